@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Addresses of things on a bus: parse, order, print.
+
+A PCI address is written ``DDDD:BB:DD.F`` in hexadecimal: domain (16 bits, or more behind Intel
+VMD, whose domains start at 0x10000), bus (8 bits), device (5 bits) and function (3 bits), as in
+``Documentation/PCI/sysfs-pci.rst`` of the Linux kernel.
+"""
+
+import re
+import uuid
+from dataclasses import dataclass
+
+from cyborg.core.errors import Invalid
+
+_PCI = re.compile(r"^(?:([0-9a-fA-F]{4,8}):)?([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])$")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PciAddress:
+    """One PCI function; ordered as the bus is."""
+
+    domain: int
+    bus: int
+    device: int
+    function: int
+
+    def __post_init__(self) -> None:
+        limits = (
+            ("domain", self.domain, 0xFFFFFFFF),
+            ("bus", self.bus, 0xFF),
+            ("device", self.device, 0x1F),
+            ("function", self.function, 0x7),
+        )
+        for name, value, top in limits:
+            if not 0 <= value <= top:
+                raise Invalid(
+                    f"PCI {name} {value:#x} is out of range 0..{top:#x}", field="address"
+                )
+
+    @classmethod
+    def parse(cls, text: str) -> "PciAddress":
+        """Read ``0000:3d:00.0``; without a domain it is 0000. Raises Invalid."""
+        found = _PCI.match(text)
+        if found is None:
+            raise Invalid(
+                f"{text!r} is not a PCI address: expected DDDD:BB:DD.F in hexadecimal, "
+                "such as 0000:3d:00.0",
+                field="address",
+            )
+        domain, bus, device, function = found.groups()
+        return cls(int(domain or "0", 16), int(bus, 16), int(device, 16), int(function, 16))
+
+    def __str__(self) -> str:
+        return f"{self.domain:04x}:{self.bus:02x}:{self.device:02x}.{self.function:x}"
+
+    def attach_info(self) -> dict[str, str]:
+        """Return the attach handle info of type PCI.
+
+        Nova builds libvirt's node device name ``pci_0000_84_00_0`` from these very strings, hence
+        the zero padding.
+        """
+        return {
+            "domain": f"{self.domain:04x}",
+            "bus": f"{self.bus:02x}",
+            "device": f"{self.device:02x}",
+            "function": f"{self.function:x}",
+        }
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class MdevAddress:
+    """A mediated device: its parent function, its type there, and its own uuid.
+
+    See ``Documentation/driver-api/vfio-mediated-device.rst`` of the Linux kernel.
+    """
+
+    parent: PciAddress
+    asked_type: str
+    uuid: str
+
+    def __post_init__(self) -> None:
+        if not re.match(r"^[A-Za-z0-9_.-]{1,64}$", self.asked_type):
+            raise Invalid(f"{self.asked_type!r} is not an mdev type name", field="address")
+        try:
+            plain = str(uuid.UUID(self.uuid))
+        except ValueError as bad:
+            raise Invalid(f"{self.uuid!r} is not an mdev uuid", field="address") from bad
+        object.__setattr__(self, "uuid", plain)
+
+    @classmethod
+    def parse(cls, text: str) -> "MdevAddress":
+        """Read ``0000:3d:00.0/nvidia-35/<uuid>``. Raises Invalid."""
+        parts = text.split("/")
+        if len(parts) != 3:
+            raise Invalid(
+                f"{text!r} is not an mdev address: expected PCI-ADDRESS/TYPE/UUID", field="address"
+            )
+        return cls(PciAddress.parse(parts[0]), parts[1], parts[2])
+
+    def __str__(self) -> str:
+        return f"{self.parent}/{self.asked_type}/{self.uuid}"
+
+    def attach_info(self) -> dict[str, str]:
+        """Return the attach handle info of type MDEV: the parent's and the type asked for."""
+        return {**self.parent.attach_info(), "asked_type": self.asked_type, "vgpu_mark": "None"}

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a driver reports: devices, the deployables they offer and the handles to attach these by.
+
+::
+
+    Device (a card)  1 --- n  Deployable (a resource provider)  1 --- n  AttachHandle
+
+Identity is the address: of a device on its host, of a deployable on its host, of a handle within
+its deployable. Nothing here knows of a host, a database or a uuid.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from cyborg.core.errors import Invalid
+
+MAX_ADDRESS = 120  # provider names are `<host>_<address>`, and Placement takes 200 characters
+MAX_TEXT = 255
+
+
+class HandleType(StrEnum):
+    """How Nova attaches a handle: the values of ``attach_handle_type`` in the v2 API."""
+
+    PCI = "PCI"
+    MDEV = "MDEV"
+    TEST_PCI = "TEST_PCI"
+
+
+class DeviceType(StrEnum):
+    """What a device is for: the values of ``type`` in the v2 API."""
+
+    GPU = "GPU"
+    FPGA = "FPGA"
+    AICHIP = "AICHIP"
+    QAT = "QAT"
+    NIC = "NIC"
+    SSD = "SSD"
+    CRYPTO = "CRYPTO"
+    OTHER = "OTHER"
+
+
+class Health(StrEnum):
+    """What the driver's own measurements say of the device."""
+
+    OK = "ok"
+    UNHEALTHY = "unhealthy"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class AttachHandle:
+    """One thing that can be given to one instance: a PCI function, a mediated device."""
+
+    address: str
+    type: HandleType
+    info: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _text("handle address", self.address, MAX_ADDRESS)
+
+
+@dataclass(frozen=True, slots=True)
+class Deployable:
+    """A part of a device that the scheduler counts: one resource provider, one resource class.
+
+    ``parent`` is the address of the deployable it lies within on the same device, if any. The
+    inventory's total is the number of its handles.
+    """
+
+    address: str
+    resource_class: str
+    traits: frozenset[str] = frozenset()
+    handles: tuple[AttachHandle, ...] = ()
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    parent: str | None = None
+    bitstream_id: str | None = None
+
+    def __post_init__(self) -> None:
+        _text("deployable address", self.address, MAX_ADDRESS)
+        _text("resource class", self.resource_class, MAX_TEXT)
+        _unique("handle", self.address, [h.address for h in self.handles])
+
+    def bare(self) -> "Deployable":
+        """Return the deployable's own facts, without its handles."""
+        return replace(self, handles=())
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A card: what stands in one slot of the bus, whatever it is divided into.
+
+    ``backend`` is the configured driver that found it. ``setup_required`` hardware is no inventory
+    until it is set up; ``reboot_required`` closes it until the host has booted again.
+    """
+
+    address: str
+    type: DeviceType
+    vendor: str
+    model: str
+    backend: str
+    std_board_info: Mapping[str, str] = field(default_factory=dict)
+    vendor_board_info: Mapping[str, str] = field(default_factory=dict)
+    numa_node: int | None = None
+    serial: str | None = None
+    health: Health = Health.OK
+    setup_required: bool = False
+    reboot_required: bool = False
+    deployables: tuple[Deployable, ...] = ()
+
+    def __post_init__(self) -> None:
+        _text("device address", self.address, MAX_ADDRESS)
+        _text("vendor", self.vendor, MAX_TEXT)
+        _text("model", self.model, MAX_TEXT)
+        _unique("deployable", self.address, [d.address for d in self.deployables])
+        known = {d.address for d in self.deployables}
+        for deployable in self.deployables:
+            parent = deployable.parent
+            if parent is not None and (parent not in known or parent == deployable.address):
+                raise Invalid(
+                    f"deployable {deployable.address} of device {self.address} names {parent} as "
+                    "its parent, which is no other deployable of the device",
+                    field="parent",
+                )
+
+    def bare(self) -> "Device":
+        """Return the device's own facts, without its deployables."""
+        return replace(self, deployables=())
+
+
+def _text(what: str, value: str, longest: int) -> None:
+    if not value or len(value) > longest or not value.isprintable():
+        raise Invalid(
+            f"{what} {value[:40]!r} is not usable: expected 1 to {longest} printable characters",
+            field=what,
+        )
+
+
+def _unique(what: str, where: str, addresses: list[str]) -> None:
+    twice = sorted({a for a in addresses if addresses.count(a) > 1}) if (
+        len(set(addresses)) != len(addresses)
+    ) else []
+    if twice:
+        raise Invalid(f"{where} reports the {what} address {twice[0]} twice", field="address")

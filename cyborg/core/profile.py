@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The grammar of device profile groups.
+
+A group is a flat object of strings. Its keys:
+
+* ``resources:<CLASS>``: how many units, 1 to ``MAX_UNITS``;
+* ``trait:<TRAIT>``: ``required`` or ``forbidden``;
+* ``accel:<key>``: free text for the driver, such as ``accel:bitstream_id``.
+
+Nova turns an amount of zero into a KeyError and a group of traits alone into NoValidHost, so both
+are refused here, when the profile is made.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cyborg.core import names
+from cyborg.core.errors import Invalid
+
+MAX_UNITS = 256
+MAX_GROUPS = 32
+MAX_KEYS = 64
+MAX_VALUE = 255
+
+_NAME = re.compile(r"^[a-zA-Z0-9\-_]+$")
+_KEY = re.compile(r"^[A-Za-z0-9_.:\-]{1,128}$")
+_AMOUNT = re.compile(r"^[0-9]{1,10}$")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One request group: what must lie together on one resource provider."""
+
+    resources: Mapping[str, int]
+    required: frozenset[str] = frozenset()
+    forbidden: frozenset[str] = frozenset()
+    accel: Mapping[str, str] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, str]:
+        """Return the group in the grammar it was read from, every value a string."""
+        body = {f"resources:{name}": str(units) for name, units in self.resources.items()}
+        body |= {f"trait:{name}": "required" for name in sorted(self.required)}
+        body |= {f"trait:{name}": "forbidden" for name in sorted(self.forbidden)}
+        body |= {f"accel:{key}": value for key, value in self.accel.items()}
+        return body
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One accelerator request to be made: one unit of one class of one group."""
+
+    group_id: int
+    resource_class: str
+    group: Group
+
+
+def parse_name(value: Any, field_name: str = "name") -> str:
+    """Check the name of a device profile. Raises Invalid."""
+    if not isinstance(value, str) or not value:
+        raise Invalid(f"{field_name} must be a non-empty string", field=field_name)
+    if len(value) > names.MAX_NAME:
+        raise Invalid(
+            f"{field_name} has {len(value)} characters, at most {names.MAX_NAME} are allowed",
+            field=field_name,
+        )
+    if not _NAME.fullmatch(value):
+        raise Invalid(
+            f"{field_name} {value!r} may hold letters, digits, '-' and '_' only", field=field_name
+        )
+    return value
+
+
+def parse_groups(value: Any, field_name: str = "groups") -> tuple[Group, ...]:
+    """Read the groups of a device profile. Raises Invalid, naming the key that is wrong."""
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        raise Invalid(f"{field_name} must be a list of objects", field=field_name)
+    if not 1 <= len(value) <= MAX_GROUPS:
+        raise Invalid(
+            f"{field_name} has {len(value)} groups, 1 to {MAX_GROUPS} are allowed", field=field_name
+        )
+    return tuple(parse_group(group, f"{field_name}[{i}]") for i, group in enumerate(value))
+
+
+def parse_group(value: Any, field_name: str) -> Group:
+    """Read one group. Raises Invalid, naming the key that is wrong."""
+    if not isinstance(value, Mapping):
+        raise Invalid(f"{field_name} must be an object of strings", field=field_name)
+    if len(value) > MAX_KEYS:
+        raise Invalid(
+            f"{field_name} has {len(value)} keys, at most {MAX_KEYS} are allowed", field=field_name
+        )
+    resources: dict[str, int] = {}
+    traits: dict[str, set[str]] = {"required": set(), "forbidden": set()}
+    accel: dict[str, str] = {}
+    for key, raw in value.items():
+        where = f"{field_name}[{str(key)[:140]!r}]"
+        kind, _, name = str(key).strip().partition(":")
+        if kind == "resources":
+            resources[_resource_class(name, where)] = _amount(raw, where)
+        elif kind == "trait":
+            traits[_wish(raw, where)].add(_trait(name, where))
+        elif kind == "accel":
+            accel[_accel_key(name, where)] = _text(raw, where)
+        else:
+            raise Invalid(
+                f"{where}: a key starts with resources:, trait: or accel:", field=where
+            )
+    if not resources:
+        raise Invalid(f"{field_name} asks for no resources:<CLASS>", field=field_name)
+    if both := traits["required"] & traits["forbidden"]:
+        raise Invalid(f"{field_name} requires and forbids {sorted(both)[0]}", field=field_name)
+    return Group(resources, frozenset(traits["required"]), frozenset(traits["forbidden"]), accel)
+
+
+def slots(groups: Sequence[Group]) -> tuple[Slot, ...]:
+    """Return one slot for each resource unit of each group, in group order.
+
+    Each FPGA of a group that requires CUSTOM_FPGA_XILINX takes two: its management function and
+    its user function are both given to the instance (the contract's POST accelerator_requests).
+    """
+    made: list[Slot] = []
+    for group_id, group in enumerate(groups):
+        for resource_class, units in group.resources.items():
+            twice = resource_class == "FPGA" and "CUSTOM_FPGA_XILINX" in group.required
+            made += [Slot(group_id, resource_class, group)] * (units * (2 if twice else 1))
+    return tuple(made)
+
+
+def _resource_class(name: str, where: str) -> str:
+    if not names.is_resource_class(name):
+        raise Invalid(
+            f"{where}: {name[:140]!r} is neither a standard resource class nor CUSTOM_*",
+            field=where,
+        )
+    return name
+
+
+def _trait(name: str, where: str) -> str:
+    if not names.is_trait(name):
+        raise Invalid(
+            f"{where}: {name[:140]!r} is neither a trait of os-traits nor CUSTOM_*", field=where
+        )
+    return name
+
+
+def _amount(raw: Any, where: str) -> int:
+    text = str(raw).strip() if isinstance(raw, str | int) and not isinstance(raw, bool) else ""
+    if not _AMOUNT.fullmatch(text) or not 1 <= int(text) <= MAX_UNITS:
+        raise Invalid(
+            f"{where}: {str(raw)[:40]!r} is not an amount: expected an integer of 1 to {MAX_UNITS}",
+            field=where,
+        )
+    return int(text)
+
+
+def _wish(raw: Any, where: str) -> str:
+    if raw not in ("required", "forbidden"):
+        raise Invalid(
+            f"{where}: {str(raw)[:40]!r} is neither 'required' nor 'forbidden'", field=where
+        )
+    return str(raw)
+
+
+def _accel_key(name: str, where: str) -> str:
+    if not _KEY.fullmatch(name):
+        raise Invalid(f"{where}: what follows accel: must match {_KEY.pattern}", field=where)
+    return name
+
+
+def _text(raw: Any, where: str) -> str:
+    if isinstance(raw, bool) or not isinstance(raw, str | int | float):
+        raise Invalid(f"{where}: the value must be a string", field=where)
+    text = str(raw)
+    if not text or len(text) > MAX_VALUE or not text.isprintable():
+        raise Invalid(
+            f"{where}: the value must have 1 to {MAX_VALUE} printable characters", field=where
+        )
+    return text

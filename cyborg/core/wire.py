@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values of ``core`` as plain dicts, as they travel over the bus, and back.
+
+Each message names its format. Readers ignore keys they do not know, so that a newer sender may add
+some; a message of a newer format than ours is refused. Golden messages of each released format are
+kept in the tests.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from cyborg.core.device import AttachHandle, Deployable, Device, DeviceType, HandleType, Health
+from cyborg.core.errors import Invalid
+from cyborg.core.report import BackendState, BackendStatus, Report
+
+FORMAT = 1
+
+
+def dump_report(report: Report) -> dict[str, Any]:
+    """Return a report as plain values."""
+    return {
+        "format": FORMAT,
+        "host": report.host,
+        "epoch": report.epoch,
+        "generation": report.generation,
+        "digest": report.digest,
+        "backends": [dump_backend(b) for b in report.backends],
+        "devices": [dump_device(d) for d in report.devices],
+    }
+
+
+def load_report(body: Any) -> Report:
+    """Read a report. Raises Invalid, saying which part is wrong."""
+    try:
+        if not 1 <= int(body["format"]) <= FORMAT:
+            raise Invalid(
+                f"report format {body['format']} is unknown: this side reads up to {FORMAT}",
+                field="format",
+            )
+        return Report(
+            host=_str(body["host"]),
+            epoch=_str(body["epoch"]),
+            generation=int(body["generation"]),
+            digest=_str(body["digest"]),
+            backends=tuple(load_backend(b) for b in body["backends"]),
+            devices=tuple(load_device(d) for d in body["devices"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as bad:
+        raise Invalid(f"malformed report: {type(bad).__name__} {bad}", field="report") from bad
+
+
+def dump_backend(backend: BackendState) -> dict[str, Any]:
+    """Return a backend's state as plain values."""
+    return {
+        "name": backend.name,
+        "driver": backend.driver,
+        "status": str(backend.status),
+        "error": backend.error,
+    }
+
+
+def load_backend(body: Mapping[str, Any]) -> BackendState:
+    """Read a backend's state. Raises KeyError, TypeError or ValueError."""
+    error = body.get("error")
+    return BackendState(
+        name=_str(body["name"]),
+        driver=_str(body["driver"]),
+        status=BackendStatus(body["status"]),
+        error=None if error is None else _str(error),
+    )
+
+
+def dump_device(device: Device) -> dict[str, Any]:
+    """Return a device and all below it as plain values."""
+    return {
+        "address": device.address,
+        "type": str(device.type),
+        "vendor": device.vendor,
+        "model": device.model,
+        "backend": device.backend,
+        "std_board_info": dict(device.std_board_info),
+        "vendor_board_info": dict(device.vendor_board_info),
+        "numa_node": device.numa_node,
+        "serial": device.serial,
+        "health": str(device.health),
+        "setup_required": device.setup_required,
+        "reboot_required": device.reboot_required,
+        "deployables": [_dump_deployable(d) for d in device.deployables],
+    }
+
+
+def load_device(body: Mapping[str, Any]) -> Device:
+    """Read a device and all below it. Raises KeyError, TypeError, ValueError or Invalid."""
+    numa = body.get("numa_node")
+    serial = body.get("serial")
+    return Device(
+        address=_str(body["address"]),
+        type=DeviceType(body["type"]),
+        vendor=_str(body["vendor"]),
+        model=_str(body["model"]),
+        backend=_str(body["backend"]),
+        std_board_info=_strings(body.get("std_board_info", {})),
+        vendor_board_info=_strings(body.get("vendor_board_info", {})),
+        numa_node=None if numa is None else int(numa),
+        serial=None if serial is None else _str(serial),
+        health=Health(body.get("health", Health.OK)),
+        setup_required=bool(body.get("setup_required", False)),
+        reboot_required=bool(body.get("reboot_required", False)),
+        deployables=tuple(_load_deployable(d) for d in body["deployables"]),
+    )
+
+
+def digest(devices: list[Device], backends: list[BackendState]) -> str:
+    """Return the fingerprint of a host's state: equal states give equal digests, in any order."""
+    body = {
+        "devices": sorted((dump_device(d) for d in devices), key=lambda d: str(d["address"])),
+        "backends": sorted((dump_backend(b) for b in backends), key=lambda b: str(b["name"])),
+    }
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _dump_deployable(deployable: Deployable) -> dict[str, Any]:
+    return {
+        "address": deployable.address,
+        "resource_class": deployable.resource_class,
+        "traits": sorted(deployable.traits),
+        "attributes": dict(deployable.attributes),
+        "parent": deployable.parent,
+        "bitstream_id": deployable.bitstream_id,
+        "handles": [
+            {"address": h.address, "type": str(h.type), "info": dict(h.info)}
+            for h in deployable.handles
+        ],
+    }
+
+
+def _load_deployable(body: Mapping[str, Any]) -> Deployable:
+    parent = body.get("parent")
+    bitstream = body.get("bitstream_id")
+    return Deployable(
+        address=_str(body["address"]),
+        resource_class=_str(body["resource_class"]),
+        traits=frozenset(_str(t) for t in body["traits"]),
+        attributes=_strings(body.get("attributes", {})),
+        parent=None if parent is None else _str(parent),
+        bitstream_id=None if bitstream is None else _str(bitstream),
+        handles=tuple(
+            AttachHandle(_str(h["address"]), HandleType(h["type"]), _strings(h.get("info", {})))
+            for h in body["handles"]
+        ),
+    )
+
+
+def _str(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected a string, found {type(value).__name__}")
+    return value
+
+
+def _strings(value: Any) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"expected an object, found {type(value).__name__}")
+    return {_str(k): _str(v) for k, v in value.items()}

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables. Uniqueness lives here, so that no code can forget it.
+
+::
+
+    services 1--n backends          one daemon of one host; the configured drivers of an agent
+    devices 1--n deployables 1--n attach_handles
+                 deployables 1--n attributes
+    providers                       what Placement must be brought to, one row a deployable
+    device_profiles 1--n requests   an accelerator request keeps its own copy of its group
+    attach_handles 0..1--0..1 requests
+    discoveries, jobs, outbox       work that has been promised and must be done
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from oslo_utils import timeutils
+from sqlalchemy.dialects import mysql
+
+metadata = sa.MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+# Microseconds matter: two hellos of one agent may come within a second.
+Moment = sa.DateTime().with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
+# MySQL's TEXT ends at 64 KiB, which a profile of 32 groups can pass.
+Text = sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")
+Json = sa.JSON()
+
+
+def _table(name: str, *columns: Any) -> sa.Table:
+    return sa.Table(
+        name,
+        metadata,
+        sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), primary_key=True),
+        *columns,
+        sa.Column("created_at", Moment, nullable=False, default=timeutils.utcnow),
+        sa.Column("updated_at", Moment, onupdate=timeutils.utcnow),
+        mysql_engine="InnoDB",
+        mysql_charset="utf8mb4",
+        mysql_collate="utf8mb4_bin",
+        sqlite_autoincrement=True,
+    )
+
+
+def _uuid(**more: Any) -> sa.Column[str]:
+    return sa.Column("uuid", sa.String(36), nullable=False, unique=True, **more)
+
+
+def _owned(name: str, table: str, ondelete: str = "CASCADE", **more: Any) -> sa.Column[int]:
+    return sa.Column(name, sa.ForeignKey(f"{table}.id", ondelete=ondelete), index=True, **more)
+
+
+services = _table(
+    "services",
+    _uuid(),
+    sa.Column("binary", sa.String(64), nullable=False),
+    sa.Column("host", sa.String(255), nullable=False),
+    sa.Column("epoch", sa.String(36), nullable=False),
+    sa.Column("endpoint", sa.String(255)),
+    sa.Column("status", sa.String(32), nullable=False),
+    sa.Column("digest", sa.String(64)),
+    # Counts the reports of an epoch; a report that does not raise it is late or a duplicate.
+    sa.Column("generation", sa.BigInteger, nullable=False, default=0),
+    sa.Column("versions", Json, nullable=False, default=dict),
+    sa.Column("started_at", Moment, nullable=False),
+    sa.Column("last_seen_at", Moment, nullable=False),
+    sa.UniqueConstraint("binary", "host"),
+)
+
+backends = _table(
+    "backends",
+    _uuid(),
+    _owned("service_id", "services", nullable=False),
+    sa.Column("name", sa.String(255), nullable=False),
+    sa.Column("driver", sa.String(255), nullable=False),
+    sa.Column("status", sa.String(32), nullable=False),
+    sa.Column("error", Text),
+    sa.UniqueConstraint("service_id", "name"),
+)
+
+devices = _table(
+    "devices",
+    _uuid(),
+    sa.Column("host", sa.String(255), nullable=False),
+    sa.Column("address", sa.String(120), nullable=False),
+    sa.Column("backend", sa.String(255), nullable=False),
+    sa.Column("type", sa.String(32), nullable=False, index=True),
+    sa.Column("vendor", sa.String(255), nullable=False, index=True),
+    sa.Column("model", sa.String(255), nullable=False),
+    sa.Column("std_board_info", Json, nullable=False),
+    sa.Column("vendor_board_info", Json, nullable=False),
+    sa.Column("numa_node", sa.Integer),
+    sa.Column("serial", sa.String(255)),
+    sa.Column("health", sa.String(32), nullable=False),
+    sa.Column("setup_required", sa.Boolean, nullable=False),
+    sa.Column("reboot_required", sa.Boolean, nullable=False),
+    # What the operator wants: enabled or maintaining. No report changes it.
+    sa.Column("status", sa.String(32), nullable=False, default="enabled"),
+    # The host does not report it any longer, but something of it is bound.
+    sa.Column("draining", sa.Boolean, nullable=False, default=False),
+    sa.UniqueConstraint("host", "address"),
+)
+
+deployables = _table(
+    "deployables",
+    _uuid(),
+    _owned("device_id", "devices", nullable=False),
+    _owned("parent_id", "deployables", "SET NULL"),
+    _owned("root_id", "deployables", "SET NULL"),
+    sa.Column("address", sa.String(120), nullable=False),
+    sa.Column("name", sa.String(200), nullable=False, unique=True),
+    sa.Column("rp_uuid", sa.String(36), nullable=False, unique=True),
+    sa.Column("resource_class", sa.String(255), nullable=False),
+    sa.Column("traits", Json, nullable=False),
+    # The agent's attributes; an operator's are rows of their own and no report removes them.
+    sa.Column("attributes", Json, nullable=False),
+    sa.Column("bitstream_id", sa.String(255)),
+    sa.Column("num_accelerators", sa.Integer, nullable=False, default=0),
+    sa.Column("draining", sa.Boolean, nullable=False, default=False),
+)
+
+attributes = _table(
+    "attributes",
+    _uuid(),
+    _owned("deployable_id", "deployables", nullable=False),
+    sa.Column("key", sa.String(255), nullable=False),
+    sa.Column("value", sa.String(255), nullable=False),
+    sa.UniqueConstraint("deployable_id", "key"),
+)
+
+device_profiles = _table(
+    "device_profiles",
+    _uuid(),
+    sa.Column("name", sa.String(255), nullable=False, unique=True),
+    sa.Column("description", Text),
+    sa.Column("groups", Json, nullable=False),
+)
+
+requests = _table(
+    "requests",
+    _uuid(),
+    sa.Column("state", sa.String(32), nullable=False, index=True),
+    # RESTRICT: a profile that is in use cannot be deleted, whoever tries and whenever.
+    _owned("profile_id", "device_profiles", "RESTRICT", nullable=False),
+    sa.Column("device_profile_name", sa.String(255), nullable=False),
+    sa.Column("device_profile_group_id", sa.Integer, nullable=False),
+    sa.Column("resource_class", sa.String(255), nullable=False),
+    sa.Column("group", Json, nullable=False),
+    sa.Column("project_id", sa.String(255), index=True),
+    sa.Column("hostname", sa.String(255)),
+    sa.Column("device_rp_uuid", sa.String(36), index=True),
+    sa.Column("instance_uuid", sa.String(36), index=True),
+)
+
+attach_handles = _table(
+    "attach_handles",
+    _uuid(),
+    _owned("deployable_id", "deployables", "RESTRICT", nullable=False),
+    sa.Column("address", sa.String(120), nullable=False),
+    sa.Column("type", sa.String(32), nullable=False),
+    sa.Column("info", Json, nullable=False),
+    # The owner. One column holds at most one owner, and UNIQUE gives a request at most one handle;
+    # RESTRICT keeps a request from going while it holds one.
+    sa.Column("request_id", sa.ForeignKey("requests.id", ondelete="RESTRICT"), unique=True),
+    sa.Column("draining", sa.Boolean, nullable=False, default=False),
+    sa.UniqueConstraint("deployable_id", "address"),
+)
+
+providers = _table(
+    "providers",
+    _uuid(),
+    sa.Column("name", sa.String(200), nullable=False, unique=True),
+    sa.Column("host", sa.String(255), nullable=False, index=True),
+    # `revision` rises with every change of what is wanted; Placement was last brought to
+    # `published`. The two differ: the provider is stale, since `stale_since`.
+    sa.Column("revision", sa.BigInteger, nullable=False, default=1),
+    sa.Column("published", sa.BigInteger, nullable=False, default=0),
+    sa.Column("stale_since", Moment, index=True),
+    sa.Column("error", Text),
+    sa.Column("attempts", sa.Integer, nullable=False, default=0),
+    sa.Column("next_try_at", Moment),
+    sa.Column("owner", sa.String(255)),
+    sa.Column("lease_until", Moment),
+)
+
+discoveries = _table(
+    "discoveries",
+    sa.Column("uuid", sa.String(36), nullable=False),
+    sa.Column("host", sa.String(255), nullable=False),
+    sa.Column("backend", sa.String(255), nullable=False),
+    sa.Column("state", sa.String(32), nullable=False),
+    sa.Column("error", Text),
+    sa.UniqueConstraint("uuid", "host", "backend"),
+)
+
+
+def _work(name: str, *columns: Any) -> sa.Table:
+    return _table(
+        name,
+        _uuid(),
+        sa.Column("kind", sa.String(64), nullable=False),
+        *columns,
+        sa.Column("state", sa.String(32), nullable=False, default="pending"),
+        sa.Column("attempts", sa.Integer, nullable=False, default=0),
+        sa.Column("next_try_at", Moment, nullable=False, default=timeutils.utcnow),
+        sa.Column("owner", sa.String(255)),
+        sa.Column("lease_until", Moment),
+        sa.Column("error", Text),
+        sa.Index(None, "state", "next_try_at"),
+    )
+
+
+outbox = _work(
+    "outbox",
+    sa.Column("subject", sa.String(255), nullable=False, index=True),
+    sa.Column("payload", Json, nullable=False),
+)
+
+jobs = _work(
+    "jobs",
+    sa.Column("host", sa.String(255), nullable=False, index=True),
+    sa.Column("arguments", Json, nullable=False),
+    sa.Column("result", Json),
+    sa.Column("deadline", Moment),
+)
+
+TABLES: Sequence[sa.Table] = tuple(metadata.sorted_tables)

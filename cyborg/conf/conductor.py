@@ -14,12 +14,8 @@ OPTIONS = [
         min=0.1,
         help="Seconds between two hellos of an agent; the conductor tells the agents.",
     ),
-    cfg.IntOpt(
-        "late_after", default=2, min=1, help="Missed hellos after which a service is late."
-    ),
-    cfg.IntOpt(
-        "down_after", default=6, min=2, help="Missed hellos after which a service is down."
-    ),
+    cfg.IntOpt("late_after", default=2, min=1, help="Missed hellos after which a service is late."),
+    cfg.IntOpt("down_after", default=6, min=2, help="Missed hellos after which a service is down."),
     cfg.FloatOpt(
         "publish_interval",
         default=5.0,

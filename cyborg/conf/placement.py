@@ -8,7 +8,6 @@ from oslo_config import cfg
 
 GROUP = "placement"
 OPTIONS = [
-
     cfg.FloatOpt("request_timeout", default=30.0, min=0.1, help="Seconds for one request."),
 ]
 

@@ -7,9 +7,7 @@ from oslo_config import cfg
 
 GROUP = "standalone"
 OPTIONS = [
-    cfg.HostAddressOpt(
-        "listen", default="127.0.0.1", help="The address that the API listens on."
-    ),
+    cfg.HostAddressOpt("listen", default="127.0.0.1", help="The address that the API listens on."),
     cfg.PortOpt("port", default=6666, help="The port that the API listens on; 0 takes any."),
     cfg.IntOpt("threads", default=8, min=1, help="Requests that the API answers at once."),
     cfg.PortOpt(

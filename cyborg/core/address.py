@@ -33,9 +33,7 @@ class PciAddress:
         )
         for name, value, top in limits:
             if not 0 <= value <= top:
-                raise Invalid(
-                    f"PCI {name} {value:#x} is out of range 0..{top:#x}", field="address"
-                )
+                raise Invalid(f"PCI {name} {value:#x} is out of range 0..{top:#x}", field="address")
 
     @classmethod
     def parse(cls, text: str) -> "PciAddress":

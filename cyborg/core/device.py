@@ -137,8 +137,10 @@ def _text(what: str, value: str, longest: int) -> None:
 
 
 def _unique(what: str, where: str, addresses: list[str]) -> None:
-    twice = sorted({a for a in addresses if addresses.count(a) > 1}) if (
-        len(set(addresses)) != len(addresses)
-    ) else []
+    twice = (
+        sorted({a for a in addresses if addresses.count(a) > 1})
+        if (len(set(addresses)) != len(addresses))
+        else []
+    )
     if twice:
         raise Invalid(f"{where} reports the {what} address {twice[0]} twice", field="address")

@@ -104,9 +104,7 @@ def parse_group(value: Any, field_name: str) -> Group:
         elif kind == "accel":
             accel[_accel_key(name, where)] = _text(raw, where)
         else:
-            raise Invalid(
-                f"{where}: a key starts with resources:, trait: or accel:", field=where
-            )
+            raise Invalid(f"{where}: a key starts with resources:, trait: or accel:", field=where)
     if not resources:
         raise Invalid(f"{field_name} asks for no resources:<CLASS>", field=field_name)
     if both := traits["required"] & traits["forbidden"]:

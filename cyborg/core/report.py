@@ -46,10 +46,14 @@ class Report:
         seen: set[str] = set()
         for address in (d.address for d in self.devices):
             if address in seen:
-                raise Invalid(f"host {self.host} reports the device {address} twice", field="address")
+                raise Invalid(
+                    f"host {self.host} reports the device {address} twice", field="address"
+                )
             seen.add(address)
         parts: set[str] = set()
         for part in (p.address for d in self.devices for p in d.deployables):
             if part in parts:
-                raise Invalid(f"host {self.host} reports the deployable {part} twice", field="address")
+                raise Invalid(
+                    f"host {self.host} reports the deployable {part} twice", field="address"
+                )
             parts.add(part)

@@ -5,13 +5,14 @@ from types import ModuleType
 
 from oslo_config import cfg
 
-from cyborg.conf import agent, api, conductor, default, nova, placement, rpc, standalone
+from cyborg.conf import agent, api, conductor, database, default, nova, placement, rpc, standalone
 
 GROUPS: tuple[ModuleType, ...] = (
     default,
     agent,
     api,
     conductor,
+    database,
     nova,
     placement,
     rpc,

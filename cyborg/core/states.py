@@ -91,8 +91,8 @@ def _check() -> None:
     """Refuse to import a table that contradicts itself."""
     if missing := set(RequestState) - set(SENTENCES):
         raise AssertionError(f"states without a sentence: {sorted(missing)}")
-    if missing := set(Step) - {step for _, step in TRANSITIONS}:
-        raise AssertionError(f"steps that lead nowhere: {sorted(missing)}")
+    if idle := set(Step) - {step for _, step in TRANSITIONS}:
+        raise AssertionError(f"steps that lead nowhere: {sorted(idle)}")
     for step in Step:
         if len({TRANSITIONS[s, step] for s in sources(step)}) != 1:
             raise AssertionError(f"step {step} leads to more than one state")

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Placement should hold for a host, and the calls that bring it there.
+
+Each deployable is one nested resource provider below the compute node's, or below the provider of
+the deployable it lies within. Only providers named here are ever touched.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from cyborg.core import names
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """How much of one resource class a provider has; ``reserved`` of it is not for sale."""
+
+    total: int
+    reserved: int = 0
+    min_unit: int = 1
+    max_unit: int = 1
+    step_size: int = 1
+    allocation_ratio: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """A resource provider with all that we say of it."""
+
+    uuid: str
+    name: str
+    parent_uuid: str | None
+    inventories: Mapping[str, Inventory]
+    traits: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A deployable as the database knows it; ``closed`` for whatever reason it must not be sold."""
+
+    uuid: str
+    name: str
+    resource_class: str
+    traits: frozenset[str]
+    total: int
+    closed: bool = False
+    parent_uuid: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EnsureClasses:
+    """Make these CUSTOM_ resource classes known to Placement."""
+
+    names: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class EnsureTraits:
+    """Make these CUSTOM_ traits known to Placement."""
+
+    names: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class CreateProvider:
+    """Create the provider, below its parent, still empty."""
+
+    provider: Provider
+
+
+@dataclass(frozen=True, slots=True)
+class SetInventories:
+    """Replace all inventories of a provider."""
+
+    uuid: str
+    inventories: Mapping[str, Inventory]
+
+
+@dataclass(frozen=True, slots=True)
+class SetTraits:
+    """Replace all traits of a provider."""
+
+    uuid: str
+    traits: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteProvider:
+    """Delete a provider that the host does not have any longer."""
+
+    uuid: str
+
+
+Call = EnsureClasses | EnsureTraits | CreateProvider | SetInventories | SetTraits | DeleteProvider
+
+
+def wanted(root_uuid: str, parts: Collection[Part]) -> dict[str, Provider]:
+    """Render the parts of one host below its compute node's provider, by uuid.
+
+    A closed part keeps its total and has all of it reserved: what is allocated stays valid and
+    nothing more is sold. A part of no units has no inventory, which Placement would refuse.
+    """
+    return {part.uuid: _render(root_uuid, part) for part in parts}
+
+
+def difference(
+    wanted: Mapping[str, Provider | None], actual: Mapping[str, Provider]
+) -> tuple[Call, ...]:
+    """Return the calls that make the actual providers the wanted ones; none when they are.
+
+    ``wanted`` None means that the provider must go. Parents are created before their children and
+    deleted after them. A provider that neither names is nobody's business here.
+    """
+    classes: set[str] = set()
+    traits: set[str] = set()
+    writes: list[Call] = []
+    for uuid in _parents_first(wanted):
+        new = wanted[uuid]
+        if new is None:
+            continue
+        old = actual.get(uuid)
+        if old is None:
+            writes.append(CreateProvider(new))
+        if new.inventories != (old.inventories if old else {}):
+            classes |= {name for name in new.inventories if name.startswith("CUSTOM_")}
+            writes.append(SetInventories(uuid, new.inventories))
+        if new.traits != (old.traits if old else frozenset()):
+            traits |= {name for name in new.traits if name.startswith("CUSTOM_")}
+            writes.append(SetTraits(uuid, new.traits))
+    going = {uuid: actual[uuid] for uuid, new in wanted.items() if new is None and uuid in actual}
+    ensure: list[Call] = []
+    if classes:
+        ensure.append(EnsureClasses(frozenset(classes)))
+    if traits:
+        ensure.append(EnsureTraits(frozenset(traits)))
+    deletes = [DeleteProvider(uuid) for uuid in reversed(_parents_first(going))]
+    return (*ensure, *writes, *deletes)
+
+
+def _render(root_uuid: str, part: Part) -> Provider:
+    inventories: dict[str, Inventory] = {}
+    if part.total > 0:
+        inventories[part.resource_class] = Inventory(
+            total=part.total,
+            reserved=part.total if part.closed else 0,
+            max_unit=part.total,
+        )
+    return Provider(
+        uuid=part.uuid,
+        name=part.name,
+        parent_uuid=part.parent_uuid or root_uuid,
+        inventories=inventories,
+        traits=part.traits | {names.OWNER_TRAIT},
+    )
+
+
+def _parents_first(providers: Mapping[str, Provider | None]) -> list[str]:
+    """Order by depth among the providers given; a loop, which cannot be, does not hang this."""
+
+    def depth(uuid: str) -> int:
+        steps, at = 0, providers[uuid]
+        while at and at.parent_uuid and at.parent_uuid in providers and steps < len(providers):
+            steps, at = steps + 1, providers[at.parent_uuid]
+        return steps
+
+    return sorted(providers, key=lambda uuid: (depth(uuid), uuid))

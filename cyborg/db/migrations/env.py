@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs steps on the connection that ``cyborg.db.migrate`` hands over, in its transaction."""
+
+from alembic import context
+
+from cyborg.db import schema
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=schema.metadata,
+    on_version_apply=context.config.attributes["applied"],
+)
+context.run_migrations()

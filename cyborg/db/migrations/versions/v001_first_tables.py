@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The first tables: services, devices and what is in them, profiles, requests, promised work."""
+
+from typing import Any
+
+import sqlalchemy as sa
+from alembic import op
+from sqlalchemy.dialects import mysql
+
+revision = "3f7c2a9d1b64"
+down_revision = None
+
+KEY = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+MOMENT = sa.DateTime().with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
+TEXT = sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")
+
+
+def upgrade() -> None:
+    """Make the tables, those first that others refer to."""
+    _table(
+        "device_profiles",
+        sa.Column("uuid", sa.String(36), nullable=False),
+        sa.Column("name", sa.String(255), nullable=False),
+        sa.Column("description", TEXT),
+        sa.Column("groups", sa.JSON(), nullable=False),
+        _unique("device_profiles", "uuid"),
+        _unique("device_profiles", "name"),
+    )
+    _table(
+        "devices",
+        sa.Column("uuid", sa.String(36), nullable=False),
+        sa.Column("host", sa.String(255), nullable=False),
+        sa.Column("address", sa.String(120), nullable=False),
+        sa.Column("backend", sa.String(255), nullable=False),
+        sa.Column("type", sa.String(32), nullable=False),
+        sa.Column("vendor", sa.String(255), nullable=False),
+        sa.Column("model", sa.String(255), nullable=False),
+        sa.Column("std_board_info", sa.JSON(), nullable=False),
+        sa.Column("vendor_board_info", sa.JSON(), nullable=False),
+        sa.Column("numa_node", sa.Integer()),
+        sa.Column("serial", sa.String(255)),
+        sa.Column("health", sa.String(32), nullable=False),
+        sa.Column("setup_required", sa.Boolean(), nullable=False),
+        sa.Column("reboot_required", sa.Boolean(), nullable=False),
+        sa.Column("status", sa.String(32), nullable=False),
+        sa.Column("draining", sa.Boolean(), nullable=False),
+        _unique("devices", "uuid"),
+        _unique("devices", "host", "address"),
+    )
+    _index("devices", "type")
+    _index("devices", "vendor")
+    _table(
+        "discoveries",
+        sa.Column("uuid", sa.String(36), nullable=False),
+        sa.Column("host", sa.String(255), nullable=False),
+        sa.Column("backend", sa.String(255), nullable=False),
+        sa.Column("state", sa.String(32), nullable=False),
+        sa.Column("error", TEXT),
+        _unique("discoveries", "uuid", "host", "backend"),
+    )
+    _table(
+        "jobs",
+        sa.Column("uuid", sa.String(36), nullable=False),
+        sa.Column("kind", sa.String(64), nullable=False),
+        sa.Column("host", sa.String(255), nullable=False),
+        sa.Column("arguments", sa.JSON(), nullable=False),
+        sa.Column("result", sa.JSON()),
+        sa.Column("deadline", MOMENT),
+        sa.Column("state", sa.String(32), nullable=False),
+        sa.Column("attempts", sa.Integer(), nullable=False),
+        sa.Column("next_try_at", MOMENT, nullable=False),
+        sa.Column("owner", sa.String(255)),
+        sa.Column("lease_until", MOMENT),
+        sa.Column("error", TEXT),
+        _unique("jobs", "uuid"),
+    )
+    _index("jobs", "host")
+    _index("jobs", "state", "next_try_at")
+    _table(
+        "outbox",
+        sa.Column("uuid", sa.String(36), nullable=False),
+        sa.Column("kind", sa.String(64), nullable=False),
+        sa.Column("subject", sa.String(255), nullable=False),
+        sa.Column("payload", sa.JSON(), nullable=False),
+        sa.Column("state", sa.String(32), nullable=False),
+        sa.Column("attempts", sa.Integer(), nullable=False),
+        sa.Column("next_try_at", MOMENT, nullable=False),
+        sa.Column("owner", sa.String(255)),
+        sa.Column("lease_until", MOMENT),
+        sa.Column("error", TEXT),
+        _unique("outbox", "uuid"),
+    )
+    _index("outbox", "state", "next_try_at")
+    _index("outbox", "subject")
+    _table(
+        "providers",
+        sa.Column("uuid", sa.String(36), nullable=False),
+        sa.Column("name", sa.String(200), nullable=False),
+        sa.Column("host", sa.String(255), nullable=False),
+        sa.Column("revision", sa.BigInteger(), nullable=False),
+        sa.Column("published", sa.BigInteger(), nullable=False),
+        sa.Column("stale_since", MOMENT),
+        sa.Column("error", TEXT),
+        sa.Column("attempts", sa.Integer(), nullable=False),
+        sa.Column("next_try_at", MOMENT),
+        sa.Column("owner", sa.String(255)),
+        sa.Column("lease_until", MOMENT),
+        _unique("providers", "uuid"),
+        _unique("providers", "name"),
+    )
+    _index("providers", "host")
+    _index("providers", "stale_since")
+    _table(
+        "services",
+        sa.Column("uuid", sa.String(36), nullable=False),
+        sa.Column("binary", sa.String(64), nullable=False),
+        sa.Column("host", sa.String(255), nullable=False),
+        sa.Column("epoch", sa.String(36), nullable=False),
+        sa.Column("endpoint", sa.String(255)),
+        sa.Column("status", sa.String(32), nullable=False),
+        sa.Column("digest", sa.String(64)),
+        sa.Column("generation", sa.BigInteger(), nullable=False),
+        sa.Column("versions", sa.JSON(), nullable=False),
+        sa.Column("started_at", MOMENT, nullable=False),
+        sa.Column("last_seen_at", MOMENT, nullable=False),
+        _unique("services", "uuid"),
+        _unique("services", "binary", "host"),
+    )
+    _table(
+        "backends",
+        sa.Column("uuid", sa.String(36), nullable=False),
+        sa.Column("service_id", KEY, nullable=False),
+        sa.Column("name", sa.String(255), nullable=False),
+        sa.Column("driver", sa.String(255), nullable=False),
+        sa.Column("status", sa.String(32), nullable=False),
+        sa.Column("error", TEXT),
+        _references("backends", "service_id", "services", "CASCADE"),
+        _unique("backends", "uuid"),
+        _unique("backends", "service_id", "name"),
+    )
+    _index("backends", "service_id")
+    _table(
+        "deployables",
+        sa.Column("uuid", sa.String(36), nullable=False),
+        sa.Column("device_id", KEY, nullable=False),
+        sa.Column("parent_id", KEY),
+        sa.Column("root_id", KEY),
+        sa.Column("address", sa.String(120), nullable=False),
+        sa.Column("name", sa.String(200), nullable=False),
+        sa.Column("rp_uuid", sa.String(36), nullable=False),
+        sa.Column("resource_class", sa.String(255), nullable=False),
+        sa.Column("traits", sa.JSON(), nullable=False),
+        sa.Column("attributes", sa.JSON(), nullable=False),
+        sa.Column("bitstream_id", sa.String(255)),
+        sa.Column("num_accelerators", sa.Integer(), nullable=False),
+        sa.Column("draining", sa.Boolean(), nullable=False),
+        _references("deployables", "device_id", "devices", "CASCADE"),
+        _references("deployables", "parent_id", "deployables", "SET NULL"),
+        _references("deployables", "root_id", "deployables", "SET NULL"),
+        _unique("deployables", "uuid"),
+        _unique("deployables", "name"),
+        _unique("deployables", "rp_uuid"),
+    )
+    _index("deployables", "device_id")
+    _index("deployables", "parent_id")
+    _index("deployables", "root_id")
+    _table(
+        "requests",
+        sa.Column("uuid", sa.String(36), nullable=False),
+        sa.Column("state", sa.String(32), nullable=False),
+        sa.Column("profile_id", KEY, nullable=False),
+        sa.Column("device_profile_name", sa.String(255), nullable=False),
+        sa.Column("device_profile_group_id", sa.Integer(), nullable=False),
+        sa.Column("resource_class", sa.String(255), nullable=False),
+        sa.Column("group", sa.JSON(), nullable=False),
+        sa.Column("project_id", sa.String(255)),
+        sa.Column("hostname", sa.String(255)),
+        sa.Column("device_rp_uuid", sa.String(36)),
+        sa.Column("instance_uuid", sa.String(36)),
+        sa.Column("instance_slot", sa.Integer()),
+        _references("requests", "profile_id", "device_profiles", "RESTRICT"),
+        _unique("requests", "uuid"),
+        _unique("requests", "instance_uuid", "instance_slot"),
+    )
+    _index("requests", "device_rp_uuid")
+    _index("requests", "profile_id")
+    _index("requests", "project_id")
+    _index("requests", "state")
+    _table(
+        "attach_handles",
+        sa.Column("uuid", sa.String(36), nullable=False),
+        sa.Column("deployable_id", KEY, nullable=False),
+        sa.Column("address", sa.String(120), nullable=False),
+        sa.Column("type", sa.String(32), nullable=False),
+        sa.Column("info", sa.JSON(), nullable=False),
+        sa.Column("request_id", KEY),
+        sa.Column("draining", sa.Boolean(), nullable=False),
+        _references("attach_handles", "deployable_id", "deployables", "RESTRICT"),
+        _references("attach_handles", "request_id", "requests", "RESTRICT"),
+        _unique("attach_handles", "uuid"),
+        _unique("attach_handles", "deployable_id", "address"),
+        _unique("attach_handles", "request_id"),
+    )
+    _index("attach_handles", "deployable_id", "request_id")
+    _table(
+        "attributes",
+        sa.Column("uuid", sa.String(36), nullable=False),
+        sa.Column("deployable_id", KEY, nullable=False),
+        sa.Column("key", sa.String(255), nullable=False),
+        sa.Column("value", sa.String(255), nullable=False),
+        _references("attributes", "deployable_id", "deployables", "CASCADE"),
+        _unique("attributes", "uuid"),
+        _unique("attributes", "deployable_id", "key"),
+    )
+    _index("attributes", "deployable_id")
+
+
+def _table(name: str, *columns: Any) -> None:
+    op.create_table(
+        name,
+        sa.Column("id", KEY, nullable=False),
+        *columns,
+        sa.Column("created_at", MOMENT, nullable=False),
+        sa.Column("updated_at", MOMENT),
+        sa.PrimaryKeyConstraint("id", name=op.f(f"pk_{name}")),
+        mysql_engine="InnoDB",
+        mysql_charset="utf8mb4",
+        mysql_collate="utf8mb4_bin",
+        sqlite_autoincrement=True,
+    )
+
+
+def _unique(table: str, *columns: str) -> sa.UniqueConstraint:
+    return sa.UniqueConstraint(*columns, name=op.f(f"uq_{table}_{'_'.join(columns)}"))
+
+
+def _references(table: str, column: str, other: str, ondelete: str) -> sa.ForeignKeyConstraint:
+    return sa.ForeignKeyConstraint(
+        [column], [f"{other}.id"], name=op.f(f"fk_{table}_{column}"), ondelete=ondelete
+    )
+
+
+def _index(table: str, *columns: str) -> None:
+    op.create_index(op.f(f"ix_{table}_{'_'.join(columns)}"), table, list(columns))

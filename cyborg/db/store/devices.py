@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writing devices. What the operator decides (``status``) and what a host reports never mix."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+from uuid import uuid4
+
+import sqlalchemy as sa
+
+from cyborg.core.device import Device, DeviceType, Health
+from cyborg.db.schema import devices
+from cyborg.db.store import bulk
+
+
+def of_host(tx: sa.Connection, host: str) -> Sequence[sa.RowMapping]:
+    """Return every device row of a host."""
+    return tx.execute(sa.select(devices).where(devices.c.host == host)).mappings().all()
+
+
+def value(row: Mapping[Any, Any]) -> Device:
+    """Return the row as the device that was reported, without its deployables."""
+    return Device(
+        address=row["address"],
+        type=DeviceType(row["type"]),
+        vendor=row["vendor"],
+        model=row["model"],
+        backend=row["backend"],
+        std_board_info=row["std_board_info"],
+        vendor_board_info=row["vendor_board_info"],
+        numa_node=row["numa_node"],
+        serial=row["serial"],
+        health=Health(row["health"]),
+        setup_required=row["setup_required"],
+        reboot_required=row["reboot_required"],
+    )
+
+
+def _reported(device: Device) -> dict[str, Any]:
+    return {
+        "backend": device.backend,
+        "type": str(device.type),
+        "vendor": device.vendor,
+        "model": device.model,
+        "std_board_info": dict(device.std_board_info),
+        "vendor_board_info": dict(device.vendor_board_info),
+        "numa_node": device.numa_node,
+        "serial": device.serial,
+        "health": str(device.health),
+        "setup_required": device.setup_required,
+        "reboot_required": device.reboot_required,
+        "draining": False,
+    }
+
+
+def add(tx: sa.Connection, host: str, new: Iterable[Device]) -> None:
+    """Add devices of a host."""
+    bulk.insert(
+        tx,
+        devices,
+        [{"uuid": str(uuid4()), "host": host, "address": d.address, **_reported(d)} for d in new],
+    )
+
+
+def ids(tx: sa.Connection, host: str) -> dict[str, int]:
+    """Return the row ids of a host's devices by address."""
+    query = sa.select(devices.c.address, devices.c.id).where(devices.c.host == host)
+    return {row.address: row.id for row in tx.execute(query)}
+
+
+def change(tx: sa.Connection, changed: Mapping[int, Device]) -> None:
+    """Write what is reported now, by row id; a draining device is back then."""
+    bulk.update(tx, devices, [{"id": id_, **_reported(d)} for id_, d in changed.items()])
+
+
+def drain(tx: sa.Connection, gone: Collection[int]) -> None:
+    """Mark devices, by row id, that the host has no longer but something of which is bound."""
+    for some in bulk.chunks(gone):
+        tx.execute(sa.update(devices).where(devices.c.id.in_(some)).values(draining=True))
+
+
+def remove(tx: sa.Connection, gone: Collection[int]) -> None:
+    """Delete devices by row id. Raises oslo.db's DBReferenceError while handles are left."""
+    bulk.delete(tx, devices, gone)
+
+
+def set_status(tx: sa.Connection, uuid: str, status: str) -> bool | None:
+    """Set what the operator wants of a device.
+
+    Returns whether that is a change, None when there is no such device.
+    """
+    mine = devices.c.uuid == uuid
+    changed = tx.execute(
+        sa.update(devices).where(mine, devices.c.status != status).values(status=status)
+    ).rowcount
+    if changed:
+        return True
+    return False if tx.execute(sa.select(devices.c.id).where(mine)).first() else None

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agents as the conductor sees them. Every method may raise TimedOut and Unavailable."""
+
+from typing import Any, cast
+
+from oslo_config import cfg
+
+from cyborg.rpc.client import Client
+from cyborg.rpc.contract import AGENT
+from cyborg.rpc.transport import Transport
+
+
+class AgentClient:
+    """Calls the agent of one host."""
+
+    def __init__(self, transport: Transport, conf: cfg.ConfigOpts) -> None:
+        self._client = Client(AGENT, transport, conf)
+
+    def discovery(
+        self, host: str, driver: str | None = None, discovery_id: str | None = None
+    ) -> dict[str, Any]:
+        """Have backends look again, those of one driver or all; the answer comes at once.
+
+        ``{"status": "IN-PROGRESS", "discovery_id": uuid}``; how it ended, the agent tells by
+        ``conductor.discovery_done``. Raises NotFound when the host has no such backend.
+        """
+        answer = self._client.call("discovery", host, driver=driver, discovery_id=discovery_id)
+        return cast(dict[str, Any], answer)
+
+    def hardware(self, host: str, driver: str | None = None) -> dict[str, Any]:
+        """Return what the backends saw last: ``{"hardware": [HW]}``. Raises NotFound."""
+        return cast(dict[str, Any], self._client.call("hardware", host, driver=driver))

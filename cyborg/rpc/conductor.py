@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The conductor as others see it. Every method may raise TimedOut and Unavailable."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from oslo_config import cfg
+
+from cyborg.rpc.client import Client
+from cyborg.rpc.contract import CONDUCTOR
+from cyborg.rpc.transport import Transport
+
+Plain = Mapping[str, Any]
+
+
+class ConductorClient:
+    """Calls any conductor; the context of the request that the thread serves goes along."""
+
+    def __init__(self, transport: Transport, conf: cfg.ConfigOpts) -> None:
+        self._client = Client(CONDUCTOR, transport, conf)
+
+    def hello(
+        self,
+        host: str,
+        epoch: str,
+        endpoint: str | None,
+        status: str,
+        drivers: Sequence[Plain],
+        digest: str | None,
+        versions: Plain | None,
+    ) -> dict[str, Any]:
+        """Say that an agent is alive: ``{"interval": seconds, "report": is one wanted}``."""
+        answer = self._client.call(
+            "hello",
+            host=host,
+            epoch=epoch,
+            endpoint=endpoint,
+            status=status,
+            drivers=drivers,
+            digest=digest,
+            versions=versions,
+        )
+        return cast(dict[str, Any], answer)
+
+    def report(self, report: Plain) -> dict[str, Any]:
+        """Tell all that a host has (``core.wire.dump_report``). Raises Stale, Invalid, Conflict."""
+        return cast(dict[str, Any], self._client.call("report", report=report))
+
+    def service_hello(
+        self, binary: str, host: str, epoch: str, versions: Plain | None
+    ) -> dict[str, Any]:
+        """Say that a daemon other than an agent is alive: ``{"interval": seconds}``."""
+        answer = self._client.call(
+            "service_hello", binary=binary, host=host, epoch=epoch, versions=versions
+        )
+        return cast(dict[str, Any], answer)
+
+    def device_profile_create(self, profile: Plain) -> dict[str, Any]:
+        """Make a device profile and return its row. Raises Invalid, Conflict."""
+        answer = self._client.call("device_profile_create", profile=profile)
+        return cast(dict[str, Any], answer)
+
+    def device_profile_delete(self, keys: Sequence[str]) -> None:
+        """Delete device profiles by uuid or name, all or none. Raises NotFound, InUse."""
+        self._client.call("device_profile_delete", keys=keys)
+
+    def arq_create(self, device_profile_name: str, project_id: str | None) -> dict[str, Any]:
+        """Make the requests of a profile: ``{"arqs": [row]}``. Raises NotFound."""
+        answer = self._client.call(
+            "arq_create", device_profile_name=device_profile_name, project_id=project_id
+        )
+        return cast(dict[str, Any], answer)
+
+    def arq_patch(self, wishes: Sequence[Plain], verb: str, scope: str | None) -> None:
+        """Bind or unbind, all or none. Raises Invalid, NotFound, Conflict and its kinds."""
+        self._client.call("arq_patch", wishes=wishes, verb=verb, scope=scope)
+
+    def arq_delete(
+        self,
+        uuids: Sequence[str] | None,
+        instance: str | None,
+        scope: str | None,
+        bound_too: bool,
+    ) -> None:
+        """Delete requests by uuid or by instance. Raises NotFound, Forbidden."""
+        self._client.call(
+            "arq_delete", uuids=uuids, instance=instance, scope=scope, bound_too=bound_too
+        )
+
+    def device_set_status(self, uuid: str, status: str) -> None:
+        """Open a device to new requests, or close it. Raises Invalid, NotFound."""
+        self._client.call("device_set_status", uuid=uuid, status=status)
+
+    def discovery_create(
+        self, host: str | None = None, driver: str | None = None
+    ) -> dict[str, Any]:
+        """Have backends look again: ``{"uuid": of the discovery}``. Raises NotFound."""
+        answer = self._client.call("discovery_create", host=host, driver=driver)
+        return cast(dict[str, Any], answer)
+
+    def discovery_done(self, discovery_id: str, host: str, drivers: Sequence[Plain]) -> None:
+        """Tell how a discovery ended on a host. Raises Invalid."""
+        self._client.call("discovery_done", discovery_id=discovery_id, host=host, drivers=drivers)

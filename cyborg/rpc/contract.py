@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The messages of the internal bus: every method, its arguments and since which version it exists.
+
+A server answers the methods of its contract and no others. A change of this table is a change of
+the internal contract: a new method or a new optional argument raises the minor version, anything
+else the major one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+OTHER_BYTES = 1024 * 1024
+"""The largest message that is no report, in bytes of JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One message: its arguments in order, those that may be left out, its version."""
+
+    arguments: tuple[str, ...]
+    optional: frozenset[str] = frozenset()
+    since: str = "1.0"
+    report: bool = False  # of the size that [conductor] max_report_bytes allows
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """What one kind of server answers. ``version`` is the newest; older callers are served too."""
+
+    name: str
+    version: str
+    methods: Mapping[str, Method]
+
+
+CONDUCTOR = Contract(
+    "conductor",
+    "1.0",
+    {
+        "hello": Method(
+            ("host", "epoch", "endpoint", "status", "drivers", "digest", "versions"),
+        ),
+        "report": Method(("report",), report=True),
+        "service_hello": Method(("binary", "host", "epoch", "versions")),
+        "device_profile_create": Method(("profile",)),
+        "device_profile_delete": Method(("keys",)),
+        "arq_create": Method(("device_profile_name", "project_id")),
+        "arq_patch": Method(("wishes", "verb", "scope")),
+        "arq_delete": Method(("uuids", "instance", "scope", "bound_too")),
+        "device_set_status": Method(("uuid", "status")),
+        "discovery_create": Method(("host", "driver"), frozenset({"host", "driver"})),
+        "discovery_done": Method(("discovery_id", "host", "drivers")),
+    },
+)
+
+AGENT = Contract(
+    "agent",
+    "1.0",
+    {
+        "discovery": Method(("driver", "discovery_id"), frozenset({"driver", "discovery_id"})),
+        "hardware": Method(("driver",), frozenset({"driver"})),
+    },
+)
+
+CONTRACTS: Mapping[str, Contract] = {c.name: c for c in (CONDUCTOR, AGENT)}

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answering the methods of a contract, and nothing else."""
+
+from collections.abc import Callable
+from typing import Any
+
+import oslo_messaging
+from oslo_config import cfg
+from oslo_context.context import RequestContext
+from oslo_log import log
+
+from cyborg.core.errors import CyborgError, Invalid
+from cyborg.rpc import envelope
+from cyborg.rpc.context import ContextSerializer
+from cyborg.rpc.contract import CONTRACTS, OTHER_BYTES, Contract, Method
+from cyborg.rpc.transport import Transport
+
+LOG = log.getLogger(__name__)
+
+
+class Server:
+    """One server on the bus: ``start``, then ``stop`` and ``wait``."""
+
+    def __init__(self, transport: Transport, oslo: Any) -> None:
+        self._transport = transport
+        self._oslo = oslo
+        self._started = False
+
+    def start(self) -> None:
+        """Begin to answer. Raises Unavailable when the broker does not answer: try again later."""
+        self._transport.ensure_open()
+        self._oslo.start()
+        self._started = True
+
+    def stop(self) -> None:
+        """Take no more messages."""
+        if self._started:
+            self._oslo.stop()
+
+    def wait(self) -> None:
+        """Wait until what was taken has been answered."""
+        if self._started:
+            self._oslo.wait()
+
+
+def make_server(
+    transport: Transport, conf: cfg.ConfigOpts, topic: str, host: str, endpoint: Any
+) -> Server:
+    """Return a server of the contract that the topic ends with, ``conductor`` or ``agent``.
+
+    ``endpoint`` has a method for each of the contract's, which takes the caller's context and the
+    arguments, returns plain values and raises ``cyborg.core.errors``. Each call has a thread.
+    """
+    contract = CONTRACTS[topic.rpartition(".")[2]]
+    oslo = oslo_messaging.get_rpc_server(
+        transport.oslo,
+        oslo_messaging.Target(topic=topic, server=host, version=contract.version),
+        [_Endpoint(conf, contract, endpoint)],
+        serializer=ContextSerializer(),
+        access_policy=oslo_messaging.ExplicitRPCAccessPolicy,
+    )
+    return Server(transport, oslo)
+
+
+class _Endpoint:
+    """What oslo.messaging sees: the contract's methods, each behind the checks of all."""
+
+    def __init__(self, conf: cfg.ConfigOpts, contract: Contract, endpoint: Any) -> None:
+        self.target = oslo_messaging.Target(version=contract.version)
+        for name, method in contract.methods.items():
+            limit = conf.conductor.max_report_bytes if method.report else OTHER_BYTES
+            what = f"{contract.name}.{name}"
+            most = conf.conductor.max_report_bytes
+            answer = _answering(what, method, limit, most, getattr(endpoint, name))
+            setattr(self, name, oslo_messaging.expose(answer))
+
+
+def _answering(
+    what: str, method: Method, limit: int, most: int, work: Callable[..., Any]
+) -> Callable[..., dict[str, Any]]:
+    def answer(ctxt: RequestContext, **arguments: Any) -> dict[str, Any]:
+        # The log shows the caller's request id while its thread is busy with it.
+        ctxt.update_store()
+        try:
+            _check(what, method, limit, arguments)
+            value = work(ctxt, **arguments)
+            envelope.bounded(value, most, f"answer of {what}")
+            return envelope.answer(value)
+        except CyborgError as error:
+            if type(error) is not CyborgError:
+                LOG.info("%s refused: %s", what, error.message)
+                return envelope.failure(error)
+            LOG.exception("%s failed", what)
+        except Exception:
+            LOG.exception("%s failed for a reason nobody foresaw", what)
+        return envelope.failure(
+            CyborgError(f"internal error: the log has it under request id {ctxt.request_id}")
+        )
+
+    return answer
+
+
+def _check(what: str, method: Method, limit: int, arguments: dict[str, Any]) -> None:
+    envelope.bounded(arguments, limit, what)
+    given = set(arguments)
+    if missing := sorted(set(method.arguments) - method.optional - given):
+        raise Invalid(f"{what}: the argument {missing[0]} is missing", field=missing[0])
+    if extra := sorted(given - set(method.arguments)):
+        raise Invalid(f"{what}: the argument {extra[0]} is unknown", field=extra[0])

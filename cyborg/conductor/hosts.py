@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What daemons tell of themselves: that they live (hello) and what their host has (report)."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from oslo_config import cfg
+from oslo_db import exception as db_exc
+from oslo_log import log
+from oslo_utils import timeutils
+
+from cyborg.conductor import reports
+from cyborg.core import wire
+from cyborg.core.errors import Conflict, Invalid, Stale
+from cyborg.core.report import BackendState, Report
+from cyborg.core.request import parse_uuid
+from cyborg.db.store import backends as backend_store
+from cyborg.db.store import services as store
+from cyborg.db.unit_of_work import UnitOfWork
+
+LOG = log.getLogger(__name__)
+
+T = TypeVar("T")
+
+MAX_BACKENDS = 256  # of one host
+MAX_VERSIONS = 16384  # characters of a hello's versions
+
+
+class Hosts:
+    """The daemons and the inventory of their hosts."""
+
+    def __init__(
+        self,
+        conf: cfg.ConfigOpts,
+        uow: UnitOfWork,
+        wake_publisher: Callable[[], None] = lambda: None,
+        *,
+        now: Callable[[], datetime] = timeutils.utcnow,
+    ) -> None:
+        """``wake_publisher`` is called after a commit that Placement must be told of."""
+        self._conf = conf
+        self._uow = uow
+        self._wake_publisher = wake_publisher
+        self._now = now
+
+    def hello(
+        self,
+        host: str,
+        epoch: str,
+        endpoint: str | None,
+        status: str,
+        drivers: Sequence[Mapping[str, Any]],
+        digest: str | None,
+        versions: Mapping[str, Any] | None,
+    ) -> dict[str, Any]:
+        """Note that an agent is alive; say when the next hello is due and whether to report.
+
+        The hello of an agent that has nothing new costs one UPDATE, however much its host has.
+        Raises Invalid.
+        """
+        host, epoch = _text("host", host), parse_uuid(epoch, "epoch")
+        digest = _text("digest", digest, 64) if digest else None
+        said = {
+            "endpoint": _text("endpoint", endpoint) if endpoint else None,
+            "status": _text("status", status, 32),
+            "versions": _versions(versions),
+        }
+        now = self._now()
+        wanted = False
+        if digest is None or not self._uow.run(
+            lambda tx: store.unchanged(tx, store.AGENT, host, epoch, digest, now, said)
+        ):
+            states = _backends(drivers)
+
+            def enter(tx: sa.Connection) -> str | None:
+                row = store.alive(tx, store.AGENT, host, epoch, now, said)
+                backend_store.replace(tx, row["id"], states)
+                return row["digest"]  # type: ignore[no-any-return]
+
+            recorded = self._again(enter)
+            wanted = digest is not None and recorded != digest
+        return {"interval": self._conf.conductor.hello_interval, "report": wanted}
+
+    def report(self, report: Mapping[str, Any]) -> dict[str, Any]:
+        """Record what a host has, in one transaction, and have Placement told of what changed.
+
+        Raises Stale when it comes from a life of the agent that is over or is not newer than the
+        last one, Invalid when it is malformed, Conflict when it claims what another host has.
+        """
+        said = self._read(report)
+        now = self._now()
+
+        def take(tx: sa.Connection) -> reports.Outcome:
+            service = store.accept(tx, said.host, said.epoch, said.generation, said.digest, now)
+            if service is None:
+                LOG.warning("Refused a report of host %s, epoch %s", said.host, said.epoch)
+                raise Stale(
+                    f"report {said.generation} of epoch {said.epoch} of host {said.host} comes too "
+                    "late: say hello first, then report with a higher generation",
+                    host=said.host,
+                    generation=said.generation,
+                )
+            backend_store.replace(tx, service, said.backends)
+            return reports.record(tx, said, now)
+
+        try:
+            outcome = self._uow.run(take)
+        except db_exc.DBDuplicateEntry as bad:
+            raise Conflict(
+                f"host {said.host} reports something that another host has: provider names are "
+                "<host>_<address> and must differ",
+                host=said.host,
+            ) from bad
+        for line in outcome.remarks:
+            LOG.warning("Host %s: %s", said.host, line)
+        if outcome.providers:
+            LOG.info(
+                "Host %s, report %s: %s; %s resource providers to publish",
+                said.host,
+                said.generation,
+                outcome.summary,
+                outcome.providers,
+            )
+            self._wake_publisher()
+        return {"accepted": True}
+
+    def service_hello(
+        self, binary: str, host: str, epoch: str, versions: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        """Note that a daemon other than an agent is alive; say when the next hello is due."""
+        binary, host = _text("binary", binary, 64), _text("host", host)
+        epoch = parse_uuid(epoch, "epoch")
+        if binary == store.AGENT:
+            raise Invalid("an agent says hello, not service_hello", field="binary")
+        said = {"status": "READY", "versions": _versions(versions)}
+        now = self._now()
+        self._again(lambda tx: store.alive(tx, binary, host, epoch, now, said))
+        return {"interval": self._conf.conductor.hello_interval}
+
+    def sweep(self) -> int:
+        """Ask hosts again that keep drained handles which nobody owns; return how many hosts."""
+        return self._uow.run(store.ask_again)
+
+    def _again(self, work: Callable[[sa.Connection], T]) -> T:
+        """Run work that may find that another conductor has just entered the same daemon."""
+        try:
+            return self._uow.run(work)
+        except db_exc.DBDuplicateEntry:
+            return self._uow.run(work)
+
+    def _read(self, body: Mapping[str, Any]) -> Report:
+        try:
+            said = wire.load_report(body)
+            reports.check(said)
+        except Invalid as bad:
+            LOG.error("Refused a report: %s", bad.message)
+            raise
+        return said
+
+
+def _backends(drivers: Any) -> list[BackendState]:
+    if not isinstance(drivers, Sequence) or len(drivers) > MAX_BACKENDS:
+        raise Invalid(f"drivers must be a list of at most {MAX_BACKENDS}", field="drivers")
+    try:
+        states = [wire.load_backend(body) for body in drivers]
+    except (KeyError, TypeError, ValueError, AttributeError) as bad:
+        raise Invalid(f"malformed drivers: {type(bad).__name__} {bad}", field="drivers") from bad
+    reports.check_backends(states)
+    return states
+
+
+def _versions(versions: Any) -> dict[str, Any]:
+    versions = {} if versions is None else versions
+    if not isinstance(versions, Mapping) or len(json.dumps(versions)) > MAX_VERSIONS:
+        raise Invalid(f"versions must be an object of at most {MAX_VERSIONS}", field="versions")
+    return dict(versions)
+
+
+def _text(field: str, value: Any, longest: int = 255) -> str:
+    if not isinstance(value, str) or not 1 <= len(value) <= longest or not value.isprintable():
+        raise Invalid(
+            f"{field} must be a string of 1 to {longest} printable characters", field=field
+        )
+    return value

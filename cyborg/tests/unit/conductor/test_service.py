@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+import threading
+from collections.abc import Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import sqlalchemy as sa
+
+from cyborg.conductor.service import ConductorService
+from cyborg.core.errors import Misconfigured, NotFound, Stale
+from cyborg.core.report import BackendStatus
+from cyborg.db import schema
+from cyborg.fixtures import rows
+from cyborg.fixtures.embedded import Node, node, placement_adapter
+from cyborg.fixtures.hosts import READY, Host, card
+from cyborg.fixtures.options import make_conf
+from cyborg.rpc.conductor import ConductorClient
+from cyborg.rpc.transport import make_transport
+
+__all__ = ["node", "placement_adapter"]
+
+
+def options(**groups: Any) -> Any:
+    plain = {
+        "rpc": {"topic": f"t{uuid4().hex}", "timeout": 10},
+        "nova": {"notify": False},
+        "conductor": {"publish_interval": 0.1, "hello_interval": 0.1},
+    }
+    conf = make_conf(**plain | groups)
+    conf.set_override("transport_url", "kombu+memory:////")
+    return conf
+
+
+@pytest.fixture
+def bus(sqlite_engine: sa.Engine, node: Node) -> Iterator[ConductorClient]:
+    """A client of a whole conductor on the bus within this process."""
+    conf = options()
+    transport = make_transport(conf)
+    service = ConductorService(conf, transport, engine=sqlite_engine, placement=node.client)
+    service.start()
+    try:
+        assert service.wait_ready(20)
+        yield ConductorClient(transport, conf)
+    finally:
+        service.stop()
+        transport.cleanup()
+    service.wait()
+    assert not [t for t in threading.enumerate() if t.name in ("publisher", "outbox", "hello")]
+
+
+def test_an_agents_words_become_providers(
+    bus: ConductorClient, sqlite_engine: sa.Engine, node: Node
+) -> None:
+    host = Host(node.name, devices=[card()])
+    with pytest.raises(Stale):
+        bus.report(host.message())
+    drivers = [{"name": "fake", "driver": "fake", "status": "READY", "error": None}]
+    hello: dict[str, Any] = {
+        "host": host.name,
+        "epoch": host.epoch,
+        "endpoint": None,
+        "status": "READY",
+        "drivers": drivers,
+        "digest": host.digest,
+        "versions": {},
+    }
+    assert bus.hello(**hello) == {"interval": 0.1, "report": True}
+    host.generation = 1
+    bus.report(host.message())
+    assert bus.hello(**hello)["report"] is False
+    published = threading.Event()
+    for _ in range(200):
+        if node.children():
+            published.set()
+            break
+        published.wait(0.05)
+    assert published.is_set()
+    (device,) = rows.read(sqlite_engine, schema.devices)
+    bus.device_set_status(device["uuid"], "maintaining")
+    with pytest.raises(NotFound):
+        bus.device_set_status(str(uuid4()), "enabled")
+    made = bus.device_profile_create({"name": "p", "groups": [{"resources:CUSTOM_FAKE": "1"}]})
+    assert made["name"] == "p"
+    (arq,) = bus.arq_create("p", "project")["arqs"]
+    bus.arq_delete([arq["uuid"]], None, None, False)
+    bus.device_profile_delete(["p"])
+    with pytest.raises(NotFound):
+        bus.discovery_create("no-such-host", None)
+    daemons = {row["binary"] for row in rows.read(sqlite_engine, schema.services)}
+    assert daemons == {"cyborg-agent", "cyborg-conductor"}
+    assert READY.status is BackendStatus.READY
+
+
+def test_it_stops_while_it_waits_for_its_database(tmp_path: Any, node: Node) -> None:
+    conf = options(database={"connection": f"sqlite:///{tmp_path}/no-tables.db"})
+    service = ConductorService(conf, placement=node.client)
+    service.start()
+    assert not service.wait_ready(0.1)
+    for _ in range(2):
+        service.stop()
+    service.wait()
+
+
+@pytest.mark.parametrize(
+    ("groups", "found"),
+    [
+        ({"placement": {"auth_type": "nonsense"}}, "placement"),
+        ({"nova": {"auth_type": "nonsense"}}, "nova"),
+        ({"placement": {"endpoint_override": "http://127.0.0.1:1"}}, "connection"),
+    ],
+    ids=str,
+)
+def test_what_cannot_work_is_refused_at_the_start(groups: dict[str, Any], found: str) -> None:
+    if "placement" not in groups:
+        groups = groups | {"placement": {"endpoint_override": "http://127.0.0.1:1"}}
+    with pytest.raises(Misconfigured, match=found):
+        ConductorService(options(**groups)).start()

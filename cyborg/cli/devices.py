@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``cyborg device-*``: the cards and functions that the agents found."""
+
+import argparse
+from typing import Any
+
+from cliff import lister, show
+
+from cyborg.cli import shown
+from cyborg.cli.rest import at
+
+PATH = "/devices"
+SHORT: shown.Columns = (
+    ("UUID", "uuid"),
+    ("Type", "type"),
+    ("Vendor", "vendor"),
+    ("Model", "model"),
+    ("Host", "hostname"),
+    ("Status", "status"),
+)
+LONG: shown.Columns = (
+    *SHORT,
+    ("Board", "std_board_info"),
+    ("Vendor board", "vendor_board_info"),
+    ("Created", "created_at"),
+    ("Updated", "updated_at"),
+)
+
+
+class List(lister.Lister):
+    """List devices."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Add the filters."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument("--type", help="only this type, such as GPU, FPGA or NIC")
+        parser.add_argument("--vendor", help="only this vendor id, such as 10de")
+        parser.add_argument("--host", help="only the devices of this host")
+        parser.add_argument("--long", action="store_true", help="show what the board is, too")
+        return parser
+
+    def take_action(self, args: argparse.Namespace) -> Any:
+        """Ask and show."""
+        rows = self.app.rest.rows(
+            PATH, "devices", type=args.type, vendor=args.vendor, hostname=args.host
+        )
+        return shown.table(LONG if args.long else SHORT, rows)
+
+
+class Show(show.ShowOne):
+    """Show one device."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Add the device."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument("device", help="uuid of the device")
+        return parser
+
+    def take_action(self, args: argparse.Namespace) -> Any:
+        """Ask and show."""
+        return shown.one(LONG, self.app.rest.call("GET", at(PATH, args.device)))

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls to the service: openstacksdk finds it and authenticates, failures become one clear line."""
+
+import argparse
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import parse_qsl, quote, urlsplit
+
+# The newest microversion whose answers these commands know how to show.
+LATEST = "2.4"
+SERVICE = "accelerator"
+
+_VERSIONED = re.compile(r"/v2(\.\d+)?/?$")
+
+
+class Refused(Exception):
+    """The service or the way to it said no; the text is one line for the person at the keyboard."""
+
+
+class Rest:
+    """The REST API of one cloud, connected to when the first call is made.
+
+    ``options`` are the parsed global options of the command line.
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._adapter: Any = None
+        self._prefix = ""
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        params: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Return what the service answers, decoded; None for an empty body. Raises Refused.
+
+        ``path`` starts below the version, such as ``/devices``. ``params`` whose value is None
+        are left out.
+        """
+        from keystoneauth1 import exceptions
+
+        try:
+            adapter = self._accelerator()
+            answer = adapter.request(
+                self._prefix + path,
+                method,
+                json=body,
+                params={k: v for k, v in (params or {}).items() if v is not None},
+                microversion=_version(self._options),
+                raise_exc=False,
+            )
+        except exceptions.ClientException as away:
+            raise Refused(_one_line(away)) from away
+        if answer.status_code >= 400:
+            raise Refused(fault(answer.status_code, answer.text))
+        if not answer.content:
+            return None
+        try:
+            return answer.json()
+        except ValueError as bad:
+            raise Refused(f"{answer.url} answered something that is not JSON") from bad
+
+    def rows(self, path: str, key: str, **params: Any) -> list[dict[str, Any]]:
+        """Return every row of a collection, page after page. Raises Refused."""
+        return list(self._pages(path, key, params))
+
+    def _pages(self, path: str, key: str, params: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        while True:
+            page = self.call("GET", path, params=params)
+            yield from page[key]
+            links = {link["rel"]: link["href"] for link in page.get(f"{key}_links", ())}
+            if "next" not in links:
+                return
+            params = dict(parse_qsl(urlsplit(links["next"]).query))
+
+    def _accelerator(self) -> Any:
+        if self._adapter is None:
+            # Late: a third of a second that a mistyped command should not pay. Not the SDK's own
+            # proxy, which asks for the version document first: the base URL tells enough.
+            from keystoneauth1 import adapter
+            from openstack import config, exceptions
+
+            try:
+                cloud = config.OpenStackConfig().get_one(argparse=self._options)
+                self._adapter = adapter.Adapter(
+                    cloud.get_session(),
+                    service_type=cloud.get_service_type(SERVICE),
+                    service_name=cloud.get_service_name(SERVICE),
+                    interface=cloud.get_interface(SERVICE),
+                    region_name=cloud.get_region_name(SERVICE),
+                    endpoint_override=cloud.get_endpoint(SERVICE),
+                )
+            except exceptions.SDKException as bad:
+                raise Refused(_one_line(bad)) from bad
+            base = self._adapter.endpoint_override or self._adapter.get_endpoint()
+            if not base:
+                raise Refused("this cloud has no accelerator service, and no endpoint is given")
+            self._prefix = "" if _VERSIONED.search(base) else "/v2"
+        return self._adapter
+
+
+def at(collection: str, name: str) -> str:
+    """Return the path of one object. Raises Refused for a name that would be another path."""
+    if name.strip(".") == "":
+        raise Refused(f"{name!r} names no object")
+    return f"{collection}/{quote(name, safe='')}"
+
+
+def fault(status: int, text: str) -> str:
+    r"""Return the message of an error answer, whoever wrote it: this service or a proxy before it.
+
+    >>> fault(404, '{"error_message": "{\\"faultstring\\": \\"no such ARQ\\"}"}')
+    'no such ARQ (HTTP 404)'
+    """
+    message: Any = None
+    try:
+        body = json.loads(text)
+        message = body.get("error_message", body)
+        if isinstance(message, str) and message.startswith("{"):
+            message = json.loads(message)
+        if isinstance(message, dict):
+            inner = message.get("error", message)
+            message = inner.get("faultstring") or inner.get("message")
+    except (ValueError, AttributeError):
+        message = None
+    said = str(message) if message else (text.strip()[:300] or "no explanation")
+    return f"{' '.join(said.split())} (HTTP {status})"
+
+
+def _version(options: argparse.Namespace) -> str:
+    return str(options.os_accelerator_api_version or LATEST)
+
+
+def _one_line(error: Exception) -> str:
+    # urllib3's own words, after the first colon that follows the URL, tell only of Python objects.
+    text = " ".join(str(error).split())
+    return text.split(": HTTPConnectionPool")[0].split(": HTTPSConnectionPool")[0]

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How objects look: columns in tables, real values in JSON and YAML."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from cliff import columns
+
+# A column is (heading, key of the REST object).
+Columns = Sequence[tuple[str, str]]
+
+
+class Structure(columns.FormattableColumn[Any]):
+    """An object or list: itself for machines, ``key=value`` words for people."""
+
+    def human_readable(self) -> str:
+        """Return the words."""
+        return words(self._value)
+
+
+def words(value: Any) -> str:
+    """Return a structure as a line of words.
+
+    >>> words([{"resources:FPGA": "1", "trait:CUSTOM_A": "required"}, {"a": {"b": 1}}])
+    'resources:FPGA=1 trait:CUSTOM_A=required, a=(b=1)'
+    """
+    if isinstance(value, Mapping):
+        return " ".join(f"{k}={_inner(v)}" for k, v in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(words(v) for v in value)
+    return "" if value is None else str(value)
+
+
+def _inner(value: Any) -> str:
+    return f"({words(value)})" if isinstance(value, Mapping | list | tuple) else words(value)
+
+
+def cell(value: Any) -> Any:
+    """Return a value as cliff shows it best; JSON within a string is opened."""
+    if isinstance(value, str) and value[:1] in ("{", "["):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return value
+    return Structure(value) if isinstance(value, Mapping | list | tuple) else value
+
+
+def table(
+    shown: Columns, rows: Iterable[Mapping[str, Any]]
+) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+    """Return headings and rows for a Lister."""
+    return (
+        tuple(heading for heading, _ in shown),
+        [tuple(cell(row.get(key)) for _, key in shown) for row in rows],
+    )
+
+
+def one(shown: Columns, row: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+    """Return headings and values for a ShowOne."""
+    headings, rows = table(shown, [row])
+    return headings, rows[0]

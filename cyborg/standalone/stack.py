@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""API, conductor, agent and Placement in one process, on files of one directory.
+
+The parts are those of a real installation and meet only where they meet there: on the bus, whose
+messages still go through the wire format, and through Placement's REST API.
+"""
+
+import contextlib
+import fcntl
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import oslo_messaging
+from oslo_config import cfg
+
+from cyborg.agent.service import AgentService
+from cyborg.api.app import make_app
+from cyborg.clients.placement import Placement
+from cyborg.conductor.service import ConductorService
+from cyborg.core.errors import Misconfigured
+from cyborg.db import migrate
+from cyborg.db.engine import make_engine
+from cyborg.db.reader import Reader
+from cyborg.rpc.conductor import ConductorClient
+from cyborg.rpc.transport import make_transport
+from cyborg.standalone import placement
+from cyborg.standalone.http import HttpServer
+
+DATABASE = "cyborg.db"
+PLACEMENT_DATABASE = "placement.db"
+LOCK = "lock"
+# With nothing enabled there would be nothing to see.
+DEFAULT_DRIVERS = ["fake"]
+
+
+def _silent(_: str) -> None:
+    """Say nothing."""
+
+
+class StandaloneStack:
+    """The whole service. ``start()`` returns when it answers; ``stop()`` leaves nothing behind.
+
+    ``conf`` has our options registered and is changed where the stand-alone service has no choice.
+    Its files lie in ``state``, made if need be; two services cannot share one. ``say`` gets a line
+    for each step of the start.
+    """
+
+    def __init__(
+        self, conf: cfg.ConfigOpts, state: Path, say: Callable[[str], None] = _silent
+    ) -> None:
+        self._conf = conf
+        self._state = state
+        self._say = say
+        self._undo = contextlib.ExitStack()
+        self._api: HttpServer
+        self._placement_http: HttpServer
+        self.conductor: ConductorClient
+        self.reader: Reader
+        self.placement: Any
+
+    @property
+    def endpoint(self) -> str:
+        """Return the URL of the API's root."""
+        return self._api.url
+
+    @property
+    def placement_endpoint(self) -> str:
+        """Return the URL of Placement's root; it takes the token ``admin``."""
+        return self._placement_http.url
+
+    def start(self) -> None:
+        """Start everything. Raises Misconfigured; whatever was started is stopped again then."""
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Stop everything, in the order opposite to the start's. Twice is fine."""
+        self._undo.close()
+
+    def _start(self) -> None:
+        conf = self._conf
+        self._state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._undo.enter_context(_sole_owner(self._state))
+        self._override()
+        self._say("database: migrating")
+        engine = make_engine(conf)
+        self._undo.callback(engine.dispose)
+        migrate.upgrade(engine)
+        self._say("Placement: starting")
+        app = placement.make_app(f"sqlite:///{self._state / PLACEMENT_DATABASE}")
+        self._undo.callback(app.close)
+        self.placement = placement.make_adapter(app, raise_exc=False)
+        ensure_compute_node(self.placement, conf.host)
+        self._placement_http = self._listen(app, conf.standalone.placement_port, "placement_port")
+
+        transport = make_transport(conf)
+        self._undo.callback(transport.cleanup)
+        self._say("conductor: starting")
+        conductor = ConductorService(
+            conf, engine=engine, transport=transport, placement=Placement(self.placement)
+        )
+        self._run(conductor)
+        self.conductor = ConductorClient(transport, conf)
+        self._say(f"agent: starting, backends {', '.join(_backends(conf))}")
+        self._run(AgentService(conf, self.conductor, transport))
+        self.reader = Reader(conf)
+        self._undo.callback(self.reader.close)
+        api = make_app(conf, self.conductor, self.reader)
+        self._api = self._listen(api, conf.standalone.port, "port", conf.standalone.threads)
+        for server in (self._placement_http, self._api):
+            server.start()
+
+    def _override(self) -> None:
+        conf = self._conf
+        conf.set_override("auth_strategy", "noauth")
+        conf.set_override("state_path", str(self._state))
+        # Parsing registers the option; oslo.messaging has no other public way to.
+        oslo_messaging.TransportURL.parse(conf)
+        conf.set_override("transport_url", "kombu+memory:////")
+        # The in-process broker is the process's: another stack must not hear this one's calls.
+        conf.set_override("topic", f"standalone-{uuid.uuid4().hex}", group="rpc")
+        conf.set_override("connection", f"sqlite:///{self._state / DATABASE}", group="database")
+        conf.set_override("notify", False, group="nova")
+        if not _backends(conf):
+            conf.set_override("enabled_drivers", DEFAULT_DRIVERS, group="agent")
+
+    def _listen(self, app: Any, port: int, option: str, threads: int = 4) -> HttpServer:
+        name = f"[standalone] {option}"
+        server = HttpServer(app, self._conf.standalone.listen, port, name, threads)
+        self._undo.callback(server.stop)
+        return server
+
+    def _run(self, service: Any) -> None:
+        self._undo.callback(service.stop)
+        service.start()
+
+
+def ensure_compute_node(client: Any, host: str) -> None:
+    """Make the provider that nova-compute would have made, below which devices are published."""
+    found = client.get("/resource_providers", params={"name": host}).json()["resource_providers"]
+    if not found:
+        client.post("/resource_providers", json={"name": host}, raise_exc=True)
+
+
+def _backends(conf: cfg.ConfigOpts) -> list[str]:
+    return [*conf.agent.enabled_backends, *conf.agent.enabled_drivers]
+
+
+@contextlib.contextmanager
+def _sole_owner(state: Path) -> Any:
+    """Keep a second service out of this directory. The kernel frees the lock of a killed one."""
+    with (state / LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as taken:
+            raise Misconfigured(f"another cyborg-standalone runs on {state}") from taken
+        yield

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+import csv
+import io
+import json
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from cyborg.cli import app
+from cyborg.fixtures.stack import HOST, standalone_stack
+from cyborg.standalone.stack import StandaloneStack
+
+__all__ = ["standalone_stack"]
+
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def cyborg(standalone_stack: StandaloneStack, capsys: pytest.CaptureFixture[str]) -> Run:
+    def run(*words: str, code: int = 0) -> str:
+        way = ["--os-auth-type", "none", "--os-endpoint", standalone_stack.endpoint]
+        assert app.main([*way, *words]) == code, capsys.readouterr()
+        shown = capsys.readouterr()
+        assert "Traceback" not in shown.err
+        return shown.err if code else shown.out
+
+    return run
+
+
+@pytest.fixture
+def ask(cyborg: Run) -> Callable[..., Any]:
+    return lambda *words: json.loads(cyborg(*words, "-f", "json"))
+
+
+@pytest.fixture
+def provider(standalone_stack: StandaloneStack) -> str:
+    found = standalone_stack.placement.get("/resource_providers").json()["resource_providers"]
+    return next(p["uuid"] for p in found if p["parent_provider_uuid"])
+
+
+def profile(cyborg: Run, units: int) -> str:
+    name = f"cli-{uuid.uuid4().hex[:8]}"
+    cyborg("device-profile-create", name, "--group", f"resources:FPGA={units}")
+    return name
+
+
+def test_devices(cyborg: Run, ask: Callable[..., Any]) -> None:
+    rows = ask("device-list", "--host", HOST, "--type", "FPGA")
+    assert [row["Host"] for row in rows] == [HOST]
+    assert ask("device-list", "--vendor", "none-such") == []
+    shown = ask("device-show", rows[0]["UUID"])
+    assert shown["UUID"] == rows[0]["UUID"]
+    assert isinstance(shown["Board"], dict)
+    assert rows[0]["UUID"] in cyborg("device-list")
+    table = list(csv.DictReader(io.StringIO(cyborg("device-list", "-f", "csv"))))
+    assert table[0]["UUID"] == rows[0]["UUID"]
+
+
+def test_services(ask: Callable[..., Any]) -> None:
+    rows = {row["Service"]: row for row in ask("service-list", "--kind", "daemon")}
+    assert rows["cyborg-agent"]["State"] == "up"
+    assert rows["cyborg-conductor"]["State"] == "up"
+
+
+def test_discovery(ask: Callable[..., Any]) -> None:
+    rows = ask("discover-services", "--wait", "--driver", "fake")
+    assert [(r["Host"], r["Backend"], r["State"]) for r in rows] == [(HOST, "fake", "DONE")]
+
+
+def test_profiles(cyborg: Run, ask: Callable[..., Any]) -> None:
+    name = f"cli-{uuid.uuid4().hex[:8]}"
+    group = '{"resources:FPGA": 1, "trait:CUSTOM_FAKE_DEVICE": "required"}'
+    words = ["--group", group, "--group", "resources:FPGA=2", "--description", "two of them"]
+    made = ask("device-profile-create", name, *words)
+    assert ask("device-profile-show", name) == made
+    assert made["Groups"] == [json.loads(group) | {"resources:FPGA": "1"}, {"resources:FPGA": "2"}]
+    assert name in [row["Name"] for row in ask("device-profile-list")]
+    cyborg("device-profile-delete", name)
+    assert "(HTTP 404)" in cyborg("device-profile-show", name, code=1)
+
+
+def test_from_creation_to_release(cyborg: Run, ask: Callable[..., Any], provider: str) -> None:
+    name, instance = profile(cyborg, 2), str(uuid.uuid4())
+    arqs = [row["UUID"] for row in ask("arq-create", name)]
+    where = ["--host", HOST, "--provider", provider, "--instance", instance]
+    bound = ask("arq-bind", *arqs, *where)
+    assert {row["UUID"] for row in bound} == set(arqs)
+    assert {row["State"] for row in bound} == {"Bound"}
+    assert ask("arq-list", "--instance", instance) == bound
+    assert ask("arq-show", arqs[0])["Provider"] == provider
+    assert "(HTTP 409)" in cyborg("device-profile-delete", name, code=1)
+    cyborg("arq-unbind", arqs[0])
+    assert ask("arq-show", arqs[0])["Instance"] is None
+    cyborg("arq-delete", "--instance", instance)
+    cyborg("arq-delete", arqs[0])
+    assert ask("arq-list", "--instance", instance) == []
+    cyborg("device-profile-delete", name)
+
+
+def test_refusals_are_one_line(cyborg: Run, provider: str) -> None:
+    nobody, instance = str(uuid.uuid4()), str(uuid.uuid4())
+    where = ["--host", HOST, "--instance", instance, "--provider", provider]
+    for words, said in [
+        (["arq-create", "none-such"], "none-such"),
+        (["arq-show", nobody], nobody),
+        (["arq-show", "x"], "(HTTP 400)"),
+        (["arq-bind", nobody, *where], nobody),
+        (["arq-bind", nobody, nobody, nobody, *where, "--provider", provider], "one for each"),
+        (["arq-delete"], "either uuids of requests or --instance"),
+        (["device-profile-create", "x y", "--group", "resources:FPGA=1"], "(HTTP 400)"),
+        (["device-profile-create", "x", "--group", "resources:FPGA=0"], "resources:FPGA"),
+        (["--os-accelerator-api-version", "9.9", "device-list"], "(HTTP 406)"),
+    ]:
+        text = cyborg(*words, code=1)
+        assert said in text
+        assert len(text.splitlines()) == 1

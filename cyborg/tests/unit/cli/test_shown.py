@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+from cyborg.cli import shown
+
+COLUMNS = (("UUID", "uuid"), ("Board", "std_board_info"))
+
+
+def test_structures_are_words_for_people_and_values_for_machines() -> None:
+    _, rows = shown.table(COLUMNS, [{"uuid": "u", "std_board_info": '{"class": "0108"}'}])
+    assert rows[0][0] == "u"
+    assert rows[0][1].human_readable() == "class=0108"
+    assert rows[0][1].machine_readable() == {"class": "0108"}
+
+
+def test_nested_structures_stay_readable() -> None:
+    assert shown.words([{"a": "1", "b": {"c": [1, None]}}, "x"]) == "a=1 b=(c=(1, )), x"
+
+
+def test_text_that_only_looks_like_json_stays_text() -> None:
+    assert shown.cell("{not json") == "{not json"
+
+
+def test_a_missing_field_is_empty() -> None:
+    assert shown.one(COLUMNS, {}) == (("UUID", "Board"), (None, None))

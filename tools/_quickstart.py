@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The story that tools/quickstart tells: one accelerator request from discovery to release."""
+
+import argparse
+import contextlib
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+BIN = Path(sys.executable).parent
+PROFILE = "quickstart"
+CONFIG = """\
+[agent]
+enabled_backends = pci, fake
+
+[pci]
+driver = generic
+# Everything on the PCI bus but bridges (class 06).
+rules = class=!06
+
+[fake]
+driver = fake
+num_devices = 1
+
+[conductor]
+hello_interval = 1
+"""
+PCI = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
+STARTED = time.monotonic()
+
+
+class Failed(Exception):
+    """The story cannot go on."""
+
+
+def say(text: str = "") -> None:
+    print(text, flush=True)
+
+
+@contextlib.contextmanager
+def chapter(title: str) -> Iterator[None]:
+    begin = time.monotonic()
+    say(f"\n== {title}")
+    yield
+    say(f"   ({time.monotonic() - begin:.1f} s)")
+
+
+class Service:
+    """The stand-alone service: a process of its own, its files in a folder of its own."""
+
+    def __init__(self, keep: bool) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="cyborg-quickstart-"))
+        self.log = self.folder / "standalone.log"
+        self.keep = keep
+        self.api = self.placement = ""
+        config = self.folder / "cyborg.conf"
+        config.write_text(CONFIG)
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [
+                    *(BIN / "cyborg-standalone", "--config-file", config),
+                    *("--state-dir", self.folder / "state", "--port", "0"),
+                    *("--placement-port", "0"),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                # Ctrl-C is ours; the service is told when the story's end has been cleaned up.
+                start_new_session=True,
+            )
+
+    def wait(self, seconds: float = 60) -> None:
+        """Wait until it says that it is ready, showing what it says until then."""
+        end = time.monotonic() + seconds
+        shown = 0
+        while True:
+            lines = self.log.read_text(errors="replace").splitlines()
+            for line in lines[shown:]:
+                if line.startswith("cyborg-standalone: "):
+                    say("   " + line.removeprefix("cyborg-standalone: "))
+            shown = len(lines)
+            text = "\n".join(lines)
+            if "cyborg-standalone: ready" in text:
+                self.api = re.search(r"API listens on (\S+)", text)[1]
+                self.placement = re.search(r"Placement listens on (\S+)", text)[1]
+                return
+            if self.process.poll() is not None:
+                raise Failed(f"the service ended with {self.process.returncode}:\n{text[-3000:]}")
+            if time.monotonic() > end:
+                raise Failed(f"the service was not ready after {seconds:g} s:\n{text[-3000:]}")
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        """End it and remove its files."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def cyborg(service: Service, *words: str, read: bool = True, show: bool = False) -> Any:
+    """Run the command line client; return its JSON, or show its table."""
+    if show:
+        say(f"   $ cyborg {' '.join(words)}")
+    done = subprocess.run(
+        [
+            *(BIN / "cyborg", "--os-auth-type", "none", "--os-endpoint", service.api, *words),
+            *(("-f", "json") if read else ()),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    if done.returncode:
+        raise Failed(f"cyborg {' '.join(words)}: {done.stderr.strip()}")
+    if read:
+        return json.loads(done.stdout)
+    for line in done.stdout.splitlines():
+        say(f"   {line}")
+    return None
+
+
+def placement(service: Service, method: str, path: str, body: Any = None) -> Any:
+    """Ask Placement; return its JSON."""
+    asked = urllib.request.Request(
+        service.placement + path,
+        method=method,
+        data=None if body is None else json.dumps(body).encode(),
+        headers={
+            "X-Auth-Token": "admin",
+            "OpenStack-API-Version": "placement 1.39",
+            "Content-Type": "application/json",
+        },
+    )
+    # A proxy of the environment cannot reach this machine's loopback.
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with direct.open(asked, timeout=30) as answer:
+            text = answer.read()
+    except urllib.error.HTTPError as bad:
+        raise Failed(f"Placement: {method} {path}: {bad.code} {bad.read().decode()}") from bad
+    return json.loads(text) if text else None
+
+
+def show_table(headings: tuple[str, ...], rows: list[tuple]) -> None:
+    """Print rows in columns."""
+    lines = [tuple(str(cell) for cell in line) for line in (headings, *rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(headings))]
+    for line in lines:
+        say("   " + "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip())
+
+
+def providers(service: Service) -> list[dict]:
+    """Return the providers below the compute node, with inventories, usages and traits."""
+    found = placement(service, "GET", "/resource_providers")["resource_providers"]
+    devices = [p for p in found if p["parent_provider_uuid"]]
+    for provider in devices:
+        base = f"/resource_providers/{provider['uuid']}"
+        for part in ("inventories", "usages", "traits"):
+            provider[part] = placement(service, "GET", f"{base}/{part}")[part]
+    return devices
+
+
+def published(service: Service, devices: int) -> list[dict]:
+    """Wait until every device is in Placement."""
+    end = time.monotonic() + 30
+    while len(found := providers(service)) < devices:
+        if time.monotonic() > end:
+            raise Failed(f"{len(found)} of {devices} devices came to Placement in 30 s")
+        time.sleep(0.1)
+    return found
+
+
+def groups(found: list[dict]) -> list[dict[str, str]]:
+    """Return two FPGA functions of the fake card and, if there is one, a real PCI device."""
+    wanted = [{"resources:FPGA": "2", "trait:CUSTOM_FAKE_DEVICE": "required"}]
+    real = [p for p in found if "CUSTOM_FAKE_DEVICE" not in p["traits"] and p["inventories"]]
+    if real:
+        resource = next(iter(real[0]["inventories"]))
+        traits = sorted(t for t in real[0]["traits"] if t.startswith("CUSTOM_"))
+        wanted.append({f"resources:{resource}": "1"} | {f"trait:{t}": "required" for t in traits})
+    return wanted
+
+
+def candidates(service: Service, wanted: list[dict[str, str]]) -> list[dict]:
+    """Ask Placement as Nova does: one numbered request group for each group of the profile."""
+    query = [("group_policy", "none")]
+    for number, group in enumerate(wanted):
+        suffix = f"_device_profile_{number}"
+        for kind, names in (("resources", []), ("trait", [])):
+            names += [(k.partition(":")[2], v) for k, v in group.items() if k.startswith(kind)]
+            text = ",".join(f"{n}:{v}" if kind == "resources" else n for n, v in names)
+            if text:
+                query.append(({"trait": "required"}.get(kind, kind) + suffix, text))
+    path = f"/allocation_candidates?{urllib.parse.urlencode(query)}"
+    return placement(service, "GET", path)["allocation_requests"]
+
+
+def tell(service: Service) -> str:
+    """Tell the story; return what was done, in one sentence."""
+    with chapter("Starting API, conductor, agent and Placement in one process"):
+        service.wait()
+    with chapter("Discovering what this machine has"):
+        cyborg(service, "discover-services", "--wait", read=False, show=True)
+        cyborg(service, "device-list", read=False, show=True)
+        devices = cyborg(service, "device-list", "--long")
+        found = published(service, len(devices))
+        real = [p for p in found if PCI.search(p["name"]) and not fake(p)]
+        if not real:
+            say("   No PCI device was found on this machine (a container without a bus, or bridges")
+            say("   alone): the story goes on with the fake card.")
+    with chapter("Creating a device profile"):
+        wanted = groups(found)
+        words = [
+            w
+            for group in wanted
+            for w in ("--group", ",".join(f"{k}={v}" for k, v in group.items()))
+        ]
+        cyborg(service, "device-profile-create", PROFILE, *words, read=False, show=True)
+    with chapter("Asking Placement where it fits"):
+        choices = candidates(service, wanted)
+        say(f"   {len(choices)} allocation candidates")
+        if not choices:
+            raise Failed("Placement offers nothing for the profile")
+        choice = choices[0]
+        names = {p["uuid"]: p["name"] for p in found}
+        for group, chosen in sorted(choice["mappings"].items()):
+            say(f"   {group.lstrip('_')} -> {names[chosen[0]]}")
+    instance = str(uuid.uuid4())
+    with chapter(f"Binding accelerators to instance {instance}"):
+        placement(
+            service,
+            "PUT",
+            f"/allocations/{instance}",
+            {
+                "allocations": choice["allocations"],
+                "mappings": choice["mappings"],
+                "project_id": str(uuid.uuid4()),
+                "user_id": str(uuid.uuid4()),
+                "consumer_generation": None,
+                "consumer_type": "INSTANCE",
+            },
+        )
+        made = [arq["UUID"] for arq in cyborg(service, "arq-create", PROFILE, show=True)]
+        full = [cyborg(service, "arq-show", arq) for arq in made]
+        of_group = [choice["mappings"][f"_device_profile_{arq['Group']}"][0] for arq in full]
+        host = devices[0]["Host"]
+        each = [word for provider in of_group for word in ("--provider", provider)]
+        bind = ["arq-bind", *made, "--host", host, "--instance", instance, *each]
+        cyborg(service, *bind, read=False, show=True)
+        states = {arq["State"] for arq in cyborg(service, "arq-list", "--instance", instance)}
+        if states != {"Bound"}:
+            raise Failed(f"expected every request to be Bound, found {sorted(states)}")
+    with chapter("What Placement says: inventories and usages"):
+        show_table(
+            ("PROVIDER", "CLASS", "TOTAL", "USED"),
+            [
+                (p["name"], name, inventory["total"], p["usages"].get(name, 0))
+                for p in providers(service)
+                for name, inventory in p["inventories"].items()
+            ],
+        )
+    with chapter("Releasing everything"):
+        cyborg(service, "arq-unbind", *made, read=False, show=True)
+        cyborg(service, "arq-delete", *made, read=False, show=True)
+        placement(service, "DELETE", f"/allocations/{instance}")
+        cyborg(service, "device-profile-delete", PROFILE, read=False, show=True)
+        left = cyborg(service, "arq-list")
+        used = sum(sum(p["usages"].values()) for p in providers(service))
+        if left or used:
+            raise Failed(f"{len(left)} requests and {used} units in use are left")
+        say("   no request left, nothing in use")
+    what = f"{len(real)} real PCI devices ({real[0]['name']}, ...)" if real else "no PCI bus here"
+    return (
+        f"{len(devices)} devices discovered: {what} and the fake card; {len(made)} accelerators "
+        f"offered by Placement, bound to an instance and released"
+    )
+
+
+def fake(provider: dict) -> bool:
+    """Tell whether a provider is the fake card's."""
+    return "CUSTOM_FAKE_DEVICE" in provider["traits"]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="tools/quickstart", description=__doc__)
+    parser.add_argument("--keep", action="store_true", help="leave the service running")
+    args = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    service = Service(args.keep)
+    kept = False
+    try:
+        what = tell(service)
+        kept = args.keep
+    except Failed as why:
+        print(f"\nquickstart: FAILED: {why}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nquickstart: interrupted, cleaning up", file=sys.stderr)
+        return 130
+    finally:
+        if not kept:
+            service.stop()
+    if kept:
+        say("\nThe service goes on. Talk to it:")
+        say(f"   export OS_AUTH_TYPE=none OS_ENDPOINT={service.api}")
+        say(f"   {BIN / 'cyborg'} device-list")
+        say(f"   curl -s -H 'X-Auth-Token: admin' {service.placement}/resource_providers")
+        say("Stop it and remove its files:")
+        say(f"   kill {service.process.pid}; rm -r {service.folder}")
+    say(f"\nquickstart: OK: {what} ({time.monotonic() - STARTED:.0f} s)")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

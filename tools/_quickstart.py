@@ -27,12 +27,13 @@ enabled_backends = pci, fake
 
 [pci]
 driver = generic
-# Everything on the PCI bus but bridges (class 06).
-rules = class=!06
+# Everything that there is on the PCI bus; bridges are never offered.
+devices = address=*
 
 [fake]
 driver = fake
-num_devices = 1
+# Where no real card can stand.
+address = fffe:00:00.0
 
 [conductor]
 hello_interval = 1

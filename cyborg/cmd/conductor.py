@@ -4,7 +4,6 @@
 import sys
 from collections.abc import Sequence
 from importlib import metadata
-from typing import Any
 
 from oslo_config import cfg
 from oslo_log import log
@@ -37,19 +36,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (Misconfigured, cfg.Error) as bad:
         sys.stderr.write(f"cyborg-conductor: {' '.join(str(bad).split())}\n")
         return 1
-    worker = _worker(conf, service.ServiceBase)
-    service.launch(conf, worker, workers=conf.conductor.workers).wait()
-    return 0
 
+    class Worker(ConductorService, service.ServiceBase):  # type: ignore[misc]
+        """What oslo.service forks: nothing is connected before ``start``."""
 
-def _worker(conf: cfg.ConfigOpts, base: Any) -> Any:
-    """Return the conductor as what oslo.service forks: nothing is open before ``start``."""
-
-    class Worker(ConductorService, base):  # type: ignore[misc]
         def reset(self) -> None:
             """Do nothing on SIGHUP: the launcher starts a fresh worker."""
 
-    return Worker(conf)
+    service.launch(conf, Worker(conf), workers=conf.conductor.workers).wait()
+    return 0
 
 
 if __name__ == "__main__":

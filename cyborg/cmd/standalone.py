@@ -62,7 +62,9 @@ def _configuration(args: argparse.Namespace, state: Path) -> cfg.ConfigOpts:
     conf = cfg.ConfigOpts()
     options.register(conf)
     log.register_options(conf)
-    log.set_defaults(default_log_levels=[*log.get_default_log_levels(), "waitress=WARNING"])
+    log.set_defaults(
+        default_log_levels=[*log.get_default_log_levels(), "waitress=WARNING", "alembic=WARNING"]
+    )
     usual = state / "cyborg.conf"
     files = args.config_file or ([str(usual)] if usual.exists() else [])
     words = [word for file in files for word in ("--config-file", file)]

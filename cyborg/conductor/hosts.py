@@ -3,6 +3,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -12,12 +13,13 @@ from oslo_db import exception as db_exc
 from oslo_log import log
 from oslo_utils import timeutils
 
-from cyborg.conductor import reports
+from cyborg.conductor import limits, reports
 from cyborg.core import wire
 from cyborg.core.errors import Conflict, Invalid, Stale
 from cyborg.core.report import BackendState, Report
 from cyborg.core.request import parse_uuid
 from cyborg.db.store import backends as backend_store
+from cyborg.db.store import providers
 from cyborg.db.store import services as store
 from cyborg.db.unit_of_work import UnitOfWork
 
@@ -75,13 +77,17 @@ class Hosts:
         ):
             states = _backends(drivers)
 
-            def enter(tx: sa.Connection) -> str | None:
+            def enter(tx: sa.Connection) -> tuple[str | None, int]:
                 row = store.alive(tx, store.AGENT, host, epoch, now, said)
                 backend_store.replace(tx, row["id"], states)
-                return row["digest"]  # type: ignore[no-any-return]
+                # An agent begins anew: the time to see whether Placement still has what it had.
+                anew = row["generation"] == 0 and row["digest"] is not None
+                return row["digest"], providers.mark_host(tx, host, now) if anew else 0
 
-            recorded = self._again(enter)
+            recorded, stale = self._again(enter)
             wanted = digest is not None and recorded != digest
+            if stale:
+                self._wake_publisher()
         return {"interval": self._conf.conductor.hello_interval, "report": wanted}
 
     def report(self, report: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,11 +160,11 @@ class Hosts:
     def _read(self, body: Mapping[str, Any]) -> Report:
         try:
             said = wire.load_report(body)
-            reports.check(said)
+            limits.check_report(said)
+            return replace(said, epoch=parse_uuid(said.epoch, "epoch"))
         except Invalid as bad:
             LOG.error("Refused a report: %s", bad.message)
             raise
-        return said
 
 
 def _backends(drivers: Any) -> list[BackendState]:
@@ -168,7 +174,7 @@ def _backends(drivers: Any) -> list[BackendState]:
         states = [wire.load_backend(body) for body in drivers]
     except (KeyError, TypeError, ValueError, AttributeError) as bad:
         raise Invalid(f"malformed drivers: {type(bad).__name__} {bad}", field="drivers") from bad
-    reports.check_backends(states)
+    limits.check_backends(states)
     return states
 
 

@@ -16,13 +16,12 @@ import sqlalchemy as sa
 
 from cyborg.core import inventory, names
 from cyborg.core.device import AttachHandle, Deployable, Device
-from cyborg.core.errors import Conflict, Invalid
+from cyborg.core.errors import Conflict
 from cyborg.core.inventory import Add, Change, Drain, Key, Record, Remove, Step, Stored
-from cyborg.core.report import BackendState, BackendStatus, Report
+from cyborg.core.report import BackendStatus, Report
 from cyborg.db.store import attach_handles, deployables, devices, providers
 
 DEVICE, DEPLOYABLE, HANDLE = "device", "deployable", "handle"
-MAX_NAME = 200  # characters of a provider's name, as Placement has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,28 +41,6 @@ class _Known:
     ids: dict[Key, int] = field(default_factory=dict)
     counts: dict[Key, int] = field(default_factory=dict)
     bound: set[Key] = field(default_factory=set)
-
-
-def check(report: Report) -> None:
-    """Refuse what the tables cannot hold. Raises Invalid, naming the part."""
-    check_backends(report.backends)
-    for device in report.devices:
-        _fits("serial", device.serial, device.address)
-        for part in device.deployables:
-            _fits("bitstream_id", part.bitstream_id, part.address)
-            _fits("provider name", names.provider_name(report.host, part.address), "", MAX_NAME)
-    if len(report.host) > 255 or len(report.digest) > 64:
-        raise Invalid("host or digest is too long", field="host")
-
-
-def check_backends(states: Sequence[BackendState]) -> None:
-    """Refuse backends that the table cannot hold. Raises Invalid."""
-    for state in states:
-        _fits("backend name", state.name, "")
-        _fits("driver name", state.driver, "")
-        _fits("error", state.error, state.name, 65535)
-    if len({state.name for state in states}) != len(states):
-        raise Invalid("a backend stands twice in the list", field="drivers")
 
 
 def record(tx: sa.Connection, report: Report, now: datetime) -> Outcome:
@@ -178,11 +155,12 @@ class _Writer:
         ):
             if ids := self._of(steps, Drain, kind):
                 drain(self._tx, ids)
+        counts = Counter((DEPLOYABLE, *key[1:3]) for key in after if key[0] == HANDLE)
         self._remove(steps)
         self._change(steps)
-        self._add(steps)
+        self._add(steps, counts)
         self._place(steps, after)
-        self._count(after)
+        self._count(after, counts)
 
     def _of(self, steps: Sequence[Step], sort: type[Step], kind: str) -> list[int]:
         return [self._known.ids[s.key] for s in steps if isinstance(s, sort) and s.key[0] == kind]
@@ -207,14 +185,16 @@ class _Writer:
             self._tx, {self._ids[k]: v for k, v in new.items() if isinstance(v, AttachHandle)}
         )
 
-    def _add(self, steps: Sequence[Step]) -> None:
+    def _add(self, steps: Sequence[Step], counts: Counter[Key]) -> None:
         new = _values(steps, Add)
         if whole := [v for v in new.values() if isinstance(v, Device)]:
             devices.add(self._tx, self._host, whole)
             for address, id_ in devices.ids(self._tx, self._host).items():
                 self._ids[DEVICE, address] = id_
         if parts := [
-            (self._ids[DEVICE, k[1]], v) for k, v in new.items() if isinstance(v, Deployable)
+            (self._ids[DEVICE, k[1]], v, counts[k])
+            for k, v in new.items()
+            if isinstance(v, Deployable)
         ]:
             deployables.add(self._tx, self._host, parts)
             for (device, address), id_ in deployables.ids(self._tx, self._host).items():
@@ -239,15 +219,15 @@ class _Writer:
                 places[self._ids[key]] = (parent, self._ids[chain[-1]])
         deployables.place(self._tx, places)
 
-    def _count(self, after: Mapping[Key, Stored]) -> None:
-        counts = Counter(key[:3] for key in after if key[0] == HANDLE)
+    def _count(self, after: Mapping[Key, Stored], counts: Counter[Key]) -> None:
+        """Write how many handles parts have that were there before and have others now."""
+        before = self._known.counts
         deployables.count(
             self._tx,
             {
-                self._ids[key]: counts[HANDLE, key[1], key[2]]
+                self._ids[key]: counts[key]
                 for key in after
-                if key[0] == DEPLOYABLE
-                and self._known.counts.get(key, 0) != counts[HANDLE, key[1], key[2]]
+                if key in before and before[key] != counts[key]
             },
         )
 
@@ -278,9 +258,3 @@ def _stale(steps: Sequence[Step], keys: Collection[Key]) -> set[str]:
 def _summary(steps: Sequence[Step]) -> str:
     counts = Counter((step.key[0], type(step).__name__.lower()) for step in steps)
     return ", ".join(f"{kind} {sort} {n}" for (kind, sort), n in sorted(counts.items()))
-
-
-def _fits(what: str, value: str | None, where: str, longest: int = 255) -> None:
-    if value is not None and len(value) > longest:
-        at = f" of {where}" if where else ""
-        raise Invalid(f"{what}{at} is longer than {longest} characters", field=what)

@@ -3,7 +3,6 @@
 
 from typing import Any
 
-from keystoneauth1 import loading
 from oslo_config import cfg
 
 GROUP = "nova"
@@ -20,6 +19,8 @@ OPTIONS = [
 
 def register(conf: cfg.ConfigOpts) -> None:
     """Register the options of this section, those of keystoneauth among them."""
+    from keystoneauth1 import loading  # here, because the agent does without
+
     loading.register_session_conf_options(conf, GROUP)
     loading.register_auth_conf_options(conf, GROUP)
     loading.register_adapter_conf_options(conf, GROUP)
@@ -29,6 +30,8 @@ def register(conf: cfg.ConfigOpts) -> None:
 
 def list_opts() -> list[tuple[str, list[Any]]]:
     """Return the options for the sample file and the documentation."""
+    from keystoneauth1 import loading
+
     shared = [
         *loading.get_session_conf_options(),
         *loading.get_auth_common_conf_options(),

@@ -150,26 +150,24 @@ def _alone(engine: sa.Engine, report: Report) -> Iterator[None]:
     name = hashlib.sha256(f"cyborg-dbsync {engine.url.database}".encode())
     with engine.connect() as plain:
         connection = plain.execution_options(isolation_level="AUTOCOMMIT")
-        if engine.dialect.name == "postgresql":
-            # Its locks have numbers of 64 bits and belong to one database.
-            key = sa.literal(int.from_bytes(name.digest()[:8], "big", signed=True), sa.BigInteger)
-            connection.execute(sa.text(f"SET lock_timeout = '{LOCK_SECONDS}s'"))
-            take, give = sa.func.pg_try_advisory_lock(key), sa.func.pg_advisory_unlock(key)
-            wait = sa.func.pg_advisory_lock(key)
-        else:
-            # Its locks have names of at most 64 characters and belong to the whole server.
-            text = name.hexdigest()
-            take, give = sa.func.get_lock(text, 0), sa.func.release_lock(text)
-            wait = sa.func.get_lock(text, LOCK_SECONDS)
-        if not connection.scalar(sa.select(take)):
-            report("Another upgrade of this database is at work: waiting for it.")
-            if not _got(connection, wait):
-                raise Conflict("another upgrade of this database does not come to its end")
         try:
+            if engine.dialect.name == "postgresql":
+                # Its locks have numbers of 64 bits and belong to one database.
+                number = int.from_bytes(name.digest()[:8], "big", signed=True)
+                key = sa.literal(number, sa.BigInteger)
+                connection.execute(sa.text(f"SET lock_timeout = '{LOCK_SECONDS}s'"))
+                take, wait = sa.func.pg_try_advisory_lock(key), sa.func.pg_advisory_lock(key)
+            else:
+                # Its locks have names of at most 64 characters and belong to the whole server.
+                text = name.hexdigest()
+                take, wait = sa.func.get_lock(text, 0), sa.func.get_lock(text, LOCK_SECONDS)
+            if not connection.scalar(sa.select(take)):
+                report("Another upgrade of this database is at work: waiting for it.")
+                if not _got(connection, wait):
+                    raise Conflict("another upgrade of this database does not come to its end")
             yield
         finally:
-            connection.execute(sa.select(give))
-            # No setting of this connection may reach the next one who takes it from the pool.
+            # The lock goes with the connection, whatever has happened to it.
             connection.invalidate()
 
 

@@ -2,6 +2,7 @@
 """One piece of work, one transaction: all of it or nothing, tried again when others were faster."""
 
 import random
+import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -19,12 +20,13 @@ PATIENCE = 30.0
 """Seconds after which it is not tried again, whatever the number of attempts."""
 
 _random = random.SystemRandom()
+_pause = threading.Event().wait
 
 
 class UnitOfWork:
     """Runs work in transactions of one engine; many threads may share it."""
 
-    def __init__(self, engine: sa.Engine, sleep: Callable[[float], object] = time.sleep) -> None:
+    def __init__(self, engine: sa.Engine, sleep: Callable[[float], object] = _pause) -> None:
         self._engine = engine
         self._sleep = sleep
 

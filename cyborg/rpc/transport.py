@@ -16,6 +16,7 @@ from oslo_messaging._metrics import client as metrics
 from oslo_messaging._tracing import client as tracing
 
 from cyborg.core.errors import Misconfigured, Unavailable
+from cyborg.rpc import memory
 
 OPENING = 5.0
 """Seconds that a call waits for a broker that has not been reached yet."""
@@ -43,6 +44,7 @@ class Transport:
         register_options(conf)
         if str(conf.transport_url).startswith("kombu+memory:"):
             _quieten()
+            memory.install()
         try:
             self.oslo = oslo_messaging.get_rpc_transport(conf)
         except (oslo_messaging.InvalidTransportURL, oslo_messaging.DriverLoadFailure) as bad:

@@ -12,12 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import oslo_messaging
 from oslo_config import cfg
 
 from cyborg.agent.service import AgentService
 from cyborg.api.app import make_app
-from cyborg.clients.placement import Placement
 from cyborg.conductor.service import ConductorService
 from cyborg.core.errors import Misconfigured
 from cyborg.db import migrate
@@ -102,7 +100,7 @@ class StandaloneStack:
         self._undo.callback(transport.cleanup)
         self._say("conductor: starting")
         conductor = ConductorService(
-            conf, engine=engine, transport=transport, placement=Placement(self.placement)
+            conf, engine=engine, transport=transport, placement=self.placement
         )
         self._run(conductor)
         self.conductor = ConductorClient(transport, conf)
@@ -119,7 +117,10 @@ class StandaloneStack:
         conf = self._conf
         conf.set_override("auth_strategy", "noauth")
         conf.set_override("state_path", str(self._state))
-        # Parsing registers the option; oslo.messaging has no other public way to.
+        # Late: cyborg.rpc has to prepare the import. Parsing registers the option, for which
+        # oslo.messaging has no other public way.
+        import oslo_messaging
+
         oslo_messaging.TransportURL.parse(conf)
         conf.set_override("transport_url", "kombu+memory:////")
         # The in-process broker is the process's: another stack must not hear this one's calls.

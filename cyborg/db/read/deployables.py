@@ -84,7 +84,7 @@ def get(connection: sa.Connection, uuid: str) -> Row | None:
 
 
 def _attributes(connection: sa.Connection, found: sa.Select[Any]) -> dict[int, dict[str, str]]:
-    chosen = found.with_only_columns(table.c.id, maintain_column_froms=True).subquery()
+    chosen = found.with_only_columns(table.c.id).subquery()
     query = (
         sa.select(attributes.c.deployable_id, attributes.c.key, attributes.c.value)
         .join(chosen, chosen.c.id == attributes.c.deployable_id)

@@ -80,9 +80,7 @@ def _place(
     # From the very rows of the list, so that nobody learns of a row that is not theirs to see.
     columns = [table.c.id] if key is None else [table.c.id, key]
     found = connection.execute(
-        query.with_only_columns(*columns, maintain_column_froms=True)
-        .where(table.c.uuid == marker)
-        .limit(1)
+        query.with_only_columns(*columns).where(table.c.uuid == marker).limit(1)
     ).first()
     if found is None:
         raise Invalid(f"marker: {marker[:60]!r} is no row of this list", field="marker")

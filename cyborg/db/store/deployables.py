@@ -51,8 +51,11 @@ def _reported(deployable: Deployable) -> dict[str, Any]:
     }
 
 
-def add(tx: sa.Connection, host: str, new: Iterable[tuple[int, Deployable]]) -> None:
-    """Add deployables, each to the device of that row id; ``place`` says what they lie within."""
+def add(tx: sa.Connection, host: str, new: Iterable[tuple[int, Deployable, int]]) -> None:
+    """Add deployables, each to the device of that row id, with its number of handles.
+
+    ``place`` says what they lie within.
+    """
     bulk.insert(
         tx,
         deployables,
@@ -63,9 +66,10 @@ def add(tx: sa.Connection, host: str, new: Iterable[tuple[int, Deployable]]) -> 
                 "address": d.address,
                 "name": names.provider_name(host, d.address),
                 "rp_uuid": names.provider_uuid(host, d.address),
+                "num_accelerators": handles,
                 **_reported(d),
             }
-            for device_id, d in new
+            for device_id, d, handles in new
         ],
     )
 
@@ -87,10 +91,22 @@ def change(tx: sa.Connection, changed: Mapping[int, Deployable]) -> None:
 
 def place(tx: sa.Connection, places: Mapping[int, tuple[int | None, int]]) -> None:
     """Write, by row id, the row ids of the deployable around it and of the outermost one."""
+    # Nearly all lie within nothing: these are one statement, also on the wire.
+    alone = [id_ for id_, (parent, _) in places.items() if parent is None]
+    for some in bulk.chunks(alone):
+        tx.execute(
+            sa.update(deployables)
+            .where(deployables.c.id.in_(some))
+            .values(parent_id=None, root_id=deployables.c.id)
+        )
     bulk.update(
         tx,
         deployables,
-        [{"id": id_, "parent_id": p, "root_id": r} for id_, (p, r) in places.items()],
+        [
+            {"id": id_, "parent_id": parent, "root_id": root}
+            for id_, (parent, root) in places.items()
+            if parent is not None
+        ],
     )
 
 

@@ -47,7 +47,7 @@ def unchanged(
 def alive(
     tx: sa.Connection, binary: str, host: str, epoch: str, now: datetime, said: Mapping[str, Any]
 ) -> sa.RowMapping:
-    """Note that a daemon is alive, known or not; return the id and digest of its row.
+    """Note that a daemon is alive, known or not; return id, digest and generation of its row.
 
     A new epoch is a new life: its reports count from the start, but what has been recorded of the
     host stays true until a report says otherwise, so the digest is kept. Raises oslo.db's
@@ -61,7 +61,8 @@ def alive(
         if not tx.execute(sa.update(services).where(mine).values(**values)).rowcount:
             values |= {"uuid": str(uuid4()), "binary": binary, "host": host}
             tx.execute(sa.insert(services).values(**values))
-    return tx.execute(sa.select(services.c.id, services.c.digest).where(mine)).mappings().one()
+    found = sa.select(services.c.id, services.c.digest, services.c.generation).where(mine)
+    return tx.execute(found).mappings().one()
 
 
 def accept(

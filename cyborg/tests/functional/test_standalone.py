@@ -105,7 +105,7 @@ def test_it_listens_on_loopback_alone(tmp_path: Path) -> None:
         (
             {
                 "agent": {"enabled_backends": "gen0"},
-                "gen0": {"driver": "generic", "rules": "vendor=cheese"},
+                "gen0": {"driver": "generic", "devices": "vendor=cheese"},
             },
             "cheese",
         ),

@@ -15,6 +15,7 @@ import openstack
 import pytest
 
 from cyborg.fixtures.cloud import Cloud, cloud
+from cyborg.fixtures.databases import fresh_database
 from cyborg.fixtures.processes import BIN, until
 
 HOSTS = ("compute-1", "compute-2")
@@ -28,11 +29,13 @@ def running(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
     rabbit_url: str,
-    make_database: Any,
 ) -> Iterator[Cloud]:
     """A cloud on each of the two databases."""
     folder = tmp_path_factory.mktemp(f"cloud-{request.param}")
-    with make_database(request.param) as url, cloud(folder, url, rabbit_url, HOSTS, HANDLES) as it:
+    with (
+        fresh_database(request.param, folder) as url,
+        cloud(folder, url, rabbit_url, HOSTS, HANDLES) as it,
+    ):
         yield it
 
 

@@ -172,6 +172,29 @@ def test_a_malformed_report_is_refused(sqlite_engine: sa.Engine) -> None:
             hosts.report(body)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"serial": "s" * 256},
+        {"serial": "a\x00b"},
+        {"serial": "\ud800"},
+        {"backend": "b" * 256},
+        {"numa_node": 2**31},
+    ],
+    ids=ascii,
+)
+def test_what_a_table_cannot_hold_is_refused(engine: sa.Engine, wrong: dict[str, Any]) -> None:
+    hosts, host = rooms(engine), Host(devices=[card(**wrong)])
+    host.hello(hosts)
+    with pytest.raises(Invalid):
+        host.report(hosts)
+    host.generation = 2**63
+    host.devices = [card()]
+    with pytest.raises(Invalid):
+        host.report(hosts)
+    assert not rows.read(engine, schema.devices)
+
+
 def test_two_hosts_cannot_have_one_provider(engine: sa.Engine) -> None:
     hosts = rooms(engine)
     part = replace(card().deployables[0], address="b_c")

@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import pytest
 import sqlalchemy as sa
 
 from cyborg.core import names
 from cyborg.core.device import Device, Health
-from cyborg.core.errors import Stale
 from cyborg.core.report import BackendState, BackendStatus
 from cyborg.db import schema
 from cyborg.db.counting import counting
@@ -212,85 +209,6 @@ def test_a_part_that_moves_keeps_its_name(engine: sa.Engine) -> None:
     (held,) = rows.read(engine, schema.deployables)
     assert held["id"] == moved["id"]
     assert held["draining"]
-
-
-def test_a_handle_claimed_after_it_was_read_is_kept(
-    engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The claim commits between the report's read and its lock: SQLite has no such moment.
-    if engine.dialect.name == "sqlite":
-        return
-    from cyborg.conductor import reports
-
-    hosts, host = rooms(engine), Host()
-    host.tell(hosts, card(0))
-    plan = reports.inventory.plan
-    claimed: list[int] = []
-
-    def claiming(*known: Any) -> Any:
-        if not claimed:
-            claimed.append(owned(engine))
-        return plan(*known)
-
-    monkeypatch.setattr(reports.inventory, "plan", claiming)
-    host.tell(hosts)
-    (handle,) = rows.read(engine, schema.attach_handles)
-    assert (handle["request_id"], handle["draining"]) == (claimed[0], True)
-
-
-def test_reports_at_the_same_time_leave_no_duplicates(engine: sa.Engine) -> None:
-    devices = [card(n, 4) for n in range(8)]
-    host = Host(devices=devices)
-    host.hello(rooms(engine))
-    messages = []
-    for _ in range(6):
-        host.generation += 1
-        messages.append(host.message())
-    gate = threading.Barrier(len(messages))
-    came: list[object] = []
-
-    def send(message: dict[str, Any]) -> None:
-        hosts = rooms(engine)
-        gate.wait()
-        try:
-            came.append(hosts.report(message))
-        except Exception as bad:  # noqa: BLE001  looked at below
-            came.append(bad)
-
-    threads = [threading.Thread(target=send, args=(message,)) for message in messages]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert {type(each) for each in came} <= {dict, Stale}
-    assert {"accepted": True} in came
-    assert len(rows.read(engine, schema.devices)) == 8
-    assert len(rows.read(engine, schema.attach_handles)) == 32
-    (service,) = rows.read(engine, schema.services)
-    assert service["generation"] == 6
-
-
-def test_first_hellos_at_the_same_time_enter_one_service(engine: sa.Engine) -> None:
-    host = Host(devices=[card()])
-    gate = threading.Barrier(4)
-    came: list[object] = []
-
-    def send() -> None:
-        hosts = rooms(engine)
-        gate.wait()
-        try:
-            came.append(host.hello(hosts)["report"])
-        except Exception as bad:  # noqa: BLE001  looked at below
-            came.append(bad)
-
-    threads = [threading.Thread(target=send) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert came == [True] * 4
-    assert len(rows.read(engine, schema.services)) == 1
-    assert len(rows.read(engine, schema.backends)) == 1
 
 
 def test_more_handles_on_an_old_device_are_counted(engine: sa.Engine) -> None:

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent's side of the bus: version 1.0 of the internal contract."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+from uuid import uuid4
+
+from cyborg.agent.backend import Backend
+from cyborg.agent.inventory import collect
+from cyborg.core.errors import NotFound
+from cyborg.core.hardware import describe
+from cyborg.core.report import BackendState
+
+
+class Agent:
+    """Answers for the backends of this host; ``driver`` is a backend's name or its driver's."""
+
+    def __init__(
+        self,
+        host: str,
+        backends: Sequence[Backend],
+        discovered: Callable[[str, BackendState], None],
+    ) -> None:
+        """``discovered`` is told each backend's outcome of a discovery that was asked for."""
+        self._host = host
+        self._backends = backends
+        self._discovered = discovered
+
+    def discovery(
+        self, ctxt: Any, driver: str | None = None, discovery_id: str | None = None
+    ) -> dict[str, str]:
+        """Have backends look again, all or those of one driver. Raises NotFound."""
+        meant = self._meant(driver)
+        uuid = discovery_id or str(uuid4())
+        for backend in meant:
+            backend.rediscover(self._teller(discovery_id))
+        return {"status": "IN-PROGRESS", "discovery_id": uuid}
+
+    def hardware(self, ctxt: Any, driver: str | None = None) -> dict[str, Any]:
+        """Return what backends saw last, ready for use or not. Raises NotFound."""
+        names = {backend.name for backend in self._meant(driver)}
+        devices = collect([backend.view for backend in self._backends]).devices
+        return {"hardware": [describe(device) for device in devices if device.backend in names]}
+
+    def _teller(self, discovery_id: str | None) -> Callable[[BackendState], None]:
+        if discovery_id is None:
+            return lambda _: None
+        return lambda state: self._discovered(discovery_id, state)
+
+    def _meant(self, driver: str | None) -> list[Backend]:
+        meant = [b for b in self._backends if driver in (None, b.name, b.driver.name)]
+        if driver is not None and not meant:
+            known = sorted({b.name for b in self._backends})
+            raise NotFound(
+                f"host {self._host} has no backend or driver {str(driver)[:255]!r}; it has "
+                f"{', '.join(known) or 'none'}",
+                field="driver",
+            )
+        return meant

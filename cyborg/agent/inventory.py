@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all backends of a host have together, as one report."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from cyborg.agent.backend import MAX_ERROR, View
+from cyborg.core import wire
+from cyborg.core.device import Device
+from cyborg.core.report import BackendState, BackendStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """The host's backends and devices. ``digest`` is None while no backend has anything to say."""
+
+    states: tuple[BackendState, ...]
+    devices: tuple[Device, ...]
+    digest: str | None
+
+
+def collect(views: Sequence[View]) -> Inventory:
+    """Put the views together, in the order in which the backends are configured.
+
+    Of two that see the same device, or parts of the same address, the first has it; the other's
+    state says so.
+    """
+    owners: dict[str, str] = {}
+    parts: dict[str, str] = {}
+    devices: list[Device] = []
+    states: list[BackendState] = []
+    for view in views:
+        name = view.state.name
+        lost: list[str] = []
+        for device in view.devices:
+            held = next((parts[p.address] for p in device.deployables if p.address in parts), None)
+            first = owners.get(device.address, held)
+            if first is not None:
+                lost.append(f"{device.address} is left out: backend {first} has it already")
+                continue
+            owners[device.address] = name
+            parts.update(dict.fromkeys((p.address for p in device.deployables), name))
+            devices.append(device)
+        error = "; ".join([*([view.state.error] if view.state.error else []), *lost])
+        states.append(replace(view.state, error=error[:MAX_ERROR] or None))
+    silent = bool(states) and all(s.status is BackendStatus.DISCOVERING for s in states)
+    digest = None if silent else wire.digest(devices, states)
+    return Inventory(tuple(states), tuple(devices), digest)

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Telling the conductor: a hello at the pace that it sets, and a full report when it asks."""
+
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from oslo_log import log
+
+from cyborg.agent.backend import Backend
+from cyborg.agent.inventory import Inventory, collect
+from cyborg.core import wire
+from cyborg.core.errors import CyborgError, Stale
+from cyborg.core.report import BackendState, Report
+from cyborg.rpc.contract import AGENT
+
+LOG = log.getLogger(__name__)
+
+FIRST_PAUSE = 0.5  # seconds before the second try when the conductor is away
+LONGEST_PAUSE = 10.0
+QUIET = 60.0  # seconds between two lines of the log about the same trouble
+MAX_WAITING = 1024  # outcomes of discoveries that wait for the conductor
+
+
+class Conductor(Protocol):
+    """What the reporter asks of ``cyborg.rpc.conductor.ConductorClient``."""
+
+    def hello(
+        self,
+        host: str,
+        epoch: str,
+        endpoint: str | None,
+        status: str,
+        drivers: Sequence[Mapping[str, Any]],
+        digest: str | None,
+        versions: Mapping[str, Any] | None,
+    ) -> Mapping[str, Any]:
+        """Say that the agent is alive."""
+
+    def report(self, report: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Tell all that the host has."""
+
+    def discovery_done(
+        self, discovery_id: str, host: str, drivers: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Tell how a discovery ended."""
+
+
+class Reporter:
+    """One life of the agent, as far as the conductor hears of it."""
+
+    def __init__(
+        self,
+        host: str,
+        endpoint: str,
+        conductor: Conductor,
+        backends: Sequence[Backend],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``clock`` counts seconds upwards; it decides only how often trouble is logged."""
+        self.epoch = str(uuid.uuid4())
+        self._host = host
+        self._endpoint = endpoint
+        self._conductor = conductor
+        self._backends = backends
+        self._clock = clock
+        self._generation = 0
+        self._outcomes: deque[tuple[str, BackendState]] = deque(maxlen=MAX_WAITING)
+        self._pause = FIRST_PAUSE
+        self._complained: float | None = None
+        self._wake = threading.Event()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
+
+    def start(self) -> None:
+        """Begin, with a hello at once."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Say hello now: something has changed."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Say nothing more."""
+        self._stopped.set()
+        self._wake.set()
+
+    def join(self, seconds: float) -> bool:
+        """Wait for the call in progress; tell whether it ended in time."""
+        if self._thread.ident is not None:
+            self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def discovered(self, discovery_id: str, state: BackendState) -> None:
+        """Have the conductor told of a discovery's outcome, after the devices that it found."""
+        self._outcomes.append((discovery_id, state))
+        self.wake()
+
+    def round(self) -> float:
+        """Say hello and what follows from the answer; return the seconds until the next time."""
+        trouble: str | None = None
+        interval = 0.0
+        try:
+            interval = self._talk()
+        except CyborgError as bad:
+            trouble = bad.message
+        except Exception as bad:
+            LOG.debug("Talking to the conductor failed", exc_info=True)
+            trouble = f"{type(bad).__name__}: {bad}"
+        if trouble is not None:
+            return self._trouble(trouble)
+        if self._complained is not None:
+            LOG.info("The conductor answers again")
+        self._complained = None
+        self._pause = FIRST_PAUSE
+        return interval
+
+    def _talk(self) -> float:
+        inventory = collect([backend.view for backend in self._backends])
+        answer = self._hello(inventory)
+        if answer["report"] and inventory.digest is not None:
+            try:
+                self._report(inventory, inventory.digest)
+            except Stale:
+                # Somebody spoke for this host meanwhile; a hello makes this life the valid one.
+                self._hello(inventory)
+                self._report(inventory, inventory.digest)
+        while self._outcomes:
+            discovery_id, state = self._outcomes[0]
+            self._conductor.discovery_done(discovery_id, self._host, [wire.dump_backend(state)])
+            self._outcomes.popleft()
+        return float(answer["interval"])
+
+    def _hello(self, inventory: Inventory) -> Mapping[str, Any]:
+        drivers = {b.driver.name: b.driver.version for b in self._backends}
+        return self._conductor.hello(
+            host=self._host,
+            epoch=self.epoch,
+            endpoint=self._endpoint,
+            status="READY",
+            drivers=[wire.dump_backend(state) for state in inventory.states],
+            digest=inventory.digest,
+            versions={"rpc": AGENT.version, "drivers": drivers},
+        )
+
+    def _report(self, inventory: Inventory, digest: str) -> None:
+        self._generation += 1
+        LOG.info("Report %d: %d devices", self._generation, len(inventory.devices))
+        report = Report(
+            host=self._host,
+            epoch=self.epoch,
+            generation=self._generation,
+            digest=digest,
+            backends=inventory.states,
+            devices=inventory.devices,
+        )
+        self._conductor.report(wire.dump_report(report))
+
+    def _trouble(self, message: str) -> float:
+        now = self._clock()
+        if self._complained is None or now - self._complained >= QUIET:
+            self._complained = now
+            LOG.warning("The conductor does not take our word, trying again: %s", message)
+        pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
+        return pause
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            # Cleared before the round: a wake during it is not lost.
+            self._wake.clear()
+            if self._stopped.is_set():
+                return
+            self._wake.wait(self.round())

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent as a service: backends, reporter and server, wired together."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+from oslo_config import cfg
+from oslo_log import log
+
+from cyborg.agent import backends
+from cyborg.agent.backend import Backend
+from cyborg.agent.endpoint import Agent
+from cyborg.agent.reporter import LONGEST_PAUSE, Conductor, Reporter
+from cyborg.core.errors import Unavailable
+from cyborg.rpc.server import Server, make_server
+from cyborg.rpc.transport import Transport
+
+LOG = log.getLogger(__name__)
+
+PATIENCE = 5.0  # seconds that a stop waits for what is in progress
+
+
+class AgentService:
+    """One agent, in a process of its own or beside others. The transport is its owner's."""
+
+    def __init__(
+        self,
+        conf: cfg.ConfigOpts,
+        conductor_client: Conductor,
+        transport: Transport,
+        sysfs_root: str | Path = "/sys",
+    ) -> None:
+        self._conf = conf
+        self._conductor = conductor_client
+        self._transport = transport
+        self._sysfs_root = sysfs_root
+        self._stopping = threading.Event()
+        self._stopped = threading.Event()
+        self._ready = threading.Event()
+        self._server: Server | None = None
+        self._serving: threading.Thread | None = None
+        self._backends: list[Backend] = []
+        self._reporter: Reporter | None = None
+
+    def start(self) -> None:
+        """Begin, and return at once; a broker or a conductor that is away is waited for.
+
+        Raises Misconfigured, and then nothing was begun.
+        """
+        conf = self._conf
+        topic = f"{conf.rpc.topic}.agent"
+        found: list[Backend] = []
+        reporter = Reporter(conf.host, f"{topic}.{conf.host}", self._conductor, found)
+        found += [
+            Backend(
+                driver,
+                conf.agent.discovery_interval,
+                conf.agent.discovery_timeout,
+                reporter.wake,
+            )
+            for driver in backends.load(conf, self._sysfs_root)
+        ]
+        self._backends, self._reporter = found, reporter
+        endpoint = Agent(conf.host, found, reporter.discovered)
+        self._server = make_server(self._transport, conf, topic, conf.host, endpoint)
+        for backend in found:
+            backend.start()
+        reporter.start()
+        self._serving = threading.Thread(target=self._serve, name="agent-server", daemon=True)
+        self._serving.start()
+        LOG.info("Agent of %s: backends %s", conf.host, ", ".join(b.name for b in found) or "none")
+
+    def rediscover(self) -> None:
+        """Have all backends look again now."""
+        for backend in self._backends:
+            backend.rediscover()
+
+    def wait_ready(self, seconds: float | None = None) -> bool:
+        """Wait until the agent can be called; tell whether it can."""
+        return self._ready.wait(seconds)
+
+    def wait(self) -> None:
+        """Wait until ``stop`` has done its work."""
+        self._stopped.wait()
+
+    def stop(self) -> None:
+        """End what is in progress, or leave it behind if it does not end. Twice is fine."""
+        if self._stopping.is_set():
+            self._stopped.wait(2 * PATIENCE)
+            return
+        self._stopping.set()
+        loops: list[Any] = [*self._backends, *([self._reporter] if self._reporter else [])]
+        for loop in loops:
+            loop.stop()
+        closing = threading.Thread(target=self._close, name="agent-closing", daemon=True)
+        closing.start()
+        for loop in [self._reporter] if self._reporter else []:
+            loop.join(PATIENCE)
+        closing.join(PATIENCE)
+        if stuck := [b.name for b in self._backends if not b.join(0.0)]:
+            LOG.warning("Discovery still in progress, left behind: %s", ", ".join(stuck))
+        self._stopped.set()
+        LOG.info("The agent of %s has stopped", self._conf.host)
+
+    def _serve(self) -> None:
+        pause = 0.5
+        while not self._stopping.is_set() and self._server is not None:
+            try:
+                self._server.start()
+            except Unavailable as away:
+                # The reporter meets the same broker and says so once a minute.
+                LOG.debug("Cannot be called yet: %s", away.message)
+            except Exception:
+                LOG.exception("The agent's server cannot start")
+            else:
+                self._ready.set()
+                return
+            self._stopping.wait(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _close(self) -> None:
+        if self._serving is not None:
+            self._serving.join(PATIENCE)
+        if self._server is not None:
+            self._server.stop()
+            self._server.wait()

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The WSGI application, layer by layer.
+
+::
+
+    request id       X-Openstack-Request-Id of the answer, and of every line of the log
+    proxy headers    if [oslo_middleware] enable_proxy_headers_parsing is set
+    versions         the microversion headers of the answer
+    faults           whatever is raised below becomes an error's body
+    edge             health check, version documents, microversion, size of the body
+    authentication   keystone, or loopback alone
+    pecan            routes, operations
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from oslo_config import cfg
+from oslo_middleware import http_proxy_to_wsgi, request_id
+from pecan.core import Pecan
+
+from cyborg.api import auth, versions
+from cyborg.api.call import Request
+from cyborg.api.edge import Edge
+from cyborg.api.faults import FaultHook, Faults
+from cyborg.api.health import Health
+from cyborg.api.resource import Desk
+from cyborg.api.routes import Root
+from cyborg.db.reader import Reader
+from cyborg.policies.enforcer import make_enforcer
+from cyborg.rpc.conductor import ConductorClient
+
+
+class Api:
+    """The application; ``health`` is what its health check tells."""
+
+    def __init__(self, conf: cfg.ConfigOpts, desk: Desk) -> None:
+        self.health = Health(desk.reader)
+        resources = Pecan(
+            Root(desk),
+            default_renderer="json",
+            hooks=lambda: [FaultHook()],
+            force_canonical=False,
+            guess_content_type_from_ext=False,
+            use_context_locals=False,
+            request_cls=Request,
+        )
+        app = auth.wrap(resources, conf, make_enforcer(conf))
+        app = versions.Telling(Faults(Edge(app, conf, self.health)))
+        proxied = http_proxy_to_wsgi.HTTPProxyToWSGI(app, conf)
+        if conf.oslo_middleware.enable_proxy_headers_parsing:
+            app = proxied
+        self._app = request_id.RequestId(app, conf)
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        """Serve one request."""
+        # Before the proxy's headers, which anybody can send, may say something else.
+        environ[auth.PEER] = environ.get("REMOTE_ADDR")
+        return self._app(environ, start_response)  # type: ignore[no-any-return]
+
+
+def make_app(conf: cfg.ConfigOpts, conductor: ConductorClient, reader: Reader) -> Api:
+    """Return the API over a conductor and the read side of the database. Nothing is connected."""
+    return Api(conf, Desk(conf, conductor, reader))

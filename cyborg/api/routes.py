@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every route of the API. A path with and without /v2 before it is the same."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pecan
+from webob import exc
+
+from cyborg.api.resource import Desk
+from cyborg.api.v2 import (
+    accelerator_requests,
+    attributes,
+    deployables,
+    device_profiles,
+    devices,
+    discoveries,
+    services,
+)
+
+Table = Mapping[str, Mapping[str, Callable[..., Any]]]
+
+
+def table(desk: Desk) -> Table:
+    """Return the operations by path and method; a star stands for one name or uuid."""
+    arqs = accelerator_requests.Controller(desk)
+    attribute = attributes.Controller(desk)
+    deployable = deployables.Controller(desk)
+    device = devices.Controller(desk)
+    discovery = discoveries.Controller(desk)
+    profile = device_profiles.Controller(desk)
+    service = services.Controller(desk)
+    return {
+        "accelerator_requests": {
+            "GET": arqs.find,
+            "POST": arqs.create,
+            "PATCH": arqs.patch,
+            "DELETE": arqs.delete_many,
+        },
+        "accelerator_requests/*": {
+            "GET": arqs.get,
+            "PATCH": arqs.patch_one,
+            "DELETE": arqs.delete,
+        },
+        "attributes": {"GET": attribute.find},
+        "attributes/*": {"GET": attribute.get},
+        "deployables": {"GET": deployable.find},
+        "deployables/*": {"GET": deployable.get},
+        "device_profiles": {
+            "GET": profile.find,
+            "POST": profile.create,
+            "DELETE": profile.delete_many,
+        },
+        "device_profiles/*": {"GET": profile.get, "DELETE": profile.delete},
+        "devices": {"GET": device.find},
+        "devices/*": {"GET": device.get},
+        "devices/*/disable": {"POST": device.disable},
+        "devices/*/enable": {"POST": device.enable},
+        "discoveries": {"POST": discovery.create},
+        "discoveries/*": {"GET": discovery.get},
+        "services": {"GET": service.find},
+    }
+
+
+class Root:
+    """The controller that pecan starts from; the table alone says where it goes."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._table = table(desk)
+
+    @pecan.expose()
+    def _route(self, args: Sequence[str], request: Any) -> tuple[Callable[..., Any], list[str]]:
+        parts = list(args[1:] if args and args[0] == "v2" else args)
+        if parts and parts[-1] == "":
+            parts.pop()
+        names = parts[1:2]
+        methods = self._table.get("/".join([*parts[:1], *("*" for _ in names), *parts[2:]]))
+        if methods is None or "" in names:
+            raise exc.HTTPNotFound(f"there is no {request.path_info}"[:255])
+        method = "GET" if request.method == "HEAD" else request.method
+        if method not in methods:
+            allowed = sorted({*methods, *(("HEAD",) if "GET" in methods else ())})
+            raise exc.HTTPMethodNotAllowed(
+                f"{method} is not for {request.path_info}: {', '.join(allowed)}"[:255],
+                headers={"Allow": ", ".join(allowed)},
+            )
+        return methods[method], names

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""/v2/services: the daemons of every host and the backends of its agent, dead or alive."""
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any
+
+from oslo_utils import timeutils
+from wsme import types as wtypes
+
+from cyborg.api import types
+from cyborg.api.call import Call
+from cyborg.api.operation import operation
+from cyborg.api.paging import Asked
+from cyborg.api.resource import Resource
+from cyborg.core.liveness import Liveness, judge
+from cyborg.db.read import backends as read_backends
+from cyborg.db.read import services as read
+from cyborg.db.read.paging import Row
+
+NAME = "services"
+SINCE = (2, 4)
+
+
+class Backend(wtypes.Base):  # type: ignore[misc]
+    """One configured driver of an agent; ``error`` is a sentence, or null when all is well."""
+
+    uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
+    name = wtypes.wsattr(str, mandatory=True)
+    driver = wtypes.wsattr(str, mandatory=True)
+    status = wtypes.wsattr(str, mandatory=True)
+    error = wtypes.wsattr(str)
+
+
+class Service(wtypes.Base):  # type: ignore[misc]
+    """A daemon with its backends, or, of kind backend, one backend with its daemon's life."""
+
+    uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
+    kind = wtypes.wsattr(types.OneOf("daemon", "backend"), mandatory=True)
+    binary = wtypes.wsattr(str, mandatory=True)
+    host = wtypes.wsattr(str, mandatory=True)
+    status = wtypes.wsattr(str, mandatory=True)
+    state = wtypes.wsattr(types.OneOf(*Liveness), mandatory=True)
+    last_seen_at = wtypes.wsattr(datetime, mandatory=True)
+    backends = wtypes.wsattr([Backend], mandatory=True)
+    created_at = wtypes.wsattr(datetime, mandatory=True)
+
+
+class Services(wtypes.Base):  # type: ignore[misc]
+    """A list of services."""
+
+    services = wtypes.wsattr([Service], mandatory=True)
+    services_links = wtypes.wsattr([types.Link])
+
+
+class Controller(Resource):
+    """The operations on services."""
+
+    @operation(
+        rule="cyborg:service:get_all",
+        since=SINCE,
+        answer=Services,
+        query={
+            "host": types.Text(),
+            "binary": types.Text(64),
+            "kind": types.OneOf("daemon", "backend"),
+        },
+        paged=True,
+    )
+    def find(
+        self, call: Call, host: str | None, binary: str | None, kind: str | None, page: Asked
+    ) -> Any:
+        """List daemons with their backends; of kind daemon without, of kind backend each alone."""
+        find = read_backends.find if kind == "backend" else read.find
+        with self.desk.reader.connect() as connection:
+            found = page.read(lambda part: find(connection, page=part, host=host, binary=binary))
+        return call.collection(NAME, self._show(kind), found)
+
+    def _show(self, kind: str | None) -> Callable[[Call, Row], Mapping[str, Any]]:
+        now, conf = timeutils.utcnow(), self.desk.conf.conductor
+
+        def show(call: Call, row: Row) -> Mapping[str, Any]:
+            seen = row["last_seen_at"]
+            state = judge(seen, now, conf.hello_interval, conf.late_after, conf.down_after)
+            backends = [] if kind == "daemon" else row["backends"]
+            return types.dump(
+                Service,
+                {
+                    **row,
+                    "kind": kind or "daemon",
+                    "state": state,
+                    "backends": [types.dump(Backend, backend) for backend in backends],
+                },
+            )
+
+        return show

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a driver is: a class that says what devices are there.
+
+A driver is an entry point of ``cyborg.accelerator.driver``. The agent makes one object for each
+backend, that is for each configured use of the driver on the host, and calls ``discover`` in a
+thread of the backend's own, never twice at once. A driver reads ``cyborg.core`` and the host; it
+knows no bus, no database and no option library.
+"""
+
+import abc
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from cyborg.core.device import Device
+from cyborg.core.errors import Misconfigured
+
+Kind = Literal["str", "int", "float", "bool", "list", "multi"]
+"""The type of an option; ``list`` is one comma separated line, ``multi`` a line for each value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option of a driver, read from the section that is named after the backend."""
+
+    name: str
+    kind: Kind
+    default: Any
+    help: str
+
+
+class Driver(abc.ABC):
+    """The contract. ``name`` is the entry point's, ``version`` the driver's own."""
+
+    name: ClassVar[str]
+    version: ClassVar[str]
+    OPTIONS: ClassVar[tuple[Option, ...]] = ()
+
+    def __init__(
+        self, backend: str, options: Mapping[str, Any], sysfs_root: str | Path = "/sys"
+    ) -> None:
+        """Check the options, touch nothing. Raises Misconfigured: then the agent does not start.
+
+        ``options`` need not hold all: the others have their defaults.
+        """
+        self.backend = backend
+        self.options: dict[str, Any] = {o.name: o.default for o in self.OPTIONS} | dict(options)
+        self.sysfs_root = Path(sysfs_root)
+
+    @abc.abstractmethod
+    def discover(self) -> Sequence[Device]:
+        """Return every device that is there now; each one's ``backend`` is ``self.backend``.
+
+        Called again and again, and equal hosts must give equal answers. A device that cannot be
+        read is left out. Whatever this raises is shown as the backend's error, and the devices
+        that it returned last stay as they were.
+        """
+
+    def misconfigured(self, option: str, found: Any, expected: str) -> Misconfigured:
+        """Return the error for an option whose value is not usable."""
+        return Misconfigured(
+            f"[{self.backend}] {option}: found {found!r}; expected {expected}",
+            section=self.backend,
+            option=option,
+            found=str(found),
+            expected=expected,
+        )

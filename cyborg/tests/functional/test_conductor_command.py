@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""cyborg-conductor as a process: refusing, waiting, working, stopping."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cyborg.db import schema
+from cyborg.fixtures import rows
+from cyborg.fixtures.databases import engine_of
+from cyborg.fixtures.processes import Daemon, ini, until
+
+
+class Installation:
+    """A configuration file and the daemons started with it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.database = f"sqlite:///{folder}/cyborg.db"
+        self.daemons: list[Daemon] = []
+
+    def conductor(self, **sections: Any) -> Daemon:
+        plain: dict[str, dict[str, Any]] = {
+            "DEFAULT": {"host": "controller-1", "transport_url": "kombu+memory:////"},
+            "database": {"connection": self.database},
+            "placement": {"endpoint_override": "http://127.0.0.1:1"},
+            "nova": {"notify": "false"},
+            "conductor": {"hello_interval": 0.2, "workers": 2},
+        }
+        file = self.folder / "cyborg.conf"
+        file.write_text(ini(plain | sections))
+        command = [sys.executable, "-m", "cyborg.cmd.conductor", "--config-file", str(file)]
+        daemon = Daemon("conductor", command, self.folder, {})
+        self.daemons.append(daemon)
+        daemon.start()
+        return daemon
+
+
+@pytest.fixture
+def installation(tmp_path: Path) -> Iterator[Installation]:
+    made = Installation(tmp_path)
+    yield made
+    for daemon in made.daemons:
+        daemon.kill()
+
+
+def test_it_waits_for_its_tables_works_and_stops(installation: Installation) -> None:
+    conductor = installation.conductor()
+    until("it waits", lambda: "Waiting for the database" in conductor.tail(), 20)
+    with engine_of(installation.database) as engine:
+        schema.metadata.create_all(engine)
+        until("it says hello", lambda: rows.read(engine, schema.services), 20)
+        until("both workers are ready", lambda: conductor.tail(1000).count("is ready") == 2, 20)
+        (service,) = rows.read(engine, schema.services)
+    assert (service["binary"], service["host"]) == ("cyborg-conductor", "controller-1")
+    assert conductor.stop() == 0
+    assert "Traceback" not in conductor.tail(1000)
+
+
+def test_it_stops_while_it_waits(installation: Installation) -> None:
+    conductor = installation.conductor()
+    until("it waits", lambda: "Waiting for the database" in conductor.tail(), 20)
+    assert conductor.stop() == 0
+
+
+def test_it_works_and_stops_while_its_broker_is_away(installation: Installation) -> None:
+    here = {"host": "controller-1", "transport_url": "rabbit://u:secret@127.0.0.1:1/"}
+    with engine_of(installation.database) as engine:
+        schema.metadata.create_all(engine)
+        conductor = installation.conductor(DEFAULT=here)
+        until("it says hello", lambda: rows.read(engine, schema.services), 20)
+    until("it waits", lambda: "Waiting for the message broker" in conductor.tail(1000), 20)
+    assert conductor.stop() == 0
+    assert "secret" not in conductor.tail(1000)
+
+
+def test_an_unusable_section_is_refused(installation: Installation) -> None:
+    conductor = installation.conductor(placement={})
+    until("it ends", lambda: not conductor.alive(), 20)
+    assert conductor.stop() == 1
+    assert "[placement] auth_type is not set" in conductor.tail()
+    assert "Traceback" not in conductor.tail(1000)

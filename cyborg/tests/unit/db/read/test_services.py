@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Services, discoveries and the state of Placement as the API shows them."""
+
+from datetime import timedelta
+
+import pytest
+import sqlalchemy as sa
+from oslo_utils import timeutils
+
+from cyborg.db import schema
+from cyborg.db.counting import counting
+from cyborg.db.read import discoveries, providers, services
+from cyborg.db.read.paging import Page
+from cyborg.db.reader import Reader
+from cyborg.fixtures import rows
+
+
+def _agent(engine: sa.Engine, host: str, *backends: str) -> None:
+    service = rows.agent(engine, host)
+    for name in backends:
+        rows.insert(
+            engine,
+            schema.backends,
+            service_id=service,
+            name=name,
+            driver="fake",
+            status="ERROR" if name == "sick" else "READY",
+            error="it hangs" if name == "sick" else None,
+        )
+
+
+def test_a_service_shows_its_backends(engine: sa.Engine) -> None:
+    _agent(engine, "one", "well", "sick")
+    _agent(engine, "two", "well")
+    _agent(engine, "three")
+    with Reader(engine).connect() as connection:
+        found = services.find(connection)
+        one = services.get(connection, found[0]["uuid"])
+        paged = services.find(
+            connection, page=Page(limit=2, sort_key="host", marker=found[0]["uuid"])
+        )
+    assert one == found[0]
+    assert "id" not in found[0]
+    assert [(b["name"], b["status"], b["error"]) for b in found[0]["backends"]] == [
+        ("sick", "ERROR", "it hangs"),
+        ("well", "READY", None),
+    ]
+    assert not {"id", "service_id"} & set(found[0]["backends"][0])
+    assert [len(row["backends"]) for row in found] == [2, 1, 0]
+    assert [(row["host"], len(row["backends"])) for row in paged] == [("three", 0), ("two", 1)]
+
+
+def test_filters_of_services(engine: sa.Engine) -> None:
+    _agent(engine, "one")
+    _agent(engine, "two")
+    now = timeutils.utcnow()
+    rows.insert(
+        engine,
+        schema.services,
+        binary="cyborg-api",
+        host="one",
+        epoch="e",
+        status="READY",
+        started_at=now,
+        last_seen_at=now,
+    )
+    with Reader(engine).connect() as connection:
+        assert len(services.find(connection)) == 3
+        assert len(services.find(connection, host="one")) == 2
+        assert len(services.find(connection, host="one", binary="cyborg-agent")) == 1
+        assert services.find(connection, binary="cyborg-nothing") == []
+
+
+@pytest.mark.parametrize("number", [1, 30])
+def test_services_cost_two_statements(sqlite_engine: sa.Engine, number: int) -> None:
+    for host in range(number):
+        _agent(sqlite_engine, f"host-{host}", "a", "b")
+    with counting(sqlite_engine) as count, Reader(sqlite_engine).connect() as connection:
+        assert len(services.find(connection)) == number
+    assert len(count) == 2, count.statements
+
+
+def test_a_discovery_is_its_parts(engine: sa.Engine) -> None:
+    for host, backend, state in (("b", "x", "DONE"), ("a", "y", "FAILED"), ("a", "x", "DONE")):
+        rows.insert(engine, schema.discoveries, uuid="d", host=host, backend=backend, state=state)
+    rows.insert(engine, schema.discoveries, host="a", backend="x", state="IN-PROGRESS")
+    with Reader(engine).connect() as connection:
+        found = discoveries.get(connection, "d")
+        assert len(discoveries.find(connection, uuids=["d"], states=["DONE"])) == 2
+        assert len(discoveries.find(connection, host="a", backend="x")) == 2
+    assert found is not None
+    assert [(p["host"], p["backend"]) for p in found["parts"]] == [
+        ("a", "x"),
+        ("a", "y"),
+        ("b", "x"),
+    ]
+    assert found["updated_at"] is None
+    assert found["created_at"] == min(p["created_at"] for p in found["parts"])
+
+
+def test_a_provider_is_stale_until_its_revision_is_published(engine: sa.Engine) -> None:
+    now = timeutils.utcnow() - timedelta(seconds=5)
+    rows.insert(engine, schema.providers, name="fresh", host="h", revision=3, published=3)
+    rows.insert(
+        engine, schema.providers, name="stale", host="h", revision=3, published=2, stale_since=now
+    )
+    with counting(engine) as count, Reader(engine).connect() as connection:
+        fresh, stale = providers.find(connection, host="h")
+        assert providers.find(connection, stale=True) == [stale]
+        assert providers.find(connection, stale=False) == [fresh]
+        assert providers.get(connection, stale["uuid"]) == stale
+    assert len(count) == 4
+    assert (fresh["stale"], stale["stale"]) == (False, True)
+    assert stale["stale_since"] == now

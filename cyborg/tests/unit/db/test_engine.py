@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine is made without its database, and behaves alike on all three."""
+
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import sqlalchemy as sa
+from oslo_db.exception import DBReferenceError
+
+from cyborg.core.errors import Misconfigured, Unavailable
+from cyborg.db import schema
+from cyborg.db.engine import make_engine, wait_until_ready
+from cyborg.db.reader import Reader
+from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.fixtures import rows
+from cyborg.fixtures.databases import engine_of
+from cyborg.fixtures.options import make_conf
+
+LOG = logging.getLogger(__name__)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        (None, "is not set"),
+        ("", "is not set"),
+        ("secret nonsense", "is not usable"),
+        ("mysql+secret://u:secret@h/d", "is not usable"),
+        ("mssql+pyodbc://u:secret@h/d", "expected mysql"),
+        ("sqlite://", "in memory"),
+        ("sqlite:///:memory:", "in memory"),
+        ("mysql+pymysql://u:secret@h/d?init_command=SET+x", "init_command"),
+    ],
+)
+def test_a_url_that_cannot_be_used_is_told_without_its_password(
+    url: str | None, words: str
+) -> None:
+    with pytest.raises(Misconfigured, match=words) as refused:
+        make_engine(make_conf(database={"connection": url}))
+    assert "[database] connection" in refused.value.message
+    assert "secret" not in refused.value.message
+
+
+def test_an_engine_is_made_while_its_database_is_away() -> None:
+    with engine_of("mysql+pymysql://root@127.0.0.1:1/x") as engine:
+        assert engine.pool.checkedout() == 0
+
+
+def test_mariadb_goes_by_the_name_that_oslo_db_knows() -> None:
+    with engine_of("mariadb+pymysql://root@127.0.0.1:1/x") as engine:
+        assert engine.dialect.name == "mysql"
+
+
+def test_isolation_is_the_same_after_a_reader_had_the_connection(engine: sa.Engine) -> None:
+    expected = "SERIALIZABLE" if engine.dialect.name == "sqlite" else "READ COMMITTED"
+    for _ in range(2):
+        with engine.connect() as connection:
+            assert connection.get_isolation_level() == expected
+        with Reader(engine).connect() as connection:
+            connection.execute(sa.select(schema.services)).all()
+
+
+def test_sqlite_is_set_up_for_many_threads_and_processes(sqlite_engine: sa.Engine) -> None:
+    with sqlite_engine.connect() as connection:
+        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+        assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar() == 1
+        assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == 10_000
+    assert isinstance(sqlite_engine.pool, sa.QueuePool)
+
+
+def test_threads_write_one_after_another(sqlite_engine: sa.Engine) -> None:
+    id_ = rows.profile(sqlite_engine)
+    profiles = schema.device_profiles
+    uow = UnitOfWork(sqlite_engine)
+
+    def one_more(_: int) -> None:
+        def work(tx: sa.Connection) -> None:
+            text = tx.scalar(sa.select(profiles.c.description)) or ""
+            tx.execute(sa.update(profiles).values(description=text + "x"))
+
+        uow.run(work)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(one_more, range(32)))
+    assert rows.read(sqlite_engine, profiles, id=id_)[0]["description"] == "x" * 32
+
+
+def test_a_reader_sees_what_is_committed_and_waits_for_no_writer(engine: sa.Engine) -> None:
+    profiles = schema.device_profiles
+    reader = Reader(engine)
+    with engine.begin() as tx, reader.connect() as connection:
+        tx.execute(sa.insert(profiles).values(uuid="u", name="n", groups=[]))
+        assert connection.execute(sa.select(profiles.c.name)).all() == []
+        tx.commit()
+        assert connection.execute(sa.select(profiles.c.name)).all() == [("n",)]
+
+
+def test_a_reader_made_from_options_cannot_write(engine: sa.Engine, database_url: str) -> None:
+    rows.profile(engine)
+    reader = Reader(make_conf(database={"connection": database_url}))
+    with reader.connect() as connection:
+        assert connection.scalar(sa.select(sa.func.count()).select_from(schema.device_profiles))
+        with pytest.raises(Exception, match=r"(?i)read.?only"):
+            connection.execute(sa.delete(schema.device_profiles))
+    reader.close()
+    assert len(rows.read(engine, schema.device_profiles)) == 1
+
+
+def test_a_reader_goes_to_the_replica(sqlite_engine: sa.Engine) -> None:
+    conf = make_conf(
+        database={
+            "connection": "mysql+pymysql://root@127.0.0.1:1/x",
+            "slave_connection": str(sqlite_engine.url),
+        }
+    )
+    reader = Reader(conf)
+    with reader.connect() as connection:
+        assert connection.execute(sa.select(schema.services)).all() == []
+    reader.close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["mysql+pymysql://root@127.0.0.1:1/x", "postgresql+psycopg2://postgres@127.0.0.1:1/x"],
+)
+def test_a_reader_of_a_database_that_is_away(url: str) -> None:
+    reader = Reader(make_conf(database={"connection": url}))
+    with pytest.raises(Unavailable, match="does not answer") as away, reader.connect():
+        pass
+    assert "127.0.0.1" not in away.value.message
+
+
+def test_a_foreign_key_is_told_as_such(engine: sa.Engine) -> None:
+    with pytest.raises(DBReferenceError):
+        rows.insert(
+            engine, schema.backends, service_id=12345, name="b", driver="fake", status="READY"
+        )
+
+
+def test_a_service_waits_until_the_tables_are_there(
+    empty_engine: sa.Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Stop(threading.Event):
+        """Stands for the wait between two looks: the operator upgrades the database in it."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            schema.metadata.create_all(empty_engine)
+            return False
+
+    with caplog.at_level(logging.INFO):
+        assert wait_until_ready(empty_engine, Stop(), LOG) is True
+    messages = [record.getMessage() for record in caplog.records if record.name == __name__]
+    assert len(messages) == 2
+    assert "cyborg-dbsync upgrade" in messages[0]
+
+
+def test_a_service_that_is_stopped_waits_no_longer(caplog: pytest.LogCaptureFixture) -> None:
+    class Stop(threading.Event):
+        waits = 0
+
+        def wait(self, timeout: float | None = None) -> bool:
+            assert timeout is not None
+            assert 0 < timeout <= 10
+            self.waits += 1
+            if self.waits == 6:
+                self.set()
+            return self.is_set()
+
+    with engine_of("mysql+pymysql://root@127.0.0.1:1/x") as engine:
+        assert wait_until_ready(engine, Stop(), LOG) is False
+    assert len([r for r in caplog.records if r.name == __name__]) == 1  # once a minute

@@ -51,7 +51,8 @@ def load(conf: cfg.ConfigOpts, sysfs_root: str | Path = "/sys") -> list[Driver]:
         NAMESPACE,
         names=sorted({driver for driver, _ in wanted.values()}),
         on_load_failure_callback=failed,
-        warn_on_missing_entrypoint=False,
+        # What is missing is told below, with the names that there are.
+        on_missing_entrypoints_callback=lambda _: None,
     )
     classes = {extension.name: extension.plugin for extension in manager}
     known = sorted(set(manager.entry_points_names()))

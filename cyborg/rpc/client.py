@@ -24,7 +24,9 @@ class Client:
         self._transport = transport
         self._conf = conf
         target = oslo_messaging.Target(
-            topic=f"{conf.rpc.topic}.{contract.name}", version=contract.version
+            exchange=conf.rpc.topic,
+            topic=f"{conf.rpc.topic}.{contract.name}",
+            version=contract.version,
         )
         self._oslo = oslo_messaging.get_rpc_client(
             transport.oslo,
@@ -51,6 +53,10 @@ class Client:
             body = client.call(context.current(), method, **arguments)
         except oslo_messaging.MessagingTimeout as bad:
             raise TimedOut(f"{what}{there} did not answer in {self._conf.rpc.timeout:g} s") from bad
+        except oslo_messaging.RemoteError as bad:
+            raise Unavailable(
+                f"{what}{there} is not understood there: {bad.exc_type}; is it of another version?"
+            ) from bad
         except oslo_messaging.MessagingException as bad:
             raise Unavailable(
                 f"{what}{there} cannot be reached by way of the message broker at "

@@ -9,7 +9,7 @@ from oslo_config import cfg
 from oslo_context.context import RequestContext
 from oslo_log import log
 
-from cyborg.core.errors import CyborgError, Invalid
+from cyborg.core.errors import CyborgError, Invalid, Unavailable
 from cyborg.rpc import envelope
 from cyborg.rpc.context import ContextSerializer
 from cyborg.rpc.contract import CONTRACTS, OTHER_BYTES, Contract, Method
@@ -21,25 +21,32 @@ LOG = log.getLogger(__name__)
 class Server:
     """One server on the bus: ``start``, then ``stop`` and ``wait``."""
 
-    def __init__(self, transport: Transport, oslo: Any) -> None:
+    def __init__(self, transport: Transport, make: Callable[[], Any]) -> None:
         self._transport = transport
-        self._oslo = oslo
-        self._started = False
+        self._make = make
+        self._oslo: Any = None
 
     def start(self) -> None:
-        """Begin to answer. Raises Unavailable when the broker does not answer: try again later."""
+        """Begin to answer. Raises Unavailable when the broker does not let us: try again later."""
         self._transport.ensure_open()
-        self._oslo.start()
-        self._started = True
+        # A new one for each try: one that failed to start takes itself for started.
+        oslo = self._make()
+        try:
+            oslo.start()
+        except oslo_messaging.MessagingException as bad:
+            raise Unavailable(
+                f"the message broker at {self._transport.where} refuses: {bad}"
+            ) from bad
+        self._oslo = oslo
 
     def stop(self) -> None:
         """Take no more messages."""
-        if self._started:
+        if self._oslo is not None:
             self._oslo.stop()
 
     def wait(self) -> None:
         """Wait until what was taken has been answered."""
-        if self._started:
+        if self._oslo is not None:
             self._oslo.wait()
 
 
@@ -52,14 +59,20 @@ def make_server(
     arguments, returns plain values and raises ``cyborg.core.errors``. Each call has a thread.
     """
     contract = CONTRACTS[topic.rpartition(".")[2]]
-    oslo = oslo_messaging.get_rpc_server(
-        transport.oslo,
-        oslo_messaging.Target(topic=topic, server=host, version=contract.version),
-        [_Endpoint(conf, contract, endpoint)],
-        serializer=ContextSerializer(),
-        access_policy=oslo_messaging.ExplicitRPCAccessPolicy,
+    target = oslo_messaging.Target(
+        exchange=conf.rpc.topic, topic=topic, server=host, version=contract.version
     )
-    return Server(transport, oslo)
+    answers = _Endpoint(conf, contract, endpoint)
+    return Server(
+        transport,
+        lambda: oslo_messaging.get_rpc_server(
+            transport.oslo,
+            target,
+            [answers],
+            serializer=ContextSerializer(),
+            access_policy=oslo_messaging.ExplicitRPCAccessPolicy,
+        ),
+    )
 
 
 class _Endpoint:

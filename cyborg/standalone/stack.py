@@ -16,8 +16,9 @@ from oslo_config import cfg
 
 from cyborg.agent.service import AgentService
 from cyborg.api.app import make_app
+from cyborg.api.heartbeat import Heartbeat
 from cyborg.conductor.service import ConductorService
-from cyborg.core.errors import Misconfigured
+from cyborg.core.errors import Misconfigured, Unavailable
 from cyborg.db import migrate
 from cyborg.db.engine import make_engine
 from cyborg.db.reader import Reader
@@ -29,6 +30,7 @@ from cyborg.standalone.http import HttpServer
 DATABASE = "cyborg.db"
 PLACEMENT_DATABASE = "placement.db"
 LOCK = "lock"
+PATIENCE = 30.0  # seconds for a part to start
 # With nothing enabled there would be nothing to see.
 DEFAULT_DRIVERS = ["fake"]
 
@@ -103,12 +105,16 @@ class StandaloneStack:
             conf, engine=engine, transport=transport, placement=self.placement
         )
         self._run(conductor)
+        # A call that nobody listens for yet is lost, and missed for the whole of its timeout.
+        if not conductor.wait_ready(PATIENCE):
+            raise Unavailable(f"the conductor is not ready after {PATIENCE:g} s")
         self.conductor = ConductorClient(transport, conf)
         self._say(f"agent: starting, backends {', '.join(_backends(conf))}")
         self._run(AgentService(conf, self.conductor, transport))
         self.reader = Reader(conf)
         self._undo.callback(self.reader.close)
         api = make_app(conf, self.conductor, self.reader)
+        self._run(Heartbeat(conf, self.conductor, str(uuid.uuid4()), api.health))
         self._api = self._listen(api, conf.standalone.port, "port", conf.standalone.threads)
         for server in (self._placement_http, self._api):
             server.start()

@@ -27,14 +27,6 @@ def main(argv: list[str] | None = None) -> int:
     except (Misconfigured, cfg.Error, cfg.ConfigFileValueError) as bad:
         sys.stderr.write(f"cyborg-standalone: {' '.join(str(bad).split())}\n")
         return 1
-    except ModuleNotFoundError as missing:
-        if (missing.name or "").split(".")[0] not in ("placement", "waitress"):
-            raise
-        sys.stderr.write(
-            f"cyborg-standalone: {missing.name} is not installed; "
-            "it comes with: pip install 'cyborg[standalone]'\n"
-        )
-        return 1
 
 
 def _serve(args: argparse.Namespace, told: threading.Event) -> int:

@@ -121,12 +121,13 @@ def difference(
         old = actual.get(uuid)
         if old is None:
             writes.append(CreateProvider(new))
-        if new.inventories != (old.inventories if old else {}):
-            classes |= {name for name in new.inventories if name.startswith("CUSTOM_")}
-            writes.append(SetInventories(uuid, new.inventories))
+        # Traits first: inventory without them could be sold to whoever forbids one.
         if new.traits != (old.traits if old else frozenset()):
             traits |= {name for name in new.traits if name.startswith("CUSTOM_")}
             writes.append(SetTraits(uuid, new.traits))
+        if new.inventories != (old.inventories if old else {}):
+            classes |= {name for name in new.inventories if name.startswith("CUSTOM_")}
+            writes.append(SetInventories(uuid, new.inventories))
     going = {uuid: actual[uuid] for uuid, new in wanted.items() if new is None and uuid in actual}
     ensure: list[Call] = []
     if classes:

@@ -47,7 +47,7 @@ class Transport:
             memory.install()
         try:
             self.oslo = oslo_messaging.get_rpc_transport(conf)
-        except (oslo_messaging.InvalidTransportURL, oslo_messaging.DriverLoadFailure) as bad:
+        except (oslo_messaging.MessagingException, ValueError) as bad:
             # The URL holds a password, so the cause, which quotes it, is not passed on.
             scheme = str(conf.transport_url).partition(":")[0]
             raise Misconfigured(

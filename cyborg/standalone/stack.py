@@ -23,7 +23,7 @@ from cyborg.db import migrate
 from cyborg.db.engine import make_engine
 from cyborg.db.reader import Reader
 from cyborg.rpc.conductor import ConductorClient
-from cyborg.rpc.transport import make_transport
+from cyborg.rpc.transport import make_transport, register_options
 from cyborg.standalone import placement
 from cyborg.standalone.http import HttpServer
 
@@ -123,11 +123,7 @@ class StandaloneStack:
         conf = self._conf
         conf.set_override("auth_strategy", "noauth")
         conf.set_override("state_path", str(self._state))
-        # Late: cyborg.rpc has to prepare the import. Parsing registers the option, for which
-        # oslo.messaging has no other public way.
-        import oslo_messaging
-
-        oslo_messaging.TransportURL.parse(conf)
+        register_options(conf)
         conf.set_override("transport_url", "kombu+memory:////")
         # The in-process broker is the process's: another stack must not hear this one's calls.
         conf.set_override("topic", f"standalone-{uuid.uuid4().hex}", group="rpc")

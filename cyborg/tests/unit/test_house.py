@@ -50,7 +50,7 @@ def test_sizes(capsys: pytest.CaptureFixture[str], record_property: Any) -> None
 
 
 def test_every_file_names_its_licence() -> None:
-    scripts = [ROOT / "tools" / "test", ROOT / "tools" / "quickstart", ROOT / "tools" / "lib.sh"]
+    scripts = [ROOT / "tools" / name for name in ("bench", "lib.sh", "quickstart", "test")]
     scripts += [*(ROOT / "devstack").glob("*"), ROOT / ".ci" / "run", ROOT / "setup.py"]
     bare = [
         str(path.relative_to(ROOT))

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The generic driver on PCI buses that are directories."""
+
+from pathlib import Path
+
+import pytest
+
+from cyborg.core.device import Device, DeviceType, HandleType
+from cyborg.core.errors import Misconfigured
+from cyborg.drivers.generic import GenericDriver
+from cyborg.drivers.hwdb import Names
+from cyborg.fixtures.sysfs_tree import SysfsTree
+
+PF = "0000:3d:00.0"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> SysfsTree:
+    return SysfsTree(tmp_path / "sys")
+
+
+def discover(tree: SysfsTree, *rules: str) -> list[Device]:
+    return list(GenericDriver("gen0", {"devices": rules}, tree.root).discover())
+
+
+def snapshot(root: Path) -> dict[str, tuple[int, bytes]]:
+    return {
+        str(p.relative_to(root)): (p.lstat().st_mtime_ns, p.read_bytes() if p.is_file() else b"")
+        for p in root.rglob("*")
+    }
+
+
+def test_a_plain_function_is_one_handle(tree: SysfsTree) -> None:
+    tree.function(PF, numa_node=1, iommu_group="17", kernel_driver="vfio-pci", totalvfs=16)
+    (device,) = discover(tree, "vendor=8086")
+    (part,) = device.deployables
+    (handle,) = part.handles
+    assert (device.address, device.vendor, device.model) == (PF, "8086", "8086:37c8")
+    assert (device.type, device.backend, device.numa_node) == (DeviceType.QAT, "gen0", 1)
+    assert device.std_board_info == {
+        "vendor_id": "8086",
+        "product_id": "37c8",
+        "class": "0b4000",
+        "revision": "04",
+        "subsystem_vendor_id": "8086",
+        "subsystem_product_id": "0001",
+    }
+    assert (part.address, part.resource_class) == (PF, "CUSTOM_QAT")
+    assert part.traits == {"CUSTOM_PCI_VENDOR_8086", "CUSTOM_PCI_PRODUCT_8086_37C8"}
+    assert part.attributes == {
+        "class": "0b4000",
+        "iommu_group": "17",
+        "kernel_driver": "vfio-pci",
+        "numa_node": "1",
+        "revision": "04",
+        "sriov_totalvfs": "16",
+        "subsystem_product": "0001",
+        "subsystem_vendor": "8086",
+    }
+    assert (handle.address, handle.type) == (PF, HandleType.PCI)
+    assert handle.info == {"domain": "0000", "bus": "3d", "device": "00", "function": "0"}
+
+
+@pytest.mark.parametrize(
+    ("vendor", "product", "class_code", "type_", "resource_class"),
+    [
+        ("10de", "20b5", "030200", DeviceType.GPU, "PGPU"),
+        ("10ee", "5000", "120000", DeviceType.OTHER, "CUSTOM_ACCELERATOR"),
+        ("144d", "a80a", "010802", DeviceType.SSD, "CUSTOM_NVME"),
+        ("1000", "0014", "010400", DeviceType.OTHER, "CUSTOM_PCI_1000_0014"),
+        ("8086", "4940", "0b4000", DeviceType.QAT, "CUSTOM_QAT"),
+        ("177d", "a0f3", "0b4000", DeviceType.OTHER, "CUSTOM_COPROCESSOR"),
+        ("15b3", "101e", "020000", DeviceType.NIC, "CUSTOM_NIC"),
+        ("1cc7", "0200", "108000", DeviceType.CRYPTO, "CUSTOM_CRYPTO"),
+        ("1af4", "1045", "ffff00", DeviceType.OTHER, "CUSTOM_PCI_1AF4_1045"),
+    ],
+)
+def test_the_class_code_says_what_it_is_for(
+    tree: SysfsTree,
+    vendor: str,
+    product: str,
+    class_code: str,
+    type_: DeviceType,
+    resource_class: str,
+) -> None:
+    tree.function(PF, vendor, product, class_code)
+    (device,) = discover(tree, "address=*")
+    assert (device.type, device.deployables[0].resource_class) == (type_, resource_class)
+
+
+def test_a_rule_says_otherwise(tree: SysfsTree) -> None:
+    tree.function(PF)
+    (device,) = discover(tree, "class=0b,type=CRYPTO,resource_class=CUSTOM_X,traits=CUSTOM_Y")
+    assert (device.type, device.deployables[0].resource_class) == (DeviceType.CRYPTO, "CUSTOM_X")
+    assert "CUSTOM_Y" in device.deployables[0].traits
+
+
+def test_without_rules_nothing_is_offered(tree: SysfsTree) -> None:
+    tree.function(PF)
+    assert discover(tree) == []
+    assert discover(tree, "vendor=10de") == []
+
+
+def test_bridges_are_never_offered(tree: SysfsTree) -> None:
+    tree.function("0000:00:00.0", class_code="060000")
+    tree.function("0000:00:1c.0", class_code="060400")
+    tree.function(PF)
+    assert [d.address for d in discover(tree, "class=06", "address=*")] == [PF]
+
+
+def test_virtual_functions_are_handles_on_their_physical_one(tree: SysfsTree) -> None:
+    tree.function(PF, totalvfs=16)
+    made = tree.virtual_functions(PF, 3)
+    (device,) = discover(tree, "vendor=8086")
+    (part,) = device.deployables
+    assert (device.address, part.address) == (PF, PF)
+    assert [h.address for h in part.handles] == made
+    assert part.traits == {"CUSTOM_PCI_VENDOR_8086", "CUSTOM_PCI_PRODUCT_8086_37C9"}
+    assert part.attributes["sriov_totalvfs"] == "16"
+    assert device.std_board_info["product_id"] == "37c8"
+
+
+def test_a_function_with_virtual_ones_is_not_offered_itself(tree: SysfsTree) -> None:
+    tree.function(PF, totalvfs=16)
+    assert [d.address for d in discover(tree, "product=37c8")] == [PF]
+    tree.virtual_functions(PF, 2)
+    assert discover(tree, "product=37c8") == []
+
+
+def test_only_the_virtual_functions_that_match(tree: SysfsTree) -> None:
+    tree.function(PF, totalvfs=16)
+    made = tree.virtual_functions(PF, 4)
+    (device,) = discover(tree, f"address={made[0]},action=skip", "product=37c9")
+    assert [h.address for h in device.deployables[0].handles] == made[1:]
+
+
+def test_each_resource_class_is_a_deployable(tree: SysfsTree) -> None:
+    tree.function(PF, totalvfs=16)
+    made = tree.virtual_functions(PF, 3)
+    (device,) = discover(tree, f"address={made[1]},resource_class=CUSTOM_FAST", "product=37c9")
+    shown = {p.address: (p.resource_class, len(p.handles)) for p in device.deployables}
+    assert shown == {PF: ("CUSTOM_QAT", 2), f"{PF}-CUSTOM_FAST": ("CUSTOM_FAST", 1)}
+
+
+def test_virtual_functions_whose_physical_one_is_gone_are_left_out(tree: SysfsTree) -> None:
+    tree.function(PF, totalvfs=16)
+    tree.virtual_functions(PF, 2)
+    tree.remove(PF)
+    assert discover(tree, "vendor=8086") == []
+
+
+def test_a_device_comes_and_goes(tree: SysfsTree) -> None:
+    driver = GenericDriver("gen0", {"devices": ["vendor=8086"]}, tree.root)
+    assert driver.discover() == []
+    tree.function(PF)
+    tree.function("0000:02:00.0")
+    assert [d.address for d in driver.discover()] == ["0000:02:00.0", PF]
+    tree.remove("0000:02:00.0")
+    assert [d.address for d in driver.discover()] == [PF]
+
+
+def test_names_for_people(tree: SysfsTree) -> None:
+    tree.function(PF)
+    names = {PF: Names("Intel Corporation", "C62x Chipset QuickAssist")}
+    driver = GenericDriver("gen0", {"devices": ["vendor=8086"]}, tree.root, names.__getitem__)
+    (device,) = driver.discover()
+    assert (device.vendor, device.model) == ("8086", "C62x Chipset QuickAssist")
+    assert device.std_board_info["vendor_name"] == "Intel Corporation"
+
+
+def test_a_device_that_cannot_be_told_costs_only_itself(tree: SysfsTree) -> None:
+    tree.function(PF)
+    tree.function("0000:02:00.0")
+    names = {PF: Names(None, "x" * 300), "0000:02:00.0": Names(None, "fine")}
+    driver = GenericDriver("gen0", {"devices": ["vendor=8086"]}, tree.root, names.__getitem__)
+    assert [d.model for d in driver.discover()] == ["fine"]
+
+
+def test_nothing_is_written(tree: SysfsTree) -> None:
+    tree.function(PF, totalvfs=16)
+    tree.virtual_functions(PF, 2)
+    before = snapshot(tree.root)
+    discover(tree, "address=*")
+    assert snapshot(tree.root) == before
+
+
+def test_a_rule_that_does_not_parse_names_section_and_option(tree: SysfsTree) -> None:
+    with pytest.raises(Misconfigured) as raised:
+        discover(tree, "vendor=8086", "vendor=80")
+    assert raised.value.message == (
+        "[gen0] devices: found 'vendor=80'; expected four hexadecimal digits, such as vendor=8086"
+    )

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules: what they match, which one decides, and what does not parse."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cyborg.core.device import DeviceType
+from cyborg.drivers.rules import Rule, Unreadable, first, parse
+from cyborg.drivers.sysfs import PciFunction
+
+HEX4 = st.integers(0, 0xFFFF).map(lambda n: f"{n:04x}")
+HEX6 = st.integers(0, 0xFFFFFF).map(lambda n: f"{n:06x}")
+FUNCTIONS = st.builds(
+    PciFunction,
+    address=st.builds(
+        "{:04x}:{:02x}:{:02x}.{:x}".format,
+        *map(lambda top: st.integers(0, top), (0xFFFF, 0xFF, 0x1F, 7)),
+    ),
+    vendor=HEX4,
+    product=HEX4,
+    class_code=HEX6,
+)
+QAT = PciFunction("0000:3d:00.0", "8086", "37c8", "0b4000")
+
+
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        ("vendor=8086", True),
+        ("vendor=0x8086", True),
+        ("vendor=10de", False),
+        ("vendor=10de|8086", True),
+        ("vendor=!10de", True),
+        ("vendor=!8086", False),
+        ("product=37c8|37c9", True),
+        ("product=37C8", True),
+        ("product=37c8|!37c8", False),
+        ("class=0b", True),
+        ("class=0b40*", True),
+        ("class=0b4000", True),
+        ("class=0b4001", False),
+        ("class=03|12", False),
+        ("address=0000:3d:00.0", True),
+        ("address=0000:3d:*", True),
+        ("address=*:3D:*", True),
+        ("address=0000:3e:*", False),
+        ("address=!0000:3d:*", False),
+        ("address=0000:3[c-e]:*", True),
+        ("address=*", True),
+        (" vendor = 8086 , class = 0b ", True),
+        ("vendor=8086,class=03", False),
+    ],
+)
+def test_matching(text: str, fits: bool) -> None:
+    assert parse(text).matches(QAT) is fits
+
+
+def test_results() -> None:
+    rule = parse(
+        "class=12,type=fpga,resource_class=CUSTOM_X,traits=CUSTOM_A|HW_GPU_API_VULKAN,action=offer"
+    )
+    assert (rule.type, rule.resource_class) == (DeviceType.FPGA, "CUSTOM_X")
+    assert rule.traits == {"CUSTOM_A", "HW_GPU_API_VULKAN"}
+    assert rule.skip is False
+
+
+def test_the_first_that_matches_decides() -> None:
+    rules = [
+        parse("product=37c9,type=NIC"),
+        parse("address=0000:3e:*,action=skip"),
+        parse("vendor=8086,type=QAT"),
+        parse("address=*,type=OTHER"),
+    ]
+    assert first(rules, QAT) is rules[2]
+    assert first([parse("vendor=8086,action=skip"), *rules], QAT) is None
+    assert first(rules[:2], QAT) is None
+    assert first([], QAT) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "found", "expected"),
+    [
+        ("", "", "key=value"),
+        ("vendor", "vendor", "key=value"),
+        ("vendor=", "vendor=", "key=value"),
+        ("=8086", "=8086", "key=value"),
+        ("vendr=8086", "vendr=8086", "a key of vendor, product"),
+        ("vendor=8086,", "", "key=value"),
+        ("vendor=80", "vendor=80", "four hexadecimal digits"),
+        ("vendor=8086|", "vendor=8086|", "four hexadecimal digits"),
+        ("vendor=8086|intel", "vendor=8086|intel", "four hexadecimal digits"),
+        ("product=!!37c8", "product=!!37c8", "four hexadecimal digits"),
+        ("class=0b4000f", "class=0b4000f", "one to six hexadecimal digits"),
+        ("class=*", "class=*", "one to six hexadecimal digits"),
+        ("address=/etc", "address=/etc", "a pattern of PCI addresses"),
+        ("vendor=8086,vendor=10de", "vendor=10de", "once in a rule"),
+        ("type=GPU", "type=GPU", "at least one of vendor"),
+        ("vendor=8086,type=TOASTER", "type=TOASTER", "one of GPU, FPGA"),
+        ("vendor=8086,resource_class=gpu", "resource_class=gpu", "a standard resource class"),
+        ("vendor=8086,traits=CUSTOM_A|b", "traits=CUSTOM_A|b", "standard traits or CUSTOM_NAME"),
+        ("vendor=8086,action=burn", "action=burn", "one of offer, skip"),
+    ],
+)
+def test_what_does_not_parse(text: str, found: str, expected: str) -> None:
+    with pytest.raises(Unreadable) as raised:
+        parse(text)
+    assert raised.value.found == found
+    assert expected in raised.value.expected
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_a_rule_or_unreadable(text: str) -> None:
+    try:
+        assert isinstance(parse(text), Rule)
+    except Unreadable:
+        pass
+
+
+@given(FUNCTIONS)
+def test_its_own_facts_match_and_their_negation_does_not(function: PciFunction) -> None:
+    facts = {
+        "vendor": function.vendor,
+        "product": function.product,
+        "class": function.class_code,
+        "address": function.address,
+    }
+    assert parse(",".join(f"{k}={v}" for k, v in facts.items())).matches(function)
+    for key, value in facts.items():
+        assert not parse(f"{key}=!{value}").matches(function)
+
+
+@given(FUNCTIONS, FUNCTIONS)
+def test_a_value_and_its_negation_divide_the_world(one: PciFunction, other: PciFunction) -> None:
+    for key, value in (("vendor", one.vendor), ("class", one.class_code[:2])):
+        wanted, unwanted = parse(f"{key}={value}"), parse(f"{key}=!{value}")
+        assert wanted.matches(other) is not unwanted.matches(other)
+
+
+@given(FUNCTIONS, st.lists(st.sampled_from(["vendor=8086", "class=03", "address=*"]), max_size=4))
+def test_skip_before_everything_offers_nothing(function: PciFunction, texts: list[str]) -> None:
+    rules = [parse("address=*,action=skip"), *map(parse, texts)]
+    assert first(rules, function) is None

@@ -38,6 +38,7 @@ address = fffe:00:00.0
 [conductor]
 hello_interval = 1
 """
+SILENT = ("arq-unbind", "arq-delete", "device-profile-delete")
 PCI = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
 STARTED = time.monotonic()
 
@@ -119,10 +120,11 @@ def cyborg(service: Service, *words: str, read: bool = True, show: bool = False)
     """Run the command line client; return its JSON, or show its table."""
     if show:
         say(f"   $ cyborg {' '.join(words)}")
+    form = () if words[0] in SILENT else ("-f", "json") if read else ("--max-width", "120")
     done = subprocess.run(
         [
-            *(BIN / "cyborg", "--os-auth-type", "none", "--os-endpoint", service.api, *words),
-            *(("-f", "json") if read else ()),
+            *(BIN / "cyborg", "--os-auth-type", "none", "--os-endpoint", service.api),
+            *(*words, *form),
         ],
         capture_output=True,
         text=True,
@@ -260,8 +262,8 @@ def tell(service: Service) -> str:
             },
         )
         made = [arq["UUID"] for arq in cyborg(service, "arq-create", PROFILE, show=True)]
-        full = [cyborg(service, "arq-show", arq) for arq in made]
-        of_group = [choice["mappings"][f"_device_profile_{arq['Group']}"][0] for arq in full]
+        group_of = {a["UUID"]: a["Group"] for a in cyborg(service, "arq-list", "--long")}
+        of_group = [choice["mappings"][f"_device_profile_{group_of[arq]}"][0] for arq in made]
         host = devices[0]["Host"]
         each = [word for provider in of_group for word in ("--provider", provider)]
         bind = ["arq-bind", *made, "--host", host, "--instance", instance, *each]
@@ -288,10 +290,10 @@ def tell(service: Service) -> str:
         if left or used:
             raise Failed(f"{len(left)} requests and {used} units in use are left")
         say("   no request left, nothing in use")
-    what = f"{len(real)} real PCI devices ({real[0]['name']}, ...)" if real else "no PCI bus here"
+    what = f"{len(real)} on the PCI bus, such as {real[0]['name']}" if real else "no PCI bus here"
     return (
-        f"{len(devices)} devices discovered: {what} and the fake card; {len(made)} accelerators "
-        f"offered by Placement, bound to an instance and released"
+        f"{len(devices)} devices discovered ({what}; and a fake card), {len(made)} accelerators "
+        "bound to an instance and released"
     )
 
 

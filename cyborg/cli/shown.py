@@ -43,7 +43,9 @@ def cell(value: Any) -> Any:
             value = json.loads(value)
         except ValueError:
             return value
-    return Structure(value) if isinstance(value, Mapping | list | tuple) else value
+    # Nothing is null for machines and an empty cell for people, not Python's word for it.
+    plain = value is not None and not isinstance(value, Mapping | list | tuple)
+    return value if plain else Structure(value)
 
 
 def table(

@@ -2,6 +2,7 @@
 """``cyborg-standalone``: the whole service in one process, for one machine and its owner."""
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
@@ -13,18 +14,21 @@ from oslo_config import cfg
 from oslo_log import log
 
 from cyborg import conf as options
-from cyborg.core.errors import Misconfigured
+from cyborg.conf import opts
+from cyborg.core.errors import CyborgError
 
 
 def main(argv: list[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT; return the exit code."""
     args = _parser().parse_args(argv)
     told = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: told.set())
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        # Under nohup SIGHUP is ignored and stays so.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda *_: told.set())
     try:
         return _serve(args, told)
-    except (Misconfigured, cfg.Error, cfg.ConfigFileValueError) as bad:
+    except (CyborgError, cfg.Error, OSError) as bad:
         sys.stderr.write(f"cyborg-standalone: {' '.join(str(bad).split())}\n")
         return 1
 
@@ -54,9 +58,8 @@ def _configuration(args: argparse.Namespace, state: Path) -> cfg.ConfigOpts:
     conf = cfg.ConfigOpts()
     options.register(conf)
     log.register_options(conf)
-    log.set_defaults(
-        default_log_levels=[*log.get_default_log_levels(), "waitress=WARNING", "alembic=WARNING"]
-    )
+    quiet = [f"{name}=WARNING" for name in ("alembic", "oslo_service.backend", "waitress")]
+    log.set_defaults(default_log_levels=[*log.get_default_log_levels(), *quiet])
     usual = state / "cyborg.conf"
     files = args.config_file or ([str(usual)] if usual.exists() else [])
     words = [word for file in files for word in ("--config-file", file)]
@@ -67,7 +70,17 @@ def _configuration(args: argparse.Namespace, state: Path) -> cfg.ConfigOpts:
             conf.set_override(name, value, group="standalone")
     if args.host is not None:
         conf.set_override("host", args.host)
+    _read_all(conf)
     return conf
+
+
+def _read_all(conf: cfg.ConfigOpts) -> None:
+    """Raise for a value that does not parse now, not when its option is first needed."""
+    for section, declared in opts.list_opts():
+        for option in declared:
+            # What only an authentication plug-in registers is not there yet.
+            with contextlib.suppress(cfg.NoSuchOptError, cfg.NoSuchGroupError):
+                conf[option.dest] if section == "DEFAULT" else conf[section][option.dest]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -105,10 +118,9 @@ def _default_state() -> str:
 
 
 def _port(text: str) -> int:
-    number = int(text)
-    if not 0 <= number < 65536:
-        raise ValueError(text)
-    return number
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: expected 0 to 65535")
+    return int(text)
 
 
 def _say(line: str) -> None:

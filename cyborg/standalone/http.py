@@ -18,35 +18,27 @@ GRACE = 1.0
 class HttpServer:
     """One listening port; ``url`` is its address once it is made. Nothing is served before start.
 
-    Raises Misconfigured for an address that is not loopback or a port that is taken.
+    Raises Misconfigured for an address that is not loopback or a port that is taken; ``option`` is
+    the one that says the port.
     """
 
-    def __init__(
-        self,
-        app: Callable[..., Iterable[bytes]],
-        host: str,
-        port: int,
-        option: str,
-        threads: int = 4,
-    ) -> None:
+    def __init__(self, host: str, port: int, option: str) -> None:
         self._listening = listen(host, port, option)
         address, number = self._listening.getsockname()[:2]
         self.url = (
             f"http://[{address}]:{number}" if ":" in address else f"http://{address}:{number}"
         )
-        self._app = app
-        self._threads = threads
         self._map: dict[int, Any] = {}
         self._server: Any = None
         self._loop: threading.Thread | None = None
 
-    def start(self) -> None:
-        """Serve until stop() is called."""
+    def start(self, app: Callable[..., Iterable[bytes]], threads: int = 4) -> None:
+        """Serve ``app`` until stop() is called; ``threads`` requests at once."""
         self._server = server.create_server(
-            self._app,
+            app,
             map=self._map,
             sockets=[self._listening],
-            threads=self._threads,
+            threads=threads,
             ident="cyborg",
             # Nothing on loopback is a proxy that could be believed.
             clear_untrusted_proxy_headers=True,
@@ -67,20 +59,17 @@ class HttpServer:
 
 
 def listen(host: str, port: int, option: str) -> socket.socket:
-    """Return a socket bound to a loopback address; ``option`` is named in what is raised.
-
-    Raises Misconfigured.
-    """
+    """Return a socket bound to a loopback address. Raises Misconfigured."""
     try:
         found = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
         )
     except OSError as bad:
-        raise Misconfigured(f"{option} = {host}: {bad.strerror or bad}") from bad
+        raise Misconfigured(f"[standalone] listen = {host}: {bad.strerror or bad}") from bad
     if not all(ipaddress.ip_address(name[4][0]).is_loopback for name in found):
         raise Misconfigured(
-            f"{option} = {host}: the stand-alone service takes every caller for an administrator, "
-            "so it listens on a loopback address only, such as 127.0.0.1 or ::1"
+            f"[standalone] listen = {host}: the stand-alone service takes every caller for an "
+            "administrator, so it listens on a loopback address only, such as 127.0.0.1 or ::1"
         )
     family, kind, protocol, _, address = found[0]
     listening = socket.socket(family, kind, protocol)
@@ -90,5 +79,7 @@ def listen(host: str, port: int, option: str) -> socket.socket:
         listening.listen(128)
     except OSError as bad:
         listening.close()
-        raise Misconfigured(f"{option}: cannot listen on {host}:{port}: {bad.strerror}") from bad
+        raise Misconfigured(
+            f"[standalone] {option}: cannot listen on {host}:{port}: {bad.strerror}"
+        ) from bad
     return listening

@@ -84,23 +84,28 @@ class StandaloneStack:
 
     def _start(self) -> None:
         conf = self._conf
+        self._api = self._listen("port")
+        self._placement_http = self._listen("placement_port")
         self._state.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._undo.enter_context(_sole_owner(self._state))
         self._override()
+
         self._say("database: migrating")
         engine = make_engine(conf)
         self._undo.callback(engine.dispose)
         migrate.upgrade(engine)
+
         self._say("Placement: starting")
         app = placement.make_app(f"sqlite:///{self._state / PLACEMENT_DATABASE}")
         self._undo.callback(app.close)
         self.placement = placement.make_adapter(app, raise_exc=False)
         ensure_compute_node(self.placement, conf.host)
-        self._placement_http = self._listen(app, conf.standalone.placement_port, "placement_port")
+        self._undo.callback(self._placement_http.stop)
+        self._placement_http.start(app)
 
+        self._say("conductor: starting")
         transport = make_transport(conf)
         self._undo.callback(transport.cleanup)
-        self._say("conductor: starting")
         conductor = ConductorService(
             conf, engine=engine, transport=transport, placement=self.placement
         )
@@ -108,16 +113,17 @@ class StandaloneStack:
         # A call that nobody listens for yet is lost, and missed for the whole of its timeout.
         if not conductor.wait_ready(PATIENCE):
             raise Unavailable(f"the conductor is not ready after {PATIENCE:g} s")
-        self.conductor = ConductorClient(transport, conf)
+
         self._say(f"agent: starting, backends {', '.join(_backends(conf))}")
+        self.conductor = ConductorClient(transport, conf)
         self._run(AgentService(conf, self.conductor, transport))
+
         self.reader = Reader(conf)
         self._undo.callback(self.reader.close)
         api = make_app(conf, self.conductor, self.reader)
         self._run(Heartbeat(conf, self.conductor, str(uuid.uuid4()), api.health))
-        self._api = self._listen(api, conf.standalone.port, "port", conf.standalone.threads)
-        for server in (self._placement_http, self._api):
-            server.start()
+        self._undo.callback(self._api.stop)
+        self._api.start(api, conf.standalone.threads)
 
     def _override(self) -> None:
         conf = self._conf
@@ -132,9 +138,10 @@ class StandaloneStack:
         if not _backends(conf):
             conf.set_override("enabled_drivers", DEFAULT_DRIVERS, group="agent")
 
-    def _listen(self, app: Any, port: int, option: str, threads: int = 4) -> HttpServer:
-        name = f"[standalone] {option}"
-        server = HttpServer(app, self._conf.standalone.listen, port, name, threads)
+    def _listen(self, option: str) -> HttpServer:
+        ours = self._conf.standalone
+        server = HttpServer(ours.listen, ours[option], option)
+        # Whether it is ever started or not; a second stop does nothing.
         self._undo.callback(server.stop)
         return server
 

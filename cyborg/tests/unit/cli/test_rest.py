@@ -20,8 +20,8 @@ def serving(answer: Answering) -> Iterator[str]:
     def application(environ: dict[str, Any], start: Any) -> Iterable[bytes]:
         return answer(Request(environ))(environ, start)
 
-    server = HttpServer(application, "127.0.0.1", 0, "test", threads=1)
-    server.start()
+    server = HttpServer("127.0.0.1", 0, "port")
+    server.start(application, threads=1)
     try:
         yield server.url
     finally:

@@ -20,4 +20,7 @@ def test_text_that_only_looks_like_json_stays_text() -> None:
 
 
 def test_a_missing_field_is_empty() -> None:
-    assert shown.one(COLUMNS, {}) == (("UUID", "Board"), (None, None))
+    headings, values = shown.one(COLUMNS, {})
+    assert headings == ("UUID", "Board")
+    assert [v.machine_readable() for v in values] == [None, None]
+    assert [v.human_readable() for v in values] == ["", ""]

@@ -129,7 +129,6 @@ def test_the_best_common_microversion_is_used(most: str, used: str) -> None:
         (ks.ConnectTimeout("slow"), TimedOut),
         (ks.EndpointNotFound("none"), Unavailable),
     ],
-    ids=str,
 )
 def test_what_is_away_or_no_placement_is_unavailable(answer: Any, kind: type[Exception]) -> None:
     client = Placement(Scripted(answer, version("1.39"), EMPTY))

@@ -19,8 +19,8 @@ def application(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "localhost"])
 def test_it_serves_and_leaves_nothing(host: str) -> None:
     before = set(threading.enumerate())
-    server = HttpServer(application, host, 0, "test")
-    server.start()
+    server = HttpServer(host, 0, "port")
+    server.start(application)
     with requests.Session() as client:
         assert client.get(f"{server.url}/here").text == "/here"
         # The client's connection is still open: a stop must not wait for it.
@@ -31,17 +31,17 @@ def test_it_serves_and_leaves_nothing(host: str) -> None:
 
 
 def test_one_that_never_started_gives_its_port_back() -> None:
-    first = HttpServer(application, "127.0.0.1", 0, "test")
+    first = HttpServer("127.0.0.1", 0, "port")
     port = int(first.url.rpartition(":")[2])
     first.stop()
-    again = HttpServer(application, "127.0.0.1", port, "test")
+    again = HttpServer("127.0.0.1", port, "port")
     again.stop()
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", ""])
 def test_only_loopback(host: str) -> None:
     with pytest.raises(Misconfigured, match=r"^\[standalone\] listen"):
-        HttpServer(application, host, 0, "[standalone] listen")
+        HttpServer(host, 0, "port")
 
 
 def test_a_taken_port_is_named() -> None:
@@ -50,4 +50,4 @@ def test_a_taken_port_is_named() -> None:
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(Misconfigured, match=f"127.0.0.1:{port}: Address already in use"):
-            HttpServer(application, "127.0.0.1", port, "[standalone] port")
+            HttpServer("127.0.0.1", port, "port")

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One backend's loop: what a driver returns, raises, or keeps to itself."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from cyborg.agent.backend import Backend
+from cyborg.core.errors import DriverFailed
+from cyborg.core.report import BackendState, BackendStatus
+from cyborg.fixtures.drivers import LONG, Puppet, Told, card
+
+SOON = 0.05
+NEVER = 3600.0
+
+Make = Callable[..., Backend]
+
+
+@pytest.fixture
+def changed() -> Told:
+    return Told()
+
+
+@pytest.fixture
+def make(changed: Told) -> Iterator[Make]:
+    made: list[tuple[Backend, Puppet]] = []
+
+    def build(driver: Puppet, timeout: float = NEVER, interval: float = NEVER) -> Backend:
+        backend = Backend(driver, interval, timeout, changed)
+        made.append((backend, driver))
+        backend.start()
+        return backend
+
+    yield build
+    for backend, driver in made:
+        backend.stop()
+        driver.release()
+        assert backend.join(LONG)
+
+
+def state(status: BackendStatus, error: str | None = None) -> BackendState:
+    return BackendState("b0", "puppet", status, error)
+
+
+def test_it_begins_by_itself(make: Make, changed: Told) -> None:
+    driver = Puppet(devices=[card()])
+    driver.hold()
+    backend = make(driver)
+    assert backend.view.state == state(BackendStatus.DISCOVERING)
+    driver.release()
+    changed.wait_for()
+    assert backend.view.state == state(BackendStatus.READY)
+    assert backend.view.devices == (card(),)
+
+
+def test_it_looks_again_and_again(make: Make) -> None:
+    driver = Puppet()
+    make(driver, interval=0.01)
+    driver.wait_for(3)
+
+
+def test_what_is_equal_is_no_news(make: Make, changed: Told) -> None:
+    driver = Puppet(devices=[card()])
+    backend = make(driver)
+    changed.wait_for()
+    done = Told()
+    backend.rediscover(done)
+    done.wait_for()
+    driver.devices = [card(), card("0000:02:00.0")]
+    backend.rediscover(done)
+    done.wait_for(2)
+    assert len(changed.calls) == 2
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        (DriverFailed("the bus is on fire"), "the bus is on fire"),
+        (ZeroDivisionError("division by zero"), "ZeroDivisionError: division by zero"),
+        (RuntimeError("x" * 5000), "RuntimeError: " + "x" * 986),
+    ],
+)
+def test_a_driver_that_raises(make: Make, changed: Told, raised: Exception, told: str) -> None:
+    driver = Puppet(devices=[card()])
+    backend = make(driver)
+    changed.wait_for()
+    driver.error = raised
+    done = Told()
+    backend.rediscover(done)
+    assert done.wait_for() == [(state(BackendStatus.ERROR, told),)]
+    assert backend.view.devices == (card(),), "what it saw last stays"
+    driver.error = None
+    backend.rediscover(done)
+    assert done.wait_for(2)[1] == (state(BackendStatus.READY),)
+
+
+def test_a_driver_that_hangs(make: Make, changed: Told) -> None:
+    driver = Puppet(devices=[card()])
+    backend = make(driver, timeout=SOON)
+    changed.wait_for()
+    driver.hold()
+    done = Told()
+    backend.rediscover(done)
+    late = state(BackendStatus.ERROR, "discovery takes longer than 0.05 s")
+    assert done.wait_for() == [(late,)]
+    assert backend.view.devices == (card(),)
+    backend.rediscover(done)
+    assert done.wait_for(2)[1] == (late,), "whoever asks meanwhile is told at once"
+    assert driver.began == 2, "no other call is made until it returns"
+    driver.devices = []
+    driver.release()
+    changed.wait_for(3)
+    driver.wait_for(3)
+    assert backend.view.state == state(BackendStatus.READY)
+    assert backend.view.devices == ()
+
+
+def test_a_driver_that_hangs_at_once(make: Make, changed: Told) -> None:
+    driver = Puppet()
+    driver.hold()
+    backend = make(driver, timeout=SOON)
+    changed.wait_for()
+    assert backend.view.state.status is BackendStatus.ERROR
+
+
+def test_the_one_in_progress_does_not_count(make: Make, changed: Told) -> None:
+    driver = Puppet()
+    driver.hold()
+    backend = make(driver)
+    driver.wait_for(1)
+    done = Told()
+    backend.rediscover(done)
+    driver.devices = [card()]
+    driver.release()
+    done.wait_for()
+    assert driver.began == 2
+
+
+def test_a_sick_driver_leaves_the_others_alone(make: Make, changed: Told) -> None:
+    sick, well = Puppet(), Puppet("b1", [card(backend="b1")])
+    sick.hold()
+    make(sick)
+    backend = make(well)
+    changed.wait_for()
+    assert backend.view.state.status is BackendStatus.READY
+
+
+def _as_dict() -> Any:
+    return {"address": "0000:02:00.0"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (_as_dict(), "the driver reports a dict as a device"),
+        (card("0000:02:00.0", backend="b9"), "says that it is of backend b9"),
+        (card("0000:02:00.0", resource_class="gpu"), "has the resource class gpu"),
+        (card("0000:02:00.0", traits=frozenset({"A_B"})), "has the trait A_B"),
+        (card("0000:02:00.0", attributes={"a": 1}), "cannot be told in a message"),
+        (card("0000:02:00.0", attributes={"a": object()}), "cannot be told in a message"),
+    ],
+)
+def test_a_device_that_cannot_be_costs_only_itself(
+    make: Make, changed: Told, wrong: Any, told: str
+) -> None:
+    backend = make(Puppet(devices=[wrong, card()]))
+    changed.wait_for()
+    assert backend.view.devices == (card(),)
+    assert backend.view.state.status is BackendStatus.READY
+    assert told in str(backend.view.state.error)
+
+
+def test_the_same_address_twice_is_a_driver_that_lies(make: Make, changed: Told) -> None:
+    backend = make(Puppet(devices=[card(), card()]))
+    changed.wait_for()
+    assert backend.view.state == state(
+        BackendStatus.ERROR, "the driver reports the device 0000:01:00.0 twice"
+    )
+
+
+def test_no_list_at_all_is_an_error(make: Make, changed: Told) -> None:
+    driver = Puppet()
+    driver.discover = lambda: None  # type: ignore[method-assign, assignment, return-value]
+    backend = make(driver)
+    changed.wait_for()
+    assert backend.view.state.status is BackendStatus.ERROR

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From configuration files to drivers."""
+
+from pathlib import Path
+
+import pytest
+import stevedore
+from oslo_config import cfg
+from stevedore import _cache
+
+from cyborg import conf as options
+from cyborg.agent import backends
+from cyborg.core.errors import DriverFailed, Misconfigured
+from cyborg.drivers.fake import FakeDriver
+from cyborg.drivers.generic import GenericDriver
+
+
+def read(tmp_path: Path, text: str) -> cfg.ConfigOpts:
+    path = tmp_path / "cyborg.conf"
+    path.write_text(text)
+    conf = cfg.ConfigOpts()
+    options.register(conf, options.AGENT_GROUPS)
+    conf([], project="cyborg", default_config_files=[str(path)], default_config_dirs=[])
+    return conf
+
+
+def test_none_is_fine(tmp_path: Path) -> None:
+    assert backends.load(read(tmp_path, "")) == []
+
+
+def test_a_section_for_each_backend(tmp_path: Path) -> None:
+    conf = read(
+        tmp_path,
+        """
+[agent]
+enabled_backends = gen0, f1
+enabled_drivers = fake
+[gen0]
+driver = generic
+devices = vendor=8086,product=37c8|37c9
+devices = class=03
+[f1]
+driver = fake
+num_devices = 3
+address = 0001:00:00.0
+[fake]
+num_handles = 2
+""",
+    )
+    generic, one, short = backends.load(conf, tmp_path)
+    assert isinstance(generic, GenericDriver)
+    assert generic.options["devices"] == ["vendor=8086,product=37c8|37c9", "class=03"]
+    assert generic.sysfs_root == tmp_path
+    assert isinstance(one, FakeDriver)
+    assert (one.backend, len(one.discover())) == ("f1", 3)
+    assert (short.backend, short.options["num_devices"]) == ("fake", 1)
+    assert [len(d.deployables[0].handles) for d in short.discover()] == [2]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "[agent]\nenabled_drivers = genric",
+            r"\[agent\] enabled_drivers: found 'genric' \(did you mean generic\?\); expected one "
+            r"of the drivers of cyborg\.accelerator\.driver: .*fake, .*generic",
+        ),
+        (
+            "[agent]\nenabled_backends = x\n[x]\ndriver = nothing_like_it",
+            r"\[x\] driver: found 'nothing_like_it'; expected one of the drivers",
+        ),
+        ("[agent]\nenabled_backends = x", r"\[x\] driver: found nothing; expected the driver"),
+        ("[agent]\nenabled_backends = rpc", r"enabled_backends: found 'rpc', which is a section"),
+        ("[agent]\nenabled_drivers = fake,fake", r"enabled_drivers: found 'fake' twice"),
+        (
+            "[agent]\nenabled_drivers = fake\n[fake]\nnum_devices = many",
+            r"\[fake\] num_devices: .*'many'.*; expected a value of type int",
+        ),
+        (
+            "[agent]\nenabled_drivers = fake\n[fake]\nnum_devices = -1",
+            r"\[fake\] num_devices: found -1; expected 0 to 4096",
+        ),
+        (
+            "[agent]\nenabled_drivers = generic\n[generic]\ndevices = vendor=80",
+            r"\[generic\] devices: found 'vendor=80'; expected four hexadecimal digits",
+        ),
+    ],
+)
+def test_what_cannot_be_right_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(Misconfigured, match=message):
+        backends.load(read(tmp_path, text))
+
+
+def test_code_that_cannot_be_imported_is_the_backend_s_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "broken-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text(
+        f"[{backends.NAMESPACE}]\nbroken = no_such_module_anywhere:Driver\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    # stevedore keeps what it found, in the process and in a file: neither may know of this.
+    monkeypatch.setattr(stevedore.ExtensionManager, "ENTRY_POINT_CACHE", {})
+    monkeypatch.setattr(_cache._c, "_disable_caching", True)
+    broken, fake = backends.load(read(tmp_path, "[agent]\nenabled_drivers = broken,fake"))
+    with pytest.raises(DriverFailed, match="broken cannot be loaded: ModuleNotFoundError"):
+        broken.discover()
+    assert fake.discover()

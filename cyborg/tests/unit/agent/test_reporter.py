@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the conductor hears of an agent, and what the agent does when it hears nothing back."""
+
+import logging
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cyborg.agent.backend import Backend
+from cyborg.agent.reporter import FIRST_PAUSE, LONGEST_PAUSE, Reporter
+from cyborg.core import wire
+from cyborg.core.errors import CyborgError, Stale, Unavailable
+from cyborg.core.report import BackendState, BackendStatus
+from cyborg.fixtures.broker import Bus
+from cyborg.fixtures.drivers import LONG, Puppet, Told, card
+
+READY = BackendState("b0", "puppet", BackendStatus.READY)
+
+
+class Conductor:
+    """Keeps the digest that it was last reported, as the real one does."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[str, Any]] = []
+        self.errors: list[Exception] = []
+        self.interval = 7.5
+        self.digest: str | None = None
+        self.heard = Told()
+
+    def hello(self, ctxt: Any = None, **said: Any) -> dict[str, Any]:
+        self._note("hello", said)
+        wanted = said["digest"] is not None and said["digest"] != self.digest
+        return {"interval": self.interval, "report": wanted}
+
+    def report(self, ctxt: Any = None, *, report: Any) -> dict[str, Any]:
+        self._note("report", wire.load_report(report))
+        self.digest = report["digest"]
+        return {"accepted": True}
+
+    def discovery_done(self, ctxt: Any = None, **said: Any) -> None:
+        self._note("discovery_done", said)
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: None
+
+    def names(self) -> list[str]:
+        return [name for name, _ in self.said]
+
+    def _note(self, name: str, said: Any) -> None:
+        self.said.append((name, said))
+        if self.errors:
+            raise self.errors.pop(0)
+        self.heard(name)
+
+
+class Direct(Conductor):
+    """The same without a bus between."""
+
+    def report(self, report: Any) -> dict[str, Any]:
+        return super().report(report=report)
+
+    def discovery_done(self, discovery_id: str, host: str, drivers: Any) -> None:
+        super().discovery_done(discovery_id=discovery_id, host=host, drivers=drivers)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def conductor() -> Direct:
+    return Direct()
+
+
+@pytest.fixture
+def driver() -> Puppet:
+    return Puppet(devices=[card()])
+
+
+@pytest.fixture
+def backend(driver: Puppet) -> Iterator[Backend]:
+    """One backend that has found its card."""
+    changed = Told()
+    backend = Backend(driver, 3600, 3600, changed)
+    backend.start()
+    changed.wait_for()
+    yield backend
+    backend.stop()
+    driver.release()
+    assert backend.join(LONG)
+
+
+@pytest.fixture
+def reporter(conductor: Direct, backend: Backend, clock: Clock) -> Reporter:
+    return Reporter("h", "cyborg.agent.h", conductor, [backend], clock)
+
+
+def look_again(backend: Backend) -> None:
+    done = Told()
+    backend.rediscover(done)
+    done.wait_for()
+
+
+def test_a_hello_then_the_report_that_is_asked_for(reporter: Reporter, conductor: Direct) -> None:
+    assert reporter.round() == 7.5
+    assert conductor.names() == ["hello", "report"]
+    hello, report = conductor.said[0][1], conductor.said[1][1]
+    digest = wire.digest([card()], [READY])
+    assert hello == {
+        "host": "h",
+        "epoch": reporter.epoch,
+        "endpoint": "cyborg.agent.h",
+        "status": "READY",
+        "drivers": [wire.dump_backend(READY)],
+        "digest": digest,
+        "versions": {"rpc": "1.0", "drivers": {"puppet": "7"}},
+    }
+    uuid.UUID(reporter.epoch)
+    assert (report.host, report.epoch, report.generation) == ("h", reporter.epoch, 1)
+    assert (report.digest, report.devices, report.backends) == (digest, (card(),), (READY,))
+
+
+def test_while_nothing_changes_there_are_hellos_alone(
+    reporter: Reporter, conductor: Direct
+) -> None:
+    for _ in range(3):
+        reporter.round()
+    assert conductor.names() == ["hello", "report", "hello", "hello"]
+
+
+def test_what_changes_is_reported_with_the_next_generation(
+    reporter: Reporter, conductor: Direct, driver: Puppet, backend: Backend
+) -> None:
+    reporter.round()
+    driver.devices = []
+    look_again(backend)
+    reporter.round()
+    assert conductor.names() == ["hello", "report", "hello", "report"]
+    assert (conductor.said[3][1].generation, conductor.said[3][1].devices) == (2, ())
+
+
+def test_a_conductor_that_forgot_asks_again(reporter: Reporter, conductor: Direct) -> None:
+    reporter.round()
+    conductor.digest = None
+    reporter.round()
+    assert conductor.names() == ["hello", "report", "hello", "report"]
+
+
+def test_while_nothing_is_known_nothing_is_reported(conductor: Direct) -> None:
+    backend = Backend(Puppet(), 3600, 3600)
+    Reporter("h", "e", conductor, [backend]).round()
+    assert conductor.names() == ["hello"]
+    assert conductor.said[0][1]["digest"] is None
+    assert conductor.said[0][1]["drivers"][0]["status"] == "DISCOVERING"
+
+
+def test_without_backends_there_is_still_a_hello(conductor: Direct) -> None:
+    Reporter("h", "e", conductor, []).round()
+    assert conductor.names() == ["hello", "report"]
+    assert conductor.said[1][1].devices == ()
+
+
+def test_an_outcome_is_told_after_the_devices(reporter: Reporter, conductor: Direct) -> None:
+    reporter.discovered("d1", READY)
+    reporter.round()
+    assert conductor.names() == ["hello", "report", "discovery_done"]
+    assert conductor.said[2][1] == {
+        "discovery_id": "d1",
+        "host": "h",
+        "drivers": [wire.dump_backend(READY)],
+    }
+    reporter.round()
+    assert conductor.names()[3:] == ["hello"]
+
+
+def test_an_outcome_survives_a_conductor_that_is_away(
+    reporter: Reporter, conductor: Direct
+) -> None:
+    reporter.discovered("d1", READY)
+    conductor.errors = [Unavailable("away")]
+    assert reporter.round() == FIRST_PAUSE
+    reporter.round()
+    assert conductor.names()[-1] == "discovery_done"
+
+
+def test_a_stale_report_is_preceded_by_a_hello(reporter: Reporter, conductor: Direct) -> None:
+    reporter.round()
+    conductor.digest = "of another agent"
+    real, refusals = conductor.report, [Stale("too late")]
+
+    def refuse_once(report: Any) -> dict[str, Any]:
+        if refusals:
+            conductor.said.append(("refused", None))
+            raise refusals.pop()
+        return real(report)
+
+    conductor.report = refuse_once  # type: ignore[method-assign]
+    assert reporter.round() == 7.5
+    assert conductor.names()[2:] == ["hello", "refused", "hello", "report"]
+    assert conductor.said[-1][1].generation == 3
+
+
+@pytest.mark.parametrize(
+    "error", [Unavailable("away"), CyborgError("internal error"), KeyError("interval")]
+)
+def test_it_tries_again_ever_more_slowly(
+    reporter: Reporter, conductor: Direct, error: Exception
+) -> None:
+    conductor.errors = [error] * 8
+    pauses = [reporter.round() for _ in range(8)]
+    assert pauses[:3] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE]
+    assert pauses[-1] == LONGEST_PAUSE
+    assert reporter.round() == 7.5
+    conductor.errors = [error]
+    assert reporter.round() == FIRST_PAUSE
+
+
+def test_trouble_is_said_once_a_minute(
+    reporter: Reporter, conductor: Direct, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    conductor.errors = [Unavailable("the broker is away")] * 7
+    for _ in range(7):
+        reporter.round()
+        clock.now += 20
+    reporter.round()
+    lines = [r.getMessage() for r in caplog.records if "conductor" in r.getMessage()]
+    assert lines == [
+        "The conductor does not take our word, trying again: the broker is away",
+        "The conductor does not take our word, trying again: the broker is away",
+        "The conductor does not take our word, trying again: the broker is away",
+        "The conductor answers again",
+    ]
+
+
+def test_over_a_bus_it_speaks_by_itself_and_at_once_when_woken(
+    memory_bus: Bus, driver: Puppet, backend: Backend
+) -> None:
+    conductor = Conductor()
+    conductor.interval = 3600
+    reporter = Reporter("h", "e", memory_bus.conductor(), [backend])
+    with memory_bus.serving("conductor", conductor):
+        reporter.start()
+        conductor.heard.wait_for(2)
+        driver.devices = []
+        look_again(backend)
+        reporter.wake()
+        heard = conductor.heard.wait_for(4)
+        reporter.stop()
+        assert reporter.join(LONG)
+    assert heard == [("hello",), ("report",), ("hello",), ("report",)]
+    assert conductor.said[1][1].devices == (card(),)

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A whole agent beside a conductor that only listens, and the command as a process."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cyborg.agent.service import AgentService
+from cyborg.core.errors import Misconfigured
+from cyborg.fixtures.broker import Bus
+from cyborg.fixtures.drivers import Told
+from cyborg.fixtures.processes import free_port
+from cyborg.rpc.agent import AgentClient
+from cyborg.tests.unit.agent.test_reporter import Conductor
+
+HEAVY = ("sqlalchemy", "alembic", "oslo_db", "pecan", "wsme", "openstack", "keystoneauth1")
+
+
+def test_an_agent_finds_reports_answers_and_stops(bus: Bus, tmp_path: Path) -> None:
+    conductor = Conductor()
+    bus.conf.set_override("host", "compute-1")
+    bus.conf.set_override("enabled_drivers", ["fake"], group="agent")
+    service = AgentService(bus.conf, bus.conductor(), bus.transport, tmp_path)
+    with bus.serving("conductor", conductor):
+        service.start()
+        assert service.wait_ready(20)
+        reported = Told()
+        agent = AgentClient(bus.transport, bus.conf)
+        (hardware,) = agent.hardware("compute-1")["hardware"]
+        assert hardware["address"] == "0000:0c:00.0"
+        conductor.discovery_done = (  # type: ignore[method-assign]
+            lambda ctxt, **said: reported(said["discovery_id"], said["drivers"][0]["status"])
+        )
+        assert agent.discovery("compute-1", "fake", "d1")["status"] == "IN-PROGRESS"
+        assert reported.wait_for() == [("d1", "READY")]
+        service.stop()
+        service.stop()
+        service.wait()
+    reports = [said for name, said in conductor.said if name == "report"]
+    assert [len(r.devices) for r in reports] == [1]
+
+
+def test_a_wrong_option_stops_the_start(memory_bus: Bus) -> None:
+    memory_bus.conf.set_override("enabled_drivers", ["fke"], group="agent")
+    service = AgentService(memory_bus.conf, memory_bus.conductor(), memory_bus.transport)
+    with pytest.raises(Misconfigured, match="did you mean fake"):
+        service.start()
+    service.stop()
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_the_agent_starts_light() -> None:
+    code = (
+        "import json, sys, cyborg.cmd.agent, cyborg.drivers.fake, cyborg.drivers.generic\n"
+        "import cyborg.conf; from oslo_config import cfg\n"
+        "cyborg.conf.register(cfg.ConfigOpts(), cyborg.conf.AGENT_GROUPS)\n"
+        f"print(json.dumps([m for m in {HEAVY!r} if m in sys.modules]))"
+    )
+    done = run("-c", code)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == []
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "cyborg.conf"
+    path.write_text(
+        f"[DEFAULT]\ntransport_url = rabbit://guest:hunter2@127.0.0.1:{free_port()}/\n"
+        "[rpc]\ntimeout = 0.5\n[agent]\nenabled_drivers = generic\n"
+    )
+    return path
+
+
+def test_a_rule_that_does_not_parse_ends_the_command(config: Path) -> None:
+    with config.open("a") as file:
+        file.write("[generic]\ndevices = vendr=8086\n")
+    done = run("-m", "cyborg.cmd.agent", "--config-file", str(config))
+    assert done.returncode == 1
+    assert "cyborg-agent: [generic] devices: found 'vendr=8086'; expected key=value" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_file_that_is_not_there_ends_the_command(tmp_path: Path) -> None:
+    done = run("-m", "cyborg.cmd.agent", "--config-file", str(tmp_path / "none.conf"))
+    assert done.returncode == 1
+    assert "none.conf" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_signals_without_a_broker(config: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "cyborg.cmd.agent", "--config-file", str(config)],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    lines: list[str] = []
+    assert process.stderr is not None
+    for line in process.stderr:
+        lines.append(line)
+        if "The conductor does not take our word" in line:
+            process.send_signal(signal.SIGHUP)
+        if "SIGHUP" in line:
+            process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0
+    text = "".join(lines)
+    assert "has stopped" in text
+    assert "hunter2" not in text
+    process.stderr.close()

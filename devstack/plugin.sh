@@ -89,8 +89,6 @@ configure_cyborg_uwsgi() {
         write_uwsgi_config "$CYBORG_UWSGI_CONF" cyborg.wsgi.api:application /accelerator "" cyborg-api
     fi
     iniset "$CYBORG_UWSGI_CONF" uwsgi env "OS_CYBORG_CONFIG_FILES=$CYBORG_CONF"
-    # Connections must not be made before the fork.
-    iniset "$CYBORG_UWSGI_CONF" uwsgi lazy-apps true
 }
 
 create_cyborg_accounts() {

@@ -3,6 +3,7 @@
 
 import argparse
 import contextlib
+import io
 import json
 import re
 import shutil
@@ -18,6 +19,8 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from cyborg.cli import app
 
 BIN = Path(sys.executable).parent
 PROFILE = "quickstart"
@@ -117,25 +120,25 @@ class Service:
 
 
 def cyborg(service: Service, *words: str, read: bool = True, show: bool = False) -> Any:
-    """Run the command line client; return its JSON, or show its table."""
+    """Run the command line client; return its JSON, or show its table.
+
+    In this process: ten starts of an interpreter would be half of the story's time.
+    """
     if show:
         say(f"   $ cyborg {' '.join(words)}")
     form = () if words[0] in SILENT else ("-f", "json") if read else ("--max-width", "120")
-    done = subprocess.run(
-        [
-            *(BIN / "cyborg", "--os-auth-type", "none", "--os-endpoint", service.api),
-            *(*words, *form),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    if done.returncode:
-        raise Failed(f"cyborg {' '.join(words)}: {done.stderr.strip()}")
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = app.main(
+            ["--os-auth-type", "none", "--os-endpoint", service.api, *words, *form],
+        )
+    if code == 128 + signal.SIGINT:
+        raise KeyboardInterrupt
+    if code:
+        raise Failed(f"cyborg {' '.join(words)}: {err.getvalue().strip()}")
     if read:
-        return json.loads(done.stdout)
-    for line in done.stdout.splitlines():
+        return json.loads(out.getvalue())
+    for line in out.getvalue().splitlines():
         say(f"   {line}")
     return None
 
@@ -306,7 +309,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="tools/quickstart", description=__doc__)
     parser.add_argument("--keep", action="store_true", help="leave the service running")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
     service = Service(args.keep)
     kept = False
     try:
@@ -320,6 +324,9 @@ def main() -> int:
         return 130
     finally:
         if not kept:
+            # A second Ctrl-C must not leave half of it behind.
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)
             service.stop()
     if kept:
         say("\nThe service goes on. Talk to it:")
@@ -327,7 +334,7 @@ def main() -> int:
         say(f"   {BIN / 'cyborg'} device-list")
         say(f"   curl -s -H 'X-Auth-Token: admin' {service.placement}/resource_providers")
         say("Stop it and remove its files:")
-        say(f"   kill {service.process.pid}; rm -r {service.folder}")
+        say(f"   kill {service.process.pid} && sleep 2 && rm -r {service.folder}")
     say(f"\nquickstart: OK: {what} ({time.monotonic() - STARTED:.0f} s)")
     return 0
 

@@ -5,11 +5,12 @@ import ipaddress
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from keystoneauth1.exceptions import ClientException
 from oslo_config import cfg
 from oslo_policy import policy
 
 from cyborg.api import caller
-from cyborg.core.errors import Forbidden, Invalid
+from cyborg.core.errors import Forbidden, Invalid, Misconfigured, Unavailable
 
 PEER = "cyborg.peer"
 DEFAULT_PROJECT = "noauth"
@@ -24,10 +25,41 @@ def wrap(app: App, conf: cfg.ConfigOpts, enforcer: policy.Enforcer) -> App:
     """Return the app behind the layers of ``[DEFAULT] auth_strategy``."""
     if conf.auth_strategy == "noauth":
         return Loopback(_Known(app, enforcer, lambda: (_SERVICE_ROLE,)))
+    check(conf)
     from keystonemiddleware import auth_token
 
     known = _Known(app, enforcer, lambda: conf.keystone_authtoken.service_token_roles)
-    return auth_token.AuthProtocol(known, {"oslo_config_config": conf})
+    return _Keystone(auth_token.AuthProtocol(known, {"oslo_config_config": conf}))
+
+
+def check(conf: cfg.ConfigOpts) -> None:
+    """Raise Misconfigured unless there is a way to know who is asking."""
+    if conf.auth_strategy != "keystone":
+        return
+    from keystonemiddleware import opts
+
+    for group, options in opts.list_auth_token_opts():
+        conf.register_opts(options, group=group)
+    if not (conf.keystone_authtoken.auth_type or conf.keystone_authtoken.auth_section):
+        raise Misconfigured(
+            "[keystone_authtoken] auth_type is not set: with auth_strategy = keystone this section "
+            "says how to reach keystone, as in auth_type = password with auth_url, username, "
+            "password, project_name and the domains of both",
+            option="[keystone_authtoken] auth_type",
+        )
+
+
+class _Keystone:
+    """Tells of a keystone that is away as of any other neighbour."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        try:
+            return self._app(environ, start_response)
+        except ClientException as away:
+            raise Unavailable(f"keystone: {away}") from away
 
 
 class _Known:

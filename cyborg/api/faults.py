@@ -77,12 +77,17 @@ def answer(error: Exception, environ: Mapping[str, Any]) -> webob.Response:
     """Return the whole response to a request that failed, and log what the client is not told."""
     status = status_of(error)
     request_id = environ.get("openstack.request_id", "-")
+    told = message_of(error, status, request_id)
+    what = f"{environ['REQUEST_METHOD']} {environ.get('PATH_INFO', '')!r}"
     if status in _AWAY:
-        LOG.warning("%s %s: %s", environ["REQUEST_METHOD"], environ.get("PATH_INFO"), error)
+        LOG.warning("%s: %s", what, error)
     elif status >= 500:
-        LOG.error("Request %s failed", request_id, exc_info=error)
+        LOG.error("%s failed", what, exc_info=error)
+    else:
+        # Nova keeps the status of an answer and drops its text: here is where it can be found.
+        LOG.info("%s: %s %r", what, status, told)
     response = webob.Response(
-        body=body(status, message_of(error, status, request_id)),
+        body=body(status, told),
         status=status,
         content_type="application/json",
     )

@@ -21,7 +21,7 @@ FRESH_SECONDS = 1.0
 class Health:
     """One look at the database a second at most, however many ask.
 
-    The conductor's part is told and decides nothing: reads, which are most of the work, go on without.
+    The conductor's part is told and decides nothing: reads, most of the work, go on without it.
     """
 
     def __init__(self, reader: Reader, clock: Callable[[], float] = time.monotonic) -> None:

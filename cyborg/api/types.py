@@ -18,6 +18,7 @@ from cyborg.core.errors import Invalid, NotFound
 from cyborg.core.request import parse_uuid
 
 MAX_SHOWN = 60
+MAX_WORDS = 1024  # a statement of a database carries no more than a few thousand values
 _WHITE = "\n\r\t"
 
 
@@ -64,7 +65,10 @@ class Commas(Text):
 
     def validate(self, value: Any) -> tuple[str, ...]:  # type: ignore[override]
         """Return the strings, without those that are empty. Raises ValueError."""
-        return tuple(part for word in super().validate(value).split(",") if (part := word.strip()))
+        words = tuple(part for word in super().validate(value).split(",") if (part := word.strip()))
+        if len(words) > MAX_WORDS:
+            raise ValueError(f"holds {len(words)} words, at most {MAX_WORDS} are allowed")
+        return words
 
 
 class Uuid(wtypes.UserType):  # type: ignore[misc]

@@ -4,7 +4,7 @@
 import argparse
 from typing import Any
 
-from cliff import lister
+from cliff import columns, lister
 
 from cyborg.cli import shown
 
@@ -18,6 +18,17 @@ SHORT: shown.Columns = (
     ("Last seen", "last_seen_at"),
     ("Backends", "backends"),
 )
+
+
+class Backends(columns.FormattableColumn[Any]):
+    """The backends of an agent: a line for each, with what is wrong with it."""
+
+    def human_readable(self) -> str:
+        """Return the lines."""
+        return "\n".join(
+            f"{b['name']} ({b['driver']}) {b['status']}" + (f": {b['error']}" if b["error"] else "")
+            for b in self._value or ()
+        )
 
 
 class List(lister.Lister):
@@ -35,4 +46,4 @@ class List(lister.Lister):
     def take_action(self, args: argparse.Namespace) -> Any:
         """Ask and show."""
         rows = self.app.rest.rows(PATH, "services", kind=args.kind, host=args.host)
-        return shown.table(SHORT, rows)
+        return shown.table(SHORT, [{**row, "backends": Backends(row["backends"])} for row in rows])

@@ -43,6 +43,8 @@ def cell(value: Any) -> Any:
             value = json.loads(value)
         except ValueError:
             return value
+    if isinstance(value, columns.FormattableColumn):
+        return value
     # Nothing is null for machines and an empty cell for people, not Python's word for it.
     plain = value is not None and not isinstance(value, Mapping | list | tuple)
     return value if plain else Structure(value)

@@ -5,6 +5,7 @@ SIGTERM and SIGINT end it. SIGHUP has it read its configuration again, as far as
 at run time, and discover at once.
 """
 
+import queue
 import signal
 import sys
 import threading
@@ -48,28 +49,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Signals:
-    """Handlers only note what came; the main thread does the work, outside of any lock."""
+    """Handlers only note what came; the main thread does the work."""
 
     def __init__(self, conf: cfg.ConfigOpts, service: AgentService) -> None:
         self._conf = conf
         self._service = service
-        self._came = threading.Event()
-        self._stop = False
+        # Its put may interrupt its get; an Event's lock would then wait for itself.
+        self._came: queue.SimpleQueue[int] = queue.SimpleQueue()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, self._note)
+            signal.signal(number, lambda came, _: self._came.put(came))
 
     def wait(self) -> None:
         """Do what signals ask for until one says to stop."""
-        while not self._stop:
-            self._came.wait()
-            self._came.clear()
-            if not self._stop:
-                self._reload()
-
-    def _note(self, number: int, _: Any) -> None:
-        if number != signal.SIGHUP:
-            self._stop = True
-        self._came.set()
+        while self._came.get() == signal.SIGHUP:
+            self._reload()
 
     def _reload(self) -> None:
         LOG.info("SIGHUP: reading the configuration again")

@@ -3,6 +3,7 @@
 
 import argparse
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -51,6 +52,8 @@ def _serve(args: argparse.Namespace, told: threading.Event) -> int:
     finally:
         stack.stop()
     _say("stopped")
+    # Or the interpreter looks for garbage among all it has, for half a second, before it ends.
+    gc.freeze()
     return 0
 
 
@@ -60,6 +63,8 @@ def _configuration(args: argparse.Namespace, state: Path) -> cfg.ConfigOpts:
     log.register_options(conf)
     quiet = [f"{name}=WARNING" for name in ("alembic", "oslo_service.backend", "waitress")]
     log.set_defaults(default_log_levels=[*log.get_default_log_levels(), *quiet])
+    # Standard output is for what this command says itself.
+    conf.set_default("use_stderr", True)
     usual = state / "cyborg.conf"
     files = args.config_file or ([str(usual)] if usual.exists() else [])
     words = [word for file in files for word in ("--config-file", file)]

@@ -38,7 +38,7 @@ class PciAddress:
     @classmethod
     def parse(cls, text: str) -> "PciAddress":
         """Read ``0000:3d:00.0``; without a domain it is 0000. Raises Invalid."""
-        found = _PCI.match(text)
+        found = _PCI.fullmatch(text)
         if found is None:
             raise Invalid(
                 f"{text!r} is not a PCI address: expected DDDD:BB:DD.F in hexadecimal, "
@@ -77,7 +77,7 @@ class MdevAddress:
     uuid: str
 
     def __post_init__(self) -> None:
-        if not re.match(r"^[A-Za-z0-9_.-]{1,64}$", self.asked_type):
+        if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", self.asked_type):
             raise Invalid(f"{self.asked_type!r} is not an mdev type name", field="address")
         try:
             plain = str(uuid.UUID(self.uuid))

@@ -45,13 +45,13 @@ def custom(text: str) -> str:
 def is_resource_class(name: str) -> bool:
     """Tell whether Placement takes the name: a standard class or CUSTOM_*."""
     return len(name) <= MAX_NAME and (
-        name in os_resource_classes.STANDARDS or bool(_CUSTOM.match(name))
+        name in os_resource_classes.STANDARDS or bool(_CUSTOM.fullmatch(name))
     )
 
 
 def is_trait(name: str) -> bool:
     """Tell whether Placement takes the name: a standard trait or CUSTOM_*."""
-    return len(name) <= MAX_NAME and (bool(_CUSTOM.match(name)) or name in _TRAITS)
+    return len(name) <= MAX_NAME and (bool(_CUSTOM.fullmatch(name)) or name in _TRAITS)
 
 
 _TRAITS = frozenset(os_traits.get_traits())

@@ -16,7 +16,7 @@ from oslo_messaging._metrics import client as metrics
 from oslo_messaging._tracing import client as tracing
 
 from cyborg.core.errors import Misconfigured, Unavailable
-from cyborg.rpc import memory
+from cyborg.rpc import memory, quiet
 
 OPENING = 5.0
 """Seconds that a call waits for a broker that has not been reached yet."""
@@ -45,6 +45,7 @@ class Transport:
         if str(conf.transport_url).startswith("kombu+memory:"):
             _quieten()
             memory.install()
+        quiet.install()
         try:
             self.oslo = oslo_messaging.get_rpc_transport(conf)
         except (oslo_messaging.MessagingException, ValueError) as bad:
@@ -98,7 +99,7 @@ def _quieten() -> None:
 
     That such a connection has no host name and no heartbeat is no news.
     """
-    for name in ("kombu.connection", "oslo.messaging._drivers.impl_rabbit"):
+    for name in ("kombu.connection", quiet.DRIVER):
         logging.getLogger(name).setLevel(logging.ERROR)
 
 

@@ -7,6 +7,7 @@ messages still go through the wire format, and through Placement's REST API.
 
 import contextlib
 import fcntl
+import threading
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +32,7 @@ DATABASE = "cyborg.db"
 PLACEMENT_DATABASE = "placement.db"
 LOCK = "lock"
 PATIENCE = 30.0  # seconds for a part to start
+LAST_WORD = 0.2  # seconds for a call of the agent that is in flight when all stops
 # With nothing enabled there would be nothing to see.
 DEFAULT_DRIVERS = ["fake"]
 
@@ -106,6 +108,10 @@ class StandaloneStack:
         self._say("conductor: starting")
         transport = make_transport(conf)
         self._undo.callback(transport.cleanup)
+        self.conductor = ConductorClient(transport, conf)
+        agent = AgentService(conf, self.conductor, transport)
+        leaving = _Leaving(agent)
+        self._undo.callback(leaving.end)
         conductor = ConductorService(
             conf, engine=engine, transport=transport, placement=self.placement
         )
@@ -115,8 +121,8 @@ class StandaloneStack:
             raise Unavailable(f"the conductor is not ready after {PATIENCE:g} s")
 
         self._say(f"agent: starting, backends {', '.join(_backends(conf))}")
-        self.conductor = ConductorClient(transport, conf)
-        self._run(AgentService(conf, self.conductor, transport))
+        self._undo.callback(leaving.begin)
+        agent.start()
 
         self.reader = Reader(conf)
         self._undo.callback(self.reader.close)
@@ -148,6 +154,23 @@ class StandaloneStack:
     def _run(self, service: Any) -> None:
         self._undo.callback(service.stop)
         service.start()
+
+
+class _Leaving:
+    """Ends the agent while the conductor ends, since each waits a second for its idle threads."""
+
+    def __init__(self, agent: AgentService) -> None:
+        self._thread = threading.Thread(target=agent.stop, name="agent-leaving")
+
+    def begin(self) -> None:
+        """Let the agent say its last word while the conductor still listens."""
+        self._thread.start()
+        self._thread.join(LAST_WORD)
+
+    def end(self) -> None:
+        """Wait for it."""
+        if self._thread.ident is not None:
+            self._thread.join()
 
 
 def ensure_compute_node(client: Any, host: str) -> None:

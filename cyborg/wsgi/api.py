@@ -20,6 +20,7 @@ from oslo_config import cfg
 from oslo_log import log
 
 from cyborg import conf as options
+from cyborg.api import auth
 from cyborg.api.app import Api, make_app
 from cyborg.api.heartbeat import Heartbeat
 from cyborg.db.reader import Reader
@@ -29,11 +30,13 @@ from cyborg.wsgi.process import Application, arguments, life
 
 
 def configure(environ: Mapping[str, str]) -> cfg.ConfigOpts:
-    """Read the configuration and set up the log. Raises oslo.config's errors, naming the option."""
+    """Read the configuration and set up the log. Raises Misconfigured, naming the option."""
     conf = cfg.ConfigOpts()
     options.register(conf)
     log.register_options(conf)
     conf(arguments(environ), project="cyborg", prog="cyborg-api")
+    options.check(conf)
+    auth.check(conf)
     log.setup(conf, "cyborg")
     return conf
 

@@ -153,9 +153,12 @@ class Controller(Resource):
             raise Invalid("expected either arqs or instance", field="arqs")
         if instance is not None and not call.caller.is_service:
             raise ServiceTokenRequired("deleting by instance requires a service token")
-        if arqs is not None and not arqs:
+        if arqs is None:
+            self._delete(call, None, instance)
+        elif not arqs:
             raise Invalid("arqs: expected uuids of accelerator requests", field="arqs")
-        self._delete(call, arqs and [types.load(types.Uuid(), a, "arqs") for a in arqs], instance)
+        else:
+            self._delete(call, [types.load(types.Uuid(), arq, "arqs") for arq in arqs], None)
 
     @operation(rule="cyborg:arq:delete", status=204, path={"uuid": types.Uuid()})
     def delete(self, call: Call, uuid: str) -> None:

@@ -58,10 +58,11 @@ def test_devices(cyborg: Run, ask: Callable[..., Any]) -> None:
     assert table[0]["UUID"] == rows[0]["UUID"]
 
 
-def test_services(ask: Callable[..., Any]) -> None:
+def test_services(cyborg: Run, ask: Callable[..., Any]) -> None:
     rows = {row["Service"]: row for row in ask("service-list", "--kind", "daemon")}
     assert rows["cyborg-agent"]["State"] == "up"
     assert rows["cyborg-conductor"]["State"] == "up"
+    assert "fake (fake) READY" in cyborg("service-list")
 
 
 def test_discovery(ask: Callable[..., Any]) -> None:

@@ -2,10 +2,10 @@
 """A whole agent beside a conductor that only listens, and the command as a process."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,6 @@ import pytest
 from cyborg.agent.service import AgentService
 from cyborg.core.errors import Misconfigured
 from cyborg.fixtures.broker import Bus
-from cyborg.fixtures.drivers import Told
 from cyborg.fixtures.processes import free_port
 from cyborg.rpc.agent import AgentClient
 from cyborg.tests.unit.agent.test_reporter import Conductor
@@ -29,20 +28,18 @@ def test_an_agent_finds_reports_answers_and_stops(bus: Bus, tmp_path: Path) -> N
     with bus.serving("conductor", conductor):
         service.start()
         assert service.wait_ready(20)
-        reported = Told()
         agent = AgentClient(bus.transport, bus.conf)
         (hardware,) = agent.hardware("compute-1")["hardware"]
         assert hardware["address"] == "0000:0c:00.0"
-        conductor.discovery_done = (  # type: ignore[method-assign]
-            lambda ctxt, **said: reported(said["discovery_id"], said["drivers"][0]["status"])
-        )
         assert agent.discovery("compute-1", "fake", "d1")["status"] == "IN-PROGRESS"
-        assert reported.wait_for() == [("d1", "READY")]
+        conductor.heard.wait_until(("discovery_done",))
         service.stop()
         service.stop()
         service.wait()
     reports = [said for name, said in conductor.said if name == "report"]
     assert [len(r.devices) for r in reports] == [1]
+    (done,) = [said for name, said in conductor.said if name == "discovery_done"]
+    assert (done["discovery_id"], done["drivers"][0]["status"]) == ("d1", "READY")
 
 
 def test_a_wrong_option_stops_the_start(memory_bus: Bus) -> None:
@@ -98,22 +95,24 @@ def test_a_file_that_is_not_there_ends_the_command(tmp_path: Path) -> None:
 
 
 def test_signals_without_a_broker(config: Path) -> None:
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-u", "-m", "cyborg.cmd.agent", "--config-file", str(config)],
-        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )
-    lines: list[str] = []
-    assert process.stderr is not None
-    for line in process.stderr:
-        lines.append(line)
-        if "The conductor does not take our word" in line:
-            process.send_signal(signal.SIGHUP)
-        if "SIGHUP" in line:
-            process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 0
+    ) as process:
+        watch = threading.Timer(30, process.kill)
+        watch.start()
+        lines: list[str] = []
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line)
+            if "The conductor does not take our word" in line:
+                process.send_signal(signal.SIGHUP)
+            if "SIGHUP" in line:
+                process.send_signal(signal.SIGTERM)
+        watch.cancel()
     text = "".join(lines)
+    assert process.returncode == 0, text
     assert "has stopped" in text
     assert "hunter2" not in text
-    process.stderr.close()

@@ -3,12 +3,17 @@
 
 import pytest
 import sqlalchemy as sa
+from keystoneauth1 import loading
+from keystonemiddleware import opts
+from oslo_config import cfg
 
 from cyborg.api.auth import is_local
+from cyborg.core.errors import Misconfigured
 from cyborg.fixtures import rows
 from cyborg.fixtures.api import INSTANCE, ApiBed, fault
 from cyborg.fixtures.keystone import FakeKeystone
 from cyborg.fixtures.options import make_conf
+from cyborg.fixtures.processes import free_port
 
 LIST = "/v2/accelerator_requests"
 
@@ -16,17 +21,33 @@ LIST = "/v2/accelerator_requests"
 @pytest.fixture
 def guarded(sqlite_engine: sa.Engine, fake_keystone: FakeKeystone) -> ApiBed:
     """Return an API that asks keystone."""
-    from keystoneauth1 import loading
-    from keystonemiddleware.auth_token import _opts
+    return ApiBed(keystone_conf(**fake_keystone.options()), sqlite_engine)
 
+
+def keystone_conf(**values: str) -> cfg.ConfigOpts:
+    """Return options whose [keystone_authtoken] holds these."""
     conf = make_conf()
-    for group, options in _opts.list_opts():
+    for group, options in opts.list_auth_token_opts():
         conf.register_opts(options, group=group)
     plugin = loading.get_plugin_loader("admin_token")
     conf.register_opts(loading.get_auth_plugin_conf_options(plugin), group="keystone_authtoken")
-    for name, value in fake_keystone.options().items():
+    for name, value in values.items():
         conf.set_override(name, value, group="keystone_authtoken")
-    return ApiBed(conf, sqlite_engine)
+    return conf
+
+
+def test_a_keystone_that_is_away(sqlite_engine: sa.Engine, fake_keystone: FakeKeystone) -> None:
+    away = fake_keystone.options() | {"endpoint": f"http://127.0.0.1:{free_port()}/v3"}
+    conf = keystone_conf(**away)
+    conf.set_override("http_request_max_retries", 0, group="keystone_authtoken")
+    api = ApiBed(conf, sqlite_engine)
+    assert api.call("GET", LIST, headers={"X-Auth-Token": "any"}).status_int == 503
+    assert api.call("GET", "/v2").status_int == 200
+
+
+def test_a_keystone_that_nobody_named(sqlite_engine: sa.Engine) -> None:
+    with pytest.raises(Misconfigured, match="auth_type"):
+        ApiBed(keystone_conf(), sqlite_engine)
 
 
 def test_public_paths_need_no_token(guarded: ApiBed) -> None:

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever a client sends, it is never answered by a fault of ours, and leaves nothing behind."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cyborg.db import schema
+from cyborg.fixtures import rows
+from cyborg.fixtures.api import ApiBed, fault
+from cyborg.fixtures.databases import engine_of, fresh_database
+from cyborg.fixtures.options import make_conf
+
+WORDS = st.sampled_from(
+    [
+        *("name", "groups", "uuid", "description", "device_profile_name", "host", "driver"),
+        *("resources:FPGA", "trait:CUSTOM_A", "accel:x", "required", "op", "path", "value", "add"),
+        *("/hostname", "/instance_uuid", "a0000000-0000-4000-8000-000000000001", "1", "", "\0"),
+        *("limit", "marker", "sort_key", "sort_dir", "instance", "arqs", "type", "filters.field"),
+        *("\ud800", "é", "a" * 300, "-1", "1e9"),
+    ]
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | WORDS | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=4),
+    max_leaves=12,
+)
+PATHS = st.sampled_from(
+    [
+        *("device_profiles", "accelerator_requests", "devices", "deployables", "attributes"),
+        *("services", "discoveries", "device_profiles/x", "accelerator_requests/x", "nothing"),
+        "accelerator_requests/a0000000-0000-4000-8000-000000000001",
+        "devices/a0000000-0000-4000-8000-000000000001/enable",
+    ]
+)
+METHODS = st.sampled_from(["GET", "POST", "PATCH", "PUT", "DELETE", "OPTIONS"])
+SOME = settings(deadline=None, max_examples=150)
+LATEST = {"OpenStack-API-Version": "accelerator latest"}
+
+
+@pytest.fixture(scope="module")
+def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiBed]:
+    folder: Path = tmp_path_factory.mktemp("nonsense")
+    with fresh_database("sqlite", folder) as url, engine_of(url) as engine:
+        schema.metadata.create_all(engine)
+        conf = make_conf()
+        conf.set_override("auth_strategy", "noauth")
+        rows.card(engine)
+        yield ApiBed(conf, engine)
+
+
+def answered(bed: ApiBed, *args: Any, **kwargs: Any) -> None:
+    answer = bed.call(*args, **kwargs)
+    assert answer.status_int < 500, answer.text
+    if answer.status_int >= 400:
+        assert fault(answer)
+
+
+@SOME
+@given(METHODS, PATHS, VALUES)
+def test_bodies(bed: ApiBed, method: str, path: str, body: Any) -> None:
+    answered(bed, method, f"/v2/{path}", body, LATEST)
+
+
+@SOME
+@given(METHODS, PATHS, st.binary(max_size=40))
+def test_bytes(bed: ApiBed, method: str, path: str, body: bytes) -> None:
+    answered(bed, method, f"/v2/{path}", body, LATEST)
+
+
+@SOME
+@given(METHODS, PATHS, st.lists(st.tuples(WORDS, WORDS), max_size=3))
+def test_queries(bed: ApiBed, method: str, path: str, query: list[tuple[str, str]]) -> None:
+    text = urlencode(query, errors="surrogatepass")
+    answered(bed, method, f"/v2/{path}?{text}", None, LATEST)
+
+
+@SOME
+@given(METHODS, st.lists(st.binary(max_size=6), max_size=4))
+def test_paths(bed: ApiBed, method: str, parts: list[bytes]) -> None:
+    path = "/".join(quote(part) for part in parts)
+    answered(bed, method, f"/v2/{path}", None, LATEST)
+
+
+@SOME
+@given(st.text(st.characters(min_codepoint=32, max_codepoint=255), max_size=24))
+def test_versions(bed: ApiBed, header: str) -> None:
+    answered(bed, "GET", "/v2/devices", None, {"OpenStack-API-Version": header})
+    answered(bed, "GET", "/v2/devices", None, {"OpenStack-API-Version": f"accelerator {header}"})
+    answered(bed, "GET", "/v2/devices", None, {"Accept": header, "X-Project-Id": header})

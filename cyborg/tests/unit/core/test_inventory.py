@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The laws of the inventory plan."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cyborg.core import inventory
+from cyborg.core.device import AttachHandle, Deployable, Device, DeviceType, HandleType
+from cyborg.core.inventory import Add, Change, Drain, Key, Remove, Stored, apply, flatten, plan
+from cyborg.fixtures import strategies
+
+Host = tuple[Device, ...]
+
+
+def stored(host: Host) -> dict[Key, Stored]:
+    """Return a host as the database has it right after its report."""
+    return {key: Stored(value) for key, value in flatten(host).items()}
+
+
+@st.composite
+def changes(draw: st.DrawFn) -> tuple[Host, Host, frozenset[Key]]:
+    """A host before, the same host after, and what of the former is bound."""
+    before = draw(strategies.hosts())
+    return before, draw(strategies.hosts()), draw(strategies.bound_keys(before))
+
+
+@given(strategies.hosts())
+def test_equal_input_gives_no_steps(host: Host) -> None:
+    assert plan(host, stored(host), ()) == ()
+
+
+@given(strategies.hosts(), strategies.hosts())
+def test_an_unbound_host_becomes_what_was_reported(before: Host, after: Host) -> None:
+    steps = plan(after, stored(before), ())
+    assert apply(stored(before), steps) == stored(after)
+    assert not any(isinstance(step, Drain) for step in steps)
+
+
+@given(changes())
+def test_nothing_bound_is_lost(case: tuple[Host, Host, frozenset[Key]]) -> None:
+    before, after, bound = case
+    result = apply(stored(before), plan(after, stored(before), bound))
+    for key in bound:
+        assert key in result
+        assert ("deployable", *key[1:3]) in result
+        assert ("device", key[1]) in result
+        assert result[key].draining == (key not in flatten(after))
+
+
+@given(changes())
+def test_whatever_is_reported_is_there_as_reported(
+    case: tuple[Host, Host, frozenset[Key]],
+) -> None:
+    before, after, bound = case
+    result = apply(stored(before), plan(after, stored(before), bound))
+    assert {k: v for k, v in result.items() if not v.draining} == stored(after)
+
+
+@given(changes())
+def test_a_second_pass_finds_nothing_to_do(case: tuple[Host, Host, frozenset[Key]]) -> None:
+    before, after, bound = case
+    result = apply(stored(before), plan(after, stored(before), bound))
+    assert plan(after, result, bound) == ()
+
+
+@given(changes())
+def test_what_drains_goes_when_it_is_released(case: tuple[Host, Host, frozenset[Key]]) -> None:
+    before, after, bound = case
+    draining = apply(stored(before), plan(after, stored(before), bound))
+    assert apply(draining, plan(after, draining, ())) == stored(after)
+
+
+@given(changes())
+def test_what_drains_and_returns_is_open_again(
+    case: tuple[Host, Host, frozenset[Key]],
+) -> None:
+    before, after, bound = case
+    draining = apply(stored(before), plan(after, stored(before), bound))
+    assert {
+        key: value
+        for key, value in apply(draining, plan(before, draining, bound)).items()
+        if key in bound
+    } == {key: stored(before)[key] for key in bound}
+
+
+@given(changes())
+def test_steps_can_be_taken_one_after_another(case: tuple[Host, Host, frozenset[Key]]) -> None:
+    """A parent is there before its children come and until they have gone."""
+    before, after, bound = case
+    there = set(stored(before))
+    for step in plan(after, stored(before), bound):
+        parents = [("device", step.key[1])] if len(step.key) > 2 else []
+        parents += [("deployable", *step.key[1:3])] if len(step.key) > 3 else []
+        assert set(parents) <= there
+        match step:
+            case Add(key, _):
+                assert key not in there
+                there.add(key)
+            case Remove(key):
+                assert not any(k[1 : len(key)] == key[1:] and len(k) > len(key) for k in there)
+                there.remove(key)
+            case Change(key, _) | Drain(key):
+                assert key in there
+
+
+def test_the_bound_half_of_a_vanished_card_is_kept() -> None:
+    handles = tuple(AttachHandle(a, HandleType.PCI) for a in ("0", "1"))
+    card = Device(
+        "0000:3d:00.0",
+        DeviceType.SSD,
+        "8086",
+        "x",
+        "gen0",
+        deployables=(Deployable("0000:3d:00.0", "CUSTOM_NVME", handles=handles),),
+    )
+    bound = ("handle", card.address, card.address, "1")
+    assert plan((), stored((card,)), {bound}) == (
+        Remove(("handle", card.address, card.address, "0")),
+        Drain(bound),
+        Drain(("deployable", card.address, card.address)),
+        Drain(("device", card.address)),
+    )
+    assert inventory.flatten([card]).keys() == stored((card,)).keys()

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The form of values on the bus."""
+
+import json
+from importlib import resources
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cyborg.core import wire
+from cyborg.core.device import AttachHandle, Deployable, Device, DeviceType, HandleType
+from cyborg.core.errors import Invalid
+from cyborg.core.report import BackendState, BackendStatus, Report
+from cyborg.fixtures import strategies
+
+REPORT = Report(
+    host="compute-1",
+    epoch="0f0e0d0c-0b0a-4908-8706-050403020100",
+    generation=7,
+    digest="0" * 64,
+    backends=(
+        BackendState("gen0", "generic", BackendStatus.READY),
+        BackendState("fake", "fake", BackendStatus.ERROR, "discovery timed out"),
+    ),
+    devices=(
+        Device(
+            address="0000:3d:00.0",
+            type=DeviceType.QAT,
+            vendor="8086",
+            model="C62x",
+            backend="gen0",
+            std_board_info={"class": "0b4000"},
+            vendor_board_info={"firmware": "4.1"},
+            numa_node=0,
+            serial="s1",
+            deployables=(
+                Deployable(
+                    address="0000:3d:00.0",
+                    resource_class="CUSTOM_QAT",
+                    traits=frozenset({"CUSTOM_B", "CUSTOM_A"}),
+                    attributes={"kernel_driver": "vfio-pci"},
+                    bitstream_id="b1",
+                    handles=(AttachHandle("0000:3d:01.0", HandleType.PCI, {"domain": "0000"}),),
+                ),
+                Deployable(address="0000:3d:00.0/1", resource_class="FPGA", parent="0000:3d:00.0"),
+            ),
+        ),
+    ),
+)
+
+
+def golden(name: str) -> dict[str, Any]:
+    """Read a message as a released version sent it."""
+    text = resources.files("cyborg.tests.unit.core").joinpath("golden", name).read_text()
+    message: dict[str, Any] = json.loads(text)
+    return message
+
+
+def test_format_1_is_written_as_ever() -> None:
+    assert wire.dump_report(REPORT) == golden("report-1.json")
+
+
+def test_format_1_is_read_as_ever() -> None:
+    assert wire.load_report(golden("report-1.json")) == REPORT
+
+
+@given(strategies.reports())
+def test_a_report_reads_what_it_writes(report: Report) -> None:
+    assert wire.load_report(json.loads(json.dumps(wire.dump_report(report)))) == report
+
+
+def test_unknown_keys_are_ignored() -> None:
+    body = golden("report-1.json")
+    for part in (body, body["devices"][0], body["devices"][0]["deployables"][0]):
+        part["new"] = {"from": "the future"}
+    body["devices"][0]["deployables"][0]["handles"][0]["new"] = 1
+    assert wire.load_report(body) == REPORT
+
+
+def test_keys_with_defaults_may_be_left_out() -> None:
+    body = golden("report-1.json")
+    for key in ("numa_node", "serial", "health", "setup_required", "vendor_board_info"):
+        del body["devices"][0][key]
+    assert wire.load_report(body).devices[0].serial is None
+
+
+@pytest.mark.parametrize("number", [0, 2, -1, "x", None])
+def test_another_format_is_refused(number: object) -> None:
+    with pytest.raises(Invalid):
+        wire.load_report({**golden("report-1.json"), "format": number})
+
+
+@given(st.data())
+def test_a_damaged_report_is_invalid_and_no_surprise(data: st.DataObject) -> None:
+    body = golden("report-1.json")
+    part: Any = body
+    while True:
+        keys = list(part) if isinstance(part, dict) else list(range(len(part)))
+        key = data.draw(st.sampled_from(keys))
+        if not part[key] or not isinstance(part[key], dict | list) or data.draw(st.booleans()):
+            break
+        part = part[key]
+    part[key] = data.draw(st.none() | st.integers() | st.text(max_size=3) | st.just([{}]))
+    try:
+        wire.load_report(body)
+    except Invalid as bad:
+        assert bad.message
+
+
+@given(strategies.hosts(), st.randoms(use_true_random=False))
+def test_the_digest_knows_no_order(host: tuple[Device, ...], order: Any) -> None:
+    shuffled = list(host)
+    order.shuffle(shuffled)
+    assert wire.digest(list(host), []) == wire.digest(shuffled, [])
+
+
+@given(strategies.hosts(), strategies.hosts())
+def test_the_digest_tells_hosts_apart(one: tuple[Device, ...], two: tuple[Device, ...]) -> None:
+    same = sorted(one, key=lambda d: d.address) == sorted(two, key=lambda d: d.address)
+    assert (wire.digest(list(one), []) == wire.digest(list(two), [])) == same
+
+
+def test_the_digest_covers_the_backends() -> None:
+    ready = BackendState("a", "fake", BackendStatus.READY)
+    failed = BackendState("a", "fake", BackendStatus.ERROR, "x")
+    assert wire.digest([], [ready]) != wire.digest([], [failed])

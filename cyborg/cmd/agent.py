@@ -5,7 +5,7 @@ SIGTERM and SIGINT end it. SIGHUP has it read its configuration again, as far as
 at run time, and discover at once.
 """
 
-import queue
+import os
 import signal
 import sys
 import threading
@@ -49,19 +49,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Signals:
-    """Handlers only note what came; the main thread does the work."""
+    """Signals as bytes in a pipe, which the main thread reads."""
 
     def __init__(self, conf: cfg.ConfigOpts, service: AgentService) -> None:
         self._conf = conf
         self._service = service
-        # Its put may interrupt its get; an Event's lock would then wait for itself.
-        self._came: queue.SimpleQueue[int] = queue.SimpleQueue()
+        # Python's own handlers run when the main thread next runs code: one that comes just before
+        # it waits, for a queue or an event, is heard when the wait ends, that is never.
+        self._came, tell = os.pipe()
+        os.set_blocking(tell, False)
+        signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, lambda came, _: self._came.put(came))
+            signal.signal(number, lambda *_: None)
 
     def wait(self) -> None:
         """Do what signals ask for until one says to stop."""
-        while self._came.get() == signal.SIGHUP:
+        while set(os.read(self._came, 64)) <= {signal.SIGHUP}:
             self._reload()
 
     def _reload(self) -> None:

@@ -51,8 +51,16 @@ class HttpServer:
         if self._loop is None:
             self._listening.close()
             return
-        # The loop ends when its map is empty, and only its own thread may empty it.
-        self._server.trigger.pull_trigger(lambda: wasyncore.close_all(self._map))
+        # The loop ends when its map is empty, and only its own thread may empty it; not before we
+        # have pulled, though: the pipe that we write to is one of the things it closes.
+        pulling = threading.Lock()
+
+        def close() -> None:
+            with pulling:
+                wasyncore.close_all(self._map)
+
+        with pulling:
+            self._server.trigger.pull_trigger(close)
         self._loop.join()
         self._server.task_dispatcher.shutdown(timeout=GRACE)
         self._loop = None

@@ -44,19 +44,19 @@ def test_it_comes_goes_and_comes_back(rabbit_url: str) -> None:
             client = bus.conductor()
 
             def call() -> Any:
-                return client.device_set_status("u", "enabled")
+                return client.discovery_create("h")
 
             with pytest.raises(Unavailable, match="does not answer"):
                 call()
             wire.mend()
             in_the_end(bus.transport.ensure_open)
             with bus.serving("conductor", Everything()):
-                assert in_the_end(call) == {"uuid": "u", "status": "enabled"}
+                assert in_the_end(call) == {"host": "h", "driver": None}
                 wire.cut()
                 began = time.monotonic()
                 with pytest.raises(Unavailable):
                     call()
                 assert time.monotonic() - began < 10, "a call is bounded while the broker is away"
                 wire.mend()
-                assert in_the_end(call) == {"uuid": "u", "status": "enabled"}
+                assert in_the_end(call) == {"host": "h", "driver": None}
         assert not [t for t in threading.enumerate() if t.name == "bus"]

@@ -60,7 +60,8 @@ class _Signals:
         os.set_blocking(tell, False)
         signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, lambda *_: None)
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+                signal.signal(number, lambda *_: None)
 
     def wait(self) -> None:
         """Do what signals ask for until one says to stop."""

@@ -122,6 +122,7 @@ class Device:
                     "its parent, which is no other deployable of the device",
                     field="parent",
                 )
+        _no_ring(self.address, {d.address: d.parent for d in self.deployables})
 
     def bare(self) -> "Device":
         """Return the device's own facts, without its deployables."""
@@ -137,10 +138,25 @@ def _text(what: str, value: str, longest: int) -> None:
 
 
 def _unique(what: str, where: str, addresses: list[str]) -> None:
-    twice = (
-        sorted({a for a in addresses if addresses.count(a) > 1})
-        if (len(set(addresses)) != len(addresses))
-        else []
-    )
-    if twice:
-        raise Invalid(f"{where} reports the {what} address {twice[0]} twice", field="address")
+    seen: set[str] = set()
+    for address in addresses:
+        if address in seen:
+            raise Invalid(f"{where} reports the {what} address {address} twice", field="address")
+        seen.add(address)
+
+
+def _no_ring(device: str, parents: Mapping[str, str | None]) -> None:
+    """Refuse deployables that lie within each other: none of them could be created first."""
+    sound: set[str | None] = {None}
+    for start in parents:
+        path: dict[str, None] = {}
+        at: str | None = start
+        while at is not None and at not in sound:
+            if at in path:
+                raise Invalid(
+                    f"deployable {at} of device {device} lies within itself by its parents",
+                    field="parent",
+                )
+            path[at] = None
+            at = parents[at]
+        sound.update(path)

@@ -6,10 +6,13 @@ a key that tells where it belongs. The plan is the difference of two such layout
 nothing which is bound, or which holds something bound, is ever removed: it is drained.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from cyborg.core.device import AttachHandle, Deployable, Device
+
+_T = TypeVar("_T")
 
 Key = tuple[str, ...]
 """("device", address), ("deployable", device, address) or ("handle", device, deployable, address).
@@ -61,11 +64,13 @@ Step = Add | Change | Drain | Remove
 
 
 def flatten(devices: Sequence[Device]) -> dict[Key, Record]:
-    """Lay a report out flat, parents before children."""
+    """Lay a report out flat, parents before children, however deep deployables lie in others."""
     flat: dict[Key, Record] = {}
     for device in devices:
         flat["device", device.address] = device.bare()
-        for part in device.deployables:
+        parents = {part.address: part.parent for part in device.deployables}
+        depths = _depths(parents, parents.get)
+        for part in sorted(device.deployables, key=lambda p: depths[p.address]):
             flat["deployable", device.address, part.address] = part.bare()
             for handle in part.handles:
                 flat["handle", device.address, part.address, handle.address] = handle
@@ -79,14 +84,13 @@ def plan(
 
     ``bound`` holds the keys of handles that have an owner. The steps can be taken one after
     another: what goes, goes children first, and then what comes, comes parents first. What drains
-    already is not told to drain again.
+    already is not told to drain again. The work grows as the input does.
     """
     wanted = flatten(reported)
-    held = _held(bound)
+    after = {key: known.value for key, known in stored.items()} | wanted
+    held = _held(bound, after)
     gone: list[Step] = []
-    for key in sorted(stored, key=len, reverse=True):
-        if key in wanted:
-            continue
+    for key in _children_first([key for key in stored if key not in wanted], after):
         if key not in held:
             gone.append(Remove(key))
         elif not stored[key].draining:
@@ -115,10 +119,53 @@ def apply(stored: Mapping[Key, Stored], steps: Sequence[Step]) -> dict[Key, Stor
     return result
 
 
-def _held(bound: Collection[Key]) -> set[Key]:
-    """Return the keys of bound handles and of all that they lie in."""
+def _held(bound: Collection[Key], records: Mapping[Key, Record]) -> set[Key]:
+    """Return the keys of bound handles and of all that they lie in.
+
+    That includes the deployables around theirs: Placement keeps a provider that has children.
+    """
     held: set[Key] = set()
     for key in bound:
-        _, device, deployable, _ = key
-        held |= {key, ("deployable", device, deployable), ("device", device)}
+        held |= {key, ("device", key[1])}
+        around: Key | None = ("deployable", *key[1:3])
+        while around is not None and around not in held:
+            held.add(around)
+            around = _around(around, records)
     return held
+
+
+def _around(key: Key, records: Mapping[Key, Record]) -> Key | None:
+    """Return the key of the deployable that a deployable lies within, if it does."""
+    record = records.get(key)
+    if not isinstance(record, Deployable) or record.parent is None:
+        return None
+    return ("deployable", key[1], record.parent)
+
+
+def _children_first(keys: Sequence[Key], records: Mapping[Key, Record]) -> list[Key]:
+    """Order handles before deployables, inner ones before outer ones, and these before devices."""
+    parts = [key for key in keys if key[0] == "deployable"]
+    depths = _depths(parts, lambda key: _around(key, records))
+    parts.sort(key=depths.__getitem__, reverse=True)
+    handles = [key for key in keys if key[0] == "handle"]
+    return [*handles, *parts, *(key for key in keys if key[0] == "device")]
+
+
+def _depths(of: Iterable[_T], parent: Callable[[_T], _T | None]) -> dict[_T, int]:
+    """Return how deep each thing lies, 0 for the outermost; a ring counts as if it were cut open.
+
+    Each thing is looked at once: a chain is walked up to what is known and numbered on the way
+    back, as its length would otherwise count again for each of its members.
+    """
+    depths: dict[_T, int] = {}
+    for start in of:
+        chain: dict[_T, None] = {}
+        at: _T | None = start
+        while at is not None and at not in depths and at not in chain:
+            chain[at] = None
+            at = parent(at)
+        depth = -1 if at is None else depths.get(at, -1)
+        for member in reversed(chain):
+            depth += 1
+            depths[member] = depth
+    return depths

@@ -12,7 +12,7 @@ are refused here, when the profile is made.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ from cyborg.core.errors import Invalid
 MAX_UNITS = 256
 MAX_GROUPS = 32
 MAX_KEYS = 64
+MAX_SLOTS = 1024  # requests that one profile makes: what one PATCH can bind
 MAX_VALUE = 255
 
 _NAME = re.compile(r"^[a-zA-Z0-9\-_]+$")
@@ -80,7 +81,13 @@ def parse_groups(value: Any, field_name: str = "groups") -> tuple[Group, ...]:
         raise Invalid(
             f"{field_name} has {len(value)} groups, 1 to {MAX_GROUPS} are allowed", field=field_name
         )
-    return tuple(parse_group(group, f"{field_name}[{i}]") for i, group in enumerate(value))
+    groups = tuple(parse_group(group, f"{field_name}[{i}]") for i, group in enumerate(value))
+    if (total := sum(units for *_, units in _units(groups))) > MAX_SLOTS:
+        raise Invalid(
+            f"{field_name} ask for {total} accelerators in all, at most {MAX_SLOTS} are allowed",
+            field=field_name,
+        )
+    return groups
 
 
 def parse_group(value: Any, field_name: str) -> Group:
@@ -94,9 +101,14 @@ def parse_group(value: Any, field_name: str) -> Group:
     resources: dict[str, int] = {}
     traits: dict[str, set[str]] = {"required": set(), "forbidden": set()}
     accel: dict[str, str] = {}
+    seen: set[str] = set()
     for key, raw in value.items():
         where = f"{field_name}[{str(key)[:140]!r}]"
-        kind, _, name = str(key).strip().partition(":")
+        plain = str(key).strip()
+        if plain in seen:
+            raise Invalid(f"{where} stands twice but for spaces around it", field=where)
+        seen.add(plain)
+        kind, _, name = plain.partition(":")
         if kind == "resources":
             resources[_resource_class(name, where)] = _amount(raw, where)
         elif kind == "trait":
@@ -118,12 +130,19 @@ def slots(groups: Sequence[Group]) -> tuple[Slot, ...]:
     Each FPGA of a group that requires CUSTOM_FPGA_XILINX takes two: its management function and
     its user function are both given to the instance (the contract's POST accelerator_requests).
     """
-    made: list[Slot] = []
+    return tuple(
+        Slot(group_id, resource_class, groups[group_id])
+        for group_id, resource_class, units in _units(groups)
+        for _ in range(units)
+    )
+
+
+def _units(groups: Sequence[Group]) -> Iterator[tuple[int, str, int]]:
+    """Yield how many requests each group makes of each class: group number, class, requests."""
     for group_id, group in enumerate(groups):
         for resource_class, units in group.resources.items():
             twice = resource_class == "FPGA" and "CUSTOM_FPGA_XILINX" in group.required
-            made += [Slot(group_id, resource_class, group)] * (units * (2 if twice else 1))
-    return tuple(made)
+            yield group_id, resource_class, units * (2 if twice else 1)
 
 
 def _resource_class(name: str, where: str) -> str:

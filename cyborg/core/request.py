@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An accelerator request (ARQ), and the reading of the JSON patch that binds or unbinds it."""
 
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from typing import Any
 from cyborg.core.errors import Invalid
 from cyborg.core.states import RequestState
 
+_UUID = re.compile(r"[0-9a-fA-F]{32}|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 MAX_REQUESTS = 1024  # in one PATCH or DELETE
 _REQUIRED = ("hostname", "device_rp_uuid", "instance_uuid")
 _KNOWN = frozenset({*_REQUIRED, "project_id"})
@@ -58,7 +60,8 @@ class Unbind:
 def parse_uuid(value: Any, field_name: str) -> str:
     """Return the canonical form of a uuid. Raises Invalid, naming the field."""
     try:
-        if not isinstance(value, str) or len(value) > 45:
+        # uuid.UUID alone takes signs, underscores and the digits of any script.
+        if not isinstance(value, str) or not _UUID.fullmatch(value):
             raise ValueError
         return str(uuid.UUID(value))
     except ValueError:

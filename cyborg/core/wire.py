@@ -8,7 +8,8 @@ kept in the tests.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from cyborg.core.device import AttachHandle, Deployable, Device, DeviceType, HandleType, Health
@@ -34,15 +35,15 @@ def dump_report(report: Report) -> dict[str, Any]:
 def load_report(body: Any) -> Report:
     """Read a report. Raises Invalid, saying which part is wrong."""
     try:
-        if not 1 <= int(body["format"]) <= FORMAT:
+        if not 1 <= (number := _int(body["format"])) <= FORMAT:
             raise Invalid(
-                f"report format {body['format']} is unknown: this side reads up to {FORMAT}",
+                f"report format {number} is unknown: this side reads up to {FORMAT}",
                 field="format",
             )
         return Report(
             host=_str(body["host"]),
             epoch=_str(body["epoch"]),
-            generation=int(body["generation"]),
+            generation=_int(body["generation"]),
             digest=_str(body["digest"]),
             backends=tuple(load_backend(b) for b in body["backends"]),
             devices=tuple(load_device(d) for d in body["devices"]),
@@ -103,23 +104,32 @@ def load_device(body: Mapping[str, Any]) -> Device:
         backend=_str(body["backend"]),
         std_board_info=_strings(body.get("std_board_info", {})),
         vendor_board_info=_strings(body.get("vendor_board_info", {})),
-        numa_node=None if numa is None else int(numa),
+        numa_node=None if numa is None else _int(numa),
         serial=None if serial is None else _str(serial),
         health=Health(body.get("health", Health.OK)),
-        setup_required=bool(body.get("setup_required", False)),
-        reboot_required=bool(body.get("reboot_required", False)),
+        setup_required=_bool(body.get("setup_required", False)),
+        reboot_required=_bool(body.get("reboot_required", False)),
         deployables=tuple(_load_deployable(d) for d in body["deployables"]),
     )
 
 
-def digest(devices: list[Device], backends: list[BackendState]) -> str:
+def digest(devices: Sequence[Device], backends: Sequence[BackendState]) -> str:
     """Return the fingerprint of a host's state: equal states give equal digests, in any order."""
     body = {
-        "devices": sorted((dump_device(d) for d in devices), key=lambda d: str(d["address"])),
+        "devices": sorted((_ordered(d) for d in devices), key=lambda d: str(d["address"])),
         "backends": sorted((dump_backend(b) for b in backends), key=lambda b: str(b["name"])),
     }
     text = json.dumps(body, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _ordered(device: Device) -> dict[str, Any]:
+    """Return a device as plain values, its parts in the order of their addresses."""
+    parts = (
+        replace(part, handles=tuple(sorted(part.handles, key=lambda h: h.address)))
+        for part in sorted(device.deployables, key=lambda p: p.address)
+    )
+    return {**dump_device(device.bare()), "deployables": [_dump_deployable(p) for p in parts]}
 
 
 def _dump_deployable(deployable: Deployable) -> dict[str, Any]:
@@ -157,6 +167,18 @@ def _load_deployable(body: Mapping[str, Any]) -> Deployable:
 def _str(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"expected a string, found {type(value).__name__}")
+    return value
+
+
+def _int(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"expected an integer, found {type(value).__name__}")
+    return value
+
+
+def _bool(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"expected true or false, found {type(value).__name__}")
     return value
 
 

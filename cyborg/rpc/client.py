@@ -34,6 +34,9 @@ class Client:
             timeout=conf.rpc.timeout,
             serializer=context.ContextSerializer(),
             retry=_RETRIES,
+            # RabbitMQ then says at once that no server has ever listened, instead of dropping the
+            # message and leaving the caller to wait for its whole timeout.
+            transport_options=oslo_messaging.TransportOptions(at_least_once=True),
         )
 
     def call(self, method: str, server: str | None = None, /, **arguments: Any) -> Any:
@@ -56,6 +59,11 @@ class Client:
         except oslo_messaging.RemoteError as bad:
             raise Unavailable(
                 f"{what}{there} is not understood there: {bad.exc_type}; is it of another version?"
+            ) from bad
+        except oslo_messaging.MessageUndeliverable as bad:
+            raise Unavailable(
+                f"{what}{there} cannot be called: no cyborg-{self._contract.name} listens at the "
+                f"message broker at {self._transport.where}"
             ) from bad
         except oslo_messaging.MessagingException as bad:
             raise Unavailable(

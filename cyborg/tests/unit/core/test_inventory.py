@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The laws of the inventory plan."""
 
+from collections.abc import Mapping
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +26,20 @@ def changes(draw: st.DrawFn) -> tuple[Host, Host, frozenset[Key]]:
     return before, draw(strategies.hosts()), draw(strategies.bound_keys(before))
 
 
+def assert_all_around(key: Key, result: Mapping[Key, Stored]) -> None:
+    """Check that the deployables around one are there, out to the outermost."""
+    while True:
+        value = result[key].value
+        assert isinstance(value, Deployable)
+        if value.parent is None:
+            return
+        key = ("deployable", key[1], value.parent)
+
+
+def _parent(value: object) -> str | None:
+    return value.parent if isinstance(value, Deployable) else None
+
+
 @given(strategies.hosts())
 def test_equal_input_gives_no_steps(host: Host) -> None:
     assert plan(host, stored(host), ()) == ()
@@ -44,6 +60,7 @@ def test_nothing_bound_is_lost(case: tuple[Host, Host, frozenset[Key]]) -> None:
         assert key in result
         assert ("deployable", *key[1:3]) in result
         assert ("device", key[1]) in result
+        assert_all_around(("deployable", *key[1:3]), result)
         assert result[key].draining == (key not in flatten(after))
 
 
@@ -88,19 +105,64 @@ def test_steps_can_be_taken_one_after_another(case: tuple[Host, Host, frozenset[
     """A parent is there before its children come and until they have gone."""
     before, after, bound = case
     there = set(stored(before))
-    for step in plan(after, stored(before), bound):
+    steps = plan(after, stored(before), bound)
+    removed = {step.key for step in steps if isinstance(step, Remove)}
+    for step in steps:
         parents = [("device", step.key[1])] if len(step.key) > 2 else []
         parents += [("deployable", *step.key[1:3])] if len(step.key) > 3 else []
         assert set(parents) <= there
         match step:
-            case Add(key, _):
+            case Add(key, value):
                 assert key not in there
+                if isinstance(value, Deployable) and value.parent:
+                    assert ("deployable", key[1], value.parent) in there
                 there.add(key)
             case Remove(key):
+                assert not any(
+                    k in there and k[1] == key[1] and _parent(stored(before)[k].value) == key[-1]
+                    for k in removed - {key}
+                    if key[0] == "deployable"
+                )
                 assert not any(k[1 : len(key)] == key[1:] and len(k) > len(key) for k in there)
                 there.remove(key)
             case Change(key, _) | Drain(key):
                 assert key in there
+
+
+def nested(*places: tuple[str, str | None], bound: str = "") -> Device:
+    """Return a card of deployables within others; the one named has a handle."""
+    handle = AttachHandle("0", HandleType.TEST_PCI)
+    parts = (
+        Deployable(own, "FPGA", handles=(handle,) if own == bound else (), parent=around)
+        for own, around in places
+    )
+    return Device("card", DeviceType.FPGA, "8086", "x", "gen0", deployables=tuple(parts))
+
+
+def test_what_lies_around_something_bound_drains_with_it() -> None:
+    card = nested(("b", "a"), ("a", None), ("c", "a"), bound="b")
+    handle = ("handle", "card", "b", "0")
+    assert plan((), stored((card,)), {handle}) == (
+        Drain(handle),
+        Remove(("deployable", "card", "c")),
+        Drain(("deployable", "card", "b")),
+        Drain(("deployable", "card", "a")),
+        Drain(("device", "card")),
+    )
+
+
+def test_what_has_moved_out_does_not_hold_what_it_lay_in() -> None:
+    before = nested(("a", None), ("b", "a"), bound="b")
+    after = nested(("b", None), bound="b")
+    steps = plan((after,), stored((before,)), {("handle", "card", "b", "0")})
+    assert [type(step) for step in steps] == [Remove, Change]
+
+
+def test_the_work_grows_as_the_input_does() -> None:
+    """A chain as long as this would take minutes if each part looked at all around it."""
+    names = [f"p{number:05}" for number in range(20_000)]
+    chain = nested(*zip(reversed(names), [*reversed(names[:-1]), None], strict=True))
+    assert len(plan((chain,), {}, ())) == len(plan((), stored((chain,)), ())) == len(names) + 1
 
 
 def test_the_bound_half_of_a_vanished_card_is_kept() -> None:

@@ -47,7 +47,10 @@ def _serve(args: argparse.Namespace, told: threading.Event) -> int:
         _say(f"Placement listens on {stack.placement_endpoint} (X-Auth-Token: admin)")
         _say(f"API listens on {stack.endpoint}")
         _say(f"ready: cyborg --os-auth-type none --os-endpoint {stack.endpoint} device-list")
-        told.wait()
+        # The kernel may give a signal to any thread, which does not wake this one: its handler runs
+        # when this thread next looks.
+        while not told.wait(0.5):
+            pass
         _say("stopping")
     finally:
         stack.stop()

@@ -147,7 +147,7 @@ def test_every_variable_that_tests_read() -> None:
 
 def test_links_to_files_of_the_source_lead_somewhere() -> None:
     form = re.compile(r"``((?:cyborg|tools|etc|doc|devstack|releasenotes)/[\w./-]+)``")
-    made = {"etc/cyborg/cyborg.conf.sample", "etc/cyborg/policy.yaml.sample"}
+    made = {"doc/build/html", "etc/cyborg/cyborg.conf.sample", "etc/cyborg/policy.yaml.sample"}
     others = [ROOT / "README.rst", ROOT / "CONTRIBUTING.rst", ROOT / "devstack" / "README.rst"]
     found = {
         (path.name, name)

@@ -32,6 +32,14 @@ def test_a_parent_is_another_part_of_the_device(parent: str) -> None:
     assert bad.value.details["field"] == "parent"
 
 
+def test_parts_do_not_lie_in_each_other() -> None:
+    ring = (Deployable("a", "PGPU", parent="b"), Deployable("b", "PGPU", parent="a"))
+    with pytest.raises(Invalid, match="lies within itself") as bad:
+        card(Deployable("c", "PGPU", parent="a"), *ring)
+    assert bad.value.details["field"] == "parent"
+    assert card(Deployable("c", "PGPU", parent="b"), Deployable("b", "PGPU")).deployables
+
+
 @pytest.mark.parametrize("text", ["", "a\x00b", "x" * 256])
 def test_text_is_bounded_and_printable(text: str) -> None:
     with pytest.raises(Invalid):

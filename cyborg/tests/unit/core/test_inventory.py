@@ -144,8 +144,8 @@ def test_what_lies_around_something_bound_drains_with_it() -> None:
     handle = ("handle", "card", "b", "0")
     assert plan((), stored((card,)), {handle}) == (
         Drain(handle),
-        Remove(("deployable", "card", "c")),
         Drain(("deployable", "card", "b")),
+        Remove(("deployable", "card", "c")),
         Drain(("deployable", "card", "a")),
         Drain(("device", "card")),
     )

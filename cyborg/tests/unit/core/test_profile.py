@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from cyborg.core import profile
 from cyborg.core.errors import Invalid
-from cyborg.core.profile import MAX_GROUPS, MAX_KEYS, MAX_UNITS, Group
+from cyborg.core.profile import MAX_GROUPS, MAX_KEYS, MAX_SLOTS, MAX_UNITS, Group
+from cyborg.core.request import MAX_REQUESTS
 from cyborg.fixtures import strategies
 
 
@@ -39,6 +40,7 @@ def test_a_xilinx_fpga_is_two_slots() -> None:
         for amount in ("0", "-1", "1000000000", "x", "", "1.5", 0, -1, 10**9, True, None, 1.0, [])
     ]
     + [
+        ({"resources:FPGA": "1", " resources:FPGA": "2"}, "groups[0][' resources:FPGA']"),
         ({"resources:FPGA": "1", "colour": "red"}, "groups[0]['colour']"),
         ({"resources:": "1"}, "groups[0]['resources:']"),
         ({"resources:fpga": "1"}, "groups[0]['resources:fpga']"),
@@ -70,6 +72,18 @@ def test_groups_are_a_list_of_some(groups: Any) -> None:
     with pytest.raises(Invalid) as bad:
         profile.parse_groups(groups)
     assert bad.value.details["field"] == "groups"
+
+
+def test_a_profile_makes_no_more_requests_than_can_be_bound_at_once() -> None:
+    whole = [{"resources:FPGA": str(MAX_UNITS)}] * (MAX_SLOTS // MAX_UNITS)
+    assert len(profile.slots(profile.parse_groups(whole))) == MAX_SLOTS == MAX_REQUESTS
+    for more in (
+        [*whole, {"resources:FPGA": "1"}],
+        [*whole[1:], {"resources:FPGA": "129", "trait:CUSTOM_FPGA_XILINX": "required"}],
+    ):
+        with pytest.raises(Invalid) as bad:
+            profile.parse_groups(more)
+        assert bad.value.details["field"] == "groups"
 
 
 def test_the_largest_amount_is_allowed() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cyborg.core.errors import Invalid
-from cyborg.core.request import Bind, Unbind, parse_patch
+from cyborg.core.request import Bind, Unbind, parse_patch, parse_uuid
 
 ARQ = "11111111-1111-4111-8111-111111111111"
 PROVIDER = "22222222-2222-4222-8222-222222222222"
@@ -77,6 +77,26 @@ def test_a_mistake_is_named(body: Any, field: str) -> None:
     with pytest.raises(Invalid) as bad:
         parse_patch(body)
     assert bad.value.details["field"] == field
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{{{ARQ}}}",
+        f"urn:uuid:{ARQ}",
+        ARQ.replace("4", "+"),
+        "1_1" + "1" * 29,
+        ARQ + "\n",
+        ARQ[:-1] + "\u0661",
+        "",
+        None,
+        7,
+    ],
+)
+def test_what_is_no_uuid(text: Any) -> None:
+    with pytest.raises(Invalid) as bad:
+        parse_uuid(text, "uuid")
+    assert bad.value.details["field"] == "uuid"
 
 
 json = st.recursive(

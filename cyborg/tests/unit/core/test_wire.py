@@ -2,6 +2,8 @@
 """The form of values on the bus."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from importlib import resources
 from typing import Any
 
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from cyborg.core import wire
 from cyborg.core.device import AttachHandle, Deployable, Device, DeviceType, HandleType
 from cyborg.core.errors import Invalid
+from cyborg.core.inventory import flatten
 from cyborg.core.report import BackendState, BackendStatus, Report
 from cyborg.fixtures import strategies
 
@@ -86,10 +89,33 @@ def test_keys_with_defaults_may_be_left_out() -> None:
     assert wire.load_report(body).devices[0].serial is None
 
 
-@pytest.mark.parametrize("number", [0, 2, -1, "x", None])
+@pytest.mark.parametrize("number", [0, 2, -1, "x", "1", None, True, 1.0, float("inf")])
 def test_another_format_is_refused(number: object) -> None:
     with pytest.raises(Invalid):
         wire.load_report({**golden("report-1.json"), "format": number})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("setup_required", "false"),
+        ("reboot_required", 1),
+        ("numa_node", "0"),
+        ("numa_node", 0.5),
+        ("numa_node", float("inf")),
+        ("numa_node", True),
+        ("serial", 7),
+        ("health", "fine"),
+        ("type", "TOASTER"),
+        ("deployables", "none"),
+        ("std_board_info", {"class": 7}),
+    ],
+)
+def test_a_value_of_another_type_is_refused(key: str, value: Any) -> None:
+    body = golden("report-1.json")
+    body["devices"][0][key] = value
+    with pytest.raises(Invalid):
+        wire.load_report(body)
 
 
 @given(st.data())
@@ -102,7 +128,9 @@ def test_a_damaged_report_is_invalid_and_no_surprise(data: st.DataObject) -> Non
         if not part[key] or not isinstance(part[key], dict | list) or data.draw(st.booleans()):
             break
         part = part[key]
-    part[key] = data.draw(st.none() | st.integers() | st.text(max_size=3) | st.just([{}]))
+    part[key] = data.draw(
+        st.none() | st.integers() | st.floats() | st.text(max_size=3) | st.just([{}])
+    )
     try:
         wire.load_report(body)
     except Invalid as bad:
@@ -111,15 +139,26 @@ def test_a_damaged_report_is_invalid_and_no_surprise(data: st.DataObject) -> Non
 
 @given(strategies.hosts(), st.randoms(use_true_random=False))
 def test_the_digest_knows_no_order(host: tuple[Device, ...], order: Any) -> None:
-    shuffled = list(host)
-    order.shuffle(shuffled)
-    assert wire.digest(list(host), []) == wire.digest(shuffled, [])
+    def shuffled(values: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(order.sample(values, len(values)))
+
+    other = [
+        replace(
+            device,
+            deployables=shuffled(
+                [replace(p, handles=shuffled(p.handles)) for p in device.deployables]
+            ),
+        )
+        for device in shuffled(host)
+    ]
+    backends = [BackendState(n, "fake", BackendStatus.READY) for n in ("a", "b", "c")]
+    assert wire.digest(host, backends) == wire.digest(other, shuffled(backends))
 
 
 @given(strategies.hosts(), strategies.hosts())
 def test_the_digest_tells_hosts_apart(one: tuple[Device, ...], two: tuple[Device, ...]) -> None:
-    same = sorted(one, key=lambda d: d.address) == sorted(two, key=lambda d: d.address)
-    assert (wire.digest(list(one), []) == wire.digest(list(two), [])) == same
+    same = flatten(one) == flatten(two)
+    assert (wire.digest(one, []) == wire.digest(two, [])) == same
 
 
 def test_the_digest_covers_the_backends() -> None:

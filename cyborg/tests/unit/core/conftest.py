@@ -4,6 +4,6 @@
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
-    "core", deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow]
+    "core", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("core")

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How to reach a neighbour: the options of keystoneauth, in a section of ours.
+
+keystoneauth is imported late, because the agent, which has no such neighbour, does without it.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from oslo_config import cfg
+
+TIMEOUT = cfg.FloatOpt("request_timeout", default=30.0, min=0.1, help="Seconds for one request.")
+
+
+def register(
+    conf: cfg.ConfigOpts, group: str, service_type: str, options: Sequence[cfg.Opt]
+) -> None:
+    """Register a section's own options and those of keystoneauth."""
+    from keystoneauth1 import loading
+
+    loading.register_session_conf_options(conf, group)
+    loading.register_auth_conf_options(conf, group)
+    loading.register_adapter_conf_options(conf, group)
+    conf.register_opts(options, group=group)
+    conf.set_default("service_type", service_type, group=group)
+
+
+def list_opts(group: str, options: Sequence[cfg.Opt]) -> list[tuple[str, list[Any]]]:
+    """Return all of a section's options for the sample file and the documentation."""
+    from keystoneauth1 import loading
+
+    shared = [
+        *loading.get_session_conf_options(),
+        *loading.get_auth_common_conf_options(),
+        *loading.get_auth_plugin_conf_options("password"),
+        *loading.get_adapter_conf_options(include_deprecated=False),
+    ]
+    return [(group, [*options, *shared])]

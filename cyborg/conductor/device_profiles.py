@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from oslo_db import exception as db_exc
 from oslo_utils import timeutils
 
+from cyborg.conductor.limits import text
 from cyborg.conductor.moments import iso
 from cyborg.core.errors import Conflict, InUse, Invalid, NotFound
 from cyborg.core.profile import parse_groups, parse_name
@@ -43,8 +44,9 @@ class DeviceProfiles:
 
         Raises NotFound when a key names none, and InUse when a request was made from one.
         """
-        if not keys or not all(isinstance(key, str) and key for key in keys):
+        if not isinstance(keys, Sequence) or isinstance(keys, str | bytes) or not keys:
             raise Invalid("expected the uuids or names of device profiles", field="value")
+        keys = [text("value", key) for key in keys]
         try:
             self._uow.run(lambda tx: _delete(tx, keys))
         except db_exc.DBReferenceError as bad:
@@ -83,10 +85,12 @@ def _read(profile: Mapping[str, Any]) -> dict[str, Any]:
         raise Invalid("a device profile must be an object", field="body")
     description = profile.get("description")
     if description is not None and (
-        not isinstance(description, str) or len(description) > MAX_DESCRIPTION
+        not isinstance(description, str)
+        or len(description) > MAX_DESCRIPTION
+        or not "".join(description.split()).isprintable()
     ):
         raise Invalid(
-            f"description must be a string of at most {MAX_DESCRIPTION} characters",
+            f"description must be a printable string of at most {MAX_DESCRIPTION} characters",
             field="description",
         )
     uuid = profile.get("uuid")

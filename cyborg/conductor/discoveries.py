@@ -14,6 +14,7 @@ from oslo_config import cfg
 from oslo_log import log
 from oslo_utils import timeutils
 
+from cyborg.conductor import limits
 from cyborg.core import wire
 from cyborg.core.errors import CyborgError, Invalid, NotFound
 from cyborg.core.report import BackendState, BackendStatus
@@ -62,6 +63,7 @@ class Discoveries:
         Returns the uuid of the discovery at once; what comes of it stands in its rows. Raises
         NotFound, with names that are near, when there is no such host or backend.
         """
+        host, driver = limits.optional("host", host), limits.optional("driver", driver)
         uuid = str(uuid4())
 
         def write(tx: sa.Connection) -> list[str]:
@@ -82,6 +84,7 @@ class Discoveries:
     def done(self, discovery_id: str, host: str, drivers: Sequence[Mapping[str, Any]]) -> None:
         """Take an agent's word on how its backends' discovery ended. Raises Invalid."""
         uuid = parse_uuid(discovery_id, "discovery_id")
+        host = limits.text("host", host)
         outcomes = [
             (state.name, _OUTCOMES[state.status], state.error)
             for state in _read(drivers)
@@ -128,9 +131,11 @@ class Discoveries:
 
 def _read(drivers: Any) -> list[BackendState]:
     try:
-        return [wire.load_backend(body) for body in drivers]
+        states = [wire.load_backend(body) for body in drivers]
     except (KeyError, TypeError, ValueError, AttributeError) as bad:
         raise Invalid(f"malformed drivers: {type(bad).__name__} {bad}", field="drivers") from bad
+    limits.check_backends(states)
+    return states
 
 
 def _nothing(known: Sequence[Mapping[Any, Any]], host: str | None, driver: str | None) -> NotFound:

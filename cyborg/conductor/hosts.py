@@ -4,7 +4,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -14,6 +14,7 @@ from oslo_log import log
 from oslo_utils import timeutils
 
 from cyborg.conductor import limits, reports
+from cyborg.conductor.limits import text
 from cyborg.core import wire
 from cyborg.core.errors import Conflict, Invalid, Stale
 from cyborg.core.report import BackendState, Report
@@ -29,6 +30,7 @@ T = TypeVar("T")
 
 MAX_BACKENDS = 256  # of one host
 MAX_VERSIONS = 16384  # characters of a hello's versions
+AUDITED = 64  # providers that one sweep has compared with Placement again
 
 
 class Hosts:
@@ -63,11 +65,11 @@ class Hosts:
         The hello of an agent that has nothing new costs one UPDATE, however much its host has.
         Raises Invalid.
         """
-        host, epoch = _text("host", host), parse_uuid(epoch, "epoch")
-        digest = _text("digest", digest, 64) if digest else None
+        host, epoch = text("host", host), parse_uuid(epoch, "epoch")
+        digest = text("digest", digest, 64) if digest else None
         said = {
-            "endpoint": _text("endpoint", endpoint) if endpoint else None,
-            "status": _text("status", status, 32),
+            "endpoint": text("endpoint", endpoint) if endpoint else None,
+            "status": text("status", status, 32),
             "versions": _versions(versions),
         }
         now = self._now()
@@ -77,14 +79,18 @@ class Hosts:
         ):
             states = _backends(drivers)
 
-            def enter(tx: sa.Connection) -> tuple[str | None, int]:
+            def enter(tx: sa.Connection) -> tuple[str | None, int, sa.RowMapping | None]:
+                before = store.other_life(tx, store.AGENT, host, epoch)
                 row = store.alive(tx, store.AGENT, host, epoch, now, said)
                 backend_store.replace(tx, row["id"], states)
                 # An agent begins anew: the time to see whether Placement still has what it had.
                 anew = row["generation"] == 0 and row["digest"] is not None
-                return row["digest"], providers.mark_host(tx, host, now) if anew else 0
+                marked = providers.mark_host(tx, host, now) if anew else 0
+                return row["digest"], marked, before
 
-            recorded, stale = self._again(enter)
+            recorded, stale, before = self._again(enter)
+            if before is not None:
+                _say_new_life(host, endpoint, before, now)
             wanted = digest is not None and recorded != digest
             if stale:
                 self._wake_publisher()
@@ -137,7 +143,7 @@ class Hosts:
         self, binary: str, host: str, epoch: str, versions: Mapping[str, Any] | None
     ) -> dict[str, Any]:
         """Note that a daemon other than an agent is alive; say when the next hello is due."""
-        binary, host = _text("binary", binary, 64), _text("host", host)
+        binary, host = text("binary", binary, 64), text("host", host)
         epoch = parse_uuid(epoch, "epoch")
         if binary == store.AGENT:
             raise Invalid("an agent says hello, not service_hello", field="binary")
@@ -147,8 +153,18 @@ class Hosts:
         return {"interval": self._conf.conductor.hello_interval}
 
     def sweep(self) -> int:
-        """Ask hosts again that keep drained handles which nobody owns; return how many hosts."""
-        return self._uow.run(store.ask_again)
+        """Have done what nobody else would ask for; return how much that is.
+
+        Hosts are asked again that keep drained handles which nobody owns, and providers are
+        compared with Placement again that have not been for long, a few at a time.
+        """
+        now = self._now()
+        before = now - timedelta(seconds=self._conf.conductor.audit_interval)
+        asked = self._uow.run(store.ask_again)
+        old = self._uow.run(lambda tx: providers.mark_old(tx, before, now, AUDITED))
+        if old:
+            self._wake_publisher()
+        return asked + old
 
     def _again(self, work: Callable[[sa.Connection], T]) -> T:
         """Run work that may find that another conductor has just entered the same daemon."""
@@ -167,6 +183,18 @@ class Hosts:
             raise
 
 
+def _say_new_life(host: str, endpoint: str | None, before: sa.RowMapping, now: datetime) -> None:
+    seconds = (now - before["last_seen_at"]).total_seconds()
+    LOG.warning(
+        "Host %s: the agent at %s takes over from the one at %s, last seen %.0f s ago. A restart "
+        "does that once; if it goes on, two agents say that they are this host: see [DEFAULT] host",
+        host,
+        endpoint,
+        before["endpoint"],
+        seconds,
+    )
+
+
 def _backends(drivers: Any) -> list[BackendState]:
     if not isinstance(drivers, Sequence) or len(drivers) > MAX_BACKENDS:
         raise Invalid(f"drivers must be a list of at most {MAX_BACKENDS}", field="drivers")
@@ -183,11 +211,3 @@ def _versions(versions: Any) -> dict[str, Any]:
     if not isinstance(versions, Mapping) or len(json.dumps(versions)) > MAX_VERSIONS:
         raise Invalid(f"versions must be an object of at most {MAX_VERSIONS}", field="versions")
     return dict(versions)
-
-
-def _text(field: str, value: Any, longest: int = 255) -> str:
-    if not isinstance(value, str) or not 1 <= len(value) <= longest or not value.isprintable():
-        raise Invalid(
-            f"{field} must be a string of 1 to {longest} printable characters", field=field
-        )
-    return value

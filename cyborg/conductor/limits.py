@@ -2,6 +2,7 @@
 """What the tables can hold of what agents tell: checked before anything is written."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from cyborg.core import names
 from cyborg.core.errors import Invalid
@@ -9,7 +10,20 @@ from cyborg.core.report import BackendState, Report
 
 MAX_NAME = 200  # characters of a provider's name, as Placement has it
 MAX_GENERATION = 2**53  # what JSON carries exactly everywhere
-MAX_NODE = 65535
+
+
+def text(field: str, value: Any, longest: int = 255) -> str:
+    """Return an argument that must be a short text. Raises Invalid, naming it."""
+    if not isinstance(value, str) or not 1 <= len(value) <= longest or not value.isprintable():
+        raise Invalid(
+            f"{field} must be a string of 1 to {longest} printable characters", field=field
+        )
+    return value
+
+
+def optional(field: str, value: Any) -> str | None:
+    """Return the same of an argument that may be None."""
+    return None if value is None else text(field, value)
 
 
 def check_report(report: Report) -> None:
@@ -20,15 +34,7 @@ def check_report(report: Report) -> None:
     if not 0 <= report.generation <= MAX_GENERATION:
         raise Invalid(f"generation {report.generation} is out of range", field="generation")
     for device in report.devices:
-        _fits("backend", device.backend, device.address)
-        _fits("serial", device.serial, device.address)
-        if not -1 <= (device.numa_node or 0) <= MAX_NODE:
-            raise Invalid(
-                f"numa_node {device.numa_node} of {device.address} is out of range",
-                field="numa_node",
-            )
         for part in device.deployables:
-            _fits("bitstream_id", part.bitstream_id, part.address)
             _fits("provider name", names.provider_name(report.host, part.address), "", MAX_NAME)
 
 

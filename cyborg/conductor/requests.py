@@ -17,6 +17,7 @@ from oslo_log import log
 from oslo_utils import timeutils
 
 from cyborg.conductor import binding, wishlist
+from cyborg.conductor.limits import optional
 from cyborg.conductor.moments import iso
 from cyborg.core import profile as profiles
 from cyborg.core.errors import Invalid, NoHandle, NotFound, ServiceTokenRequired, WrongState
@@ -57,6 +58,9 @@ class Requests:
         """
         if not isinstance(device_profile_name, str):
             raise Invalid("device_profile_name must be a string", field="device_profile_name")
+        if not device_profile_name or not device_profile_name.isprintable():
+            raise _no_profile(ascii(device_profile_name))  # what cannot be a name is nobody's
+        project_id = optional("project_id", project_id)
         try:
             rows = self._uow.run(lambda tx: _create(tx, device_profile_name, project_id))
         except db_exc.DBReferenceError as bad:
@@ -70,6 +74,7 @@ class Requests:
         perhaps project_id) or ``unbind`` (request). Raises Invalid, NotFound (request or provider),
         WrongState, Conflict (the instance has other requests), NoHandle with the reasons.
         """
+        scope = optional("scope", scope)
         if verb == "bind":
             self._bind(wishlist.read_binds(wishes), scope)
         elif verb == "unbind":
@@ -91,6 +96,7 @@ class Requests:
         of which NotFound then tells. Raises ServiceTokenRequired, and deletes nothing, when one
         holds a handle and ``bound_too`` is False.
         """
+        scope = optional("scope", scope)
         if (uuids is None) == (instance is None):
             raise Invalid("expected either arqs or instance", field="arqs")
         if instance is not None:

@@ -37,7 +37,7 @@ def read_unbinds(wishes: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
 
 def read_uuids(values: Sequence[Any]) -> tuple[str, ...]:
     """Return uuids in their canonical form, each once. Raises Invalid."""
-    if not values:
+    if not isinstance(values, Sequence) or isinstance(values, str | bytes) or not values:
         raise Invalid("no request is named", field="arqs")
     if len(values) > MAX_REQUESTS:
         raise Invalid(f"at most {MAX_REQUESTS} requests in one call", field="arqs")

@@ -24,6 +24,13 @@ OPTIONS = [
         "report is published at once; this is for what failed or was left by another conductor.",
     ),
     cfg.FloatOpt(
+        "audit_interval",
+        default=600.0,
+        min=1.0,
+        help="Seconds after which a resource provider that has not changed is compared with "
+        "Placement again and repaired, whoever changed or deleted it there.",
+    ),
+    cfg.FloatOpt(
         "outbox_interval",
         default=5.0,
         min=0.1,

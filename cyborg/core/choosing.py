@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from cyborg.core.errors import NoHandle, NotFound
 
 MAX_REASONS = 20  # told of one request; the rest is counted
+GIVEN = "claimed by another request of this call"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,27 +64,52 @@ def choose(
     for pool in pools.values():
         order.shuffle(pool)
     chosen: dict[str, int] = {}
-    given: set[int] = set()
+    given: Counter[str] = Counter()
+    taken: set[int] = set()
+    searches: dict[object, _Search] = {}
     reasons: dict[str, list[dict[str, object]]] = {}
     for need in needs:
-        against: Counter[str] = Counter()
-        for candidate in pools[need.provider]:
-            why = refusals(need, candidate)
-            if candidate.handle_id in given:
-                why = [*why, "claimed by another request of this call"]
-            if not why:
-                chosen[need.request] = candidate.handle_id
-                given.add(candidate.handle_id)
-                break
-            against.update(why)
-        else:
-            reasons[need.request] = [
-                {"provider": need.provider, "reason": reason, "handles": count}
-                for reason, count in against.most_common(MAX_REASONS)
-            ]
+        kind = (need.provider, need.resource_class, need.required, need.forbidden)
+        search = searches.setdefault(kind, _Search(pools[need.provider]))
+        found = search.next(need, taken)
+        if found is not None:
+            chosen[need.request] = found.handle_id
+            taken.add(found.handle_id)
+            given[need.provider] += 1
+            continue
+        against = search.against + Counter({GIVEN: given[need.provider]})
+        reasons[need.request] = [
+            {"provider": need.provider, "reason": reason, "handles": count}
+            for reason, count in against.most_common(MAX_REASONS)
+        ]
     if reasons:
         raise NoHandle(_sentence(reasons), reasons=reasons)
     return chosen
+
+
+@dataclass(slots=True)
+class _Search:
+    """One walk through a provider's handles for all the needs that are alike.
+
+    What was passed over stays unfit for them, so nothing is looked at twice, however many needs.
+    """
+
+    pool: Sequence[Candidate]
+    at: int = 0
+    against: Counter[str] = field(default_factory=Counter)
+
+    def next(self, need: Need, taken: Collection[int]) -> Candidate | None:
+        """Return the next handle that serves, or None when there is no more."""
+        while self.at < len(self.pool):
+            candidate = self.pool[self.at]
+            self.at += 1
+            if candidate.handle_id in taken:
+                continue
+            why = refusals(need, candidate)
+            if not why:
+                return candidate
+            self.against.update(why)
+        return None
 
 
 def refusals(need: Need, candidate: Candidate) -> list[str]:

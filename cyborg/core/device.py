@@ -14,9 +14,12 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from cyborg.core.errors import Invalid
+from cyborg.core.text import clean
 
 MAX_ADDRESS = 120  # provider names are `<host>_<address>`, and Placement takes 200 characters
 MAX_TEXT = 255
+MAX_FACTS = 256  # in one of the maps of a device or deployable
+MAX_NODE = 65535
 
 
 class HandleType(StrEnum):
@@ -58,6 +61,10 @@ class AttachHandle:
 
     def __post_init__(self) -> None:
         _text("handle address", self.address, MAX_ADDRESS)
+        for key, value in self.info.items():
+            # Nova builds names from these: what is not printable is no slip of a label.
+            _text("attach handle info", key, MAX_TEXT)
+            _text("attach handle info", value, MAX_TEXT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +86,11 @@ class Deployable:
     def __post_init__(self) -> None:
         _text("deployable address", self.address, MAX_ADDRESS)
         _text("resource class", self.resource_class, MAX_TEXT)
+        for trait in self.traits:
+            _text("trait", trait, MAX_TEXT)
+        if self.bitstream_id is not None:
+            _text("bitstream_id", self.bitstream_id, MAX_TEXT)
+        _facts(self, "attributes")
         _unique("handle", self.address, [h.address for h in self.handles])
 
     def bare(self) -> "Deployable":
@@ -112,6 +124,17 @@ class Device:
         _text("device address", self.address, MAX_ADDRESS)
         _text("vendor", self.vendor, MAX_TEXT)
         _text("model", self.model, MAX_TEXT)
+        _text("backend", self.backend, MAX_TEXT)
+        if isinstance(self.serial, str):
+            object.__setattr__(self, "serial", clean(self.serial, MAX_TEXT) or None)
+        if self.numa_node is not None and not 0 <= self.numa_node <= MAX_NODE:
+            raise Invalid(
+                f"device {self.address}: NUMA node {self.numa_node} is not of 0 to {MAX_NODE}; "
+                "one that is on no node has None",
+                field="numa_node",
+            )
+        _facts(self, "std_board_info")
+        _facts(self, "vendor_board_info")
         _unique("deployable", self.address, [d.address for d in self.deployables])
         known = {d.address for d in self.deployables}
         for deployable in self.deployables:
@@ -135,6 +158,18 @@ def _text(what: str, value: str, longest: int) -> None:
             f"{what} {value[:40]!r} is not usable: expected 1 to {longest} printable characters",
             field=what,
         )
+
+
+def _facts(owner: object, name: str) -> None:
+    """Clean a map of descriptive text, which is shown and decides nothing."""
+    facts: Mapping[str, str] = getattr(owner, name)
+    if len(facts) > MAX_FACTS:
+        raise Invalid(f"{name} has {len(facts)} entries, at most {MAX_FACTS} fit", field=name)
+    if not all(isinstance(text, str) for pair in facts.items() for text in pair):
+        return  # a driver that breaks the types is told so by the agent, device by device
+    plain = {clean(key, MAX_TEXT): clean(value) for key, value in facts.items()}
+    if plain != facts:
+        object.__setattr__(owner, name, plain)
 
 
 def _unique(what: str, where: str, addresses: list[str]) -> None:

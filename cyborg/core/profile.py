@@ -24,6 +24,7 @@ MAX_GROUPS = 32
 MAX_KEYS = 64
 MAX_SLOTS = 1024  # requests that one profile makes: what one PATCH can bind
 MAX_VALUE = 255
+MAX_COPIES = 1048576  # characters of all the copies of groups that its requests carry
 
 _NAME = re.compile(r"^[a-zA-Z0-9\-_]+$")
 _KEY = re.compile(r"^[A-Za-z0-9_.:\-]{1,128}$")
@@ -85,6 +86,13 @@ def parse_groups(value: Any, field_name: str = "groups") -> tuple[Group, ...]:
     if (total := sum(units for *_, units in _units(groups))) > MAX_SLOTS:
         raise Invalid(
             f"{field_name} ask for {total} accelerators in all, at most {MAX_SLOTS} are allowed",
+            field=field_name,
+        )
+    copies = sum(units * len(str(groups[number].to_dict())) for number, _, units in _units(groups))
+    if copies > MAX_COPIES:
+        raise Invalid(
+            f"{field_name} are too large: each of the {total} requests carries a copy of its "
+            f"group, {copies} characters in all, and at most {MAX_COPIES} are allowed",
             field=field_name,
         )
     return groups

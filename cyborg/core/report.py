@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from cyborg.core.device import Device
 from cyborg.core.errors import Invalid
+from cyborg.core.text import clean
 
 
 class BackendStatus(StrEnum):
@@ -25,6 +26,10 @@ class BackendState:
     driver: str
     status: BackendStatus
     error: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.error is not None:
+            object.__setattr__(self, "error", clean(self.error) or "no message")
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,6 +200,9 @@ providers = _table(
     sa.Column("lease_until", Moment),
 )
 
+# The audit takes those first that were looked at longest ago.
+sa.Index("ix_providers_updated_at", providers.c.updated_at)
+
 discoveries = _table(
     "discoveries",
     sa.Column("uuid", sa.String(36), nullable=False),

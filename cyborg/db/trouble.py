@@ -98,7 +98,7 @@ def _is_away(error: BaseException) -> bool:
     if _is_sqlite(error):
         return "disk I/O error" in str(origin) or "disk is full" in str(origin)
     if number is not None:
-        return number in _AWAY_NUMBERS or number >= 2000  # the client's own: no connection
+        return number in _AWAY_NUMBERS or 2000 <= number < 3000  # the client's own: no connection
     return state is None or state.startswith(_AWAY_CLASSES)
 
 

@@ -96,9 +96,7 @@ def _answering(
         ctxt.update_store()
         try:
             _check(what, method, limit, arguments)
-            value = work(ctxt, **arguments)
-            envelope.bounded(value, most, f"answer of {what}")
-            return envelope.answer(value)
+            return _answer(what, most, work(ctxt, **arguments))
         except CyborgError as error:
             if type(error) is not CyborgError:
                 LOG.info("%s refused: %s", what, error.message)
@@ -111,6 +109,15 @@ def _answering(
         )
 
     return answer
+
+
+def _answer(what: str, most: int, value: Any) -> dict[str, Any]:
+    """Wrap an answer. One that cannot be sent is our mistake, not the caller's."""
+    try:
+        envelope.bounded(value, most, f"answer of {what}")
+    except Invalid as bad:
+        raise CyborgError(bad.message) from bad
+    return envelope.answer(value)
 
 
 def _check(what: str, method: Method, limit: int, arguments: dict[str, Any]) -> None:

@@ -49,6 +49,18 @@ def mark_host(tx: sa.Connection, host: str, now: datetime) -> int:
     return _stale(tx, providers.c.host == host, now)
 
 
+def mark_old(tx: sa.Connection, before: datetime, now: datetime, limit: int) -> int:
+    """Have providers looked at again that nobody has touched since ``before``; return how many."""
+    old = (
+        sa.select(providers.c.id)
+        .where(providers.c.stale_since.is_(None), providers.c.updated_at < before)
+        .order_by(providers.c.updated_at)
+        .limit(limit)
+    )
+    ids = tx.scalars(old).all()
+    return _stale(tx, providers.c.id.in_(ids), now) if ids else 0
+
+
 def _stale(tx: sa.Connection, which: sa.ColumnElement[bool], now: datetime) -> int:
     return tx.execute(
         sa.update(providers)

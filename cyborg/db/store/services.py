@@ -12,7 +12,8 @@ from uuid import uuid4
 
 import sqlalchemy as sa
 
-from cyborg.db.schema import attach_handles, deployables, devices, services
+from cyborg.core.report import BackendStatus
+from cyborg.db.schema import attach_handles, backends, deployables, devices, services
 
 AGENT = "cyborg-agent"
 
@@ -42,6 +43,14 @@ def unchanged(
             .values(last_seen_at=now, **said)
         ).rowcount
     )
+
+
+def other_life(tx: sa.Connection, binary: str, host: str, epoch: str) -> sa.RowMapping | None:
+    """Return endpoint and last_seen_at of a daemon that this epoch would take over from."""
+    query = sa.select(services.c.endpoint, services.c.last_seen_at).where(
+        services.c.binary == binary, services.c.host == host, services.c.epoch != epoch
+    )
+    return tx.execute(query).mappings().first()
 
 
 def alive(
@@ -90,17 +99,30 @@ def ask_again(tx: sa.Connection) -> int:
     Returns how many hosts that are.
     """
     left_over = (
-        sa.select(devices.c.host)
+        sa.select(services.c.id)
+        .distinct()
+        .join(devices, devices.c.host == services.c.host)
         .join(deployables, deployables.c.device_id == devices.c.id)
         .join(attach_handles, attach_handles.c.deployable_id == deployables.c.id)
-        .where(attach_handles.c.draining, attach_handles.c.request_id.is_(None))
-    )
-    return tx.execute(
-        sa.update(services)
+        # A backend that cannot see removes nothing, however often its host reports.
+        .join(
+            backends,
+            sa.and_(
+                backends.c.service_id == services.c.id,
+                backends.c.name == devices.c.backend,
+                backends.c.status == str(BackendStatus.READY),
+            ),
+        )
         .where(
             services.c.binary == AGENT,
             services.c.digest.is_not(None),
-            services.c.host.in_(left_over),
+            attach_handles.c.draining,
+            attach_handles.c.request_id.is_(None),
         )
-        .values(digest=None)
+    )
+    ids = tx.scalars(left_over).all()
+    if not ids:
+        return 0
+    return tx.execute(
+        sa.update(services).where(services.c.id.in_(ids)).values(digest=None)
     ).rowcount

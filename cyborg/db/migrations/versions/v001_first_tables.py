@@ -110,6 +110,7 @@ def upgrade() -> None:
     )
     _index("providers", "host")
     _index("providers", "stale_since")
+    _index("providers", "updated_at")
     _table(
         "services",
         sa.Column("uuid", sa.String(36), nullable=False),

@@ -175,24 +175,72 @@ def test_a_malformed_report_is_refused(sqlite_engine: sa.Engine) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"serial": "s" * 256},
-        {"serial": "a\x00b"},
-        {"serial": "\ud800"},
         {"backend": "b" * 256},
+        {"backend": "a\x00b"},
         {"numa_node": 2**31},
+        {"numa_node": -1},
+        {"std_board_info": {str(n): "x" for n in range(257)}},
+        {"model": "\ud800"},
     ],
-    ids=ascii,
+    ids=lambda wrong: ascii(wrong)[:40],
 )
 def test_what_a_table_cannot_hold_is_refused(engine: sa.Engine, wrong: dict[str, Any]) -> None:
-    hosts, host = rooms(engine), Host(devices=[card(**wrong)])
+    hosts, host = rooms(engine), Host(devices=[card()])
     host.hello(hosts)
+    body = host.message()
+    body["devices"][0] |= wrong
     with pytest.raises(Invalid):
-        host.report(hosts)
+        hosts.report(body)
     host.generation = 2**63
     host.devices = [card()]
     with pytest.raises(Invalid):
         host.report(hosts)
     assert not rows.read(engine, schema.devices)
+
+
+@pytest.mark.parametrize("odd", ["\t", "\r\n", "\x1b[31m", "\x00", "\u00a0", "\ud800"], ids=ascii)
+def test_odd_text_costs_a_host_nothing(engine: sa.Engine, odd: str) -> None:
+    """What a driver says, or a card's label, may hold anything: the rest must be recorded."""
+    hosts = rooms(engine)
+    sick = BackendState("sick", "fake", BackendStatus.ERROR, f"lspci said:{odd}what?")
+    labelled = card(serial=f"S{odd}1", std_board_info={"name": f"a{odd}b", f"k{odd}": "v"})
+    host = Host(devices=[labelled], backends=(READY, sick))
+    assert host.hello(hosts)["report"]
+    host.report(hosts)
+    assert not host.hello(hosts)["report"]
+    (device,) = rows.read(engine, schema.devices)
+    assert device["serial"].startswith("S")
+    assert device["serial"].isprintable() or "\n" in odd
+    assert len(rows.read(engine, schema.backends)) == 2
+
+
+def test_an_agent_that_takes_over_is_told(
+    sqlite_engine: sa.Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    hosts, first, second = rooms(sqlite_engine), Host(), Host()
+    first.hello(hosts)
+    assert "takes over" not in caplog.text
+    second.hello(hosts)
+    assert "two agents say that they are this host" in caplog.text
+
+
+def test_what_was_published_long_ago_is_looked_at_again(engine: sa.Engine) -> None:
+    clock = [timeutils.utcnow()]
+    hosts = Hosts(make_conf(), UnitOfWork(engine), now=lambda: clock[0])
+    host = Host(devices=[card(n) for n in range(3)])
+    host.hello(hosts)
+    host.report(hosts)
+    with engine.begin() as tx:
+        tx.execute(
+            sa.update(schema.providers).values(
+                published=schema.providers.c.revision, stale_since=None, updated_at=clock[0]
+            )
+        )
+    assert hosts.sweep() == 0
+    clock[0] += timedelta(seconds=make_conf().conductor.audit_interval + 1)
+    assert hosts.sweep() == 3
+    assert all(row["stale_since"] for row in rows.read(engine, schema.providers))
+    assert hosts.sweep() == 0
 
 
 def test_two_hosts_cannot_have_one_provider(engine: sa.Engine) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cyborg.core.choosing import Candidate, Need, choose, refusals
+from cyborg.core.choosing import Candidate, Need, _Search, choose, refusals
 from cyborg.core.errors import NoHandle, NotFound
 
 NEED = Need("r0", "rp", "h", "FPGA")
@@ -119,3 +119,21 @@ def test_the_choice_is_shuffled() -> None:
     offered = [replace(FREE, handle_id=n) for n in range(16)]
     seen = {choose([NEED], offered, random.Random(seed))["r0"] for seed in range(64)}
     assert len(seen) > 8
+
+
+def test_many_needs_look_at_each_handle_once() -> None:
+    """A thousand refusals over thousands of handles are one walk, and so is a thousand grants."""
+    wishes = [replace(NEED, request=f"r{n}") for n in range(1000)]
+    looked = 0
+
+    class Counted(list[Candidate]):
+        def __getitem__(self, at: Any) -> Any:
+            nonlocal looked
+            looked += 1
+            return super().__getitem__(at)
+
+    search = _Search(Counted(replace(FREE, handle_id=n, taken=True) for n in range(3000)))
+    assert all(search.next(need, set()) is None for need in wishes)
+    assert looked == 3000
+    free = [replace(FREE, handle_id=n) for n in range(1000)]
+    assert len(choose(wishes, free, random.Random(0))) == 1000

@@ -2,10 +2,13 @@
 """What a driver may not report."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cyborg.core.device import AttachHandle, Deployable, Device, DeviceType, HandleType
 from cyborg.core.errors import Invalid
 from cyborg.core.report import Report
+from cyborg.core.text import clean
 
 HANDLE = AttachHandle("0", HandleType.TEST_PCI)
 
@@ -57,3 +60,23 @@ def test_a_host_has_an_address_once() -> None:
     with pytest.raises(Invalid, match="deployable p twice"):
         report(card(Deployable("p", "PGPU")), card(Deployable("p", "PGPU"), address="b"))
     assert report(card(Deployable("p", "PGPU"))).devices
+
+
+@given(st.text(), st.integers(1, 50))
+def test_clean_text_can_be_shown_and_stays_clean(text: str, longest: int) -> None:
+    plain = clean(text, longest)
+    assert len(plain) <= longest
+    assert plain.replace("\n", "").isprintable()
+    assert clean(plain, longest) == plain
+    plain.encode()
+
+
+def test_labels_are_cleaned_and_what_decides_is_refused() -> None:
+    device = Device("a", DeviceType.GPU, "8086", "m", "gen0", {"n\t": "v\x00"}, serial="S\x001")
+    assert (device.std_board_info, device.serial) == ({"n": "v"}, "S 1")
+    with pytest.raises(Invalid, match="attach handle info"):
+        AttachHandle("0", HandleType.PCI, {"bus": "0\n"})
+    with pytest.raises(Invalid, match="trait"):
+        Deployable("a", "PGPU", traits=frozenset({"CUSTOM_\ud800"}))
+    with pytest.raises(Invalid, match="NUMA"):
+        Device("a", DeviceType.GPU, "8086", "m", "gen0", numa_node=-1)

@@ -110,3 +110,12 @@ def test_what_is_no_name(name: Any) -> None:
 def test_what_is_a_name() -> None:
     assert profile.parse_name("a" * 255) == "a" * 255
     assert profile.parse_name("ctx-A_1") == "ctx-A_1"
+
+
+def test_the_copies_of_groups_are_bounded() -> None:
+    """Each request carries a copy: few units of a large group, or many of a small one."""
+    large = {f"accel:{n:03}": "x" * 255 for n in range(60)}
+    profile.parse_groups([{"resources:FPGA": "8", **large}])
+    with pytest.raises(Invalid, match="too large") as bad:
+        profile.parse_groups([{"resources:FPGA": "256", **large}])
+    assert bad.value.details["field"] == "groups"

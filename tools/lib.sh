@@ -127,3 +127,19 @@ pip_install() {
 
 # current STAMP HASH: tell whether the environment was made from these inputs.
 current() { [ -f "$1" ] && [ "$(cat "$1")" = "$2" ]; }
+
+# test_venv DIR: the environment of the tests in DIR, up to date; run it in the root.
+test_venv() {
+    local dir=$1 wanted
+    local inputs=(requirements.txt test-requirements.txt doc/requirements.txt constraints.txt
+        setup.cfg setup.py pyproject.toml)
+    wanted=$(fingerprint "${inputs[@]}")
+    if current "$dir/.made-from" "$wanted"; then
+        say "Environment $dir ... up to date"
+        return 0
+    fi
+    make_venv "$dir" || return 1
+    pip_install "Installing into $dir (minutes, the first time)" \
+        -r test-requirements.txt -r doc/requirements.txt -e . || return 1
+    printf '%s\n' "$wanted" >"$dir/.made-from"
+}

@@ -10,7 +10,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from oslo_log import log
@@ -115,12 +115,13 @@ class Backend:
         """Ask the driver; whatever it does ends here."""
         try:
             devices, complaints = _usable(self.name, self.driver.discover())
-        except Exception as bad:
-            message = (
-                bad.message if isinstance(bad, CyborgError) else f"{type(bad).__name__}: {bad}"
+            able = frozenset(self.driver.abilities)
+            devices = tuple(
+                d if d.abilities == able else replace(d, abilities=able) for d in devices
             )
+        except Exception as bad:
             LOG.debug("%s: discovery failed", self.name, exc_info=True)
-            return self._failed(message)
+            return self._failed(words(bad))
         error = "; ".join(complaints)[:MAX_ERROR] or None
         state = BackendState(self.name, self.driver.name, BackendStatus.READY, error)
         return View(state, devices)
@@ -155,6 +156,11 @@ class Backend:
             self._changed()
         for tell in done:
             tell(view.state)
+
+
+def words(bad: BaseException) -> str:
+    """Return what is shown of what a driver raised."""
+    return bad.message if isinstance(bad, CyborgError) else f"{type(bad).__name__}: {bad}"
 
 
 def _usable(backend: str, found: Sequence[Any]) -> tuple[tuple[Device, ...], list[str]]:

@@ -16,7 +16,7 @@ from oslo_config import cfg
 
 from cyborg.core.device import Device
 from cyborg.core.errors import DriverFailed, Misconfigured
-from cyborg.drivers.base import Driver, Option
+from cyborg.drivers.base import NEEDED, Driver, Option
 
 LOG = logging.getLogger(__name__)
 
@@ -132,7 +132,16 @@ def _make(
                 section=backend,
                 option=option.name,
             ) from bad
-    return driver(backend, values, sysfs_root)
+    made = driver(backend, values, sysfs_root)
+    for ability in made.abilities:
+        if not isinstance(made, NEEDED[ability]):
+            raise Misconfigured(
+                f"[{backend}] driver: found {driver.name!r}, which says that it {ability} but has "
+                f"not the methods of {NEEDED[ability].__name__}; expected a driver that has them",
+                section=backend,
+                option="driver",
+            )
+    return made
 
 
 def _option(option: Option) -> cfg.Opt:

@@ -7,8 +7,10 @@ from uuid import uuid4
 
 from cyborg.agent.backend import Backend
 from cyborg.agent.inventory import collect
+from cyborg.agent.jobs import Jobs
 from cyborg.core.errors import NotFound
 from cyborg.core.hardware import describe
+from cyborg.core.job import load_work
 from cyborg.core.report import BackendState
 
 
@@ -20,11 +22,13 @@ class Agent:
         host: str,
         backends: Sequence[Backend],
         discovered: Callable[[str, BackendState], None],
+        jobs: Jobs,
     ) -> None:
         """``discovered`` is told each backend's outcome of a discovery that was asked for."""
         self._host = host
         self._backends = backends
         self._discovered = discovered
+        self._jobs = jobs
 
     def discovery(
         self, ctxt: Any, driver: str | None = None, discovery_id: str | None = None
@@ -41,6 +45,12 @@ class Agent:
         names = {backend.name for backend in self._meant(driver)}
         devices = collect([backend.view for backend in self._backends]).devices
         return {"hardware": [describe(device) for device in devices if device.backend in names]}
+
+    def job(
+        self, ctxt: Any, job: str, kind: str, arguments: Any, seconds: float
+    ) -> dict[str, str | None]:
+        """Have a job done, or tell how it is; asking twice does it once. Raises Invalid."""
+        return self._jobs.start(load_work(job, kind, arguments, seconds))
 
     def _teller(self, discovery_id: str | None) -> Callable[[BackendState], None]:
         if discovery_id is None:

@@ -13,7 +13,7 @@ from oslo_log import log
 from cyborg.agent.backend import Backend
 from cyborg.agent.inventory import Inventory, collect
 from cyborg.core import wire
-from cyborg.core.errors import CyborgError, Stale
+from cyborg.core.errors import CyborgError, Invalid, NotFound, Stale
 from cyborg.core.report import BackendState, Report
 from cyborg.rpc.contract import AGENT
 
@@ -22,7 +22,7 @@ LOG = log.getLogger(__name__)
 FIRST_PAUSE = 0.5  # seconds before the second try when the conductor is away
 LONGEST_PAUSE = 10.0
 QUIET = 60.0  # seconds between two lines of the log about the same trouble
-MAX_WAITING = 1024  # outcomes of discoveries that wait for the conductor
+MAX_WAITING = 1024  # outcomes of discoveries, and of jobs, that wait for the conductor
 
 
 class Conductor(Protocol):
@@ -48,6 +48,9 @@ class Conductor(Protocol):
     ) -> None:
         """Tell how a discovery ended."""
 
+    def job_done(self, job: str, host: str, state: str, error: str | None) -> None:
+        """Tell how a job ended."""
+
 
 class Reporter:
     """One life of the agent, as far as the conductor hears of it."""
@@ -69,6 +72,7 @@ class Reporter:
         self._clock = clock
         self._generation = 0
         self._outcomes: deque[tuple[str, BackendState]] = deque(maxlen=MAX_WAITING)
+        self._ended: deque[tuple[str, str, str | None]] = deque(maxlen=MAX_WAITING)
         self._pause = FIRST_PAUSE
         self._complained: float | None = None
         self._wake = threading.Event()
@@ -97,6 +101,11 @@ class Reporter:
     def discovered(self, discovery_id: str, state: BackendState) -> None:
         """Have the conductor told of a discovery's outcome, after the devices that it found."""
         self._outcomes.append((discovery_id, state))
+        self.wake()
+
+    def job_done(self, job: str, state: str, error: str | None) -> None:
+        """Have the conductor told how a job ended; it asks if that gets lost."""
+        self._ended.append((job, state, error))
         self.wake()
 
     def round(self) -> float:
@@ -128,11 +137,21 @@ class Reporter:
                 # Somebody spoke for this host meanwhile; a hello makes this life the valid one.
                 self._hello(inventory)
                 self._report(inventory, inventory.digest)
+        self._tell_of_jobs()
         while self._outcomes:
             discovery_id, state = self._outcomes[0]
             self._conductor.discovery_done(discovery_id, self._host, [wire.dump_backend(state)])
             self._outcomes.popleft()
         return float(answer["interval"])
+
+    def _tell_of_jobs(self) -> None:
+        while self._ended:
+            job, state, error = self._ended[0]
+            try:
+                self._conductor.job_done(job=job, host=self._host, state=state, error=error)
+            except (Invalid, NotFound) as bad:
+                LOG.warning("The conductor wants no word of job %s: %s", job, bad.message)
+            self._ended.popleft()
 
     def _hello(self, inventory: Inventory) -> Mapping[str, Any]:
         drivers = {b.driver.name: b.driver.version for b in self._backends}

@@ -10,7 +10,9 @@ from oslo_log import log
 
 from cyborg.agent import backends
 from cyborg.agent.backend import Backend
+from cyborg.agent.checkpoint import BOOT_ID, Checkpoint
 from cyborg.agent.endpoint import Agent
+from cyborg.agent.jobs import Jobs
 from cyborg.agent.reporter import LONGEST_PAUSE, Conductor, Reporter
 from cyborg.core.errors import Unavailable
 from cyborg.rpc.server import Server, make_server
@@ -30,11 +32,14 @@ class AgentService:
         conductor_client: Conductor,
         transport: Transport,
         sysfs_root: str | Path = "/sys",
+        boot_id: str | Path = BOOT_ID,
     ) -> None:
+        """``boot_id`` is the file that tells one boot of the host from another."""
         self._conf = conf
         self._conductor = conductor_client
         self._transport = transport
         self._sysfs_root = sysfs_root
+        self._boot_id = boot_id
         self._stopping = threading.Event()
         self._stopped = threading.Event()
         self._ready = threading.Event()
@@ -42,6 +47,7 @@ class AgentService:
         self._serving: threading.Thread | None = None
         self._backends: list[Backend] = []
         self._reporter: Reporter | None = None
+        self._jobs: Jobs | None = None
 
     def start(self) -> None:
         """Begin, and return at once; a broker or a conductor that is away is waited for.
@@ -61,8 +67,11 @@ class AgentService:
             )
             for driver in backends.load(conf, self._sysfs_root)
         ]
-        self._backends, self._reporter = found, reporter
-        endpoint = Agent(conf.host, found, reporter.discovered)
+        path = Path(conf.state_path, "agent", f"jobs-{conf.host}.json")
+        checkpoint = Checkpoint(path, self._boot_id)
+        jobs = Jobs(found, checkpoint, conf.agent.jobs_at_once, reporter.job_done)
+        self._backends, self._reporter, self._jobs = found, reporter, jobs
+        endpoint = Agent(conf.host, found, reporter.discovered, jobs)
         self._server = make_server(self._transport, conf, topic, conf.host, endpoint)
         for backend in found:
             backend.start()
@@ -90,14 +99,16 @@ class AgentService:
             self._stopped.wait(2 * PATIENCE)
             return
         self._stopping.set()
-        loops: list[Any] = [*self._backends, *([self._reporter] if self._reporter else [])]
-        for loop in loops:
+        begun: list[Any] = [one for one in (self._jobs, self._reporter) if one is not None]
+        for loop in [*self._backends, *begun]:
             loop.stop()
         closing = threading.Thread(target=self._close, name="agent-closing", daemon=True)
         closing.start()
-        for loop in [self._reporter] if self._reporter else []:
+        for loop in begun:
             loop.join(PATIENCE)
         closing.join(PATIENCE)
+        if self._jobs is not None and (left := self._jobs.acting()):
+            LOG.warning("Jobs still in progress, left behind: %s", ", ".join(left))
         if stuck := [b.name for b in self._backends if not b.join(0.0)]:
             LOG.warning("Discovery still in progress, left behind: %s", ", ".join(stuck))
         self._stopped.set()

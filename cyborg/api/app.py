@@ -7,7 +7,7 @@
     proxy headers    if [oslo_middleware] enable_proxy_headers_parsing is set
     versions         the microversion headers of the answer
     faults           whatever is raised below becomes an error's body
-    edge             health check, version documents, microversion, size of the body
+    edge             health check, public documents, microversion, size of the body
     authentication   keystone, or loopback alone
     pecan            routes, operations
 """
@@ -19,13 +19,13 @@ from oslo_config import cfg
 from oslo_middleware import http_proxy_to_wsgi, request_id
 from pecan.core import Pecan
 
-from cyborg.api import auth, versions
+from cyborg.api import auth, openapi, versions
 from cyborg.api.call import Request
 from cyborg.api.edge import Edge
 from cyborg.api.faults import FaultHook, Faults
 from cyborg.api.health import Health
 from cyborg.api.resource import Desk
-from cyborg.api.routes import Root
+from cyborg.api.routes import Root, table
 from cyborg.db.reader import Reader
 from cyborg.policies.enforcer import make_enforcer
 from cyborg.rpc.conductor import ConductorClient
@@ -36,8 +36,9 @@ class Api:
 
     def __init__(self, conf: cfg.ConfigOpts, desk: Desk) -> None:
         self.health = Health(desk.reader)
+        routes = table(desk)
         resources = Pecan(
-            Root(desk),
+            Root(routes),
             default_renderer="json",
             hooks=lambda: [FaultHook()],
             force_canonical=False,
@@ -46,7 +47,8 @@ class Api:
             request_cls=Request,
         )
         app = auth.wrap(resources, conf, make_enforcer(conf))
-        app = versions.Telling(Faults(Edge(app, conf, self.health)))
+        documents = dict.fromkeys(openapi.PATHS, openapi.Description(routes).document)
+        app = versions.Telling(Faults(Edge(app, conf, self.health, documents)))
         proxied = http_proxy_to_wsgi.HTTPProxyToWSGI(app, conf)
         if conf.oslo_middleware.enable_proxy_headers_parsing:
             app = proxied

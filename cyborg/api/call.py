@@ -3,6 +3,7 @@
 
 import functools
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,9 @@ from cyborg.db.read.paging import Row
 class Request(pecan.Request):  # type: ignore[misc]
     """A request whose mistakes are told as such."""
 
+    # The edge has bounded the body: it need not lie in a file, as WebOb would have it from 10 KiB.
+    request_body_tempfile_limit = sys.maxsize
+
     @property
     def GET(self) -> Any:
         """The parameters of the URL. Raises Invalid."""
@@ -30,6 +34,9 @@ class Request(pecan.Request):  # type: ignore[misc]
         """The body. Raises ValueError, which pecan, who looks too, takes for no JSON."""
         try:
             return json.loads(self.body, parse_constant=_no_number)
+        except UnicodeDecodeError:
+            # Pecan would log it as a fault of ours, with a traceback.
+            raise ValueError("it is not UTF-8") from None
         except RecursionError:
             raise ValueError("it is nested too deeply") from None
         except OSError:

@@ -41,6 +41,16 @@ class Caller:
         """The project whose requests exist for the caller; None is every project."""
         return None if self.is_service or self.is_elevated else self.project_id or ""
 
+    @property
+    def reach(self) -> str | None:
+        """The one project whose instances the caller can work on, None for others' as well.
+
+        What Nova binds with the token of a plain member is an instance of that member's project; an
+        administrator's or a service's token does not tell whose it is.
+        """
+        plain = not self.is_elevated and "service" not in {r.lower() for r in self.context.roles}
+        return self.project_id if plain else None
+
     def _who(self) -> Mapping[str, Any]:
         who = self.context
         return {

@@ -5,7 +5,8 @@
 
     /healthcheck             for load balancers
     /, /v2, /v2/             version documents
-    everything else          microversion, authentication, resources
+    /v2/openapi.json         the description of all that follows
+    everything else          microversion, form of the answer, authentication, resources
 """
 
 import io
@@ -15,14 +16,17 @@ from typing import Any
 
 import webob
 from oslo_config import cfg
-from webob import exc
+from webob import acceptparse, exc
 
 from cyborg.api import versions
 from cyborg.api.health import Health
 from cyborg.core.errors import Invalid
 
 ROOT = "cyborg.root"
-_DOCUMENTS: Mapping[str, Callable[[str], dict[str, Any]]] = {
+JSON = "application/json"
+_TAKERS = frozenset({"", "*/*", JSON})  # what nearly every client sends
+Documents = Mapping[str, Callable[[str], Mapping[str, Any]]]
+_VERSIONS: Documents = {
     "": versions.root_document,
     "/": versions.root_document,
     "/v2": versions.v2_document,
@@ -33,12 +37,19 @@ App = Callable[..., Iterable[bytes]]
 
 
 class Edge:
-    """Answers what is public and hands the rest on, with the URL that links start with."""
+    """Answers what is public and hands the rest on, with the URL that links start with.
 
-    def __init__(self, app: App, conf: cfg.ConfigOpts, health: Health) -> None:
+    ``documents`` are, by path, what is public beside the version documents; each is made from that
+    URL.
+    """
+
+    def __init__(
+        self, app: App, conf: cfg.ConfigOpts, health: Health, documents: Documents
+    ) -> None:
         self._app = app
         self._conf = conf
         self._health = health
+        self._documents = {**_VERSIONS, **documents}
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         """Serve one request. Raises what ``faults`` answers."""
@@ -48,10 +59,11 @@ class Edge:
             well, body = self._health.look()
             return _answer(body, 200 if well else 503)(environ, start_response)
         environ[ROOT] = self._root(environ)
-        if path in _DOCUMENTS:
+        if path in self._documents:
             _only_reading(environ)
-            return _answer(_DOCUMENTS[path](environ[ROOT]))(environ, start_response)
+            return _answer(self._documents[path](environ[ROOT]))(environ, start_response)
         environ[versions.ENVIRON] = versions.asked_for(environ)
+        take_json(environ)
         bound_body(environ, self._conf.api.max_body_size)
         return self._app(environ, start_response)
 
@@ -60,6 +72,16 @@ class Edge:
         if public:
             return public.rstrip("/").removesuffix("/v2")  # type: ignore[no-any-return]
         return webob.Request(environ).application_url.rstrip("/")
+
+
+def take_json(environ: dict[str, Any]) -> None:
+    """Refuse a client that does not take JSON. Raises HTTPNotAcceptable."""
+    # Taken away: pecan would look at it again, and log a client's wish as an error of ours.
+    wanted = environ.pop("HTTP_ACCEPT", "")
+    if wanted in _TAKERS:
+        return
+    if not acceptparse.create_accept_header(wanted).acceptable_offers([JSON]):
+        raise exc.HTTPNotAcceptable(f"Accept: this API answers {JSON} alone")
 
 
 def bound_body(environ: dict[str, Any], limit: int) -> None:
@@ -91,10 +113,11 @@ def _path(environ: Mapping[str, Any]) -> str:
 
 def _only_reading(environ: Mapping[str, Any]) -> None:
     if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
-        raise exc.HTTPMethodNotAllowed(headers={"Allow": "GET, HEAD"})
+        raise exc.HTTPMethodNotAllowed(
+            f"{environ['REQUEST_METHOD']} is not for {_path(environ)[:200]}: GET, HEAD",
+            headers={"Allow": "GET, HEAD"},
+        )
 
 
 def _answer(body: Mapping[str, Any], status: int = 200) -> webob.Response:
-    return webob.Response(
-        body=json.dumps(body).encode(), status=status, content_type="application/json"
-    )
+    return webob.Response(body=json.dumps(body).encode(), status=status, content_type=JSON)

@@ -58,8 +58,6 @@ def message_of(error: Exception, status: int, request_id: str) -> str:
         return f"{told} (request {request_id})"
     if isinstance(error, errors.CyborgError):
         return error.message
-    if isinstance(error, exc.HTTPNotAcceptable) and not error.detail:
-        return "Accept: this API answers application/json alone"
     return str(getattr(error, "detail", None) or http.HTTPStatus(status).phrase)
 
 

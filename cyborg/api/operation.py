@@ -19,9 +19,8 @@ from wsme import types as wtypes
 
 from cyborg.api import paging, types, versions
 from cyborg.api.call import Call, Request
-from cyborg.core.errors import Invalid, NotFound, ServiceTokenRequired
-
-JSON = "application/json"
+from cyborg.api.edge import JSON
+from cyborg.core.errors import CyborgError, Invalid, NotFound, ServiceTokenRequired
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +29,10 @@ class Operation:
 
     ``answer`` is None for an empty one. ``path`` and ``query`` are the parameters of the URL;
     ``paged`` adds those of pages, which the method gets as ``page``. ``service`` names what
-    takes a service token. A body may be a list of exactly one with ``listed``, may have fields that
-    nobody knows with ``lenient``, and may be left out with ``optional``.
+    takes a service token. A body may be a list of exactly one with ``listed``, may be the one value
+    of an object whose key is ``wrapped``, may have fields that nobody knows with ``lenient``, and
+    may be left out with ``optional``. ``raises`` are the kinds of errors beside those of every
+    operation.
     """
 
     rule: str
@@ -43,9 +44,11 @@ class Operation:
     paged: bool = False
     body: Any = None
     listed: bool = False
+    wrapped: str | None = None
     lenient: bool = False
     optional: bool = False
     service: str | None = None
+    raises: tuple[type[CyborgError], ...] = ()
 
     def describe(self, method: Callable[..., Any]) -> wsme.api.FunctionDefinition:
         """Return the operation as WSME describes a function."""
@@ -139,6 +142,8 @@ def _body(its: Operation, req: Request) -> Any:
         if len(value) != 1:
             raise Invalid(f"body: a list of exactly one, not of {len(value)}", field="body")
         value = value[0]
+    if its.wrapped and isinstance(value, dict) and set(value) == {its.wrapped}:
+        value = value[its.wrapped]
     if its.lenient and isinstance(value, dict):
         known = {attribute.name for attribute in wtypes.list_attributes(its.body)}
         value = {name: item for name, item in value.items() if name in known}

@@ -15,6 +15,7 @@ from cyborg.api.v2 import (
     device_profiles,
     devices,
     discoveries,
+    outbox,
     services,
 )
 
@@ -28,6 +29,7 @@ def table(desk: Desk) -> Table:
     deployable = deployables.Controller(desk)
     device = devices.Controller(desk)
     discovery = discoveries.Controller(desk)
+    message = outbox.Controller(desk)
     profile = device_profiles.Controller(desk)
     service = services.Controller(desk)
     return {
@@ -42,10 +44,12 @@ def table(desk: Desk) -> Table:
             "PATCH": arqs.patch_one,
             "DELETE": arqs.delete,
         },
-        "attributes": {"GET": attribute.find},
-        "attributes/*": {"GET": attribute.get},
+        "attributes": {"GET": attribute.find, "POST": attribute.create},
+        "attributes/*": {"GET": attribute.get, "DELETE": attribute.delete},
         "deployables": {"GET": deployable.find},
         "deployables/*": {"GET": deployable.get},
+        "deployables/*/program": {"PATCH": deployable.program},
+        "deployables/*/program/*": {"PATCH": deployable.program_again},
         "device_profiles": {
             "GET": profile.find,
             "POST": profile.create,
@@ -58,6 +62,9 @@ def table(desk: Desk) -> Table:
         "devices/*/enable": {"POST": device.enable},
         "discoveries": {"POST": discovery.create},
         "discoveries/*": {"GET": discovery.get},
+        "outbox": {"GET": message.find},
+        "outbox/*": {"DELETE": message.delete},
+        "outbox/*/retry": {"POST": message.retry},
         "services": {"GET": service.find},
     }
 
@@ -65,16 +72,17 @@ def table(desk: Desk) -> Table:
 class Root:
     """The controller that pecan starts from; the table alone says where it goes."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._table = table(desk)
+    def __init__(self, routes: Table) -> None:
+        self._table = routes
 
     @pecan.expose()
     def _route(self, args: Sequence[str], request: Any) -> tuple[Callable[..., Any], list[str]]:
         parts = list(args[1:] if args and args[0] == "v2" else args)
         if parts and parts[-1] == "":
             parts.pop()
-        names = parts[1:2]
-        methods = self._table.get("/".join([*parts[:1], *("*" for _ in names), *parts[2:]]))
+        # Names and uuids stand in every second place, and a star at each in the table.
+        names = parts[1::2]
+        methods = self._table.get("/".join("*" if n % 2 else p for n, p in enumerate(parts)))
         if methods is None or "" in names:
             raise exc.HTTPNotFound(f"there is no {request.path_info}"[:255])
         method = "GET" if request.method == "HEAD" else request.method

@@ -18,6 +18,7 @@ from cyborg.core.errors import Invalid, NotFound
 from cyborg.core.request import parse_uuid
 
 MAX_SHOWN = 60
+MOST = 999_999_999  # of what is counted
 MAX_WORDS = 1024  # a statement of a database carries no more than a few thousand values
 _WHITE = "\n\r\t"
 
@@ -39,8 +40,9 @@ class Text(wtypes.UserType):  # type: ignore[misc]
     basetype = str
     name = "string"
 
-    def __init__(self, longest: int = 255, *, lines: bool = False) -> None:
+    def __init__(self, longest: int = 255, *, shortest: int = 0, lines: bool = False) -> None:
         self.longest = longest
+        self.shortest = shortest
         self.lines = lines
 
     def validate(self, value: Any) -> str:
@@ -49,6 +51,8 @@ class Text(wtypes.UserType):  # type: ignore[misc]
             raise ValueError("must be a string")
         if len(value) > self.longest:
             raise ValueError(f"has {len(value)} characters, at most {self.longest} are allowed")
+        if len(value) < self.shortest:
+            raise ValueError(f"has {len(value)} characters, at least {self.shortest} are needed")
         plain = value.translate(dict.fromkeys(map(ord, _WHITE))) if self.lines else value
         if not plain.isprintable():
             raise ValueError("has characters that cannot be printed")
@@ -107,7 +111,7 @@ class Count(wtypes.UserType):  # type: ignore[misc]
     def validate(self, value: Any) -> int:
         """Return the number. Raises ValueError."""
         if not (value.isascii() and value.isdigit() and len(value) < 10 and int(value)):
-            raise ValueError(f"{value[:MAX_SHOWN]!r} is not an integer of at least 1")
+            raise ValueError(f"{value[:MAX_SHOWN]!r} is not an integer from 1 to {MOST}")
         return int(value)
 
 
@@ -143,13 +147,17 @@ class Many(wtypes.UserType):  # type: ignore[misc]
 
 
 class Checked(wtypes.UserType):  # type: ignore[misc]
-    """What a function of core reads: it returns the value, or raises Invalid, naming the field."""
+    """What a function of core reads: it returns the value, or raises Invalid, naming the field.
+
+    ``like`` is the WSME type that the JSON has, for those who read of it; the function decides.
+    """
 
     # WSME converts nothing to it: the function sees what the JSON held.
     basetype = None
 
-    def __init__(self, name: str, check: Callable[[Any], Any]) -> None:
+    def __init__(self, name: str, check: Callable[[Any], Any], like: Any = None) -> None:
         self.name = name
+        self.like = like
         self._check = check
 
     def validate(self, value: Any) -> Any:

@@ -6,7 +6,7 @@
 2.1  ``/project_id`` in the patch of accelerator requests, for administrators
 2.2  a device profile is shown by its name; ours does so at any version
 2.3  ``status`` in devices
-2.4  services and discoveries
+2.4  services, discoveries and the outbox
 ==== ==========================================================================
 """
 

@@ -43,7 +43,7 @@ class Known:
 
 
 class Placement:
-    """The calls of Placement that the publisher makes.
+    """The calls of Placement that the conductor makes.
 
     Each raises Unavailable when Placement is away, fails or refuses our credentials, TimedOut when
     it does not answer in time, Conflict on a stale generation or a taken name, InUse when there are
@@ -81,6 +81,24 @@ class Placement:
         """Return the traits of a provider; empty when it is gone."""
         answer = self._call("GET", f"/resource_providers/{uuid}/traits", 404)
         return frozenset() if answer.status_code == 404 else frozenset(answer.json()["traits"])
+
+    def allocations(self, uuid: str) -> dict[str, dict[str, int]] | None:
+        """Return what each consumer has of a provider, by consumer and resource class.
+
+        None is that Placement has no such provider, which says nothing of its consumers.
+        """
+        answer = self._call("GET", f"/resource_providers/{uuid}/allocations", 404)
+        if answer.status_code == 404:
+            return None
+        found = answer.json()["allocations"]
+        return {str(consumer): dict(has["resources"]) for consumer, has in found.items()}
+
+    def consumer_project(self, consumer: str) -> str | None:
+        """Return the project that a consumer's allocations belong to, None when it has none."""
+        answer = self._call("GET", f"/allocations/{quote(consumer, safe='')}", 404)
+        body = {} if answer.status_code == 404 else answer.json()
+        project = body.get("project_id")
+        return str(project) if project and body.get("allocations") else None
 
     def ensure_classes(self, names: Iterable[str]) -> None:
         """Make resource classes of our own that are not there yet."""

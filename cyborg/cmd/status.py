@@ -2,6 +2,7 @@
 """``cyborg-status upgrade check``: is everything as this release needs it.
 
 Exit status 0: yes; 1: yes, but look; 2: no, and each line says what to do; 255: the check broke.
+``cyborg-status work`` is ``cyborg.cmd.work``.
 """
 
 import sys
@@ -16,6 +17,7 @@ from oslo_upgradecheck.upgradecheck import main as run
 
 from cyborg import conf as options
 from cyborg.clients import placement
+from cyborg.cmd import work
 from cyborg.core.errors import CyborgError, Misconfigured
 from cyborg.db import migrate, trouble
 from cyborg.db.engine import make_engine
@@ -114,6 +116,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.register(conf)
     log.register_options(conf)
     words = list(sys.argv[1:] if argv is None else argv)
+    if "upgrade" not in words:
+        return work.main(conf, words)
     return run(conf, "cyborg", Checks(conf), argv=words)
 
 

@@ -4,67 +4,114 @@
 Two calls at once for one instance, in either order: the first UPDATE takes the instance's places
 from 0 on, which the schema holds unique, so the second waits and then fails on the key; a call that
 starts later sees the first one's requests. Both are a Conflict, whichever handles were free.
+
+When one of the devices must be prepared on its host, all the requests become BindStarted and wait
+for one job: they are Bound together, or BindFailed together. Whatever can be decided without the
+host is decided here and refused with an error.
 """
 
-import random
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 import sqlalchemy as sa
 from oslo_db import exception as db_exc
 
 from cyborg.conductor import wishlist
-from cyborg.core.choosing import Candidate, Need, choose
-from cyborg.core.errors import Conflict, NoHandle, NotFound, WrongState
+from cyborg.conductor.claiming import Lost, check_providers, claim
+from cyborg.core.choosing import Need
+from cyborg.core.device import Ability
+from cyborg.core.errors import Conflict, NoHandle, WrongState
+from cyborg.core.job import Item, JobKind
 from cyborg.core.profile import parse_group
 from cyborg.core.request import Bind
 from cyborg.core.states import RequestState, Step, sources
-from cyborg.db.store import claims, outbox
+from cyborg.db.store import claims, jobs
 from cyborg.db.store import requests as store
-
-EVENT = "nova-event"
-"""The kind of the outbox's messages to Nova."""
-
-_RANDOM = random.Random()  # noqa: S311  (spreads load, guards nothing)
+from cyborg.db.store import services as agents
 
 
-class Lost(Exception):
-    """Others hold or claimed what would serve: undo the transaction and try again, waiting."""
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a bind depends on beside its wishes.
+
+    ``project`` is the instance's as Placement tells, None when it tells none; ``owner_known`` is
+    False when nobody could vouch for whose the instance is. ``seconds`` is the time that host work
+    may take. An agent that was last seen before ``alive_since`` cannot do any.
+    """
+
+    now: datetime
+    seconds: float
+    alive_since: datetime
+    project: str | None = None
+    owner_known: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a bind came to: the rows of the requests as they are now, and whether work follows.
+
+    ``started`` tells that they are BindStarted and wait for a job. Rows that were bound before are
+    not among them.
+    """
+
+    rows: Sequence[Mapping[str, object]] = ()
+    started: bool = False
 
 
 def bind(
-    tx: sa.Connection, wishes: Sequence[Bind], scope: str | None, *, notify: bool, wait: bool
-) -> int:
-    """Bind every request or raise; return how many were not bound so before.
+    tx: sa.Connection, wishes: Sequence[Bind], scope: str | None, terms: Terms, *, wait: bool
+) -> Done:
+    """Bind every request or raise.
 
-    With ``notify``, Nova's events are recorded in the same transaction. Without ``wait``, handles
-    that other transactions hold at this moment are passed over, and too few that are left is Lost;
-    with it, it is NoHandle. Raises NotFound, WrongState, Conflict, NoHandle and Lost.
+    Without ``wait``, handles that other transactions hold at this moment are passed over, and too
+    few that are left is Lost; with it, it is NoHandle. Raises NotFound, WrongState, Conflict,
+    NoHandle and Lost.
     """
     wanted = {wish.request: wish for wish in wishes}
-    rows = store.lock(tx, sorted(wanted), scope)
+    instance = wishes[0].instance_uuid
+    rows = store.lock_to_bind(tx, sorted(wanted), instance, scope)
     if unknown := sorted(set(wanted) - {row["uuid"] for row in rows}):
         raise wishlist.unknown(unknown)
-    todo = [row for row in rows if not _is_done(row, wanted[row["uuid"]])]
+    todo = [row for row in rows if not _is_done(row, wanted[row["uuid"]], terms)]
     if not todo:
-        return 0
+        return Done()
     for row in todo:
         _check_state(row)
-    _take_places(tx, rows, todo, wanted)
-    _claim(tx, [_need(row, wanted[row["uuid"]]) for row in todo], _ids(todo), wait=wait)
-    if notify:
-        outbox.add(tx, EVENT, (_event(row, wanted[row["uuid"]]) for row in todo))
-    return len(todo)
+    if rows[0]["others"]:
+        raise _has_others(tx, instance, sorted(wanted))
+    needs = [_need(row, wanted[row["uuid"]]) for row in todo]
+    parts = claims.providers(tx, sorted({need.provider for need in needs}))
+    check_providers(needs, parts)
+    prepare = any(Ability.PREPARES in part["abilities"] for part in parts)
+    state = RequestState.BIND_STARTED if prepare else RequestState.BOUND
+    projects = _projects(todo, wanted, terms)
+    _take_places(tx, rows, todo, wanted, state, projects, terms)
+    chosen = claim(tx, needs, _ids(todo), parts, prepare=prepare, wait=wait)
+    if prepare:
+        _promise(tx, todo, needs, chosen, parts, instance, terms)
+    now_bound = [
+        {
+            **row,
+            "state": state,
+            "hostname": wishes[0].hostname,
+            "instance_uuid": instance,
+            "device_rp_uuid": wanted[row["uuid"]].device_rp_uuid,
+            "project_id": projects.get(row["id"], row["project_id"]),
+        }
+        for row in todo
+    ]
+    return Done(now_bound, prepare)
 
 
-def _is_done(row: sa.RowMapping, wish: Bind) -> bool:
-    """Tell whether the request is bound just as wished: asking twice is no mistake."""
+def _is_done(row: sa.RowMapping, wish: Bind, terms: Terms) -> bool:
+    """Tell whether the request is bound just as wished, or about to be: asking twice is fine."""
     return (
-        row["state"] == RequestState.BOUND
+        row["state"] in (RequestState.BOUND, RequestState.BIND_STARTED)
         and row["hostname"] == wish.hostname
         and row["device_rp_uuid"] == wish.device_rp_uuid
         and row["instance_uuid"] == wish.instance_uuid
-        and wish.project_id in (None, row["project_id"])
+        and wish.project_id in (None, terms.project, row["project_id"])
     )
 
 
@@ -79,29 +126,54 @@ def _check_state(row: sa.RowMapping) -> None:
         )
 
 
+def _has_others(tx: sa.Connection, instance: str, uuids: Sequence[str]) -> Conflict:
+    others = store.others_of_instance(tx, instance, uuids)
+    told = ", ".join(f"{row['uuid']} ({row['state']})" for row in others)
+    return Conflict(
+        f"instance {instance} has other accelerator requests already: {told}",
+        instance=instance,
+        requests=[row["uuid"] for row in others],
+    )
+
+
+def _projects(
+    todo: Sequence[sa.RowMapping], wanted: Mapping[str, Bind], terms: Terms
+) -> dict[int, str]:
+    """Return the project of each request whose owner changes, by row id.
+
+    What Placement says of the instance counts for more than what the caller says.
+    """
+    told = {row["id"]: terms.project or wanted[row["uuid"]].project_id for row in todo}
+    return {
+        row["id"]: project
+        for row in todo
+        if (project := told[row["id"]]) is not None and project != row["project_id"]
+    }
+
+
 def _take_places(
     tx: sa.Connection,
     rows: Sequence[sa.RowMapping],
     todo: Sequence[sa.RowMapping],
     wanted: Mapping[str, Bind],
+    state: RequestState,
+    projects: Mapping[int, str],
+    terms: Terms,
 ) -> None:
-    """Mark the requests Bound; from here on no other call can bind for the same instance."""
+    """Give the requests their state; from here on no other call can bind for the same instance."""
     first = wanted[todo[0]["uuid"]]
     instance = first.instance_uuid
     taken = [row["instance_slot"] for row in rows if row["instance_slot"] is not None]
-    ids = [row["id"] for row in rows]
     try:
         changed = store.bind(
             tx,
             providers={row["id"]: wanted[row["uuid"]].device_rp_uuid for row in todo},
-            projects={
-                row["id"]: project
-                for row in todo
-                if (project := wanted[row["uuid"]].project_id) is not None
-            },
+            projects=projects,
             hostname=first.hostname,
             instance=instance,
             first_slot=max(taken, default=-1) + 1,
+            state=state,
+            owner_known=terms.owner_known or first.project_id is not None,
         )
     except db_exc.DBDuplicateEntry as bad:
         raise Conflict(
@@ -109,76 +181,48 @@ def _take_places(
         ) from bad
     if changed != len(todo):
         raise Lost
-    if others := store.others_of_instance(tx, instance, ids):
-        told = ", ".join(f"{row['uuid']} ({row['state']})" for row in others)
-        raise Conflict(
-            f"instance {instance} has other accelerator requests already: {told}",
-            instance=instance,
-            requests=[row["uuid"] for row in others],
-        )
 
 
-def _claim(tx: sa.Connection, needs: Sequence[Need], ids: Mapping[str, int], *, wait: bool) -> None:
-    """Give each need a free handle of its provider. Raises NotFound, NoHandle or Lost."""
-    units = Counter(need.provider for need in needs)
-    parts = claims.providers(tx, sorted(units))
-    _check_providers(needs, {part["provider"]: part["host"] for part in parts})
-    found = [
-        _candidate(part, handle)
-        for part in parts
-        for handle in claims.lock_free(
-            tx, part["deployable_id"], units[part["provider"]], wait=wait
+def _promise(
+    tx: sa.Connection,
+    todo: Sequence[sa.RowMapping],
+    needs: Sequence[Need],
+    chosen: Mapping[str, str],
+    parts: Sequence[sa.RowMapping],
+    instance: str,
+    terms: Terms,
+) -> None:
+    """Promise the host work in the same transaction. Raises NoHandle when nobody could do it."""
+    host = needs[0].host
+    seen = agents.last_seen(tx, host)
+    if seen is None or seen < terms.alive_since:
+        why = f"the agent of host {host} is down and its devices must be prepared"
+        raise NoHandle(
+            f"no attach handle can be made ready: {why}",
+            reasons={n.request: [{"provider": n.provider, "reason": why}] for n in needs},
         )
+    by_provider = {part["provider"]: part for part in parts}
+    items = [
+        Item(
+            backend=part["backend"],
+            device=part["device"],
+            deployable=part["address"],
+            handle=chosen[need.request],
+            accel=need.accel,
+        )
+        for need in needs
+        if (part := by_provider[need.provider])
     ]
-    if len(found) != len(needs):
-        # Waiting with handles in hand that were picked out of their order would be a deadlock.
-        raise _refusal(tx, needs, parts) if wait else Lost
-    try:
-        chosen = choose(needs, found, _RANDOM)
-    except NoHandle:
-        raise _refusal(tx, needs, parts) from None
-    owners = {handle: ids[request] for request, handle in chosen.items()}
-    if claims.claim(tx, owners) != len(owners):
-        raise Lost
-
-
-def _check_providers(needs: Sequence[Need], hosts: Mapping[str, str]) -> None:
-    for need in needs:
-        if need.provider not in hosts:
-            raise NotFound(
-                f"request {need.request}: no resource provider {need.provider} is known",
-                request=need.request,
-                provider=need.provider,
-            )
-        if hosts[need.provider] != need.host:
-            raise NotFound(
-                f"request {need.request}: resource provider {need.provider} is on host "
-                f"{hosts[need.provider]}, not on {need.host}",
-                request=need.request,
-                provider=need.provider,
-                host=hosts[need.provider],
-            )
-
-
-def _refusal(tx: sa.Connection, needs: Sequence[Need], parts: Sequence[sa.RowMapping]) -> Exception:
-    """Look at every handle, free or not, to say why none serves."""
-    by_id = {part["deployable_id"]: part for part in parts}
-    handles = claims.census(tx, sorted(by_id))
-    everything = [_candidate(by_id[row["deployable_id"]], row) for row in handles]
-    if empty := {part["provider"] for part in parts} - {found.provider for found in everything}:
-        return NoHandle(
-            f"no free attach handle: resource provider {', '.join(sorted(empty))} has none at all",
-            reasons={
-                need.request: [{"provider": need.provider, "reason": "no handle", "handles": 0}]
-                for need in needs
-                if need.provider in empty
-            },
-        )
-    try:
-        choose(needs, everything, _RANDOM)
-    except NoHandle as bad:
-        return bad
-    return Lost()  # one was given back between the two looks
+    job = jobs.add(
+        tx,
+        kind=JobKind.PREPARE,
+        host=host,
+        subject=instance,
+        arguments={"items": [item.to_dict() for item in items], "instance": instance},
+        now=terms.now,
+        deadline=terms.now + timedelta(seconds=terms.seconds),
+    )
+    jobs.attach_requests(tx, [row["id"] for row in todo], job)
 
 
 def _ids(rows: Sequence[sa.RowMapping]) -> dict[str, int]:
@@ -196,29 +240,3 @@ def _need(row: sa.RowMapping, wish: Bind) -> Need:
         forbidden=group.forbidden,
         accel=group.accel,
     )
-
-
-def _candidate(part: sa.RowMapping, handle: sa.RowMapping) -> Candidate:
-    return Candidate(
-        handle_id=handle["id"],
-        handle=handle["uuid"],
-        provider=part["provider"],
-        host=part["host"],
-        resource_class=part["resource_class"],
-        traits=frozenset(part["traits"]),
-        device_status=part["device_status"],
-        health=part["health"],
-        draining=part["draining"] or handle.get("draining", False),
-        setup_required=part["setup_required"],
-        reboot_required=part["reboot_required"],
-        taken=handle.get("taken", False),
-    )
-
-
-def _event(row: sa.RowMapping, wish: Bind) -> tuple[str, dict[str, str]]:
-    return wish.instance_uuid, {
-        "name": "accelerator-request-bound",
-        "server_uuid": wish.instance_uuid,
-        "tag": row["uuid"],
-        "status": "completed",
-    }

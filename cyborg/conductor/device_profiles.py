@@ -11,10 +11,15 @@ from oslo_utils import timeutils
 
 from cyborg.conductor.limits import text
 from cyborg.conductor.moments import iso
+from cyborg.conductor.notices import Notices
 from cyborg.core.errors import Conflict, InUse, Invalid, NotFound
+from cyborg.core.notification import Event
 from cyborg.core.profile import parse_groups, parse_name
 from cyborg.core.request import parse_uuid
+from cyborg.db.read import device_profiles as read
+from cyborg.db.read.paging import Row
 from cyborg.db.store import device_profiles as store
+from cyborg.db.store import outbox
 from cyborg.db.unit_of_work import UnitOfWork
 
 MAX_DESCRIPTION = 4096
@@ -23,8 +28,10 @@ MAX_DESCRIPTION = 4096
 class DeviceProfiles:
     """What may be done to device profiles."""
 
-    def __init__(self, uow: UnitOfWork) -> None:
+    def __init__(self, uow: UnitOfWork, notices: Notices | None = None) -> None:
+        """Without ``notices`` no listener is told."""
         self._uow = uow
+        self._notices = notices
 
     def create(self, profile: Mapping[str, Any]) -> dict[str, Any]:
         """Make a profile of ``name``, ``groups`` and, if given, ``uuid`` and ``description``.
@@ -34,7 +41,7 @@ class DeviceProfiles:
         """
         row = _read(profile)
         try:
-            self._uow.run(lambda tx: store.insert(tx, row))
+            self._uow.run(lambda tx: self._insert(tx, row))
         except db_exc.DBDuplicateEntry as bad:
             raise _taken(row, bad) from bad
         return row | {"created_at": iso(row["created_at"]), "updated_at": None}
@@ -48,9 +55,31 @@ class DeviceProfiles:
             raise Invalid("expected the uuids or names of device profiles", field="value")
         keys = [text("value", key) for key in keys]
         try:
-            self._uow.run(lambda tx: _delete(tx, keys))
+            self._uow.run(lambda tx: self._delete(tx, keys))
         except db_exc.DBReferenceError as bad:
             raise self._in_use(keys) from bad
+
+    def _insert(self, tx: sa.Connection, row: Mapping[str, Any]) -> None:
+        store.insert(tx, row)
+        if self._notices is not None:
+            outbox.add_all(tx, self._notices.rows(Event.PROFILE_CREATED, [row]))
+
+    def _delete(self, tx: sa.Connection, keys: Sequence[str]) -> None:
+        rows = store.find(tx, keys)
+        uuids = {row["uuid"]: row["id"] for row in rows}
+        names = {row["name"]: row["id"] for row in rows}
+        # A key that is one profile's uuid and another's name means the uuid.
+        ids = {key: uuids.get(key, names.get(key)) for key in keys}
+        if unknown := sorted(key for key, id_ in ids.items() if id_ is None):
+            raise _unknown(unknown)
+        wanted = {id_ for id_ in ids.values() if id_ is not None}
+        gone: Sequence[Row] = ()
+        if self._notices is not None and self._notices.enabled:
+            gone = read.find(tx, uuids=[row["uuid"] for row in rows if row["id"] in wanted])
+        if store.delete(tx, sorted(wanted)) != len(wanted):
+            raise _unknown(sorted(ids))
+        if self._notices is not None:
+            outbox.add_all(tx, self._notices.rows(Event.PROFILE_DELETED, gone))
 
     def _in_use(self, keys: Sequence[str]) -> InUse:
         # Counted afterwards: the transaction that met the foreign key has ended, and the count is
@@ -61,19 +90,6 @@ class DeviceProfiles:
             f"device profile in use: {told or 'a request was made from it at this moment'}",
             requests=dict(used),
         )
-
-
-def _delete(tx: sa.Connection, keys: Sequence[str]) -> None:
-    rows = store.find(tx, keys)
-    uuids = {row["uuid"]: row["id"] for row in rows}
-    names = {row["name"]: row["id"] for row in rows}
-    # A key that is one profile's uuid and another's name means the uuid.
-    ids = {key: uuids.get(key, names.get(key)) for key in keys}
-    if unknown := sorted(key for key, id_ in ids.items() if id_ is None):
-        raise _unknown(unknown)
-    wanted = {id_ for id_ in ids.values() if id_ is not None}
-    if store.delete(tx, sorted(wanted)) != len(wanted):
-        raise _unknown(sorted(ids))
 
 
 def _unknown(keys: Sequence[str]) -> NotFound:

@@ -6,23 +6,36 @@ Arguments are plain values that may hold anything; the rooms check them. What a 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from oslo_config import cfg
 
 from cyborg.clients.nova import Nova
 from cyborg.clients.placement import Placement
+from cyborg.conductor.attributes import Attributes
 from cyborg.conductor.device_profiles import DeviceProfiles
 from cyborg.conductor.devices import Devices
 from cyborg.conductor.discoveries import Agents, Discoveries
 from cyborg.conductor.hosts import Hosts
-from cyborg.conductor.outbox import Outbox
+from cyborg.conductor.jobs import Agents as Workers
+from cyborg.conductor.jobs import Jobs
+from cyborg.conductor.notices import Notices, delivery
+from cyborg.conductor.outbox import DeadLetters, Outbox
+from cyborg.conductor.outcomes import Settled
+from cyborg.conductor.owners import Owners
 from cyborg.conductor.periodic import Loop
+from cyborg.conductor.programs import Programs
 from cyborg.conductor.publisher import Publisher
+from cyborg.conductor.reconciler import Reconciler
 from cyborg.conductor.requests import Requests
 from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.rpc.notifier import Notifier
 
 Plain = Mapping[str, Any]
+
+
+class AllAgents(Agents, Workers, Protocol):
+    """What the rooms ask agents: ``cyborg.rpc.agent.AgentClient``."""
 
 
 class Conductor:
@@ -36,26 +49,59 @@ class Conductor:
         self,
         conf: cfg.ConfigOpts,
         uow: UnitOfWork,
-        agents: Agents,
+        agents: AllAgents,
         placement: Placement,
         nova: Nova,
+        notifier: Notifier | None = None,
     ) -> None:
+        """``notifier`` is what the notifications leave by that ``conf`` asks for."""
         self.publisher = Publisher(conf, uow, placement)
         self.outbox = Outbox(conf, uow, nova)
         publishing = Loop("publisher", conf.conductor.publish_interval, self.publisher.run_once)
         delivering = Loop("outbox", conf.conductor.outbox_interval, self.outbox.run_once)
         sweeping = Loop("sweep", conf.conductor.hello_interval, self.sweep)
-        self.loops: Sequence[Loop] = (publishing, delivering, sweeping)
-        self.hosts = Hosts(conf, uow, publishing.wake)
-        self.devices = Devices(uow, publishing.wake)
+        self.notices = Notices(conf)
+        self.jobs = Jobs(conf, uow, agents, self._settled, self.notices)
+        self._working = Loop("jobs", conf.conductor.jobs_interval, self.jobs.run_once)
+        self._publishing, self._delivering = publishing, delivering
+        self.loops: Sequence[Loop] = (publishing, delivering, self._working, sweeping)
+        self.reconciler = Reconciler(conf, uow, placement, self._working.wake, self.notices)
+        if interval := conf.conductor.reconcile_interval:
+            self.loops = (*self.loops, Loop("reconciler", interval, self.reconciler.run_once))
+        self.notices = Notices(conf)
+        if notifier is not None:
+            told = delivery(conf, uow, notifier)
+            telling = Loop("notices", conf.conductor.outbox_interval, told.run_once)
+            self.loops = (*self.loops, telling)
+        self.dead_letters = DeadLetters(conf, uow, delivering.wake)
+        self.hosts = Hosts(conf, uow, publishing.wake, self._working.wake)
+        self.devices = Devices(uow, publishing.wake, self.notices)
         self.discoveries = Discoveries(conf, uow, agents)
-        self.device_profiles = DeviceProfiles(uow)
-        self.requests = Requests(conf, uow, delivering.wake)
+        self.attributes = Attributes(uow)
+        self.device_profiles = DeviceProfiles(uow, self.notices)
+        # Without Nova nobody allocates, and a request stays with whom it was made for.
+        owners = Owners(placement) if conf.nova.notify else None
+        self.requests = Requests(
+            conf, uow, delivering.wake, self._working.wake, owners, self.notices
+        )
+        self.programs = Programs(conf, uow, self._working.wake, self.notices)
 
     def sweep(self) -> None:
-        """Finish what nobody else would: open discoveries, drained things that are free."""
+        """Finish what nobody else would: open discoveries, drained things that are free, jobs."""
         self.discoveries.sweep()
         self.hosts.sweep()
+        self.jobs.sweep()
+        self.dead_letters.sweep()
+
+    def _settled(self, settled: Settled) -> None:
+        """Have done what the outcome of a job calls for."""
+        for loop, work in (
+            (self._working, settled.jobs),
+            (self._delivering, settled.events),
+            (self._publishing, settled.providers),
+        ):
+            if work:
+                loop.wake()
 
     def hello(
         self,
@@ -89,15 +135,30 @@ class Conductor:
         """Delete device profiles by uuid or name, all or none."""
         self.device_profiles.delete(keys)
 
+    def attribute_create(self, ctxt: Any, deployable: str, key: str, value: str) -> dict[str, Any]:
+        """Give an attribute to a deployable; the answer is its row."""
+        return self.attributes.create(deployable, key, value)
+
+    def attribute_delete(self, ctxt: Any, uuid: str) -> None:
+        """Take an operator's attribute away."""
+        self.attributes.delete(uuid)
+
     def arq_create(
         self, ctxt: Any, device_profile_name: str, project_id: str | None
     ) -> dict[str, Any]:
         """Make the accelerator requests of a profile; the answer holds their rows as ``arqs``."""
         return self.requests.create(device_profile_name, project_id)
 
-    def arq_patch(self, ctxt: Any, wishes: Sequence[Plain], verb: str, scope: str | None) -> None:
+    def arq_patch(
+        self,
+        ctxt: Any,
+        wishes: Sequence[Plain],
+        verb: str,
+        scope: str | None,
+        project: str | None = None,
+    ) -> None:
         """Bind or unbind accelerator requests, all or none."""
-        self.requests.patch(wishes, verb, scope)
+        self.requests.patch(wishes, verb, scope, project)
 
     def arq_delete(
         self,
@@ -114,6 +175,18 @@ class Conductor:
         """Open a device to new requests, or close it."""
         self.devices.set_status(uuid, status)
 
+    def deployable_program(self, ctxt: Any, uuid: str, image_uuid: str) -> None:
+        """Have an image loaded into a deployable."""
+        self.programs.start(uuid, image_uuid)
+
+    def outbox_retry(self, ctxt: Any, uuid: str) -> None:
+        """Have a dead message of the outbox delivered after all."""
+        self.dead_letters.retry(uuid)
+
+    def outbox_delete(self, ctxt: Any, uuid: str) -> None:
+        """Forget a dead message of the outbox."""
+        self.dead_letters.delete(uuid)
+
     def discovery_create(
         self, ctxt: Any, host: str | None = None, driver: str | None = None
     ) -> dict[str, Any]:
@@ -125,3 +198,7 @@ class Conductor:
     ) -> None:
         """An agent tells how a discovery ended."""
         self.discoveries.done(discovery_id, host, drivers)
+
+    def job_done(self, ctxt: Any, job: str, host: str, state: str, error: str | None) -> None:
+        """An agent tells how a job ended."""
+        self.jobs.done(job, host, state, error)

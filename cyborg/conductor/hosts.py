@@ -20,7 +20,7 @@ from cyborg.core.errors import Conflict, Invalid, Stale
 from cyborg.core.report import BackendState, Report
 from cyborg.core.request import parse_uuid
 from cyborg.db.store import backends as backend_store
-from cyborg.db.store import providers
+from cyborg.db.store import jobs, providers
 from cyborg.db.store import services as store
 from cyborg.db.unit_of_work import UnitOfWork
 
@@ -41,13 +41,18 @@ class Hosts:
         conf: cfg.ConfigOpts,
         uow: UnitOfWork,
         wake_publisher: Callable[[], None] = lambda: None,
+        wake_jobs: Callable[[], None] = lambda: None,
         *,
         now: Callable[[], datetime] = timeutils.utcnow,
     ) -> None:
-        """``wake_publisher`` is called after a commit that Placement must be told of."""
+        """``wake_publisher`` is called after a commit that Placement must be told of.
+
+        ``wake_jobs`` is called when an agent begins anew that had work to do.
+        """
         self._conf = conf
         self._uow = uow
         self._wake_publisher = wake_publisher
+        self._wake_jobs = wake_jobs
         self._now = now
 
     def hello(
@@ -79,18 +84,22 @@ class Hosts:
         ):
             states = _backends(drivers)
 
-            def enter(tx: sa.Connection) -> tuple[str | None, int, sa.RowMapping | None]:
+            def enter(tx: sa.Connection) -> tuple[str | None, int, sa.RowMapping | None, int]:
                 before = store.other_life(tx, store.AGENT, host, epoch)
                 row = store.alive(tx, store.AGENT, host, epoch, now, said)
                 backend_store.replace(tx, row["id"], states)
                 # An agent begins anew: the time to see whether Placement still has what it had.
                 anew = row["generation"] == 0 and row["digest"] is not None
                 marked = providers.mark_host(tx, host, now) if anew else 0
-                return row["digest"], marked, before
+                # Its last life took what it was doing along: it is asked again at once.
+                hurried = jobs.hurry(tx, host, now) if before is not None else 0
+                return row["digest"], marked, before, hurried
 
-            recorded, stale, before = self._again(enter)
+            recorded, stale, before, hurried = self._again(enter)
             if before is not None:
                 _say_new_life(host, endpoint, before, now)
+            if hurried:
+                self._wake_jobs()
             wanted = digest is not None and recorded != digest
             if stale:
                 self._wake_publisher()

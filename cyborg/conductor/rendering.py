@@ -45,6 +45,7 @@ def closed(row: Mapping[Any, Any]) -> bool:
         row["device_status"] != "enabled"
         or row["health"] == Health.UNHEALTHY
         or row["draining"]
+        or row["programming"]
         or row["setup_required"]
         or row["reboot_required"]
     )
@@ -58,5 +59,6 @@ def _part(row: Mapping[Any, Any]) -> Part:
         traits=frozenset(row["traits"]),
         total=row["total"],
         closed=closed(row),
+        stuck=row["stuck"],
         parent_uuid=row["parent"],
     )

@@ -2,7 +2,7 @@
 """The conductor as a service: wired together, waiting for its neighbours, stopped in seconds."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -12,13 +12,16 @@ from oslo_log import log
 
 from cyborg.clients import nova as nova_client
 from cyborg.clients import placement as placement_client
+from cyborg.conductor import metrics
 from cyborg.conductor.endpoint import Conductor
 from cyborg.conductor.periodic import Complaints, Loop
 from cyborg.core.errors import Unavailable
 from cyborg.db.engine import make_engine, wait_until_ready
+from cyborg.db.reader import Reader
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.rpc.agent import AgentClient
 from cyborg.rpc.contract import CONDUCTOR
+from cyborg.rpc.notifier import Notifier, make_notifier
 from cyborg.rpc.server import Server, make_server
 from cyborg.rpc.transport import Transport, make_transport
 
@@ -54,6 +57,7 @@ class ConductorService:
             placement, conf.placement.request_timeout
         )
         self._nova = nova
+        self._notifier: Notifier | None = None
         # One life for all the workers that are forked from here: they share a row.
         self._epoch = str(uuid4())
         self._stopping = threading.Event()
@@ -61,6 +65,7 @@ class ConductorService:
         self._ready = threading.Event()
         self._server: Server | None = None
         self._loops: list[Loop] = []
+        self._metrics: metrics.MetricsServer | None = None
         self._starter: threading.Thread | None = None
         self.conductor: Conductor | None = None
 
@@ -74,6 +79,8 @@ class ConductorService:
             self._engine = make_engine(self._conf)
         if self._transport is None:
             self._transport = make_transport(self._conf)
+        if self._notifier is None:
+            self._notifier = make_notifier(self._conf)
 
     def start(self) -> None:
         """Begin, and return at once; what is away is waited for in the background.
@@ -116,11 +123,17 @@ class ConductorService:
         if self.conductor is not None:
             self.conductor.publisher.stop()
             self.conductor.discoveries.stop()
+            self.conductor.jobs.stop()
+            self.conductor.reconciler.stop()
         if (server := self._server) is not None:
             _in_time("RPC server", server.stop)
             _in_time("last calls", server.wait)
         for loop in self._loops:
             loop.join(PATIENCE)
+        if self._metrics is not None:
+            _in_time("metrics", self._metrics.stop)
+        if self._notifier is not None:
+            _in_time("notifier", self._notifier.cleanup)
         if self._transport is not None and self._own_transport:
             _in_time("transport", self._transport.cleanup)
         if self._engine is not None and self._own_engine:
@@ -131,18 +144,26 @@ class ConductorService:
         placement, nova = self._placement, self._nova
         if engine is None or transport is None or placement is None or nova is None:
             raise AssertionError("open() comes first")
+        if self._conf.conductor.metrics_port:
+            self._metrics = metrics.MetricsServer(self._conf, Reader(engine))
+            self._run([Loop("metrics", metrics.RETRY, self._metrics.ensure)])
         if not wait_until_ready(engine, self._stopping, LOG):
             return
         agents = AgentClient(transport, self._conf)
-        conductor = Conductor(self._conf, UnitOfWork(engine), agents, placement, nova)
+        conductor = Conductor(
+            self._conf, UnitOfWork(engine), agents, placement, nova, self._notifier
+        )
         # Published and delivered is also while the broker is away.
         self.conductor = conductor
-        self._loops = [self._hello(conductor), *conductor.loops]
-        for loop in self._loops:
-            loop.start()
+        self._run([self._hello(conductor), *conductor.loops])
         if self._serve(transport, conductor):
             self._ready.set()
             LOG.info("The conductor of %s is ready", self._conf.host)
+
+    def _run(self, loops: Sequence[Loop]) -> None:
+        self._loops += loops
+        for loop in loops:
+            loop.start()
 
     def _hello(self, conductor: Conductor) -> Loop:
         conf, hosts = self._conf, conductor.hosts

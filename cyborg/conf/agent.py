@@ -31,6 +31,13 @@ OPTIONS = [
         min=0.1,
         help="Seconds that one discovery may take before its backend shows ERROR.",
     ),
+    cfg.IntOpt(
+        "jobs_at_once",
+        default=8,
+        min=1,
+        help="How many jobs (preparing, releasing and programming devices) the agent works on at "
+        "the same time. One whose driver does not return in time no longer counts.",
+    ),
 ]
 
 

@@ -34,7 +34,7 @@ OPTIONS = [
         "outbox_interval",
         default=5.0,
         min=0.1,
-        help="Seconds between two looks for events that could not be delivered at once.",
+        help="Seconds between two looks for messages that could not be delivered at once.",
     ),
     cfg.FloatOpt(
         "lease",
@@ -44,9 +44,73 @@ OPTIONS = [
     ),
     cfg.IntOpt(
         "outbox_attempts",
-        default=8,
+        default=30,
         min=1,
-        help="Deliveries that are tried before an event is put aside as dead.",
+        help="Deliveries that are tried before a message of the outbox is put aside as dead. With "
+        "30, an event is tried for more than 6 minutes, of which nova-compute waits for 5, and a "
+        "notification for more than 100 minutes.",
+    ),
+    cfg.FloatOpt(
+        "outbox_keep",
+        default=2592000.0,
+        min=1.0,
+        help="Seconds for which dead messages are kept for the operator, 30 days by default.",
+    ),
+    cfg.FloatOpt(
+        "jobs_interval",
+        default=5.0,
+        min=0.1,
+        help="Seconds between two looks for host work that its agent must be asked about. New work "
+        "is begun at once; this is for what was lost or left by another conductor.",
+    ),
+    cfg.FloatOpt(
+        "prepare_timeout",
+        default=240.0,
+        min=1.0,
+        help="Seconds that a host may take to prepare the devices of an instance before the bind "
+        "is undone and Nova is told that it failed. Nova waits 300 s by itself.",
+    ),
+    cfg.FloatOpt(
+        "program_timeout",
+        default=1800.0,
+        min=1.0,
+        help="Seconds that a host may take to load an image into a device.",
+    ),
+    cfg.FloatOpt(
+        "reconcile_interval",
+        default=300.0,
+        min=0.0,
+        help="Seconds between two rounds in which every bound request is held against Placement's "
+        "allocations; the conductors take turns. 0 is never.",
+    ),
+    cfg.FloatOpt(
+        "orphan_grace",
+        min=0.0,
+        sample_default=600.0,
+        help="Seconds for which a bound request may lack an allocation before it is unbound and "
+        "its device freed, and after a bind before it is suspected at all. Nova deletes "
+        "allocations and requests one after the other, so that a request without an allocation "
+        "need not be an orphan yet. 0 reports orphans and frees none. Unset, it is 600, and where "
+        "[nova] notify is false no orphans are looked for: without Nova nobody allocates.",
+    ),
+    cfg.FloatOpt(
+        "unbound_ttl",
+        default=0.0,
+        min=0.0,
+        help="Seconds after which a request is deleted that is Initial, Unbound or BindFailed and "
+        "that nobody has touched, such as one whose maker died before it was bound. Make it longer "
+        "than a server may take to be built. 0 keeps them for ever.",
+    ),
+    cfg.PortOpt(
+        "metrics_port",
+        default=0,
+        help="The port on which the conductor answers Prometheus at /metrics, over HTTP and "
+        "without authentication; 0 is none. Of several workers on a host one does.",
+    ),
+    cfg.HostAddressOpt(
+        "metrics_listen",
+        default="127.0.0.1",
+        help="The address on which the conductor answers Prometheus.",
     ),
     cfg.IntOpt(
         "max_report_bytes",

@@ -45,7 +45,9 @@ class Candidate:
     draining: bool = False
     setup_required: bool = False
     reboot_required: bool = False
+    programming: bool = False
     taken: bool = False
+    dirty: bool = False
 
 
 def choose(
@@ -125,8 +127,12 @@ def refusals(need: Need, candidate: Candidate) -> list[str]:
         why.append("setup required")
     if candidate.reboot_required:
         why.append("reboot required")
+    if candidate.programming:
+        why.append("device is being programmed")
     if candidate.taken:
         why.append("handle is taken")
+    if candidate.dirty:
+        why.append("handle is being cleaned")
     if candidate.resource_class != need.resource_class:
         why.append(f"resource class differs: {candidate.resource_class}")
     why += [f"trait missing: {name}" for name in sorted(need.required - candidate.traits)]

@@ -51,6 +51,13 @@ class Health(StrEnum):
     UNKNOWN = "unknown"
 
 
+class Ability(StrEnum):
+    """What a backend can do with a device beyond finding it."""
+
+    PREPARES = "prepares"
+    PROGRAMS = "programs"
+
+
 @dataclass(frozen=True, slots=True)
 class AttachHandle:
     """One thing that can be given to one instance: a PCI function, a mediated device."""
@@ -104,6 +111,7 @@ class Device:
 
     ``backend`` is the configured driver that found it. ``setup_required`` hardware is no inventory
     until it is set up; ``reboot_required`` closes it until the host has booted again.
+    ``abilities`` are the backend's; a driver leaves them to the agent.
     """
 
     address: str
@@ -118,6 +126,7 @@ class Device:
     health: Health = Health.OK
     setup_required: bool = False
     reboot_required: bool = False
+    abilities: frozenset[Ability] = frozenset()
     deployables: tuple[Deployable, ...] = ()
 
     def __post_init__(self) -> None:

@@ -36,7 +36,10 @@ class Provider:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A deployable as the database knows it; ``closed`` for whatever reason it must not be sold."""
+    """A deployable as the database knows it; ``closed`` for whatever reason it must not be sold.
+
+    ``stuck`` counts the units that cannot be cleaned at present: they are reserved.
+    """
 
     uuid: str
     name: str
@@ -45,6 +48,7 @@ class Part:
     total: int
     closed: bool = False
     parent_uuid: str | None = None
+    stuck: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +147,7 @@ def _render(root_uuid: str, part: Part) -> Provider:
     if part.total > 0:
         inventories[part.resource_class] = Inventory(
             total=part.total,
-            reserved=part.total if part.closed else 0,
+            reserved=part.total if part.closed else min(part.stuck, part.total),
             max_unit=part.total,
         )
     return Provider(

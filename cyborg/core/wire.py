@@ -12,7 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from cyborg.core.device import AttachHandle, Deployable, Device, DeviceType, HandleType, Health
+from cyborg.core.device import (
+    Ability,
+    AttachHandle,
+    Deployable,
+    Device,
+    DeviceType,
+    HandleType,
+    Health,
+)
 from cyborg.core.errors import Invalid
 from cyborg.core.report import BackendState, BackendStatus, Report
 
@@ -88,6 +96,7 @@ def dump_device(device: Device) -> dict[str, Any]:
         "health": str(device.health),
         "setup_required": device.setup_required,
         "reboot_required": device.reboot_required,
+        "abilities": sorted(device.abilities),
         "deployables": [_dump_deployable(d) for d in device.deployables],
     }
 
@@ -109,8 +118,16 @@ def load_device(body: Mapping[str, Any]) -> Device:
         health=Health(body.get("health", Health.OK)),
         setup_required=_bool(body.get("setup_required", False)),
         reboot_required=_bool(body.get("reboot_required", False)),
+        abilities=load_abilities(body.get("abilities", [])),
         deployables=tuple(_load_deployable(d) for d in body["deployables"]),
     )
+
+
+def load_abilities(names: Any) -> frozenset[Ability]:
+    """Read abilities; those that a newer sender may have are passed over. Raises TypeError."""
+    if not isinstance(names, list):
+        raise TypeError(f"expected a list, found {type(names).__name__}")
+    return frozenset(a for a in Ability if a in [_str(name) for name in names])
 
 
 def digest(devices: Sequence[Device], backends: Sequence[BackendState]) -> str:

@@ -20,8 +20,12 @@ class Reader:
 
     def __init__(self, source: cfg.ConfigOpts | sa.Engine) -> None:
         self._made = not isinstance(source, sa.Engine)
-        engine = source if isinstance(source, sa.Engine) else make_engine(source, read_only=True)
-        self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._engine = (
+            # Each use of a shared connection sets it and sets it back.
+            source.execution_options(isolation_level="AUTOCOMMIT")
+            if isinstance(source, sa.Engine)
+            else make_engine(source, read_only=True)
+        )
 
     @contextlib.contextmanager
     def connect(self) -> Iterator[sa.Connection]:

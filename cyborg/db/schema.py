@@ -10,6 +10,7 @@
     device_profiles 1--n requests   an accelerator request keeps its own copy of its group
     attach_handles 0..1--0..1 requests
     discoveries, jobs, outbox       work that has been promised and must be done
+    deeds                           what the conductors have put right by themselves, counted
 """
 
 from collections.abc import Sequence
@@ -106,6 +107,8 @@ devices = _table(
     sa.Column("status", sa.String(32), nullable=False, default="enabled"),
     # The host does not report it any longer, but something of it is bound.
     sa.Column("draining", sa.Boolean, nullable=False, default=False),
+    # What its driver can do beyond finding it: ``core.device.Ability``.
+    sa.Column("abilities", Json, nullable=False, default=list),
     sa.UniqueConstraint("host", "address"),
 )
 
@@ -125,6 +128,8 @@ deployables = _table(
     sa.Column("bitstream_id", sa.String(255)),
     sa.Column("num_accelerators", sa.Integer, nullable=False, default=0),
     sa.Column("draining", sa.Boolean, nullable=False, default=False),
+    # The job that programs it now; none of its handles is given out meanwhile.
+    _owned("job_id", "jobs", "SET NULL"),
 )
 
 attributes = _table(
@@ -161,6 +166,12 @@ requests = _table(
     # The place among its instance's accelerators, from 0. Every bind for an instance that has none
     # starts at place 0, so of two at once the key lets one through.
     sa.Column("instance_slot", sa.Integer),
+    # The host work that this bind waits for; None in every state but BindStarted.
+    _owned("job_id", "jobs", "RESTRICT"),
+    # Whether `project_id` is known to be the instance's and not only that of the token.
+    sa.Column("owner_known", sa.Boolean, nullable=False, default=True),
+    # Since when Placement is seen to have no allocation for it.
+    sa.Column("orphan_since", Moment),
     sa.UniqueConstraint("instance_uuid", "instance_slot"),
 )
 
@@ -177,6 +188,11 @@ attach_handles = _table(
     # RESTRICT keeps a request from going while it holds one.
     sa.Column("request_id", sa.ForeignKey("requests.id", ondelete="RESTRICT"), unique=True),
     sa.Column("draining", sa.Boolean, nullable=False, default=False),
+    # Its host has begun to prepare it, perhaps: without an owner it is dirty, and is no free handle
+    # until a job has cleaned it.
+    sa.Column("prepared", sa.Boolean, nullable=False, default=False),
+    # The job that cleans it now.
+    _owned("job_id", "jobs", "SET NULL"),
     sa.UniqueConstraint("deployable_id", "address"),
     # A free handle of a provider is found without a walk over those that are taken. The one index
     # on deployable_id: MariaDB merges two, and then locks rows that nobody asked for.
@@ -239,9 +255,19 @@ outbox = _work(
 jobs = _work(
     "jobs",
     sa.Column("host", sa.String(255), nullable=False, index=True),
+    # What it is about: the instance's uuid, or the deployable's.
+    sa.Column("subject", sa.String(255), nullable=False, index=True),
     sa.Column("arguments", Json, nullable=False),
     sa.Column("result", Json),
+    # When the conductors give it up and undo it; None is never.
     sa.Column("deadline", Moment),
+)
+
+deeds = _table(
+    "deeds",
+    sa.Column("kind", sa.String(64), nullable=False, unique=True),
+    sa.Column("count", sa.BigInteger, nullable=False, default=0),
+    sa.Column("last_at", Moment, nullable=False),
 )
 
 TABLES: Sequence[sa.Table] = tuple(metadata.sorted_tables)

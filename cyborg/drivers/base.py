@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a driver is: a class that says what devices are there.
+"""What a driver is: a class that says what devices are there, and may be able to work on them.
 
 A driver is an entry point of ``cyborg.accelerator.driver``. The agent makes one object for each
 backend, that is for each configured use of the driver on the host, and calls ``discover`` in a
-thread of the backend's own, never twice at once. A driver reads ``cyborg.core`` and the host; it
-knows no bus, no database and no option library.
+thread of the backend's own, never twice at once. What the abilities promise is called in other
+threads: beside ``discover``, for several handles at once, but never twice at once for one handle. A
+driver reads ``cyborg.core`` and the host; it knows no bus, no database and no option library.
 """
 
 import abc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
-from cyborg.core.device import Device
+from cyborg.core.device import Ability, Device
 from cyborg.core.errors import Misconfigured
+from cyborg.core.job import Item
 
 Kind = Literal["str", "int", "float", "bool", "list", "multi"]
 """The type of an option; ``list`` is one comma separated line, ``multi`` a line for each value."""
@@ -48,6 +50,14 @@ class Driver(abc.ABC):
         self.options: dict[str, Any] = {o.name: o.default for o in self.OPTIONS} | dict(options)
         self.sysfs_root = Path(sysfs_root)
 
+    @property
+    def abilities(self) -> frozenset[Ability]:
+        """What this backend, as it is configured, can do now. The agent reports it.
+
+        PREPARES asks for the methods of ``Prepares``, PROGRAMS for that of ``Programs``.
+        """
+        return frozenset()
+
     @abc.abstractmethod
     def discover(self) -> Sequence[Device]:
         """Return every device that is there now; each one's ``backend`` is ``self.backend``.
@@ -66,3 +76,36 @@ class Driver(abc.ABC):
             found=str(found),
             expected=expected,
         )
+
+
+@runtime_checkable
+class Prepares(Protocol):
+    """A driver whose handles need work on the host before an instance can have them.
+
+    Work may be asked for again after it was done, after it failed, and after the agent was killed
+    in the midst of it. What is raised fails the job and is shown to the operator.
+    """
+
+    def prepare(self, item: Item, instance: str | None) -> None:
+        """Make a handle ready for an instance; nothing is to be done if it is."""
+
+    def release(self, item: Item) -> None:
+        """Take that back and clean up, whatever was left half done.
+
+        A handle or device that is gone, or was never prepared, counts as released.
+        """
+
+
+@runtime_checkable
+class Programs(Protocol):
+    """A driver that loads images into deployables."""
+
+    def program(self, item: Item, image: str) -> None:
+        """Load the image of this uuid into the item's deployable.
+
+        The discovery that follows tells what the deployable holds: its ``bitstream_id``.
+        """
+
+
+NEEDED: Mapping[Ability, type] = {Ability.PREPARES: Prepares, Ability.PROGRAMS: Programs}
+"""What a driver must be to have an ability."""

@@ -18,6 +18,7 @@ from cyborg.policies import (
     device_profiles,
     devices,
     discoveries,
+    outbox,
     services,
 )
 
@@ -29,6 +30,7 @@ NOUNS: Sequence[ModuleType] = (
     device_profiles,
     devices,
     discoveries,
+    outbox,
     services,
 )
 

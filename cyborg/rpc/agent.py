@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agents as the conductor sees them. Every method may raise TimedOut and Unavailable."""
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 from oslo_config import cfg
@@ -30,3 +31,15 @@ class AgentClient:
     def hardware(self, host: str, driver: str | None = None) -> dict[str, Any]:
         """Return what the backends saw last: ``{"hardware": [HW]}``. Raises NotFound."""
         return cast(dict[str, Any], self._client.call("hardware", host, driver=driver))
+
+    def job(
+        self, host: str, job: str, kind: str, arguments: Mapping[str, Any], seconds: float
+    ) -> dict[str, Any]:
+        """Have a job begun (``core.job.Work``), or hear how it is; asking twice does it once.
+
+        ``{"state": "running" | "done" | "failed", "error": str or None}``. Raises Invalid.
+        """
+        answer = self._client.call(
+            "job", host, job=job, kind=kind, arguments=arguments, seconds=seconds
+        )
+        return cast(dict[str, Any], answer)

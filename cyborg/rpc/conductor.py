@@ -64,6 +64,15 @@ class ConductorClient:
         """Delete device profiles by uuid or name, all or none. Raises NotFound, InUse."""
         self._client.call("device_profile_delete", keys=keys)
 
+    def attribute_create(self, deployable: str, key: str, value: str) -> dict[str, Any]:
+        """Give an attribute to a deployable, return its row. Raises Invalid, NotFound, Conflict."""
+        answer = self._client.call("attribute_create", deployable=deployable, key=key, value=value)
+        return cast(dict[str, Any], answer)
+
+    def attribute_delete(self, uuid: str) -> None:
+        """Take an operator's attribute away. Raises Invalid, NotFound."""
+        self._client.call("attribute_delete", uuid=uuid)
+
     def arq_create(self, device_profile_name: str, project_id: str | None) -> dict[str, Any]:
         """Make the requests of a profile: ``{"arqs": [row]}``. Raises NotFound."""
         answer = self._client.call(
@@ -71,9 +80,18 @@ class ConductorClient:
         )
         return cast(dict[str, Any], answer)
 
-    def arq_patch(self, wishes: Sequence[Plain], verb: str, scope: str | None) -> None:
-        """Bind or unbind, all or none. Raises Invalid, NotFound, Conflict and its kinds."""
-        self._client.call("arq_patch", wishes=wishes, verb=verb, scope=scope)
+    def arq_patch(
+        self,
+        wishes: Sequence[Plain],
+        verb: str,
+        scope: str | None,
+        project: str | None = None,
+    ) -> None:
+        """Bind or unbind, all or none. Raises Invalid, NotFound, Conflict and its kinds.
+
+        ``project`` is the one whose instances the caller's own roles reach, None for more than one.
+        """
+        self._client.call("arq_patch", wishes=wishes, verb=verb, scope=scope, project=project)
 
     def arq_delete(
         self,
@@ -91,6 +109,18 @@ class ConductorClient:
         """Open a device to new requests, or close it. Raises Invalid, NotFound."""
         self._client.call("device_set_status", uuid=uuid, status=status)
 
+    def deployable_program(self, uuid: str, image_uuid: str) -> None:
+        """Have an image loaded into a deployable. Raises Invalid, NotFound, InUse, WrongState."""
+        self._client.call("deployable_program", uuid=uuid, image_uuid=image_uuid)
+
+    def outbox_retry(self, uuid: str) -> None:
+        """Have a dead message delivered after all. Raises Invalid, NotFound, WrongState."""
+        self._client.call("outbox_retry", uuid=uuid)
+
+    def outbox_delete(self, uuid: str) -> None:
+        """Forget a dead message. Raises Invalid, NotFound, WrongState."""
+        self._client.call("outbox_delete", uuid=uuid)
+
     def discovery_create(
         self, host: str | None = None, driver: str | None = None
     ) -> dict[str, Any]:
@@ -101,3 +131,7 @@ class ConductorClient:
     def discovery_done(self, discovery_id: str, host: str, drivers: Sequence[Plain]) -> None:
         """Tell how a discovery ended on a host. Raises Invalid."""
         self._client.call("discovery_done", discovery_id=discovery_id, host=host, drivers=drivers)
+
+    def job_done(self, job: str, host: str, state: str, error: str | None) -> None:
+        """Tell how a job ended on a host: ``done`` or ``failed``. Raises Invalid, NotFound."""
+        self._client.call("job_done", job=job, host=host, state=state, error=error)

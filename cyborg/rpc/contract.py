@@ -43,12 +43,18 @@ CONDUCTOR = Contract(
         "service_hello": Method(("binary", "host", "epoch", "versions")),
         "device_profile_create": Method(("profile",)),
         "device_profile_delete": Method(("keys",)),
+        "attribute_create": Method(("deployable", "key", "value")),
+        "attribute_delete": Method(("uuid",)),
         "arq_create": Method(("device_profile_name", "project_id")),
-        "arq_patch": Method(("wishes", "verb", "scope")),
+        "arq_patch": Method(("wishes", "verb", "scope", "project"), frozenset({"project"})),
         "arq_delete": Method(("uuids", "instance", "scope", "bound_too")),
         "device_set_status": Method(("uuid", "status")),
+        "deployable_program": Method(("uuid", "image_uuid")),
+        "outbox_retry": Method(("uuid",)),
+        "outbox_delete": Method(("uuid",)),
         "discovery_create": Method(("host", "driver"), frozenset({"host", "driver"})),
         "discovery_done": Method(("discovery_id", "host", "drivers")),
+        "job_done": Method(("job", "host", "state", "error")),
     },
 )
 
@@ -58,6 +64,7 @@ AGENT = Contract(
     {
         "discovery": Method(("driver", "discovery_id"), frozenset({"driver", "discovery_id"})),
         "hardware": Method(("driver",), frozenset({"driver"})),
+        "job": Method(("job", "kind", "arguments", "seconds")),
     },
 )
 

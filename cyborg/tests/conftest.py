@@ -3,7 +3,7 @@
 
 import importlib.util
 
-FIXTURES = ("guard", "databases", "broker", "stack", "nova")
+FIXTURES = ("guard", "databases", "broker", "stack", "nova", "keystone_cloud")
 
 pytest_plugins = [
     name

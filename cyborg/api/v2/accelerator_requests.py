@@ -14,6 +14,7 @@ from cyborg.api.operation import operation
 from cyborg.api.paging import Asked
 from cyborg.api.resource import Resource
 from cyborg.core.errors import (
+    Conflict,
     CyborgError,
     Forbidden,
     Invalid,
@@ -29,6 +30,7 @@ from cyborg.db.read.paging import Row
 
 NAME = "accelerator_requests"
 KEY = "arqs"
+PATHS = ("/hostname", "/device_rp_uuid", "/instance_uuid", "/project_id")
 PROJECT_SINCE = (2, 1)
 
 
@@ -64,7 +66,17 @@ class NewAcceleratorRequests(wtypes.Base):  # type: ignore[misc]
     device_profile_name = wtypes.wsattr(types.Text(65536, lines=True), mandatory=True)
 
 
-Patch = types.Checked("map of request uuid to JSON patch operations", parse_patch)
+class PatchOperation(wtypes.Base):  # type: ignore[misc]
+    """One operation of a JSON patch: all of a body add, or all remove."""
+
+    path = wtypes.wsattr(types.OneOf(*PATHS), mandatory=True)
+    op = wtypes.wsattr(types.OneOf("add", "remove"), mandatory=True)
+    value = wtypes.wsattr(types.Text())
+
+
+Patch = types.Checked(
+    "map of request uuid to JSON patch operations", parse_patch, {str: [PatchOperation]}
+)
 
 
 def show(call: Call, row: Row) -> dict[str, Any]:
@@ -80,6 +92,7 @@ class Controller(Resource):
         answer=AcceleratorRequests,
         query={"instance": types.Uuid(), "bind_state": types.OneOf("resolved")},
         paged=True,
+        raises=(Unresolved,),
     )
     def find(self, call: Call, instance: str | None, bind_state: str | None, page: Asked) -> Any:
         """List requests; of an instance and resolved, only if not one of them is undecided."""
@@ -95,7 +108,12 @@ class Controller(Resource):
             )
         return call.collection(KEY, show, found, NAME)
 
-    @operation(rule="cyborg:arq:get_one", answer=AcceleratorRequest, path={"uuid": types.Uuid()})
+    @operation(
+        rule="cyborg:arq:get_one",
+        answer=AcceleratorRequest,
+        path={"uuid": types.Uuid()},
+        raises=(NotFound,),
+    )
     def get(self, call: Call, uuid: str) -> Any:
         """Show one request."""
         with self.desk.reader.connect() as connection:
@@ -110,6 +128,7 @@ class Controller(Resource):
         status=201,
         body=NewAcceleratorRequests,
         lenient=True,
+        raises=(NotFound,),
     )
     def create(self, call: Call, body: NewAcceleratorRequests) -> Any:
         """Make one request for each unit of each group of a profile, in the order of the groups."""
@@ -123,7 +142,11 @@ class Controller(Resource):
         return call.collection(KEY, show, (made[KEY], None))
 
     @operation(
-        rule="cyborg:arq:update", status=202, body=Patch, service="binding or unbinding a request"
+        rule="cyborg:arq:update",
+        status=202,
+        body=Patch,
+        service="binding or unbinding a request",
+        raises=(NotFound, Conflict),
     )
     def patch(self, call: Call, body: Sequence[Bind | Unbind]) -> None:
         """Bind requests to an instance, or unbind them: all of them or none."""
@@ -135,6 +158,7 @@ class Controller(Resource):
         path={"uuid": types.Uuid()},
         body=Patch,
         service="binding or unbinding a request",
+        raises=(NotFound, Conflict),
     )
     def patch_one(self, call: Call, uuid: str, body: Sequence[Bind | Unbind]) -> None:
         """Bind or unbind one request."""
@@ -146,6 +170,7 @@ class Controller(Resource):
         rule="cyborg:arq:delete",
         status=204,
         query={"arqs": types.Commas(), "instance": types.Uuid()},
+        raises=(NotFound, Conflict),
     )
     def delete_many(self, call: Call, arqs: tuple[str, ...] | None, instance: str | None) -> None:
         """Delete requests: these, or all those of an instance."""
@@ -160,7 +185,12 @@ class Controller(Resource):
         else:
             self._delete(call, [types.load(types.Uuid(), arq, "arqs") for arq in arqs], None)
 
-    @operation(rule="cyborg:arq:delete", status=204, path={"uuid": types.Uuid()})
+    @operation(
+        rule="cyborg:arq:delete",
+        status=204,
+        path={"uuid": types.Uuid()},
+        raises=(NotFound, Conflict),
+    )
     def delete(self, call: Call, uuid: str) -> None:
         """Delete one request."""
         self._delete(call, [uuid], None)
@@ -173,7 +203,7 @@ class Controller(Resource):
             {key: value for key, value in asdict(wish).items() if value is not None}
             for wish in body
         ]
-        self.desk.conductor.arq_patch(wishes, verb, call.caller.scope)
+        self.desk.conductor.arq_patch(wishes, verb, call.caller.scope, call.caller.reach)
 
     def _delete(self, call: Call, uuids: list[str] | None, instance: str | None) -> None:
         who = call.caller

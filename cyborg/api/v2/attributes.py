@@ -11,7 +11,7 @@ from cyborg.api.call import Call
 from cyborg.api.operation import operation
 from cyborg.api.paging import Asked
 from cyborg.api.resource import Resource
-from cyborg.core.errors import NotFound
+from cyborg.core.errors import Conflict, NotFound
 from cyborg.db.read import attributes as read
 from cyborg.db.read.paging import Row
 
@@ -35,6 +35,14 @@ class Attributes(wtypes.Base):  # type: ignore[misc]
 
     attributes = wtypes.wsattr([Attribute], mandatory=True)
     attributes_links = wtypes.wsattr([types.Link])
+
+
+class NewAttribute(wtypes.Base):  # type: ignore[misc]
+    """The wish for an attribute."""
+
+    deployable_id = wtypes.wsattr(types.Uuid(), mandatory=True)
+    key = wtypes.wsattr(types.Text(shortest=1), mandatory=True)
+    value = wtypes.wsattr(types.Text(shortest=1), mandatory=True)
 
 
 def show(call: Call, row: Row) -> dict[str, Any]:
@@ -61,7 +69,12 @@ class Controller(Resource):
             )
         return call.collection(NAME, show, found)
 
-    @operation(rule="cyborg:attribute:get_one", answer=Attribute, path={"uuid": types.Uuid()})
+    @operation(
+        rule="cyborg:attribute:get_one",
+        answer=Attribute,
+        path={"uuid": types.Uuid()},
+        raises=(NotFound,),
+    )
     def get(self, call: Call, uuid: str) -> Any:
         """Show one attribute."""
         with self.desk.reader.connect() as connection:
@@ -69,3 +82,26 @@ class Controller(Resource):
         if row is None:
             raise NotFound(f"no attribute {uuid}")
         return show(call, row)
+
+    @operation(
+        rule="cyborg:attribute:create",
+        answer=Attribute,
+        status=201,
+        body=NewAttribute,
+        wrapped="attribute",
+        raises=(NotFound, Conflict),
+    )
+    def create(self, call: Call, body: NewAttribute) -> Any:
+        """Give an attribute to a deployable; no report of its agent takes it away."""
+        row = self.desk.conductor.attribute_create(body.deployable_id, body.key, body.value)
+        return show(call, row)
+
+    @operation(
+        rule="cyborg:attribute:delete",
+        status=204,
+        path={"uuid": types.Uuid()},
+        raises=(NotFound,),
+    )
+    def delete(self, call: Call, uuid: str) -> None:
+        """Take an attribute away."""
+        self.desk.conductor.attribute_delete(uuid)

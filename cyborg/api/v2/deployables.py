@@ -12,7 +12,8 @@ from cyborg.api.call import Call
 from cyborg.api.operation import operation
 from cyborg.api.paging import Asked
 from cyborg.api.resource import Resource
-from cyborg.core.errors import NotFound
+from cyborg.core.errors import InUse, NotFound, WrongState
+from cyborg.core.program import PATH, VERB, parse_program
 from cyborg.db.read import deployables as read
 from cyborg.db.read.paging import Row
 
@@ -44,6 +45,23 @@ class Deployables(wtypes.Base):  # type: ignore[misc]
     deployables_links = wtypes.wsattr([types.Link])
 
 
+class Image(wtypes.Base):  # type: ignore[misc]
+    """An image of the image service."""
+
+    image_uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
+
+
+class ProgramOperation(wtypes.Base):  # type: ignore[misc]
+    """The operation of a JSON patch that loads an image."""
+
+    path = wtypes.wsattr(types.OneOf(PATH), mandatory=True)
+    op = wtypes.wsattr(types.OneOf(VERB), mandatory=True)
+    value = wtypes.wsattr([Image], mandatory=True)
+
+
+Program = types.Checked("one JSON patch operation", parse_program, [ProgramOperation])
+
+
 def show(call: Call, row: Row) -> dict[str, Any]:
     """Return a deployable as JSON."""
     return call.dump(
@@ -68,9 +86,41 @@ class Controller(Resource):
             found = page.read(lambda part: read.find(connection, page=part))
         return call.collection(NAME, show, found)
 
-    @operation(rule="cyborg:deployable:get_one", answer=Deployable, path={"uuid": types.Uuid()})
+    @operation(
+        rule="cyborg:deployable:get_one",
+        answer=Deployable,
+        path={"uuid": types.Uuid()},
+        raises=(NotFound,),
+    )
     def get(self, call: Call, uuid: str) -> Any:
         """Show one deployable."""
+        return self._show(call, uuid)
+
+    @operation(
+        rule="cyborg:deployable:program",
+        answer=Deployable,
+        path={"uuid": types.Uuid()},
+        body=Program,
+        raises=(NotFound, InUse, WrongState),
+    )
+    def program(self, call: Call, uuid: str, body: str) -> Any:
+        """Have an image loaded; the answer comes before that is done."""
+        self.desk.conductor.deployable_program(uuid, body)
+        return self._show(call, uuid)
+
+    @operation(
+        rule="cyborg:deployable:program",
+        answer=Deployable,
+        path={"uuid": types.Uuid(), "again": types.Key()},
+        body=Program,
+        raises=(NotFound, InUse, WrongState),
+    )
+    def program_again(self, call: Call, uuid: str, again: str, body: str) -> Any:
+        """Do the same as without the last part of the path, which openstacksdk adds."""
+        self.desk.conductor.deployable_program(uuid, body)
+        return self._show(call, uuid)
+
+    def _show(self, call: Call, uuid: str) -> Any:
         with self.desk.reader.connect() as connection:
             row = read.get(connection, uuid)
         if row is None:

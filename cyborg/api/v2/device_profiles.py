@@ -11,7 +11,7 @@ from cyborg.api.call import Call
 from cyborg.api.operation import operation
 from cyborg.api.paging import Asked
 from cyborg.api.resource import Resource
-from cyborg.core.errors import Invalid, NotFound
+from cyborg.core.errors import Conflict, InUse, Invalid, NotFound
 from cyborg.core.profile import parse_groups, parse_name
 from cyborg.db.read import device_profiles as read
 from cyborg.db.read.paging import Row
@@ -51,8 +51,8 @@ class OneDeviceProfile(wtypes.Base):  # type: ignore[misc]
 class NewDeviceProfile(wtypes.Base):  # type: ignore[misc]
     """The wish for a device profile."""
 
-    name = wtypes.wsattr(types.Checked("name", parse_name), mandatory=True)
-    groups = wtypes.wsattr(types.Checked("groups", _groups), mandatory=True)
+    name = wtypes.wsattr(types.Checked("name", parse_name, types.Text(shortest=1)), mandatory=True)
+    groups = wtypes.wsattr(types.Checked("groups", _groups, [{str: str}]), mandatory=True)
     uuid = wtypes.wsattr(types.Uuid())
     description = wtypes.wsattr(types.Text(4096, lines=True))
 
@@ -78,7 +78,10 @@ class Controller(Resource):
         return call.collection(NAME, show, found)
 
     @operation(
-        rule="cyborg:device_profile:get_one", answer=OneDeviceProfile, path={"key": types.Key()}
+        rule="cyborg:device_profile:get_one",
+        answer=OneDeviceProfile,
+        path={"key": types.Key()},
+        raises=(NotFound,),
     )
     def get(self, call: Call, key: str) -> Any:
         """Show the device profile of this uuid or name."""
@@ -94,6 +97,7 @@ class Controller(Resource):
         status=201,
         body=NewDeviceProfile,
         listed=True,
+        raises=(Conflict,),
     )
     def create(self, call: Call, body: NewDeviceProfile) -> Any:
         """Make a device profile."""
@@ -107,14 +111,24 @@ class Controller(Resource):
         )
         return show(call, row)
 
-    @operation(rule="cyborg:device_profile:delete", status=204, query={"value": types.Commas()})
+    @operation(
+        rule="cyborg:device_profile:delete",
+        status=204,
+        query={"value": types.Commas()},
+        raises=(NotFound, InUse),
+    )
     def delete_many(self, call: Call, value: tuple[str, ...] | None) -> None:
         """Delete the device profiles of these uuids or names, all or none."""
         if not value:
             raise Invalid("value: expected the uuids or names of device profiles", field="value")
         self.desk.conductor.device_profile_delete(list(value))
 
-    @operation(rule="cyborg:device_profile:delete", status=204, path={"key": types.Key()})
+    @operation(
+        rule="cyborg:device_profile:delete",
+        status=204,
+        path={"key": types.Key()},
+        raises=(NotFound, InUse),
+    )
     def delete(self, call: Call, key: str) -> None:
         """Delete the device profile of this uuid or name."""
         self.desk.conductor.device_profile_delete([key])

@@ -83,7 +83,12 @@ class Controller(Resource):
             found = page.read(lambda part: read.find(connection, page=part, **wanted))
         return call.collection(NAME, show, found)
 
-    @operation(rule="cyborg:device:get_one", answer=DeviceWithStatus, path={"uuid": types.Key()})
+    @operation(
+        rule="cyborg:device:get_one",
+        answer=DeviceWithStatus,
+        path={"uuid": types.Key()},
+        raises=(NotFound,),
+    )
     def get(self, call: Call, uuid: str) -> Any:
         """Show one device."""
         with self.desk.reader.connect() as connection:
@@ -92,12 +97,22 @@ class Controller(Resource):
             raise NotFound(f"no device {uuid}")
         return show(call, row)
 
-    @operation(rule="cyborg:device:enable", status=204, path={"uuid": types.Key()})
+    @operation(
+        rule="cyborg:device:enable",
+        status=204,
+        path={"uuid": types.Key()},
+        raises=(NotFound,),
+    )
     def enable(self, call: Call, uuid: str) -> None:
         """Open a device to new requests."""
         self._set(uuid, "enabled")
 
-    @operation(rule="cyborg:device:disable", status=204, path={"uuid": types.Key()})
+    @operation(
+        rule="cyborg:device:disable",
+        status=204,
+        path={"uuid": types.Key()},
+        raises=(NotFound,),
+    )
     def disable(self, call: Call, uuid: str) -> None:
         """Close a device to new requests; what is bound stays bound."""
         self._set(uuid, "maintaining")

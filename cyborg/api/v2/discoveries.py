@@ -64,6 +64,7 @@ class Controller(Resource):
         status=202,
         body=NewDiscovery,
         optional=True,
+        raises=(NotFound,),
     )
     def create(self, call: Call, body: NewDiscovery) -> Any:
         """Have backends look again, and answer at once."""
@@ -76,6 +77,7 @@ class Controller(Resource):
         since=SINCE,
         answer=Discovery,
         path={"uuid": types.Uuid()},
+        raises=(NotFound,),
     )
     def get(self, call: Call, uuid: str) -> Any:
         """Show a discovery with its parts."""

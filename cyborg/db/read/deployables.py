@@ -19,7 +19,7 @@ from cyborg.db.schema import deployables as table
 
 _parents = table.alias("parents")
 _roots = table.alias("roots")
-_HIDDEN = ("device_id", "parent_id", "root_id")
+_HIDDEN = ("device_id", "parent_id", "root_id", "job_id")
 COLUMNS = [
     *(column for column in table.c if column.name not in _HIDDEN),
     _parents.c.uuid.label("parent_uuid"),

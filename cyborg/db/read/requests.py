@@ -17,7 +17,7 @@ from cyborg.db.read.paging import Page, Row
 from cyborg.db.schema import attach_handles as handles
 from cyborg.db.schema import requests as table
 
-_HIDDEN = ("id", "profile_id", "instance_slot")
+_HIDDEN = ("id", "profile_id", "instance_slot", "job_id", "owner_known", "orphan_since")
 COLUMNS = [
     *(column for column in table.c if column.name not in _HIDDEN),
     sa.func.coalesce(handles.c.type, "").label("attach_handle_type"),

@@ -4,13 +4,18 @@
 A claim is one UPDATE guarded by "nobody owns it", a release one UPDATE guarded by the owner. The
 column is UNIQUE, so a handle has at most one owner and an owner at most one handle whatever the
 code above does.
+
+A handle is free when nobody owns it, it does not drain and its host has not prepared it: one that
+was prepared and has no owner is dirty, and a job cleans it before anybody gets it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
 
 import sqlalchemy as sa
 from oslo_utils import timeutils
 
+from cyborg.core.device import Health
 from cyborg.db.schema import attach_handles as handles
 from cyborg.db.schema import deployables, devices
 from cyborg.db.schema import providers as publishing
@@ -19,13 +24,19 @@ from cyborg.db.schema import providers as publishing
 def providers(tx: sa.Connection, uuids: Collection[str]) -> Sequence[sa.RowMapping]:
     """Return what decides whether a provider's handles may be given out, one row a provider.
 
-    Keys: deployable_id, provider (its uuid), host, resource_class, traits, device_status, health,
-    setup_required, reboot_required, draining (of the device or of this part of it).
+    Keys: deployable_id, provider (its uuid), address, device, backend, host, resource_class,
+    traits, abilities, device_status, health, setup_required, reboot_required, programming (a job
+    has it), draining (of the device or of this part of it).
     """
     query = (
         sa.select(
             deployables.c.id.label("deployable_id"),
             deployables.c.rp_uuid.label("provider"),
+            deployables.c.address,
+            deployables.c.job_id.is_not(None).label("programming"),
+            devices.c.address.label("device"),
+            devices.c.backend,
+            devices.c.abilities,
             deployables.c.resource_class,
             deployables.c.traits,
             sa.or_(deployables.c.draining, devices.c.draining).label("draining"),
@@ -45,7 +56,7 @@ def providers(tx: sa.Connection, uuids: Collection[str]) -> Sequence[sa.RowMappi
 def lock_free(
     tx: sa.Connection, deployable_id: int, limit: int, *, wait: bool
 ) -> Sequence[sa.RowMapping]:
-    """Return id and uuid of up to ``limit`` handles that are free, locked until the end.
+    """Return id, uuid and address of up to ``limit`` free handles, locked until the end.
 
     Without ``wait``, handles that another transaction holds are passed over, so that claims at the
     same time take different handles and none queues for another. What is then missing may still be
@@ -53,12 +64,11 @@ def lock_free(
     A database without row locks (SQLite) lets one writer in at a time and needs neither.
     """
     query = (
-        sa.select(handles.c.id, handles.c.uuid)
-        .where(
-            handles.c.deployable_id == deployable_id,
-            handles.c.request_id.is_(None),
-            sa.not_(handles.c.draining),
-        )
+        sa.select(handles.c.id, handles.c.uuid, handles.c.address)
+        # MariaDB would rather filter the deployable's handles by the free ones of the whole cloud.
+        # That grows with the cloud, and locks on the way what others then pass over.
+        .with_hint(handles, f"FORCE INDEX ({_BY_OWNER})", "mysql")
+        .where(handles.c.deployable_id == deployable_id, *_FREE)
         .limit(limit)
         .with_for_update(skip_locked=not wait)
     )
@@ -70,14 +80,16 @@ def lock_free(
 def census(tx: sa.Connection, deployable_ids: Collection[int]) -> Sequence[sa.RowMapping]:
     """Return every handle of the deployables with what speaks against it, to explain a refusal.
 
-    Keys: id, uuid, deployable_id, taken, draining.
+    Keys: id, uuid, deployable_id, taken, dirty, draining.
     """
+    owned = handles.c.request_id.is_not(None)
     query = (
         sa.select(
             handles.c.id,
             handles.c.uuid,
             handles.c.deployable_id,
-            handles.c.request_id.is_not(None).label("taken"),
+            owned.label("taken"),
+            sa.and_(handles.c.prepared, sa.not_(owned)).label("dirty"),
             handles.c.draining,
         )
         .where(handles.c.deployable_id.in_(deployable_ids))
@@ -86,58 +98,92 @@ def census(tx: sa.Connection, deployable_ids: Collection[int]) -> Sequence[sa.Ro
     return tx.execute(query).mappings().all()
 
 
-def claim(tx: sa.Connection, owners: Mapping[int, int]) -> int:
-    """Give each handle (by id) to a request (by id); return how many were free to be given."""
+def claim(tx: sa.Connection, owners: Mapping[int, int], *, prepare: bool) -> int:
+    """Give each handle (by id) to a request (by id); return how many could be given.
+
+    With ``prepare`` they are marked as prepared from now on: whatever becomes of the host work,
+    they are cleaned before another gets them. The guard looks at the device once more, so that one
+    which was closed since the candidates were read gives nothing out.
+    """
     return tx.execute(
         sa.update(handles)
-        .where(
-            handles.c.id.in_(sorted(owners)),
-            handles.c.request_id.is_(None),
-            sa.not_(handles.c.draining),
-        )
-        .values(request_id=sa.case(owners, value=handles.c.id))
+        .where(handles.c.id.in_(sorted(owners)), *_FREE, _OPEN)
+        .values(request_id=sa.case(owners, value=handles.c.id), prepared=prepare)
     ).rowcount
 
 
-def release(tx: sa.Connection, request_ids: Collection[int]) -> int:
-    """Take back the handles of requests, which the caller has locked; return how many there were.
+def release(tx: sa.Connection, request_ids: Collection[int]) -> Sequence[sa.RowMapping]:
+    """Take back the handles of requests, which the caller has locked; return the dirty ones.
 
-    One that was only kept because it was owned stays, draining and without an owner, until the next
-    report removes it (``services.ask_again`` asks for one); its provider is marked stale.
+    Keys: id, address, deployable (address), device (address), backend, host. One that was only kept
+    because it was owned stays, draining and without an owner, until the next report removes it
+    (``services.ask_again`` asks for one); its provider is marked stale.
     """
+    mine = handles.c.request_id.in_(request_ids)
+    plain = sa.and_(sa.not_(handles.c.prepared), sa.not_(handles.c.draining))
+    freed = tx.execute(sa.update(handles).where(mine, plain).values(request_id=None)).rowcount
+    if freed == len(request_ids):
+        return []
     query = (
         sa.select(
             handles.c.id,
+            handles.c.address,
+            handles.c.prepared,
+            handles.c.draining,
+            deployables.c.address.label("deployable"),
             deployables.c.rp_uuid,
-            sa.or_(handles.c.draining, deployables.c.draining, devices.c.draining).label("gone"),
+            devices.c.address.label("device"),
+            devices.c.backend,
+            devices.c.host,
         )
         .join(deployables, deployables.c.id == handles.c.deployable_id)
         .join(devices, devices.c.id == deployables.c.device_id)
-        .where(handles.c.request_id.in_(request_ids))
+        .where(mine)
+        .order_by(handles.c.id)
     )
     held = tx.execute(query).mappings().all()
     if not held:
-        return 0
-    freed = tx.execute(
+        return []
+    tx.execute(
         sa.update(handles)
-        .where(
-            handles.c.id.in_(sorted(row["id"] for row in held)),
-            handles.c.request_id.in_(request_ids),
-        )
+        .where(handles.c.id.in_([row["id"] for row in held]), mine)
         .values(request_id=None)
-    ).rowcount
-    if gone := [row for row in held if row["gone"]]:
-        _stale(tx, {row["rp_uuid"] for row in gone})
-    return freed
+    )
+    if gone := {row["rp_uuid"] for row in held if row["draining"]}:
+        stale(tx, gone, timeutils.utcnow())
+    return [row for row in held if row["prepared"]]
 
 
-def _stale(tx: sa.Connection, uuids: Collection[str]) -> None:
+def stale(tx: sa.Connection, uuids: Collection[str], now: datetime) -> None:
     """Have the publisher look at providers again."""
     tx.execute(
         sa.update(publishing)
         .where(publishing.c.uuid.in_(sorted(uuids)))
         .values(
             revision=publishing.c.revision + 1,
-            stale_since=sa.func.coalesce(publishing.c.stale_since, timeutils.utcnow()),
+            stale_since=sa.func.coalesce(publishing.c.stale_since, now),
         )
     )
+
+
+_BY_OWNER = "ix_attach_handles_deployable_id_request_id"
+_FREE = (
+    handles.c.request_id.is_(None),
+    sa.not_(handles.c.prepared),
+    sa.not_(handles.c.draining),
+)
+_OPEN = sa.exists(
+    sa.select(deployables.c.id)
+    .join(devices, devices.c.id == deployables.c.device_id)
+    .where(
+        deployables.c.id == handles.c.deployable_id,
+        deployables.c.job_id.is_(None),
+        sa.not_(deployables.c.draining),
+        sa.not_(devices.c.draining),
+        devices.c.status == "enabled",
+        devices.c.health != Health.UNHEALTHY,
+        sa.not_(devices.c.setup_required),
+        sa.not_(devices.c.reboot_required),
+    )
+)
+"""The device may give something out: the guard of a claim, as ``core.choosing.refusals`` has it."""

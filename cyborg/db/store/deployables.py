@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from cyborg.core import names
 from cyborg.core.device import Deployable
-from cyborg.db.schema import attach_handles, deployables, devices
+from cyborg.db.schema import attach_handles, deployables, devices, jobs
 from cyborg.db.store import bulk
 
 
@@ -130,8 +130,8 @@ def desired(tx: sa.Connection, providers: Collection[str]) -> Sequence[sa.RowMap
     """Return what decides how these providers, by uuid, should look; none for one that must go.
 
     Keys: uuid, name, parent (provider uuid or None), resource_class, traits, total (handles that
-    are of use or in use), draining (of the part or its device), device_status, health,
-    setup_required, reboot_required.
+    are of use or in use), stuck (those of them that cannot be cleaned at present), programming,
+    draining (of the part or its device), device_status, health, setup_required, reboot_required.
     """
     parents = deployables.alias("parents")
     total = (
@@ -139,6 +139,18 @@ def desired(tx: sa.Connection, providers: Collection[str]) -> Sequence[sa.RowMap
         .where(
             attach_handles.c.deployable_id == deployables.c.id,
             sa.or_(sa.not_(attach_handles.c.draining), attach_handles.c.request_id.is_not(None)),
+        )
+        .scalar_subquery()
+    )
+    stuck = (
+        sa.select(sa.func.count())
+        .select_from(attach_handles)
+        .join(jobs, jobs.c.id == attach_handles.c.job_id)
+        .where(
+            attach_handles.c.deployable_id == deployables.c.id,
+            attach_handles.c.request_id.is_(None),
+            sa.not_(attach_handles.c.draining),
+            jobs.c.error.is_not(None),
         )
         .scalar_subquery()
     )
@@ -150,6 +162,8 @@ def desired(tx: sa.Connection, providers: Collection[str]) -> Sequence[sa.RowMap
             deployables.c.resource_class,
             deployables.c.traits,
             total.label("total"),
+            stuck.label("stuck"),
+            deployables.c.job_id.is_not(None).label("programming"),
             sa.or_(deployables.c.draining, devices.c.draining).label("draining"),
             devices.c.status.label("device_status"),
             devices.c.health,

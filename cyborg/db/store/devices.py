@@ -7,6 +7,7 @@ from uuid import uuid4
 
 import sqlalchemy as sa
 
+from cyborg.core import wire
 from cyborg.core.device import Device, DeviceType, Health
 from cyborg.db.schema import devices
 from cyborg.db.store import bulk
@@ -32,6 +33,7 @@ def value(row: Mapping[Any, Any]) -> Device:
         health=Health(row["health"]),
         setup_required=row["setup_required"],
         reboot_required=row["reboot_required"],
+        abilities=wire.load_abilities(row["abilities"]),
     )
 
 
@@ -48,6 +50,7 @@ def _reported(device: Device) -> dict[str, Any]:
         "health": str(device.health),
         "setup_required": device.setup_required,
         "reboot_required": device.reboot_required,
+        "abilities": sorted(device.abilities),
         "draining": False,
     }
 

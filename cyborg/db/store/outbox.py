@@ -3,9 +3,11 @@
 
 A row is ``pending`` until it is delivered, which deletes it, or ``dead`` after too many failures,
 which keeps it with its error for the operator. A lease says who delivers it now; when the lease
-ends, anyone may.
+ends, anyone may. What is told of one subject is told in the order in which it was written: nobody
+gets a row before he has those of its subject that are older.
 """
 
+import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -18,12 +20,22 @@ from cyborg.db.schema import outbox
 PENDING = "pending"
 DEAD = "dead"
 
+Message = tuple[str, str, Mapping[str, Any]]
+"""A kind, a subject and a payload."""
+
+_alike = outbox.alias("alike")
+
 
 def add(tx: sa.Connection, kind: str, messages: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
     """Promise messages, each a subject and a payload, in the transaction that calls for them."""
+    add_all(tx, [(kind, subject, payload) for subject, payload in messages])
+
+
+def add_all(tx: sa.Connection, messages: Iterable[Message]) -> None:
+    """Promise messages of any kinds in one statement, or none in no statement."""
     rows = [
         {"uuid": str(uuid4()), "kind": kind, "subject": subject, "payload": dict(payload)}
-        for subject, payload in messages
+        for kind, subject, payload in messages
     ]
     if rows:
         tx.execute(sa.insert(outbox), rows)
@@ -32,30 +44,68 @@ def add(tx: sa.Connection, kind: str, messages: Iterable[tuple[str, Mapping[str,
 def lease(
     tx: sa.Connection, kind: str, *, owner: str, now: datetime, until: datetime, limit: int
 ) -> Sequence[sa.RowMapping]:
-    """Take up to ``limit`` messages that are due, the longest due first; return their rows.
+    """Take about ``limit`` messages that are due, the longest due first; return their rows.
 
-    What another owner leases is left alone until the lease ends. ``owner`` must be new at each
-    call: it is how the rows are told from those of an earlier lease of the same conductor.
+    The rows are in the order of writing. A message that is due brings those of its subject along
+    that are older, due or not. What another owner leases is left alone until the lease ends, and
+    so is what was written after it. ``owner`` must be new at each call: it is how the rows are told
+    from those of an earlier lease of the same conductor.
     """
-    due = sa.and_(
-        outbox.c.kind == kind,
-        outbox.c.state == PENDING,
-        outbox.c.next_try_at <= now,
-        sa.or_(outbox.c.lease_until.is_(None), outbox.c.lease_until < now),
+    free = sa.or_(outbox.c.lease_until.is_(None), outbox.c.lease_until < now)
+    due = _by_subject(_lock(tx, kind, outbox.c.next_try_at <= now, free, limit=limit))
+    ready = {subject: _ready(rows, now) for subject, rows in due.items()}
+    # The limit may have come between messages of one subject.
+    cut = sum(map(len, due.values())) == limit
+    torn = sorted(s for s, rows in due.items() if cut or len(ready[s]) < len(rows))
+    if torn:
+        whole = _by_subject(_lock(tx, kind, outbox.c.subject.in_(torn)))
+        ready |= {subject: _ready(whole.get(subject, ()), now) for subject in torn}
+    chosen = [rows for rows in ready.values() if any(row["next_try_at"] <= now for row in rows)]
+    taken = sorted(itertools.chain.from_iterable(chosen), key=lambda row: int(row["id"]))
+    if taken:
+        mine = outbox.c.id.in_([row["id"] for row in taken])
+        tx.execute(sa.update(outbox).where(mine).values(owner=owner, lease_until=until))
+    return taken
+
+
+def _lock(
+    tx: sa.Connection, kind: str, *which: sa.ColumnElement[bool], limit: int | None = None
+) -> Sequence[sa.RowMapping]:
+    """Lock pending messages that nobody else has locked; ``older`` counts those of the subject."""
+    older = (
+        sa.select(sa.func.count())
+        .where(
+            _alike.c.subject == outbox.c.subject,
+            _alike.c.kind == outbox.c.kind,
+            _alike.c.state == PENDING,
+            _alike.c.id < outbox.c.id,
+        )
+        .scalar_subquery()
     )
-    ids = tx.scalars(
-        sa.select(outbox.c.id)
-        .where(due)
-        .order_by(outbox.c.next_try_at, outbox.c.id)
-        .limit(limit)
-        .with_for_update(skip_locked=True)
-    ).all()
-    if not ids:
-        return []
-    taken = sa.update(outbox).where(outbox.c.id.in_(sorted(ids)), due)
-    tx.execute(taken.values(owner=owner, lease_until=until))
-    mine = sa.select(outbox).where(outbox.c.owner == owner, outbox.c.id.in_(ids))
-    return tx.execute(mine.order_by(outbox.c.id)).mappings().all()
+    query = sa.select(outbox, older.label("older")).where(
+        outbox.c.kind == kind, outbox.c.state == PENDING, *which
+    )
+    if limit is None:
+        query = query.order_by(outbox.c.id)
+    else:
+        query = query.order_by(outbox.c.next_try_at, outbox.c.id).limit(limit)
+    return tx.execute(query.with_for_update(skip_locked=True)).mappings().all()
+
+
+def _by_subject(rows: Iterable[sa.RowMapping]) -> dict[str, list[sa.RowMapping]]:
+    ordered = sorted(rows, key=lambda row: (str(row["subject"]), int(row["id"])))
+    groups = itertools.groupby(ordered, key=lambda row: str(row["subject"]))
+    return {subject: list(group) for subject, group in groups}
+
+
+def _ready(rows: Iterable[sa.RowMapping], now: datetime) -> list[sa.RowMapping]:
+    """Return a subject's messages, by id, up to the first that has to wait for an older one."""
+    ready: list[sa.RowMapping] = []
+    for row in rows:
+        if row["older"] != len(ready) or (row["lease_until"] or datetime.min) >= now:
+            break
+        ready.append(row)
+    return ready
 
 
 def done(tx: sa.Connection, owner: str, ids: Collection[int]) -> int:
@@ -88,8 +138,36 @@ def failed(
     ).rowcount
 
 
-def give_back(tx: sa.Connection, owner: str) -> int:
-    """End a lease early: what it covers and was not tried is anyone's at once."""
-    return tx.execute(
-        sa.update(outbox).where(outbox.c.owner == owner).values(owner=None, lease_until=None)
-    ).rowcount
+def give_back(tx: sa.Connection, owner: str, ids: Collection[int] | None = None) -> int:
+    """End a lease early, of these rows or of all: each is anyone's when it is due."""
+    mine = outbox.c.owner == owner
+    if ids is not None:
+        mine = sa.and_(mine, outbox.c.id.in_(sorted(ids)))
+    return tx.execute(sa.update(outbox).where(mine).values(owner=None, lease_until=None)).rowcount
+
+
+def retry(tx: sa.Connection, uuid: str, now: datetime) -> bool:
+    """Make a dead message pending and due, as if it had never failed; tell whether it was dead."""
+    dead = sa.and_(outbox.c.uuid == uuid, outbox.c.state == DEAD)
+    values = {"state": PENDING, "attempts": 0, "next_try_at": now}
+    return tx.execute(sa.update(outbox).where(dead).values(values)).rowcount == 1
+
+
+def delete(tx: sa.Connection, uuid: str) -> bool:
+    """Forget a dead message; tell whether it was dead."""
+    dead = sa.and_(outbox.c.uuid == uuid, outbox.c.state == DEAD)
+    return tx.execute(sa.delete(outbox).where(dead)).rowcount == 1
+
+
+def state_of(tx: sa.Connection, uuid: str) -> str | None:
+    """Return the state of a message, None when there is none."""
+    return tx.scalar(sa.select(outbox.c.state).where(outbox.c.uuid == uuid))
+
+
+def purge(tx: sa.Connection, before: datetime, limit: int) -> int:
+    """Forget messages that have been dead since before ``before``; return how many."""
+    old = sa.and_(outbox.c.state == DEAD, outbox.c.updated_at < before)
+    ids = tx.scalars(sa.select(outbox.c.id).where(old).limit(limit)).all()
+    if not ids:
+        return 0
+    return tx.execute(sa.delete(outbox).where(outbox.c.id.in_(ids), old)).rowcount

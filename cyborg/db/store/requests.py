@@ -11,8 +11,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from cyborg.core.job import JobState
 from cyborg.core.states import RequestState, Step, sources
-from cyborg.db.schema import requests
+from cyborg.db.schema import jobs, requests
 
 
 def insert_all(tx: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -37,21 +38,59 @@ def lock_of_instance(
     return _locked(tx, requests.c.instance_uuid == instance, scope)
 
 
-def _locked(
-    tx: sa.Connection, which: sa.ColumnElement[bool], scope: str | None
+def lock_of_jobs(tx: sa.Connection, ids: Collection[int]) -> Sequence[sa.RowMapping]:
+    """Return the requests whose bind waits for these jobs, locked until the end."""
+    return _locked(tx, requests.c.job_id.in_(ids), None)
+
+
+def lock_stranded(tx: sa.Connection, limit: int) -> Sequence[sa.RowMapping]:
+    """Return requests that are BindStarted and whom no open job serves, locked until the end."""
+    open_ = sa.exists().where(jobs.c.id == requests.c.job_id, jobs.c.state == JobState.OPEN)
+    ids = tx.scalars(
+        sa.select(requests.c.id)
+        .where(requests.c.state == RequestState.BIND_STARTED, sa.not_(open_))
+        .limit(limit)
+    ).all()
+    # Looked at again under the lock: a bind may just have ended.
+    mine = sa.and_(requests.c.id.in_(ids), requests.c.state == RequestState.BIND_STARTED)
+    return _locked(tx, mine, None) if ids else []
+
+
+def lock_to_bind(
+    tx: sa.Connection, uuids: Collection[str], instance: str, scope: str | None = None
 ) -> Sequence[sa.RowMapping]:
-    query = sa.select(requests).where(which).order_by(requests.c.id).with_for_update()
+    """Return the requests of these uuids as ``lock`` does, each row with one more key: ``others``.
+
+    That is how many requests the instance has beside these. One that appears after this statement
+    is met by the key of the instance's places.
+    """
+    other = requests.alias("other")
+    others = (
+        sa.select(sa.func.count())
+        .where(other.c.instance_uuid == instance, other.c.uuid.not_in(uuids))
+        .scalar_subquery()
+    )
+    return _locked(tx, requests.c.uuid.in_(uuids), scope, others.label("others"))
+
+
+def _locked(
+    tx: sa.Connection,
+    which: sa.ColumnElement[bool],
+    scope: str | None,
+    *more: sa.ColumnElement[Any],
+) -> Sequence[sa.RowMapping]:
+    query = sa.select(requests, *more).where(which).order_by(requests.c.id).with_for_update()
     if scope is not None:
         query = query.where(requests.c.project_id == scope)
     return tx.execute(query).mappings().all()
 
 
 def others_of_instance(
-    tx: sa.Connection, instance: str, ids: Collection[int]
+    tx: sa.Connection, instance: str, uuids: Collection[str]
 ) -> Sequence[sa.RowMapping]:
-    """Return uuid and state of a few requests of the instance that are not among ``ids``."""
+    """Return uuid and state of a few requests of the instance that are not among ``uuids``."""
     query = sa.select(requests.c.uuid, requests.c.state).where(
-        requests.c.instance_uuid == instance, requests.c.id.not_in(ids)
+        requests.c.instance_uuid == instance, requests.c.uuid.not_in(uuids)
     )
     return tx.execute(query.limit(3)).mappings().all()
 
@@ -64,17 +103,22 @@ def bind(
     hostname: str,
     instance: str,
     first_slot: int,
+    state: RequestState,
+    owner_known: bool,
 ) -> int:
-    """Mark requests Bound to the provider of each, and return how many were in a state for it.
+    """Give requests to the provider of each, and return how many were in a state for it.
 
-    ``providers`` maps request ids to provider uuids; ``projects`` names the project of those whose
-    owner changes with the bind. The requests take the instance's places from ``first_slot`` on.
-    Raises oslo.db's DBDuplicateEntry when another bind for the instance has taken one of them.
+    ``state`` is Bound, or BindStarted when host work follows. ``providers`` maps request ids to
+    provider uuids; ``projects`` names the project of those whose owner changes with the bind. The
+    requests take the instance's places from ``first_slot`` on. Raises oslo.db's DBDuplicateEntry
+    when another bind for the instance has taken one of them.
     """
     ids = sorted(providers)
     values: dict[str, Any] = {
-        "state": RequestState.BOUND,
+        "state": state,
         "hostname": hostname,
+        "owner_known": owner_known,
+        "orphan_since": None,
         "instance_uuid": instance,
         "device_rp_uuid": _each(providers),
         "instance_slot": _each({id_: first_slot + n for n, id_ in enumerate(ids)}),
@@ -86,6 +130,19 @@ def bind(
     return _step(tx, Step.START, ids, values)
 
 
+def finish_bind(tx: sa.Connection, ids: Collection[int]) -> int:
+    """Mark requests Bound whose host work is done; return how many were in a state for it."""
+    values = {"state": RequestState.BOUND, "job_id": None}
+    return _step(tx, Step.BIND, ids, values, requests.c.state == RequestState.BIND_STARTED)
+
+
+def fail_bind(tx: sa.Connection, ids: Collection[int]) -> int:
+    """Mark requests BindFailed, still of their instance; return how many were in a state for it."""
+    if not ids:
+        return 0
+    return _step(tx, Step.FAIL_BIND, ids, {"state": RequestState.BIND_FAILED, "job_id": None})
+
+
 def unbind(tx: sa.Connection, ids: Collection[int]) -> int:
     """Mark requests Unbound, of no host and no instance; return how many were in a state for it."""
     values: dict[str, Any] = {
@@ -94,6 +151,9 @@ def unbind(tx: sa.Connection, ids: Collection[int]) -> int:
         "device_rp_uuid": None,
         "instance_uuid": None,
         "instance_slot": None,
+        "job_id": None,
+        "orphan_since": None,
+        "owner_known": True,
     }
     return _step(tx, Step.UNBIND, ids, values)
 
@@ -107,11 +167,17 @@ def delete(tx: sa.Connection, ids: Collection[int]) -> int:
     ).rowcount
 
 
-def _step(tx: sa.Connection, step: Step, ids: Collection[int], values: Mapping[str, Any]) -> int:
+def _step(
+    tx: sa.Connection,
+    step: Step,
+    ids: Collection[int],
+    values: Mapping[str, Any],
+    *more: sa.ColumnElement[bool],
+) -> int:
     allowed = sources(step)
     return tx.execute(
         sa.update(requests)
-        .where(requests.c.id.in_(ids), requests.c.state.in_(allowed))
+        .where(requests.c.id.in_(ids), requests.c.state.in_(allowed), *more)
         .values(**values)
     ).rowcount
 

@@ -92,6 +92,13 @@ def accept(
     return int(tx.execute(sa.select(services.c.id).where(mine)).scalar_one())
 
 
+def last_seen(tx: sa.Connection, host: str) -> datetime | None:
+    """Return when the agent of a host spoke last, None when it never did."""
+    mine = sa.and_(services.c.binary == AGENT, services.c.host == host)
+    seen: datetime | None = tx.execute(sa.select(services.c.last_seen_at).where(mine)).scalar()
+    return seen
+
+
 def ask_again(tx: sa.Connection) -> int:
     """Have the hosts report again that still keep drained handles which nobody owns any longer.
 

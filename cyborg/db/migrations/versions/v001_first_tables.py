@@ -44,11 +44,19 @@ def upgrade() -> None:
         sa.Column("reboot_required", sa.Boolean(), nullable=False),
         sa.Column("status", sa.String(32), nullable=False),
         sa.Column("draining", sa.Boolean(), nullable=False),
+        sa.Column("abilities", sa.JSON(), nullable=False),
         _unique("devices", "uuid"),
         _unique("devices", "host", "address"),
     )
     _index("devices", "type")
     _index("devices", "vendor")
+    _table(
+        "deeds",
+        sa.Column("kind", sa.String(64), nullable=False),
+        sa.Column("count", sa.BigInteger(), nullable=False),
+        sa.Column("last_at", MOMENT, nullable=False),
+        _unique("deeds", "kind"),
+    )
     _table(
         "discoveries",
         sa.Column("uuid", sa.String(36), nullable=False),
@@ -63,6 +71,7 @@ def upgrade() -> None:
         sa.Column("uuid", sa.String(36), nullable=False),
         sa.Column("kind", sa.String(64), nullable=False),
         sa.Column("host", sa.String(255), nullable=False),
+        sa.Column("subject", sa.String(255), nullable=False),
         sa.Column("arguments", sa.JSON(), nullable=False),
         sa.Column("result", sa.JSON()),
         sa.Column("deadline", MOMENT),
@@ -75,6 +84,7 @@ def upgrade() -> None:
         _unique("jobs", "uuid"),
     )
     _index("jobs", "host")
+    _index("jobs", "subject")
     _index("jobs", "state", "next_try_at")
     _table(
         "outbox",
@@ -155,7 +165,9 @@ def upgrade() -> None:
         sa.Column("bitstream_id", sa.String(255)),
         sa.Column("num_accelerators", sa.Integer(), nullable=False),
         sa.Column("draining", sa.Boolean(), nullable=False),
+        sa.Column("job_id", KEY),
         _references("deployables", "device_id", "devices", "CASCADE"),
+        _references("deployables", "job_id", "jobs", "SET NULL"),
         _references("deployables", "parent_id", "deployables", "SET NULL"),
         _references("deployables", "root_id", "deployables", "SET NULL"),
         _unique("deployables", "uuid"),
@@ -163,6 +175,7 @@ def upgrade() -> None:
         _unique("deployables", "rp_uuid"),
     )
     _index("deployables", "device_id")
+    _index("deployables", "job_id")
     _index("deployables", "parent_id")
     _index("deployables", "root_id")
     _table(
@@ -179,11 +192,16 @@ def upgrade() -> None:
         sa.Column("device_rp_uuid", sa.String(36)),
         sa.Column("instance_uuid", sa.String(36)),
         sa.Column("instance_slot", sa.Integer()),
+        sa.Column("job_id", KEY),
+        sa.Column("owner_known", sa.Boolean(), nullable=False),
+        sa.Column("orphan_since", MOMENT),
+        _references("requests", "job_id", "jobs", "RESTRICT"),
         _references("requests", "profile_id", "device_profiles", "RESTRICT"),
         _unique("requests", "uuid"),
         _unique("requests", "instance_uuid", "instance_slot"),
     )
     _index("requests", "device_rp_uuid")
+    _index("requests", "job_id")
     _index("requests", "profile_id")
     _index("requests", "project_id")
     _index("requests", "state")
@@ -196,13 +214,17 @@ def upgrade() -> None:
         sa.Column("info", sa.JSON(), nullable=False),
         sa.Column("request_id", KEY),
         sa.Column("draining", sa.Boolean(), nullable=False),
+        sa.Column("prepared", sa.Boolean(), nullable=False),
+        sa.Column("job_id", KEY),
         _references("attach_handles", "deployable_id", "deployables", "RESTRICT"),
+        _references("attach_handles", "job_id", "jobs", "SET NULL"),
         _references("attach_handles", "request_id", "requests", "RESTRICT"),
         _unique("attach_handles", "uuid"),
         _unique("attach_handles", "deployable_id", "address"),
         _unique("attach_handles", "request_id"),
     )
     _index("attach_handles", "deployable_id", "request_id")
+    _index("attach_handles", "job_id")
     _table(
         "attributes",
         sa.Column("uuid", sa.String(36), nullable=False),

@@ -2,14 +2,16 @@
 """One backend's loop: what a driver returns, raises, or keeps to itself."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from cyborg.agent.backend import Backend
+from cyborg.core.device import Ability
 from cyborg.core.errors import DriverFailed
 from cyborg.core.report import BackendState, BackendStatus
-from cyborg.fixtures.drivers import LONG, Puppet, Told, card
+from cyborg.fixtures.drivers import LONG, Able, Puppet, Told, card
 
 SOON = 0.05
 NEVER = 3600.0
@@ -35,7 +37,7 @@ def make(changed: Told) -> Iterator[Make]:
     yield build
     for backend, driver in made:
         backend.stop()
-        driver.release()
+        driver.free()
         assert backend.join(LONG)
 
 
@@ -48,10 +50,23 @@ def test_it_begins_by_itself(make: Make, changed: Told) -> None:
     driver.hold()
     backend = make(driver)
     assert backend.view.state == state(BackendStatus.DISCOVERING)
-    driver.release()
+    driver.free()
     changed.wait_for()
     assert backend.view.state == state(BackendStatus.READY)
     assert backend.view.devices == (card(),)
+
+
+def test_the_abilities_are_the_backends_whatever_a_device_says(make: Make, changed: Told) -> None:
+    plain, liar = card(), replace(card("0000:02:00.0"), abilities=frozenset(Ability))
+    driver = Able(devices=[plain, liar])
+    driver.able = frozenset({Ability.PREPARES})
+    backend = make(driver)
+    changed.wait_for()
+    assert [device.abilities for device in backend.view.devices] == [driver.able] * 2
+    driver.able = frozenset()
+    backend.rediscover()
+    changed.wait_for(2)
+    assert [device.abilities for device in backend.view.devices] == [frozenset()] * 2
 
 
 def test_it_looks_again_and_again(make: Make) -> None:
@@ -109,7 +124,7 @@ def test_a_driver_that_hangs(make: Make, changed: Told) -> None:
     assert done.wait_for(2)[1] == (late,), "whoever asks meanwhile is told at once"
     assert driver.began == 2, "no other call is made until it returns"
     driver.devices = []
-    driver.release()
+    driver.free()
     changed.wait_for(3)
     driver.wait_for(3)
     assert backend.view.state == state(BackendStatus.READY)
@@ -132,7 +147,7 @@ def test_the_one_in_progress_does_not_count(make: Make, changed: Told) -> None:
     done = Told()
     backend.rediscover(done)
     driver.devices = [card()]
-    driver.release()
+    driver.free()
     done.wait_for()
     assert driver.began == 2
 

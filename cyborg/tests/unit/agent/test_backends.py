@@ -10,6 +10,7 @@ from stevedore import _cache
 
 from cyborg import conf as options
 from cyborg.agent import backends
+from cyborg.core.device import Ability
 from cyborg.core.errors import DriverFailed, Misconfigured
 from cyborg.drivers.fake import FakeDriver
 from cyborg.drivers.generic import GenericDriver
@@ -108,3 +109,23 @@ def test_code_that_cannot_be_imported_is_the_backend_s_error(
     with pytest.raises(DriverFailed, match="broken cannot be loaded: ModuleNotFoundError"):
         broken.discover()
     assert fake.discover()
+
+
+class Boastful(FakeDriver):
+    """Says that it prepares, and cannot."""
+
+    abilities = frozenset(Ability)  # type: ignore[assignment]
+    prepare = None  # type: ignore[assignment]
+
+
+def test_an_ability_without_its_methods_stops_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cyborg.drivers.fake.FakeDriver", Boastful)
+    conf = read(tmp_path, "[agent]\nenabled_backends = f1\n[f1]\ndriver = fake\n")
+    with pytest.raises(
+        Misconfigured,
+        match=r"^\[f1\] driver: found 'fake', which says that it prepares but has not the methods "
+        r"of Prepares; expected a driver that has them$",
+    ):
+        backends.load(conf, tmp_path)

@@ -3,21 +3,25 @@
 
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cyborg.agent.backend import Backend
+from cyborg.agent.checkpoint import Checkpoint
 from cyborg.agent.endpoint import Agent
-from cyborg.core.errors import NotFound
+from cyborg.agent.jobs import Jobs
+from cyborg.core.errors import Invalid, NotFound
 from cyborg.core.report import BackendStatus
-from cyborg.fixtures.drivers import LONG, Puppet, Told, card
+from cyborg.fixtures.drivers import LONG, Able, Puppet, Told, card
 
 SECOND = "0000:02:00.0"
 
 
 @pytest.fixture
 def drivers() -> list[Puppet]:
-    return [Puppet("b0", [card()]), Puppet("b1", [card(SECOND, "b1")])]
+    return [Able("b0", [card()]), Puppet("b1", [card(SECOND, "b1")])]
 
 
 @pytest.fixture
@@ -26,13 +30,23 @@ def outcomes() -> Told:
 
 
 @pytest.fixture
-def agent(drivers: list[Puppet], outcomes: Told) -> Iterator[Agent]:
+def ended() -> Told:
+    return Told()
+
+
+@pytest.fixture
+def agent(drivers: list[Puppet], outcomes: Told, ended: Told, tmp_path: Path) -> Iterator[Agent]:
     found = Told()
     running = [Backend(driver, 3600, 3600, found) for driver in drivers]
     for backend in running:
         backend.start()
     found.wait_for(2)
-    yield Agent("h", running, outcomes)
+    boot = tmp_path / "boot_id"
+    boot.write_text("boot-1")
+    jobs = Jobs(running, Checkpoint(tmp_path / "jobs.json", boot), 8, ended)
+    yield Agent("h", running, outcomes, jobs)
+    jobs.stop()
+    assert jobs.join(LONG)
     for backend in running:
         backend.stop()
         assert backend.join(LONG)
@@ -46,7 +60,7 @@ def test_a_discovery_of_all(agent: Agent, drivers: list[Puppet], outcomes: Told)
     assert told == {"b0": ("d1", BackendStatus.READY), "b1": ("d1", BackendStatus.ERROR)}
 
 
-@pytest.mark.parametrize(("driver", "meant"), [("b1", {"b1"}), ("puppet", {"b0", "b1"})])
+@pytest.mark.parametrize(("driver", "meant"), [("b1", {"b1"}), ("able", {"b0"})])
 def test_a_discovery_of_some(agent: Agent, outcomes: Told, driver: str, meant: set[str]) -> None:
     agent.discovery(None, driver=driver, discovery_id="d1")
     assert {state.name for _, state in outcomes.wait_for(len(meant))} == meant
@@ -64,6 +78,42 @@ def test_hardware(agent: Agent) -> None:
         (SECOND, "b1", 1),
     ]
     assert agent.hardware(None, driver="b1") == {"hardware": both[1:]}
+
+
+JOB = "5d1f1c5e-8a36-4d1c-9a40-0e6d8f3f6f5b"
+ARGUMENTS = {
+    "items": [{"backend": "b0", "device": "c", "deployable": "c", "handle": "h1", "accel": {}}],
+    "instance": "i1",
+    "image": None,
+    "cancels": [],
+}
+
+
+def test_a_job(agent: Agent, ended: Told) -> None:
+    job = str(uuid.uuid4())
+    running = {"state": "running", "error": None}
+    assert agent.job(None, job, "prepare", ARGUMENTS, 60.0) == running
+    assert ended.wait_for() == [(job, "done", None)]
+    assert agent.job(None, job, "prepare", ARGUMENTS, 60.0) == {"state": "done", "error": None}
+
+
+@pytest.mark.parametrize(
+    ("job", "kind", "arguments", "seconds"),
+    [
+        ("7", "prepare", ARGUMENTS, 60),
+        (JOB, "levitate", ARGUMENTS, 60),
+        (JOB, "prepare", None, 60),
+        (JOB, "prepare", {"items": []}, 60),
+        (JOB, "prepare", {**ARGUMENTS, "items": [{"backend": 7}]}, 60),
+        (JOB, "program", ARGUMENTS, 60),
+        (JOB, "prepare", ARGUMENTS, -1),
+    ],
+)
+def test_a_malformed_job_is_refused(
+    agent: Agent, job: str, kind: str, arguments: Any, seconds: float
+) -> None:
+    with pytest.raises(Invalid):
+        agent.job(None, job, kind, arguments, seconds)
 
 
 def test_a_driver_that_is_not_there(agent: Agent) -> None:

@@ -11,7 +11,7 @@ import pytest
 from cyborg.agent.backend import Backend
 from cyborg.agent.reporter import FIRST_PAUSE, LONGEST_PAUSE, Reporter
 from cyborg.core import wire
-from cyborg.core.errors import CyborgError, Stale, Unavailable
+from cyborg.core.errors import CyborgError, Invalid, NotFound, Stale, Unavailable
 from cyborg.core.report import BackendState, BackendStatus
 from cyborg.fixtures.broker import Bus
 from cyborg.fixtures.drivers import LONG, Puppet, Told, card
@@ -42,6 +42,9 @@ class Conductor:
     def discovery_done(self, ctxt: Any = None, **said: Any) -> None:
         self._note("discovery_done", said)
 
+    def job_done(self, ctxt: Any = None, **said: Any) -> None:
+        self._note("job_done", said)
+
     def __getattr__(self, name: str) -> Any:
         return lambda *_, **__: None
 
@@ -63,6 +66,9 @@ class Direct(Conductor):
 
     def discovery_done(self, discovery_id: str, host: str, drivers: Any) -> None:
         super().discovery_done(discovery_id=discovery_id, host=host, drivers=drivers)
+
+    def job_done(self, job: str, host: str, state: str, error: str | None) -> None:
+        super().job_done(job=job, host=host, state=state, error=error)
 
 
 class Clock:
@@ -97,7 +103,7 @@ def backend(driver: Puppet) -> Iterator[Backend]:
     changed.wait_for()
     yield backend
     backend.stop()
-    driver.release()
+    driver.free()
     assert backend.join(LONG)
 
 
@@ -192,6 +198,48 @@ def test_an_outcome_survives_a_conductor_that_is_away(
     assert reporter.round() == FIRST_PAUSE
     reporter.round()
     assert conductor.names()[-1] == "discovery_done"
+
+
+def test_the_end_of_a_job_is_told_until_it_is_heard(reporter: Reporter, conductor: Direct) -> None:
+    reporter.round()
+    reporter.job_done("j1", "done", None)
+    reporter.job_done("j2", "failed", "no air")
+    real, away = conductor.job_done, [Unavailable("away")]
+
+    def be_away_once(**said: Any) -> None:
+        if away:
+            raise away.pop()
+        real(**said)
+
+    conductor.job_done = be_away_once  # type: ignore[method-assign, assignment]
+    assert reporter.round() == FIRST_PAUSE
+    assert reporter.round() == 7.5
+    assert conductor.names()[-2:] == ["job_done", "job_done"]
+    assert [said for _, said in conductor.said[-2:]] == [
+        {"job": "j1", "host": "h", "state": "done", "error": None},
+        {"job": "j2", "host": "h", "state": "failed", "error": "no air"},
+    ]
+    reporter.round()
+    assert conductor.names()[-1] == "hello"
+
+
+@pytest.mark.parametrize("refusal", [NotFound("no such job"), Invalid("what?")])
+def test_a_job_that_the_conductor_does_not_know_holds_nothing_up(
+    reporter: Reporter, conductor: Direct, refusal: CyborgError
+) -> None:
+    reporter.round()
+    reporter.job_done("j1", "done", None)
+    reporter.discovered("d1", READY)
+    real = conductor.job_done
+
+    def refuse(**said: Any) -> None:
+        real(**said)
+        raise refusal
+
+    conductor.job_done = refuse  # type: ignore[method-assign, assignment]
+    assert reporter.round() == 7.5
+    reporter.round()
+    assert conductor.names()[2:] == ["hello", "job_done", "discovery_done", "hello"]
 
 
 def test_a_stale_report_is_preceded_by_a_hello(reporter: Reporter, conductor: Direct) -> None:

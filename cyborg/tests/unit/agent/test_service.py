@@ -6,17 +6,20 @@ import signal
 import subprocess
 import sys
 import threading
+import uuid
 from pathlib import Path
 
 import pytest
 
 from cyborg.agent.service import AgentService
+from cyborg.core.device import Ability
 from cyborg.core.errors import Misconfigured
 from cyborg.fixtures.broker import Bus
 from cyborg.fixtures.processes import free_port
 from cyborg.rpc.agent import AgentClient
 from cyborg.tests.unit.agent.test_reporter import Conductor
 
+CARD = "0000:0c:00.0"
 HEAVY = ("sqlalchemy", "alembic", "oslo_db", "pecan", "wsme", "openstack", "keystoneauth1")
 
 
@@ -24,22 +27,39 @@ def test_an_agent_finds_reports_answers_and_stops(bus: Bus, tmp_path: Path) -> N
     conductor = Conductor()
     bus.conf.set_override("host", "compute-1")
     bus.conf.set_override("enabled_drivers", ["fake"], group="agent")
-    service = AgentService(bus.conf, bus.conductor(), bus.transport, tmp_path)
+    bus.conf.set_override("state_path", str(tmp_path / "state"))
+    boot = tmp_path / "boot_id"
+    boot.write_text("boot-1")
+    service = AgentService(bus.conf, bus.conductor(), bus.transport, tmp_path, boot)
+    job, item = str(uuid.uuid4()), {"backend": "fake", "device": CARD, "deployable": CARD}
+    arguments = {"items": [item], "image": str(uuid.uuid4())}
     with bus.serving("conductor", conductor):
         service.start()
         assert service.wait_ready(20)
         agent = AgentClient(bus.transport, bus.conf)
         (hardware,) = agent.hardware("compute-1")["hardware"]
-        assert hardware["address"] == "0000:0c:00.0"
+        assert hardware["address"] == CARD
         assert agent.discovery("compute-1", "fake", "d1")["status"] == "IN-PROGRESS"
         conductor.heard.wait_until(("discovery_done",))
+        assert agent.job("compute-1", job, "program", arguments, 20)["state"] == "running"
+        conductor.heard.wait_until(("job_done",))
+        assert agent.job("compute-1", job, "program", arguments, 20)["state"] == "done"
         service.stop()
         service.stop()
         service.wait()
     reports = [said for name, said in conductor.said if name == "report"]
-    assert [len(r.devices) for r in reports] == [1]
+    images = [report.devices[0].deployables[0].bitstream_id for report in reports]
+    assert images == [None, arguments["image"]]
+    assert reports[0].devices[0].abilities == {Ability.PROGRAMS}
+    names = [name for name, _ in conductor.said if name in ("report", "job_done")]
+    assert names == ["report", "report", "job_done"]
     (done,) = [said for name, said in conductor.said if name == "discovery_done"]
     assert (done["discovery_id"], done["drivers"][0]["status"]) == ("d1", "READY")
+    (end,) = [said for name, said in conductor.said if name == "job_done"]
+    assert end == {"job": job, "host": "compute-1", "state": "done", "error": None}
+    kept = json.loads((tmp_path / "state" / "agent" / "jobs-compute-1.json").read_text())
+    assert kept["boot_id"] == "boot-1"
+    assert kept["jobs"][job]["state"] == "completed"
 
 
 def test_a_wrong_option_stops_the_start(memory_bus: Bus) -> None:

@@ -27,6 +27,7 @@ def guarded(sqlite_engine: sa.Engine, fake_keystone: FakeKeystone) -> ApiBed:
 def keystone_conf(**values: str) -> cfg.ConfigOpts:
     """Return options whose [keystone_authtoken] holds these."""
     conf = make_conf()
+    conf.set_override("notify", False, group="nova")
     for group, options in opts.list_auth_token_opts():
         conf.register_opts(options, group=group)
     plugin = loading.get_plugin_loader("admin_token")

@@ -9,6 +9,7 @@ import pytest
 import sqlalchemy as sa
 from oslo_utils import timeutils
 
+from cyborg.api.call import Request
 from cyborg.api.health import Health
 from cyborg.api.heartbeat import BINARY, Heartbeat
 from cyborg.core.errors import Unavailable
@@ -71,6 +72,42 @@ def test_a_length_that_is_none(api: ApiBed, length: str) -> None:
 def test_a_body_that_ends_early(api: ApiBed) -> None:
     answer = api.call("POST", "/v2/device_profiles", b"[]", CONTENT_LENGTH="100")
     assert answer.status_int == 400
+
+
+@pytest.mark.parametrize("body", [b"\xff", b'"\xc2"', b"\x00\x00\x00"])
+def test_a_body_of_odd_bytes_is_no_error_of_ours(
+    api: ApiBed, caplog: pytest.LogCaptureFixture, body: bytes
+) -> None:
+    answer = api.call("POST", "/v2/device_profiles", body)
+    assert answer.status_int == 400
+    assert "not JSON" in fault(answer)
+    # Whoever may send a request could fill the log with tracebacks.
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+def test_a_body_lies_in_memory() -> None:
+    body = b'["' + b"x" * 100_000 + b'"]'
+    environ = {
+        "REQUEST_METHOD": "POST",
+        "CONTENT_LENGTH": str(len(body)),
+        "wsgi.input": io.BytesIO(body),
+    }
+    request = Request(environ)
+    assert request.json == ["x" * 100_000]
+    assert isinstance(request.body_file_raw, io.BytesIO)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "status"),
+    [("*/*", 200), ("text/html, */*;q=0.1", 200), ("x", 200), ("text/html", 406), ("a/b", 406)],
+)
+def test_a_client_takes_json(
+    api: ApiBed, caplog: pytest.LogCaptureFixture, wanted: str, status: int
+) -> None:
+    answer = api.call("GET", "/v2/devices", headers={"Accept": wanted})
+    assert answer.status_int == status
+    assert (status == 200) or "application/json" in fault(answer)
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 def test_an_answer_has_a_request_id(api: ApiBed) -> None:

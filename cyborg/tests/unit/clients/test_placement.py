@@ -155,3 +155,27 @@ def test_a_section_that_leads_nowhere_is_refused() -> None:
     with pytest.raises(Misconfigured, match=r"\[placement\]"):
         placement.make(make_conf(placement={"auth_type": "no-such-plugin"}))
     assert placement.make(make_conf(placement={"endpoint_override": "http://127.0.0.1:1"}))
+
+
+def test_who_has_allocations_and_whose_they_are(node: Node) -> None:
+    uuid = made(node)
+    assert node.placement.allocations(uuid) == {}
+    assert node.placement.allocations(str(uuid4())) is None
+    known = node.placement.get(uuid)
+    assert known is not None
+    node.placement.set_inventories(uuid, known.generation, {"CUSTOM_P": {"total": 2}})
+    consumer = node.allocate(uuid, "CUSTOM_P")
+    assert node.placement.allocations(uuid) == {consumer: {"CUSTOM_P": 1}}
+    assert node.placement.consumer_project(consumer) == "p"
+    assert node.placement.consumer_project(str(uuid4())) is None
+    assert node.client.delete(f"/allocations/{consumer}").status_code == 204
+    assert node.placement.allocations(uuid) == {}
+    assert node.placement.consumer_project(consumer) is None
+
+
+def test_questions_about_allocations_fail_as_others_do() -> None:
+    away = Placement(Scripted(version("1.39"), Answer(503, "no"), ks.ConnectTimeout("slow")))
+    with pytest.raises(Unavailable, match="503 to GET /resource_providers/u/allocations"):
+        away.allocations("u")
+    with pytest.raises(TimedOut):
+        away.consumer_project("u")

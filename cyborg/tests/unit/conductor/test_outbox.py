@@ -1,78 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 import logging
 import threading
-from datetime import datetime, timedelta
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cyborg.clients.nova import Nova
-from cyborg.conductor.binding import EVENT
-from cyborg.conductor.outbox import BATCH, Outbox
+from cyborg.conductor.outbox import BATCH, LONGEST_PAUSE, Outbox
+from cyborg.core.backoff import pause
 from cyborg.db import schema
+from cyborg.db.counting import counting
 from cyborg.db.store import outbox as store
-from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.fixtures import rows
-from cyborg.fixtures.nova import FakeNova
 from cyborg.fixtures.options import make_conf
+from cyborg.fixtures.outbox import START, Bed, bed, light
 
-START = datetime(2026, 1, 1)
+__all__ = ["bed", "light"]
 
-
-class Clock:
-    """The time of a test: it moves when told."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def now(self) -> datetime:
-        return START + timedelta(seconds=self.seconds)
-
-    def monotonic(self) -> float:
-        return self.seconds
-
-
-class Bed:
-    """An outbox on a real database, a Nova on a real socket, and a clock."""
-
-    def __init__(self, engine: sa.Engine, nova: FakeNova) -> None:
-        self.engine, self.nova, self.clock = engine, nova, Clock()
-        self.conf = make_conf(conductor={"outbox_attempts": 3}, nova={"request_timeout": 5.0})
-        self.uow = UnitOfWork(engine)
-        self.outbox = self.another()
-
-    def another(self) -> Outbox:
-        return Outbox(
-            self.conf,
-            self.uow,
-            Nova(self.nova.adapter(), 5.0),
-            now=self.clock.now,
-            clock=self.clock.monotonic,
-        )
-
-    def promise(self, *tags: str, server: str = "server-1") -> None:
-        events = [
-            (server, {"name": "n", "server_uuid": server, "tag": tag, "status": "completed"})
-            for tag in tags
-        ]
-        self.uow.run(lambda tx: store.add(tx, EVENT, events))
-        with self.engine.begin() as tx:
-            tx.execute(sa.update(schema.outbox).values(next_try_at=self.clock.now()))
-
-    def rows(self) -> list[dict[str, Any]]:
-        return rows.read(self.engine, schema.outbox)
-
-
-@pytest.fixture
-def bed(engine: sa.Engine, fake_nova: FakeNova) -> Bed:
-    return Bed(engine, fake_nova)
-
-
-@pytest.fixture
-def light(sqlite_engine: sa.Engine, fake_nova: FakeNova) -> Bed:
-    """A bed on one database, for what no database does its own way."""
-    return Bed(sqlite_engine, fake_nova)
+DEFAULT = make_conf().conductor.outbox_attempts
 
 
 def test_what_is_delivered_is_gone(bed: Bed) -> None:
@@ -154,29 +101,6 @@ def test_an_instance_that_nova_refuses_stops_no_other(light: Bed) -> None:
     assert [row["subject"] for row in light.rows()] == ["server-2"]
 
 
-def test_two_conductors_deliver_once(bed: Bed) -> None:
-    bed.promise("a", "b")
-    until = bed.clock.now() + timedelta(seconds=60)
-    taken = bed.uow.run(
-        lambda tx: store.lease(tx, EVENT, owner="other", now=bed.clock.now(), until=until, limit=1)
-    )
-    assert [row["payload"]["tag"] for row in taken] == ["a"]
-    assert bed.outbox.run_once() == 1
-    assert bed.nova.tags == ["b"]
-
-
-def test_what_a_killed_conductor_leased_is_delivered_when_the_lease_ends(bed: Bed) -> None:
-    bed.promise("a")
-    until = bed.clock.now() + timedelta(seconds=60)
-    bed.uow.run(
-        lambda tx: store.lease(tx, EVENT, owner="killed", now=bed.clock.now(), until=until, limit=9)
-    )
-    bed.clock.seconds = 59
-    assert bed.another().run_once() == 0
-    bed.clock.seconds = 61
-    assert bed.another().run_once() == 1
-
-
 def test_a_lease_that_passed_on_deletes_nothing(bed: Bed) -> None:
     bed.promise("a")
     (row,) = bed.rows()
@@ -193,4 +117,47 @@ def test_nova_away_is_said_once_a_minute(light: Bed, caplog: pytest.LogCaptureFi
             light.promise(f"a{n}")
             light.outbox.run_once()
             light.clock.seconds += 20
-    assert len([r for r in caplog.records if "events for Nova wait" in r.getMessage()]) == 2
+    assert len([r for r in caplog.records if "messages for Nova wait" in r.getMessage()]) == 2
+
+
+@given(st.lists(st.floats(0.0, 1.0), min_size=DEFAULT - 1, max_size=DEFAULT - 1))
+def test_an_event_is_tried_for_longer_than_nova_waits(draws: list[float]) -> None:
+    """nova-compute waits 300 s for an event, whatever dice are thrown."""
+    pauses = [pause(n, LONGEST_PAUSE, draw) for n, draw in enumerate(draws)]
+    assert sum(pauses) >= 360
+    assert max(pauses) <= 45
+
+
+def test_an_event_that_nobody_takes_dies_by_the_default_after_six_minutes(light: Bed) -> None:
+    light.conf.clear_override("outbox_attempts", group="conductor")
+    light.nova.status, light.nova.body = 503, {}
+    light.promise("a")
+    for _ in range(DEFAULT):
+        (row,) = light.rows()
+        assert row["state"] == "pending"
+        light.clock.seconds = (row["next_try_at"] - START).total_seconds()
+        light.outbox.run_once()
+    (row,) = light.rows()
+    assert (row["state"], row["attempts"]) == ("dead", DEFAULT)
+    assert light.clock.seconds >= 360
+
+
+def test_messages_of_all_kinds_are_one_statement(sqlite_engine: sa.Engine) -> None:
+    with counting(sqlite_engine) as count, sqlite_engine.begin() as tx:
+        store.add_all(tx, [])
+        store.add_all(tx, [("one", "s", {"a": 1}), ("other", "t", {"b": [2]})])
+    assert [text.split()[0] for text in count.statements] == ["INSERT"]
+    found = rows.read(sqlite_engine, schema.outbox)
+    assert [(row["kind"], row["subject"], row["payload"]) for row in found] == [
+        ("one", "s", {"a": 1}),
+        ("other", "t", {"b": [2]}),
+    ]
+
+
+def test_an_event_alone_takes_three_statements(sqlite_engine: sa.Engine, light: Bed) -> None:
+    """What a boot costs here: look, lease, delete, and no second look when the first had all."""
+    light.promise("a")
+    with counting(sqlite_engine) as count:
+        assert light.outbox.run_once() == 1
+    words = [text.split()[0] for text in count.statements]
+    assert words == ["SELECT", "UPDATE", "DELETE"]

@@ -6,7 +6,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from cyborg.core import names
-from cyborg.core.device import Device, Health
+from cyborg.core.device import Ability, Device, Health
 from cyborg.core.report import BackendState, BackendStatus
 from cyborg.db import schema
 from cyborg.db.counting import counting
@@ -121,6 +121,17 @@ def test_operators_fields_survive(engine: sa.Engine) -> None:
     assert [a["key"] for a in rows.read(engine, schema.attributes)] == ["rack"]
 
 
+def test_abilities_come_and_go(engine: sa.Engine) -> None:
+    hosts, host = rooms(engine), Host()
+    for able in (frozenset(Ability), frozenset({Ability.PREPARES}), frozenset[Ability]()):
+        host.tell(hosts, card(abilities=able))
+        (device,) = rows.read(engine, schema.devices)
+        assert device["abilities"] == sorted(able)
+        before = snapshot(engine)
+        host.report(hosts)
+        assert snapshot(engine) == before, "what was stored is read as it was reported"
+
+
 def test_parts_within_parts_know_parent_and_root(engine: sa.Engine) -> None:
     def nested(*places: tuple[str, str | None]) -> Device:
         part = card().deployables[0]
@@ -164,7 +175,7 @@ def test_what_vanishes_bound_drains_until_it_is_released(engine: sa.Engine) -> N
     assert handle["request_id"] == request
     assert host.hello(hosts)["report"] is False
     with engine.begin() as tx:
-        assert claims.release(tx, [request]) == 1
+        assert claims.release(tx, [request]) == []
     assert hosts.sweep() == 1
     assert host.hello(hosts)["report"] is True
     host.report(hosts)

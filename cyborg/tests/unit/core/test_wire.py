@@ -12,7 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cyborg.core import wire
-from cyborg.core.device import AttachHandle, Deployable, Device, DeviceType, HandleType
+from cyborg.core.device import (
+    Ability,
+    AttachHandle,
+    Deployable,
+    Device,
+    DeviceType,
+    HandleType,
+)
 from cyborg.core.errors import Invalid
 from cyborg.core.inventory import flatten
 from cyborg.core.report import BackendState, BackendStatus, Report
@@ -38,6 +45,7 @@ REPORT = Report(
             vendor_board_info={"firmware": "4.1"},
             numa_node=0,
             serial="s1",
+            abilities=frozenset({Ability.PROGRAMS, Ability.PREPARES}),
             deployables=(
                 Deployable(
                     address="0000:3d:00.0",
@@ -82,6 +90,18 @@ def test_unknown_keys_are_ignored() -> None:
     assert wire.load_report(body) == REPORT
 
 
+def test_abilities_of_a_newer_agent_are_passed_over() -> None:
+    body = golden("report-1.json")
+    body["devices"][0]["abilities"].append("levitates")
+    assert wire.load_report(body) == REPORT
+
+
+def test_an_agent_without_abilities() -> None:
+    body = golden("report-1.json")
+    del body["devices"][0]["abilities"]
+    assert wire.load_report(body).devices[0].abilities == frozenset()
+
+
 def test_keys_with_defaults_may_be_left_out() -> None:
     body = golden("report-1.json")
     for key in ("numa_node", "serial", "health", "setup_required", "vendor_board_info"):
@@ -109,6 +129,8 @@ def test_another_format_is_refused(number: object) -> None:
         ("type", "TOASTER"),
         ("deployables", "none"),
         ("std_board_info", {"class": 7}),
+        ("abilities", "prepares"),
+        ("abilities", [7]),
     ],
 )
 def test_a_value_of_another_type_is_refused(key: str, value: Any) -> None:

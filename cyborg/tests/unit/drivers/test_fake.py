@@ -1,13 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fake driver: what existing clients and tests of the cloud expect to find."""
 
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
-from cyborg.core.device import DeviceType, HandleType
+from cyborg.core.device import Ability, DeviceType, HandleType
 from cyborg.core.errors import DriverFailed, Misconfigured
-from cyborg.drivers.base import Driver
+from cyborg.core.job import Item
+from cyborg.drivers.base import Driver, Prepares, Programs
 from cyborg.drivers.fake import FakeDriver
 from cyborg.drivers.generic import GenericDriver
+from cyborg.fixtures.drivers import LONG
 
 
 def test_one_card_of_sixteen_handles() -> None:
@@ -53,11 +62,102 @@ def test_told_to_take_its_time() -> None:
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("num_devices", -1), ("num_devices", 5000), ("num_handles", 257), ("address", "here")],
+    [
+        ("num_devices", -1),
+        ("num_devices", 5000),
+        ("num_handles", 257),
+        ("address", "here"),
+        ("prepare", "slow"),
+        ("prepare_seconds", -0.5),
+        ("release", "none"),
+        ("program", ""),
+    ],
 )
 def test_what_cannot_be(option: str, value: object) -> None:
     with pytest.raises(Misconfigured, match=rf"^\[f1\] {option}: found .*; expected "):
         FakeDriver("f1", {option: value})
+
+
+CARD, HANDLE = "0000:0c:00.0", "0000:0c:00.3"
+ITEM = Item("fake", CARD, CARD, HANDLE)
+ACTS: dict[str, Callable[[FakeDriver], None]] = {
+    "prepare": lambda driver: driver.prepare(ITEM, "i1"),
+    "release": lambda driver: driver.release(ITEM),
+    "program": lambda driver: driver.program(ITEM, "image-1"),
+}
+
+
+def test_it_prepares_only_if_configured() -> None:
+    assert FakeDriver("fake", {}).abilities == {Ability.PROGRAMS}
+    for mode in ("ok", "fail", "hang"):
+        driver = FakeDriver("fake", {"prepare": mode})
+        assert driver.abilities == {Ability.PREPARES, Ability.PROGRAMS}
+    assert isinstance(driver, Prepares)
+    assert isinstance(driver, Programs)
+
+
+def test_what_it_did_is_in_its_journal(tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    driver = FakeDriver("fake", {"prepare": "ok", "journal": str(journal)})
+    for act in ACTS.values():
+        act(driver)
+        act(driver)
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    of = {"deployable": CARD, "handle": HANDLE}
+    assert lines[::2] == lines[1::2]
+    assert lines[::2] == [
+        {"act": "prepare", **of, "instance": "i1"},
+        {"act": "release", **of},
+        {"act": "program", **of, "image": "image-1"},
+    ]
+
+
+@pytest.mark.parametrize("act", sorted(ACTS))
+def test_an_act_that_is_told_to_fail(act: str, tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    driver = FakeDriver("fake", {act: "fail", "journal": str(journal)})
+    with pytest.raises(DriverFailed, match=f"told to fail: {act} of {HANDLE}"):
+        ACTS[act](driver)
+    assert json.loads(journal.read_text())["act"] == act
+
+
+@pytest.mark.parametrize("act", sorted(ACTS))
+def test_an_act_that_hangs_until_the_gate_is_there(act: str, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    driver = FakeDriver("fake", {act: "hang", "gate": str(gate)})
+    thread = threading.Thread(target=ACTS[act], args=(driver,), daemon=True)
+    thread.start()
+    thread.join(0.1)
+    assert thread.is_alive()
+    gate.touch()
+    thread.join(LONG)
+    assert not thread.is_alive()
+
+
+def test_preparing_takes_its_time() -> None:
+    driver = FakeDriver("fake", {"prepare": "ok", "prepare_seconds": 0.1})
+    began = time.monotonic()
+    driver.prepare(ITEM, None)
+    assert time.monotonic() - began >= 0.1
+
+
+def test_an_image_is_seen_on_its_card_alone() -> None:
+    driver = FakeDriver("fake", {"num_devices": 2})
+    driver.program(ITEM, "image-1")
+    first, second = driver.discover()
+    assert first.deployables[0].bitstream_id == "image-1"
+    assert second.deployables[0].bitstream_id is None
+
+
+def test_what_is_not_there_is_only_released() -> None:
+    driver = FakeDriver("fake", {"prepare": "ok"})
+    driver.release(replace(ITEM, deployable="0000:ff:00.0"))
+    driver.release(replace(ITEM, handle="0000:ff:00.0"))
+    with pytest.raises(DriverFailed, match=r"no handle 0000:ff:00\.0"):
+        driver.prepare(replace(ITEM, handle="0000:ff:00.0"), None)
+    for act in (lambda item: driver.prepare(item, None), lambda item: driver.program(item, "i")):
+        with pytest.raises(DriverFailed, match=r"no card 0000:ff:00\.0"):
+            act(replace(ITEM, deployable="0000:ff:00.0"))
 
 
 @pytest.mark.parametrize("driver", [FakeDriver, GenericDriver])

@@ -49,8 +49,11 @@ TABLE: Mapping[str, set[str]] = {
     "cyborg:arq:delete": WRITE,
     "cyborg:attribute:get_all": ELEVATED,
     "cyborg:attribute:get_one": ELEVATED,
+    "cyborg:attribute:create": ELEVATED,
+    "cyborg:attribute:delete": ELEVATED,
     "cyborg:deployable:get_all": ELEVATED,
     "cyborg:deployable:get_one": ELEVATED,
+    "cyborg:deployable:program": ELEVATED,
     "cyborg:device:get_all": ELEVATED,
     "cyborg:device:get_one": ELEVATED,
     "cyborg:device:enable": ELEVATED,
@@ -61,6 +64,9 @@ TABLE: Mapping[str, set[str]] = {
     "cyborg:device_profile:delete": ELEVATED,
     "cyborg:discovery:create": ELEVATED,
     "cyborg:discovery:get_one": ELEVATED,
+    "cyborg:outbox:get_all": ELEVATED,
+    "cyborg:outbox:retry": ELEVATED,
+    "cyborg:outbox:delete": ELEVATED,
     "cyborg:service:get_all": ELEVATED,
 }
 

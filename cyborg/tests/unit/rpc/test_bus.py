@@ -195,6 +195,9 @@ class Host:
     def hardware(self, ctxt: Any, driver: Any = None) -> dict[str, Any]:
         return {"hardware": [self.name]}
 
+    def job(self, ctxt: Any, job: Any, kind: Any, arguments: Any, seconds: Any) -> dict[str, Any]:
+        return {"state": "running", "error": None}
+
 
 def test_an_agent_is_called_by_its_host(bus: Bus) -> None:
     client = AgentClient(bus.transport, bus.conf)

@@ -16,19 +16,26 @@ GOLDEN = {
     "conductor": {
         "arq_create": "1.0 (device_profile_name, project_id)",
         "arq_delete": "1.0 (uuids, instance, scope, bound_too)",
-        "arq_patch": "1.0 (wishes, verb, scope)",
+        "arq_patch": "1.0 (wishes, verb, scope, [project])",
+        "attribute_create": "1.0 (deployable, key, value)",
+        "attribute_delete": "1.0 (uuid)",
+        "deployable_program": "1.0 (uuid, image_uuid)",
         "device_profile_create": "1.0 (profile)",
         "device_profile_delete": "1.0 (keys)",
         "device_set_status": "1.0 (uuid, status)",
         "discovery_create": "1.0 ([host], [driver])",
         "discovery_done": "1.0 (discovery_id, host, drivers)",
         "hello": "1.0 (host, epoch, endpoint, status, drivers, digest, versions)",
+        "job_done": "1.0 (job, host, state, error)",
+        "outbox_delete": "1.0 (uuid)",
+        "outbox_retry": "1.0 (uuid)",
         "report": "1.0 (report)",
         "service_hello": "1.0 (binary, host, epoch, versions)",
     },
     "agent": {
         "discovery": "1.0 ([driver], [discovery_id])",
         "hardware": "1.0 ([driver])",
+        "job": "1.0 (job, kind, arguments, seconds)",
     },
 }
 SIDES = [

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Seeing to it that host work ends: each open job has one conductor that asks its agent about it.
+
+A conductor leases the jobs that are due, asks each one's agent, and records what follows; the agent
+also calls when a job ends, so that asking again is only for what was lost. Everything here may
+happen twice or be cut off anywhere: the row is the truth, and a lease that runs out passes on.
+"""
+
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Protocol
+from uuid import uuid4
+
+import sqlalchemy as sa
+from oslo_config import cfg
+from oslo_log import log
+from oslo_utils import timeutils
+
+from cyborg.conductor import limits, outcomes
+from cyborg.conductor.events import Telling
+from cyborg.conductor.notices import Notices
+from cyborg.conductor.outcomes import Settled
+from cyborg.core.deed import Deed
+from cyborg.core.errors import CyborgError, Invalid, NotFound, Unavailable
+from cyborg.core.job import MAX_ERROR, Heard, JobKind, Verdict, decide
+from cyborg.core.request import parse_uuid
+from cyborg.db.store import deeds
+from cyborg.db.store import jobs as store
+from cyborg.db.unit_of_work import UnitOfWork
+
+LOG = log.getLogger(__name__)
+
+AT_ONCE = 16  # calls of agents
+BATCH = 64  # jobs that are leased together
+POLL = 15.0  # seconds after which an agent that is at work is asked again
+LONGEST_DELAY = 600.0  # seconds between two tries of a release
+KEEP = timedelta(days=1)  # how long jobs that have ended can be looked up
+PURGED = 1000  # of them at a time
+
+
+class Agents(Protocol):
+    """What asks agents: ``cyborg.rpc.agent.AgentClient``."""
+
+    def job(
+        self, host: str, job: str, kind: str, arguments: Mapping[str, Any], seconds: float
+    ) -> Mapping[str, Any]:
+        """Have the agent of a host do a job, or tell how far it is."""
+
+
+class Jobs:
+    """What is done about jobs; several conductors may each have one."""
+
+    def __init__(
+        self,
+        conf: cfg.ConfigOpts,
+        uow: UnitOfWork,
+        agents: Agents,
+        settled: Callable[[Settled], None] = lambda _: None,
+        notices: Notices | None = None,
+        *,
+        now: Callable[[], datetime] = timeutils.utcnow,
+        at_once: int = AT_ONCE,
+    ) -> None:
+        """``settled`` is told, after the commit, what each outcome calls for.
+
+        ``at_once`` is how many agents are asked at the same time.
+        """
+        self._conf = conf
+        self._uow = uow
+        self._agents = agents
+        self._settled = settled
+        self._telling = Telling(conf, notices or Notices(conf))
+        self._now = now
+        self._at_once = at_once
+        self._me = str(uuid4())
+        self._stopped = threading.Event()
+
+    def run_once(self) -> int:
+        """See to every job that is due; return how many that were."""
+        seen = 0
+        while not self._stopped.is_set():
+            rows = self._lease()
+            if not rows:
+                break
+            seen += len(rows)
+            todo = deque(rows)
+            helpers = [
+                threading.Thread(target=self._ask_all, args=(todo,), name="jobs", daemon=True)
+                for _ in range(min(self._at_once, len(todo)) - 1)
+            ]
+            for helper in helpers:
+                helper.start()
+            self._ask_all(todo)
+            for helper in helpers:
+                helper.join()
+        return seen
+
+    def done(self, job: str, host: str, state: str, error: str | None) -> None:
+        """Take an agent's word on how a job ended; of one that has ended already, nothing.
+
+        Raises Invalid, and NotFound when the host has no such job.
+        """
+        uuid, host = parse_uuid(job, "job"), limits.text("host", host)
+        heard = _heard(state)
+        told = None if error is None else str(error)[:MAX_ERROR]
+        row = self._uow.run(lambda tx: store.get(tx, uuid))
+        if row is None or row["host"] != host:
+            raise NotFound(f"host {host} has no job {uuid}", job=uuid)
+        if heard is not Heard.RUNNING:
+            self._record(row, heard, told)
+
+    def sweep(self) -> int:
+        """Finish or undo what nobody else would; return how many things that were."""
+        now = self._now()
+        settled = self._uow.run(lambda tx: outcomes.sweep(tx, now, telling=self._telling))
+        if settled.jobs or settled.events:
+            self._settled(settled)
+        purged = self._uow.run(lambda tx: store.purge(tx, now - KEEP, PURGED))
+        return settled.count + purged
+
+    def stop(self) -> None:
+        """Begin no more calls; the leases of what was not asked run out."""
+        self._stopped.set()
+
+    def _lease(self) -> Sequence[sa.RowMapping]:
+        now = self._now()
+        until = now + timedelta(seconds=self._conf.conductor.lease)
+
+        def take(tx: sa.Connection) -> Sequence[sa.RowMapping]:
+            rows = store.lease(tx, owner=self._me, now=now, until=until, limit=BATCH)
+            others = [row for row in rows if row["owner"] not in (None, self._me)]
+            deeds.add(tx, Deed.JOBS_TAKEN_OVER, len(others), now)
+            for row in others:
+                LOG.info("Job %s of host %s is taken over", row["uuid"], row["host"])
+            return rows
+
+        return self._uow.run(take)
+
+    def _ask_all(self, todo: deque[sa.RowMapping]) -> None:
+        while not self._stopped.is_set():
+            try:
+                row = todo.popleft()
+            except IndexError:
+                return
+            try:
+                self._see_to(row)
+            except Unavailable as bad:
+                LOG.warning("Job %s waits: %s", row["uuid"], bad.message)
+            except Exception:
+                LOG.exception("Job %s failed for a reason nobody foresaw", row["uuid"])
+
+    def _see_to(self, row: sa.RowMapping) -> None:
+        heard, error = self._ask(row)
+        self._record(row, heard, error)
+
+    def _ask(self, row: sa.RowMapping) -> tuple[Heard | None, str | None]:
+        """Ask the agent; None is that it cannot be asked."""
+        seconds = self._conf.conductor.prepare_timeout
+        if row["deadline"] is not None:
+            # A job that has no time left is still asked about: it may have ended well.
+            seconds = max(1.0, (row["deadline"] - self._now()).total_seconds())
+        try:
+            answer = self._agents.job(
+                row["host"], row["uuid"], row["kind"], row["arguments"], seconds
+            )
+            told = answer.get("error")
+            return _heard(answer.get("state")), None if told is None else str(told)[:MAX_ERROR]
+        except Unavailable as bad:
+            return None, bad.message
+        except CyborgError as bad:
+            return Heard.FAILED, bad.message
+
+    def _record(self, row: sa.RowMapping, heard: Heard | None, error: str | None) -> None:
+        now, kind = self._now(), JobKind(row["kind"])
+        overdue = row["deadline"] is not None and now >= row["deadline"]
+        verdict = decide(kind, heard, overdue=overdue)
+        if verdict is Verdict.FINISH or verdict is Verdict.UNDO:
+            good = verdict is Verdict.FINISH
+            why = error or ("not done in time" if not good else None)
+            settled = self._uow.run(
+                lambda tx: outcomes.settle(tx, row, good, why, now, telling=self._telling)
+            )
+            if settled.count:
+                level = log.INFO if good else log.WARNING
+                LOG.log(level, "Job %s (%s) on %s: %s", row["uuid"], kind, row["host"], why or "ok")
+            self._settled(settled)
+            return
+        pause = POLL if verdict is Verdict.WAIT else _delay(kind, row["attempts"])
+        until = now + timedelta(seconds=pause)
+        if row["deadline"] is not None and not overdue:
+            until = min(until, row["deadline"])
+
+        def write(tx: sa.Connection) -> int:
+            if kind is JobKind.RELEASE and verdict is Verdict.RETRY and row["error"] is None:
+                outcomes.stuck(tx, row["id"], now)
+            told = row["error"] if verdict is Verdict.WAIT else error
+            return store.wait(tx, row["id"], self._me, until=until, error=told)
+
+        self._uow.run(write)
+        if verdict is Verdict.RETRY:
+            LOG.warning(
+                "Job %s (%s) on %s is tried again in %.0f s: %s",
+                row["uuid"],
+                kind,
+                row["host"],
+                pause,
+                error,
+            )
+
+
+def _heard(state: Any) -> Heard:
+    try:
+        return Heard(state)
+    except ValueError:
+        raise Invalid(f"{str(state)[:40]!r} is no state of a job", field="state") from None
+
+
+def _delay(kind: JobKind, attempts: int) -> float:
+    """Return the seconds until the next try; work with a deadline is tried every few seconds."""
+    longest = LONGEST_DELAY if kind is JobKind.RELEASE else 10.0
+    return min(longest, 1.0 * 2.0 ** min(attempts, 12)) * random.uniform(0.5, 1.0)  # noqa: S311

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The counts of the boot path: figures that hold on every machine."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCH = Path(__file__).parents[3] / "tools" / "bench"
+MOST = 24
+"""Statements of a boot and delete of one server, beginnings and ends of transactions among them."""
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    words = "boot --mode standalone --concurrency 1 --others 0,500 --cycles 6 --no-floor"
+    done = subprocess.run(
+        [sys.executable, BENCH, *words.split(), "--format", "json"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert isinstance(answer, dict)
+    return answer
+
+
+def test_a_boot_takes_few_statements(found: dict[str, Any]) -> None:
+    for cell in found["cells"]:
+        assert 4 < cell["statements"] + cell["statements_outbox"] <= MOST
+
+
+def test_other_requests_add_no_statement(found: dict[str, Any]) -> None:
+    few, many = found["cells"]
+    assert (few["others"], many["others"]) == (0, 500)
+    assert few["statements"] == many["statements"]
+
+
+def test_each_change_is_one_call_of_the_bus(found: dict[str, Any]) -> None:
+    for cell in found["cells"]:
+        assert cell["rpc"] == {"arq_create": 1.0, "arq_patch": 1.0, "arq_delete": 1.0}
+
+
+def test_all_is_measured(found: dict[str, Any]) -> None:
+    for cell in found["cells"]:
+        assert cell["cycles"] == 6
+        assert 0 < cell["p50_ms"] <= cell["p99_ms"]
+        assert cell["cpu_ms"]["standalone"] > 0
+    rss, _ = found["memory"]["standalone"]["idle"]["standalone"]
+    assert rss > 0

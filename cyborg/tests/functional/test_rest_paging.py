@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pages of every collection, at the root of a port and below a mount, over HTTP."""
+
+import itertools
+import json
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+import requests
+
+from cyborg.db.read import (
+    attributes,
+    backends,
+    deployables,
+    device_profiles,
+    devices,
+    outbox,
+    services,
+)
+from cyborg.db.read import requests as arqs
+from cyborg.fixtures.site import Site, roots, site
+
+__all__ = ["roots", "site"]
+
+SOMETHING = "a0000000-0000-4000-8000-00000000ffff"
+MOVING = {"last_seen_at"}  # while one looks
+# Path with the query that chooses all, key of the rows, how they may be sorted.
+COLLECTIONS = [
+    ("accelerator_requests", "arqs", arqs.SORTABLE),
+    ("attributes", "attributes", attributes.SORTABLE),
+    ("deployables", "deployables", deployables.SORTABLE),
+    ("device_profiles", "device_profiles", device_profiles.SORTABLE),
+    ("devices?type=FPGA", "devices", devices.SORTABLE),
+    ("outbox", "outbox", outbox.SORTABLE),
+    ("services", "services", services.SORTABLE),
+    ("services?kind=backend", "services", backends.SORTABLE),
+]
+
+
+def pages(site: Site, path: str, key: str) -> list[list[str]]:
+    """Return the uuids of each page, by the links alone."""
+    found, url = [], f"/v2/{path}"
+    while url:
+        body = site.get(url)
+        assert next(iter(body)) == key
+        found.append([row["uuid"] for row in body[key]])
+        links = body.get(f"{key}_links", [])
+        assert [link["rel"] for link in links] in ([], ["next"])
+        url = links[0]["href"] if links else ""
+        if url:
+            kept = parse_qs(urlsplit(path).query)
+            assert parse_qs(urlsplit(url).query).items() >= kept.items()
+    return found
+
+
+@pytest.mark.parametrize(("path", "key", "sortable"), COLLECTIONS, ids=[c[0] for c in COLLECTIONS])
+def test_every_collection_has_pages(site: Site, path: str, key: str, sortable: Any) -> None:
+    mark = "&" if "?" in path else "?"
+    rows = site.get(f"/v2/{path}")[key]
+    every = [row["uuid"] for row in rows]
+    assert len(every) == len(set(every))
+    assert every or path == "outbox" or path.startswith("services")
+    assert pages(site, f"{path}{mark}limit=1", key) == ([[uuid] for uuid in every] or [[]])
+    assert pages(site, f"{path}{mark}limit={len(every) or 1}", key) == [every]
+    for name in {*sortable} - MOVING:
+        up = pages(site, f"{path}{mark}limit=2&sort_key={name}", key)
+        down = pages(site, f"{path}{mark}limit=2&sort_key={name}&sort_dir=desc", key)
+        ordered = list(itertools.chain(*up))
+        assert sorted(ordered) == sorted(every), name
+        assert list(itertools.chain(*down)) == ordered[::-1], name
+        values = {row["uuid"]: row.get(name) for row in rows}
+        shown = [values[uuid] for uuid in ordered if values[uuid] is not None]
+        assert shown == sorted(shown), name
+
+
+@pytest.mark.parametrize(("path", "key", "sortable"), COLLECTIONS, ids=[c[0] for c in COLLECTIONS])
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        *((f"limit={value}", "limit") for value in ("0", "-1", "", "x", "1e3", "%C2%B2", "1" * 99)),
+        *((f"marker={value}", "marker") for value in ("", "x", SOMETHING, "%00")),
+        *((f"sort_key={value}", "sort_key") for value in ("", "id", "uuid,uuid", "%00")),
+        *((f"sort_dir={value}", "sort_dir") for value in ("", "up", "ASC")),
+        ("limit=1&limit=2", "limit"),
+        ("offset=1", "offset"),
+    ],
+)
+def test_a_page_that_cannot_be(
+    roots: Mapping[str, str], path: str, key: str, sortable: Any, query: str, field: str
+) -> None:
+    mark = "&" if "?" in path else "?"
+    headers = {"OpenStack-API-Version": "accelerator latest"}
+    answer = requests.get(f"{roots['root']}/v2/{path}{mark}{query}", headers=headers, timeout=30)
+    assert answer.status_code == 400
+    assert field in json.loads(answer.json()["error_message"])["faultstring"]

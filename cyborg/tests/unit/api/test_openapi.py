@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The OpenAPI document against the specification, the routes, and what is really answered."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import pytest
+from openapi_spec_validator import OpenAPIV31SpecValidator
+
+from cyborg.api import openapi, types
+from cyborg.api.openapi_types import Schemas
+from cyborg.api.resource import Desk
+from cyborg.api.routes import table
+from cyborg.core.errors import TimedOut, Unavailable
+from cyborg.fixtures import rows
+from cyborg.fixtures.api import ApiBed
+
+PATH = "/v2/openapi.json"
+ALL = {"400", "401", "403", "406", "500", "503"}
+
+
+@pytest.fixture(scope="module")
+def document() -> Any:
+    desk = Desk(None, None, None)  # type: ignore[arg-type]
+    return openapi.Description(table(desk)).document("http://controller:6666")
+
+
+def operations(document: Any) -> Iterator[tuple[str, str, Any]]:
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            yield path, method.upper(), operation
+
+
+def test_it_is_openapi_3_1(document: Any) -> None:
+    OpenAPIV31SpecValidator(json.loads(json.dumps(document))).validate()
+    assert document["openapi"].startswith("3.1.")
+    assert document["servers"] == [{"url": "http://controller:6666/v2"}]
+
+
+def test_every_route_is_in_it(document: Any) -> None:
+    desk = Desk(None, None, None)  # type: ignore[arg-type]
+    told: dict[tuple[str, str], Any] = {}
+    for path, method, operation in operations(document):
+        parts = ["*" if part.startswith("{") else part for part in path.strip("/").split("/")]
+        told["/".join(parts), method] = operation
+    served = {(path, m): c for path, methods in table(desk).items() for m, c in methods.items()}
+    assert told.keys() == served.keys()
+    for key, controller in served.items():
+        its, operation = controller.operation, told[key]
+        assert operation["summary"]
+        assert its.rule in operation["description"]
+        names = {p["name"] for p in operation["parameters"] if "name" in p}
+        paged = {"limit", "marker", "sort_key", "sort_dir"} if its.paged else set()
+        assert names == {*its.path, *its.query, *paged}, key
+        assert ("requestBody" in operation) == (its.body is not None), key
+        assert ("content" in operation["responses"][str(its.status)]) == (its.answer is not None)
+    ids = [operation["operationId"] for operation in told.values()]
+    assert len(ids) == len(set(ids))
+
+
+def test_every_answer_has_its_status(document: Any) -> None:
+    for path, method, operation in operations(document):
+        told = set(operation["responses"])
+        where = (method, path)
+        assert told >= ALL, where
+        assert ({"413", "415"} <= told) == ("requestBody" in operation), where
+        assert ("504" in told) == (method != "GET"), where
+        assert ("409" in told) <= (method != "GET"), where
+        assert len([status for status in told if status < "300"]) == 1, where
+        if "{" in path:
+            assert "404" in told, where
+    assert "423" in document["paths"]["/accelerator_requests"]["get"]["responses"]
+    assert "409" in document["paths"]["/attributes"]["post"]["responses"]
+
+
+@pytest.mark.parametrize(("error", "status"), [(Unavailable, "503"), (TimedOut, "504")])
+def test_a_conductor_that_is_away_is_told_of(
+    api: ApiBed, document: Any, error: type[Exception], status: str
+) -> None:
+    api.profile()
+    api.line.away = error("the broker at secret-host")
+    answer = api.call("DELETE", "/v2/device_profiles/p1")
+    assert str(answer.status_int) == status
+    assert status in document["paths"]["/device_profiles/{key}"]["delete"]["responses"]
+
+
+@pytest.mark.parametrize("mount", ["", "/accelerator"])
+def test_it_is_served_to_everyone(api: ApiBed, document: Any, mount: str) -> None:
+    for path in (PATH, "/openapi.json"):
+        answer = api.call("GET", path, SCRIPT_NAME=mount, REMOTE_ADDR="192.0.2.7")
+        assert answer.status_int == 200
+        assert answer.content_type == "application/json"
+        assert answer.json["servers"] == [{"url": f"http://localhost{mount}/v2"}]
+        assert answer.json | {"servers": document["servers"]} == document
+    assert api.call("HEAD", PATH).body == b""
+    for method in ("POST", "DELETE", "OPTIONS"):
+        assert api.call(method, PATH, b"").status_int == 405
+
+
+def test_what_is_answered_is_what_it_says(api: ApiBed, document: Any) -> None:
+    card = rows.card(api.engine)
+    rows.agent(api.engine)
+    api.profile()
+    (arq,) = api.arqs()
+    assert api.bind(arq, card.provider).status_int == 202
+    (deployable,) = api.get("/v2/deployables")["deployables"]
+    note = {"deployable_id": deployable["uuid"], "key": "rack", "value": "7"}
+    assert api.call("POST", "/v2/attributes", note).status_int == 201
+    seen = 0
+    for path, method, operation in operations(document):
+        if method == "GET" and "{" not in path:
+            answer = api.get(f"/v2{path}")
+            schema = operation["responses"]["200"]["content"]["application/json"]["schema"]
+            validator = jsonschema.Draft202012Validator(
+                {**schema, "components": document["components"]},
+                format_checker=jsonschema.FormatChecker(),
+            )
+            assert [bad.message for bad in validator.iter_errors(answer)] == [], path
+            seen += bool(next(iter(answer.values())))
+    assert seen == 6
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "well", "bad"),
+    [
+        (
+            "post",
+            "/attributes",
+            {"deployable_id": "9a17439a-85d0-4c53-a3d3-0f68a2eac896", "key": "k", "value": "v"},
+            [{}, {"key": "k"}, {"attribute": {}}, [], {"deployable_id": 1, "key": "", "value": ""}],
+        ),
+        (
+            "post",
+            "/device_profiles",
+            [{"name": "p", "groups": [{"resources:FPGA": "1"}], "description": None}],
+            [[], [{"name": "p", "groups": []}] * 2, {"name": "p", "groups": [], "other": 1}],
+        ),
+        (
+            "patch",
+            "/deployables/{uuid}/program",
+            [{"path": "/program", "op": "replace", "value": [{"image_uuid": "x"}]}],
+            [{}, [{"path": "/else", "op": "replace", "value": []}], [{"path": "/program"}]],
+        ),
+        ("post", "/accelerator_requests", {"device_profile_name": "p", "image_uuid": None}, [{}]),
+        ("post", "/discoveries", {"host": None}, [{"hots": "a"}, {"host": "a\nb"}]),
+    ],
+)
+def test_bodies(document: Any, method: str, path: str, well: Any, bad: list[Any]) -> None:
+    body = document["paths"][path][method]["requestBody"]
+    schema = {
+        **body["content"]["application/json"]["schema"],
+        "components": document["components"],
+    }
+    validator = jsonschema.Draft202012Validator(schema)
+    assert [error.message for error in validator.iter_errors(well)] == []
+    for value in bad:
+        assert not validator.is_valid(value), value
+    assert body["required"] == (path != "/discoveries")
+
+
+def test_a_body_may_be_wrapped(document: Any) -> None:
+    (_, wrapped) = document["paths"]["/attributes"]["post"]["requestBody"]["content"][
+        "application/json"
+    ]["schema"]["anyOf"]
+    assert wrapped["required"] == ["attribute"]
+
+
+def test_what_takes_a_service_token_says_so(document: Any) -> None:
+    services = {
+        (path, method)
+        for path, method, operation in operations(document)
+        if operation.get("security") == [{"token": [], "service_token": []}]
+    }
+    assert services == {
+        ("/accelerator_requests", "PATCH"),
+        ("/accelerator_requests/{uuid}", "PATCH"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("datatype", "well", "bad"),
+    [
+        (types.Text(3), ["", "abc", "é"], ["abcd", "a\0", "\nb", 1, None]),
+        (types.Text(3, shortest=1), ["a"], [""]),
+        (types.Text(9, lines=True), ["a\n\tb"], ["a\0b"]),
+        (types.OneOf("a", "b"), ["a"], ["c", None]),
+        (types.Count(), [1, 999999999], [0, 1000000000, "1"]),
+        (types.Many(types.OneOf("a")), [["a", "a"]], ["a", ["b"]]),
+        (types.Commas(), ["a,b"], [1]),
+        ([{str: str}], [[{"a": "b"}]], [[{"a": 1}], {}]),
+    ],
+)
+def test_a_type_as_a_schema(datatype: Any, well: list[Any], bad: list[Any]) -> None:
+    validator = jsonschema.Draft202012Validator(Schemas().of(datatype))
+    assert [value for value in well if not validator.is_valid(value)] == []
+    assert [value for value in bad if validator.is_valid(value)] == []

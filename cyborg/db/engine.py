@@ -30,6 +30,9 @@ BUSY_SECONDS = 10
 CONNECT_SECONDS = 10
 """How long PostgreSQL's client waits for a server; MySQL's has the same limit by itself."""
 
+IDLE_SECONDS = 5.0
+"""After how long in the pool a connection is tried before it is used."""
+
 _POOL = ("max_pool_size", "max_overflow", "pool_timeout", "connection_recycle_time")
 _SERVER = (
     *_POOL,
@@ -40,6 +43,7 @@ _SERVER = (
     "connection_parameters",
 )
 _SAY_EVERY = 60.0
+_LEFT = "cyborg-left"  # when a connection came back to its pool
 _PLUGIN, _READING_PLUGIN = "cyborg", "cyborg-reading"
 
 
@@ -53,9 +57,33 @@ class Thrifty(sa.engine.CreateEnginePlugin):
     """
 
     def handle_pool_kwargs(self, pool_cls: Any, pool_args: dict[str, Any]) -> None:
-        """Set how the pool takes connections back."""
+        """Set how the pool takes connections back and gives them out."""
         if self.url.get_backend_name() == "mysql":
             pool_args["reset_on_return"] = None
+        pool_args["pre_ping"] = False  # but see engine_created
+
+    def engine_created(self, engine: sa.Engine) -> None:
+        """Have a connection tried before use only if it has been idle for a while.
+
+        A server that restarts takes longer than that. Whoever uses a connection while its server
+        goes is told so with a ping or without.
+        """
+
+        def left(connection: Any, record: Any) -> None:
+            record.info[_LEFT] = time.monotonic()
+
+        def taken(connection: Any, record: Any, proxy: Any) -> None:
+            if time.monotonic() - record.info.get(_LEFT, float("inf")) < IDLE_SECONDS:
+                return
+            try:
+                alive = engine.dialect.do_ping(connection)
+            except engine.dialect.loaded_dbapi.Error:
+                alive = False
+            if not alive:
+                raise sa.exc.InvalidatePoolError
+
+        sa.event.listen(engine, "checkin", left)
+        sa.event.listen(engine, "checkout", taken)
 
     def update_url(self, url: sa.URL) -> sa.URL:
         """Return the URL without the plugin's name, which no driver knows."""

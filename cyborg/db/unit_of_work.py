@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One piece of work, one transaction: all of it or nothing, tried again when others were faster."""
 
+import contextlib
 import random
 import threading
 import time
@@ -29,6 +30,11 @@ class UnitOfWork:
     def __init__(self, engine: sa.Engine, sleep: Callable[[float], object] = _pause) -> None:
         self._engine = engine
         self._sleep = sleep
+        # SQLite lets one write at a time, and who finds it busy sleeps and tries again, so that the
+        # unlucky wait for a second under load. A lock is a queue.
+        self._turn: contextlib.AbstractContextManager[object] = (
+            threading.RLock() if engine.dialect.name == "sqlite" else contextlib.nullcontext()
+        )
 
     def run(self, work: Callable[[sa.Connection], T]) -> T:
         """Run ``work`` in a transaction, commit and return what it returned.
@@ -42,7 +48,7 @@ class UnitOfWork:
         attempt = 1
         while True:
             try:
-                with self._engine.begin() as tx:
+                with self._turn, self._engine.begin() as tx:
                     return work(tx)
             except trouble.FAILURES as error:
                 late = attempt >= ATTEMPTS or time.monotonic() - started > PATIENCE

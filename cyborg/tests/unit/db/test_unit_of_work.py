@@ -129,7 +129,10 @@ def test_a_database_that_is_away_is_unavailable(url: str) -> None:
         UnitOfWork(engine).run(lambda tx: None)
 
 
-def test_a_connection_that_broke_in_between_does_no_harm(engine: sa.Engine) -> None:
+def test_a_connection_that_broke_in_between_does_no_harm(
+    engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cyborg.db.engine.IDLE_SECONDS", 0.0)
     first = rows.profile(engine)
     uow = UnitOfWork(engine)
     uow.run(lambda tx: None)

@@ -79,6 +79,8 @@ class Bed:
         answer = until("the delete is answered", lambda: self._deleted(instance))
         assert answer == 204
         until("every handle is free", lambda: self.free() == HANDLES)
+        # What waits would be the first thing that the next conductor does, and dies of.
+        until("nothing waits", lambda: not rows.read(self.engine, schema.outbox))
         assert rows.read(self.engine, schema.requests) == []
 
     def _deleted(self, instance: str) -> int | None:

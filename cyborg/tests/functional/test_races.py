@@ -19,7 +19,7 @@ POINTS = (
     "FROM requests WHERE requests.uuid IN",
     "FROM deployables",
     "UPDATE requests SET",
-    "FROM attach_handles WHERE",
+    "FROM attach_handles",
     "UPDATE attach_handles SET",
     "INSERT INTO outbox",
     "COMMIT",

@@ -16,8 +16,6 @@ def api(sqlite_engine: sa.Engine) -> ApiBed:
     """Return an API that takes everyone for an administrator."""
     conf = make_conf()
     conf.set_override("auth_strategy", "noauth")
-    # There is no Nova here, and so no Placement that could be asked whose an instance is.
-    conf.set_override("notify", False, group="nova")
     return ApiBed(conf, sqlite_engine)
 
 

@@ -59,6 +59,8 @@ def _call(work: Work, item: Item, drivers: Mapping[str, Driver]) -> Callable[[],
         # What was prepared before the configuration changed must be taken back all the same.
         case JobKind.RELEASE if isinstance(driver, Prepares):
             return partial(driver.release, item)
+        case JobKind.RELEASE:
+            return lambda: None  # who prepares nothing has nothing to take back
         case JobKind.PROGRAM if Ability.PROGRAMS in able and isinstance(driver, Programs):
             return partial(driver.program, item, work.image or "")
     raise DriverFailed(

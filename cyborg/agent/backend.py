@@ -20,6 +20,7 @@ from cyborg.core.device import Device
 from cyborg.core.errors import CyborgError, DriverFailed
 from cyborg.core.names import is_resource_class, is_trait
 from cyborg.core.report import BackendState, BackendStatus
+from cyborg.core.text import clean
 from cyborg.drivers.base import Driver
 
 LOG = log.getLogger(__name__)
@@ -160,7 +161,7 @@ class Backend:
 
 def words(bad: BaseException) -> str:
     """Return what is shown of what a driver raised."""
-    return bad.message if isinstance(bad, CyborgError) else f"{type(bad).__name__}: {bad}"
+    return clean(bad.message if isinstance(bad, CyborgError) else f"{type(bad).__name__}: {bad}")
 
 
 def _usable(backend: str, found: Sequence[Any]) -> tuple[tuple[Device, ...], list[str]]:

@@ -13,7 +13,7 @@ from oslo_log import log
 from cyborg.agent.backend import Backend
 from cyborg.agent.inventory import Inventory, collect
 from cyborg.core import wire
-from cyborg.core.errors import CyborgError, Invalid, NotFound, Stale
+from cyborg.core.errors import CyborgError, Stale, Unavailable
 from cyborg.core.report import BackendState, Report
 from cyborg.rpc.contract import AGENT
 
@@ -140,7 +140,12 @@ class Reporter:
         self._tell_of_jobs()
         while self._outcomes:
             discovery_id, state = self._outcomes[0]
-            self._conductor.discovery_done(discovery_id, self._host, [wire.dump_backend(state)])
+            try:
+                self._conductor.discovery_done(discovery_id, self._host, [wire.dump_backend(state)])
+            except Unavailable:
+                raise
+            except CyborgError as bad:
+                LOG.warning("The conductor wants no word of %s: %s", discovery_id, bad.message)
             self._outcomes.popleft()
         return float(answer["interval"])
 
@@ -149,7 +154,10 @@ class Reporter:
             job, state, error = self._ended[0]
             try:
                 self._conductor.job_done(job=job, host=self._host, state=state, error=error)
-            except (Invalid, NotFound) as bad:
+            except Unavailable:
+                raise
+            except CyborgError as bad:
+                # Whatever it is, others wait behind it; the conductor asks again by itself.
                 LOG.warning("The conductor wants no word of job %s: %s", job, bad.message)
             self._ended.popleft()
 

@@ -83,13 +83,14 @@ def bind(
     needs = [_need(row, wanted[row["uuid"]]) for row in todo]
     parts = claims.providers(tx, sorted({need.provider for need in needs}))
     check_providers(needs, parts)
-    prepare = any(Ability.PREPARES in part["abilities"] for part in parts)
-    state = RequestState.BIND_STARTED if prepare else RequestState.BOUND
+    preparing = {part["provider"] for part in parts if Ability.PREPARES in part["abilities"]}
+    state = RequestState.BIND_STARTED if preparing else RequestState.BOUND
     projects = _projects(todo, wanted, terms)
     _take_places(tx, rows, todo, wanted, state, projects, terms)
-    chosen = claim(tx, needs, _ids(todo), parts, prepare=prepare, wait=wait)
-    if prepare:
-        _promise(tx, todo, needs, chosen, parts, instance, terms)
+    chosen = claim(tx, needs, _ids(todo), parts, preparing=preparing, wait=wait)
+    if preparing:
+        work = [need for need in needs if need.provider in preparing]
+        _promise(tx, todo, work, chosen, parts, instance, terms)
     now_bound = [
         {
             **row,
@@ -101,7 +102,7 @@ def bind(
         }
         for row in todo
     ]
-    return Done(now_bound, prepare)
+    return Done(now_bound, bool(preparing))
 
 
 def _is_done(row: sa.RowMapping, wish: Bind, terms: Terms) -> bool:

@@ -3,7 +3,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import sqlalchemy as sa
 
@@ -24,11 +24,12 @@ def claim(
     ids: Mapping[str, int],
     parts: Sequence[sa.RowMapping],
     *,
-    prepare: bool,
+    preparing: Collection[str],
     wait: bool,
 ) -> dict[str, str]:
     """Give each need a free handle of its provider: request uuid -> handle address.
 
+    The handles of the providers in ``preparing`` are marked as prepared.
     Raises NoHandle or Lost.
     """
     units = Counter(need.provider for need in needs)
@@ -46,7 +47,8 @@ def claim(
     except NoHandle:
         raise _refusal(tx, needs, parts) from None
     owners = {handle: ids[request] for request, handle in chosen.items()}
-    if claims.claim(tx, owners, prepare=prepare) != len(owners):
+    prepared = [found_.handle_id for found_ in found if found_.provider in preparing]
+    if claims.claim(tx, owners, prepared=prepared) != len(owners):
         raise Lost
     return {request: addresses[handle] for request, handle in chosen.items()}
 

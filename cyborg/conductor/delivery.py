@@ -22,6 +22,7 @@ from oslo_utils import timeutils
 from cyborg.conductor.periodic import Complaints
 from cyborg.core.backoff import pause
 from cyborg.core.errors import Invalid, Unavailable
+from cyborg.core.text import clean
 from cyborg.db.store import outbox as store
 from cyborg.db.unit_of_work import UnitOfWork
 
@@ -132,6 +133,7 @@ class Delivery:
         self, lease: "_Lease", rows: Sequence[sa.RowMapping], error: str, failed: set[str]
     ) -> None:
         """Count a failure against what was due; what only came along keeps its own time."""
+        error = clean(error)  # it quotes what a neighbour said
         failed |= {row["subject"] for row in rows}
         most, longest = self._conf.conductor.outbox_attempts, self._route.longest
         delays = {

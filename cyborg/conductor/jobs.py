@@ -8,7 +8,8 @@ happen twice or be cut off anywhere: the row is the truth, and a lease that runs
 
 import random
 import threading
-from collections import deque
+import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Protocol
@@ -27,14 +28,17 @@ from cyborg.core.deed import Deed
 from cyborg.core.errors import CyborgError, Invalid, NotFound, Unavailable
 from cyborg.core.job import MAX_ERROR, Heard, JobKind, Verdict, decide
 from cyborg.core.request import parse_uuid
+from cyborg.core.text import clean
 from cyborg.db.store import deeds
 from cyborg.db.store import jobs as store
 from cyborg.db.unit_of_work import UnitOfWork
 
 LOG = log.getLogger(__name__)
 
-AT_ONCE = 16  # calls of agents
-BATCH = 64  # jobs that are leased together
+AT_ONCE = 32  # calls of agents
+A_HOST = 4  # of them of one host
+PATIENCE = 2.0  # seconds that a round waits for answers
+AGAIN = 5.0  # seconds after which a job is looked at again that found its host busy
 POLL = 15.0  # seconds after which an agent that is at work is asked again
 LONGEST_DELAY = 600.0  # seconds between two tries of a release
 KEEP = timedelta(days=1)  # how long jobs that have ended can be looked up
@@ -46,7 +50,7 @@ class Agents(Protocol):
 
     def job(
         self, host: str, job: str, kind: str, arguments: Mapping[str, Any], seconds: float
-    ) -> Mapping[str, Any]:
+    ) -> Any:
         """Have the agent of a host do a job, or tell how far it is."""
 
 
@@ -77,25 +81,26 @@ class Jobs:
         self._at_once = at_once
         self._me = str(uuid4())
         self._stopped = threading.Event()
+        self._lock = threading.Lock()
+        self._busy: Counter[tuple[str, bool]] = Counter()
 
     def run_once(self) -> int:
-        """See to every job that is due; return how many that were."""
+        """Begin to see to every job that is due; return how many that were.
+
+        What its agent answers at once has been recorded then. An agent that does not answer holds
+        up its own host's work: each call has a thread, nobody waits for it longer than PATIENCE,
+        and a host has few of them.
+        """
         seen = 0
-        while not self._stopped.is_set():
-            rows = self._lease()
+        while not self._stopped.is_set() and (room := self._room()):
+            rows = self._lease(room)
             if not rows:
                 break
             seen += len(rows)
-            todo = deque(rows)
-            helpers = [
-                threading.Thread(target=self._ask_all, args=(todo,), name="jobs", daemon=True)
-                for _ in range(min(self._at_once, len(todo)) - 1)
-            ]
-            for helper in helpers:
-                helper.start()
-            self._ask_all(todo)
-            for helper in helpers:
-                helper.join()
+            begun = [thread for row in rows if (thread := self._begin(row)) is not None]
+            end = time.monotonic() + PATIENCE
+            for thread in begun:
+                thread.join(max(0.0, end - time.monotonic()))
         return seen
 
     def done(self, job: str, host: str, state: str, error: str | None) -> None:
@@ -105,7 +110,7 @@ class Jobs:
         """
         uuid, host = parse_uuid(job, "job"), limits.text("host", host)
         heard = _heard(state)
-        told = None if error is None else str(error)[:MAX_ERROR]
+        told = _said(error)
         row = self._uow.run(lambda tx: store.get(tx, uuid))
         if row is None or row["host"] != host:
             raise NotFound(f"host {host} has no job {uuid}", job=uuid)
@@ -125,12 +130,16 @@ class Jobs:
         """Begin no more calls; the leases of what was not asked run out."""
         self._stopped.set()
 
-    def _lease(self) -> Sequence[sa.RowMapping]:
+    def _room(self) -> int:
+        with self._lock:
+            return self._at_once - self._busy.total()
+
+    def _lease(self, limit: int) -> Sequence[sa.RowMapping]:
         now = self._now()
         until = now + timedelta(seconds=self._conf.conductor.lease)
 
         def take(tx: sa.Connection) -> Sequence[sa.RowMapping]:
-            rows = store.lease(tx, owner=self._me, now=now, until=until, limit=BATCH)
+            rows = store.lease(tx, owner=self._me, now=now, until=until, limit=limit)
             others = [row for row in rows if row["owner"] not in (None, self._me)]
             deeds.add(tx, Deed.JOBS_TAKEN_OVER, len(others), now)
             for row in others:
@@ -139,18 +148,44 @@ class Jobs:
 
         return self._uow.run(take)
 
-    def _ask_all(self, todo: deque[sa.RowMapping]) -> None:
-        while not self._stopped.is_set():
+    def _begin(self, row: sa.RowMapping) -> threading.Thread | None:
+        """See to a job, in a thread unless there is to be only one, or put it off."""
+        if self._at_once == 1:
+            self._try(row)
+            return None
+        key = (str(row["host"]), row["kind"] == JobKind.RELEASE)
+        with self._lock:
+            of_host = sum(n for (host, _), n in self._busy.items() if host == key[0])
+            releases = sum(n for (_, release), n in self._busy.items() if release)
+            # What instances wait for is never kept from beginning by hosts that cannot clean up.
+            full = of_host >= A_HOST or (key[1] and releases >= self._at_once // 2)
+            if not full:
+                self._busy[key] += 1
+        if full:
+            until = self._now() + timedelta(seconds=AGAIN)
+            self._uow.run(
+                lambda tx: store.wait(tx, row["id"], self._me, until=until, error=row["error"])
+            )
+            return None
+
+        def work() -> None:
             try:
-                row = todo.popleft()
-            except IndexError:
-                return
-            try:
-                self._see_to(row)
-            except Unavailable as bad:
-                LOG.warning("Job %s waits: %s", row["uuid"], bad.message)
-            except Exception:
-                LOG.exception("Job %s failed for a reason nobody foresaw", row["uuid"])
+                self._try(row)
+            finally:
+                with self._lock:
+                    self._busy[key] -= 1
+
+        thread = threading.Thread(target=work, name="job", daemon=True)
+        thread.start()
+        return thread
+
+    def _try(self, row: sa.RowMapping) -> None:
+        try:
+            self._see_to(row)
+        except Unavailable as bad:
+            LOG.warning("Job %s waits: %s", row["uuid"], bad.message)
+        except Exception:
+            LOG.exception("Job %s failed for a reason nobody foresaw", row["uuid"])
 
     def _see_to(self, row: sa.RowMapping) -> None:
         heard, error = self._ask(row)
@@ -166,12 +201,13 @@ class Jobs:
             answer = self._agents.job(
                 row["host"], row["uuid"], row["kind"], row["arguments"], seconds
             )
-            told = answer.get("error")
-            return _heard(answer.get("state")), None if told is None else str(told)[:MAX_ERROR]
+            if not isinstance(answer, Mapping):
+                return Heard.FAILED, "the agent's answer is no object"
+            return _heard(answer.get("state")), _said(answer.get("error"))
         except Unavailable as bad:
-            return None, bad.message
+            return None, _said(bad.message)
         except CyborgError as bad:
-            return Heard.FAILED, bad.message
+            return Heard.FAILED, _said(bad.message)
 
     def _record(self, row: sa.RowMapping, heard: Heard | None, error: str | None) -> None:
         now, kind = self._now(), JobKind(row["kind"])
@@ -209,6 +245,11 @@ class Jobs:
                 pause,
                 error,
             )
+
+
+def _said(error: Any) -> str | None:
+    """Return somebody else's words as every database takes them: they must not keep a job open."""
+    return None if error is None else clean(str(error), MAX_ERROR)
 
 
 def _heard(state: Any) -> Heard:

@@ -7,7 +7,7 @@ record an outcome, the second finds the job ended and changes nothing.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
@@ -16,11 +16,12 @@ from cyborg.conductor import unbinding
 from cyborg.conductor.events import Telling
 from cyborg.core.deed import Deed
 from cyborg.core.job import JobKind, JobState
-from cyborg.db.store import claims, deeds, jobs, programs
+from cyborg.db.store import claims, deeds, jobs, programs, services
 from cyborg.db.store import requests as store
 
 LOST = "no job prepared its device any longer"
 SWEPT = 256  # things that one sweep puts right
+LATE = timedelta(minutes=5)  # past its deadline, that a job which nobody can read is given up
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,8 @@ def settle(
             providers = programs.end(tx, row["id"], image if good else None)
             claims.stale(tx, providers, now)
             telling.notices.programmed(tx, row["subject"], image, good=good, error=error)
+            # Reports of the meantime left the device as it was.
+            services.ask(tx, row["host"])
             return Settled(1, providers=len(providers))
 
 
@@ -77,8 +80,12 @@ def sweep(tx: sa.Connection, now: datetime, *, telling: Telling) -> Settled:
     None of this can come about by the steps of this house; a database that was restored or edited
     by hand has it.
     """
+    late = jobs.overdue(tx, now - LATE, SWEPT)
+    jobs.end(tx, [row["id"] for row in late], JobState.FAILED, "nobody could see to it in time")
     lost = store.lock_stranded(tx, SWEPT)
-    failed = _failed(tx, lost, [], now, telling, LOST) if lost else Settled()
+    failed = (
+        _failed(tx, lost, [row["uuid"] for row in late], now, telling, LOST) if lost else Settled()
+    )
     dirty = jobs.dirty(tx, SWEPT)
     made = unbinding.clean(tx, dirty, now=now)
     freed = programs.open_again(tx)

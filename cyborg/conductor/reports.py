@@ -41,12 +41,13 @@ class _Known:
     ids: dict[Key, int] = field(default_factory=dict)
     counts: dict[Key, int] = field(default_factory=dict)
     bound: set[Key] = field(default_factory=set)
+    programming: set[str] = field(default_factory=set)  # addresses of devices
 
 
 def record(tx: sa.Connection, report: Report, now: datetime) -> Outcome:
     """Bring the tables to the report and mark the providers that change."""
     known = _read(tx, report.host)
-    relevant = _without_silent(known.stored, report)
+    relevant = _without_silent(known.stored, report, known.programming)
     steps: Sequence[Step] = inventory.plan(report.devices, relevant, known.bound)
     going = {known.ids[s.key] for s in steps if isinstance(s, Remove) and s.key[0] == HANDLE}
     if owned := attach_handles.lock(tx, going):
@@ -78,17 +79,24 @@ def _read(tx: sa.Connection, host: str) -> _Known:
         known.stored[key] = Stored(deployables.value(row), row["draining"])
         known.ids[key] = row["id"]
         known.counts[key] = row["num_accelerators"]
+        if row["job_id"] is not None:
+            known.programming.add(row["device"])
     for row in attach_handles.of_host(tx, host):
         key = (HANDLE, row["device"], row["deployable"], row["address"])
         known.stored[key] = Stored(attach_handles.value(row), row["draining"])
         known.ids[key] = row["id"]
-        if row["request_id"] is not None:
+        if row["request_id"] is not None or row["prepared"]:
             known.bound.add(key)
     return known
 
 
-def _without_silent(stored: Mapping[Key, Stored], report: Report) -> dict[Key, Stored]:
+def _without_silent(
+    stored: Mapping[Key, Stored], report: Report, programming: Collection[str]
+) -> dict[Key, Stored]:
     """Leave out what belongs to backends that cannot see at present, unless it is reported.
+
+    And devices that are being programmed: one may leave the bus for that, and what comes back
+    before the end must not be open. They are given out by nobody meanwhile.
 
     An agent sends what a sick backend saw last; one that has just started has nothing to send, and
     that its driver fails does not mean that the devices are gone.
@@ -99,7 +107,7 @@ def _without_silent(stored: Mapping[Key, Stored], report: Report) -> dict[Key, S
         key[1]
         for key, known in stored.items()
         if isinstance(known.value, Device)
-        and known.value.backend in silent
+        and (known.value.backend in silent or key[1] in programming)
         and key[1] not in reported
     }
     return {key: known for key, known in stored.items() if key[1] not in kept}

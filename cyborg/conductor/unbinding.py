@@ -6,7 +6,7 @@ for each host, in the transaction that takes the owner away; nobody gets it unti
 """
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -18,6 +18,8 @@ from cyborg.core.job import Item, JobKind, JobState
 from cyborg.core.states import HOLDING
 from cyborg.db.store import claims, jobs
 from cyborg.db.store import requests as store
+
+PARCEL = 64  # handles that one job cleans
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +92,7 @@ def clean(
     """Have the hosts clean handles that nobody owns any longer; return how many jobs that makes."""
     by_host = sorted(handles, key=lambda row: (row["host"], row["id"]))
     made = 0
-    for host, group in itertools.groupby(by_host, key=lambda row: str(row["host"])):
-        rows = list(group)
+    for host, rows in _parcels(by_host):
         job = jobs.add(
             tx,
             kind=JobKind.RELEASE,
@@ -107,6 +108,16 @@ def clean(
         jobs.attach_handles_of(tx, [row["id"] for row in rows], job)
         made += 1
     return made
+
+
+def _parcels(
+    by_host: Sequence[Mapping[Any, Any]],
+) -> Iterator[tuple[str, Sequence[Mapping[Any, Any]]]]:
+    """Give each host's handles, not too many at once: a job is one message."""
+    for host, group in itertools.groupby(by_host, key=lambda row: str(row["host"])):
+        rows = list(group)
+        for begin in range(0, len(rows), PARCEL):
+            yield host, rows[begin : begin + PARCEL]
 
 
 def item(row: Mapping[Any, Any], accel: Mapping[str, str] | None = None) -> Item:

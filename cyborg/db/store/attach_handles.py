@@ -16,8 +16,8 @@ from cyborg.db.store import bulk
 def of_host(tx: sa.Connection, host: str) -> Sequence[sa.RowMapping]:
     """Return what is known of every handle of a host.
 
-    Keys: id, address, type, info, draining, request_id, and ``device`` and ``deployable``: the
-    addresses above it.
+    Keys: id, address, type, info, draining, request_id, prepared, and ``device`` and
+    ``deployable``: the addresses above it.
     """
     query = (
         sa.select(
@@ -27,6 +27,7 @@ def of_host(tx: sa.Connection, host: str) -> Sequence[sa.RowMapping]:
             handles.c.info,
             handles.c.draining,
             handles.c.request_id,
+            handles.c.prepared,
             deployables.c.address.label("deployable"),
             devices.c.address.label("device"),
         )
@@ -74,33 +75,40 @@ def change(tx: sa.Connection, changed: Mapping[int, AttachHandle]) -> None:
 
 
 def drain(tx: sa.Connection, gone: Collection[int]) -> None:
-    """Mark handles, by row id, that the host has no longer but a request owns."""
+    """Mark handles, by row id, that the host has no longer but that are owned or dirty."""
     for some in bulk.chunks(gone):
         tx.execute(sa.update(handles).where(handles.c.id.in_(some)).values(draining=True))
 
 
 def lock(tx: sa.Connection, which: Collection[int]) -> set[int]:
-    """Keep these handles, by row id, from being claimed until the end; return those with an owner.
+    """Keep these handles, by row id, from being claimed until the end; return those that must stay.
+
+    That are those with an owner, and dirty ones: a handle that came back under the same address
+    while its old self is still being cleaned would be taken from its new owner.
 
     A database without row locks (SQLite) lets one writer in at a time and needs none.
     """
     owned: set[int] = set()
     for some in bulk.chunks(which):
         query = (
-            sa.select(handles.c.id, handles.c.request_id)
+            sa.select(handles.c.id, handles.c.request_id, handles.c.prepared)
             .where(handles.c.id.in_(some))
             .order_by(handles.c.id)
             .with_for_update()
         )
-        owned |= {row.id for row in tx.execute(query) if row.request_id is not None}
+        owned |= {r.id for r in tx.execute(query) if r.request_id is not None or r.prepared}
     return owned
 
 
 def remove(tx: sa.Connection, gone: Collection[int]) -> int:
-    """Delete handles, by row id, that nobody owns, and return how many those were."""
+    """Delete clean handles, by row id, that nobody owns, and return how many those were."""
     return sum(
         tx.execute(
-            sa.delete(handles).where(handles.c.id.in_(some), handles.c.request_id.is_(None))
+            sa.delete(handles).where(
+                handles.c.id.in_(some),
+                handles.c.request_id.is_(None),
+                sa.not_(handles.c.prepared),
+            )
         ).rowcount
         for some in bulk.chunks(gone)
     )

@@ -11,6 +11,7 @@ was prepared and has no owner is dirty, and a job cleans it before anybody gets 
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
+from typing import Any
 
 import sqlalchemy as sa
 from oslo_utils import timeutils
@@ -98,17 +99,18 @@ def census(tx: sa.Connection, deployable_ids: Collection[int]) -> Sequence[sa.Ro
     return tx.execute(query).mappings().all()
 
 
-def claim(tx: sa.Connection, owners: Mapping[int, int], *, prepare: bool) -> int:
+def claim(tx: sa.Connection, owners: Mapping[int, int], *, prepared: Collection[int] = ()) -> int:
     """Give each handle (by id) to a request (by id); return how many could be given.
 
-    With ``prepare`` they are marked as prepared from now on: whatever becomes of the host work,
+    Those of ``prepared`` are marked as prepared from now on: whatever becomes of the host work,
     they are cleaned before another gets them. The guard looks at the device once more, so that one
     which was closed since the candidates were read gives nothing out.
     """
+    values: dict[str, Any] = {"request_id": sa.case(owners, value=handles.c.id)}
+    if prepared:
+        values["prepared"] = handles.c.id.in_(sorted(prepared))
     return tx.execute(
-        sa.update(handles)
-        .where(handles.c.id.in_(sorted(owners)), *_FREE, _OPEN)
-        .values(request_id=sa.case(owners, value=handles.c.id), prepared=prepare)
+        sa.update(handles).where(handles.c.id.in_(sorted(owners)), *_FREE, _OPEN).values(**values)
     ).rowcount
 
 

@@ -49,16 +49,17 @@ def add(
 def lease(
     tx: sa.Connection, *, owner: str, now: datetime, until: datetime, limit: int
 ) -> Sequence[sa.RowMapping]:
-    """Take up to ``limit`` jobs that are due, the longest due first; return their rows.
+    """Take up to ``limit`` jobs that are due, of each kind the longest due first.
 
-    The rows are as they were before: ``owner`` and ``lease_until`` name whoever had each last.
+    Returns their rows as they were before: ``owner`` names whoever had each last.
     """
     due = sa.and_(OPEN, jobs.c.next_try_at <= now)
     rows = (
         tx.execute(
             sa.select(jobs)
             .where(due)
-            .order_by(jobs.c.next_try_at, jobs.c.id)
+            # By kind first: instances wait for a prepare, nobody for a release.
+            .order_by(jobs.c.kind, jobs.c.next_try_at, jobs.c.id)
             .limit(limit)
             .with_for_update(skip_locked=True)
         )
@@ -136,6 +137,12 @@ def cleaned(tx: sa.Connection, job_id: int) -> Sequence[str]:
         .values(prepared=False, job_id=None)
     )
     return providers
+
+
+def overdue(tx: sa.Connection, before: datetime, limit: int) -> Sequence[sa.RowMapping]:
+    """Return id and uuid of open jobs whose deadline was before ``before``."""
+    query = sa.select(jobs.c.id, jobs.c.uuid).where(OPEN, jobs.c.deadline < before).limit(limit)
+    return tx.execute(query).mappings().all()
 
 
 def providers_of(tx: sa.Connection, job_id: int) -> Sequence[str]:

@@ -99,6 +99,15 @@ def last_seen(tx: sa.Connection, host: str) -> datetime | None:
     return seen
 
 
+def ask(tx: sa.Connection, host: str) -> None:
+    """Have a host report again, whatever it has."""
+    tx.execute(
+        sa.update(services)
+        .where(services.c.binary == AGENT, services.c.host == host)
+        .values(digest=None)
+    )
+
+
 def ask_again(tx: sa.Connection) -> int:
     """Have the hosts report again that still keep drained handles which nobody owns any longer.
 
@@ -125,6 +134,7 @@ def ask_again(tx: sa.Connection) -> int:
             services.c.digest.is_not(None),
             attach_handles.c.draining,
             attach_handles.c.request_id.is_(None),
+            sa.not_(attach_handles.c.prepared),
         )
     )
     ids = tx.scalars(left_over).all()

@@ -48,10 +48,6 @@ def test_what_a_driver_says_is_cut_short(host: Host) -> None:
             "prepare of h1: backend plain (driver puppet) cannot prepare as it is configured",
         ),
         (
-            work("r", RELEASE, backend="plain"),
-            "release of h1: backend plain (driver puppet) cannot release as it is configured",
-        ),
-        (
             work("x", PROGRAM, backend="plain"),
             "program of h1: backend plain (driver puppet) cannot program as it is configured",
         ),
@@ -60,6 +56,11 @@ def test_what_a_driver_says_is_cut_short(host: Host) -> None:
 def test_a_driver_that_is_not_there_or_cannot(host: Host, asked: Work, told: str) -> None:
     host.start()
     assert host.do(asked) == ("failed", told)
+
+
+def test_who_prepares_nothing_has_nothing_to_take_back(host: Host) -> None:
+    host.start()
+    assert host.do(work("r", RELEASE, backend="plain")) == ("done", None)
     host.stop()
 
 

@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
+import threading
+from typing import Any
+from uuid import uuid4
+
 import pytest
 import sqlalchemy as sa
 
-from cyborg.core.errors import Invalid, NoHandle, NotFound
+from cyborg.core.errors import Invalid, NoHandle, NotFound, TimedOut
 from cyborg.db import schema
 from cyborg.fixtures import rows
 from cyborg.fixtures.workers import AWAY, Conductors
@@ -257,3 +261,95 @@ def test_an_agent_that_refuses_a_job_ends_it(light: Conductors) -> None:
     light.jobs.run_once()
     assert light.states() == {"BindFailed": 1}
     assert light.handles()["dirty"] == 1
+
+
+@pytest.mark.parametrize("odd", ["\udcff", "\ud800", "nul\0", "x" * 5000, 7])
+def test_odd_words_of_a_driver_keep_no_job_open(bed: Conductors, odd: Any) -> None:
+    bed.bind(bed.card())
+    bed.workers.job = lambda *asked: {"state": "failed", "error": odd}  # type: ignore[method-assign]
+    bed.jobs.run_once()
+    assert bed.states() == {"BindFailed": 1}
+    assert bed.events() == ["failed"]
+
+
+@pytest.mark.parametrize("answer", [None, [], "done", 7])
+def test_an_answer_that_is_no_object_is_a_failure(light: Conductors, answer: Any) -> None:
+    light.bind(light.card())
+    light.workers.job = lambda *asked: answer  # type: ignore[method-assign]
+    light.jobs.run_once()
+    assert light.states() == {"BindFailed": 1}
+
+
+def test_an_instance_with_a_device_that_needs_no_work(bed: Conductors) -> None:
+    working = bed.card(handles=1)
+    plain = bed.card(address="0000:02:00.0", handles=1, abilities=[])
+    first, second, instance = bed.make(), bed.make(), str(uuid4())
+    wishes = [
+        {
+            "request": request,
+            "hostname": card.host,
+            "device_rp_uuid": card.provider,
+            "instance_uuid": instance,
+        }
+        for request, card in ((first, working), (second, plain))
+    ]
+    bed.requests.patch(wishes, "bind", None)
+    assert bed.states() == {"BindStarted": 2}
+    bed.jobs.run_once()
+    (asked,) = bed.workers.asked
+    assert [item["device"] for item in asked["items"]] == ["0000:01:00.0"]
+    assert bed.states() == {"Bound": 2}
+    bed.requests.delete(None, instance, None, bound_too=True)
+    assert bed.handles() == {"dirty": 1, "free": 1}
+    bed.jobs.run_once()
+    assert len(bed.workers.asked[-1]["items"]) == 1
+    assert bed.handles() == {"free": 2}
+
+
+def test_a_job_that_nobody_can_read_is_given_up(bed: Conductors) -> None:
+    bed.bind(bed.card())
+    with bed.engine.begin() as tx:
+        tx.execute(sa.update(schema.jobs).values(kind="levitate"))
+    bed.jobs.run_once()
+    assert bed.states() == {"BindStarted": 1}
+    bed.later(bed.conf.conductor.prepare_timeout + 301)
+    bed.jobs.sweep()
+    assert bed.states() == {"BindFailed": 1}
+    assert bed.events() == ["failed"]
+    assert bed.open_jobs() == ["release"]
+
+
+def test_many_handles_are_cleaned_by_several_jobs(light: Conductors) -> None:
+    card = light.card(handles=100)
+    instance = light.bind(card, *(light.make() for _ in range(100)))
+    light.jobs.run_once()
+    light.requests.delete(None, instance, None, bound_too=True)
+    assert light.open_jobs() == ["release"] * 2
+    light.jobs.run_once()
+    assert light.handles() == {"free": 100}
+
+
+def test_a_silent_host_does_not_hold_up_another(light: Conductors) -> None:
+    dead, alive = light.card(host="dead"), light.card(host="alive")
+    end = threading.Event()
+    ask = light.workers.job
+
+    def job(host: str, *rest: Any) -> Any:
+        if host == "dead":
+            end.wait(30)
+            raise TimedOut("no answer")
+        return ask(host, *rest)
+
+    light.workers.job = job  # type: ignore[method-assign]
+    try:
+        for _ in range(6):
+            light.bind(dead)
+        light.jobs.run_once()
+        light.bind(alive)
+        light.jobs.run_once()
+        assert light.states() == {"BindStarted": 6, "Bound": 1}
+    finally:
+        end.set()
+    for thread in threading.enumerate():
+        if thread.name == "job":
+            thread.join(20)

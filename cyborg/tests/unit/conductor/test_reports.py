@@ -229,3 +229,32 @@ def test_more_handles_on_an_old_device_are_counted(engine: sa.Engine) -> None:
     host.tell(hosts, card(0, deployables=(replace(part, handles=handles(5)),)))
     assert rows.read(engine, schema.deployables)[0]["num_accelerators"] == 5
     assert stale(engine) == {"compute-1_0000:00:00.0": 2}
+
+
+def test_a_dirty_handle_that_vanishes_and_returns_stays_dirty(engine: sa.Engine) -> None:
+    hosts, host = rooms(engine), Host()
+    host.tell(hosts, card(0))
+    rows.change(engine, schema.attach_handles, 1, prepared=True)
+    host.tell(hosts)
+    (kept,) = rows.read(engine, schema.attach_handles)
+    assert (kept["draining"], kept["prepared"]) == (True, True)
+    host.tell(hosts, card(0))
+    assert [row["prepared"] for row in rows.read(engine, schema.attach_handles)] == [True, False]
+    host.tell(hosts)
+    rows.change(engine, schema.attach_handles, 1, prepared=False)
+    hosts.sweep()
+    assert host.hello(hosts)["report"] is True
+    host.report(hosts)
+    assert rows.read(engine, schema.devices) == []
+
+
+def test_a_device_that_leaves_the_bus_to_be_programmed_stays(engine: sa.Engine) -> None:
+    hosts, host = rooms(engine), Host()
+    host.tell(hosts, card(0))
+    job = rows.insert(
+        engine, schema.jobs, kind="program", host="compute-1", subject="x", arguments={}
+    )
+    rows.change(engine, schema.deployables, 1, job_id=job)
+    host.tell(hosts)
+    (part,) = rows.read(engine, schema.deployables)
+    assert (part["job_id"], part["draining"]) == (job, False)

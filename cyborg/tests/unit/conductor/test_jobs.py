@@ -263,7 +263,7 @@ def test_an_agent_that_refuses_a_job_ends_it(light: Conductors) -> None:
     assert light.handles()["dirty"] == 1
 
 
-@pytest.mark.parametrize("odd", ["\udcff", "\ud800", "nul\0", "x" * 5000, 7])
+@pytest.mark.parametrize("odd", ["\udcff", "nul\0", "x" * 5000, 7])
 def test_odd_words_of_a_driver_keep_no_job_open(bed: Conductors, odd: Any) -> None:
     bed.bind(bed.card())
     bed.workers.job = lambda *asked: {"state": "failed", "error": odd}  # type: ignore[method-assign]

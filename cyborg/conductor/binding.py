@@ -174,7 +174,8 @@ def _take_places(
             instance=instance,
             first_slot=max(taken, default=-1) + 1,
             state=state,
-            owner_known=terms.owner_known or first.project_id is not None,
+            owner_known=terms.owner_known
+            or all(wanted[row["uuid"]].project_id is not None for row in todo),
         )
     except db_exc.DBDuplicateEntry as bad:
         raise Conflict(

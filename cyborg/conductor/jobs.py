@@ -9,7 +9,7 @@ happen twice or be cut off anywhere: the row is the truth, and a lease that runs
 import random
 import threading
 import time
-from collections import Counter
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Protocol
@@ -35,10 +35,9 @@ from cyborg.db.unit_of_work import UnitOfWork
 
 LOG = log.getLogger(__name__)
 
-AT_ONCE = 32  # calls of agents
-A_HOST = 4  # of them of one host
+AT_ONCE = 64  # hosts whose agents are asked
+BATCH = 64  # jobs that are leased together
 PATIENCE = 2.0  # seconds that a round waits for answers
-AGAIN = 5.0  # seconds after which a job is looked at again that found its host busy
 POLL = 15.0  # seconds after which an agent that is at work is asked again
 LONGEST_DELAY = 600.0  # seconds between two tries of a release
 KEEP = timedelta(days=1)  # how long jobs that have ended can be looked up
@@ -70,7 +69,7 @@ class Jobs:
     ) -> None:
         """``settled`` is told, after the commit, what each outcome calls for.
 
-        ``at_once`` is how many agents are asked at the same time.
+        ``at_once`` is how many hosts' agents are asked at the same time.
         """
         self._conf = conf
         self._uow = uow
@@ -82,14 +81,14 @@ class Jobs:
         self._me = str(uuid4())
         self._stopped = threading.Event()
         self._lock = threading.Lock()
-        self._busy: Counter[tuple[str, bool]] = Counter()
+        self._queues: dict[str, deque[sa.RowMapping]] = {}
 
     def run_once(self) -> int:
         """Begin to see to every job that is due; return how many that were.
 
         What its agent answers at once has been recorded then. An agent that does not answer holds
-        up its own host's work: each call has a thread, nobody waits for it longer than PATIENCE,
-        and a host has few of them.
+        up its own host's work alone: each host has a thread, which nobody waits for longer than
+        PATIENCE.
         """
         seen = 0
         while not self._stopped.is_set() and (room := self._room()):
@@ -132,7 +131,7 @@ class Jobs:
 
     def _room(self) -> int:
         with self._lock:
-            return self._at_once - self._busy.total()
+            return BATCH if len(self._queues) < self._at_once else 0
 
     def _lease(self, limit: int) -> Sequence[sa.RowMapping]:
         now = self._now()
@@ -149,47 +148,49 @@ class Jobs:
         return self._uow.run(take)
 
     def _begin(self, row: sa.RowMapping) -> threading.Thread | None:
-        """See to a job, in a thread unless there is to be only one, or put it off."""
+        """See to a job, in its host's thread unless there is to be only one."""
         if self._at_once == 1:
             self._try(row)
             return None
-        key = (str(row["host"]), row["kind"] == JobKind.RELEASE)
+        host = str(row["host"])
         with self._lock:
-            of_host = sum(n for (host, _), n in self._busy.items() if host == key[0])
-            releases = sum(n for (_, release), n in self._busy.items() if release)
-            # What instances wait for is never kept from beginning by hosts that cannot clean up.
-            full = of_host >= A_HOST or (key[1] and releases >= self._at_once // 2)
-            if not full:
-                self._busy[key] += 1
-        if full:
-            until = self._now() + timedelta(seconds=AGAIN)
-            self._uow.run(
-                lambda tx: store.wait(tx, row["id"], self._me, until=until, error=row["error"])
-            )
-            return None
-
-        def work() -> None:
-            try:
-                self._try(row)
-            finally:
-                with self._lock:
-                    self._busy[key] -= 1
-
-        thread = threading.Thread(target=work, name="job", daemon=True)
-        thread.start()
+            if (queue := self._queues.get(host)) is not None:
+                queue.append(row)
+                return None
+            self._queues[host] = deque([row])
+        thread = threading.Thread(target=self._work, args=(host,), name="job", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no more threads: the lease runs out, and somebody tries again
+            with self._lock:
+                del self._queues[host]
+            raise
         return thread
 
-    def _try(self, row: sa.RowMapping) -> None:
+    def _work(self, host: str) -> None:
+        """See to a host's jobs one after another; when it cannot be asked, put the others off."""
+        silent: str | None = None
+        while True:
+            with self._lock:
+                queue = self._queues[host]
+                if not queue or self._stopped.is_set():
+                    del self._queues[host]
+                    return
+                row = queue.popleft()
+            silent = self._try(row, silent) or silent
+
+    def _try(self, row: sa.RowMapping, silent: str | None = None) -> str | None:
+        """Ask about a job, unless its host is ``silent``, for that reason; return why it is now."""
         try:
-            self._see_to(row)
+            heard, error = (None, silent) if silent is not None else self._ask(row)
+            self._record(row, heard, error)
         except Unavailable as bad:
             LOG.warning("Job %s waits: %s", row["uuid"], bad.message)
         except Exception:
             LOG.exception("Job %s failed for a reason nobody foresaw", row["uuid"])
-
-    def _see_to(self, row: sa.RowMapping) -> None:
-        heard, error = self._ask(row)
-        self._record(row, heard, error)
+        else:
+            return error if heard is None else None
+        return None
 
     def _ask(self, row: sa.RowMapping) -> tuple[Heard | None, str | None]:
         """Ask the agent; None is that it cannot be asked."""

@@ -48,12 +48,15 @@ def record(tx: sa.Connection, report: Report, now: datetime) -> Outcome:
     """Bring the tables to the report and mark the providers that change."""
     known = _read(tx, report.host)
     relevant = _without_silent(known.stored, report, known.programming)
-    steps: Sequence[Step] = inventory.plan(report.devices, relevant, known.bound)
+    # A device that is being programmed may leave the bus, or show any part of itself, and what
+    # comes back before the end must not be open: it is left as it is, and asked for at the end.
+    told = [device for device in report.devices if device.address not in known.programming]
+    steps: Sequence[Step] = inventory.plan(told, relevant, known.bound)
     going = {known.ids[s.key] for s in steps if isinstance(s, Remove) and s.key[0] == HANDLE}
     if owned := attach_handles.lock(tx, going):
         # Claimed since they were read. They cannot be claimed any longer now, so this plan holds.
         taken = {key for key, id_ in known.ids.items() if key[0] == HANDLE and id_ in owned}
-        steps = inventory.plan(report.devices, relevant, known.bound | taken)
+        steps = inventory.plan(told, relevant, known.bound | taken)
     steps, remarks = _without_ghosts(known.stored, steps)
     if not steps:
         return Outcome(0, "nothing new", remarks)
@@ -95,19 +98,18 @@ def _without_silent(
 ) -> dict[Key, Stored]:
     """Leave out what belongs to backends that cannot see at present, unless it is reported.
 
-    And devices that are being programmed: one may leave the bus for that, and what comes back
-    before the end must not be open. They are given out by nobody meanwhile.
+    And devices that are being programmed, reported or not.
 
     An agent sends what a sick backend saw last; one that has just started has nothing to send, and
     that its driver fails does not mean that the devices are gone.
     """
     silent = {b.name for b in report.backends if b.status is not BackendStatus.READY}
     reported = {device.address for device in report.devices}
-    kept = {
+    kept = set(programming) | {
         key[1]
         for key, known in stored.items()
         if isinstance(known.value, Device)
-        and (known.value.backend in silent or key[1] in programming)
+        and known.value.backend in silent
         and key[1] not in reported
     }
     return {key: known for key, known in stored.items() if key[1] not in kept}

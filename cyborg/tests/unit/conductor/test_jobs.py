@@ -6,6 +6,7 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 
+from cyborg.conductor.jobs import Jobs
 from cyborg.core.errors import Invalid, NoHandle, NotFound, TimedOut
 from cyborg.db import schema
 from cyborg.fixtures import rows
@@ -353,3 +354,12 @@ def test_a_silent_host_does_not_hold_up_another(light: Conductors) -> None:
     for thread in threading.enumerate():
         if thread.name == "job":
             thread.join(20)
+
+
+def test_many_binds_of_one_host_are_begun_at_once(light: Conductors) -> None:
+    cards = [light.card(address=f"0000:{n:02x}:00.0", handles=4) for n in range(16)]
+    light.jobs = Jobs(light.conf, light.uow, light.workers, now=light.now)
+    for card in cards:
+        light.bind(card)
+    assert light.jobs.run_once() == 16
+    assert light.states() == {"Bound": 16}

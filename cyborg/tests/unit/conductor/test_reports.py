@@ -258,3 +258,7 @@ def test_a_device_that_leaves_the_bus_to_be_programmed_stays(engine: sa.Engine) 
     host.tell(hosts)
     (part,) = rows.read(engine, schema.deployables)
     assert (part["job_id"], part["draining"]) == (job, False)
+    # Nor does a device that shows itself without its part open what comes back.
+    host.tell(hosts, replace(card(0), deployables=()))
+    host.tell(hosts, card(0))
+    assert [row["job_id"] for row in rows.read(engine, schema.deployables)] == [job]

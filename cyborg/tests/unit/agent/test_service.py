@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,15 @@ def test_a_file_that_is_not_there_ends_the_command(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.fixture
+def not_under_nohup() -> Iterator[None]:
+    """Let children hear SIGHUP even if whoever runs the tests does not."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("not_under_nohup")
 def test_signals_without_a_broker(config: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-u", "-m", "cyborg.cmd.agent", "--config-file", str(config)],

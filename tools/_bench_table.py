@@ -2,10 +2,13 @@
 """The findings of ``tools/bench boot`` as text, and as tables of the documentation."""
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 Found = Mapping[str, Any]
+Table = tuple[str, Sequence[str], list[list[str]]]
+"""Title, head and rows."""
+
 TITLES = {"cloud": "MariaDB and RabbitMQ", "standalone": "Stand-alone"}
 OUR_CPU = ("api", "conductor", "database", "standalone")
 """Whose CPU time the figure to reach adds up; in the stand-alone service that is one process."""
@@ -50,7 +53,17 @@ def ratios(cells: Sequence[Found]) -> list[dict[str, Any]]:
     return found
 
 
-def _tables(found: Found) -> Iterator[tuple[str, Sequence[str], list[list[str]]]]:
+def _in_answers(found: Found, floor: Found) -> float:
+    """Return the CPU time of a cycle, the least of any number of others, in time of bare answers.
+
+    So that machines of different speed can be compared.
+    """
+    same = ("mode", "concurrency")
+    cells = [c for c in found["cells"] if all(c[key] == floor[key] for key in same)]
+    return min(map(our_cpu, cells)) / 1000 * float(floor["answers_per_second"])
+
+
+def _tables(found: Found) -> Iterator[Table]:
     """Yield title, head and rows of each table."""
     for mode, title in TITLES.items():
         cells = [cell for cell in found["cells"] if cell["mode"] == mode]
@@ -74,9 +87,13 @@ def _tables(found: Found) -> Iterator[tuple[str, Sequence[str], list[list[str]]]
         yield f"{title}: each figure but the first three is of one cycle", head, rows
     if found["floor"]:
         head = ["Mode", "At once", "Commits/s", "Bare calls/s", "Bare answers/s"]
+        head += ["CPU sum in bare answers"]
         keys = ("commits_per_second", "calls_per_second", "answers_per_second")
         rows = [
-            [one["mode"], str(one["concurrency"]), *(f"{one[key]:.0f}" for key in keys)]
+            [
+                *(one["mode"], str(one["concurrency"]), *(f"{one[key]:.0f}" for key in keys)),
+                f"{_in_answers(found, one):.0f}",
+            ]
             for one in found["floor"]
         ]
         yield "The floor, measured in the same run", head, rows
@@ -102,7 +119,18 @@ def _tables(found: Found) -> Iterator[tuple[str, Sequence[str], list[list[str]]]
 def text(found: Found) -> Iterator[str]:
     """Yield the lines of all tables."""
     yield _machine(found)
-    for title, head, rows in _tables(found):
+    yield from as_text(_tables(found))
+
+
+def rst(found: Found) -> Iterator[str]:
+    """Yield the lines of all tables as reStructuredText."""
+    yield _machine(found)
+    yield from as_rst(_tables(found))
+
+
+def as_text(tables: Iterable[Table]) -> Iterator[str]:
+    """Yield the lines of tables."""
+    for title, head, rows in tables:
         widths = [max(len(row[n]) for row in (head, *rows)) for n in range(len(head))]
         yield ""
         yield title
@@ -110,10 +138,9 @@ def text(found: Found) -> Iterator[str]:
             yield "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
 
 
-def rst(found: Found) -> Iterator[str]:
-    """Yield the lines of all tables as reStructuredText."""
-    yield _machine(found)
-    for title, head, rows in _tables(found):
+def as_rst(tables: Iterable[Table]) -> Iterator[str]:
+    """Yield the lines of tables as reStructuredText."""
+    for title, head, rows in tables:
         yield ""
         yield f".. list-table:: {title}"
         yield "   :header-rows: 1"
@@ -123,12 +150,17 @@ def rst(found: Found) -> Iterator[str]:
                 yield f"   {'-' if n else '* -'} {cell}".replace("   -", "     -", 1)
 
 
+def processors(about: Found) -> str:
+    """Tell in words what ``_bench_boot.machine`` found."""
+    return f"{about['processors']} processors ({about['model']}), Python {about['python']}"
+
+
 def _machine(found: Found) -> str:
     about = found["machine"]
     servers = {name for mode in TITLES if mode in about for name in about[mode]}
     with_ = f", {', '.join(sorted(servers))}" if servers else ""
     median = statistics.median(cell["cycles"] for cell in found["cells"])
     return (
-        f"{about['processors']} processors ({about['model']}), Python {about['python']}{with_}; "
+        f"{processors(about)}{with_}; "
         f"the load was {about['load']:.1f} before; a cell has {median:.0f} cycles (median)."
     )

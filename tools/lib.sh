@@ -101,12 +101,24 @@ PY
 
 # pip_install TEXT ARGUMENT...: pip install into the environment of make_venv, from the root.
 pip_install() {
-    local text=$1 constraints=() scratch failed=0
+    local text=$1 constraints=()
     shift
     [ -f "$ROOT/constraints.txt" ] && constraints=(-c "$ROOT/constraints.txt")
+    (
+        cd "$ROOT" || exit 1
+        step "$text" "${VENV_PIP[@]}" install --disable-pip-version-check --no-input \
+            ${constraints[@]+"${constraints[@]}"} "$@"
+    )
+}
+
+# pip_install_project TEXT ARGUMENT...: the project alone; what it needs is there already.
+pip_install_project() {
+    local text=$1 scratch failed=0
+    shift
     scratch=$(mktemp -d "${TMPDIR:-/tmp}/build.XXXXXX") || return 1
     # What setuptools leaves in a checkout (build, egg-info) comes back as stale modules and stale
-    # entry points at the next installation.
+    # entry points at the next installation. Every source that one pip builds would share this
+    # folder, and take our modules along: so nothing else may be built here.
     printf '[build]\nbuild_base = %s\n[egg_info]\negg_base = %s\n' "$scratch" "$scratch" \
         >"$scratch/dist.cfg"
     (
@@ -118,8 +130,7 @@ pip_install() {
             PBR_VERSION=$(sed -n 's/^version = //p' setup.cfg)
             export PBR_VERSION
         fi
-        step "$text" "${VENV_PIP[@]}" install --disable-pip-version-check --no-input \
-            ${constraints[@]+"${constraints[@]}"} "$@"
+        pip_install "$text" --no-deps "$@"
     ) || failed=1
     rm -rf "$scratch"
     return "$failed"
@@ -132,7 +143,7 @@ current() { [ -f "$1" ] && [ "$(cat "$1")" = "$2" ]; }
 test_venv() {
     local dir=$1 wanted
     local inputs=(requirements.txt test-requirements.txt doc/requirements.txt constraints.txt
-        setup.cfg setup.py pyproject.toml)
+        setup.cfg setup.py pyproject.toml tools/lib.sh)
     wanted=$(fingerprint "${inputs[@]}")
     if current "$dir/.made-from" "$wanted"; then
         say "Environment $dir ... up to date"
@@ -140,6 +151,7 @@ test_venv() {
     fi
     make_venv "$dir" || return 1
     pip_install "Installing into $dir (minutes, the first time)" \
-        -r test-requirements.txt -r doc/requirements.txt -e . || return 1
+        -r requirements.txt -r test-requirements.txt -r doc/requirements.txt || return 1
+    pip_install_project "Installing this project" -e . || return 1
     printf '%s\n' "$wanted" >"$dir/.made-from"
 }

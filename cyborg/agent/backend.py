@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One backend: a loop of discoveries in a thread of its own, and a watch over each of them.
+"""One backend: a loop in a thread of its own that discovers and measures, and a watch over it.
 
 A driver that raises or takes too long puts its own backend into ERROR, and its devices stay as they
 were seen last. A call that hangs cannot be ended in Python; its thread is left alone and no other
@@ -9,12 +9,14 @@ call is made until it returns, so that a sick driver never costs more than one t
 import json
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from oslo_log import log
 
+from cyborg.agent.measuring import Measuring
 from cyborg.core import wire
 from cyborg.core.device import Device
 from cyborg.core.errors import CyborgError, DriverFailed
@@ -46,22 +48,34 @@ class Backend:
         interval: float,
         timeout: float,
         changed: Callable[[], None] = lambda: None,
+        *,
+        health_interval: float = 10.0,
+        health_quiet: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``interval`` is between discoveries, ``timeout`` for one of them; both in seconds."""
+        """``interval`` is between discoveries, ``timeout`` for one of them; both in seconds.
+
+        ``health_interval`` is between measurements, if the driver measures; a device that was sick
+        must be well for ``health_quiet``, by ``clock``.
+        """
         self.driver = driver
         self.name = driver.backend
         self._interval = interval
         self._timeout = timeout
         self._changed = changed
+        self._health_interval = health_interval
+        self._measuring = Measuring(driver, health_quiet, clock)
+        self._measures = False  # as far as the driver said last
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._stopped = threading.Event()
-        self._number = 0  # of the discovery that began last
+        self._number = 0  # of the discovery or measurement that began last
         self._busy = False  # it has not ended
         self._overdue = False  # ... in time
         self._next: list[Done] = []
         self._waiting: list[Done] = []
-        self._view = View(BackendState(self.name, driver.name, BackendStatus.DISCOVERING))
+        self._found = View(BackendState(self.name, driver.name, BackendStatus.DISCOVERING))
+        self._view = self._found
         self._thread = threading.Thread(target=self._run, name=f"backend-{self.name}", daemon=True)
 
     @property
@@ -79,7 +93,7 @@ class Backend:
         self._wake.set()
 
     def join(self, seconds: float) -> bool:
-        """Wait for the discovery in progress; tell whether it ended in time."""
+        """Wait for what is in progress; tell whether it ended in time."""
         if self._thread.ident is not None:
             self._thread.join(seconds)
         return not self._thread.is_alive()
@@ -98,19 +112,37 @@ class Backend:
         self._wake.set()
 
     def _run(self) -> None:
-        while not self._stopped.is_set():
+        while True:
+            # In this order: a stop that comes between the two must not be forgotten.
             self._wake.clear()
-            with self._lock:
-                self._number += 1
-                self._busy = True
+            if self._stopped.is_set():
+                return
+            self._watched("discovery", self._look, discovers=True)
+            self._pause()
+
+    def _pause(self) -> None:
+        """Wait until the next discovery is due or wanted, and measure meanwhile."""
+        end = time.monotonic() + self._interval
+        while not self._wake.is_set() and (left := end - time.monotonic()) > 0:
+            if not self._measures or left <= self._health_interval:
+                # A discovery measures too.
+                self._wake.wait(left)
+            elif not self._wake.wait(self._health_interval):
+                self._watched("measuring health", self._measure)
+
+    def _watched(self, what: str, act: Callable[[], View], *, discovers: bool = False) -> None:
+        """Take the view that an act comes to, or, once that takes too long, an error."""
+        with self._lock:
+            self._number += 1
+            self._busy = True
+            if discovers:
                 self._waiting, self._next = self._next, []
-            watch = threading.Timer(self._timeout, self._hangs, (self._number,))
-            watch.daemon = True
-            watch.start()
-            view = self._look()
-            watch.cancel()
-            self._settle(self._number, view, over=True)
-            self._wake.wait(self._interval)
+        watch = threading.Timer(self._timeout, self._hangs, (self._number, what))
+        watch.daemon = True
+        watch.start()
+        view = act()
+        watch.cancel()
+        self._settle(self._number, view, over=True)
 
     def _look(self) -> View:
         """Ask the driver; whatever it does ends here."""
@@ -122,21 +154,35 @@ class Backend:
             )
         except Exception as bad:
             LOG.debug("%s: discovery failed", self.name, exc_info=True)
-            return self._failed(words(bad))
-        error = "; ".join(complaints)[:MAX_ERROR] or None
-        state = BackendState(self.name, self.driver.name, BackendStatus.READY, error)
-        return View(state, devices)
+            self._found = View(self._error(words(bad)), self._found.devices)
+        else:
+            error = "; ".join(complaints)[:MAX_ERROR] or None
+            state = BackendState(self.name, self.driver.name, BackendStatus.READY, error)
+            self._found = View(state, devices)
+        # Before anybody sees them: a sick device must not be open for a moment at the start.
+        return self._measure()
 
-    def _hangs(self, number: int) -> None:
-        """Tell that a discovery takes too long; it may still return some day, and counts then."""
-        self._settle(number, self._failed(f"discovery takes longer than {self._timeout:g} s"))
+    def _measure(self) -> View:
+        """Return what was discovered last, in the health that it is in now."""
+        state, devices = self._found.state, self._found.devices
+        try:
+            self._measures = self._measuring.look(devices)
+        except Exception as bad:
+            LOG.debug("%s: measuring health failed", self.name, exc_info=True)
+            said = [*([state.error] if state.error else []), f"health: {words(bad)}"]
+            state = replace(state, error="; ".join(said)[:MAX_ERROR])
+        return View(state, self._measuring.over(devices))
 
-    def _failed(self, message: str) -> View:
-        state = BackendState(self.name, self.driver.name, BackendStatus.ERROR, message[:MAX_ERROR])
-        return View(state, self._view.devices)
+    def _hangs(self, number: int, what: str) -> None:
+        """Tell that an act takes too long; it may still return some day, and counts then."""
+        state = self._error(f"{what} takes longer than {self._timeout:g} s")
+        self._settle(number, View(state, self._view.devices))
+
+    def _error(self, message: str) -> BackendState:
+        return BackendState(self.name, self.driver.name, BackendStatus.ERROR, message[:MAX_ERROR])
 
     def _settle(self, number: int, view: View, *, over: bool = False) -> None:
-        """Take a new view, unless the discovery of this number ended before it."""
+        """Take a new view, unless the act of this number ended before it."""
         with self._lock:
             if number != self._number or not self._busy:
                 return

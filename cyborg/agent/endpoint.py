@@ -9,7 +9,7 @@ from cyborg.agent.backend import Backend
 from cyborg.agent.inventory import collect
 from cyborg.agent.jobs import Jobs
 from cyborg.core.errors import NotFound
-from cyborg.core.hardware import describe
+from cyborg.core.hardware import answer
 from cyborg.core.job import load_work
 from cyborg.core.report import BackendState
 
@@ -41,10 +41,13 @@ class Agent:
         return {"status": "IN-PROGRESS", "discovery_id": uuid}
 
     def hardware(self, ctxt: Any, driver: str | None = None) -> dict[str, Any]:
-        """Return what backends saw last, ready for use or not. Raises NotFound."""
+        """Return what backends saw last, and how these are doing. Raises NotFound."""
         names = {backend.name for backend in self._meant(driver)}
-        devices = collect([backend.view for backend in self._backends]).devices
-        return {"hardware": [describe(device) for device in devices if device.backend in names]}
+        seen = collect([backend.view for backend in self._backends])
+        return answer(
+            [device for device in seen.devices if device.backend in names],
+            [state for state in seen.states if state.name in names],
+        )
 
     def job(
         self, ctxt: Any, job: str, kind: str, arguments: Any, seconds: float

@@ -6,24 +6,29 @@ from dataclasses import dataclass, replace
 
 from cyborg.agent.backend import MAX_ERROR, View
 from cyborg.core import wire
-from cyborg.core.device import Device
+from cyborg.core.device import Device, HandleType
+from cyborg.core.identity import Identity
 from cyborg.core.report import BackendState, BackendStatus
 
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """The host's backends and devices. ``digest`` is None while no backend has anything to say."""
+    """The host's backends and devices, and by which names it is known.
+
+    ``digest`` is None while no backend has anything to say.
+    """
 
     states: tuple[BackendState, ...]
     devices: tuple[Device, ...]
     digest: str | None
+    identity: Identity
 
 
-def collect(views: Sequence[View]) -> Inventory:
+def collect(views: Sequence[View], identity: Identity = wire.NOBODY) -> Inventory:
     """Put the views together, in the order in which the backends are configured.
 
-    Of two that see the same device, or parts of the same address, the first has it; the other's
-    state says so.
+    Of two that see the same device, parts of the same address, or offer the same PCI function, the
+    first has it; the other's state says so.
     """
     owners: dict[str, str] = {}
     parts: dict[str, str] = {}
@@ -33,16 +38,30 @@ def collect(views: Sequence[View]) -> Inventory:
         name = view.state.name
         lost: list[str] = []
         for device in view.devices:
-            held = next((parts[p.address] for p in device.deployables if p.address in parts), None)
+            claimed = _claimed(device)
+            held = next((parts[one] for one in claimed if one in parts), None)
             first = owners.get(device.address, held)
             if first is not None:
                 lost.append(f"{device.address} is left out: backend {first} has it already")
                 continue
             owners[device.address] = name
-            parts.update(dict.fromkeys((p.address for p in device.deployables), name))
+            parts.update(dict.fromkeys(claimed, name))
             devices.append(device)
         error = "; ".join([*([view.state.error] if view.state.error else []), *lost])
         states.append(replace(view.state, error=error[:MAX_ERROR] or None))
     silent = bool(states) and all(s.status is BackendStatus.DISCOVERING for s in states)
-    digest = None if silent else wire.digest(devices, states)
-    return Inventory(tuple(states), tuple(devices), digest)
+    digest = None if silent else wire.digest(devices, states, identity)
+    return Inventory(tuple(states), tuple(devices), digest, identity)
+
+
+def _claimed(device: Device) -> list[str]:
+    """Return what no other backend can have, too: a function given away twice would be two's."""
+    return [
+        *(part.address for part in device.deployables),
+        *(
+            handle.address
+            for part in device.deployables
+            for handle in part.handles
+            if handle.type is HandleType.PCI
+        ),
+    ]

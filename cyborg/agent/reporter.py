@@ -14,6 +14,7 @@ from cyborg.agent.backend import Backend
 from cyborg.agent.inventory import Inventory, collect
 from cyborg.core import wire
 from cyborg.core.errors import CyborgError, Stale, Unavailable
+from cyborg.core.identity import Identity
 from cyborg.core.report import BackendState, Report
 from cyborg.rpc.contract import AGENT
 
@@ -62,15 +63,22 @@ class Reporter:
         conductor: Conductor,
         backends: Sequence[Backend],
         clock: Callable[[], float] = time.monotonic,
+        identity: Callable[[], Identity] = lambda: wire.NOBODY,
     ) -> None:
-        """``clock`` counts seconds upwards; it decides only how often trouble is logged."""
+        """``clock`` counts seconds upwards; it decides only how often trouble is logged.
+
+        ``identity`` is asked before each hello by which names the host is known.
+        """
         self.epoch = str(uuid.uuid4())
         self._host = host
         self._endpoint = endpoint
         self._conductor = conductor
         self._backends = backends
         self._clock = clock
+        self._identity = identity
         self._generation = 0
+        self._told: str | None = None  # the digest that this life reported last
+        self._interval = 0.0  # between two hellos, as the conductor said
         self._outcomes: deque[tuple[str, BackendState]] = deque(maxlen=MAX_WAITING)
         self._ended: deque[tuple[str, str, str | None]] = deque(maxlen=MAX_WAITING)
         self._pause = FIRST_PAUSE
@@ -128,15 +136,17 @@ class Reporter:
         return interval
 
     def _talk(self) -> float:
-        inventory = collect([backend.view for backend in self._backends])
-        answer = self._hello(inventory)
-        if answer["report"] and inventory.digest is not None:
-            try:
-                self._report(inventory, inventory.digest)
-            except Stale:
-                # Somebody spoke for this host meanwhile; a hello makes this life the valid one.
-                self._hello(inventory)
-                self._report(inventory, inventory.digest)
+        inventory = collect([backend.view for backend in self._backends], self._identity())
+        if not self._report_news(inventory):
+            answer = self._hello(inventory)
+            self._interval = float(answer["interval"])
+            if answer["report"] and inventory.digest is not None:
+                try:
+                    self._report(inventory, inventory.digest)
+                except Stale:
+                    # Somebody spoke for this host meanwhile; a hello makes this life the valid one.
+                    self._hello(inventory)
+                    self._report(inventory, inventory.digest)
         self._tell_of_jobs()
         while self._outcomes:
             discovery_id, state = self._outcomes[0]
@@ -147,7 +157,22 @@ class Reporter:
             except CyborgError as bad:
                 LOG.warning("The conductor wants no word of %s: %s", discovery_id, bad.message)
             self._outcomes.popleft()
-        return float(answer["interval"])
+        return self._interval
+
+    def _report_news(self, inventory: Inventory) -> bool:
+        """Report at once what a hello would only ask for; tell whether the conductor took it.
+
+        It is as good a heartbeat as a hello. Who speaks for the first time says hello first, and so
+        does whose report is refused or lost: the conductor may know another life.
+        """
+        news = inventory.digest
+        if self._told is None or news is None or news == self._told:
+            return False
+        try:
+            self._report(inventory, news)
+        except Stale:
+            return False
+        return True
 
     def _tell_of_jobs(self) -> None:
         while self._ended:
@@ -175,6 +200,7 @@ class Reporter:
 
     def _report(self, inventory: Inventory, digest: str) -> None:
         self._generation += 1
+        self._told = None
         LOG.info("Report %d: %d devices", self._generation, len(inventory.devices))
         report = Report(
             host=self._host,
@@ -183,8 +209,10 @@ class Reporter:
             digest=digest,
             backends=inventory.states,
             devices=inventory.devices,
+            identity=inventory.identity,
         )
         self._conductor.report(wire.dump_report(report))
+        self._told = digest
 
     def _trouble(self, message: str) -> float:
         now = self._clock()

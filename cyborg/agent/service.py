@@ -8,12 +8,14 @@ from typing import Any
 from oslo_config import cfg
 from oslo_log import log
 
-from cyborg.agent import backends
+from cyborg.agent import backends, outside
 from cyborg.agent.backend import Backend
 from cyborg.agent.checkpoint import BOOT_ID, Checkpoint
 from cyborg.agent.endpoint import Agent
+from cyborg.agent.identity import Names
 from cyborg.agent.jobs import Jobs
 from cyborg.agent.reporter import LONGEST_PAUSE, Conductor, Reporter
+from cyborg.agent.watch import Watch
 from cyborg.core.errors import Unavailable
 from cyborg.rpc.server import Server, make_server
 from cyborg.rpc.transport import Transport
@@ -48,6 +50,8 @@ class AgentService:
         self._backends: list[Backend] = []
         self._reporter: Reporter | None = None
         self._jobs: Jobs | None = None
+        self._watch: Watch | None = None
+        self._outside: outside.Outside | None = None
 
     def start(self) -> None:
         """Begin, and return at once; a broker or a conductor that is away is waited for.
@@ -57,15 +61,24 @@ class AgentService:
         conf = self._conf
         topic = f"{conf.rpc.topic}.agent"
         found: list[Backend] = []
-        reporter = Reporter(conf.host, f"{topic}.{conf.host}", self._conductor, found)
+        names = Names(conf)
+        reporter = Reporter(
+            conf.host, f"{topic}.{conf.host}", self._conductor, found, identity=names.identity
+        )
+        drivers = backends.load(conf, self._sysfs_root)
+        self._outside = outside.load(conf, [driver.backend for driver in drivers])
+        if self._outside is not None:
+            drivers += self._outside.drivers.values()
         found += [
             Backend(
                 driver,
                 conf.agent.discovery_interval,
                 conf.agent.discovery_timeout,
                 reporter.wake,
+                health_interval=conf.agent.health_interval,
+                health_quiet=conf.agent.health_quiet,
             )
-            for driver in backends.load(conf, self._sysfs_root)
+            for driver in drivers
         ]
         path = Path(conf.state_path, "agent", f"jobs-{conf.host}.json")
         checkpoint = Checkpoint(path, self._boot_id)
@@ -73,6 +86,14 @@ class AgentService:
         self._backends, self._reporter, self._jobs = found, reporter, jobs
         endpoint = Agent(conf.host, found, reporter.discovered, jobs)
         self._server = make_server(self._transport, conf, topic, conf.host, endpoint)
+        if self._outside is not None:
+            by_name = {backend.name: backend for backend in found}
+            self._outside.start(lambda name: by_name[name].rediscover())
+        # The kernel tells of this host alone, and not of a sysfs that stands elsewhere.
+        if conf.agent.watch and Path(self._sysfs_root) == Path("/sys"):
+            self._watch = Watch(found)
+            # Before they discover, so that nothing happens between the two.
+            self._watch.start()
         for backend in found:
             backend.start()
         reporter.start()
@@ -99,7 +120,10 @@ class AgentService:
             self._stopped.wait(2 * PATIENCE)
             return
         self._stopping.set()
-        begun: list[Any] = [one for one in (self._jobs, self._reporter) if one is not None]
+        if self._outside is not None:
+            self._outside.stop()
+        all_ = (self._watch, self._jobs, self._reporter)
+        begun: list[Any] = [one for one in all_ if one is not None]
         for loop in [*self._backends, *begun]:
             loop.stop()
         closing = threading.Thread(target=self._close, name="agent-closing", daemon=True)

@@ -140,10 +140,22 @@ def _parameters(schemas: Schemas, its: Operation) -> list[Schema]:
     queries = {**its.query, **(paging.PARAMETERS if its.paged else {})}
     places = (("path", its.path), ("query", queries))
     return [
-        {"name": name, "in": place, "required": place == "path", "schema": schemas.of(datatype)}
+        {
+            "name": name,
+            "in": place,
+            "required": place == "path",
+            "schema": schemas.of(datatype),
+            **_since(its.later.get(name)),
+        }
         for place, parameters in places
         for name, datatype in parameters.items()
     ]
+
+
+def _since(version: versions.Version | None) -> Schema:
+    if version is None:
+        return {}
+    return {"description": f"From version {'.'.join(map(str, version))} on."}
 
 
 def _body(schemas: Schemas, its: Operation) -> Schema:

@@ -17,6 +17,7 @@ _LINES = r"^[^\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f]*$"
 _PRIMITIVES: Mapping[Any, Schema] = {
     str: {"type": "string"},
     int: {"type": "integer"},
+    bool: {"type": "boolean"},
     datetime: {"type": "string", "format": "date-time"},
 }
 

@@ -28,11 +28,11 @@ class Operation:
     """What an operation takes and gives; the types are WSME's.
 
     ``answer`` is None for an empty one. ``path`` and ``query`` are the parameters of the URL;
-    ``paged`` adds those of pages, which the method gets as ``page``. ``service`` names what
-    takes a service token. A body may be a list of exactly one with ``listed``, may be the one value
-    of an object whose key is ``wrapped``, may have fields that nobody knows with ``lenient``, and
-    may be left out with ``optional``. ``raises`` are the kinds of errors beside those of every
-    operation.
+    ``later`` names those of the query that came with a version of their own, and ``paged`` adds
+    those of pages, which the method gets as ``page``. ``service`` names what takes a service token.
+    A body may be a list of exactly one with ``listed``, may be the one value of an object whose key
+    is ``wrapped``, may have fields that nobody knows with ``lenient``, and may be left out with
+    ``optional``. ``raises`` are the kinds of errors beside those of every operation.
     """
 
     rule: str
@@ -41,6 +41,7 @@ class Operation:
     since: versions.Version = versions.MINIMUM
     path: Mapping[str, Any] = field(default_factory=dict)
     query: Mapping[str, Any] = field(default_factory=dict)
+    later: Mapping[str, versions.Version] = field(default_factory=dict)
     paged: bool = False
     body: Any = None
     listed: bool = False
@@ -85,7 +86,7 @@ def operation(**terms: Any) -> Callable[[Callable[..., Any]], Any]:
             call.caller.require(its.rule)
             if its.service and not call.caller.is_service:
                 raise ServiceTokenRequired(f"{its.service} requires a service token")
-            values = _parameters(its, req, pieces, self.desk.conf.api.max_limit)
+            values = _parameters(its, req, pieces, call.version, self.desk.conf.api.max_limit)
             if its.body is not None:
                 values["body"] = _body(its, req)
             resp.status_int = its.status
@@ -102,12 +103,19 @@ def operation(**terms: Any) -> Callable[[Callable[..., Any]], Any]:
     return decorate
 
 
-def _parameters(its: Operation, req: Request, pieces: tuple[str, ...], most: int) -> dict[str, Any]:
+def _parameters(
+    its: Operation, req: Request, pieces: tuple[str, ...], version: versions.Version, most: int
+) -> dict[str, Any]:
     values = {
         name: types.load(datatype, piece, name)
         for (name, datatype), piece in zip(its.path.items(), pieces, strict=True)
     }
-    known = {**its.query, **(paging.PARAMETERS if its.paged else {})}
+    known = {
+        name: datatype
+        for name, datatype in its.query.items()
+        if version >= its.later.get(name, versions.MINIMUM)
+    }
+    known |= paging.PARAMETERS if its.paged else {}
     given: dict[str, Any] = {}
     for name, text in req.GET.items():
         if name not in known:

@@ -10,11 +10,15 @@ from webob import exc
 from cyborg.api.resource import Desk
 from cyborg.api.v2 import (
     accelerator_requests,
+    accelerators,
     attributes,
+    audits,
     deployables,
     device_profiles,
     devices,
     discoveries,
+    drivers,
+    hardware,
     outbox,
     services,
 )
@@ -25,10 +29,14 @@ Table = Mapping[str, Mapping[str, Callable[..., Any]]]
 def table(desk: Desk) -> Table:
     """Return the operations by path and method; a star stands for one name or uuid."""
     arqs = accelerator_requests.Controller(desk)
+    accelerator = accelerators.Controller(desk)
     attribute = attributes.Controller(desk)
+    audit = audits.Controller(desk)
     deployable = deployables.Controller(desk)
     device = devices.Controller(desk)
     discovery = discoveries.Controller(desk)
+    driver = drivers.Controller(desk)
+    hardware_ = hardware.Controller(desk)
     message = outbox.Controller(desk)
     profile = device_profiles.Controller(desk)
     service = services.Controller(desk)
@@ -44,8 +52,12 @@ def table(desk: Desk) -> Table:
             "PATCH": arqs.patch_one,
             "DELETE": arqs.delete,
         },
+        "accelerators": {"GET": accelerator.find},
+        "accelerators/*": {"GET": accelerator.get, "PATCH": accelerator.update},
         "attributes": {"GET": attribute.find, "POST": attribute.create},
         "attributes/*": {"GET": attribute.get, "DELETE": attribute.delete},
+        "audits": {"GET": audit.find, "POST": audit.create},
+        "audits/*": {"GET": audit.get},
         "deployables": {"GET": deployable.find},
         "deployables/*": {"GET": deployable.get},
         "deployables/*/program": {"PATCH": deployable.program},
@@ -62,6 +74,9 @@ def table(desk: Desk) -> Table:
         "devices/*/enable": {"POST": device.enable},
         "discoveries": {"POST": discovery.create},
         "discoveries/*": {"GET": discovery.get},
+        "drivers": {"GET": driver.find},
+        "drivers/*": {"GET": driver.get},
+        "hardware": {"GET": hardware_.find},
         "outbox": {"GET": message.find},
         "outbox/*": {"DELETE": message.delete},
         "outbox/*/retry": {"POST": message.retry},

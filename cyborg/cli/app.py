@@ -9,7 +9,7 @@ from typing import Any
 
 from cliff import app, commandmanager
 
-from cyborg.cli.rest import LATEST, Rest
+from cyborg.cli.rest import LATEST, PATIENCE, Rest
 
 LOG = logging.getLogger(__name__)
 
@@ -43,8 +43,10 @@ class Cyborg(app.App):
         # No abbreviations: the options of an authentication plug-in come and go with its name.
         parser = super().build_option_parser(description, version, {"allow_abbrev": False})
         config.OpenStackConfig().register_argparse_arguments(parser, self._argv, ["accelerator"])
-        parser.set_defaults(os_accelerator_api_version=None)
+        parser.set_defaults(os_accelerator_api_version=None, timeout=None)
         for action in parser._actions:
+            if action.dest == "timeout":
+                action.help = f"Seconds for one call of the service, default {PATIENCE:g}"
             if action.dest == "os_accelerator_api_version":
                 action.help = f"Microversion of the API that is asked for, default {LATEST}"
         return parser
@@ -76,11 +78,17 @@ class Cyborg(app.App):
 def main(argv: list[str] | None = None) -> int:
     """Run one command; return its exit code: 0 done, 1 refused or failed, 2 misused."""
     words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        " ".join(words).encode()
+    except UnicodeEncodeError:
+        # Not the words themselves: one may be a password.
+        sys.stderr.write("cyborg: the command line is not UTF-8\n")
+        return 2
     from openstack import exceptions
 
     try:
         application = Cyborg(words)
     except exceptions.ConfigException as bad:
         sys.stderr.write(f"cyborg: {bad}\n")
-        return 1
+        return 2
     return application.run(words or ["help"])

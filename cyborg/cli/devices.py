@@ -17,9 +17,18 @@ SHORT: shown.Columns = (
     ("Model", "model"),
     ("Host", "hostname"),
     ("Status", "status"),
+    ("State", "state"),
 )
 LONG: shown.Columns = (
     *SHORT,
+    ("State reasons", "state_reasons"),
+    ("Health", "health"),
+    ("Health reason", "health_reason"),
+    ("Health since", "health_since"),
+    ("Address", "address"),
+    ("Backend", "backend"),
+    ("NUMA node", "numa_node"),
+    ("Serial", "serial"),
     ("Board", "std_board_info"),
     ("Vendor board", "vendor_board_info"),
     ("Created", "created_at"),
@@ -36,13 +45,23 @@ class List(lister.Lister):
         parser.add_argument("--type", help="only this type, such as GPU, FPGA or NIC")
         parser.add_argument("--vendor", help="only this vendor id, such as 10de")
         parser.add_argument("--host", help="only the devices of this host")
-        parser.add_argument("--long", action="store_true", help="show what the board is, too")
+        parser.add_argument("--address", help="only those at this address, such as 0000:3b:00.0")
+        parser.add_argument("--status", choices=("enabled", "maintaining"), help="only these")
+        parser.add_argument("--health", choices=("ok", "unhealthy", "unknown"), help="only these")
+        parser.add_argument("--long", action="store_true", help="show all that is known of each")
         return parser
 
     def take_action(self, args: argparse.Namespace) -> Any:
         """Ask and show."""
         rows = self.app.rest.rows(
-            PATH, "devices", type=args.type, vendor=args.vendor, hostname=args.host
+            PATH,
+            "devices",
+            type=args.type,
+            vendor=args.vendor,
+            hostname=args.host,
+            address=args.address,
+            status=args.status,
+            health=args.health,
         )
         return shown.table(LONG if args.long else SHORT, rows)
 

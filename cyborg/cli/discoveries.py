@@ -2,13 +2,14 @@
 """``cyborg discover-services``: tell agents to look at their hardware now."""
 
 import argparse
-import time
+from functools import partial
 from typing import Any
 
 from cliff import lister
 
-from cyborg.cli import shown
-from cyborg.cli.rest import Refused, at
+from cyborg.cli import seconds, shown
+from cyborg.cli.rest import at
+from cyborg.cli.waiting import Progress, wait
 
 PATH = "/discoveries"
 SHORT: shown.Columns = (
@@ -31,8 +32,9 @@ class Create(lister.Lister):
         parser.add_argument("--driver", help="only the backends of this driver")
         parser.add_argument("--wait", action="store_true", help="wait until all have answered")
         parser.add_argument(
-            "--timeout",
-            type=float,
+            # Not --timeout: that is a global option, for one call.
+            "--within",
+            type=seconds.parse,
             default=120.0,
             metavar="SECONDS",
             help="with --wait, for how long at most (120)",
@@ -44,28 +46,16 @@ class Create(lister.Lister):
         wanted = {"host": args.host, "driver": args.driver}
         made = self.app.rest.call("POST", PATH, {k: v for k, v in wanted.items() if v is not None})
         path = at(PATH, made["uuid"])
-        found = self._wait(path, args.timeout) if args.wait else self.app.rest.call("GET", path)
+        found = self._wait(path, args.within) if args.wait else self.app.rest.call("GET", path)
         rows = [{"uuid": made["uuid"], **row} for row in found["backends"]]
         return shown.table(SHORT, rows)
 
-    def _wait(self, path: str, timeout: float) -> dict[str, Any]:
-        from rich import console, progress
+    def _wait(self, path: str, within: float) -> dict[str, Any]:
+        def look(found: dict[str, Any]) -> Progress:
+            rows = found["backends"]
+            done = sum(row["state"] != PENDING for row in rows)
+            late = f"{len(rows) - done} backends are silent"
+            return Progress(done, len(rows), late if found["state"] == PENDING else None)
 
-        end = time.monotonic() + timeout
-        bar = progress.Progress(
-            *progress.Progress.get_default_columns(),
-            console=console.Console(stderr=True),
-            transient=True,
-        )
-        with bar:
-            task = bar.add_task("discovering", total=None)
-            while True:
-                found: dict[str, Any] = self.app.rest.call("GET", path)
-                rows = found["backends"]
-                done = sum(row["state"] != PENDING for row in rows)
-                bar.update(task, completed=done, total=len(rows) or None)
-                if found["state"] != PENDING:
-                    return found
-                if time.monotonic() > end:
-                    raise Refused(f"{len(rows) - done} backends are silent after {timeout:g} s")
-                time.sleep(0.2)
+        ask = partial(self.app.rest.call, "GET", path)
+        return wait(ask, look, "discovering", within=within, pause=0.2)

@@ -21,7 +21,7 @@ def parse(text: str) -> dict[str, str]:
 def _json(text: str) -> dict[str, str]:
     try:
         value = json.loads(text)
-    except ValueError as bad:
+    except (ValueError, RecursionError) as bad:
         raise argparse.ArgumentTypeError(f"not JSON: {bad}") from bad
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError("a JSON group must be one object")

@@ -8,15 +8,34 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlsplit
 
+from cyborg.core.text import clean
+
 # The newest microversion whose answers these commands know how to show.
 LATEST = "2.4"
 SERVICE = "accelerator"
+
+# Seconds for one call, unless the command line or clouds.yaml says otherwise.
+PATIENCE = 180.0
 
 _VERSIONED = re.compile(r"/v2(\.\d+)?/?$")
 
 
 class Refused(Exception):
     """The service or the way to it said no; the text is one line for the person at the keyboard."""
+
+
+class Answer(dict[str, Any]):
+    """What the service answers: an object that has what its version promises.
+
+    Raises Refused for a key that it lacks: then something else answers, such as a proxy.
+    """
+
+    def __init__(self, body: Mapping[str, Any], url: str) -> None:
+        super().__init__(body)
+        self._url = url
+
+    def __missing__(self, key: str) -> Any:
+        raise Refused(f"{self._url} answered without {key!r}: this is not what was asked")
 
 
 class Rest:
@@ -37,7 +56,7 @@ class Rest:
         body: Any = None,
         params: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Return what the service answers, decoded; None for an empty body. Raises Refused.
+        """Return what the service answers: an Answer, or None for an empty body. Raises Refused.
 
         ``path`` starts below the version, such as ``/devices``. ``params`` whose value is None
         are left out.
@@ -61,9 +80,12 @@ class Rest:
         if not answer.content:
             return None
         try:
-            return answer.json()
-        except ValueError as bad:
+            found = answer.json()
+        except (ValueError, RecursionError) as bad:
             raise Refused(f"{answer.url} answered something that is not JSON") from bad
+        if not isinstance(found, dict):
+            raise Refused(f"{answer.url} answered JSON that is no object")
+        return Answer(found, answer.url)
 
     def rows(self, path: str, key: str, **params: Any) -> list[dict[str, Any]]:
         """Return every row of a collection, page after page. Raises Refused."""
@@ -76,7 +98,9 @@ class Rest:
             links = {link["rel"]: link["href"] for link in page.get(f"{key}_links", ())}
             if "next" not in links:
                 return
-            params = dict(parse_qsl(urlsplit(links["next"]).query))
+            before, params = params, dict(parse_qsl(urlsplit(links["next"]).query))
+            if params == before:
+                raise Refused(f"the page of {path} behind this one is this one again")
 
     def _accelerator(self) -> Any:
         if self._adapter is None:
@@ -87,8 +111,11 @@ class Rest:
 
             try:
                 cloud = config.OpenStackConfig().get_one(argparse=self._options)
+                session = cloud.get_session()
+                # --timeout does not reach it: the SDK looks for that in the parser's own object.
+                session.timeout = self._options.timeout or session.timeout or PATIENCE
                 self._adapter = adapter.Adapter(
-                    cloud.get_session(),
+                    session,
                     service_type=cloud.get_service_type(SERVICE),
                     service_name=cloud.get_service_name(SERVICE),
                     interface=cloud.get_interface(SERVICE),
@@ -126,9 +153,10 @@ def fault(status: int, text: str) -> str:
         if isinstance(message, dict):
             inner = message.get("error", message)
             message = inner.get("faultstring") or inner.get("message")
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         message = None
-    said = str(message) if message else (text.strip()[:300] or "no explanation")
+    # A proxy may say anything, to a terminal too.
+    said = clean(str(message) if message else text.strip()[:300]).strip() or "no explanation"
     return f"{' '.join(said.split())} (HTTP {status})"
 
 

@@ -16,6 +16,7 @@ SHORT: shown.Columns = (
     ("Status", "status"),
     ("State", "state"),
     ("Last seen", "last_seen_at"),
+    ("Down since", "down_since"),
     ("Backends", "backends"),
 )
 

@@ -40,9 +40,12 @@ def cell(value: Any) -> Any:
     """Return a value as cliff shows it best; JSON within a string is opened."""
     if isinstance(value, str) and value[:1] in ("{", "["):
         try:
-            value = json.loads(value)
-        except ValueError:
+            opened = json.loads(value)
+            words(opened)
+        except (ValueError, RecursionError):
+            # Free text may begin so, and go on like that for thousands of brackets.
             return value
+        value = opened
     if isinstance(value, columns.FormattableColumn):
         return value
     # Nothing is null for machines and an empty cell for people, not Python's word for it.

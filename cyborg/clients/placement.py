@@ -63,9 +63,19 @@ class Placement:
         found = self._list(f"name={quote(name, safe='')}")
         return found[0] if found else None
 
-    def tree(self, uuid: str) -> dict[str, Known]:
-        """Return every provider of the tree that this one is in, by uuid; empty for none."""
-        return {known.uuid: known for known in self._list(f"in_tree={uuid}")}
+    def tree(self, uuid: str, trait: str | None = None) -> dict[str, Known]:
+        """Return every provider of the tree that this one is in, by uuid; empty for none.
+
+        Those that have a trait, if one is given.
+        """
+        which = f"in_tree={uuid}" + (f"&required={trait}" if trait else "")
+        return {known.uuid: known for known in self._list(which)}
+
+    def roots(self) -> list[Known]:
+        """Return every provider that has no parent: one large answer, not for a hot path."""
+        answer = self._call("GET", "/resource_providers")
+        found = (_known(body) for body in answer.json()["resource_providers"])
+        return [known for known in found if known.parent_uuid is None]
 
     def get(self, uuid: str) -> Known | None:
         """Return a provider, or None."""

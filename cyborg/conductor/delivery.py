@@ -7,6 +7,7 @@ What fails is tried again after growing pauses, and in the end put aside as dead
 
 import itertools
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -67,6 +68,11 @@ class Delivery:
         self._now = now
         self._clock = clock
         self._complaints = Complaints(clock)
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """Have ``run_once`` return after the request that is under way; the rest is given back."""
+        self._stopped.set()
 
     def run_once(self) -> int:
         """Deliver what is due, until nothing is or the neighbour fails; return how many went."""
@@ -97,7 +103,7 @@ class Delivery:
 
     def _deliver(self, lease: "_Lease", rows: Sequence[sa.RowMapping], failed: set[str]) -> int:
         """Send messages at once; what is refused as a whole, again subject by subject."""
-        if lease.over or not lease.has_time(self._clock()):
+        if lease.over or self._stopped.is_set() or not lease.has_time(self._clock()):
             lease.over = True
             return 0
         if behind := [row for row in rows if row["subject"] in failed]:

@@ -9,16 +9,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from oslo_config import cfg
+from oslo_utils import timeutils
 
 from cyborg.clients.nova import Nova
 from cyborg.clients.placement import Placement
+from cyborg.conductor.accelerators import Accelerators
 from cyborg.conductor.attributes import Attributes
+from cyborg.conductor.audit_repairs import Repairs
+from cyborg.conductor.audit_sides import Agents as Seers
+from cyborg.conductor.audits import Audits
+from cyborg.conductor.delivery import Delivery
+from cyborg.conductor.departed import Departed
 from cyborg.conductor.device_profiles import DeviceProfiles
 from cyborg.conductor.devices import Devices
 from cyborg.conductor.discoveries import Agents, Discoveries
 from cyborg.conductor.hosts import Hosts
 from cyborg.conductor.jobs import Agents as Workers
 from cyborg.conductor.jobs import Jobs
+from cyborg.conductor.liveness import Watch
 from cyborg.conductor.notices import Notices, delivery
 from cyborg.conductor.outbox import DeadLetters, Outbox
 from cyborg.conductor.outcomes import Settled
@@ -34,7 +42,7 @@ from cyborg.rpc.notifier import Notifier
 Plain = Mapping[str, Any]
 
 
-class AllAgents(Agents, Workers, Protocol):
+class AllAgents(Agents, Workers, Seers, Protocol):
     """What the rooms ask agents: ``cyborg.rpc.agent.AgentClient``."""
 
 
@@ -69,14 +77,19 @@ class Conductor:
         if interval := conf.conductor.reconcile_interval:
             self.loops = (*self.loops, Loop("reconciler", interval, self.reconciler.run_once))
         self.notices = Notices(conf)
+        self.deliveries: list[Delivery] = [self.outbox]
         if notifier is not None:
             told = delivery(conf, uow, notifier)
+            self.deliveries.append(told)
             telling = Loop("notices", conf.conductor.outbox_interval, told.run_once)
             self.loops = (*self.loops, telling)
         self.dead_letters = DeadLetters(conf, uow, delivering.wake)
-        self.hosts = Hosts(conf, uow, publishing.wake, self._working.wake)
+        self.hosts = Hosts(conf, uow, publishing.wake, self._working.wake, self.notices)
+        self.watch = Watch(conf, uow, publishing.wake, self.notices)
+        self.departed = Departed(conf, uow)
         self.devices = Devices(uow, publishing.wake, self.notices)
         self.discoveries = Discoveries(conf, uow, agents)
+        self.accelerators = Accelerators(uow)
         self.attributes = Attributes(uow)
         self.device_profiles = DeviceProfiles(uow, self.notices)
         # Without Nova nobody allocates, and a request stays with whom it was made for.
@@ -85,13 +98,38 @@ class Conductor:
             conf, uow, delivering.wake, self._working.wake, owners, self.notices
         )
         self.programs = Programs(conf, uow, self._working.wake, self.notices)
+        self.audits = Audits(
+            conf,
+            uow,
+            agents,
+            placement,
+            nova if conf.nova.notify else None,
+            Repairs(uow, placement, publishing.wake, self._working.wake, now=timeutils.utcnow),
+        )
+        self._auditing = Loop("audits", conf.conductor.hello_interval, self.audits.run_once)
+        self.loops = (*self.loops, self._auditing)
 
     def sweep(self) -> None:
-        """Finish what nobody else would: open discoveries, drained things that are free, jobs."""
-        self.discoveries.sweep()
-        self.hosts.sweep()
-        self.jobs.sweep()
-        self.dead_letters.sweep()
+        """Finish what nobody else would: open discoveries, drained things that are free, jobs.
+
+        See also who has fallen silent.
+        """
+        failures: list[Exception] = []
+        for room in (
+            self.discoveries,
+            self.hosts,
+            self.watch,
+            self.departed,
+            self.jobs,
+            self.dead_letters,
+            self.audits,
+        ):
+            try:
+                room.sweep()
+            except Exception as bad:  # noqa: BLE001  one room that fails keeps no other from its work
+                failures.append(bad)
+        if failures:
+            raise failures[0]
 
     def _settled(self, settled: Settled) -> None:
         """Have done what the outcome of a job calls for."""
@@ -134,6 +172,12 @@ class Conductor:
     def device_profile_delete(self, ctxt: Any, keys: Sequence[str]) -> None:
         """Delete device profiles by uuid or name, all or none."""
         self.device_profiles.delete(keys)
+
+    def accelerator_update(
+        self, ctxt: Any, uuid: str, label: Plain, scope: str | None
+    ) -> dict[str, Any]:
+        """Label an accelerator; the answer is its row."""
+        return self.accelerators.update(uuid, label, scope)
 
     def attribute_create(self, ctxt: Any, deployable: str, key: str, value: str) -> dict[str, Any]:
         """Give an attribute to a deployable; the answer is its row."""
@@ -186,6 +230,12 @@ class Conductor:
     def outbox_delete(self, ctxt: Any, uuid: str) -> None:
         """Forget a dead message of the outbox."""
         self.dead_letters.delete(uuid)
+
+    def audit_create(self, ctxt: Any, host: str | None, repair: bool) -> dict[str, Any]:
+        """Have a host or all be audited; the answer is the audit's uuid."""
+        made = self.audits.create(host, repair)
+        self._auditing.wake()
+        return made
 
     def discovery_create(
         self, ctxt: Any, host: str | None = None, driver: str | None = None

@@ -13,8 +13,9 @@ from oslo_db import exception as db_exc
 from oslo_log import log
 from oslo_utils import timeutils
 
-from cyborg.conductor import limits, reports
+from cyborg.conductor import limits, liveness, reports
 from cyborg.conductor.limits import text
+from cyborg.conductor.notices import Notices
 from cyborg.core import wire
 from cyborg.core.errors import Conflict, Invalid, Stale
 from cyborg.core.report import BackendState, Report
@@ -42,6 +43,7 @@ class Hosts:
         uow: UnitOfWork,
         wake_publisher: Callable[[], None] = lambda: None,
         wake_jobs: Callable[[], None] = lambda: None,
+        notices: Notices | None = None,
         *,
         now: Callable[[], datetime] = timeutils.utcnow,
     ) -> None:
@@ -53,6 +55,7 @@ class Hosts:
         self._uow = uow
         self._wake_publisher = wake_publisher
         self._wake_jobs = wake_jobs
+        self._notices = notices or Notices(conf, now=now)
         self._now = now
 
     def hello(
@@ -67,8 +70,8 @@ class Hosts:
     ) -> dict[str, Any]:
         """Note that an agent is alive; say when the next hello is due and whether to report.
 
-        The hello of an agent that has nothing new costs one UPDATE, however much its host has.
-        Raises Invalid.
+        The hello of an agent that has nothing new costs one UPDATE, however much its host has. That
+        of one that is held for down opens what its host has. Raises Invalid.
         """
         host, epoch = text("host", host), parse_uuid(epoch, "epoch")
         digest = text("digest", digest, 64) if digest else None
@@ -84,23 +87,30 @@ class Hosts:
         ):
             states = _backends(drivers)
 
-            def enter(tx: sa.Connection) -> tuple[str | None, int, sa.RowMapping | None, int]:
+            def enter(tx: sa.Connection) -> tuple[sa.RowMapping, int, sa.RowMapping | None, int]:
                 before = store.other_life(tx, store.AGENT, host, epoch)
                 row = store.alive(tx, store.AGENT, host, epoch, now, said)
-                backend_store.replace(tx, row["id"], states)
+                backend_store.replace(tx, host, states)
                 # An agent begins anew: the time to see whether Placement still has what it had.
-                anew = row["generation"] == 0 and row["digest"] is not None
-                marked = providers.mark_host(tx, host, now) if anew else 0
+                # Once: it may say many hellos before its first report, which are as dear each.
+                anew = before is not None and row["digest"] is not None
+                marked = providers.audit_host(tx, host, now) if anew else 0
+                if row["down_since"] is not None:
+                    liveness.returned(tx, row, self._notices, now)
+                    marked = providers.mark_hosts(tx, [host], now)
                 # Its last life took what it was doing along: it is asked again at once.
                 hurried = jobs.hurry(tx, host, now) if before is not None else 0
-                return row["digest"], marked, before, hurried
+                return row, marked, before, hurried
 
-            recorded, stale, before, hurried = self._again(enter)
+            row, stale, before, hurried = self._again(enter)
             if before is not None:
                 _say_new_life(host, endpoint, before, now)
+            if (down := row["down_since"]) is not None:
+                seconds = (now - down).total_seconds()
+                LOG.info("Host %s: the agent was down for %.0f s and speaks again", host, seconds)
             if hurried:
                 self._wake_jobs()
-            wanted = digest is not None and recorded != digest
+            wanted = digest is not None and row["digest"] != digest
             if stale:
                 self._wake_publisher()
         return {"interval": self._conf.conductor.hello_interval, "report": wanted}
@@ -114,9 +124,8 @@ class Hosts:
         said = self._read(report)
         now = self._now()
 
-        def take(tx: sa.Connection) -> reports.Outcome:
-            service = store.accept(tx, said.host, said.epoch, said.generation, said.digest, now)
-            if service is None:
+        def take(tx: sa.Connection) -> tuple[reports.Outcome, int]:
+            if not store.accept(tx, said.host, said.epoch, said.generation, said.digest, now):
                 LOG.warning("Refused a report of host %s, epoch %s", said.host, said.epoch)
                 raise Stale(
                     f"report {said.generation} of epoch {said.epoch} of host {said.host} comes too "
@@ -124,11 +133,17 @@ class Hosts:
                     host=said.host,
                     generation=said.generation,
                 )
-            backend_store.replace(tx, service, said.backends)
-            return reports.record(tx, said, now)
+            known = backend_store.replace(tx, said.host, said.backends)
+            moved = 0
+            if known != (identity := wire.dump_identity(said.identity)):
+                store.identify(tx, said.host, identity)
+                # Another compute node, perhaps, is to be the parent of what the host has.
+                moved = providers.mark_hosts(tx, [said.host], now)
+            remember = self._conf.conductor.remember > 0
+            return reports.record(tx, said, now, self._notices, remember=remember), moved
 
         try:
-            outcome = self._uow.run(take)
+            outcome, moved = self._uow.run(take)
         except db_exc.DBDuplicateEntry as bad:
             raise Conflict(
                 f"host {said.host} reports something that another host has: provider names are "
@@ -145,13 +160,17 @@ class Hosts:
                 outcome.summary,
                 outcome.providers,
             )
+        if outcome.providers or moved:
             self._wake_publisher()
         return {"accepted": True}
 
     def service_hello(
         self, binary: str, host: str, epoch: str, versions: Mapping[str, Any] | None
     ) -> dict[str, Any]:
-        """Note that a daemon other than an agent is alive; say when the next hello is due."""
+        """Note that a daemon other than an agent is alive; say when the next hello is due.
+
+        ``now`` of the answer is this conductor's time, naive UTC in ISO 8601.
+        """
         binary, host = text("binary", binary, 64), text("host", host)
         epoch = parse_uuid(epoch, "epoch")
         if binary == store.AGENT:
@@ -159,7 +178,7 @@ class Hosts:
         said = {"status": "READY", "versions": _versions(versions)}
         now = self._now()
         self._again(lambda tx: store.alive(tx, binary, host, epoch, now, said))
-        return {"interval": self._conf.conductor.hello_interval}
+        return {"interval": self._conf.conductor.hello_interval, "now": now.isoformat()}
 
     def sweep(self) -> int:
         """Have done what nobody else would ask for; return how much that is.

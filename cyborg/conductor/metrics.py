@@ -43,7 +43,12 @@ METRICS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "cyborg_owners_unknown": ("Bound requests whose instance's project is not known yet.", ()),
     "cyborg_handles": ("Attach handles: free, owned, dirty or draining.", ("use",)),
     "cyborg_devices": ("Devices.", ("status", "health")),
+    "cyborg_device_unhealthy": (
+        "How long a device has been unhealthy, in seconds; only those that are.",
+        ("host", "address"),
+    ),
     "cyborg_services": ("Daemons by what their last hello says.", ("binary", "state")),
+    "cyborg_hosts_closed": ("Hosts that are closed because their agent is down.", ()),
     "cyborg_outbox_messages": ("Messages that wait (pending) or failed (dead).", ("kind", "state")),
     "cyborg_outbox_oldest_seconds": ("How long the oldest message waits.", ("kind",)),
     "cyborg_jobs_open": ("Host work that has not ended.", ("kind",)),
@@ -196,9 +201,12 @@ def _fill(families: Mapping[str, Any], found: Totals, now: datetime) -> None:
     for status in ("enabled", "maintaining"):
         for health in Health:
             put("devices", found.devices.get((status, health), 0), status, health)
+    for row in found.unhealthy:
+        put("device_unhealthy", age(row["health_since"]), row["host"], row["address"])
     for binary in sorted({binary for binary, _ in found.services}):
         for liveness in Liveness:
             put("services", found.services.get((binary, liveness), 0), binary, liveness)
+    put("hosts_closed", found.hosts_closed)
     for row in found.outbox:
         put("outbox_messages", row["count"], row["kind"], row["state"])
         if row["state"] == "pending":

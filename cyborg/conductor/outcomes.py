@@ -16,7 +16,8 @@ from cyborg.conductor import unbinding
 from cyborg.conductor.events import Telling
 from cyborg.core.deed import Deed
 from cyborg.core.job import JobKind, JobState
-from cyborg.db.store import claims, deeds, jobs, programs, services
+from cyborg.db.store import deeds, jobs, programs, services
+from cyborg.db.store import providers as publishing
 from cyborg.db.store import requests as store
 
 LOST = "no job prepared its device any longer"
@@ -62,7 +63,7 @@ def settle(
         case JobKind.PROGRAM:
             image = row["arguments"].get("image")
             providers = programs.end(tx, row["id"], image if good else None)
-            claims.stale(tx, providers, now)
+            publishing.mark_known(tx, providers, now)
             telling.notices.programmed(tx, row["subject"], image, good=good, error=error)
             # Reports of the meantime left the device as it was.
             services.ask(tx, row["host"])
@@ -71,7 +72,7 @@ def settle(
 
 def stuck(tx: sa.Connection, job_id: int, now: datetime) -> None:
     """Close the handles of a release that does not succeed at once to the scheduler."""
-    claims.stale(tx, jobs.providers_of(tx, job_id), now)
+    publishing.mark_known(tx, jobs.providers_of(tx, job_id), now)
 
 
 def sweep(tx: sa.Connection, now: datetime, *, telling: Telling) -> Settled:
@@ -119,6 +120,6 @@ def _cleaned(tx: sa.Connection, row: Mapping[Any, Any], now: datetime) -> Settle
     # Placement was told only if the first try failed.
     if row["error"] is not None and providers:
         deeds.add(tx, Deed.HANDLES_CLEANED, len(row["arguments"]["items"]), now)
-        claims.stale(tx, providers, now)
+        publishing.mark_known(tx, providers, now)
         return Settled(1, providers=len(providers))
     return Settled(1)

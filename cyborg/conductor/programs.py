@@ -14,7 +14,7 @@ from cyborg.core.device import Ability
 from cyborg.core.errors import InUse, NotFound, WrongState
 from cyborg.core.job import Item, JobKind
 from cyborg.core.request import parse_uuid
-from cyborg.db.store import claims, jobs
+from cyborg.db.store import jobs, providers
 from cyborg.db.store import programs as store
 from cyborg.db.unit_of_work import UnitOfWork
 
@@ -90,5 +90,5 @@ class Programs:
         )
         if not store.begin(tx, row["id"], job):
             raise WrongState(f"deployable {uuid} changed meanwhile: ask again", deployable=uuid)
-        claims.stale(tx, [row["rp_uuid"]], now)
+        providers.mark_known(tx, [row["rp_uuid"]], now)
         self._notices.programming(tx, uuid, image)

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cyborg.clients.placement import Known
-from cyborg.core import provider_tree
-from cyborg.core.device import Health
+from cyborg.core import life, provider_tree
 from cyborg.core.provider_tree import Inventory, Part, Provider
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(Inventory))
@@ -41,13 +40,21 @@ def body(inventories: Mapping[str, Inventory]) -> dict[str, dict[str, Any]]:
 
 def closed(row: Mapping[Any, Any]) -> bool:
     """Tell whether nothing more of a part may be sold, for whatever reason."""
-    return bool(
-        row["device_status"] != "enabled"
-        or row["health"] == Health.UNHEALTHY
-        or row["draining"]
-        or row["programming"]
-        or row["setup_required"]
-        or row["reboot_required"]
+    return not standing(row).open
+
+
+def standing(row: Mapping[Any, Any]) -> life.Standing:
+    """Return the state of a row of ``deployables.desired``."""
+    return life.decide(
+        life.Facts(
+            status=row["device_status"],
+            health=row["health"],
+            setup_required=row["setup_required"],
+            reboot_required=row["reboot_required"],
+            programming=row["programming"],
+            draining=row["draining"],
+            host_down=row["host_down"],
+        )
     )
 
 

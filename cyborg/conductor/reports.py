@@ -1,27 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a host's report to the tables: read all that is known, plan, write what differs.
 
-Tables are read and written as a whole, never row by row: the number of statements depends on what
-kinds of change there are, not on how many things change. The caller holds the row of the host's
-agent, so that no other report of the host is being recorded at the same time.
+The caller holds the row of the host's agent, so that no other report of the host is being recorded
+at the same time.
 """
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, cast
 
 import sqlalchemy as sa
 
+from cyborg.conductor import healths, host_rows, losses
+from cyborg.conductor.host_rows import DEPLOYABLE, DEVICE, HANDLE
+from cyborg.conductor.notices import Notices
 from cyborg.core import inventory, names
-from cyborg.core.device import AttachHandle, Deployable, Device
-from cyborg.core.errors import Conflict
-from cyborg.core.inventory import Add, Change, Drain, Key, Record, Remove, Step, Stored
+from cyborg.core.device import Device
+from cyborg.core.inventory import Add, Key, Remove, Step, Stored
 from cyborg.core.report import BackendStatus, Report
-from cyborg.db.store import attach_handles, deployables, devices, providers
-
-DEVICE, DEPLOYABLE, HANDLE = "device", "deployable", "handle"
+from cyborg.db.store import attach_handles, providers
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,20 +31,14 @@ class Outcome:
     remarks: Sequence[str] = ()
 
 
-@dataclass(slots=True)
-class _Known:
-    """What the database knows of a host."""
+def record(
+    tx: sa.Connection, report: Report, now: datetime, notices: Notices, *, remember: bool
+) -> Outcome:
+    """Bring the tables to the report, mark the providers that change, tell whom it hits.
 
-    stored: dict[Key, Stored] = field(default_factory=dict)
-    ids: dict[Key, int] = field(default_factory=dict)
-    counts: dict[Key, int] = field(default_factory=dict)
-    bound: set[Key] = field(default_factory=set)
-    programming: set[str] = field(default_factory=set)  # addresses of devices
-
-
-def record(tx: sa.Connection, report: Report, now: datetime) -> Outcome:
-    """Bring the tables to the report and mark the providers that change."""
-    known = _read(tx, report.host)
+    ``remember`` tells whether devices that go are remembered for their return.
+    """
+    known = host_rows.read(tx, report.host)
     relevant = _without_silent(known.stored, report, known.programming)
     # A device that is being programmed may leave the bus, or show any part of itself, and what
     # comes back before the end must not be open: it is left as it is, and asked for at the end.
@@ -61,7 +53,9 @@ def record(tx: sa.Connection, report: Report, now: datetime) -> Outcome:
     if not steps:
         return Outcome(0, "nothing new", remarks)
     after = inventory.apply(known.stored, steps)
-    _Writer(tx, report.host, known).write(steps, after)
+    host_rows.Writer(tx, report.host, known, now, remember=remember).write(steps, after)
+    remarks += losses.tell(tx, known, steps, notices)
+    remarks += healths.tell(tx, report.host, known, steps, notices)
     stale = _stale(steps, {*known.stored, *after})
     changed = {
         names.provider_uuid(report.host, part): names.provider_name(report.host, part)
@@ -69,28 +63,6 @@ def record(tx: sa.Connection, report: Report, now: datetime) -> Outcome:
     }
     providers.mark(tx, report.host, changed, now)
     return Outcome(len(changed), _summary(steps), remarks)
-
-
-def _read(tx: sa.Connection, host: str) -> _Known:
-    known = _Known()
-    for row in devices.of_host(tx, host):
-        key: Key = (DEVICE, row["address"])
-        known.stored[key] = Stored(devices.value(row), row["draining"])
-        known.ids[key] = row["id"]
-    for row in deployables.of_host(tx, host):
-        key = (DEPLOYABLE, row["device"], row["address"])
-        known.stored[key] = Stored(deployables.value(row), row["draining"])
-        known.ids[key] = row["id"]
-        known.counts[key] = row["num_accelerators"]
-        if row["job_id"] is not None:
-            known.programming.add(row["device"])
-    for row in attach_handles.of_host(tx, host):
-        key = (HANDLE, row["device"], row["deployable"], row["address"])
-        known.stored[key] = Stored(attach_handles.value(row), row["draining"])
-        known.ids[key] = row["id"]
-        if row["request_id"] is not None or row["prepared"]:
-            known.bound.add(key)
-    return known
 
 
 def _without_silent(
@@ -142,120 +114,6 @@ def _without_ghosts(
     if not remarks:
         return steps, remarks
     return [step for step in steps if step.key not in new or not put_off(step)], remarks
-
-
-class _Writer:
-    """Applies the steps of a plan, kind by kind.
-
-    What goes, goes before what comes: a part that moves to another device keeps its unique name.
-    """
-
-    def __init__(self, tx: sa.Connection, host: str, known: _Known) -> None:
-        self._tx = tx
-        self._host = host
-        self._known = known
-        self._ids = dict(known.ids)
-
-    def write(self, steps: Sequence[Step], after: Mapping[Key, Stored]) -> None:
-        """Write all steps; ``after`` is what they lead to."""
-        for kind, drain in (
-            (HANDLE, attach_handles.drain),
-            (DEPLOYABLE, deployables.drain),
-            (DEVICE, devices.drain),
-        ):
-            if ids := self._of(steps, Drain, kind):
-                drain(self._tx, ids)
-        counts = Counter((DEPLOYABLE, *key[1:3]) for key in after if key[0] == HANDLE)
-        self._remove(steps)
-        self._change(steps)
-        self._add(steps, counts)
-        self._place(steps, after)
-        self._count(after, counts)
-
-    def _of(self, steps: Sequence[Step], sort: type[Step], kind: str) -> list[int]:
-        return [self._known.ids[s.key] for s in steps if isinstance(s, sort) and s.key[0] == kind]
-
-    def _remove(self, steps: Sequence[Step]) -> None:
-        if handles := self._of(steps, Remove, HANDLE):
-            gone = attach_handles.remove(self._tx, handles)
-            if gone != len(handles):
-                raise Conflict(f"{len(handles) - gone} handles were claimed while they went")
-        if parts := self._of(steps, Remove, DEPLOYABLE):
-            deployables.remove(self._tx, parts)
-        if whole := self._of(steps, Remove, DEVICE):
-            devices.remove(self._tx, whole)
-
-    def _change(self, steps: Sequence[Step]) -> None:
-        new = _values(steps, Change)
-        devices.change(self._tx, {self._ids[k]: v for k, v in new.items() if isinstance(v, Device)})
-        deployables.change(
-            self._tx, {self._ids[k]: v for k, v in new.items() if isinstance(v, Deployable)}
-        )
-        attach_handles.change(
-            self._tx, {self._ids[k]: v for k, v in new.items() if isinstance(v, AttachHandle)}
-        )
-
-    def _add(self, steps: Sequence[Step], counts: Counter[Key]) -> None:
-        new = _values(steps, Add)
-        if whole := [v for v in new.values() if isinstance(v, Device)]:
-            devices.add(self._tx, self._host, whole)
-            for address, id_ in devices.ids(self._tx, self._host).items():
-                self._ids[DEVICE, address] = id_
-        if parts := [
-            (self._ids[DEVICE, k[1]], v, counts[k])
-            for k, v in new.items()
-            if isinstance(v, Deployable)
-        ]:
-            deployables.add(self._tx, self._host, parts)
-            for (device, address), id_ in deployables.ids(self._tx, self._host).items():
-                self._ids[DEPLOYABLE, device, address] = id_
-        attach_handles.add(
-            self._tx,
-            [
-                (self._ids[DEPLOYABLE, k[1], k[2]], v)
-                for k, v in new.items()
-                if isinstance(v, AttachHandle)
-            ],
-        )
-
-    def _place(self, steps: Sequence[Step], after: Mapping[Key, Stored]) -> None:
-        """Write parent and root of the parts of every device one part of which is new or moved."""
-        moved = {s.key[1] for s in steps if isinstance(s, Add | Change) and s.key[0] == DEPLOYABLE}
-        places: dict[int, tuple[int | None, int]] = {}
-        for key, known in after.items():
-            if key[0] == DEPLOYABLE and key[1] in moved and not known.draining:
-                chain = _chain(key, after)
-                parent = self._ids[chain[1]] if len(chain) > 1 else None
-                places[self._ids[key]] = (parent, self._ids[chain[-1]])
-        deployables.place(self._tx, places)
-
-    def _count(self, after: Mapping[Key, Stored], counts: Counter[Key]) -> None:
-        """Write how many handles parts have that were there before and have others now."""
-        before = self._known.counts
-        deployables.count(
-            self._tx,
-            {
-                self._ids[key]: counts[key]
-                for key in after
-                if key in before and before[key] != counts[key]
-            },
-        )
-
-
-def _values(steps: Sequence[Step], sort: type[Add] | type[Change]) -> dict[Key, Record]:
-    return {s.key: cast(Any, s).value for s in steps if isinstance(s, sort)}
-
-
-def _chain(key: Key, after: Mapping[Key, Stored]) -> list[Key]:
-    """Return the keys from a deployable outwards, itself first; parents in a ring end the chain."""
-    chain = [key]
-    while True:
-        value = after[chain[-1]].value
-        parent = value.parent if isinstance(value, Deployable) else None
-        above: Key = (DEPLOYABLE, key[1], parent or "")
-        if parent is None or above not in after or above in chain:
-            return chain
-        chain.append(above)
 
 
 def _stale(steps: Sequence[Step], keys: Collection[Key]) -> set[str]:

@@ -20,6 +20,7 @@ from cyborg.db.engine import make_engine, wait_until_ready
 from cyborg.db.reader import Reader
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.rpc.agent import AgentClient
+from cyborg.rpc.conductor import ConductorClient
 from cyborg.rpc.contract import CONDUCTOR
 from cyborg.rpc.notifier import Notifier, make_notifier
 from cyborg.rpc.server import Server, make_server
@@ -30,6 +31,7 @@ LOG = log.getLogger(__name__)
 BINARY = "cyborg-conductor"
 LONGEST_PAUSE = 10.0  # seconds between two tries to reach a neighbour at the start
 PATIENCE = 5.0  # seconds that a stop waits for each thing that is still at work
+LAST_WORD = 0.5  # ... for a hello of ours that is under way, which nothing depends on
 
 
 class ConductorService:
@@ -65,6 +67,7 @@ class ConductorService:
         self._ready = threading.Event()
         self._server: Server | None = None
         self._loops: list[Loop] = []
+        self._hello: Loop | None = None
         self._metrics: metrics.MetricsServer | None = None
         self._starter: threading.Thread | None = None
         self.conductor: Conductor | None = None
@@ -120,11 +123,18 @@ class ConductorService:
             self._starter.join(PATIENCE)
         for loop in self._loops:
             loop.stop()
+        if self._hello is not None:
+            # While we still answer. With the broker away it is left behind: it ends in time.
+            self._hello.stop()
+            self._hello.join(LAST_WORD)
         if self.conductor is not None:
             self.conductor.publisher.stop()
             self.conductor.discoveries.stop()
             self.conductor.jobs.stop()
             self.conductor.reconciler.stop()
+            self.conductor.audits.stop()
+            for delivery in self.conductor.deliveries:
+                delivery.stop()
         if (server := self._server) is not None:
             _in_time("RPC server", server.stop)
             _in_time("last calls", server.wait)
@@ -155,8 +165,11 @@ class ConductorService:
         )
         # Published and delivered is also while the broker is away.
         self.conductor = conductor
-        self._run([self._hello(conductor), *conductor.loops])
+        self._run(conductor.loops)
         if self._serve(transport, conductor):
+            # Not before: a call that nobody listens for is missed for the whole of its timeout.
+            self._hello = self._say_hello(transport, conductor)
+            self._hello.start()
             self._ready.set()
             LOG.info("The conductor of %s is ready", self._conf.host)
 
@@ -165,14 +178,18 @@ class ConductorService:
         for loop in loops:
             loop.start()
 
-    def _hello(self, conductor: Conductor) -> Loop:
-        conf, hosts = self._conf, conductor.hosts
+    def _say_hello(self, transport: Transport, conductor: Conductor) -> Loop:
+        """Return the loop of our own hello, which goes by the bus as an agent's does.
+
+        It takes as long as it takes: a call that fails is bounded by ``[rpc] timeout``.
+        """
+        conf, client = self._conf, ConductorClient(transport, self._conf)
         versions = {"rpc": CONDUCTOR.version}
-        return Loop(
-            "hello",
-            conf.conductor.hello_interval,
-            lambda: hosts.service_hello(BINARY, conf.host, self._epoch, versions),
-        )
+
+        def say() -> dict[str, Any]:
+            return client.service_hello(BINARY, conf.host, self._epoch, versions)
+
+        return Loop("hello", conf.conductor.hello_interval, lambda: conductor.watch.hello(say))
 
     def _serve(self, transport: Transport, conductor: Conductor) -> bool:
         """Answer on the bus, as soon as the broker does; tell whether it did before the stop."""

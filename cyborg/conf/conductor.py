@@ -17,6 +17,15 @@ OPTIONS = [
     cfg.IntOpt("late_after", default=2, min=1, help="Missed hellos after which a service is late."),
     cfg.IntOpt("down_after", default=6, min=2, help="Missed hellos after which a service is down."),
     cfg.FloatOpt(
+        "reconnect_grace",
+        default=75.0,
+        min=0.0,
+        help="Seconds that agents may take to find their way back to a message broker that was "
+        "away: until so much more than the time after which a service is down has passed, in which "
+        "a conductor's own hellos came back by the broker without a break, it holds no agent for "
+        "down.",
+    ),
+    cfg.FloatOpt(
         "publish_interval",
         default=5.0,
         min=0.1,
@@ -100,6 +109,14 @@ OPTIONS = [
         help="Seconds after which a request is deleted that is Initial, Unbound or BindFailed and "
         "that nobody has touched, such as one whose maker died before it was bound. Make it longer "
         "than a server may take to be built. 0 keeps them for ever.",
+    ),
+    cfg.FloatOpt(
+        "remember",
+        default=2592000.0,
+        min=0.0,
+        help="Seconds for which a device that has gone from its host is remembered, 30 days by "
+        "default. One that returns in that time to the same address has its uuid again, the status "
+        "that an operator gave it, and an operator's attributes. 0 forgets at once.",
     ),
     cfg.PortOpt(
         "metrics_port",

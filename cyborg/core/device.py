@@ -56,6 +56,7 @@ class Ability(StrEnum):
 
     PREPARES = "prepares"
     PROGRAMS = "programs"
+    MEASURES = "measures"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,8 @@ class Device:
 
     ``backend`` is the configured driver that found it. ``setup_required`` hardware is no inventory
     until it is set up; ``reboot_required`` closes it until the host has booted again.
-    ``abilities`` are the backend's; a driver leaves them to the agent.
+    ``abilities`` are the backend's; a driver leaves them to the agent. ``health_reason`` is a
+    sentence for people, None when there is nothing to say.
     """
 
     address: str
@@ -124,6 +126,7 @@ class Device:
     numa_node: int | None = None
     serial: str | None = None
     health: Health = Health.OK
+    health_reason: str | None = None
     setup_required: bool = False
     reboot_required: bool = False
     abilities: frozenset[Ability] = frozenset()
@@ -136,6 +139,8 @@ class Device:
         _text("backend", self.backend, MAX_TEXT)
         if isinstance(self.serial, str):
             object.__setattr__(self, "serial", clean(self.serial, MAX_TEXT) or None)
+        if isinstance(self.health_reason, str):
+            object.__setattr__(self, "health_reason", clean(self.health_reason, MAX_TEXT) or None)
         if self.numa_node is not None and not 0 <= self.numa_node <= MAX_NODE:
             raise Invalid(
                 f"device {self.address}: NUMA node {self.numa_node} is not of 0 to {MAX_NODE}; "

@@ -25,6 +25,7 @@ from typing import Any, Self
 
 from cyborg.core.errors import Invalid
 from cyborg.core.request import parse_uuid
+from cyborg.core.wire import string, strings
 
 MAX_ITEMS = 1024  # as many as requests in one PATCH
 MAX_ERROR = 1000  # characters of a driver's words that are kept
@@ -107,15 +108,12 @@ class Item:
     @classmethod
     def from_dict(cls, body: Mapping[str, Any]) -> Self:
         """Read plain values. Raises KeyError or TypeError."""
-        accel = body.get("accel", {})
-        if not isinstance(accel, Mapping):
-            raise TypeError("accel is no object")
         return cls(
-            backend=_str(body["backend"]),
-            device=_str(body["device"]),
-            deployable=_str(body["deployable"]),
-            handle=_str(body.get("handle", "")),
-            accel={_str(key): _str(value) for key, value in accel.items()},
+            backend=string(body["backend"]),
+            device=string(body["device"]),
+            deployable=string(body["deployable"]),
+            handle=string(body.get("handle", "")),
+            accel=strings(body.get("accel", {})),
         )
 
 
@@ -171,11 +169,5 @@ def load_work(job: Any, kind: Any, arguments: Any, seconds: Any) -> Work:
     return work
 
 
-def _str(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"expected a string, found {type(value).__name__}")
-    return value
-
-
 def _optional(value: Any) -> str | None:
-    return None if value is None else _str(value)
+    return None if value is None else string(value)

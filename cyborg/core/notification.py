@@ -34,6 +34,14 @@ class Event(StrEnum):
     PROFILE_DELETED = "device_profile.delete.end"
     DEVICE_ENABLED = "device.enable.end"
     DEVICE_DISABLED = "device.disable.end"
+    DEVICE_LOST = "device.lost.error"
+    DEVICE_UNHEALTHY = "device.health.error"
+    DEVICE_HEALTHY = "device.health.end"
+    REQUEST_LOST = "accelerator_request.lost.error"
+    REQUEST_UNHEALTHY = "accelerator_request.health.error"
+    REQUEST_HEALTHY = "accelerator_request.health.end"
+    SERVICE_DOWN = "service.down.error"
+    SERVICE_UP = "service.up.end"
     PROGRAM_STARTED = "deployable.program.start"
     PROGRAMMED = "deployable.program.end"
     PROGRAM_FAILED = "deployable.program.error"
@@ -73,6 +81,7 @@ SCHEMAS: Mapping[str, Schema] = {
             "1.0",
             ("uuid", "hostname", "address", "type", "vendor", "model", "health", "status"),
         ),
+        Schema("service", "1.0", ("uuid", "binary", "hostname", "last_seen_at", "down_since")),
         Schema(
             "deployable",
             "1.0",
@@ -103,6 +112,14 @@ SENTENCES: Mapping[Event, str] = {
     Event.PROFILE_DELETED: "A device profile is gone.",
     Event.DEVICE_ENABLED: "A device is open to new requests.",
     Event.DEVICE_DISABLED: "A device is closed to new requests.",
+    Event.DEVICE_LOST: "A device of which something is bound is gone from its host.",
+    Event.DEVICE_UNHEALTHY: "A device is sick and closed to new requests.",
+    Event.DEVICE_HEALTHY: "A device that was sick has been well for long enough and is open.",
+    Event.REQUEST_LOST: "The device that the request holds a part of is gone from its host.",
+    Event.REQUEST_UNHEALTHY: "The device that the request holds a part of is sick.",
+    Event.REQUEST_HEALTHY: "The device that the request holds a part of is well again.",
+    Event.SERVICE_DOWN: "An agent has been silent for too long; what its host has is closed.",
+    Event.SERVICE_UP: "An agent that was down speaks again; what its host has is open.",
     Event.PROGRAM_STARTED: "A host was told to load an image into a deployable.",
     Event.PROGRAMMED: "The image is loaded.",
     Event.PROGRAM_FAILED: "The image could not be loaded.",

@@ -6,7 +6,7 @@ the deployable it lies within. Only providers named here are ever touched.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from cyborg.core import names
 
@@ -32,6 +32,11 @@ class Provider:
     parent_uuid: str | None
     inventories: Mapping[str, Inventory]
     traits: frozenset[str]
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing of it is for sale."""
+        return all(some.reserved >= some.total for some in self.inventories.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +130,16 @@ def difference(
         old = actual.get(uuid)
         if old is None:
             writes.append(CreateProvider(new))
-        # Traits first: inventory without them could be sold to whoever forbids one.
+        changes: list[Call] = []
         if new.traits != (old.traits if old else frozenset()):
             traits |= {name for name in new.traits if name.startswith("CUSTOM_")}
-            writes.append(SetTraits(uuid, new.traits))
+            changes.append(SetTraits(uuid, new.traits))
         if new.inventories != (old.inventories if old else {}):
             classes |= {name for name in new.inventories if name.startswith("CUSTOM_")}
-            writes.append(SetInventories(uuid, new.inventories))
+            changes.append(SetInventories(uuid, new.inventories))
+        # Traits first: inventory without them could be sold to whoever forbids one. What closes is
+        # closed first: a trait that Placement refuses must not keep it open.
+        writes += reversed(changes) if new.closed else changes
     going = {uuid: actual[uuid] for uuid, new in wanted.items() if new is None and uuid in actual}
     ensure: list[Call] = []
     if classes:
@@ -140,6 +148,40 @@ def difference(
         ensure.append(EnsureTraits(frozenset(traits)))
     deletes = [DeleteProvider(uuid) for uuid in reversed(_parents_first(going))]
     return (*ensure, *writes, *deletes)
+
+
+def drift(wanted: Provider, actual: Provider | None) -> tuple[str, ...]:
+    """Return in words what Placement has otherwise than it was told; nothing when it has not.
+
+    None is a provider that Placement does not have.
+    """
+    if actual is None:
+        return ("it was missing",)
+    told: list[str] = []
+    if actual.name != wanted.name:
+        told.append(f"its name was {actual.name!r}")
+    if actual.parent_uuid != wanted.parent_uuid:
+        told.append(f"its parent was {actual.parent_uuid}")
+    for name in sorted(wanted.inventories.keys() | actual.inventories.keys()):
+        told += _moved(name, wanted.inventories.get(name), actual.inventories.get(name))
+    for traits, what in (
+        (wanted.traits - actual.traits, "traits were missing"),
+        (actual.traits - wanted.traits, "traits were not ours"),
+    ):
+        if traits:
+            told.append(f"{what}: {', '.join(sorted(traits))}")
+    return tuple(told)
+
+
+def _moved(name: str, wanted: Inventory | None, actual: Inventory | None) -> list[str]:
+    if wanted is None or actual is None:
+        return [f"inventory of {name} was {'missing' if actual is None else 'not ours'}"]
+    return [
+        f"{name} had {field.name} {getattr(actual, field.name):g}, "
+        f"not {getattr(wanted, field.name):g}"
+        for field in fields(Inventory)
+        if getattr(actual, field.name) != getattr(wanted, field.name)
+    ]
 
 
 def _render(root_uuid: str, part: Part) -> Provider:

@@ -2,11 +2,12 @@
 """What an agent tells of its host: the hello, and the full report behind its digest."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from cyborg.core.device import Device
 from cyborg.core.errors import Invalid
+from cyborg.core.identity import Identity
 from cyborg.core.text import clean
 
 
@@ -46,6 +47,7 @@ class Report:
     digest: str
     backends: Sequence[BackendState]
     devices: Sequence[Device]
+    identity: Identity = field(default_factory=Identity)
 
     def __post_init__(self) -> None:
         seen: set[str] = set()

@@ -22,9 +22,11 @@ from cyborg.core.device import (
     Health,
 )
 from cyborg.core.errors import Invalid
+from cyborg.core.identity import Identity
 from cyborg.core.report import BackendState, BackendStatus, Report
 
 FORMAT = 1
+NOBODY = Identity()
 
 
 def dump_report(report: Report) -> dict[str, Any]:
@@ -37,6 +39,7 @@ def dump_report(report: Report) -> dict[str, Any]:
         "digest": report.digest,
         "backends": [dump_backend(b) for b in report.backends],
         "devices": [dump_device(d) for d in report.devices],
+        "identity": dump_identity(report.identity),
     }
 
 
@@ -49,15 +52,35 @@ def load_report(body: Any) -> Report:
                 field="format",
             )
         return Report(
-            host=_str(body["host"]),
-            epoch=_str(body["epoch"]),
+            host=string(body["host"]),
+            epoch=string(body["epoch"]),
             generation=_int(body["generation"]),
-            digest=_str(body["digest"]),
+            digest=string(body["digest"]),
             backends=tuple(load_backend(b) for b in body["backends"]),
             devices=tuple(load_device(d) for d in body["devices"]),
+            identity=load_identity(body.get("identity", {})),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as bad:
         raise Invalid(f"malformed report: {type(bad).__name__} {bad}", field="report") from bad
+
+
+def dump_identity(identity: Identity) -> dict[str, Any]:
+    """Return a host's identity as plain values."""
+    return {
+        "provider": identity.provider,
+        "compute_id": identity.compute_id,
+        "names": list(identity.names),
+    }
+
+
+def load_identity(body: Mapping[str, Any]) -> Identity:
+    """Read a host's identity. Raises KeyError, TypeError, ValueError or Invalid."""
+    provider, compute_id = body.get("provider"), body.get("compute_id")
+    return Identity(
+        provider=None if provider is None else string(provider),
+        compute_id=None if compute_id is None else string(compute_id),
+        names=tuple(string(name) for name in body.get("names", [])),
+    )
 
 
 def dump_backend(backend: BackendState) -> dict[str, Any]:
@@ -74,10 +97,10 @@ def load_backend(body: Mapping[str, Any]) -> BackendState:
     """Read a backend's state. Raises KeyError, TypeError or ValueError."""
     error = body.get("error")
     return BackendState(
-        name=_str(body["name"]),
-        driver=_str(body["driver"]),
+        name=string(body["name"]),
+        driver=string(body["driver"]),
         status=BackendStatus(body["status"]),
-        error=None if error is None else _str(error),
+        error=None if error is None else string(error),
     )
 
 
@@ -94,6 +117,8 @@ def dump_device(device: Device) -> dict[str, Any]:
         "numa_node": device.numa_node,
         "serial": device.serial,
         "health": str(device.health),
+        # Left out when there is none: what an older side makes of a device has the same digest.
+        **({} if device.health_reason is None else {"health_reason": device.health_reason}),
         "setup_required": device.setup_required,
         "reboot_required": device.reboot_required,
         "abilities": sorted(device.abilities),
@@ -105,17 +130,19 @@ def load_device(body: Mapping[str, Any]) -> Device:
     """Read a device and all below it. Raises KeyError, TypeError, ValueError or Invalid."""
     numa = body.get("numa_node")
     serial = body.get("serial")
+    reason = body.get("health_reason")
     return Device(
-        address=_str(body["address"]),
+        address=string(body["address"]),
         type=DeviceType(body["type"]),
-        vendor=_str(body["vendor"]),
-        model=_str(body["model"]),
-        backend=_str(body["backend"]),
-        std_board_info=_strings(body.get("std_board_info", {})),
-        vendor_board_info=_strings(body.get("vendor_board_info", {})),
+        vendor=string(body["vendor"]),
+        model=string(body["model"]),
+        backend=string(body["backend"]),
+        std_board_info=strings(body.get("std_board_info", {})),
+        vendor_board_info=strings(body.get("vendor_board_info", {})),
         numa_node=None if numa is None else _int(numa),
-        serial=None if serial is None else _str(serial),
+        serial=None if serial is None else string(serial),
         health=Health(body.get("health", Health.OK)),
+        health_reason=None if reason is None else string(reason),
         setup_required=_bool(body.get("setup_required", False)),
         reboot_required=_bool(body.get("reboot_required", False)),
         abilities=load_abilities(body.get("abilities", [])),
@@ -127,15 +154,22 @@ def load_abilities(names: Any) -> frozenset[Ability]:
     """Read abilities; those that a newer sender may have are passed over. Raises TypeError."""
     if not isinstance(names, list):
         raise TypeError(f"expected a list, found {type(names).__name__}")
-    return frozenset(a for a in Ability if a in [_str(name) for name in names])
+    return frozenset(a for a in Ability if a in [string(name) for name in names])
 
 
-def digest(devices: Sequence[Device], backends: Sequence[BackendState]) -> str:
+def digest(
+    devices: Sequence[Device],
+    backends: Sequence[BackendState],
+    identity: Identity = NOBODY,
+) -> str:
     """Return the fingerprint of a host's state: equal states give equal digests, in any order."""
-    body = {
+    body: dict[str, Any] = {
         "devices": sorted((_ordered(d) for d in devices), key=lambda d: str(d["address"])),
         "backends": sorted((dump_backend(b) for b in backends), key=lambda b: str(b["name"])),
     }
+    if identity != NOBODY:
+        # Left out when there is none: an agent that tells none has the same digest as ever.
+        body["identity"] = dump_identity(identity)
     text = json.dumps(body, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -168,20 +202,21 @@ def _load_deployable(body: Mapping[str, Any]) -> Deployable:
     parent = body.get("parent")
     bitstream = body.get("bitstream_id")
     return Deployable(
-        address=_str(body["address"]),
-        resource_class=_str(body["resource_class"]),
-        traits=frozenset(_str(t) for t in body["traits"]),
-        attributes=_strings(body.get("attributes", {})),
-        parent=None if parent is None else _str(parent),
-        bitstream_id=None if bitstream is None else _str(bitstream),
+        address=string(body["address"]),
+        resource_class=string(body["resource_class"]),
+        traits=frozenset(string(t) for t in body["traits"]),
+        attributes=strings(body.get("attributes", {})),
+        parent=None if parent is None else string(parent),
+        bitstream_id=None if bitstream is None else string(bitstream),
         handles=tuple(
-            AttachHandle(_str(h["address"]), HandleType(h["type"]), _strings(h.get("info", {})))
+            AttachHandle(string(h["address"]), HandleType(h["type"]), strings(h.get("info", {})))
             for h in body["handles"]
         ),
     )
 
 
-def _str(value: Any) -> str:
+def string(value: Any) -> str:
+    """Return a value that must be a string. Raises TypeError."""
     if not isinstance(value, str):
         raise TypeError(f"expected a string, found {type(value).__name__}")
     return value
@@ -199,7 +234,8 @@ def _bool(value: Any) -> bool:
     return value
 
 
-def _strings(value: Any) -> dict[str, str]:
+def strings(value: Any) -> dict[str, str]:
+    """Return a value that must be a map of strings. Raises TypeError."""
     if not isinstance(value, Mapping):
         raise TypeError(f"expected an object, found {type(value).__name__}")
-    return {_str(k): _str(v) for k, v in value.items()}
+    return {string(k): string(v) for k, v in value.items()}

@@ -10,6 +10,8 @@
     device_profiles 1--n requests   an accelerator request keeps its own copy of its group
     attach_handles 0..1--0..1 requests
     discoveries, jobs, outbox       work that has been promised and must be done
+    departed                        what operators said of devices that are gone
+    audits                          disagreements that somebody asked to be looked for
     deeds                           what the conductors have put right by themselves, counted
 """
 
@@ -73,6 +75,10 @@ services = _table(
     sa.Column("versions", Json, nullable=False, default=dict),
     sa.Column("started_at", Moment, nullable=False),
     sa.Column("last_seen_at", Moment, nullable=False),
+    # Since when a conductor holds it for down, which closes its host's inventory; None while not.
+    sa.Column("down_since", Moment),
+    # By which names its host may be known to Nova: ``core.identity.Identity``.
+    sa.Column("identity", Json, nullable=False, default=dict),
     sa.UniqueConstraint("binary", "host"),
 )
 
@@ -101,6 +107,9 @@ devices = _table(
     sa.Column("numa_node", sa.Integer),
     sa.Column("serial", sa.String(255)),
     sa.Column("health", sa.String(32), nullable=False),
+    # Why, as the driver says, and since when it is so.
+    sa.Column("health_reason", sa.String(255)),
+    sa.Column("health_since", Moment, nullable=False, default=timeutils.utcnow),
     sa.Column("setup_required", sa.Boolean, nullable=False),
     sa.Column("reboot_required", sa.Boolean, nullable=False),
     # What the operator wants: enabled or maintaining. No report changes it.
@@ -130,6 +139,19 @@ deployables = _table(
     sa.Column("draining", sa.Boolean, nullable=False, default=False),
     # The job that programs it now; none of its handles is given out meanwhile.
     _owned("job_id", "jobs", "SET NULL"),
+)
+
+# What operators said of devices that are gone, for the day on which they return.
+departed = _table(
+    "departed",
+    # The uuid that the device had and gets again.
+    _uuid(),
+    sa.Column("host", sa.String(255), nullable=False),
+    sa.Column("address", sa.String(120), nullable=False),
+    sa.Column("status", sa.String(32), nullable=False),
+    # By the deployable's address: its uuid and the operator's attributes.
+    sa.Column("parts", Json, nullable=False),
+    sa.UniqueConstraint("host", "address"),
 )
 
 attributes = _table(
@@ -172,6 +194,11 @@ requests = _table(
     sa.Column("owner_known", sa.Boolean, nullable=False, default=True),
     # Since when Placement is seen to have no allocation for it.
     sa.Column("orphan_since", Moment),
+    # The label that its holder gave to the accelerator: it goes with the request, so that the next
+    # one who gets the handle does not read it.
+    sa.Column("label_name", sa.String(255)),
+    sa.Column("label_description", sa.String(1024)),
+    sa.Column("label_tags", Json),
     sa.UniqueConstraint("instance_uuid", "instance_slot"),
 )
 
@@ -214,6 +241,8 @@ providers = _table(
     sa.Column("next_try_at", Moment),
     sa.Column("owner", sa.String(255)),
     sa.Column("lease_until", Moment),
+    # Nothing has changed here: it is only compared, so that what differs is somebody else's doing.
+    sa.Column("audited", sa.Boolean, nullable=False, default=False),
 )
 
 # The audit takes those first that were looked at longest ago.
@@ -261,6 +290,27 @@ jobs = _work(
     sa.Column("result", Json),
     # When the conductors give it up and undo it; None is never.
     sa.Column("deadline", Moment),
+)
+
+audits = _table(
+    "audits",
+    _uuid(),
+    # Which host is looked at; None is all.
+    sa.Column("host", sa.String(255)),
+    sa.Column("repair", sa.Boolean, nullable=False, default=False),
+    sa.Column("state", sa.String(32), nullable=False),
+    sa.Column("error", Text),
+    # Whose word was compared: ``core.audit.Side``.
+    sa.Column("sides", Json, nullable=False, default=list),
+    # Hosts looked at so far, of how many; the next is the one behind the last.
+    sa.Column("done", sa.Integer, nullable=False, default=0),
+    sa.Column("total", sa.Integer, nullable=False, default=0),
+    sa.Column("last_host", sa.String(255)),
+    # How many disagreements there are; of very many, ``findings`` holds the first.
+    sa.Column("found", sa.Integer, nullable=False, default=0),
+    sa.Column("findings", Json, nullable=False, default=list),
+    sa.Column("owner", sa.String(255)),
+    sa.Column("lease_until", Moment),
 )
 
 deeds = _table(

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from cyborg.core.device import Ability, Device
 from cyborg.core.errors import Misconfigured
+from cyborg.core.health import Measurement
 from cyborg.core.job import Item
 
 Kind = Literal["str", "int", "float", "bool", "list", "multi"]
@@ -38,6 +39,12 @@ class Driver(abc.ABC):
     name: ClassVar[str]
     version: ClassVar[str]
     OPTIONS: ClassVar[tuple[Option, ...]] = ()
+    WATCHES: ClassVar[frozenset[str]] = frozenset()
+    """The kernel's subsystems whose uevents call for a discovery at once, such as ``pci``.
+
+    They are named as in ``/sys/bus`` and ``/sys/class``. It is the agent that hears them, and a
+    driver is told nothing of them: it reads what there is, as always.
+    """
 
     def __init__(
         self, backend: str, options: Mapping[str, Any], sysfs_root: str | Path = "/sys"
@@ -54,7 +61,8 @@ class Driver(abc.ABC):
     def abilities(self) -> frozenset[Ability]:
         """What this backend, as it is configured, can do now. The agent reports it.
 
-        PREPARES asks for the methods of ``Prepares``, PROGRAMS for that of ``Programs``.
+        PREPARES asks for the methods of ``Prepares``, PROGRAMS for that of ``Programs``, MEASURES
+        for that of ``Measures``.
         """
         return frozenset()
 
@@ -107,5 +115,23 @@ class Programs(Protocol):
         """
 
 
-NEEDED: Mapping[Ability, type] = {Ability.PREPARES: Prepares, Ability.PROGRAMS: Programs}
+@runtime_checkable
+class Measures(Protocol):
+    """A driver that can tell the health of its devices, often and cheaply."""
+
+    def measure(self, devices: Sequence[Device]) -> Mapping[str, Measurement]:
+        """Return what is measured of these devices now, by the device's address.
+
+        Called in the thread of ``discover``, after each discovery and between them, with what was
+        discovered last. It reads and changes nothing. A device that is left out stays as it was
+        measured last; an address that was not asked for is passed over. What this raises is shown
+        as the backend's error, and all devices stay as they were measured last.
+        """
+
+
+NEEDED: Mapping[Ability, type] = {
+    Ability.PREPARES: Prepares,
+    Ability.PROGRAMS: Programs,
+    Ability.MEASURES: Measures,
+}
 """What a driver must be to have an ability."""

@@ -13,8 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from cyborg.core.address import PciAddress
-from cyborg.core.device import Ability, AttachHandle, Deployable, Device, DeviceType, HandleType
+from cyborg.core.device import (
+    Ability,
+    AttachHandle,
+    Deployable,
+    Device,
+    DeviceType,
+    HandleType,
+    Health,
+)
 from cyborg.core.errors import DriverFailed, Invalid
+from cyborg.core.health import WELL, Measurement
 from cyborg.core.job import Item
 from cyborg.drivers.base import Driver, Option
 
@@ -67,6 +76,21 @@ class FakeDriver(Driver):
             "hangs for ever.",
         ),
         Option(
+            "sick",
+            "str",
+            "",
+            "The path of a file that names the cards which are sick, one a line: the address, or * "
+            "for all, and after a space the reason. What it does not name is well. Without this "
+            "option no health is measured.",
+        ),
+        Option(
+            "absent",
+            "str",
+            "",
+            "The path of a file that names the cards which are not there, an address a line. It is "
+            "read at each discovery.",
+        ),
+        Option(
             "journal",
             "str",
             "",
@@ -99,10 +123,13 @@ class FakeDriver(Driver):
 
     @property
     def abilities(self) -> frozenset[Ability]:
-        """Cards can be programmed, and are prepared if so configured."""
-        if self.options["prepare"] == "none":
-            return frozenset({Ability.PROGRAMS})
-        return frozenset(Ability)
+        """Cards can be programmed, and are prepared and measured if so configured."""
+        able = {Ability.PROGRAMS}
+        if self.options["prepare"] != "none":
+            able.add(Ability.PREPARES)
+        if self.options["sick"]:
+            able.add(Ability.MEASURES)
+        return frozenset(able)
 
     def discover(self) -> Sequence[Device]:
         """Return the cards, unless told to hang or to fail."""
@@ -110,7 +137,21 @@ class FakeDriver(Driver):
             threading.Event().wait(self.options["hang"])
         if self.options["fail"]:
             raise DriverFailed(self.options["fail"])
-        return [self._card(number) for number in range(self.options["num_devices"])]
+        gone = {line.strip() for line in _lines(self.options["absent"])}
+        cards = (self._card(number) for number in range(self.options["num_devices"]))
+        return [card for card in cards if card.address not in gone]
+
+    def measure(self, devices: Sequence[Device]) -> Mapping[str, Measurement]:
+        """Return what the file says."""
+        lines = _lines(self.options["sick"])
+        pairs = (line.partition(" ") for line in lines if line.strip())
+        named = {address: reason.strip() or None for address, _, reason in pairs}
+        return {
+            d.address: Measurement(Health.UNHEALTHY, named.get(d.address, named.get("*")))
+            if d.address in named or "*" in named
+            else WELL
+            for d in devices
+        }
 
     def prepare(self, item: Item, instance: str | None) -> None:
         """Take the time that is configured and do as told."""
@@ -175,6 +216,14 @@ class FakeDriver(Driver):
             vendor_board_info={"fake_vendor_info": "fake_vendor_info"},
             deployables=(part,),
         )
+
+
+def _lines(path: str) -> list[str]:
+    """Return the lines of a file that a test writes; none while there is no such file."""
+    try:
+        return Path(path).read_text(encoding="utf-8").splitlines() if path else []
+    except FileNotFoundError:
+        return []
 
 
 def _handle(card: PciAddress, number: int) -> AttachHandle:

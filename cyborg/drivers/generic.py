@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from cyborg.core.address import PciAddress
-from cyborg.core.device import AttachHandle, Deployable, Device, DeviceType, HandleType
+from cyborg.core.device import Ability, AttachHandle, Deployable, Device, DeviceType, HandleType
 from cyborg.core.errors import Invalid
+from cyborg.core.health import Measurement
 from cyborg.core.names import custom
-from cyborg.drivers import hwdb, pci_classes, rules
+from cyborg.drivers import health, hwdb, pci_classes, rules
 from cyborg.drivers.base import Driver, Option
 from cyborg.drivers.sysfs import PciFunction, Sysfs
 
@@ -31,6 +32,7 @@ class _Offer:
     type: DeviceType
     resource_class: str
     traits: frozenset[str]
+    kernel_drivers: frozenset[str]
 
 
 class GenericDriver(Driver):
@@ -38,6 +40,7 @@ class GenericDriver(Driver):
 
     name = "generic"
     version = "1.0"
+    WATCHES = frozenset({"pci"})
     OPTIONS = (
         Option(
             "devices",
@@ -47,8 +50,18 @@ class GenericDriver(Driver):
             "or 'class=0302,address=0000:3d:*,resource_class=PGPU,traits=CUSTOM_A|CUSTOM_B'. Keys "
             "to match by: vendor, product, class (how the code starts), address (a pattern); a|b "
             "is either, !a is not a. Keys that say what it is: type, resource_class, traits, "
-            "action (offer, skip). May stand several times; the first rule that matches a device "
-            "decides, and a device that none matches is left alone.",
+            "action (offer, skip), kernel_driver (a|b: it is sick without one of these). May stand "
+            "several times; the first rule that matches a device decides, and a device that none "
+            "matches is left alone.",
+        ),
+        Option(
+            "health",
+            "list",
+            health.DEFAULT,
+            "What is measured of the devices' health, of aer (uncorrectable PCIe errors rise), "
+            "link (the PCIe link is down), temperature (a sensor is critical), bus (fallen off the "
+            "bus), driver (not the kernel_driver of its rule), xid (NVIDIA's Xids in the kernel "
+            "log, if the agent may read it). Empty measures nothing.",
         ),
     )
 
@@ -58,18 +71,40 @@ class GenericDriver(Driver):
         options: Mapping[str, Any],
         sysfs_root: str | Path = "/sys",
         lookup: hwdb.Lookup | None = None,
+        kernel_log: str | Path | None = None,
     ) -> None:
-        """``lookup`` gives names for people; udev's, unless sysfs is another host's."""
+        """``lookup`` gives names for people; udev's, unless sysfs is another host's.
+
+        ``kernel_log`` is /dev/kmsg, with the same exception.
+        """
         super().__init__(backend, options, sysfs_root)
         self._sysfs = Sysfs(sysfs_root)
         here = self.sysfs_root == Path("/sys")
         self._lookup = lookup or (hwdb.udev_names if here else hwdb.nobody_knows)
+        checks = self.options["health"]
+        if unknown := sorted(set(checks) - set(health.CHECKS)):
+            raise self.misconfigured("health", unknown[0], f"of {', '.join(health.CHECKS)}")
+        log = kernel_log or ("/dev/kmsg" if here else None)
+        self._readers = health.Readers(self._sysfs, checks, log)
+        # By device and handle: the kernel drivers that the rules ask for, as discovered last.
+        self._kernel_drivers: dict[str, dict[str, frozenset[str]]] = {}
         self._rules: list[rules.Rule] = []
         for text in self.options["devices"]:
             try:
                 self._rules.append(rules.parse(text))
             except rules.Unreadable as bad:
                 raise self.misconfigured("devices", bad.found, bad.expected) from bad
+
+    @property
+    def abilities(self) -> frozenset[Ability]:
+        """It measures, unless told to measure nothing."""
+        return frozenset({Ability.MEASURES} if self.options["health"] else ())
+
+    def measure(self, devices: Sequence[Device]) -> Mapping[str, Measurement]:
+        """Return the health of the devices that are there."""
+        return self._readers.measure(
+            {d.address: self._kernel_drivers.get(d.address, {}) for d in devices}
+        )
 
     def discover(self) -> Sequence[Device]:
         """Return a device for each function that is offered whole or by its virtual functions."""
@@ -84,8 +119,13 @@ class GenericDriver(Driver):
                 parts.setdefault(function.physfn, []).append(offer)
             elif not function.numvfs:
                 whole.append(offer)
-        found = [self._device(o.function, [o]) for o in whole]
-        found += [self._device(functions[pf], vfs) for pf, vfs in parts.items() if pf in functions]
+        cards = [(o.function, [o]) for o in whole]
+        cards += [(functions[pf], vfs) for pf, vfs in parts.items() if pf in functions]
+        self._kernel_drivers = {
+            card.address: {o.function.address: o.kernel_drivers for o in offers}
+            for card, offers in cards
+        }
+        found = [self._device(card, offers) for card, offers in cards]
         return sorted(
             (device for device in found if device is not None),
             key=lambda device: PciAddress.parse(device.address),
@@ -105,6 +145,7 @@ class GenericDriver(Driver):
             rule.type or type_,
             rule.resource_class or resource_class,
             rule.traits | traits,
+            rule.kernel_drivers,
         )
 
     def _device(self, card: PciFunction, offers: Sequence[_Offer]) -> Device | None:

@@ -12,6 +12,7 @@ A rule is one line of ``key=value`` pairs. What it matches by::
 and what it says of what it matches::
 
     type=QAT  resource_class=CUSTOM_QAT  traits=CUSTOM_A|CUSTOM_B  action=offer|skip
+    kernel_driver=vfio-pci|nvidia        it is sick while it has none of these
 
 All keys of a rule must match, and of a list of rules the first that matches decides.
 """
@@ -27,10 +28,11 @@ from cyborg.core.names import is_resource_class, is_trait
 from cyborg.drivers.sysfs import PciFunction
 
 MATCHERS = ("vendor", "product", "class", "address")
-RESULTS = ("type", "resource_class", "traits", "action")
+RESULTS = ("type", "resource_class", "traits", "action", "kernel_driver")
 _ACTIONS = ("offer", "skip")
 _ID = re.compile(r"^[0-9a-f]{4}$")
 _CLASS = re.compile(r"^[0-9a-f]{1,6}$")
+_DRIVER = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
 _ADDRESS = re.compile(r"^[0-9a-f:.*?\[\]!-]{1,64}$")
 
 
@@ -53,7 +55,10 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule; ``type`` and ``resource_class`` are None where the class code shall decide."""
+    """One rule; ``type`` and ``resource_class`` are None where the class code shall decide.
+
+    Without ``kernel_drivers`` any will do, and none.
+    """
 
     vendor: Values | None = None
     product: Values | None = None
@@ -63,6 +68,7 @@ class Rule:
     resource_class: str | None = None
     traits: frozenset[str] = frozenset()
     skip: bool = False
+    kernel_drivers: frozenset[str] = frozenset()
 
     def matches(self, function: PciFunction) -> bool:
         """Tell whether every key of the rule fits the function."""
@@ -98,6 +104,7 @@ def parse(text: str) -> Rule:
         resource_class=_resource_class(pairs.get("resource_class")),
         traits=_traits(pairs.get("traits")),
         skip=_action(pairs.get("action")),
+        kernel_drivers=_drivers(pairs.get("kernel_driver")),
     )
 
 
@@ -165,6 +172,15 @@ def _traits(value: str | None) -> frozenset[str]:
     names = frozenset() if value is None else frozenset(t.strip() for t in value.split("|"))
     if not all(is_trait(name) for name in names):
         raise Unreadable(f"traits={value}", "standard traits or CUSTOM_NAME, as CUSTOM_A|CUSTOM_B")
+    return names
+
+
+def _drivers(value: str | None) -> frozenset[str]:
+    names = frozenset() if value is None else frozenset(d.strip() for d in value.split("|"))
+    if not all(_DRIVER.match(name) for name in names):
+        raise Unreadable(
+            f"kernel_driver={value}", "names of kernel drivers, such as kernel_driver=vfio-pci"
+        )
     return names
 
 

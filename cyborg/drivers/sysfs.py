@@ -5,6 +5,7 @@ What the files mean is told by ``Documentation/ABI/testing/sysfs-bus-pci`` of th
 """
 
 import os
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from cyborg.core.address import PciAddress
 from cyborg.core.errors import Invalid
 
 MAX_BYTES = 4096  # of one attribute: sysfs gives no more than a page
+TRIES = 3  # to read the bus while virtual functions are made or taken away
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +47,21 @@ class Sysfs:
 
     def text(self, path: str | Path) -> str | None:
         """Return an attribute without white space around it; None if it cannot be read."""
+        raw = self.start(path)
+        return None if raw is None else raw.decode(errors="replace").strip()
+
+    def start(self, path: str | Path, size: int = MAX_BYTES) -> bytes | None:
+        """Return the first bytes of an attribute, up to ``size``; None if it cannot be read."""
         try:
             handle = os.open(self.root / path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
             return None
         try:
-            raw = os.read(handle, MAX_BYTES)
+            return os.read(handle, size)
         except OSError:
             return None
         finally:
             os.close(handle)
-        return raw.decode(errors="replace").strip()
 
     def number(self, path: str | Path) -> int | None:
         """Return a decimal attribute, or one in hexadecimal with its ``0x``."""
@@ -80,7 +86,20 @@ class Sysfs:
             return []
 
     def pci_functions(self) -> list[PciFunction]:
-        """Return all functions of the PCI bus in its order, without those that just vanish."""
+        """Return all functions of the PCI bus in its order, without those that just vanish.
+
+        Virtual functions come and go one after another, and ``sriov_numvfs`` cannot be read before
+        the last has: the two are read until they agree, a few times. Nothing tells when it is over
+        that they have gone: the uevents come before, and the kernel takes a second more.
+        """
+        for _ in range(TRIES):
+            found = self._functions()
+            count = Counter(function.physfn for function in found)
+            if all(function.numvfs == count[function.address] for function in found):
+                break
+        return found
+
+    def _functions(self) -> list[PciFunction]:
         addresses: list[PciAddress] = []
         for name in self.names("bus/pci/devices"):
             try:

@@ -12,12 +12,16 @@ from oslo_policy import policy
 
 from cyborg.policies import (
     accelerator_requests,
+    accelerators,
     attributes,
+    audits,
     base,
     deployables,
     device_profiles,
     devices,
     discoveries,
+    drivers,
+    hardware,
     outbox,
     services,
 )
@@ -25,11 +29,15 @@ from cyborg.policies import (
 NOUNS: Sequence[ModuleType] = (
     base,
     accelerator_requests,
+    accelerators,
     attributes,
+    audits,
     deployables,
     device_profiles,
     devices,
     discoveries,
+    drivers,
+    hardware,
     outbox,
     services,
 )

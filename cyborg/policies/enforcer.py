@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Enforcing the rules: those in code, and over them those of the operator's policy file."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from oslo_config import cfg
@@ -10,10 +11,33 @@ from oslo_policy import policy
 from cyborg.core.errors import Forbidden
 from cyborg.policies import list_rules
 
+READ_AGAIN = 1.0  # seconds between two looks at the operator's policy file
 
-def make_enforcer(conf: cfg.ConfigOpts) -> policy.Enforcer:
-    """Return an enforcer of all rules, for this configuration's policy file."""
-    enforcer = policy.Enforcer(conf)
+
+class _Enforcer(policy.Enforcer):  # type: ignore[misc]
+    """Looks for a changed policy file once a second: by itself it does so for each question."""
+
+    def __init__(self, conf: cfg.ConfigOpts, clock: Callable[[], float]) -> None:
+        super().__init__(conf)
+        self._clock = clock
+        self._look_at = -READ_AGAIN
+
+    def load_rules(self, force_reload: bool = False) -> None:
+        """Read the file if it is new and the last look was not just now."""
+        now = self._clock()
+        if force_reload or now >= self._look_at:
+            super().load_rules(force_reload)
+            self._look_at = now + READ_AGAIN
+
+
+def make_enforcer(
+    conf: cfg.ConfigOpts, clock: Callable[[], float] = time.monotonic
+) -> policy.Enforcer:
+    """Return an enforcer of all rules, for this configuration's policy file.
+
+    ``clock`` counts seconds upwards: a file that changes is read again within one.
+    """
+    enforcer = _Enforcer(conf, clock)
     enforcer.register_defaults(list_rules())
     return enforcer
 

@@ -29,7 +29,7 @@ class AgentClient:
         return cast(dict[str, Any], answer)
 
     def hardware(self, host: str, driver: str | None = None) -> dict[str, Any]:
-        """Return what the backends saw last: ``{"hardware": [HW]}``. Raises NotFound."""
+        """Return what the backends saw last (``core.hardware.answer``). Raises NotFound."""
         return cast(dict[str, Any], self._client.call("hardware", host, driver=driver))
 
     def job(

@@ -49,7 +49,10 @@ class ConductorClient:
     def service_hello(
         self, binary: str, host: str, epoch: str, versions: Plain | None
     ) -> dict[str, Any]:
-        """Say that a daemon other than an agent is alive: ``{"interval": seconds}``."""
+        """Say that a daemon other than an agent is alive.
+
+        ``{"interval": seconds, "now": the conductor's time, naive UTC in ISO 8601}``.
+        """
         answer = self._client.call(
             "service_hello", binary=binary, host=host, epoch=epoch, versions=versions
         )
@@ -63,6 +66,14 @@ class ConductorClient:
     def device_profile_delete(self, keys: Sequence[str]) -> None:
         """Delete device profiles by uuid or name, all or none. Raises NotFound, InUse."""
         self._client.call("device_profile_delete", keys=keys)
+
+    def accelerator_update(self, uuid: str, label: Plain, scope: str | None) -> dict[str, Any]:
+        """Label an accelerator, return its row. Raises Invalid, NotFound, WrongState.
+
+        ``label`` has those of name, description and tags that change.
+        """
+        answer = self._client.call("accelerator_update", uuid=uuid, label=label, scope=scope)
+        return cast(dict[str, Any], answer)
 
     def attribute_create(self, deployable: str, key: str, value: str) -> dict[str, Any]:
         """Give an attribute to a deployable, return its row. Raises Invalid, NotFound, Conflict."""
@@ -120,6 +131,11 @@ class ConductorClient:
     def outbox_delete(self, uuid: str) -> None:
         """Forget a dead message. Raises Invalid, NotFound, WrongState."""
         self._client.call("outbox_delete", uuid=uuid)
+
+    def audit_create(self, host: str | None, repair: bool) -> dict[str, Any]:
+        """Have a host or all be audited: ``{"uuid": of the audit}``. Raises Invalid, NotFound."""
+        answer = self._client.call("audit_create", host=host, repair=repair)
+        return cast(dict[str, Any], answer)
 
     def discovery_create(
         self, host: str | None = None, driver: str | None = None

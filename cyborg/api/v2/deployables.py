@@ -18,6 +18,7 @@ from cyborg.db.read import deployables as read
 from cyborg.db.read.paging import Row
 
 NAME = "deployables"
+PLACEMENT_SINCE = (2, 4)
 
 
 class Deployable(wtypes.Base):  # type: ignore[misc]
@@ -38,10 +39,25 @@ class Deployable(wtypes.Base):  # type: ignore[misc]
     links = wtypes.wsattr([types.Link], mandatory=True)
 
 
+class Placed(wtypes.Base):  # type: ignore[misc]
+    """How far Placement has been told; ``error`` says why it could not be, and what to do."""
+
+    status = wtypes.wsattr(types.OneOf("in_sync", "stale", "error"), mandatory=True)
+    stale_since = wtypes.wsattr(datetime)
+    error = wtypes.wsattr(str)
+
+
+class PlacedDeployable(Deployable):
+    """A deployable, from version 2.4 on; a draining one its host has no longer."""
+
+    draining = wtypes.wsattr(bool, mandatory=True)
+    placement = wtypes.wsattr(Placed, mandatory=True)
+
+
 class Deployables(wtypes.Base):  # type: ignore[misc]
     """A list of deployables."""
 
-    deployables = wtypes.wsattr([Deployable], mandatory=True)
+    deployables = wtypes.wsattr([PlacedDeployable], mandatory=True)
     deployables_links = wtypes.wsattr([types.Link])
 
 
@@ -64,16 +80,24 @@ Program = types.Checked("one JSON patch operation", parse_program, [ProgramOpera
 
 def show(call: Call, row: Row) -> dict[str, Any]:
     """Return a deployable as JSON."""
-    return call.dump(
-        Deployable,
-        row,
-        NAME,
-        parent_id=row["parent_uuid"],
-        root_id=row["root_uuid"],
-        device_id=row["device_uuid"],
-        attributes_list=json.dumps([{key: value} for key, value in row["attributes"].items()]),
-        links=call.links(NAME, row["uuid"], bookmark=True),
-    )
+    more: dict[str, Any] = {
+        "parent_id": row["parent_uuid"],
+        "root_id": row["root_uuid"],
+        "device_id": row["device_uuid"],
+        "attributes_list": json.dumps([{key: value} for key, value in row["attributes"].items()]),
+        "links": call.links(NAME, row["uuid"], bookmark=True),
+    }
+    if call.version < PLACEMENT_SINCE:
+        return call.dump(Deployable, row, NAME, **more)
+    more["placement"] = types.dump(Placed, _placed(row))
+    return call.dump(PlacedDeployable, row, NAME, **more)
+
+
+def _placed(row: Row) -> dict[str, Any]:
+    # A row that is only compared again has a time, too: it counts as in sync all the while.
+    status = "error" if row["error"] else "stale" if row["stale"] else "in_sync"
+    since = None if status == "in_sync" else row["stale_since"]
+    return {"status": status, "stale_since": since, "error": row["error"]}
 
 
 class Controller(Resource):
@@ -88,7 +112,7 @@ class Controller(Resource):
 
     @operation(
         rule="cyborg:deployable:get_one",
-        answer=Deployable,
+        answer=PlacedDeployable,
         path={"uuid": types.Uuid()},
         raises=(NotFound,),
     )
@@ -98,7 +122,7 @@ class Controller(Resource):
 
     @operation(
         rule="cyborg:deployable:program",
-        answer=Deployable,
+        answer=PlacedDeployable,
         path={"uuid": types.Uuid()},
         body=Program,
         raises=(NotFound, InUse, WrongState),
@@ -110,7 +134,7 @@ class Controller(Resource):
 
     @operation(
         rule="cyborg:deployable:program",
-        answer=Deployable,
+        answer=PlacedDeployable,
         path={"uuid": types.Uuid(), "again": types.Key()},
         body=Program,
         raises=(NotFound, InUse, WrongState),

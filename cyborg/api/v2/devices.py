@@ -3,6 +3,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import fields
 from datetime import datetime
 from typing import Any
 
@@ -13,13 +14,19 @@ from cyborg.api.call import Call
 from cyborg.api.operation import operation
 from cyborg.api.paging import Asked
 from cyborg.api.resource import Resource
+from cyborg.core import life
+from cyborg.core.device import Health
 from cyborg.core.errors import Invalid, NotFound
+from cyborg.core.life import Life
 from cyborg.db.read import devices as read
 from cyborg.db.read.paging import Row
 
 NAME = "devices"
 STATUS_SINCE = (2, 3)
+LIFE_SINCE = (2, 4)
 FILTERS = ("hostname", "type", "vendor")
+STATUSES = types.OneOf("enabled", "maintaining")
+MORE_FILTERS = {"status": STATUSES, "health": types.OneOf(*Health), "address": types.Text()}
 
 
 class Device(wtypes.Base):  # type: ignore[misc]
@@ -38,27 +45,54 @@ class Device(wtypes.Base):  # type: ignore[misc]
 
 
 class DeviceWithStatus(Device):
-    """A device, from version 2.3 on."""
+    """A device, at version 2.3; ``status`` is what the operator wants."""
 
-    status = wtypes.wsattr(types.OneOf("enabled", "maintaining"), mandatory=True)
+    status = wtypes.wsattr(STATUSES, mandatory=True)
+
+
+class DeviceWithLife(DeviceWithStatus):
+    """A device, from version 2.4 on.
+
+    Only in state ``ready`` is anything of it given out; ``state_reasons`` has all that speaks
+    against it, of which ``state`` is the first.
+    """
+
+    state = wtypes.wsattr(types.OneOf(*Life), mandatory=True)
+    state_reasons = wtypes.wsattr([types.OneOf(*Life)], mandatory=True)
+    health = wtypes.wsattr(types.OneOf(*Health), mandatory=True)
+    health_reason = wtypes.wsattr(str)
+    health_since = wtypes.wsattr(datetime, mandatory=True)
+    address = wtypes.wsattr(str, mandatory=True)
+    backend = wtypes.wsattr(str, mandatory=True)
+    numa_node = wtypes.wsattr(int)
+    serial = wtypes.wsattr(str)
+    setup_required = wtypes.wsattr(bool, mandatory=True)
+    reboot_required = wtypes.wsattr(bool, mandatory=True)
+    draining = wtypes.wsattr(bool, mandatory=True)
 
 
 class Devices(wtypes.Base):  # type: ignore[misc]
     """A list of devices."""
 
-    devices = wtypes.wsattr([DeviceWithStatus], mandatory=True)
+    devices = wtypes.wsattr([DeviceWithLife], mandatory=True)
     devices_links = wtypes.wsattr([types.Link])
 
 
 def show(call: Call, row: Row) -> dict[str, Any]:
     """Return a device as JSON."""
-    return call.dump(
-        Device if call.version < STATUS_SINCE else DeviceWithStatus,
-        row,
-        NAME,
-        std_board_info=json.dumps(row["std_board_info"]),
-        vendor_board_info=json.dumps(row["vendor_board_info"]),
-    )
+    more: dict[str, Any] = {
+        name: json.dumps(row[name]) for name in ("std_board_info", "vendor_board_info")
+    }
+    if call.version < STATUS_SINCE:
+        return call.dump(Device, row, NAME, **more)
+    if call.version < LIFE_SINCE:
+        return call.dump(DeviceWithStatus, row, NAME, **more)
+    standing = life.decide(life.Facts(**{name: row[name] for name in _FACTS}))
+    more |= {"state": standing.state, "state_reasons": list(standing.reasons)}
+    return call.dump(DeviceWithLife, row, NAME, **more)
+
+
+_FACTS = tuple(field.name for field in fields(life.Facts))
 
 
 class Controller(Resource):
@@ -69,9 +103,11 @@ class Controller(Resource):
         answer=Devices,
         query={
             **dict.fromkeys(FILTERS, types.Text()),
+            **MORE_FILTERS,
             "filters.field": types.Many(types.OneOf(*FILTERS)),
             "filters.value": types.Many(types.Text()),
         },
+        later=dict.fromkeys(MORE_FILTERS, LIFE_SINCE),
         paged=True,
     )
     def find(self, call: Call, page: Asked, **filters: Any) -> Any:
@@ -85,7 +121,7 @@ class Controller(Resource):
 
     @operation(
         rule="cyborg:device:get_one",
-        answer=DeviceWithStatus,
+        answer=DeviceWithLife,
         path={"uuid": types.Key()},
         raises=(NotFound,),
     )
@@ -131,7 +167,8 @@ def _wanted(filters: Mapping[str, Any]) -> dict[str, str] | None:
     if len(fields) != len(values):
         raise Invalid("filters.field and filters.value come in pairs", field="filters.field")
     wanted: dict[str, str] = {}
-    plain = [(name, filters[name]) for name in FILTERS if filters[name] is not None]
+    names = (*FILTERS, *MORE_FILTERS)
+    plain = [(name, filters[name]) for name in names if filters[name] is not None]
     for name, value in [*plain, *zip(fields, values, strict=True)]:
         if wanted.setdefault(name, value) != value:
             return None

@@ -50,8 +50,8 @@ class Begun(wtypes.Base):  # type: ignore[misc]
 class NewDiscovery(wtypes.Base):  # type: ignore[misc]
     """Which backends shall look: all, those of a host, those of a driver (or one backend)."""
 
-    host = wtypes.wsattr(types.Text())
-    driver = wtypes.wsattr(types.Text())
+    host = wtypes.wsattr(types.Text(shortest=1))
+    driver = wtypes.wsattr(types.Text(shortest=1))
 
 
 class Controller(Resource):

@@ -33,7 +33,11 @@ class Backend(wtypes.Base):  # type: ignore[misc]
 
 
 class Service(wtypes.Base):  # type: ignore[misc]
-    """A daemon with its backends, or, of kind backend, one backend with its daemon's life."""
+    """A daemon with its backends, or, of kind backend, one backend with its daemon's life.
+
+    ``state`` is what the last hello says; ``down_since`` is since when the conductors hold an agent
+    for down and have what its host offers closed, null while they do not.
+    """
 
     uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
     kind = wtypes.wsattr(types.OneOf("daemon", "backend"), mandatory=True)
@@ -42,6 +46,7 @@ class Service(wtypes.Base):  # type: ignore[misc]
     status = wtypes.wsattr(str, mandatory=True)
     state = wtypes.wsattr(types.OneOf(*Liveness), mandatory=True)
     last_seen_at = wtypes.wsattr(datetime, mandatory=True)
+    down_since = wtypes.wsattr(datetime)
     backends = wtypes.wsattr([Backend], mandatory=True)
     created_at = wtypes.wsattr(datetime, mandatory=True)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading the backends of all agents, each a row of its own.
 
-Rows: uuid, status, binary, host, last_seen_at, created_at and backends: a list of this one alone,
-as ``cyborg.db.read.services`` has it, so that both kinds of rows are shown alike.
+Rows: uuid, status, binary, host, last_seen_at, down_since, created_at and backends: a list of this
+one alone, as ``cyborg.db.read.services`` has it, so that both kinds of rows are shown alike.
 """
 
 from typing import Any
@@ -36,6 +36,7 @@ def find(
             services.c.binary,
             services.c.host,
             services.c.last_seen_at,
+            services.c.down_since,
         )
         .select_from(table)
         .join(services, services.c.id == table.c.service_id)

@@ -3,8 +3,9 @@
 
 Rows: uuid, parent_uuid and root_uuid (None for a root), device_uuid, hostname, driver_name (the
 backend that found the device), address, name, rp_uuid, resource_class, traits, attributes (the
-agent's, and over them the operator's), bitstream_id, num_accelerators, draining, created_at,
-updated_at.
+agent's, and over them the operator's), bitstream_id, num_accelerators, draining (of the part or its
+device), created_at, updated_at; and of its resource provider stale (Placement was last brought to
+an older revision, or never to any), stale_since and error.
 """
 
 from collections.abc import Collection
@@ -14,12 +15,12 @@ import sqlalchemy as sa
 
 from cyborg.db.read import paging
 from cyborg.db.read.paging import Page, Row
-from cyborg.db.schema import attributes, devices
+from cyborg.db.schema import attributes, devices, providers
 from cyborg.db.schema import deployables as table
 
 _parents = table.alias("parents")
 _roots = table.alias("roots")
-_HIDDEN = ("device_id", "parent_id", "root_id", "job_id")
+_HIDDEN = ("device_id", "parent_id", "root_id", "job_id", "draining")
 COLUMNS = [
     *(column for column in table.c if column.name not in _HIDDEN),
     _parents.c.uuid.label("parent_uuid"),
@@ -27,6 +28,10 @@ COLUMNS = [
     devices.c.uuid.label("device_uuid"),
     devices.c.host.label("hostname"),
     devices.c.backend.label("driver_name"),
+    sa.or_(table.c.draining, devices.c.draining).label("draining"),
+    sa.func.coalesce(providers.c.published < providers.c.revision, sa.true()).label("stale"),
+    providers.c.stale_since,
+    providers.c.error,
 ]
 SORTABLE = {
     "hostname": devices.c.host,
@@ -61,6 +66,7 @@ def find(
         .join(devices, devices.c.id == table.c.device_id)
         .outerjoin(_parents, _parents.c.id == table.c.parent_id)
         .outerjoin(_roots, _roots.c.id == table.c.root_id)
+        .outerjoin(providers, providers.c.uuid == table.c.rp_uuid)
     )
     if uuids is not None:
         query = query.where(table.c.uuid.in_(uuids))
@@ -75,6 +81,7 @@ def find(
     of_operators = _attributes(connection, query) if found else {}
     for row in found:
         row["attributes"] = row["attributes"] | of_operators.get(row.pop("id"), {})
+        row["draining"], row["stale"] = bool(row["draining"]), bool(row["stale"])
     return list(found)
 
 

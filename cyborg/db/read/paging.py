@@ -5,7 +5,7 @@ A page starts behind a row, not at a count of rows, so that rows that come or go
 make no other row appear twice or never.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,15 +53,45 @@ def cut(
     return query.order_by(*(term.asc() if up else term.desc() for term in order))
 
 
+def pick(rows: Sequence[Row], page: Page | None, sortable: Sequence[str]) -> list[Row]:
+    """Return the page of a list that is in memory already, in whose order nothing is null.
+
+    For the few rows that no table has. Raises Invalid as ``cut`` does.
+    """
+    page = page or Page()
+    found = list(rows)
+    if page.sort_key is not None:
+        key = _known(page.sort_key, sortable)
+        found.sort(key=lambda row: row[key])
+    if not _is_up(page):
+        found.reverse()
+    if page.marker is not None:
+        places = [n for n, row in enumerate(found, 1) if row["uuid"] == page.marker]
+        if not places:
+            raise _no_row(page.marker)
+        found = found[places[0] :]
+    if page.limit is not None and page.limit < 1:
+        raise Invalid(f"limit: {page.limit} is not at least 1", field="limit")
+    return found[: page.limit]
+
+
+def _known(sort_key: str | None, sortable: Collection[str]) -> str:
+    if sort_key not in sortable:
+        raise Invalid(
+            f"sort_key: {str(sort_key)[:60]!r} is none of {', '.join(sorted(sortable))}",
+            field="sort_key",
+        )
+    return str(sort_key)
+
+
+def _no_row(marker: str) -> Invalid:
+    return Invalid(f"marker: {marker[:60]!r} is no row of this list", field="marker")
+
+
 def _key(page: Page, sortable: Mapping[str, sa.ColumnElement[Any]]) -> sa.ColumnElement[Any] | None:
     if page.sort_key is None:
         return None
-    if page.sort_key not in sortable:
-        raise Invalid(
-            f"sort_key: {page.sort_key[:60]!r} is none of {', '.join(sorted(sortable))}",
-            field="sort_key",
-        )
-    return sortable[page.sort_key]
+    return sortable[_known(page.sort_key, sortable)]
 
 
 def _is_up(page: Page) -> bool:
@@ -83,7 +113,7 @@ def _place(
         query.with_only_columns(*columns).where(table.c.uuid == marker).limit(1)
     ).first()
     if found is None:
-        raise Invalid(f"marker: {marker[:60]!r} is no row of this list", field="marker")
+        raise _no_row(marker)
     return tuple(found)
 
 

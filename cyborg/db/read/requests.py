@@ -19,11 +19,12 @@ from cyborg.db.schema import requests as table
 
 _HIDDEN = ("id", "profile_id", "instance_slot", "job_id", "owner_known", "orphan_since")
 COLUMNS = [
-    *(column for column in table.c if column.name not in _HIDDEN),
+    *(c for c in table.c if c.name not in _HIDDEN and not c.name.startswith("label_")),
     sa.func.coalesce(handles.c.type, "").label("attach_handle_type"),
     handles.c.uuid.label("attach_handle_uuid"),
     handles.c.info.label("attach_handle_info"),
 ]
+_ALL = sa.select(*COLUMNS).select_from(table).outerjoin(handles, handles.c.request_id == table.c.id)
 SORTABLE = {
     name: table.c[name]
     for name in (
@@ -50,11 +51,7 @@ def find(
     states: Collection[str] | None = None,
 ) -> list[Row]:
     """Return requests, in one statement; a marker adds one."""
-    query = (
-        sa.select(*COLUMNS)
-        .select_from(table)
-        .outerjoin(handles, handles.c.request_id == table.c.id)
-    )
+    query = _ALL
     if uuids is not None:
         query = query.where(table.c.uuid.in_(uuids))
     if instance_uuid is not None:

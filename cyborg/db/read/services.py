@@ -2,8 +2,8 @@
 """Reading services: the daemons of each host, an agent's with its backends.
 
 Rows: uuid, binary, host, epoch, endpoint, status, digest, generation, versions, started_at,
-last_seen_at, created_at, updated_at and backends: a list of {uuid, name, driver, status, error,
-created_at, updated_at} in the order of their names.
+last_seen_at, down_since, identity, created_at, updated_at and backends: a list of {uuid, name,
+driver, status, error, created_at, updated_at} in the order of their names.
 """
 
 from collections.abc import Collection

@@ -7,6 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from cyborg.core.device import Health
 from cyborg.core.job import JobState
 from cyborg.core.states import RequestState
 from cyborg.db.read import deeds
@@ -21,6 +22,9 @@ from cyborg.db.schema import (
     services,
 )
 
+MAX_UNHEALTHY = 1000
+"""Devices that are named one by one: those that have been unhealthy for longest."""
+
 
 @dataclass(frozen=True, slots=True)
 class Totals:
@@ -29,7 +33,8 @@ class Totals:
     ``handles`` counts by ``free`` (whatever the state of its device), ``owned``, ``dirty`` (its
     owner left and a job must clean it) and ``draining``. ``outbox`` and ``jobs`` have rows of kind,
     state, count and oldest (when the first of them was promised); of jobs only the open ones, with
-    overdue, those past their deadline. ``deeds`` has the rows of ``cyborg.db.read.deeds``.
+    overdue, those past their deadline. ``unhealthy`` has host, address and health_since of up to
+    MAX_UNHEALTHY devices. ``deeds`` has the rows of ``cyborg.db.read.deeds``.
     """
 
     requests: dict[str, int]
@@ -38,7 +43,9 @@ class Totals:
     owners_unknown: int
     handles: dict[str, int]
     devices: dict[tuple[str, str], int]
+    unhealthy: list[Row]
     services: dict[tuple[str, str], int]
+    hosts_closed: int
     outbox: list[Row]
     jobs: list[Row]
     providers: int
@@ -51,7 +58,7 @@ class Totals:
 def read(
     connection: sa.Connection, *, now: datetime, late_before: datetime, down_before: datetime
 ) -> Totals:
-    """Count, in eight statements.
+    """Count, in nine statements.
 
     A service that spoke last at one of the two moments or before is late or down.
     """
@@ -68,13 +75,15 @@ def read(
     )
     started = [row["oldest"] for row in arqs if row["state"] == RequestState.BIND_STARTED]
     p = providers.c
+    changed = sa.case((sa.not_(p.audited), p.stale_since))
     (published,) = _all(
         connection,
         sa.select(
             sa.func.count().label("count"),
-            sa.func.count(p.stale_since).label("stale"),
+            # Those that are only compared again count as published.
+            sa.func.count(changed).label("stale"),
             sa.func.count(p.error).label("failing"),
-            sa.func.min(p.stale_since).label("oldest"),
+            sa.func.min(changed).label("oldest"),
         ).select_from(providers),
     )
     d = devices.c
@@ -82,6 +91,7 @@ def read(
         connection,
         sa.select(d.status, d.health, sa.func.count().label("count")).group_by(d.status, d.health),
     )
+    daemons = _services(connection, late_before, down_before)
     return Totals(
         requests={row["state"]: row["count"] for row in arqs},
         orphans_suspected=sum(row["suspected"] for row in arqs),
@@ -89,7 +99,9 @@ def read(
         owners_unknown=sum(row["unowned"] for row in arqs),
         handles=_handles(connection),
         devices={(row["status"], row["health"]): row["count"] for row in cards},
-        services=_services(connection, late_before, down_before),
+        unhealthy=_unhealthy(connection),
+        services={(row["binary"], row["liveness"]): row["count"] for row in daemons},
+        hosts_closed=sum(row["closed"] for row in daemons),
         outbox=_outbox(connection),
         jobs=_jobs(connection, now),
         providers=published["count"],
@@ -112,18 +124,26 @@ def _handles(connection: sa.Connection) -> dict[str, int]:
     return {row["use"]: row["count"] for row in rows}
 
 
-def _services(
-    connection: sa.Connection, late_before: datetime, down_before: datetime
-) -> dict[tuple[str, str], int]:
+def _unhealthy(connection: sa.Connection) -> list[Row]:
+    d = devices.c
+    query = sa.select(d.host, d.address, d.health_since).where(d.health == Health.UNHEALTHY)
+    return _all(connection, query.order_by(d.health_since, d.id).limit(MAX_UNHEALTHY))
+
+
+def _services(connection: sa.Connection, late_before: datetime, down_before: datetime) -> list[Row]:
     s = services.c
     state = sa.case(
         (s.last_seen_at <= down_before, "down"),
         (s.last_seen_at <= late_before, "late"),
         else_="up",
     ).label("liveness")
-    query = sa.select(s.binary, state, sa.func.count().label("count"))
-    rows = _all(connection, query.group_by(s.binary, "liveness"))
-    return {(row["binary"], row["liveness"]): row["count"] for row in rows}
+    query = sa.select(
+        s.binary,
+        state,
+        sa.func.count().label("count"),
+        sa.func.count(s.down_since).label("closed"),
+    )
+    return _all(connection, query.group_by(s.binary, "liveness"))
 
 
 def _outbox(connection: sa.Connection) -> list[Row]:

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from cyborg.core.device import AttachHandle, HandleType
 from cyborg.db.schema import attach_handles as handles
-from cyborg.db.schema import deployables, devices
+from cyborg.db.schema import deployables, devices, requests
 from cyborg.db.store import bulk
 
 
@@ -112,3 +112,20 @@ def remove(tx: sa.Connection, gone: Collection[int]) -> int:
         ).rowcount
         for some in bulk.chunks(gone)
     )
+
+
+def owners(tx: sa.Connection, which: Collection[int]) -> list[sa.RowMapping]:
+    """Return the requests that own these handles, by row id: their rows with ``handle``, that id.
+
+    They come in the order of their ids.
+    """
+    found: list[sa.RowMapping] = []
+    for some in bulk.chunks(which):
+        query = (
+            sa.select(requests, handles.c.id.label("handle"))
+            .join(handles, handles.c.request_id == requests.c.id)
+            .where(handles.c.id.in_(some))
+            .order_by(requests.c.id)
+        )
+        found += tx.execute(query).mappings().all()
+    return found

@@ -2,26 +2,38 @@
 """Writing the configured drivers of a host, as its agent tells of them."""
 
 from collections.abc import Sequence
+from typing import Any
 from uuid import uuid4
 
 import sqlalchemy as sa
 
 from cyborg.core.report import BackendState
-from cyborg.db.schema import backends
+from cyborg.db.schema import backends, services
 from cyborg.db.store import bulk
+from cyborg.db.store.services import AGENT
 
 
-def replace(tx: sa.Connection, service_id: int, states: Sequence[BackendState]) -> None:
-    """Bring a host's backends to these; what is equal is not written.
+def replace(tx: sa.Connection, host: str, states: Sequence[BackendState]) -> Any:
+    """Bring the backends of a host's agent to these; what is equal is not written.
 
-    The caller holds the row of the service, so that nobody else does the same.
+    Returns the identity in the agent's row, which is read along. The caller holds that row, so that
+    nobody else does the same.
     """
-    known = {
-        row["name"]: row
-        for row in tx.execute(
-            sa.select(backends).where(backends.c.service_id == service_id)
-        ).mappings()
-    }
+    query = (
+        sa.select(
+            services.c.id.label("agent"),
+            services.c.identity,
+            backends.c.id,
+            backends.c.name,
+            backends.c.driver,
+            backends.c.status,
+            backends.c.error,
+        )
+        .outerjoin(backends, backends.c.service_id == services.c.id)
+        .where(services.c.binary == AGENT, services.c.host == host)
+    )
+    rows = tx.execute(query).mappings().all()
+    known = {row["name"]: row for row in rows if row["id"] is not None}
     wanted = {
         state.name: {"driver": state.driver, "status": str(state.status), "error": state.error}
         for state in states
@@ -40,8 +52,9 @@ def replace(tx: sa.Connection, service_id: int, states: Sequence[BackendState]) 
         tx,
         backends,
         [
-            {"uuid": str(uuid4()), "service_id": service_id, "name": name, **values}
+            {"uuid": str(uuid4()), "service_id": rows[0]["agent"], "name": name, **values}
             for name, values in wanted.items()
             if name not in known
         ],
     )
+    return rows[0]["identity"]

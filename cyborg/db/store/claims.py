@@ -10,7 +10,6 @@ was prepared and has no owner is dirty, and a job cleans it before anybody gets 
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
@@ -19,7 +18,7 @@ from oslo_utils import timeutils
 from cyborg.core.device import Health
 from cyborg.db.schema import attach_handles as handles
 from cyborg.db.schema import deployables, devices
-from cyborg.db.schema import providers as publishing
+from cyborg.db.store import providers as publishing
 
 
 def providers(tx: sa.Connection, uuids: Collection[str]) -> Sequence[sa.RowMapping]:
@@ -29,29 +28,7 @@ def providers(tx: sa.Connection, uuids: Collection[str]) -> Sequence[sa.RowMappi
     traits, abilities, device_status, health, setup_required, reboot_required, programming (a job
     has it), draining (of the device or of this part of it).
     """
-    query = (
-        sa.select(
-            deployables.c.id.label("deployable_id"),
-            deployables.c.rp_uuid.label("provider"),
-            deployables.c.address,
-            deployables.c.job_id.is_not(None).label("programming"),
-            devices.c.address.label("device"),
-            devices.c.backend,
-            devices.c.abilities,
-            deployables.c.resource_class,
-            deployables.c.traits,
-            sa.or_(deployables.c.draining, devices.c.draining).label("draining"),
-            devices.c.host,
-            devices.c.status.label("device_status"),
-            devices.c.health,
-            devices.c.setup_required,
-            devices.c.reboot_required,
-        )
-        .join(devices, devices.c.id == deployables.c.device_id)
-        .where(deployables.c.rp_uuid.in_(uuids))
-        .order_by(deployables.c.id)
-    )
-    return tx.execute(query).mappings().all()
+    return tx.execute(_PROVIDERS, {"uuids": sorted(uuids)}).mappings().all()
 
 
 def lock_free(
@@ -64,18 +41,8 @@ def lock_free(
     given back by a transaction that fails: only with ``wait`` is "there are no more" an answer.
     A database without row locks (SQLite) lets one writer in at a time and needs neither.
     """
-    query = (
-        sa.select(handles.c.id, handles.c.uuid, handles.c.address)
-        # MariaDB would rather filter the deployable's handles by the free ones of the whole cloud.
-        # That grows with the cloud, and locks on the way what others then pass over.
-        .with_hint(handles, f"FORCE INDEX ({_BY_OWNER})", "mysql")
-        .where(handles.c.deployable_id == deployable_id, *_FREE)
-        .limit(limit)
-        .with_for_update(skip_locked=not wait)
-    )
-    if wait:  # only who waits can be part of a deadlock, and an order costs a better plan
-        query = query.order_by(handles.c.id)
-    return tx.execute(query).mappings().all()
+    query = _LOCK_FREE_WAITING if wait else _LOCK_FREE
+    return tx.execute(query, {"part": deployable_id, "most": limit}).mappings().all()
 
 
 def census(tx: sa.Connection, deployable_ids: Collection[int]) -> Sequence[sa.RowMapping]:
@@ -152,20 +119,8 @@ def release(tx: sa.Connection, request_ids: Collection[int]) -> Sequence[sa.RowM
         .values(request_id=None)
     )
     if gone := {row["rp_uuid"] for row in held if row["draining"]}:
-        stale(tx, gone, timeutils.utcnow())
+        publishing.mark_known(tx, gone, timeutils.utcnow())
     return [row for row in held if row["prepared"]]
-
-
-def stale(tx: sa.Connection, uuids: Collection[str], now: datetime) -> None:
-    """Have the publisher look at providers again."""
-    tx.execute(
-        sa.update(publishing)
-        .where(publishing.c.uuid.in_(sorted(uuids)))
-        .values(
-            revision=publishing.c.revision + 1,
-            stale_since=sa.func.coalesce(publishing.c.stale_since, now),
-        )
-    )
 
 
 _BY_OWNER = "ix_attach_handles_deployable_id_request_id"
@@ -174,6 +129,40 @@ _FREE = (
     sa.not_(handles.c.prepared),
     sa.not_(handles.c.draining),
 )
+# Built once: SQLAlchemy takes longer to build such a statement than a database to answer it.
+_PROVIDERS = (
+    sa.select(
+        deployables.c.id.label("deployable_id"),
+        deployables.c.rp_uuid.label("provider"),
+        deployables.c.address,
+        deployables.c.job_id.is_not(None).label("programming"),
+        devices.c.address.label("device"),
+        devices.c.backend,
+        devices.c.abilities,
+        deployables.c.resource_class,
+        deployables.c.traits,
+        sa.or_(deployables.c.draining, devices.c.draining).label("draining"),
+        devices.c.host,
+        devices.c.status.label("device_status"),
+        devices.c.health,
+        devices.c.setup_required,
+        devices.c.reboot_required,
+    )
+    .join(devices, devices.c.id == deployables.c.device_id)
+    .where(deployables.c.rp_uuid.in_(sa.bindparam("uuids", expanding=True)))
+    .order_by(deployables.c.id)
+)
+_CHOOSE_FREE = (
+    sa.select(handles.c.id, handles.c.uuid, handles.c.address)
+    # MariaDB would rather filter the deployable's handles by the free ones of the whole cloud.
+    # That grows with the cloud, and locks on the way what others then pass over.
+    .with_hint(handles, f"FORCE INDEX ({_BY_OWNER})", "mysql")
+    .where(handles.c.deployable_id == sa.bindparam("part", type_=sa.BigInteger), *_FREE)
+    .limit(sa.bindparam("most", type_=sa.Integer))
+)
+_LOCK_FREE = _CHOOSE_FREE.with_for_update(skip_locked=True)
+# Only who waits can be part of a deadlock, and an order costs a better plan.
+_LOCK_FREE_WAITING = _CHOOSE_FREE.order_by(handles.c.id).with_for_update()
 _OPEN = sa.exists(
     sa.select(deployables.c.id)
     .join(devices, devices.c.id == deployables.c.device_id)
@@ -188,4 +177,4 @@ _OPEN = sa.exists(
         sa.not_(devices.c.reboot_required),
     )
 )
-"""The device may give something out: the guard of a claim, as ``core.choosing.refusals`` has it."""
+"""The device may give something out: the guard of a claim, as ``core.life`` has it."""

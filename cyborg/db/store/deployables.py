@@ -2,6 +2,7 @@
 """Writing deployables: the parts of devices that are resource providers."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
 
@@ -9,8 +10,9 @@ import sqlalchemy as sa
 
 from cyborg.core import names
 from cyborg.core.device import Deployable
-from cyborg.db.schema import attach_handles, deployables, devices, jobs
+from cyborg.db.schema import attach_handles, deployables, devices, jobs, services
 from cyborg.db.store import bulk
+from cyborg.db.store.services import AGENT
 
 
 def of_host(tx: sa.Connection, host: str) -> Sequence[sa.RowMapping]:
@@ -51,17 +53,22 @@ def _reported(deployable: Deployable) -> dict[str, Any]:
     }
 
 
-def add(tx: sa.Connection, host: str, new: Iterable[tuple[int, Deployable, int]]) -> None:
+def add(
+    tx: sa.Connection,
+    host: str,
+    new: Iterable[tuple[int, Deployable, int]],
+    uuids: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Add deployables, each to the device of that row id, with its number of handles.
 
-    ``place`` says what they lie within.
+    ``uuids`` are those that had one before, by address. ``place`` says what they lie within.
     """
     bulk.insert(
         tx,
         deployables,
         [
             {
-                "uuid": str(uuid4()),
+                "uuid": uuids.get(d.address) or str(uuid4()),
                 "device_id": device_id,
                 "address": d.address,
                 "name": names.provider_name(host, d.address),
@@ -131,7 +138,9 @@ def desired(tx: sa.Connection, providers: Collection[str]) -> Sequence[sa.RowMap
 
     Keys: uuid, name, parent (provider uuid or None), resource_class, traits, total (handles that
     are of use or in use), stuck (those of them that cannot be cleaned at present), programming,
-    draining (of the part or its device), device_status, health, setup_required, reboot_required.
+    draining (of the part or its device), device_status, health, setup_required, reboot_required,
+    host_down (the conductors hold the agent for down; a host whose agent is not known is not), host
+    and identity (what its agent told of the compute node; None of an agent that is not known).
     """
     parents = deployables.alias("parents")
     total = (
@@ -169,9 +178,13 @@ def desired(tx: sa.Connection, providers: Collection[str]) -> Sequence[sa.RowMap
             devices.c.health,
             devices.c.setup_required,
             devices.c.reboot_required,
+            services.c.down_since.is_not(None).label("host_down"),
+            devices.c.host,
+            services.c.identity,
         )
         .join(devices, devices.c.id == deployables.c.device_id)
         .outerjoin(parents, parents.c.id == deployables.c.parent_id)
+        .outerjoin(services, sa.and_(services.c.host == devices.c.host, services.c.binary == AGENT))
         .where(deployables.c.rp_uuid.in_(sorted(providers)))
         .order_by(deployables.c.id)
     )

@@ -2,15 +2,20 @@
 """Writing devices. What the operator decides (``status``) and what a host reports never mix."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
 
 import sqlalchemy as sa
 
 from cyborg.core import wire
+from cyborg.core.departed import Departed
 from cyborg.core.device import Device, DeviceType, Health
 from cyborg.db.schema import devices
 from cyborg.db.store import bulk
+
+ENABLED = "enabled"  # what a device is until an operator says otherwise
 
 
 def of_host(tx: sa.Connection, host: str) -> Sequence[sa.RowMapping]:
@@ -31,6 +36,7 @@ def value(row: Mapping[Any, Any]) -> Device:
         numa_node=row["numa_node"],
         serial=row["serial"],
         health=Health(row["health"]),
+        health_reason=row["health_reason"],
         setup_required=row["setup_required"],
         reboot_required=row["reboot_required"],
         abilities=wire.load_abilities(row["abilities"]),
@@ -48,6 +54,7 @@ def _reported(device: Device) -> dict[str, Any]:
         "numa_node": device.numa_node,
         "serial": device.serial,
         "health": str(device.health),
+        "health_reason": device.health_reason,
         "setup_required": device.setup_required,
         "reboot_required": device.reboot_required,
         "abilities": sorted(device.abilities),
@@ -55,12 +62,26 @@ def _reported(device: Device) -> dict[str, Any]:
     }
 
 
-def add(tx: sa.Connection, host: str, new: Iterable[Device]) -> None:
-    """Add devices of a host."""
+def add(
+    tx: sa.Connection,
+    host: str,
+    new: Iterable[Device],
+    before: Mapping[str, Departed] = MappingProxyType({}),
+) -> None:
+    """Add devices of a host; ``before`` are those, by address, that are back."""
     bulk.insert(
         tx,
         devices,
-        [{"uuid": str(uuid4()), "host": host, "address": d.address, **_reported(d)} for d in new],
+        [
+            {
+                "uuid": before[d.address].uuid if d.address in before else str(uuid4()),
+                "status": before[d.address].status if d.address in before else ENABLED,
+                "host": host,
+                "address": d.address,
+                **_reported(d),
+            }
+            for d in new
+        ],
     )
 
 
@@ -70,9 +91,47 @@ def ids(tx: sa.Connection, host: str) -> dict[str, int]:
     return {row.address: row.id for row in tx.execute(query)}
 
 
-def change(tx: sa.Connection, changed: Mapping[int, Device]) -> None:
-    """Write what is reported now, by row id; a draining device is back then."""
-    bulk.update(tx, devices, [{"id": id_, **_reported(d)} for id_, d in changed.items()])
+def some(tx: sa.Connection, host: str, addresses: Collection[str]) -> list[sa.RowMapping]:
+    """Return the rows of these devices of a host."""
+    mine = sa.select(devices).where(devices.c.host == host)
+    return [
+        row
+        for part in bulk.chunks(sorted(addresses))
+        for row in tx.execute(mine.where(devices.c.address.in_(part))).mappings()
+    ]
+
+
+def change(tx: sa.Connection, changed: Mapping[int, Device], now: datetime) -> None:
+    """Write what is reported now, by row id; a draining device is back then.
+
+    ``health_since`` becomes ``now`` where the health differs.
+    """
+    if changed:
+        tx.execute(
+            _CHANGE, [_renamed({"id": id_, **_reported(d)}, now) for id_, d in changed.items()]
+        )
+
+
+def _renamed(values: Mapping[str, Any], now: datetime) -> dict[str, Any]:
+    return {"now": now} | {f"new_{name}": value for name, value in values.items()}
+
+
+_NAMES = tuple(_reported(Device("-", DeviceType.OTHER, "-", "-", "-")))
+_CHANGE = (
+    sa.update(devices)
+    .where(devices.c.id == sa.bindparam("new_id"))
+    # In this order, for MySQL assigns one after another: the health compared is still the old one.
+    .ordered_values(
+        (
+            devices.c.health_since,
+            sa.case(
+                (devices.c.health == sa.bindparam("new_health"), devices.c.health_since),
+                else_=sa.bindparam("now", type_=devices.c.health_since.type),
+            ),
+        ),
+        *((devices.c[name], sa.bindparam(f"new_{name}")) for name in _NAMES),
+    )
+)
 
 
 def drain(tx: sa.Connection, gone: Collection[int]) -> None:

@@ -157,8 +157,13 @@ def providers_of(tx: sa.Connection, job_id: int) -> Sequence[str]:
     return tx.scalars(query).all()
 
 
-def dirty(tx: sa.Connection, limit: int) -> Sequence[sa.RowMapping]:
-    """Return dirty handles that no open job cleans; keys as ``claims.release`` has them."""
+def dirty(
+    tx: sa.Connection, limit: int, ids: Collection[int] | None = None
+) -> Sequence[sa.RowMapping]:
+    """Return dirty handles that no open job cleans; keys as ``claims.release`` has them.
+
+    Of these row ids alone, if some are given.
+    """
     h = attach_handles.c
     query = (
         sa.select(
@@ -176,6 +181,7 @@ def dirty(tx: sa.Connection, limit: int) -> Sequence[sa.RowMapping]:
             h.prepared,
             h.request_id.is_(None),
             sa.or_(h.job_id.is_(None), jobs.c.state != JobState.OPEN),
+            sa.true() if ids is None else h.id.in_(sorted(ids)),
         )
         .order_by(h.id)
         .limit(limit)

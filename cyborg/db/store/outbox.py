@@ -24,6 +24,45 @@ Message = tuple[str, str, Mapping[str, Any]]
 """A kind, a subject and a payload."""
 
 _alike = outbox.alias("alike")
+_OLDER = (
+    sa.select(sa.func.count())
+    .where(
+        _alike.c.subject == outbox.c.subject,
+        _alike.c.kind == outbox.c.kind,
+        _alike.c.state == PENDING,
+        _alike.c.id < outbox.c.id,
+    )
+    .scalar_subquery()
+    .label("older")
+)
+"""How many messages of the subject wait before this one."""
+# Built once: SQLAlchemy takes longer to build such a statement than a database to answer it.
+_PENDING = (
+    sa.select(
+        outbox.c.id,
+        outbox.c.uuid,
+        outbox.c.subject,
+        outbox.c.payload,
+        outbox.c.attempts,
+        outbox.c.next_try_at,
+        outbox.c.lease_until,
+        _OLDER,
+    )
+    .where(outbox.c.kind == sa.bindparam("kind", type_=sa.String), outbox.c.state == PENDING)
+    .with_for_update(skip_locked=True)
+)
+_NOW = sa.bindparam("now", type_=outbox.c.next_try_at.type)
+_LOCK_DUE = (
+    _PENDING.where(
+        outbox.c.next_try_at <= _NOW,
+        sa.or_(outbox.c.lease_until.is_(None), outbox.c.lease_until < _NOW),
+    )
+    .order_by(outbox.c.next_try_at, outbox.c.id)
+    .limit(sa.bindparam("most", type_=sa.Integer))
+)
+_LOCK_WHOLE = _PENDING.where(
+    outbox.c.subject.in_(sa.bindparam("subjects", expanding=True))
+).order_by(outbox.c.id)
 
 
 def add(tx: sa.Connection, kind: str, messages: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
@@ -46,19 +85,21 @@ def lease(
 ) -> Sequence[sa.RowMapping]:
     """Take about ``limit`` messages that are due, the longest due first; return their rows.
 
+    Keys: id, uuid, subject, payload, attempts, next_try_at, lease_until, older (of the subject).
     The rows are in the order of writing. A message that is due brings those of its subject along
     that are older, due or not. What another owner leases is left alone until the lease ends, and
     so is what was written after it. ``owner`` must be new at each call: it is how the rows are told
     from those of an earlier lease of the same conductor.
     """
-    free = sa.or_(outbox.c.lease_until.is_(None), outbox.c.lease_until < now)
-    due = _by_subject(_lock(tx, kind, outbox.c.next_try_at <= now, free, limit=limit))
+    values = {"kind": kind, "now": now, "most": limit}
+    due = _by_subject(tx.execute(_LOCK_DUE, values).mappings())
     ready = {subject: _ready(rows, now) for subject, rows in due.items()}
     # The limit may have come between messages of one subject.
     cut = sum(map(len, due.values())) == limit
     torn = sorted(s for s, rows in due.items() if cut or len(ready[s]) < len(rows))
     if torn:
-        whole = _by_subject(_lock(tx, kind, outbox.c.subject.in_(torn)))
+        values = {"kind": kind, "subjects": torn}
+        whole = _by_subject(tx.execute(_LOCK_WHOLE, values).mappings())
         ready |= {subject: _ready(whole.get(subject, ()), now) for subject in torn}
     chosen = [rows for rows in ready.values() if any(row["next_try_at"] <= now for row in rows)]
     taken = sorted(itertools.chain.from_iterable(chosen), key=lambda row: int(row["id"]))
@@ -66,30 +107,6 @@ def lease(
         mine = outbox.c.id.in_([row["id"] for row in taken])
         tx.execute(sa.update(outbox).where(mine).values(owner=owner, lease_until=until))
     return taken
-
-
-def _lock(
-    tx: sa.Connection, kind: str, *which: sa.ColumnElement[bool], limit: int | None = None
-) -> Sequence[sa.RowMapping]:
-    """Lock pending messages that nobody else has locked; ``older`` counts those of the subject."""
-    older = (
-        sa.select(sa.func.count())
-        .where(
-            _alike.c.subject == outbox.c.subject,
-            _alike.c.kind == outbox.c.kind,
-            _alike.c.state == PENDING,
-            _alike.c.id < outbox.c.id,
-        )
-        .scalar_subquery()
-    )
-    query = sa.select(outbox, older.label("older")).where(
-        outbox.c.kind == kind, outbox.c.state == PENDING, *which
-    )
-    if limit is None:
-        query = query.order_by(outbox.c.id)
-    else:
-        query = query.order_by(outbox.c.next_try_at, outbox.c.id).limit(limit)
-    return tx.execute(query.with_for_update(skip_locked=True)).mappings().all()
 
 
 def _by_subject(rows: Iterable[sa.RowMapping]) -> dict[str, list[sa.RowMapping]]:

@@ -28,7 +28,8 @@ def lock(
 
     ``scope`` is the project whose requests exist for the caller, None for every project.
     """
-    return _locked(tx, requests.c.uuid.in_(uuids), scope)
+    query = _LOCK if scope is None else _LOCK_SCOPED
+    return tx.execute(query, {"uuids": sorted(uuids), "scope": scope}).mappings().all()
 
 
 def lock_of_instance(
@@ -64,25 +65,38 @@ def lock_to_bind(
     That is how many requests the instance has beside these. One that appears after this statement
     is met by the key of the instance's places.
     """
-    other = requests.alias("other")
-    others = (
-        sa.select(sa.func.count())
-        .where(other.c.instance_uuid == instance, other.c.uuid.not_in(uuids))
-        .scalar_subquery()
-    )
-    return _locked(tx, requests.c.uuid.in_(uuids), scope, others.label("others"))
+    query = _LOCK_TO_BIND if scope is None else _LOCK_TO_BIND_SCOPED
+    values = {"uuids": sorted(uuids), "instance": instance, "scope": scope}
+    return tx.execute(query, values).mappings().all()
 
 
 def _locked(
-    tx: sa.Connection,
-    which: sa.ColumnElement[bool],
-    scope: str | None,
-    *more: sa.ColumnElement[Any],
+    tx: sa.Connection, which: sa.ColumnElement[bool], scope: str | None
 ) -> Sequence[sa.RowMapping]:
-    query = sa.select(requests, *more).where(which).order_by(requests.c.id).with_for_update()
+    query = sa.select(requests).where(which).order_by(requests.c.id).with_for_update()
     if scope is not None:
         query = query.where(requests.c.project_id == scope)
     return tx.execute(query).mappings().all()
+
+
+# Built once: SQLAlchemy takes longer to build such a statement than a database to answer it.
+_UUIDS: sa.BindParameter[Any] = sa.bindparam("uuids", expanding=True)
+_SCOPE = requests.c.project_id == sa.bindparam("scope", type_=sa.String)
+_other = requests.alias("other")
+_OTHERS = (
+    sa.select(sa.func.count())
+    .where(
+        _other.c.instance_uuid == sa.bindparam("instance", type_=sa.String),
+        _other.c.uuid.not_in(_UUIDS),
+    )
+    .scalar_subquery()
+    .label("others")
+)
+_BY_UUID = requests.c.uuid.in_(_UUIDS)
+_LOCK = sa.select(requests).where(_BY_UUID).order_by(requests.c.id).with_for_update()
+_LOCK_SCOPED = _LOCK.where(_SCOPE)
+_LOCK_TO_BIND = _LOCK.add_columns(_OTHERS)
+_LOCK_TO_BIND_SCOPED = _LOCK_TO_BIND.where(_SCOPE)
 
 
 def others_of_instance(

@@ -5,7 +5,7 @@ A host's row is also the lock of its inventory: a report begins by raising the r
 two reports of one host follow each other.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from uuid import uuid4
@@ -29,7 +29,8 @@ def unchanged(
 ) -> bool:
     """Note that a daemon is alive, if it is the one we know and has nothing new to report.
 
-    ``said`` holds the columns that a hello carries besides.
+    ``said`` holds the columns that a hello carries besides. One that is held for down has news
+    enough: it is back.
     """
     return bool(
         tx.execute(
@@ -39,6 +40,7 @@ def unchanged(
                 services.c.host == host,
                 services.c.epoch == epoch,
                 services.c.digest == digest,
+                services.c.down_since.is_(None),
             )
             .values(last_seen_at=now, **said)
         ).rowcount
@@ -56,7 +58,9 @@ def other_life(tx: sa.Connection, binary: str, host: str, epoch: str) -> sa.RowM
 def alive(
     tx: sa.Connection, binary: str, host: str, epoch: str, now: datetime, said: Mapping[str, Any]
 ) -> sa.RowMapping:
-    """Note that a daemon is alive, known or not; return id, digest and generation of its row.
+    """Note that a daemon is alive, known or not; return its row, which is locked then.
+
+    Keys: id, uuid, binary, host, digest, generation, down_since.
 
     A new epoch is a new life: its reports count from the start, but what has been recorded of the
     host stays true until a report says otherwise, so the digest is kept. Raises oslo.db's
@@ -70,26 +74,80 @@ def alive(
         if not tx.execute(sa.update(services).where(mine).values(**values)).rowcount:
             values |= {"uuid": str(uuid4()), "binary": binary, "host": host}
             tx.execute(sa.insert(services).values(**values))
-    found = sa.select(services.c.id, services.c.digest, services.c.generation).where(mine)
+    columns = ("id", "uuid", "binary", "host", "digest", "generation", "down_since")
+    found = sa.select(*(services.c[name] for name in columns)).where(mine)
     return tx.execute(found).mappings().one()
+
+
+def fall(tx: sa.Connection, limit: datetime, now: datetime, most: int) -> Sequence[sa.RowMapping]:
+    """Hold for down, up to a number, the agents that last spoke at ``limit`` or before.
+
+    Returns those that no other conductor held for down already and that did not speak meanwhile.
+    Keys: id, uuid, binary, host, last_seen_at, down_since.
+    """
+    silent = sa.and_(
+        services.c.binary == AGENT,
+        services.c.down_since.is_(None),
+        services.c.last_seen_at <= limit,
+    )
+    # Read first: an UPDATE that finds nothing would still lock what it looks at, on MariaDB.
+    ids = tx.scalars(
+        sa.select(services.c.id).where(silent).order_by(services.c.last_seen_at).limit(most)
+    ).all()
+    if not ids:
+        return []
+    mine = services.c.id.in_(sorted(ids))
+    if not tx.execute(sa.update(services).where(mine, silent).values(down_since=now)).rowcount:
+        return []
+    columns = ("id", "uuid", "binary", "host", "last_seen_at", "down_since")
+    found = sa.select(*(services.c[name] for name in columns)).where(
+        mine, services.c.down_since == now
+    )
+    return tx.execute(found.order_by(services.c.host)).mappings().all()
+
+
+def rise(tx: sa.Connection, id_: int) -> None:
+    """Let an agent that was held for down count again. The caller holds its row."""
+    tx.execute(sa.update(services).where(services.c.id == id_).values(down_since=None))
 
 
 def accept(
     tx: sa.Connection, host: str, epoch: str, generation: int, digest: str, now: datetime
-) -> int | None:
-    """Take a report of an agent: return the id of its row, now locked, or None to refuse.
+) -> bool:
+    """Take a report of an agent, whose row is locked then; tell whether it is to be recorded.
 
-    Refused is what another life of the agent sent, and what is not newer than the last one taken.
+    Refused is what another life of the agent sent, what is not newer than the last one taken, and
+    what comes from one that is held for down: its hello brings it back.
     """
     mine = sa.and_(services.c.binary == AGENT, services.c.host == host, services.c.epoch == epoch)
     taken = tx.execute(
         sa.update(services)
-        .where(mine, services.c.generation < generation)
+        .where(mine, services.c.generation < generation, services.c.down_since.is_(None))
         .values(generation=generation, digest=digest, last_seen_at=now)
     )
-    if not taken.rowcount:
-        return None
-    return int(tx.execute(sa.select(services.c.id).where(mine)).scalar_one())
+    return bool(taken.rowcount)
+
+
+def identify(tx: sa.Connection, host: str, identity: Mapping[str, Any]) -> None:
+    """Write what a host's agent knows of its compute node. The caller holds the agent's row."""
+    mine = sa.and_(services.c.binary == AGENT, services.c.host == host)
+    tx.execute(sa.update(services).where(mine).values(identity=dict(identity)))
+
+
+def identities(tx: sa.Connection, hosts: Collection[str]) -> dict[str, Any]:
+    """Return what the agents of these hosts know of their compute nodes, by host."""
+    query = sa.select(services.c.host, services.c.identity).where(
+        services.c.binary == AGENT, services.c.host.in_(sorted(hosts))
+    )
+    return {row.host: row.identity for row in tx.execute(query)}
+
+
+def hosts_among(tx: sa.Connection, names: Collection[str]) -> set[str]:
+    """Return those of some names that agents give as their hosts'."""
+    query = sa.select(services.c.host).where(
+        services.c.binary == AGENT, services.c.host.in_(sorted(names))
+    )
+    return set(tx.scalars(query))
 
 
 def last_seen(tx: sa.Connection, host: str) -> datetime | None:

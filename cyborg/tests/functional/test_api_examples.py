@@ -87,6 +87,8 @@ def test_what_the_page_shows_is_what_happens(endpoint: str) -> None:
 
         if "/discoveries/" in path:
             got = until("the discovery ends", lambda ask=ask: _ended(ask()), 15)
+        elif path.endswith("/deployables"):
+            got = until("Placement is told", lambda ask=ask: _in_sync(ask()), 15)
         else:
             got = ask()
         assert got.status_code == int(status), f"{where}: {got.text}"
@@ -98,3 +100,8 @@ def test_what_the_page_shows_is_what_happens(endpoint: str) -> None:
 
 def _ended(answer: requests.Response) -> requests.Response | None:
     return answer if answer.json().get("state") != "IN-PROGRESS" else None
+
+
+def _in_sync(answer: requests.Response) -> requests.Response | None:
+    told = answer.json().get("deployables", [{}])
+    return answer if all(d["placement"]["status"] == "in_sync" for d in told) else None

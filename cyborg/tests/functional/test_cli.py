@@ -66,7 +66,7 @@ def test_services(cyborg: Run, ask: Callable[..., Any]) -> None:
 
 
 def test_discovery(ask: Callable[..., Any]) -> None:
-    rows = ask("discover-services", "--wait", "--driver", "fake")
+    rows = ask("discover-services", "--wait", "--within", "60", "--driver", "fake")
     assert [(r["Host"], r["Backend"], r["State"]) for r in rows] == [(HOST, "fake", "DONE")]
 
 
@@ -97,6 +97,38 @@ def test_from_creation_to_release(cyborg: Run, ask: Callable[..., Any], provider
     cyborg("arq-delete", "--instance", instance)
     cyborg("arq-delete", arqs[0])
     assert ask("arq-list", "--instance", instance) == []
+    cyborg("device-profile-delete", name)
+
+
+def test_drivers_and_hardware(cyborg: Run, ask: Callable[..., Any]) -> None:
+    (row,) = ask("driver-list", "--host", HOST)
+    assert (row["Driver"], row["Hosts"][0]["status"]) == ("fake", "READY")
+    assert ask("driver-show", row["UUID"]) == ask("driver-show", "fake") == row
+    assert f"{HOST} (fake) READY" in cyborg("driver-list")
+    assert "did you mean fake?" in cyborg("driver-show", "fak", code=1)
+    (device,) = ask("hardware-list", "--host", HOST, "--long")
+    assert (device["Driver"], device["Specs"]["num"]) == ("fake", 16)
+    assert ask("hardware-list", "--driver", "none-such") == []
+
+
+def test_accelerators(cyborg: Run, ask: Callable[..., Any], provider: str) -> None:
+    name, instance = profile(cyborg, 1), str(uuid.uuid4())
+    (arq,) = [row["UUID"] for row in ask("arq-create", name)]
+    ask("arq-bind", arq, "--host", HOST, "--provider", provider, "--instance", instance)
+    (row,) = ask("accelerator-list", "--instance", instance, "--driver", "fake", "--long")
+    assert (row["State"], row["Request"], row["Host"]) == ("bound", arq, HOST)
+    words = ["--name", "fast", "--description", "é", "--tag", "a", "--tag", "b"]
+    made = ask("accelerator-update", row["UUID"], *words)
+    assert (made["Name"], made["Description"], made["Tags"]) == ("fast", "é", ["a", "b"])
+    assert ask("accelerator-show", row["UUID"]) == made
+    made = ask("accelerator-update", row["UUID"], "--name", "", "--no-tags")
+    assert (made["Name"], made["Description"], made["Tags"]) == (None, "é", [])
+    assert "say what to change" in cyborg("accelerator-update", row["UUID"], code=1)
+    with pytest.raises(SystemExit, match="2"):
+        cyborg("accelerator-update", row["UUID"], "--tag", "a", "--no-tags")
+    cyborg("arq-delete", "--instance", instance)
+    assert "held by nobody" in cyborg("accelerator-update", row["UUID"], "--name", "x", code=1)
+    assert row["UUID"] in [r["UUID"] for r in ask("accelerator-list", "--state", "free")]
     cyborg("device-profile-delete", name)
 
 

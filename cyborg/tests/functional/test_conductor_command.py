@@ -3,6 +3,7 @@
 
 import sys
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,15 @@ def test_it_works_and_stops_while_its_broker_is_away(installation: Installation)
     with engine_of(installation.database) as engine:
         schema.metadata.create_all(engine)
         conductor = installation.conductor(DEFAULT=here)
-        until("it says hello", lambda: rows.read(engine, schema.services), 20)
+        rows.card(engine)
+        (provider,) = rows.read(engine, schema.providers)
+        rows.change(engine, schema.providers, provider["id"], updated_at=datetime(2020, 1, 1))
+
+        def swept() -> bool:
+            return rows.read(engine, schema.providers)[0]["stale_since"] is not None
+
+        until("it has what is old looked at again", swept, 20)
+        assert not rows.read(engine, schema.services), "nobody hears it"
     until("it waits", lambda: "Waiting for the message broker" in conductor.tail(1000), 20)
     assert conductor.stop() == 0
     assert "secret" not in conductor.tail(1000)

@@ -120,12 +120,20 @@ class World:
         if bound:
             # An image that is being loaded keeps the card closed for a moment.
             until("the card is open", lambda: self._bind(first, patch), PATIENCE)
+        audits = self.ask("GET", "audits")["audits"] or [self.ask("POST", "audits", {})]
+        held = self.ask("GET", "accelerators")["accelerators"]
+        self.names |= {
+            "accelerators": [row["uuid"] for row in held if row["arq_uuid"] or not bound][:1],
+            "audits": [audits[0]["uuid"]],
+            "drivers": ["fake"],
+        }
         patch[2] = patch[2] | {"value": instance}
         program = {"path": "/program", "op": "replace", "value": [{"image_uuid": instance}]}
         self.bodies = {
             ("POST", "/accelerator_requests"): wish,
             ("PATCH", "/accelerator_requests"): {arqs[0]: patch},
             ("PATCH", "/accelerator_requests/{uuid}"): {arqs[1]: patch},
+            ("PATCH", "/accelerators/{uuid}"): {"name": "mine", "tags": ["a"]},
             ("POST", "/attributes"): note | {"key": "other"},
             ("PATCH", "/deployables/{uuid}/program"): [program],
             ("PATCH", "/deployables/{uuid}/program/{again}"): [program],
@@ -161,7 +169,7 @@ class World:
         if body is not None and data.draw(st.booleans()):
             case.body = body if data.draw(st.booleans()) else spoilt(body, data)
             case.media_type = "application/json"
-            if isinstance(body, dict) and "uuid" in (case.path_parameters or {}):
+            if case.path == "/accelerator_requests/{uuid}" and isinstance(body, dict):
                 case.path_parameters["uuid"] = next(iter(body))
 
 

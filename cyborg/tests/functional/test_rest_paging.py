@@ -11,11 +11,14 @@ import pytest
 import requests
 
 from cyborg.db.read import (
+    accelerators,
     attributes,
     backends,
     deployables,
     device_profiles,
     devices,
+    drivers,
+    hardware,
     outbox,
     services,
 )
@@ -29,10 +32,13 @@ MOVING = {"last_seen_at"}  # while one looks
 # Path with the query that chooses all, key of the rows, how they may be sorted.
 COLLECTIONS = [
     ("accelerator_requests", "arqs", arqs.SORTABLE),
+    ("accelerators?state=free", "accelerators", accelerators.SORTABLE),
     ("attributes", "attributes", attributes.SORTABLE),
     ("deployables", "deployables", deployables.SORTABLE),
     ("device_profiles", "device_profiles", device_profiles.SORTABLE),
     ("devices?type=FPGA", "devices", devices.SORTABLE),
+    ("drivers", "drivers", drivers.SORTABLE),
+    ("hardware?host=compute-1", "hardware", hardware.SORTABLE),
     ("outbox", "outbox", outbox.SORTABLE),
     ("services", "services", services.SORTABLE),
     ("services?kind=backend", "services", backends.SORTABLE),

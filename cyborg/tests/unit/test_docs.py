@@ -173,11 +173,12 @@ def test_links_to_pages_lead_somewhere() -> None:
 
 def test_the_driver_of_the_guide_works() -> None:
     spec = importlib.util.spec_from_file_location(
-        "example_driver", DOC / "contributor" / "example_driver.py"
+        "acme_driver",
+        DOC / "contributor" / "example_package" / "src" / "acme_accelerator" / "driver.py",
     )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    driver = module.ExampleDriver("cards", {"count": 2})
+    driver = module.AcmeDriver("cards", {"count": 2})
     assert [d.address for d in driver.discover()] == ["0000:5e:00.0", "0000:5f:00.0"]
     with pytest.raises(errors.Misconfigured, match=r"\[cards\] count: found 99; expected 1 to 16"):
-        module.ExampleDriver("cards", {"count": 99})
+        module.AcmeDriver("cards", {"count": 99})

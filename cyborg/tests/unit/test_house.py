@@ -8,6 +8,7 @@ import ast
 import statistics
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -121,3 +122,14 @@ def test_no_path_of_this_machine_is_in_a_file() -> None:
     files = [path for name in folders for path in (ROOT / name).rglob("*")] + [*ROOT.glob("*.*")]
     files = [path for path in files if path.is_file() and path.suffix != ".pyc"]
     assert [str(path) for path in files if here in path.read_bytes()] == []
+
+
+def test_no_other_distribution_has_our_modules() -> None:
+    """One built beside ours once did: its stale copy ran in place of the checkout."""
+    theirs = {
+        dist.name: str(file)
+        for dist in metadata.distributions()
+        for file in dist.files or ()
+        if dist.name != "cyborg" and file.parts[0] == "cyborg"
+    }
+    assert theirs == {}

@@ -200,3 +200,17 @@ def test_no_list_at_all_is_an_error(make: Make, changed: Told) -> None:
     backend = make(driver)
     changed.wait_for()
     assert backend.view.state.status is BackendStatus.ERROR
+
+
+def test_a_stop_between_two_looks_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = Backend(Puppet(), 3600.0, LONG)
+    clear = backend._wake.clear
+
+    def stopped_just_then() -> None:
+        backend.stop()
+        clear()
+
+    monkeypatch.setattr(backend._wake, "clear", stopped_just_then)
+    backend.start()
+    assert backend.join(LONG)
+    assert backend.view.state.status is BackendStatus.DISCOVERING, "it did not look"

@@ -77,7 +77,9 @@ def test_hardware(agent: Agent) -> None:
         ("0000:01:00.0", "b0", 1),
         (SECOND, "b1", 1),
     ]
-    assert agent.hardware(None, driver="b1") == {"hardware": both[1:]}
+    states = agent.hardware(None)["backends"]
+    assert [(s["name"], s["status"]) for s in states] == [("b0", "READY"), ("b1", "READY")]
+    assert agent.hardware(None, driver="b1") == {"hardware": both[1:], "backends": states[1:]}
 
 
 JOB = "5d1f1c5e-8a36-4d1c-9a40-0e6d8f3f6f5b"

@@ -6,6 +6,7 @@ from dataclasses import replace
 from cyborg.agent.backend import MAX_ERROR, View
 from cyborg.agent.inventory import collect
 from cyborg.core import wire
+from cyborg.core.device import AttachHandle, HandleType
 from cyborg.core.report import BackendState, BackendStatus, Report
 from cyborg.fixtures.drivers import card
 
@@ -50,6 +51,22 @@ def test_parts_of_one_address_too() -> None:
     both = collect([first, other])
     assert [d.address for d in both.devices] == [A, B]
     Report("h", "e", 1, str(both.digest), both.states, both.devices)
+
+
+def test_a_function_is_given_away_once() -> None:
+    """Else a driver that lies could give an instance what another backend gave to its own."""
+    function = AttachHandle(A, HandleType.PCI)
+    views = [
+        View(
+            BackendState(name, "puppet", BackendStatus.READY),
+            (card(at, name, handles=(function,)),),
+        )
+        for name, at in (("b0", B), ("b1", "0000:09:00.0"))
+    ]
+    both = collect([*views, view("b2", A)])
+    assert [(d.address, d.backend) for d in both.devices] == [(B, "b0")]
+    assert both.states[1].error == "0000:09:00.0 is left out: backend b0 has it already"
+    assert both.states[2].error == f"{A} is left out: backend b0 has it already"
 
 
 def test_what_is_said_has_an_end() -> None:

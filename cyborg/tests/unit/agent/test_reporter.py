@@ -12,6 +12,7 @@ from cyborg.agent.backend import Backend
 from cyborg.agent.reporter import FIRST_PAUSE, LONGEST_PAUSE, Reporter
 from cyborg.core import wire
 from cyborg.core.errors import CyborgError, Invalid, NotFound, Stale, Unavailable
+from cyborg.core.identity import Identity
 from cyborg.core.report import BackendState, BackendStatus
 from cyborg.fixtures.broker import Bus
 from cyborg.fixtures.drivers import LONG, Puppet, Told, card
@@ -152,8 +153,45 @@ def test_what_changes_is_reported_with_the_next_generation(
     driver.devices = []
     look_again(backend)
     reporter.round()
+    assert conductor.names() == ["hello", "report", "report"]
+    assert (conductor.said[2][1].generation, conductor.said[2][1].devices) == (2, ())
+
+
+def test_news_that_are_refused_are_told_after_a_hello(
+    reporter: Reporter, conductor: Direct, driver: Puppet, backend: Backend
+) -> None:
+    reporter.round()
+    driver.devices = []
+    look_again(backend)
+    conductor.errors = [Stale("too late")]
+    reporter.round()
+    assert conductor.names() == ["hello", "report", "report", "hello", "report"]
+
+
+def test_news_that_got_lost_are_told_after_a_hello(
+    reporter: Reporter, conductor: Direct, driver: Puppet, backend: Backend
+) -> None:
+    reporter.round()
+    driver.devices = []
+    look_again(backend)
+    conductor.errors = [Unavailable("no answer")]
+    reporter.round()
+    reporter.round()
+    assert conductor.names() == ["hello", "report", "report", "hello", "report"]
+
+
+def test_the_names_of_the_host_are_reported_and_so_is_a_change_of_them(
+    conductor: Direct, backend: Backend
+) -> None:
+    known = [Identity(names=("h",)), Identity("nova", names=("h",))]
+    reporter = Reporter("h", "e", conductor, [backend], identity=lambda: known[0])
+    for _ in range(2):
+        reporter.round()
+    known.pop(0)
+    reporter.round()
     assert conductor.names() == ["hello", "report", "hello", "report"]
-    assert (conductor.said[3][1].generation, conductor.said[3][1].devices) == (2, ())
+    reports = [said for name, said in conductor.said if name == "report"]
+    assert [report.identity.provider for report in reports] == [None, "nova"]
 
 
 def test_a_conductor_that_forgot_asks_again(reporter: Reporter, conductor: Direct) -> None:
@@ -304,8 +342,8 @@ def test_over_a_bus_it_speaks_by_itself_and_at_once_when_woken(
         driver.devices = []
         look_again(backend)
         reporter.wake()
-        heard = conductor.heard.wait_for(4)
+        heard = conductor.heard.wait_for(3)
         reporter.stop()
         assert reporter.join(LONG)
-    assert heard == [("hello",), ("report",), ("hello",), ("report",)]
+    assert heard == [("hello",), ("report",), ("report",)]
     assert conductor.said[1][1].devices == (card(),)

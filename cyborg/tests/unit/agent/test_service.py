@@ -71,6 +71,22 @@ def test_a_wrong_option_stops_the_start(memory_bus: Bus) -> None:
     service.stop()
 
 
+def test_a_sysfs_that_stands_elsewhere_is_not_watched(
+    memory_bus: Bus, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The kernel tells of its own only."""
+    memory_bus.conf.set_override("enabled_drivers", ["generic"], group="agent")
+    memory_bus.conf.set_override("state_path", str(tmp_path / "state"))
+    service = AgentService(
+        memory_bus.conf, memory_bus.conductor(), memory_bus.transport, tmp_path / "sys"
+    )
+    caplog.set_level("INFO")
+    service.start()
+    service.stop()
+    assert "backends generic" in caplog.text
+    assert "Watching uevents" not in caplog.text
+
+
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, timeout=60, check=False
@@ -145,4 +161,6 @@ def test_signals_without_a_broker(config: Path) -> None:
     text = "".join(lines)
     assert process.returncode == 0, text
     assert "has stopped" in text
+    # In a container that is told nothing it cannot.
+    assert "Watching uevents of pci" in text or "Uevents cannot be heard" in text
     assert "hunter2" not in text

@@ -31,7 +31,7 @@ def card(api: ApiBed) -> str:
 def test_the_answer_is_the_deployable(api: ApiBed, card: str, more: str) -> None:
     answer = api.call("PATCH", f"{card}/program{more}", body())
     assert answer.status_int == 200, answer.text
-    assert answer.json == api.get(card)
+    assert answer.json == api.get(card, "2.0")
     assert api.line.calls == ["deployable_program"]
     (job,) = rows.read(api.engine, schema.jobs)
     assert job["arguments"]["image"] == IMAGE

@@ -2,7 +2,7 @@
 """What is decided before anybody is asked who he is: versions, links, sizes, health."""
 
 import io
-from datetime import timedelta
+from datetime import UTC, timedelta
 from typing import Any
 
 import pytest
@@ -180,4 +180,16 @@ def test_a_silent_service(api: ApiBed, silent: int, state: str) -> None:
     seen = timeutils.utcnow() - timedelta(seconds=silent)
     agent = rows.agent(api.engine)
     rows.change(api.engine, schema.services, agent, last_seen_at=seen)
-    assert api.get("/v2/services")["services"][0]["state"] == state
+    shown = api.get("/v2/services")["services"][0]
+    # What it says is one thing, that a conductor has closed its host is another.
+    assert (shown["state"], shown["down_since"]) == (state, None)
+
+
+def test_an_agent_that_is_held_for_down(api: ApiBed) -> None:
+    agent, since = rows.agent(api.engine), timeutils.utcnow()
+    backend = {"name": "gpus", "driver": "generic", "status": "READY"}
+    rows.insert(api.engine, schema.backends, service_id=agent, **backend)
+    rows.change(api.engine, schema.services, agent, down_since=since)
+    for kind in ("daemon", "backend"):
+        (shown,) = api.get(f"/v2/services?kind={kind}")["services"]
+        assert shown["down_since"] == since.replace(tzinfo=UTC).isoformat()

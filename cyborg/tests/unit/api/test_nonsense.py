@@ -33,6 +33,8 @@ VALUES = st.recursive(
 PATHS = st.sampled_from(
     [
         *("device_profiles", "accelerator_requests", "devices", "deployables", "attributes"),
+        *("accelerators", "drivers", "drivers/x", "hardware"),
+        "accelerators/a0000000-0000-4000-8000-000000000001",
         *("services", "discoveries", "device_profiles/x", "accelerator_requests/x", "nothing"),
         "accelerator_requests/a0000000-0000-4000-8000-000000000001",
         "devices/a0000000-0000-4000-8000-000000000001/enable",

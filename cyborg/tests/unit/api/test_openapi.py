@@ -119,7 +119,7 @@ def test_what_is_answered_is_what_it_says(api: ApiBed, document: Any) -> None:
             )
             assert [bad.message for bad in validator.iter_errors(answer)] == [], path
             seen += bool(next(iter(answer.values())))
-    assert seen == 6
+    assert seen == 8
 
 
 @pytest.mark.parametrize(
@@ -145,6 +145,13 @@ def test_what_is_answered_is_what_it_says(api: ApiBed, document: Any) -> None:
         ),
         ("post", "/accelerator_requests", {"device_profile_name": "p", "image_uuid": None}, [{}]),
         ("post", "/discoveries", {"host": None}, [{"hots": "a"}, {"host": "a\nb"}]),
+        (
+            "patch",
+            "/accelerators/{uuid}",
+            {"name": None, "description": "two\nlines", "tags": ["a"]},
+            [{"owner": "me"}, {"name": ""}, {"tags": "a"}, {"tags": [""]}, []],
+        ),
+        ("post", "/audits", {"host": "a", "repair": True}, [{"hots": "a"}, {"repair": 7}]),
     ],
 )
 def test_bodies(document: Any, method: str, path: str, well: Any, bad: list[Any]) -> None:
@@ -157,7 +164,7 @@ def test_bodies(document: Any, method: str, path: str, well: Any, bad: list[Any]
     assert [error.message for error in validator.iter_errors(well)] == []
     for value in bad:
         assert not validator.is_valid(value), value
-    assert body["required"] == (path != "/discoveries")
+    assert body["required"] == (path not in ("/discoveries", "/audits"))
 
 
 def test_a_body_may_be_wrapped(document: Any) -> None:

@@ -48,13 +48,14 @@ def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str]) -> 
     ("words", "code", "said"),
     [
         (["device-lisp"], 2, "device-list"),
-        (["--os-cloud", "none-such", "device-list"], 1, "none-such"),
-        (["--os-auth-type", "none-such", "device-list"], 1, "none-such"),
+        (["--os-cloud", "none-such", "device-list"], 2, "none-such"),
+        (["--os-auth-type", "none-such", "device-list"], 2, "none-such"),
         (
             ["--os-auth-type", "none", "--os-endpoint", "http://127.0.0.1:1", "device-list"],
             1,
             "Unable to establish connection to http://127.0.0.1:1/v2/devices\n",
         ),
+        (["device-show", "\udcff"], 2, "not UTF-8"),
     ],
 )
 def test_mistakes_get_one_line(
@@ -64,6 +65,16 @@ def test_mistakes_get_one_line(
     shown = capsys.readouterr()
     assert said in shown.out + shown.err
     assert "Traceback" not in shown.err
+
+
+@pytest.mark.parametrize("command", ["audit", "discover-services"])
+@pytest.mark.parametrize("time", ["nan", "inf", "-1", "soon"])
+def test_a_time_that_never_ends(
+    command: str, time: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        app.main(["--os-auth-type", "none", command, f"--within={time}"])
+    assert f"{time!r} is not a number of seconds" in capsys.readouterr().err
 
 
 def test_the_client_starts_light() -> None:

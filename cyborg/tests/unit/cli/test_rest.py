@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import argparse
 import json
+import socket
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -43,12 +44,12 @@ def test_the_version_is_in_the_path_once(suffix: str) -> None:
 
 def test_the_microversion_is_asked_for() -> None:
     def version(asked: Request) -> Response:
-        return Response(json=asked.headers["OpenStack-API-Version"])
+        return Response(json={"version": asked.headers["OpenStack-API-Version"]})
 
     with serving(version) as url:
-        assert rest(url).call("GET", "/devices") == f"accelerator {LATEST}"
+        assert rest(url).call("GET", "/devices") == {"version": f"accelerator {LATEST}"}
         older = rest(url, **{"os-accelerator-api-version": "2.1"})
-        assert older.call("GET", "/devices") == "accelerator 2.1"
+        assert older.call("GET", "/devices") == {"version": "accelerator 2.1"}
 
 
 def test_every_page_is_read() -> None:
@@ -84,6 +85,27 @@ def test_not_json() -> None:
         rest(url).call("GET", "/devices")
 
 
+@pytest.mark.parametrize("text", ["[]", "null", '"up"', "{}", '{"versions": []}'])
+def test_something_else_answers(text: str) -> None:
+    answer = Response(text=text, content_type="application/json")
+    with serving(lambda _: answer) as url, pytest.raises(Refused, match="answered"):
+        rest(url).rows("/devices", "devices")
+
+
+def test_a_page_that_leads_to_itself() -> None:
+    links = [{"rel": "next", "href": "http://other/v2/devices?marker=1"}]
+    answer = Response(json={"devices": [], "devices_links": links})
+    with serving(lambda _: answer) as url, pytest.raises(Refused, match="this one again"):
+        rest(url).rows("/devices", "devices")
+
+
+def test_a_service_that_never_answers() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        port = deaf.getsockname()[1]
+        with pytest.raises(Refused, match="timed out"):
+            rest(f"http://127.0.0.1:{port}", timeout="0.1").call("GET", "/devices")
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -93,6 +115,8 @@ def test_not_json() -> None:
         ('{"error_message": "plain"}', "plain (HTTP 502)"),
         ('{"error_message": "{broken"}', '{"error_message": "{broken"} (HTTP 502)'),
         ("[1]", "[1] (HTTP 502)"),
+        ("[" * 100_000, f"{'[' * 300} (HTTP 502)"),
+        ('{"error_message": "\\u001b[31mred\\u0007"}', "[31mred (HTTP 502)"),
     ],
 )
 def test_other_errors(text: str, said: str) -> None:
@@ -107,6 +131,6 @@ def test_names_cannot_leave_their_collection() -> None:
 
 
 def test_no_endpoint() -> None:
-    options = argparse.Namespace(os_auth_type="none", os_accelerator_api_version=None)
+    options = argparse.Namespace(os_auth_type="none", os_accelerator_api_version=None, timeout=None)
     with pytest.raises(Refused, match="no accelerator service"):
         Rest(options).call("GET", "/devices")

@@ -17,6 +17,8 @@ def test_nested_structures_stay_readable() -> None:
 
 def test_text_that_only_looks_like_json_stays_text() -> None:
     assert shown.cell("{not json") == "{not json"
+    for text in ("[" * 4096, '{"a":' * 800, "[" * 900 + "]" * 900):
+        assert shown.cell(text) == text
 
 
 def test_a_missing_field_is_empty() -> None:

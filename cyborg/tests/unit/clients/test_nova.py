@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 import threading
+from typing import Any
 
 import pytest
 
 from cyborg.clients import nova
+from cyborg.core.audit_view import Instance
 from cyborg.core.errors import Invalid, Misconfigured, TimedOut, Unavailable
 from cyborg.fixtures.nova import FakeNova
 from cyborg.fixtures.options import make_conf
@@ -90,3 +92,56 @@ def test_the_client_of_the_options_works(fake_nova: FakeNova) -> None:
     reach = {"auth_type": "none", "endpoint_override": fake_nova.url, "request_timeout": 5.0}
     made = nova.make(make_conf(nova=reach))
     assert made.send([event("a")]) == (200,)
+
+
+def test_the_servers_of_a_host_page_after_page(fake_nova: FakeNova) -> None:
+    fake_nova.page = 2
+    for name in ("a", "b", "c", "d", "e"):
+        fake_nova.server(name, "compute 1" if name != "e" else "compute-2")
+    assert client(fake_nova).on_host("compute 1") == {"a", "b", "c", "d"}
+    assert client(fake_nova).on_host("nobody") == frozenset()
+    assert fake_nova.asked[0] == "/v2.1/servers?all_tenants=1&host=compute%201&limit=1000"
+
+
+def test_too_many_pages_are_not_believed(
+    fake_nova: FakeNova, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nova, "_PAGES", 2)
+    fake_nova.page = 1
+    for name in ("a", "b", "c"):
+        fake_nova.server(name, "h")
+    with pytest.raises(Unavailable, match="more than 2 servers on host h"):
+        client(fake_nova).on_host("h")
+
+
+def test_a_server(fake_nova: FakeNova) -> None:
+    fake_nova.server("a", "h", "RESIZE")
+    fake_nova.server("b", None, **{"OS-EXT-STS:task_state": "spawning"})
+    fake_nova.servers["c"] = {"id": "c", "status": "ACTIVE"}
+    one, two, three = (client(fake_nova).server(name) for name in ("a", "b", "c"))
+    assert one == Instance("a", "RESIZE", "h", "h")
+    assert two == Instance("b", "ACTIVE", task="spawning")
+    assert three == Instance("c", "ACTIVE", told=False)
+    assert client(fake_nova).server("d") is None
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind"),
+    [
+        (404, b"<html>not here</html>", Invalid),
+        (400, {}, Invalid),
+        (403, {}, Unavailable),
+        (503, {}, Unavailable),
+        (200, b"what", Unavailable),
+        (200, {"other": 1}, Unavailable),
+        (200, [], Unavailable),
+    ],
+)
+def test_what_is_no_server_is_not_taken_for_one(
+    fake_nova: FakeNova, status: int, body: Any, kind: type[Exception]
+) -> None:
+    fake_nova.status, fake_nova.body = status, body
+    with pytest.raises(kind):
+        client(fake_nova).server("a")
+    with pytest.raises(kind):
+        client(fake_nova).on_host("h")

@@ -2,8 +2,10 @@
 """Who delivers what, in which order, when several conductors do."""
 
 import threading
+from collections.abc import Sequence
 
-from cyborg.conductor.delivery import BATCH
+from cyborg.conductor.delivery import BATCH, Delivery, Route
+from cyborg.conductor.events import EVENT
 from cyborg.db.store import outbox as store
 from cyborg.fixtures.outbox import Bed, bed, light
 
@@ -99,3 +101,22 @@ def test_many_conductors_at_once_deliver_each_once_and_in_order(bed: Bed) -> Non
     for server in servers:
         mine = [tag for tag in bed.nova.tags if tag.startswith(f"{server}/")]
         assert mine == [f"{server}/{k}" for k in range(4)]
+
+
+def test_who_stops_ends_with_the_request_under_way_and_gives_the_rest_back(light: Bed) -> None:
+    for n in range(BATCH + 5):
+        light.promise(f"{n:03}", server=f"server-{n:03}")
+    sent: list[int] = []
+
+    def send(payloads: Sequence[object]) -> list[None]:
+        sent.append(len(payloads))
+        stopping.stop()
+        return [None] * len(payloads)
+
+    route = Route(EVENT, "a neighbour", send, 5.0, 30.0)
+    stopping = Delivery(light.conf, light.uow, route, now=light.clock.now)
+    assert stopping.run_once() == BATCH
+    assert sent == [BATCH]
+    left = light.rows()
+    assert (len(left), {row["owner"] for row in left}) == (5, {None})
+    assert light.another().run_once() == 5

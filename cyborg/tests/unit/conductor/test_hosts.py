@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from oslo_utils import timeutils
 
 from cyborg.conductor.hosts import Hosts
+from cyborg.core import wire
 from cyborg.core.errors import Conflict, Invalid, Stale
 from cyborg.core.report import BackendState, BackendStatus
 from cyborg.db import schema
@@ -117,7 +118,10 @@ def test_backends_follow_and_their_errors_show(engine: sa.Engine) -> None:
 def test_other_daemons_say_hello_too(engine: sa.Engine) -> None:
     hosts, epoch = rooms(engine), str(uuid4())
     for _ in range(2):
-        assert hosts.service_hello("cyborg-api", "c1", epoch, {}) == {"interval": 10.0}
+        answer = hosts.service_hello("cyborg-api", "c1", epoch, {})
+        assert answer["interval"] == 10.0
+        told = datetime.fromisoformat(answer["now"])
+        assert timedelta(0) <= timeutils.utcnow() - told < timedelta(seconds=5)
     hosts.service_hello("cyborg-api", "c1", str(uuid4()), None)
     hosts.service_hello("cyborg-api", "c2", epoch, None)
     assert [s["host"] for s in rows.read(engine, schema.services)] == ["c1", "c2"]
@@ -241,6 +245,19 @@ def test_what_was_published_long_ago_is_looked_at_again(engine: sa.Engine) -> No
     assert hosts.sweep() == 3
     assert all(row["stale_since"] for row in rows.read(engine, schema.providers))
     assert hosts.sweep() == 0
+
+
+def test_a_new_life_has_its_host_compared_once(engine: sa.Engine) -> None:
+    hosts, first, second = rooms(engine), Host(), Host()
+    first.tell(hosts, card(0), card(1))
+    drivers = [wire.dump_backend(backend) for backend in second.backends]
+    for stale in (2, 0, 0):
+        with engine.begin() as tx:
+            tx.execute(sa.update(schema.providers).values(stale_since=None))
+        # Its drivers have seen nothing yet.
+        hosts.hello(second.name, second.epoch, "there", "READY", drivers, None, None)
+        found = rows.read(engine, schema.providers)
+        assert sum(row["stale_since"] is not None for row in found) == stale
 
 
 def test_two_hosts_cannot_have_one_provider(engine: sa.Engine) -> None:

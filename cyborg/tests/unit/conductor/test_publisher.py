@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from cyborg.conductor.devices import Devices
 from cyborg.core.device import Health
 from cyborg.db import schema
+from cyborg.db.store import providers as store
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.fixtures import rows
 from cyborg.fixtures.embedded import Node, node, placement_adapter
@@ -75,6 +76,19 @@ def test_a_disabled_device_is_closed_and_opened(sqlite_engine: sa.Engine, node: 
         devices.set_status(device["uuid"], status)
         assert publisher(sqlite_engine, node.placement).run_once() == 1
         assert node.inventory(uuid(node))[FAKE]["reserved"] == reserved
+
+
+def test_a_host_that_is_down_is_closed_and_opened(sqlite_engine: sa.Engine, node: Node) -> None:
+    tell(sqlite_engine, node, card(0), card(1))
+    publish = publisher(sqlite_engine, node.placement)
+    publish.run_once()
+    (agent,) = rows.read(sqlite_engine, schema.services)
+    for since, reserved in ((agent["last_seen_at"], 2), (None, 0)):
+        rows.change(sqlite_engine, schema.services, agent["id"], down_since=since)
+        with sqlite_engine.begin() as tx:
+            store.mark_hosts(tx, [node.name], agent["last_seen_at"])
+        assert publish.run_once() == 2
+        assert node.inventory(uuid(node, 1))[FAKE]["reserved"] == reserved
 
 
 def test_what_is_gone_is_deleted(sqlite_engine: sa.Engine, node: Node) -> None:

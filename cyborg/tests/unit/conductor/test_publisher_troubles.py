@@ -100,18 +100,19 @@ class Away(Placement):
 
 
 def test_placement_away_is_said_once_and_waited_for(
-    sqlite_engine: sa.Engine, node: Node, clock: Clock, caplog: pytest.LogCaptureFixture
+    engine: sa.Engine, node: Node, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tell(sqlite_engine, node, card(0), card(1))
-    publish = publisher(sqlite_engine, Away(node.client), clock)
+    tell(engine, node, card(0), card(1))
+    publish = publisher(engine, Away(node.client), clock)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             assert publish.run_once() == 0
             clock.now += timedelta(seconds=5)
     assert caplog.text.count("cannot be reached") == 1
-    for row in rows.read(sqlite_engine, schema.providers):
-        assert (row["attempts"], row["owner"]) == (3, None)
-    assert publisher(sqlite_engine, node.placement, clock).run_once() == 2
+    for row in rows.read(engine, schema.providers):
+        assert (row["attempts"], row["owner"], row["next_try_at"]) == (0, None, None)
+        assert "cannot be reached" in row["error"]
+    assert publisher(engine, node.placement, clock).run_once() == 2
 
 
 class Watched(Placement):

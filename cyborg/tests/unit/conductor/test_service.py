@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -8,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.conductor.service import ConductorService
+from cyborg.core import names
 from cyborg.core.errors import Misconfigured, NotFound, Stale
 from cyborg.db import schema
 from cyborg.fixtures import rows
@@ -89,6 +92,64 @@ def test_an_agents_words_become_providers(
         bus.discovery_create("no-such-host", None)
     daemons = {row["binary"] for row in rows.read(sqlite_engine, schema.services)}
     assert daemons == {"cyborg-agent", "cyborg-conductor"}
+
+
+def test_a_silent_agent_closes_its_host_and_a_hello_opens_it(
+    sqlite_engine: sa.Engine, node: Node
+) -> None:
+    """The whole way: the conductor hears itself by the bus, judges, and Placement follows."""
+    conf = options(
+        conductor={"publish_interval": 0.1, "hello_interval": 0.1, "reconnect_grace": 0.2}
+    )
+    transport = make_transport(conf)
+    service = ConductorService(conf, transport, engine=sqlite_engine, placement=node.client)
+    service.start()
+    try:
+        assert service.wait_ready(20)
+        assert service.conductor is not None
+        host = Host(node.name)
+        host.tell(service.conductor.hosts, card())
+        uuid = names.provider_uuid(node.name, card().address)
+
+        def reserved() -> int | None:
+            inventory = node.inventory(uuid)
+            return inventory["CUSTOM_FAKE"]["reserved"] if inventory else None
+
+        wait_for(lambda: reserved() == 2)
+        (row,) = rows.read(sqlite_engine, schema.services, binary="cyborg-agent")
+        assert row["down_since"] - row["last_seen_at"] >= timedelta(seconds=0.7)
+        host.hello(service.conductor.hosts)
+        wait_for(lambda: reserved() == 0)
+    finally:
+        service.stop()
+        transport.cleanup()
+
+
+def test_a_hello_of_its_own_that_gets_no_answer_holds_up_no_stop(
+    sqlite_engine: sa.Engine, node: Node
+) -> None:
+    conf = options(conductor={"publish_interval": 0.1, "hello_interval": 0.1})
+    transport = make_transport(conf)
+    service = ConductorService(conf, transport, engine=sqlite_engine, placement=node.client)
+    service.start()
+    assert service.wait_ready(20)
+    assert service._server is not None
+    # From here on nobody takes messages, as when the broker is away.
+    service._server.stop()
+    service._server.wait()
+    began = time.monotonic()
+    service.stop()
+    assert time.monotonic() - began < 5
+    transport.cleanup()
+
+
+def wait_for(done: Callable[[], bool]) -> None:
+    pause = threading.Event()
+    for _ in range(400):
+        if done():
+            return
+        pause.wait(0.05)
+    raise AssertionError("waited in vain")
 
 
 def test_it_stops_while_it_waits_for_its_database(tmp_path: Any, node: Node) -> None:

@@ -2,11 +2,15 @@
 """Devices in the words of the internal contract."""
 
 import json
+from typing import Any
 
+import pytest
 from hypothesis import given
 
 from cyborg.core.device import AttachHandle, Deployable, Device, DeviceType, HandleType, Health
-from cyborg.core.hardware import describe
+from cyborg.core.errors import Invalid
+from cyborg.core.hardware import Part, Seen, answer, describe, load
+from cyborg.core.report import BackendState, BackendStatus
 from cyborg.fixtures import strategies
 
 
@@ -41,6 +45,10 @@ def test_a_card_is_told_as_the_contract_has_it() -> None:
         "numa_node": 1,
         "health": "unhealthy",
         "serial": "s1",
+        "deployables": [
+            {"address": "a", "resource_class": "FPGA", "handles": ["0", "1"]},
+            {"address": "b", "resource_class": "FPGA", "handles": []},
+        ],
     }
 
 
@@ -48,3 +56,42 @@ def test_a_card_is_told_as_the_contract_has_it() -> None:
 def test_every_device_can_be_told_on_the_bus(host: tuple[Device, ...]) -> None:
     told = [describe(device) for device in host]
     assert json.loads(json.dumps(told)) == told
+
+
+@given(strategies.hosts())
+def test_what_is_told_is_read(host: tuple[Device, ...]) -> None:
+    states = [
+        BackendState("well", "fake", BackendStatus.READY),
+        BackendState("sick", "fake", BackendStatus.ERROR, "broken"),
+        BackendState("new", "fake", BackendStatus.DISCOVERING),
+    ]
+    seen = load(json.loads(json.dumps(answer(host, states))))
+    assert seen.silent == {"sick": "broken", "new": None}
+    assert seen.devices == {
+        device.address: Seen(
+            device.backend,
+            {
+                part.address: Part(part.resource_class, frozenset(h.address for h in part.handles))
+                for part in device.deployables
+            },
+        )
+        for device in host
+    }
+
+
+def test_an_agent_of_before_tells_less() -> None:
+    told = {"hardware": [{"address": "a", "driver": "fake"}]}
+    assert load(told).devices == {"a": Seen("fake", None)}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(None, {}, {"hardware": 1}, {"hardware": [{}]}),
+        {"hardware": [{"address": "a", "driver": "d", "deployables": [{"address": "a"}]}]},
+        {"hardware": [], "backends": [{"name": "b"}]},
+    ],
+)
+def test_nonsense_is_refused(body: Any) -> None:
+    with pytest.raises(Invalid, match="malformed hardware"):
+        load(body)

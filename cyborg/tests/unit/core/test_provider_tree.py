@@ -19,6 +19,7 @@ from cyborg.core.provider_tree import (
     SetInventories,
     SetTraits,
     difference,
+    drift,
     wanted,
 )
 from cyborg.fixtures.strategies import CLASSES, TRAITS
@@ -133,6 +134,39 @@ def test_a_new_provider_takes_three_calls_and_traits_come_first() -> None:
     assert kinds == [CreateProvider, SetTraits, SetInventories]
 
 
+def test_what_closes_is_closed_before_its_traits_change() -> None:
+    part = Part(IDS[0], "h_x", "FPGA", frozenset({"HW_GPU_API_VULKAN"}), 4)
+    closed = replace(part, traits=frozenset(), closed=True)
+    for before, after, kinds in (
+        (part, closed, [SetInventories, SetTraits]),
+        (part, replace(closed, total=0), [SetInventories, SetTraits]),
+        (closed, part, [SetTraits, SetInventories]),
+    ):
+        calls = difference(wanted(ROOT, [after]), wanted(ROOT, [before]))
+        assert [type(call) for call in calls] == kinds
+
+
 def test_a_loop_of_parents_does_not_hang() -> None:
     one, two = (Provider(i, i, j, {}, frozenset()) for i, j in (IDS[:2], IDS[1::-1]))
     assert len(difference({one.uuid: one, two.uuid: two}, {})) == 2
+
+
+def one(part: Part) -> Provider:
+    """Return the provider of a single part."""
+    return wanted(ROOT, [part])[part.uuid]
+
+
+@given(parts().filter(bool), parts().filter(bool))
+def test_there_is_drift_where_there_is_a_difference(some: list[Part], others: list[Part]) -> None:
+    ours, theirs = one(some[0]), one(others[0])
+    told = drift(ours, theirs)
+    calls = difference({ours.uuid: ours}, {ours.uuid: theirs})
+    placed = (ours.name, ours.parent_uuid) == (theirs.name, theirs.parent_uuid)
+    assert bool(told) is (bool(calls) or not placed)
+    assert len(set(told)) == len(told)
+
+
+@given(parts().filter(bool))
+def test_nothing_drifts_by_itself(some: list[Part]) -> None:
+    assert drift(one(some[0]), one(some[0])) == ()
+    assert drift(one(some[0]), None) == ("it was missing",)

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from cyborg.core.device import Ability, DeviceType, HandleType
+from cyborg.core.device import Ability, DeviceType, HandleType, Health
 from cyborg.core.errors import DriverFailed, Misconfigured
+from cyborg.core.health import WELL, Measurement
 from cyborg.core.job import Item
 from cyborg.drivers.base import Driver, Prepares, Programs
 from cyborg.drivers.fake import FakeDriver
@@ -166,3 +167,29 @@ def test_what_every_driver_declares(driver: type[Driver]) -> None:
     assert driver.version
     assert all(option.help.endswith(".") for option in driver.OPTIONS)
     assert len({option.name for option in driver.OPTIONS}) == len(driver.OPTIONS)
+
+
+def test_cards_are_sick_and_well_as_a_file_says(tmp_path: Path) -> None:
+    assert Ability.MEASURES not in FakeDriver("fake", {}).abilities
+    file = tmp_path / "sick"
+    driver = FakeDriver("fake", {"num_devices": 2, "sick": str(file)})
+    assert driver.abilities == {Ability.PROGRAMS, Ability.MEASURES}
+    devices = driver.discover()
+    first, second = (device.address for device in devices)
+    assert driver.measure(devices) == {first: WELL, second: WELL}
+    file.write_text(f"{second} it smokes\n\n0000:ff:00.0\n")
+    smokes = Measurement(Health.UNHEALTHY, "it smokes")
+    assert driver.measure(devices) == {first: WELL, second: smokes}
+    file.write_text(f"*\n{second} it smokes\n")
+    assert driver.measure(devices) == {first: Measurement(Health.UNHEALTHY), second: smokes}
+
+
+def test_cards_come_and_go(tmp_path: Path) -> None:
+    absent = tmp_path / "absent"
+    driver = FakeDriver("fake", {"num_devices": 2, "absent": str(absent)})
+    here = [device.address for device in driver.discover()]
+    assert here == ["0000:0c:00.0", "0000:0d:00.0"]
+    absent.write_text("0000:0c:00.0\n")
+    assert [device.address for device in driver.discover()] == ["0000:0d:00.0"]
+    absent.unlink()
+    assert [device.address for device in driver.discover()] == here

@@ -141,3 +141,14 @@ def test_a_value_and_its_negation_divide_the_world(one: PciFunction, other: PciF
 def test_skip_before_everything_offers_nothing(function: PciFunction, texts: list[str]) -> None:
     rules = [parse("address=*,action=skip"), *map(parse, texts)]
     assert first(rules, function) is None
+
+
+def test_kernel_drivers_are_names() -> None:
+    assert parse("address=*").kernel_drivers == frozenset()
+    assert parse("address=*,kernel_driver=vfio-pci| nvidia").kernel_drivers == {
+        "vfio-pci",
+        "nvidia",
+    }
+    for wrong in ("a/b", "|", "!nvidia"):
+        with pytest.raises(Unreadable, match="names of kernel drivers"):
+            parse(f"address=*,kernel_driver={wrong}")

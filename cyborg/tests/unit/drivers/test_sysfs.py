@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading a sysfs that is complete, broken, or changes while it is read."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,39 @@ def test_virtual_functions_know_their_physical_one(tree: SysfsTree) -> None:
     assert found["0000:3d:00.0"].numvfs == 9
     assert [a for a, f in found.items() if f.physfn == "0000:3d:00.0"] == made
     assert made[-1] == "0000:3d:01.1"
+
+
+class Moving(Sysfs):
+    """A sysfs in which somebody acts each time that the number of virtual functions is read."""
+
+    def __init__(self, root: Path, *acts: Callable[[], object]) -> None:
+        super().__init__(root)
+        self.acts = list(acts)
+
+    def number(self, path: str | Path) -> int | None:
+        if Path(path).name == "sriov_numvfs" and self.acts:
+            self.acts.pop(0)()
+        return super().number(path)
+
+
+def test_virtual_functions_that_come_or_go_meanwhile_are_counted_again(tree: SysfsTree) -> None:
+    card = tree.function("0000:3d:00.0", totalvfs=16)
+    come = Moving(tree.root, lambda: tree.virtual_functions("0000:3d:00.0", 2))
+    assert [f.numvfs for f in come.pci_functions()] == [2, 0, 0]
+    # One is gone, and the number follows when the kernel is done with the other.
+    tree.remove("0000:3d:00.1")
+    gone = Moving(
+        tree.root,
+        lambda: tree.remove("0000:3d:00.2"),
+        lambda: (card / "sriov_numvfs").write_text("0\n"),
+    )
+    assert [(f.address, f.numvfs) for f in gone.pci_functions()] == [("0000:3d:00.0", 0)]
+
+
+def test_a_number_that_is_wrong_for_good_stops_nothing(tree: SysfsTree) -> None:
+    card = tree.function("0000:3d:00.0", totalvfs=16)
+    (card / "sriov_numvfs").write_text("3\n")
+    assert [f.numvfs for f in Sysfs(tree.root).pci_functions()] == [3]
 
 
 def test_the_order_is_the_bus_s(tree: SysfsTree) -> None:

@@ -42,6 +42,9 @@ READ = ELEVATED | SERVICE | {"reader", "member", "manager"}
 WRITE = ELEVATED | SERVICE | {"member", "manager"}
 
 TABLE: Mapping[str, set[str]] = {
+    "cyborg:accelerator:get_all": READ,
+    "cyborg:accelerator:get_one": READ,
+    "cyborg:accelerator:update": WRITE,
     "cyborg:arq:get_all": READ,
     "cyborg:arq:get_one": READ,
     "cyborg:arq:create": WRITE,
@@ -51,6 +54,9 @@ TABLE: Mapping[str, set[str]] = {
     "cyborg:attribute:get_one": ELEVATED,
     "cyborg:attribute:create": ELEVATED,
     "cyborg:attribute:delete": ELEVATED,
+    "cyborg:audit:get_all": ELEVATED,
+    "cyborg:audit:get_one": ELEVATED,
+    "cyborg:audit:create": ELEVATED,
     "cyborg:deployable:get_all": ELEVATED,
     "cyborg:deployable:get_one": ELEVATED,
     "cyborg:deployable:program": ELEVATED,
@@ -64,6 +70,9 @@ TABLE: Mapping[str, set[str]] = {
     "cyborg:device_profile:delete": ELEVATED,
     "cyborg:discovery:create": ELEVATED,
     "cyborg:discovery:get_one": ELEVATED,
+    "cyborg:driver:get_all": ELEVATED,
+    "cyborg:driver:get_one": ELEVATED,
+    "cyborg:hardware:get_all": ELEVATED,
     "cyborg:outbox:get_all": ELEVATED,
     "cyborg:outbox:retry": ELEVATED,
     "cyborg:outbox:delete": ELEVATED,

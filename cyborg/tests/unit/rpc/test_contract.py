@@ -14,11 +14,13 @@ from cyborg.rpc.contract import AGENT, CONDUCTOR, Contract
 
 GOLDEN = {
     "conductor": {
+        "accelerator_update": "1.0 (uuid, label, scope)",
         "arq_create": "1.0 (device_profile_name, project_id)",
         "arq_delete": "1.0 (uuids, instance, scope, bound_too)",
         "arq_patch": "1.0 (wishes, verb, scope, [project])",
         "attribute_create": "1.0 (deployable, key, value)",
         "attribute_delete": "1.0 (uuid)",
+        "audit_create": "1.0 (host, repair)",
         "deployable_program": "1.0 (uuid, image_uuid)",
         "device_profile_create": "1.0 (profile)",
         "device_profile_delete": "1.0 (keys)",

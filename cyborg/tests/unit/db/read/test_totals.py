@@ -37,9 +37,11 @@ def test_nothing_is_counted_as_nothing(engine: sa.Engine) -> None:
     assert (found.providers, found.oldest_stale, found.oldest_bind_started) == (0, None, None)
 
 
-def test_everything_is_counted_in_eight_statements(engine: sa.Engine) -> None:
+def test_everything_is_counted_in_nine_statements(engine: sa.Engine) -> None:
     card = rows.card(engine, handles=5)
     rows.card(engine, address="0000:02:00.0", handles=0, status="maintaining", health="unhealthy")
+    (sick,) = rows.read(engine, schema.devices, health="unhealthy")
+    rows.change(engine, schema.devices, sick["id"], health_since=ago(60))
     profile = rows.profile(engine)
     ids = {}
     for name, values in {
@@ -75,17 +77,22 @@ def test_everything_is_counted_in_eight_statements(engine: sa.Engine) -> None:
     rows.insert(engine, schema.jobs, **job, created_at=ago(8), deadline=ago(1))
     rows.insert(engine, schema.jobs, **job, created_at=ago(7), deadline=None)
     rows.insert(engine, schema.jobs, **job, created_at=ago(99), state="done", deadline=ago(9))
-    for provider in rows.read(engine, schema.providers)[:1]:
-        rows.change(engine, schema.providers, provider["id"], stale_since=ago(40), error="refused")
+    first, second = rows.read(engine, schema.providers)
+    rows.change(engine, schema.providers, first["id"], stale_since=ago(40), error="refused")
+    # It is compared with Placement again, and that is all.
+    rows.change(engine, schema.providers, second["id"], stale_since=ago(50), audited=True)
 
     with counting(engine) as counted:
         found = read(engine)
-    assert len(counted) == 8
+    assert len(counted) == 9
     assert found.requests == {"Initial": 1, "Bound": 2, "BindStarted": 2}
     assert (found.orphans_suspected, found.owners_unknown) == (1, 1)
     assert found.oldest_bind_started == ago(50)
     assert found.handles == {"owned": 2, "dirty": 1, "draining": 1, "free": 1}
     assert found.devices == {("enabled", "ok"): 1, ("maintaining", "unhealthy"): 1}
+    assert found.unhealthy == [
+        {"host": "compute-1", "address": "0000:02:00.0", "health_since": ago(60)}
+    ]
     assert found.services == {
         ("cyborg-agent", "up"): 2,
         ("cyborg-agent", "late"): 2,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver of the developer's guide: cards that count, at addresses that it makes up."""
+"""Cards that count, at addresses that the driver makes up: replace discover() by one that looks."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,10 +10,10 @@ from cyborg.core.device import AttachHandle, Deployable, Device, DeviceType, Han
 from cyborg.drivers.base import Driver, Option
 
 
-class ExampleDriver(Driver):
+class AcmeDriver(Driver):
     """One card for each number up to ``count``."""
 
-    name = "example"
+    name = "acme"
     version = "1.0"
     OPTIONS = (Option("count", "int", 1, "How many cards there are, 1 to 16."),)
 
@@ -41,7 +41,7 @@ class ExampleDriver(Driver):
                     address=address,
                     resource_class="CUSTOM_CRYPTO",
                     traits=frozenset({"CUSTOM_CRYPTO_COUNTING"}),
-                    handles=(AttachHandle(address, HandleType.PCI, info),),
+                    handles=(AttachHandle(address, HandleType.TEST_PCI, info),),
                 ),
             ),
         )

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading hardware: what the hosts last told of their devices, in the words of the contract.
+
+Rows: what ``core.hardware.record`` makes of a device: uuid, host, acc_specs, acc_status and more.
+"""
+
+from collections.abc import Collection
+from typing import Any
+
+import sqlalchemy as sa
+
+from cyborg.core.hardware import record
+from cyborg.db.read import paging
+from cyborg.db.read.paging import Page, Row
+from cyborg.db.schema import attach_handles, backends, deployables, services
+from cyborg.db.schema import devices as table
+
+_NUM = (
+    sa.select(sa.func.count())
+    .select_from(
+        attach_handles.join(deployables, deployables.c.id == attach_handles.c.deployable_id)
+    )
+    .where(
+        deployables.c.device_id == table.c.id,
+        sa.not_(attach_handles.c.draining),
+        sa.not_(deployables.c.draining),
+    )
+    .correlate(table)
+    .scalar_subquery()
+    .label("num")
+)
+_AGENT = sa.and_(services.c.host == table.c.host, services.c.binary == "cyborg-agent")
+_BACKEND = sa.and_(backends.c.service_id == services.c.id, backends.c.name == table.c.backend)
+_FROM = table.outerjoin(services, _AGENT).outerjoin(backends, _BACKEND)
+_FACTS = (
+    *("uuid", "host", "address", "type", "vendor", "backend", "std_board_info", "numa_node"),
+    *("serial", "health", "setup_required", "reboot_required", "vendor_board_info"),
+)
+COLUMNS = [*(table.c[name] for name in _FACTS), backends.c.driver, _NUM]
+SORTABLE = {
+    name: table.c[name] for name in ("uuid", "host", "address", "numa_node", "health", "serial")
+}
+
+
+def find(
+    connection: sa.Connection,
+    *,
+    page: Page | None = None,
+    uuids: Collection[str] | None = None,
+    host: str | None = None,
+    driver: str | None = None,
+) -> list[Row]:
+    """Return hardware, in one statement; a marker adds one.
+
+    What its host has no longer is left out. ``driver`` is the name of a driver or of a backend.
+    """
+    query = sa.select(*COLUMNS).select_from(_FROM).where(sa.not_(table.c.draining))
+    if uuids is not None:
+        query = query.where(table.c.uuid.in_(uuids))
+    if host is not None:
+        query = query.where(table.c.host == host)
+    if driver is not None:
+        query = query.where(sa.or_(backends.c.driver == driver, table.c.backend == driver))
+    query = paging.cut(connection, query, table, page, SORTABLE)
+    found: list[dict[str, Any]] = [dict(row) for row in connection.execute(query).mappings()]
+    return [record(row) for row in found]

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A card gets sick and well in the whole service: closed in Placement, and open after a while."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+# In a process of its own, for that has one embedded Placement at a time.
+SCRIPT = """
+import json, pathlib, sys, time
+import requests
+from cyborg.fixtures.processes import until
+from cyborg.fixtures.stack import running
+
+folder = pathlib.Path(sys.argv[1])
+sick = folder / "sick"
+quiet = 1.5
+
+def ask(url):
+    return requests.get(url, headers={"X-Auth-Token": "admin"}, timeout=10).json()
+
+def reserved(stack):
+    # By provider name.
+    every = ask(f"{stack.placement_endpoint}/resource_providers")["resource_providers"]
+    found = {}
+    for provider in every:
+        url = f"{stack.placement_endpoint}/resource_providers/{provider['uuid']}/inventories"
+        for inventory in ask(url)["inventories"].values():
+            found[provider["name"]] = (inventory["reserved"], inventory["total"])
+    return found
+
+def health(stack):
+    return sorted(device["health"] for device in stack_devices(stack))
+
+def stack_devices(stack):
+    from cyborg.db.read import devices
+    with stack.reader.connect() as connection:
+        return devices.find(connection)
+
+told = {}
+with running(
+    folder, devices=2, handles=4,
+    agent={"health_interval": 0.1, "health_quiet": quiet, "discovery_interval": 60},
+    fake={"sick": sick},
+) as stack:
+    told["before"] = reserved(stack)
+    sick.write_text("0000:0c:00.0 smokes\\n")
+    began = time.monotonic()
+    first = "compute-1_0000:0c:00.0"
+    until("it is closed", lambda: reserved(stack)[first] == (4, 4))
+    told["closed_after"] = time.monotonic() - began
+    told["sick"] = reserved(stack)
+    told["health"] = health(stack)
+    told["reason"] = [d["health_reason"] for d in stack_devices(stack) if d["health_reason"]]
+    sick.unlink()
+    began = time.monotonic()
+    until("it is open", lambda: reserved(stack)[first] == (0, 4))
+    told["open_after"] = time.monotonic() - began
+    told["well"] = health(stack)
+print(json.dumps(told))
+"""
+
+
+def test_a_sick_card_is_closed_and_opens_after_the_quiet_time(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, tmp_path], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    first, second = "compute-1_0000:0c:00.0", "compute-1_0000:0d:00.0"
+    assert told["before"] == {first: [0, 4], second: [0, 4]}
+    assert told["sick"] == {first: [4, 4], second: [0, 4]}
+    assert told["health"] == ["ok", "unhealthy"]
+    assert told["reason"] == ["smokes"]
+    assert told["closed_after"] < 5
+    assert told["open_after"] >= 1.4, "not before it has been well for the quiet time"
+    assert told["well"] == ["ok", "ok"]

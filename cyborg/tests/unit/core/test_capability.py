@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cyborg.core import capability
+from cyborg.core.device import Device, DeviceType
+from cyborg.core.errors import Invalid
+from cyborg.core.names import is_trait
+
+EXAMPLE = {"num": 2, "ipsec": {"aes": {"3des": 50, "num": 1}}}
+
+
+def nested(depth: int) -> dict[str, Any]:
+    return {"a": nested(depth - 1)} if depth > 1 else {"a": 1}
+
+
+def test_the_example_of_the_contract() -> None:
+    assert capability.traits("CRYPTO", capability.check(EXAMPLE)) == {
+        "CUSTOM_CRYPTO_IPSEC",
+        "CUSTOM_CRYPTO_IPSEC_AES",
+        "CUSTOM_CRYPTO_IPSEC_AES_3DES",
+    }
+
+
+def test_what_it_lacks_is_no_trait() -> None:
+    tree = {"gzip": True, "lz4": False, "zstd": 0, "lzma": None, "num": 3}
+    assert capability.traits("comp", tree) == {"CUSTOM_COMP_GZIP"}
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        (nested(7), r"a/a/a/a/a/a is deeper than 6 levels"),
+        ({"a": "x" * 20480}, r"it has 20488 bytes, at most 16384 \(16 KiB\) fit"),
+        ({"ipsec": {"   ": 1}}, r"ipsec/   : '   ' has no letter or digit"),
+        ({"": 1}, "has no letter or digit"),
+        ([], "expected an object, found list"),
+        ({"a": [1]}, "a is a list; expected an object, a number"),
+        ({"a": {"num": -1}}, "a/num counts, and '-1' is no whole number from 0"),
+        ({"num": True}, "num counts, and 'True' is no whole number"),
+        ({"a": float("inf")}, "it is not JSON"),
+    ],
+)
+def test_what_cannot_be_kept(tree: Any, message: str) -> None:
+    with pytest.raises(Invalid, match=f"^acc_capability: .*{message}") as caught:
+        capability.check(tree)
+    assert caught.value.details["field"] == "acc_capability"
+
+
+def test_the_limits_themselves_fit() -> None:
+    assert capability.check(nested(6))
+    # In bytes of UTF-8, and not of escapes.
+    assert capability.check({"a": "é" * ((capability.MAX_BYTES - 8) // 2)})
+
+
+def test_too_many_traits() -> None:
+    with pytest.raises(Invalid, match="comes to 129 traits, at most 128"):
+        capability.traits("X", {f"a{n}": 1 for n in range(129)})
+
+
+_KEYS = st.text(min_size=1, max_size=9).filter(
+    lambda key: any(c.isascii() and c.isalnum() for c in key)
+)
+_LEAVES = st.none() | st.booleans() | st.integers(0) | st.text(max_size=9)
+_TREES = st.recursive(
+    _LEAVES, lambda inner: st.dictionaries(_KEYS, inner, max_size=4), max_leaves=9
+)
+
+
+@given(st.dictionaries(_KEYS.filter(lambda key: key != "num"), _TREES, max_size=4))
+def test_a_tree_is_kept_as_it_was_told(tree: dict[str, Any]) -> None:
+    try:
+        capability.check(tree)
+    except Invalid:
+        return
+    board = Device("a", DeviceType.OTHER, "v", "m", "b", vendor_board_info=capability.facts(tree))
+    assert capability.of_facts(board.vendor_board_info) == tree
+    assert all(is_trait(name) for name in capability.traits("OTHER", tree))
+
+
+def test_a_large_tree_is_kept_in_pieces() -> None:
+    tree = {"a": "é" * 8000}
+    board = Device("a", DeviceType.OTHER, "v", "m", "b", vendor_board_info=capability.facts(tree))
+    assert len(board.vendor_board_info) == 13
+    assert capability.of_facts(board.vendor_board_info) == tree
+
+
+@pytest.mark.parametrize("text", ["no json", "[1]", "[" * 9999])
+def test_another_s_fact_of_the_name_is_no_tree(text: str) -> None:
+    assert capability.of_facts({capability.FACT: text}) == {}

@@ -9,7 +9,7 @@ from oslo_config import cfg
 from cyborg.core.errors import TimedOut, Unavailable
 from cyborg.rpc import context, envelope
 from cyborg.rpc.contract import OTHER_BYTES, Contract
-from cyborg.rpc.transport import Transport
+from cyborg.rpc.transport import FAULTS, Transport
 
 # With one more try a connection that went stale is replaced; more would hold the caller up for
 # longer than it said it would wait.
@@ -65,7 +65,7 @@ class Client:
                 f"{what}{there} cannot be called: no cyborg-{self._contract.name} listens at the "
                 f"message broker at {self._transport.where}"
             ) from bad
-        except oslo_messaging.MessagingException as bad:
+        except FAULTS as bad:
             raise Unavailable(
                 f"{what}{there} cannot be reached by way of the message broker at "
                 f"{self._transport.where}: {type(bad).__name__}"

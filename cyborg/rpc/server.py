@@ -13,7 +13,7 @@ from cyborg.core.errors import CyborgError, Invalid, Unavailable
 from cyborg.rpc import envelope
 from cyborg.rpc.context import ContextSerializer
 from cyborg.rpc.contract import CONTRACTS, OTHER_BYTES, Contract, Method
-from cyborg.rpc.transport import Transport
+from cyborg.rpc.transport import FAULTS, Transport
 
 LOG = log.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class Server:
         oslo = self._make()
         try:
             oslo.start()
-        except oslo_messaging.MessagingException as bad:
+        except FAULTS as bad:
             raise Unavailable(
                 f"the message broker at {self._transport.where} refuses: {bad}"
             ) from bad

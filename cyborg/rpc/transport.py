@@ -10,7 +10,9 @@ import logging
 import threading
 from typing import Any
 
+import amqp
 import oslo_messaging
+from kombu.exceptions import KombuError
 from oslo_config import cfg
 from oslo_messaging._metrics import client as metrics
 from oslo_messaging._tracing import client as tracing
@@ -31,6 +33,11 @@ def register_options(conf: cfg.ConfigOpts) -> None:
     # It registers these two groups with the global ConfigOpts alone and reads them from ours.
     conf.register_opts(tracing.oslo_messaging_tracing, group="oslo_messaging_tracing")
     conf.register_opts(metrics.oslo_messaging_metrics, group="oslo_messaging_metrics")
+
+
+# What a call or a server meets when the broker is away. The driver translates what happens to a
+# connection it holds; of one more that its pool wants to open it lets the libraries' errors out.
+FAULTS = (oslo_messaging.MessagingException, KombuError, amqp.AMQPError, OSError)
 
 
 class Transport:

@@ -274,7 +274,11 @@ def _tables(found: dict[str, Any]) -> Iterator[table.Table]:
         ["CPU of the conductor, s", f"{cold['cpu_s']:.1f}"],
         ["RSS of its largest process, MB", f"{cold['rss_mb']:.0f}"],
     ]
-    yield f"{told['agents']} agents of {told['devices']} devices come at once", ["", ""], rows
+    yield (
+        f"{told['agents']} agents of {told['devices']} devices come at once",
+        ["Figure", "Value"],
+        rows,
+    )
     rows = [
         ["Hellos", str(steady["hellos"])],
         ["Hellos/s", f"{steady['hellos_per_second']:.1f}"],
@@ -287,7 +291,7 @@ def _tables(found: dict[str, Any]) -> Iterator[table.Table]:
         ["CPU of the conductor, cores", f"{steady['cores']:.2f}"],
         ["RSS of its largest process, MB", f"{steady['rss_mb']:.0f}"],
     ]
-    yield f"A hello of each every {told['interval']:g} s", ["", ""], rows
+    yield f"A hello of each every {told['interval']:g} s", ["Figure", "Value"], rows
 
 
 _P = ("p50", "p99", "max")

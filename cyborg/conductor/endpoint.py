@@ -23,6 +23,7 @@ from cyborg.conductor.departed import Departed
 from cyborg.conductor.device_profiles import DeviceProfiles
 from cyborg.conductor.devices import Devices
 from cyborg.conductor.discoveries import Agents, Discoveries
+from cyborg.conductor.drivers import Drivers
 from cyborg.conductor.hosts import Hosts
 from cyborg.conductor.jobs import Agents as Workers
 from cyborg.conductor.jobs import Jobs
@@ -36,13 +37,15 @@ from cyborg.conductor.programs import Programs
 from cyborg.conductor.publisher import Publisher
 from cyborg.conductor.reconciler import Reconciler
 from cyborg.conductor.requests import Requests
+from cyborg.conductor.rollouts import Agents as Changers
+from cyborg.conductor.rollouts import Rollouts
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.rpc.notifier import Notifier
 
 Plain = Mapping[str, Any]
 
 
-class AllAgents(Agents, Workers, Seers, Protocol):
+class AllAgents(Agents, Workers, Seers, Changers, Protocol):
     """What the rooms ask agents: ``cyborg.rpc.agent.AgentClient``."""
 
 
@@ -106,8 +109,11 @@ class Conductor:
             nova if conf.nova.notify else None,
             Repairs(uow, placement, publishing.wake, self._working.wake, now=timeutils.utcnow),
         )
+        self.rollouts = Rollouts(conf, uow, agents, self._next_turn, publishing.wake, self.notices)
+        self._rolling = Loop("rollouts", conf.conductor.jobs_interval, self.rollouts.run_once)
+        self.drivers = Drivers(conf, uow, self._rolling.wake, publishing.wake)
         self._auditing = Loop("audits", conf.conductor.hello_interval, self.audits.run_once)
-        self.loops = (*self.loops, self._auditing)
+        self.loops = (*self.loops, self._auditing, self._rolling)
 
     def sweep(self) -> None:
         """Finish what nobody else would: open discoveries, drained things that are free, jobs.
@@ -131,6 +137,9 @@ class Conductor:
         if failures:
             raise failures[0]
 
+    def _next_turn(self) -> None:
+        self._rolling.wake()
+
     def _settled(self, settled: Settled) -> None:
         """Have done what the outcome of a job calls for."""
         for loop, work in (
@@ -151,9 +160,10 @@ class Conductor:
         drivers: Sequence[Plain],
         digest: str | None,
         versions: Plain | None,
+        wanted: int | None = None,
     ) -> dict[str, Any]:
         """An agent is alive; the answer says when to come again and whether to report."""
-        return self.hosts.hello(host, epoch, endpoint, status, drivers, digest, versions)
+        return self.hosts.hello(host, epoch, endpoint, status, drivers, digest, versions, wanted)
 
     def report(self, ctxt: Any, report: Plain) -> dict[str, Any]:
         """An agent tells everything its host has."""
@@ -248,6 +258,64 @@ class Conductor:
     ) -> None:
         """An agent tells how a discovery ended."""
         self.discoveries.done(discovery_id, host, drivers)
+
+    def driver_install(
+        self,
+        ctxt: Any,
+        driver: str,
+        backend: str | None,
+        hosts: Sequence[str] | None,
+        config: Plain | None,
+    ) -> dict[str, Any]:
+        """Enable a driver on hosts; the answer is the job's uuid."""
+        return self.drivers.install(driver, backend, hosts, config)
+
+    def driver_uninstall(
+        self,
+        ctxt: Any,
+        driver: str,
+        backend: str | None,
+        hosts: Sequence[str] | None,
+        drain: bool,
+        force: bool,
+    ) -> dict[str, Any]:
+        """Have hosts give up a driver's backends; the answer is the job's uuid."""
+        return self.drivers.uninstall(driver, backend, hosts, drain, force)
+
+    def driver_update(
+        self,
+        ctxt: Any,
+        driver: str,
+        backend: str | None,
+        hosts: Sequence[str] | None,
+        config: Plain | None,
+        wish: str | None,
+        reload: bool,
+    ) -> dict[str, Any]:
+        """Change a driver's backends, one host after another; the answer is the job's uuid."""
+        return self.drivers.update(driver, backend, hosts, config, wish, reload)
+
+    def hardware_adopt(self, ctxt: Any, host: str, address: str, backend: str) -> dict[str, Any]:
+        """Have a backend manage a device; the answer is the job's uuid."""
+        return self.drivers.adopt(host, address, backend)
+
+    def hardware_release(self, ctxt: Any, uuid: str) -> dict[str, Any]:
+        """Have a device's backend leave it alone; the answer is the job's uuid."""
+        return self.drivers.release(uuid)
+
+    def job_cancel(self, ctxt: Any, uuid: str) -> None:
+        """Have a job about a driver begin nothing more."""
+        self.rollouts.cancel(uuid)
+
+    def backends_wanted(self, ctxt: Any, host: str, epoch: str) -> dict[str, Any]:
+        """An agent asks what is wanted of its host."""
+        return self.rollouts.wanted(host, epoch)
+
+    def backends_applied(
+        self, ctxt: Any, host: str, epoch: str, revision: int, outcomes: Sequence[Plain]
+    ) -> None:
+        """An agent tells what became of what was wanted."""
+        self.rollouts.applied(host, epoch, revision, outcomes)
 
     def job_done(self, ctxt: Any, job: str, host: str, state: str, error: str | None) -> None:
         """An agent tells how a job ended."""

@@ -17,11 +17,12 @@ from cyborg.conductor import limits, liveness, reports
 from cyborg.conductor.limits import text
 from cyborg.conductor.notices import Notices
 from cyborg.core import wire
+from cyborg.core.catalogue import fingerprint
 from cyborg.core.errors import Conflict, Invalid, Stale
 from cyborg.core.report import BackendState, Report
 from cyborg.core.request import parse_uuid
 from cyborg.db.store import backends as backend_store
-from cyborg.db.store import jobs, providers
+from cyborg.db.store import drivers, jobs, providers
 from cyborg.db.store import services as store
 from cyborg.db.unit_of_work import UnitOfWork
 
@@ -67,11 +68,13 @@ class Hosts:
         drivers: Sequence[Mapping[str, Any]],
         digest: str | None,
         versions: Mapping[str, Any] | None,
+        wanted: int | None = None,
     ) -> dict[str, Any]:
         """Note that an agent is alive; say when the next hello is due and whether to report.
 
         The hello of an agent that has nothing new costs one UPDATE, however much its host has. That
-        of one that is held for down opens what its host has. Raises Invalid.
+        of one that is held for down opens what its host has. ``wanted`` is the revision of what is
+        wanted of the host that the agent has come to, None from an older one. Raises Invalid.
         """
         host, epoch = text("host", host), parse_uuid(epoch, "epoch")
         digest = text("digest", digest, 64) if digest else None
@@ -81,9 +84,10 @@ class Hosts:
             "versions": _versions(versions),
         }
         now = self._now()
-        wanted = False
+        asks, come_to = False, limits.revision("wanted", wanted)
+        revision = come_to or 0
         if digest is None or not self._uow.run(
-            lambda tx: store.unchanged(tx, store.AGENT, host, epoch, digest, now, said)
+            lambda tx: store.unchanged(tx, store.AGENT, host, epoch, digest, now, said, come_to)
         ):
             states = _backends(drivers)
 
@@ -110,10 +114,14 @@ class Hosts:
                 LOG.info("Host %s: the agent was down for %.0f s and speaks again", host, seconds)
             if hurried:
                 self._wake_jobs()
-            wanted = digest is not None and row["digest"] != digest
+            asks, revision = digest is not None and row["digest"] != digest, row["wanted"]
             if stale:
                 self._wake_publisher()
-        return {"interval": self._conf.conductor.hello_interval, "report": wanted}
+        return {
+            "interval": self._conf.conductor.hello_interval,
+            "report": asks,
+            "wanted": revision,
+        }
 
     def report(self, report: Mapping[str, Any]) -> dict[str, Any]:
         """Record what a host has, in one transaction, and have Placement told of what changed.
@@ -126,7 +134,6 @@ class Hosts:
 
         def take(tx: sa.Connection) -> tuple[reports.Outcome, int]:
             if not store.accept(tx, said.host, said.epoch, said.generation, said.digest, now):
-                LOG.warning("Refused a report of host %s, epoch %s", said.host, said.epoch)
                 raise Stale(
                     f"report {said.generation} of epoch {said.epoch} of host {said.host} comes too "
                     "late: say hello first, then report with a higher generation",
@@ -135,12 +142,18 @@ class Hosts:
                 )
             known = backend_store.replace(tx, said.host, said.backends)
             moved = 0
-            if known != (identity := wire.dump_identity(said.identity)):
+            if said.drivers is not None and known["catalogue"] != fingerprint(said.drivers):
+                drivers.replace(tx, known["agent"], said.drivers)
+            if known["identity"] != (identity := wire.dump_identity(said.identity)):
                 store.identify(tx, said.host, identity)
                 # Another compute node, perhaps, is to be the parent of what the host has.
                 moved = providers.mark_hosts(tx, [said.host], now)
             remember = self._conf.conductor.remember > 0
-            return reports.record(tx, said, now, self._notices, remember=remember), moved
+            marks = known["wanted"] > 0
+            return (
+                reports.record(tx, said, now, self._notices, remember=remember, marks=marks),
+                moved,
+            )
 
         try:
             outcome, moved = self._uow.run(take)
@@ -202,13 +215,9 @@ class Hosts:
             return self._uow.run(work)
 
     def _read(self, body: Mapping[str, Any]) -> Report:
-        try:
-            said = wire.load_report(body)
-            limits.check_report(said)
-            return replace(said, epoch=parse_uuid(said.epoch, "epoch"))
-        except Invalid as bad:
-            LOG.error("Refused a report: %s", bad.message)
-            raise
+        said = wire.load_report(body)
+        limits.check_report(said)
+        return replace(said, epoch=parse_uuid(said.epoch, "epoch"))
 
 
 def _say_new_life(host: str, endpoint: str | None, before: sa.RowMapping, now: datetime) -> None:

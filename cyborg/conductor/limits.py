@@ -26,6 +26,15 @@ def optional(field: str, value: Any) -> str | None:
     return None if value is None else text(field, value)
 
 
+def revision(field: str, value: Any) -> int | None:
+    """Return an argument that must be a number that only rises, or None. Raises Invalid."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_GENERATION:
+        raise Invalid(f"{field} must be a whole number from 0", field=field)
+    return value
+
+
 def check_report(report: Report) -> None:
     """Refuse what the tables cannot hold. Raises Invalid, naming the part."""
     check_backends(report.backends)

@@ -51,6 +51,7 @@ def standing(row: Mapping[Any, Any]) -> life.Standing:
             health=row["health"],
             setup_required=row["setup_required"],
             reboot_required=row["reboot_required"],
+            withdrawn=row["withdrawn"],
             programming=row["programming"],
             draining=row["draining"],
             host_down=row["host_down"],

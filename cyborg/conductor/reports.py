@@ -13,13 +13,13 @@ from datetime import datetime
 import sqlalchemy as sa
 
 from cyborg.conductor import healths, host_rows, losses
-from cyborg.conductor.host_rows import DEPLOYABLE, DEVICE, HANDLE
+from cyborg.conductor.host_rows import DEPLOYABLE, DEVICE, HANDLE, Known
 from cyborg.conductor.notices import Notices
 from cyborg.core import inventory, names
 from cyborg.core.device import Device
-from cyborg.core.inventory import Add, Key, Remove, Step, Stored
+from cyborg.core.inventory import Add, Change, Key, Remove, Step, Stored
 from cyborg.core.report import BackendStatus, Report
-from cyborg.db.store import attach_handles, providers
+from cyborg.db.store import attach_handles, providers, wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +32,41 @@ class Outcome:
 
 
 def record(
-    tx: sa.Connection, report: Report, now: datetime, notices: Notices, *, remember: bool
+    tx: sa.Connection,
+    report: Report,
+    now: datetime,
+    notices: Notices,
+    *,
+    remember: bool,
+    marks: bool = False,
 ) -> Outcome:
     """Bring the tables to the report, mark the providers that change, tell whom it hits.
 
-    ``remember`` tells whether devices that go are remembered for their return.
+    ``remember`` tells whether devices that go are remembered for their return, ``marks`` whether
+    operators have ever said anything of the host's backends.
     """
     known = host_rows.read(tx, report.host)
     relevant = _without_silent(known.stored, report, known.programming)
     # A device that is being programmed may leave the bus, or show any part of itself, and what
     # comes back before the end must not be open: it is left as it is, and asked for at the end.
     told = [device for device in report.devices if device.address not in known.programming]
+    return _bring(
+        tx, report.host, known, told, relevant, now, notices, remember=remember, marks=marks
+    )
+
+
+def _bring(
+    tx: sa.Connection,
+    host: str,
+    known: Known,
+    told: Sequence[Device],
+    relevant: Mapping[Key, Stored],
+    now: datetime,
+    notices: Notices,
+    *,
+    remember: bool,
+    marks: bool = False,
+) -> Outcome:
     steps: Sequence[Step] = inventory.plan(told, relevant, known.bound)
     going = {known.ids[s.key] for s in steps if isinstance(s, Remove) and s.key[0] == HANDLE}
     if owned := attach_handles.lock(tx, going):
@@ -53,16 +77,37 @@ def record(
     if not steps:
         return Outcome(0, "nothing new", remarks)
     after = inventory.apply(known.stored, steps)
-    host_rows.Writer(tx, report.host, known, now, remember=remember).write(steps, after)
+    host_rows.Writer(tx, host, known, now, remember=remember).write(steps, after)
+    if marks and any(_new_owner(known, step) for step in steps):
+        wanted.withdraw(tx, [host])
     remarks += losses.tell(tx, known, steps, notices)
-    remarks += healths.tell(tx, report.host, known, steps, notices)
+    remarks += healths.tell(tx, host, known, steps, notices)
     stale = _stale(steps, {*known.stored, *after})
     changed = {
-        names.provider_uuid(report.host, part): names.provider_name(report.host, part)
-        for part in sorted(stale)
+        names.provider_uuid(host, part): names.provider_name(host, part) for part in sorted(stale)
     }
-    providers.mark(tx, report.host, changed, now)
+    providers.mark(tx, host, changed, now)
     return Outcome(len(changed), _summary(steps), remarks)
+
+
+def forget(
+    tx: sa.Connection,
+    host: str,
+    backend: str,
+    now: datetime,
+    notices: Notices,
+    *,
+    remember: bool,
+) -> Outcome:
+    """Give up what a backend of a host had, as if the host did not report it any longer."""
+    known = host_rows.read(tx, host)
+    mine = {
+        key[1]
+        for key, stored in known.stored.items()
+        if isinstance(stored.value, Device) and stored.value.backend == backend
+    }
+    relevant = {key: stored for key, stored in known.stored.items() if key[1] in mine}
+    return _bring(tx, host, known, (), relevant, now, notices, remember=remember)
 
 
 def _without_silent(
@@ -114,6 +159,16 @@ def _without_ghosts(
     if not remarks:
         return steps, remarks
     return [step for step in steps if step.key not in new or not put_off(step)], remarks
+
+
+def _new_owner(known: Known, step: Step) -> bool:
+    """Tell whether a device comes, or passes to another backend, which may be a closed one."""
+    if not isinstance(step, Add | Change) or not isinstance(step.value, Device):
+        return False
+    before = known.stored.get(step.key)
+    return not (
+        before and isinstance(before.value, Device) and before.value.backend == step.value.backend
+    )
 
 
 def _stale(steps: Sequence[Step], keys: Collection[Key]) -> set[str]:

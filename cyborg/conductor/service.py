@@ -133,6 +133,7 @@ class ConductorService:
             self.conductor.jobs.stop()
             self.conductor.reconciler.stop()
             self.conductor.audits.stop()
+            self.conductor.rollouts.stop()
             for delivery in self.conductor.deliveries:
                 delivery.stop()
         if (server := self._server) is not None:

@@ -73,6 +73,14 @@ OPTIONS = [
         "is begun at once; this is for what was lost or left by another conductor.",
     ),
     cfg.FloatOpt(
+        "driver_timeout",
+        default=150.0,
+        min=1.0,
+        help="Seconds that an agent may take to enable, change or give up a backend, its setup and "
+        "first discovery included, before that counts as failed and is taken back. More than twice "
+        "[agent] discovery_timeout.",
+    ),
+    cfg.FloatOpt(
         "prepare_timeout",
         default=240.0,
         min=1.0,

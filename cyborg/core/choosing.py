@@ -45,6 +45,7 @@ class Candidate:
     draining: bool = False
     setup_required: bool = False
     reboot_required: bool = False
+    withdrawn: bool = False
     programming: bool = False
     taken: bool = False
     dirty: bool = False
@@ -119,6 +120,8 @@ def refusals(need: Need, candidate: Candidate) -> list[str]:
     why: list[str] = []
     if candidate.device_status != "enabled":
         why.append("device is under maintenance")
+    if candidate.withdrawn:
+        why.append("its driver is disabled or being uninstalled")
     if candidate.health == "unhealthy":
         why.append("device is unhealthy")
     if candidate.draining:

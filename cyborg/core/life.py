@@ -18,6 +18,7 @@ class Life(StrEnum):
     READY = "ready"
     SETUP_REQUIRED = "setup_required"
     REBOOT_REQUIRED = "reboot_required"
+    WITHDRAWN = "withdrawn"
     MAINTAINING = "maintaining"
     PROGRAMMING = "programming"
     UNHEALTHY = "unhealthy"
@@ -29,6 +30,7 @@ SENTENCES: Mapping[Life, str] = {
     Life.READY: "What is free of it can be given out.",
     Life.SETUP_REQUIRED: "Its driver must be set up on the host first.",
     Life.REBOOT_REQUIRED: "The host must boot again first.",
+    Life.WITHDRAWN: "Its backend was disabled or is being uninstalled; what is bound stays bound.",
     Life.MAINTAINING: "An operator disabled it; what is bound stays bound.",
     Life.PROGRAMMING: "An image is being loaded into it.",
     Life.UNHEALTHY: "Its driver measured that it does not work as it should.",
@@ -55,6 +57,7 @@ class Facts:
     health: str = Health.OK
     setup_required: bool = False
     reboot_required: bool = False
+    withdrawn: bool = False
     programming: bool = False
     draining: bool = False
     host_down: bool = False
@@ -86,6 +89,7 @@ def decide(facts: Facts) -> Standing:
     holds = {
         Life.SETUP_REQUIRED: facts.setup_required,
         Life.REBOOT_REQUIRED: facts.reboot_required,
+        Life.WITHDRAWN: facts.withdrawn,
         Life.MAINTAINING: facts.status != ENABLED,
         Life.PROGRAMMING: facts.programming,
         Life.UNHEALTHY: facts.health == Health.UNHEALTHY,

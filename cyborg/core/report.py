@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from cyborg.core.catalogue import Entry
 from cyborg.core.device import Device
 from cyborg.core.errors import Invalid
 from cyborg.core.identity import Identity
@@ -39,6 +40,7 @@ class Report:
 
     ``epoch`` is the uuid of the agent's life, ``generation`` counts its reports from 1 and
     ``digest`` is the one its hellos carry. Of a backend in ERROR the devices are those it saw last.
+    ``drivers`` are those that are installed on the host, None from an agent that does not tell.
     """
 
     host: str
@@ -48,6 +50,7 @@ class Report:
     backends: Sequence[BackendState]
     devices: Sequence[Device]
     identity: Identity = field(default_factory=Identity)
+    drivers: Sequence[Entry] | None = None
 
     def __post_init__(self) -> None:
         seen: set[str] = set()

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from cyborg.core import catalogue
+from cyborg.core.catalogue import Entry
 from cyborg.core.device import (
     Ability,
     AttachHandle,
@@ -23,6 +25,7 @@ from cyborg.core.device import (
 )
 from cyborg.core.errors import Invalid
 from cyborg.core.identity import Identity
+from cyborg.core.plain import flag, integer, string, strings
 from cyborg.core.report import BackendState, BackendStatus, Report
 
 FORMAT = 1
@@ -40,13 +43,15 @@ def dump_report(report: Report) -> dict[str, Any]:
         "backends": [dump_backend(b) for b in report.backends],
         "devices": [dump_device(d) for d in report.devices],
         "identity": dump_identity(report.identity),
+        # Left out by an agent that does not tell, and then what is known stays.
+        **({} if report.drivers is None else {"drivers": catalogue.dump(report.drivers)}),
     }
 
 
 def load_report(body: Any) -> Report:
     """Read a report. Raises Invalid, saying which part is wrong."""
     try:
-        if not 1 <= (number := _int(body["format"])) <= FORMAT:
+        if not 1 <= (number := integer(body["format"])) <= FORMAT:
             raise Invalid(
                 f"report format {number} is unknown: this side reads up to {FORMAT}",
                 field="format",
@@ -54,11 +59,12 @@ def load_report(body: Any) -> Report:
         return Report(
             host=string(body["host"]),
             epoch=string(body["epoch"]),
-            generation=_int(body["generation"]),
+            generation=integer(body["generation"]),
             digest=string(body["digest"]),
             backends=tuple(load_backend(b) for b in body["backends"]),
             devices=tuple(load_device(d) for d in body["devices"]),
             identity=load_identity(body.get("identity", {})),
+            drivers=catalogue.load(body["drivers"]) if "drivers" in body else None,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as bad:
         raise Invalid(f"malformed report: {type(bad).__name__} {bad}", field="report") from bad
@@ -139,12 +145,12 @@ def load_device(body: Mapping[str, Any]) -> Device:
         backend=string(body["backend"]),
         std_board_info=strings(body.get("std_board_info", {})),
         vendor_board_info=strings(body.get("vendor_board_info", {})),
-        numa_node=None if numa is None else _int(numa),
+        numa_node=None if numa is None else integer(numa),
         serial=None if serial is None else string(serial),
         health=Health(body.get("health", Health.OK)),
         health_reason=None if reason is None else string(reason),
-        setup_required=_bool(body.get("setup_required", False)),
-        reboot_required=_bool(body.get("reboot_required", False)),
+        setup_required=flag(body.get("setup_required", False)),
+        reboot_required=flag(body.get("reboot_required", False)),
         abilities=load_abilities(body.get("abilities", [])),
         deployables=tuple(_load_deployable(d) for d in body["deployables"]),
     )
@@ -161,6 +167,7 @@ def digest(
     devices: Sequence[Device],
     backends: Sequence[BackendState],
     identity: Identity = NOBODY,
+    drivers: Sequence[Entry] | None = None,
 ) -> str:
     """Return the fingerprint of a host's state: equal states give equal digests, in any order."""
     body: dict[str, Any] = {
@@ -170,6 +177,8 @@ def digest(
     if identity != NOBODY:
         # Left out when there is none: an agent that tells none has the same digest as ever.
         body["identity"] = dump_identity(identity)
+    if drivers is not None:
+        body["drivers"] = catalogue.dump(drivers)
     text = json.dumps(body, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -213,29 +222,3 @@ def _load_deployable(body: Mapping[str, Any]) -> Deployable:
             for h in body["handles"]
         ),
     )
-
-
-def string(value: Any) -> str:
-    """Return a value that must be a string. Raises TypeError."""
-    if not isinstance(value, str):
-        raise TypeError(f"expected a string, found {type(value).__name__}")
-    return value
-
-
-def _int(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"expected an integer, found {type(value).__name__}")
-    return value
-
-
-def _bool(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"expected true or false, found {type(value).__name__}")
-    return value
-
-
-def strings(value: Any) -> dict[str, str]:
-    """Return a value that must be a map of strings. Raises TypeError."""
-    if not isinstance(value, Mapping):
-        raise TypeError(f"expected an object, found {type(value).__name__}")
-    return {string(k): string(v) for k, v in value.items()}

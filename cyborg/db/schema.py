@@ -4,12 +4,15 @@
 ::
 
     services 1--n backends          one daemon of one host; the configured drivers of an agent
+    services 1--n drivers           what is installed there, used or not
+    services 1--n wanted_backends   what operators want there beside the configuration file
     devices 1--n deployables 1--n attach_handles
                  deployables 1--n attributes
     providers                       what Placement must be brought to, one row a deployable
     device_profiles 1--n requests   an accelerator request keeps its own copy of its group
     attach_handles 0..1--0..1 requests
     discoveries, jobs, outbox       work that has been promised and must be done
+    jobs 1--n job_steps             of one that is about many hosts
     departed                        what operators said of devices that are gone
     audits                          disagreements that somebody asked to be looked for
     deeds                           what the conductors have put right by themselves, counted
@@ -79,6 +82,10 @@ services = _table(
     sa.Column("down_since", Moment),
     # By which names its host may be known to Nova: ``core.identity.Identity``.
     sa.Column("identity", Json, nullable=False, default=dict),
+    # ``core.catalogue.fingerprint`` of the rows of drivers.
+    sa.Column("catalogue", sa.String(64)),
+    # The revision of what is wanted of its backends, and the one that the agent has come to.
+    sa.Column("wanted", sa.BigInteger, nullable=False, default=0),
     sa.UniqueConstraint("binary", "host"),
 )
 
@@ -91,6 +98,35 @@ backends = _table(
     sa.Column("status", sa.String(32), nullable=False),
     sa.Column("error", Text),
     sa.UniqueConstraint("service_id", "name"),
+)
+
+# What is installed on a host, as its agent found it: ``core.catalogue.Entry``.
+drivers = _table(
+    "drivers",
+    _owned("service_id", "services", nullable=False),
+    sa.Column("name", sa.String(255), nullable=False, index=True),
+    sa.Column("version", sa.String(255)),
+    sa.Column("type", sa.String(32)),
+    sa.Column("support", sa.String(32), nullable=False),
+    sa.Column("abilities", Json, nullable=False),
+    sa.Column("options", Json, nullable=False),
+    sa.Column("error", Text),
+    sa.UniqueConstraint("service_id", "name"),
+)
+
+# ``core.wanted.Wanted``, and what its agent made of it.
+wanted_backends = _table(
+    "wanted_backends",
+    _owned("service_id", "services", nullable=False),
+    sa.Column("backend", sa.String(255), nullable=False),
+    sa.Column("driver", sa.String(255), nullable=False, index=True),
+    sa.Column("wish", sa.String(32), nullable=False),
+    sa.Column("config", Json, nullable=False),
+    sa.Column("revision", sa.BigInteger, nullable=False),
+    # Whether its agent has said that it is so; what was wrong if it could not be.
+    sa.Column("applied", sa.Boolean, nullable=False, default=False),
+    sa.Column("error", Text),
+    sa.UniqueConstraint("service_id", "backend"),
 )
 
 devices = _table(
@@ -114,6 +150,8 @@ devices = _table(
     sa.Column("reboot_required", sa.Boolean, nullable=False),
     # What the operator wants: enabled or maintaining. No report changes it.
     sa.Column("status", sa.String(32), nullable=False, default="enabled"),
+    # Its backend was disabled, or is being uninstalled.
+    sa.Column("withdrawn", sa.Boolean, nullable=False, default=False),
     # The host does not report it any longer, but something of it is bound.
     sa.Column("draining", sa.Boolean, nullable=False, default=False),
     # What its driver can do beyond finding it: ``core.device.Ability``.
@@ -290,6 +328,25 @@ jobs = _work(
     sa.Column("result", Json),
     # When the conductors give it up and undo it; None is never.
     sa.Column("deadline", Moment),
+    # What no two open jobs may be about at once; None when it has ended, and for host work.
+    sa.Column("exclusive", sa.String(255), unique=True),
+)
+
+# ``core.rollout.Step``: one backend on one host that a job is about.
+job_steps = _table(
+    "job_steps",
+    _owned("job_id", "jobs", nullable=False),
+    sa.Column("host", sa.String(255), nullable=False, index=True),
+    sa.Column("backend", sa.String(255), nullable=False),
+    sa.Column("state", sa.String(32), nullable=False),
+    # The revision of the host that its agent was asked for.
+    sa.Column("revision", sa.BigInteger),
+    # What was wanted before, to go back to: ``core.wanted.Wanted`` as plain values.
+    sa.Column("before", Json),
+    sa.Column("error", Text),
+    # When an agent that has not answered counts as failed.
+    sa.Column("deadline", Moment),
+    sa.UniqueConstraint("job_id", "host", "backend"),
 )
 
 audits = _table(

@@ -32,6 +32,13 @@ class AgentClient:
         """Return what the backends saw last (``core.hardware.answer``). Raises NotFound."""
         return cast(dict[str, Any], self._client.call("hardware", host, driver=driver))
 
+    def wanted(self, host: str, revision: int) -> dict[str, Any]:
+        """Have the host brought to what is wanted of it; ``{"revision": what it has come to}``.
+
+        The answer comes at once; how it ended, the agent tells by ``conductor.backends_applied``.
+        """
+        return cast(dict[str, Any], self._client.call("wanted", host, revision=revision))
+
     def job(
         self, host: str, job: str, kind: str, arguments: Mapping[str, Any], seconds: float
     ) -> dict[str, Any]:

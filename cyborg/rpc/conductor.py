@@ -28,8 +28,12 @@ class ConductorClient:
         drivers: Sequence[Plain],
         digest: str | None,
         versions: Plain | None,
+        wanted: int | None = None,
     ) -> dict[str, Any]:
-        """Say that an agent is alive: ``{"interval": seconds, "report": is one wanted}``."""
+        """Say that an agent is alive, and to which revision of what is wanted it has come.
+
+        ``{"interval": seconds, "report": is one wanted, "wanted": the revision that is}``.
+        """
         answer = self._client.call(
             "hello",
             host=host,
@@ -39,6 +43,7 @@ class ConductorClient:
             drivers=drivers,
             digest=digest,
             versions=versions,
+            wanted=wanted,
         )
         return cast(dict[str, Any], answer)
 
@@ -147,6 +152,100 @@ class ConductorClient:
     def discovery_done(self, discovery_id: str, host: str, drivers: Sequence[Plain]) -> None:
         """Tell how a discovery ended on a host. Raises Invalid."""
         self._client.call("discovery_done", discovery_id=discovery_id, host=host, drivers=drivers)
+
+    def driver_install(
+        self,
+        driver: str,
+        backend: str | None,
+        hosts: Sequence[str] | None,
+        config: Plain | None,
+    ) -> dict[str, Any]:
+        """Enable a driver on hosts, on all that have it for None: ``{"uuid": of the job}``.
+
+        ``backend`` is the driver's name for None. Raises Invalid, NotFound, Conflict.
+        """
+        answer = self._client.call(
+            "driver_install", driver=driver, backend=backend, hosts=hosts, config=config
+        )
+        return cast(dict[str, Any], answer)
+
+    def driver_uninstall(
+        self,
+        driver: str,
+        backend: str | None,
+        hosts: Sequence[str] | None,
+        drain: bool,
+        force: bool,
+    ) -> dict[str, Any]:
+        """Have hosts give up a driver's backends, all or one: ``{"uuid": of the job}``.
+
+        Raises Invalid, NotFound, InUse, Conflict.
+        """
+        answer = self._client.call(
+            "driver_uninstall",
+            driver=driver,
+            backend=backend,
+            hosts=hosts,
+            drain=drain,
+            force=force,
+        )
+        return cast(dict[str, Any], answer)
+
+    def driver_update(
+        self,
+        driver: str,
+        backend: str | None,
+        hosts: Sequence[str] | None,
+        config: Plain | None,
+        wish: str | None,
+        reload: bool,
+    ) -> dict[str, Any]:
+        """Change a driver's backends, one host after another: ``{"uuid": of the job}``.
+
+        ``wish`` is enabled or disabled; what is None stays. Raises Invalid, NotFound, Conflict.
+        """
+        answer = self._client.call(
+            "driver_update",
+            driver=driver,
+            backend=backend,
+            hosts=hosts,
+            config=config,
+            wish=wish,
+            reload=reload,
+        )
+        return cast(dict[str, Any], answer)
+
+    def hardware_adopt(self, host: str, address: str, backend: str) -> dict[str, Any]:
+        """Have a backend manage a device that it does not: ``{"uuid": of the job}``.
+
+        Raises Invalid, NotFound, Conflict.
+        """
+        answer = self._client.call("hardware_adopt", host=host, address=address, backend=backend)
+        return cast(dict[str, Any], answer)
+
+    def hardware_release(self, uuid: str) -> dict[str, Any]:
+        """Have a backend leave a device alone: ``{"uuid": of the job}``.
+
+        Raises Invalid, NotFound, InUse, Conflict.
+        """
+        return cast(dict[str, Any], self._client.call("hardware_release", uuid=uuid))
+
+    def job_cancel(self, uuid: str) -> None:
+        """Have a job about a driver begin nothing more. Raises Invalid, NotFound, WrongState."""
+        self._client.call("job_cancel", uuid=uuid)
+
+    def backends_wanted(self, host: str, epoch: str) -> dict[str, Any]:
+        """Return what is wanted of a host (``core.wanted.WantedHost``). Raises Invalid, Stale."""
+        answer = self._client.call("backends_wanted", host=host, epoch=epoch)
+        return cast(dict[str, Any], answer)
+
+    def backends_applied(
+        self, host: str, epoch: str, revision: int, outcomes: Sequence[Plain]
+    ) -> None:
+        """Tell what became of wanted backends (``core.wanted.Applied``). Raises Invalid, Stale."""
+        self._client.call(
+            "backends_applied", host=host, epoch=epoch, revision=revision, outcomes=outcomes
+        )
 
     def job_done(self, job: str, host: str, state: str, error: str | None) -> None:
         """Tell how a job ended on a host: ``done`` or ``failed``. Raises Invalid, NotFound."""

@@ -37,7 +37,8 @@ CONDUCTOR = Contract(
     "1.0",
     {
         "hello": Method(
-            ("host", "epoch", "endpoint", "status", "drivers", "digest", "versions"),
+            ("host", "epoch", "endpoint", "status", "drivers", "digest", "versions", "wanted"),
+            frozenset({"wanted"}),
         ),
         "report": Method(("report",), report=True),
         "service_hello": Method(("binary", "host", "epoch", "versions")),
@@ -56,6 +57,14 @@ CONDUCTOR = Contract(
         "audit_create": Method(("host", "repair")),
         "discovery_create": Method(("host", "driver"), frozenset({"host", "driver"})),
         "discovery_done": Method(("discovery_id", "host", "drivers")),
+        "driver_install": Method(("driver", "backend", "hosts", "config")),
+        "driver_uninstall": Method(("driver", "backend", "hosts", "drain", "force")),
+        "driver_update": Method(("driver", "backend", "hosts", "config", "wish", "reload")),
+        "hardware_adopt": Method(("host", "address", "backend")),
+        "hardware_release": Method(("uuid",)),
+        "job_cancel": Method(("uuid",)),
+        "backends_wanted": Method(("host", "epoch")),
+        "backends_applied": Method(("host", "epoch", "revision", "outcomes")),
         "job_done": Method(("job", "host", "state", "error")),
     },
 )
@@ -66,6 +75,7 @@ AGENT = Contract(
     {
         "discovery": Method(("driver", "discovery_id"), frozenset({"driver", "discovery_id"})),
         "hardware": Method(("driver",), frozenset({"driver"})),
+        "wanted": Method(("revision",)),
         "job": Method(("job", "kind", "arguments", "seconds")),
     },
 )

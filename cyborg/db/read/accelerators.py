@@ -25,6 +25,7 @@ from cyborg.db.schema import backends, deployables, devices, requests, services
 
 _DRAINING = sa.or_(table.c.draining, deployables.c.draining, devices.c.draining)
 _PROGRAMMING = deployables.c.job_id.is_not(None)
+_OF_DEVICE = ("status", "health", "setup_required", "reboot_required", "withdrawn")
 _HOST_DOWN = services.c.down_since.is_not(None)
 COLUMNS = [
     table.c.uuid,
@@ -48,7 +49,7 @@ COLUMNS = [
     requests.c.state.label("holder"),
     table.c.prepared,
     _DRAINING.label("draining"),
-    *(devices.c[name] for name in ("status", "health", "setup_required", "reboot_required")),
+    *(devices.c[name] for name in _OF_DEVICE),
     _PROGRAMMING.label("programming"),
     _HOST_DOWN.label("host_down"),
 ]
@@ -76,6 +77,7 @@ STATE = sa.case(
     (
         sa.or_(
             devices.c.status != life.ENABLED,
+            devices.c.withdrawn,
             devices.c.health == Health.UNHEALTHY,
             devices.c.setup_required,
             devices.c.reboot_required,

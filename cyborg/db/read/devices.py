@@ -3,8 +3,9 @@
 
 Rows: uuid, hostname, address, backend, type, vendor, model, std_board_info and vendor_board_info
 (objects), numa_node, serial, health, health_reason, health_since, setup_required, reboot_required,
-status (what the operator wants: enabled or maintaining), draining, programming (any part of it is
-being programmed), host_down, created_at, updated_at.
+status (what the operator wants: enabled or maintaining), withdrawn (its backend is disabled or
+being uninstalled), draining, programming (any part of it is being programmed), host_down,
+created_at, updated_at.
 """
 
 from collections.abc import Collection

@@ -2,7 +2,6 @@
 """Writing the configured drivers of a host, as its agent tells of them."""
 
 from collections.abc import Sequence
-from typing import Any
 from uuid import uuid4
 
 import sqlalchemy as sa
@@ -13,16 +12,19 @@ from cyborg.db.store import bulk
 from cyborg.db.store.services import AGENT
 
 
-def replace(tx: sa.Connection, host: str, states: Sequence[BackendState]) -> Any:
+def replace(tx: sa.Connection, host: str, states: Sequence[BackendState]) -> sa.RowMapping:
     """Bring the backends of a host's agent to these; what is equal is not written.
 
-    Returns the identity in the agent's row, which is read along. The caller holds that row, so that
+    Returns of the agent's row, which is read along: agent (its id), identity, catalogue (the
+    fingerprint) and wanted (the revision). The caller holds that row, so that
     nobody else does the same.
     """
     query = (
         sa.select(
             services.c.id.label("agent"),
             services.c.identity,
+            services.c.catalogue,
+            services.c.wanted,
             backends.c.id,
             backends.c.name,
             backends.c.driver,
@@ -57,4 +59,4 @@ def replace(tx: sa.Connection, host: str, states: Sequence[BackendState]) -> Any
             if name not in known
         ],
     )
-    return rows[0]["identity"]
+    return rows[0]

@@ -5,8 +5,9 @@ A claim is one UPDATE guarded by "nobody owns it", a release one UPDATE guarded 
 column is UNIQUE, so a handle has at most one owner and an owner at most one handle whatever the
 code above does.
 
-A handle is free when nobody owns it, it does not drain and its host has not prepared it: one that
-was prepared and has no owner is dirty, and a job cleans it before anybody gets it.
+A handle is free when nobody owns it, it does not drain and it is not marked as prepared: by that
+mark one without an owner is dirty, and a job cleans it before anybody gets it. It is set for what
+the host prepares, and for what it must sanitise afterwards.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -25,8 +26,8 @@ def providers(tx: sa.Connection, uuids: Collection[str]) -> Sequence[sa.RowMappi
     """Return what decides whether a provider's handles may be given out, one row a provider.
 
     Keys: deployable_id, provider (its uuid), address, device, backend, host, resource_class,
-    traits, abilities, device_status, health, setup_required, reboot_required, programming (a job
-    has it), draining (of the device or of this part of it).
+    traits, abilities, device_status, health, setup_required, reboot_required, withdrawn,
+    programming (a job has it), draining (of the device or of this part of it).
     """
     return tx.execute(_PROVIDERS, {"uuids": sorted(uuids)}).mappings().all()
 
@@ -147,6 +148,7 @@ _PROVIDERS = (
         devices.c.health,
         devices.c.setup_required,
         devices.c.reboot_required,
+        devices.c.withdrawn,
     )
     .join(devices, devices.c.id == deployables.c.device_id)
     .where(deployables.c.rp_uuid.in_(sa.bindparam("uuids", expanding=True)))
@@ -172,6 +174,7 @@ _OPEN = sa.exists(
         sa.not_(deployables.c.draining),
         sa.not_(devices.c.draining),
         devices.c.status == "enabled",
+        sa.not_(devices.c.withdrawn),
         devices.c.health != Health.UNHEALTHY,
         sa.not_(devices.c.setup_required),
         sa.not_(devices.c.reboot_required),

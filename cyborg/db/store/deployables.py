@@ -139,8 +139,8 @@ def desired(tx: sa.Connection, providers: Collection[str]) -> Sequence[sa.RowMap
     Keys: uuid, name, parent (provider uuid or None), resource_class, traits, total (handles that
     are of use or in use), stuck (those of them that cannot be cleaned at present), programming,
     draining (of the part or its device), device_status, health, setup_required, reboot_required,
-    host_down (the conductors hold the agent for down; a host whose agent is not known is not), host
-    and identity (what its agent told of the compute node; None of an agent that is not known).
+    withdrawn, host_down (the conductors hold the agent for down; a host whose agent is not known is
+    not), host and identity (what its agent told of the compute node; None of an unknown agent).
     """
     parents = deployables.alias("parents")
     total = (
@@ -178,6 +178,7 @@ def desired(tx: sa.Connection, providers: Collection[str]) -> Sequence[sa.RowMap
             devices.c.health,
             devices.c.setup_required,
             devices.c.reboot_required,
+            devices.c.withdrawn,
             services.c.down_since.is_not(None).label("host_down"),
             devices.c.host,
             services.c.identity,

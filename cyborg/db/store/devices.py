@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from cyborg.core import wire
 from cyborg.core.departed import Departed
 from cyborg.core.device import Device, DeviceType, Health
-from cyborg.db.schema import devices
+from cyborg.db.schema import attach_handles, deployables, devices, requests
 from cyborg.db.store import bulk
 
 ENABLED = "enabled"  # what a device is until an operator says otherwise
@@ -132,6 +132,24 @@ _CHANGE = (
         *((devices.c[name], sa.bindparam(f"new_{name}")) for name in _NAMES),
     )
 )
+
+
+def by_uuid(tx: sa.Connection, uuid: str) -> sa.RowMapping | None:
+    """Return a device's row, or None."""
+    return tx.execute(sa.select(devices).where(devices.c.uuid == uuid)).mappings().first()
+
+
+def holders(tx: sa.Connection, uuid: str) -> list[str]:
+    """Return the uuids of the requests that hold anything of a device."""
+    query = (
+        sa.select(requests.c.uuid)
+        .join(attach_handles, attach_handles.c.request_id == requests.c.id)
+        .join(deployables, deployables.c.id == attach_handles.c.deployable_id)
+        .join(devices, devices.c.id == deployables.c.device_id)
+        .where(devices.c.uuid == uuid)
+        .order_by(requests.c.id)
+    )
+    return list(tx.scalars(query))
 
 
 def drain(tx: sa.Connection, gone: Collection[int]) -> None:

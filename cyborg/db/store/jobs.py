@@ -53,7 +53,7 @@ def lease(
 
     Returns their rows as they were before: ``owner`` names whoever had each last.
     """
-    due = sa.and_(OPEN, jobs.c.next_try_at <= now)
+    due = sa.and_(OPEN, jobs.c.kind.in_(sorted(JobKind)), jobs.c.next_try_at <= now)
     rows = (
         tx.execute(
             sa.select(jobs)

@@ -26,11 +26,12 @@ def unchanged(
     digest: str,
     now: datetime,
     said: Mapping[str, Any],
+    wanted: int | None = None,
 ) -> bool:
     """Note that a daemon is alive, if it is the one we know and has nothing new to report.
 
     ``said`` holds the columns that a hello carries besides. One that is held for down has news
-    enough: it is back.
+    enough: it is back. So has one that is not as ``wanted``, unless it does not tell (None).
     """
     return bool(
         tx.execute(
@@ -41,6 +42,7 @@ def unchanged(
                 services.c.epoch == epoch,
                 services.c.digest == digest,
                 services.c.down_since.is_(None),
+                sa.true() if wanted is None else services.c.wanted == wanted,
             )
             .values(last_seen_at=now, **said)
         ).rowcount
@@ -60,7 +62,7 @@ def alive(
 ) -> sa.RowMapping:
     """Note that a daemon is alive, known or not; return its row, which is locked then.
 
-    Keys: id, uuid, binary, host, digest, generation, down_since.
+    Keys: id, uuid, binary, host, digest, generation, down_since, wanted.
 
     A new epoch is a new life: its reports count from the start, but what has been recorded of the
     host stays true until a report says otherwise, so the digest is kept. Raises oslo.db's
@@ -74,7 +76,7 @@ def alive(
         if not tx.execute(sa.update(services).where(mine).values(**values)).rowcount:
             values |= {"uuid": str(uuid4()), "binary": binary, "host": host}
             tx.execute(sa.insert(services).values(**values))
-    columns = ("id", "uuid", "binary", "host", "digest", "generation", "down_since")
+    columns = ("id", "uuid", "binary", "host", "digest", "generation", "down_since", "wanted")
     found = sa.select(*(services.c[name] for name in columns)).where(mine)
     return tx.execute(found).mappings().one()
 

@@ -45,6 +45,7 @@ def upgrade() -> None:
         sa.Column("setup_required", sa.Boolean(), nullable=False),
         sa.Column("reboot_required", sa.Boolean(), nullable=False),
         sa.Column("status", sa.String(32), nullable=False),
+        sa.Column("withdrawn", sa.Boolean(), nullable=False),
         sa.Column("draining", sa.Boolean(), nullable=False),
         sa.Column("abilities", sa.JSON(), nullable=False),
         _unique("devices", "uuid"),
@@ -104,6 +105,7 @@ def upgrade() -> None:
         sa.Column("arguments", sa.JSON(), nullable=False),
         sa.Column("result", sa.JSON()),
         sa.Column("deadline", MOMENT),
+        sa.Column("exclusive", sa.String(255)),
         sa.Column("state", sa.String(32), nullable=False),
         sa.Column("attempts", sa.Integer(), nullable=False),
         sa.Column("next_try_at", MOMENT, nullable=False),
@@ -111,10 +113,26 @@ def upgrade() -> None:
         sa.Column("lease_until", MOMENT),
         sa.Column("error", TEXT),
         _unique("jobs", "uuid"),
+        _unique("jobs", "exclusive"),
     )
     _index("jobs", "host")
     _index("jobs", "subject")
     _index("jobs", "state", "next_try_at")
+    _table(
+        "job_steps",
+        sa.Column("job_id", KEY, nullable=False),
+        sa.Column("host", sa.String(255), nullable=False),
+        sa.Column("backend", sa.String(255), nullable=False),
+        sa.Column("state", sa.String(32), nullable=False),
+        sa.Column("revision", sa.BigInteger()),
+        sa.Column("before", sa.JSON()),
+        sa.Column("error", TEXT),
+        sa.Column("deadline", MOMENT),
+        _references("job_steps", "job_id", "jobs", "CASCADE"),
+        _unique("job_steps", "job_id", "host", "backend"),
+    )
+    _index("job_steps", "job_id")
+    _index("job_steps", "host")
     _table(
         "outbox",
         sa.Column("uuid", sa.String(36), nullable=False),
@@ -166,6 +184,8 @@ def upgrade() -> None:
         sa.Column("last_seen_at", MOMENT, nullable=False),
         sa.Column("down_since", MOMENT),
         sa.Column("identity", sa.JSON(), nullable=False),
+        sa.Column("catalogue", sa.String(64)),
+        sa.Column("wanted", sa.BigInteger(), nullable=False),
         _unique("services", "uuid"),
         _unique("services", "binary", "host"),
     )
@@ -182,6 +202,36 @@ def upgrade() -> None:
         _unique("backends", "service_id", "name"),
     )
     _index("backends", "service_id")
+    _table(
+        "drivers",
+        sa.Column("service_id", KEY, nullable=False),
+        sa.Column("name", sa.String(255), nullable=False),
+        sa.Column("version", sa.String(255)),
+        sa.Column("type", sa.String(32)),
+        sa.Column("support", sa.String(32), nullable=False),
+        sa.Column("abilities", sa.JSON(), nullable=False),
+        sa.Column("options", sa.JSON(), nullable=False),
+        sa.Column("error", TEXT),
+        _references("drivers", "service_id", "services", "CASCADE"),
+        _unique("drivers", "service_id", "name"),
+    )
+    _index("drivers", "name")
+    _index("drivers", "service_id")
+    _table(
+        "wanted_backends",
+        sa.Column("service_id", KEY, nullable=False),
+        sa.Column("backend", sa.String(255), nullable=False),
+        sa.Column("driver", sa.String(255), nullable=False),
+        sa.Column("wish", sa.String(32), nullable=False),
+        sa.Column("config", sa.JSON(), nullable=False),
+        sa.Column("revision", sa.BigInteger(), nullable=False),
+        sa.Column("applied", sa.Boolean(), nullable=False),
+        sa.Column("error", TEXT),
+        _references("wanted_backends", "service_id", "services", "CASCADE"),
+        _unique("wanted_backends", "service_id", "backend"),
+    )
+    _index("wanted_backends", "driver")
+    _index("wanted_backends", "service_id")
     _table(
         "deployables",
         sa.Column("uuid", sa.String(36), nullable=False),

@@ -22,7 +22,7 @@ from cyborg.fixtures.options import make_conf
 
 def test_a_new_host_is_asked_for_its_report_once(engine: sa.Engine) -> None:
     hosts, host = rooms(engine), Host(devices=[card()])
-    assert host.hello(hosts) == {"interval": 10.0, "report": True}
+    assert host.hello(hosts) == {"interval": 10.0, "report": True, "wanted": 0}
     assert host.hello(hosts)["report"] is True
     host.report(hosts)
     assert host.hello(hosts)["report"] is False

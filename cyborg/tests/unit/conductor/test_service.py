@@ -68,7 +68,7 @@ def test_an_agents_words_become_providers(
         "digest": host.digest,
         "versions": {},
     }
-    assert bus.hello(**hello) == {"interval": 0.1, "report": True}
+    assert bus.hello(**hello) == {"interval": 0.1, "report": True, "wanted": 0}
     host.generation = 1
     bus.report(host.message())
     assert bus.hello(**hello)["report"] is False

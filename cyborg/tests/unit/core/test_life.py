@@ -24,6 +24,7 @@ FACTS = st.builds(
 ONE: dict[Life, dict[str, Any]] = {
     Life.SETUP_REQUIRED: {"setup_required": True},
     Life.REBOOT_REQUIRED: {"reboot_required": True},
+    Life.WITHDRAWN: {"withdrawn": True},
     Life.MAINTAINING: {"status": "maintaining"},
     Life.PROGRAMMING: {"programming": True},
     Life.UNHEALTHY: {"health": Health.UNHEALTHY},

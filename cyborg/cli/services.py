@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``cyborg service-list``: the daemons of this service and whether they are alive."""
+"""``cyborg service-list``: the daemons, whether they are alive, and what their backends offer."""
 
 import argparse
+from collections.abc import Mapping
 from typing import Any
 
 from cliff import columns, lister
@@ -22,18 +23,26 @@ SHORT: shown.Columns = (
 
 
 class Backends(columns.FormattableColumn[Any]):
-    """The backends of an agent: a line for each, with what is wrong with it."""
+    """The backends of an agent: a line for each, with what is wrong, and one for each function."""
 
     def human_readable(self) -> str:
         """Return the lines."""
-        return "\n".join(
-            f"{b['name']} ({b['driver']}) {b['status']}" + (f": {b['error']}" if b["error"] else "")
-            for b in self._value or ()
-        )
+        return "\n".join(line for backend in self._value or () for line in _lines(backend))
+
+
+def _lines(backend: Mapping[str, Any]) -> list[str]:
+    wrong = f": {backend['error']}" if backend["error"] else ""
+    return [
+        f"{backend['name']} ({backend['driver']}) {backend['status']}{wrong}",
+        *(
+            f"  {one['function']}: {one['used']} of {one['total']} used, {one['free']} free"
+            for one in backend.get("functions") or ()
+        ),
+    ]
 
 
 class List(lister.Lister):
-    """List services: the daemons and, of an agent, its backends."""
+    """List services: the daemons and, of an agent, its backends with the functions they offer."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Add the filters."""
@@ -42,9 +51,15 @@ class List(lister.Lister):
             "--kind", choices=["daemon", "backend"], help="only these; both by default"
         )
         parser.add_argument("--host", help="only the services of this host")
+        parser.add_argument(
+            "--function",
+            help="only backends that offer this, such as crypto.ipsec, and what they have of it",
+        )
         return parser
 
     def take_action(self, args: argparse.Namespace) -> Any:
         """Ask and show."""
-        rows = self.app.rest.rows(PATH, "services", kind=args.kind, host=args.host)
+        rows = self.app.rest.rows(
+            PATH, "services", kind=args.kind, host=args.host, function=args.function
+        )
         return shown.table(SHORT, [{**row, "backends": Backends(row["backends"])} for row in rows])

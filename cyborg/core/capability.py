@@ -7,6 +7,8 @@ accelerator lacks. The tree is kept as its driver told it, and flattened to trai
 """
 
 import json
+import re
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,6 +18,7 @@ from cyborg.core.names import custom
 MAX_DEPTH = 6  # objects within each other
 MAX_BYTES = 16 * 1024  # of the tree as compact JSON in UTF-8
 MAX_TRAITS = 128
+UNLIMITED = sys.maxsize
 COUNT = "num"
 FACT = "acc_capability"
 _PIECE = 4000  # characters: a fact of a device is cut at 4096
@@ -57,14 +60,41 @@ def facts(tree: Mapping[str, Any]) -> dict[str, str]:
 
 def of_facts(board: Mapping[str, str]) -> dict[str, Any]:
     """Return the tree that ``facts`` put there, empty if there is none or it cannot be read."""
+    return read(told(board))
+
+
+def told(board: Mapping[str, str]) -> str:
+    """Return the text of the tree that ``facts`` put there, empty if there is none."""
     pieces: list[str] = []
     while (key := f"{FACT}.{len(pieces)}" if pieces else FACT) in board:
         pieces.append(board[key])
+    return "".join(pieces)
+
+
+def read(text: str) -> dict[str, Any]:
+    """Return the tree of a text that ``told`` gave, empty if it is none."""
     try:
-        tree = json.loads("".join(pieces)) if pieces else {}
+        tree = json.loads(text) if text else {}
     except (ValueError, RecursionError):
         return {}  # another driver's fact of the same name
     return tree if isinstance(tree, dict) else {}
+
+
+def limits(tree: Mapping[str, Any]) -> dict[tuple[str, ...], int]:
+    """Return how many accelerators can have each function at once, UNLIMITED where nothing says.
+
+    ``num`` bounds the function it stands in and all below that; ``()`` is the accelerator as a
+    whole. Keys are spelled by ``spell``; of two that are then one the larger counts. The tree is
+    one that ``check`` has taken.
+    """
+    found: dict[tuple[str, ...], int] = {}
+    _limit(tree, (), UNLIMITED, found)
+    return found
+
+
+def spell(key: str) -> str:
+    """Return a key as names of functions have it: ``AES-GCM`` becomes ``aes_gcm``."""
+    return re.sub(r"[^A-Z0-9]+", "_", key.upper()).strip("_").lower()
 
 
 def _check(tree: Mapping[str, Any], path: tuple[str, ...]) -> None:
@@ -91,12 +121,25 @@ def _check(tree: Mapping[str, Any], path: tuple[str, ...]) -> None:
 
 def _functions(tree: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     for key, value in tree.items():
-        here = (*path, key)
+        if _is_function(key, value):
+            yield (*path, key)
         if isinstance(value, Mapping):
-            yield here
-            yield from _functions(value, here)
-        elif value and key != COUNT:
-            yield here
+            yield from _functions(value, (*path, key))
+
+
+def _limit(value: Any, path: tuple[str, ...], most: int, found: dict[tuple[str, ...], int]) -> None:
+    below = value if isinstance(value, Mapping) else {}
+    number = below.get(COUNT)
+    if isinstance(number, int):
+        most = min(most, number)
+    found[path] = max(most, found.get(path, 0))
+    for key, inner in below.items():
+        if _is_function(key, inner):
+            _limit(inner, (*path, spell(key)), most, found)
+
+
+def _is_function(key: str, value: Any) -> bool:
+    return isinstance(value, Mapping) or (bool(value) and key != COUNT)
 
 
 def _text(tree: Mapping[str, Any], *, ascii_only: bool = True) -> str:

@@ -30,6 +30,31 @@ def test_what_it_lacks_is_no_trait() -> None:
     assert capability.traits("comp", tree) == {"CUSTOM_COMP_GZIP"}
 
 
+def test_how_a_key_is_spelled() -> None:
+    tree = {"AES-GCM": {"x4.2": 1}, "2 Gb/s": True}
+    assert capability.traits("my type", tree) == {
+        "CUSTOM_MY_TYPE_AES_GCM",
+        "CUSTOM_MY_TYPE_AES_GCM_X4_2",
+        "CUSTOM_MY_TYPE_2_GB_S",
+    }
+    assert set(capability.limits(tree)) == {(), ("aes_gcm",), ("aes_gcm", "x4_2"), ("2_gb_s",)}
+
+
+def test_what_num_bounds() -> None:
+    assert capability.limits(EXAMPLE) == {
+        (): 2,
+        ("ipsec",): 2,
+        ("ipsec", "aes"): 1,
+        ("ipsec", "aes", "3des"): 1,
+    }
+    # What stands below has no more than what it stands in.
+    assert capability.limits({"a": {"num": 1, "b": {"num": 5}}, "c": 0}) == {
+        (): capability.UNLIMITED,
+        ("a",): 1,
+        ("a", "b"): 1,
+    }
+
+
 @pytest.mark.parametrize(
     ("tree", "message"),
     [

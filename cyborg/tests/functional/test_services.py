@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a backend offers, from the tree that its driver tells to the table of service-list."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cyborg.fixtures import outside
+
+# In a process of its own, for that has one embedded Placement at a time.
+SCRIPT = """
+import contextlib, io, json, pathlib, sys, uuid
+import requests
+from cyborg.cli import app
+from cyborg.fixtures.processes import Daemon, until
+from cyborg.fixtures.stack import running
+
+folder, place, program = map(pathlib.Path, sys.argv[1:])
+told = {}
+
+def ask(method, path, **more):
+    its = {"X-Auth-Token": "admin", "OpenStack-API-Version": "accelerator latest"}
+    answer = requests.request(method, f"{stack.endpoint}/v2{path}", headers=its, timeout=10, **more)
+    assert answer.ok, answer.text
+    return answer.json() if answer.content else None
+
+def offered(query="kind=backend"):
+    rows = ask("GET", f"/services?{query}")["services"]
+    return {
+        b["name"]: {f["function"]: [f["total"], f["used"], f["free"]] for f in b["functions"]}
+        for row in rows for b in row["backends"]
+    }
+
+def cyborg(*words):
+    way = ["--os-auth-type", "none", "--os-endpoint", stack.endpoint]
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        assert app.main([*way, *words]) == 0
+    return out.getvalue()
+
+def bound(provider):
+    groups = [{"resources:CUSTOM_CRYPTO": "1", "trait:CUSTOM_CRYPTO_IPSEC_AES": "required"}]
+    ask("POST", "/device_profiles", json=[{"name": "crypto", "groups": groups}])
+    (arq,) = ask("POST", "/accelerator_requests", json={"device_profile_name": "crypto"})["arqs"]
+    wishes = {"hostname": "compute-1", "device_rp_uuid": provider,
+              "instance_uuid": str(uuid.uuid4())}
+    patch = [{"op": "add", "path": f"/{key}", "value": value} for key, value in wishes.items()]
+    ask("PATCH", "/accelerator_requests", json={arq["uuid"]: patch})
+    one = f"/accelerator_requests/{arq['uuid']}"
+    until("it is bound", lambda: ask("GET", one)["state"] == "Bound")
+    return arq["uuid"]
+
+driver = Daemon("driver", [program, place, "crypto"], folder, {})
+driver.start()
+agent = {"socket_dir": place, "socket_drivers": "crypto"}
+with running(folder, devices=2, handles=4, agent=agent) as stack:
+    try:
+        until("the card is there", lambda: offered().get("crypto"))
+        told["idle"] = offered()
+        told["daemons"] = offered("")
+        told["none"] = offered("kind=daemon")
+        card = ask("GET", "/accelerators?driver=crypto")["accelerators"][0]
+        device = f"/devices/{card['device_uuid']}"
+        arq = bound(card["rp_uuid"])
+        told["bound"] = offered("kind=backend&function=crypto.ipsec")
+        ask("POST", f"{device}/disable")
+        told["closed"] = offered("function=crypto.ipsec.aes")
+        told["table"] = cyborg("service-list", "--kind", "backend", "--function", "crypto.ipsec")
+        rows = cyborg("service-list", "--function", "crypto.ipsec.aes.3des", "-f", "json")
+        told["json"] = json.loads(rows)
+        ask("POST", f"{device}/enable")
+        ask("DELETE", f"/accelerator_requests?arqs={arq}")
+        until("it is clean", lambda: offered()["crypto"]["crypto"][1] == 0)
+        told["clean"] = offered()
+    finally:
+        driver.stop()
+print(json.dumps(told))
+"""
+LEAF = "crypto.ipsec.aes.3des"
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler is here")
+def test_from_the_tree_of_a_driver_to_the_table(tmp_path: Path) -> None:
+    program = outside.build(tmp_path)
+    with outside.folder() as place:
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT, tmp_path, place, program],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=200,
+        )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    crypto = {
+        "crypto": [4, 0, 4],
+        "crypto.ipsec": [4, 0, 4],
+        "crypto.ipsec.aes": [1, 0, 1],
+        LEAF: [1, 0, 1],
+    }
+    idle = {"crypto": crypto, "fake": {"fpga": [8, 0, 8]}}
+    assert told["idle"] == told["daemons"] == told["clean"] == idle
+    assert told["none"] == {}
+    assert told["bound"] == {
+        "crypto": {"crypto.ipsec": [4, 1, 3], "crypto.ipsec.aes": [1, 1, 0], LEAF: [1, 1, 0]}
+    }
+    assert told["closed"] == {"crypto": {"crypto.ipsec.aes": [1, 1, 0], LEAF: [1, 1, 0]}}
+    assert "crypto.ipsec: 1 of 4 used, 0 free" in told["table"]
+    assert "fpga" not in told["table"]
+    (row,) = told["json"]
+    assert (row["Service"], row["Kind"]) == ("cyborg-agent", "daemon")
+    (backend,) = row["Backends"]
+    assert backend["functions"] == [{"function": LEAF, "total": 1, "used": 1, "free": 0}]

@@ -10,7 +10,7 @@ from cyborg.agent.backend import words
 from cyborg.core.device import Ability
 from cyborg.core.errors import DriverFailed, NotFound
 from cyborg.core.job import MAX_ERROR, Item, JobKind, Work
-from cyborg.drivers.base import Driver, Prepares, Programs
+from cyborg.drivers.base import Driver, Prepares, Programs, Sanitises
 
 LOG = log.getLogger(__name__)
 
@@ -56,13 +56,19 @@ def _call(work: Work, item: Item, drivers: Mapping[str, Driver]) -> Callable[[],
     match work.kind:
         case JobKind.PREPARE if Ability.PREPARES in able and isinstance(driver, Prepares):
             return partial(driver.prepare, item, work.instance)
-        # What was prepared before the configuration changed must be taken back all the same.
-        case JobKind.RELEASE if isinstance(driver, Prepares):
-            return partial(driver.release, item)
         case JobKind.RELEASE:
-            return lambda: None  # who prepares nothing has nothing to take back
+            return partial(_clean, item, driver)
         case JobKind.PROGRAM if Ability.PROGRAMS in able and isinstance(driver, Programs):
             return partial(driver.program, item, work.image or "")
     raise DriverFailed(
         f"backend {item.backend} (driver {driver.name}) cannot {work.kind} as it is configured"
     )
+
+
+def _clean(item: Item, driver: Driver) -> None:
+    """Take back what was prepared, then wipe what the last holder left."""
+    # What was prepared before the configuration changed must be taken back all the same.
+    if isinstance(driver, Prepares):
+        driver.release(item)
+    if Ability.SANITISES in driver.abilities and isinstance(driver, Sanitises):
+        driver.sanitise(item)

@@ -23,7 +23,7 @@ from cyborg.core.errors import CyborgError, DriverFailed
 from cyborg.core.names import is_resource_class, is_trait
 from cyborg.core.report import BackendState, BackendStatus
 from cyborg.core.text import clean
-from cyborg.drivers.base import Driver
+from cyborg.drivers.base import Driver, Setup
 
 LOG = log.getLogger(__name__)
 
@@ -51,12 +51,14 @@ class Backend:
         *,
         health_interval: float = 10.0,
         health_quiet: float = 60.0,
+        set_up: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``interval`` is between discoveries, ``timeout`` for one of them; both in seconds.
 
         ``health_interval`` is between measurements, if the driver measures; a device that was sick
-        must be well for ``health_quiet``, by ``clock``.
+        must be well for ``health_quiet``, by ``clock``. ``set_up`` has the driver get the host
+        ready before its first discovery, if it can; ``timeout`` is for that, too.
         """
         self.driver = driver
         self.name = driver.backend
@@ -66,12 +68,14 @@ class Backend:
         self._health_interval = health_interval
         self._measuring = Measuring(driver, health_quiet, clock)
         self._measures = False  # as far as the driver said last
+        self._setup: Setup | None = driver if set_up and isinstance(driver, Setup) else None
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._stopped = threading.Event()
         self._number = 0  # of the discovery or measurement that began last
         self._busy = False  # it has not ended
         self._overdue = False  # ... in time
+        self._gone = False  # nothing begins any more
         self._next: list[Done] = []
         self._waiting: list[Done] = []
         self._found = View(BackendState(self.name, driver.name, BackendStatus.DISCOVERING))
@@ -101,13 +105,14 @@ class Backend:
     def rediscover(self, done: Done = lambda _: None) -> None:
         """Have a discovery begin soon; ``done`` gets the state that it, or its hanging, leads to.
 
-        A discovery that is in progress does not count: it may have looked too early.
+        A discovery that is in progress does not count: it may have looked too early. Of a backend
+        that was stopped, ``done`` gets the state that it was left in.
         """
         with self._lock:
-            hanging = self._overdue
-            if not hanging:
+            idle = self._overdue or self._gone
+            if not idle:
                 self._next.append(done)
-        if hanging:
+        if idle:
             done(self._view.state)
         self._wake.set()
 
@@ -116,9 +121,21 @@ class Backend:
             # In this order: a stop that comes between the two must not be forgotten.
             self._wake.clear()
             if self._stopped.is_set():
+                self._leave()
                 return
-            self._watched("discovery", self._look, discovers=True)
+            if self._setup is not None:
+                self._watched("setup", self._get_ready, discovers=True)
+            if self._setup is None and not self._stopped.is_set():
+                self._watched("discovery", self._look, discovers=True)
             self._pause()
+
+    def _leave(self) -> None:
+        """Tell those who wait for a discovery that there will be none."""
+        with self._lock:
+            self._gone = True
+            done, self._next = self._next, []
+        for tell in done:
+            tell(self._view.state)
 
     def _pause(self) -> None:
         """Wait until the next discovery is due or wanted, and measure meanwhile."""
@@ -130,8 +147,13 @@ class Backend:
             elif not self._wake.wait(self._health_interval):
                 self._watched("measuring health", self._measure)
 
-    def _watched(self, what: str, act: Callable[[], View], *, discovers: bool = False) -> None:
-        """Take the view that an act comes to, or, once that takes too long, an error."""
+    def _watched(
+        self, what: str, act: Callable[[], View | None], *, discovers: bool = False
+    ) -> None:
+        """Take the view that an act comes to, or, once that takes too long, an error.
+
+        One that comes to none leaves the word to the act that follows.
+        """
         with self._lock:
             self._number += 1
             self._busy = True
@@ -142,7 +164,23 @@ class Backend:
         watch.start()
         view = act()
         watch.cancel()
-        self._settle(self._number, view, over=True)
+        if view is not None:
+            self._settle(self._number, view, over=True)
+            return
+        with self._lock:
+            self._busy = self._overdue = False
+            self._next, self._waiting = self._waiting + self._next, []
+
+    def _get_ready(self) -> View | None:
+        """Have the driver set the host up; return what to show if it cannot."""
+        if self._setup is not None:
+            try:
+                self._setup.setup()
+            except Exception as bad:
+                LOG.debug("%s: setup failed", self.name, exc_info=True)
+                return View(self._error(f"setup: {words(bad)}"), self._found.devices)
+        self._setup = None
+        return None
 
     def _look(self) -> View:
         """Ask the driver; whatever it does ends here."""

@@ -5,22 +5,26 @@ The agent's section names the backends; each has a section of its own with the o
 driver declares. What cannot be right is refused at the start, with the option's name.
 """
 
-import difflib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import stevedore
 from oslo_config import cfg
 
+from cyborg.agent.backend import words
+from cyborg.agent.catalogue import NAMESPACE, Catalogue, unknown
+from cyborg.core.convergence import Held, effective
 from cyborg.core.device import Device
 from cyborg.core.errors import DriverFailed, Misconfigured
+from cyborg.core.job import Item
+from cyborg.core.wanted import Wanted, Wish
 from cyborg.drivers.base import NEEDED, Driver, Option
+
+__all__ = ["NAMESPACE", "Builder", "load", "options_of"]
 
 LOG = logging.getLogger(__name__)
 
-NAMESPACE = "cyborg.accelerator.driver"
 _KINDS: Mapping[str, Callable[..., cfg.Opt]] = {
     "str": cfg.StrOpt,
     "int": cfg.IntOpt,
@@ -29,6 +33,7 @@ _KINDS: Mapping[str, Callable[..., cfg.Opt]] = {
     "list": cfg.ListOpt,
     "multi": cfg.MultiStrOpt,
 }
+_DRIVER = [cfg.StrOpt("driver", help="The entry point of the backend's driver.")]
 # Sections that belong to the service or to its libraries.
 _TAKEN = frozenset(
     {"DEFAULT", "agent", "api", "conductor", "database", "nova", "placement", "rpc", "standalone"}
@@ -38,34 +43,133 @@ _TAKEN = frozenset(
 def load(conf: cfg.ConfigOpts, sysfs_root: str | Path = "/sys") -> list[Driver]:
     """Return the configured drivers in their order; ``driver.backend`` is the backend's name.
 
-    A driver whose code cannot be imported is there all the same, and fails each discovery: one
-    sick driver takes nothing from the others. Raises Misconfigured.
+    Raises Misconfigured.
     """
-    wanted = _wanted(conf)
-    failures: dict[str, str] = {}
+    return Builder(conf, Catalogue(), sysfs_root).restore({})
 
-    def failed(_: Any, entry_point: Any, error: BaseException) -> None:
-        failures[entry_point.name] = f"{type(error).__name__}: {error}"
 
-    manager = stevedore.NamedExtensionManager(
-        NAMESPACE,
-        names=sorted({driver for driver, _ in wanted.values()}),
-        on_load_failure_callback=failed,
-        # What is missing is told below, with the names that there are.
-        on_missing_entrypoints_callback=lambda _: None,
-    )
-    classes = {extension.name: extension.plugin for extension in manager}
-    known = sorted(set(manager.entry_points_names()))
-    drivers: list[Driver] = []
-    for backend, (name, option) in wanted.items():
-        if name in classes:
-            drivers.append(_make(conf, classes[name], backend, sysfs_root))
-        elif name in failures:
-            LOG.error("Driver %s cannot be loaded: %s", name, failures[name])
-            drivers.append(_Unloadable(backend, name, failures[name]))
-        else:
-            raise _unknown(option, name, known)
-    return drivers
+class Builder:
+    """Makes drivers for backends: as the configuration has them, or as is wanted beyond that."""
+
+    def __init__(
+        self, conf: cfg.ConfigOpts, catalogue: Catalogue, sysfs_root: str | Path = "/sys"
+    ) -> None:
+        """Raises Misconfigured for backends that cannot be."""
+        self._conf = conf
+        self._catalogue = catalogue
+        self._sysfs_root = sysfs_root
+        self._wanted = _wanted(conf)
+
+    @property
+    def configured(self) -> list[str]:
+        """Return the backends of the configuration, in their order."""
+        return list(self._wanted)
+
+    def restore(self, held: Mapping[str, Held]) -> list[Driver]:
+        """Return the drivers to begin with: those configured, over them what is held.
+
+        What stands in the configuration and cannot be right is refused: raises Misconfigured. A
+        driver whose code cannot be imported is there all the same and fails each discovery, as is
+        one that an operator wanted and that cannot be made: one sick driver takes nothing from the
+        others.
+        """
+        drivers: list[Driver] = []
+        for backend in [*self._wanted, *sorted(set(held) - set(self._wanted))]:
+            applied = held[backend].applied if backend in held else None
+            if applied is not None:
+                drivers += self._restored(applied)
+            elif backend in self._wanted:
+                drivers.append(self._configured(backend))
+        return drivers
+
+    def look_again(self) -> None:
+        """Find drivers that have been installed since."""
+        self._catalogue.scan()
+
+    def make(self, backend: str) -> Driver:
+        """Return the driver of a backend as it is configured.
+
+        Raises Misconfigured, NotFound, DriverFailed, and what the driver raises.
+        """
+        driver = self._catalogue.driver(self._wanted[backend][0])
+        return self._make(driver, backend, self._section(driver, backend))
+
+    def build(self, wanted: Wanted) -> Driver:
+        """Return the driver of a backend as it is wanted.
+
+        Raises Misconfigured, Invalid, NotFound, DriverFailed, and what the driver raises.
+        """
+        backend = wanted.backend
+        _check(backend, "backend")
+        if backend in self._conf.agent.socket_drivers:
+            raise Misconfigured(
+                f"backend {backend}: a driver in a process of its own has that name; expected "
+                "another one"
+            )
+        driver = self._catalogue.driver(wanted.driver)
+        section: dict[str, Any] = {}
+        if self._section_driver(backend) == wanted.driver:
+            section = self._section(driver, backend)
+        return self._make(driver, backend, effective(driver.OPTIONS, section, wanted.config))
+
+    def _configured(self, backend: str) -> Driver:
+        name, option = self._wanted[backend]
+        if name not in self._catalogue.names:
+            bad = unknown(name, self._catalogue.names)
+            raise Misconfigured(f"{option}: {bad.message}", **bad.details)
+        try:
+            driver = self._catalogue.driver(name)
+        except DriverFailed as bad:
+            return _Unloadable(backend, name, bad.message)
+        return self._make(driver, backend, self._section(driver, backend))
+
+    def _restored(self, applied: Wanted) -> list[Driver]:
+        if applied.wish is Wish.ABSENT:
+            return []
+        if applied.backend in self._conf.agent.socket_drivers:
+            LOG.error("Backend %s is left out: [agent] socket_drivers has it", applied.backend)
+            return []
+        try:
+            return [self.build(applied)]
+        except Exception as bad:
+            LOG.debug("Backend %s cannot be made", applied.backend, exc_info=True)
+            LOG.error("Backend %s cannot be made as it was: %s", applied.backend, words(bad))
+            return [_Unloadable(applied.backend, applied.driver, words(bad))]
+
+    def _section_driver(self, backend: str) -> str:
+        """Return the driver that the backend's section is for, configured to run or not."""
+        if backend in self._wanted:
+            return self._wanted[backend][0]
+        self._conf.register_opts(_DRIVER, group=backend)
+        return str(self._conf[backend].driver or backend)
+
+    def _section(self, driver: type[Driver], backend: str) -> dict[str, Any]:
+        """Return the file's word on a driver's options, or their defaults. Raises Misconfigured."""
+        self._conf.register_opts(options_of(driver), group=backend)
+        values: dict[str, Any] = {}
+        for option in driver.OPTIONS:
+            try:
+                values[option.name] = self._conf[backend][option.name]
+            except ValueError as bad:
+                raise Misconfigured(
+                    f"[{backend}] {option.name}: {bad}; expected a value of type {option.kind}",
+                    section=backend,
+                    option=option.name,
+                ) from bad
+        return values
+
+    def _make(self, driver: type[Driver], backend: str, values: Mapping[str, Any]) -> Driver:
+        made = driver(backend, values, self._sysfs_root)
+        for ability in made.abilities:
+            if not isinstance(made, NEEDED[ability]):
+                raise Misconfigured(
+                    f"[{backend}] driver: found {driver.name!r}, which says that it {ability} but "
+                    f"has not the methods of {NEEDED[ability].__name__}; expected a driver that "
+                    "has them",
+                    section=backend,
+                    option="driver",
+                )
+        return made
 
 
 def options_of(driver: type[Driver]) -> list[cfg.Opt]:
@@ -74,7 +178,7 @@ def options_of(driver: type[Driver]) -> list[cfg.Opt]:
 
 
 class _Unloadable(Driver):
-    """Stands in for a driver whose code cannot be imported."""
+    """Stands in for a driver that cannot be made."""
 
     version = "unknown"
 
@@ -84,8 +188,16 @@ class _Unloadable(Driver):
         self._reason = reason
 
     def discover(self) -> Sequence[Device]:
-        """Fail with what the import said."""
-        raise DriverFailed(f"driver {self.name} cannot be loaded: {self._reason}")
+        """Fail with the reason."""
+        raise DriverFailed(self._reason)
+
+    def prepare(self, item: Item, instance: str | None) -> None:
+        """Fail with the reason."""
+        raise DriverFailed(self._reason)
+
+    def release(self, item: Item) -> None:
+        """Fail with the reason: a handle is free only when the driver itself has cleaned it."""
+        raise DriverFailed(self._reason)
 
 
 def _wanted(conf: cfg.ConfigOpts) -> dict[str, tuple[str, str]]:
@@ -93,11 +205,7 @@ def _wanted(conf: cfg.ConfigOpts) -> dict[str, tuple[str, str]]:
     wanted: dict[str, tuple[str, str]] = {}
     for option in ("enabled_backends", "enabled_drivers"):
         for backend in conf.agent[option]:
-            if backend in _TAKEN or backend.startswith(("oslo_", "keystone_")) or not backend:
-                raise Misconfigured(
-                    f"[agent] {option}: found {backend!r}, which is a section of the service; "
-                    "expected names of sections of their own"
-                )
+            _check(backend, f"[agent] {option}")
             if backend in wanted:
                 raise Misconfigured(
                     f"[agent] {option}: found {backend!r} twice; expected each backend once"
@@ -105,10 +213,7 @@ def _wanted(conf: cfg.ConfigOpts) -> dict[str, tuple[str, str]]:
             if option == "enabled_drivers":
                 wanted[backend] = (backend, f"[agent] {option}")
                 continue
-            conf.register_opts(
-                [cfg.StrOpt("driver", help="The entry point of the backend's driver.")],
-                group=backend,
-            )
+            conf.register_opts(_DRIVER, group=backend)
             if not conf[backend].driver:
                 raise Misconfigured(
                     f"[{backend}] driver: found nothing; expected the driver of the backend that "
@@ -118,44 +223,14 @@ def _wanted(conf: cfg.ConfigOpts) -> dict[str, tuple[str, str]]:
     return wanted
 
 
-def _make(
-    conf: cfg.ConfigOpts, driver: type[Driver], backend: str, sysfs_root: str | Path
-) -> Driver:
-    conf.register_opts(options_of(driver), group=backend)
-    values: dict[str, Any] = {}
-    for option in driver.OPTIONS:
-        try:
-            values[option.name] = conf[backend][option.name]
-        except ValueError as bad:
-            raise Misconfigured(
-                f"[{backend}] {option.name}: {bad}; expected a value of type {option.kind}",
-                section=backend,
-                option=option.name,
-            ) from bad
-    made = driver(backend, values, sysfs_root)
-    for ability in made.abilities:
-        if not isinstance(made, NEEDED[ability]):
-            raise Misconfigured(
-                f"[{backend}] driver: found {driver.name!r}, which says that it {ability} but has "
-                f"not the methods of {NEEDED[ability].__name__}; expected a driver that has them",
-                section=backend,
-                option="driver",
-            )
-    return made
+def _check(backend: str, where: str) -> None:
+    if backend in _TAKEN or backend.startswith(("oslo_", "keystone_")) or not backend:
+        raise Misconfigured(
+            f"{where}: found {backend!r}, which is a section of the service; "
+            "expected names of sections of their own"
+        )
 
 
 def _option(option: Option) -> cfg.Opt:
     default = list(option.default) if option.kind in ("list", "multi") else option.default
     return _KINDS[option.kind](option.name, default=default, help=option.help)
-
-
-def _unknown(option: str, name: str, known: Sequence[str]) -> Misconfigured:
-    near = difflib.get_close_matches(name, known, n=3)
-    hint = f" (did you mean {' or '.join(near)}?)" if near else ""
-    return Misconfigured(
-        f"{option}: found {name!r}{hint}; expected one of the drivers of {NAMESPACE}: "
-        f"{', '.join(known) or 'none is installed'}",
-        found=name,
-        near=near,
-        known=list(known),
-    )

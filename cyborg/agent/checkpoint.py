@@ -7,7 +7,6 @@ prepared is there any more, and all that the file says is void.
 """
 
 import json
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -18,6 +17,8 @@ from typing import Any, Self
 from uuid import uuid4
 
 from oslo_log import log
+
+from cyborg.agent import durable
 
 LOG = log.getLogger(__name__)
 
@@ -108,25 +109,9 @@ class Checkpoint:
             self._written = changes
 
     def _write(self, entries: Mapping[str, Entry]) -> None:
-        """Replace the file: whenever this is cut off, there is the old one or the new one."""
         jobs = {job: entry.to_dict() for job, entry in entries.items()}
-        body = json.dumps({"boot_id": self._boot, "jobs": jobs}).encode()
-        folder, new = self._path.parent, self._path.with_name(f"{self._path.name}.new")
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-        file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        try:
-            left = memoryview(body)
-            while left:
-                left = left[os.write(file, left) :]
-            os.fsync(file)
-        finally:
-            os.close(file)
-        os.replace(new, self._path)
-        place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(place)
-        finally:
-            os.close(place)
+        body = json.dumps({"boot_id": self._boot, "jobs": jobs})
+        durable.write(self._path, body.encode())
 
     def _read(self) -> dict[str, Entry]:
         try:
@@ -136,27 +121,13 @@ class Checkpoint:
         except FileNotFoundError:
             return {}
         except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as bad:
-            self._put_aside(bad)
+            then = "jobs that had ended are done again if the conductor asks"
+            durable.put_aside(self._path, bad, "The check-point", then)
             return {}
         if boot != self._boot:
             LOG.info("The host has booted: %d jobs of %s are void", len(jobs), self._path)
             return {}
         return jobs
-
-    def _put_aside(self, bad: Exception) -> None:
-        aside = self._path.with_name(f"{self._path.name}.broken")
-        LOG.warning(
-            "The check-point %s cannot be used (%s: %s) and is moved to %s; jobs that had ended "
-            "are done again if the conductor asks",
-            self._path,
-            type(bad).__name__,
-            bad,
-            aside,
-        )
-        try:
-            self._path.replace(aside)
-        except OSError as worse:
-            LOG.warning("It cannot be moved: %s", worse)
 
 
 def _boot(path: str | Path) -> str:

@@ -8,10 +8,11 @@ from uuid import uuid4
 from cyborg.agent.backend import Backend
 from cyborg.agent.inventory import collect
 from cyborg.agent.jobs import Jobs
-from cyborg.core.errors import NotFound
+from cyborg.core.errors import Invalid, NotFound
 from cyborg.core.hardware import answer
 from cyborg.core.job import load_work
 from cyborg.core.report import BackendState
+from cyborg.core.request import parse_uuid
 
 
 class Agent:
@@ -23,21 +24,26 @@ class Agent:
         backends: Sequence[Backend],
         discovered: Callable[[str, BackendState], None],
         jobs: Jobs,
+        nudge: Callable[[int], int],
     ) -> None:
-        """``discovered`` is told each backend's outcome of a discovery that was asked for."""
+        """``discovered`` is told each backend's outcome of a discovery that was asked for.
+
+        ``nudge`` is told which revision is wanted and returns the one that the host has come to.
+        """
         self._host = host
         self._backends = backends
         self._discovered = discovered
         self._jobs = jobs
+        self._nudge = nudge
 
     def discovery(
         self, ctxt: Any, driver: str | None = None, discovery_id: str | None = None
     ) -> dict[str, str]:
-        """Have backends look again, all or those of one driver. Raises NotFound."""
-        meant = self._meant(driver)
-        uuid = discovery_id or str(uuid4())
-        for backend in meant:
-            backend.rediscover(self._teller(discovery_id))
+        """Have backends look again, all or those of one driver. Raises Invalid, NotFound."""
+        asked = None if discovery_id is None else parse_uuid(discovery_id, "discovery_id")
+        uuid = asked or str(uuid4())
+        for backend in self._meant(driver):
+            backend.rediscover(self._teller(asked))
         return {"status": "IN-PROGRESS", "discovery_id": uuid}
 
     def hardware(self, ctxt: Any, driver: str | None = None) -> dict[str, Any]:
@@ -48,6 +54,12 @@ class Agent:
             [device for device in seen.devices if device.backend in names],
             [state for state in seen.states if state.name in names],
         )
+
+    def wanted(self, ctxt: Any, revision: int) -> dict[str, int]:
+        """Come to what is wanted of this host; the answer does not wait for it. Raises Invalid."""
+        if not isinstance(revision, int) or isinstance(revision, bool) or revision < 0:
+            raise Invalid("revision must be a whole number, 0 or more", field="revision")
+        return {"revision": self._nudge(revision)}
 
     def job(
         self, ctxt: Any, job: str, kind: str, arguments: Any, seconds: float

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from cyborg.agent.backend import MAX_ERROR, View
 from cyborg.core import wire
+from cyborg.core.catalogue import Entry
 from cyborg.core.device import Device, HandleType
 from cyborg.core.identity import Identity
 from cyborg.core.report import BackendState, BackendStatus
@@ -13,7 +14,7 @@ from cyborg.core.report import BackendState, BackendStatus
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """The host's backends and devices, and by which names it is known.
+    """The host's backends and devices, by which names it is known, which drivers are installed.
 
     ``digest`` is None while no backend has anything to say.
     """
@@ -22,9 +23,14 @@ class Inventory:
     devices: tuple[Device, ...]
     digest: str | None
     identity: Identity
+    drivers: Sequence[Entry] | None = None
 
 
-def collect(views: Sequence[View], identity: Identity = wire.NOBODY) -> Inventory:
+def collect(
+    views: Sequence[View],
+    identity: Identity = wire.NOBODY,
+    drivers: Sequence[Entry] | None = None,
+) -> Inventory:
     """Put the views together, in the order in which the backends are configured.
 
     Of two that see the same device, parts of the same address, or offer the same PCI function, the
@@ -50,8 +56,8 @@ def collect(views: Sequence[View], identity: Identity = wire.NOBODY) -> Inventor
         error = "; ".join([*([view.state.error] if view.state.error else []), *lost])
         states.append(replace(view.state, error=error[:MAX_ERROR] or None))
     silent = bool(states) and all(s.status is BackendStatus.DISCOVERING for s in states)
-    digest = None if silent else wire.digest(devices, states, identity)
-    return Inventory(tuple(states), tuple(devices), digest, identity)
+    digest = None if silent else wire.digest(devices, states, identity, drivers)
+    return Inventory(tuple(states), tuple(devices), digest, identity, drivers)
 
 
 def _claimed(device: Device) -> list[str]:

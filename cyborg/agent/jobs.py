@@ -58,8 +58,7 @@ class Jobs:
         ``done`` is told, from any thread, how each job ended: its uuid, ``done`` or ``failed``, and
         the error. ``timer`` makes what watches a job.
         """
-        self._backends = {backend.name: backend for backend in backends}
-        self._drivers = {backend.name: backend.driver for backend in backends}
+        self._backends = backends
         self._checkpoint = checkpoint
         self._at_once = at_once
         self._done = done
@@ -171,7 +170,9 @@ class Jobs:
         try:
             watch.start()
             self._checkpoint.flush()
-            error = carry_out(work, self._drivers, lambda: not (self._stopped or task.dropped))
+            # Those of now: a job goes on with the drivers that it began with.
+            drivers = {backend.name: backend.driver for backend in self._backends}
+            error = carry_out(work, drivers, lambda: not (self._stopped or task.dropped))
         except Halted:
             halted = True
         except OSError as bad:
@@ -222,14 +223,15 @@ class Jobs:
 
     def _look_again(self, work: Work, then: Callable[[], None] = lambda: None) -> None:
         """Have the backends of a programmed device discover; ``then`` is called in any case."""
-        names = {item.backend for item in work.items} & self._backends.keys()
-        if work.kind is not JobKind.PROGRAM or not names:
+        names = {item.backend for item in work.items}
+        concerned = [backend for backend in self._backends if backend.name in names]
+        if work.kind is not JobKind.PROGRAM or not concerned:
             then()
             return
-        first, *others = sorted(names)
-        self._backends[first].rediscover(lambda _: then())
-        for name in others:
-            self._backends[name].rediscover()
+        first, *others = concerned
+        first.rediscover(lambda _: then())
+        for backend in others:
+            backend.rediscover()
 
 
 class _Held:

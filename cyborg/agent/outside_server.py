@@ -24,7 +24,7 @@ LOG = log.getLogger(__name__)
 MAX_REQUEST = 64 * 1024  # bytes of a body
 PATIENCE = 5.0  # seconds for a whole request
 MAX_LINKS = 16  # at the same time
-QUIET = 60.0  # seconds in which a process's mistakes are logged once
+QUIET = 60.0  # seconds in which but one of a process's mistakes is a warning
 _MAX_KNOWN = 256  # processes whose last mistake is remembered
 Take = Callable[[Any], dict[str, Any]]
 
@@ -128,7 +128,7 @@ class HelloServer(socketserver.UnixStreamServer):
         LOG.warning("A connection to the drivers' socket was dropped", exc_info=True)
 
     def complain(self, pid: int, what: str) -> None:
-        """Log a mistake of a process, once in a while."""
+        """Log a mistake of a process, each once; only the first of a while is loud."""
         now = self._clock()
         with self._lock:
             loud = now - self._said.get(pid, -QUIET) >= QUIET
@@ -137,7 +137,7 @@ class HelloServer(socketserver.UnixStreamServer):
                     self._said.clear()
                 self._said[pid] = now
         words = clean(what, 500)
-        LOG.log(log.WARNING if loud else log.DEBUG, "Driver process %d is refused: %s", pid, words)
+        LOG.log(log.WARNING if loud else log.INFO, "Driver process %d is refused: %s", pid, words)
 
 
 class _Request(BaseHTTPRequestHandler):
@@ -158,6 +158,13 @@ class _Request(BaseHTTPRequestHandler):
             self._answer(429, {"error": bad.message})
         except CyborgError as bad:
             self._answer(400, {"error": bad.message})
+
+    def parse_request(self) -> bool:
+        """Read the first line and the headers; an empty line is no request and gets no answer."""
+        if not self.raw_requestline.strip():
+            self._complain("its request begins with an empty line")
+            return False
+        return super().parse_request()
 
     def _body(self) -> Any:
         told = self.headers.get("Content-Length", "")

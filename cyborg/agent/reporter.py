@@ -13,9 +13,11 @@ from oslo_log import log
 from cyborg.agent.backend import Backend
 from cyborg.agent.inventory import Inventory, collect
 from cyborg.core import wire
+from cyborg.core.catalogue import Entry
 from cyborg.core.errors import CyborgError, Stale, Unavailable
 from cyborg.core.identity import Identity
 from cyborg.core.report import BackendState, Report
+from cyborg.core.wanted import Applied
 from cyborg.rpc.contract import AGENT
 
 LOG = log.getLogger(__name__)
@@ -27,7 +29,7 @@ MAX_WAITING = 1024  # outcomes of discoveries, and of jobs, that wait for the co
 
 
 class Conductor(Protocol):
-    """What the reporter asks of ``cyborg.rpc.conductor.ConductorClient``."""
+    """What an agent asks of ``cyborg.rpc.conductor.ConductorClient``."""
 
     def hello(
         self,
@@ -38,6 +40,7 @@ class Conductor(Protocol):
         drivers: Sequence[Mapping[str, Any]],
         digest: str | None,
         versions: Mapping[str, Any] | None,
+        wanted: int | None = None,
     ) -> Mapping[str, Any]:
         """Say that the agent is alive."""
 
@@ -52,6 +55,28 @@ class Conductor(Protocol):
     def job_done(self, job: str, host: str, state: str, error: str | None) -> None:
         """Tell how a job ended."""
 
+    def backends_wanted(self, host: str, epoch: str) -> Mapping[str, Any]:
+        """Return what is wanted of the host."""
+
+    def backends_applied(
+        self, host: str, epoch: str, revision: int, outcomes: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Tell what became of it."""
+
+
+class Wishes(Protocol):
+    """Whoever brings the host to what is wanted of it."""
+
+    @property
+    def revision(self) -> int:
+        """The one that the conductor was told the host has come to."""
+
+    def nudge(self, revision: int) -> int:
+        """Hear which revision is wanted; return ``revision``."""
+
+    def told(self, revision: int, taken: bool) -> None:
+        """Hear that the conductor took the word of a revision, or wants none of it."""
+
 
 class Reporter:
     """One life of the agent, as far as the conductor hears of it."""
@@ -64,11 +89,14 @@ class Reporter:
         backends: Sequence[Backend],
         clock: Callable[[], float] = time.monotonic,
         identity: Callable[[], Identity] = lambda: wire.NOBODY,
+        drivers: Callable[[], Sequence[Entry] | None] = lambda: None,
     ) -> None:
         """``clock`` counts seconds upwards; it decides only how often trouble is logged.
 
-        ``identity`` is asked before each hello by which names the host is known.
+        ``identity`` is asked before each hello by which names the host is known, ``drivers`` which
+        are installed. Whoever brings the host to what is wanted of it may be put into ``wishes``.
         """
+        self.wishes: Wishes | None = None
         self.epoch = str(uuid.uuid4())
         self._host = host
         self._endpoint = endpoint
@@ -76,11 +104,13 @@ class Reporter:
         self._backends = backends
         self._clock = clock
         self._identity = identity
+        self._drivers = drivers
         self._generation = 0
         self._told: str | None = None  # the digest that this life reported last
         self._interval = 0.0  # between two hellos, as the conductor said
         self._outcomes: deque[tuple[str, BackendState]] = deque(maxlen=MAX_WAITING)
         self._ended: deque[tuple[str, str, str | None]] = deque(maxlen=MAX_WAITING)
+        self._applied: tuple[int, Sequence[Applied]] | None = None
         self._pause = FIRST_PAUSE
         self._complained: float | None = None
         self._wake = threading.Event()
@@ -116,6 +146,14 @@ class Reporter:
         self._ended.append((job, state, error))
         self.wake()
 
+    def applied(self, revision: int, outcomes: Sequence[Applied]) -> None:
+        """Have the conductor told what became of what was wanted, after the devices that it led to.
+
+        A newer word takes the place of one that was not told yet.
+        """
+        self._applied = (revision, outcomes)
+        self.wake()
+
     def round(self) -> float:
         """Say hello and what follows from the answer; return the seconds until the next time."""
         trouble: str | None = None
@@ -136,7 +174,10 @@ class Reporter:
         return interval
 
     def _talk(self) -> float:
-        inventory = collect([backend.view for backend in self._backends], self._identity())
+        # Before the devices are collected: what was applied must not be told before them.
+        applied = self._applied
+        views = [backend.view for backend in self._backends]
+        inventory = collect(views, self._identity(), self._drivers())
         if not self._report_news(inventory):
             answer = self._hello(inventory)
             self._interval = float(answer["interval"])
@@ -147,6 +188,8 @@ class Reporter:
                     # Somebody spoke for this host meanwhile; a hello makes this life the valid one.
                     self._hello(inventory)
                     self._report(inventory, inventory.digest)
+        if applied is not None:
+            self._tell_of_wishes(applied)
         self._tell_of_jobs()
         while self._outcomes:
             discovery_id, state = self._outcomes[0]
@@ -174,6 +217,25 @@ class Reporter:
             return False
         return True
 
+    def _tell_of_wishes(self, word: tuple[int, Sequence[Applied]]) -> None:
+        revision, outcomes = word
+        plain = [one.to_dict() for one in outcomes]
+        taken = True
+        try:
+            self._conductor.backends_applied(
+                host=self._host, epoch=self.epoch, revision=revision, outcomes=plain
+            )
+        except Unavailable:
+            raise
+        except CyborgError as bad:
+            # The answer to the next hello has it asked for and told again.
+            LOG.warning("The conductor wants no word of revision %d: %s", revision, bad.message)
+            taken = False
+        if self._applied is word:
+            self._applied = None
+        if self.wishes is not None:
+            self.wishes.told(revision, taken)
+
     def _tell_of_jobs(self) -> None:
         while self._ended:
             job, state, error = self._ended[0]
@@ -188,7 +250,7 @@ class Reporter:
 
     def _hello(self, inventory: Inventory) -> Mapping[str, Any]:
         drivers = {b.driver.name: b.driver.version for b in self._backends}
-        return self._conductor.hello(
+        answer = self._conductor.hello(
             host=self._host,
             epoch=self.epoch,
             endpoint=self._endpoint,
@@ -196,7 +258,12 @@ class Reporter:
             drivers=[wire.dump_backend(state) for state in inventory.states],
             digest=inventory.digest,
             versions={"rpc": AGENT.version, "drivers": drivers},
+            wanted=None if self.wishes is None else self.wishes.revision,
         )
+        wanted = answer.get("wanted")
+        if wanted is not None and self.wishes is not None:
+            self.wishes.nudge(wanted)
+        return answer
 
     def _report(self, inventory: Inventory, digest: str) -> None:
         self._generation += 1
@@ -210,6 +277,7 @@ class Reporter:
             backends=inventory.states,
             devices=inventory.devices,
             identity=inventory.identity,
+            drivers=inventory.drivers,
         )
         self._conductor.report(wire.dump_report(report))
         self._told = digest

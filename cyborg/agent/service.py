@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent as a service: backends, reporter and server, wired together."""
+"""The agent as a service: backends, what changes them, reporter and server, wired together."""
 
 import threading
 from pathlib import Path
@@ -8,15 +8,21 @@ from typing import Any
 from oslo_config import cfg
 from oslo_log import log
 
-from cyborg.agent import backends, outside
+from cyborg.agent import outside
 from cyborg.agent.backend import Backend
+from cyborg.agent.backends import Builder
+from cyborg.agent.catalogue import Catalogue
 from cyborg.agent.checkpoint import BOOT_ID, Checkpoint
+from cyborg.agent.convergence import Converger
 from cyborg.agent.endpoint import Agent
+from cyborg.agent.fleet import Fleet
+from cyborg.agent.held import HeldFile
 from cyborg.agent.identity import Names
 from cyborg.agent.jobs import Jobs
 from cyborg.agent.reporter import LONGEST_PAUSE, Conductor, Reporter
 from cyborg.agent.watch import Watch
 from cyborg.core.errors import Unavailable
+from cyborg.drivers.base import Driver
 from cyborg.rpc.server import Server, make_server
 from cyborg.rpc.transport import Transport
 
@@ -47,7 +53,9 @@ class AgentService:
         self._ready = threading.Event()
         self._server: Server | None = None
         self._serving: threading.Thread | None = None
-        self._backends: list[Backend] = []
+        self._catalogue: Catalogue | None = None
+        self._fleet = Fleet()
+        self._converger: Converger | None = None
         self._reporter: Reporter | None = None
         self._jobs: Jobs | None = None
         self._watch: Watch | None = None
@@ -60,50 +68,60 @@ class AgentService:
         """
         conf = self._conf
         topic = f"{conf.rpc.topic}.agent"
-        found: list[Backend] = []
+        catalogue = self._catalogue = Catalogue()
+        builder = Builder(conf, catalogue, self._sysfs_root)
         names = Names(conf)
-        reporter = Reporter(
-            conf.host, f"{topic}.{conf.host}", self._conductor, found, identity=names.identity
+        state = Path(conf.state_path, "agent")
+        held = HeldFile(state / f"backends-{conf.host}.json")
+        drivers = builder.restore(held.backends)
+        self._outside = outside.load(conf, builder.configured)
+        own = {} if self._outside is None else self._outside.drivers
+        fleet = self._fleet = Fleet(builder.configured, list(own))
+        reporter = self._reporter = Reporter(
+            conf.host,
+            f"{topic}.{conf.host}",
+            self._conductor,
+            fleet,
+            identity=names.identity,
+            drivers=lambda: catalogue.entries,
         )
-        drivers = backends.load(conf, self._sysfs_root)
-        self._outside = outside.load(conf, [driver.backend for driver in drivers])
-        if self._outside is not None:
-            drivers += self._outside.drivers.values()
-        found += [
-            Backend(
-                driver,
-                conf.agent.discovery_interval,
-                conf.agent.discovery_timeout,
-                reporter.wake,
-                health_interval=conf.agent.health_interval,
-                health_quiet=conf.agent.health_quiet,
-            )
-            for driver in drivers
-        ]
-        path = Path(conf.state_path, "agent", f"jobs-{conf.host}.json")
-        checkpoint = Checkpoint(path, self._boot_id)
-        jobs = Jobs(found, checkpoint, conf.agent.jobs_at_once, reporter.job_done)
-        self._backends, self._reporter, self._jobs = found, reporter, jobs
-        endpoint = Agent(conf.host, found, reporter.discovered, jobs)
+        for driver in [*drivers, *own.values()]:
+            fleet.put(self._backend(driver))
+        checkpoint = Checkpoint(state / f"jobs-{conf.host}.json", self._boot_id)
+        jobs = self._jobs = Jobs(fleet, checkpoint, conf.agent.jobs_at_once, reporter.job_done)
+        converger = self._converger = reporter.wishes = Converger(
+            conf.host,
+            reporter.epoch,
+            self._conductor,
+            fleet,
+            held,
+            builder,
+            lambda driver: self._backend(driver, set_up=True),
+            reporter.applied,
+            self._changed,
+        )
+        endpoint = Agent(conf.host, fleet, reporter.discovered, jobs, converger.nudge)
         self._server = make_server(self._transport, conf, topic, conf.host, endpoint)
         if self._outside is not None:
-            by_name = {backend.name: backend for backend in found}
-            self._outside.start(lambda name: by_name[name].rediscover())
+            self._outside.start(self._heard)
         # The kernel tells of this host alone, and not of a sysfs that stands elsewhere.
         if conf.agent.watch and Path(self._sysfs_root) == Path("/sys"):
-            self._watch = Watch(found)
+            self._watch = Watch(fleet)
             # Before they discover, so that nothing happens between the two.
             self._watch.start()
-        for backend in found:
+        for backend in fleet:
             backend.start()
         reporter.start()
+        converger.start()
         self._serving = threading.Thread(target=self._serve, name="agent-server", daemon=True)
         self._serving.start()
-        LOG.info("Agent of %s: backends %s", conf.host, ", ".join(b.name for b in found) or "none")
+        LOG.info("Agent of %s: backends %s", conf.host, ", ".join(b.name for b in fleet) or "none")
 
     def rediscover(self) -> None:
-        """Have all backends look again now."""
-        for backend in self._backends:
+        """Look again now for drivers that are installed, and have all backends do so."""
+        if self._catalogue is not None:
+            self._catalogue.scan()
+        for backend in self._fleet:
             backend.rediscover()
 
     def wait_ready(self, seconds: float | None = None) -> bool:
@@ -122,9 +140,10 @@ class AgentService:
         self._stopping.set()
         if self._outside is not None:
             self._outside.stop()
-        all_ = (self._watch, self._jobs, self._reporter)
+        # First of all what makes others begin.
+        all_ = (self._converger, self._watch, self._jobs, self._reporter)
         begun: list[Any] = [one for one in all_ if one is not None]
-        for loop in [*self._backends, *begun]:
+        for loop in [*begun, *self._fleet]:
             loop.stop()
         closing = threading.Thread(target=self._close, name="agent-closing", daemon=True)
         closing.start()
@@ -133,10 +152,37 @@ class AgentService:
         closing.join(PATIENCE)
         if self._jobs is not None and (left := self._jobs.acting()):
             LOG.warning("Jobs still in progress, left behind: %s", ", ".join(left))
-        if stuck := [b.name for b in self._backends if not b.join(0.0)]:
+        if stuck := [b.name for b in self._fleet if not b.join(0.0)]:
             LOG.warning("Discovery still in progress, left behind: %s", ", ".join(stuck))
         self._stopped.set()
         LOG.info("The agent of %s has stopped", self._conf.host)
+
+    def _backend(self, driver: Driver, *, set_up: bool = False) -> Backend:
+        ours = self._conf.agent
+        return Backend(
+            driver,
+            ours.discovery_interval,
+            ours.discovery_timeout,
+            self._wake,
+            health_interval=ours.health_interval,
+            health_quiet=ours.health_quiet,
+            set_up=set_up,
+        )
+
+    def _wake(self) -> None:
+        if self._reporter is not None:
+            self._reporter.wake()
+
+    def _changed(self) -> None:
+        """Have what goes by the fleet see that it changed."""
+        if self._watch is not None:
+            self._watch.refresh()
+        self._wake()
+
+    def _heard(self, name: str) -> None:
+        backend = self._fleet.get(name)
+        if backend is not None:
+            backend.rediscover()
 
     def _serve(self) -> None:
         pause = 0.5

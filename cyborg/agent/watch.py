@@ -33,13 +33,15 @@ class Watch:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``listen`` opens an ear for some subsystems; ``clock`` counts seconds upwards."""
-        self._backends = [backend for backend in backends if backend.driver.WATCHES]
-        self._subsystems = frozenset[str]().union(*(b.driver.WATCHES for b in self._backends))
+        self._all = backends
+        self._subsystems: frozenset[str] = frozenset()  # that the ear was opened for last
         self._listen = listen
         self._clock = clock
         self._ear: Ear | None = None
         self._lock = threading.Lock()  # of the ear: a stop wakes it while it may be replaced
         self._burst: Burst | None = None
+        self._begun = False  # an ear was asked for
+        self._stale = False  # there are backends that the ear does not hear for
         self._pause = FIRST_PAUSE
         self._complained = False
         self._opened = 0.0  # when, by the clock
@@ -49,9 +51,26 @@ class Watch:
 
     def start(self) -> None:
         """Hear from now on: what changes after this returns is not missed, if there is an ear."""
-        if self._backends:
+        if self._wanted():
             self.open()
             self._thread.start()
+
+    def refresh(self) -> None:
+        """Hear for the backends that there are by now: call it after one has come.
+
+        What changed between its discovery and this is found by a look of all. Not beside ``start``,
+        nor beside itself.
+        """
+        if self._wanted() <= self._subsystems or self._stopped.is_set():
+            return
+        if not self._begun:
+            self._burst = burst.missed(None, self._clock())
+            self.start()
+            return
+        self._stale = True
+        with self._lock:
+            if self._ear is not None:
+                self._ear.wake()
 
     def stop(self) -> None:
         """Hear no more."""
@@ -68,6 +87,8 @@ class Watch:
 
     def turn(self) -> float:
         """Hear once and look if it is time; return the seconds to wait before the next turn."""
+        if self._stale:
+            self._close()
         if self._ear is None:
             if not self.open():
                 return self._give_up()
@@ -117,7 +138,7 @@ class Watch:
 
     def _look(self, over: Burst) -> None:
         self._burst = None
-        concerned = [b for b in self._backends if burst.concerns(over, b.driver.WATCHES)]
+        concerned = [b for b in self._all if burst.concerns(over, b.driver.WATCHES)]
         self._events += over.events
         self._looks += bool(concerned)
         LOG.debug(
@@ -135,6 +156,9 @@ class Watch:
 
     def open(self) -> bool:
         """Open an ear; tell whether there is one."""
+        # In this order: a backend that comes meanwhile is found the next time.
+        self._begun, self._stale = True, False
+        self._subsystems = self._wanted()
         try:
             ear = self._listen(self._subsystems)
         except Exception as bad:
@@ -148,6 +172,10 @@ class Watch:
             ear.wake()
         LOG.info("Watching uevents of %s", ", ".join(sorted(self._subsystems)))
         return True
+
+    def _wanted(self) -> frozenset[str]:
+        """Return the subsystems that the backends of now watch."""
+        return frozenset[str]().union(*(backend.driver.WATCHES for backend in self._all))
 
     def _close(self) -> None:
         with self._lock:

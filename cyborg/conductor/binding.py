@@ -20,7 +20,7 @@ from oslo_db import exception as db_exc
 from cyborg.conductor import wishlist
 from cyborg.conductor.claiming import Lost, check_providers, claim
 from cyborg.core.choosing import Need
-from cyborg.core.device import Ability
+from cyborg.core.device import CLEANED, Ability
 from cyborg.core.errors import Conflict, NoHandle, WrongState
 from cyborg.core.job import Item, JobKind
 from cyborg.core.profile import parse_group
@@ -87,7 +87,8 @@ def bind(
     state = RequestState.BIND_STARTED if preparing else RequestState.BOUND
     projects = _projects(todo, wanted, terms)
     _take_places(tx, rows, todo, wanted, state, projects, terms)
-    chosen = claim(tx, needs, _ids(todo), parts, preparing=preparing, wait=wait)
+    soiling = {part["provider"] for part in parts if CLEANED & set(part["abilities"])}
+    chosen = claim(tx, needs, _ids(todo), parts, soiling=soiling, wait=wait)
     if preparing:
         work = [need for need in needs if need.provider in preparing]
         _promise(tx, todo, work, chosen, parts, instance, terms)

@@ -24,12 +24,12 @@ def claim(
     ids: Mapping[str, int],
     parts: Sequence[sa.RowMapping],
     *,
-    preparing: Collection[str],
+    soiling: Collection[str],
     wait: bool,
 ) -> dict[str, str]:
     """Give each need a free handle of its provider: request uuid -> handle address.
 
-    The handles of the providers in ``preparing`` are marked as prepared.
+    The handles of the providers in ``soiling`` are marked: they must be cleaned afterwards.
     Raises NoHandle or Lost.
     """
     units = Counter(need.provider for need in needs)
@@ -47,7 +47,7 @@ def claim(
     except NoHandle:
         raise _refusal(tx, needs, parts) from None
     owners = {handle: ids[request] for request, handle in chosen.items()}
-    prepared = [found_.handle_id for found_ in found if found_.provider in preparing]
+    prepared = [found_.handle_id for found_ in found if found_.provider in soiling]
     if claims.claim(tx, owners, prepared=prepared) != len(owners):
         raise Lost
     return {request: addresses[handle] for request, handle in chosen.items()}
@@ -107,6 +107,7 @@ def _candidate(part: sa.RowMapping, handle: sa.RowMapping) -> Candidate:
         draining=part["draining"] or handle.get("draining", False),
         setup_required=part["setup_required"],
         reboot_required=part["reboot_required"],
+        withdrawn=part["withdrawn"],
         programming=part["programming"],
         taken=handle.get("taken", False),
         dirty=handle.get("dirty", False),

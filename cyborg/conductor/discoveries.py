@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import sqlalchemy as sa
 from oslo_config import cfg
+from oslo_context import context
 from oslo_log import log
 from oslo_utils import timeutils
 
@@ -74,10 +75,14 @@ class Discoveries:
             return sorted({row["host"] for row in meant})
 
         todo = deque(self._uow.run(write))
+        asker = context.get_current()
         # Daemon threads, not a pool: a call to a dead agent must not keep the process from ending.
         for _ in range(min(CALLS_AT_ONCE, len(todo))):
             threading.Thread(
-                target=self._ask_all, args=(uuid, todo, driver), name="discovery", daemon=True
+                target=self._ask_all,
+                args=(uuid, todo, driver, asker),
+                name="discovery",
+                daemon=True,
             ).start()
         return {"uuid": uuid}
 
@@ -104,7 +109,15 @@ class Discoveries:
         """Begin no more calls; those that were not made are failed by a later sweep."""
         self._stopped.set()
 
-    def _ask_all(self, uuid: str, todo: deque[str], driver: str | None) -> None:
+    def _ask_all(
+        self,
+        uuid: str,
+        todo: deque[str],
+        driver: str | None,
+        asker: context.RequestContext | None,
+    ) -> None:
+        if asker is not None:
+            asker.update_store()  # the agents' logs show the request, too
         while not self._stopped.is_set():
             try:
                 host = todo.popleft()

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Taking requests off their handles, and handles to be cleaned: parts of other transactions.
 
-A handle that its host has prepared is dirty once its owner is gone. It goes to a release job, one
-for each host, in the transaction that takes the owner away; nobody gets it until that job is done.
+A handle that its host has prepared, or must sanitise, is dirty once its owner is gone. It goes to a
+release job, one for each host, in the transaction that takes the owner away; nobody gets it until
+that job is done.
 """
 
 import itertools

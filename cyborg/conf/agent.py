@@ -11,7 +11,7 @@ OPTIONS = [
         "enabled_backends",
         default=[],
         help="The backends of this host: names of sections, each with a 'driver' option and the "
-        "options of that driver.",
+        "options of that driver. What an operator changes over the API comes before this.",
     ),
     cfg.ListOpt(
         "enabled_drivers",
@@ -40,7 +40,8 @@ OPTIONS = [
         "discovery_timeout",
         default=60.0,
         min=0.1,
-        help="Seconds that one discovery may take before its backend shows ERROR.",
+        help="Seconds that one discovery, or the setup of a driver, may take before its backend "
+        "shows ERROR. A change at run time that takes longer is given up.",
     ),
     cfg.BoolOpt(
         "watch",

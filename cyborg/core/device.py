@@ -55,8 +55,14 @@ class Ability(StrEnum):
     """What a backend can do with a device beyond finding it."""
 
     PREPARES = "prepares"
+    SANITISES = "sanitises"
     PROGRAMS = "programs"
+    PARTITIONS = "partitions"
     MEASURES = "measures"
+
+
+CLEANED = frozenset({Ability.PREPARES, Ability.SANITISES})
+"""With any of these a handle that was given out must be cleaned on its host before the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +170,43 @@ class Device:
     def bare(self) -> "Device":
         """Return the device's own facts, without its deployables."""
         return replace(self, deployables=())
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One way in which a device can be divided.
+
+    ``offers`` is how many handles of each resource class the device has then, all of its
+    deployables taken together.
+    """
+
+    name: str
+    offers: Mapping[str, int]
+
+    def __post_init__(self) -> None:
+        _text("layout", self.name, MAX_TEXT)
+        for resource_class, count in self.offers.items():
+            _text("resource class", resource_class, MAX_TEXT)
+            if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+                raise Invalid(
+                    f"layout {self.name} offers {count!r} of {resource_class}; expected a whole "
+                    "number of handles",
+                    field="offers",
+                )
+
+    def fits(self, device: Device) -> bool:
+        """Tell whether the device is divided so."""
+        return {name: count for name, count in self.offers.items() if count} == offers(device)
+
+
+def offers(device: Device) -> dict[str, int]:
+    """Return how many handles of each resource class a device has."""
+    counts: dict[str, int] = {}
+    for part in device.deployables:
+        if part.handles:
+            there = counts.get(part.resource_class, 0)
+            counts[part.resource_class] = there + len(part.handles)
+    return counts
 
 
 def _text(what: str, value: str, longest: int) -> None:

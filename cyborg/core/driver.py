@@ -2,8 +2,9 @@
 """A driver over all hosts: what the backends of every agent come to, a driver each."""
 
 import difflib
+import re
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 # A namespace of our own: a driver has no row, and its uuid must be the same wherever one asks.
@@ -32,6 +33,19 @@ def common(versions: Iterable[str | None]) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
+def newest(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Return the row of the newest ``version``, of equal ones the first; None of no rows.
+
+    Only the numbers of a version count, and one that tells none is the oldest.
+    """
+    return max(rows, key=lambda row: _numbers(row["version"]), default=None)
+
+
 def near(wanted: str, known: Iterable[str]) -> list[str]:
     """Return the known names that are most like one that is not known, the likest first."""
     return difflib.get_close_matches(wanted[:255], sorted(set(known)), n=MOST_NEAR)
+
+
+def _numbers(version: str | None) -> list[int]:
+    # Cut: Python reads no number of thousands of digits.
+    return [int(number[:18]) for number in re.findall(r"[0-9]+", version or "")]

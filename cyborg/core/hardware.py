@@ -8,8 +8,9 @@ from typing import Any
 from cyborg.core import capability
 from cyborg.core.device import Device
 from cyborg.core.errors import Invalid
+from cyborg.core.plain import string
 from cyborg.core.report import BackendState, BackendStatus
-from cyborg.core.wire import dump_backend, load_backend, string
+from cyborg.core.wire import dump_backend, load_backend
 
 
 @dataclass(frozen=True, slots=True)

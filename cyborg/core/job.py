@@ -24,8 +24,8 @@ from enum import StrEnum
 from typing import Any, Self
 
 from cyborg.core.errors import Invalid
+from cyborg.core.plain import string, strings
 from cyborg.core.request import parse_uuid
-from cyborg.core.wire import string, strings
 
 MAX_ITEMS = 1024  # as many as requests in one PATCH
 MAX_ERROR = 1000  # characters of a driver's words that are kept

@@ -15,7 +15,7 @@ from typing import Any
 from cyborg.core.device import Ability, Health
 from cyborg.core.errors import Invalid
 from cyborg.core.health import Measurement
-from cyborg.core.wire import string
+from cyborg.core.plain import string
 
 AGENT = "agent"
 """The name of the agent's own socket, which no driver can have."""

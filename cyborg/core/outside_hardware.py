@@ -22,7 +22,7 @@ from cyborg.core.device import (
 )
 from cyborg.core.errors import CyborgError, Invalid
 from cyborg.core.names import custom
-from cyborg.core.wire import string
+from cyborg.core.plain import string
 
 MAX_HARDWARE = 256  # in one answer
 MAX_HANDLES = 256  # of one device

@@ -10,27 +10,28 @@ driver reads ``cyborg.core`` and the host; it knows no bus, no database and no o
 
 import abc
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from cyborg.core.device import Ability, Device
+from cyborg.core.catalogue import Support
+from cyborg.core.device import Ability, Device, DeviceType, Layout
 from cyborg.core.errors import Misconfigured
 from cyborg.core.health import Measurement
 from cyborg.core.job import Item
+from cyborg.core.option import Kind, Option
 
-Kind = Literal["str", "int", "float", "bool", "list", "multi"]
-"""The type of an option; ``list`` is one comma separated line, ``multi`` a line for each value."""
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One option of a driver, read from the section that is named after the backend."""
-
-    name: str
-    kind: Kind
-    default: Any
-    help: str
+__all__ = [
+    "NEEDED",
+    "Driver",
+    "Kind",
+    "Measures",
+    "Option",
+    "Partitions",
+    "Prepares",
+    "Programs",
+    "Sanitises",
+    "Setup",
+]
 
 
 class Driver(abc.ABC):
@@ -38,6 +39,9 @@ class Driver(abc.ABC):
 
     name: ClassVar[str]
     version: ClassVar[str]
+    TYPE: ClassVar[DeviceType | None] = None
+    """What kind of devices it finds, None for any."""
+    SUPPORT: ClassVar[Support] = Support.UNKNOWN
     OPTIONS: ClassVar[tuple[Option, ...]] = ()
     WATCHES: ClassVar[frozenset[str]] = frozenset()
     """The kernel's subsystems whose uevents call for a discovery at once, such as ``pci``.
@@ -61,8 +65,7 @@ class Driver(abc.ABC):
     def abilities(self) -> frozenset[Ability]:
         """What this backend, as it is configured, can do now. The agent reports it.
 
-        PREPARES asks for the methods of ``Prepares``, PROGRAMS for that of ``Programs``, MEASURES
-        for that of ``Measures``.
+        Each asks for the methods of the protocol that ``NEEDED`` names.
         """
         return frozenset()
 
@@ -87,6 +90,19 @@ class Driver(abc.ABC):
 
 
 @runtime_checkable
+class Setup(Protocol):
+    """A driver that gets the host ready before it looks for devices."""
+
+    def setup(self) -> None:
+        """Get the host ready; nothing is to be done if it is.
+
+        Called before the backend's first discovery when an operator installs, changes or reloads
+        it, with the time that a discovery has. What is raised leaves the host's backends as they
+        were and is shown to the operator.
+        """
+
+
+@runtime_checkable
 class Prepares(Protocol):
     """A driver whose handles need work on the host before an instance can have them.
 
@@ -105,6 +121,20 @@ class Prepares(Protocol):
 
 
 @runtime_checkable
+class Sanitises(Protocol):
+    """A driver that leaves nothing of an instance in a handle when the next one gets it."""
+
+    def sanitise(self, item: Item) -> None:
+        """Wipe the memory, keys and files of whoever had the handle last.
+
+        Called when its instance is gone, after ``release`` if there is one, and before anybody else
+        can have the handle; also for one that no instance came to use. Once wiped, it is fine to be
+        asked again; a handle or device that is gone counts as wiped. What is raised keeps the
+        handle from everybody, is shown to the operator, and is tried again.
+        """
+
+
+@runtime_checkable
 class Programs(Protocol):
     """A driver that loads images into deployables."""
 
@@ -112,6 +142,25 @@ class Programs(Protocol):
         """Load the image of this uuid into the item's deployable.
 
         The discovery that follows tells what the deployable holds: its ``bitstream_id``.
+        """
+
+
+@runtime_checkable
+class Partitions(Protocol):
+    """A driver whose devices can be divided in several ways."""
+
+    def layouts(self, device: Device) -> Sequence[Layout]:
+        """Return the ways in which a device can be divided; the present one is among them.
+
+        It reads and changes nothing.
+        """
+
+    def partition(self, item: Item, layout: str) -> None:
+        """Divide the item's device as the layout of this name; nothing is to be done if it is.
+
+        The item names no deployable and no handle, and no handle of the device is in use. The
+        discovery that follows shows what there is now, and so does that of another agent process.
+        Raises DriverFailed for a layout that the device cannot have, and leaves it as it was then.
         """
 
 
@@ -131,7 +180,9 @@ class Measures(Protocol):
 
 NEEDED: Mapping[Ability, type] = {
     Ability.PREPARES: Prepares,
+    Ability.SANITISES: Sanitises,
     Ability.PROGRAMS: Programs,
+    Ability.PARTITIONS: Partitions,
     Ability.MEASURES: Measures,
 }
 """What a driver must be to have an ability."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cyborg.core.address import PciAddress
+from cyborg.core.catalogue import Support
 from cyborg.core.device import (
     Ability,
     AttachHandle,
@@ -21,18 +22,26 @@ from cyborg.core.device import (
     DeviceType,
     HandleType,
     Health,
+    Layout,
 )
 from cyborg.core.errors import DriverFailed, Invalid
 from cyborg.core.health import WELL, Measurement
 from cyborg.core.job import Item
-from cyborg.drivers.base import Driver, Option
+from cyborg.drivers import managed
+from cyborg.drivers.base import Driver
+from cyborg.drivers.fake_options import MAX_DEVICES, MAX_HANDLES, OPTIONS
 
-MAX_DEVICES = 4096
-MAX_HANDLES = 256  # a PCI bus has 32 devices of 8 functions
 _BUSES = 256  # in a PCI domain
 _PEEK = 0.05  # seconds between two looks at the gate
 _ACTS = ("ok", "fail", "hang")
-_MODES = {"prepare": ("none", *_ACTS), "release": _ACTS, "program": _ACTS}
+_ASKED = ("none", *_ACTS)
+_MODES = {
+    "setup": _ASKED,
+    "prepare": _ASKED,
+    "releasing": _ACTS,
+    "sanitise": _ASKED,
+    "program": _ACTS,
+}
 
 
 class FakeDriver(Driver):
@@ -40,64 +49,9 @@ class FakeDriver(Driver):
 
     name = "fake"
     version = "1.0"
-    OPTIONS = (
-        Option("num_devices", "int", 1, f"How many cards there are, up to {MAX_DEVICES}."),
-        Option("num_handles", "int", 16, f"How many handles each card has, up to {MAX_HANDLES}."),
-        Option(
-            "address",
-            "str",
-            "0000:0c:00.0",
-            "Where the first card stands; each other has the next bus. Two backends of one host "
-            "need cards at different addresses.",
-        ),
-        Option("fail", "str", "", "If not empty, every discovery fails with this message."),
-        Option("hang", "float", 0.0, "Seconds that every discovery takes."),
-        Option(
-            "prepare",
-            "str",
-            "none",
-            "What preparing a handle for an instance comes to: ok, fail or hang; with none the "
-            "handles need not be prepared.",
-        ),
-        Option("prepare_seconds", "float", 0.0, "Seconds that preparing a handle takes."),
-        Option("release", "str", "ok", "What releasing a handle comes to: ok, fail or hang."),
-        Option(
-            "program",
-            "str",
-            "ok",
-            "What loading an image comes to: ok, fail or hang. The card shows the image until the "
-            "agent ends.",
-        ),
-        Option(
-            "gate",
-            "str",
-            "",
-            "The path of a file: what hangs goes on, and is ok, once it is there. Without one it "
-            "hangs for ever.",
-        ),
-        Option(
-            "sick",
-            "str",
-            "",
-            "The path of a file that names the cards which are sick, one a line: the address, or * "
-            "for all, and after a space the reason. What it does not name is well. Without this "
-            "option no health is measured.",
-        ),
-        Option(
-            "absent",
-            "str",
-            "",
-            "The path of a file that names the cards which are not there, an address a line. It is "
-            "read at each discovery.",
-        ),
-        Option(
-            "journal",
-            "str",
-            "",
-            "The path of a file that gets a line of JSON for each handle prepared or released and "
-            "each deployable programmed, when that begins.",
-        ),
-    )
+    TYPE = DeviceType.FPGA
+    SUPPORT = Support.REFERENCE
+    OPTIONS = OPTIONS
 
     def __init__(
         self, backend: str, options: Mapping[str, Any], sysfs_root: str | Path = "/sys"
@@ -119,14 +73,19 @@ class FakeDriver(Driver):
             raise self.misconfigured(
                 "prepare_seconds", self.options["prepare_seconds"], "0 or more"
             )
+        self._managed = managed.read(self)
         self._images: dict[str, str] = {}
 
     @property
     def abilities(self) -> frozenset[Ability]:
-        """Cards can be programmed, and are prepared and measured if so configured."""
+        """Cards can be programmed, and more if so configured."""
         able = {Ability.PROGRAMS}
         if self.options["prepare"] != "none":
             able.add(Ability.PREPARES)
+        if self.options["sanitise"] != "none":
+            able.add(Ability.SANITISES)
+        if self.options["divided"]:
+            able.add(Ability.PARTITIONS)
         if self.options["sick"]:
             able.add(Ability.MEASURES)
         return frozenset(able)
@@ -138,7 +97,7 @@ class FakeDriver(Driver):
         if self.options["fail"]:
             raise DriverFailed(self.options["fail"])
         gone = {line.strip() for line in _lines(self.options["absent"])}
-        cards = (self._card(number) for number in range(self.options["num_devices"]))
+        cards = (self._card(place) for place in self._places())
         return [card for card in cards if card.address not in gone]
 
     def measure(self, devices: Sequence[Device]) -> Mapping[str, Measurement]:
@@ -152,6 +111,12 @@ class FakeDriver(Driver):
             else WELL
             for d in devices
         }
+
+    def setup(self) -> None:
+        """Do as told."""
+        if self.options["setup"] != "none":
+            self._write({"act": "setup"})
+            self._come_to("setup", "setup of the host")
 
     def prepare(self, item: Item, instance: str | None) -> None:
         """Take the time that is configured and do as told."""
@@ -167,6 +132,27 @@ class FakeDriver(Driver):
         self._note("release", item)
         self._do("release", item)
 
+    def sanitise(self, item: Item) -> None:
+        """Do as told, be the handle there or not."""
+        self._note("sanitise", item)
+        self._do("sanitise", item)
+
+    def layouts(self, device: Device) -> Sequence[Layout]:
+        """Return all in one, in halves, and whole."""
+        most = self.options["num_handles"]
+        return [
+            Layout(str(n), {"FPGA": n}) for n in sorted({min(1, most), most // 2 or most, most})
+        ]
+
+    def partition(self, item: Item, layout: str) -> None:
+        """Keep the number in the file."""
+        card = next((d for d in self.discover() if d.address == item.device), None)
+        if card is None or layout not in {one.name for one in self.layouts(card)}:
+            raise DriverFailed(f"card {item.device} cannot be divided into {layout}")
+        kept = {**self._divided(), item.device: layout}
+        text = "".join(f"{address} {number}\n" for address, number in kept.items())
+        Path(self.options["divided"]).write_text(text, encoding="utf-8")
+
     def program(self, item: Item, image: str) -> None:
         """Remember the image, or do as told."""
         self._note("program", item, image=image)
@@ -174,36 +160,56 @@ class FakeDriver(Driver):
         self._images[self._part(item).address] = image
 
     def _do(self, act: str, item: Item) -> None:
-        if self.options[act] == "fail":
-            raise DriverFailed(f"told to fail: {act} of {item.handle or item.deployable}")
-        if self.options[act] == "hang":
+        # The option release is a list of cards.
+        option = "releasing" if act == "release" else act
+        self._come_to(option, f"{act} of {item.handle or item.deployable}")
+
+    def _come_to(self, option: str, what: str) -> None:
+        if self.options[option] == "fail":
+            raise DriverFailed(f"told to fail: {what}")
+        if self.options[option] == "hang":
             gate, never = self.options["gate"], threading.Event()
             while not (gate and os.path.exists(gate)):
                 never.wait(_PEEK)
 
     def _note(self, act: str, item: Item, **more: str | None) -> None:
+        self._write({"act": act, "deployable": item.deployable, "handle": item.handle, **more})
+
+    def _write(self, line: Mapping[str, Any]) -> None:
         if self.options["journal"]:
-            line = {"act": act, "deployable": item.deployable, "handle": item.handle, **more}
             with open(self.options["journal"], "a", encoding="utf-8") as file:
                 file.write(f"{json.dumps(line)}\n")
 
     def _part(self, item: Item) -> Deployable:
-        for number in range(self.options["num_devices"]):
-            if str(self._place(number)) == item.deployable:
-                return self._card(number).deployables[0]
+        for place in self._places():
+            if str(place) == item.deployable:
+                return self._card(place).deployables[0]
         raise DriverFailed(f"there is no card {item.deployable}")
+
+    def _divided(self) -> dict[str, str]:
+        """Return what the file says, by the card's address."""
+        return dict(line.split() for line in _lines(self.options["divided"]))
+
+    def _num_handles(self, address: str) -> int:
+        return int(self._divided().get(address, self.options["num_handles"]))
+
+    def _places(self) -> list[PciAddress]:
+        """Return where the cards stand: a row of them, and those adopted; not those released."""
+        row = [self._place(number) for number in range(self.options["num_devices"])]
+        adopted = [PciAddress.parse(address) for address in self._managed.adopted]
+        every = dict.fromkeys([*row, *adopted])
+        return [place for place in every if self._managed.decides(str(place)) is not False]
 
     def _place(self, number: int) -> PciAddress:
         beyond, bus = divmod(self._first.bus + number, _BUSES)
         return replace(self._first, domain=self._first.domain + beyond, bus=bus)
 
-    def _card(self, number: int) -> Device:
-        here = self._place(number)
+    def _card(self, here: PciAddress) -> Device:
         part = Deployable(
             address=str(here),
             resource_class="FPGA",
             traits=frozenset({"CUSTOM_FAKE_DEVICE"}),
-            handles=tuple(_handle(here, n) for n in range(self.options["num_handles"])),
+            handles=tuple(_handle(here, n) for n in range(self._num_handles(str(here)))),
             bitstream_id=self._images.get(str(here)),
         )
         return Device(

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from cyborg.core.address import PciAddress
+from cyborg.core.catalogue import Support
 from cyborg.core.device import Ability, AttachHandle, Deployable, Device, DeviceType, HandleType
 from cyborg.core.errors import Invalid
 from cyborg.core.health import Measurement
 from cyborg.core.names import custom
-from cyborg.drivers import health, hwdb, pci_classes, rules
+from cyborg.drivers import health, hwdb, managed, pci_classes, rules
 from cyborg.drivers.base import Driver, Option
 from cyborg.drivers.sysfs import PciFunction, Sysfs
 
@@ -40,6 +41,7 @@ class GenericDriver(Driver):
 
     name = "generic"
     version = "1.0"
+    SUPPORT = Support.SUPPORTED
     WATCHES = frozenset({"pci"})
     OPTIONS = (
         Option(
@@ -63,6 +65,7 @@ class GenericDriver(Driver):
             "bus), driver (not the kernel_driver of its rule), xid (NVIDIA's Xids in the kernel "
             "log, if the agent may read it). Empty measures nothing.",
         ),
+        *managed.OPTIONS,
     )
 
     def __init__(
@@ -86,6 +89,7 @@ class GenericDriver(Driver):
             raise self.misconfigured("health", unknown[0], f"of {', '.join(health.CHECKS)}")
         log = kernel_log or ("/dev/kmsg" if here else None)
         self._readers = health.Readers(self._sysfs, checks, log)
+        self._managed = managed.read(self)
         # By device and handle: the kernel drivers that the rules ask for, as discovered last.
         self._kernel_drivers: dict[str, dict[str, frozenset[str]]] = {}
         self._rules: list[rules.Rule] = []
@@ -135,8 +139,11 @@ class GenericDriver(Driver):
         if function.class_code.startswith(pci_classes.BRIDGE):
             return None
         rule = rules.first(self._rules, function)
-        if rule is None:
+        adopted = self._managed.decides(function.address, function.physfn)
+        if adopted is False or (adopted is None and rule is None):
             return None
+        if rule is None:
+            rule = rules.Rule()  # its class code says what it is
         vendor, product = function.vendor, function.product
         type_, resource_class = pci_classes.defaults(vendor, product, function.class_code)
         traits = {custom(f"PCI_VENDOR_{vendor}"), custom(f"PCI_PRODUCT_{vendor}_{product}")}

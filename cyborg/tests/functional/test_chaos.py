@@ -33,6 +33,8 @@ HOSTS = ("compute-1", "compute-2", "compute-3")
 SECONDS = float(os.environ.get("CYBORG_TEST_CHAOS_SECONDS", "180"))
 SEED = int(os.environ.get("CYBORG_TEST_CHAOS_SEED", "0")) or random.randrange(1, 2**31)
 
+ALL = len(HOSTS) * len(CARDS)
+
 pytestmark = pytest.mark.services
 
 
@@ -52,8 +54,8 @@ def bed(rabbit_url: str, tmp_path: Path) -> Iterator[tuple[Cloud, Chaos, sa.Engi
         "fake": {
             "num_devices": len(CARDS),
             "num_handles": HANDLES,
-            "sick": f"{tmp_path}/$host.sick",
-            "absent": f"{tmp_path}/$host.absent",
+            "sick": f"{tmp_path}/${{host}}.sick",
+            "absent": f"{tmp_path}/${{host}}.absent",
         },
     }
     with (
@@ -70,6 +72,8 @@ def bed(rabbit_url: str, tmp_path: Path) -> Iterator[tuple[Cloud, Chaos, sa.Engi
             until(
                 "the profile is made", lambda: chaos.call("POST", "/v2/device_profiles", json=body)
             )
+            # Trouble with agents that never began would be no trouble.
+            until("every card is published", lambda: len(_published(engine)) == ALL)
             yield running, chaos, engine
 
 
@@ -129,9 +133,15 @@ def test_at_rest_all_sides_agree(bed: tuple[Cloud, Chaos, sa.Engine]) -> None:
         owned = [h for h in rows.read(engine, schema.attach_handles) if h["request_id"]]
         bound = [r for r in rows.read(engine, schema.requests) if r["state"] == "Bound"]
         assert len(owned) == len(bound)
+        assert chaos.binds > 0
+        assert [name for name, daemon in running.daemons.items() if not daemon.alive()] == []
     except BaseException:
         sys.stderr.write("\n".join([f"seed {SEED}", *chaos.story[-200:], ""]))
         raise
+
+
+def _published(engine: sa.Engine) -> list[dict[str, Any]]:
+    return [row for row in rows.read(engine, schema.providers) if row["published"] > 0]
 
 
 def _stale(engine: sa.Engine) -> list[dict[str, Any]]:

@@ -214,3 +214,81 @@ def test_a_stop_between_two_looks_is_not_forgotten(monkeypatch: pytest.MonkeyPat
     backend.start()
     assert backend.join(LONG)
     assert backend.view.state.status is BackendStatus.DISCOVERING, "it did not look"
+
+
+class Ready(Puppet):
+    """A puppet that is set up first, when it is told how."""
+
+    def __init__(self, *errors: Exception | None) -> None:
+        super().__init__(devices=[card()])
+        self.errors = list(errors)
+        self.set_up = Told()
+
+    def setup(self) -> None:
+        self.set_up()
+        assert self._free.wait(LONG)
+        if (error := self.errors.pop(0)) is not None:
+            raise error
+
+
+def ready(driver: Ready, told: Told, timeout: float = NEVER) -> Backend:
+    backend = Backend(driver, NEVER, timeout, set_up=True)
+    backend.rediscover(told)
+    backend.start()
+    return backend
+
+
+def end(backend: Backend) -> None:
+    backend.stop()
+    assert backend.join(LONG)
+
+
+def test_it_is_set_up_before_it_discovers() -> None:
+    driver, told = Ready(None), Told()
+    backend = ready(driver, told)
+    ((found,),) = told.wait_for()
+    assert (found.status, driver.began) == (BackendStatus.READY, 1)
+    backend.rediscover(told)
+    told.wait_for(2)
+    assert len(driver.set_up.calls) == 1
+    end(backend)
+
+
+def test_without_a_setup_it_does_not_discover() -> None:
+    driver, told = Ready(DriverFailed("no power"), None), Told()
+    backend = ready(driver, told)
+    ((found,),) = told.wait_for()
+    assert found == state(BackendStatus.ERROR, "setup: no power")
+    assert driver.began == 0
+    backend.rediscover(told)
+    assert told.wait_for(2)[1] == (state(BackendStatus.READY),), "it is tried again"
+    end(backend)
+
+
+def test_a_setup_that_hangs() -> None:
+    driver, told = Ready(None), Told()
+    driver.hold()
+    backend = ready(driver, told, SOON)
+    ((found,),) = told.wait_for()
+    assert found == state(BackendStatus.ERROR, f"setup takes longer than {SOON} s")
+    assert driver.began == 0
+    driver.free()
+    driver.wait_for(1)
+    end(backend)
+
+
+def test_who_asks_one_that_stops_is_answered(make: Make, changed: Told) -> None:
+    driver, told = Puppet(devices=[card()]), Told()
+    backend = make(driver)
+    changed.wait_for()
+    driver.hold()
+    backend.rediscover()
+    driver.wait_for(2)
+    backend.rediscover(told)
+    backend.stop()
+    driver.free()
+    assert told.wait_for() == [(state(BackendStatus.READY),)]
+    assert backend.join(LONG)
+    backend.rediscover(told)
+    assert len(told.calls) == 2
+    assert driver.began == 2

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cyborg.agent import checkpoint
+from cyborg.agent import durable
 from cyborg.agent.checkpoint import KEEP, MOST, Checkpoint, Step
 
 DAY_ONE = 1_000_000.0
@@ -244,7 +244,7 @@ def test_wherever_it_is_cut_off_a_whole_file_is_left(
         boot, path = Path(folder, "boot_id"), Path(folder, "agent", "jobs-h.json")
         boot.write_text("boot-1")
         opened, power = Checkpoint(path, boot, lambda: DAY_ONE), Os(calls, kept)
-        patch.setattr(checkpoint, "os", power)
+        patch.setattr(durable, "os", power)
         written: list[dict[str, Any]] = [{}]
         possible = 2  # the last two of them
         try:

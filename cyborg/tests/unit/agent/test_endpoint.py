@@ -16,6 +16,8 @@ from cyborg.core.errors import Invalid, NotFound
 from cyborg.core.report import BackendStatus
 from cyborg.fixtures.drivers import LONG, Able, Puppet, Told, card
 
+DISCOVERY = "5f0d6f3c-6a8e-4a39-9b7a-0d5f6f3c6a8e"
+
 SECOND = "0000:02:00.0"
 
 
@@ -44,7 +46,7 @@ def agent(drivers: list[Puppet], outcomes: Told, ended: Told, tmp_path: Path) ->
     boot = tmp_path / "boot_id"
     boot.write_text("boot-1")
     jobs = Jobs(running, Checkpoint(tmp_path / "jobs.json", boot), 8, ended)
-    yield Agent("h", running, outcomes, jobs)
+    yield Agent("h", running, outcomes, jobs, lambda wanted: wanted - 1)
     jobs.stop()
     assert jobs.join(LONG)
     for backend in running:
@@ -54,15 +56,15 @@ def agent(drivers: list[Puppet], outcomes: Told, ended: Told, tmp_path: Path) ->
 
 def test_a_discovery_of_all(agent: Agent, drivers: list[Puppet], outcomes: Told) -> None:
     drivers[1].error = RuntimeError("no")
-    answer = agent.discovery(None, driver=None, discovery_id="d1")
-    assert answer == {"status": "IN-PROGRESS", "discovery_id": "d1"}
+    answer = agent.discovery(None, driver=None, discovery_id=DISCOVERY)
+    assert answer == {"status": "IN-PROGRESS", "discovery_id": DISCOVERY}
     told = {state.name: (id_, state.status) for id_, state in outcomes.wait_for(2)}
-    assert told == {"b0": ("d1", BackendStatus.READY), "b1": ("d1", BackendStatus.ERROR)}
+    assert told == {"b0": (DISCOVERY, BackendStatus.READY), "b1": (DISCOVERY, BackendStatus.ERROR)}
 
 
 @pytest.mark.parametrize(("driver", "meant"), [("b1", {"b1"}), ("able", {"b0"})])
 def test_a_discovery_of_some(agent: Agent, outcomes: Told, driver: str, meant: set[str]) -> None:
-    agent.discovery(None, driver=driver, discovery_id="d1")
+    agent.discovery(None, driver=driver, discovery_id=DISCOVERY)
     assert {state.name for _, state in outcomes.wait_for(len(meant))} == meant
 
 
@@ -122,3 +124,10 @@ def test_a_driver_that_is_not_there(agent: Agent) -> None:
     for ask in (agent.discovery, agent.hardware):
         with pytest.raises(NotFound, match="host h has no backend or driver 'b9'; it has b0, b1"):
             ask(None, driver="b9")
+
+
+def test_a_nudge(agent: Agent) -> None:
+    assert agent.wanted(None, 7) == {"revision": 6}
+    for wrong in (-1, "7", None, True):
+        with pytest.raises(Invalid, match="revision must be a whole number"):
+            agent.wanted(None, wrong)  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 
 import pytest
 
+from cyborg.agent.backend import Backend
 from cyborg.agent.checkpoint import Step
 from cyborg.core.errors import DriverFailed
 from cyborg.core.job import Item, JobKind, Work
@@ -18,7 +19,7 @@ from cyborg.fixtures.agent_jobs import (
     name,
     work,
 )
-from cyborg.fixtures.drivers import LONG
+from cyborg.fixtures.drivers import LONG, Able, card
 
 
 def test_a_job_is_answered_at_once_and_told_when_it_ends(host: Host) -> None:
@@ -177,3 +178,23 @@ def test_only_so_many_at_once(host: Host) -> None:
     host.hand.free("h2")
     host.hand.wait_for(("prepare", "h3"))
     assert sorted(jobs.acting()) == sorted([name("h1"), name("h3")])
+
+
+def test_a_job_goes_on_with_the_driver_it_began_with(host: Host) -> None:
+    """A backend may be changed or given up while it works."""
+    host.hand.hold("h1")
+    asked = work("p")
+    host.jobs.start(asked)
+    host.hand.wait_for(("prepare", "h1"))
+    other = Able(devices=[card()])
+    host.backends[0] = Backend(other, 3600, 3600)
+    assert host.do(work("q", PREPARE, "h2")) == ("done", None)
+    assert other.hand.acts == [("prepare", "h2")]
+    del host.backends[0]
+    assert host.do(work("x", PREPARE, "h3")) == (
+        "failed",
+        "prepare of h3: this host has no backend 'b0'; it has plain",
+    )
+    host.hand.free("h1")
+    assert host.told.wait_for(3)[2] == (asked.job, "done", None)
+    assert host.hand.acts == [("prepare", "h1")]

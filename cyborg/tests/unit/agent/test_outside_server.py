@@ -76,6 +76,7 @@ def test_its_socket_is_for_its_owner_alone(place: Path) -> None:
         (b"POST /hello HTTP/1.1\r\n" + b"A: b\r\n" * 200 + b"\r\n", 431),
         (b"POST /" + b"x" * 70_000, 414),
         (b"\x00\xff\r\n\r\n", 0),
+        (b"\r\n\r\n", 0),
         (b"\x16\x03\x01 TLS", 0),
         (b"", 0),
     ],
@@ -125,7 +126,7 @@ def test_another_user_is_not_heard(place: Path, taker: Taker) -> None:
     assert taker.bodies == []
 
 
-def test_a_mistake_is_logged_once_a_while(place: Path) -> None:
+def test_each_mistake_is_logged_and_is_loud_once_a_while(place: Path) -> None:
     now = [0.0]
     server = HelloServer(str(place / "c.sock"), os.getuid(), Taker(), clock=lambda: now[0])
     logged = Told()
@@ -136,7 +137,7 @@ def test_a_mistake_is_logged_once_a_while(place: Path) -> None:
         now[0] = 60.0
         server.complain(1, "no")
     server.stop()
-    assert logged.calls == [(30,), (10,), (30,), (30,)]
+    assert logged.calls == [(30,), (20,), (30,), (30,)]
 
 
 def test_a_thousand_malformed_requests(place: Path, taker: Taker) -> None:

@@ -11,9 +11,11 @@ import pytest
 from cyborg.agent.backend import Backend
 from cyborg.agent.reporter import FIRST_PAUSE, LONGEST_PAUSE, Reporter
 from cyborg.core import wire
+from cyborg.core.catalogue import Entry
 from cyborg.core.errors import CyborgError, Invalid, NotFound, Stale, Unavailable
 from cyborg.core.identity import Identity
 from cyborg.core.report import BackendState, BackendStatus
+from cyborg.core.wanted import Applied
 from cyborg.fixtures.broker import Bus
 from cyborg.fixtures.drivers import LONG, Puppet, Told, card
 
@@ -28,12 +30,14 @@ class Conductor:
         self.errors: list[Exception] = []
         self.interval = 7.5
         self.digest: str | None = None
+        self.wanted: int | None = None
         self.heard = Told()
 
     def hello(self, ctxt: Any = None, **said: Any) -> dict[str, Any]:
         self._note("hello", said)
         wanted = said["digest"] is not None and said["digest"] != self.digest
-        return {"interval": self.interval, "report": wanted}
+        answer = {"interval": self.interval, "report": wanted}
+        return answer if self.wanted is None else {**answer, "wanted": self.wanted}
 
     def report(self, ctxt: Any = None, *, report: Any) -> dict[str, Any]:
         self._note("report", wire.load_report(report))
@@ -45,6 +49,9 @@ class Conductor:
 
     def job_done(self, ctxt: Any = None, **said: Any) -> None:
         self._note("job_done", said)
+
+    def backends_applied(self, ctxt: Any = None, **said: Any) -> None:
+        self._note("backends_applied", said)
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_, **__: None
@@ -132,6 +139,7 @@ def test_a_hello_then_the_report_that_is_asked_for(reporter: Reporter, conductor
         "drivers": [wire.dump_backend(READY)],
         "digest": digest,
         "versions": {"rpc": "1.0", "drivers": {"puppet": "7"}},
+        "wanted": None,
     }
     uuid.UUID(reporter.epoch)
     assert (report.host, report.epoch, report.generation) == ("h", reporter.epoch, 1)
@@ -347,3 +355,102 @@ def test_over_a_bus_it_speaks_by_itself_and_at_once_when_woken(
         assert reporter.join(LONG)
     assert heard == [("hello",), ("report",), ("report",)]
     assert conductor.said[1][1].devices == (card(),)
+
+
+class Wishing:
+    """What the reporter says to whoever brings the host to what is wanted."""
+
+    def __init__(self) -> None:
+        self.revision = 4
+        self.nudges: list[int] = []
+        self.words: list[tuple[int, bool]] = []
+
+    def nudge(self, revision: int) -> int:
+        self.nudges.append(revision)
+        return self.revision
+
+    def told(self, revision: int, taken: bool) -> None:
+        self.words.append((revision, taken))
+
+
+@pytest.fixture
+def wishing(reporter: Reporter) -> Wishing:
+    reporter.wishes = wishing = Wishing()
+    return wishing
+
+
+APPLIED = [Applied("b0", 5, "no smoke")]
+
+
+def test_a_hello_says_what_the_host_has_come_to_and_hears_what_is_wanted(
+    reporter: Reporter, conductor: Direct, wishing: Wishing
+) -> None:
+    reporter.round()
+    assert (conductor.said[0][1]["wanted"], wishing.nudges) == (4, [])
+    conductor.wanted = 5
+    reporter.round()
+    assert wishing.nudges == [5]
+
+
+def test_what_was_applied_is_told_after_the_devices_that_it_led_to(
+    reporter: Reporter, conductor: Direct, wishing: Wishing, backend: Backend, driver: Puppet
+) -> None:
+    reporter.round()
+    driver.devices.append(card("0000:02:00.0"))
+    look_again(backend)
+    reporter.applied(5, APPLIED)
+    reporter.round()
+    assert conductor.names() == ["hello", "report", "report", "backends_applied"]
+    outcome = {"backend": "b0", "revision": 5, "error": "no smoke"}
+    said = {"host": "h", "epoch": reporter.epoch, "revision": 5, "outcomes": [outcome]}
+    assert conductor.said[-1][1] == said
+    assert wishing.words == [(5, True)]
+    reporter.round()
+    assert conductor.names().count("backends_applied") == 1
+
+
+def test_a_word_waits_for_a_conductor_that_is_away(
+    reporter: Reporter, conductor: Direct, wishing: Wishing
+) -> None:
+    reporter.round()
+    reporter.applied(5, APPLIED)
+    for _ in range(2):
+        conductor.errors.append(Unavailable("away"))
+        reporter.round()
+    assert wishing.words == []
+    reporter.applied(6, APPLIED)
+    reporter.round()
+    assert wishing.words == [(6, True)], "the newest takes the place of the others"
+
+
+@pytest.mark.parametrize("error", [Stale("another life"), Invalid("no such backend")])
+def test_a_word_that_is_refused_is_dropped_and_said_to_be(
+    reporter: Reporter,
+    conductor: Direct,
+    wishing: Wishing,
+    error: CyborgError,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def refuse(**_: Any) -> None:
+        raise error
+
+    conductor.backends_applied = refuse  # type: ignore[method-assign]
+    reporter.round()
+    reporter.applied(5, APPLIED)
+    assert reporter.round() == 7.5
+    assert wishing.words == [(5, False)]
+    assert "wants no word of revision 5" in caplog.text
+
+
+def test_the_drivers_that_are_installed_are_part_of_what_is_reported(
+    conductor: Direct, backend: Backend, clock: Clock
+) -> None:
+    drivers = [Entry("fake", "1.0")]
+    reporter = Reporter("h", "e", conductor, [backend], clock, drivers=lambda: drivers)
+    reporter.round()
+    assert conductor.said[-1][1].drivers == (Entry("fake", "1.0"),)
+    reporter.round()
+    assert conductor.names() == ["hello", "report", "hello"], "no news"
+    drivers.append(Entry("broken", error="ImportError: no"))
+    reporter.round()
+    assert conductor.names()[3:] == ["report"]

@@ -9,16 +9,21 @@ import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cyborg.agent.service import AgentService
 from cyborg.core.device import Ability
 from cyborg.core.errors import Misconfigured
+from cyborg.core.wanted import Wish
 from cyborg.fixtures.broker import Bus
+from cyborg.fixtures.converging import Wisher
 from cyborg.fixtures.processes import free_port
 from cyborg.rpc.agent import AgentClient
 from cyborg.tests.unit.agent.test_reporter import Conductor
+
+DISCOVERY = "5f0d6f3c-6a8e-4a39-9b7a-0d5f6f3c6a8e"
 
 CARD = "0000:0c:00.0"
 HEAVY = ("sqlalchemy", "alembic", "oslo_db", "pecan", "wsme", "openstack", "keystoneauth1")
@@ -40,7 +45,7 @@ def test_an_agent_finds_reports_answers_and_stops(bus: Bus, tmp_path: Path) -> N
         agent = AgentClient(bus.transport, bus.conf)
         (hardware,) = agent.hardware("compute-1")["hardware"]
         assert hardware["address"] == CARD
-        assert agent.discovery("compute-1", "fake", "d1")["status"] == "IN-PROGRESS"
+        assert agent.discovery("compute-1", "fake", DISCOVERY)["status"] == "IN-PROGRESS"
         conductor.heard.wait_until(("discovery_done",))
         assert agent.job("compute-1", job, "program", arguments, 20)["state"] == "running"
         conductor.heard.wait_until(("job_done",))
@@ -55,12 +60,69 @@ def test_an_agent_finds_reports_answers_and_stops(bus: Bus, tmp_path: Path) -> N
     names = [name for name, _ in conductor.said if name in ("report", "job_done")]
     assert names == ["report", "report", "job_done"]
     (done,) = [said for name, said in conductor.said if name == "discovery_done"]
-    assert (done["discovery_id"], done["drivers"][0]["status"]) == ("d1", "READY")
+    assert (done["discovery_id"], done["drivers"][0]["status"]) == (DISCOVERY, "READY")
     (end,) = [said for name, said in conductor.said if name == "job_done"]
     assert end == {"job": job, "host": "compute-1", "state": "done", "error": None}
     kept = json.loads((tmp_path / "state" / "agent" / "jobs-compute-1.json").read_text())
     assert kept["boot_id"] == "boot-1"
     assert kept["jobs"][job]["state"] == "completed"
+
+
+class Wishing(Conductor):
+    """Wants a backend of a driver that is installed, and has its devices reported first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wisher = Wisher()
+
+    def hello(self, ctxt: Any = None, **said: Any) -> dict[str, Any]:
+        return {**super().hello(ctxt, **said), "wanted": self.wisher.revision}
+
+    def backends_wanted(self, ctxt: Any, host: str, epoch: str) -> Any:
+        return self.wisher.backends_wanted(host, epoch)
+
+
+def test_backends_come_and_go_by_the_bus(bus: Bus, tmp_path: Path) -> None:
+    conductor = Wishing()
+    bus.conf.set_override("host", "compute-1")
+    bus.conf.set_override("state_path", str(tmp_path / "state"))
+    wisher = conductor.wisher
+    wisher.want("f1", num_devices=2)
+    with bus.serving("conductor", conductor):
+        service = AgentService(bus.conf, bus.conductor(), bus.transport, tmp_path)
+        service.start()
+        assert service.wait_ready(20)
+        conductor.heard.wait_until(("backends_applied",))
+        agent = AgentClient(bus.transport, bus.conf)
+        assert len(agent.hardware("compute-1", "f1")["hardware"]) == 2
+        revision = wisher.want("f1", Wish.ABSENT)
+        assert agent.wanted("compute-1", revision)["revision"] in (0, 1)
+        seen = len(conductor.heard.calls)
+        while len(applied := said(conductor, "backends_applied")) < 2:
+            seen = len(conductor.heard.wait_for(seen + 1))
+        service.stop()
+        again = AgentService(bus.conf, bus.conductor(), bus.transport, tmp_path)
+        seen = len(conductor.heard.calls)
+        again.start()
+        conductor.heard.wait_for(seen + 1)
+        again.stop()
+    assert [one["outcomes"] for one in applied] == [
+        [{"backend": "f1", "revision": number, "error": None}] for number in (1, 2)
+    ]
+    names = [name for name, _ in conductor.said if name in ("report", "backends_applied")]
+    assert names[:4] == ["report", "report", "backends_applied", "report"]
+    reports = said(conductor, "report")
+    assert [len(report.devices) for report in reports[:3]] == [0, 2, 0]
+    assert {entry.name for entry in reports[0].drivers} == {"fake", "generic"}
+    hellos = said(conductor, "hello")
+    assert hellos[0]["wanted"] == 0
+    assert hellos[-1]["drivers"] == [], "nor in the next life"
+    kept = json.loads((tmp_path / "state" / "agent" / "backends-compute-1.json").read_text())
+    assert kept["revision"] == 2
+
+
+def said(conductor: Conductor, name: str) -> list[Any]:
+    return [what for one, what in conductor.said if one == name]
 
 
 def test_a_wrong_option_stops_the_start(memory_bus: Bus) -> None:

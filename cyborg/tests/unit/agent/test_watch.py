@@ -230,3 +230,53 @@ def test_nothing_is_opened_for_drivers_that_watch_nothing() -> None:
     with started(Watch([Listener(), Listener()], opened)):
         pass
     assert opened.calls == []
+
+
+def test_a_backend_that_comes_is_heard_for_and_all_look() -> None:
+    first, second = Listener("pci"), Listener("net")
+    backends, kernel = [first], Kernel((1.0, "net"))
+    it = watch(kernel, backends)
+    it.open()
+    it.refresh()
+    assert kernel.opened == [{"pci"}], "nothing is new"
+    backends.append(second)
+    it.refresh()
+    turns(it, kernel, 3.0)
+    assert (kernel.opened, kernel.closed) == ([{"pci"}, {"net", "pci"}], 1)
+    assert (first.asked, second.asked) == (1, 2)
+    backends.remove(first)
+    it.refresh()
+    turns(it, kernel, 6.0)
+    assert len(kernel.opened) == 2
+    assert first.asked == 1
+
+
+def test_the_first_that_watches_opens_the_ear() -> None:
+    ear, backends = Silence(), [Listener()]
+    opened = Told()
+
+    def listen(subsystems: frozenset[str]) -> Silence:
+        opened(subsystems)
+        return ear
+
+    it = Watch(backends, listen)
+    with started(it):
+        it.refresh()
+        assert opened.calls == []
+        backends.append(Listener("pci"))
+        it.refresh()
+        ear.waits.wait_for()
+        assert opened.calls == [(frozenset({"pci"}),)]
+
+
+def test_a_running_ear_is_woken_for_a_new_one() -> None:
+    ears, backends = [Silence(), Silence()], [Listener("pci")]
+    waiting = list(ears)
+    it = Watch(backends, lambda _: waiting.pop(0))
+    with started(it):
+        ears[0].waits.wait_for()
+        backends.append(Listener("net"))
+        it.refresh()
+        ears[1].waits.wait_for()
+        assert ears[0].closed.calls == [()]
+    it.refresh()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cyborg.core.driver import common, driver_uuid, near, version_of
+from cyborg.core.driver import common, driver_uuid, near, newest, version_of
 
 
 @given(st.text(), st.text())
@@ -41,3 +41,18 @@ def test_a_version_is_common_or_none() -> None:
 def test_near_names() -> None:
     assert near("genric", ["fake", "generic"]) == ["generic"]
     assert near("x" * 5000, ["fake"]) == []
+
+
+@pytest.mark.parametrize(
+    ("versions", "first"),
+    [
+        (["1.9", "1.10", "1.8"], "1.10"),
+        ([None, "0.1"], "0.1"),
+        (["dev", None], "dev"),
+        (["2", "2.0", "1." + "9" * 5000], "2.0"),
+        ([], None),
+    ],
+)
+def test_the_newest_version(versions: list[str | None], first: str | None) -> None:
+    found = newest([{"version": version} for version in versions])
+    assert (None if found is None else found["version"]) == first

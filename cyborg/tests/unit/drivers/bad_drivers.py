@@ -16,7 +16,9 @@ from cyborg.core.device import (
     DeviceType,
     HandleType,
     Health,
+    Layout,
 )
+from cyborg.core.errors import DriverFailed
 from cyborg.core.health import WELL, Measurement
 from cyborg.core.job import Item
 from cyborg.drivers.base import Driver, Option
@@ -25,6 +27,9 @@ CARDS = ("0000:01:00.0", "0000:02:00.0")
 FULL = "/dev/full"  # a file that can be opened for writing, and nothing comes of it
 PREPARED: set[str] = set()  # the state of the host: handles
 IMAGES: dict[str, str] = {}  # by device
+WIPED: list[str] = []  # handles
+SETUPS: list[int] = []  # one for each time
+PARTS: dict[str, int] = {}  # by device, how many handles it has
 KEPT: list[int] = []  # descriptors, for the test to close
 
 
@@ -46,11 +51,12 @@ class Good(Driver):
         return [self.card(address) for address in CARDS]
 
     def card(self, address: str) -> Device:
+        parts = [address, f"{address}-half"][: PARTS.get(address, 1)]
         part = Deployable(
             address,
             "FPGA",
             frozenset({"CUSTOM_GOOD"}),
-            (AttachHandle(address, HandleType.TEST_PCI),),
+            tuple(AttachHandle(one, HandleType.TEST_PCI) for one in parts),
             bitstream_id=IMAGES.get(address),
         )
         return Device(
@@ -67,8 +73,23 @@ class Good(Driver):
     def release(self, item: Item) -> None:
         PREPARED.discard(item.handle)
 
+    def sanitise(self, item: Item) -> None:
+        WIPED.append(item.handle)
+
     def program(self, item: Item, image: str) -> None:
         IMAGES[item.device] = image
+
+    def setup(self) -> None:
+        SETUPS.append(1)
+
+    def layouts(self, device: Device) -> Sequence[Layout]:
+        kind = device.deployables[0].resource_class
+        return [Layout("whole", {kind: 1}), Layout("halves", {kind: 2})]
+
+    def partition(self, item: Item, layout: str) -> None:
+        if layout not in ("whole", "halves"):
+            raise DriverFailed(f"there is no layout {layout}")
+        PARTS[item.device] = 1 if layout == "whole" else 2
 
 
 class NoDriver:
@@ -81,6 +102,14 @@ class Misnamed(Good):
 
 class Unexplained(Good):
     OPTIONS = (*Good.OPTIONS, Option("depth", "int", 1, ""))
+
+
+class Untold(Good):
+    TYPE = "FPGA"
+
+
+class Endless(Good):
+    OPTIONS = (*Good.OPTIONS, Option("depth", "float", float("nan"), "How deep it looks."))
 
 
 class Demanding(Good):
@@ -149,6 +178,10 @@ class Yields(Good):
 class Stubborn(Good):
     def discover(self) -> Sequence[Device]:
         return [replace(d, backend="good0") for d in super().discover()]
+
+
+class Mistyped(Good):
+    TYPE = DeviceType.GPU
 
 
 class Twice(Good):
@@ -299,6 +332,66 @@ class Clinging(Good):
         super().release(item)
 
 
+class WipesOnce(Good):
+    def sanitise(self, item: Item) -> None:
+        if item.handle in WIPED:
+            raise ValueError(f"{item.handle} is wiped")
+        super().sanitise(item)
+
+
+class Erases(Good):
+    def card(self, address: str) -> Device:
+        card = super().card(address)
+        if address in WIPED:
+            card = replace(card, deployables=(card.deployables[0].bare(),))
+        return card
+
+
+class Searching(Good):
+    def sanitise(self, item: Item) -> None:
+        if item.handle not in CARDS:
+            raise ValueError(f"there is no {item.handle}")
+
+
+class SetsUpOnce(Good):
+    def setup(self) -> None:
+        if SETUPS:
+            raise ValueError("the host is set up")
+        super().setup()
+
+
+class Restless(Good):
+    def card(self, address: str) -> Device:
+        return replace(super().card(address), serial=str(len(SETUPS)))
+
+
+class Unnamed(Good):
+    def layouts(self, device: Device) -> Any:
+        return [*super().layouts(device), Layout("whole", {"FPGA": 2})]
+
+
+class Lost(Good):
+    def layouts(self, device: Device) -> Sequence[Layout]:
+        return [one for one in super().layouts(device) if not one.fits(device)]
+
+
+class LaysOutByWriting(Good):
+    def layouts(self, device: Device) -> Sequence[Layout]:
+        write()
+        return super().layouts(device)
+
+
+class Indivisible(Good):
+    def partition(self, item: Item, layout: str) -> None:
+        if layout not in ("whole", "halves"):
+            raise DriverFailed(f"there is no layout {layout}")
+
+
+class Obliging(Good):
+    def partition(self, item: Item, layout: str) -> None:
+        PARTS[item.device] = 1 if layout == "whole" else 2
+
+
 class Forgets(Good):
     def program(self, item: Item, image: str) -> None:
         pass
@@ -309,26 +402,39 @@ BAD: dict[str, tuple[Any, frozenset[str]]] = {
     "is_a_driver": (NoDriver, frozenset()),
     "is_named": (Misnamed, frozenset()),
     "options_are_declared": (Unexplained, frozenset()),
+    "says_type_and_support": (Untold, frozenset()),
+    "can_be_listed": (Endless, frozenset()),
     "defaults_are_usable": (Demanding, frozenset()),
     "any_backend": (Choosy, frozenset()),
     "making_touches_nothing": (Hasty, frozenset()),
-    "abilities_have_methods": (Claims, frozenset({"programs_and_shows"})),
+    "abilities_have_methods": (Claims, frozenset()),
     "watches_subsystems": (Listens, frozenset()),
     "imports_the_ground_alone": (Importer, frozenset()),
     "discovers": (Raises, frozenset({"empty_host_is_fine"})),
     "discovers_in_time": (Hangs, frozenset({"empty_host_is_fine"})),
     "returns_devices": (Yields, frozenset()),
     "names_its_backend": (Stubborn, frozenset()),
+    "devices_are_of_its_type": (Mistyped, frozenset()),
     "addresses_are_unique": (Twice, frozenset()),
     "provider_names_fit": (LongNamed, frozenset({"survives_the_wire"})),
-    "placement_takes_the_names": (Inventive, frozenset()),
+    "placement_takes_the_names": (Inventive, frozenset({"layouts_are_told"})),
     "survives_the_wire": (Untyped, frozenset()),
-    "answers_are_stable": (Counts, frozenset()),
+    "answers_are_stable": (Counts, frozenset({"setup_settles"})),
     "objects_agree": (Individual, frozenset()),
     "discovery_only_reads": (Writes, frozenset()),
     "leaves_no_thread": (Spawns, frozenset()),
     "leaves_no_descriptor": (Leaks, frozenset()),
     "empty_host_is_fine": (Expects, frozenset()),
+    "sets_up_twice": (SetsUpOnce, frozenset({"setup_settles"})),
+    "setup_settles": (Restless, frozenset()),
+    "layouts_are_told": (Unnamed, frozenset()),
+    "present_layout_is_told": (
+        Lost,
+        frozenset({"partitions_and_shows", "refuses_unknown_layouts"}),
+    ),
+    "layouts_only_reads": (LaysOutByWriting, frozenset()),
+    "partitions_and_shows": (Indivisible, frozenset()),
+    "refuses_unknown_layouts": (Obliging, frozenset()),
     "measures_in_time": (Unmeasured, frozenset({"measures_what_is_gone"})),
     "measures_what_it_is_asked": (Talkative, frozenset()),
     "measuring_only_reads": (MeasuresByWriting, frozenset()),
@@ -339,5 +445,8 @@ BAD: dict[str, tuple[Any, frozenset[str]]] = {
     "releases_twice": (ReleasesOnce, frozenset()),
     "releases_the_unprepared": (Strict, frozenset()),
     "releases_the_gone": (Clinging, frozenset()),
+    "sanitises_twice": (WipesOnce, frozenset({"sanitised_handles_stay", "sanitises_the_gone"})),
+    "sanitised_handles_stay": (Erases, frozenset()),
+    "sanitises_the_gone": (Searching, frozenset()),
     "programs_and_shows": (Forgets, frozenset()),
 }

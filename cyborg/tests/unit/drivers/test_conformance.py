@@ -6,30 +6,40 @@ import os
 import re
 import socket
 import subprocess
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cyborg.core.device import Device
+from cyborg.core.device import Ability, Device
 from cyborg.drivers import base
 from cyborg.drivers.fake import FakeDriver
 from cyborg.drivers.generic import GenericDriver
 from cyborg.drivers.health import CHECKS
 from cyborg.fixtures import conformance_bed
+from cyborg.fixtures.conformance_command import main
 from cyborg.fixtures.conformance_rules import RULES
 from cyborg.fixtures.driver_conformance import (
     Outcome,
     Result,
     conformance,
     judge,
-    main,
     table,
 )
 from cyborg.fixtures.sysfs_tree import SysfsTree
 from cyborg.tests.unit.drivers import bad_drivers
-from cyborg.tests.unit.drivers.bad_drivers import BAD, IMAGES, KEPT, PREPARED, Good
+from cyborg.tests.unit.drivers.bad_drivers import (
+    BAD,
+    IMAGES,
+    KEPT,
+    PARTS,
+    PREPARED,
+    SETUPS,
+    WIPED,
+    Good,
+)
 
 IMAGE = "5f0f0c86-1d5c-4c4b-9c3a-0d8f6f7a2f12"
 SICK = (Outcome.BROKEN, Outcome.UNTOLD)
@@ -39,8 +49,8 @@ SICK = (Outcome.BROKEN, Outcome.UNTOLD)
 def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The host that bad drivers work on is as new, and nobody waits long for their threads."""
     monkeypatch.setattr(conformance_bed, "GRACE", 0.02)
-    PREPARED.clear()
-    IMAGES.clear()
+    for state in (PREPARED, IMAGES, WIPED, SETUPS, PARTS):
+        state.clear()
     yield
     while KEPT:
         os.close(KEPT.pop())
@@ -75,6 +85,43 @@ def test_a_bad_driver_for_each_rule_is_caught(name: str, root: Path) -> None:
     broken = told(results, Outcome.BROKEN)
     assert set(broken) == {name, *others}
     assert all(broken.values())
+
+
+@pytest.mark.parametrize("ability", list(Ability))
+def test_an_ability_without_its_methods_is_caught(ability: Ability, root: Path) -> None:
+    class Boasts(bad_drivers.Claims):
+        __module__ = Good.__module__  # this one imports more than a driver may
+        abilities = frozenset({ability})
+
+    broken = told(judge(Boasts, sysfs_root=root, work=True, image=IMAGE), Outcome.BROKEN)
+    assert list(broken) == ["abilities_have_methods"]
+    assert broken["abilities_have_methods"].endswith(base.NEEDED[ability].__name__)
+
+
+@pytest.mark.parametrize(
+    ("method", "rule"),
+    [
+        ("setup", "sets_up_twice"),
+        ("prepare", "prepares_twice"),
+        ("release", "releases_the_unprepared"),
+        ("sanitise", "sanitises_twice"),
+        ("program", "programs_and_shows"),
+        ("layouts", "layouts_are_told"),
+        ("partition", "partitions_and_shows"),
+        ("measure", "measures_in_time"),
+    ],
+)
+def test_whatever_takes_too_long_is_caught(method: str, rule: str, root: Path) -> None:
+    class Sleeps(Good):
+        pass
+
+    setattr(Sleeps, method, lambda *_: threading.Event().wait(5.0))
+    checks = conformance(Sleeps, sysfs_root=root, work=True, image=IMAGE, limit=0.2)
+    (check,) = (one for one in checks if str(one) == rule)
+    result = check.result()
+    assert result.outcome is Outcome.BROKEN
+    assert f"{method}()" in result.why or "layouts()" in result.why
+    assert "has not returned after 0.2 s" in result.why
 
 
 def test_no_bad_driver_without_a_rule() -> None:
@@ -183,6 +230,9 @@ def test_a_check_is_a_test(root: Path) -> None:
         {"num_devices": 2, "num_handles": 256, "address": "0000:fe:00.0", "prepare": "ok"},
         {"prepare": "ok", "prepare_seconds": 0.001, "sick": "{}/sick", "journal": "{}/journal"},
         {"num_devices": 3, "absent": "{}/absent", "hang": 0.001},
+        {"sanitise": "ok", "journal": "{}/journal"},
+        {"prepare": "ok", "sanitise": "ok", "divided": "{}/divided", "num_handles": 6},
+        {"divided": "{}/divided", "num_handles": 0},
     ],
 )
 def test_the_fake_driver(options: dict[str, Any], root: Path) -> None:
@@ -192,12 +242,23 @@ def test_the_fake_driver(options: dict[str, Any], root: Path) -> None:
         key: value.format(root) if isinstance(value, str) else value
         for key, value in options.items()
     }
-    idle = given.get("num_devices") == 0
+    idle = 0 in (given.get("num_devices"), given.get("num_handles"))
     results = judge(
-        FakeDriver, given, sysfs_root=root, work=not idle, image=IMAGE, entry_point="fake"
+        FakeDriver,
+        given,
+        sysfs_root=root,
+        allow=[str(root / "divided")],
+        work=not idle,
+        image=IMAGE,
+        entry_point="fake",
     )
     assert told(results, *SICK) == {}
-    asked = {"measures_in_time": "sick", "prepares_twice": "prepare"}
+    asked = {
+        "measures_in_time": "sick",
+        "prepares_twice": "prepare",
+        "sanitises_twice": "sanitise",
+        "layouts_are_told": "divided",
+    }
     left = told(results, Outcome.LEFT_OUT)
     assert {rule: rule not in left for rule in asked} == {
         rule: option in given for rule, option in asked.items()
@@ -209,7 +270,8 @@ def test_the_fake_driver(options: dict[str, Any], root: Path) -> None:
     [
         ({"fail": "out of smoke"}, "discovers"),
         ({"prepare": "fail"}, "prepares_twice"),
-        ({"prepare": "ok", "release": "fail"}, "releases_the_unprepared"),
+        ({"prepare": "ok", "releasing": "fail"}, "releases_the_unprepared"),
+        ({"sanitise": "fail"}, "sanitises_twice"),
         ({"program": "fail"}, "programs_and_shows"),
     ],
 )
@@ -254,7 +316,7 @@ class TestCommand:
         assert main([*words, "--image", IMAGE]) == 0
         out = capsys.readouterr().out.splitlines()
         assert [line.split()[0] for line in out[:-1]] == [rule.name for rule in RULES]
-        assert out[-1] == f"{len(RULES)} rules: 29 held, 0 broken, 0 untold, 5 left out"
+        assert out[-1] == f"{len(RULES)} rules: 34 held, 0 broken, 0 untold, 13 left out"
 
     def test_a_broken_one(self, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main([f"{bad_drivers.__name__}:Raises", "--sysfs-root", str(root)]) == 1

@@ -70,8 +70,11 @@ def test_told_to_take_its_time() -> None:
         ("address", "here"),
         ("prepare", "slow"),
         ("prepare_seconds", -0.5),
-        ("release", "none"),
+        ("releasing", "none"),
         ("program", ""),
+        ("setup", "slow"),
+        ("adopt", ["here"]),
+        ("release", ["0000:0c:00"]),
     ],
 )
 def test_what_cannot_be(option: str, value: object) -> None:
@@ -86,6 +89,7 @@ ACTS: dict[str, Callable[[FakeDriver], None]] = {
     "release": lambda driver: driver.release(ITEM),
     "program": lambda driver: driver.program(ITEM, "image-1"),
 }
+OPTION = {"release": "releasing"}
 
 
 def test_it_prepares_only_if_configured() -> None:
@@ -116,7 +120,7 @@ def test_what_it_did_is_in_its_journal(tmp_path: Path) -> None:
 @pytest.mark.parametrize("act", sorted(ACTS))
 def test_an_act_that_is_told_to_fail(act: str, tmp_path: Path) -> None:
     journal = tmp_path / "journal"
-    driver = FakeDriver("fake", {act: "fail", "journal": str(journal)})
+    driver = FakeDriver("fake", {OPTION.get(act, act): "fail", "journal": str(journal)})
     with pytest.raises(DriverFailed, match=f"told to fail: {act} of {HANDLE}"):
         ACTS[act](driver)
     assert json.loads(journal.read_text())["act"] == act
@@ -125,7 +129,7 @@ def test_an_act_that_is_told_to_fail(act: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("act", sorted(ACTS))
 def test_an_act_that_hangs_until_the_gate_is_there(act: str, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    driver = FakeDriver("fake", {act: "hang", "gate": str(gate)})
+    driver = FakeDriver("fake", {OPTION.get(act, act): "hang", "gate": str(gate)})
     thread = threading.Thread(target=ACTS[act], args=(driver,), daemon=True)
     thread.start()
     thread.join(0.1)
@@ -193,3 +197,21 @@ def test_cards_come_and_go(tmp_path: Path) -> None:
     assert [device.address for device in driver.discover()] == ["0000:0d:00.0"]
     absent.unlink()
     assert [device.address for device in driver.discover()] == here
+
+
+def test_cards_that_an_operator_adopts_and_releases() -> None:
+    options = {"num_devices": 2, "adopt": ["20:00.0", "0000:0c:00.0"], "release": ["0000:0D:00.0"]}
+    driver = FakeDriver("fake", options)
+    assert [card.address for card in driver.discover()] == ["0000:0c:00.0", "0000:20:00.0"]
+    with pytest.raises(Misconfigured, match=r"release: found '0000:20:00\.0'; expected no"):
+        FakeDriver("fake", {"adopt": ["20:00.0"], "release": ["0000:20:00.0"]})
+
+
+def test_a_setup(tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    FakeDriver("fake", {"journal": str(journal)}).setup()
+    assert not journal.exists()
+    FakeDriver("fake", {"setup": "ok", "journal": str(journal)}).setup()
+    assert json.loads(journal.read_text()) == {"act": "setup"}
+    with pytest.raises(DriverFailed, match="told to fail: setup of the host"):
+        FakeDriver("fake", {"setup": "fail"}).setup()

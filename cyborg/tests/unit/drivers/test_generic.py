@@ -190,3 +190,39 @@ def test_a_rule_that_does_not_parse_names_section_and_option(tree: SysfsTree) ->
     assert raised.value.message == (
         "[gen0] devices: found 'vendor=80'; expected four hexadecimal digits, such as vendor=8086"
     )
+
+
+def test_devices_that_an_operator_adopts_and_releases(tree: SysfsTree) -> None:
+    whole, single = "0000:5e:00.0", "0000:5f:00.0"
+    tree.function(PF, totalvfs=2)
+    vf, other = tree.virtual_functions(PF, 2)
+    tree.function(whole, vendor="10de", product="20b5", class_code="030200")
+    tree.function(single, vendor="10de", product="20b5", class_code="030200")
+
+    def found(**options: list[str]) -> dict[str, list[str]]:
+        rules = {"devices": ["vendor=10de,resource_class=CUSTOM_OURS", "action=skip,address=*"]}
+        devices = GenericDriver("gen0", {**rules, **options}, tree.root).discover()
+        return {d.address: [h.address for p in d.deployables for h in p.handles] for d in devices}
+
+    both = {whole: [whole], single: [single]}
+    assert found() == both
+    assert found(release=[single]) == {whole: [whole]}
+    assert found(adopt=[PF]) == {PF: [vf, other], **both}, "by all of its virtual functions"
+    assert found(adopt=[other]) == {PF: [other], **both}
+    assert found(adopt=["3D:00.0"], release=[vf]) == {PF: [other], **both}
+    assert found(adopt=["0000:77:00.0"]) == both, "what is not there is passed over"
+    (gpu, _) = GenericDriver("gen0", {"adopt": [whole, single]}, tree.root).discover()
+    assert gpu.deployables[0].resource_class == "PGPU", "no rule says what it is"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"adopt": ["here"]}, "adopt: found 'here'; expected PCI addresses such as"),
+        ({"release": ["0000:3d:*"]}, "release: found '0000:3d:[*]'; expected PCI addresses"),
+        ({"adopt": [PF], "release": [PF]}, f"release: found '{PF}'; expected no address that"),
+    ],
+)
+def test_addresses_that_cannot_be(options: dict[str, list[str]], message: str) -> None:
+    with pytest.raises(Misconfigured, match=rf"^\[gen0\] {message}"):
+        GenericDriver("gen0", options)

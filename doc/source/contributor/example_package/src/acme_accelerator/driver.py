@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cyborg.core.address import PciAddress
+from cyborg.core.catalogue import Support
 from cyborg.core.device import AttachHandle, Deployable, Device, DeviceType, HandleType
 from cyborg.drivers.base import Driver, Option
 
@@ -15,6 +16,8 @@ class AcmeDriver(Driver):
 
     name = "acme"
     version = "1.0"
+    TYPE = DeviceType.CRYPTO
+    SUPPORT = Support.EXPERIMENTAL
     OPTIONS = (Option("count", "int", 1, "How many cards there are, 1 to 16."),)
 
     def __init__(

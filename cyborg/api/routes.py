@@ -19,6 +19,7 @@ from cyborg.api.v2 import (
     discoveries,
     drivers,
     hardware,
+    jobs,
     outbox,
     services,
 )
@@ -37,6 +38,7 @@ def table(desk: Desk) -> Table:
     discovery = discoveries.Controller(desk)
     driver = drivers.Controller(desk)
     hardware_ = hardware.Controller(desk)
+    job = jobs.Controller(desk)
     message = outbox.Controller(desk)
     profile = device_profiles.Controller(desk)
     service = services.Controller(desk)
@@ -74,9 +76,16 @@ def table(desk: Desk) -> Table:
         "devices/*/enable": {"POST": device.enable},
         "discoveries": {"POST": discovery.create},
         "discoveries/*": {"GET": discovery.get},
-        "drivers": {"GET": driver.find},
-        "drivers/*": {"GET": driver.get},
-        "hardware": {"GET": hardware_.find},
+        "drivers": {"GET": driver.find, "POST": driver.install},
+        "drivers/*": {
+            "GET": driver.get,
+            "PATCH": driver.update,
+            "DELETE": driver.uninstall,
+        },
+        "hardware": {"GET": hardware_.find, "POST": hardware_.adopt},
+        "hardware/*": {"DELETE": hardware_.release},
+        "jobs": {"GET": job.find},
+        "jobs/*": {"GET": job.get},
         "outbox": {"GET": message.find},
         "outbox/*": {"DELETE": message.delete},
         "outbox/*/retry": {"POST": message.retry},

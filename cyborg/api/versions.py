@@ -6,8 +6,8 @@
 2.1  ``/project_id`` in the patch of accelerator requests, for administrators
 2.2  a device profile is shown by its name; ours does so at any version
 2.3  ``status`` in devices
-2.4  accelerators, drivers, hardware, services, discoveries, the outbox and audits; state and health
-     of devices, and more of them; what Placement has of deployables
+2.4  accelerators, drivers, hardware, services, discoveries, jobs, the outbox and audits; state and
+     health of devices, and more of them; what Placement has of deployables
 ==== ==========================================================================
 """
 

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``cyborg hardware-list``: the devices of the hosts as their agents last told of them."""
+"""``cyborg hardware-*``: the devices of the hosts as their agents last told of them."""
 
 import argparse
+from collections.abc import Mapping
 from typing import Any
 
 from cliff import lister
 
-from cyborg.cli import shown
+from cyborg.cli import jobs, shown
+from cyborg.cli.rest import at
 
 PATH = "/hardware"
 SHORT: shown.Columns = (
@@ -43,3 +45,36 @@ class List(lister.Lister):
         """Ask and show."""
         rows = self.app.rest.rows(PATH, "hardware", host=args.host, driver=args.driver)
         return shown.table(LONG if args.long else SHORT, rows)
+
+
+class Adopt(jobs.Ordered):
+    """Have a backend manage a device that its rules leave alone."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Add the device and the backend."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument("host", help="the host, as service-list names it")
+        parser.add_argument("address", help="where the device is, such as 0000:3b:00.0")
+        parser.add_argument("--backend", required=True, help="the backend of that host")
+        return parser
+
+    def order(self, args: argparse.Namespace) -> Mapping[str, Any]:
+        """Adopt."""
+        body = {"host": args.host, "address": args.address, "backend": args.backend}
+        answer: Mapping[str, Any] = self.app.rest.call("POST", PATH, body)
+        return answer
+
+
+class Release(jobs.Ordered):
+    """Have its backend leave a device alone from now on."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Add the device."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument("hardware", help="uuid of the device, as hardware-list shows it")
+        return parser
+
+    def order(self, args: argparse.Namespace) -> Mapping[str, Any]:
+        """Release."""
+        answer: Mapping[str, Any] = self.app.rest.call("DELETE", at(PATH, args.hardware))
+        return answer

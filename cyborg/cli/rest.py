@@ -107,10 +107,10 @@ class Rest:
             # Late: a third of a second that a mistyped command should not pay. Not the SDK's own
             # proxy, which asks for the version document first: the base URL tells enough.
             from keystoneauth1 import adapter
-            from openstack import config, exceptions
+            from openstack import exceptions
 
             try:
-                cloud = config.OpenStackConfig().get_one(argparse=self._options)
+                cloud = self._cloud()
                 session = cloud.get_session()
                 # --timeout does not reach it: the SDK looks for that in the parser's own object.
                 session.timeout = self._options.timeout or session.timeout or PATIENCE
@@ -129,6 +129,11 @@ class Rest:
                 raise Refused("this cloud has no accelerator service, and no endpoint is given")
             self._prefix = "" if _VERSIONED.search(base) else "/v2"
         return self._adapter
+
+    def _cloud(self) -> Any:
+        from openstack import config
+
+        return config.OpenStackConfig().get_one(argparse=self._options)
 
 
 def at(collection: str, name: str) -> str:

@@ -22,6 +22,7 @@ from cyborg.policies import (
     discoveries,
     drivers,
     hardware,
+    jobs,
     outbox,
     services,
 )
@@ -38,6 +39,7 @@ NOUNS: Sequence[ModuleType] = (
     discoveries,
     drivers,
     hardware,
+    jobs,
     outbox,
     services,
 )

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """/v2/hardware: the devices of every host in the words of the internal contract.
 
-It is answered from the database, which every agent's report keeps: nobody waits for a host.
+It is answered from the database, which every agent's report keeps: nobody waits for a host. Single
+devices are adopted into a backend and released from it, each by a job.
 """
 
 from typing import Any
@@ -13,6 +14,9 @@ from cyborg.api.call import Call
 from cyborg.api.operation import operation
 from cyborg.api.paging import Asked
 from cyborg.api.resource import Resource
+from cyborg.api.v2 import jobs
+from cyborg.core.errors import Conflict, NotFound
+from cyborg.core.rollout import Kind
 from cyborg.db.read import hardware as read
 from cyborg.db.read.paging import Row
 
@@ -60,6 +64,17 @@ class AllHardware(wtypes.Base):  # type: ignore[misc]
     hardware_links = wtypes.wsattr([types.Link])
 
 
+_NAME = types.Text(shortest=1)
+
+
+class AdoptedHardware(wtypes.Base):  # type: ignore[misc]
+    """A device that a backend of its host shall manage although its rules leave it alone."""
+
+    host = wtypes.wsattr(_NAME, mandatory=True)
+    address = wtypes.wsattr(types.Text(120, shortest=1), mandatory=True)
+    backend = wtypes.wsattr(_NAME, mandatory=True)
+
+
 def show(_: Call, row: Row) -> dict[str, Any]:
     """Return a device as JSON."""
     return types.dump(Hardware, row)
@@ -82,3 +97,28 @@ class Controller(Resource):
                 lambda part: read.find(connection, page=part, host=host, driver=driver)
             )
         return call.collection(NAME, show, found)
+
+    @operation(
+        rule="cyborg:hardware:adopt",
+        since=SINCE,
+        answer=jobs.BegunJob,
+        status=202,
+        body=AdoptedHardware,
+        raises=(NotFound, Conflict),
+    )
+    def adopt(self, call: Call, body: AdoptedHardware) -> Any:
+        """Have a backend manage a device that it does not, and answer at once."""
+        made = self.desk.conductor.hardware_adopt(body.host, body.address, body.backend)
+        return jobs.begun(call, Kind.UPDATE, made)
+
+    @operation(
+        rule="cyborg:hardware:release",
+        since=SINCE,
+        answer=jobs.BegunJob,
+        status=202,
+        path={"uuid": types.Uuid()},
+        raises=(NotFound, Conflict),
+    )
+    def release(self, call: Call, uuid: str) -> Any:
+        """Have its backend leave a device alone, and answer at once."""
+        return jobs.begun(call, Kind.UPDATE, self.desk.conductor.hardware_release(uuid))

@@ -40,8 +40,8 @@ SOME = settings(
     phases=[Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
-# Nothing of a stand-alone service dies in the outbox.
-BEYOND = {"outbox.delete", "outbox.retry"}
+# Nothing of a stand-alone service dies in the outbox, and its one card must stay.
+BEYOND = {"outbox.delete", "outbox.retry", "hardware.release"}
 OFTEN = st.sampled_from([True, True, True, False])
 ANYTHING = st.recursive(
     st.none()
@@ -121,11 +121,14 @@ class World:
             # An image that is being loaded keeps the card closed for a moment.
             until("the card is open", lambda: self._bind(first, patch), PATIENCE)
         audits = self.ask("GET", "audits")["audits"] or [self.ask("POST", "audits", {})]
+        until("the second driver is there", self._installed, PATIENCE)
         held = self.ask("GET", "accelerators")["accelerators"]
         self.names |= {
             "accelerators": [row["uuid"] for row in held if row["arq_uuid"] or not bound][:1],
             "audits": [audits[0]["uuid"]],
-            "drivers": ["fake"],
+            # Not the one that manages the card, of which something must be there to be bound.
+            "drivers": ["generic"],
+            "jobs": [job["uuid"] for job in self.ask("GET", "jobs?limit=1")["jobs"]],
         }
         patch[2] = patch[2] | {"value": instance}
         program = {"path": "/program", "op": "replace", "value": [{"image_uuid": instance}]}
@@ -139,6 +142,9 @@ class World:
             ("PATCH", "/deployables/{uuid}/program/{again}"): [program],
             ("POST", "/device_profiles"): [{"name": f"{names[0]}-more", "groups": groups}],
             ("POST", "/discoveries"): {"host": HOST, "driver": "fake"},
+            ("POST", "/drivers"): {"driver": "generic", "hosts": [HOST], "config": {}},
+            ("PATCH", "/drivers/{key}"): {"hosts": [HOST], "reload": True},
+            ("POST", "/hardware"): {"host": HOST, "address": "0000:00:00.0", "backend": "generic"},
         }
         self.queries = {
             "arqs": ",".join(arqs[1:]),
@@ -148,6 +154,14 @@ class World:
             "sort_key": "uuid",
             "value": names[1],
         }
+
+    def _installed(self) -> bool:
+        """Have a driver that manages nothing; a change of it may be under way."""
+        places = self.ask("GET", "drivers/generic")["hosts"]
+        if any(place["wish"] == "enabled" and place["applied"] for place in places):
+            return True
+        self._session.post(f"{self.endpoint}/v2/drivers", json={"driver": "generic"})
+        return False
 
     def _bind(self, arq: str, patch: Any) -> bool:
         url = f"{self.endpoint}/v2/accelerator_requests"

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Accelerators as each caller sees and labels them; drivers as the operator does."""
+"""Accelerators as each caller sees and labels them."""
 
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from oslo_utils import timeutils
 
-from cyborg.core.driver import driver_uuid
 from cyborg.db import schema
 from cyborg.fixtures import rows
 from cyborg.fixtures.api import INSTANCE, ApiBed, fault
@@ -117,33 +115,3 @@ def test_what_is_no_label(api: ApiBed, body: Any, said: str) -> None:
     assert answer.status_int == 400
     assert said in fault(answer)
     assert api.line.calls == []
-
-
-def test_a_driver_over_two_hosts(api: ApiBed) -> None:
-    for host, version in (("compute-1", "1"), ("compute-2", "2")):
-        agent = rows.agent(api.engine, host)
-        rows.change(api.engine, schema.services, agent, versions={"drivers": {"generic": version}})
-        rows.insert(
-            api.engine,
-            schema.backends,
-            service_id=agent,
-            name="gen0",
-            driver="generic",
-            status="FAILED",
-            error="no /sys",
-        )
-    rows.change(
-        api.engine, schema.services, agent, last_seen_at=timeutils.utcnow().replace(year=2020)
-    )
-    (found,) = api.get("/v2/drivers")["drivers"]
-    assert (found["name"], found["version"]) == ("generic", None)
-    assert found["uuid"] == driver_uuid("generic")
-    shown = [(h["host"], h["version"], h["state"], h["error"]) for h in found["hosts"]]
-    assert shown == [("compute-1", "1", "up", "no /sys"), ("compute-2", "2", "down", "no /sys")]
-    assert api.get("/v2/drivers?host=compute-2")["drivers"][0]["version"] == "2"
-    for key in ("generic", found["uuid"]):
-        assert api.get(f"/v2/drivers/{key}") == found
-    answer = api.call("GET", "/v2/drivers/genric", None, LATEST)
-    assert answer.status_int == 404
-    assert fault(answer) == "no agent has a driver 'genric'; did you mean generic?"
-    assert "did you" not in fault(api.call("GET", "/v2/drivers/zzz", None, LATEST))

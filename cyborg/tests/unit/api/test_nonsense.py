@@ -20,6 +20,7 @@ WORDS = st.sampled_from(
     [
         *("name", "groups", "uuid", "description", "device_profile_name", "host", "driver"),
         *("resources:FPGA", "trait:CUSTOM_A", "accel:x", "required", "op", "path", "value", "add"),
+        *("config", "hosts", "backend", "status", "reload", "enabled", "drain", "force", "true"),
         *("/hostname", "/instance_uuid", "a0000000-0000-4000-8000-000000000001", "1", "", "\0"),
         *("limit", "marker", "sort_key", "sort_dir", "instance", "arqs", "type", "filters.field"),
         *("\ud800", "é", "a" * 300, "-1", "1e9"),
@@ -33,7 +34,9 @@ VALUES = st.recursive(
 PATHS = st.sampled_from(
     [
         *("device_profiles", "accelerator_requests", "devices", "deployables", "attributes"),
-        *("accelerators", "drivers", "drivers/x", "hardware"),
+        *("accelerators", "drivers", "drivers/x", "hardware", "jobs"),
+        "hardware/a0000000-0000-4000-8000-000000000001",
+        "jobs/a0000000-0000-4000-8000-000000000001",
         "accelerators/a0000000-0000-4000-8000-000000000001",
         *("services", "discoveries", "device_profiles/x", "accelerator_requests/x", "nothing"),
         "accelerator_requests/a0000000-0000-4000-8000-000000000001",

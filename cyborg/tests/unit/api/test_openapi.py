@@ -16,6 +16,7 @@ from cyborg.api.routes import table
 from cyborg.core.errors import TimedOut, Unavailable
 from cyborg.fixtures import rows
 from cyborg.fixtures.api import ApiBed
+from cyborg.tests.unit.api.test_routes import rollout
 
 PATH = "/v2/openapi.json"
 ALL = {"400", "401", "403", "406", "500", "503"}
@@ -108,6 +109,7 @@ def test_what_is_answered_is_what_it_says(api: ApiBed, document: Any) -> None:
     (deployable,) = api.get("/v2/deployables")["deployables"]
     note = {"deployable_id": deployable["uuid"], "key": "rack", "value": "7"}
     assert api.call("POST", "/v2/attributes", note).status_int == 201
+    rollout(api)
     seen = 0
     for path, method, operation in operations(document):
         if method == "GET" and "{" not in path:
@@ -119,7 +121,7 @@ def test_what_is_answered_is_what_it_says(api: ApiBed, document: Any) -> None:
             )
             assert [bad.message for bad in validator.iter_errors(answer)] == [], path
             seen += bool(next(iter(answer.values())))
-    assert seen == 8
+    assert seen == 10
 
 
 @pytest.mark.parametrize(
@@ -152,6 +154,24 @@ def test_what_is_answered_is_what_it_says(api: ApiBed, document: Any) -> None:
             [{"owner": "me"}, {"name": ""}, {"tags": "a"}, {"tags": [""]}, []],
         ),
         ("post", "/audits", {"host": "a", "repair": True}, [{"hots": "a"}, {"repair": 7}]),
+        (
+            "post",
+            "/drivers",
+            {"driver": "d", "hosts": ["a"], "config": {"n": 1, "rule": ["a"]}, "backend": None},
+            [{}, [], {"driver": ""}, {"driver": "d", "hosts": "a"}, {"driver": "d", "config": []}],
+        ),
+        (
+            "patch",
+            "/drivers/{key}",
+            {"status": "disabled", "reload": True},
+            [{"status": "absent"}, {"reload": "yes"}, {"driver": "d"}, []],
+        ),
+        (
+            "post",
+            "/hardware",
+            {"host": "a", "address": "0000:01:00.0", "backend": "b"},
+            [{}, {"host": "a", "address": "", "backend": "b"}],
+        ),
     ],
 )
 def test_bodies(document: Any, method: str, path: str, well: Any, bad: list[Any]) -> None:

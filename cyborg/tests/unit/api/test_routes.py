@@ -11,6 +11,7 @@ from wsme import types as wtypes
 
 from cyborg.api.resource import Desk
 from cyborg.api.routes import table
+from cyborg.db import schema
 from cyborg.db.counting import counting
 from cyborg.fixtures import rows
 from cyborg.fixtures.api import INSTANCE, ApiBed, wish
@@ -73,12 +74,28 @@ def _check(datatype: Any, value: Any, where: str, optional: tuple[str, ...] = ()
         wtypes.validate_value(datatype, value)
 
 
+def rollout(api: ApiBed) -> None:
+    """Insert a driver that is installed, used and wanted, and a job about it."""
+    agent = {"service_id": rows.agent(api.engine, "compute-9")}
+    option = {"name": "n", "kind": "int", "default": 1, "help": "How many."}
+    its = {"support": "supported", "abilities": ["measures"], "options": [option], "type": "GPU"}
+    rows.insert(api.engine, schema.drivers, name="acme", version="1", **agent, **its)
+    one = {"driver": "acme", **agent}
+    rows.insert(api.engine, schema.backends, name="acme0", status="READY", **one)
+    wanted = {"wish": "enabled", "config": {}, "revision": 1, "applied": True}
+    rows.insert(api.engine, schema.wanted_backends, backend="acme1", **one, **wanted)
+    job = {"kind": "install", "host": "", "subject": "acme", "arguments": {}}
+    step = {"job_id": rows.insert(api.engine, schema.jobs, **job), "state": "rolling"}
+    rows.insert(api.engine, schema.job_steps, host="compute-9", backend="acme1", **step)
+
+
 def test_answers_are_what_their_types_say(api: ApiBed) -> None:
     card = rows.card(api.engine)
     rows.agent(api.engine)
     api.profile()
     (arq,) = api.arqs()
     assert api.bind(arq, card.provider).status_int == 202
+    rollout(api)
     seen = 0
     for method, path, controller in operations():
         if method == "GET" and "*" not in path:
@@ -87,9 +104,10 @@ def test_answers_are_what_their_types_say(api: ApiBed) -> None:
             for row in next(iter(body.values())):
                 if f"{path}/*" in {p for m, p, _ in operations() if m == "GET"}:
                     one = api.get(f"/v2/{path}/{row['uuid']}")
-                    assert one in (row, {"device_profile": row})
+                    # What is listed without its parts is shown with them.
+                    assert row.items() <= one.get("device_profile", one).items()
                     seen += 1
-    assert seen == 20
+    assert seen == 22
 
 
 def test_a_device_has_no_status_before_2_3(api: ApiBed) -> None:

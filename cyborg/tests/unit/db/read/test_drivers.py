@@ -35,8 +35,8 @@ def cloud(engine: sa.Engine) -> sa.Engine:
 def test_a_driver_has_the_backends_of_all_hosts(cloud: sa.Engine) -> None:
     with cloud.connect() as connection:
         fake, generic = drivers.find(connection)
-        assert drivers.get(connection, "generic") == generic
-        assert drivers.get(connection, driver_uuid("fake").upper()) == fake
+        assert drivers.get(connection, "generic") == {**generic, "options": []}
+        assert drivers.get(connection, driver_uuid("fake").upper()) == {**fake, "options": []}
         assert drivers.get(connection, "gen0") is None
     assert (fake["name"], fake["uuid"]) == ("fake", driver_uuid("fake"))
     places = [(h["host"], h["backend"], h["status"], h["version"]) for h in generic["hosts"]]
@@ -45,7 +45,65 @@ def test_a_driver_has_the_backends_of_all_hosts(cloud: sa.Engine) -> None:
         ("b", "gen0", "READY", "2"),
         ("b", "gen1", "READY", "2"),
     ]
-    assert {h["error"] for h in generic["hosts"]} == {None}
+    assert {(h["error"], h["wish"], h["applied"]) for h in generic["hosts"]} == {(None,) * 3}
+    assert (generic["version"], fake["version"]) == (None, "1")
+    assert (generic["type"], generic["support"], generic["abilities"]) == (None, "unknown", [])
+
+
+def install(engine: sa.Engine, host: str, driver: str, **facts: Any) -> None:
+    (service,) = rows.read(engine, schema.services, host=host)
+    known = {"support": "supported", "abilities": [], "options": [], "version": "1"}
+    rows.insert(engine, schema.drivers, service_id=service["id"], name=driver, **known | facts)
+
+
+def want(engine: sa.Engine, host: str, backend: str, driver: str, wish: str, **facts: Any) -> None:
+    (service,) = rows.read(engine, schema.services, host=host)
+    known = {"config": {}, "revision": 1, "applied": True}
+    its = {"backend": backend, "driver": driver, "wish": wish}
+    rows.insert(engine, schema.wanted_backends, service_id=service["id"], **its, **known | facts)
+
+
+def places(row: Any) -> list[tuple[Any, ...]]:
+    keys = ("host", "backend", "status", "wish", "applied", "error")
+    return [tuple(place[key] for key in keys) for place in row["hosts"]]
+
+
+def test_what_is_installed_and_what_is_wanted(cloud: sa.Engine) -> None:
+    option = {"name": "rule", "kind": "multi", "default": [], "help": "Which."}
+    facts = {"type": "FPGA", "abilities": ["programs"]}
+    install(cloud, "a", "generic", version="1.9", type="GPU")
+    install(cloud, "b", "generic", version="1.10", options=[option], **facts)
+    install(cloud, "c", "generic", version="1.8")
+    install(cloud, "c", "broken", version=None, error="no module acme")
+    want(cloud, "a", "g", "generic", "disabled")
+    want(cloud, "b", "gen1", "generic", "absent", applied=False, error="something is bound")
+    want(cloud, "b", "gen2", "generic", "enabled", applied=False)
+    # Another driver's, and one that is gone.
+    want(cloud, "a", "f", "acme", "enabled", applied=False)
+    want(cloud, "c", "gone", "generic", "absent")
+    want(cloud, "c", "went", "nowhere", "absent")
+    with cloud.connect() as connection:
+        acme, broken, fake, generic = drivers.find(connection)
+        assert drivers.find(connection, type="FPGA") == [generic]
+        assert drivers.find(connection, type="SSD") == []
+        assert [row["name"] for row in drivers.find(connection, host="c")] == ["broken", "generic"]
+        shown = drivers.get(connection, "generic")
+        assert drivers.get(connection, "nowhere") is None
+        assert drivers.get(connection, "broken") == {**broken, "options": []}
+    assert places(acme) == [("a", "f", "AWAITED", "enabled", False, None)]
+    assert places(broken) == [("c", None, "UNIMPORTABLE", None, None, "no module acme")]
+    assert places(fake) == [("a", "f", "READY", None, None, None)]
+    assert places(generic) == [
+        ("a", "g", "READY", "disabled", True, None),
+        ("b", "gen0", "READY", None, None, None),
+        ("b", "gen1", "READY", "absent", False, "something is bound"),
+        ("b", "gen2", "AWAITED", "enabled", False, None),
+        ("c", None, "INSTALLED", None, None, None),
+    ]
+    # What an agent runs counts for more than what is installed beside it.
+    assert [place["version"] for place in generic["hosts"]] == ["1", "2", "2", "1.10", "1.8"]
+    assert {key: generic[key] for key in facts} == facts
+    assert shown == {**generic, "options": [option]}
 
 
 def test_pages_and_the_host(cloud: sa.Engine) -> None:
@@ -117,9 +175,11 @@ def test_the_number_of_statements_does_not_grow(sqlite_engine: sa.Engine) -> Non
     for number in (1, 20):
         for n in range(number):
             agent(sqlite_engine, f"{number}-{n}", {}, a="x", b=f"driver-{number}-{n}")
+            install(sqlite_engine, f"{number}-{n}", "x")
+            want(sqlite_engine, f"{number}-{n}", "a", "x", "enabled")
             rows.card(sqlite_engine, f"{number}-{n}", handles=2)
         with sqlite_engine.connect() as connection:
-            for noun, cost in ((drivers, 2), (hardware, 1)):
+            for noun, cost in ((drivers, 4), (hardware, 1)):
                 with counting(sqlite_engine) as count:
                     assert len(noun.find(connection)) >= number
                 assert len(count) == cost, count.statements

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drivers as the operator sees them, and what of a change of them reaches the conductor."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from oslo_utils import timeutils
+
+from cyborg.api.app import make_app
+from cyborg.core.driver import driver_uuid
+from cyborg.core.errors import InUse, NotFound
+from cyborg.db import schema
+from cyborg.db.reader import Reader
+from cyborg.fixtures import rows
+from cyborg.fixtures.api import ApiBed, fault
+from cyborg.rpc.conductor import ConductorClient
+
+LATEST = {"OpenStack-API-Version": "accelerator latest"}
+JOB = "a0000000-0000-4000-8000-00000000000a"
+PATH = "/v2/drivers"
+UUID = "a0000000-0000-4000-8000-00000000000b"
+
+
+class Heard:
+    """A conductor that begins one job, and remembers what it was asked, argument by argument."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.refusal: Exception | None = None
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        signature = inspect.signature(getattr(ConductorClient, name))
+
+        def call(*args: Any, **named: Any) -> dict[str, str]:
+            bound = signature.bind(None, *args, **named).arguments
+            self.calls.append((name, {key: bound[key] for key in bound if key != "self"}))
+            if self.refusal is not None:
+                raise self.refusal
+            return {"uuid": JOB}
+
+        return call
+
+
+@pytest.fixture
+def heard(api: ApiBed) -> Heard:
+    found = Heard()
+    api.app = make_app(api.conf, found, Reader(api.engine))  # type: ignore[arg-type]
+    return found
+
+
+def test_a_driver_over_two_hosts(api: ApiBed) -> None:
+    for host, version in (("compute-1", "1"), ("compute-2", "2")):
+        agent = rows.agent(api.engine, host)
+        rows.change(api.engine, schema.services, agent, versions={"drivers": {"generic": version}})
+        rows.insert(
+            api.engine,
+            schema.backends,
+            service_id=agent,
+            name="gen0",
+            driver="generic",
+            status="FAILED",
+            error="no /sys",
+        )
+    rows.change(
+        api.engine, schema.services, agent, last_seen_at=timeutils.utcnow().replace(year=2020)
+    )
+    (found,) = api.get("/v2/drivers")["drivers"]
+    assert (found["name"], found["version"]) == ("generic", None)
+    assert found["uuid"] == driver_uuid("generic")
+    shown = [(h["host"], h["version"], h["state"], h["error"]) for h in found["hosts"]]
+    assert shown == [("compute-1", "1", "up", "no /sys"), ("compute-2", "2", "down", "no /sys")]
+    assert api.get("/v2/drivers?host=compute-2")["drivers"][0]["version"] == "2"
+    for key in ("generic", found["uuid"]):
+        assert api.get(f"/v2/drivers/{key}") == {**found, "options": []}
+    answer = api.call("GET", "/v2/drivers/genric", None, LATEST)
+    assert answer.status_int == 404
+    assert fault(answer) == "no agent has a driver 'genric'; did you mean generic?"
+    assert "did you" not in fault(api.call("GET", "/v2/drivers/zzz", None, LATEST))
+
+
+def test_installed_and_used_by_nobody(api: ApiBed) -> None:
+    agent = rows.agent(api.engine)
+    option = {"name": "rule", "kind": "multi", "default": ["x"], "help": "Which devices."}
+    facts = {"version": "1", "type": "GPU", "support": "supported", "abilities": ["measures"]}
+    its = {"service_id": agent, "name": "acme", "options": [option], **facts}
+    rows.insert(api.engine, schema.drivers, **its)
+    (found,) = api.get(f"{PATH}?type=GPU&host=compute-1")["drivers"]
+    assert {key: found[key] for key in facts} == facts
+    (place,) = found["hosts"]
+    assert (place["backend"], place["status"], place["state"]) == (None, "INSTALLED", "up")
+    assert (place["wish"], place["applied"]) == (None, None)
+    assert api.get(f"{PATH}/acme") == {**found, "options": [option]}
+    assert api.get(f"{PATH}?type=FPGA")["drivers"] == []
+
+
+CONFIG = {"rule": ["a", "b"], "num_devices": 2, "ratio": 0.5, "quick": True, "root": "/sys"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "kind", "call", "arguments"),
+    [
+        (
+            *("POST", PATH, {"driver": "generic"}, "install", "driver_install"),
+            {"driver": "generic", "backend": None, "hosts": None, "config": None},
+        ),
+        (
+            *("POST", PATH),
+            {"driver": UUID, "backend": "gen0", "hosts": ["b", "a", "b"], "config": CONFIG},
+            *("install", "driver_install"),
+            {"driver": UUID, "backend": "gen0", "hosts": ["b", "a"], "config": CONFIG},
+        ),
+        (
+            *("PATCH", f"{PATH}/generic", {"config": CONFIG}, "update", "driver_update"),
+            {
+                **{"driver": "generic", "backend": None, "hosts": None},
+                **{"config": CONFIG, "wish": None, "reload": False},
+            },
+        ),
+        (
+            *("PATCH", f"{PATH}/generic"),
+            {"status": "disabled", "reload": True, "hosts": ["a"], "backend": "gen0"},
+            *("update", "driver_update"),
+            {
+                **{"driver": "generic", "backend": "gen0", "hosts": ["a"]},
+                **{"config": None, "wish": "disabled", "reload": True},
+            },
+        ),
+        (
+            *("DELETE", f"{PATH}/generic", None, "uninstall", "driver_uninstall"),
+            {
+                **{"driver": "generic", "backend": None, "hosts": None},
+                **{"drain": False, "force": False},
+            },
+        ),
+        (
+            *("DELETE", f"{PATH}/generic?drain=true&force=true&host=a&host=b&backend=gen0", None),
+            *("uninstall", "driver_uninstall"),
+            {
+                **{"driver": "generic", "backend": "gen0", "hosts": ["a", "b"]},
+                **{"drain": True, "force": True},
+            },
+        ),
+        (
+            *("POST", "/v2/hardware", {"host": "a", "address": "0000:01:00.0", "backend": "gen0"}),
+            *("update", "hardware_adopt"),
+            {"host": "a", "address": "0000:01:00.0", "backend": "gen0"},
+        ),
+        (
+            *("DELETE", f"/v2/hardware/{UUID.upper()}", None, "update", "hardware_release"),
+            {"uuid": UUID},
+        ),
+    ],
+)
+def test_a_change_is_one_call_and_a_job(
+    api: ApiBed,
+    heard: Heard,
+    method: str,
+    path: str,
+    body: Any,
+    kind: str,
+    call: str,
+    arguments: dict[str, Any],
+) -> None:
+    answer = api.call(method, path, body, LATEST)
+    assert answer.status_int == 202, answer.text
+    assert heard.calls == [(call, arguments)]
+    url = f"http://localhost/v2/jobs/{JOB}"
+    links = [{"rel": "self", "href": url}]
+    assert answer.json == {"uuid": JOB, "kind": kind, "state": "pending", "links": links}
+    assert answer.headers["Location"] == url
+    # Before 2.4 there is none of it.
+    assert api.call(method, path, body).status_int == 404
+    for error, status in ((NotFound("no driver x"), 404), (InUse("held by y"), 409)):
+        heard.refusal = error
+        refused = api.call(method, path, body, LATEST)
+        assert (refused.status_int, fault(refused)) == (status, error.message)
+
+
+LONG = "h" * 256
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "said"),
+    [
+        ("POST", PATH, {}, "driver: missing"),
+        ("POST", PATH, [], "object"),
+        ("POST", PATH, [{"driver": "x"}], "object"),
+        ("POST", PATH, {"driver": ""}, "driver"),
+        ("POST", PATH, {"driver": 7}, "driver"),
+        ("POST", PATH, {"driver": LONG}, "driver"),
+        ("POST", PATH, {"driver": "x", "code": "import os"}, "code: unknown field"),
+        ("POST", PATH, {"driver": "x", "backend": ""}, "backend"),
+        ("POST", PATH, {"driver": "x", "hosts": []}, "leave it out for all"),
+        ("POST", PATH, {"driver": "x", "hosts": "a"}, "hosts: must be a list"),
+        ("POST", PATH, {"driver": "x", "hosts": {"a": 1}}, "hosts: must be a list"),
+        ("POST", PATH, {"driver": "x", "hosts": ["a"] * 10_001}, "hosts: must be a list"),
+        ("POST", PATH, {"driver": "x", "hosts": [""]}, "hosts"),
+        ("POST", PATH, {"driver": "x", "hosts": ["a\0"]}, "hosts"),
+        ("POST", PATH, {"driver": "x", "hosts": ["\ud800"]}, "hosts"),
+        ("POST", PATH, {"driver": "x", "hosts": [LONG]}, "hosts"),
+        ("POST", PATH, {"driver": "x", "hosts": [None]}, "hosts"),
+        ("POST", PATH, {"driver": "x", "config": "a=b"}, "config: must be an object"),
+        ("POST", PATH, {"driver": "x", "config": [["a", "b"]]}, "config: must be an object"),
+        ("POST", PATH, {"driver": "x", "config": {"a": None}}, "config: a: must be text"),
+        ("POST", PATH, {"driver": "x", "config": {"a": {"b": 1}}}, "config: a: must be text"),
+        ("POST", PATH, {"driver": "x", "config": {"a": [["b"]]}}, "config: a: must be text"),
+        ("POST", PATH, b'{"driver": "x", "config": {"a": 1e999}}', "config: a: must be text"),
+        ("POST", PATH, {"driver": "x", "config": {"": 1}}, "config"),
+        ("POST", PATH, {"driver": "x", "config": {LONG: 1}}, "config"),
+        ("POST", PATH, {"driver": "x", "config": {"a": "b\0"}}, "config: a"),
+        ("POST", PATH, {"driver": "x", "config": {"a": "b\ud800"}}, "config: a"),
+        ("POST", PATH, {"driver": "x", "config": {"a": "b" * 4097}}, "config: a"),
+        ("POST", PATH, {"driver": "x", "config": {"a": ["b" * 4000] * 17}}, "at most 65536"),
+        ("PATCH", f"{PATH}/x", {}, "nothing to change"),
+        ("PATCH", f"{PATH}/x", {"config": {}, "reload": False}, "nothing to change"),
+        ("PATCH", f"{PATH}/x", {"hosts": ["a"], "backend": "b"}, "nothing to change"),
+        ("PATCH", f"{PATH}/x", {"status": None}, "nothing to change"),
+        ("PATCH", f"{PATH}/x", {"status": "absent"}, "status"),
+        ("PATCH", f"{PATH}/x", {"reload": "yes"}, "reload: must be true or false"),
+        ("PATCH", f"{PATH}/x", {"reload": 1}, "reload: must be true or false"),
+        ("PATCH", f"{PATH}/x", [], "object"),
+        ("PATCH", PATH, {"reload": True}, None),
+        ("DELETE", PATH, None, None),
+        ("DELETE", f"{PATH}/x?drain=1", None, "drain"),
+        ("DELETE", f"{PATH}/x?force=true&force=true", None, "force: given twice"),
+        ("DELETE", f"{PATH}/x?host=", None, "host"),
+        ("DELETE", f"{PATH}/x?hosts=a", None, "hosts: unknown parameter"),
+        ("DELETE", f"{PATH}/x?backend=a%00", None, "backend"),
+        ("GET", f"{PATH}?type=TPU", None, "type"),
+        ("POST", "/v2/hardware", {}, "missing"),
+        ("POST", "/v2/hardware", {"host": "a", "backend": "b"}, "address: missing"),
+        ("POST", "/v2/hardware", {"host": "a", "address": "", "backend": "b"}, "address"),
+        ("POST", "/v2/hardware", {"host": "a", "address": "x" * 121, "backend": "b"}, "address"),
+        ("POST", "/v2/hardware", [], "object"),
+        ("DELETE", "/v2/hardware/0000:01:00.0", None, "is not a uuid"),
+    ],
+)
+def test_what_cannot_be_asked(
+    api: ApiBed, heard: Heard, method: str, path: str, body: Any, said: str | None
+) -> None:
+    answer = api.call(method, path, body, LATEST)
+    assert answer.status_int == (405 if said is None else 400), answer.text
+    assert (said or "is not for") in fault(answer)
+    assert heard.calls == []
+
+
+def test_a_name_that_none_can_have(api: ApiBed, heard: Heard) -> None:
+    for method, body in (("GET", None), ("PATCH", {"reload": True}), ("DELETE", None)):
+        assert api.call(method, f"{PATH}/{LONG}", body, LATEST).status_int == 404
+    assert heard.calls == []

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs as they are listed and shown, on every database."""
+
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from cyborg.core.errors import Invalid
+from cyborg.db import schema
+from cyborg.db.counting import counting
+from cyborg.db.read import jobs
+from cyborg.db.read.paging import Page
+from cyborg.fixtures import rows
+
+
+def add(engine: sa.Engine, kind: str, subject: str, *steps: tuple[str, str], **job: Any) -> str:
+    """Insert a job with steps (host, state) and return its uuid."""
+    known = {"host": "", "arguments": {"config": {"password": "secret"}}}
+    id_ = rows.insert(engine, schema.jobs, kind=kind, subject=subject, **known | job)
+    for n, (host, state) in enumerate(steps):
+        its = {"backend": f"gen{n}", "state": state, "error": "no" if state == "failed" else None}
+        rows.insert(engine, schema.job_steps, job_id=id_, host=host, **its)
+    (row,) = rows.read(engine, schema.jobs, id=id_)
+    return str(row["uuid"])
+
+
+@pytest.fixture
+def made(engine: sa.Engine) -> list[str]:
+    return [
+        add(engine, "install", "generic", ("b", "done"), ("a", "failed"), ("a", "done")),
+        add(engine, "prepare", "instance-1", host="a", attempts=2),
+        add(engine, "update", "generic", ("c", "waiting"), state="done"),
+    ]
+
+
+def test_a_job_counts_its_steps_and_shows_them(engine: sa.Engine, made: list[str]) -> None:
+    with engine.connect() as connection:
+        first, second, third = jobs.find(connection)
+        shown = jobs.get(connection, made[0])
+        assert jobs.get(connection, made[1]) == {**second, "steps": []}
+        assert jobs.get(connection, "none-such") is None
+    assert [row["uuid"] for row in (first, second, third)] == made
+    assert shown == {
+        **first,
+        "steps": [
+            {"host": "a", "backend": "gen1", "state": "failed", "error": "no"},
+            {"host": "a", "backend": "gen2", "state": "done", "error": None},
+            {"host": "b", "backend": "gen0", "state": "done", "error": None},
+        ],
+    }
+    assert first["progress"] == {"done": 2, "failed": 1}
+    assert (first["host"], first["state"], first["attempts"]) == (None, "pending", 0)
+    assert (second["host"], second["attempts"], second["progress"]) == ("a", 2, {})
+    assert "secret" not in str([first, shown])
+
+
+@pytest.mark.parametrize(
+    ("filters", "found"),
+    [
+        ({"kind": "install"}, [0]),
+        ({"state": "pending"}, [0, 1]),
+        ({"subject": "generic"}, [0, 2]),
+        ({"host": "a"}, [0, 1]),
+        ({"host": "b"}, [0]),
+        ({"host": "c", "state": "done"}, [2]),
+        ({"host": ""}, []),
+        ({"host": "nowhere"}, []),
+    ],
+)
+def test_filters(
+    engine: sa.Engine, made: list[str], filters: dict[str, str], found: list[int]
+) -> None:
+    with engine.connect() as connection:
+        listed = [row["uuid"] for row in jobs.find(connection, **filters)]
+    assert listed == [made[n] for n in found]
+
+
+def test_pages(engine: sa.Engine, made: list[str]) -> None:
+    with engine.connect() as connection:
+        (first,) = jobs.find(connection, page=Page(1))
+        rest = jobs.find(connection, page=Page(5, first["uuid"]))
+        last = jobs.find(connection, page=Page(2, None, "attempts", "desc"))
+        with pytest.raises(Invalid):
+            jobs.find(connection, page=Page(sort_key="arguments"))
+    assert [row["uuid"] for row in (first, *rest)] == made
+    assert first["progress"] == {"done": 2, "failed": 1}
+    assert last[0]["uuid"] == made[1]
+
+
+def test_the_number_of_statements_does_not_grow(sqlite_engine: sa.Engine) -> None:
+    for number in (1, 20):
+        for n in range(number):
+            add(sqlite_engine, "install", f"{number}-{n}", *((f"h{m}", "done") for m in range(3)))
+        with sqlite_engine.connect() as connection:
+            with counting(sqlite_engine) as count:
+                assert {row["progress"]["done"] for row in jobs.find(connection)} == {3}
+            assert len(count) == 2, count.statements

@@ -74,7 +74,7 @@ def table(desk: Desk) -> Table:
         "devices/*": {"GET": device.get},
         "devices/*/disable": {"POST": device.disable},
         "devices/*/enable": {"POST": device.enable},
-        "discoveries": {"POST": discovery.create},
+        "discoveries": {"GET": discovery.find, "POST": discovery.create},
         "discoveries/*": {"GET": discovery.get},
         "drivers": {"GET": driver.find, "POST": driver.install},
         "drivers/*": {

@@ -26,6 +26,8 @@ from cyborg.db.unit_of_work import UnitOfWork
 LOG = log.getLogger(__name__)
 
 CALLS_AT_ONCE = 8
+KEEP = timedelta(days=1)  # how long discoveries can be looked up
+PURGED = 1000  # parts of them at a time
 _OUTCOMES: Mapping[BackendStatus, str] = {
     BackendStatus.READY: store.DONE,
     BackendStatus.ERROR: store.FAILED,
@@ -98,12 +100,17 @@ class Discoveries:
         self._uow.run(lambda tx: store.decide(tx, uuid, host, outcomes))
 
     def sweep(self) -> int:
-        """Fail what has been in progress for too long; return how many backends' rows that was."""
+        """Fail what has been in progress for too long, and forget what is old.
+
+        Returns how many backends' rows that was.
+        """
         # A call on the bus, the discovery itself, and the call back.
         seconds = 2 * self._conf.rpc.timeout + self._conf.agent.discovery_timeout
         before = self._now() - timedelta(seconds=seconds)
         error = f"no answer in {seconds:g} s: is the agent of this host running?"
-        return self._uow.run(lambda tx: store.fail_older(tx, before, error))
+        old = self._now() - KEEP
+        purged = self._uow.run(lambda tx: store.purge(tx, old, PURGED))
+        return purged + self._uow.run(lambda tx: store.fail_older(tx, before, error))
 
     def stop(self) -> None:
         """Begin no more calls; those that were not made are failed by a later sweep."""

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """/v2/discoveries: telling agents to look at their hardware now, and what came of it."""
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -9,9 +10,11 @@ from wsme import types as wtypes
 from cyborg.api import types
 from cyborg.api.call import Call
 from cyborg.api.operation import operation
+from cyborg.api.paging import Asked
 from cyborg.api.resource import Resource
 from cyborg.core.errors import NotFound
 from cyborg.db.read import discoveries as read
+from cyborg.db.read.paging import Row
 
 NAME = "discoveries"
 SINCE = (2, 4)
@@ -39,6 +42,24 @@ class Discovery(wtypes.Base):  # type: ignore[misc]
     links = wtypes.wsattr([types.Link], mandatory=True)
 
 
+class ListedDiscovery(wtypes.Base):  # type: ignore[misc]
+    """A discovery in a list; ``progress`` counts its parts by their state."""
+
+    uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
+    state = wtypes.wsattr(State, mandatory=True)
+    progress = wtypes.wsattr({str: int}, mandatory=True)
+    created_at = wtypes.wsattr(datetime, mandatory=True)
+    updated_at = wtypes.wsattr(datetime)
+    links = wtypes.wsattr([types.Link], mandatory=True)
+
+
+class Discoveries(wtypes.Base):  # type: ignore[misc]
+    """A list of discoveries."""
+
+    discoveries = wtypes.wsattr([ListedDiscovery], mandatory=True)
+    discoveries_links = wtypes.wsattr([types.Link])
+
+
 class Begun(wtypes.Base):  # type: ignore[misc]
     """A discovery that has just begun."""
 
@@ -54,8 +75,27 @@ class NewDiscovery(wtypes.Base):  # type: ignore[misc]
     driver = wtypes.wsattr(types.Text(shortest=1))
 
 
+def _show(call: Call, row: Row) -> Mapping[str, Any]:
+    return call.dump(ListedDiscovery, row, NAME)
+
+
 class Controller(Resource):
     """The operations on discoveries."""
+
+    @operation(
+        rule="cyborg:discovery:get_all",
+        since=SINCE,
+        answer=Discoveries,
+        query={"host": types.Text(), "state": State},
+        paged=True,
+    )
+    def find(self, call: Call, host: str | None, state: str | None, page: Asked) -> Any:
+        """List the discoveries of the last day."""
+        with self.desk.reader.connect() as connection:
+            found = page.read(
+                lambda part: read.whole(connection, page=part, host=host, state=state)
+            )
+        return call.collection(NAME, _show, found)
 
     @operation(
         rule="cyborg:discovery:create",

@@ -29,7 +29,7 @@ class Page:
 def cut(
     connection: sa.Connection,
     query: sa.Select[Any],
-    table: sa.Table,
+    table: sa.FromClause,
     page: Page | None,
     sortable: Mapping[str, sa.ColumnElement[Any]],
 ) -> sa.Select[Any]:
@@ -103,7 +103,7 @@ def _is_up(page: Page) -> bool:
 def _place(
     connection: sa.Connection,
     query: sa.Select[Any],
-    table: sa.Table,
+    table: sa.FromClause,
     marker: str,
     key: sa.ColumnElement[Any] | None,
 ) -> Sequence[Any]:

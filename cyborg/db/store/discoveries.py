@@ -81,6 +81,17 @@ def fail_host(tx: sa.Connection, uuid: str, host: str, error: str) -> int:
     ).rowcount
 
 
+def purge(tx: sa.Connection, before: datetime, limit: int) -> int:
+    """Forget parts that were asked for before this moment; return how many."""
+    ids = tx.scalars(
+        sa.select(discoveries.c.id)
+        .where(discoveries.c.created_at < before)
+        .order_by(discoveries.c.id)
+        .limit(limit)
+    ).all()
+    return bulk.delete(tx, discoveries, ids)
+
+
 def fail_older(tx: sa.Connection, before: datetime, error: str) -> int:
     """Record that whatever began before this moment never came to an end; return how many."""
     return tx.execute(

@@ -71,6 +71,7 @@ CALLS: dict[str, Call] = {
     "POST /v2/device_profiles": Call(400, [{"name": "x y", "groups": []}]),
     "DELETE /v2/device_profiles/{uuid_or_name}": Call(404),
     "DELETE /v2/device_profiles": Call(404, query="?value=none-such"),
+    "GET /v2/discoveries": Call(200),
     "POST /v2/discoveries": Call(404, {"host": "none-such"}),
     "GET /v2/discoveries/{uuid}": Call(404),
     "GET /v2/drivers": Call(200),

@@ -147,6 +147,9 @@ def test_what_never_ends_is_failed_by_the_sweep(engine: sa.Engine) -> None:
     later = room(engine, Bus(), timeutils.utcnow() + timedelta(minutes=10))
     assert later.sweep() == 1
     assert states(engine, uuid) == {("alpha", "fake"): "FAILED"}
+    tomorrow = room(engine, Bus(), timeutils.utcnow() + timedelta(days=1, minutes=1))
+    assert tomorrow.sweep() == 1, "it is forgotten"
+    assert states(engine, uuid) == {}
 
 
 def test_malformed_words_of_an_agent_are_refused(sqlite_engine: sa.Engine) -> None:

@@ -69,6 +69,7 @@ TABLE: Mapping[str, set[str]] = {
     "cyborg:device_profile:create": ELEVATED,
     "cyborg:device_profile:delete": ELEVATED,
     "cyborg:discovery:create": ELEVATED,
+    "cyborg:discovery:get_all": ELEVATED,
     "cyborg:discovery:get_one": ELEVATED,
     "cyborg:driver:get_all": ELEVATED,
     "cyborg:driver:get_one": ELEVATED,

@@ -112,3 +112,30 @@ def test_a_provider_is_stale_until_its_revision_is_published(engine: sa.Engine) 
     assert len(count) == 4
     assert (fresh["stale"], stale["stale"]) == (False, True)
     assert stale["stale_since"] == now
+
+
+def test_discoveries_as_a_whole(engine: sa.Engine) -> None:
+    parts = {
+        "a": [("c1", "x", "DONE"), ("c2", "x", "FAILED"), ("c3", "x", "IN-PROGRESS")],
+        "b": [("c1", "x", "DONE"), ("c2", "x", "FAILED")],
+        "c": [("c1", "x", "DONE"), ("c1", "y", "DONE")],
+    }
+    for uuid, held in parts.items():
+        for host, backend, state in held:
+            rows.insert(
+                engine, schema.discoveries, uuid=uuid, host=host, backend=backend, state=state
+            )
+    with Reader(engine).connect() as connection:
+        with counting(engine) as counted:
+            found = discoveries.whole(connection)
+        assert len(counted) == 1
+        assert [(row["uuid"], row["state"], row["progress"]) for row in found] == [
+            ("a", "IN-PROGRESS", {"DONE": 1, "FAILED": 1, "IN-PROGRESS": 1}),
+            ("b", "FAILED", {"DONE": 1, "FAILED": 1}),
+            ("c", "DONE", {"DONE": 2}),
+        ]
+        assert [r["uuid"] for r in discoveries.whole(connection, host="c2")] == ["a", "b"]
+        assert discoveries.whole(connection, host="c2")[1]["progress"] == {"DONE": 1, "FAILED": 1}
+        assert [r["uuid"] for r in discoveries.whole(connection, state="DONE")] == ["c"]
+        page = Page(limit=1, marker="c", sort_key="created_at", sort_dir="desc")
+        assert [r["uuid"] for r in discoveries.whole(connection, page=page)] == ["b"]

@@ -17,6 +17,13 @@ OPTIONS = [
     cfg.FloatOpt(
         "timeout", default=30.0, min=0.1, help="Seconds to wait for an answer on the bus."
     ),
+    cfg.ListOpt(
+        "callers",
+        default=[],
+        help="The broker's users whose calls this daemon takes, as RabbitMQ vouches for them; "
+        "empty takes those of all. An agent that names the conductors' user here takes no orders "
+        "from another host that was broken into.",
+    ),
 ]
 
 

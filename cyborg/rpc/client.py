@@ -51,9 +51,10 @@ class Client:
         envelope.bounded(arguments, limit, what)
         self._transport.ensure_open()
         there = f" on {server}" if server else ""
-        client = self._oslo.prepare(server=server) if server else self._oslo
+        version, sent = self._contract.needed(method, arguments)
+        to = {"version": version} | ({"server": server} if server else {})
         try:
-            body = client.call(context.current(), method, **arguments)
+            body = self._oslo.prepare(**to).call(context.current(), method, **sent)
         except oslo_messaging.MessagingTimeout as bad:
             raise TimedOut(f"{what}{there} did not answer in {self._conf.rpc.timeout:g} s") from bad
         except oslo_messaging.RemoteError as bad:

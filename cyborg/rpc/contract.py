@@ -3,11 +3,13 @@
 
 A server answers the methods of its contract and no others. A change of this table is a change of
 the internal contract: a new method or a new optional argument raises the minor version, anything
-else the major one.
+else the major one. A call carries the oldest version that understands it, so that sides whose minor
+versions differ speak to each other.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 OTHER_BYTES = 1024 * 1024
 """The largest message that is no report, in bytes of JSON."""
@@ -15,12 +17,20 @@ OTHER_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One message: its arguments in order, those that may be left out, its version."""
+    """One message: its arguments in order, those that may be left out, its version.
+
+    ``later`` has the version of each optional argument that is younger than the method.
+    """
 
     arguments: tuple[str, ...]
     optional: frozenset[str] = frozenset()
     since: str = "1.0"
     report: bool = False  # of the size that [conductor] max_report_bytes allows
+    later: Mapping[str, str] = field(default_factory=dict)
+
+
+def _parts(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +40,17 @@ class Contract:
     name: str
     version: str
     methods: Mapping[str, Method]
+
+    def needed(self, method: str, arguments: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        """Return the oldest version that understands a call, and the arguments to send.
+
+        A younger argument that is None says nothing, and is left out: an older side takes the rest.
+        """
+        known = self.methods[method]
+        sent = {k: v for k, v in arguments.items() if k not in known.later or v is not None}
+        versions = [known.since, *(known.later[name] for name in sent if name in known.later)]
+        # Another major version is another contract, from its beginning.
+        return max([*versions, f"{self.version.partition('.')[0]}.0"], key=_parts), sent
 
 
 CONDUCTOR = Contract(

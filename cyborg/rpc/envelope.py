@@ -14,9 +14,15 @@ from cyborg.core.errors import CyborgError, Invalid, Unavailable, from_wire
 
 
 def size(body: Any, what: str) -> int:
-    """Return the bytes of a message as JSON. Raises Invalid for what JSON cannot hold."""
+    """Return the bytes of a message as JSON. Raises Invalid for what JSON cannot hold.
+
+    Half a surrogate pair is no text: no database takes it, and no log can show it.
+    """
     try:
-        return len(json.dumps(body, separators=(",", ":"), allow_nan=False))
+        text = json.dumps(body, separators=(",", ":"), allow_nan=False)
+        if "\\ud" in text:
+            json.dumps(body, ensure_ascii=False).encode()
+        return len(text)
     except (TypeError, ValueError, RecursionError) as bad:
         raise Invalid(f"{what}: not plain JSON values: {bad}", field=what) from bad
 

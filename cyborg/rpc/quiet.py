@@ -7,7 +7,8 @@ The rabbit driver says it for each connection at each try, which is every second
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 DRIVER = "oslo.messaging._drivers.impl_rabbit"
 QUIET = 60.0  # seconds between two lines of one kind
@@ -38,6 +39,24 @@ class OnceAMinute(logging.Filter):
                 return False
             self._last[place] = now
             return True
+
+
+@contextmanager
+def listening(hear: Callable[[str], None]) -> Iterator[None]:
+    """Pass on what the rabbit driver complains of in this thread, whether or not it is logged."""
+    me = threading.get_ident()
+
+    def note(record: logging.LogRecord) -> bool:
+        if record.thread == me and record.levelno >= logging.WARNING:
+            hear(record.getMessage())
+        return True
+
+    logger = logging.getLogger(DRIVER)
+    logger.filters.insert(0, note)  # before the one that passes a line a minute
+    try:
+        yield
+    finally:
+        logger.removeFilter(note)
 
 
 def install() -> None:

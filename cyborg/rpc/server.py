@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answering the methods of a contract, and nothing else."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import oslo_messaging
 from oslo_config import cfg
-from oslo_context.context import RequestContext
 from oslo_log import log
+from oslo_messaging.rpc.server import RPCServer
 
-from cyborg.core.errors import CyborgError, Invalid, Unavailable
+from cyborg.core.errors import CyborgError, Invalid, Stale, Unavailable
+from cyborg.core.text import clean
 from cyborg.rpc import envelope
-from cyborg.rpc.context import ContextSerializer
+from cyborg.rpc.context import CallContext, ContextSerializer
 from cyborg.rpc.contract import CONTRACTS, OTHER_BYTES, Contract, Method
 from cyborg.rpc.transport import FAULTS, Transport
 
@@ -63,16 +64,38 @@ def make_server(
         exchange=conf.rpc.topic, topic=topic, server=host, version=contract.version
     )
     answers = _Endpoint(conf, contract, endpoint)
+    policy = oslo_messaging.ExplicitRPCAccessPolicy
     return Server(
         transport,
-        lambda: oslo_messaging.get_rpc_server(
+        lambda: RPCServer(
             transport.oslo,
             target,
-            [answers],
-            serializer=ContextSerializer(),
-            access_policy=oslo_messaging.ExplicitRPCAccessPolicy,
+            _Dispatcher(contract.name, [answers], ContextSerializer(), policy),
         ),
     )
+
+
+class _Dispatcher(oslo_messaging.RPCDispatcher):  # type: ignore[misc]
+    """Finds the method that a message calls, or says once that there is none."""
+
+    def __init__(self, name: str, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._name = name
+
+    def dispatch(self, incoming: Any) -> Any:
+        """Answer a call. Raises ExpectedException for one of a method that is not there.
+
+        Its caller is told, who may be of a newer version; how our program looks it is not told.
+        """
+        try:
+            return super().dispatch(incoming)
+        except oslo_messaging.RPCDispatcherError as bad:
+            ctxt = self.serializer.deserialize_context(incoming.ctxt)
+            ctxt.update_store()
+            LOG.warning("cyborg-%s refused a call %s: %s", self._name, _sender(ctxt, {}), bad)
+            refusal = oslo_messaging.ExpectedException()
+            refusal.exc_info = (type(bad), bad, None)
+            raise refusal from None
 
 
 class _Endpoint:
@@ -91,19 +114,28 @@ class _Endpoint:
 def _answering(
     what: str, method: Method, limit: int, most: int, work: Callable[..., Any]
 ) -> Callable[..., dict[str, Any]]:
-    def answer(ctxt: RequestContext, **arguments: Any) -> dict[str, Any]:
+    # By position: an argument of any name may come.
+    def answer(ctxt: CallContext, /, **arguments: Any) -> dict[str, Any]:
         # The log shows the caller's request id while its thread is busy with it.
         ctxt.update_store()
         try:
             _check(what, method, limit, arguments)
+        except Invalid as error:
+            LOG.warning("%s refused %s: %s", what, _sender(ctxt, arguments), _line(error))
+            return envelope.failure(error)
+        try:
             return _answer(what, most, work(ctxt, **arguments))
         except CyborgError as error:
             if type(error) is not CyborgError:
-                LOG.info("%s refused: %s", what, error.message)
+                # What users do wrong is no matter of the operator's; what daemons do wrong is.
+                level = log.WARNING if method.report or isinstance(error, Stale) else log.INFO
+                LOG.log(level, "%s refused %s: %s", what, _sender(ctxt, arguments), _line(error))
                 return envelope.failure(error)
-            LOG.exception("%s failed", what)
+            LOG.exception("%s failed %s", what, _sender(ctxt, arguments))
         except Exception:
-            LOG.exception("%s failed for a reason nobody foresaw", what)
+            LOG.exception(
+                "%s failed for a reason nobody foresaw %s", what, _sender(ctxt, arguments)
+            )
         return envelope.failure(
             CyborgError(f"internal error: the log has it under request id {ctxt.request_id}")
         )
@@ -126,4 +158,19 @@ def _check(what: str, method: Method, limit: int, arguments: dict[str, Any]) -> 
     if missing := sorted(set(method.arguments) - method.optional - given):
         raise Invalid(f"{what}: the argument {missing[0]} is missing", field=missing[0])
     if extra := sorted(given - set(method.arguments)):
-        raise Invalid(f"{what}: the argument {extra[0]} is unknown", field=extra[0])
+        name = clean(extra[0], 64)
+        raise Invalid(f"{what}: the argument {name} is unknown", field=name)
+
+
+def _sender(ctxt: CallContext, arguments: Mapping[str, Any]) -> str:
+    """Return in words who calls: the daemon, the host it speaks for, the request."""
+    report = arguments.get("report")
+    told = report if isinstance(report, Mapping) else arguments
+    words = [f"{key} {clean(str(told[key])[:64])}" for key in ("host", "epoch") if told.get(key)]
+    words = [word.replace("\n", " ") for word in words]
+    return f"from {', '.join([ctxt.sender, *words, str(ctxt.request_id)])}"
+
+
+def _line(error: CyborgError) -> str:
+    """Return an error's message as one line of a log."""
+    return clean(error.message.replace("\n", " "), 2000)

@@ -195,6 +195,9 @@ class Host:
     def hardware(self, ctxt: Any, driver: Any = None) -> dict[str, Any]:
         return {"hardware": [self.name]}
 
+    def wanted(self, ctxt: Any, revision: Any) -> dict[str, Any]:
+        return {"revision": revision}
+
     def job(self, ctxt: Any, job: Any, kind: Any, arguments: Any, seconds: Any) -> dict[str, Any]:
         return {"state": "running", "error": None}
 

@@ -11,7 +11,7 @@ from cyborg.core.errors import KINDS, CyborgError, Invalid, NoHandle, Unavailabl
 from cyborg.rpc import envelope
 
 PLAIN = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(),
+    st.none() | st.booleans() | st.integers() | st.text(),  # of no lone surrogates
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )
@@ -39,10 +39,16 @@ def test_details_that_cannot_travel_are_left_out() -> None:
     assert body == {"error": {"code": "no_handle", "message": "none is free", "details": {}}}
 
 
-@pytest.mark.parametrize("value", [b"bytes", {"a": object()}, float("nan"), {1, 2}])
+@pytest.mark.parametrize(
+    "value", [b"bytes", {"a": object()}, float("nan"), {1, 2}, "\ud800", {"a": ["b\udfff"]}]
+)
 def test_what_is_not_plain_is_refused(value: object) -> None:
     with pytest.raises(Invalid, match="not plain JSON"):
         envelope.size(value, "it")
+
+
+def test_characters_beyond_the_first_plane_are_text() -> None:
+    assert envelope.size("\U0001f600", "it") == 14
 
 
 def test_a_ring_is_refused() -> None:

@@ -2,7 +2,9 @@
 """One line a minute of each kind."""
 
 import logging
+import threading
 
+from cyborg.rpc import quiet
 from cyborg.rpc.quiet import DRIVER, OnceAMinute, install
 
 
@@ -30,3 +32,18 @@ def test_it_is_installed_once() -> None:
     install()
     filters = logging.getLogger(DRIVER).filters
     assert len([f for f in filters if isinstance(f, OnceAMinute)]) == 1
+
+
+def test_one_thread_hears_what_is_said_in_it_though_it_is_not_logged() -> None:
+    logger = logging.getLogger(DRIVER)
+    heard: list[str] = []
+    install()
+    with quiet.listening(heard.append):
+        for _ in range(2):
+            logger.error("Connection failed: %s", "refused")
+        logger.info("fine")
+        other = threading.Thread(target=logger.error, args=("another's",))
+        other.start()
+        other.join()
+    logger.error("later")
+    assert heard == ["Connection failed: refused"] * 2

@@ -9,6 +9,7 @@ import pytest
 from cyborg.core.errors import Misconfigured, Unavailable
 from cyborg.fixtures.broker import MEMORY, open_bus
 from cyborg.fixtures.processes import free_port
+from cyborg.rpc.transport import LONGEST_PAUSE
 
 
 def test_a_broker_that_is_away_is_said_in_time_and_without_the_password() -> None:
@@ -44,3 +45,10 @@ class _Everything:
 
     def __getattr__(self, name: str) -> object:
         return lambda *_, **__: None
+
+
+def test_a_lost_broker_is_looked_for_every_few_seconds() -> None:
+    with open_bus(f"rabbit://guest:guest@127.0.0.1:{free_port()}/") as bus:
+        assert bus.conf.oslo_messaging_rabbit.rabbit_interval_max == LONGEST_PAUSE
+        bus.conf.set_override("rabbit_interval_max", 9, group="oslo_messaging_rabbit")
+        assert bus.conf.oslo_messaging_rabbit.rabbit_interval_max == 9, "the operator's counts"

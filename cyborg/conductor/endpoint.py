@@ -44,6 +44,10 @@ from cyborg.rpc.notifier import Notifier
 
 Plain = Mapping[str, Any]
 
+LINGER = 0.05
+"""Seconds that a message waits for others to leave with it: what one lease, one call and one commit
+cost is shared. Nova asks for its ARQs before it waits for their events, so nobody is held up."""
+
 
 class AllAgents(Agents, Workers, Seers, Changers, Protocol):
     """What the rooms ask agents: ``cyborg.rpc.agent.AgentClient``."""
@@ -69,7 +73,9 @@ class Conductor:
         self.publisher = Publisher(conf, uow, placement)
         self.outbox = Outbox(conf, uow, nova)
         publishing = Loop("publisher", conf.conductor.publish_interval, self.publisher.run_once)
-        delivering = Loop("outbox", conf.conductor.outbox_interval, self.outbox.run_once)
+        delivering = Loop(
+            "outbox", conf.conductor.outbox_interval, self.outbox.run_once, linger=LINGER
+        )
         sweeping = Loop("sweep", conf.conductor.hello_interval, self.sweep)
         self.notices = Notices(conf)
         self.jobs = Jobs(conf, uow, agents, self._settled, self.notices)
@@ -84,7 +90,7 @@ class Conductor:
         if notifier is not None:
             told = delivery(conf, uow, notifier)
             self.deliveries.append(told)
-            telling = Loop("notices", conf.conductor.outbox_interval, told.run_once)
+            telling = Loop("notices", conf.conductor.outbox_interval, told.run_once, linger=LINGER)
             self.loops = (*self.loops, telling)
         self.dead_letters = DeadLetters(conf, uow, delivering.wake)
         self.hosts = Hosts(conf, uow, publishing.wake, self._working.wake, self.notices)

@@ -41,10 +41,16 @@ class Complaints:
 class Loop:
     """One thread that runs ``work`` every ``interval`` seconds and whenever it is woken."""
 
-    def __init__(self, name: str, interval: float, work: Callable[[], object]) -> None:
-        """``work`` returns soon after the service stops; what it raises ends one round only."""
+    def __init__(
+        self, name: str, interval: float, work: Callable[[], object], *, linger: float = 0.0
+    ) -> None:
+        """``work`` returns soon after the service stops; what it raises ends one round only.
+
+        Once woken it begins ``linger`` seconds later, so that what comes meanwhile is done with it.
+        """
         self._name = name
         self._interval = interval
+        self._linger = linger
         self._work = work
         self._complaints = Complaints()
         self._wake = threading.Event()
@@ -88,4 +94,5 @@ class Loop:
             if self._stopped.is_set():
                 return
             self.round()
-            self._wake.wait(self._interval)
+            if self._wake.wait(self._interval) and self._linger:
+                self._stopped.wait(self._linger)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 import logging
+import queue
 import threading
+import time
 
 import pytest
 
@@ -70,3 +72,18 @@ def test_a_loop_that_never_started_stops() -> None:
     loop = Loop("test", 1.0, lambda: None)
     loop.stop()
     assert loop.join(0.1)
+
+
+def test_a_loop_that_lingers_begins_later_and_once() -> None:
+    began: queue.SimpleQueue[float] = queue.SimpleQueue()
+    loop = Loop("test", 1000.0, lambda: began.put(time.monotonic()), linger=0.3)
+    loop.start()
+    began.get(timeout=10)
+    woken = time.monotonic()
+    loop.wake()
+    threading.Timer(0.1, loop.wake).start()
+    assert began.get(timeout=10) - woken >= 0.3
+    with pytest.raises(queue.Empty):
+        began.get(timeout=0.5)
+    loop.stop()
+    assert loop.join(10)

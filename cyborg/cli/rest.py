@@ -55,11 +55,12 @@ class Rest:
         path: str,
         body: Any = None,
         params: Mapping[str, Any] | None = None,
+        service_token: str | None = None,
     ) -> Any:
         """Return what the service answers: an Answer, or None for an empty body. Raises Refused.
 
         ``path`` starts below the version, such as ``/devices``. ``params`` whose value is None
-        are left out.
+        are left out. ``service_token`` is the word of a service, given besides the caller's own.
         """
         from keystoneauth1 import exceptions
 
@@ -70,6 +71,7 @@ class Rest:
                 method,
                 json=body,
                 params={k: v for k, v in (params or {}).items() if v is not None},
+                headers={"X-Service-Token": service_token} if service_token else {},
                 microversion=_version(self._options),
                 raise_exc=False,
             )
@@ -104,31 +106,39 @@ class Rest:
 
     def _accelerator(self) -> Any:
         if self._adapter is None:
-            # Late: a third of a second that a mistyped command should not pay. Not the SDK's own
-            # proxy, which asks for the version document first: the base URL tells enough.
-            from keystoneauth1 import adapter
-            from openstack import exceptions
-
-            try:
-                cloud = self._cloud()
-                session = cloud.get_session()
-                # --timeout does not reach it: the SDK looks for that in the parser's own object.
-                session.timeout = self._options.timeout or session.timeout or PATIENCE
-                self._adapter = adapter.Adapter(
-                    session,
-                    service_type=cloud.get_service_type(SERVICE),
-                    service_name=cloud.get_service_name(SERVICE),
-                    interface=cloud.get_interface(SERVICE),
-                    region_name=cloud.get_region_name(SERVICE),
-                    endpoint_override=cloud.get_endpoint(SERVICE),
-                )
-            except exceptions.SDKException as bad:
-                raise Refused(_one_line(bad)) from bad
-            base = self._adapter.endpoint_override or self._adapter.get_endpoint()
-            if not base:
-                raise Refused("this cloud has no accelerator service, and no endpoint is given")
+            self._adapter, base = self.reach(SERVICE)
             self._prefix = "" if _VERSIONED.search(base) else "/v2"
         return self._adapter
+
+    def reach(self, service: str) -> tuple[Any, str]:
+        """Return a way to a service of the cloud with the caller's token, and where that leads.
+
+        Raises Refused.
+        """
+        # Late: a third of a second that a mistyped command should not pay. Not the SDK's own
+        # proxy, which asks for the version document first: the base URL tells enough.
+        from keystoneauth1 import adapter
+        from openstack import exceptions
+
+        try:
+            cloud = self._cloud()
+            session = cloud.get_session()
+            # --timeout does not reach it: the SDK looks for that in the parser's own object.
+            session.timeout = self._options.timeout or session.timeout or PATIENCE
+            way = adapter.Adapter(
+                session,
+                service_type=cloud.get_service_type(service),
+                service_name=cloud.get_service_name(service),
+                interface=cloud.get_interface(service),
+                region_name=cloud.get_region_name(service),
+                endpoint_override=cloud.get_endpoint(service),
+            )
+        except exceptions.SDKException as bad:
+            raise Refused(_one_line(bad)) from bad
+        base = way.endpoint_override or way.get_endpoint()
+        if not base:
+            raise Refused(f"this cloud has no {service} service, and no endpoint is given")
+        return way, str(base)
 
     def _cloud(self) -> Any:
         from openstack import config

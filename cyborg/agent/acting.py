@@ -19,10 +19,18 @@ class Halted(Exception):
     """Somebody wants no more of the job's items to begin."""
 
 
+Retired = Callable[[str], Driver | None]
+
+
 def carry_out(
-    work: Work, drivers: Mapping[str, Driver], go_on: Callable[[], bool] = lambda: True
+    work: Work,
+    drivers: Mapping[str, Driver],
+    go_on: Callable[[], bool] = lambda: True,
+    retired: Retired = lambda _: None,
 ) -> str | None:
     """Do the items in order, each while ``go_on`` says so; return what failed, None if nothing.
+
+    ``retired`` returns the driver of a backend that was given up: it still takes back.
 
     The first failure ends a job, but for a release: that takes back what it can. Of other jobs
     nothing is begun unless a driver is there for every item. Raises Halted.
@@ -34,7 +42,7 @@ def carry_out(
             if not go_on():
                 raise Halted
             try:
-                call = _call(work, item, drivers)
+                call = _call(work, item, drivers, retired)
                 if act:
                     call()
             except BaseException as bad:  # a SystemExit is a failure too
@@ -45,9 +53,13 @@ def carry_out(
     return "; ".join(errors)[:MAX_ERROR] or None
 
 
-def _call(work: Work, item: Item, drivers: Mapping[str, Driver]) -> Callable[[], None]:
+def _call(
+    work: Work, item: Item, drivers: Mapping[str, Driver], retired: Retired
+) -> Callable[[], None]:
     """Return the call of the driver. Raises NotFound and DriverFailed when it cannot be."""
     driver = drivers.get(item.backend)
+    if driver is None and work.kind is JobKind.RELEASE:
+        driver = retired(item.backend)
     if driver is None:
         raise NotFound(
             f"this host has no backend {item.backend!r}; it has {', '.join(drivers) or 'none'}"

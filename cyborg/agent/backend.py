@@ -87,9 +87,18 @@ class Backend:
         """Return what is known now."""
         return self._view
 
+    @property
+    def is_set_up(self) -> bool:
+        """Tell whether the host is ready for it, as far as that was asked for."""
+        return self._setup is None
+
     def start(self) -> None:
         """Begin, with a discovery at once."""
         self._thread.start()
+
+    def inherit(self, other: "Backend") -> None:
+        """Know from before the start which devices were sick under the backend that it replaces."""
+        self._measuring.inherit(other._measuring)
 
     def stop(self) -> None:
         """Begin no more discoveries."""
@@ -176,7 +185,7 @@ class Backend:
         if self._setup is not None:
             try:
                 self._setup.setup()
-            except Exception as bad:
+            except BaseException as bad:  # a SystemExit is a failure too
                 LOG.debug("%s: setup failed", self.name, exc_info=True)
                 return View(self._error(f"setup: {words(bad)}"), self._found.devices)
         self._setup = None
@@ -190,7 +199,7 @@ class Backend:
             devices = tuple(
                 d if d.abilities == able else replace(d, abilities=able) for d in devices
             )
-        except Exception as bad:
+        except BaseException as bad:  # a SystemExit is a failure too
             LOG.debug("%s: discovery failed", self.name, exc_info=True)
             self._found = View(self._error(words(bad)), self._found.devices)
         else:
@@ -205,7 +214,7 @@ class Backend:
         state, devices = self._found.state, self._found.devices
         try:
             self._measures = self._measuring.look(devices)
-        except Exception as bad:
+        except BaseException as bad:  # a SystemExit is a failure too
             LOG.debug("%s: measuring health failed", self.name, exc_info=True)
             said = [*([state.error] if state.error else []), f"health: {words(bad)}"]
             state = replace(state, error="; ".join(said)[:MAX_ERROR])

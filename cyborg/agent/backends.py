@@ -36,7 +36,7 @@ _KINDS: Mapping[str, Callable[..., cfg.Opt]] = {
 _DRIVER = [cfg.StrOpt("driver", help="The entry point of the backend's driver.")]
 # Sections that belong to the service or to its libraries.
 _TAKEN = frozenset(
-    {"DEFAULT", "agent", "api", "conductor", "database", "nova", "placement", "rpc", "standalone"}
+    {"agent", "api", "conductor", "database", "default", "nova", "placement", "rpc", "standalone"}
 )
 
 
@@ -69,9 +69,9 @@ class Builder:
         """Return the drivers to begin with: those configured, over them what is held.
 
         What stands in the configuration and cannot be right is refused: raises Misconfigured. A
-        driver whose code cannot be imported is there all the same and fails each discovery, as is
-        one that an operator wanted and that cannot be made: one sick driver takes nothing from the
-        others.
+        driver whose code cannot be imported, or fails, is there all the same and fails each
+        discovery, as is one that an operator wanted and that cannot be made: one sick driver takes
+        nothing from the others.
         """
         drivers: list[Driver] = []
         for backend in [*self._wanted, *sorted(set(held) - set(self._wanted))]:
@@ -100,7 +100,7 @@ class Builder:
         Raises Misconfigured, Invalid, NotFound, DriverFailed, and what the driver raises.
         """
         backend = wanted.backend
-        _check(backend, "backend")
+        _check(self._conf, backend, "backend")
         if backend in self._conf.agent.socket_drivers:
             raise Misconfigured(
                 f"backend {backend}: a driver in a process of its own has that name; expected "
@@ -112,16 +112,27 @@ class Builder:
             section = self._section(driver, backend)
         return self._make(driver, backend, effective(driver.OPTIONS, section, wanted.config))
 
+    def retired(self, held: Held | None) -> Driver | None:
+        """Return the driver of a backend that was given up, as it was; None for any other.
+
+        Raises what ``build`` raises.
+        """
+        applied = None if held is None else held.applied
+        return self.build(applied) if applied and applied.wish is Wish.ABSENT else None
+
     def _configured(self, backend: str) -> Driver:
         name, option = self._wanted[backend]
         if name not in self._catalogue.names:
             bad = unknown(name, self._catalogue.names)
             raise Misconfigured(f"{option}: {bad.message}", **bad.details)
         try:
-            driver = self._catalogue.driver(name)
-        except DriverFailed as bad:
-            return _Unloadable(backend, name, bad.message)
-        return self._make(driver, backend, self._section(driver, backend))
+            return self.make(backend)
+        except Misconfigured:
+            raise
+        except BaseException as bad:  # a driver may end with sys.exit()
+            LOG.debug("Backend %s cannot be made", backend, exc_info=True)
+            LOG.error("Backend %s cannot be made: %s", backend, words(bad))
+            return _Unloadable(backend, name, words(bad))
 
     def _restored(self, applied: Wanted) -> list[Driver]:
         if applied.wish is Wish.ABSENT:
@@ -131,7 +142,7 @@ class Builder:
             return []
         try:
             return [self.build(applied)]
-        except Exception as bad:
+        except BaseException as bad:  # a driver may end with sys.exit()
             LOG.debug("Backend %s cannot be made", applied.backend, exc_info=True)
             LOG.error("Backend %s cannot be made as it was: %s", applied.backend, words(bad))
             return [_Unloadable(applied.backend, applied.driver, words(bad))]
@@ -160,6 +171,8 @@ class Builder:
 
     def _make(self, driver: type[Driver], backend: str, values: Mapping[str, Any]) -> Driver:
         made = driver(backend, values, self._sysfs_root)
+        if made.backend != backend:
+            raise DriverFailed(f"the driver calls its backend {made.backend!r:.100}")
         for ability in made.abilities:
             if not isinstance(made, NEEDED[ability]):
                 raise Misconfigured(
@@ -205,7 +218,7 @@ def _wanted(conf: cfg.ConfigOpts) -> dict[str, tuple[str, str]]:
     wanted: dict[str, tuple[str, str]] = {}
     for option in ("enabled_backends", "enabled_drivers"):
         for backend in conf.agent[option]:
-            _check(backend, f"[agent] {option}")
+            _check(conf, backend, f"[agent] {option}")
             if backend in wanted:
                 raise Misconfigured(
                     f"[agent] {option}: found {backend!r} twice; expected each backend once"
@@ -223,11 +236,18 @@ def _wanted(conf: cfg.ConfigOpts) -> dict[str, tuple[str, str]]:
     return wanted
 
 
-def _check(backend: str, where: str) -> None:
-    if backend in _TAKEN or backend.startswith(("oslo_", "keystone_")) or not backend:
+def _check(conf: cfg.ConfigOpts, backend: str, where: str) -> None:
+    section = backend.lower()  # as the file's sections are found
+    if section in _TAKEN or section.startswith(("oslo_", "keystone_")) or not backend:
         raise Misconfigured(
             f"{where}: found {backend!r}, which is a section of the service; "
             "expected names of sections of their own"
+        )
+    # To oslo.config a section hides the option of its name.
+    if backend in conf and not isinstance(conf[backend], cfg.ConfigOpts.GroupAttr):
+        raise Misconfigured(
+            f"{where}: found {backend!r}, which is an option of the service; "
+            "expected a name of the section's own"
         )
 
 

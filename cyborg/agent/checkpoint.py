@@ -76,7 +76,7 @@ class Checkpoint:
         """
         self._path = path
         self._now = now
-        self._boot = _boot(boot_id)
+        self._boot = boot(boot_id)
         self._lock = threading.Lock()  # of the entries
         self._disk = threading.Lock()  # of the file
         self._changes = 0
@@ -116,7 +116,7 @@ class Checkpoint:
     def _read(self) -> dict[str, Entry]:
         try:
             body = json.loads(self._path.read_bytes())
-            boot = body["boot_id"]
+            before = body["boot_id"]
             jobs = {str(job): Entry.from_dict(entry) for job, entry in body["jobs"].items()}
         except FileNotFoundError:
             return {}
@@ -124,13 +124,14 @@ class Checkpoint:
             then = "jobs that had ended are done again if the conductor asks"
             durable.put_aside(self._path, bad, "The check-point", then)
             return {}
-        if boot != self._boot:
+        if before != self._boot:
             LOG.info("The host has booted: %d jobs of %s are void", len(jobs), self._path)
             return {}
         return jobs
 
 
-def _boot(path: str | Path) -> str:
+def boot(path: str | Path = BOOT_ID) -> str:
+    """Return what tells this boot of the host from another."""
     try:
         return Path(path).read_text(encoding="ascii").strip()
     except (OSError, ValueError) as bad:

@@ -143,14 +143,21 @@ class Converger:
             left = after(move, held.pop(move.backend, None), self._do(move))
             if left is not None:
                 held[move.backend] = left
-        if (wanted.revision, held) != (self._held.revision, self._held.backends):
-            self._remember(wanted.revision, held)
+            if move.act is not Act.KEEP:
+                # At once: an agent that is killed during the next begins with what was done.
+                self._remember(self._held.revision, held)
+        if again := self._held.booted and all(backend.is_set_up for backend in self._fleet):
+            self._held.set_up()
+        self._remember(wanted.revision, held, even_so=again)
         outcomes = [
             Applied(one.backend, one.revision, held[one.backend].error) for one in wanted.backends
         ]
         self._tell(wanted.revision, outcomes)
 
-    def _remember(self, revision: int, held: dict[str, Held]) -> None:
+    def _remember(self, revision: int, held: dict[str, Held], *, even_so: bool = False) -> None:
+        """Write it if it is new, or ``even_so``."""
+        if not even_so and (revision, held) == (self._held.revision, self._held.backends):
+            return
         try:
             self._held.write(revision, held)
         except OSError as bad:
@@ -168,7 +175,7 @@ class Converger:
             old = self._fleet.remove(move.backend)
             if old is not None:
                 old.stop()
-                self._changed()
+                self._tell_others()
             LOG.info("Backend %s is given up", move.backend)
         if move.act not in BUILDS:
             return None
@@ -180,7 +187,7 @@ class Converger:
             self._take_in(self._tried(driver))
         except Halted:
             raise
-        except Exception as bad:
+        except BaseException as bad:  # a driver may end with sys.exit()
             LOG.debug("Backend %s cannot %s", move.backend, move.act, exc_info=True)
             error = words(bad)[:MAX_ERROR] or "no message"
             LOG.warning("Backend %s stays as it was: %s: %s", move.backend, move.act, error)
@@ -191,6 +198,9 @@ class Converger:
     def _tried(self, driver: Driver) -> Backend:
         """Return a backend that has discovered well. Raises DriverFailed and Halted."""
         backend, states = self._make(driver), list[BackendState]()
+        before = self._fleet.get(backend.name)
+        if before is not None:
+            backend.inherit(before)
 
         def done(state: BackendState) -> None:
             states.append(state)
@@ -219,4 +229,11 @@ class Converger:
             raise Halted
         if old is not None:
             old.stop()
-        self._changed()
+        self._tell_others()
+
+    def _tell_others(self) -> None:
+        try:
+            self._changed()
+        except Exception:
+            # What was done is done, whoever cannot go along.
+            LOG.exception("The change of the backends is not seen everywhere")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from oslo_log import log
 
-from cyborg.agent.acting import Halted, carry_out
+from cyborg.agent.acting import Halted, Retired, carry_out
 from cyborg.agent.backend import Backend, words
 from cyborg.agent.checkpoint import Checkpoint, Step
 from cyborg.core.errors import Unavailable
@@ -52,17 +52,20 @@ class Jobs:
         at_once: int,
         done: Done,
         timer: Callable[..., threading.Timer] = threading.Timer,
+        retired: Retired = lambda _: None,
     ) -> None:
         """``at_once`` jobs act at the same time, not counting those that hang.
 
         ``done`` is told, from any thread, how each job ended: its uuid, ``done`` or ``failed``, and
-        the error. ``timer`` makes what watches a job.
+        the error. ``timer`` makes what watches a job. ``retired`` returns the driver of a backend
+        that was given up, whose handles must still be released.
         """
         self._backends = backends
         self._checkpoint = checkpoint
         self._at_once = at_once
         self._done = done
         self._timer = timer
+        self._retired = retired
         self._lock = threading.Lock()
         self._stopped = False
         self._tasks: dict[str, _Task] = {}
@@ -172,7 +175,9 @@ class Jobs:
             self._checkpoint.flush()
             # Those of now: a job goes on with the drivers that it began with.
             drivers = {backend.name: backend.driver for backend in self._backends}
-            error = carry_out(work, drivers, lambda: not (self._stopped or task.dropped))
+            error = carry_out(
+                work, drivers, lambda: not (self._stopped or task.dropped), self._retired
+            )
         except Halted:
             halted = True
         except OSError as bad:

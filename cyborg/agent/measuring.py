@@ -35,6 +35,10 @@ class Measuring:
         self._sick: dict[str, Sick] = {}
         self._shown: dict[str, Measurement] = {}
 
+    def inherit(self, other: "Measuring") -> None:
+        """Take over what another one knows, of a backend that this one's is to replace."""
+        self._sick, self._shown = dict(other._sick), dict(other._shown)
+
     def look(self, devices: Sequence[Device]) -> bool:
         """Measure these devices, the only ones there are; tell whether the driver can.
 

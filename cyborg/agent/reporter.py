@@ -111,6 +111,7 @@ class Reporter:
         self._outcomes: deque[tuple[str, BackendState]] = deque(maxlen=MAX_WAITING)
         self._ended: deque[tuple[str, str, str | None]] = deque(maxlen=MAX_WAITING)
         self._applied: tuple[int, Sequence[Applied]] | None = None
+        self._lock = threading.Lock()  # of what was applied last
         self._pause = FIRST_PAUSE
         self._complained: float | None = None
         self._wake = threading.Event()
@@ -151,22 +152,19 @@ class Reporter:
 
         A newer word takes the place of one that was not told yet.
         """
-        self._applied = (revision, outcomes)
+        with self._lock:
+            self._applied = (revision, outcomes)
         self.wake()
 
     def round(self) -> float:
         """Say hello and what follows from the answer; return the seconds until the next time."""
-        trouble: str | None = None
-        interval = 0.0
         try:
             interval = self._talk()
         except CyborgError as bad:
-            trouble = bad.message
+            return self._trouble(bad.message)
         except Exception as bad:
             LOG.debug("Talking to the conductor failed", exc_info=True)
-            trouble = f"{type(bad).__name__}: {bad}"
-        if trouble is not None:
-            return self._trouble(trouble)
+            return self._trouble(f"{type(bad).__name__}: {bad}")
         if self._complained is not None:
             LOG.info("The conductor answers again")
         self._complained = None
@@ -231,8 +229,8 @@ class Reporter:
             # The answer to the next hello has it asked for and told again.
             LOG.warning("The conductor wants no word of revision %d: %s", revision, bad.message)
             taken = False
-        if self._applied is word:
-            self._applied = None
+        with self._lock:
+            self._applied = None if self._applied is word else self._applied
         if self.wishes is not None:
             self.wishes.told(revision, taken)
 

@@ -68,11 +68,12 @@ class AgentService:
         """
         conf = self._conf
         topic = f"{conf.rpc.topic}.agent"
-        catalogue = self._catalogue = Catalogue()
+        catalogue = self._catalogue = Catalogue(conf.agent.discovery_timeout)
         builder = Builder(conf, catalogue, self._sysfs_root)
         names = Names(conf)
         state = Path(conf.state_path, "agent")
-        held = HeldFile(state / f"backends-{conf.host}.json")
+        held = HeldFile(state / f"backends-{conf.host}.json", self._boot_id)
+        anew = set(held.backends) if held.booted else set()
         drivers = builder.restore(held.backends)
         self._outside = outside.load(conf, builder.configured)
         own = {} if self._outside is None else self._outside.drivers
@@ -86,9 +87,16 @@ class AgentService:
             drivers=lambda: catalogue.entries,
         )
         for driver in [*drivers, *own.values()]:
-            fleet.put(self._backend(driver))
+            # What an operator had set up the boot undid.
+            fleet.put(self._backend(driver, set_up=driver.backend in anew))
         checkpoint = Checkpoint(state / f"jobs-{conf.host}.json", self._boot_id)
-        jobs = self._jobs = Jobs(fleet, checkpoint, conf.agent.jobs_at_once, reporter.job_done)
+        jobs = self._jobs = Jobs(
+            fleet,
+            checkpoint,
+            conf.agent.jobs_at_once,
+            reporter.job_done,
+            retired=lambda name: builder.retired(held.backends.get(name)),
+        )
         converger = self._converger = reporter.wishes = Converger(
             conf.host,
             reporter.epoch,
@@ -143,8 +151,11 @@ class AgentService:
         # First of all what makes others begin.
         all_ = (self._converger, self._watch, self._jobs, self._reporter)
         begun: list[Any] = [one for one in all_ if one is not None]
-        for loop in [*begun, *self._fleet]:
+        for loop in begun:
             loop.stop()
+        # None comes any more.
+        for backend in self._fleet:
+            backend.stop()
         closing = threading.Thread(target=self._close, name="agent-closing", daemon=True)
         closing.start()
         for loop in begun:

@@ -85,7 +85,7 @@ def table(desk: Desk) -> Table:
         "hardware": {"GET": hardware_.find, "POST": hardware_.adopt},
         "hardware/*": {"DELETE": hardware_.release},
         "jobs": {"GET": job.find},
-        "jobs/*": {"GET": job.get},
+        "jobs/*": {"GET": job.get, "DELETE": job.cancel},
         "outbox": {"GET": message.find},
         "outbox/*": {"DELETE": message.delete},
         "outbox/*/retry": {"POST": message.retry},

@@ -2,6 +2,7 @@
 """``cyborg arq-*``: accelerator requests (ARQs) from creation to release."""
 
 import argparse
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -92,6 +93,7 @@ class Bind(lister.Lister):
             "requests or once for each, in the same order",
         )
         parser.add_argument("--instance", required=True, help="uuid of the instance")
+        _vouched(parser)
         return parser
 
     def take_action(self, args: argparse.Namespace) -> Any:
@@ -110,6 +112,7 @@ class Bind(lister.Lister):
                 arq: _patch("add", wanted | {"/device_rp_uuid": provider})
                 for arq, provider in zip(args.arq, providers, strict=True)
             },
+            service_token=args.service_token,
         )
         rows = self.app.rest.rows(PATH, "arqs", instance=args.instance)
         return shown.table(SHORT, rows)
@@ -122,12 +125,14 @@ class Unbind(command.Command):
         """Add the requests."""
         parser = super().get_parser(prog_name)
         parser.add_argument("arq", nargs="+", help="uuid of a request")
+        _vouched(parser)
         return parser
 
     def take_action(self, args: argparse.Namespace) -> None:
         """Unbind with one call."""
         gone = dict.fromkeys(("/hostname", "/device_rp_uuid", "/instance_uuid"))
-        self.app.rest.call("PATCH", PATH, dict.fromkeys(args.arq, _patch("remove", gone)))
+        body = dict.fromkeys(args.arq, _patch("remove", gone))
+        self.app.rest.call("PATCH", PATH, body, service_token=args.service_token)
 
 
 class Delete(command.Command):
@@ -138,6 +143,7 @@ class Delete(command.Command):
         parser = super().get_parser(prog_name)
         parser.add_argument("arq", nargs="*", help="uuid of a request")
         parser.add_argument("--instance", help="delete all requests of this instance")
+        _vouched(parser)
         return parser
 
     def take_action(self, args: argparse.Namespace) -> None:
@@ -145,7 +151,27 @@ class Delete(command.Command):
         if bool(args.arq) == bool(args.instance):
             raise Refused("say which: either uuids of requests or --instance")
         chosen = {"arqs": ",".join(args.arq)} if args.arq else {"instance": args.instance}
-        self.app.rest.call("DELETE", PATH, params=chosen)
+        self.app.rest.call("DELETE", PATH, params=chosen, service_token=args.service_token)
+
+
+def _vouched(parser: argparse.ArgumentParser) -> None:
+    # What is bound moves only with the word of a service, as Nova gives it.
+    parser.add_argument(
+        "--service-token",
+        type=_token,
+        metavar="TOKEN",
+        default=os.environ.get("OS_CYBORG_SERVICE_TOKEN"),
+        help="a token of a service's user, such as Nova's, without which a cloud with keystone "
+        "binds nothing and frees nothing that is bound (Env: OS_CYBORG_SERVICE_TOKEN)",
+    )
+
+
+def _token(text: str) -> str:
+    token = text.strip()
+    # Not its words: whoever mistypes a token should not see it in a log of the terminal.
+    if not token.isascii() or any(letter <= " " or letter == "\x7f" for letter in token):
+        raise argparse.ArgumentTypeError("a token is one word of ASCII letters")
+    return token
 
 
 def _patch(verb: str, fields: Mapping[str, str | None]) -> list[dict[str, str]]:

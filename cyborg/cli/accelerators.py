@@ -17,7 +17,7 @@ SHORT: shown.Columns = (
     ("Class", "resource_class"),
     ("Host", "hostname"),
     ("Driver", "driver"),
-    ("Handle", "attach_handle_type"),
+    ("Address", "attach_handle_info"),
     ("State", "state"),
     ("Instance", "instance_uuid"),
 )
@@ -30,7 +30,7 @@ LONG: shown.Columns = (
     ("Vendor", "vendor"),
     ("Model", "model"),
     ("Backend", "backend"),
-    ("Address", "attach_handle_info"),
+    ("Handle", "attach_handle_type"),
     ("Device", "device_uuid"),
     ("Deployable", "deployable_uuid"),
     ("Provider", "rp_uuid"),

@@ -66,7 +66,11 @@ class List(lister.Lister):
         """Add the filters."""
         parser = super().get_parser(prog_name)
         parser.add_argument("--host", help="only what is on this host")
-        parser.add_argument("--type", choices=[*DeviceType], help="only drivers of such devices")
+        parser.add_argument(
+            "--type",
+            choices=[kind.value for kind in DeviceType],
+            help="only drivers of such devices",
+        )
         return parser
 
     def take_action(self, args: argparse.Namespace) -> Any:
@@ -162,6 +166,14 @@ class Update(jobs.Ordered):
             "only this backend; all of the driver by default",
         )
         configs.add(parser)
+        parser.add_argument(
+            "--unset",
+            action="append",
+            default=[],
+            metavar="NAME",
+            help="an option that is again what the host's configuration file says; give it once "
+            "for each",
+        )
         wish = parser.add_mutually_exclusive_group()
         wish.add_argument(
             "--enable", dest="status", action="store_const", const="enabled", help="open it"
@@ -181,14 +193,17 @@ class Update(jobs.Ordered):
     def order(self, args: argparse.Namespace) -> Mapping[str, Any]:
         """Update."""
         change: dict[str, Any] = {}
-        if args.config:
-            change["config"] = configs.gather(args.config)
+        if args.config or args.unset:
+            given: Mapping[str, Any] = configs.gather(args.config)
+            if both := sorted(set(args.unset) & set(given)):
+                raise Refused(f"{both[0]}: --config or --unset, not both")
+            change["config"] = {**given, **dict.fromkeys(args.unset)}
         if args.status:
             change["status"] = args.status
         if args.reload:
             change["reload"] = True
         if not change:
-            raise Refused("say what to change: --config, --enable, --disable or --reload")
+            raise Refused("say what to change: --config, --unset, --enable, --disable or --reload")
         body = {**change, **jobs.places(args)}
         answer: Mapping[str, Any] = self.app.rest.call("PATCH", at(PATH, args.driver_id), body)
         return answer

@@ -5,7 +5,7 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from cliff import lister
+from cliff import columns, lister
 
 from cyborg.cli import jobs, shown
 from cyborg.cli.rest import at
@@ -30,6 +30,27 @@ LONG: shown.Columns = (
 )
 
 
+class Specs(columns.FormattableColumn[Any]):
+    """What a device is: how many of what can be attached, and what they are able to do."""
+
+    def human_readable(self) -> str:
+        """Return the words."""
+        its = self._value or {}
+        said = f"{its.get('num', 0)} {its.get('device_type', '')}".strip()
+        said += ", remote" if its.get("remote") else ""
+        able = shown.words(its.get("acc_capability"))
+        return f"{said}: {able}" if able else said
+
+
+class Status(columns.FormattableColumn[Any]):
+    """What a device waits for before it can be attached."""
+
+    def human_readable(self) -> str:
+        """Return the words."""
+        needed = [key.replace("_", " ") for key, wanted in (self._value or {}).items() if wanted]
+        return ", ".join(needed) or "ready"
+
+
 class List(lister.Lister):
     """List hardware, whether or not it is ready or even supported."""
 
@@ -44,7 +65,15 @@ class List(lister.Lister):
     def take_action(self, args: argparse.Namespace) -> Any:
         """Ask and show."""
         rows = self.app.rest.rows(PATH, "hardware", host=args.host, driver=args.driver)
-        return shown.table(LONG if args.long else SHORT, rows)
+        told = [
+            {
+                **row,
+                "acc_specs": Specs(row.get("acc_specs")),
+                "acc_status": Status(row.get("acc_status")),
+            }
+            for row in rows
+        ]
+        return shown.table(LONG if args.long else SHORT, told)
 
 
 class Adopt(jobs.Ordered):

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from cliff import columns, lister, show
+from cliff import columns, command, lister, show
 
 from cyborg.cli import seconds, shown
-from cyborg.cli.rest import at
+from cyborg.cli.rest import Refused, at
 from cyborg.cli.waiting import Progress, wait
 from cyborg.core.job import JobKind, JobState
 from cyborg.core.rollout import BROKEN, ENDED, Kind, StepState
@@ -18,7 +18,9 @@ from cyborg.core.text import clean
 PATH = "/jobs"
 POLL = 0.5  # seconds
 MOST = 20  # hosts that one message names
-KINDS = (*Kind, *JobKind)
+# Plain words: argparse shows those of an enumeration as Python's objects.
+KINDS = [kind.value for kind in (*Kind, *JobKind)]
+STATES = [state.value for state in JobState]
 
 BEGUN: shown.Columns = (("UUID", "uuid"), ("Kind", "kind"), ("State", "state"))
 SHORT: shown.Columns = (
@@ -85,7 +87,7 @@ class List(lister.Lister):
         """Add the filters."""
         parser = super().get_parser(prog_name)
         parser.add_argument("--kind", choices=KINDS, help="only these")
-        parser.add_argument("--state", choices=[*JobState], help="only these")
+        parser.add_argument("--state", choices=STATES, help="only these")
         parser.add_argument("--host", help="only those that are about this host")
         parser.add_argument(
             "--subject", help="only those about this driver, instance or deployable"
@@ -113,6 +115,27 @@ class Show(show.ShowOne):
     def take_action(self, args: argparse.Namespace) -> Any:
         """Ask and show."""
         return _whole(self.app.rest.call("GET", at(PATH, args.job)))
+
+
+class Cancel(command.Command):
+    """Have jobs about drivers begin nothing more; what they had only closed is open again."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Add the jobs."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument("job", nargs="+", help="uuid of an open job about a driver")
+        return parser
+
+    def take_action(self, args: argparse.Namespace) -> None:
+        """Cancel one after another; one that is refused does not keep the others."""
+        refused = []
+        for job in args.job:
+            try:
+                self.app.rest.call("DELETE", at(PATH, job))
+            except Refused as why:
+                refused.append(f"{job}: {why}")
+        if refused:
+            raise Refused("; ".join(refused))
 
 
 class Ordered(show.ShowOne):

@@ -10,6 +10,8 @@ from cliff import columns
 # A column is (heading, key of the REST object).
 Columns = Sequence[tuple[str, str]]
 
+_PCI = frozenset({"domain", "bus", "device", "function"})
+
 
 class Structure(columns.FormattableColumn[Any]):
     """An object or list: itself for machines, ``key=value`` words for people."""
@@ -24,8 +26,15 @@ def words(value: Any) -> str:
 
     >>> words([{"resources:FPGA": "1", "trait:CUSTOM_A": "required"}, {"a": {"b": 1}}])
     'resources:FPGA=1 trait:CUSTOM_A=required, a=(b=1)'
+
+    The four parts of a PCI address are written as one.
+
+    >>> words({"domain": "0000", "bus": "3b", "device": "00", "function": "1"})
+    '0000:3b:00.1'
     """
     if isinstance(value, Mapping):
+        if value.keys() == _PCI:
+            return "{domain}:{bus}:{device}.{function}".format_map(value)
         return " ".join(f"{k}={_inner(v)}" for k, v in value.items())
     if isinstance(value, list | tuple):
         return ", ".join(words(v) for v in value)

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import sqlalchemy as sa
 
-from cyborg.core import option
+from cyborg.core import option, wanted
 from cyborg.core.driver import driver_uuid, near
 from cyborg.core.errors import Conflict, NotFound
 from cyborg.core.option import Option
@@ -21,6 +21,7 @@ from cyborg.db.store import wanted as wishes
 from cyborg.db.store.rollouts import NewStep
 
 MAX_NAMED = 20
+MAX_BACKENDS = wanted.MAX_BACKENDS - 16  # of one host: jobs of several drivers may be under way
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,8 @@ class Place:
 class Target:
     """One backend on one host; ``wish`` is None where only the configuration file names it.
 
-    ``before`` is what is wanted of it (``core.wanted.Wanted``), as plain values.
+    ``before`` is what is wanted of it (``core.wanted.Wanted``), as plain values; ``applied`` tells
+    whether its agent has said that it is so.
     """
 
     service_id: int
@@ -50,6 +52,7 @@ class Target:
     wish: Wish | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     before: Mapping[str, Any] | None = None
+    applied: bool = True
 
     def step(self) -> NewStep:
         """Return the step of a job that changes this backend."""
@@ -86,20 +89,19 @@ class Targets:
         }
 
     @classmethod
-    def of_backend(cls, tx: sa.Connection, host: str, backend: str) -> tuple[Target, Self]:
-        """Return one backend of one host and where its driver is. Raises NotFound."""
+    def of_backend(cls, tx: sa.Connection, host: str, backend: str) -> Self:
+        """Return where the driver of one backend of one host is. Raises NotFound."""
         agents = {row["host"]: row["id"] for row in read.agents(tx)}
         if host not in agents:
             raise _no_host([host], agents)
         used = read.running(tx, backend=backend)
-        wanted = wishes.find(tx, backend=backend)
+        known = wishes.find(tx, backend=backend).get((agents[host], backend))
         key = (agents[host], backend)
-        wish = wanted.get(key)
+        wish = known.wanted if known else None
         name = wish.driver if wish and wish.wish is not Wish.ABSENT else used.get(key)
         if name is None:
             raise NotFound(f"host {host} has no backend {backend}", field="backend")
-        targets = cls(tx, name)
-        return next(t for t in targets.backends([host], backend)), targets
+        return cls(tx, name)
 
     def place(self, service_id: int) -> Place:
         """Return one host."""
@@ -128,8 +130,13 @@ class Targets:
             )
         return good
 
-    def parse(self, place: Place, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Read options as the driver of this host declares them. Raises Invalid, Conflict."""
+    def parse(
+        self, place: Place, config: Mapping[str, Any], *, unset: bool = False
+    ) -> dict[str, Any]:
+        """Read options as the driver of this host declares them. Raises Invalid, Conflict.
+
+        With ``unset``, None is a value: the host's configuration file says it again.
+        """
         if not config:
             return {}
         if not place.installed or place.error is not None:
@@ -138,20 +145,21 @@ class Targets:
                 f"{place.error or 'it is not installed there'}",
                 host=place.host,
             )
-        return option.parse_all(place.options, config)
+        return option.parse_all(place.options, config, unset=unset)
 
     def present(
         self, *, driver: str | None = None, backend: str | None = None
     ) -> dict[tuple[int, str], Target]:
         """Return backends by agent and name: what agents tell of, and what is wanted of them."""
         used = read.running(self._tx, driver, backend)
-        wanted = wishes.find(self._tx, driver, backend)
+        told = wishes.find(self._tx, driver, backend)
         found: dict[tuple[int, str], Target] = {}
-        for key in sorted({*used, *wanted}):
+        for key in sorted({*used, *told}):
             place = self._places.get(key[0])
             if place is None:
                 continue
-            wish = wanted.get(key)
+            known = told.get(key)
+            wish = known.wanted if known else None
             found[key] = Target(
                 place.service_id,
                 place.host,
@@ -161,6 +169,7 @@ class Targets:
                 wish.wish if wish else None,
                 wish.config if wish else {},
                 wish.to_dict() if wish else None,
+                known is None or known.applied,
             )
         return found
 
@@ -180,6 +189,25 @@ class Targets:
             what = "backend" if backend is None else f"backend {backend}"
             raise NotFound(f"driver {self.driver} has no {what}{where}", driver=self.driver)
         return sorted(found, key=lambda target: (target.host, target.backend))
+
+    def check_room(
+        self,
+        backend: str,
+        places: Sequence[Place],
+        present: Mapping[tuple[int, str], Target],
+    ) -> None:
+        """Raise Conflict for places that would have more backends than an agent takes."""
+        new = {place.service_id: place.host for place in places}
+        for id_ in list(new):
+            known = present.get((id_, backend))
+            if known is not None and known.before is not None:
+                del new[id_]
+        if full := sorted(new[id_] for id_ in wishes.full(self._tx, new, MAX_BACKENDS)):
+            raise Conflict(
+                f"{', '.join(full[:MAX_NAMED])}: {MAX_BACKENDS} backends have been named there "
+                "over the API, uninstalled ones included: use one of these names again",
+                hosts=full[:MAX_NAMED],
+            )
 
     def _chosen(self, hosts: Collection[str] | None) -> list[Place]:
         every = sorted(self._places.values(), key=lambda place: place.host)

@@ -5,6 +5,7 @@ Nothing is done here beyond what the record itself needs: to be uninstalled, a b
 the same transaction, so that nothing of it is given out from then on.
 """
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -16,11 +17,23 @@ from oslo_log import log
 from oslo_utils import timeutils
 
 from cyborg.conductor import limits
+from cyborg.conductor.driver_asks import (
+    MAX_NAMED,
+    busy,
+    check_free,
+    in_use,
+    installed,
+    read_address,
+    read_backend,
+    read_config,
+    read_hosts,
+    some,
+)
 from cyborg.conductor.driver_targets import Target, Targets
 from cyborg.core import wanted
-from cyborg.core.errors import Conflict, InUse, Invalid, NotFound
+from cyborg.core.errors import Conflict, Invalid, NotFound
 from cyborg.core.request import parse_uuid
-from cyborg.core.rollout import Kind, StepState
+from cyborg.core.rollout import PENDING, Kind
 from cyborg.core.wanted import Wish
 from cyborg.db.store import devices, providers
 from cyborg.db.store import rollouts as store
@@ -30,9 +43,10 @@ from cyborg.db.unit_of_work import UnitOfWork
 
 LOG = log.getLogger(__name__)
 
-MAX_HOSTS = 10_000
-MAX_CONFIG = 65536  # characters of JSON
-MAX_NAMED = 20  # requests that a refusal names
+ATTEMPTS = 3  # of an operator's wish, when others are faster
+
+Opened = sa.RowMapping | tuple[int, str]
+"""The row of a job that is open already, or id and uuid of a new one."""
 
 
 class Drivers:
@@ -67,25 +81,27 @@ class Drivers:
         name is another driver's or has another configuration, and while another job is open for it.
         """
         asked = limits.text("driver", driver)
-        name, chosen = _backend(backend), _hosts(hosts)
-        given = _config(config)
+        name, chosen = read_backend(backend), read_hosts(hosts)
+        given = read_config(config)
 
         def write(tx: sa.Connection) -> str:
             targets = Targets(tx, asked)
+            job = self._open(tx, Kind.INSTALL, targets.driver)
             called = name or targets.driver
             places = targets.importable(chosen)
             parsed = {place.service_id: targets.parse(place, given) for place in places}
             present = targets.present(backend=called)
+            targets.check_room(called, places, present)
             steps: list[NewStep] = []
             for place in places:
                 there = present.get((place.service_id, called))
-                state = _installed(targets.driver, called, place.host, there, parsed)
+                state = installed(targets.driver, called, place.host, there, parsed)
                 before = there.before if there else None
                 steps.append(NewStep(place.host, called, state, before))
             # Options are read the same everywhere: the first host's word stands for all.
             parsed_once = next(iter(parsed.values()), {})
             arguments = {"backend": called, "hosts": chosen, "config": parsed_once}
-            return self._add(tx, Kind.INSTALL, targets.driver, arguments, steps)
+            return self._add(tx, job, Kind.INSTALL, targets.driver, arguments, steps)
 
         return self._begin(write)
 
@@ -104,8 +120,8 @@ class Drivers:
         open for the driver.
         """
         asked = limits.text("driver", driver)
-        name, chosen = _backend(backend), _hosts(hosts)
-        given = _config(config)
+        name, chosen = read_backend(backend), read_hosts(hosts)
+        given = read_config(config)
         if wish not in (None, Wish.ENABLED, Wish.DISABLED):
             raise Invalid(
                 f"status {str(wish)[:40]!r} is neither {Wish.ENABLED} nor {Wish.DISABLED}",
@@ -116,18 +132,14 @@ class Drivers:
 
         def write(tx: sa.Connection) -> str:
             targets = Targets(tx, asked)
+            job = self._open(tx, Kind.UPDATE, targets.driver)
             found = targets.backends(chosen, name)
             parsed: dict[str, Any] = {}
             for service_id in sorted({target.service_id for target in found}):
-                parsed = targets.parse(targets.place(service_id), given)
+                parsed = targets.parse(targets.place(service_id), given, unset=True)
             arguments = {"config": parsed, "wish": wish, "reload": bool(reload)}
-            return self._add(
-                tx,
-                Kind.UPDATE,
-                targets.driver,
-                arguments,
-                [target.step() for target in found],
-            )
+            steps = [target.step() for target in found]
+            return self._add(tx, job, Kind.UPDATE, targets.driver, arguments, steps)
 
         return self._begin(write)
 
@@ -146,35 +158,51 @@ class Drivers:
         Conflict for an agent that is down or while another job is open for the driver.
         """
         asked = limits.text("driver", driver)
-        name, chosen = _backend(backend), _hosts(hosts)
+        name, chosen = read_backend(backend), read_hosts(hosts)
 
         def write(tx: sa.Connection) -> str:
             targets = Targets(tx, asked)
-            before = store.open_one(tx, targets.driver)
-            if before is not None and force and before["kind"] == Kind.UNINSTALL:
-                store.force(tx, before["id"], {**before["arguments"], "force": True}, self._now())
-                return str(before["uuid"])
+            job = self._open(tx, Kind.UNINSTALL, targets.driver)
             found = targets.backends(chosen, name)
+            if force and isinstance(job, Mapping):
+                named = chosen is not None or name is not None
+                return self._force(tx, job["uuid"], targets.driver, found, named=named)
             if not force and (down := sorted({t.host for t in found if t.down})):
                 raise Conflict(
-                    f"the agents of {_some(down)} are down: wait for them, or use force, which "
+                    f"the agents of {some(down)} are down: wait for them, or use force, which "
                     "gives up what these hosts have",
                     hosts=down[:MAX_NAMED],
                 )
             which = [(target.host, target.backend) for target in found]
-            uuid = self._add(
-                tx,
-                Kind.UNINSTALL,
-                targets.driver,
-                {"drain": bool(drain), "force": bool(force)},
-                [target.step() for target in found],
-            )
+            arguments = {"drain": bool(drain), "force": bool(force)}
+            steps = [target.step() for target in found]
+            uuid = self._add(tx, job, Kind.UNINSTALL, targets.driver, arguments, steps)
             self._close(tx, targets.driver, found)
             if not drain and not force and (held := store.held(tx, which)):
-                raise _in_use(targets.driver, held, store.holders(tx, which, MAX_NAMED))
+                raise in_use(targets.driver, held, store.holders(tx, which, MAX_NAMED))
             return uuid
 
         return self._begin(write, closes=True)
+
+    def _force(
+        self, tx: sa.Connection, uuid: str, driver: str, found: Sequence[Target], *, named: bool
+    ) -> str:
+        """Have an open uninstallation give up these backends, and no others, whatever is bound.
+
+        Raises Conflict unless it waits for all of them that were ``named``.
+        """
+        job, which = store.lock(tx, uuid), {(target.host, target.backend) for target in found}
+        if job is None or job["exclusive"] is None or job["kind"] != Kind.UNINSTALL:
+            raise busy(driver, uuid)
+        steps = store.of_job(tx, job["id"])
+        waiting = {(s["host"], s["backend"]) for s in steps if s["state"] in PENDING}
+        if not which & waiting or (named and not which <= waiting):
+            others = some(sorted({host for host, _ in which - waiting}))
+            raise busy(driver, uuid, f", which does not wait for anything of {others}")
+        forced = {(host, backend) for host, backend in job["arguments"].get("forced", ())}
+        arguments = {**job["arguments"], "forced": sorted(forced | (which & waiting))}
+        store.ask(tx, job["id"], arguments, self._now())
+        return uuid
 
     def adopt(self, host: str, address: str, backend: str) -> dict[str, Any]:
         """Have a backend manage a device that its rules leave alone.
@@ -182,7 +210,7 @@ class Drivers:
         Raises Invalid, NotFound, and Conflict when its driver has no such options.
         """
         return self._manage(
-            limits.text("host", host), limits.text("backend", backend), _address(address), True
+            limits.text("host", host), limits.text("backend", backend), read_address(address), True
         )
 
     def release(self, uuid: str) -> dict[str, Any]:
@@ -204,12 +232,11 @@ class Drivers:
         self, host: str, backend: str, address: str, adopt: bool, device: str | None = None
     ) -> dict[str, Any]:
         def write(tx: sa.Connection) -> str:
-            target, targets = Targets.of_backend(tx, host, backend)
-            if device is not None and (held := devices.holders(tx, device)):
-                raise InUse(
-                    f"device {address} of {host} cannot be released: {_some(held)} hold of it",
-                    requests=held[:MAX_NAMED],
-                )
+            targets = Targets.of_backend(tx, host, backend)
+            job = self._open(tx, Kind.UPDATE, targets.driver)
+            (target,) = targets.backends([host], backend)
+            if device is not None:
+                check_free(devices.holders(tx, device), devices.dirty(tx, device), address, host)
             place = targets.place(target.service_id)
             if not {"adopt", "release"} <= {one.name for one in place.options}:
                 raise Conflict(
@@ -218,115 +245,58 @@ class Drivers:
                     driver=targets.driver,
                 )
             config = wanted.managed(target.config, address, adopt=adopt)
+            config = targets.parse(place, config)
             arguments = {"config": config, "wish": None, "reload": False}
-            return self._add(tx, Kind.UPDATE, targets.driver, arguments, [target.step()])
+            return self._add(tx, job, Kind.UPDATE, targets.driver, arguments, [target.step()])
 
         return self._begin(write)
 
     def _begin(
         self, write: Callable[[sa.Connection], str], *, closes: bool = False
     ) -> dict[str, Any]:
-        try:
-            uuid = self._uow.run(write)
-        except db_exc.DBDuplicateEntry as bad:
-            raise Conflict(
-                "another change of this driver was begun at the same time: see the open jobs"
-            ) from bad
+        for _ in range(ATTEMPTS):
+            with contextlib.suppress(db_exc.DBDuplicateEntry):
+                uuid = self._uow.run(write)
+                break
+            # Another change of the driver was begun at the same moment: now it can be seen.
+        else:
+            raise Conflict("others keep changing this driver: see the open jobs and try again")
         self._wake()
         if closes:
             self._wake_publisher()
         return {"uuid": uuid}
 
+    def _open(self, tx: sa.Connection, kind: Kind, driver: str) -> Opened:
+        """Begin a job for a driver, or return the one that is open.
+
+        Before anything is read of what the job is about: no other changes that from here on.
+        """
+        before = store.open_one(tx, driver)
+        return before if before is not None else store.add(tx, kind, driver, {}, self._now())
+
     def _add(
         self,
         tx: sa.Connection,
+        job: Opened,
         kind: Kind,
         driver: str,
         arguments: Mapping[str, Any],
         steps: Sequence[NewStep],
     ) -> str:
-        if (before := store.open_one(tx, driver)) is not None:
-            same = before["kind"] == kind and before["arguments"] == dict(arguments)
+        if isinstance(job, Mapping):
+            same = job["kind"] == kind and job["arguments"] == dict(arguments)
             if same and kind is Kind.INSTALL:
-                return str(before["uuid"])
-            raise Conflict(
-                f"driver {driver} is being changed: wait for job {before['uuid']} "
-                f"({before['kind']})",
-                job=before["uuid"],
-            )
-        uuid = store.add(tx, kind, driver, arguments, steps, self._now())
+                return str(job["uuid"])
+            raise busy(driver, job["uuid"], f" ({job['kind']})")
+        id_, uuid = job
+        store.promise(tx, id_, arguments, steps)
         LOG.info("Job %s: %s driver %s, %s backends", uuid, kind, driver, len(steps))
         return uuid
 
     def _close(self, tx: sa.Connection, driver: str, found: Sequence[Target]) -> None:
         which = [(target.service_id, target.backend) for target in found]
+        wishes.lock_all(tx, {target.service_id for target in found})
         wishes.close(tx, driver, wishes.find(tx, driver=driver), which)
         hosts = sorted({target.host for target in found})
         wishes.withdraw(tx, hosts)
         providers.mark_hosts(tx, hosts, self._now())
-
-
-def _installed(
-    driver: str, backend: str, host: str, there: Target | None, parsed: Mapping[int, Any]
-) -> StepState:
-    """Return where an installation begins on a host. Raises Conflict."""
-    if there is None or there.wish is Wish.ABSENT:
-        return StepState.WAITING
-    if there.driver != driver:
-        raise Conflict(
-            f"backend {backend} of host {host} is one of driver {there.driver}: name another",
-            host=host,
-            driver=there.driver,
-        )
-    given = parsed[there.service_id]
-    if any(name not in there.config or there.config[name] != given[name] for name in given):
-        raise Conflict(
-            f"backend {backend} of host {host} is there already with another configuration: "
-            "update-driver changes it",
-            host=host,
-        )
-    return StepState.WAITING if there.wish is Wish.DISABLED else StepState.DONE
-
-
-def _in_use(
-    driver: str, held: Mapping[tuple[str, str], int], holders: Sequence[Mapping[Any, Any]]
-) -> InUse:
-    named = [f"{row['uuid']} (instance {row['instance_uuid']})" for row in holders]
-    what = f"{sum(held.values())} accelerators are in use or being cleaned"
-    by = f", by {_some(named, sum(held.values()))}" if named else ""
-    return InUse(
-        f"driver {driver} cannot be uninstalled: {what}{by}; drain waits for them, force does not",
-        requests=[row["uuid"] for row in holders],
-    )
-
-
-def _some(names: Sequence[str], total: int | None = None) -> str:
-    rest = (total or len(names)) - len(names[:MAX_NAMED])
-    more = [f"{rest} more"] if rest > 0 else []
-    return ", ".join([*names[:MAX_NAMED], *more])
-
-
-def _backend(backend: Any) -> str | None:
-    return None if backend is None else wanted.backend_name(backend)
-
-
-def _hosts(hosts: Any) -> list[str] | None:
-    if hosts is None:
-        return None
-    if not isinstance(hosts, list | tuple) or not 1 <= len(hosts) <= MAX_HOSTS:
-        raise Invalid(f"hosts must be a list of 1 to {MAX_HOSTS} names", field="hosts")
-    return sorted({limits.text("hosts", host) for host in hosts})
-
-
-def _config(config: Any) -> Mapping[str, Any]:
-    if config is None:
-        return {}
-    if not isinstance(config, Mapping) or len(str(config)) > MAX_CONFIG:
-        raise Invalid(
-            f"config must be an object of at most {MAX_CONFIG} characters", field="config"
-        )
-    return config
-
-
-def _address(address: Any) -> str:
-    return limits.text("address", address, 120)

@@ -29,6 +29,7 @@ from cyborg.conductor.jobs import Agents as Workers
 from cyborg.conductor.jobs import Jobs
 from cyborg.conductor.liveness import Watch
 from cyborg.conductor.notices import Notices, delivery
+from cyborg.conductor.nudges import Agents as Changers
 from cyborg.conductor.outbox import DeadLetters, Outbox
 from cyborg.conductor.outcomes import Settled
 from cyborg.conductor.owners import Owners
@@ -37,7 +38,6 @@ from cyborg.conductor.programs import Programs
 from cyborg.conductor.publisher import Publisher
 from cyborg.conductor.reconciler import Reconciler
 from cyborg.conductor.requests import Requests
-from cyborg.conductor.rollouts import Agents as Changers
 from cyborg.conductor.rollouts import Rollouts
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.rpc.notifier import Notifier

@@ -31,6 +31,8 @@ class Known:
     ids: dict[Key, int] = field(default_factory=dict)
     counts: dict[Key, int] = field(default_factory=dict)
     bound: set[Key] = field(default_factory=set)
+    dirty: set[Key] = field(default_factory=set)  # of these, what nobody owns
+    let_go: set[Key] = field(default_factory=set)  # of these, what goes although nobody cleaned it
     programming: set[str] = field(default_factory=set)  # addresses of devices
 
 
@@ -56,6 +58,8 @@ def read(tx: sa.Connection, host: str) -> Known:
         known.ids[key] = row["id"]
         if row["request_id"] is not None or row["prepared"]:
             known.bound.add(key)
+        if row["request_id"] is None and row["prepared"]:
+            known.dirty.add(key)
     return known
 
 
@@ -110,7 +114,11 @@ class Writer:
         for address in sorted({key[1] for key in gone}):
             row = self._known.rows[DEVICE, address]
             left = {
-                key[2]: Part(self._known.rows[key]["uuid"], given.get(self._ids[key], ()))
+                key[2]: Part(
+                    self._known.rows[key]["uuid"],
+                    given.get(self._ids[key], ()),
+                    tuple(sorted(h[3] for h in self._known.let_go if h[1:3] == key[1:3])),
+                )
                 for key in parts
                 if key[1] == address
             }
@@ -175,6 +183,11 @@ class Writer:
                 for k, v in new.items()
                 if isinstance(v, AttachHandle)
             ],
+            {
+                (self._ids[DEPLOYABLE, *key], address)
+                for key, part in self._recalled.parts.items()
+                for address in part.dirty
+            },
         )
 
     def _place(self, steps: Sequence[Step], after: Mapping[Key, Stored]) -> None:

@@ -149,7 +149,7 @@ class Hosts:
                 # Another compute node, perhaps, is to be the parent of what the host has.
                 moved = providers.mark_hosts(tx, [said.host], now)
             remember = self._conf.conductor.remember > 0
-            marks = known["wanted"] > 0
+            marks = bool(known["marks"])
             return (
                 reports.record(tx, said, now, self._notices, remember=remember, marks=marks),
                 moved,

@@ -24,6 +24,7 @@ from cyborg.conductor import limits, outcomes
 from cyborg.conductor.events import Telling
 from cyborg.conductor.notices import Notices
 from cyborg.conductor.outcomes import Settled
+from cyborg.conductor.surrender import surrender
 from cyborg.core.deed import Deed
 from cyborg.core.errors import CyborgError, Invalid, NotFound, Unavailable
 from cyborg.core.job import MAX_ERROR, Heard, JobKind, Verdict, decide
@@ -230,14 +231,24 @@ class Jobs:
         if row["deadline"] is not None and not overdue:
             until = min(until, row["deadline"])
 
-        def write(tx: sa.Connection) -> int:
-            if kind is JobKind.RELEASE and verdict is Verdict.RETRY and row["error"] is None:
-                outcomes.stuck(tx, row["id"], now)
-            told = row["error"] if verdict is Verdict.WAIT else error
-            return store.wait(tx, row["id"], self._me, until=until, error=told)
+        def write(tx: sa.Connection) -> tuple[Settled, list[str]]:
+            if kind is JobKind.RELEASE and verdict is Verdict.RETRY:
+                remember, notices = self._conf.conductor.remember > 0, self._telling.notices
+                over, told = surrender(tx, row, error, now, notices, remember=remember)
+                if over.count:
+                    return over, told
+                if row["error"] is None:
+                    outcomes.stuck(tx, row["id"], now)
+            said = row["error"] if verdict is Verdict.WAIT else error
+            store.wait(tx, row["id"], self._me, until=until, error=said)
+            return Settled(), []
 
-        self._uow.run(write)
-        if verdict is Verdict.RETRY:
+        over, lines = self._uow.run(write)
+        for line in lines:
+            LOG.warning("Host %s: %s", row["host"], line)
+        if over.count:
+            self._settled(over)
+        elif verdict is Verdict.RETRY:
             LOG.warning(
                 "Job %s (%s) on %s is tried again in %.0f s: %s",
                 row["uuid"],

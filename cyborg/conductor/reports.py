@@ -7,7 +7,7 @@ at the same time.
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 import sqlalchemy as sa
@@ -24,11 +24,18 @@ from cyborg.db.store import attach_handles, providers, wanted
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What recording a report came to: how many providers are stale now, and what to log."""
+    """What recording a report came to: how many providers are stale now, and what to log.
+
+    ``let_go`` is how many handles went that nobody has cleaned.
+    """
 
     providers: int
     summary: str
     remarks: Sequence[str] = ()
+    let_go: int = 0
+
+
+MAX_NAMED = 8  # handles that one line of the log names
 
 
 def record(
@@ -99,7 +106,11 @@ def forget(
     *,
     remember: bool,
 ) -> Outcome:
-    """Give up what a backend of a host had, as if the host did not report it any longer."""
+    """Give up what a backend of a host had, as if the host did not report it any longer.
+
+    What nobody has cleaned goes too, unless something of the same part is held, and is remembered:
+    should it return, it is cleaned first. The caller holds the row of the host's agent.
+    """
     known = host_rows.read(tx, host)
     mine = {
         key[1]
@@ -107,7 +118,17 @@ def forget(
         if isinstance(stored.value, Device) and stored.value.backend == backend
     }
     relevant = {key: stored for key, stored in known.stored.items() if key[1] in mine}
-    return _bring(tx, host, known, (), relevant, now, notices, remember=remember)
+    steps = inventory.plan((), relevant, known.bound - known.dirty)
+    gone = {step.key[1:] for step in steps if isinstance(step, Remove)}
+    known.let_go = {key for key in known.dirty if key[1:3] in gone}
+    attach_handles.let_go(tx, [known.ids[key] for key in known.let_go])
+    known.bound -= known.let_go
+    outcome = _bring(tx, host, known, (), relevant, now, notices, remember=remember)
+    if not known.let_go:
+        return outcome
+    dirty = ", ".join(f"{key[3]} of {key[2]}" for key in sorted(known.let_go)[:MAX_NAMED])
+    told = f"{len(known.let_go)} handles are given up that nobody has cleaned: {dirty}"
+    return replace(outcome, let_go=len(known.let_go), remarks=(*outcome.remarks, told))
 
 
 def _without_silent(

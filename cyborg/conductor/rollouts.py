@@ -5,14 +5,15 @@ Each look at a job is one transaction: it reads how far the steps are, lets ``co
 writes what is wanted of the hosts whose turn has come, and the end if it has come. Agents are
 nudged after the commit; one that misses that asks by itself after its next hello. So whoever dies
 anywhere leaves nothing that the next look does not go on with.
+
+Locks are taken in one order: jobs, agents, steps, and then what a report writes.
 """
 
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
 import sqlalchemy as sa
@@ -20,14 +21,15 @@ from oslo_config import cfg
 from oslo_log import log
 from oslo_utils import timeutils
 
-from cyborg.conductor import limits, reports
+from cyborg.conductor import limits
 from cyborg.conductor.notices import Notices
+from cyborg.conductor.nudges import Agents, Nudge, Nudger
+from cyborg.conductor.rollout_turns import Turns, agents_of
 from cyborg.core import rollout, wanted
-from cyborg.core.errors import CyborgError, NotFound, Stale, WrongState
+from cyborg.core.errors import NotFound, Stale, Unavailable, WrongState
 from cyborg.core.job import JobState
 from cyborg.core.request import parse_uuid
-from cyborg.core.rollout import Kind, Step, StepState
-from cyborg.db.store import providers
+from cyborg.core.rollout import PENDING, Kind, Step, StepState
 from cyborg.db.store import rollouts as store
 from cyborg.db.store import wanted as wishes
 from cyborg.db.unit_of_work import UnitOfWork
@@ -35,18 +37,20 @@ from cyborg.db.unit_of_work import UnitOfWork
 LOG = log.getLogger(__name__)
 
 BATCH = 16  # jobs that are leased together
-CALLS_AT_ONCE = 8
 POLL = 5.0  # seconds after which a job whose steps are under way is looked at again
+MOST = 64  # steps that one look finds overdue
 MAX_NAMED = 8  # hosts whose error the job's own tells
 
-Nudge = tuple[str, int]
+CANCELLED = "an operator cancelled it"
 
 
-class Agents(Protocol):
-    """What asks agents: ``cyborg.rpc.agent.AgentClient``."""
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a look at a job calls for after its commit: nudges, the publisher, another look."""
 
-    def wanted(self, host: str, revision: int) -> Mapping[str, Any]:
-        """Have a host be brought to what is wanted of it."""
+    nudges: Sequence[Nudge] = ()
+    publish: bool = False
+    again: bool = False
 
 
 class Rollouts:
@@ -66,10 +70,10 @@ class Rollouts:
         """``wake`` is called when an agent's word may have made the next turn come."""
         self._conf = conf
         self._uow = uow
-        self._agents = agents
+        self._nudger = Nudger(agents)
         self._wake = wake
         self._wake_publisher = wake_publisher
-        self._notices = notices or Notices(conf, now=now)
+        self._turns = Turns(conf, notices or Notices(conf, now=now), now)
         self._now = now
         self._me = str(uuid4())
         self._stopped = threading.Event()
@@ -85,19 +89,35 @@ class Rollouts:
                     tx, owner=self._me, now=now, until=until, limit=BATCH
                 )
             )
+            again = False
             for row in rows:
-                nudges, closed = self._uow.run(lambda tx, row=row: self._advance(tx, row))  # type: ignore[misc]
-                self._nudge(nudges)
-                if closed:
-                    self._wake_publisher()
+                again |= self._look(row)
             seen += len(rows)
-            if len(rows) < BATCH:
+            if len(rows) < BATCH and not again:
                 break
         return seen
+
+    def _look(self, row: sa.RowMapping) -> bool:
+        """Look at one job; tell whether it is to be looked at again at once. Raises Unavailable.
+
+        One that nobody can read keeps no other from its turn.
+        """
+        try:
+            look = self._uow.run(lambda tx: self._advance(tx, row["id"]))
+        except Unavailable:
+            raise
+        except Exception:
+            LOG.exception("Job %s failed for a reason nobody foresaw", row["uuid"])
+            return False
+        self._nudger.nudge(look.nudges)
+        if look.publish:
+            self._wake_publisher()
+        return look.again
 
     def stop(self) -> None:
         """Look at no more jobs, nudge no more agents."""
         self._stopped.set()
+        self._nudger.stop()
 
     def cancel(self, uuid: str) -> None:
         """Have a job begin nothing more, and open again what it had only closed.
@@ -118,16 +138,13 @@ class Rollouts:
                     job=wanted_uuid,
                 )
             steps = store.of_job(tx, job["id"])
-            left = [step for step in steps if _pending(step)]
+            left = [step for step in steps if step["state"] in PENDING]
+            opened = job["kind"] == Kind.UNINSTALL and self._turns.open_again(tx, left)
             store.change_all(tx, {step["id"]: StepState.UNTOUCHED for step in left})
-            opened = False
-            if job["kind"] == Kind.UNINSTALL:
-                wishes.restore(tx, [(s["service_id"], s["backend"], s["before"]) for s in left])
-                hosts = sorted({step["host"] for step in left})
-                if opened := wishes.withdraw(tx, hosts) > 0:
-                    providers.mark_hosts(tx, hosts, self._now())
-            if all(step["state"] != StepState.ROLLING for step in steps):
-                store.end(tx, job["id"], JobState.CANCELLED, "an operator cancelled it")
+            if any(step["state"] == StepState.ROLLING for step in steps):
+                store.ask(tx, job["id"], {**job["arguments"], "cancelled": True}, self._now())
+            else:
+                store.end(tx, job["id"], JobState.CANCELLED, CANCELLED)
             return opened
 
         if self._uow.run(write):
@@ -149,21 +166,28 @@ class Rollouts:
         told = wanted.load_applied(outcomes)
 
         def write(tx: sa.Connection) -> tuple[list[int], bool]:
+            waiting = store.lock_waiting(tx, host)
             row = wishes.lock(tx, host, epoch)
             if row is None:
                 raise _stale(host, epoch)
             wishes.applied(tx, row["id"], told)
-            jobs, back = [], False
-            by_backend = {(one.backend, one.revision): one for one in told}
-            for step in store.waited_for(tx, host):
-                outcome = by_backend.get((step["backend"], step["revision"]))
-                if outcome is None:
+            jobs, failed = [], list[tuple[Any, str]]()
+            by_backend = {one.backend: one for one in told}
+            for step in store.waited_for(tx, host, waiting) if waiting else ():
+                outcome = by_backend.get(step["backend"])
+                if outcome is None or outcome.revision < step["revision"]:
                     continue
                 jobs.append(step["job_id"])
-                if outcome.error is None:
+                error = outcome.error
+                if outcome.revision > step["revision"]:
+                    # Another driver has taken the name: what was given up is gone all the same.
+                    gone = step["kind"] == Kind.UNINSTALL
+                    error = None if gone else f"backend {step['backend']} is another's by now"
+                if error is None:
                     store.change(tx, step["id"], StepState.DONE, error=None, deadline=None)
                 else:
-                    back |= self._back(tx, step, host, row["id"], outcome.error)
+                    failed.append(({**step, "host": host, "service_id": row["id"]}, error))
+            back = self._turns.back(tx, failed, {row["id"]: row})
             if jobs:
                 store.hurry(tx, jobs, self._now())
             return jobs, back
@@ -177,25 +201,28 @@ class Rollouts:
         if back:
             self._wake_publisher()
 
-    def _advance(self, tx: sa.Connection, row: sa.RowMapping) -> tuple[list[Nudge], bool]:
-        """Take a job as far as it can go now; return whom to nudge and whether devices changed."""
-        if not store.hold(tx, row["id"], self._me):
-            return [], False
+    def _advance(self, tx: sa.Connection, job_id: int) -> Look:
+        """Take a job as far as it can go now."""
+        # Read again: it may have been asked for more since it was leased.
+        row = store.hold(tx, job_id, self._me)
+        if row is None:
+            return Look()
         now, kind, arguments = self._now(), Kind(row["kind"]), row["arguments"]
         rows = store.of_job(tx, row["id"])
-        changed = False
-        for step in rows:
-            if step["state"] == StepState.ROLLING and (step["deadline"] or now) < now:
-                seconds = self._conf.conductor.driver_timeout
-                error = f"the agent did not say within {seconds:g} s what became of it"
-                changed |= self._back(
-                    tx, {**step, "kind": kind}, step["host"], step["service_id"], error
-                )
-        if changed:
-            rows = store.of_job(tx, row["id"])
+        rolling = [step for step in rows if step["state"] == StepState.ROLLING]
+        if overdue := [step for step in rolling if _late(step, now)][:MOST]:
+            seconds = self._conf.conductor.driver_timeout
+            error = f"the agent did not say within {seconds:g} s what became of it"
+            agents = wishes.lock_all(tx, agents_of(overdue))
+            changed = self._turns.back(
+                tx, [({**step, "kind": kind}, error) for step in overdue], agents
+            )
+            store.again(tx, row["id"], now)
+            return Look(publish=changed, again=True)
         # Only who is to give something up waits for its release.
-        asked = [(s["host"], s["backend"]) for s in rows if _pending(s)]
+        asked = [(s["host"], s["backend"]) for s in rows if s["state"] in PENDING]
         held = store.held(tx, asked) if kind is Kind.UNINSTALL else {}
+        forced = _forced(arguments)
         steps = [
             Step(
                 s["host"],
@@ -203,73 +230,22 @@ class Rollouts:
                 StepState(s["state"]),
                 held.get((s["host"], s["backend"]), 0),
                 bool(s["down"]),
+                forced is None or (s["host"], s["backend"]) in forced,
             )
             for s in rows
         ]
-        plan = rollout.plan(kind, steps, force=bool(arguments.get("force")))
+        plan = rollout.plan(kind, steps)
         by_key = {(s["host"], s["backend"]): s for s in rows}
         store.change_all(tx, {by_key[k]["id"]: state for k, state in (plan.become or {}).items()})
-        nudges: list[Nudge] = []
-        for key in plan.begin:
-            nudge, closed = self._begin(tx, kind, row, by_key[key], now)
-            nudges += nudge
-            changed |= closed
-        if plan.over is None and not (plan.begin and not nudges):
-            store.again(tx, row["id"], now + timedelta(seconds=POLL))
-        elif plan.over is None:
-            store.again(tx, row["id"], now)
-        else:
+        begun = {key: step for key, step in by_key.items() if key in set(plan.begin)}
+        given_up = {key for key in begun if forced is None or key in forced}
+        nudges, changed = self._turns.begin(tx, row, list(begun.values()), given_up)
+        if plan.over is not None:
             self._end(tx, row, plan.over)
-        return nudges, changed
-
-    def _begin(
-        self, tx: sa.Connection, kind: Kind, job: Any, step: Any, now: datetime
-    ) -> tuple[list[Nudge], bool]:
-        """Write what is wanted of a host whose turn has come."""
-        agent, host, backend = step["service_id"], step["host"], step["backend"]
-        if agent is None:
-            store.change(tx, step["id"], StepState.FAILED, error="its agent is not known any more")
-            return [], False
-        revision = wishes.raise_(tx, agent)
-        before = None if step["before"] is None else wanted.load(step["before"])
-        wishes.write(
-            tx,
-            agent,
-            rollout.wish(kind, job["subject"], job["arguments"], backend, before, revision),
-        )
-        closed = wishes.withdraw(tx, [host]) > 0
-        if closed:
-            providers.mark_hosts(tx, [host], now)
-        if step["down"]:
-            if kind is Kind.UNINSTALL and job["arguments"].get("force"):
-                remember = self._conf.conductor.remember > 0
-                lost = reports.forget(tx, host, backend, now, self._notices, remember=remember)
-                closed |= lost.providers > 0
-                for line in lost.remarks:
-                    LOG.warning("Host %s: %s", host, line)
-            store.change(tx, step["id"], StepState.AWAY, revision=revision)
-            return [], closed
-        deadline = now + timedelta(seconds=self._conf.conductor.driver_timeout)
-        store.change(tx, step["id"], StepState.ROLLING, revision=revision, deadline=deadline)
-        return [(host, revision)], closed
-
-    def _back(self, tx: sa.Connection, step: Any, host: str, agent: int | None, error: str) -> bool:
-        """Have a host go back to what it had; tell whether that opens or closes devices."""
-        install = step["kind"] == Kind.INSTALL
-        state = StepState.FAILED if install else StepState.ROLLED_BACK
-        store.change(tx, step["id"], state, error=error, deadline=None)
-        if agent is None:
-            return False
-        revision = wishes.raise_(tx, agent)
-        if step["before"] is None:
-            wishes.forget(tx, agent, step["backend"])
-        else:
-            before = replace(wanted.load(step["before"]), revision=revision)
-            wishes.write(tx, agent, before)
-        if not wishes.withdraw(tx, [host]):
-            return False
-        providers.mark_hosts(tx, [host], self._now())
-        return True
+            return Look(publish=changed)
+        again = len(nudges) < len(begun)
+        store.again(tx, row["id"], now if again else now + timedelta(seconds=POLL))
+        return Look(nudges, changed, again)
 
     def _end(self, tx: sa.Connection, job: Any, good: bool) -> None:
         rows = store.of_job(tx, job["id"])
@@ -277,8 +253,11 @@ class Rollouts:
         wrong = [
             f"{row['host']} ({row['backend']}): {row['error']}" for row in rows if row["error"]
         ]
+        state = JobState.DONE if good else JobState.FAILED
         error = None if good else f"{told}; {'; '.join(wrong[:MAX_NAMED])}"
-        store.end(tx, job["id"], JobState.DONE if good else JobState.FAILED, error)
+        if job["arguments"].get("cancelled"):
+            state, error = JobState.CANCELLED, f"{CANCELLED}: {error or told}"
+        store.end(tx, job["id"], state, error)
         LOG.log(
             log.INFO if good else log.WARNING,
             "Job %s: %s driver %s: %s",
@@ -288,28 +267,16 @@ class Rollouts:
             told or "nothing to do",
         )
 
-    def _nudge(self, nudges: Sequence[Nudge]) -> None:
-        todo = deque(nudges)
-        # Daemon threads, not a pool: a call to a dead agent must not keep the process from ending.
-        for _ in range(min(CALLS_AT_ONCE, len(todo))):
-            threading.Thread(target=self._call, args=(todo,), name="nudge", daemon=True).start()
 
-    def _call(self, todo: deque[Nudge]) -> None:
-        while not self._stopped.is_set():
-            try:
-                host, revision = todo.popleft()
-            except IndexError:
-                return
-            try:
-                self._agents.wanted(host=host, revision=revision)
-            except CyborgError as bad:
-                LOG.info("Host %s asks what is wanted of it with a hello: %s", host, bad.message)
-            except Exception:
-                LOG.exception("Nudging %s failed for a reason nobody foresaw", host)
+def _late(step: Any, now: datetime) -> bool:
+    return bool((step["deadline"] or now) < now)
 
 
-def _pending(step: Any) -> bool:
-    return step["state"] in (StepState.WAITING, StepState.DRAINING)
+def _forced(arguments: Mapping[str, Any]) -> set[tuple[str, str]] | None:
+    """Return which backends are given up whatever is bound; None is all of them."""
+    if arguments.get("force"):
+        return None
+    return {(host, backend) for host, backend in arguments.get("forced", ())}
 
 
 def _stale(host: str, epoch: str) -> Stale:

@@ -91,6 +91,7 @@ class ConductorService:
         Raises Misconfigured.
         """
         self.open()
+        _warn(self._conf)
         self._starter = threading.Thread(target=self._start, name="start", daemon=True)
         self._starter.start()
 
@@ -228,3 +229,16 @@ def _in_time(what: str, work: Callable[[], object]) -> None:
     thread.join(PATIENCE)
     if thread.is_alive():
         LOG.warning("The %s does not close in %g s and is left behind", what, PATIENCE)
+
+
+def _warn(conf: cfg.ConfigOpts) -> None:
+    """Say so when agents may be given up that are only slow, as far as this host's file tells."""
+    needed = 2 * conf.agent.discovery_timeout + conf.conductor.hello_interval
+    if conf.conductor.driver_timeout < needed:
+        LOG.warning(
+            "[conductor] driver_timeout is %g s, and an agent may need %g s to change a backend: "
+            "twice [agent] discovery_timeout, and a hello_interval. A change that is only slow "
+            "would be taken back",
+            conf.conductor.driver_timeout,
+            needed,
+        )

@@ -78,7 +78,7 @@ OPTIONS = [
         min=1.0,
         help="Seconds that an agent may take to enable, change or give up a backend, its setup and "
         "first discovery included, before that counts as failed and is taken back. More than twice "
-        "[agent] discovery_timeout.",
+        "[agent] discovery_timeout and a hello_interval.",
     ),
     cfg.FloatOpt(
         "prepare_timeout",

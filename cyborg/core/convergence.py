@@ -98,7 +98,7 @@ def after(move: Move, held: Held | None, error: str | None) -> Held | None:
     if move.wanted is None:
         # Nobody waits for word of it: what it follows must not be forgotten before it is over.
         return None if error is None else held
-    if held is not None and held.wanted.revision == move.wanted.revision:
+    if held is not None and _done(held, move.wanted):
         return held
     if error is None:
         return Held(move.wanted, None, move.wanted)
@@ -117,7 +117,7 @@ def effective(
 
 
 def _act(held: Held | None, one: Wanted, configured: Collection[str]) -> Act:
-    if held is not None and held.wanted.revision == one.revision:
+    if held is not None and _done(held, one):
         return Act.KEEP
     applied = None if held is None else held.applied
     runs = _runs(one.backend, applied, configured)
@@ -139,6 +139,14 @@ def _back(held: Held, configured: Collection[str]) -> Act:
     if backend not in configured:
         return Act.STOP if _runs(backend, applied, configured) else Act.KEEP
     return Act.REPLACE if _runs(backend, applied, configured) else Act.START
+
+
+def _done(held: Held, one: Wanted) -> bool:
+    """Tell whether a wish was tried already.
+
+    The revision alone does not say so: a database that was restored counts on from an older one.
+    """
+    return held.wanted.revision == one.revision and _same(held.wanted, one)
 
 
 def _runs(backend: str, applied: Wanted | None, configured: Collection[str]) -> bool:

@@ -3,7 +3,8 @@
 
 A device is the same when it stands at the same address of the same host. It gets back its uuid and
 the status that an operator gave it, its deployables their uuids and an operator's attributes. What
-the host reports of itself is not remembered: the host tells it again.
+the host reports of itself is not remembered: the host tells it again. What was given up before it
+could be cleaned is cleaned on its return, before anybody gets it.
 """
 
 from collections.abc import Collection, Mapping
@@ -21,10 +22,11 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a deployable gets back."""
+    """What a deployable gets back; ``dirty`` are addresses of handles that nobody has cleaned."""
 
     uuid: str
     attributes: tuple[Attribute, ...] = ()
+    dirty: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

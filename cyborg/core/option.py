@@ -47,8 +47,10 @@ def load(body: Mapping[str, Any]) -> Option:
     return Option(string(body["name"]), kind, body.get("default"), string(body["help"]))  # type: ignore[arg-type]
 
 
-def parse_all(options: Sequence[Option], config: Any) -> dict[str, Any]:
+def parse_all(options: Sequence[Option], config: Any, *, unset: bool = False) -> dict[str, Any]:
     """Read values by name: as JSON has them, or as text, as a command line has them.
+
+    With ``unset`` None is a value of any option: that nothing is wanted of it.
 
     Raises Invalid for a name that no option has, saying which are near, and for a value that is not
     of its option's kind.
@@ -66,7 +68,10 @@ def parse_all(options: Sequence[Option], config: Any) -> dict[str, Any]:
                 field="config",
                 near=near,
             )
-    return {name: parse(known[name], value) for name, value in config.items()}
+    return {
+        name: None if unset and value is None else parse(known[name], value)
+        for name, value in config.items()
+    }
 
 
 def parse(option: Option, value: Any) -> Any:

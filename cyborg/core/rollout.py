@@ -46,12 +46,13 @@ SENTENCES: Mapping[StepState, str] = {
     StepState.AWAY: "Its agent is away; it comes to the same when it returns.",
     StepState.FAILED: "It could not be done; the host has what it had.",
     StepState.ROLLED_BACK: "It could not be done; the host was brought back to what it had.",
-    StepState.UNTOUCHED: "An earlier host failed, so that its turn never came.",
+    StepState.UNTOUCHED: "An earlier host failed, or the job was cancelled: its turn never came.",
 }
 
 if missing := set(StepState) - set(SENTENCES):
     raise AssertionError(f"states without a sentence: {sorted(missing)}")
 
+PENDING = frozenset({StepState.WAITING, StepState.DRAINING})
 ENDED = frozenset(
     {
         StepState.DONE,
@@ -68,7 +69,8 @@ BROKEN = frozenset({StepState.FAILED, StepState.ROLLED_BACK})
 class Step:
     """One backend on one host. ``bound`` is how many of its handles requests hold or hosts clean.
 
-    ``down`` tells that its agent is held for down.
+    ``down`` tells that its agent is held for down, ``forced`` that it is given up although
+    something is bound.
     """
 
     host: str
@@ -76,6 +78,7 @@ class Step:
     state: StepState
     bound: int = 0
     down: bool = False
+    forced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +94,10 @@ class Plan:
     over: bool | None = None
 
 
-def plan(kind: Kind, steps: Sequence[Step], *, force: bool = False) -> Plan:
+def plan(kind: Kind, steps: Sequence[Step]) -> Plan:
     """Return what follows from how far the steps are; ``steps`` are in the order of their turns.
 
-    ``force`` uninstalls although something is bound.
+    No more than AT_ONCE begin together, so that nobody waits long for what is written of them.
     """
     states = [step.state for step in steps]
     broken = any(state in BROKEN for state in states)
@@ -104,15 +107,16 @@ def plan(kind: Kind, steps: Sequence[Step], *, force: bool = False) -> Plan:
     room -= sum(state is StepState.ROLLING for state in states)
     for step in steps:
         key = (step.host, step.backend)
-        if step.state not in (StepState.WAITING, StepState.DRAINING):
+        if step.state not in PENDING:
             continue
+        # Who is away is written down for, and holds nobody up; but no update overtakes another.
+        ahead = room > 0 or (step.down and kind is not Kind.UPDATE)
         if kind is Kind.UPDATE and broken:
             become[key] = StepState.UNTOUCHED
-        elif kind is Kind.UNINSTALL and step.bound and not force:
+        elif kind is Kind.UNINSTALL and step.bound and not step.forced:
             if step.state is StepState.WAITING:
                 become[key] = StepState.DRAINING
-        elif step.down or room > 0:
-            # Who is away is written down for, and holds nobody up.
+        elif ahead and len(begin) < AT_ONCE:
             begin.append(key)
             room -= not step.down
     after = [become.get((s.host, s.backend), s.state) for s in steps]
@@ -131,8 +135,9 @@ def wish(
 ) -> Wanted:
     """Return what a job wants of a backend, given what was wanted of it before.
 
-    ``arguments`` are the job's: ``config`` has the options that change, ``wish`` what is wanted of
-    the backends, None if that stays.
+    ``arguments`` are the job's: ``config`` has the options that change, None for one that is the
+    host's configuration file's to say again; ``wish`` is what is wanted of the backends, None if
+    that stays.
     """
     asked = Wish.ENABLED if before is None else before.wish
     config = {} if before is None or before.wish is Wish.ABSENT else dict(before.config)
@@ -142,7 +147,9 @@ def wish(
         asked = Wish.ABSENT
     elif arguments.get("wish") is not None:
         asked = Wish(arguments["wish"])
-    return Wanted(backend, driver, asked, revision, config | (arguments.get("config") or {}))
+    config |= arguments.get("config") or {}
+    kept = {name: value for name, value in config.items() if value is not None}
+    return Wanted(backend, driver, asked, revision, kept)
 
 
 def summary(states: Sequence[StepState]) -> str:

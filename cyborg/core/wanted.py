@@ -94,11 +94,15 @@ def backend_name(name: Any) -> str:
 
 
 def managed(config: Mapping[str, Any], address: str, *, adopt: bool) -> dict[str, list[str]]:
-    """Return the options by which a backend takes a device in, or leaves it alone from now on."""
-    lists = {"adopt": list(config.get("adopt", ())), "release": list(config.get("release", ()))}
+    """Return the options by which a backend takes a device in, or leaves it alone from now on.
+
+    A list that need not change is left out: what is wanted of an option hides what the host's
+    configuration file says of it.
+    """
     wanted, other = ("adopt", "release") if adopt else ("release", "adopt")
-    lists[wanted] = sorted({*lists[wanted], address})
-    lists[other] = [one for one in lists[other] if one != address]
+    lists = {wanted: sorted({*config.get(wanted, ()), address})}
+    if address in (rest := config.get(other, ())):
+        lists[other] = [one for one in rest if one != address]
     return lists
 
 

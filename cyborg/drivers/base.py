@@ -98,7 +98,8 @@ class Setup(Protocol):
 
         Called before the backend's first discovery when an operator installs, changes or reloads
         it, with the time that a discovery has. What is raised leaves the host's backends as they
-        were and is shown to the operator.
+        were and is shown to the operator. Called once more after a boot of the host, and then again
+        and again until it raises nothing.
         """
 
 

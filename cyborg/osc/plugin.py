@@ -12,6 +12,8 @@ from typing import Any
 API_NAME = "cyborg"
 API_VERSION_OPTION = "os_cyborg_api_version"
 DEFAULT_API_VERSION = "2.4"
+# What is told to those who ask for something else.
+API_VERSIONS = tuple(f"2.{minor}" for minor in range(5))
 
 
 def build_option_parser(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -26,9 +28,9 @@ def build_option_parser(parser: argparse.ArgumentParser) -> argparse.ArgumentPar
     return parser
 
 
-def check_api_version(_: str) -> bool:
-    """Tell that the service is the judge of versions."""
-    return True
+def check_api_version(version: str) -> bool:
+    """Tell whether the service is the judge of a version; any but 2 has no commands at all."""
+    return version.partition(".")[0] == "2"
 
 
 def make_client(instance: Any) -> Any:

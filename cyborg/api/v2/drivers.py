@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any, get_args
 
 from oslo_utils import timeutils
@@ -49,15 +50,17 @@ def _hosts(value: Any) -> list[str]:
     return list(dict.fromkeys(types.load(_NAME, host, "hosts") for host in value))
 
 
-def _config(value: Any) -> dict[str, Any]:
+def _config(value: Any, *, unset: bool = False) -> dict[str, Any]:
     """Return options and their values, of the kinds that any option may have. Raises Invalid.
 
-    Whether the driver has such options the conductor tells.
+    With ``unset`` null is a value. Whether the driver has such options the conductor tells.
     """
     if not isinstance(value, dict):
         raise Invalid("config: must be an object of option names and values", field="config")
     for name, given in value.items():
         types.load(_NAME, name, "config")
+        if unset and given is None:
+            continue
         for one in given if isinstance(given, list) else [given]:
             _value(name, one)
     if (size := len(json.dumps(value))) > MAX_CONFIG:
@@ -88,6 +91,9 @@ def _flag(value: Any) -> bool:
 
 _HOSTS = types.Checked("hosts", _hosts, [_NAME])
 _CONFIG = types.Checked("options and their values", _config, {str: _ANY})
+_CHANGE = types.Checked(
+    "options and their values, or null", partial(_config, unset=True), {str: _ANY}
+)
 
 
 class Place(wtypes.Base):  # type: ignore[misc]
@@ -165,12 +171,13 @@ class NewDriver(wtypes.Base):  # type: ignore[misc]
 class DriverChange(wtypes.Base):  # type: ignore[misc]
     """What changes of a driver's backends: of all, of one ``backend``, of some ``hosts``.
 
+    An option of ``config`` that is null is again what its host's configuration file says.
     ``reload`` has them made anew although nothing else changes.
     """
 
     backend = wtypes.wsattr(_NAME)
     hosts = wtypes.wsattr(_HOSTS)
-    config = wtypes.wsattr(_CONFIG)
+    config = wtypes.wsattr(_CHANGE)
     status = wtypes.wsattr(types.OneOf(Wish.ENABLED, Wish.DISABLED))
     reload = wtypes.wsattr(types.Checked("boolean", _flag, like=bool))
 

@@ -12,7 +12,7 @@ from cyborg.api.call import Call
 from cyborg.api.operation import operation
 from cyborg.api.paging import Asked
 from cyborg.api.resource import Resource
-from cyborg.core.errors import NotFound
+from cyborg.core.errors import NotFound, WrongState
 from cyborg.core.job import JobKind, JobState
 from cyborg.core.rollout import Kind, StepState
 from cyborg.db.read import jobs as read
@@ -129,3 +129,14 @@ class Controller(Resource):
         if row is None:
             raise NotFound(f"no job {uuid}")
         return call.dump(Job, row, NAME, steps=[types.dump(Step, step) for step in row["steps"]])
+
+    @operation(
+        rule="cyborg:job:cancel",
+        since=SINCE,
+        status=204,
+        path={"uuid": types.Uuid()},
+        raises=(NotFound, WrongState),
+    )
+    def cancel(self, call: Call, uuid: str) -> None:
+        """Have a job about a driver begin nothing more; what is under way comes to its end."""
+        self.desk.conductor.job_cancel(uuid)

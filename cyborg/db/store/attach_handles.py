@@ -43,8 +43,15 @@ def value(row: Mapping[Any, Any]) -> AttachHandle:
     return AttachHandle(row["address"], HandleType(row["type"]), row["info"])
 
 
-def add(tx: sa.Connection, new: Iterable[tuple[int, AttachHandle]]) -> None:
-    """Add handles, each to the deployable of that row id."""
+def add(
+    tx: sa.Connection,
+    new: Iterable[tuple[int, AttachHandle]],
+    dirty: Collection[tuple[int, str]] = (),
+) -> None:
+    """Add handles, each to the deployable of that row id.
+
+    ``dirty`` are those, by that and their address, that must be cleaned before anybody gets them.
+    """
     bulk.insert(
         tx,
         handles,
@@ -56,6 +63,7 @@ def add(tx: sa.Connection, new: Iterable[tuple[int, AttachHandle]]) -> None:
                 "type": str(h.type),
                 "info": dict(h.info),
                 "draining": False,
+                "prepared": (deployable_id, h.address) in dirty,
             }
             for deployable_id, h in new
         ],
@@ -98,6 +106,16 @@ def lock(tx: sa.Connection, which: Collection[int]) -> set[int]:
         )
         owned |= {r.id for r in tx.execute(query) if r.request_id is not None or r.prepared}
     return owned
+
+
+def let_go(tx: sa.Connection, which: Collection[int]) -> None:
+    """Have dirty handles, by row id, count as clean, so that they can go with what they are of.
+
+    Nobody gets one before: the caller removes them in the same transaction.
+    """
+    for some in bulk.chunks(which):
+        mine = sa.and_(handles.c.id.in_(some), handles.c.request_id.is_(None))
+        tx.execute(sa.update(handles).where(mine).values(prepared=False, job_id=None))
 
 
 def remove(tx: sa.Connection, gone: Collection[int]) -> int:

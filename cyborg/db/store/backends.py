@@ -7,7 +7,7 @@ from uuid import uuid4
 import sqlalchemy as sa
 
 from cyborg.core.report import BackendState
-from cyborg.db.schema import backends, services
+from cyborg.db.schema import backends, services, wanted_backends
 from cyborg.db.store import bulk
 from cyborg.db.store.services import AGENT
 
@@ -16,15 +16,18 @@ def replace(tx: sa.Connection, host: str, states: Sequence[BackendState]) -> sa.
     """Bring the backends of a host's agent to these; what is equal is not written.
 
     Returns of the agent's row, which is read along: agent (its id), identity, catalogue (the
-    fingerprint) and wanted (the revision). The caller holds that row, so that
-    nobody else does the same.
+    fingerprint) and marks: whether operators have said anything of its backends that counts. The
+    caller holds that row, so that nobody else does the same.
     """
     query = (
         sa.select(
             services.c.id.label("agent"),
             services.c.identity,
             services.c.catalogue,
-            services.c.wanted,
+            sa.exists()
+            .where(wanted_backends.c.service_id == services.c.id)
+            .correlate(services)
+            .label("marks"),
             backends.c.id,
             backends.c.name,
             backends.c.driver,

@@ -103,8 +103,10 @@ def _body(part: Part) -> dict[str, Any]:
         "attributes": [
             {"uuid": one.uuid, "key": one.key, "value": one.value} for one in part.attributes
         ],
+        "dirty": list(part.dirty),
     }
 
 
 def _part(body: Mapping[str, Any]) -> Part:
-    return Part(body["uuid"], tuple(Attribute(**one) for one in body["attributes"]))
+    given = tuple(Attribute(**one) for one in body["attributes"])
+    return Part(body["uuid"], given, tuple(body.get("dirty", ())))

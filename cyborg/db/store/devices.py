@@ -152,6 +152,22 @@ def holders(tx: sa.Connection, uuid: str) -> list[str]:
     return list(tx.scalars(query))
 
 
+def dirty(tx: sa.Connection, uuid: str) -> int:
+    """Return how many handles of a device nobody owns and nobody has cleaned yet."""
+    query = (
+        sa.select(sa.func.count())
+        .select_from(attach_handles)
+        .join(deployables, deployables.c.id == attach_handles.c.deployable_id)
+        .join(devices, devices.c.id == deployables.c.device_id)
+        .where(
+            devices.c.uuid == uuid,
+            attach_handles.c.prepared,
+            attach_handles.c.request_id.is_(None),
+        )
+    )
+    return int(tx.execute(query).scalar_one())
+
+
 def drain(tx: sa.Connection, gone: Collection[int]) -> None:
     """Mark devices, by row id, that the host has no longer but something of which is bound."""
     for some in bulk.chunks(gone):

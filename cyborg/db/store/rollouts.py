@@ -19,6 +19,7 @@ from cyborg.db.schema import job_steps as steps
 from cyborg.db.store import bulk
 from cyborg.db.store.services import AGENT
 
+_LEASED = tuple(jobs.c[name] for name in ("id", "uuid", "kind", "subject", "arguments"))
 OPEN = sa.and_(jobs.c.state == JobState.OPEN, jobs.c.kind.in_(sorted(Kind)))
 
 
@@ -44,16 +45,12 @@ def open_one(tx: sa.Connection, driver: str) -> sa.RowMapping | None:
 
 
 def add(
-    tx: sa.Connection,
-    kind: Kind,
-    driver: str,
-    arguments: Mapping[str, Any],
-    begun: Iterable[NewStep],
-    now: datetime,
-) -> str:
-    """Promise a job, due at once, with its steps; return its uuid.
+    tx: sa.Connection, kind: Kind, driver: str, arguments: Mapping[str, Any], now: datetime
+) -> tuple[int, str]:
+    """Promise a job, due at once; return its row id and uuid.
 
-    Raises oslo.db's DBDuplicateEntry when another is open for the driver.
+    Until the end nobody else begins one for the driver. Raises oslo.db's DBDuplicateEntry when
+    another is open for it.
     """
     uuid = str(uuid4())
     made = tx.execute(
@@ -69,12 +66,16 @@ def add(
     ).inserted_primary_key
     if made is None:
         raise AssertionError("an INSERT of one row has a key")
-    bulk.insert(
-        tx,
-        steps,
-        [{"job_id": made[0], **asdict(step)} for step in begun],
-    )
-    return uuid
+    return int(made[0]), uuid
+
+
+def promise(
+    tx: sa.Connection, job_id: int, arguments: Mapping[str, Any], begun: Iterable[NewStep]
+) -> None:
+    """Say what a job that was just added is to do."""
+    mine = sa.update(jobs).where(jobs.c.id == job_id)
+    tx.execute(mine.values(arguments=dict(arguments)))
+    bulk.insert(tx, steps, [{"job_id": job_id, **asdict(step)} for step in begun])
 
 
 def lease(
@@ -85,8 +86,7 @@ def lease(
     What another conductor has not looked at again by ``next_try_at`` is anyone's.
     """
     due = sa.and_(OPEN, jobs.c.next_try_at <= now)
-    columns = (jobs.c.id, jobs.c.uuid, jobs.c.kind, jobs.c.subject, jobs.c.arguments)
-    query = sa.select(*columns).where(due).order_by(jobs.c.next_try_at, jobs.c.id).limit(limit)
+    query = sa.select(*_LEASED).where(due).order_by(jobs.c.next_try_at, jobs.c.id).limit(limit)
     rows = tx.execute(query.with_for_update(skip_locked=True)).mappings().all()
     if rows:
         tx.execute(
@@ -97,10 +97,10 @@ def lease(
     return rows
 
 
-def hold(tx: sa.Connection, job_id: int, owner: str) -> bool:
-    """Lock a job until the end; tell whether it is open and still this owner's."""
-    query = sa.select(jobs.c.id).where(jobs.c.id == job_id, jobs.c.owner == owner, OPEN)
-    return tx.execute(query.with_for_update()).first() is not None
+def hold(tx: sa.Connection, job_id: int, owner: str) -> sa.RowMapping | None:
+    """Lock a job until the end; return it as ``lease`` does, None unless open and this owner's."""
+    query = sa.select(*_LEASED).where(jobs.c.id == job_id, jobs.c.owner == owner, OPEN)
+    return tx.execute(query.with_for_update()).mappings().first()
 
 
 def lock(tx: sa.Connection, uuid: str) -> sa.RowMapping | None:
@@ -123,13 +123,10 @@ def hurry(tx: sa.Connection, ids: Collection[int], now: datetime) -> None:
     tx.execute(sa.update(jobs).where(jobs.c.id.in_(sorted(ids)), OPEN).values(next_try_at=now))
 
 
-def force(tx: sa.Connection, job_id: int, arguments: Mapping[str, Any], now: datetime) -> None:
-    """Change what an open job was asked, and have it be due."""
-    tx.execute(
-        sa.update(jobs)
-        .where(jobs.c.id == job_id, OPEN)
-        .values(arguments=dict(arguments), next_try_at=now)
-    )
+def ask(tx: sa.Connection, job_id: int, arguments: Mapping[str, Any], now: datetime) -> None:
+    """Change what a job was asked, and have it be due. The caller holds it."""
+    mine = sa.update(jobs).where(jobs.c.id == job_id)
+    tx.execute(mine.values(arguments=dict(arguments), next_try_at=now))
 
 
 def end(tx: sa.Connection, job_id: int, state: JobState, error: str | None) -> None:
@@ -159,8 +156,24 @@ def of_job(tx: sa.Connection, job_id: int) -> Sequence[sa.RowMapping]:
     return tx.execute(query).mappings().all()
 
 
-def waited_for(tx: sa.Connection, host: str) -> Sequence[sa.RowMapping]:
-    """Return the steps of open jobs that wait for a host's agent, locked until the end.
+def lock_waiting(tx: sa.Connection, host: str) -> list[int]:
+    """Lock the open jobs that wait for a host's agent; return their row ids.
+
+    Before the agent's row and the steps, as everybody locks them.
+    """
+    ids = tx.scalars(
+        sa.select(steps.c.job_id)
+        .distinct()
+        .where(steps.c.host == host, steps.c.state == str(StepState.ROLLING))
+    ).all()
+    if not ids:
+        return []
+    mine = sa.select(jobs.c.id).where(jobs.c.id.in_(sorted(ids)), OPEN).order_by(jobs.c.id)
+    return list(tx.scalars(mine.with_for_update()))
+
+
+def waited_for(tx: sa.Connection, host: str, ids: Collection[int]) -> Sequence[sa.RowMapping]:
+    """Return the steps of jobs that wait for a host's agent. The caller holds the jobs.
 
     Keys: id, job_id, kind, backend, revision, before.
     """
@@ -170,8 +183,12 @@ def waited_for(tx: sa.Connection, host: str) -> Sequence[sa.RowMapping]:
             jobs.c.kind,
         )
         .join(jobs, jobs.c.id == steps.c.job_id)
-        .where(steps.c.host == host, steps.c.state == str(StepState.ROLLING), OPEN)
-        .with_for_update(of=steps)
+        .where(
+            jobs.c.id.in_(sorted(ids)),
+            steps.c.host == host,
+            steps.c.state == str(StepState.ROLLING),
+        )
+        .order_by(steps.c.id)
     )
     return tx.execute(query).mappings().all()
 
@@ -214,8 +231,10 @@ def change(tx: sa.Connection, step_id: int, state: StepState, **values: Any) -> 
 
 
 def change_all(tx: sa.Connection, changed: Mapping[int, StepState]) -> None:
-    """Write how far steps are, by row id."""
-    bulk.update(tx, steps, [{"id": i, "state": str(state)} for i, state in changed.items()])
+    """Write how far steps are, by row id. The caller holds their job."""
+    for state in sorted(set(changed.values())):
+        for some in bulk.chunks([id_ for id_, its in changed.items() if its == state]):
+            tx.execute(sa.update(steps).where(steps.c.id.in_(some)).values(state=str(state)))
 
 
 _HANDLES = attach_handles.join(

@@ -180,16 +180,14 @@ def ask_again(tx: sa.Connection) -> int:
         .join(devices, devices.c.host == services.c.host)
         .join(deployables, deployables.c.device_id == devices.c.id)
         .join(attach_handles, attach_handles.c.deployable_id == deployables.c.id)
-        # A backend that cannot see removes nothing, however often its host reports.
-        .join(
+        .outerjoin(
             backends,
-            sa.and_(
-                backends.c.service_id == services.c.id,
-                backends.c.name == devices.c.backend,
-                backends.c.status == str(BackendStatus.READY),
-            ),
+            sa.and_(backends.c.service_id == services.c.id, backends.c.name == devices.c.backend),
         )
         .where(
+            # One that cannot see removes nothing, however often its host reports. Without a row it
+            # was given up: then the report does.
+            sa.or_(backends.c.id.is_(None), backends.c.status == str(BackendStatus.READY)),
             services.c.binary == AGENT,
             services.c.digest.is_not(None),
             attach_handles.c.draining,

@@ -84,6 +84,7 @@ CALLS: dict[str, Call] = {
     "DELETE /v2/hardware/{uuid}": Call(404),
     "GET /v2/jobs": Call(200),
     "GET /v2/jobs/{uuid}": Call(404),
+    "DELETE /v2/jobs/{uuid}": Call(404),
     "GET /v2/outbox": Call(200),
     "POST /v2/outbox/{uuid}/retry": Call(404),
     "DELETE /v2/outbox/{uuid}": Call(404),

@@ -3,6 +3,7 @@
 
 import pytest
 
+from cyborg.agent.acting import carry_out
 from cyborg.core.device import Ability
 from cyborg.core.errors import DriverFailed
 from cyborg.core.job import Item, Work
@@ -15,7 +16,7 @@ from cyborg.fixtures.agent_jobs import (
     name,
     work,
 )
-from cyborg.fixtures.drivers import LONG
+from cyborg.fixtures.drivers import LONG, Able
 
 
 def test_the_first_failure_ends_a_prepare_and_undoes_nothing(host: Host) -> None:
@@ -75,3 +76,21 @@ def test_what_is_no_longer_prepared_is_still_released(host: Host) -> None:
     host.driver.able = frozenset({Ability.PROGRAMS})
     assert host.do(work("p"))[0] == "failed"
     assert host.do(work("r", RELEASE)) == ("done", None)
+
+
+def test_a_backend_that_was_given_up_takes_back_and_no_more() -> None:
+    gone = Able("b9")
+    for kind, told in ((RELEASE, None), (PREPARE, "prepare of h1: this host has no backend 'b9'")):
+        error = carry_out(work("x", kind, backend="b9"), {}, retired={"b9": gone}.get)
+        assert (error or "").startswith(told or "")
+        assert (error is None) is (told is None)
+    assert gone.hand.acts == [("release", "h1")]
+
+
+def test_one_that_cannot_be_made_again_says_why() -> None:
+    def gone(backend: str) -> Able | None:
+        raise DriverFailed(f"driver of {backend} cannot be loaded: it left")
+
+    told = carry_out(work("r", RELEASE, "h1", "h2", backend="b9"), {}, retired=gone)
+    assert told is not None
+    assert told.startswith("release of h1: driver of b9 cannot be loaded: it left; release of h2")

@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """From configuration files to drivers."""
 
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-import stevedore
 from oslo_config import cfg
-from stevedore import _cache
+from oslo_log import log
 
 from cyborg import conf as options
 from cyborg.agent import backends
+from cyborg.agent.catalogue import Catalogue
 from cyborg.core.device import Ability
 from cyborg.core.errors import DriverFailed, Misconfigured
+from cyborg.core.wanted import Wanted, Wish
 from cyborg.drivers.fake import FakeDriver
 from cyborg.drivers.generic import GenericDriver
 
@@ -21,6 +24,7 @@ def read(tmp_path: Path, text: str) -> cfg.ConfigOpts:
     path.write_text(text)
     conf = cfg.ConfigOpts()
     options.register(conf, options.AGENT_GROUPS)
+    log.register_options(conf)
     conf([], project="cyborg", default_config_files=[str(path)], default_config_dirs=[])
     return conf
 
@@ -102,9 +106,6 @@ def test_code_that_cannot_be_imported_is_the_backend_s_error(
         f"[{backends.NAMESPACE}]\nbroken = no_such_module_anywhere:Driver\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    # stevedore keeps what it found, in the process and in a file: neither may know of this.
-    monkeypatch.setattr(stevedore.ExtensionManager, "ENTRY_POINT_CACHE", {})
-    monkeypatch.setattr(_cache._c, "_disable_caching", True)
     broken, fake = backends.load(read(tmp_path, "[agent]\nenabled_drivers = broken,fake"))
     with pytest.raises(DriverFailed, match="broken cannot be loaded: ModuleNotFoundError"):
         broken.discover()
@@ -129,3 +130,48 @@ def test_an_ability_without_its_methods_stops_the_start(
         r"of Prepares; expected a driver that has them$",
     ):
         backends.load(conf, tmp_path)
+
+
+def broken(what: str) -> type[FakeDriver]:
+    class Broken(FakeDriver):
+        def __init__(self, backend: str, *more: Any) -> None:
+            if what == "exits":
+                sys.exit(3)
+            if what == "raises":
+                raise RuntimeError("no library")
+            if what == "forgets":
+                return
+            super().__init__("another", *more)
+
+    return Broken
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("exits", "SystemExit: 3"),
+        ("raises", "RuntimeError: no library"),
+        ("forgets", "AttributeError: "),
+        ("misnames", "the driver calls its backend 'another'"),
+    ],
+)
+def test_code_that_fails_is_the_backend_s_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, said: str
+) -> None:
+    monkeypatch.setattr("cyborg.drivers.fake.FakeDriver", broken(what))
+    sick, generic = backends.load(read(tmp_path, "[agent]\nenabled_drivers = fake,generic"))
+    assert (sick.name, generic.name) == ("fake", "generic")
+    with pytest.raises(DriverFailed, match=said):
+        sick.discover()
+
+
+@pytest.mark.parametrize("name", ["host", "debug", "state_path", "Agent", "default", "OSLO_x"])
+def test_names_that_the_service_itself_needs(tmp_path: Path, name: str) -> None:
+    conf = read(tmp_path, f"[agent]\nenabled_backends = {name}\n[{name}]\ndriver = fake\n")
+    host = conf.host
+    with pytest.raises(Misconfigured, match=f"found '{name}', which is a"):
+        backends.load(conf)
+    builder = backends.Builder(read(tmp_path, ""), Catalogue(), tmp_path)
+    with pytest.raises(Misconfigured, match=f"found '{name}', which is a"):
+        builder.build(Wanted(name, "fake", Wish.ENABLED, 1))
+    assert conf.host == host, "to oslo.config a section hides the option of its name"

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which drivers are installed, and what is known of each."""
 
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from stevedore import _cache
 
 from cyborg.agent.catalogue import NAMESPACE, Catalogue
 from cyborg.core import catalogue
@@ -13,6 +14,7 @@ from cyborg.core.catalogue import Support
 from cyborg.core.errors import DriverFailed, NotFound
 from cyborg.drivers.fake import FakeDriver
 from cyborg.drivers.generic import GenericDriver
+from cyborg.fixtures.drivers import LONG
 
 Install = Callable[..., None]
 
@@ -34,8 +36,6 @@ class Made(Driver):
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     """Put a driver where it can be imported."""
     monkeypatch.syspath_prepend(str(tmp_path))
-    # stevedore keeps what it found in a file: that may not know of this.
-    monkeypatch.setattr(_cache._c, "_disable_caching", True)
 
     def put(name: str, code: str | None, thing: str = "Made") -> None:
         module = f"cyborg_test_{name}_{tmp_path.name}".replace("-", "_")
@@ -45,8 +45,6 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         (package / "entry_points.txt").write_text(f"[{NAMESPACE}]\n{name} = {module}:{thing}\n")
         if code is not None:
             (tmp_path / f"{module}.py").write_text(code)
-        # What stevedore found for these paths stands in its memory, too.
-        monkeypatch.setattr(_cache._c, "_internal", {})
 
     return put
 
@@ -90,6 +88,12 @@ def test_one_that_was_installed_since(install: Install) -> None:
         (HEAD + BODY.replace('"int", 1', '"int", object()'), "TypeError: Object of type object"),
         (HEAD + BODY.replace('"int"', '"real"'), "ValueError: unknown kind of option 'real'"),
         (HEAD + BODY.replace("version", "vision"), "AttributeError: "),
+        (HEAD + BODY.replace('"made", "3"', '"made", 3'), "TypeError: its version 3 is no text"),
+        (HEAD + BODY.replace('"made", "3"', '"mad", "3"'), "ValueError: its class says that it is"),
+        (HEAD + BODY + '    WATCHES = "pci"\n', "TypeError: its WATCHES 'pci' is not a frozenset"),
+        (HEAD + BODY.replace('"int", 1', '"float", 1e999'), "ValueError: Out of range float"),
+        (HEAD + BODY.replace('"One."', '"\\ud800"'), "UnicodeEncodeError: "),
+        (HEAD + BODY.replace('"One."', '"x" * 40_000'), "ValueError: what it says of itself has 4"),
     ],
 )
 def test_one_that_cannot_be_loaded_costs_the_others_nothing(
@@ -114,3 +118,53 @@ def test_one_that_is_repaired(install: Install) -> None:
     install("made", HEAD + BODY)
     found.scan()
     assert found.driver("made").version == "3"
+
+
+def test_one_whose_import_hangs(install: Install, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    hang = f"import os, time\nwhile not os.path.exists({str(gate)!r}):\n    time.sleep(0.01)\n"
+    install("made", hang + HEAD + BODY)
+    began = time.monotonic()
+    found = Catalogue(patience=0.2)
+    assert {entry.name for entry in found.entries} == {"fake", "generic", "made"}
+    with pytest.raises(DriverFailed, match=r"importing cyborg_test_made_\w+ takes longer than 0.2"):
+        found.driver("made")
+    threads = threading.active_count()
+    for _ in range(20):
+        found.scan()
+    assert time.monotonic() - began < 3, "it is waited for once"
+    assert threading.active_count() == threads
+    gate.touch()
+    while found.entries[-1].error is not None:
+        assert time.monotonic() - began < LONG
+        found.scan()
+    assert found.driver("made").version == "3"
+
+
+def test_two_packages_that_have_one_of_the_same_name(install: Install, tmp_path: Path) -> None:
+    install("made", HEAD + BODY)
+    package = tmp_path / "again-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: again\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text(f"[{NAMESPACE}]\nmade = elsewhere:Made\n")
+    with pytest.raises(DriverFailed, match="several packages have one of this name: cyborg_test"):
+        Catalogue().driver("made")
+
+
+def test_more_than_can_be_told(
+    install: Install, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    install("made", HEAD + BODY)
+    (module,) = tmp_path.glob("cyborg_test_made*.py")
+    names = [f"m{number:03}" for number in range(300)]
+    with module.open("a") as file:
+        file.write(
+            f"for one in {names!r}:\n    globals()[one] = type(one, (Made,), dict(name=one))\n"
+        )
+    lines = "".join(f"{name} = {module.stem}:{name}\n" for name in names)
+    (tmp_path / "made-1.0.dist-info" / "entry_points.txt").write_text(f"[{NAMESPACE}]\n{lines}")
+    found = Catalogue()
+    assert len(found.entries) == catalogue.MAX_ENTRIES
+    assert found.driver("m299").name == "m299", "told or not, it can be configured"
+    found.scan()
+    assert caplog.text.count("302 drivers are installed; the conductor is told of 256") == 1

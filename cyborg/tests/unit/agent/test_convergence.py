@@ -3,7 +3,6 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,35 +10,11 @@ import pytest
 
 from cyborg.core.report import BackendStatus
 from cyborg.core.wanted import Wish
-from cyborg.fixtures.converging import EPOCH, Changing, Wisher
+from cyborg.fixtures.converging import EPOCH, Begin, Changing, Wisher
 from cyborg.fixtures.drivers import LONG
 
 TWO = "[agent]\nenabled_backends = f0, f1\n[f0]\ndriver = fake\n[f1]\ndriver = fake\n"
 TWO += "address = 0000:20:00.0\nnum_devices = 3\n"
-
-
-@pytest.fixture
-def wisher() -> Wisher:
-    return Wisher()
-
-
-Begin = Callable[..., Changing]
-
-
-@pytest.fixture
-def begin(tmp_path: Path, wisher: Wisher) -> Iterator[Begin]:
-    """Start a life of the agent; the one before it has ended by then."""
-    lives: list[Changing] = []
-
-    def start(text: str = "", **more: Any) -> Changing:
-        if lives:
-            lives.pop().stop()
-        lives.append(Changing(tmp_path, wisher, text, **more))
-        return lives[0].start()
-
-    yield start
-    for life in lives:
-        life.stop()
 
 
 def cards(host: Changing, name: str) -> int:

@@ -198,3 +198,20 @@ def test_a_job_goes_on_with_the_driver_it_began_with(host: Host) -> None:
     host.hand.free("h1")
     assert host.told.wait_for(3)[2] == (asked.job, "done", None)
     assert host.hand.acts == [("prepare", "h1")]
+
+
+def test_a_backend_that_is_replaced_while_it_prepares(host: Host) -> None:
+    old, new = host.driver, Able(devices=[card()])
+    old.hand.hold("h1")
+    prepare, release = work("p"), work("r", RELEASE)
+    host.jobs.start(prepare)
+    old.hand.wait_for(("prepare", "h1"))
+    host.backends[0] = Backend(new, 3600, 3600)
+    host.jobs.start(release)
+    assert new.hand.acts == [], "it is not cut off"
+    old.hand.free("h1")
+    assert [told[:2] for told in host.told.wait_for(2)] == [
+        (prepare.job, "done"),
+        (release.job, "done"),
+    ]
+    assert (old.hand.acts, new.hand.acts) == ([("prepare", "h1")], [("release", "h1")])

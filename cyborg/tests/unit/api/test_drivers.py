@@ -119,6 +119,14 @@ CONFIG = {"rule": ["a", "b"], "num_devices": 2, "ratio": 0.5, "quick": True, "ro
             },
         ),
         (
+            *("PATCH", f"{PATH}/generic", {"config": {"a": None, "b": 1}}),
+            *("update", "driver_update"),
+            {
+                **{"driver": "generic", "backend": None, "hosts": None},
+                **{"config": {"a": None, "b": 1}, "wish": None, "reload": False},
+            },
+        ),
+        (
             *("PATCH", f"{PATH}/generic"),
             {"status": "disabled", "reload": True, "hosts": ["a"], "backend": "gen0"},
             *("update", "driver_update"),
@@ -215,6 +223,10 @@ LONG = "h" * 256
         ("POST", PATH, {"driver": "x", "config": {"a": ["b" * 4000] * 17}}, "at most 65536"),
         ("PATCH", f"{PATH}/x", {}, "nothing to change"),
         ("PATCH", f"{PATH}/x", {"config": {}, "reload": False}, "nothing to change"),
+        ("PATCH", f"{PATH}/x", {"config": [None]}, "config: must be an object"),
+        ("PATCH", f"{PATH}/x", {"config": {"": None}}, "config"),
+        ("PATCH", f"{PATH}/x", {"config": {"a": [None]}}, "config: a: must be text"),
+        ("PATCH", f"{PATH}/x", {"config": {f"{n:0>200}": None for n in range(400)}}, "at most"),
         ("PATCH", f"{PATH}/x", {"hosts": ["a"], "backend": "b"}, "nothing to change"),
         ("PATCH", f"{PATH}/x", {"status": None}, "nothing to change"),
         ("PATCH", f"{PATH}/x", {"status": "absent"}, "status"),

@@ -8,12 +8,16 @@ from typing import Any
 import pytest
 
 import cyborg
+from cyborg.core.errors import NotFound, WrongState
 from cyborg.core.job import JobKind, JobState
 from cyborg.core.rollout import SENTENCES, Kind
 from cyborg.db import schema
 from cyborg.db.counting import counting
 from cyborg.fixtures import rows
 from cyborg.fixtures.api import ApiBed, fault
+from cyborg.tests.unit.api.test_drivers import JOB, Heard, heard
+
+__all__ = ["heard"]
 
 LATEST = {"OpenStack-API-Version": "accelerator latest"}
 PATH = "/v2/jobs"
@@ -89,6 +93,18 @@ def test_what_there_is_not(api: ApiBed, path: str, status: int) -> None:
     assert fault(answer)
     assert api.call("GET", PATH).status_int == 404
     assert api.call("POST", PATH, {}, LATEST).status_int == 405
+
+
+def test_cancelling(api: ApiBed, heard: Heard) -> None:
+    path = f"{PATH}/{JOB.upper()}"
+    assert api.call("DELETE", path, None, LATEST).status_int == 204
+    assert heard.calls == [("job_cancel", {"uuid": JOB})]
+    assert api.call("DELETE", path).status_int == 404
+    assert api.call("DELETE", f"{PATH}/x", None, LATEST).status_int == 400
+    for error, status in ((NotFound("no job"), 404), (WrongState("it is done"), 409)):
+        heard.refusal = error
+        refused = api.call("DELETE", path, None, LATEST)
+        assert (refused.status_int, fault(refused)) == (status, error.message)
 
 
 @pytest.mark.parametrize("state", SENTENCES)

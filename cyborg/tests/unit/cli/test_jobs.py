@@ -99,6 +99,10 @@ def cyborg(service: Service, capsys: pytest.CaptureFixture[str]) -> Iterator[Run
                 {"config": {"n": "1"}, "status": "disabled", "hosts": ["a"], "backend": "x"},
             ),
         ),
+        (
+            "update-driver g --unset a --config n=1 --unset b",
+            ("PATCH", "/drivers/g", {"config": {"n": "1", "a": None, "b": None}}),
+        ),
         ("update-driver g --enable", ("PATCH", "/drivers/g", {"status": "enabled"})),
         (
             "hardware-adopt a 0000:01:00.0 --backend x",
@@ -114,6 +118,17 @@ def test_what_is_sent_and_the_job_is_named(
     assert json.loads(out) == {"UUID": JOB, "Kind": "update", "State": "pending"}
     assert JOB in cyborg(*line.split())[0]
     assert service.asked == [asked] * 2
+
+
+def test_jobs_are_cancelled_one_after_another(service: Service, cyborg: Run) -> None:
+    assert cyborg("job-cancel", JOB, "b") == ("", "")
+    assert service.asked == [("DELETE", f"/jobs/{JOB}", None), ("DELETE", "/jobs/b", None)]
+
+
+def test_an_option_is_set_or_unset(service: Service, cyborg: Run) -> None:
+    _, err = cyborg("update-driver", "g", "--config", "n=1", "--unset", "n", code=1)
+    assert "n: --config or --unset, not both" in err
+    assert service.asked == []
 
 
 def test_waiting_tells_each_host_and_survives_a_silence(service: Service, cyborg: Run) -> None:

@@ -52,6 +52,16 @@ def test_the_microversion_is_asked_for() -> None:
         assert older.call("GET", "/devices") == {"version": "accelerator 2.1"}
 
 
+def test_the_word_of_a_service_goes_beside_the_callers() -> None:
+    def vouched(asked: Request) -> Response:
+        return Response(json={"token": asked.headers.get("X-Service-Token")})
+
+    with serving(vouched) as url:
+        assert rest(url).call("GET", "/devices", service_token="novas") == {"token": "novas"}
+        for token in (None, ""):
+            assert rest(url).call("GET", "/devices", service_token=token) == {"token": None}
+
+
 def test_every_page_is_read() -> None:
     def page(asked: Request) -> Response:
         number = int(asked.params.get("marker", 0))

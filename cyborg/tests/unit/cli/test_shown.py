@@ -15,6 +15,13 @@ def test_nested_structures_stay_readable() -> None:
     assert shown.words([{"a": "1", "b": {"c": [1, None]}}, "x"]) == "a=1 b=(c=(1, )), x"
 
 
+def test_a_pci_address_is_one_word() -> None:
+    handle = {"domain": "0000", "bus": "3b", "device": "00", "function": "1"}
+    assert shown.words(handle) == "0000:3b:00.1"
+    assert shown.words({**handle, "asked_type": "t"}).startswith("domain=0000 bus=3b ")
+    assert shown.cell(handle).machine_readable() == handle
+
+
 def test_text_that_only_looks_like_json_stays_text() -> None:
     assert shown.cell("{not json") == "{not json"
     for text in ("[" * 4096, '{"a":' * 800, "[" * 900 + "]" * 900):

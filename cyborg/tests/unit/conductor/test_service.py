@@ -176,3 +176,20 @@ def test_what_cannot_work_is_refused_at_the_start(groups: dict[str, Any], found:
         groups = groups | {"placement": {"endpoint_override": "http://127.0.0.1:1"}}
     with pytest.raises(Misconfigured, match=found):
         ConductorService(options(**groups)).start()
+
+
+@pytest.mark.parametrize(("seconds", "warned"), [(150.0, False), (130.0, False), (129.0, True)])
+def test_agents_that_would_be_given_up_too_early(
+    sqlite_engine: sa.Engine,
+    node: Node,
+    caplog: pytest.LogCaptureFixture,
+    seconds: float,
+    warned: bool,
+) -> None:
+    conf = options(conductor={"driver_timeout": seconds})
+    transport = make_transport(conf)
+    service = ConductorService(conf, transport, engine=sqlite_engine, placement=node.client)
+    service.start()
+    service.stop()
+    transport.cleanup()
+    assert ("an agent may need 130 s" in caplog.text) is warned

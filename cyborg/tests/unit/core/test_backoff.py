@@ -12,7 +12,7 @@ limits = st.floats(1.0, 3600.0)
 def test_a_pause_is_bounded_on_both_sides(failures: int, longest: float, draw: float) -> None:
     middle = pause(failures, longest, 0.5)
     assert 1.0 <= middle <= longest
-    assert 0.5 * middle <= pause(failures, longest, draw) < 1.5 * middle
+    assert 0.5 * middle <= pause(failures, longest, draw) <= 1.5 * middle
 
 
 @given(st.integers(0, 100), limits)

@@ -75,7 +75,7 @@ def test_names_that_no_backend_has(name: Any) -> None:
 def test_the_last_word_on_a_device_counts(words: list[tuple[str, bool]]) -> None:
     config: dict[str, list[str]] = {}
     for address, adopt in words:
-        config = wanted.managed(config, address, adopt=adopt)
+        config = {**config, **wanted.managed(config, address, adopt=adopt)}
     last = dict(words)
     assert set(config.get("adopt", [])) == {a for a, adopt in last.items() if adopt}
     assert set(config.get("release", [])) == {a for a, adopt in last.items() if not adopt}

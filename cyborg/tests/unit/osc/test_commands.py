@@ -64,7 +64,10 @@ def test_the_microversion(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parsed("--os-cyborg-api-version", "2.3") == "2.3"
     monkeypatch.setenv("OS_CYBORG_API_VERSION", "2.1")
     assert parsed() == "2.1"
-    assert plugin.check_api_version("2.1")
+    # Beyond 2 openstack finds no commands, and must say which version there are.
+    asked = ("2", "2.1", "2.99", "1.0", "latest", "")
+    assert [plugin.check_api_version(version) for version in asked] == [True] * 3 + [False] * 3
+    assert plugin.API_VERSIONS[-1] == LATEST
 
 
 def test_a_cloud_without_the_service() -> None:

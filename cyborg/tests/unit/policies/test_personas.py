@@ -81,6 +81,7 @@ TABLE: Mapping[str, set[str]] = {
     "cyborg:hardware:release": ELEVATED,
     "cyborg:job:get_all": ELEVATED,
     "cyborg:job:get_one": ELEVATED,
+    "cyborg:job:cancel": ELEVATED,
     "cyborg:outbox:get_all": ELEVATED,
     "cyborg:outbox:retry": ELEVATED,
     "cyborg:outbox:delete": ELEVATED,

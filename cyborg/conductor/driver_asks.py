@@ -64,9 +64,7 @@ def check_free(held: Sequence[str], dirty: int, address: str, host: str) -> None
     if not held and not dirty:
         return
     why = f"{some(held)} hold of it" if held else f"{dirty} of its handles are being cleaned"
-    raise InUse(
-        f"device {address} of {host} cannot be released: {why}", requests=held[:MAX_NAMED]
-    )
+    raise InUse(f"device {address} of {host} cannot be released: {why}", requests=held[:MAX_NAMED])
 
 
 def some(names: Sequence[str], total: int | None = None) -> str:

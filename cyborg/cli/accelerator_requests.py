@@ -9,7 +9,7 @@ from typing import Any
 from cliff import command, lister, show
 
 from cyborg.cli import shown
-from cyborg.cli.rest import Refused, at
+from cyborg.cli.answers import Refused, at
 
 PATH = "/accelerator_requests"
 SHORT: shown.Columns = (

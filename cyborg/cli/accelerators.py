@@ -7,7 +7,7 @@ from typing import Any
 from cliff import lister, show
 
 from cyborg.cli import shown
-from cyborg.cli.rest import Refused, at
+from cyborg.cli.answers import Refused, at
 
 PATH = "/accelerators"
 STATES = ("draining", "preparing", "bound", "dirty", "closed", "free")

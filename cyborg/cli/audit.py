@@ -8,7 +8,7 @@ from typing import Any
 from cliff import lister
 
 from cyborg.cli import seconds, shown
-from cyborg.cli.rest import at
+from cyborg.cli.answers import at
 from cyborg.cli.waiting import Progress, wait
 
 PATH = "/audits"

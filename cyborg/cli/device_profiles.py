@@ -7,7 +7,7 @@ from typing import Any
 from cliff import command, lister, show
 
 from cyborg.cli import groups, shown
-from cyborg.cli.rest import Refused, at
+from cyborg.cli.answers import Refused, at
 
 PATH = "/device_profiles"
 SHORT: shown.Columns = (("UUID", "uuid"), ("Name", "name"), ("Groups", "groups"))

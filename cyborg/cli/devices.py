@@ -7,7 +7,7 @@ from typing import Any
 from cliff import lister, show
 
 from cyborg.cli import shown
-from cyborg.cli.rest import at
+from cyborg.cli.answers import at
 
 PATH = "/devices"
 SHORT: shown.Columns = (

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 from cliff import columns, lister, show
 
 from cyborg.cli import configs, jobs, shown
-from cyborg.cli.rest import Refused, at
+from cyborg.cli.answers import Refused, at
 from cyborg.core.device import DeviceType
 
 PATH = "/drivers"

@@ -8,7 +8,7 @@ from typing import Any
 from cliff import columns, lister
 
 from cyborg.cli import jobs, shown
-from cyborg.cli.rest import at
+from cyborg.cli.answers import at
 
 PATH = "/hardware"
 SHORT: shown.Columns = (

@@ -9,7 +9,7 @@ from typing import Any
 from cliff import columns, command, lister, show
 
 from cyborg.cli import seconds, shown
-from cyborg.cli.rest import Refused, at
+from cyborg.cli.answers import Refused, at
 from cyborg.cli.waiting import Progress, wait
 from cyborg.core.job import JobKind, JobState
 from cyborg.core.rollout import BROKEN, ENDED, Kind, StepState

@@ -7,7 +7,7 @@ from typing import Any
 from cliff import command, lister
 
 from cyborg.cli import shown
-from cyborg.cli.rest import Refused, at
+from cyborg.cli.answers import Refused, at
 
 PATH = "/outbox"
 SHORT: shown.Columns = (

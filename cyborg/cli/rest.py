@@ -2,13 +2,12 @@
 """Calls to the service: openstacksdk finds it and authenticates, failures become one clear line."""
 
 import argparse
-import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
-from urllib.parse import parse_qsl, quote, urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
-from cyborg.core.text import clean
+from cyborg.cli.answers import Answer, Refused, fault, one_line
 
 # The newest microversion whose answers these commands know how to show.
 LATEST = "2.4"
@@ -18,24 +17,6 @@ SERVICE = "accelerator"
 PATIENCE = 180.0
 
 _VERSIONED = re.compile(r"/v2(\.\d+)?/?$")
-
-
-class Refused(Exception):
-    """The service or the way to it said no; the text is one line for the person at the keyboard."""
-
-
-class Answer(dict[str, Any]):
-    """What the service answers: an object that has what its version promises.
-
-    Raises Refused for a key that it lacks: then something else answers, such as a proxy.
-    """
-
-    def __init__(self, body: Mapping[str, Any], url: str) -> None:
-        super().__init__(body)
-        self._url = url
-
-    def __missing__(self, key: str) -> Any:
-        raise Refused(f"{self._url} answered without {key!r}: this is not what was asked")
 
 
 class Rest:
@@ -76,7 +57,7 @@ class Rest:
                 raise_exc=False,
             )
         except exceptions.ClientException as away:
-            raise Refused(_one_line(away)) from away
+            raise Refused(one_line(away)) from away
         if answer.status_code >= 400:
             raise Refused(fault(answer.status_code, answer.text))
         if not answer.content:
@@ -134,7 +115,7 @@ class Rest:
                 endpoint_override=cloud.get_endpoint(service),
             )
         except exceptions.SDKException as bad:
-            raise Refused(_one_line(bad)) from bad
+            raise Refused(one_line(bad)) from bad
         base = way.endpoint_override or way.get_endpoint()
         if not base:
             raise Refused(f"this cloud has no {service} service, and no endpoint is given")
@@ -146,40 +127,5 @@ class Rest:
         return config.OpenStackConfig().get_one(argparse=self._options)
 
 
-def at(collection: str, name: str) -> str:
-    """Return the path of one object. Raises Refused for a name that would be another path."""
-    if name.strip(".") == "":
-        raise Refused(f"{name!r} names no object")
-    return f"{collection}/{quote(name, safe='')}"
-
-
-def fault(status: int, text: str) -> str:
-    r"""Return the message of an error answer, whoever wrote it: this service or a proxy before it.
-
-    >>> fault(404, '{"error_message": "{\\"faultstring\\": \\"no such ARQ\\"}"}')
-    'no such ARQ (HTTP 404)'
-    """
-    message: Any = None
-    try:
-        body = json.loads(text)
-        message = body.get("error_message", body)
-        if isinstance(message, str) and message.startswith("{"):
-            message = json.loads(message)
-        if isinstance(message, dict):
-            inner = message.get("error", message)
-            message = inner.get("faultstring") or inner.get("message")
-    except (ValueError, AttributeError, RecursionError):
-        message = None
-    # A proxy may say anything, to a terminal too.
-    said = clean(str(message) if message else text.strip()[:300]).strip() or "no explanation"
-    return f"{' '.join(said.split())} (HTTP {status})"
-
-
 def _version(options: argparse.Namespace) -> str:
     return str(options.os_accelerator_api_version or LATEST)
-
-
-def _one_line(error: Exception) -> str:
-    # urllib3's own words, after the first colon that follows the URL, tell only of Python objects.
-    text = " ".join(str(error).split())
-    return text.split(": HTTPConnectionPool")[0].split(": HTTPSConnectionPool")[0]

@@ -6,7 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import quote
 
-from cyborg.cli.rest import Refused, Rest
+from cyborg.cli.answers import Refused
+from cyborg.cli.rest import Rest
 
 SERVICE = "compute"
 AT_ONCE = 8  # servers that are asked after

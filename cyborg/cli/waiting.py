@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cyborg.cli.rest import Refused
+from cyborg.cli.answers import Refused
 
 TRIES = 5  # questions one after another that may fail
 

@@ -10,7 +10,8 @@ import pytest
 from webob import Request, Response
 
 from cyborg.cli import app
-from cyborg.cli.rest import LATEST, Refused, Rest, at, fault
+from cyborg.cli.answers import Refused, at, fault
+from cyborg.cli.rest import LATEST, Rest
 from cyborg.standalone.http import HttpServer
 
 Answering = Callable[[Request], Response]

@@ -5,7 +5,8 @@ import pytest
 from webob import Request, Response
 
 from cyborg.cli import app, servers
-from cyborg.cli.rest import Refused, Rest
+from cyborg.cli.answers import Refused
+from cyborg.cli.rest import Rest
 from cyborg.tests.unit.cli.test_rest import serving
 
 KNOWN = {"a": "ACTIVE", "b": "SHUTOFF"}

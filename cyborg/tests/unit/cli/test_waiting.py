@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cyborg.cli import waiting
-from cyborg.cli.rest import Refused
+from cyborg.cli.answers import Refused
 from cyborg.cli.waiting import TRIES, Progress, wait
 
 

@@ -14,7 +14,8 @@ import pytest
 from cliff import command
 
 import cyborg
-from cyborg.cli.rest import LATEST, Refused
+from cyborg.cli.answers import Refused
+from cyborg.cli.rest import LATEST
 from cyborg.osc import plugin
 
 ROOT = Path(cyborg.__file__).parent.parent

@@ -6,7 +6,7 @@ from typing import Any
 
 from cliff import lister, show
 
-from cyborg.cli import shown
+from cyborg.cli import servers, shown
 from cyborg.cli.answers import Refused, at
 
 PATH = "/accelerators"
@@ -53,6 +53,11 @@ class List(lister.Lister):
         parser.add_argument("--resource-class", help="only this class, such as PGPU or FPGA")
         parser.add_argument("--state", choices=STATES, help="only those in this state")
         parser.add_argument("--long", action="store_true", help="show every field")
+        parser.add_argument(
+            "--detail",
+            action="store_true",
+            help="show also how each server is now, as Nova tells you",
+        )
         return parser
 
     def take_action(self, args: argparse.Namespace) -> Any:
@@ -66,7 +71,13 @@ class List(lister.Lister):
             resource_class=args.resource_class,
             state=args.state,
         )
-        return shown.table(LONG if args.long else SHORT, rows)
+        columns = LONG if args.long else SHORT
+        if args.detail:
+            held = {row["instance_uuid"] for row in rows} - {None}
+            known = servers.states(self.app.rest, held)
+            rows = [{**row, "server": known.get(row["instance_uuid"])} for row in rows]
+            columns = (*columns, ("Server", "server"))
+        return shown.table(columns, rows)
 
 
 class Show(show.ShowOne):

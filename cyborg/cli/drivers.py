@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 from cliff import columns, lister, show
 
-from cyborg.cli import configs, jobs, shown
+from cyborg.cli import configs, ordered, shown
 from cyborg.cli.answers import Refused, at
 from cyborg.core.device import DeviceType
 
@@ -95,14 +95,14 @@ class Show(show.ShowOne):
         return shown.one(ONE, {**row, **open_})
 
 
-class Install(jobs.Ordered):
+class Install(ordered.Ordered):
     """Have hosts enable a driver that is installed there."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Add the driver, where it goes and its options."""
         parser = super().get_parser(prog_name)
         _driver(parser)
-        jobs.add_places(
+        ordered.add_places(
             parser,
             "only on this host; on all that have the driver by default",
             "name of the backend; that of the driver by default",
@@ -112,21 +112,21 @@ class Install(jobs.Ordered):
 
     def order(self, args: argparse.Namespace) -> Mapping[str, Any]:
         """Install."""
-        body = {"driver": args.driver_id, **jobs.places(args)}
+        body = {"driver": args.driver_id, **ordered.places(args)}
         if args.config:
             body["config"] = configs.gather(args.config)
         answer: Mapping[str, Any] = self.app.rest.call("POST", PATH, body)
         return answer
 
 
-class Uninstall(jobs.Ordered):
+class Uninstall(ordered.Ordered):
     """Have hosts give up a driver; refused while anything of it is in use."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Add the driver, where it goes and how."""
         parser = super().get_parser(prog_name)
         _driver(parser)
-        jobs.add_places(
+        ordered.add_places(
             parser,
             "only on this host; on all by default",
             "only this backend; all of the driver by default",
@@ -153,14 +153,14 @@ class Uninstall(jobs.Ordered):
         return answer
 
 
-class Update(jobs.Ordered):
+class Update(ordered.Ordered):
     """Change a driver's backends, one host after another; the first that fails stops it."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Add the driver, where and what changes."""
         parser = super().get_parser(prog_name)
         _driver(parser)
-        jobs.add_places(
+        ordered.add_places(
             parser,
             "only on this host; on all by default",
             "only this backend; all of the driver by default",
@@ -204,6 +204,6 @@ class Update(jobs.Ordered):
             change["reload"] = True
         if not change:
             raise Refused("say what to change: --config, --unset, --enable, --disable or --reload")
-        body = {**change, **jobs.places(args)}
+        body = {**change, **ordered.places(args)}
         answer: Mapping[str, Any] = self.app.rest.call("PATCH", at(PATH, args.driver_id), body)
         return answer

@@ -7,7 +7,7 @@ from typing import Any
 
 from cliff import columns, lister
 
-from cyborg.cli import jobs, shown
+from cyborg.cli import ordered, shown
 from cyborg.cli.answers import at
 
 PATH = "/hardware"
@@ -76,7 +76,7 @@ class List(lister.Lister):
         return shown.table(LONG if args.long else SHORT, told)
 
 
-class Adopt(jobs.Ordered):
+class Adopt(ordered.Ordered):
     """Have a backend manage a device that its rules leave alone."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -94,7 +94,7 @@ class Adopt(jobs.Ordered):
         return answer
 
 
-class Release(jobs.Ordered):
+class Release(ordered.Ordered):
     """Have its backend leave a device alone from now on."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:

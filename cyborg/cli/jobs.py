@@ -1,28 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``cyborg job-*``, and the commands that have something done by a job."""
+"""``cyborg job-*``: what takes time, on one host or on many, and how far it is."""
 
 import argparse
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 from cliff import columns, command, lister, show
 
-from cyborg.cli import seconds, shown
+from cyborg.cli import shown
 from cyborg.cli.answers import Refused, at
-from cyborg.cli.waiting import Progress, wait
 from cyborg.core.job import JobKind, JobState
-from cyborg.core.rollout import BROKEN, ENDED, Kind, StepState
+from cyborg.core.rollout import BROKEN, Kind, StepState
 from cyborg.core.text import clean
 
 PATH = "/jobs"
-POLL = 0.5  # seconds
 MOST = 20  # hosts that one message names
 # Plain words: argparse shows those of an enumeration as Python's objects.
 KINDS = [kind.value for kind in (*Kind, *JobKind)]
 STATES = [state.value for state in JobState]
 
-BEGUN: shown.Columns = (("UUID", "uuid"), ("Kind", "kind"), ("State", "state"))
 SHORT: shown.Columns = (
     ("UUID", "uuid"),
     ("Kind", "kind"),
@@ -55,28 +51,20 @@ def line(step: Mapping[str, Any]) -> str:
     return f"{step['host']} ({step['backend']}) {step['state']}{error}"
 
 
-def look(job: Mapping[str, Any]) -> Progress:
-    """Return how far a job is, host by host."""
-    steps = job["steps"]
-    done = sum(step["state"] in ENDED for step in steps)
-    state = f"job {job['uuid']} is {job['state']}, {done} of {len(steps)} backends are through"
-    late = state if job["state"] == JobState.OPEN else None
-    lines = [line(step) for step in steps if step["state"] != StepState.WAITING]
-    return Progress(done, len(steps), late, lines)
-
-
 def trouble(job: Mapping[str, Any]) -> str:
     """Return why a job did not end well, and on which hosts."""
     parts = [line(step) for step in job["steps"] if step["state"] in BROKEN]
     named = parts[:MOST] + ([f"{len(parts) - MOST} more"] if len(parts) > MOST else [])
     if untouched := sum(step["state"] == StepState.UNTOUCHED for step in job["steps"]):
         named.append(f"{untouched} untouched")
-    said = [clean(job["error"])] if job["error"] else []
+    # The error of a job with steps says what they say.
+    said = [clean(job["error"])] if job["error"] and not named else []
     told = "; ".join(" ".join(text.split()) for text in [*said, *named])
     return f"job {job['uuid']} ({job['kind']} {job['subject']}) {job['state']}: {told or 'unsaid'}"
 
 
-def _whole(job: Mapping[str, Any]) -> Any:
+def whole(job: Mapping[str, Any]) -> Any:
+    """Return a job as a command shows one."""
     return shown.one(ONE, {**job, "steps": Steps(job["steps"])})
 
 
@@ -114,7 +102,7 @@ class Show(show.ShowOne):
 
     def take_action(self, args: argparse.Namespace) -> Any:
         """Ask and show."""
-        return _whole(self.app.rest.call("GET", at(PATH, args.job)))
+        return whole(self.app.rest.call("GET", at(PATH, args.job)))
 
 
 class Cancel(command.Command):
@@ -136,63 +124,3 @@ class Cancel(command.Command):
                 refused.append(f"{job}: {why}")
         if refused:
             raise Refused("; ".join(refused))
-
-
-class Ordered(show.ShowOne):
-    """A command that has something done by a job, and waits for its end if asked to.
-
-    The exit status is 1 when the job that was waited for did not end well.
-    """
-
-    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Add whether to wait."""
-        parser = super().get_parser(prog_name)
-        parser.add_argument("--wait", action="store_true", help="wait until it is done")
-        parser.add_argument(
-            "--within",
-            type=seconds.parse,
-            default=3600.0,
-            metavar="SECONDS",
-            help="with --wait, for how long at most (3600); the job itself goes on",
-        )
-        return parser
-
-    def order(self, args: argparse.Namespace) -> Mapping[str, Any]:
-        """Ask for it; return the job that has begun. Raises Refused."""
-        raise NotImplementedError
-
-    def run(self, parsed_args: argparse.Namespace) -> int:
-        """Order, show, and tell how it ended."""
-        self._status = 0
-        return super().run(parsed_args) or self._status
-
-    def take_action(self, args: argparse.Namespace) -> Any:
-        """Order, wait if asked to, and return the job."""
-        made = self.order(args)
-        if not args.wait:
-            return shown.one(BEGUN, made)
-        ask = partial(self.app.rest.call, "GET", at(PATH, made["uuid"]))
-        what = f"{made['kind']} of {made['uuid']}"
-        job = wait(ask, look, what, within=args.within, pause=POLL, counted=True)
-        if job["state"] != JobState.DONE:
-            self.app.LOG.error(trouble(job))
-            self._status = 1
-        elif away := sum(step["state"] == StepState.AWAY for step in job["steps"]):
-            self.app.LOG.warning("%s backends come to it when their agents return", away)
-        return _whole(job)
-
-
-def places(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the fields of a body that say which hosts and which backend."""
-    hosts: Sequence[str] | None = args.host
-    return {
-        key: value
-        for key, value in (("hosts", hosts), ("backend", args.backend))
-        if value is not None
-    }
-
-
-def add_places(parser: argparse.ArgumentParser, hosts: str, backend: str) -> None:
-    """Add to a command which hosts and which backend; the texts are the helps."""
-    parser.add_argument("--host", action="append", help=f"{hosts}; give it once for each")
-    parser.add_argument("--backend", help=backend)

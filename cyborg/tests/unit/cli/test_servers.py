@@ -4,7 +4,7 @@ import json
 import pytest
 from webob import Request, Response
 
-from cyborg.cli import app, servers
+from cyborg.cli import accelerators, app, servers
 from cyborg.cli.answers import Refused
 from cyborg.cli.rest import Rest
 from cyborg.tests.unit.cli.test_rest import serving
@@ -61,3 +61,23 @@ def test_json_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(lambda _: Response(body=json.dumps("x").encode())) as url:
         found = servers.states(rest(url, monkeypatch), ["a"])
     assert found == {"a": "unknown (no answer of Nova's)"}
+
+
+def test_accelerators_with_their_servers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fields = dict.fromkeys(key for _, key in accelerators.LONG)
+    held = [{**fields, "uuid": "1", "instance_uuid": "b"}, {**fields, "uuid": "2"}]
+
+    def answer(asked: Request) -> Response:
+        if asked.path == "/v2/accelerators":
+            return Response(json={"accelerators": held})
+        return nova(asked)
+
+    with serving(answer) as url:
+        monkeypatch.setenv("OS_COMPUTE_ENDPOINT_OVERRIDE", url)
+        words = ["--os-auth-type", "none", "--os-endpoint", url]
+        words += ["accelerator-list", "--detail", "-f", "json"]
+        assert app.Cyborg(words).run(words) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert [(row["UUID"], row["Server"]) for row in shown] == [("1", "SHUTOFF"), ("2", None)]

@@ -77,10 +77,13 @@ class Converger:
         """Return the revision that the conductor was told the host has come to, 0 for none."""
         return self._told
 
-    def nudge(self, revision: int) -> int:
-        """Come to a revision, unless that has been done; return ``revision`` as it is now."""
+    def nudge(self, revision: int, *, again: bool = False) -> int:
+        """Come to a revision, unless that has been done; return ``revision`` as it is now.
+
+        One that has been told is told ``again``: whoever asks for it may not have heard that.
+        """
         with self._lock:
-            if revision != self._known:
+            if revision != self._known or (again and revision == self._told):
                 self._wake.set()
         return self._told
 

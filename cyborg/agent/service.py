@@ -2,6 +2,7 @@
 """The agent as a service: backends, what changes them, reporter and server, wired together."""
 
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,8 @@ class AgentService:
             reporter.applied,
             self._changed,
         )
-        endpoint = Agent(conf.host, fleet, reporter.discovered, jobs, converger.nudge)
+        asked = partial(converger.nudge, again=True)
+        endpoint = Agent(conf.host, fleet, reporter.discovered, jobs, asked)
         self._server = make_server(self._transport, conf, topic, conf.host, endpoint)
         if self._outside is not None:
             self._outside.start(self._heard)

@@ -63,7 +63,7 @@ def check_free(held: Sequence[str], dirty: int, address: str, host: str) -> None
     """Raise InUse for a device that requests hold, or of which handles are being cleaned."""
     if not held and not dirty:
         return
-    why = f"{some(held)} hold of it" if held else f"{dirty} of its handles are being cleaned"
+    why = f"its holders are {some(held)}" if held else f"{dirty} of its handles are being cleaned"
     raise InUse(f"device {address} of {host} cannot be released: {why}", requests=held[:MAX_NAMED])
 
 

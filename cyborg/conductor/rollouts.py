@@ -165,7 +165,7 @@ class Rollouts:
         limits.revision("revision", revision)
         told = wanted.load_applied(outcomes)
 
-        def write(tx: sa.Connection) -> tuple[list[int], bool]:
+        def write(tx: sa.Connection) -> tuple[list[int], list[Nudge], bool]:
             waiting = store.lock_waiting(tx, host)
             row = wishes.lock(tx, host, epoch)
             if row is None:
@@ -188,11 +188,13 @@ class Rollouts:
                 else:
                     failed.append(({**step, "host": host, "service_id": row["id"]}, error))
             back = self._turns.back(tx, failed, {row["id"]: row})
+            nudges = [(host, row["wanted"] + 1)] if failed else []
             if jobs:
                 store.hurry(tx, jobs, self._now())
-            return jobs, back
+            return jobs, nudges, back
 
-        jobs, back = self._uow.run(write)
+        jobs, nudges, back = self._uow.run(write)
+        self._nudger.nudge(nudges)
         for one in told:
             if one.error is not None:
                 LOG.warning("Host %s, backend %s: %s", host, one.backend, one.error)
@@ -218,7 +220,12 @@ class Rollouts:
                 tx, [({**step, "kind": kind}, error) for step in overdue], agents
             )
             store.again(tx, row["id"], now)
-            return Look(publish=changed, again=True)
+            told = [
+                (s["host"], agents[s["service_id"]]["wanted"] + 1)
+                for s in overdue
+                if s["service_id"] in agents
+            ]
+            return Look(told, changed, again=True)
         # Only who is to give something up waits for its release.
         asked = [(s["host"], s["backend"]) for s in rows if s["state"] in PENDING]
         held = store.held(tx, asked) if kind is Kind.UNINSTALL else {}
@@ -244,6 +251,8 @@ class Rollouts:
             self._end(tx, row, plan.over)
             return Look(publish=changed)
         again = len(nudges) < len(begun)
+        # Whose word has not come by now may have missed the nudge, or the word was lost.
+        nudges += [(step["host"], step["revision"]) for step in rolling if not step["down"]]
         store.again(tx, row["id"], now if again else now + timedelta(seconds=POLL))
         return Look(nudges, changed, again)
 

@@ -249,6 +249,18 @@ def test_a_word_that_is_not_taken_is_told_again(begin: Begin, wisher: Wisher) ->
     assert host.told.calls == [(revision,), (revision,)]
 
 
+def test_a_word_that_was_not_heard_is_told_again(begin: Begin, wisher: Wisher) -> None:
+    host = begin()
+    revision = wisher.want("f1")
+    host.come_to(revision)
+    running, asked = host.fleet[0], len(wisher.asked.calls)
+    host.converger.nudge(revision)
+    host.converger.nudge(revision, again=True)
+    assert len(wisher.asked.wait_for(asked + 1)) == asked + 1, "a hello's answer is no question"
+    assert len(host.told.wait_for(2)) == 2
+    assert host.fleet[0] is running
+
+
 @pytest.mark.parametrize("name", ["agent", "oslo_x", "sock"])
 def test_a_name_that_is_not_free(begin: Begin, wisher: Wisher, name: str) -> None:
     host = begin("[agent]\nsocket_dir = /nowhere\nsocket_drivers = sock\n")

@@ -7,6 +7,7 @@ import sqlalchemy as sa
 from cyborg.core.errors import Conflict, Invalid
 from cyborg.db import schema
 from cyborg.fixtures import rows
+from cyborg.fixtures.processes import until
 from cyborg.fixtures.rollouts import FAKE, OTHER, Cloud
 from cyborg.tests.unit.conductor.test_rollouts import (
     bind,
@@ -132,3 +133,23 @@ def test_what_comes_while_it_drains_is_closed(cloud: Cloud) -> None:
     cloud.agents["c1"].running["fake"] = ("fake", {"count": 2})
     cloud.tell("c1")
     assert devices(cloud, "c1") == [("fake", True, False)] * 2
+
+
+def test_whose_word_does_not_come_is_nudged_again(light: Cloud) -> None:
+    install(light, hosts=["c1"])
+    light.run()
+    light.agents["c1"].failing = "no"
+    light.nudged.clear()
+
+    def nudged(*expected: int) -> None:
+        until("it is nudged", lambda: light.nudged == [("c1", n) for n in expected], 10)
+
+    update(light, hosts=["c1"], config={"count": 2})
+    light.rollouts().run_once()
+    nudged(2)
+    light.pass_(6)
+    light.rollouts().run_once()
+    nudged(2, 2)
+    light.converge("c1")
+    # It has been taken back, of which its agent should not hear with its next hello only.
+    nudged(2, 2, 3)

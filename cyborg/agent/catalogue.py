@@ -25,7 +25,6 @@ LOG = log.getLogger(__name__)
 
 NAMESPACE = "cyborg.accelerator.driver"
 
-
 MAX_BYTES = 32 * 1024  # of what one driver says of itself
 PATIENCE = 60.0  # seconds
 

@@ -297,8 +297,8 @@ def test_whatever_the_document_allows_or_forbids(
         print(f"\n{tally.told()}")  # noqa: T201
     assert tally.statuses.total() >= LEAST
     # What a client does wrong is no error of the service: nobody can fill its log with tracebacks.
-    # Other tests leave threads of the messaging driver behind, which look for a broker for ever; the
-    # stand-alone service has none to look for.
+    # Other tests leave threads of the messaging driver behind, which look for a broker for ever;
+    # the stand-alone service has none to look for.
     ours = [record for record in caplog.records if not record.name.startswith("oslo.messaging._d")]
     assert [record for record in ours if record.levelno >= logging.ERROR] == []
     # It went deep, not only to the doormat: every operation was once done.

@@ -2,8 +2,6 @@
 """Discoveries on demand: asked of agents, answered by them later, never left open for ever."""
 
 import difflib
-import threading
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Protocol
@@ -16,6 +14,7 @@ from oslo_log import log
 from oslo_utils import timeutils
 
 from cyborg.conductor import limits
+from cyborg.conductor.calls import Calls
 from cyborg.core import wire
 from cyborg.core.errors import CyborgError, Invalid, NotFound
 from cyborg.core.report import BackendState, BackendStatus
@@ -25,7 +24,6 @@ from cyborg.db.unit_of_work import UnitOfWork
 
 LOG = log.getLogger(__name__)
 
-CALLS_AT_ONCE = 8
 KEEP = timedelta(days=1)  # how long discoveries can be looked up
 PURGED = 1000  # parts of them at a time
 _OUTCOMES: Mapping[BackendStatus, str] = {
@@ -58,7 +56,7 @@ class Discoveries:
         self._uow = uow
         self._agents = agents
         self._now = now
-        self._stopped = threading.Event()
+        self._calls = Calls("discovery")
 
     def create(self, host: str | None = None, driver: str | None = None) -> dict[str, Any]:
         """Have backends look again: all, those of a host, those of a driver or both.
@@ -76,16 +74,14 @@ class Discoveries:
             store.add(tx, uuid, [(row["host"], row["backend"]) for row in meant])
             return sorted({row["host"] for row in meant})
 
-        todo = deque(self._uow.run(write))
         asker = context.get_current()
-        # Daemon threads, not a pool: a call to a dead agent must not keep the process from ending.
-        for _ in range(min(CALLS_AT_ONCE, len(todo))):
-            threading.Thread(
-                target=self._ask_all,
-                args=(uuid, todo, driver, asker),
-                name="discovery",
-                daemon=True,
-            ).start()
+
+        def ask(one: str) -> None:
+            if asker is not None:
+                asker.update_store()  # the agents' logs show the request, too
+            self._ask(uuid, one, driver)
+
+        self._calls.begin(ask, self._uow.run(write))
         return {"uuid": uuid}
 
     def done(self, discovery_id: str, host: str, drivers: Sequence[Mapping[str, Any]]) -> None:
@@ -114,23 +110,7 @@ class Discoveries:
 
     def stop(self) -> None:
         """Begin no more calls; those that were not made are failed by a later sweep."""
-        self._stopped.set()
-
-    def _ask_all(
-        self,
-        uuid: str,
-        todo: deque[str],
-        driver: str | None,
-        asker: context.RequestContext | None,
-    ) -> None:
-        if asker is not None:
-            asker.update_store()  # the agents' logs show the request, too
-        while not self._stopped.is_set():
-            try:
-                host = todo.popleft()
-            except IndexError:
-                return
-            self._ask(uuid, host, driver)
+        self._calls.stop()
 
     def _ask(self, uuid: str, host: str, driver: str | None) -> None:
         try:

@@ -11,7 +11,7 @@ from typing import Any, Self
 import sqlalchemy as sa
 
 from cyborg.core import option, wanted
-from cyborg.core.driver import driver_uuid, near
+from cyborg.core.driver import driver_uuid, hint, near
 from cyborg.core.errors import Conflict, NotFound
 from cyborg.core.option import Option
 from cyborg.core.rollout import StepState
@@ -70,8 +70,7 @@ class Targets:
         name = key if key in known else by_uuid.get(key.lower())
         if name is None:
             alike = near(key, known)
-            hint = f"; did you mean {' or '.join(alike)}?" if alike else ""
-            raise NotFound(f"no agent has a driver {key[:255]!r}{hint}", near=alike)
+            raise NotFound(f"no agent has a driver {key[:255]!r}{hint(alike)}", near=alike)
         self.driver = name
         found = read.installed(tx, name)
         self._places = {
@@ -221,5 +220,5 @@ class Targets:
 
 def _no_host(unknown: Sequence[str], known: Collection[str]) -> NotFound:
     alike = near(unknown[0], known)
-    hint = f"; did you mean {' or '.join(alike)}?" if alike else ""
-    return NotFound(f"no agent is of host {unknown[0][:255]!r}{hint}", field="hosts", near=alike)
+    told = f"no agent is of host {unknown[0][:255]!r}{hint(alike)}"
+    return NotFound(told, field="hosts", near=alike)

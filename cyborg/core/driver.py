@@ -46,6 +46,11 @@ def near(wanted: str, known: Iterable[str]) -> list[str]:
     return difflib.get_close_matches(wanted[:255], sorted(set(known)), n=MOST_NEAR)
 
 
+def hint(alike: Sequence[str]) -> str:
+    """Return the end of a message that names what may have been meant; nothing for none."""
+    return f"; did you mean {' or '.join(alike)}?" if alike else ""
+
+
 def _numbers(version: str | None) -> list[int]:
     # Cut: Python reads no number of thousands of digits.
     return [int(number[:18]) for number in re.findall(r"[0-9]+", version or "")]

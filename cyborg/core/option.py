@@ -5,12 +5,12 @@ The same declarations serve the configuration file of an agent, which oslo.confi
 that come by the API, which are read here before anything is touched.
 """
 
-import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from cyborg.core.driver import hint, near
 from cyborg.core.errors import Invalid
 from cyborg.core.plain import string
 
@@ -60,13 +60,12 @@ def parse_all(options: Sequence[Option], config: Any, *, unset: bool = False) ->
     known = {option.name: option for option in options}
     for name in config:
         if name not in known:
-            near = difflib.get_close_matches(str(name)[:255], known, n=3)
-            hint = f"; did you mean {' or '.join(near)}?" if near else "."
+            alike = near(str(name), known)
             raise Invalid(
-                f"config: the driver has no option {str(name)[:255]!r}{hint} Its options are "
-                f"{', '.join(known) or 'none'}",
+                f"config: the driver has no option {str(name)[:255]!r}{hint(alike) or '.'} "
+                f"Its options are {', '.join(known) or 'none'}",
                 field="config",
-                near=near,
+                near=alike,
             )
     return {
         name: None if unset and value is None else parse(known[name], value)

@@ -11,7 +11,6 @@ from datetime import datetime
 from functools import partial
 from typing import Any, get_args
 
-from oslo_utils import timeutils
 from wsme import types as wtypes
 
 from cyborg.api import types
@@ -23,9 +22,9 @@ from cyborg.api.v2 import jobs
 from cyborg.core import option
 from cyborg.core.catalogue import Support
 from cyborg.core.device import DeviceType
-from cyborg.core.driver import near
+from cyborg.core.driver import hint, near
 from cyborg.core.errors import Conflict, Invalid, NotFound
-from cyborg.core.liveness import Liveness, judge
+from cyborg.core.liveness import Liveness
 from cyborg.core.rollout import Kind
 from cyborg.core.wanted import Wish
 from cyborg.db.read import drivers as read
@@ -213,9 +212,8 @@ class Controller(Resource):
             row = read.get(connection, key)
             known = read.names(connection) if row is None else []
         if row is None:
-            alike = near(key, known)
-            hint = f"; did you mean {' or '.join(alike)}?" if alike else ""
-            raise NotFound(f"no agent has a driver {key[: types.MAX_SHOWN]!r}{hint}")
+            alike = hint(near(key, known))
+            raise NotFound(f"no agent has a driver {key[: types.MAX_SHOWN]!r}{alike}")
         options = [types.dump(DriverOption, one) for one in row["options"]]
         return call.dump(Driver, self._judged(row), NAME, options=options)
 
@@ -279,11 +277,7 @@ class Controller(Resource):
         return jobs.begun(call, Kind.UNINSTALL, made)
 
     def _judged(self, row: Row) -> Mapping[str, Any]:
-        now, conf = timeutils.utcnow(), self.desk.conf.conductor
-
-        def state(seen: datetime) -> str:
-            return judge(seen, now, conf.hello_interval, conf.late_after, conf.down_after)
-
+        state = self.judging()
         places = [
             types.dump(Place, {**place, "state": state(place["last_seen_at"])})
             for place in row["hosts"]

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
-from oslo_utils import timeutils
 from wsme import types as wtypes
 
 from cyborg.api import types
@@ -15,7 +14,7 @@ from cyborg.api.operation import operation
 from cyborg.api.paging import Asked
 from cyborg.api.resource import Resource
 from cyborg.core import service as core
-from cyborg.core.liveness import Liveness, judge
+from cyborg.core.liveness import Liveness
 from cyborg.db.read import backends as read_backends
 from cyborg.db.read import services as read
 from cyborg.db.read.paging import Row
@@ -118,11 +117,10 @@ class Controller(Resource):
         return call.collection(NAME, self._show(kind), found)
 
     def _show(self, kind: str | None) -> Callable[[Call, Row], Mapping[str, Any]]:
-        now, conf = timeutils.utcnow(), self.desk.conf.conductor
+        judge = self.judging()
 
         def show(call: Call, row: Row) -> Mapping[str, Any]:
-            seen = row["last_seen_at"]
-            state = judge(seen, now, conf.hello_interval, conf.late_after, conf.down_after)
+            state = judge(row["last_seen_at"])
             backends = [] if kind == "daemon" else row["backends"]
             return types.dump(
                 Service,

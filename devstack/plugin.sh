@@ -17,7 +17,7 @@ cyborg_endpoint() {
 }
 
 install_cyborg() {
-    setup_develop "$CYBORG_DIR"
+    setup_develop "$CYBORG_DIR" all
     # The command "openstack accelerator".
     pip_install python-cyborgclient
 }
@@ -89,6 +89,7 @@ configure_cyborg_uwsgi() {
         write_uwsgi_config "$CYBORG_UWSGI_CONF" cyborg.wsgi.api:application /accelerator "" cyborg-api
     fi
     iniset "$CYBORG_UWSGI_CONF" uwsgi env "OS_CYBORG_CONFIG_FILES=$CYBORG_CONF"
+    iniset "$CYBORG_UWSGI_CONF" uwsgi buffer-size 65535
 }
 
 create_cyborg_accounts() {

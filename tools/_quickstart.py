@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The story that tools/quickstart tells: one accelerator request from discovery to release."""
+"""Demonstration for tools/quickstart: one accelerator request from discovery to release."""
 
 import argparse
 import contextlib
@@ -30,24 +30,24 @@ enabled_backends = pci, fake
 
 [pci]
 driver = generic
-# Everything that there is on the PCI bus; bridges are never offered.
+# All PCI devices; bridges and devices that this machine itself uses are never offered.
 devices = address=*
 
 [fake]
 driver = fake
-# Where no real card can stand.
+# An address that no real card can have.
 address = fffe:00:00.0
 
 [conductor]
 hello_interval = 1
 """
-SILENT = ("arq-unbind", "arq-delete", "device-profile-delete")
+NO_OUTPUT = ("arq-unbind", "arq-delete", "device-profile-delete")
 PCI = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
 STARTED = time.monotonic()
 
 
 class Failed(Exception):
-    """The story cannot go on."""
+    """The demonstration cannot continue."""
 
 
 def say(text: str = "") -> None:
@@ -55,7 +55,7 @@ def say(text: str = "") -> None:
 
 
 @contextlib.contextmanager
-def chapter(title: str) -> Iterator[None]:
+def section(title: str) -> Iterator[None]:
     begin = time.monotonic()
     say(f"\n== {title}")
     yield
@@ -63,7 +63,7 @@ def chapter(title: str) -> Iterator[None]:
 
 
 class Service:
-    """The stand-alone service: a process of its own, its files in a folder of its own."""
+    """The stand-alone service in a separate process with a temporary folder."""
 
     def __init__(self, keep: bool) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="cyborg-quickstart-"))
@@ -82,12 +82,12 @@ class Service:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                # Ctrl-C is ours; the service is told when the story's end has been cleaned up.
+                # Ctrl-C must not reach the service; it is stopped after the cleanup.
                 start_new_session=True,
             )
 
     def wait(self, seconds: float = 60) -> None:
-        """Wait until it says that it is ready, showing what it says until then."""
+        """Wait until the service is ready, and print its messages until then."""
         end = time.monotonic() + seconds
         shown = 0
         while True:
@@ -98,8 +98,8 @@ class Service:
             shown = len(lines)
             text = "\n".join(lines)
             if "cyborg-standalone: ready" in text:
-                self.api = re.search(r"API listens on (\S+)", text)[1]
-                self.placement = re.search(r"Placement listens on (\S+)", text)[1]
+                self.api = re.findall(r"API listens on (\S+)", text)[0]
+                self.placement = re.findall(r"Placement listens on (\S+)", text)[0]
                 return
             if self.process.poll() is not None:
                 raise Failed(f"the service ended with {self.process.returncode}:\n{text[-3000:]}")
@@ -108,7 +108,7 @@ class Service:
             time.sleep(0.05)
 
     def stop(self) -> None:
-        """End it and remove its files."""
+        """Stop the service and remove its files."""
         if self.process.poll() is None:
             self.process.terminate()
             try:
@@ -119,23 +119,28 @@ class Service:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def cyborg(service: Service, *words: str, read: bool = True, show: bool = False) -> Any:
-    """Run the command line client; return its JSON, or show its table.
+WIDTH = 77  # a terminal of 80 columns less the margin
 
-    In this process: ten starts of an interpreter would be half of the story's time.
+
+def cyborg(service: Service, *arguments: str, read: bool = True, show: bool = False) -> Any:
+    """Run the command line client; return its JSON output, or print its table.
+
+    It runs in this process: ten starts of an interpreter would take half of the total time.
     """
     if show:
-        say(f"   $ cyborg {' '.join(words)}")
-    form = () if words[0] in SILENT else ("-f", "json") if read else ("--max-width", "120")
+        say(f"   $ cyborg {' '.join(arguments)}")
+    output_options = (
+        () if arguments[0] in NO_OUTPUT else ("-f", "json") if read else ("--max-width", str(WIDTH))
+    )
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = app.main(
-            ["--os-auth-type", "none", "--os-endpoint", service.api, *words, *form],
+            ["--os-auth-type", "none", "--os-endpoint", service.api, *arguments, *output_options],
         )
     if code == 128 + signal.SIGINT:
         raise KeyboardInterrupt
     if code:
-        raise Failed(f"cyborg {' '.join(words)}: {err.getvalue().strip()}")
+        raise Failed(f"cyborg {' '.join(arguments)}: {err.getvalue().strip()}")
     if read:
         return json.loads(out.getvalue())
     for line in out.getvalue().splitlines():
@@ -144,8 +149,8 @@ def cyborg(service: Service, *words: str, read: bool = True, show: bool = False)
 
 
 def placement(service: Service, method: str, path: str, body: Any = None) -> Any:
-    """Ask Placement; return its JSON."""
-    asked = urllib.request.Request(
+    """Send a request to Placement and return its JSON."""
+    request = urllib.request.Request(
         service.placement + path,
         method=method,
         data=None if body is None else json.dumps(body).encode(),
@@ -155,17 +160,17 @@ def placement(service: Service, method: str, path: str, body: Any = None) -> Any
             "Content-Type": "application/json",
         },
     )
-    # A proxy of the environment cannot reach this machine's loopback.
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    # A proxy from the environment cannot reach the loopback interface.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with direct.open(asked, timeout=30) as answer:
+        with opener.open(request, timeout=30) as answer:
             text = answer.read()
-    except urllib.error.HTTPError as bad:
-        raise Failed(f"Placement: {method} {path}: {bad.code} {bad.read().decode()}") from bad
+    except urllib.error.HTTPError as exc:
+        raise Failed(f"Placement: {method} {path}: {exc.code} {exc.read().decode()}") from exc
     return json.loads(text) if text else None
 
 
-def show_table(headings: tuple[str, ...], rows: list[tuple]) -> None:
+def show_table(headings: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
     """Print rows in columns."""
     lines = [tuple(str(cell) for cell in line) for line in (headings, *rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(headings))]
@@ -173,7 +178,7 @@ def show_table(headings: tuple[str, ...], rows: list[tuple]) -> None:
         say("   " + "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip())
 
 
-def providers(service: Service) -> list[dict]:
+def providers(service: Service) -> list[dict[str, Any]]:
     """Return the providers below the compute node, with inventories, usages and traits."""
     found = placement(service, "GET", "/resource_providers")["resource_providers"]
     devices = [p for p in found if p["parent_provider_uuid"]]
@@ -184,31 +189,42 @@ def providers(service: Service) -> list[dict]:
     return devices
 
 
-def published(service: Service, devices: int) -> list[dict]:
+def published(service: Service, devices: int) -> list[dict[str, Any]]:
     """Wait until every device is in Placement."""
     end = time.monotonic() + 30
     while len(found := providers(service)) < devices:
         if time.monotonic() > end:
-            raise Failed(f"{len(found)} of {devices} devices came to Placement in 30 s")
+            raise Failed(f"{len(found)} of {devices} devices are in Placement after 30 s")
         time.sleep(0.1)
     return found
 
 
-def groups(found: list[dict]) -> list[dict[str, str]]:
+def show_withheld(service: Service) -> int:
+    """Print the devices that this machine itself uses and return their number."""
+    hardware = cyborg(service, "hardware-list", "--long")
+    withheld = [row for row in hardware if row["Not offered"] and not row["Specs"]["num"]]
+    for row in withheld:
+        say(f"   {row['Address']} is not offered: {row['Not offered']}")
+    return len(withheld)
+
+
+def groups(found: list[dict[str, Any]]) -> list[dict[str, str]]:
     """Return two FPGA functions of the fake card and, if there is one, a real PCI device."""
-    wanted = [{"resources:FPGA": "2", "trait:CUSTOM_FAKE_DEVICE": "required"}]
+    profile_groups = [{"resources:FPGA": "2", "trait:CUSTOM_FAKE_DEVICE": "required"}]
     real = [p for p in found if "CUSTOM_FAKE_DEVICE" not in p["traits"] and p["inventories"]]
     if real:
         resource = next(iter(real[0]["inventories"]))
         traits = sorted(t for t in real[0]["traits"] if t.startswith("CUSTOM_"))
-        wanted.append({f"resources:{resource}": "1"} | {f"trait:{t}": "required" for t in traits})
-    return wanted
+        profile_groups.append(
+            {f"resources:{resource}": "1"} | {f"trait:{t}": "required" for t in traits}
+        )
+    return profile_groups
 
 
-def candidates(service: Service, wanted: list[dict[str, str]]) -> list[dict]:
-    """Ask Placement as Nova does: one numbered request group for each group of the profile."""
+def candidates(service: Service, profile_groups: list[dict[str, str]]) -> list[dict[str, Any]]:
+    """Return allocation candidates, with one numbered request group per group, as Nova does."""
     query = [("group_policy", "none")]
-    for number, group in enumerate(wanted):
+    for number, group in enumerate(profile_groups):
         suffix = f"_device_profile_{number}"
         for kind, names in (("resources", []), ("trait", [])):
             names += [(k.partition(":")[2], v) for k, v in group.items() if k.startswith(kind)]
@@ -216,32 +232,33 @@ def candidates(service: Service, wanted: list[dict[str, str]]) -> list[dict]:
             if text:
                 query.append(({"trait": "required"}.get(kind, kind) + suffix, text))
     path = f"/allocation_candidates?{urllib.parse.urlencode(query)}"
-    return placement(service, "GET", path)["allocation_requests"]
+    found: list[dict[str, Any]] = placement(service, "GET", path)["allocation_requests"]
+    return found
 
 
-def tell(service: Service) -> str:
-    """Tell the story; return what was done, in one sentence."""
-    with chapter("Starting API, conductor, agent and Placement in one process"):
+def run_demo(service: Service) -> str:
+    """Run the demonstration and return a summary in one sentence."""
+    with section("Starting API, conductor, agent and Placement in one process"):
         service.wait()
-    with chapter("Discovering what this machine has"):
+    with section("Discovering the devices of this machine"):
         cyborg(service, "discover-services", "--wait", read=False, show=True)
         cyborg(service, "device-list", read=False, show=True)
         devices = cyborg(service, "device-list", "--long")
-        found = published(service, len(devices))
-        real = [p for p in found if PCI.search(p["name"]) and not fake(p)]
+        found = published(service, len(devices) - show_withheld(service))
+        real = [p for p in found if PCI.search(p["name"]) and not is_fake(p)]
         if not real:
-            say("   No PCI device was found on this machine (a container without a bus, or bridges")
-            say("   alone): the story goes on with the fake card.")
-    with chapter("Creating a device profile"):
-        wanted = groups(found)
-        words = [
+            say("   No PCI device of this machine can be offered (no PCI bus, or all devices")
+            say("   are bridges or in use by the machine): continuing with the fake card only.")
+    with section("Creating a device profile"):
+        profile_groups = groups(found)
+        arguments = [
             w
-            for group in wanted
+            for group in profile_groups
             for w in ("--group", ",".join(f"{k}={v}" for k, v in group.items()))
         ]
-        cyborg(service, "device-profile-create", PROFILE, *words, read=False, show=True)
-    with chapter("Asking Placement where it fits"):
-        choices = candidates(service, wanted)
+        cyborg(service, "device-profile-create", PROFILE, *arguments, read=False, show=True)
+    with section("Requesting allocation candidates from Placement"):
+        choices = candidates(service, profile_groups)
         say(f"   {len(choices)} allocation candidates")
         if not choices:
             raise Failed("Placement offers nothing for the profile")
@@ -250,7 +267,7 @@ def tell(service: Service) -> str:
         for group, chosen in sorted(choice["mappings"].items()):
             say(f"   {group.lstrip('_')} -> {names[chosen[0]]}")
     instance = str(uuid.uuid4())
-    with chapter(f"Binding accelerators to instance {instance}"):
+    with section(f"Binding accelerators to instance {instance}"):
         placement(
             service,
             "PUT",
@@ -268,13 +285,13 @@ def tell(service: Service) -> str:
         group_of = {a["UUID"]: a["Group"] for a in cyborg(service, "arq-list", "--long")}
         of_group = [choice["mappings"][f"_device_profile_{group_of[arq]}"][0] for arq in made]
         host = devices[0]["Host"]
-        each = [word for provider in of_group for word in ("--provider", provider)]
+        each = [argument for provider in of_group for argument in ("--provider", provider)]
         bind = ["arq-bind", *made, "--host", host, "--instance", instance, *each]
         cyborg(service, *bind, read=False, show=True)
         states = {arq["State"] for arq in cyborg(service, "arq-list", "--instance", instance)}
         if states != {"Bound"}:
             raise Failed(f"expected every request to be Bound, found {sorted(states)}")
-    with chapter("What Placement says: inventories and usages"):
+    with section("Inventories and usages in Placement"):
         show_table(
             ("PROVIDER", "CLASS", "TOTAL", "USED"),
             [
@@ -283,7 +300,7 @@ def tell(service: Service) -> str:
                 for name, inventory in p["inventories"].items()
             ],
         )
-    with chapter("Releasing everything"):
+    with section("Releasing everything"):
         cyborg(service, "arq-unbind", *made, read=False, show=True)
         cyborg(service, "arq-delete", *made, read=False, show=True)
         placement(service, "DELETE", f"/allocations/{instance}")
@@ -291,17 +308,22 @@ def tell(service: Service) -> str:
         left = cyborg(service, "arq-list")
         used = sum(sum(p["usages"].values()) for p in providers(service))
         if left or used:
-            raise Failed(f"{len(left)} requests and {used} units in use are left")
+            raise Failed(f"{len(left)} requests and {used} units in use remain")
         say("   no request left, nothing in use")
-    what = f"{len(real)} on the PCI bus, such as {real[0]['name']}" if real else "no PCI bus here"
+    return summary(len(devices), [p["name"] for p in real], len(made))
+
+
+def summary(devices: int, real: list[str], bound: int) -> str:
+    """Return a summary in one sentence; ``real`` are the providers of the PCI bus."""
+    what = f"{len(real)} PCI devices offered, such as {real[0]}" if real else "no PCI device"
     return (
-        f"{len(devices)} devices discovered ({what}; and a fake card), {len(made)} accelerators "
-        "bound to an instance and released"
+        f"{devices} devices discovered ({what}; and a fake card), {bound} accelerators bound to an "
+        "instance and released"
     )
 
 
-def fake(provider: dict) -> bool:
-    """Tell whether a provider is the fake card's."""
+def is_fake(provider: dict[str, Any]) -> bool:
+    """Return whether a provider belongs to the fake card."""
     return "CUSTOM_FAKE_DEVICE" in provider["traits"]
 
 
@@ -314,22 +336,22 @@ def main() -> int:
     service = Service(args.keep)
     kept = False
     try:
-        what = tell(service)
+        what = run_demo(service)
         kept = args.keep
-    except Failed as why:
-        print(f"\nquickstart: FAILED: {why}", file=sys.stderr)
+    except Failed as exc:
+        print(f"\nquickstart: FAILED: {exc}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\nquickstart: interrupted, cleaning up", file=sys.stderr)
         return 130
     finally:
         if not kept:
-            # A second Ctrl-C must not leave half of it behind.
+            # A second Ctrl-C must not interrupt the cleanup.
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number, signal.SIG_IGN)
             service.stop()
     if kept:
-        say("\nThe service goes on. Talk to it:")
+        say("\nThe service is still running. Use it:")
         say(f"   export OS_AUTH_TYPE=none OS_ENDPOINT={service.api}")
         say(f"   {BIN / 'cyborg'} device-list")
         say(f"   curl -s -H 'X-Auth-Token: admin' {service.placement}/resource_providers")

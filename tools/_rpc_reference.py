@@ -1,42 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the methods of the internal contract into its page, from the code that declares them.
+"""Generator of the RPC reference page from the declarations in the code.
 
-``python tools/_rpc_reference.py`` writes what stands between the two marks of
-``doc/source/contributor/rpc.rst``; a test fails while that is not what the code says.
+``python tools/_rpc_reference.py`` replaces the text between the two marks in
+``doc/source/contributor/rpc.rst``. A test fails if the page is not up to date.
 """
 
 import inspect
 import textwrap
 from pathlib import Path
 
-from cyborg.rpc.agent import AgentClient
-from cyborg.rpc.conductor import ConductorClient
-from cyborg.rpc.contract import CONTRACTS, OTHER_BYTES, Contract, Method
+from cyborg.rpc.contract import (
+    CONTRACTS,
+    MAX_MESSAGE_BYTES,
+    AgentAPI,
+    ConductorAPI,
+    Contract,
+    Method,
+)
 
 PAGE = Path(__file__).parents[1] / "doc" / "source" / "contributor" / "rpc.rst"
 BEGIN = ".. what follows is written by tools/_rpc_reference.py\n"
 END = ".. here ends what is written by tools/_rpc_reference.py\n"
 WIDTH = 116
 
-CLIENTS = {"conductor": ConductorClient, "agent": AgentClient}
-WHO = {
+CLIENTS = {"conductor": ConductorAPI, "agent": AgentAPI}
+RECEIVERS = {
     "conductor": "Any conductor takes the call.",
     "agent": "Conductors call, and name the host whose agent is meant.",
 }
 AGENTS = "an agent"
 CALLERS = dict.fromkeys(
-    ["hello", "report", "discovery_done", "backends_wanted", "backends_applied", "job_done"], AGENTS
+    [
+        "hello",
+        "report",
+        "discovery_done",
+        "get_desired_backends",
+        "report_backend_outcomes",
+        "job_done",
+    ],
+    AGENTS,
 ) | {"service_hello": "a conductor or an API"}
 
 
 def text() -> str:
-    """Return the part of the page that the code decides, without its marks."""
+    """Return the generated part of the page, without its marks."""
     return "\n".join(_contract(contract) for contract in CONTRACTS.values())
 
 
 def _contract(contract: Contract) -> str:
     title = f"{contract.name} {contract.version}"
-    parts = [title, "=" * len(title), "", WHO[contract.name], ""]
+    parts = [title, "=" * len(title), "", RECEIVERS[contract.name], ""]
     for name, method in contract.methods.items():
         parts += [f"``{name}({', '.join(method.arguments)})``", *_about(contract, name, method), ""]
     return "\n".join(parts)
@@ -49,7 +62,7 @@ def _about(contract: Contract, name: str, method: Method) -> list[str]:
     if method.optional:
         names = " and ".join(f"``{n}``" for n in method.arguments if n in method.optional)
         facts.append(f"{names} may be left out")
-    facts += [f"``{arg}`` since {version}" for arg, version in method.later.items()]
+    facts += [f"``{arg}`` since {version}" for arg, version in method.argument_versions.items()]
     paragraphs = inspect.cleandoc(client.__doc__).split("\n\n")
     lines: list[str] = []
     for paragraph in [*paragraphs, f"{'; '.join(facts)}."]:
@@ -59,11 +72,15 @@ def _about(contract: Contract, name: str, method: Method) -> list[str]:
 
 
 def _size(method: Method) -> str:
-    return "``[conductor] max_report_bytes``" if method.report else f"{OTHER_BYTES // 2**20} MiB"
+    return (
+        "``[conductor] max_report_bytes``"
+        if method.is_report
+        else f"{MAX_MESSAGE_BYTES // 2**20} MiB"
+    )
 
 
 def written(page: str) -> str:
-    """Return a page with the part that the code decides written anew."""
+    """Return the page with its generated part replaced."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{text()}\n{END}{after}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the tests of tempest and show each result, and why; tools/tempest starts this."""
+"""Run the tests of tempest and print each result with its reason; used by tools/tempest."""
 
 import os
 import sys
@@ -10,11 +10,11 @@ TESTS = "cyborg/tests/functional/test_tempest.py"
 
 
 class Show:
-    """Shows what each run of tempest told, and nothing of how pytest runs it."""
+    """pytest plug-in that prints the results of tempest instead of those of pytest."""
 
     def __init__(self) -> None:
         self.passed = self.failed = 0
-        self.told: list[str] = []
+        self.summaries: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
@@ -25,24 +25,24 @@ class Show:
             for name, value in report.user_properties:
                 if name == "table":
                     print(f"{value}\n")
-                elif name == "told":
-                    self.told.append(str(value))
+                elif name == "summary":
+                    self.summaries.append(str(value))
 
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str]:
         return report.outcome, "", ""
 
 
 def main() -> int:
-    """Return 0 when all pass but the known deviations, which are there."""
+    """Return 0 if all tests pass except the known deviations, which must fail."""
     os.environ["CYBORG_TEST_REQUIRE_SERVICES"] = "1"
     show = Show()
     quiet = ["-qq", "--no-header", "--no-summary", "-p", "no:cacheprovider"]
     code = pytest.main([*quiet, TESTS], plugins=[show])
-    for line in show.told:
+    for line in show.summaries:
         print(line)
-    well = code == 0 and show.told and not show.failed
-    print("tempest: passed, but for the three known deviations" if well else "tempest: FAILED")
-    return 0 if well else 1
+    passed = code == 0 and show.summaries and not show.failed
+    print("tempest: passed, except the three known deviations" if passed else "tempest: FAILED")
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash
-# What the tools share: a Python, a virtual environment that is brought up to date only when its
-# inputs changed, and steps that say what they do and how long it took. Source it; it needs bash,
-# python3 and pip alone. Functions return non-zero after they have said what is wrong.
+# Shared functions of the tools: find a Python, keep a virtual environment up to date, and run steps
+# with their output and duration. Source this file; it needs only bash, python3 and pip. Functions
+# print an error and return non-zero on failure.
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 say() { printf '%s\n' "$*"; }
 
-complain() { printf '%s: %s\n' "$(basename "$0")" "$*" >&2; }
+print_error() { printf '%s: %s\n' "$(basename "$0")" "$*" >&2; }
 
-# find_python: set PYTHON to a Python of 3.11 or later.
+# find_python: set PYTHON to a Python 3.11 or later.
 find_python() {
     local candidate
     for candidate in "${PYTHON:-python3}" python3 python3.14 python3.13 python3.12 python3.11; do
@@ -20,13 +20,13 @@ find_python() {
             return 0
         fi
     done
-    complain "Python 3.11 or later is needed; found $("${PYTHON:-python3}" --version 2>&1 || true)." \
-        "Install one, or name it: PYTHON=/path/to/python3.12 $0"
+    print_error "Python 3.11 or later is required; found $("${PYTHON:-python3}" --version 2>&1 || true)." \
+        "Install one, or set its path: PYTHON=/path/to/python3.12 $0"
     return 1
 }
 
-# step TEXT COMMAND...: run a program quietly; show its time, and its output if it fails.
-# It gets a process group of its own, so that Ctrl-C here ends it and all that it started.
+# step TEXT COMMAND...: run a program, show its duration, and its output only if it fails.
+# The program runs in its own process group, so that Ctrl-C ends it with all its child processes.
 step() {
     local text=$1 log begin=$SECONDS pid
     shift
@@ -57,20 +57,20 @@ os.execvp(sys.argv[1], sys.argv[1:])' "$@" >"$log" 2>&1 </dev/null &
     fi
 }
 
-# make_venv DIR: a virtual environment with a working pip; sets VENV_PIP to the command words.
-# Debian and Ubuntu split ensurepip off; any pip of the machine can install into DIR then.
+# make_venv DIR: create a virtual environment with a working pip; set VENV_PIP to its command.
+# On Debian and Ubuntu ensurepip is a separate package; without it the system's pip is used.
 make_venv() {
     local dir=$1
     if ! "$dir/bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
         rm -rf "$dir"
         mkdir -p "$(dirname "$dir")"
         if "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null; then
-            step "Making $dir" "$PYTHON" -m venv "$dir" || return 1
+            step "Creating $dir" "$PYTHON" -m venv "$dir" || return 1
         elif "$PYTHON" -m pip --version >/dev/null 2>&1 &&
             "$PYTHON" -c 'import venv' 2>/dev/null; then
-            step "Making $dir" "$PYTHON" -m venv --without-pip "$dir" || return 1
+            step "Creating $dir" "$PYTHON" -m venv --without-pip "$dir" || return 1
         else
-            complain "$PYTHON has neither ensurepip nor pip, so no virtual environment can be made." \
+            print_error "$PYTHON has neither ensurepip nor pip, cannot create a virtual environment." \
                 "On Debian or Ubuntu: apt install python3-venv"
             return 1
         fi
@@ -80,26 +80,26 @@ make_venv() {
     elif "$PYTHON" -m pip --python "$dir/bin/python" --version >/dev/null 2>&1; then
         VENV_PIP=("$PYTHON" -m pip --python "$dir/bin/python")
     else
-        complain "no pip can install into $dir: pip 22.3 or later is needed, or python3-venv"
+        print_error "no pip can install into $dir: pip 22.3 or later, or python3-venv is required"
         return 1
     fi
 }
 
-# fingerprint PATH...: one hash of the names and contents of files, and of all files in folders.
+# fingerprint PATH...: print one hash of the names and contents of files and folders.
 fingerprint() {
     "$PYTHON" - "$@" <<'PY'
 import hashlib, pathlib, sys
-whole = hashlib.sha256(sys.version.encode())
-for given in map(pathlib.Path, sys.argv[1:]):
-    found = sorted(given.rglob("*")) if given.is_dir() else [given]
-    for path in found:
+digest = hashlib.sha256(sys.version.encode())
+for argument in map(pathlib.Path, sys.argv[1:]):
+    paths = sorted(argument.rglob("*")) if argument.is_dir() else [argument]
+    for path in paths:
         if path.is_file() and "__pycache__" not in path.parts:
-            whole.update(f"{path}\0".encode() + path.read_bytes() + b"\0")
-print(whole.hexdigest())
+            digest.update(f"{path}\0".encode() + path.read_bytes() + b"\0")
+print(digest.hexdigest())
 PY
 }
 
-# pip_install TEXT ARGUMENT...: pip install into the environment of make_venv, from the root.
+# pip_install TEXT ARGUMENT...: run pip install in the environment of make_venv, from the root.
 pip_install() {
     local text=$1 constraints=()
     shift
@@ -111,21 +111,46 @@ pip_install() {
     )
 }
 
-# pip_install_project TEXT ARGUMENT...: the project alone; what it needs is there already.
+# list_requirements: print the requirements of the project with all its extras.
+list_requirements() {
+    "$PYTHON" - "$ROOT" <<'PY'
+import configparser, pathlib, sys
+root = pathlib.Path(sys.argv[1])
+setup = configparser.ConfigParser(interpolation=None)
+setup.read(root / "setup.cfg", encoding="utf-8")
+print((root / "requirements.txt").read_text(encoding="utf-8"))
+for extra in setup["extras"].values():
+    # An extra may include others of this project.
+    print(*(line for line in extra.split() if not line.startswith("cyborg[")), sep="\n")
+PY
+}
+
+# pip_install_requirements TEXT ARGUMENT...: install the requirements with all extras.
+# They are not installed together with the project, because sources share its build folder.
+pip_install_requirements() {
+    local text=$1 list failed=0
+    shift
+    list=$(mktemp "${TMPDIR:-/tmp}/requirements.XXXXXX") || return 1
+    list_requirements >"$list" && pip_install "$text" -r "$list" "$@" || failed=1
+    rm -f "$list"
+    return "$failed"
+}
+
+# pip_install_project TEXT ARGUMENT...: install only the project, without its requirements.
 pip_install_project() {
     local text=$1 scratch failed=0
     shift
     scratch=$(mktemp -d "${TMPDIR:-/tmp}/build.XXXXXX") || return 1
-    # What setuptools leaves in a checkout (build, egg-info) comes back as stale modules and stale
-    # entry points at the next installation. Every source that one pip builds would share this
-    # folder, and take our modules along: so nothing else may be built here.
+    # Files that setuptools leaves in a checkout (build, egg-info) cause stale modules and stale
+    # entry points at the next installation, so they are written to a scratch folder. All sources
+    # that one pip run builds share this folder: build nothing else in this run.
     printf '[build]\nbuild_base = %s\n[egg_info]\negg_base = %s\n' "$scratch" "$scratch" \
         >"$scratch/dist.cfg"
     (
         cd "$ROOT" || exit 1
         export DIST_EXTRA_CONFIG=$scratch/dist.cfg
         export SKIP_GENERATE_AUTHORS=1 SKIP_WRITE_GIT_CHANGELOG=1
-        # pbr asks git for the version; where there is none, or no clone, it is told.
+        # pbr gets the version from git; without git or a clone it is set here.
         if ! git rev-parse HEAD >/dev/null 2>&1; then
             PBR_VERSION=$(sed -n 's/^version = //p' setup.cfg)
             export PBR_VERSION
@@ -136,22 +161,22 @@ pip_install_project() {
     return "$failed"
 }
 
-# current STAMP HASH: tell whether the environment was made from these inputs.
-current() { [ -f "$1" ] && [ "$(cat "$1")" = "$2" ]; }
+# is_current STAMP HASH: return whether the environment was created from these inputs.
+is_current() { [ -f "$1" ] && [ "$(cat "$1")" = "$2" ]; }
 
-# test_venv DIR: the environment of the tests in DIR, up to date; run it in the root.
+# test_venv DIR: create or update the environment of the tests in DIR; call it in the root.
 test_venv() {
-    local dir=$1 wanted
+    local dir=$1 hash
     local inputs=(requirements.txt test-requirements.txt doc/requirements.txt constraints.txt
         setup.cfg setup.py pyproject.toml tools/lib.sh)
-    wanted=$(fingerprint "${inputs[@]}")
-    if current "$dir/.made-from" "$wanted"; then
+    hash=$(fingerprint "${inputs[@]}")
+    if is_current "$dir/.made-from" "$hash"; then
         say "Environment $dir ... up to date"
         return 0
     fi
     make_venv "$dir" || return 1
-    pip_install "Installing into $dir (minutes, the first time)" \
-        -r requirements.txt -r test-requirements.txt -r doc/requirements.txt || return 1
+    pip_install_requirements "Installing into $dir (minutes, the first time)" \
+        -r test-requirements.txt -r doc/requirements.txt || return 1
     pip_install_project "Installing this project" -e . || return 1
-    printf '%s\n' "$wanted" >"$dir/.made-from"
+    printf '%s\n' "$hash" >"$dir/.made-from"
 }

@@ -1,84 +1,120 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's side of the bus: version 1.0 of the internal contract."""
+"""RPC endpoint of the agent: version 1.0 of the internal contract."""
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import uuid4
 
-from cyborg.agent.backend import Backend
-from cyborg.agent.inventory import collect
-from cyborg.agent.jobs import Jobs
-from cyborg.core.errors import Invalid, NotFound
-from cyborg.core.hardware import answer
-from cyborg.core.job import load_work
-from cyborg.core.report import BackendState
-from cyborg.core.request import parse_uuid
+from cyborg.agent.backends.backend import Backend
+from cyborg.agent.backends.inventory import collect
+from cyborg.agent.jobs.outcomes import MAX_PENDING
+from cyborg.agent.jobs.queue import JobQueue
+from cyborg.core.arq.arqs import parse_uuid
+from cyborg.core.drivers.registry import DriverEntry
+from cyborg.core.errors import Invalid, NotFound, Unavailable
+from cyborg.core.inventory.report import BackendState
+from cyborg.core.jobs.job import load_job_spec
+from cyborg.core.wire.hardware import dump_answer
 
 
-class Agent:
-    """Answers for the backends of this host; ``driver`` is a backend's name or its driver's."""
+class AgentEndpoint:
+    """RPC methods of the agent; ``driver`` is the name of a backend or of its driver."""
 
     def __init__(
         self,
         host: str,
         backends: Sequence[Backend],
-        discovered: Callable[[str, BackendState], None],
-        jobs: Jobs,
-        nudge: Callable[[int], int],
+        on_discovered: Callable[[str, BackendState], None],
+        jobs: JobQueue,
+        request_sync: Callable[[int], int],
+        count_undelivered: Callable[[], int] = lambda: 0,
+        find_driver: Callable[[str], DriverEntry | None] = lambda key: None,
     ) -> None:
-        """``discovered`` is told each backend's outcome of a discovery that was asked for.
+        """``on_discovered`` gets the outcome of each backend of a requested discovery.
 
-        ``nudge`` is told which revision is wanted and returns the one that the host has come to.
+        ``request_sync`` gets the desired generation and returns the reported one.
+        ``count_undelivered`` returns the number of undelivered outcomes. ``find_driver`` scans for
+        installed drivers and returns the entry of a name or uuid, or None.
         """
         self._host = host
         self._backends = backends
-        self._discovered = discovered
+        self._on_discovered = on_discovered
         self._jobs = jobs
-        self._nudge = nudge
+        self._request_sync = request_sync
+        self._count_undelivered = count_undelivered
+        self._find_driver = find_driver
+        self._lock = threading.Lock()
+        self._open_discoveries = 0  # backends with a requested discovery in progress
 
     def discovery(
         self, ctxt: Any, driver: str | None = None, discovery_id: str | None = None
     ) -> dict[str, str]:
-        """Have backends look again, all or those of one driver. Raises Invalid, NotFound."""
-        asked = None if discovery_id is None else parse_uuid(discovery_id, "discovery_id")
-        uuid = asked or str(uuid4())
-        for backend in self._meant(driver):
-            backend.rediscover(self._teller(asked))
+        """Start a discovery of all backends, or of those of one driver.
+
+        Raise Invalid, NotFound, and Unavailable if too many discoveries are open.
+        """
+        requested_id = None if discovery_id is None else parse_uuid(discovery_id, "discovery_id")
+        uuid = requested_id or str(uuid4())
+        selected = self._select(driver)
+        if requested_id is not None:
+            with self._lock:
+                if self._open_discoveries + self._count_undelivered() + len(selected) > MAX_PENDING:
+                    raise Unavailable(
+                        f"the agent has {MAX_PENDING} open or undelivered discoveries, the "
+                        "maximum; retry when some have ended"
+                    )
+                self._open_discoveries += len(selected)
+        for backend in selected:
+            backend.rediscover(self._outcome_callback(requested_id))
         return {"status": "IN-PROGRESS", "discovery_id": uuid}
 
     def hardware(self, ctxt: Any, driver: str | None = None) -> dict[str, Any]:
-        """Return what backends saw last, and how these are doing. Raises NotFound."""
-        names = {backend.name for backend in self._meant(driver)}
-        seen = collect([backend.view for backend in self._backends])
-        return answer(
-            [device for device in seen.devices if device.backend in names],
-            [state for state in seen.states if state.name in names],
+        """Return the devices and states of backends after their last discovery. Raise NotFound."""
+        names = {backend.name for backend in self._select(driver)}
+        inventory = collect([backend.snapshot for backend in self._backends])
+        return dump_answer(
+            [device for device in inventory.devices if device.backend in names],
+            [state for state in inventory.states if state.name in names],
         )
 
-    def wanted(self, ctxt: Any, revision: int) -> dict[str, int]:
-        """Come to what is wanted of this host; the answer does not wait for it. Raises Invalid."""
-        if not isinstance(revision, int) or isinstance(revision, bool) or revision < 0:
-            raise Invalid("revision must be a whole number, 0 or more", field="revision")
-        return {"revision": self._nudge(revision)}
+    def sync_backends(self, ctxt: Any, generation: int) -> dict[str, int]:
+        """Request reconciliation to a generation without waiting for it. Raise Invalid."""
+        if not isinstance(generation, int) or isinstance(generation, bool) or generation < 0:
+            raise Invalid("generation must be a whole number, 0 or more", field="generation")
+        return {"generation": self._request_sync(generation)}
+
+    def find_driver(self, ctxt: Any, driver: str) -> dict[str, Any]:
+        """Scan for installed drivers and return one by name or uuid. Raise Invalid."""
+        if not isinstance(driver, str):
+            raise Invalid("driver must be a string", field="driver")
+        entry = self._find_driver(driver)
+        return {"driver": None if entry is None else entry.to_dict()}
 
     def job(
-        self, ctxt: Any, job: str, kind: str, arguments: Any, seconds: float
+        self, ctxt: Any, job: str, kind: str, arguments: Any, timeout: float
     ) -> dict[str, str | None]:
-        """Have a job done, or tell how it is; asking twice does it once. Raises Invalid."""
-        return self._jobs.start(load_work(job, kind, arguments, seconds))
+        """Enqueue a job or return its status. Idempotent. Raise Invalid and Unavailable."""
+        return self._jobs.start(load_job_spec(job, kind, arguments, timeout))
 
-    def _teller(self, discovery_id: str | None) -> Callable[[BackendState], None]:
+    def _outcome_callback(self, discovery_id: str | None) -> Callable[[BackendState], None]:
         if discovery_id is None:
             return lambda _: None
-        return lambda state: self._discovered(discovery_id, state)
 
-    def _meant(self, driver: str | None) -> list[Backend]:
-        meant = [b for b in self._backends if driver in (None, b.name, b.driver.name)]
-        if driver is not None and not meant:
-            known = sorted({b.name for b in self._backends})
+        def on_done(state: BackendState) -> None:
+            self._on_discovered(discovery_id, state)
+            with self._lock:
+                self._open_discoveries -= 1
+
+        return on_done
+
+    def _select(self, driver: str | None) -> list[Backend]:
+        selected = [b for b in self._backends if driver in (None, b.name, b.driver.name)]
+        if driver is not None and not selected:
+            names = sorted({b.name for b in self._backends})
             raise NotFound(
                 f"host {self._host} has no backend or driver {str(driver)[:255]!r}; it has "
-                f"{', '.join(known) or 'none'}",
+                f"{', '.join(names) or 'none'}",
                 field="driver",
             )
-        return meant
+        return selected

@@ -1,49 +1,54 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent as a service: backends, what changes them, reporter and server, wired together."""
+"""The agent service: creates and connects backends, reconciler, jobs, reporter and server."""
 
 import threading
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from oslo_config import cfg
-from oslo_log import log
 
-from cyborg.agent import outside
-from cyborg.agent.backend import Backend
-from cyborg.agent.backends import Builder
-from cyborg.agent.catalogue import Catalogue
-from cyborg.agent.checkpoint import BOOT_ID, Checkpoint
-from cyborg.agent.convergence import Converger
-from cyborg.agent.endpoint import Agent
-from cyborg.agent.fleet import Fleet
-from cyborg.agent.held import HeldFile
-from cyborg.agent.identity import Names
-from cyborg.agent.jobs import Jobs
-from cyborg.agent.reporter import LONGEST_PAUSE, Conductor, Reporter
-from cyborg.agent.watch import Watch
+from cyborg.agent.backends.backend import Backend
+from cyborg.agent.backends.catalogue import DriverCatalogue
+from cyborg.agent.backends.factory import DriverFactory
+from cyborg.agent.backends.registry import BackendRegistry
+from cyborg.agent.backends.uevent_watcher import UeventWatcher
+from cyborg.agent.desired.reconciler import BackendReconciler
+from cyborg.agent.desired.state_file import StateFile
+from cyborg.agent.endpoint import AgentEndpoint
+from cyborg.agent.external import driver as external
+from cyborg.agent.jobs.checkpoint import BOOT_ID, Checkpoint
+from cyborg.agent.jobs.queue import JobQueue
+from cyborg.agent.report.heartbeat import MAX_PAUSE, Reporter
+from cyborg.agent.report.host_identity import HostIdentityProvider
+from cyborg.core.drivers.driver import driver_uuid
+from cyborg.core.drivers.registry import DriverEntry
 from cyborg.core.errors import Unavailable
+from cyborg.core.log import get_logger
 from cyborg.drivers.base import Driver
+from cyborg.rpc.contract import ConductorAPI
 from cyborg.rpc.server import Server, make_server
 from cyborg.rpc.transport import Transport
+from cyborg.threads.backoff import Backoff
 
-LOG = log.getLogger(__name__)
+LOG = get_logger(__name__)
 
-PATIENCE = 5.0  # seconds that a stop waits for what is in progress
+STOP_TIMEOUT = 5.0  # seconds that a stop waits for work in progress
 
 
 class AgentService:
-    """One agent, in a process of its own or beside others. The transport is its owner's."""
+    """One agent; several may run in one process. The caller closes the transport."""
 
     def __init__(
         self,
         conf: cfg.ConfigOpts,
-        conductor_client: Conductor,
+        conductor_client: ConductorAPI,
         transport: Transport,
         sysfs_root: str | Path = "/sys",
         boot_id: str | Path = BOOT_ID,
     ) -> None:
-        """``boot_id`` is the file that tells one boot of the host from another."""
+        """``boot_id`` is the path of the file with the boot id of the host."""
         self._conf = conf
         self._conductor = conductor_client
         self._transport = transport
@@ -53,169 +58,199 @@ class AgentService:
         self._stopped = threading.Event()
         self._ready = threading.Event()
         self._server: Server | None = None
-        self._serving: threading.Thread | None = None
-        self._catalogue: Catalogue | None = None
-        self._fleet = Fleet()
-        self._converger: Converger | None = None
+        self._server_thread: threading.Thread | None = None
+        self._catalogue: DriverCatalogue | None = None
+        self._registry = BackendRegistry()
+        self._reconciler: BackendReconciler | None = None
         self._reporter: Reporter | None = None
-        self._jobs: Jobs | None = None
-        self._watch: Watch | None = None
-        self._outside: outside.Outside | None = None
+        self._jobs: JobQueue | None = None
+        self._uevent_watcher: UeventWatcher | None = None
+        self._external: external.ExternalDriverHost | None = None
 
     def start(self) -> None:
-        """Begin, and return at once; a broker or a conductor that is away is waited for.
+        """Start all threads and return; they retry while broker or conductor are unreachable.
 
-        Raises Misconfigured, and then nothing was begun.
+        Raise Misconfigured, and then nothing is started.
         """
         conf = self._conf
         topic = f"{conf.rpc.topic}.agent"
-        catalogue = self._catalogue = Catalogue(conf.agent.discovery_timeout)
-        builder = Builder(conf, catalogue, self._sysfs_root)
-        names = Names(conf)
-        state = Path(conf.state_path, "agent")
-        held = HeldFile(state / f"backends-{conf.host}.json", self._boot_id)
-        anew = set(held.backends) if held.booted else set()
-        drivers = builder.restore(held.backends)
-        self._outside = outside.load(conf, builder.configured)
-        own = {} if self._outside is None else self._outside.drivers
-        fleet = self._fleet = Fleet(builder.configured, list(own))
+        catalogue = self._catalogue = DriverCatalogue(conf.agent.discovery_timeout)
+        factory = DriverFactory(conf, catalogue, self._sysfs_root)
+        identity_provider = HostIdentityProvider(conf)
+        state_dir = Path(conf.state_path, "agent")
+        state_file = StateFile(state_dir / f"backends-{conf.host}.json", self._boot_id)
+        needs_setup = set(state_file.backends) if state_file.rebooted_since_setup else set()
+        drivers = factory.load_all(state_file.backends)
+        self._external = external.load(conf, factory.configured_backends)
+        external_drivers = {} if self._external is None else self._external.drivers
+        registry = self._registry = BackendRegistry(
+            factory.configured_backends, list(external_drivers)
+        )
         reporter = self._reporter = Reporter(
             conf.host,
             f"{topic}.{conf.host}",
             self._conductor,
-            fleet,
-            identity=names.identity,
-            drivers=lambda: catalogue.entries,
+            registry,
+            identity=identity_provider.identity,
+            drivers=lambda: factory.entries,
         )
-        for driver in [*drivers, *own.values()]:
-            # What an operator had set up the boot undid.
-            fleet.put(self._backend(driver, set_up=driver.backend in anew))
-        checkpoint = Checkpoint(state / f"jobs-{conf.host}.json", self._boot_id)
-        jobs = self._jobs = Jobs(
-            fleet,
+        for driver in [*drivers, *external_drivers.values()]:
+            # A reboot has undone the setup of the backends of the API.
+            registry.replace(self._make_backend(driver, needs_setup=driver.backend in needs_setup))
+        checkpoint = Checkpoint(state_dir / f"jobs-{conf.host}.json", self._boot_id)
+        jobs = self._jobs = JobQueue(
+            registry,
             checkpoint,
-            conf.agent.jobs_at_once,
-            reporter.job_done,
-            retired=lambda name: builder.retired(held.backends.get(name)),
+            conf.agent.max_concurrent_jobs,
+            reporter.add_job_outcome,
+            removed_driver=lambda name: factory.removed_driver(state_file.backends.get(name)),
+            count_undelivered=reporter.count_undelivered,
         )
-        converger = self._converger = reporter.wishes = Converger(
+        reconciler = self._reconciler = reporter.desired_state = BackendReconciler(
             conf.host,
             reporter.epoch,
             self._conductor,
-            fleet,
-            held,
-            builder,
-            lambda driver: self._backend(driver, set_up=True),
-            reporter.applied,
-            self._changed,
+            registry,
+            state_file,
+            factory,
+            lambda driver: self._make_backend(driver, needs_setup=True),
+            reporter.add_backend_outcomes,
+            self._on_backends_changed,
         )
-        asked = partial(converger.nudge, again=True)
-        endpoint = Agent(conf.host, fleet, reporter.discovered, jobs, asked)
+        endpoint = AgentEndpoint(
+            conf.host,
+            registry,
+            reporter.add_discovery_outcome,
+            jobs,
+            partial(reconciler.request, repeat=True),
+            reporter.count_undelivered,
+            lambda key: self._find_driver(factory, key),
+        )
         self._server = make_server(self._transport, conf, topic, conf.host, endpoint)
-        if self._outside is not None:
-            self._outside.start(self._heard)
-        # The kernel tells of this host alone, and not of a sysfs that stands elsewhere.
-        if conf.agent.watch and Path(self._sysfs_root) == Path("/sys"):
-            self._watch = Watch(fleet)
-            # Before they discover, so that nothing happens between the two.
-            self._watch.start()
-        for backend in fleet:
+        if self._external is not None:
+            self._external.start(self._on_hello)
+        # uevents are only about the sysfs of this host, not about a sysfs_root elsewhere.
+        if conf.agent.watch_uevents and Path(self._sysfs_root) == Path("/sys"):
+            self._uevent_watcher = UeventWatcher(registry)
+            # Before the first discovery, so that no change between the two is missed.
+            self._uevent_watcher.start()
+        for backend in registry:
             backend.start()
         reporter.start()
-        converger.start()
-        self._serving = threading.Thread(target=self._serve, name="agent-server", daemon=True)
-        self._serving.start()
-        LOG.info("Agent of %s: backends %s", conf.host, ", ".join(b.name for b in fleet) or "none")
+        reconciler.start()
+        self._server_thread = threading.Thread(
+            target=self._start_server, name="agent-server", daemon=True
+        )
+        self._server_thread.start()
+        LOG.info(
+            "Agent is starting with backends %s",
+            ", ".join(b.name for b in registry) or "none",
+            host=conf.host,
+        )
 
     def rediscover(self) -> None:
-        """Look again now for drivers that are installed, and have all backends do so."""
+        """Scan for installed drivers and rediscover all backends."""
         if self._catalogue is not None:
             self._catalogue.scan()
-        for backend in self._fleet:
+        for backend in self._registry:
             backend.rediscover()
 
     def wait_ready(self, seconds: float | None = None) -> bool:
-        """Wait until the agent can be called; tell whether it can."""
+        """Wait until the RPC server has started; return whether it has."""
         return self._ready.wait(seconds)
 
     def wait(self) -> None:
-        """Wait until ``stop`` has done its work."""
+        """Wait until ``stop`` has finished."""
         self._stopped.wait()
 
     def stop(self) -> None:
-        """End what is in progress, or leave it behind if it does not end. Twice is fine."""
+        """Stop all threads; abandon those that do not end in STOP_TIMEOUT seconds. Idempotent."""
         if self._stopping.is_set():
-            self._stopped.wait(2 * PATIENCE)
+            self._stopped.wait(2 * STOP_TIMEOUT)
             return
         self._stopping.set()
-        if self._outside is not None:
-            self._outside.stop()
-        # First of all what makes others begin.
-        all_ = (self._converger, self._watch, self._jobs, self._reporter)
-        begun: list[Any] = [one for one in all_ if one is not None]
-        for loop in begun:
-            loop.stop()
-        # None comes any more.
-        for backend in self._fleet:
+        end = time.monotonic() + STOP_TIMEOUT
+        # First the threads that start work in others.
+        threads = (self._reconciler, self._uevent_watcher, self._jobs, self._reporter)
+        started: list[Any] = [thread for thread in threads if thread is not None]
+        for thread in started:
+            thread.stop()
+        # No backend is added after this.
+        for backend in self._registry:
             backend.stop()
         closing = threading.Thread(target=self._close, name="agent-closing", daemon=True)
         closing.start()
-        for loop in begun:
-            loop.join(PATIENCE)
-        closing.join(PATIENCE)
-        if self._jobs is not None and (left := self._jobs.acting()):
-            LOG.warning("Jobs still in progress, left behind: %s", ", ".join(left))
-        if stuck := [b.name for b in self._fleet if not b.join(0.0)]:
-            LOG.warning("Discovery still in progress, left behind: %s", ", ".join(stuck))
+        for thread in started:
+            thread.join(max(0.0, end - time.monotonic()))
+        closing.join(max(0.0, end - time.monotonic()))
+        if self._jobs is not None and (left := self._jobs.running()):
+            LOG.warning(
+                "Abandoned %d jobs in progress: the conductor requests them after the restart",
+                len(left),
+                job=left,
+            )
+        if stuck := [b.name for b in self._registry if not b.join(0.0)]:
+            LOG.warning("Abandoned %d discoveries still in progress", len(stuck), backend=stuck)
         self._stopped.set()
-        LOG.info("The agent of %s has stopped", self._conf.host)
+        LOG.info("Agent has stopped", host=self._conf.host)
 
-    def _backend(self, driver: Driver, *, set_up: bool = False) -> Backend:
-        ours = self._conf.agent
+    def _find_driver(self, factory: DriverFactory, key: str) -> DriverEntry | None:
+        """Scan for installed drivers; return the entry of a name or uuid, or None."""
+        previous = factory.entries
+        factory.rescan()
+        entries = factory.entries
+        if entries != previous:
+            self._wake()  # report the changed drivers to the conductor
+        return next((e for e in entries if key in (e.name, driver_uuid(e.name))), None)
+
+    def _make_backend(self, driver: Driver, *, needs_setup: bool = False) -> Backend:
+        options = self._conf.agent
         return Backend(
             driver,
-            ours.discovery_interval,
-            ours.discovery_timeout,
+            options.discovery_interval,
+            options.discovery_timeout,
             self._wake,
-            health_interval=ours.health_interval,
-            health_quiet=ours.health_quiet,
-            set_up=set_up,
+            health_interval=options.health_interval,
+            recovery_window=options.health_recovery_time,
+            needs_setup=needs_setup,
+            cordon_after=options.cordon_after,
         )
 
     def _wake(self) -> None:
         if self._reporter is not None:
             self._reporter.wake()
 
-    def _changed(self) -> None:
-        """Have what goes by the fleet see that it changed."""
-        if self._watch is not None:
-            self._watch.refresh()
+    def _on_backends_changed(self) -> None:
+        """Notify the users of the registry of a change."""
+        if self._uevent_watcher is not None:
+            self._uevent_watcher.refresh()
         self._wake()
 
-    def _heard(self, name: str) -> None:
-        backend = self._fleet.get(name)
+    def _on_hello(self, name: str) -> None:
+        backend = self._registry.get(name)
         if backend is not None:
             backend.rediscover()
 
-    def _serve(self) -> None:
-        pause = 0.5
+    def _start_server(self) -> None:
+        backoff = Backoff(0.5, MAX_PAUSE)
         while not self._stopping.is_set() and self._server is not None:
             try:
                 self._server.start()
-            except Unavailable as away:
-                # The reporter meets the same broker and says so once a minute.
-                LOG.debug("Cannot be called yet: %s", away.message)
+            except Unavailable as exc:
+                # The reporter uses the same broker and logs the failure at a limited rate.
+                LOG.debug("RPC server cannot start yet: %s", exc.message)
             except Exception:
-                LOG.exception("The agent's server cannot start")
+                LOG.exception("Unexpected error while starting the RPC server")
             else:
                 self._ready.set()
                 return
-            self._stopping.wait(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
+            self._stopping.wait(backoff.next_delay())
 
     def _close(self) -> None:
-        if self._serving is not None:
-            self._serving.join(PATIENCE)
+        if self._external is not None:
+            self._external.stop()
+        if self._server_thread is not None:
+            self._server_thread.join(STOP_TIMEOUT)
         if self._server is not None:
             self._server.stop()
             self._server.wait()

@@ -3,13 +3,16 @@
 
 ::
 
-    request id       X-Openstack-Request-Id of the answer, and of every line of the log
+    request id       X-Openstack-Request-Id in the response and in every log line
+    access log       one line for each request
     proxy headers    if [oslo_middleware] enable_proxy_headers_parsing is set
-    versions         the microversion headers of the answer
-    faults           whatever is raised below becomes an error's body
-    edge             health check, public documents, microversion, size of the body
-    authentication   keystone, or loopback alone
-    pecan            routes, operations
+    versions         the microversion headers of the response
+    faults           turns exceptions of the layers below into error bodies
+    host             with noauth only: accepts only the names of this machine
+    entry            health check, public documents, microversion, Content-Length
+    authentication   keystone, or noauth for loopback connections only
+    body             reads the whole body, limited in size and time
+    pecan            routes and operations
 """
 
 import functools
@@ -23,28 +26,31 @@ from oslo_middleware import http_proxy_to_wsgi, request_id
 from pecan.core import Pecan
 
 from cyborg.api import auth, openapi, versions
-from cyborg.api.call import Request
-from cyborg.api.edge import Edge
-from cyborg.api.faults import FaultHook, Faults
+from cyborg.api.access_log import HEALTHCHECK, AccessLog
+from cyborg.api.body import BodyReader
+from cyborg.api.controller import ApiContext
+from cyborg.api.faults import FaultHook, FaultMiddleware
 from cyborg.api.health import Health
-from cyborg.api.resource import Desk
-from cyborg.api.routes import Root, table
+from cyborg.api.host_check import HOST, HostCheck
+from cyborg.api.middleware import VERSIONS, EntryMiddleware
+from cyborg.api.request_context import Request
+from cyborg.api.routes import Root, build_routes, make_route_finder
 from cyborg.db.reader import Reader
 from cyborg.policies.enforcer import make_enforcer
-from cyborg.rpc.conductor import ConductorClient
+from cyborg.rpc.contract import ConductorAPI
 
-# At each request pecan works out the signatures of the same few methods, and makes a class for each
-# answer: a tenth of what a request costs. There is no setting for it.
-for _place in (pecan.core, pecan.routing):
-    _place.getargspec = functools.lru_cache(maxsize=1024)(_place.getargspec)
+# For each request pecan inspects the signatures of the same few methods, which is a tenth of the
+# cost of a request. Pecan has no setting to cache them.
+for _module in (pecan.core, pecan.routing):
+    _module.getargspec = functools.lru_cache(maxsize=1024)(_module.getargspec)
 
 
 class Api:
-    """The application; ``health`` is what its health check tells."""
+    """The WSGI application; ``health`` is the state behind ``/healthcheck``."""
 
-    def __init__(self, conf: cfg.ConfigOpts, desk: Desk) -> None:
-        self.health = Health(desk.reader)
-        routes = table(desk)
+    def __init__(self, conf: cfg.ConfigOpts, context: ApiContext) -> None:
+        self.health = Health(context.reader)
+        routes = build_routes(context)
         resources = Pecan(
             Root(routes),
             default_renderer="json",
@@ -54,21 +60,30 @@ class Api:
             use_context_locals=False,
             request_cls=Request,
         )
-        app = auth.wrap(resources, conf, make_enforcer(conf))
-        documents = dict.fromkeys(openapi.PATHS, openapi.Description(routes).document)
-        app = versions.Telling(Faults(Edge(app, conf, self.health, documents)))
+        # Exceptions are handled within authentication, because keystonemiddleware would answer
+        # them in its own format.
+        app = auth.add_authentication(
+            FaultMiddleware(BodyReader(resources, conf)), conf, make_enforcer(conf)
+        )
+        documents = dict.fromkeys(openapi.PATHS, openapi.OpenApiDocument(routes).document)
+        app = EntryMiddleware(app, conf, self.health, documents)
+        if conf.auth_strategy == "noauth":
+            app = HostCheck(app, conf.api.server_names)
+        app = versions.MicroversionHeaders(FaultMiddleware(app))
         proxied = http_proxy_to_wsgi.HTTPProxyToWSGI(app, conf)
         if conf.oslo_middleware.enable_proxy_headers_parsing:
             app = proxied
-        self._app = request_id.RequestId(app, conf)
+        find_route = make_route_finder(routes, {HEALTHCHECK, *VERSIONS, *documents})
+        self._app = request_id.RequestId(AccessLog(app, find_route), conf)
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         """Serve one request."""
-        # Before the proxy's headers, which anybody can send, may say something else.
+        # Saved before the proxy headers, which any client can forge, replace these values.
         environ[auth.PEER] = environ.get("REMOTE_ADDR")
-        return self._app(environ, start_response)  # type: ignore[no-any-return]
+        environ[HOST] = environ.get("HTTP_HOST")
+        return self._app(environ, start_response)
 
 
-def make_app(conf: cfg.ConfigOpts, conductor: ConductorClient, reader: Reader) -> Api:
-    """Return the API over a conductor and the read side of the database. Nothing is connected."""
-    return Api(conf, Desk(conf, conductor, reader))
+def make_app(conf: cfg.ConfigOpts, conductor: ConductorAPI, reader: Reader) -> Api:
+    """Return the API of a conductor client and a database reader. Opens no connection."""
+    return Api(conf, ApiContext(conf, conductor, reader))

@@ -1,69 +1,104 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Knowing who is asking: by keystone's word, or, without one, by their being on this machine."""
+"""Authentication: keystone, or (noauth) loopback connections only."""
 
 import ipaddress
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from keystoneauth1.exceptions import ClientException
 from oslo_config import cfg
 from oslo_policy import policy
+from webob import exc as http_exc
 
-from cyborg.api import caller
-from cyborg.core.errors import Forbidden, Invalid, Misconfigured, Unavailable
+from cyborg.api import identity
+from cyborg.core.errors import CyborgError, Forbidden, Invalid, Misconfigured, Unavailable
+from cyborg.core.log import drop_tracebacks
 
 PEER = "cyborg.peer"
 DEFAULT_PROJECT = "noauth"
+KEYSTONE_TIMEOUT = 5  # seconds to wait for a response
 _ROLES = "admin,manager,member,reader"
 _SERVICE_ROLE = "service"
-_CLAIMS = ("HTTP_X_", "HTTP_OPENSTACK_SYSTEM_SCOPE")
+_IDENTITY_HEADERS = ("HTTP_X_", "HTTP_OPENSTACK_SYSTEM_SCOPE")
 
 App = Callable[..., Iterable[bytes]]
 
 
-def wrap(app: App, conf: cfg.ConfigOpts, enforcer: policy.Enforcer) -> App:
-    """Return the app behind the layers of ``[DEFAULT] auth_strategy``."""
+def add_authentication(app: App, conf: cfg.ConfigOpts, enforcer: policy.Enforcer) -> App:
+    """Wrap the app in the authentication layers of ``[DEFAULT] auth_strategy``."""
     if conf.auth_strategy == "noauth":
-        return Loopback(_Known(app, enforcer, lambda: (_SERVICE_ROLE,)))
-    check(conf)
+        return LoopbackAuth(_CallerMiddleware(app, enforcer, lambda: (_SERVICE_ROLE,)))
+    check_config(conf)
     from keystonemiddleware import auth_token
 
-    known = _Known(app, enforcer, lambda: conf.keystone_authtoken.service_token_roles)
-    return _Keystone(auth_token.AuthProtocol(known, {"oslo_config_config": conf}))
+    # A malformed token, or an answer of keystone that is not from keystone, is no bug.
+    drop_tracebacks(("keystonemiddleware.auth_token",), (Exception,))
+    inner = _CallerMiddleware(app, enforcer, lambda: conf.keystone_authtoken.service_token_roles)
+    return _KeystoneErrors(auth_token.AuthProtocol(inner, {"oslo_config_config": conf}))
 
 
-def check(conf: cfg.ConfigOpts) -> None:
-    """Raise Misconfigured unless there is a way to know who is asking."""
+def check_config(conf: cfg.ConfigOpts) -> None:
+    """Raise Misconfigured if keystone authentication is selected but not configured."""
     if conf.auth_strategy != "keystone":
         return
     from keystonemiddleware import opts
 
     for group, options in opts.list_auth_token_opts():
         conf.register_opts(options, group=group)
+    # The middleware has no timeout by default: a keystone that hangs would block every thread.
+    conf.set_default("http_connect_timeout", KEYSTONE_TIMEOUT, group="keystone_authtoken")
+    conf.set_default("http_request_max_retries", 1, group="keystone_authtoken")
     if not (conf.keystone_authtoken.auth_type or conf.keystone_authtoken.auth_section):
         raise Misconfigured(
-            "[keystone_authtoken] auth_type is not set: with auth_strategy = keystone this section "
-            "says how to reach keystone, as in auth_type = password with auth_url, username, "
-            "password, project_name and the domains of both",
+            "[keystone_authtoken] auth_type is not set. auth_strategy = keystone requires the "
+            "keystone credentials in this section, for example auth_type = password with "
+            "auth_url, username, password, project_name and the user and project domains",
             option="[keystone_authtoken] auth_type",
         )
 
 
-class _Keystone:
-    """Tells of a keystone that is away as of any other neighbour."""
+class _KeystoneErrors:
+    """A WSGI layer that turns error responses of keystonemiddleware into exceptions.
+
+    Any failure before the caller is identified is attributed to keystone.
+    """
 
     def __init__(self, app: App) -> None:
         self._app = app
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        rejection: tuple[str, Mapping[str, str]] | None = None
+
+        def start(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
+            nonlocal rejection
+            if identity.ENVIRON in environ:
+                return start_response(status, headers, *more)
+            rejection = status, dict(headers)
+            return lambda _: None
+
         try:
-            return self._app(environ, start_response)
-        except ClientException as away:
-            raise Unavailable(f"keystone: {away}") from away
+            response = self._app(environ, start)
+        except CyborgError:
+            raise
+        except Exception as exc:
+            if identity.ENVIRON in environ:
+                raise
+            raise Unavailable(f"keystone: {type(exc).__name__}: {exc}") from exc
+        if rejection is None:
+            return response
+        raise _rejection_error(*rejection)
 
 
-class _Known:
-    """Makes the caller of the headers."""
+def _rejection_error(status: str, headers: Mapping[str, str]) -> Exception:
+    if not status.startswith("401"):
+        return Unavailable(f"keystone is unavailable: {status}")
+    challenge = headers.get("WWW-Authenticate", "Keystone")
+    return http_exc.HTTPUnauthorized(
+        "the token is missing or not valid", headers={"WWW-Authenticate": challenge}
+    )
+
+
+class _CallerMiddleware:
+    """A WSGI layer that builds the Caller from the identity headers."""
 
     def __init__(
         self, app: App, enforcer: policy.Enforcer, service_roles: Callable[[], Iterable[str]]
@@ -73,31 +108,36 @@ class _Known:
         self._service_roles = service_roles
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        environ[caller.ENVIRON] = caller.read(environ, tuple(self._service_roles()), self._enforcer)
+        environ[identity.ENVIRON] = identity.read_caller(
+            environ, tuple(self._service_roles()), self._enforcer
+        )
         return self._app(environ, start_response)
 
 
-class Loopback:
-    """Takes everyone for an administrator, and a service, and so answers this machine alone.
+class LoopbackAuth:
+    """A WSGI layer that treats every caller as an administrator and a service.
 
-    The project is that of the header X-Project-Id, so that two may be told apart.
+    It therefore serves loopback connections only. The header X-Project-Id selects the project, so
+    that several projects can be used.
     """
 
     def __init__(self, app: App) -> None:
         self._app = app
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        """Serve one request. Raises Forbidden for a peer of another machine."""
+        """Serve one request. Raise Forbidden if the peer is not on this machine."""
         if not is_local(environ.get(PEER, environ.get("REMOTE_ADDR"))):
             raise Forbidden(
-                "with auth_strategy = noauth only this machine is answered: come over loopback or "
-                "a unix socket, or set [DEFAULT] auth_strategy = keystone"
+                "auth_strategy = noauth accepts connections from loopback or a unix socket only: "
+                "connect locally, or set [DEFAULT] auth_strategy = keystone"
             )
         project = environ.get("HTTP_X_PROJECT_ID") or DEFAULT_PROJECT
         if len(project) > 255 or not project.isprintable():
-            raise Invalid("X-Project-Id: at most 255 printable characters", field="X-Project-Id")
-        # Whatever else a client claims about itself must not reach the log or the policy.
-        for name in [name for name in environ if name.startswith(_CLAIMS)]:
+            raise Invalid(
+                "X-Project-Id: must have at most 255 printable characters", field="X-Project-Id"
+            )
+        # Other identity headers of the client must not reach the log or the policy.
+        for name in [name for name in environ if name.startswith(_IDENTITY_HEADERS)]:
             del environ[name]
         environ |= {
             "HTTP_X_USER_ID": "noauth",
@@ -109,12 +149,12 @@ class Loopback:
 
 
 def is_local(address: str | None) -> bool:
-    """Tell whether a peer is on this machine; one without an address came over a unix socket."""
+    """Return whether a peer is on this machine. None or "" is a peer on a unix socket."""
     if not address:
         return True
     try:
-        found = ipaddress.ip_address(address)
+        parsed = ipaddress.ip_address(address)
     except ValueError:
         return False
-    mapped = getattr(found, "ipv4_mapped", None)
-    return (mapped or found).is_loopback
+    mapped = getattr(parsed, "ipv4_mapped", None)
+    return (mapped or parsed).is_loopback

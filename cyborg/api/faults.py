@@ -1,23 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a failure is to an HTTP client: its status and its body, chosen here alone.
+"""Map exceptions to HTTP error responses: status and body.
 
-The body is ``{"error_message": "<text>"}`` where the text is JSON itself, of faultcode, faultstring
-and debuginfo: this is what the clients of this API decode.
+The body is ``{"error_message": "<text>"}``. The text is itself a JSON object with faultcode,
+faultstring and debuginfo, as the clients of this API expect.
 """
 
 import http
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import webob
-from oslo_log import log
 from pecan.hooks import PecanHook
 from webob import exc
 
 from cyborg.core import errors
+from cyborg.core.log import get_logger
 
-LOG = log.getLogger(__name__)
+LOG = get_logger(__name__)
 
 STATUSES: Mapping[type[errors.CyborgError], int] = {
     errors.CyborgError: 500,
@@ -25,6 +26,7 @@ STATUSES: Mapping[type[errors.CyborgError], int] = {
     errors.NotFound: 404,
     errors.Forbidden: 403,
     errors.ServiceTokenRequired: 403,
+    errors.OverLimit: 403,
     errors.Conflict: 409,
     errors.InUse: 409,
     errors.WrongState: 409,
@@ -36,33 +38,50 @@ STATUSES: Mapping[type[errors.CyborgError], int] = {
     errors.DriverFailed: 500,
     errors.Misconfigured: 500,
 }
-_AWAY = {
-    503: "a part of this service does not answer: try again later",
-    504: "a part of this service did not answer in time, so what came of the request is not known",
+_UNAVAILABLE_MESSAGES = {
+    503: "a component of this service is unavailable, retry later",
+    504: "a component of this service did not respond in time, the request may have taken effect",
 }
+
+_OBJECT_PATH = re.compile(r"(?:/v2)?/(\w+)/([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?:/|$)")
+_FIELDS = {
+    "accelerator_requests": "arq",
+    "accelerators": "arq",
+    "audits": "audit",
+    "deployables": "deployable",
+    "devices": "device",
+    "discoveries": "discovery",
+    "jobs": "job",
+    "outbox": "message_id",
+    "services": "service",
+}
+"""Log fields of the uuids of collections."""
 
 StartResponse = Callable[..., Any]
 
 
-def status_of(error: Exception) -> int:
-    """Return the HTTP status of an exception; 500 for any that is not ours or HTTP's."""
+def http_status(error: Exception) -> int:
+    """Return the HTTP status of an exception; 500 if it is no CyborgError or HTTPException."""
     if isinstance(error, errors.CyborgError):
         return next(STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES)
-    return error.status_int if isinstance(error, exc.HTTPException) else 500
+    return error.status_int if isinstance(error, exc.WSGIHTTPException) else 500
 
 
-def message_of(error: Exception, status: int, request_id: str) -> str:
-    """Return what the client is told; of a fault of our own only where the log has more."""
+def client_message(error: Exception, status: int, request_id: str) -> str:
+    """Return the message for the client.
+
+    For a server error it has no details, only the request id to find them in the log.
+    """
     if status >= 500:
-        told = _AWAY.get(status, "internal error")
-        return f"{told} (request {request_id})"
+        message = _UNAVAILABLE_MESSAGES.get(status, "internal error")
+        return f"{message} (request {request_id})"
     if isinstance(error, errors.CyborgError):
         return error.message
     return str(getattr(error, "detail", None) or http.HTTPStatus(status).phrase)
 
 
-def body(status: int, message: str) -> bytes:
-    """Return the body of an error."""
+def error_body(status: int, message: str) -> bytes:
+    """Return the body of an error response."""
     text = {
         "faultcode": "Client" if status < 500 else "Server",
         "faultstring": message,
@@ -71,46 +90,77 @@ def body(status: int, message: str) -> bytes:
     return json.dumps({"error_message": json.dumps(text)}).encode()
 
 
-def answer(error: Exception, environ: Mapping[str, Any]) -> webob.Response:
-    """Return the whole response to a request that failed, and log what the client is not told."""
-    status = status_of(error)
-    request_id = environ.get("openstack.request_id", "-")
-    told = message_of(error, status, request_id)
-    what = f"{environ['REQUEST_METHOD']} {environ.get('PATH_INFO', '')!r}"
-    if status in _AWAY:
-        LOG.warning("%s: %s", what, error)
+def log_failure(error: Exception, environ: Mapping[str, Any]) -> None:
+    """Log why a request failed, with the details that the client does not get."""
+    status = http_status(error)
+    message = client_message(error, status, environ.get("openstack.request_id", "-"))
+    request = f"{environ['REQUEST_METHOD']} {environ.get('PATH_INFO', '')!r}"
+    fields = _path_fields(environ.get("PATH_INFO", ""))
+    if status in _UNAVAILABLE_MESSAGES:
+        LOG.warning("%s: %s", request, error, **fields)
+    elif isinstance(error, errors.CyborgError) and status >= 500:
+        # The failed service has logged its traceback; the one of this process is of no use.
+        LOG.error("%s failed: %s", request, error, **fields)
     elif status >= 500:
-        LOG.error("%s failed", what, exc_info=error)
+        LOG.error("%s failed", request, exc_info=error, **fields)
     else:
-        # Nova keeps the status of an answer and drops its text: here is where it can be found.
-        LOG.info("%s: %s %r", what, status, told)
+        # Nova keeps only the status of a response; the message can be found here.
+        LOG.info("%s: %s %r", request, status, message, **fields)
+
+
+def _path_fields(path: str) -> dict[str, Any]:
+    """Return the log field of the object whose uuid is in a path."""
+    found = _OBJECT_PATH.match(path)
+    return {_FIELDS[found[1]]: found[2]} if found and found[1] in _FIELDS else {}
+
+
+def error_response(error: Exception, environ: Mapping[str, Any]) -> webob.Response:
+    """Return the response to a failed request."""
+    status = http_status(error)
+    message = client_message(error, status, environ.get("openstack.request_id", "-"))
     response = webob.Response(
-        body=body(status, told),
+        body=error_body(status, message),
         status=status,
         content_type="application/json",
     )
     if isinstance(error, exc.HTTPMethodNotAllowed) and error.allow:
         response.allow = error.allow
+    if isinstance(error, exc.HTTPUnauthorized):
+        response.headers["WWW-Authenticate"] = error.headers["WWW-Authenticate"]
     return response
 
 
-class Faults:
-    """A WSGI layer that turns whatever the layers below raise into an error's response."""
+FAILURE = "cyborg.failure"
+"""Key of the WSGI environ for an exception that has its response but is not logged yet."""
+
+
+class FaultMiddleware:
+    """A WSGI layer that turns exceptions of the layers below into error responses."""
 
     def __init__(self, app: Callable[..., Iterable[bytes]]) -> None:
         self._app = app
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Serve one request."""
+        response: Iterable[bytes] | None = None
         try:
-            return self._app(environ, start_response)
-        except Exception as error:  # noqa: BLE001  here every failure gets its answer
-            return answer(error, environ)(environ, start_response)
+            response = self._app(environ, start_response)
+        except Exception as error:  # noqa: BLE001  every failure gets a response here
+            environ[FAILURE] = error
+        failure = environ.pop(FAILURE, None)
+        if failure is not None:
+            log_failure(failure, environ)
+        if response is None:
+            response = error_response(failure, environ)(environ, start_response)
+        return response
 
 
 class FaultHook(PecanHook):  # type: ignore[misc]
-    """The same for what pecan catches itself, which it would answer in HTML."""
+    """A pecan hook for exceptions that pecan catches itself and would answer in HTML."""
 
     def on_error(self, state: Any, e: Exception) -> webob.Response:
-        """Return the response to a request whose controller, or whose routing, raised."""
-        return answer(e, state.request.environ)
+        """Return the response to a request whose controller or routing raised an exception."""
+        # Logged later by FaultMiddleware: within pecan's except block oslo.log would append the
+        # exception to the message.
+        state.request.environ[FAILURE] = e
+        return error_response(e, state.request.environ)

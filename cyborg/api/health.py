@@ -1,68 +1,118 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether this API can do its work: what load balancers ask for, a few times a second."""
+"""Health check of this API process, for load balancers that probe a few times a second."""
 
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
-import sqlalchemy as sa
-from oslo_log import log
-
 from cyborg.core.errors import Unavailable
+from cyborg.core.log import get_logger
 from cyborg.db.reader import Reader
-from cyborg.db.schema import services
 
-LOG = log.getLogger(__name__)
+LOG = get_logger(__name__)
 
-FRESH_SECONDS = 1.0
+CACHE_SECONDS = 1.0
+"""How long the result of a database check is reused."""
+
+STALE_SECONDS = 3.0
+"""Age after which a result is outdated. A probe during another probe's check waits for that check
+if the last result is outdated."""
+
+WAIT_TIMEOUT = 1.0
+"""Seconds that a probe waits for a check that another probe has started."""
+
+FIRST_WAIT_TIMEOUT = 5.0
+"""The same for the first check after the start, when there is no result to reuse."""
+
+CHECK_TIMEOUT = 2.0
+"""Seconds that the database may take for a check."""
 
 
 class Health:
-    """One look at the database a second at most, however many ask.
+    """Health state: checks the database at most once a second, whatever the number of probes.
 
-    The conductor's part is told and decides nothing: reads, most of the work, go on without it.
+    The state of the conductor is reported but does not make the API unhealthy: reads, which are
+    most requests, work without it.
     """
 
     def __init__(self, reader: Reader, clock: Callable[[], float] = time.monotonic) -> None:
         self._reader = reader
         self._clock = clock
-        self._lock = threading.Lock()
-        self._looked = float("-inf")
-        self._away: str | None = "nobody has looked yet"
+        self._condition = threading.Condition()
+        self._checking = False
+        # The last finished check: its start and end by the clock, and the reason of a failure.
+        self._started = self._ended = float("-inf")
+        self._reason: str | None = None
         self._conductor: bool | None = None
 
-    def look(self) -> tuple[bool, dict[str, Any]]:
-        """Return whether the API can serve, and the document that says so."""
-        # Of many at once one looks: a database that hangs must not hold every thread of the server.
-        if self._lock.acquire(blocking=False):
-            try:
-                if self._clock() - self._looked >= FRESH_SECONDS:
-                    self._away = self._ask()
-                    self._looked = self._clock()
-            finally:
-                self._lock.release()
-        away = self._away
-        return away is None, {
-            "status": "healthy" if away is None else "unhealthy",
-            "reason": away or "the database answers",
-            "database": _word(away is None),
-            "conductor": _word(self._conductor),
+    def check(self) -> tuple[bool, dict[str, Any]]:
+        """Return whether the API is healthy, and the document to show.
+
+        Takes as long as a database check; during another probe's check at most WAIT_TIMEOUT, or
+        FIRST_WAIT_TIMEOUT if there is no result yet.
+        """
+        # Only one of concurrent probes checks: a database that hangs must not block every thread.
+        if self._start_check():
+            started = self._clock()
+            self._finish_check(started, self._check_database())
+        reason = self._failure_reason()
+        return reason is None, {
+            "status": "healthy" if reason is None else "unhealthy",
+            "reason": reason or "the database responds",
+            "database": _status_text(reason is None),
+            "conductor": _status_text(self._conductor),
         }
 
-    def heard(self, answered: bool) -> None:
-        """Note whether the last call on the bus was answered."""
+    def _start_check(self) -> bool:
+        """Return whether this probe must do the check; wait for the check of another probe."""
+        with self._condition:
+            if self._clock() - self._ended < CACHE_SECONDS:
+                return False
+            if not self._checking:
+                self._checking = True
+                return True
+            if self._clock() - self._started > STALE_SECONDS:
+                first = self._ended == float("-inf")
+                self._condition.wait_for(
+                    lambda: not self._checking, FIRST_WAIT_TIMEOUT if first else WAIT_TIMEOUT
+                )
+            return False
+
+    def _finish_check(self, started: float, reason: str | None) -> None:
+        with self._condition:
+            self._started, self._ended, self._reason = started, self._clock(), reason
+            self._checking = False
+            self._condition.notify_all()
+
+    def _failure_reason(self) -> str | None:
+        """Return why the API is unhealthy; None if it is healthy."""
+        with self._condition:
+            age = self._clock() - self._started
+            if self._reason is not None or age <= STALE_SECONDS:
+                return self._reason
+            if self._ended == float("-inf"):
+                return "starting, the database has not responded yet"
+            return f"the database has not responded for {age:.0f} s"
+
+    def record_conductor(self, answered: bool) -> None:
+        """Record whether the conductor answered the last call."""
         self._conductor = answered
 
-    def _ask(self) -> str | None:
+    def _check_database(self) -> str | None:
+        message: str | None = None
         try:
-            with self._reader.connect() as connection:
-                connection.execute(sa.select(services.c.id).where(sa.false()))
-        except Unavailable as away:
-            LOG.warning("%s", away.message)
-            return away.message
-        return None
+            self._reader.check(CHECK_TIMEOUT)
+        except Unavailable as exc:
+            message = exc.message
+        except Exception as exc:
+            # A check that never finishes would make every later probe wait for it.
+            LOG.exception("Database check failed")
+            return f"the database check failed: {type(exc).__name__}"
+        if message is not None:
+            LOG.warning("Health check failed: %s", message)
+        return message
 
 
-def _word(known: bool | None) -> str:
-    return {True: "ok", False: "unavailable", None: "unknown"}[known]
+def _status_text(available: bool | None) -> str:
+    return {True: "ok", False: "unavailable", None: "unknown"}[available]

@@ -1,79 +1,76 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saying that this API is alive, so that the listing of services shows it."""
+"""Heartbeats of the API to the conductor, so that the list of services shows it."""
 
-import threading
-import time
 from typing import Any
 from uuid import NAMESPACE_DNS, uuid5
 
 from oslo_config import cfg
-from oslo_log import log
 
 from cyborg.api.health import Health
 from cyborg.core.errors import CyborgError
-from cyborg.rpc.conductor import ConductorClient
+from cyborg.core.hosts import service
+from cyborg.core.log import get_logger
+from cyborg.rpc.contract import ConductorAPI
+from cyborg.threads.loop import LoopThread
+from cyborg.threads.rate_limited_log import RateLimitedLogger
 
-LOG = log.getLogger(__name__)
+LOG = get_logger(__name__)
 
-BINARY = "cyborg-api"
-_SAY_EVERY = 60.0
+BINARY = service.API
+STOP_TIMEOUT = 2.0  # seconds that stop() waits for a call in flight
 
 
-class Heartbeat:
-    """A thread that says hello to the conductor, as often as that wishes.
+class Heartbeat(LoopThread):
+    """A thread that sends heartbeats to the conductor, at the interval that the conductor sets.
 
-    All workers of one server are one service: they say the same epoch, which ``life`` stands for,
-    whatever names one run of the server. A broker that is away is told of once a minute and stops
-    nothing else.
+    All workers of one server are one service with one epoch, which is derived from ``server_id``,
+    an identifier of one run of the server. A failure is logged once a minute and has no other
+    effect.
     """
 
     def __init__(
         self,
         conf: cfg.ConfigOpts,
-        conductor: ConductorClient,
-        life: str,
+        conductor: ConductorAPI,
+        server_id: str,
         health: Health | None = None,
     ) -> None:
+        super().__init__("heartbeat")
         self._conf = conf
         self._conductor = conductor
-        self._epoch = str(uuid5(NAMESPACE_DNS, f"{conf.host}/{life}"))
+        self._epoch = str(uuid5(NAMESPACE_DNS, f"{conf.host}/{server_id}"))
         self._health = health
-        self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._said = float("-inf")
-
-    def start(self) -> None:
-        """Begin."""
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
-        self._thread.start()
+        self._failure_log = RateLimitedLogger(logger=LOG)
 
     def stop(self) -> None:
-        """End, and wait for a call in flight, which its timeout bounds."""
-        self._stopped.set()
-        if self._thread is not None:
-            self._thread.join()
+        """Stop the thread; abandon a call in flight after STOP_TIMEOUT seconds."""
+        super().stop()
+        self.join(STOP_TIMEOUT)
 
-    def beat(self) -> float:
-        """Say hello once; return the seconds until the next."""
+    def run_once(self) -> float:
+        """Send one heartbeat; return the seconds until the next one."""
         from cyborg.api.versions import LATEST
 
         versions: dict[str, Any] = {"api": LATEST}
+        error: str | None = None
         try:
-            answer = self._conductor.service_hello(BINARY, self._conf.host, self._epoch, versions)
-        except CyborgError as bad:
-            self._heard(False)
-            if time.monotonic() - self._said >= _SAY_EVERY:
-                LOG.warning("No conductor hears that this API is alive: %s", bad.message)
-                self._said = time.monotonic()
-            return float(self._conf.conductor.hello_interval)
-        self._heard(True)
-        self._said = float("-inf")
-        return float(answer["interval"])
+            response = self._conductor.service_hello(BINARY, self._conf.host, self._epoch, versions)
+        except CyborgError as exc:
+            error = exc.message
+        if error is not None:
+            self._record_health(False)
+            interval = float(self._conf.conductor.hello_interval)
+            self._failure_log.warn(
+                "Heartbeat to conductor failed, retrying in %g s: %s",
+                interval,
+                error,
+                host=self._conf.host,
+            )
+            return interval
+        self._record_health(True)
+        self._failure_log.reset()
+        return float(response["interval"])
 
-    def _heard(self, answered: bool) -> None:
+    def _record_health(self, answered: bool) -> None:
         if self._health is not None:
-            self._health.heard(answered)
-
-    def _run(self) -> None:
-        while not self._stopped.wait(self.beat()):
-            pass
+            self._health.record_conductor(answered)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The OpenAPI document of this API, made from its table of routes and their operations.
+"""The OpenAPI document of this API, generated from the routes and their operations.
 
-It shows the newest microversion; what is younger than the first says so.
+It describes the newest microversion. Operations and parameters that were added after the first
+microversion have a note.
 """
 
 import functools
@@ -12,68 +13,72 @@ from typing import Any
 
 from wsme import types as wtypes
 
-from cyborg.api import faults, paging, versions
-from cyborg.api.edge import JSON
+from cyborg.api import faults, paging, types, versions
+from cyborg.api.middleware import JSON
 from cyborg.api.openapi_types import Schema, Schemas
 from cyborg.api.operation import Operation
-from cyborg.api.routes import Table
+from cyborg.api.routes import RouteTable
 
 PATHS = ("/v2/openapi.json", "/openapi.json")
 OPENAPI = "3.1.0"
-_TOLD = (
-    "Requests choose a microversion by the header OpenStack-API-Version; without it 2.0 answers. "
-    "Every path is served without /v2 before it, too."
+_DESCRIPTION = (
+    "The header OpenStack-API-Version selects a microversion; the default is 2.0. Every path is "
+    "also served without the prefix /v2."
 )
 _STATUSES: Mapping[int, str] = {
     400: "The request is malformed; the message names the field.",
-    401: "There is no token, or it is not valid.",
-    403: "The policy does not allow it, or a service token is missing.",
-    404: "There is no such object, or not for this caller; or the microversion lacks the path.",
-    406: "The microversion does not exist, or no JSON is wanted.",
-    409: "A name is taken, or the state of the objects is against it.",
+    401: "The token is missing or not valid.",
+    403: "The policy does not allow the operation, or a service token is missing.",
+    404: "The object does not exist or is not visible to the caller, or the path does not exist in "
+    "this microversion.",
+    406: "The microversion does not exist, or the client does not accept JSON.",
+    408: "The body did not arrive in time.",
+    409: "The name is in use, or the state of an object does not allow the operation.",
+    411: "The server does not accept a chunked body: Content-Length is required.",
     413: "The body is too large.",
-    415: "The body is said to be no JSON.",
-    423: "Not decided yet: the same question later gets an answer.",
-    500: "A fault of the service; the message has the id of the request.",
-    503: "A part of the service does not answer.",
-    504: "A part of the service did not answer in time; what came of the request is not known.",
+    415: "The Content-Type of the body is not JSON.",
+    423: "The result is not available yet: retry later.",
+    500: "Internal error; the message has the request id.",
+    503: "A component of the service is unavailable.",
+    504: "A component of the service did not respond in time; the request may have taken effect.",
 }
-_OF_ALL = {400, 401, 403, 406, 500, 503}
-_OF_BODIES = {413, 415}
-_OF_CHANGES = {504}
+_COMMON_STATUSES = {400, 401, 403, 406, 500, 503}
+_BODY_STATUSES = {408, 411, 413, 415}
+_WRITE_STATUSES = {504}
 
 
-class Fault(wtypes.Base):  # type: ignore[misc]
-    """An error; the string is JSON itself, an object of faultcode, faultstring and debuginfo."""
+class Fault(types.JsonObject):
+    """An error. The string is a JSON object with faultcode, faultstring and debuginfo."""
 
     error_message = wtypes.wsattr(str, mandatory=True)
 
 
-class Description:
-    """The document, made when somebody asks for it first."""
+class OpenApiDocument:
+    """The OpenAPI document, generated at the first request for it."""
 
-    def __init__(self, routes: Table) -> None:
+    def __init__(self, routes: RouteTable) -> None:
         self._routes = routes
 
     def document(self, root: str) -> Mapping[str, Any]:
-        """Return the document for an API whose links start with this URL."""
+        """Return the document with ``root`` as the root URL of the API."""
         return {**self._document, "servers": [{"url": f"{root}/v2"}]}
 
     @functools.cached_property
     def _document(self) -> Mapping[str, Any]:
         schemas = Schemas()
         paths: dict[str, Schema] = {}
-        for route, methods in self._routes.items():
-            for method, controller in methods.items():
-                path, operation = _operation(schemas, route, method, controller)
-                paths.setdefault(path, {})[method.lower()] = operation
-        fault = {"content": {JSON: {"schema": schemas.of(Fault)}}}
+        for methods in self._routes.values():
+            for controller in methods.values():
+                spec: Operation = controller.operation
+                path = paths.setdefault(f"/{spec.template}", {})
+                path[spec.method.lower()] = _operation(schemas, controller, spec)
+        fault = {"content": {JSON: {"schema": schemas.schema_for(Fault)}}}
         return {
             "openapi": OPENAPI,
             "info": {
                 "title": "OpenStack Accelerator API",
                 "version": versions.LATEST,
-                "description": _TOLD,
+                "description": _DESCRIPTION,
             },
             "servers": [],
             "security": [{"token": []}],
@@ -82,72 +87,70 @@ class Description:
                 "schemas": dict(sorted(schemas.named.items())),
                 "parameters": {"version": _version()},
                 "responses": {
-                    str(status): {"description": told, **fault}
-                    for status, told in _STATUSES.items()
+                    str(status): {"description": description, **fault}
+                    for status, description in _STATUSES.items()
                 },
                 "securitySchemes": {
-                    "token": _token("X-Auth-Token", "A token of keystone."),
+                    "token": _token("X-Auth-Token", "A keystone token."),
                     "service_token": _token("X-Service-Token", "The token of a service."),
                 },
             },
         }
 
 
-def statuses(its: Operation, method: str) -> set[int]:
-    """Return every status of an error that an operation can give."""
-    found = _OF_ALL | {faults.STATUSES[kind] for kind in its.raises}
-    if its.since > versions.MINIMUM:
-        found |= {404}
-    if its.body is not None:
-        found |= _OF_BODIES
-    if method != "GET":
-        found |= _OF_CHANGES
-    return found
+def statuses(spec: Operation) -> set[int]:
+    """Return every error status that an operation can return."""
+    result = _COMMON_STATUSES | {faults.STATUSES[kind] for kind in spec.raises}
+    if spec.since > versions.MINIMUM:
+        result |= {404}
+    if spec.body is not None:
+        result |= _BODY_STATUSES
+    if spec.method != "GET":
+        result |= _WRITE_STATUSES
+    return result
 
 
-def _operation(schemas: Schemas, route: str, method: str, controller: Any) -> tuple[str, Schema]:
-    its: Operation = controller.operation
-    path = "/" + route.replace("*", "{}").format(*(f"{{{name}}}" for name in its.path))
-    noun = route.split("/", maxsplit=1)[0]
-    told = inspect.getdoc(controller) or ""
-    if its.since > versions.MINIMUM:
-        told += f"\n\nFrom version {'.'.join(map(str, its.since))} on."
+def _operation(schemas: Schemas, controller: Any, spec: Operation) -> Schema:
+    noun = spec.template.split("/", maxsplit=1)[0]
+    description = inspect.getdoc(controller) or ""
+    if spec.since > versions.MINIMUM:
+        description += f"\n\nFrom version {'.'.join(map(str, spec.since))} on."
     operation: Schema = {
         "operationId": f"{noun}.{controller.__name__}",
         "tags": [noun],
-        "summary": told.split("\n", maxsplit=1)[0],
-        "description": f"{told}\n\nPolicy: {its.rule}.",
-        "parameters": [*_parameters(schemas, its), {"$ref": "#/components/parameters/version"}],
+        "summary": description.split("\n", maxsplit=1)[0],
+        "description": f"{description}\n\nPolicy: {spec.rule}.",
+        "parameters": [*_parameters(schemas, spec), {"$ref": "#/components/parameters/version"}],
         "responses": {
-            str(its.status): _answer(schemas, its),
+            str(spec.status): _response(schemas, spec),
             **{
                 str(status): {"$ref": f"#/components/responses/{status}"}
-                for status in sorted(statuses(its, method))
+                for status in sorted(statuses(spec))
             },
         },
     }
-    if its.body is not None:
+    if spec.body is not None:
         operation["requestBody"] = {
-            "required": not its.optional,
-            "content": {JSON: {"schema": _body(schemas, its)}},
+            "required": not spec.optional,
+            "content": {JSON: {"schema": _body(schemas, spec)}},
         }
-    if its.service:
+    if spec.service:
         operation["security"] = [{"token": [], "service_token": []}]
-    return path, operation
+    return operation
 
 
-def _parameters(schemas: Schemas, its: Operation) -> list[Schema]:
-    queries = {**its.query, **(paging.PARAMETERS if its.paged else {})}
-    places = (("path", its.path), ("query", queries))
+def _parameters(schemas: Schemas, spec: Operation) -> list[Schema]:
+    queries = {**spec.query, **(paging.PARAMETERS if spec.paged else {})}
+    locations = (("path", spec.path), ("query", queries))
     return [
         {
             "name": name,
-            "in": place,
-            "required": place == "path",
-            "schema": schemas.of(datatype),
-            **_since(its.later.get(name)),
+            "in": location,
+            "required": location == "path",
+            "schema": schemas.schema_for(datatype),
+            **_since(spec.query_since.get(name)),
         }
-        for place, parameters in places
+        for location, parameters in locations
         for name, datatype in parameters.items()
     ]
 
@@ -158,21 +161,27 @@ def _since(version: versions.Version | None) -> Schema:
     return {"description": f"From version {'.'.join(map(str, version))} on."}
 
 
-def _body(schemas: Schemas, its: Operation) -> Schema:
-    bare = schemas.body(its.body, lenient=its.lenient)
-    if its.listed:
-        return {"anyOf": [bare, {"type": "array", "items": bare, "minItems": 1, "maxItems": 1}]}
-    if its.wrapped:
-        only = {"type": "object", "properties": {its.wrapped: bare}, "required": [its.wrapped]}
-        return {"anyOf": [bare, {**only, "additionalProperties": False}]}
-    return bare
+def _body(schemas: Schemas, spec: Operation) -> Schema:
+    schema = schemas.body_schema(spec.body, ignore_unknown=spec.ignore_unknown)
+    if spec.single_item_list:
+        single = {"type": "array", "items": schema, "minItems": 1, "maxItems": 1}
+        return {"anyOf": [schema, single]}
+    if spec.envelope:
+        wrapper = {
+            "type": "object",
+            "properties": {spec.envelope: schema},
+            "required": [spec.envelope],
+            "additionalProperties": False,
+        }
+        return {"anyOf": [schema, wrapper]}
+    return schema
 
 
-def _answer(schemas: Schemas, its: Operation) -> Schema:
-    answer: Schema = {"description": http.HTTPStatus(its.status).phrase}
-    if its.answer is not None:
-        answer["content"] = {JSON: {"schema": schemas.of(its.answer)}}
-    return answer
+def _response(schemas: Schemas, spec: Operation) -> Schema:
+    response: Schema = {"description": http.HTTPStatus(spec.status).phrase}
+    if spec.answer is not None:
+        response["content"] = {JSON: {"schema": schemas.schema_for(spec.answer)}}
+    return response
 
 
 def _version() -> Schema:
@@ -180,11 +189,11 @@ def _version() -> Schema:
         "name": "OpenStack-API-Version",
         "in": "header",
         "required": False,
-        "description": "The microversion, as in the example; latest is one, too.",
+        "description": "The microversion, as in the example, or latest.",
         "schema": {"type": "string"},
         "example": f"{versions.SERVICE_TYPE} {versions.LATEST}",
     }
 
 
-def _token(header: str, told: str) -> Schema:
-    return {"type": "apiKey", "in": "header", "name": header, "description": told}
+def _token(header: str, description: str) -> Schema:
+    return {"type": "apiKey", "in": "header", "name": header, "description": description}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""WSME types as JSON schemas: the types say what there is, and nothing is told a second time."""
+"""Convert WSME types to JSON schemas."""
 
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -11,7 +11,8 @@ from cyborg.api import types
 
 Schema = dict[str, Any]
 
-# What a text without line ends surely lacks; that it can be printed is more than a pattern tells.
+# These exclude control characters. Text.validate is stricter: it requires printable characters,
+# which a pattern cannot express.
 _PLAIN = r"^[^\u0000-\u001f\u007f-\u009f]*$"
 _LINES = r"^[^\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f]*$"
 _PRIMITIVES: Mapping[Any, Schema] = {
@@ -23,22 +24,22 @@ _PRIMITIVES: Mapping[Any, Schema] = {
 
 
 class Schemas:
-    """Makes schemas; ``named`` holds those of the objects that have been met, by their names."""
+    """Schema generator; ``named`` collects the schemas of object types by name."""
 
     def __init__(self) -> None:
         self.named: dict[str, Schema] = {}
 
-    def of(self, datatype: Any) -> Schema:
-        """Return the schema of a type; that of an object is a reference."""
-        # Within a description a type may be written as a list or dict of another.
+    def schema_for(self, datatype: Any) -> Schema:
+        """Return the schema of a type; for an object type, a reference to its schema."""
+        # A nested type may be written as a list or dict of another type.
         if isinstance(datatype, list):
             datatype = wtypes.ArrayType(datatype[0])
         elif isinstance(datatype, dict):
             datatype = wtypes.DictType(*next(iter(datatype.items())))
         if wtypes.isarray(datatype):
-            return {"type": "array", "items": self.of(datatype.item_type)}
+            return _array(self, datatype.item_type)
         if wtypes.isdict(datatype):
-            return {"type": "object", "additionalProperties": self.of(datatype.value_type)}
+            return {"type": "object", "additionalProperties": self.schema_for(datatype.value_type)}
         if wtypes.iscomplex(datatype):
             return self._object(datatype)
         for kind, schema in _KINDS:
@@ -46,10 +47,10 @@ class Schemas:
                 return schema(self, datatype)
         return dict(_PRIMITIVES[datatype])
 
-    def body(self, datatype: Any, *, lenient: bool = False) -> Schema:
-        """Return the schema of a body; unless ``lenient`` no field beside the type's is allowed."""
-        schema = self.of(datatype)
-        if wtypes.iscomplex(datatype) and not lenient:
+    def body_schema(self, datatype: Any, *, ignore_unknown: bool = False) -> Schema:
+        """Return the schema of a body; unknown fields are errors unless ``ignore_unknown``."""
+        schema = self.schema_for(datatype)
+        if wtypes.iscomplex(datatype) and not ignore_unknown:
             self.named[datatype.__name__]["additionalProperties"] = False
         return schema
 
@@ -60,7 +61,9 @@ class Schemas:
             self.named[name] = schema
             attributes = wtypes.list_attributes(datatype)
             schema["properties"] = {
-                a.name: self.of(a.datatype) if a.mandatory else nullable(self.of(a.datatype))
+                a.name: self.schema_for(a.datatype)
+                if a.mandatory
+                else nullable(self.schema_for(a.datatype))
                 for a in attributes
             }
             if required := [a.name for a in attributes if a.mandatory]:
@@ -69,7 +72,7 @@ class Schemas:
 
 
 def nullable(schema: Schema) -> Schema:
-    """Return a schema that takes null besides."""
+    """Return a schema that also allows null."""
     if isinstance(schema.get("type"), str) and "enum" not in schema:
         return {**schema, "type": [schema["type"], "null"]}
     return {"anyOf": [schema, {"type": "null"}]}
@@ -78,23 +81,30 @@ def nullable(schema: Schema) -> Schema:
 def _text(_: Schemas, datatype: Any) -> Schema:
     schema: Schema = {
         "type": "string",
-        "maxLength": datatype.longest,
+        "maxLength": datatype.max_length,
         "pattern": _LINES if datatype.lines else _PLAIN,
     }
-    return {**schema, "minLength": datatype.shortest} if datatype.shortest else schema
+    return {**schema, "minLength": datatype.min_length} if datatype.min_length else schema
 
 
-def _checked(schemas: Schemas, datatype: Any) -> Schema:
-    shape = {} if datatype.like is None else schemas.of(datatype.like)
-    return {**shape, "description": datatype.name}
+def _validated(schemas: Schemas, datatype: Any) -> Schema:
+    schema = {} if datatype.schema is None else schemas.schema_for(datatype.schema)
+    return {**schema, "description": datatype.name}
 
 
-# The first that fits counts.
+def _array(schemas: Schemas, item: Any) -> Schema:
+    return {"type": "array", "items": schemas.schema_for(item)}
+
+
+# The first match is used: some types are subclasses of others.
 _KINDS: tuple[tuple[type, Callable[[Schemas, Any], Schema]], ...] = (
     (types.Text, _text),
     (types.Uuid, lambda _, datatype: {"type": "string", "format": "uuid"}),
-    (types.Count, lambda _, datatype: {"type": "integer", "minimum": 1, "maximum": types.MOST}),
-    (types.OneOf, lambda _, datatype: {"type": "string", "enum": list(datatype.words)}),
-    (types.Many, lambda schemas, its: {"type": "array", "items": schemas.of(its.each)}),
-    (types.Checked, _checked),
+    (
+        types.PositiveInt,
+        lambda _, datatype: {"type": "integer", "minimum": 1, "maximum": types.MAX_INTEGER},
+    ),
+    (types.Enum, lambda _, datatype: {"type": "string", "enum": list(datatype.values)}),
+    (types.Repeated, lambda schemas, datatype: _array(schemas, datatype.inner)),
+    (types.Validated, _validated),
 )

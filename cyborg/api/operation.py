@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One operation of the API: a method of a resource that WSME describes and pecan calls.
+"""One operation of the API: a controller method that WSME describes and pecan calls.
 
-The decorator says everything that the documentation and the checks need: who may, since which
-version, which parameters, which body, which answer. The method itself gets checked values.
+The decorator declares the policy rule, the first microversion, the parameters, the body and the
+response. The OpenAPI document is generated from it, and the method gets validated values.
 """
 
 import functools
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import pecan
 import webob
@@ -18,147 +19,181 @@ from webob import exc
 from wsme import types as wtypes
 
 from cyborg.api import paging, types, versions
-from cyborg.api.call import Call, Request
-from cyborg.api.edge import JSON
+from cyborg.api.middleware import JSON
+from cyborg.api.request_context import Request, RequestContext
 from cyborg.core.errors import CyborgError, Invalid, NotFound, ServiceTokenRequired
+
+# The types of the parameters in paths, unless an operation declares another one.
+PATH_TYPES: Mapping[str, Any] = {
+    "uuid": types.Uuid(),
+    "key": types.UuidOrName(),
+    "suffix": types.UuidOrName(),
+}
+_PATH_PARAMETER = re.compile(r"{(\w+)}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """What an operation takes and gives; the types are WSME's.
+    """The declaration of an operation; types are WSME types."""
 
-    ``answer`` is None for an empty one. ``path`` and ``query`` are the parameters of the URL;
-    ``later`` names those of the query that came with a version of their own, and ``paged`` adds
-    those of pages, which the method gets as ``page``. ``service`` names what takes a service token.
-    A body may be a list of exactly one with ``listed``, may be the one value of an object whose key
-    is ``wrapped``, may have fields that nobody knows with ``lenient``, and may be left out with
-    ``optional``. ``raises`` are the kinds of errors beside those of every operation.
-    """
-
-    rule: str
-    answer: Any = None
+    method: str
+    template: str  # path with parameters, such as devices/{uuid}/enable
+    rule: str  # policy rule
+    answer: Any = None  # type of the response; None if it is empty
     status: int = 200
     since: versions.Version = versions.MINIMUM
-    path: Mapping[str, Any] = field(default_factory=dict)
+    path: Mapping[str, Any] = field(default_factory=dict)  # parameters by name, in order
     query: Mapping[str, Any] = field(default_factory=dict)
-    later: Mapping[str, versions.Version] = field(default_factory=dict)
-    paged: bool = False
+    query_since: Mapping[str, versions.Version] = field(default_factory=dict)  # if not ``since``
+    paged: bool = False  # adds the paging parameters; the method gets them as ``page``
     body: Any = None
-    listed: bool = False
-    wrapped: str | None = None
-    lenient: bool = False
-    optional: bool = False
-    service: str | None = None
-    raises: tuple[type[CyborgError], ...] = ()
+    single_item_list: bool = False  # the body may be a list of exactly one object
+    envelope: str | None = None  # the body may be the only value of an object, under this key
+    ignore_unknown: bool = False  # the body may have unknown fields
+    optional: bool = False  # the body may be missing
+    service: str | None = None  # if a service token is required: the action, for the error message
+    raises: tuple[type[CyborgError], ...] = ()  # in addition to those that any operation can raise
+
+    @property
+    def route(self) -> str:
+        """Return the path with ``*`` for each parameter."""
+        return _PATH_PARAMETER.sub("*", self.template)
 
     def describe(self, method: Callable[..., Any]) -> wsme.api.FunctionDefinition:
-        """Return the operation as WSME describes a function."""
-        told = wsme.api.FunctionDefinition(method)
-        told.return_type, told.body_type, told.status_code = self.answer, self.body, self.status
+        """Return the WSME definition of the operation."""
+        definition = wsme.api.FunctionDefinition(method)
+        definition.return_type = self.answer
+        definition.body_type = self.body
+        definition.status_code = self.status
         parameters = {**self.path, **self.query, **(paging.PARAMETERS if self.paged else {})}
-        told.arguments = [
+        definition.arguments = [
             wsme.api.FunctionArgument(name, datatype, name in self.path, None)
             for name, datatype in parameters.items()
         ]
         if self.body is not None:
-            told.arguments.append(
+            definition.arguments.append(
                 wsme.api.FunctionArgument("body", self.body, not self.optional, None)
             )
-        told.resolve_types(wtypes.registry)
-        return told
+        definition.resolve_types(wtypes.registry)
+        return definition
 
 
-def operation(**terms: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Expose a method of a resource on the terms of an ``Operation``.
+class ControllerMethod(Protocol):
+    """A controller method that ``operation`` has exposed."""
 
-    It is called with the ``Call`` and, by name, the parameters (None for one that was not given),
-    ``page`` and ``body``, and returns what is JSON.
+    operation: Operation
+
+    def __call__(self, *arguments: Any, **parameters: Any) -> Any:
+        """Serve one request."""
+
+
+def operation(
+    call: str, rule: str, *, path: Mapping[str, Any] = PATH_TYPES, **fields: Any
+) -> Callable[[Callable[..., Any]], Any]:
+    """Expose a controller method with pecan; ``fields`` are those of ``Operation``.
+
+    ``call`` is the HTTP method and the path, such as ``GET devices/{uuid}``; ``path`` has the types
+    of the parameters in it.
+
+    The method gets the ``RequestContext`` and, by name, the parameters (None if not given),
+    ``page`` and ``body``. It returns a JSON value.
     """
-    its = Operation(**terms)
+    verb, template = call.split()
+    parameters = {name: path[name] for name in _PATH_PARAMETER.findall(template)}
+    spec = Operation(method=verb, template=template, rule=rule, path=parameters, **fields)
 
     def decorate(method: Callable[..., Any]) -> Any:
-        @pecan.expose(content_type=JSON)
+        @pecan.expose(content_type=JSON)  # type: ignore[untyped-decorator]
         @functools.wraps(method)
-        def controller(self: Any, req: Request, resp: webob.Response, *pieces: str) -> Any:
-            call = Call(req, resp)
-            if call.version < its.since:
-                raise NotFound(f"{req.path_info} is there from version {_text(its.since)} on")
-            call.caller.require(its.rule)
-            if its.service and not call.caller.is_service:
-                raise ServiceTokenRequired(f"{its.service} requires a service token")
-            values = _parameters(its, req, pieces, call.version, self.desk.conf.api.max_limit)
-            if its.body is not None:
-                values["body"] = _body(its, req)
-            resp.status_int = its.status
-            _fill(resp, method(self, call, **values))
+        def controller(self: Any, req: Request, resp: webob.Response, *segments: str) -> Any:
+            context = RequestContext(req, resp)
+            if context.version < spec.since:
+                raise NotFound(f"{req.path_info} requires microversion {_text(spec.since)}")
+            context.caller.require(spec.rule)
+            if spec.service and not context.caller.is_service:
+                raise ServiceTokenRequired(f"{spec.service} requires a service token")
+            max_limit = self.context.conf.api.max_limit
+            values = _parameters(spec, req, segments, context.version, max_limit)
+            if spec.body is not None:
+                values["body"] = _body(spec, req)
+            resp.status_int = spec.status
+            _set_result(resp, method(self, context, **values))
             return resp
 
-        # functools.wraps leaves the inner signature behind, which pecan would look at.
+        # Pecan must not see the inner signature, which functools.wraps leaves here.
         del controller.__wrapped__
         pecan.util._cfg(controller)["argspec"] = pecan.util.getargspec(controller)
-        controller._wsme_definition = its.describe(method)
-        controller.operation = its
+        controller._wsme_definition = spec.describe(method)
+        controller.operation = spec
         return controller
 
     return decorate
 
 
 def _parameters(
-    its: Operation, req: Request, pieces: tuple[str, ...], version: versions.Version, most: int
+    spec: Operation,
+    req: Request,
+    segments: tuple[str, ...],
+    version: versions.Version,
+    max_limit: int,
 ) -> dict[str, Any]:
     values = {
-        name: types.load(datatype, piece, name)
-        for (name, datatype), piece in zip(its.path.items(), pieces, strict=True)
+        name: types.load(datatype, segment, name)
+        for (name, datatype), segment in zip(spec.path.items(), segments, strict=True)
     }
-    known = {
+    supported = {
         name: datatype
-        for name, datatype in its.query.items()
-        if version >= its.later.get(name, versions.MINIMUM)
+        for name, datatype in spec.query.items()
+        if version >= spec.query_since.get(name, versions.MINIMUM)
     }
-    known |= paging.PARAMETERS if its.paged else {}
+    supported |= paging.PARAMETERS if spec.paged else {}
     given: dict[str, Any] = {}
     for name, text in req.GET.items():
-        if name not in known:
+        if name not in supported:
             shown = name[: types.MAX_SHOWN]
             raise Invalid(
-                f"{shown}: unknown parameter; known are {', '.join(sorted(known)) or 'none'}",
+                f"{shown}: unknown parameter, supported: {', '.join(sorted(supported)) or 'none'}",
                 field=shown,
             )
-        if getattr(known[name], "many", False):
-            given.setdefault(name, []).append(types.load(known[name], text, name))
-        elif name in given:
-            raise Invalid(f"{name}: given twice", field=name)
+        repeated = getattr(supported[name], "repeated", False)
+        if name in given and not repeated:
+            raise Invalid(f"{name}: duplicate parameter", field=name)
+        value = types.load(supported[name], text, name)
+        if repeated:
+            given.setdefault(name, []).append(value)
         else:
-            given[name] = types.load(known[name], text, name)
-    if its.paged:
-        values["page"] = paging.Asked(given, most)
-    return values | {name: given.get(name) for name in its.query}
+            given[name] = value
+    if spec.paged:
+        values["page"] = paging.PageRequest(given, max_limit)
+    return values | {name: given.get(name) for name in spec.query}
 
 
-def _body(its: Operation, req: Request) -> Any:
+def _body(spec: Operation, req: Request) -> Any:
     if not req.body:
-        if its.optional:
-            return types.load(its.body, {}, "body")
+        if spec.optional:
+            return types.load(spec.body, {}, "body")
         raise Invalid("body: missing, expected JSON", field="body")
     if req.content_type != JSON:
         raise exc.HTTPUnsupportedMediaType(f"Content-Type must be {JSON}")
     try:
         value = req.json
-    except ValueError as bad:
-        raise Invalid(f"body: not JSON: {bad}", field="body") from bad
-    if its.listed and isinstance(value, list):
+    except ValueError as error:
+        raise Invalid(f"body: not JSON: {error}", field="body") from error
+    if spec.single_item_list and isinstance(value, list):
         if len(value) != 1:
-            raise Invalid(f"body: a list of exactly one, not of {len(value)}", field="body")
+            raise Invalid(
+                f"body: expected a list of one object, got {len(value)} objects", field="body"
+            )
         value = value[0]
-    if its.wrapped and isinstance(value, dict) and set(value) == {its.wrapped}:
-        value = value[its.wrapped]
-    if its.lenient and isinstance(value, dict):
-        known = {attribute.name for attribute in wtypes.list_attributes(its.body)}
-        value = {name: item for name, item in value.items() if name in known}
-    return types.load(its.body, value, "body")
+    if spec.envelope and isinstance(value, dict) and set(value) == {spec.envelope}:
+        value = value[spec.envelope]
+    if spec.ignore_unknown and isinstance(value, dict):
+        fields = {attribute.name for attribute in wtypes.list_attributes(spec.body)}
+        value = {name: item for name, item in value.items() if name in fields}
+    return types.load(spec.body, value, "body")
 
 
-def _fill(resp: webob.Response, result: Any) -> None:
+def _set_result(resp: webob.Response, result: Any) -> None:
     if result is None:
         resp.content_type = None
     else:

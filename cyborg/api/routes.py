@@ -1,119 +1,88 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every route of the API. A path with and without /v2 before it is the same."""
+"""The routes of the API. Every path is served with and without the prefix /v2."""
 
-from collections.abc import Callable, Mapping, Sequence
+import importlib
+import pkgutil
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import pecan
 from webob import exc
 
-from cyborg.api.resource import Desk
-from cyborg.api.v2 import (
-    accelerator_requests,
-    accelerators,
-    attributes,
-    audits,
-    deployables,
-    device_profiles,
-    devices,
-    discoveries,
-    drivers,
-    hardware,
-    jobs,
-    outbox,
-    services,
-)
+from cyborg.api import v2
+from cyborg.api.controller import ApiContext
+from cyborg.api.operation import ControllerMethod
 
-Table = Mapping[str, Mapping[str, Callable[..., Any]]]
+RouteTable = Mapping[str, Mapping[str, ControllerMethod]]
+_METHODS = ("GET", "POST", "PATCH", "DELETE")
 
 
-def table(desk: Desk) -> Table:
-    """Return the operations by path and method; a star stands for one name or uuid."""
-    arqs = accelerator_requests.Controller(desk)
-    accelerator = accelerators.Controller(desk)
-    attribute = attributes.Controller(desk)
-    audit = audits.Controller(desk)
-    deployable = deployables.Controller(desk)
-    device = devices.Controller(desk)
-    discovery = discoveries.Controller(desk)
-    driver = drivers.Controller(desk)
-    hardware_ = hardware.Controller(desk)
-    job = jobs.Controller(desk)
-    message = outbox.Controller(desk)
-    profile = device_profiles.Controller(desk)
-    service = services.Controller(desk)
-    return {
-        "accelerator_requests": {
-            "GET": arqs.find,
-            "POST": arqs.create,
-            "PATCH": arqs.patch,
-            "DELETE": arqs.delete_many,
-        },
-        "accelerator_requests/*": {
-            "GET": arqs.get,
-            "PATCH": arqs.patch_one,
-            "DELETE": arqs.delete,
-        },
-        "accelerators": {"GET": accelerator.find},
-        "accelerators/*": {"GET": accelerator.get, "PATCH": accelerator.update},
-        "attributes": {"GET": attribute.find, "POST": attribute.create},
-        "attributes/*": {"GET": attribute.get, "DELETE": attribute.delete},
-        "audits": {"GET": audit.find, "POST": audit.create},
-        "audits/*": {"GET": audit.get},
-        "deployables": {"GET": deployable.find},
-        "deployables/*": {"GET": deployable.get},
-        "deployables/*/program": {"PATCH": deployable.program},
-        "deployables/*/program/*": {"PATCH": deployable.program_again},
-        "device_profiles": {
-            "GET": profile.find,
-            "POST": profile.create,
-            "DELETE": profile.delete_many,
-        },
-        "device_profiles/*": {"GET": profile.get, "DELETE": profile.delete},
-        "devices": {"GET": device.find},
-        "devices/*": {"GET": device.get},
-        "devices/*/disable": {"POST": device.disable},
-        "devices/*/enable": {"POST": device.enable},
-        "discoveries": {"GET": discovery.find, "POST": discovery.create},
-        "discoveries/*": {"GET": discovery.get},
-        "drivers": {"GET": driver.find, "POST": driver.install},
-        "drivers/*": {
-            "GET": driver.get,
-            "PATCH": driver.update,
-            "DELETE": driver.uninstall,
-        },
-        "hardware": {"GET": hardware_.find, "POST": hardware_.adopt},
-        "hardware/*": {"DELETE": hardware_.release},
-        "jobs": {"GET": job.find},
-        "jobs/*": {"GET": job.get, "DELETE": job.cancel},
-        "outbox": {"GET": message.find},
-        "outbox/*": {"DELETE": message.delete},
-        "outbox/*/retry": {"POST": message.retry},
-        "services": {"GET": service.find},
+def build_routes(context: ApiContext) -> RouteTable:
+    """Return the operations by path and method; ``*`` stands for one name or uuid.
+
+    Each module in ``cyborg.api.v2`` has a controller, whose operations declare their routes.
+    """
+    operations = []
+    for module in pkgutil.iter_modules(v2.__path__, f"{v2.__name__}."):
+        controller = importlib.import_module(module.name).Controller(context)
+        bound = (getattr(controller, name) for name in vars(type(controller)))
+        operations += [method for method in bound if hasattr(method, "operation")]
+    operations.sort(key=lambda method: _METHODS.index(method.operation.method))
+    table: dict[str, dict[str, ControllerMethod]] = {}
+    for method in sorted(operations, key=lambda method: method.operation.route):
+        table.setdefault(method.operation.route, {})[method.operation.method] = method
+    return table
+
+
+def match_path(args: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the pattern of the segments of a path, a key of the route table, and their names."""
+    segments = list(args[1:] if args and args[0] == "v2" else args)
+    if segments and segments[-1] == "":
+        segments.pop()
+    # Every second segment is a name or uuid, which is a star in the table.
+    pattern = "/".join("*" if n % 2 else s for n, s in enumerate(segments))
+    return pattern, segments[1::2]
+
+
+def make_route_finder(
+    routes: RouteTable, documents: Collection[str]
+) -> Callable[[str], str | None]:
+    """Return a function that maps a path to its route, such as ``/v2/devices/{uuid}``.
+
+    ``documents`` are paths that are routes of their own.
+    """
+    rendered = {
+        pattern: f"/v2/{next(iter(methods.values())).operation.template}"
+        for pattern, methods in routes.items()
     }
+
+    def find_route(path: str) -> str | None:
+        if path in documents:
+            return path or "/"
+        return rendered.get(match_path(path.split("/")[1:])[0])
+
+    return find_route
 
 
 class Root:
-    """The controller that pecan starts from; the table alone says where it goes."""
+    """The root controller of pecan; dispatches by the route table only."""
 
-    def __init__(self, routes: Table) -> None:
-        self._table = routes
+    def __init__(self, routes: RouteTable) -> None:
+        self._routes = routes
 
-    @pecan.expose()
+    @pecan.expose()  # type: ignore[untyped-decorator]
     def _route(self, args: Sequence[str], request: Any) -> tuple[Callable[..., Any], list[str]]:
-        parts = list(args[1:] if args and args[0] == "v2" else args)
-        if parts and parts[-1] == "":
-            parts.pop()
-        # Names and uuids stand in every second place, and a star at each in the table.
-        names = parts[1::2]
-        methods = self._table.get("/".join("*" if n % 2 else p for n, p in enumerate(parts)))
+        pattern, names = match_path(args)
+        methods = self._routes.get(pattern)
         if methods is None or "" in names:
-            raise exc.HTTPNotFound(f"there is no {request.path_info}"[:255])
+            raise exc.HTTPNotFound(f"unknown path {request.path_info}"[:255])
         method = "GET" if request.method == "HEAD" else request.method
         if method not in methods:
             allowed = sorted({*methods, *(("HEAD",) if "GET" in methods else ())})
             raise exc.HTTPMethodNotAllowed(
-                f"{method} is not for {request.path_info}: {', '.join(allowed)}"[:255],
+                f"{method} is not supported for {request.path_info}, use {', '.join(allowed)}"[
+                    :255
+                ],
                 headers={"Allow": ", ".join(allowed)},
             )
         return methods[method], names

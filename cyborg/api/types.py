@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The WSME types that several nouns share, and the ways in and out of them.
+"""The WSME types that several resources share, and functions to load and serialize values.
 
-A WSME type is the one description of a body: what a request may hold is read by it, what an answer
-holds is rendered by it, and the documentation is made from it.
+A WSME type is the single description of a body: requests are validated by it, responses are
+serialized by it, and the OpenAPI document is generated from it.
 """
 
 import functools
@@ -14,204 +14,236 @@ import wsme.exc
 from wsme import types as wtypes
 from wsme.rest import json as wsme_json
 
+from cyborg.core.arq.arqs import parse_uuid
 from cyborg.core.errors import Invalid, NotFound
-from cyborg.core.request import parse_uuid
 
 MAX_SHOWN = 60
-MOST = 999_999_999  # of what is counted
-MAX_WORDS = 1024  # a statement of a database carries no more than a few thousand values
-_WHITE = "\n\r\t"
+MAX_INTEGER = 999_999_999
+MAX_VALUES = 1024  # a database statement can have a few thousand parameters only
+_LINE_CHARACTERS = "\n\r\t"
 
 
-class Link(wtypes.Base):  # type: ignore[misc]
-    """Where to go from here."""
+class JsonObject(wtypes.Base):  # type: ignore[misc]
+    """Base class of JSON objects. The fields of a subclass precede those of its base class."""
+
+    def __init_subclass__(cls) -> None:
+        """Set the order of the fields.
+
+        WSME reads this attribute. Without it, WSME parses the source of each class at import, which
+        takes a second for this API.
+        """
+        super().__init_subclass__()
+        own = [name for name, value in vars(cls).items() if isinstance(value, wtypes.wsattr)]
+        inherited = getattr(super(cls, cls), "_wsme_attr_order", ())
+        cls._wsme_attr_order = tuple(dict.fromkeys([*own, *inherited]))
+
+
+class Link(JsonObject):
+    """A link to a related document."""
 
     href = wtypes.wsattr(str, mandatory=True)
     rel = wtypes.wsattr(str, mandatory=True)
 
 
 class Text(wtypes.UserType):  # type: ignore[misc]
-    """A string of a bounded length, without control characters.
+    """A string of limited length without control characters.
 
-    With ``lines`` it may have line ends and tabs. A database takes neither a NUL nor half of a
-    surrogate pair.
+    With ``lines`` it may have line ends and tabs.
     """
+
+    # Databases reject NUL and lone surrogates.
 
     basetype = str
     name = "string"
 
-    def __init__(self, longest: int = 255, *, shortest: int = 0, lines: bool = False) -> None:
-        self.longest = longest
-        self.shortest = shortest
+    def __init__(self, max_length: int = 255, *, min_length: int = 0, lines: bool = False) -> None:
+        self.max_length = max_length
+        self.min_length = min_length
         self.lines = lines
 
     def validate(self, value: Any) -> str:
-        """Return the string. Raises ValueError."""
+        """Return the string. Raise ValueError if it is too short, too long or not printable."""
         if not isinstance(value, str):
             raise ValueError("must be a string")
-        if len(value) > self.longest:
-            raise ValueError(f"has {len(value)} characters, at most {self.longest} are allowed")
-        if len(value) < self.shortest:
-            raise ValueError(f"has {len(value)} characters, at least {self.shortest} are needed")
-        plain = value.translate(dict.fromkeys(map(ord, _WHITE))) if self.lines else value
+        if len(value) > self.max_length:
+            raise ValueError(f"has {len(value)} characters, at most {self.max_length} are allowed")
+        if len(value) < self.min_length:
+            raise ValueError(f"has {len(value)} characters, at least {self.min_length} are needed")
+        plain = value.translate(dict.fromkeys(map(ord, _LINE_CHARACTERS))) if self.lines else value
         if not plain.isprintable():
-            raise ValueError("has characters that cannot be printed")
+            raise ValueError("has non-printable characters")
         return value
 
 
-class Commas(Text):
-    """Several strings in one, parted by commas."""
+class CommaSeparated(Text):
+    """A comma-separated list of strings."""
 
-    name = "strings parted by commas"
+    name = "comma-separated strings"
 
-    def __init__(self, longest: int = 65536) -> None:
-        super().__init__(longest)
+    def __init__(self, max_length: int = 65536) -> None:
+        super().__init__(max_length)
 
     def validate(self, value: Any) -> tuple[str, ...]:  # type: ignore[override]
-        """Return the strings, without those that are empty. Raises ValueError."""
-        words = tuple(part for word in super().validate(value).split(",") if (part := word.strip()))
-        if len(words) > MAX_WORDS:
-            raise ValueError(f"holds {len(words)} words, at most {MAX_WORDS} are allowed")
-        return words
+        """Return the non-empty strings. Raise ValueError if there are too many."""
+        values = tuple(item for raw in super().validate(value).split(",") if (item := raw.strip()))
+        if len(values) > MAX_VALUES:
+            raise ValueError(f"has {len(values)} values, at most {MAX_VALUES} are allowed")
+        return values
 
 
 class Uuid(wtypes.UserType):  # type: ignore[misc]
-    """A uuid, in any form that the RFC knows; it is passed on in the canonical one."""
+    """A uuid in any form that RFC 9562 allows; converted to the canonical form."""
 
     basetype = str
     name = "uuid"
 
     def validate(self, value: Any) -> str:
-        """Return the canonical form. Raises ValueError."""
+        """Return the canonical form. Raise ValueError if it is not a uuid."""
         try:
             return parse_uuid(value, "uuid")
         except Invalid:
             raise ValueError(f"{str(value)[:MAX_SHOWN]!r} is not a uuid") from None
 
 
-class Key(Text):
-    """A uuid or a name in a path: one that cannot be any is the name of nothing."""
+class UuidOrName(Text):
+    """A uuid or a name in a path; an impossible name gives 404 like an unknown one."""
 
     name = "uuid or name"
 
     def validate(self, value: Any) -> str:
-        """Return the string. Raises NotFound."""
+        """Return the string. Raise NotFound if it cannot be a name."""
         try:
             return super().validate(value)
         except ValueError:
-            raise NotFound(f"nothing is called {value[:MAX_SHOWN]!r}") from None
+            raise NotFound(f"no object is named {value[:MAX_SHOWN]!r}") from None
 
 
-class Count(wtypes.UserType):  # type: ignore[misc]
-    """An integer of at least 1."""
+class PositiveInt(wtypes.UserType):  # type: ignore[misc]
+    """An integer from 1 to MAX_INTEGER, written in decimal digits."""
 
     basetype = str
     name = "integer"
 
     def validate(self, value: Any) -> int:
-        """Return the number. Raises ValueError."""
+        """Return the number. Raise ValueError if it is not in the range."""
         if not (value.isascii() and value.isdigit() and len(value) < 10 and int(value)):
-            raise ValueError(f"{value[:MAX_SHOWN]!r} is not an integer from 1 to {MOST}")
+            raise ValueError(f"{value[:MAX_SHOWN]!r} is not an integer from 1 to {MAX_INTEGER}")
         return int(value)
 
 
-class OneOf(wtypes.UserType):  # type: ignore[misc]
-    """One of a few words."""
+class Enum(wtypes.UserType):  # type: ignore[misc]
+    """One of several strings."""
 
     basetype = str
 
-    def __init__(self, *words: str) -> None:
-        self.words = words
-        self.name = " or ".join(words)
+    def __init__(self, *values: str) -> None:
+        self.values = values
+        self.name = " or ".join(values)
 
     def validate(self, value: Any) -> str:
-        """Return the word. Raises ValueError."""
-        if value not in self.words:
+        """Return the string. Raise ValueError if it is none of the values."""
+        if value not in self.values:
             raise ValueError(f"{str(value)[:MAX_SHOWN]!r} is not {self.name}")
         return str(value)
 
 
-class Many(wtypes.UserType):  # type: ignore[misc]
-    """A parameter that may be given several times; each value is of the inner type."""
+class Repeated(wtypes.UserType):  # type: ignore[misc]
+    """A query parameter that may be repeated; each value is of the inner type."""
 
     basetype = str
-    many = True
+    repeated = True
 
-    def __init__(self, each: Any) -> None:
-        self.each = each
-        self.name = f"{each.name}, several times"
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.name = f"{inner.name}, repeated"
 
     def validate(self, value: Any) -> Any:
-        """Return one of the values. Raises ValueError."""
-        return self.each.validate(value)
+        """Return one value. Raise ValueError if the inner type rejects it."""
+        return self.inner.validate(value)
 
 
-class Checked(wtypes.UserType):  # type: ignore[misc]
-    """What a function of core reads: it returns the value, or raises Invalid, naming the field.
+class Validated(wtypes.UserType):  # type: ignore[misc]
+    """A value that a function validates: it returns the value or raises Invalid with the field.
 
-    ``like`` is the WSME type that the JSON has, for those who read of it; the function decides.
+    ``schema`` is the WSME type of the JSON value, for the OpenAPI document only.
     """
 
-    # WSME converts nothing to it: the function sees what the JSON held.
+    # None: WSME converts nothing, and the function gets the JSON value.
     basetype = None
 
-    def __init__(self, name: str, check: Callable[[Any], Any], like: Any = None) -> None:
+    def __init__(self, name: str, check: Callable[[Any], Any], schema: Any = None) -> None:
         self.name = name
-        self.like = like
+        self.schema = schema
         self._check = check
 
     def validate(self, value: Any) -> Any:
-        """Return what the function makes of the value."""
+        """Return the result of the function. Raise Invalid if it rejects the value."""
         return self._check(value)
 
 
+def _boolean(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("must be true or false")
+    return value
+
+
+# A JSON boolean: WSME would accept other types too, such as the string "true".
+BOOLEAN = Validated("boolean", _boolean, schema=bool)
+
+
 def load(datatype: Any, value: Any, name: str) -> Any:
-    """Return a value of a request as its type has it. Raises Invalid, naming the field."""
+    """Return a value of a request, validated and converted. Raise Invalid with the field."""
     try:
         if wtypes.iscomplex(datatype):
             return _load_object(datatype, value, name)
+        if value is None:
+            # WSME accepts null for any type without validation.
+            raise ValueError("must not be null")
         return wtypes.validate_value(datatype, value)
-    except wsme.exc.InvalidInput as bad:
-        raise Invalid(f"{bad.fieldname}: {bad.msg}", field=bad.fieldname) from bad
-    except ValueError as bad:
-        raise Invalid(f"{name}: {bad}", field=name) from bad
+    except wsme.exc.InvalidInput as exc:
+        raise Invalid(f"{exc.fieldname}: {exc.msg}", field=exc.fieldname) from exc
+    except ValueError as exc:
+        raise Invalid(f"{name}: {exc}", field=name) from exc
 
 
 def _load_object(datatype: Any, value: Any, name: str) -> Any:
     if not isinstance(value, dict):
         raise ValueError("expected a JSON object")
-    known = {attribute.name: attribute for attribute in wtypes.list_attributes(datatype)}
-    if unknown := sorted(set(value) - set(known)):
+    attributes = {attribute.name: attribute for attribute in wtypes.list_attributes(datatype)}
+    if unknown := sorted(set(value) - set(attributes)):
         shown = unknown[0][:MAX_SHOWN]
-        raise Invalid(f"{shown}: unknown field; known are {', '.join(sorted(known))}", field=shown)
-    for field, attribute in known.items():
+        supported = ", ".join(sorted(attributes))
+        raise Invalid(f"{shown}: unknown field, supported: {supported}", field=shown)
+    for field, attribute in attributes.items():
         if attribute.mandatory and value.get(field) is None:
             raise Invalid(f"{field}: missing", field=field)
     return wsme_json.fromjson(datatype, value)
 
 
-def dump(datatype: Any, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row as the JSON object that its type describes; the row may hold more.
-
-    Not by way of WSME's own instances, which check each value again: ten times slower.
-    """
+def serialize(datatype: Any, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row as the JSON object that its type describes; the row may have more columns."""
+    # WSME's own instances would validate each value, which is ten times slower.
     return {name: convert(row[key]) for name, key, convert in _plan(datatype)}
 
 
 @functools.cache
 def _plan(datatype: Any) -> tuple[tuple[str, str, Callable[[Any], Any]], ...]:
-    return tuple(
-        (a.name, a.key, _moment if a.datatype is datetime else _same)
-        for a in wtypes.list_attributes(datatype)
-    )
+    return tuple((a.name, a.key, _converter(a.datatype)) for a in wtypes.list_attributes(datatype))
 
 
-def _same(value: Any) -> Any:
-    return value
+def _converter(datatype: Any) -> Callable[[Any], Any]:
+    """Return the function that converts a value of a row; nested objects are rows too."""
+    if datatype is datetime:
+        return _isoformat
+    if wtypes.isarray(datatype) and wtypes.iscomplex(datatype.item_type):
+        return lambda rows: [serialize(datatype.item_type, row) for row in rows]
+    if wtypes.iscomplex(datatype):
+        return functools.partial(serialize, datatype)
+    return lambda value: value
 
 
-def _moment(value: datetime | str | None) -> str | None:
-    # The database keeps UTC without saying so; what came over the bus is text already.
+def _isoformat(value: datetime | str | None) -> str | None:
+    # Times in the database are naive UTC; times from RPC results are already strings.
     if value is None or isinstance(value, str):
         return value
     return value.replace(tzinfo=UTC).isoformat()

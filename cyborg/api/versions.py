@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Microversions: which there are, which one a request asks for, and the version documents.
+"""Microversions: the supported versions, version negotiation, and the version documents.
 
 ==== ==========================================================================
-2.0  the base: what Nova and openstacksdk, which ask for no version, must find
+2.0  the base, used by Nova and openstacksdk, which request no version
 2.1  ``/project_id`` in the patch of accelerator requests, for administrators
-2.2  a device profile is shown by its name; ours does so at any version
+2.2  a device profile is shown by its name; here at any version
 2.3  ``status`` in devices
-2.4  accelerators, drivers, hardware, services, discoveries, jobs, the outbox and audits; state and
-     health of devices, and more of them; what Placement has of deployables
+2.4  accelerators, drivers, hardware, services, discoveries, jobs, the outbox and audits; state,
+     health and other fields of devices; the Placement status of deployables
 ==== ==========================================================================
 """
 
@@ -28,36 +28,35 @@ ENVIRON = "cyborg.version"
 Version = tuple[int, int]
 
 
-def asked_for(environ: Mapping[str, Any]) -> Version:
+def requested_version(environ: Mapping[str, Any]) -> Version:
     """Return the microversion that a request asks for.
 
-    A header that is absent or names other services alone asks for the first. Raises
-    HTTPNotAcceptable for one that we do not have or cannot read.
+    The default is the first version: without the header, or if it names other services only. Raise
+    HTTPNotAcceptable if the version is unknown or malformed.
     """
     header = environ.get("HTTP_OPENSTACK_API_VERSION")
     if header is None:
         return MINIMUM
     try:
-        found = microversion_parse.extract_version(
-            {"openstack-api-version": _readable(header)}, SERVICE_TYPE, VERSIONS
+        version = microversion_parse.extract_version(
+            {"openstack-api-version": _check_format(header)}, SERVICE_TYPE, VERSIONS
         )
     except (ValueError, TypeError):
         raise exc.HTTPNotAcceptable(
-            f"OpenStack-API-Version: {header[:60]!r} asks for a version that is none of "
-            f"{FIRST} to {LATEST}"
+            f"OpenStack-API-Version: {header[:60]!r} is not supported, expected {FIRST} to {LATEST}"
         ) from None
-    return found.major, found.minor
+    return version.major, version.minor
 
 
-def _readable(header: str) -> str:
-    # The parser overlooks what is not "<service> <version>", and would take it for an absence.
-    if any(len(part.split()) != 2 for part in header.split(",") if part.strip()):
+def _check_format(header: str) -> str:
+    # The parser ignores entries that are not "<service> <version>", as if they were absent.
+    if any(len(entry.split()) != 2 for entry in header.split(",") if entry.strip()):
         raise ValueError(header)
     return header
 
 
-class Telling:
-    """A WSGI layer that says in every answer which microversions there are and which it has."""
+class MicroversionHeaders:
+    """A WSGI layer that adds the microversion headers to every response."""
 
     def __init__(self, app: Callable[..., Iterable[bytes]]) -> None:
         self._app = app
@@ -65,34 +64,34 @@ class Telling:
     def __call__(
         self, environ: dict[str, Any], start_response: Callable[..., Any]
     ) -> Iterable[bytes]:
-        """Serve one request; the layer that reads its version leaves it in the environ."""
+        """Serve one request; a layer below puts the negotiated version into the environ."""
 
         def start(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
             major, minor = environ.get(ENVIRON, MINIMUM)
-            told = [
+            version_headers = [
                 ("Vary", "OpenStack-API-Version"),
                 ("OpenStack-API-Minimum-Version", f"{SERVICE_TYPE} {FIRST}"),
                 ("OpenStack-API-Maximum-Version", f"{SERVICE_TYPE} {LATEST}"),
                 ("OpenStack-API-Version", f"{SERVICE_TYPE} {major}.{minor}"),
             ]
-            return start_response(status, [*headers, *told], *more)
+            return start_response(status, [*headers, *version_headers], *more)
 
         return self._app(environ, start)
 
 
 def root_document(root: str) -> dict[str, Any]:
-    """Return what GET / answers."""
-    one = _version("v2", root)
+    """Return the document of GET /."""
+    version = _version("v2", root)
     return {
         "name": "OpenStack Accelerator API",
         "description": "Cyborg manages accelerators: GPUs, FPGAs, crypto cards, NVMe drives, NICs.",
-        "versions": [one],
-        "default_version": one,
+        "versions": [version],
+        "default_version": version,
     }
 
 
 def v2_document(root: str) -> dict[str, Any]:
-    """Return what GET /v2 answers."""
+    """Return the document of GET /v2."""
     return _version("v2.0", root)
 
 

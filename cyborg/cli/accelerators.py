@@ -1,126 +1,100 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``cyborg accelerator-*``: what can be attached, who holds it, and what it is called."""
+"""``cyborg accelerator-*``: attachable accelerators with their instances and labels."""
 
 import argparse
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from cliff import lister, show
+from cyborg.cli.common import base, formatting, listing, pci_ids, servers
+from cyborg.cli.common.base import argument, field_argument
+from cyborg.cli.common.collection import Collection
+from cyborg.cli.common.errors import CommandError
 
-from cyborg.cli import servers, shown
-from cyborg.cli.answers import Refused, at
-
-PATH = "/accelerators"
-STATES = ("draining", "preparing", "bound", "dirty", "closed", "free")
-SHORT: shown.Columns = (
-    ("UUID", "uuid"),
-    ("Name", "name"),
-    ("Class", "resource_class"),
-    ("Host", "hostname"),
-    ("Driver", "driver"),
-    ("Address", "attach_handle_info"),
-    ("State", "state"),
-    ("Instance", "instance_uuid"),
+STATES = ("draining", "preparing", "bound", "dirty", "cordoned", "free")
+SHORT = formatting.columns_of(
+    "uuid, name, resource_class=Class, hostname=Host, address, state, instance_uuid=Instance"
 )
-LONG: shown.Columns = (
-    *SHORT,
-    ("State reasons", "state_reasons"),
-    ("Description", "description"),
-    ("Tags", "tags"),
-    ("Type", "type"),
-    ("Vendor", "vendor"),
-    ("Model", "model"),
-    ("Backend", "backend"),
-    ("Handle", "attach_handle_type"),
-    ("Device", "device_uuid"),
-    ("Deployable", "deployable_uuid"),
-    ("Provider", "rp_uuid"),
-    ("Request", "arq_uuid"),
-    ("Project", "project_id"),
-    ("Created", "created_at"),
-    ("Updated", "updated_at"),
+LONG = formatting.columns_of(
+    "driver, state_reasons, description, tags, type, vendor, model, backend, "
+    "attach_handle_type=Handle, attach_handle_info=Handle info, device_uuid=Device, "
+    "deployable_uuid=Deployable, rp_uuid=Provider, arq_uuid=Request, project_id=Project, "
+    "created_at, updated_at",
+    after=SHORT,
 )
 
 
-class List(lister.Lister):
-    """List accelerators: those of your project or, for an administrator, all."""
+def _format_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **pci_ids.add_names(row),
+        "address": formatting.format_address(row.get("attach_handle_info")),
+    }
 
-    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Add the filters."""
-        parser = super().get_parser(prog_name)
-        parser.add_argument("--driver", help="only those of this driver or backend")
-        parser.add_argument("--host", help="only those of this host")
-        parser.add_argument("--instance", help="only those of this instance, by its uuid")
-        parser.add_argument("--resource-class", help="only this class, such as PGPU or FPGA")
-        parser.add_argument("--state", choices=STATES, help="only those in this state")
-        parser.add_argument("--long", action="store_true", help="show every field")
-        parser.add_argument(
+
+ACCELERATORS = Collection("/accelerators", SHORT, LONG, format_row=_format_row)
+
+
+class List(listing.Lister, of=ACCELERATORS):
+    """List the accelerators of your project or, for an administrator, of all projects."""
+
+    ARGUMENTS = (
+        field_argument("--driver", help="only accelerators of this driver or backend"),
+        field_argument("--host", help="only accelerators of this host"),
+        field_argument(
+            "--instance",
+            lookup=partial(ACCELERATORS.find_uuid, field="instance_uuid"),
+            help="only accelerators of the instance with this uuid",
+        ),
+        field_argument("--resource-class", help="only this resource class, such as PGPU or FPGA"),
+        field_argument("--state", choices=STATES, help="only accelerators in this state"),
+        argument(
             "--detail",
             action="store_true",
-            help="show also how each server is now, as Nova tells you",
-        )
-        return parser
+            help="also show the current status of each server in Nova",
+        ),
+    )
 
     def take_action(self, args: argparse.Namespace) -> Any:
-        """Ask and show."""
-        rows = self.app.rest.rows(
-            PATH,
-            "accelerators",
-            driver=args.driver,
-            host=args.host,
-            instance=args.instance,
-            resource_class=args.resource_class,
-            state=args.state,
-        )
-        columns = LONG if args.long else SHORT
-        if args.detail:
-            held = {row["instance_uuid"] for row in rows} - {None}
-            known = servers.states(self.app.rest, held)
-            rows = [{**row, "server": known.get(row["instance_uuid"])} for row in rows]
-            columns = (*columns, ("Server", "server"))
-        return shown.table(columns, rows)
+        """Return the table of accelerators."""
+        rows = self.read_rows(args)
+        if not args.detail:
+            return self.build_rows(args, rows)
+        instances = {row["instance_uuid"] for row in rows} - {None}
+        states = servers.fetch_states(self.app.rest, instances)
+        rows = [{**row, "server": states.get(row["instance_uuid"])} for row in rows]
+        extra = formatting.columns_of("server")
+        return self.build_rows(args, rows, (*SHORT, *extra), (*LONG, *extra))
 
 
-class Show(show.ShowOne):
+class Show(base.Show, of=ACCELERATORS):
     """Show one accelerator."""
 
-    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Add the accelerator."""
-        parser = super().get_parser(prog_name)
-        parser.add_argument("accelerator", help="uuid of the accelerator")
-        return parser
+    ARGUMENTS = (argument("accelerator", help="uuid of the accelerator"),)
+
+
+class Update(base.Show, of=ACCELERATORS):
+    """Label a bound accelerator; the label is removed when it is unbound."""
+
+    ARGUMENTS = (
+        argument("accelerator", help="uuid of the accelerator"),
+        field_argument("--name", help="name; an empty name removes it"),
+        field_argument("--description", help="free text; an empty text removes it"),
+        (
+            argument(
+                "--tag",
+                action="append",
+                help="a tag; repeat the option for several tags, which replace all present ones",
+            ),
+            argument("--no-tags", action="store_true", help="remove all tags"),
+        ),
+    )
 
     def take_action(self, args: argparse.Namespace) -> Any:
-        """Ask and show."""
-        return shown.one(LONG, self.app.rest.call("GET", at(PATH, args.accelerator)))
-
-
-class Update(show.ShowOne):
-    """Label an accelerator that is held; the label goes when its holder does."""
-
-    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Add the accelerator and its label."""
-        parser = super().get_parser(prog_name)
-        parser.add_argument("accelerator", help="uuid of the accelerator")
-        parser.add_argument("--name", help="what to call it; an empty one takes the name away")
-        parser.add_argument("--description", help="free text; an empty one takes it away")
-        tags = parser.add_mutually_exclusive_group()
-        tags.add_argument(
-            "--tag",
-            action="append",
-            help="a word about it; give it once for each: they replace those that it has",
-        )
-        tags.add_argument("--no-tags", action="store_true", help="take all its tags away")
-        return parser
-
-    def take_action(self, args: argparse.Namespace) -> Any:
-        """Label and show."""
-        label: dict[str, Any] = {
-            key: value or None
-            for key, value in (("name", args.name), ("description", args.description))
-            if value is not None
-        }
+        """Update the label and return the accelerator."""
+        label = {key: value or None for key, value in self.read_fields(args).items()}
         if args.tag or args.no_tags:
             label["tags"] = args.tag or []
         if not label:
-            raise Refused("say what to change: --name, --description, --tag or --no-tags")
-        return shown.one(LONG, self.app.rest.call("PATCH", at(PATH, args.accelerator), label))
+            raise CommandError("nothing to change: use --name, --description, --tag or --no-tags")
+        row = self.app.rest.call("PATCH", self.find_path(args), label)
+        return ACCELERATORS.build_object(row)

@@ -1,96 +1,109 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``cyborg audit``: what hardware, database, Placement and Nova disagree about."""
+"""``cyborg audit``: differences between hardware, database, Placement and Nova."""
 
 import argparse
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 from cliff import lister
 
-from cyborg.cli import seconds, shown
-from cyborg.cli.answers import at
-from cyborg.cli.waiting import Progress, wait
+from cyborg.cli.common import base, formatting, listing
+from cyborg.cli.common.base import field_argument
+from cyborg.cli.common.collection import Collection
+from cyborg.cli.common.progress import Progress
 
-PATH = "/audits"
-AGREED, DISAGREED, FAILED = 0, 1, 2
-POLL = 0.5  # seconds
-SHORT: shown.Columns = (
-    ("Host", "host"),
-    ("Kind", "kind"),
-    ("Object", "object"),
-    ("Explanation", "explanation"),
-    ("Advice", "advice"),
-    ("Repaired", "told"),
-)
+EXIT_CONSISTENT, EXIT_DIFFERENCES, EXIT_FAILED = 0, 1, 2
+SHORT = formatting.columns_of("host, kind, explanation, repair_status=Repaired")
+LONG = formatting.columns_of("object, advice", after=SHORT)
 
 
-class Audit(lister.Lister):
-    """Hold hardware, database, Placement and Nova against each other, host by host.
+def _format_finding(finding: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the repair status: yes; no, with the error; or by --repair."""
+    if finding["repaired"]:
+        status = f"yes: {finding['repair']}"
+    elif finding["error"]:
+        status = f"no: {finding['error']}"
+    else:
+        status = "by --repair" if finding["repair"] else "no"
+    return {**finding, "repair_status": status}
 
-    The exit status is 0 when they agree, 1 when they do not, 2 when the audit failed.
+
+AUDITS = Collection("/audits", SHORT, LONG, nouns="differences", format_row=_format_finding)
+
+
+class Audit(base.WaitCommand, listing.Lister, of=AUDITS):
+    """Compare hardware, database, Placement and Nova, host by host.
+
+    The exit status is 0 without differences, 1 with differences, and 2 if the audit failed. A
+    summary and the advice for each kind of difference are written to stderr.
     """
 
-    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Add what to look at and whether to repair."""
-        parser = super().get_parser(prog_name)
-        parser.add_argument("--host", help="only this host")
-        parser.add_argument(
-            "--repair", action="store_true", help="do or order the repairs that are safe"
-        )
-        parser.add_argument(
-            "--within",
-            type=seconds.parse,
-            default=3600.0,
-            metavar="SECONDS",
-            help="how long to wait at most (3600); the audit itself goes on",
-        )
-        return parser
+    ARGUMENTS = (
+        field_argument("--host", help="only this host"),
+        field_argument("--repair", action="store_true", help="perform all repairs that are safe"),
+        base.within_argument(3600.0, "maximum time to wait (3600); the audit continues after it"),
+    )
 
     def run(self, parsed_args: argparse.Namespace) -> int:
-        """Audit, show and tell how it ended."""
-        self._status = AGREED
+        """Run the audit, show the result and return the exit status."""
         try:
-            super().run(parsed_args)
-        except Exception as why:
-            # Not left to cliff, whose 1 says here that the sides disagree.
-            self.app.LOG.error(why, exc_info=self.app.options.debug)
-            return FAILED
-        return self._status
+            return super().run(parsed_args)
+        except Exception as exc:
+            # cliff would return 1, which means here that there are differences.
+            self.app.LOG.error(exc, exc_info=self.app.options.debug)
+            return EXIT_FAILED
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Ask, wait and return what was found."""
-        wanted = {"host": parsed_args.host, "repair": parsed_args.repair}
-        body = {key: value for key, value in wanted.items() if value is not None}
-        path = at(PATH, self.app.rest.call("POST", PATH, body)["uuid"])
-        found = self._wait(path, parsed_args.within)
-        if found["state"] == "FAILED":
+        """Start the audit, wait for its end and return the findings."""
+        started = self.app.rest.call("POST", AUDITS.path, self.read_fields(parsed_args))
+        path = AUDITS.object_path(started["uuid"])
+        audit = self.wait(path, _measure, "auditing hosts", parsed_args.within)
+        if audit["state"] == "FAILED":
             self.app.LOG.error(
                 "the audit failed after %s of %s hosts: %s",
-                *(found["done"], found["total"], found["error"]),
+                *(audit["hosts_done"], audit["hosts_total"], audit["error"]),
             )
-            self._status = FAILED
-        elif found["found"]:
-            self._status = DISAGREED
-        if "nova" not in found["sides"]:
-            self.app.LOG.warning("this installation is without Nova: its servers were not compared")
-        return shown.table(SHORT, [_row(finding) for finding in found["findings"]])
+            self._status = EXIT_FAILED
+        elif audit["num_findings"]:
+            self._status = EXIT_DIFFERENCES
+        if "nova" not in audit["sources"]:
+            self.app.LOG.warning("Nova is not configured, its servers were not compared")
+        self._audit = audit
+        structured = parsed_args.formatter in ("json", "yaml")
+        # Scripts get all fields; for people the advice is below the table.
+        return self.build_rows(parsed_args, audit["findings"], LONG if structured else SHORT)
 
-    def _wait(self, path: str, within: float) -> dict[str, Any]:
-        def look(found: dict[str, Any]) -> Progress:
-            done, total = found["done"], found["total"]
-            late = f"audit {found['uuid']} is at host {done} of {total}"
-            return Progress(done, total, None if found["state"] in ("DONE", "FAILED") else late)
+    def produce_output(self, parsed_args: argparse.Namespace, column_names: Any, data: Any) -> int:
+        """Print the table, wrapped to the terminal width, and the summary."""
+        rows = list(data)
+        self._generate_columns_and_selector(parsed_args, column_names)
+        if parsed_args.formatter == "table" and not parsed_args.max_width:
+            # Wrapped instead of truncated: explanations are sentences.
+            parsed_args.max_width = listing.terminal_width(self.app.stdout) or 0
+        status = 0
+        if rows or parsed_args.formatter in ("json", "yaml"):
+            status = lister.Lister.produce_output(self, parsed_args, column_names, rows)
+        for line in format_summary(self._audit):
+            self.app.stderr.write(f"{line}\n")
+        return int(status)
 
-        ask = partial(self.app.rest.call, "GET", path)
-        return wait(ask, look, "auditing hosts", within=within, pause=POLL, counted=True)
+
+def _measure(audit: Mapping[str, Any]) -> Progress:
+    done, total = audit["hosts_done"], audit["hosts_total"]
+    pending = f"audit {audit['uuid']} has completed {done} of {total} hosts"
+    return Progress(done, total, None if audit["state"] in ("DONE", "FAILED") else pending)
 
 
-def _row(finding: dict[str, Any]) -> dict[str, Any]:
-    """Add what was done: yes; no, with the error; or what --repair would do."""
-    if finding["repaired"]:
-        told = f"yes: {finding['repair']}"
-    elif finding["error"]:
-        told = f"no: {finding['error']}"
-    else:
-        told = "by --repair" if finding["repair"] else "no"
-    return {**finding, "told": told}
+def format_summary(audit: Mapping[str, Any]) -> list[str]:
+    """Return the number of hosts and differences, and the advice for each kind."""
+    findings = audit["findings"]
+    hosts = f"{audit['hosts_done']} host{'s' * (audit['hosts_done'] != 1)} compared"
+    if not findings:
+        return [f"{hosts}, no difference"]
+    repaired = sum(bool(finding["repaired"]) for finding in findings)
+    count = f"{len(findings)} difference{'s' * (len(findings) != 1)}"
+    advice = {finding["kind"]: finding["advice"] for finding in findings}
+    return [
+        f"{hosts}, {count}" + (f", {repaired} repaired" if repaired else ""),
+        *(f"{kind}: {text}" for kind, text in sorted(advice.items())),
+    ]

@@ -1,101 +1,58 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``cyborg device-profile-*``: what users may ask for, by name."""
+"""``cyborg device-profile-*``: named sets of requested accelerators."""
 
 import argparse
 from typing import Any
 
-from cliff import command, lister, show
+from cyborg.cli.common import base, formatting, listing, profile_groups
+from cyborg.cli.common.base import argument, field_argument
+from cyborg.cli.common.collection import Collection
 
-from cyborg.cli import groups, shown
-from cyborg.cli.answers import Refused, at
-
-PATH = "/device_profiles"
-SHORT: shown.Columns = (("UUID", "uuid"), ("Name", "name"), ("Groups", "groups"))
-LONG: shown.Columns = (
-    *SHORT,
-    ("Description", "description"),
-    ("Created", "created_at"),
-    ("Updated", "updated_at"),
-)
+SHORT = formatting.columns_of("uuid, name, groups")
+LONG = formatting.columns_of("description, created_at, updated_at", after=SHORT)
+PROFILES = Collection("/device_profiles", SHORT, LONG, nouns="device profiles")
 
 
-class Create(show.ShowOne):
+class Create(base.Create, of=PROFILES):
     """Create a device profile."""
 
-    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Add the name and the groups."""
-        parser = super().get_parser(prog_name)
-        parser.add_argument("name", help="letters, digits, '-' and '_', at most 255 of them")
-        parser.add_argument(
+    ARGUMENTS = (
+        field_argument("name", help="name: letters, digits, '-' and '_', at most 255 characters"),
+        field_argument(
             "--group",
+            to="groups",
             metavar="KEY=VALUE,...",
-            type=groups.parse,
+            type=profile_groups.parse_group,
             action="append",
             required=True,
-            help="one request group, such as resources:FPGA=1,trait:CUSTOM_X=required, or the "
-            "same as a JSON object; give it once for each group",
-        )
-        parser.add_argument("--description", help="free text")
-        parser.add_argument("--uuid", help="take this uuid instead of a new one")
-        return parser
+            help="a request group, such as resources:FPGA=1,trait:CUSTOM_X=required, or the same "
+            "as a JSON object; repeat the option for several groups",
+        ),
+        field_argument("--description", help="free text"),
+        field_argument("--uuid", help="uuid of the profile; a new one by default"),
+    )
 
-    def take_action(self, args: argparse.Namespace) -> Any:
-        """Create and show."""
-        wanted = {"name": args.name, "groups": args.group}
-        wanted |= {
-            key: value
-            for key, value in (("description", args.description), ("uuid", args.uuid))
-            if value is not None
-        }
-        return shown.one(LONG, self.app.rest.call("POST", PATH, [wanted]))
+    def build_body(self, fields: dict[str, Any]) -> Any:
+        """Return the profile in a list, as the service expects it."""
+        return [fields]
 
 
-class List(lister.Lister):
+class List(listing.Lister, of=PROFILES):
     """List device profiles."""
 
-    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Add the filters."""
-        parser = super().get_parser(prog_name)
-        parser.add_argument("--long", action="store_true", help="show every field")
-        return parser
 
-    def take_action(self, args: argparse.Namespace) -> Any:
-        """Ask and show."""
-        rows = self.app.rest.rows(PATH, "device_profiles")
-        return shown.table(LONG if args.long else SHORT, rows)
-
-
-class Show(show.ShowOne):
+class Show(base.Show, of=PROFILES):
     """Show one device profile."""
 
-    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Add the profile."""
-        parser = super().get_parser(prog_name)
-        parser.add_argument("profile", help="name or uuid of the profile")
-        return parser
+    ARGUMENTS = (argument("profile", help="name or uuid of the profile"),)
 
     def take_action(self, args: argparse.Namespace) -> Any:
-        """Ask and show."""
-        answer = self.app.rest.call("GET", at(PATH, args.profile))
-        return shown.one(LONG, answer["device_profile"])
+        """Return the profile."""
+        response = self.app.rest.call("GET", self.find_path(args))
+        return PROFILES.build_object(response["device_profile"])
 
 
-class Delete(command.Command):
+class Delete(base.CallEach, of=PROFILES):
     """Delete device profiles that no accelerator request uses."""
 
-    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Add the profiles."""
-        parser = super().get_parser(prog_name)
-        parser.add_argument("profile", nargs="+", help="name or uuid of a profile")
-        return parser
-
-    def take_action(self, args: argparse.Namespace) -> None:
-        """Delete one after another; one that is refused does not keep the others."""
-        refused = []
-        for profile in args.profile:
-            try:
-                self.app.rest.call("DELETE", at(PATH, profile))
-            except Refused as why:
-                refused.append(f"{profile}: {why}")
-        if refused:
-            raise Refused("; ".join(refused))
+    ARGUMENTS = (argument("profile", nargs="+", help="name or uuid of a profile"),)

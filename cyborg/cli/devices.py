@@ -1,80 +1,88 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``cyborg device-*``: the cards and functions that the agents found."""
+"""``cyborg device-*``: devices that the agents discovered."""
 
-import argparse
+from collections.abc import Mapping
 from typing import Any
 
-from cliff import lister, show
+from cyborg.cli.common import base, formatting, listing, pci_ids
+from cyborg.cli.common.base import argument, field_argument
+from cyborg.cli.common.collection import Collection
+from cyborg.core.wire.hardware import NOT_OFFERED
 
-from cyborg.cli import shown
-from cyborg.cli.answers import at
-
-PATH = "/devices"
-SHORT: shown.Columns = (
-    ("UUID", "uuid"),
-    ("Type", "type"),
-    ("Vendor", "vendor"),
-    ("Model", "model"),
-    ("Host", "hostname"),
-    ("Status", "status"),
-    ("State", "state"),
-)
-LONG: shown.Columns = (
-    *SHORT,
-    ("State reasons", "state_reasons"),
-    ("Health", "health"),
-    ("Health reason", "health_reason"),
-    ("Health since", "health_since"),
-    ("Address", "address"),
-    ("Backend", "backend"),
-    ("NUMA node", "numa_node"),
-    ("Serial", "serial"),
-    ("Board", "std_board_info"),
-    ("Vendor board", "vendor_board_info"),
-    ("Created", "created_at"),
-    ("Updated", "updated_at"),
+SHORT = formatting.columns_of("uuid, type, model, hostname=Host, address, schedulable")
+LONG = formatting.columns_of(
+    "vendor, status, state, state_reasons, placement, health, health_reason, health_since, "
+    "backend, numa_node, serial, std_board_info=Board, vendor_board_info=Vendor board, "
+    "created_at, updated_at",
+    after=SHORT,
 )
 
 
-class List(lister.Lister):
-    """List devices."""
+def format_schedulable(row: Mapping[str, Any]) -> str:
+    """Return whether Placement offers a device, with the reason if it does not.
 
-    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Add the filters."""
-        parser = super().get_parser(prog_name)
-        parser.add_argument("--type", help="only this type, such as GPU, FPGA or NIC")
-        parser.add_argument("--vendor", help="only this vendor id, such as 10de")
-        parser.add_argument("--host", help="only the devices of this host")
-        parser.add_argument("--address", help="only those at this address, such as 0000:3b:00.0")
-        parser.add_argument("--status", choices=("enabled", "maintaining"), help="only these")
-        parser.add_argument("--health", choices=("ok", "unhealthy", "unknown"), help="only these")
-        parser.add_argument("--long", action="store_true", help="show all that is known of each")
-        return parser
-
-    def take_action(self, args: argparse.Namespace) -> Any:
-        """Ask and show."""
-        rows = self.app.rest.rows(
-            PATH,
-            "devices",
-            type=args.type,
-            vendor=args.vendor,
-            hostname=args.host,
-            address=args.address,
-            status=args.status,
-            health=args.health,
-        )
-        return shown.table(LONG if args.long else SHORT, rows)
+    >>> format_schedulable({"state": "maintaining", "placement": "in_sync"})
+    'no: maintaining'
+    >>> format_schedulable({"state": "maintaining", "placement": "stale"})
+    'closing: maintaining'
+    """
+    state, placement = str(row.get("state")), row.get("placement")
+    if placement == "error":
+        return "error in Placement"
+    if placement is None:
+        withheld = f'"{NOT_OFFERED}"' in str(row.get("vendor_board_info"))
+        return "no: not offered" if withheld else "no: nothing to offer"
+    if state == "ready":
+        return "yes" if placement == "in_sync" else "opening"
+    reason = state.replace("_", " ")
+    return f"no: {reason}" if placement == "in_sync" else f"closing: {reason}"
 
 
-class Show(show.ShowOne):
+def _format_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {**pci_ids.add_names(row), "schedulable": format_schedulable(row)}
+
+
+DEVICES = Collection("/devices", SHORT, LONG, format_row=_format_row)
+
+
+class List(listing.Lister, of=DEVICES):
+    """List devices and whether they are schedulable."""
+
+    UNCUT_COLUMNS = ("State", "Schedulable")
+    ARGUMENTS = (
+        field_argument("--type", help="only this type, such as GPU, FPGA or NIC"),
+        field_argument("--vendor", help="only this vendor id, such as 10de"),
+        field_argument("--host", to="hostname", help="only the devices of this host"),
+        field_argument("--address", help="only devices with this address, such as 0000:3b:00.0"),
+        field_argument(
+            "--status", choices=("enabled", "maintaining"), help="only devices with this status"
+        ),
+        field_argument(
+            "--health", choices=("ok", "unhealthy", "unknown"), help="only devices with this health"
+        ),
+    )
+
+
+class Show(base.Show, of=DEVICES):
     """Show one device."""
 
-    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Add the device."""
-        parser = super().get_parser(prog_name)
-        parser.add_argument("device", help="uuid of the device")
-        return parser
+    ARGUMENTS = (argument("device", help="uuid of the device"),)
 
-    def take_action(self, args: argparse.Namespace) -> Any:
-        """Ask and show."""
-        return shown.one(LONG, self.app.rest.call("GET", at(PATH, args.device)))
+
+class _SetStatus(base.CallEach, of=DEVICES):
+    """Base of the commands that enable or disable devices."""
+
+    METHOD = "POST"
+    ARGUMENTS = (argument("device", nargs="+", help="uuid of a device"),)
+
+
+class Enable(_SetStatus):
+    """Enable devices for new requests."""
+
+    SUFFIX = "/enable"
+
+
+class Disable(_SetStatus):
+    """Disable devices for new requests; bound requests stay bound."""
+
+    SUFFIX = "/disable"

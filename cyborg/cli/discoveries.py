@@ -1,61 +1,62 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``cyborg discover-services``: tell agents to look at their hardware now."""
+"""``cyborg discover-services``: request a discovery from agents."""
 
 import argparse
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
-from cliff import lister
+from cyborg.cli.common import base, formatting, listing
+from cyborg.cli.common.base import argument, field_argument
+from cyborg.cli.common.collection import Collection
+from cyborg.cli.common.progress import Progress
 
-from cyborg.cli import seconds, shown
-from cyborg.cli.answers import at
-from cyborg.cli.waiting import Progress, wait
+SHORT = formatting.columns_of("uuid=Discovery, host, backend, state, error")
+DISCOVERIES = Collection("/discoveries", SHORT, nouns="backends")
+PENDING, DONE = "IN-PROGRESS", "DONE"
 
-PATH = "/discoveries"
-SHORT: shown.Columns = (
-    ("Discovery", "uuid"),
-    ("Host", "host"),
-    ("Backend", "backend"),
-    ("State", "state"),
-    ("Error", "error"),
-)
-PENDING = "IN-PROGRESS"
+MAX_NAMED = 3  # pending backends in an error message
 
 
-class Create(lister.Lister):
-    """Discover what the backends of one host or of all hosts can see."""
+def _name(row: Mapping[str, Any]) -> str:
+    return f"{row['host']} ({row['backend']})"
 
-    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Add what to discover and whether to wait."""
-        parser = super().get_parser(prog_name)
-        parser.add_argument("--host", help="only this host")
-        parser.add_argument("--driver", help="only the backends of this driver")
-        parser.add_argument("--wait", action="store_true", help="wait until all have answered")
-        parser.add_argument(
-            # Not --timeout: that is a global option, for one call.
-            "--within",
-            type=seconds.parse,
-            default=120.0,
-            metavar="SECONDS",
-            help="with --wait, for how long at most (120)",
-        )
-        return parser
 
-    def take_action(self, args: argparse.Namespace) -> Any:
-        """Start, wait if asked to, and show."""
-        wanted = {"host": args.host, "driver": args.driver}
-        made = self.app.rest.call("POST", PATH, {k: v for k, v in wanted.items() if v is not None})
-        path = at(PATH, made["uuid"])
-        found = self._wait(path, args.within) if args.wait else self.app.rest.call("GET", path)
-        rows = [{"uuid": made["uuid"], **row} for row in found["backends"]]
-        return shown.table(SHORT, rows)
+def _measure(discovery: Mapping[str, Any]) -> Progress:
+    rows = discovery["backends"]
+    done = sum(row["state"] != PENDING for row in rows)
+    unfinished = [_name(row) for row in rows if row["state"] == PENDING]
+    named = ", ".join(unfinished[:MAX_NAMED]) + (", ..." if len(unfinished) > MAX_NAMED else "")
+    pending = f"{len(unfinished)} of {len(rows)} backends have not reported ({named})"
+    return Progress(done, len(rows), pending if discovery["state"] == PENDING else None)
 
-    def _wait(self, path: str, within: float) -> dict[str, Any]:
-        def look(found: dict[str, Any]) -> Progress:
-            rows = found["backends"]
-            done = sum(row["state"] != PENDING for row in rows)
-            late = f"{len(rows) - done} backends are silent"
-            return Progress(done, len(rows), late if found["state"] == PENDING else None)
 
-        ask = partial(self.app.rest.call, "GET", path)
-        return wait(ask, look, "discovering", within=within, pause=0.2)
+class Create(base.WaitCommand, listing.Lister, of=DISCOVERIES):
+    """Discover the devices of all backends, or of the backends of a host or driver.
+
+    With --wait the exit status is 1 if the discovery of any backend failed.
+    """
+
+    OPTIONS = ()
+    ARGUMENTS = (
+        field_argument("--host", help="only this host"),
+        field_argument("--driver", help="only the backends of this driver"),
+        argument("--wait", action="store_true", help="wait until all backends have reported"),
+        base.within_argument(120.0, "with --wait, the maximum time to wait (120)"),
+    )
+
+    def read_rows(self, args: argparse.Namespace) -> Any:
+        """Start the discovery, wait with --wait, and return the backends."""
+        created = self.app.rest.call("POST", DISCOVERIES.path, self.read_fields(args))
+        path = DISCOVERIES.object_path(created["uuid"])
+        if args.wait:
+            discovery = self.wait(
+                path, _measure, "discovering", args.within, interval=0.2, show_counts=False
+            )
+            # The table truncates errors to the terminal width; these lines do not.
+            for row in discovery["backends"]:
+                if row["state"] not in (PENDING, DONE):
+                    self.app.LOG.error("%s: %s", _name(row), row["error"] or row["state"])
+                    self._status = 1
+        else:
+            discovery = self.app.rest.call("GET", path)
+        return [{"uuid": created["uuid"], **row} for row in discovery["backends"]]

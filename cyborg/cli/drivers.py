@@ -1,209 +1,177 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``cyborg driver-*`` and ``install-driver`` and its like: which drivers there are, and changes."""
+"""``cyborg driver-*`` and ``{install,uninstall,update}-driver``: drivers and their backends."""
 
 import argparse
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode
 
-from cliff import columns, lister, show
-
-from cyborg.cli import configs, ordered, shown
-from cyborg.cli.answers import Refused, at
-from cyborg.core.device import DeviceType
-
-PATH = "/drivers"
-FIELDS: shown.Columns = (
-    ("Driver", "name"),
-    ("UUID", "uuid"),
-    ("Type", "type"),
-    ("Version", "version"),
-    ("Support", "support"),
-    ("Hosts", "hosts"),
+from cyborg.cli.common import base, config_args, formatting, job_command, listing
+from cyborg.cli.common.base import argument, field_argument
+from cyborg.cli.common.collection import Collection
+from cyborg.cli.common.driver_cells import (
+    Hosts,
+    HostsSummary,
+    HostsWithRemarks,
+    Options,
+    Settings,
+    hosts_with_status,
 )
-ONE: shown.Columns = (*FIELDS, ("Abilities", "abilities"), ("Options", "options"))
+from cyborg.cli.common.errors import CommandError
+from cyborg.core.inventory.device import DeviceType
+
+SHORT = formatting.columns_of("name=Driver, type, version, support, hosts")
+FIELDS = formatting.columns_of("name=Driver, uuid, type, version, support, hosts")
+DETAIL = formatting.columns_of("abilities, options", after=FIELDS)
+HOST_DETAIL = formatting.columns_of("settings", after=DETAIL)
+DRIVERS = Collection("/drivers", SHORT, FIELDS)
+_DRIVER = argument("driver_id", help="name or uuid of the driver")
+_ON_ALL = (
+    "only on this host; by default on all hosts",
+    "only this backend; by default all backends of the driver",
+)
 
 
-class Hosts(columns.FormattableColumn[Any]):
-    """Where a driver is: a line for each backend, with what is wrong with it."""
+class List(listing.Lister, of=DRIVERS):
+    """List the drivers that are installed on any host, with their hosts."""
 
-    def human_readable(self) -> str:
-        """Return the lines."""
-        return "\n".join(_place(place) for place in self._value or ())
-
-
-class Options(columns.FormattableColumn[Any]):
-    """The options of a driver: a line for each."""
-
-    def human_readable(self) -> str:
-        """Return the lines."""
-        return "\n".join(
-            f"{o['name']} ({o['kind']}, {shown.words(o['default']) or 'unset'}): {o['help']}"
-            for o in self._value or ()
-        )
-
-
-def _place(place: Mapping[str, Any]) -> str:
-    backend = f" ({place['backend']})" if place["backend"] else ""
-    said = f"{place['host']}{backend} {place['status']}"
-    if place["wish"] in ("disabled", "absent"):
-        said += f", wanted {place['wish']}"
-    if place["applied"] is False:
-        said += ", not applied yet"
-    if place["state"] != "up":
-        said += f", agent {place['state']}"
-    return said + (f": {place['error']}" if place["error"] else "")
-
-
-def _driver(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("driver_id", help="name or uuid of the driver")
-
-
-class List(lister.Lister):
-    """List the drivers that are installed on any host, and who uses them."""
-
-    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Add the filters."""
-        parser = super().get_parser(prog_name)
-        parser.add_argument("--host", help="only what is on this host")
-        parser.add_argument(
+    ARGUMENTS = (
+        field_argument("--host", help="only drivers on this host"),
+        field_argument(
             "--type",
             choices=[kind.value for kind in DeviceType],
-            help="only drivers of such devices",
-        )
-        return parser
+            help="only drivers for this type of devices",
+        ),
+    )
 
     def take_action(self, args: argparse.Namespace) -> Any:
-        """Ask and show."""
-        rows = self.app.rest.rows(PATH, "drivers", host=args.host, type=args.type)
-        return shown.table(FIELDS, [{**row, "hosts": Hosts(row["hosts"])} for row in rows])
+        """Return the table of drivers."""
+        hosts = Hosts if args.long else HostsSummary
+        rows = self.read_rows(args)
+        return self.build_rows(
+            args, [{**row, "hosts": hosts(hosts_with_status(row))} for row in rows]
+        )
 
 
-class Show(show.ShowOne):
-    """Show one driver with its options."""
+class Show(base.Show, of=DRIVERS):
+    """Show a driver with its options, and with --host their values on that host."""
 
-    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Add the driver."""
-        parser = super().get_parser(prog_name)
-        _driver(parser)
-        return parser
+    ARGUMENTS = (
+        _DRIVER,
+        argument("--host", help="only this host, with the value of each option and its source"),
+    )
 
     def take_action(self, args: argparse.Namespace) -> Any:
-        """Ask and show."""
-        row = self.app.rest.call("GET", at(PATH, args.driver_id))
-        open_ = {"hosts": Hosts(row["hosts"]), "options": Options(row["options"])}
-        return shown.one(ONE, {**row, **open_})
+        """Return the driver."""
+        query = f"?{urlencode({'host': args.host})}" if args.host else ""
+        row = self.app.rest.call("GET", self.find_path(args) + query)
+        cells = {
+            "hosts": HostsWithRemarks(hosts_with_status(row)),
+            "options": Options(row["options"]),
+        }
+        if not args.host:
+            return formatting.build_object(DETAIL, {**row, **cells})
+        settings = Settings(row["effective_options"])
+        return formatting.build_object(HOST_DETAIL, {**row, **cells, "settings": settings})
 
 
-class Install(ordered.Ordered):
-    """Have hosts enable a driver that is installed there."""
+class Install(job_command.JobCommand, of=DRIVERS):
+    """Install a driver as a backend on hosts that have the driver package."""
 
-    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Add the driver, where it goes and its options."""
-        parser = super().get_parser(prog_name)
-        _driver(parser)
-        ordered.add_places(
-            parser,
-            "only on this host; on all that have the driver by default",
-            "name of the backend; that of the driver by default",
-        )
-        configs.add(parser)
-        return parser
+    ARGUMENTS = (
+        _DRIVER,
+        *job_command.target_arguments(
+            "only on this host; by default on all hosts that have the driver",
+            "name of the backend; by default the name of the driver",
+        ),
+        config_args.CONFIG,
+    )
 
-    def order(self, args: argparse.Namespace) -> Mapping[str, Any]:
-        """Install."""
-        body = {"driver": args.driver_id, **ordered.places(args)}
+    def start_job(self, args: argparse.Namespace) -> Mapping[str, Any]:
+        """Install the driver and return the job."""
+        body = {"driver": self.find_uuids(args)[0], **self.read_fields(args)}
         if args.config:
-            body["config"] = configs.gather(args.config)
-        answer: Mapping[str, Any] = self.app.rest.call("POST", PATH, body)
-        return answer
+            body["config"] = config_args.collect_options(args.config)
+        return self.call("POST", DRIVERS.path, body)
 
 
-class Uninstall(ordered.Ordered):
-    """Have hosts give up a driver; refused while anything of it is in use."""
+class Uninstall(job_command.JobCommand, of=DRIVERS):
+    """Uninstall a driver from hosts; rejected while any of its devices is in use."""
 
-    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Add the driver, where it goes and how."""
-        parser = super().get_parser(prog_name)
-        _driver(parser)
-        ordered.add_places(
-            parser,
-            "only on this host; on all by default",
-            "only this backend; all of the driver by default",
-        )
-        parser.add_argument(
+    ARGUMENTS = (
+        _DRIVER,
+        *job_command.target_arguments(*_ON_ALL),
+        argument(
             "--drain",
             action="store_true",
-            help="give nothing of it out from now on, and wait until what is in use is released",
-        )
-        parser.add_argument(
+            help="cordon its devices now, and wait until those in use are released",
+        ),
+        argument(
             "--force",
             action="store_true",
-            help="although something is in use, and although hosts are dead",
-        )
-        return parser
+            help="uninstall although devices are in use or hosts are down",
+        ),
+    )
 
-    def order(self, args: argparse.Namespace) -> Mapping[str, Any]:
-        """Uninstall."""
-        asked = [("host", host) for host in args.host or ()]
-        asked += [("backend", args.backend)] if args.backend is not None else []
-        asked += [(name, "true") for name in ("drain", "force") if getattr(args, name)]
-        path = at(PATH, args.driver_id) + (f"?{urlencode(asked)}" if asked else "")
-        answer: Mapping[str, Any] = self.app.rest.call("DELETE", path)
-        return answer
+    def start_job(self, args: argparse.Namespace) -> Mapping[str, Any]:
+        """Uninstall the driver and return the job."""
+        query = [("host", host) for host in args.host or ()]
+        query += [("backend", args.backend)] if args.backend is not None else []
+        query += [(name, "true") for name in ("drain", "force") if getattr(args, name)]
+        return self.call("DELETE", self.find_path(args) + (f"?{urlencode(query)}" if query else ""))
 
 
-class Update(ordered.Ordered):
-    """Change a driver's backends, one host after another; the first that fails stops it."""
+class Update(job_command.JobCommand, of=DRIVERS):
+    """Update the backends of a driver, one host at a time; stop at the first failure."""
 
-    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Add the driver, where and what changes."""
-        parser = super().get_parser(prog_name)
-        _driver(parser)
-        ordered.add_places(
-            parser,
-            "only on this host; on all by default",
-            "only this backend; all of the driver by default",
-        )
-        configs.add(parser)
-        parser.add_argument(
+    ARGUMENTS = (
+        _DRIVER,
+        *job_command.target_arguments(*_ON_ALL),
+        config_args.CONFIG,
+        argument(
             "--unset",
             action="append",
             default=[],
             metavar="NAME",
-            help="an option that is again what the host's configuration file says; give it once "
-            "for each",
-        )
-        wish = parser.add_mutually_exclusive_group()
-        wish.add_argument(
-            "--enable", dest="status", action="store_const", const="enabled", help="open it"
-        )
-        wish.add_argument(
-            "--disable",
-            dest="status",
-            action="store_const",
-            const="disabled",
-            help="close it: it is seen, and nothing of it is given out",
-        )
-        parser.add_argument(
-            "--reload", action="store_true", help="make it anew although nothing changes"
-        )
-        return parser
+            help="reset this option to the value of the host's configuration file; repeatable",
+        ),
+        (
+            argument(
+                "--enable",
+                dest="status",
+                action="store_const",
+                const="enabled",
+                help="enable the backends",
+            ),
+            argument(
+                "--disable",
+                dest="status",
+                action="store_const",
+                const="disabled",
+                help="disable the backends: their devices are shown and not offered",
+            ),
+        ),
+        argument(
+            "--reload", action="store_true", help="recreate the backends even without a change"
+        ),
+    )
 
-    def order(self, args: argparse.Namespace) -> Mapping[str, Any]:
-        """Update."""
+    def start_job(self, args: argparse.Namespace) -> Mapping[str, Any]:
+        """Update the backends and return the job."""
         change: dict[str, Any] = {}
         if args.config or args.unset:
-            given: Mapping[str, Any] = configs.gather(args.config)
-            if both := sorted(set(args.unset) & set(given)):
-                raise Refused(f"{both[0]}: --config or --unset, not both")
-            change["config"] = {**given, **dict.fromkeys(args.unset)}
+            values: Mapping[str, Any] = config_args.collect_options(args.config)
+            if conflicts := sorted(set(args.unset) & set(values)):
+                raise CommandError(
+                    f"option {conflicts[0]}: use either --config or --unset, not both"
+                )
+            change["config"] = {**values, **dict.fromkeys(args.unset)}
         if args.status:
             change["status"] = args.status
         if args.reload:
             change["reload"] = True
         if not change:
-            raise Refused("say what to change: --config, --unset, --enable, --disable or --reload")
-        body = {**change, **ordered.places(args)}
-        answer: Mapping[str, Any] = self.app.rest.call("PATCH", at(PATH, args.driver_id), body)
-        return answer
+            raise CommandError(
+                "nothing to change: use --config, --unset, --enable, --disable or --reload"
+            )
+        return self.call("PATCH", self.find_path(args), {**change, **self.read_fields(args)})

@@ -1,109 +1,100 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``cyborg hardware-*``: the devices of the hosts as their agents last told of them."""
+"""``cyborg hardware-*``: all devices of the hosts as last reported by the agents."""
 
 import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from cliff import columns, lister
+from cliff import columns
 
-from cyborg.cli import ordered, shown
-from cyborg.cli.answers import at
+from cyborg.cli.common import formatting, job_command, listing, pci_ids
+from cyborg.cli.common.base import argument, field_argument
+from cyborg.cli.common.collection import Collection
 
-PATH = "/hardware"
-SHORT: shown.Columns = (
-    ("UUID", "uuid"),
-    ("Host", "host"),
-    ("Address", "address"),
-    ("Driver", "driver"),
-    ("Specs", "acc_specs"),
-    ("Status", "acc_status"),
-    ("Health", "health"),
-)
-LONG: shown.Columns = (
-    *SHORT,
-    ("Backend", "backend"),
-    ("Vendor", "vendor_id"),
-    ("Product", "product_id"),
-    ("NUMA node", "numa_node"),
-    ("Serial", "serial"),
+SHORT = formatting.columns_of("uuid, host, address, driver, acc_specs=Specs, acc_status=Status")
+LONG = formatting.columns_of(
+    "health, backend, vendor_id=Vendor, product_id=Product, vendor=Vendor name, "
+    "model=Product name, numa_node, serial, not_offered",
+    after=SHORT,
 )
 
 
 class Specs(columns.FormattableColumn[Any]):
-    """What a device is: how many of what can be attached, and what they are able to do."""
+    """Specifications of a device: number and type of its accelerators, and their functions."""
 
     def human_readable(self) -> str:
-        """Return the words."""
-        its = self._value or {}
-        said = f"{its.get('num', 0)} {its.get('device_type', '')}".strip()
-        said += ", remote" if its.get("remote") else ""
-        able = shown.words(its.get("acc_capability"))
-        return f"{said}: {able}" if able else said
+        """Return the specifications as text."""
+        specs = self._value or {}
+        text = f"{specs.get('num', 0)} {specs.get('device_type', '')}".strip()
+        text += ", remote" if specs.get("remote") else ""
+        functions = formatting.to_text(specs.get("acc_capability"))
+        return f"{text}: {functions}" if functions else text
 
 
 class Status(columns.FormattableColumn[Any]):
-    """What a device waits for before it can be attached."""
+    """Reasons why a device cannot be attached: required steps, health, state of the agent."""
+
+    def __init__(self, value: Any, not_offered: str | None = None) -> None:
+        super().__init__(value)
+        self._not_offered = not_offered
 
     def human_readable(self) -> str:
-        """Return the words."""
-        needed = [key.replace("_", " ") for key, wanted in (self._value or {}).items() if wanted]
-        return ", ".join(needed) or "ready"
+        """Return the reasons, or ready."""
+        if self._not_offered:
+            return f"not offered: {self._not_offered}"
+        status = self._value or {}
+        reasons = [key.replace("_", " ") for key, active in status.items() if active]
+        return ", ".join(reasons) or "ready"
 
 
-class List(lister.Lister):
-    """List hardware, whether or not it is ready or even supported."""
-
-    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Add the filters."""
-        parser = super().get_parser(prog_name)
-        parser.add_argument("--host", help="only the hardware of this host")
-        parser.add_argument("--driver", help="only that of this driver or backend")
-        parser.add_argument("--long", action="store_true", help="show every field")
-        return parser
-
-    def take_action(self, args: argparse.Namespace) -> Any:
-        """Ask and show."""
-        rows = self.app.rest.rows(PATH, "hardware", host=args.host, driver=args.driver)
-        told = [
-            {
-                **row,
-                "acc_specs": Specs(row.get("acc_specs")),
-                "acc_status": Status(row.get("acc_status")),
-            }
-            for row in rows
-        ]
-        return shown.table(LONG if args.long else SHORT, told)
+def _status(row: Mapping[str, Any]) -> Status:
+    conditions = {"unhealthy": row.get("health") == "unhealthy", "host_down": row.get("host_down")}
+    status = {
+        **(row.get("acc_status") or {}),
+        **{key: True for key, active in conditions.items() if active},
+    }
+    return Status(status, row.get("not_offered"))
 
 
-class Adopt(ordered.Ordered):
-    """Have a backend manage a device that its rules leave alone."""
-
-    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Add the device and the backend."""
-        parser = super().get_parser(prog_name)
-        parser.add_argument("host", help="the host, as service-list names it")
-        parser.add_argument("address", help="where the device is, such as 0000:3b:00.0")
-        parser.add_argument("--backend", required=True, help="the backend of that host")
-        return parser
-
-    def order(self, args: argparse.Namespace) -> Mapping[str, Any]:
-        """Adopt."""
-        body = {"host": args.host, "address": args.address, "backend": args.backend}
-        answer: Mapping[str, Any] = self.app.rest.call("POST", PATH, body)
-        return answer
+def _format_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **pci_ids.add_names(row),
+        "acc_specs": Specs(row["acc_specs"]),
+        "acc_status": _status(row),
+    }
 
 
-class Release(ordered.Ordered):
-    """Have its backend leave a device alone from now on."""
+HARDWARE = Collection("/hardware", SHORT, LONG, format_row=_format_row)
 
-    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Add the device."""
-        parser = super().get_parser(prog_name)
-        parser.add_argument("hardware", help="uuid of the device, as hardware-list shows it")
-        return parser
 
-    def order(self, args: argparse.Namespace) -> Mapping[str, Any]:
-        """Release."""
-        answer: Mapping[str, Any] = self.app.rest.call("DELETE", at(PATH, args.hardware))
-        return answer
+class List(listing.Lister, of=HARDWARE):
+    """List all hardware, including devices that are not ready or not supported."""
+
+    ARGUMENTS = (
+        field_argument("--host", help="only the hardware of this host"),
+        field_argument("--driver", help="only the hardware of this driver or backend"),
+    )
+
+
+class Adopt(job_command.JobCommand, of=HARDWARE):
+    """Adopt a device into a backend whose rules ignore it."""
+
+    ARGUMENTS = (
+        field_argument("host", help="name of the host, as in service-list"),
+        field_argument("address", help="address of the device, such as 0000:3b:00.0"),
+        field_argument("--backend", required=True, help="name of a backend of this host"),
+    )
+
+    def start_job(self, args: argparse.Namespace) -> Mapping[str, Any]:
+        """Adopt the device and return the job."""
+        return self.call("POST", HARDWARE.path, self.read_fields(args))
+
+
+class Release(job_command.JobCommand, of=HARDWARE):
+    """Release a device from its backend."""
+
+    ARGUMENTS = (argument("hardware", help="uuid of the device, as in hardware-list"),)
+
+    def start_job(self, args: argparse.Namespace) -> Mapping[str, Any]:
+        """Release the device and return the job."""
+        return self.call("DELETE", self.find_path(args))

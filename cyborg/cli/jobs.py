@@ -1,126 +1,85 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``cyborg job-*``: what takes time, on one host or on many, and how far it is."""
+"""``cyborg job-*``: long-running jobs on one or more hosts, and their progress."""
 
 import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from cliff import columns, command, lister, show
+from cliff import columns
 
-from cyborg.cli import shown
-from cyborg.cli.answers import Refused, at
-from cyborg.core.job import JobKind, JobState
-from cyborg.core.rollout import BROKEN, Kind, StepState
-from cyborg.core.text import clean
+from cyborg.cli.common import base, formatting, listing
+from cyborg.cli.common.base import argument, field_argument
+from cyborg.cli.common.collection import Collection
+from cyborg.core.drivers.rollout import FAILED_STATES, Kind, StepState
+from cyborg.core.jobs.job import JobKind, JobState
+from cyborg.core.text import sanitize
 
-PATH = "/jobs"
-MOST = 20  # hosts that one message names
-# Plain words: argparse shows those of an enumeration as Python's objects.
+MAX_HOSTS = 20  # in one error message
+# Plain strings: argparse would show members of an enumeration as Python objects.
 KINDS = [kind.value for kind in (*Kind, *JobKind)]
 STATES = [state.value for state in JobState]
 
-SHORT: shown.Columns = (
-    ("UUID", "uuid"),
-    ("Kind", "kind"),
-    ("Subject", "subject"),
-    ("Host", "host"),
-    ("State", "state"),
-    ("Progress", "progress"),
-    ("Created", "created_at"),
-)
-LONG: shown.Columns = (
-    *SHORT,
-    ("Updated", "updated_at"),
-    ("Attempts", "attempts"),
-    ("Error", "error"),
-)
-ONE: shown.Columns = (*LONG, ("Steps", "steps"))
+SHORT = formatting.columns_of("uuid, kind, subject, host, state, progress")
+LONG = formatting.columns_of("created_at, updated_at, attempts, error", after=SHORT)
+DETAIL = formatting.columns_of("steps", after=LONG)
+JOBS = Collection("/jobs", SHORT, LONG)
 
 
 class Steps(columns.FormattableColumn[Any]):
-    """How a job is on each host: a line for each backend, with what went wrong."""
+    """Steps of a job: one line for each backend, with its error."""
 
     def human_readable(self) -> str:
         """Return the lines."""
-        return "\n".join(line(step) for step in self._value or ())
+        return "\n".join(format_step(step) for step in self._value or ())
 
 
-def line(step: Mapping[str, Any]) -> str:
-    """Return how one backend on one host is."""
-    error = f": {clean(step['error'])}" if step["error"] else ""
+def format_step(step: Mapping[str, Any]) -> str:
+    """Return the state of one backend on one host."""
+    error = f": {sanitize(step['error'])}" if step["error"] else ""
     return f"{step['host']} ({step['backend']}) {step['state']}{error}"
 
 
-def trouble(job: Mapping[str, Any]) -> str:
-    """Return why a job did not end well, and on which hosts."""
-    parts = [line(step) for step in job["steps"] if step["state"] in BROKEN]
-    named = parts[:MOST] + ([f"{len(parts) - MOST} more"] if len(parts) > MOST else [])
-    if untouched := sum(step["state"] == StepState.UNTOUCHED for step in job["steps"]):
-        named.append(f"{untouched} untouched")
-    # The error of a job with steps says what they say.
-    said = [clean(job["error"])] if job["error"] and not named else []
-    told = "; ".join(" ".join(text.split()) for text in [*said, *named])
-    return f"job {job['uuid']} ({job['kind']} {job['subject']}) {job['state']}: {told or 'unsaid'}"
+def describe_failure(job: Mapping[str, Any]) -> str:
+    """Return why and on which hosts a job failed."""
+    failures = [format_step(step) for step in job["steps"] if step["state"] in FAILED_STATES]
+    shown = failures[:MAX_HOSTS]
+    if len(failures) > MAX_HOSTS:
+        shown.append(f"{len(failures) - MAX_HOSTS} more")
+    if skipped := sum(step["state"] == StepState.SKIPPED for step in job["steps"]):
+        shown.append(f"{skipped} skipped")
+    # The error of a job with steps repeats the errors of the steps.
+    error = [sanitize(job["error"])] if job["error"] and not shown else []
+    reasons = "; ".join(" ".join(text.split()) for text in [*error, *shown]) or "no reason given"
+    return f"job {job['uuid']} ({job['kind']} {job['subject']}) {job['state']}: {reasons}"
 
 
-def whole(job: Mapping[str, Any]) -> Any:
-    """Return a job as a command shows one."""
-    return shown.one(ONE, {**job, "steps": Steps(job["steps"])})
+def build_job(job: Mapping[str, Any]) -> Any:
+    """Return the headings and values of a job."""
+    return formatting.build_object(DETAIL, {**job, "steps": Steps(job["steps"])})
 
 
-class List(lister.Lister):
-    """List jobs: what takes time, on one host or on many."""
+class List(listing.Lister, of=JOBS):
+    """List jobs."""
 
-    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Add the filters."""
-        parser = super().get_parser(prog_name)
-        parser.add_argument("--kind", choices=KINDS, help="only these")
-        parser.add_argument("--state", choices=STATES, help="only these")
-        parser.add_argument("--host", help="only those that are about this host")
-        parser.add_argument(
-            "--subject", help="only those about this driver, instance or deployable"
-        )
-        parser.add_argument("--long", action="store_true", help="show every field")
-        return parser
-
-    def take_action(self, args: argparse.Namespace) -> Any:
-        """Ask and show."""
-        rows = self.app.rest.rows(
-            PATH, "jobs", kind=args.kind, state=args.state, host=args.host, subject=args.subject
-        )
-        return shown.table(LONG if args.long else SHORT, rows)
+    ARGUMENTS = (
+        field_argument("--kind", choices=KINDS, help="only jobs of this kind"),
+        field_argument("--state", choices=STATES, help="only jobs in this state"),
+        field_argument("--host", help="only jobs for this host"),
+        field_argument("--subject", help="only jobs for this driver, instance or deployable"),
+    )
 
 
-class Show(show.ShowOne):
-    """Show one job with how it is on each host."""
+class Show(base.Show, of=JOBS):
+    """Show one job with its state on each host."""
 
-    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Add the job."""
-        parser = super().get_parser(prog_name)
-        parser.add_argument("job", help="uuid of the job")
-        return parser
+    ARGUMENTS = (argument("job", help="uuid of the job"),)
 
     def take_action(self, args: argparse.Namespace) -> Any:
-        """Ask and show."""
-        return whole(self.app.rest.call("GET", at(PATH, args.job)))
+        """Return the job."""
+        return build_job(self.app.rest.call("GET", self.find_path(args)))
 
 
-class Cancel(command.Command):
-    """Have jobs about drivers begin nothing more; what they had only closed is open again."""
+class Cancel(base.CallEach, of=JOBS):
+    """Cancel open driver jobs; backends that were only cordoned are uncordoned."""
 
-    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Add the jobs."""
-        parser = super().get_parser(prog_name)
-        parser.add_argument("job", nargs="+", help="uuid of an open job about a driver")
-        return parser
-
-    def take_action(self, args: argparse.Namespace) -> None:
-        """Cancel one after another; one that is refused does not keep the others."""
-        refused = []
-        for job in args.job:
-            try:
-                self.app.rest.call("DELETE", at(PATH, job))
-            except Refused as why:
-                refused.append(f"{job}: {why}")
-        if refused:
-            raise Refused("; ".join(refused))
+    ARGUMENTS = (argument("job", nargs="+", help="uuid of an open driver job"),)

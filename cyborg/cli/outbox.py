@@ -1,82 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``cyborg outbox-*``: what neighbours have not been told yet, and what they never took."""
+"""``cyborg outbox-*``: pending messages to other services, and dead letters."""
 
-import argparse
-from typing import Any
+from cyborg.cli.common import base, formatting, listing
+from cyborg.cli.common.base import argument, field_argument
+from cyborg.cli.common.collection import Collection
 
-from cliff import command, lister
-
-from cyborg.cli import shown
-from cyborg.cli.answers import Refused, at
-
-PATH = "/outbox"
-SHORT: shown.Columns = (
-    ("UUID", "uuid"),
-    ("Kind", "kind"),
-    ("Subject", "subject"),
-    ("State", "state"),
-    ("Attempts", "attempts"),
-    ("Error", "error"),
-    ("Created", "created_at"),
-)
-LONG: shown.Columns = (
-    *SHORT,
-    ("Updated", "updated_at"),
-    ("Next try", "next_try_at"),
-    ("Payload", "payload"),
-)
+SHORT = formatting.columns_of("uuid, kind, subject, state, attempts, error")
+LONG = formatting.columns_of("created_at, updated_at, next_try_at, payload", after=SHORT)
+OUTBOX = Collection("/outbox", SHORT, LONG, nouns="messages")
+_MESSAGES = argument("message", nargs="+", help="uuid of a dead letter")
 
 
-class List(lister.Lister):
-    """List messages of the outbox: those that wait and those that are dead."""
+class List(listing.Lister, of=OUTBOX):
+    """List pending messages and dead letters of the outbox."""
 
-    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Add the filters."""
-        parser = super().get_parser(prog_name)
-        parser.add_argument(
-            "--state", choices=["pending", "dead"], help="only these; both by default"
-        )
-        parser.add_argument("--kind", help="only these, such as nova-event or notification")
-        parser.add_argument("--long", action="store_true", help="show every field")
-        return parser
-
-    def take_action(self, args: argparse.Namespace) -> Any:
-        """Ask and show."""
-        rows = self.app.rest.rows(PATH, "outbox", state=args.state, kind=args.kind)
-        return shown.table(LONG if args.long else SHORT, rows)
+    ARGUMENTS = (
+        field_argument(
+            "--state",
+            choices=["pending", "dead"],
+            help="only messages in this state; both by default",
+        ),
+        field_argument(
+            "--kind", help="only messages of this kind, such as nova-event or notification"
+        ),
+    )
 
 
-class _Each(command.Command):
-    """Does something to one message after another; one that is refused does not keep the others."""
+class Retry(base.CallEach, of=OUTBOX):
+    """Retry the delivery of dead letters."""
 
-    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Add the messages."""
-        parser = super().get_parser(prog_name)
-        parser.add_argument("message", nargs="+", help="uuid of a dead message")
-        return parser
-
-    def _each(self, messages: list[str], method: str, tail: str = "") -> None:
-        refused = []
-        for message in messages:
-            try:
-                self.app.rest.call(method, at(PATH, message) + tail)
-            except Refused as why:
-                refused.append(f"{message}: {why}")
-        if refused:
-            raise Refused("; ".join(refused))
+    ARGUMENTS = (_MESSAGES,)
+    METHOD, SUFFIX = "POST", "/retry"
 
 
-class Retry(_Each):
-    """Have dead messages delivered after all."""
+class Delete(base.CallEach, of=OUTBOX):
+    """Delete dead letters."""
 
-    def take_action(self, args: argparse.Namespace) -> None:
-        """Retry each."""
-        self._each(args.message, "POST", "/retry")
-
-
-class Delete(_Each):
-    """Forget dead messages."""
-
-    def take_action(self, args: argparse.Namespace) -> None:
-        """Delete each."""
-        self._each(args.message, "DELETE")
+    ARGUMENTS = (_MESSAGES,)

@@ -1,65 +1,127 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``cyborg service-list``: the daemons, whether they are alive, and what their backends offer."""
+"""``cyborg service-*``: daemons, their state, and the functions of their backends."""
 
 import argparse
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from cliff import columns, lister
+from cliff import columns
 
-from cyborg.cli import shown
+from cyborg.cli.common import base, formatting, listing
+from cyborg.cli.common.base import argument, field_argument
+from cyborg.cli.common.collection import Collection
+from cyborg.core.hosts.liveness import Liveness
 
-PATH = "/services"
-SHORT: shown.Columns = (
-    ("Service", "binary"),
-    ("Host", "host"),
-    ("Kind", "kind"),
-    ("Status", "status"),
-    ("State", "state"),
-    ("Last seen", "last_seen_at"),
-    ("Down since", "down_since"),
-    ("Backends", "backends"),
+UNKNOWN = "UNKNOWN"
+SHORT = formatting.columns_of("uuid, binary=Service, host, state, status, backends")
+LONG = formatting.columns_of("kind, last_seen_at, down_since, created_at", after=SHORT)
+SERVICES = Collection("/services", SHORT, LONG)
+BACKEND = formatting.columns_of("uuid, host, name=Backend, driver, status, functions")
+LONG_BACKEND = formatting.columns_of(
+    "error, state, last_seen_at, down_since, created_at", after=BACKEND
 )
 
 
+def effective_status(status: str, state: str) -> str:
+    """Return the last reported status of a daemon; UNKNOWN if it is down.
+
+    >>> effective_status("READY", "down")
+    'UNKNOWN'
+    """
+    return UNKNOWN if state == Liveness.DOWN else status
+
+
 class Backends(columns.FormattableColumn[Any]):
-    """The backends of an agent: a line for each, with what is wrong, and one for each function."""
+    """Backends of an agent: one line for each backend with its error, and for each function."""
 
     def human_readable(self) -> str:
         """Return the lines."""
         return "\n".join(line for backend in self._value or () for line in _lines(backend))
 
 
+class BackendsSummary(Backends):
+    """Backends of an agent in one line: the status of one backend, or counts by status."""
+
+    def human_readable(self) -> str:
+        """Return one line."""
+        backends = self._value or []
+        if len(backends) == 1:
+            return f"{backends[0]['name']} {backends[0]['status']}"
+        counts = Counter(backend["status"] for backend in backends)
+        return ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+
+
+class Functions(columns.FormattableColumn[Any]):
+    """Functions of a backend with the used and the total number of accelerators."""
+
+    def human_readable(self) -> str:
+        """Return a line for each."""
+        return "\n".join(
+            f"{function['function']} {function['used']}/{function['total']}"
+            for function in self._value or ()
+        )
+
+
 def _lines(backend: Mapping[str, Any]) -> list[str]:
-    wrong = f": {backend['error']}" if backend["error"] else ""
+    error = f": {backend['error']}" if backend["error"] else ""
     return [
-        f"{backend['name']} ({backend['driver']}) {backend['status']}{wrong}",
+        f"{backend['name']} ({backend['driver']}) {backend['status']}{error}",
         *(
-            f"  {one['function']}: {one['used']} of {one['total']} used, {one['free']} free"
-            for one in backend.get("functions") or ()
+            f"  {function['function']}: {function['used']} of {function['total']} used, "
+            f"{function['free']} free"
+            for function in backend.get("functions") or ()
         ),
     ]
 
 
-class List(lister.Lister):
-    """List services: the daemons and, of an agent, its backends with the functions they offer."""
+def _format_row(row: Mapping[str, Any], kind: type[Backends]) -> dict[str, Any]:
+    state = row["state"]
+    backends = [
+        {**backend, "status": effective_status(backend["status"], state)}
+        for backend in row["backends"]
+    ]
+    return {**row, "status": effective_status(row["status"], state), "backends": kind(backends)}
 
-    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Add the filters."""
-        parser = super().get_parser(prog_name)
-        parser.add_argument(
-            "--kind", choices=["daemon", "backend"], help="only these; both by default"
-        )
-        parser.add_argument("--host", help="only the services of this host")
-        parser.add_argument(
+
+def _backend(row: Mapping[str, Any]) -> dict[str, Any]:
+    (backend,) = row["backends"]
+    status = effective_status(backend["status"], row["state"])
+    functions = Functions(backend["functions"])
+    return {**backend, **row, "status": status, "error": backend["error"], "functions": functions}
+
+
+class List(listing.Lister, of=SERVICES):
+    """List daemons, and the backends of agents with their functions.
+
+    Functions are shown as used/total. --long shows each backend of an agent with its error.
+    """
+
+    UNCUT_COLUMNS = ("Service", "State", "Status")
+    ARGUMENTS = (
+        field_argument(
+            "--kind", choices=["daemon", "backend"], help="only this kind; both by default"
+        ),
+        field_argument("--host", help="only the services of this host"),
+        field_argument(
             "--function",
-            help="only backends that offer this, such as crypto.ipsec, and what they have of it",
-        )
-        return parser
+            help="only backends with this function, such as crypto.ipsec, and its numbers",
+        ),
+    )
 
     def take_action(self, args: argparse.Namespace) -> Any:
-        """Ask and show."""
-        rows = self.app.rest.rows(
-            PATH, "services", kind=args.kind, host=args.host, function=args.function
-        )
-        return shown.table(SHORT, [{**row, "backends": Backends(row["backends"])} for row in rows])
+        """Return the table of services."""
+        rows = self.read_rows(args)
+        if args.kind == "backend":
+            return self.build_rows(args, map(_backend, rows), BACKEND, LONG_BACKEND)
+        kind = Backends if args.long else BackendsSummary
+        return self.build_rows(args, [_format_row(row, kind) for row in rows])
+
+
+class Delete(base.CallEach, of=SERVICES):
+    """Delete daemons that are down; the devices of an agent are deleted with it.
+
+    Rejected while a daemon is up, and while a device of the agent's host is in use.
+    """
+
+    ARGUMENTS = (argument("service", nargs="+", help="uuid of a daemon that is down"),)

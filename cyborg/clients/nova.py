@@ -1,122 +1,129 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Telling Nova of accelerator requests, by its external events, and asking after its servers."""
+"""Client of Nova: send external events for ARQs, and query servers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from keystoneauth1 import adapter, loading
 from keystoneauth1 import exceptions as ks
+from keystoneauth1 import loading
 from oslo_config import cfg
 
-from cyborg.core.audit_view import Instance
-from cyborg.core.errors import Invalid, Misconfigured, TimedOut, Unavailable
+from cyborg.clients.credentials import credentials_error, describe
+from cyborg.clients.service_client import ServiceClient
+from cyborg.core.audit.sources import Instance
+from cyborg.core.errors import Invalid, Misconfigured, Unavailable
 
 MICROVERSION = "2.82"
-"""The first that knows the event accelerator-request-bound."""
+"""The first microversion with the event accelerator-request-bound."""
 
 BOUND = "accelerator-request-bound"
-GONE = 404
+NOT_FOUND = 404
 NO_HOST_YET = 422
 
 _PATH = "/os-server-external-events"
-_PAGE = 1000  # servers of one answer; what Nova allows by default
-_PAGES = 20  # of one host
+_PAGE = 1000  # servers per response, the maximum of Nova by default
+_PAGES = 20  # maximum number of pages for one host
 
 
-class Nova:
-    """The calls of Nova's that a conductor makes."""
+class Nova(ServiceClient):
+    """Client of Nova with the calls that a conductor needs."""
 
-    def __init__(self, adapter: adapter.Adapter, timeout: float = 30.0) -> None:
-        """Use a keystoneauth adapter; ``timeout`` is in seconds, for each request."""
-        self._adapter = adapter
-        self._timeout = timeout
+    SERVICE = "Nova"
 
     def send(self, events: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
-        """Post events and return Nova's status code for each, in their order.
+        """Send events and return Nova's status code for each, in the same order.
 
-        200: taken. 422: the instance has no host yet, which is normal while it is built. 404: no
-        such instance. Raises Invalid when Nova took none and says it is our mistake, Unavailable
-        when it failed or did not answer, TimedOut when it did not in time.
+        200: accepted. 422: the instance has no host yet, which is normal during its build. 404: the
+        instance does not exist. Raise Invalid if Nova rejects the whole request as wrong,
+        Unavailable if it fails or cannot be reached, TimedOut if it does not answer in time.
         """
-        answer = self._request(_PATH, "POST", json={"events": [dict(event) for event in events]})
+        answer = self._call("POST", _PATH, json={"events": [dict(event) for event in events]})
         if answer.status_code in (200, 207):
             return _codes(answer, events)
-        if answer.status_code == GONE and _says_no_instance(answer):
-            return (GONE,) * len(events)
+        if answer.status_code == NOT_FOUND and _says_no_instance(answer):
+            return (NOT_FOUND,) * len(events)
         raise _refusal(answer, "events")
 
-    def on_host(self, host: str) -> frozenset[str]:
-        """Return the uuids of the servers that are on a host, in whatever project.
+    def servers_on_host(self, host: str) -> frozenset[str]:
+        """Return the uuids of the servers on a host, of all projects.
 
-        The host is named as Nova names it. Needs the right to list all servers. Raises Unavailable,
-        TimedOut, Invalid.
+        ``host`` is Nova's name of the host. Requires permission to list all servers. Raise
+        Unavailable, TimedOut, Invalid.
         """
         found: set[str] = set()
         base = f"/servers?all_tenants=1&host={quote(host, safe='')}&limit={_PAGE}"
         path = base
         for _ in range(_PAGES):
-            rows = _rows(self._read(path))
-            new = set(rows) - found
+            uuids = _server_uuids(self._read(path))
+            new = set(uuids) - found
             found |= new
-            # The end is an empty page: an operator may have lowered Nova's own limit.
+            # Only an empty page is the end: an operator may have lowered Nova's page limit.
             if not new:
                 return frozenset(found)
-            path = f"{base}&marker={quote(rows[-1], safe='')}"
-        raise Unavailable(f"Nova lists more than {len(found)} servers on host {host}")
+            path = f"{base}&marker={quote(uuids[-1], safe='')}"
+        raise Unavailable(f"Nova lists more than {len(found)} servers on host {host}, the maximum")
 
-    def server(self, uuid: str) -> Instance | None:
-        """Return a server, None when Nova has none. Raises Unavailable, TimedOut, Invalid."""
-        body = self._read(f"/servers/{quote(uuid, safe='')}", gone=True)
+    def get_server(self, uuid: str) -> Instance | None:
+        """Return a server, None if it does not exist. Raise Unavailable, TimedOut, Invalid."""
+        body = self._read(f"/servers/{quote(uuid, safe='')}", allow_missing=True)
         return None if body is None else _instance(uuid, body)
 
-    def _read(self, path: str, *, gone: bool = False) -> Any:
-        """Return the body of an answer; None for one that does not exist, if it may be ``gone``."""
-        answer = self._request(path, "GET")
-        if gone and answer.status_code == GONE and _says_no_instance(answer):
+    def lists_all_projects(self) -> bool:
+        """Return whether these credentials can list the servers of every project.
+
+        Without this permission Nova answers 404 for an existing server of another project. Raise
+        Unavailable, TimedOut, Invalid.
+        """
+        answer = self._call("GET", "/servers?all_tenants=1&limit=1")
+        if answer.status_code == 403:
+            return False
+        if answer.status_code != 200:
+            raise _refusal(answer, "server")
+        return True
+
+    def _read(self, path: str, *, allow_missing: bool = False) -> Any:
+        """Return the body of a response; None for a missing server with ``allow_missing``."""
+        answer = self._call("GET", path)
+        if allow_missing and answer.status_code == NOT_FOUND and _says_no_instance(answer):
             return None
         if answer.status_code != 200:
             raise _refusal(answer, "server")
         try:
             return answer.json()
-        except ValueError as bad:
-            raise Unavailable(f"Nova answered what is no JSON: {answer.text[:100]!r}") from bad
+        except ValueError as exc:
+            raise Unavailable(
+                f"unexpected response from Nova: not JSON: {answer.text[:100]!r}"
+            ) from exc
 
-    def _request(self, path: str, verb: str, **more: Any) -> Any:
-        try:
-            return self._adapter.request(
-                path,
-                verb,
-                microversion=MICROVERSION,
-                raise_exc=False,
-                timeout=self._timeout,
-                **more,
+    def _call(self, verb: str, path: str, **options: Any) -> Any:
+        answer = self._request(verb, path, microversion=MICROVERSION, **options)
+        if answer.status_code == 401:
+            raise credentials_error(
+                "Nova", self._credentials, f"{verb} {path}: {answer.text[:300]}"
             )
-        except ks.ConnectTimeout as bad:
-            raise TimedOut(f"Nova did not answer in {self._timeout:g} s: {bad}") from bad
-        except ks.ClientException as bad:
-            raise Unavailable(f"Nova cannot be reached: {bad}") from bad
+        return answer
 
 
 def make(conf: cfg.ConfigOpts) -> Nova:
-    """Build the client from section [nova]. Raises Misconfigured when the section is unusable."""
+    """Create the client from section [nova]. Raise Misconfigured if the section is unusable."""
     try:
         auth = loading.load_auth_from_conf_options(conf, "nova")
         session = loading.load_session_from_conf_options(conf, "nova", auth=auth)
-        made = loading.load_adapter_from_conf_options(conf, "nova", session=session, auth=auth)
-    except (ks.ClientException, cfg.Error, ValueError) as bad:
-        raise Misconfigured(f"[nova]: {bad}", option="nova.auth_type") from bad
-    if conf.nova.notify and auth is None and not conf.nova.endpoint_override:
+        adapter = loading.load_adapter_from_conf_options(conf, "nova", session=session, auth=auth)
+    except (ks.ClientException, cfg.Error, ValueError) as exc:
+        raise Misconfigured(f"[nova]: {exc}", option="nova.auth_type") from exc
+    if conf.nova.send_events and auth is None and not conf.nova.endpoint_override:
         raise Misconfigured(
             "[nova] auth_type is not set: expected the name of an auth plugin and its options, or "
-            "notify = false in an installation without Nova",
+            "send_events = false in an installation without Nova",
             option="nova.auth_type",
         )
-    return Nova(made, conf.nova.request_timeout)
+    return Nova(adapter, conf.nova.request_timeout, describe(conf, "nova"))
 
 
 def _codes(answer: Any, events: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
-    """Read the code of each event; one that Nova leaves out has the code of the whole."""
+    """Return the status code of each event, 200 for an event that is not in the response."""
     if answer.status_code == 200:
         return (200,) * len(events)
     try:
@@ -124,8 +131,8 @@ def _codes(answer: Any, events: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
             (item.get("name"), item.get("server_uuid"), item.get("tag")): int(item["code"])
             for item in answer.json()["events"]
         }
-    except (ValueError, KeyError, TypeError, AttributeError) as bad:
-        raise Unavailable(f"Nova answered 207 with what is no list of events: {bad}") from bad
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise Unavailable(f"unexpected response from Nova: no list of events (207): {exc}") from exc
     return tuple(
         found.get((event.get("name"), event.get("server_uuid"), event.get("tag")), 200)
         for event in events
@@ -133,16 +140,16 @@ def _codes(answer: Any, events: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
 
 
 def _refusal(answer: Any, field: str) -> Exception:
-    told = f"Nova answered {answer.status_code}: {answer.text[:300]}"
-    if answer.status_code >= 500 or answer.status_code in (401, 403, 408, 429):
-        return Unavailable(told, status=answer.status_code)
-    return Invalid(told, field=field, status=answer.status_code)
+    message = f"Nova answered {answer.status_code}: {answer.text[:300]}"
+    if answer.status_code >= 500 or answer.status_code in (403, 408, 429):
+        return Unavailable(message, status=answer.status_code)
+    return Invalid(message, field=field, status=answer.status_code)
 
 
 def _instance(uuid: str, body: Any) -> Instance:
-    """Read a server; who is no administrator for Nova is told no hosts."""
+    """Parse a server. Nova shows its host only to an administrator."""
     if not isinstance(body, Mapping) or not isinstance(server := body.get("server"), Mapping):
-        raise Unavailable("Nova answered what is no server")
+        raise Unavailable("unexpected response from Nova: no server")
     host = "OS-EXT-SRV-ATTR:host"
     return Instance(
         uuid=uuid,
@@ -150,19 +157,19 @@ def _instance(uuid: str, body: Any) -> Instance:
         host=server.get(host) or None,
         node=server.get("OS-EXT-SRV-ATTR:hypervisor_hostname") or None,
         task=server.get("OS-EXT-STS:task_state") or None,
-        told=host in server,
+        host_visible=host in server,
     )
 
 
-def _rows(body: Any) -> list[str]:
+def _server_uuids(body: Any) -> list[str]:
     try:
         return [str(row["id"]) for row in body["servers"]]
-    except (KeyError, TypeError) as bad:
-        raise Unavailable(f"Nova answered what is no list of servers: {bad}") from bad
+    except (KeyError, TypeError) as exc:
+        raise Unavailable(f"unexpected response from Nova: no list of servers: {exc}") from exc
 
 
 def _says_no_instance(answer: Any) -> bool:
-    # A wrong endpoint is a 404 as well; only Nova's own words may drop an event.
+    # A wrong endpoint also gives 404; only Nova's own error may discard an event.
     try:
         return "itemNotFound" in answer.json()
     except ValueError:

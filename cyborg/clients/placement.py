@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Placement's resource providers: read them, make them, bring them to what is wanted.
+"""Client of Placement: read, create and update resource providers.
 
-Every write that Placement can check is checked: it carries the generation that was read, and a 409
-says that somebody else wrote in between. See the reference at
+Every write with a generation check in Placement sends the generation that was read; a 409 means a
+concurrent write. See the reference at
 https://docs.openstack.org/api-ref/placement/.
 """
 
@@ -17,11 +17,13 @@ from keystoneauth1 import adapter, loading
 from keystoneauth1 import exceptions as ks
 from oslo_config import cfg
 
-from cyborg.core.errors import Conflict, InUse, Invalid, Misconfigured, TimedOut, Unavailable
+from cyborg.clients.credentials import credentials_error, describe
+from cyborg.clients.service_client import ServiceClient
+from cyborg.core.errors import Conflict, InUse, Invalid, Misconfigured, Unavailable
 
-BEST = (1, 39)
-LEAST = (1, 26)
-"""The first microversion in which ``reserved`` may reach ``total``: how a provider is closed."""
+MAX_MICROVERSION = (1, 39)
+MIN_MICROVERSION = (1, 26)
+"""The first microversion in which ``reserved`` may equal ``total``, as a cordon requires."""
 
 _IN_USE = frozenset(
     {
@@ -33,8 +35,8 @@ _IN_USE = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """A provider as Placement lists it; ``generation`` guards the writes to it."""
+class ProviderSummary:
+    """Provider in a list of Placement; ``generation`` guards the writes to it."""
 
     uuid: str
     name: str
@@ -42,95 +44,105 @@ class Known:
     generation: int
 
 
-class Placement:
-    """The calls of Placement that the conductor makes.
+class Placement(ServiceClient):
+    """Client of Placement with the calls that a conductor needs.
 
-    Each raises Unavailable when Placement is away, fails or refuses our credentials, TimedOut when
-    it does not answer in time, Conflict on a stale generation or a taken name, InUse when there are
-    allocations, and Invalid for whatever else it refuses.
+    Each method raises Unavailable if Placement cannot be reached, fails or rejects the credentials,
+    TimedOut if it does not answer in time, Conflict for a stale generation or a duplicate name,
+    InUse if there are allocations, and Invalid for any other rejection.
     """
 
-    def __init__(self, adapter: adapter.Adapter, timeout: float = 30.0) -> None:
-        """Use a keystoneauth adapter; ``timeout`` is in seconds, for each request."""
-        self._adapter = adapter
-        self._timeout = timeout
+    SERVICE = "Placement"
+
+    def __init__(
+        self, adapter: adapter.Adapter, timeout: float = 30.0, credentials: str | None = None
+    ) -> None:
+        """Start with an empty cache; the arguments are those of ServiceClient."""
+        super().__init__(adapter, timeout, credentials)
         self._lock = threading.Lock()
         self._version: str | None = None
         self._ensured: set[str] = set()
 
-    def find(self, name: str) -> Known | None:
-        """Return the provider of that name, or None."""
+    def find(self, name: str) -> ProviderSummary | None:
+        """Return the provider with this name, or None."""
         found = self._list(f"name={quote(name, safe='')}")
         return found[0] if found else None
 
-    def tree(self, uuid: str, trait: str | None = None) -> dict[str, Known]:
-        """Return every provider of the tree that this one is in, by uuid; empty for none.
+    def tree(self, uuid: str, trait: str | None = None) -> dict[str, ProviderSummary]:
+        """Return every provider in the tree of this one, by uuid; empty if it does not exist.
 
-        Those that have a trait, if one is given.
+        ``trait`` selects the providers with this trait.
         """
-        which = f"in_tree={uuid}" + (f"&required={trait}" if trait else "")
-        return {known.uuid: known for known in self._list(which)}
+        query = f"in_tree={uuid}" + (f"&required={trait}" if trait else "")
+        return {provider.uuid: provider for provider in self._list(query)}
 
-    def roots(self) -> list[Known]:
-        """Return every provider that has no parent: one large answer, not for a hot path."""
+    def root_providers(self) -> list[ProviderSummary]:
+        """Return every provider without a parent. The response is large: not for a hot path."""
         answer = self._call("GET", "/resource_providers")
-        found = (_known(body) for body in answer.json()["resource_providers"])
-        return [known for known in found if known.parent_uuid is None]
+        found = (_summary(body) for body in answer.json()["resource_providers"])
+        return [provider for provider in found if provider.parent_uuid is None]
 
-    def get(self, uuid: str) -> Known | None:
+    def compute_nodes(self) -> list[ProviderSummary]:
+        """Return the providers of compute nodes, by the trait that nova-compute sets.
+
+        The size of the response grows with the number of hosts.
+        """
+        return self._list("required=COMPUTE_NODE")
+
+    def get(self, uuid: str) -> ProviderSummary | None:
         """Return a provider, or None."""
         answer = self._call("GET", f"/resource_providers/{uuid}", 404)
-        return None if answer.status_code == 404 else _known(answer.json())
+        return None if answer.status_code == 404 else _summary(answer.json())
 
     def inventories(self, uuid: str) -> dict[str, dict[str, Any]]:
-        """Return the inventories of a provider by resource class; empty when it is gone."""
+        """Return the inventories of a provider by resource class; empty if it does not exist."""
         answer = self._call("GET", f"/resource_providers/{uuid}/inventories", 404)
         return {} if answer.status_code == 404 else dict(answer.json()["inventories"])
 
     def traits(self, uuid: str) -> frozenset[str]:
-        """Return the traits of a provider; empty when it is gone."""
+        """Return the traits of a provider; empty if it does not exist."""
         answer = self._call("GET", f"/resource_providers/{uuid}/traits", 404)
         return frozenset() if answer.status_code == 404 else frozenset(answer.json()["traits"])
 
     def allocations(self, uuid: str) -> dict[str, dict[str, int]] | None:
-        """Return what each consumer has of a provider, by consumer and resource class.
+        """Return the allocations of a provider, by consumer and resource class.
 
-        None is that Placement has no such provider, which says nothing of its consumers.
+        Return None if the provider does not exist, which is no statement about its consumers.
         """
         answer = self._call("GET", f"/resource_providers/{uuid}/allocations", 404)
         if answer.status_code == 404:
             return None
         found = answer.json()["allocations"]
-        return {str(consumer): dict(has["resources"]) for consumer, has in found.items()}
+        return {str(consumer): dict(item["resources"]) for consumer, item in found.items()}
 
     def consumer_project(self, consumer: str) -> str | None:
-        """Return the project that a consumer's allocations belong to, None when it has none."""
+        """Return the project of a consumer's allocations, None if it has no allocations."""
         answer = self._call("GET", f"/allocations/{quote(consumer, safe='')}", 404)
         body = {} if answer.status_code == 404 else answer.json()
         project = body.get("project_id")
         return str(project) if project and body.get("allocations") else None
 
     def ensure_classes(self, names: Iterable[str]) -> None:
-        """Make resource classes of our own that are not there yet."""
+        """Create those of the custom resource classes that do not exist."""
         self._ensure("resource_classes", names)
 
     def ensure_traits(self, names: Iterable[str]) -> None:
-        """Make traits of our own that are not there yet."""
+        """Create those of the custom traits that do not exist."""
         self._ensure("traits", names)
 
-    def forget(self) -> None:
-        """Ask again for all that is remembered: Placement may have another database now."""
+    def reset_cache(self) -> None:
+        """Clear the cache, because Placement's database may have been replaced."""
         with self._lock:
             self._ensured.clear()
             self._version = None
 
     def create(self, uuid: str, name: str, parent_uuid: str | None) -> int:
-        """Make a provider and return its generation."""
+        """Create a provider and return its generation."""
         body = {"uuid": uuid, "name": name, "parent_provider_uuid": parent_uuid}
         return int(self._call("POST", "/resource_providers", json=body).json()["generation"])
 
     def rename(self, uuid: str, name: str, parent_uuid: str | None) -> int:
-        """Give a provider its name and its place; return its generation."""
+        """Set the name and the parent of a provider; return its generation."""
         body = {"name": name, "parent_provider_uuid": parent_uuid}
         return int(self._call("PUT", f"/resource_providers/{uuid}", json=body).json()["generation"])
 
@@ -152,12 +164,12 @@ class Placement:
         return int(answer.json()["resource_provider_generation"])
 
     def delete(self, uuid: str) -> None:
-        """Delete a provider; one that is gone is fine. Raises InUse when it has allocations."""
+        """Delete a provider; do nothing if it does not exist. Raise InUse if it has allocations."""
         self._call("DELETE", f"/resource_providers/{uuid}", 404)
 
-    def _list(self, query: str) -> list[Known]:
+    def _list(self, query: str) -> list[ProviderSummary]:
         answer = self._call("GET", f"/resource_providers?{query}")
-        return [_known(body) for body in answer.json()["resource_providers"]]
+        return [_summary(body) for body in answer.json()["resource_providers"]]
 
     def _ensure(self, collection: str, names: Iterable[str]) -> None:
         for name in sorted(names):
@@ -167,15 +179,15 @@ class Placement:
                 with self._lock:
                     self._ensured.add(path)
 
-    def _call(self, verb: str, path: str, *allowed: int, **more: Any) -> Any:
+    def _call(self, verb: str, path: str, *allowed: int, **options: Any) -> Any:
         version = self._version or self._negotiate()
-        answer = self._request(verb, path, microversion=version, **more)
+        answer = self._request(verb, path, microversion=version, **options)
         if answer.status_code < 300 or answer.status_code in allowed:
             return answer
         raise self._refusal(verb, path, answer)
 
     def _negotiate(self) -> str:
-        """Return the best microversion that both sides know, and remember it."""
+        """Return the highest microversion that both sides support, and cache it."""
         answer = self._request("GET", "/", headers={"Accept": "application/json"})
         if answer.status_code >= 300:
             raise self._refusal("GET", "/", answer)
@@ -183,65 +195,63 @@ class Placement:
             offered = microversion_parse.parse_version_string(
                 answer.json()["versions"][0]["max_version"]
             )
-        except (ValueError, KeyError, IndexError, TypeError) as bad:
-            raise Unavailable(f"what answers is not Placement: {answer.text[:100]!r}") from bad
-        agreed = min(BEST, (offered.major, offered.minor))
-        if agreed < LEAST:
+        except (ValueError, KeyError, IndexError, TypeError) as exc:
             raise Unavailable(
-                f"Placement speaks microversions up to {offered}; {LEAST[0]}.{LEAST[1]} is the "
-                "least this service needs"
+                f"unexpected response from Placement: no version: {answer.text[:100]!r}"
+            ) from exc
+        agreed = min(MAX_MICROVERSION, (offered.major, offered.minor))
+        if agreed < MIN_MICROVERSION:
+            raise Unavailable(
+                f"Placement supports microversions up to {offered}, but this service needs "
+                f"{MIN_MICROVERSION[0]}.{MIN_MICROVERSION[1]}: upgrade Placement"
             )
         with self._lock:
             self._version = f"{agreed[0]}.{agreed[1]}"
             return self._version
 
-    def _request(self, verb: str, path: str, **more: Any) -> Any:
-        try:
-            return self._adapter.request(path, verb, raise_exc=False, timeout=self._timeout, **more)
-        except ks.ConnectTimeout as bad:
-            raise TimedOut(f"Placement did not answer in {self._timeout:g} s: {bad}") from bad
-        except ks.ClientException as bad:
-            raise Unavailable(f"Placement cannot be reached: {bad}") from bad
-
     def _refusal(self, verb: str, path: str, answer: Any) -> Exception:
         status = answer.status_code
-        code, detail = _explained(answer)
-        told = f"Placement answered {status} to {verb} {path}: {detail}"
+        code, detail = _error_details(answer)
+        message = f"Placement answered {status} to {verb} {path}: {detail}"
+        if status == 401:
+            return credentials_error("Placement", self._credentials, f"{verb} {path}: {detail}")
         if status == 409:
-            return (InUse if code in _IN_USE else Conflict)(told, status=status)
-        if status >= 500 or status in (401, 403, 406, 408, 429):
+            return (InUse if code in _IN_USE else Conflict)(message, status=status)
+        if status >= 500 or status in (403, 406, 408, 429):
             if status == 406:
-                self.forget()
-            return Unavailable(told, status=status)
+                self.reset_cache()
+            return Unavailable(message, status=status)
         if status == 400:
-            # A name that we believe to be there may have gone with Placement's old database.
-            self.forget()
-        return Invalid(told, status=status)
+            # A cached name may not exist any more if Placement's database was replaced.
+            self.reset_cache()
+        return Invalid(message, status=status)
 
 
 def make(conf: cfg.ConfigOpts) -> Placement:
-    """Build the client from section [placement]. Raises Misconfigured when it is unusable."""
+    """Create the client from section [placement]. Raise Misconfigured if it is unusable."""
     try:
         auth = loading.load_auth_from_conf_options(conf, "placement")
         session = loading.load_session_from_conf_options(conf, "placement", auth=auth)
-        made = loading.load_adapter_from_conf_options(conf, "placement", session=session, auth=auth)
-    except (ks.ClientException, cfg.Error, ValueError) as bad:
-        raise Misconfigured(f"[placement]: {bad}", option="placement.auth_type") from bad
+        adapter = loading.load_adapter_from_conf_options(
+            conf, "placement", session=session, auth=auth
+        )
+    except (ks.ClientException, cfg.Error, ValueError) as exc:
+        raise Misconfigured(f"[placement]: {exc}", option="placement.auth_type") from exc
     if auth is None and not conf.placement.endpoint_override:
         raise Misconfigured(
             "[placement] auth_type is not set: expected the name of an auth plugin and its options",
             option="placement.auth_type",
         )
-    return Placement(made, conf.placement.request_timeout)
+    return Placement(adapter, conf.placement.request_timeout, describe(conf, "placement"))
 
 
-def _known(body: Mapping[str, Any]) -> Known:
-    return Known(
+def _summary(body: Mapping[str, Any]) -> ProviderSummary:
+    return ProviderSummary(
         body["uuid"], body["name"], body.get("parent_provider_uuid"), int(body["generation"])
     )
 
 
-def _explained(answer: Any) -> tuple[str, str]:
+def _error_details(answer: Any) -> tuple[str, str]:
     try:
         first = answer.json()["errors"][0]
         return str(first.get("code", "")), " ".join(str(first["detail"]).split())[:300]

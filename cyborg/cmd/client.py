@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``cyborg``: the command line client."""
+"""``cyborg``: the command-line client."""
 
 import sys
 

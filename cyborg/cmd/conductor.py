@@ -16,12 +16,12 @@ from cyborg.core.errors import Misconfigured
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT; return the exit code."""
-    # Before the first import of oslo_service.service, which takes the backend that it finds.
+    # Before the first import of oslo_service.service, which uses the backend that is set by then.
     backend.init_backend(backend.BackendType.THREADING)
     from oslo_service import service
 
     conf = cfg.ConfigOpts()
-    options.register(conf)
+    options.register(conf, options.CONDUCTOR_GROUPS)
     log.register_options(conf)
     try:
         conf(
@@ -31,17 +31,22 @@ def main(argv: Sequence[str] | None = None) -> int:
             version=metadata.version("cyborg"),
         )
         log.setup(conf, "cyborg")
-        # Here, where it can still be refused; a worker that fails would be started for ever.
+        # Checked before workers start: the launcher would restart a failing worker for ever.
         ConductorService(conf).open()
-    except (Misconfigured, cfg.Error) as bad:
-        sys.stderr.write(f"cyborg-conductor: {' '.join(str(bad).split())}\n")
+    except (Misconfigured, cfg.Error) as exc:
+        sys.stderr.write(f"cyborg-conductor: {' '.join(str(exc).split())}\n")
         return 1
 
     class Worker(ConductorService, service.ServiceBase):  # type: ignore[misc]
-        """What oslo.service forks: nothing is connected before ``start``."""
+        """A worker process of oslo.service; opens no connection before ``start``."""
+
+        def start(self) -> None:
+            """Start with the current options: after SIGHUP a new worker has the reloaded ones."""
+            log.setup(conf, "cyborg")
+            super().start()
 
         def reset(self) -> None:
-            """Do nothing on SIGHUP: the launcher starts a fresh worker."""
+            """Do nothing on SIGHUP: the launcher starts a new worker."""
 
     service.launch(conf, Worker(conf), workers=conf.conductor.workers).wait()
     return 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``cyborg-dbsync``: bring the database to the schema of this release, or tell where it is."""
+"""``cyborg-dbsync``: upgrade the database to the schema of this release, or show its revision."""
 
 import logging
 import sys
@@ -14,15 +14,16 @@ from oslo_log import log
 
 from cyborg import conf as options
 from cyborg.core.errors import CyborgError, Unavailable
-from cyborg.db import migrate, trouble
+from cyborg.db import errors, migrate
 from cyborg.db.engine import make_engine
+from cyborg.threads.backoff import Backoff
 
 CLI_OPTIONS = [
     cfg.FloatOpt(
         "wait",
         default=60.0,
         min=0.0,
-        help="Seconds to wait for a database that does not answer.",
+        help="Seconds to wait for a database that does not respond.",
     ),
 ]
 
@@ -30,7 +31,7 @@ CLI_OPTIONS = [
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status: 0, or 1 with the reason on stderr."""
     conf = cfg.ConfigOpts()
-    options.register(conf)
+    options.register(conf, options.DBSYNC_GROUPS)
     log.register_options(conf)
     conf.register_cli_opts([*CLI_OPTIONS, cfg.SubCommandOpt("verb", handler=_verbs)])
     try:
@@ -42,67 +43,67 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         log.setup(conf, "cyborg")
         if not conf.debug:
-            # Their lines say again what is reported below.
+            # Their log lines would duplicate the output of this command.
             for name in ("alembic", "oslo_db"):
                 logging.getLogger(name).setLevel(logging.ERROR)
-        engine = make_engine(conf)
+        # Without statement timeouts: a migration of a large table can take long.
+        engine = make_engine(conf, bounded=False)
         try:
             _wait(engine, conf.wait)
             conf.verb.run(engine, conf)
         finally:
             engine.dispose()
     except (CyborgError, cfg.Error) as error:
-        words = trouble.reason(error)
-        why = "" if words == str(error) else f": {words}"
-        sys.stderr.write(f"cyborg-dbsync: {error}{why}\n")
+        reason = errors.reason(error)
+        details = "" if reason == str(error) else f": {reason}"
+        sys.stderr.write(f"cyborg-dbsync: {error}{details}\n")
         return 1
-    except trouble.FAILURES as error:
-        sys.stderr.write(f"cyborg-dbsync: the database refused: {trouble.reason(error)}\n")
+    except errors.FAILURES as error:
+        sys.stderr.write(f"cyborg-dbsync: database error: {errors.reason(error)}\n")
         return 1
     return 0
 
 
 def _verbs(parsers: Any) -> None:
-    parser = parsers.add_parser("upgrade", help="take the steps that are missing")
-    parser.add_argument("revision", nargs="?", default="head", help="where to stop (head)")
+    parser = parsers.add_parser("upgrade", help="apply the missing migrations")
+    parser.add_argument("revision", nargs="?", default="head", help="target revision (head)")
     parser.set_defaults(
-        run=lambda engine, conf: migrate.upgrade(engine, conf.verb.revision, report=_say)
+        run=lambda engine, conf: migrate.upgrade(engine, conf.verb.revision, report=_print)
     )
-    parser = parsers.add_parser("version", help="tell the revision of the database")
+    parser = parsers.add_parser("version", help="show the revision of the database")
     parser.set_defaults(run=lambda engine, conf: _version(engine))
     parser = parsers.add_parser(
-        "stamp", help="mark the database as being at a revision, and take no step"
+        "stamp", help="set the revision of the database without a migration"
     )
     parser.add_argument("revision")
     parser.set_defaults(
-        run=lambda engine, conf: migrate.stamp(engine, conf.verb.revision, report=_say)
+        run=lambda engine, conf: migrate.stamp(engine, conf.verb.revision, report=_print)
     )
 
 
 def _version(engine: sa.Engine) -> None:
-    found, newest = migrate.version(engine), migrate.head()
-    if found == newest:
-        _say(f"{found} (head)")
+    current, head = migrate.version(engine), migrate.head()
+    if current == head:
+        _print(f"{current} (head)")
     else:
-        _say(f"{found or 'none'} (head is {newest})")
+        _print(f"{current or 'none'} (head is {head})")
 
 
 def _wait(engine: sa.Engine, seconds: float) -> None:
-    """Wait until the database answers; raises Unavailable when it has not in time."""
-    deadline, pause = time.monotonic() + seconds, 0.5
+    """Wait until the database responds; raise Unavailable if it does not within ``seconds``."""
+    deadline, backoff = time.monotonic() + seconds, Backoff(0.5, 10.0)
     while True:
         try:
-            with trouble.explained(), engine.connect():
+            with errors.translate(), engine.connect():
                 return
-        except Unavailable as away:
-            left = deadline - time.monotonic()
-            if left <= 0:
+        except Unavailable as exc:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
                 raise
-            _say(f"{away}; waiting for up to {left:.0f} s more")
-            time.sleep(min(pause, left))
-            pause = min(pause * 2, 10.0)
+            _print(f"{exc}; waiting up to {remaining:.0f} s more")
+            time.sleep(min(backoff.next_delay(), remaining))
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()

@@ -22,40 +22,40 @@ from cyborg.core.errors import CyborgError
 def main(argv: list[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT; return the exit code."""
     args = _parser().parse_args(argv)
-    told = threading.Event()
+    stop_requested = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        # Under nohup SIGHUP is ignored and stays so.
+        # Under nohup, SIGHUP stays ignored.
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, lambda *_: told.set())
+            signal.signal(number, lambda *_: stop_requested.set())
     try:
-        return _serve(args, told)
-    except (CyborgError, cfg.Error, OSError) as bad:
-        sys.stderr.write(f"cyborg-standalone: {' '.join(str(bad).split())}\n")
+        return _serve(args, stop_requested)
+    except (CyborgError, cfg.Error, OSError) as exc:
+        sys.stderr.write(f"cyborg-standalone: {' '.join(str(exc).split())}\n")
         return 1
 
 
-def _serve(args: argparse.Namespace, told: threading.Event) -> int:
+def _serve(args: argparse.Namespace, stop_requested: threading.Event) -> int:
     state = Path(args.state_dir).expanduser().absolute()
     conf = _configuration(args, state)
     log.setup(conf, "cyborg")
-    # Late: --help and a wrong option should not wait for a second of imports.
+    # A late import: it takes a second, which --help and invalid options should not cost.
     from cyborg.standalone.stack import StandaloneStack
 
-    stack = StandaloneStack(conf, state, say=_say)
+    stack = StandaloneStack(conf, state, report=_print)
     try:
         stack.start()
-        _say(f"Placement listens on {stack.placement_endpoint} (X-Auth-Token: admin)")
-        _say(f"API listens on {stack.endpoint}")
-        _say(f"ready: cyborg --os-auth-type none --os-endpoint {stack.endpoint} device-list")
-        # The kernel may give a signal to any thread, which does not wake this one: its handler runs
-        # when this thread next looks.
-        while not told.wait(0.5):
+        _print(f"Placement listens on {stack.placement_endpoint} (X-Auth-Token: admin)")
+        _print(f"API listens on {stack.endpoint}")
+        _print(f"ready: cyborg --os-auth-type none --os-endpoint {stack.endpoint} device-list")
+        # A poll, since the kernel may deliver a signal to any thread, which does not wake this
+        # one, and Python runs the handler only when this thread executes.
+        while not stop_requested.wait(0.5):
             pass
-        _say("stopping")
+        _print("stopping")
     finally:
         stack.stop()
-    _say("stopped")
-    # Or the interpreter looks for garbage among all it has, for half a second, before it ends.
+    _print("stopped")
+    # Otherwise the garbage collection at interpreter exit takes half a second.
     gc.freeze()
     return 0
 
@@ -64,15 +64,15 @@ def _configuration(args: argparse.Namespace, state: Path) -> cfg.ConfigOpts:
     conf = cfg.ConfigOpts()
     options.register(conf)
     log.register_options(conf)
-    quiet = [f"{name}=WARNING" for name in ("alembic", "oslo_service.backend", "waitress")]
-    log.set_defaults(default_log_levels=[*log.get_default_log_levels(), *quiet])
-    # Standard output is for what this command says itself.
+    levels = [f"{name}=WARNING" for name in ("alembic", "oslo_service.backend", "waitress")]
+    log.set_defaults(default_log_levels=[*log.get_default_log_levels(), *levels])
+    # Logs go to stderr, since stdout is for the messages of this command.
     conf.set_default("use_stderr", True)
-    usual = state / "cyborg.conf"
-    files = args.config_file or ([str(usual)] if usual.exists() else [])
-    words = [word for file in files for word in ("--config-file", file)]
-    words += ["--debug"] if args.debug else []
-    conf(words, project="cyborg", default_config_files=[], default_config_dirs=[])
+    default_file = state / "cyborg.conf"
+    files = args.config_file or ([str(default_file)] if default_file.exists() else [])
+    config_args = [arg for file in files for arg in ("--config-file", file)]
+    config_args += ["--debug"] if args.debug else []
+    conf(config_args, project="cyborg", default_config_files=[], default_config_dirs=[])
     for name in ("listen", "port", "placement_port"):
         if (value := getattr(args, name)) is not None:
             conf.set_override(name, value, group="standalone")
@@ -83,10 +83,10 @@ def _configuration(args: argparse.Namespace, state: Path) -> cfg.ConfigOpts:
 
 
 def _read_all(conf: cfg.ConfigOpts) -> None:
-    """Raise for a value that does not parse now, not when its option is first needed."""
-    for section, declared in opts.list_opts():
-        for option in declared:
-            # What only an authentication plug-in registers is not there yet.
+    """Read every option, so that an invalid value fails now and not at its first use."""
+    for section, section_options in opts.list_opts():
+        for option in section_options:
+            # Options that an authentication plugin registers do not exist yet.
             with contextlib.suppress(cfg.NoSuchOptError, cfg.NoSuchGroupError):
                 conf[option.dest] if section == "DEFAULT" else conf[section][option.dest]
 
@@ -95,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="cyborg-standalone",
         description="Run API, conductor, agent and an embedded Placement in one process, without "
-        "authentication, for the users of this machine alone.",
+        "authentication, for users of this machine only.",
     )
     add = parser.add_argument
     add("--version", action="version", version=metadata.version("cyborg"))
@@ -103,20 +103,24 @@ def _parser() -> argparse.ArgumentParser:
         "--config-file",
         action="append",
         metavar="FILE",
-        help="read options from this file, such as [agent] enabled_backends; may be repeated. "
-        "Default: cyborg.conf in the state directory, if it is there",
+        help="read options from this file, such as [agent] enabled_backends; can be repeated. "
+        "Default: cyborg.conf in the state directory, if it exists",
     )
     add(
         "--state-dir",
         default=_default_state(),
         metavar="DIR",
-        help="where the databases are kept (%(default)s)",
+        help="directory of the databases (%(default)s)",
     )
     add("--listen", metavar="ADDRESS", help="loopback address, overrides [standalone] listen")
-    add("--port", type=_port, help="port of the API, 0 for any; overrides [standalone] port")
-    add("--placement-port", type=_port, help="port of Placement, 0 for any")
-    add("--host", metavar="NAME", help="the name of this host, overrides [DEFAULT] host")
-    add("--debug", action="store_true", help="log what happens, on stderr")
+    add(
+        "--port",
+        type=_port,
+        help="port of the API, 0 for any free port; overrides [standalone] port",
+    )
+    add("--placement-port", type=_port, help="port of Placement, 0 for any free port")
+    add("--host", metavar="NAME", help="name of this host, overrides [DEFAULT] host")
+    add("--debug", action="store_true", help="log at debug level, on stderr")
     return parser
 
 
@@ -131,7 +135,7 @@ def _port(text: str) -> int:
     return int(text)
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     sys.stdout.write(f"cyborg-standalone: {line}\n")
     sys.stdout.flush()
 

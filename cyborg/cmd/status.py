@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``cyborg-status upgrade check``: is everything as this release needs it.
+"""``cyborg-status upgrade check``: check the prerequisites of this release.
 
-Exit status 0: yes; 1: yes, but look; 2: no, and each line says what to do; 255: the check broke.
-``cyborg-status work`` is ``cyborg.cmd.work``.
+Exit status 0: success; 1: warnings; 2: failures, with instructions; 255: the check itself failed.
+``cyborg-status pending`` is in ``cyborg.cmd.status_pending``.
 """
 
 import sys
@@ -17,43 +17,43 @@ from oslo_upgradecheck.upgradecheck import main as run
 
 from cyborg import conf as options
 from cyborg.clients import placement
-from cyborg.cmd import work
+from cyborg.cmd import status_pending
 from cyborg.core.errors import CyborgError, Misconfigured
-from cyborg.db import migrate, trouble
+from cyborg.db import errors, migrate
 from cyborg.db.engine import make_engine
 from cyborg.db.reader import Reader
 from cyborg.db.schema import outbox, providers
 
 
 class Checks(UpgradeCommands):
-    """What must be true before the services of this release are started."""
+    """Checks to pass before the services of this release start."""
 
     def __init__(self, conf: cfg.ConfigOpts) -> None:
         self._conf = conf
 
     def _database(self) -> Result:
-        """Tell whether the schema is this release's."""
+        """Check that the database has the schema of this release."""
         try:
             engine = make_engine(self._conf)
             try:
-                found, newest = migrate.version(engine), migrate.head()
+                current, head = migrate.version(engine), migrate.head()
             finally:
                 engine.dispose()
-        except CyborgError as bad:
-            return Result(Code.FAILURE, str(bad))
-        except trouble.FAILURES as bad:
-            return Result(Code.FAILURE, f"the database refused: {trouble.reason(bad)}")
-        if found == newest:
+        except CyborgError as exc:
+            return Result(Code.FAILURE, str(exc))
+        except errors.FAILURES as exc:
+            return Result(Code.FAILURE, f"database error: {errors.reason(exc)}")
+        if current == head:
             return Result(Code.SUCCESS)
         return Result(
             Code.FAILURE,
-            f"The database is at {found or 'no revision'} and this release needs {newest}. Run "
-            "'cyborg-dbsync upgrade'; if it says that it does not know the revision, a newer "
-            "release has upgraded the database.",
+            f"The database is at {current or 'no revision'}, this release requires {head}. Run "
+            "'cyborg-dbsync upgrade'. If that command does not know the revision, a newer release "
+            "has upgraded the database.",
         )
 
     def _work(self) -> Result:
-        """Tell of promises that nobody could keep: they outlive an upgrade and want a look."""
+        """Check for dead letters and failing resource providers, which an upgrade does not fix."""
         dead = sa.select(sa.func.count()).select_from(outbox).where(outbox.c.state == "dead")
         stale = (
             sa.select(sa.func.count()).select_from(providers).where(providers.c.error.is_not(None))
@@ -62,42 +62,42 @@ class Checks(UpgradeCommands):
             reader = Reader(self._conf)
             try:
                 with reader.connect() as connection:
-                    events, refused = connection.scalar(dead), connection.scalar(stale)
+                    messages, failing = connection.scalar(dead), connection.scalar(stale)
             finally:
                 reader.close()
-        except (CyborgError, *trouble.FAILURES):
-            return Result(Code.WARNING, "Not known: the database cannot be read.")
-        if not events and not refused:
+        except (CyborgError, *errors.FAILURES):
+            return Result(Code.WARNING, "Unknown: the database cannot be read.")
+        if not messages and not failing:
             return Result(Code.SUCCESS)
         return Result(
             Code.WARNING,
-            f"{events} event(s) could not be delivered to Nova and {refused} resource provider(s) "
-            "could not be brought to what is wanted in Placement; the column 'error' of the "
-            "tables outbox and providers says why.",
+            f"{messages} event(s) could not be delivered to Nova, and {failing} resource "
+            "provider(s) could not be updated in Placement. The column 'error' of the tables "
+            "outbox and providers has the reasons.",
         )
 
     def _placement(self) -> Result:
-        """Tell whether Placement answers these credentials in a version that is new enough."""
+        """Check that Placement accepts the credentials and supports the required version."""
         try:
-            # Any question that needs a token will do; the answer may well be that there is none.
+            # Any request that requires a token; the provider need not exist.
             placement.make(self._conf).find(self._conf.host)
-        except Misconfigured as bad:
-            return Result(Code.FAILURE, bad.message)
-        except CyborgError as bad:
-            return Result(Code.WARNING, f"{bad}. The conductor waits for it and retries.")
+        except Misconfigured as exc:
+            return Result(Code.FAILURE, exc.message)
+        except CyborgError as exc:
+            return Result(Code.WARNING, f"{exc}. The conductor waits for it and retries.")
         return Result(Code.SUCCESS)
 
     def _policy(self) -> Result:
-        """Tell whether the policy file has a format that is read."""
+        """Check that the policy file is not in the unsupported JSON format."""
         return common_checks.check_policy_json(self, self._conf)
 
     def _authentication(self) -> Result:
-        """Tell whether requests are authenticated."""
+        """Check that requests are authenticated."""
         if self._conf.auth_strategy == "noauth":
             return Result(
                 Code.WARNING,
-                "[DEFAULT] auth_strategy is noauth: whoever reaches the API from this machine is "
-                "an administrator.",
+                "[DEFAULT] auth_strategy is noauth: every client on this machine has "
+                "administrator rights in the API.",
             )
         return Result(Code.SUCCESS)
 
@@ -113,12 +113,12 @@ class Checks(UpgradeCommands):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     conf = cfg.ConfigOpts()
-    options.register(conf)
+    options.register(conf, options.STATUS_GROUPS)
     log.register_options(conf)
-    words = list(sys.argv[1:] if argv is None else argv)
-    if "upgrade" not in words:
-        return work.main(conf, words)
-    return run(conf, "cyborg", Checks(conf), argv=words)
+    args = list(sys.argv[1:] if argv is None else argv)
+    if "upgrade" not in args:
+        return status_pending.main(conf, args)
+    return run(conf, "cyborg", Checks(conf), argv=args)
 
 
 if __name__ == "__main__":

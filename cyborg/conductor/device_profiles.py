@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device profiles: made and deleted. Reading them is the API's own affair."""
+"""Create and delete device profiles. The API reads them from the database itself."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,96 +7,108 @@ from uuid import uuid4
 
 import sqlalchemy as sa
 from oslo_db import exception as db_exc
-from oslo_utils import timeutils
 
-from cyborg.conductor.limits import text
-from cyborg.conductor.moments import iso
-from cyborg.conductor.notices import Notices
+from cyborg.conductor.common.timestamps import to_iso
+from cyborg.conductor.common.validation import check_text
+from cyborg.conductor.notifications.notifications import NotificationBuilder
+from cyborg.core.arq.arqs import parse_uuid
+from cyborg.core.arq.profile import parse_groups, parse_name
 from cyborg.core.errors import Conflict, InUse, Invalid, NotFound
-from cyborg.core.notification import Event
-from cyborg.core.profile import parse_groups, parse_name
-from cyborg.core.request import parse_uuid
+from cyborg.core.wire.notification import Event
 from cyborg.db.read import device_profiles as read
 from cyborg.db.read.paging import Row
-from cyborg.db.store import device_profiles as store
-from cyborg.db.store import outbox
 from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.db.write import device_profiles as store
+from cyborg.db.write import outbox
 
 MAX_DESCRIPTION = 4096
+MAX_NAMED = 10  # ARQs listed in the error of a delete; the rest is counted
 
 
 class DeviceProfiles:
-    """What may be done to device profiles."""
+    """Operations on device profiles."""
 
-    def __init__(self, uow: UnitOfWork, notices: Notices | None = None) -> None:
-        """Without ``notices`` no listener is told."""
+    def __init__(self, uow: UnitOfWork, notifications: NotificationBuilder | None = None) -> None:
+        """Without ``notifications``, no notifications are recorded."""
         self._uow = uow
-        self._notices = notices
+        self._notifications = notifications
 
     def create(self, profile: Mapping[str, Any]) -> dict[str, Any]:
-        """Make a profile of ``name``, ``groups`` and, if given, ``uuid`` and ``description``.
+        """Create a profile from ``name``, ``groups`` and optional ``uuid`` and ``description``.
 
-        Returns the row as plain values. Raises Invalid, naming the field, and Conflict when the
-        name or the uuid is taken.
+        Return the row as plain values. Raise Invalid with the field, and Conflict if the name or
+        the uuid exists.
         """
-        row = _read(profile)
+        row = _parse_profile(profile) | {"created_at": self._uow.clock()}
+        created = row | {"created_at": to_iso(row["created_at"]), "updated_at": None}
         try:
-            self._uow.run(lambda tx: self._insert(tx, row))
-        except db_exc.DBDuplicateEntry as bad:
-            raise _taken(row, bad) from bad
-        return row | {"created_at": iso(row["created_at"]), "updated_at": None}
+            self._uow.run_once(lambda tx: self._insert(tx, row), lambda _: created)
+        except db_exc.DBDuplicateEntry as exc:
+            raise _duplicate_error(row, exc) from exc
+        return created
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete the profiles of these uuids or names, all of them or none.
+        """Delete the profiles with these uuids or names, all or none.
 
-        Raises NotFound when a key names none, and InUse when a request was made from one.
+        Raise NotFound if a profile does not exist, and InUse, with up to MAX_NAMED ARQs, if ARQs
+        were created from a profile.
         """
         if not isinstance(keys, Sequence) or isinstance(keys, str | bytes) or not keys:
             raise Invalid("expected the uuids or names of device profiles", field="value")
-        keys = [text("value", key) for key in keys]
+        keys = [check_text("value", key) for key in keys]
         try:
-            self._uow.run(lambda tx: self._delete(tx, keys))
-        except db_exc.DBReferenceError as bad:
-            raise self._in_use(keys) from bad
+            self._uow.run_once(lambda tx: self._delete(tx, keys))
+        except db_exc.DBReferenceError as exc:
+            raise self._in_use(keys) from exc
 
     def _insert(self, tx: sa.Connection, row: Mapping[str, Any]) -> None:
         store.insert(tx, row)
-        if self._notices is not None:
-            outbox.add_all(tx, self._notices.rows(Event.PROFILE_CREATED, [row]))
+        if self._notifications is not None:
+            outbox.add_all(tx, self._notifications.build_messages(Event.PROFILE_CREATED, [row]))
 
     def _delete(self, tx: sa.Connection, keys: Sequence[str]) -> None:
         rows = store.find(tx, keys)
         uuids = {row["uuid"]: row["id"] for row in rows}
         names = {row["name"]: row["id"] for row in rows}
-        # A key that is one profile's uuid and another's name means the uuid.
+        # If a key is the uuid of one profile and the name of another, the uuid takes precedence.
         ids = {key: uuids.get(key, names.get(key)) for key in keys}
-        if unknown := sorted(key for key, id_ in ids.items() if id_ is None):
-            raise _unknown(unknown)
-        wanted = {id_ for id_ in ids.values() if id_ is not None}
-        gone: Sequence[Row] = ()
-        if self._notices is not None and self._notices.enabled:
-            gone = read.find(tx, uuids=[row["uuid"] for row in rows if row["id"] in wanted])
-        if store.delete(tx, sorted(wanted)) != len(wanted):
-            raise _unknown(sorted(ids))
-        if self._notices is not None:
-            outbox.add_all(tx, self._notices.rows(Event.PROFILE_DELETED, gone))
+        if missing := sorted(key for key, id_ in ids.items() if id_ is None):
+            raise _not_found(missing)
+        profile_ids = {id_ for id_ in ids.values() if id_ is not None}
+        deleted: Sequence[Row] = ()
+        if self._notifications is not None and self._notifications.enabled:
+            uuids_to_delete = [row["uuid"] for row in rows if row["id"] in profile_ids]
+            deleted = read.find(tx, uuids=uuids_to_delete)
+        if store.delete(tx, sorted(profile_ids)) != len(profile_ids):
+            raise _not_found(sorted(ids))
+        if self._notifications is not None:
+            outbox.add_all(tx, self._notifications.build_messages(Event.PROFILE_DELETED, deleted))
 
     def _in_use(self, keys: Sequence[str]) -> InUse:
-        # Counted afterwards: the transaction that met the foreign key has ended, and the count is
-        # for the reader of the message, not for the decision.
-        used = self._uow.run(lambda tx: store.usage(tx, keys))
-        told = "; ".join(f"{name} by {_count(count)}" for name, count in used.items())
+        # Read in a new transaction, because the one that failed on the foreign key has ended. The
+        # result is only for the message, not for the decision.
+        used, rows = self._uow.run(
+            lambda tx: (store.usage(tx, keys), store.users(tx, keys, MAX_NAMED))
+        )
+        if not used:
+            return InUse(
+                "device profile in use: an ARQ was created from it concurrently", requests={}
+            )
+        counts = "; ".join(f"{name} by {_count(count)}" for name, count in used.items())
+        more = sum(used.values()) - len(rows)
         return InUse(
-            f"device profile in use: {told or 'a request was made from it at this moment'}",
+            f"device profile in use: {counts}: {', '.join(map(_describe, rows))}"
+            + (f" and {more} more" if more > 0 else ""),
             requests=dict(used),
+            arqs=[row["uuid"] for row in rows],
         )
 
 
-def _unknown(keys: Sequence[str]) -> NotFound:
+def _not_found(keys: Sequence[str]) -> NotFound:
     return NotFound(f"no device profile {', '.join(keys)}", unknown=list(keys))
 
 
-def _read(profile: Mapping[str, Any]) -> dict[str, Any]:
+def _parse_profile(profile: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(profile, Mapping):
         raise Invalid("a device profile must be an object", field="body")
     description = profile.get("description")
@@ -115,15 +127,19 @@ def _read(profile: Mapping[str, Any]) -> dict[str, Any]:
         "name": parse_name(profile.get("name")),
         "description": description,
         "groups": [group.to_dict() for group in parse_groups(profile.get("groups"))],
-        "created_at": timeutils.utcnow(),
     }
 
 
-def _taken(row: Mapping[str, Any], bad: db_exc.DBDuplicateEntry) -> Conflict:
-    # SQLite names the column, the others the value.
-    by_uuid = bad.value == row["uuid"] or any("uuid" in column for column in bad.columns or ())
+def _duplicate_error(row: Mapping[str, Any], exc: db_exc.DBDuplicateEntry) -> Conflict:
+    # SQLite reports the column, the other databases the value.
+    by_uuid = exc.value == row["uuid"] or any("uuid" in column for column in exc.columns or ())
     field = "uuid" if by_uuid else "name"
-    return Conflict(f"a device profile of {field} {row[field]} exists already", field=field)
+    return Conflict(f"a device profile with {field} {row[field]} already exists", field=field)
+
+
+def _describe(row: Mapping[Any, Any]) -> str:
+    instance = row["instance_uuid"]
+    return f"{row['uuid']} ({row['state']}{f', instance {instance}' if instance else ''})"
 
 
 def _count(count: int) -> str:

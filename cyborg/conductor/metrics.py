@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Prometheus is told: counted in the database when it asks, whichever process did the work.
+"""Metrics for Prometheus, counted in the database at each scrape.
 
-So the answer of any conductor is right, and nothing is lost when one restarts. Only the metrics
-named ``process_*`` are of the process that answers.
+So every conductor returns the same values, and a restart loses none. Only the metrics named
+``process_*`` belong to the process that answers.
 """
 
 import errno
@@ -14,97 +14,112 @@ from typing import Any
 from wsgiref.simple_server import WSGIServer
 
 from oslo_config import cfg
-from oslo_log import log
-from oslo_utils import timeutils
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from cyborg.conductor.periodic import Complaints
-from cyborg.core.deed import Deed
-from cyborg.core.device import Health
+from cyborg.core.arq.states import ArqState
 from cyborg.core.errors import Unavailable
-from cyborg.core.liveness import Liveness
-from cyborg.core.states import RequestState
+from cyborg.core.hosts.liveness import Liveness
+from cyborg.core.inventory.device import Health
+from cyborg.core.log import get_logger
+from cyborg.core.self_heal import CorrectiveAction
 from cyborg.db.read import totals
 from cyborg.db.read.totals import Totals
 from cyborg.db.reader import Reader
+from cyborg.threads.rate_limited_log import RateLimitedLogger
 
-LOG = log.getLogger(__name__)
+LOG = get_logger(__name__)
 
-FRESH = 5.0  # seconds for which an answer is given again
-RETRY = 10.0  # seconds between two tries to take the port
+CACHE_SECONDS = 5.0  # seconds for which collected metrics are cached
+RETRY_INTERVAL = 10.0  # seconds between two attempts to bind the port
+
+LOOPS = "process_loop_overdue_seconds"
+LOOPS_TEXT = "Seconds for which a loop of this process is overdue, 0 if it is not."
 
 METRICS: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "cyborg_database_up": ("Whether the database answered; without it there is nothing else.", ()),
-    "cyborg_requests": ("Accelerator requests.", ("state",)),
-    "cyborg_bind_oldest_seconds": ("How long the oldest request is in BindStarted.", ()),
-    "cyborg_orphans_suspected": ("Bound requests whose instance has no allocation.", ()),
-    "cyborg_owners_unknown": ("Bound requests whose instance's project is not known yet.", ()),
-    "cyborg_handles": ("Attach handles: free, owned, dirty or draining.", ("use",)),
-    "cyborg_devices": ("Devices.", ("status", "health")),
-    "cyborg_device_unhealthy": (
-        "How long a device has been unhealthy, in seconds; only those that are.",
-        ("host", "address"),
-    ),
-    "cyborg_services": ("Daemons by what their last hello says.", ("binary", "state")),
-    "cyborg_hosts_closed": ("Hosts that are closed because their agent is down.", ()),
-    "cyborg_outbox_messages": ("Messages that wait (pending) or failed (dead).", ("kind", "state")),
-    "cyborg_outbox_oldest_seconds": ("How long the oldest message waits.", ("kind",)),
-    "cyborg_jobs_open": ("Host work that has not ended.", ("kind",)),
-    "cyborg_jobs_overdue": ("Host work that is past its deadline.", ("kind",)),
-    "cyborg_jobs_oldest_seconds": ("How long the oldest open work has been promised.", ("kind",)),
-    "cyborg_providers": ("Resource providers that Placement must have.", ()),
-    "cyborg_providers_stale": ("Resource providers that Placement must still be told of.", ()),
-    "cyborg_providers_failing": ("Resource providers that Placement refused.", ()),
-    "cyborg_providers_oldest_seconds": (
-        "How long the provider that has waited longest does so.",
+    "cyborg_database_up": ("1 if the database answered; if 0, there are no other metrics.", ()),
+    "cyborg_arqs": ("Accelerator requests.", ("state",)),
+    "cyborg_bind_oldest_seconds": ("Seconds since the oldest request entered BindStarted.", ()),
+    "cyborg_arqs_orphan_suspected": ("Bound requests whose instance has no allocation.", ()),
+    "cyborg_arqs_owner_unverified": (
+        "Bound requests whose instance's project is not verified yet.",
         (),
     ),
-    "cyborg_deeds_total": ("What the conductors put right by themselves.", ("kind",)),
-    "cyborg_deeds_last_timestamp_seconds": ("When the conductors did that last.", ("kind",)),
+    "cyborg_handles": ("Attach handles: free, owned, dirty or draining.", ("state",)),
+    "cyborg_devices": ("Devices.", ("status", "health")),
+    "cyborg_device_unhealthy_seconds": (
+        "Seconds for which a device has been unhealthy; only unhealthy devices.",
+        ("host", "address"),
+    ),
+    "cyborg_services": ("Daemons by liveness, from their last heartbeat.", ("binary", "state")),
+    "cyborg_hosts_cordoned": ("Hosts that are cordoned because their agent is down.", ()),
+    "cyborg_outbox_messages": (
+        "Outbox messages: pending or dead letters (dead).",
+        ("kind", "state"),
+    ),
+    "cyborg_outbox_oldest_seconds": ("Age of the oldest pending message in seconds.", ("kind",)),
+    "cyborg_jobs_open": ("Open jobs.", ("kind",)),
+    "cyborg_jobs_overdue": ("Open jobs past their deadline.", ("kind",)),
+    "cyborg_jobs_oldest_seconds": ("Age of the oldest open job in seconds.", ("kind",)),
+    "cyborg_providers": ("Resource providers that Cyborg publishes to Placement.", ()),
+    "cyborg_providers_stale": ("Resource providers that wait for publishing.", ()),
+    "cyborg_providers_failing": ("Resource providers whose last publishing failed.", ()),
+    "cyborg_placement_sync_lag_seconds": (
+        "Seconds for which the oldest stale provider has waited for publishing.",
+        (),
+    ),
+    "cyborg_self_heal_actions_total": ("Self-healing actions of the conductors.", ("kind",)),
+    "cyborg_self_heal_last_timestamp_seconds": (
+        "Unix time of the last self-healing action of a kind.",
+        ("kind",),
+    ),
 }
-"""Every metric of this service: what it says, and its labels."""
+"""Every metric of this service: its help text and its labels."""
 
 
-class FromDatabase(Collector):
-    """Makes the metrics of one scrape; many threads may ask at once."""
+class DatabaseCollector(Collector):
+    """Collector of the metrics from the database; thread-safe."""
 
     def __init__(
         self,
         conf: cfg.ConfigOpts,
         reader: Reader,
         *,
-        now: Callable[[], datetime] = timeutils.utcnow,
+        now: Callable[[], datetime] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``now`` is naive UTC; ``clock`` counts seconds upwards."""
+        """``now`` returns naive UTC, ``clock`` monotonic seconds."""
         self._conf = conf
         self._reader = reader
-        self._now = now
+        self._now = now or reader.clock
         self._clock = clock
         self._lock = threading.Lock()
         self._read_at = float("-inf")
-        self._made: list[Metric] = []
+        self._metrics: list[Metric] = []
 
     def describe(self) -> Iterable[Metric]:
-        """Name the metrics without asking the database, which may be away at the start."""
+        """Return the metrics without samples, since the database may be down at the start."""
         return _empty().values()
 
     def collect(self) -> Iterable[Metric]:
-        """Return the metrics, those of the last answer while it is fresh."""
+        """Return the metrics, cached for CACHE_SECONDS."""
         with self._lock:
-            if self._clock() - self._read_at >= FRESH:
-                self._made = self._make()
+            if self._clock() - self._read_at >= CACHE_SECONDS:
+                self._metrics = self._collect_metrics()
                 self._read_at = self._clock()
-            return self._made
+            return self._metrics
 
-    def _make(self) -> list[Metric]:
+    def _collect_metrics(self) -> list[Metric]:
         families = _empty()
+        error: str | None = None
         try:
-            found, now = look(self._conf, self._reader, self._now), self._now()
-        except Unavailable as bad:
-            LOG.warning("No metrics: %s", bad.message)
+            self._reader.clock.refresh()
+            found, now = read_totals(self._conf, self._reader, self._now), self._now()
+        except Unavailable as exc:
+            error = exc.message
+        if error is not None:
+            LOG.warning("Cannot collect metrics, only cyborg_database_up is shown: %s", error)
             families["cyborg_database_up"].add_metric([], 0)
             return [families["cyborg_database_up"]]
         families["cyborg_database_up"].add_metric([], 1)
@@ -112,45 +127,77 @@ class FromDatabase(Collector):
         return list(families.values())
 
 
-class MetricsServer:
-    """Answers Prometheus on one port, if it can have it; another worker may be there already."""
+class LoopCollector(Collector):
+    """Collector of the metric of the loops of this process; it needs no database."""
 
-    def __init__(self, conf: cfg.ConfigOpts, reader: Reader) -> None:
+    def __init__(self, overdue: Callable[[], Mapping[str, float]]) -> None:
+        self._overdue = overdue
+
+    def describe(self) -> Iterable[Metric]:
+        """Return the metric without samples."""
+        return [self._family()]
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the metric with a sample for each loop."""
+        family = self._family()
+        for loop, seconds in sorted(self._overdue().items()):
+            family.add_metric([loop], seconds)
+        return [family]
+
+    @staticmethod
+    def _family() -> GaugeMetricFamily:
+        return GaugeMetricFamily(LOOPS, LOOPS_TEXT, labels=("loop",))
+
+
+class MetricsServer:
+    """HTTP server for Prometheus on one port, which only one worker of a host can bind."""
+
+    def __init__(
+        self,
+        conf: cfg.ConfigOpts,
+        reader: Reader,
+        overdue: Callable[[], Mapping[str, float]] = dict,
+    ) -> None:
+        """``overdue`` returns for how many seconds each loop of this process is overdue."""
         self._conf = conf
         self._registry = CollectorRegistry()
-        self._registry.register(FromDatabase(conf, reader))
+        self._registry.register(DatabaseCollector(conf, reader))
+        self._registry.register(LoopCollector(overdue))
         ProcessCollector(registry=self._registry)
         self._server: WSGIServer | None = None
         self._thread: threading.Thread | None = None
-        self._complaints = Complaints()
+        self._rate_limited_log = RateLimitedLogger(logger=LOG)
         self._lock = threading.Lock()
         self._stopped = False
 
     @property
     def port(self) -> int | None:
-        """Return the port that is served, None while none is."""
+        """Return the served port, None while there is none."""
         return None if self._server is None else int(self._server.server_port)
 
     def ensure(self) -> bool:
-        """Take the port unless it is ours; tell whether it is now."""
-        ours = self._conf.conductor
+        """Bind the port and serve metrics if not done yet; return whether they are served."""
+        options = self._conf.conductor
         with self._lock:
             if self._stopped or self._server is not None:
                 return not self._stopped
+            failure: OSError | None = None
             try:
                 self._server, self._thread = start_http_server(
-                    ours.metrics_port, ours.metrics_listen, self._registry
+                    options.metrics_port, options.metrics_listen, self._registry
                 )
-            except OSError as bad:
-                # A port that is taken is most often another worker's of this very service.
-                if bad.errno != errno.EADDRINUSE:
-                    self._complaints.wrong(f"Metrics cannot be served: {bad}")
-                return False
-        LOG.info("Metrics are served on %s port %s", ours.metrics_listen, self.port)
+            except OSError as exc:
+                failure = exc
+        if failure is not None:
+            # If the port is in use, then most likely by another worker of this service.
+            if failure.errno != errno.EADDRINUSE:
+                self._rate_limited_log.warn(f"Cannot serve metrics: {failure}; retrying")
+            return False
+        LOG.info("Serving metrics on %s port %s", options.metrics_listen, self.port)
         return True
 
     def stop(self) -> None:
-        """Give the port back. Twice is fine."""
+        """Close the server and its port. Idempotent."""
         with self._lock:
             self._stopped = True
             server, thread, self._server = self._server, self._thread, None
@@ -160,16 +207,16 @@ class MetricsServer:
             thread.join()
 
 
-def look(conf: cfg.ConfigOpts, reader: Reader, now: Callable[[], datetime]) -> Totals:
-    """Count everything once. Raises Unavailable."""
-    ours, at = conf.conductor, now()
-    interval = timedelta(seconds=ours.hello_interval)
+def read_totals(conf: cfg.ConfigOpts, reader: Reader, now: Callable[[], datetime]) -> Totals:
+    """Read all counts from the database. Raise Unavailable."""
+    options, current = conf.conductor, now()
+    interval = timedelta(seconds=options.hello_interval)
     with reader.connect() as connection:
         return totals.read(
             connection,
-            now=at,
-            late_before=at - interval * (ours.late_after + 1),
-            down_before=at - interval * (ours.down_after + 1),
+            now=current,
+            late_before=current - interval * (options.late_heartbeats + 1),
+            down_before=current - interval * (options.down_heartbeats + 1),
         )
 
 
@@ -183,7 +230,7 @@ def _empty() -> dict[str, Any]:
 
 
 def _fill(families: Mapping[str, Any], found: Totals, now: datetime) -> None:
-    """Give each family its samples. What is counted and is not there is 0, not absent."""
+    """Add the samples of each family. A count without rows is 0, not absent."""
 
     def put(name: str, value: float, *labels: str) -> None:
         families[f"cyborg_{name}"].add_metric(labels, value)
@@ -191,22 +238,22 @@ def _fill(families: Mapping[str, Any], found: Totals, now: datetime) -> None:
     def age(since: datetime | None) -> float:
         return 0.0 if since is None else max(0.0, (now - since).total_seconds())
 
-    for state in RequestState:
-        put("requests", found.requests.get(state, 0), state)
+    for state in ArqState:
+        put("arqs", found.arqs.get(state, 0), state)
     put("bind_oldest_seconds", age(found.oldest_bind_started))
-    put("orphans_suspected", found.orphans_suspected)
-    put("owners_unknown", found.owners_unknown)
+    put("arqs_orphan_suspected", found.orphans_suspected)
+    put("arqs_owner_unverified", found.owners_unverified)
     for use in ("free", "owned", "dirty", "draining"):
         put("handles", found.handles.get(use, 0), use)
     for status in ("enabled", "maintaining"):
         for health in Health:
             put("devices", found.devices.get((status, health), 0), status, health)
     for row in found.unhealthy:
-        put("device_unhealthy", age(row["health_since"]), row["host"], row["address"])
+        put("device_unhealthy_seconds", age(row["health_since"]), row["host"], row["address"])
     for binary in sorted({binary for binary, _ in found.services}):
         for liveness in Liveness:
             put("services", found.services.get((binary, liveness), 0), binary, liveness)
-    put("hosts_closed", found.hosts_closed)
+    put("hosts_cordoned", found.hosts_cordoned)
     for row in found.outbox:
         put("outbox_messages", row["count"], row["kind"], row["state"])
         if row["state"] == "pending":
@@ -218,10 +265,10 @@ def _fill(families: Mapping[str, Any], found: Totals, now: datetime) -> None:
     put("providers", found.providers)
     put("providers_stale", found.providers_stale)
     put("providers_failing", found.providers_failing)
-    put("providers_oldest_seconds", age(found.oldest_stale))
-    done = {row["kind"]: row for row in found.deeds}
-    for kind in sorted(set(Deed) | set(done)):
-        put("deeds_total", done[kind]["count"] if kind in done else 0, kind)
+    put("placement_sync_lag_seconds", age(found.oldest_stale))
+    done = {row["kind"]: row for row in found.self_heal_actions}
+    for kind in sorted(set(CorrectiveAction) | set(done)):
+        put("self_heal_actions_total", done[kind]["count"] if kind in done else 0, kind)
         if kind in done:
-            at = done[kind]["last_at"].replace(tzinfo=UTC).timestamp()
-            put("deeds_last_timestamp_seconds", at, kind)
+            timestamp = done[kind]["last_at"].replace(tzinfo=UTC).timestamp()
+            put("self_heal_last_timestamp_seconds", timestamp, kind)

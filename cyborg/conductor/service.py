@@ -1,43 +1,53 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conductor as a service: wired together, waiting for its neighbours, stopped in seconds."""
+"""Service process of the conductor: start, wait for database and broker, stop in seconds."""
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import uuid4
 
 import sqlalchemy as sa
 from oslo_config import cfg
-from oslo_log import log
 
 from cyborg.clients import nova as nova_client
 from cyborg.clients import placement as placement_client
 from cyborg.conductor import metrics
-from cyborg.conductor.endpoint import Conductor
-from cyborg.conductor.periodic import Complaints, Loop
+from cyborg.conductor.common.idempotency import IdempotentEndpoint
+from cyborg.conductor.common.lease_owner import process_owner
+from cyborg.conductor.common.loop_watch import LoopWatch
+from cyborg.conductor.manager import Conductor
 from cyborg.core.errors import Unavailable
+from cyborg.core.hosts import service
+from cyborg.core.log import get_logger
 from cyborg.db.engine import make_engine, wait_until_ready
+from cyborg.db.errors import FAILURES
 from cyborg.db.reader import Reader
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.rpc.agent import AgentClient
-from cyborg.rpc.conductor import ConductorClient
+from cyborg.rpc.client import make_agent_client, make_conductor_client
 from cyborg.rpc.contract import CONDUCTOR
+from cyborg.rpc.faults import FAULTS
 from cyborg.rpc.notifier import Notifier, make_notifier
 from cyborg.rpc.server import Server, make_server
 from cyborg.rpc.transport import Transport, make_transport
+from cyborg.threads.backoff import Backoff
+from cyborg.threads.periodic import PeriodicTask
+from cyborg.threads.rate_limited_log import RateLimitedLogger
 
-LOG = log.getLogger(__name__)
+LOG = get_logger(__name__)
 
-BINARY = "cyborg-conductor"
-LONGEST_PAUSE = 10.0  # seconds between two tries to reach a neighbour at the start
-PATIENCE = 5.0  # seconds that a stop waits for each thing that is still at work
-LAST_WORD = 0.5  # ... for a hello of ours that is under way, which nothing depends on
+BINARY = service.CONDUCTOR
+MAX_RETRY_DELAY = 10.0  # seconds between two attempts to reach the broker at the start
+STOP_TIMEOUT = 10.0  # seconds for the whole of a stop
+CONNECTION_CLOSE_TIME = 2.0  # seconds of STOP_TIMEOUT that are reserved for closing connections
+HEARTBEAT_JOIN_TIMEOUT = 0.5  # seconds of STOP_TIMEOUT for a running heartbeat
 
 
 class ConductorService:
-    """One conductor. What is not handed in is opened by ``start`` and closed by ``stop``.
+    """Conductor process.
 
-    Nothing is open before ``start``, so that the service may be built before a fork.
+    ``start`` opens the connections that are not passed in, and ``stop`` closes them. Nothing is
+    open before ``start``, so that the service can be created before a fork.
     """
 
     def __init__(
@@ -49,7 +59,7 @@ class ConductorService:
         placement: Any = None,
         nova: nova_client.Nova | None = None,
     ) -> None:
-        """``placement`` is a keystoneauth adapter, for one that no configuration leads to."""
+        """``placement`` is a keystoneauth adapter that replaces the configured one."""
         self._conf = conf
         self._own_engine = engine is None
         self._own_transport = transport is None
@@ -60,20 +70,21 @@ class ConductorService:
         )
         self._nova = nova
         self._notifier: Notifier | None = None
-        # One life for all the workers that are forked from here: they share a row.
+        # All workers that are forked from this process have one epoch: they share a row.
         self._epoch = str(uuid4())
         self._stopping = threading.Event()
         self._stopped = threading.Event()
         self._ready = threading.Event()
         self._server: Server | None = None
-        self._loops: list[Loop] = []
-        self._hello: Loop | None = None
+        self._loops: list[PeriodicTask] = []
+        self._loop_watch = LoopWatch()
+        self._heartbeat: PeriodicTask | None = None
         self._metrics: metrics.MetricsServer | None = None
         self._starter: threading.Thread | None = None
         self.conductor: Conductor | None = None
 
     def open(self) -> None:
-        """Build what leads to each neighbour; nothing is connected yet. Raises Misconfigured."""
+        """Create the clients of other services without connecting. Raise Misconfigured."""
         if self._placement is None:
             self._placement = placement_client.make(self._conf)
         if self._nova is None:
@@ -86,159 +97,199 @@ class ConductorService:
             self._notifier = make_notifier(self._conf)
 
     def start(self) -> None:
-        """Begin, and return at once; what is away is waited for in the background.
-
-        Raises Misconfigured.
-        """
+        """Start in the background, which waits for database and broker. Raise Misconfigured."""
         self.open()
-        _warn(self._conf)
+        _warn_short_driver_timeout(self._conf)
         self._starter = threading.Thread(target=self._start, name="start", daemon=True)
         self._starter.start()
 
     def wait_ready(self, seconds: float | None = None) -> bool:
-        """Wait until database and broker have been reached; tell whether they were."""
+        """Wait until database and broker are reached; return whether they are."""
         return self._ready.wait(seconds)
 
     def wait(self) -> None:
-        """Wait until ``stop`` has done its work."""
+        """Wait until ``stop`` has completed."""
         self._stopped.wait()
 
     def stop(self) -> None:
-        """Take no more orders, end what is in progress, close what was opened. Twice is fine.
+        """Stop taking messages, end running work, close connections. Idempotent.
 
-        What does not end in time is left: everything it has promised stands in the database.
+        Return within STOP_TIMEOUT seconds. Work that does not end in time is abandoned; its state
+        is in the database, and another conductor continues it.
         """
         if self._stopping.is_set():
-            self._stopped.wait()
+            self._stopped.wait(STOP_TIMEOUT)
             return
         self._stopping.set()
         self._ready.clear()
         try:
-            self._end()
+            self._shutdown()
         finally:
             self._stopped.set()
-            LOG.info("The conductor has stopped")
+            LOG.info("Conductor has stopped", host=self._conf.host)
 
-    def _end(self) -> None:
+    def _shutdown(self) -> None:
+        end = time.monotonic() + STOP_TIMEOUT
         if self._starter is not None:
-            self._starter.join(PATIENCE)
+            self._starter.join(STOP_TIMEOUT / 3)
         for loop in self._loops:
             loop.stop()
-        if self._hello is not None:
-            # While we still answer. With the broker away it is left behind: it ends in time.
-            self._hello.stop()
-            self._hello.join(LAST_WORD)
+        if self._heartbeat is not None:
+            # Before the server stops, which may have to answer the heartbeat. If the broker is
+            # unavailable, do not wait for the call to time out.
+            self._heartbeat.stop()
+            self._heartbeat.join(HEARTBEAT_JOIN_TIMEOUT)
         if self.conductor is not None:
             self.conductor.publisher.stop()
             self.conductor.discoveries.stop()
+            self.conductor.driver_lookup.stop()
             self.conductor.jobs.stop()
-            self.conductor.reconciler.stop()
+            self.conductor.orphan_collector.stop()
             self.conductor.audits.stop()
             self.conductor.rollouts.stop()
-            for delivery in self.conductor.deliveries:
+            for delivery in self.conductor.outbox_workers:
                 delivery.stop()
+        # Everything ends in parallel; users of connections end before the connections.
+        closing = []
         if (server := self._server) is not None:
-            _in_time("RPC server", server.stop)
-            _in_time("last calls", server.wait)
-        for loop in self._loops:
-            loop.join(PATIENCE)
+            closing += [_close_in_thread("RPC server", server.stop, server.wait)]
         if self._metrics is not None:
-            _in_time("metrics", self._metrics.stop)
+            closing += [_close_in_thread("metrics", self._metrics.stop)]
+        running = [
+            loop.name
+            for loop in self._loops
+            if not loop.join(max(0.0, end - CONNECTION_CLOSE_TIME - time.monotonic()))
+        ]
+        _close_with_timeout(closing, end - CONNECTION_CLOSE_TIME)
+        closing = []
         if self._notifier is not None:
-            _in_time("notifier", self._notifier.cleanup)
+            closing += [_close_in_thread("notifier", self._notifier.cleanup)]
         if self._transport is not None and self._own_transport:
-            _in_time("transport", self._transport.cleanup)
+            closing += [_close_in_thread("transport", self._transport.cleanup)]
         if self._engine is not None and self._own_engine:
-            self._engine.dispose()
+            closing += [_close_in_thread("database", self._engine.dispose)]
+        _close_with_timeout(closing, end)
+        if running:
+            LOG.warning(
+                "Periodic tasks abandoned, other conductors continue their work: %s",
+                ", ".join(running),
+            )
 
     def _start(self) -> None:
         engine, transport = self._engine, self._transport
         placement, nova = self._placement, self._nova
         if engine is None or transport is None or placement is None or nova is None:
-            raise AssertionError("open() comes first")
+            raise AssertionError("open() must be called first")
         if self._conf.conductor.metrics_port:
-            self._metrics = metrics.MetricsServer(self._conf, Reader(engine))
-            self._run([Loop("metrics", metrics.RETRY, self._metrics.ensure)])
+            self._metrics = metrics.MetricsServer(
+                self._conf, Reader(engine), self._loop_watch.overdue
+            )
+            self._start_loops(
+                [PeriodicTask("metrics", metrics.RETRY_INTERVAL, self._metrics.ensure)]
+            )
         if not wait_until_ready(engine, self._stopping, LOG):
             return
-        agents = AgentClient(transport, self._conf)
-        conductor = Conductor(
-            self._conf, UnitOfWork(engine), agents, placement, nova, self._notifier
-        )
-        # Published and delivered is also while the broker is away.
+        agents = make_agent_client(transport, self._conf)
+        uow = UnitOfWork(engine)
+        conductor = Conductor(self._conf, uow, agents, placement, nova, self._notifier)
+        # The loops run before the broker is reached: publishing and delivery do not need it.
         self.conductor = conductor
-        self._run(conductor.loops)
-        if self._serve(transport, conductor):
-            # Not before: a call that nobody listens for is missed for the whole of its timeout.
-            self._hello = self._say_hello(transport, conductor)
-            self._hello.start()
+        self._start_loops(conductor.loops)
+        if self._serve(transport, IdempotentEndpoint(conductor.handlers, uow)):
+            # Only now: a heartbeat without a server would wait for its whole timeout.
+            self._heartbeat = self._heartbeat_loop(transport, conductor)
+            self._heartbeat.start()
             self._ready.set()
-            LOG.info("The conductor of %s is ready", self._conf.host)
+            LOG.info(
+                "Conductor is ready, the owner of its leases is %s",
+                process_owner(self._conf.host),
+                host=self._conf.host,
+            )
 
-    def _run(self, loops: Sequence[Loop]) -> None:
+    def _start_loops(self, loops: Sequence[PeriodicTask]) -> None:
         self._loops += loops
+        self._loop_watch.add(loops)
         for loop in loops:
             loop.start()
 
-    def _say_hello(self, transport: Transport, conductor: Conductor) -> Loop:
-        """Return the loop of our own hello, which goes by the bus as an agent's does.
+    def _heartbeat_loop(self, transport: Transport, conductor: Conductor) -> PeriodicTask:
+        """Return the loop of the conductor's own heartbeats, sent over the bus like an agent's.
 
-        It takes as long as it takes: a call that fails is bounded by ``[rpc] timeout``.
+        A heartbeat that fails takes up to ``[rpc] timeout``.
         """
-        conf, client = self._conf, ConductorClient(transport, self._conf)
+        conf, client = self._conf, make_conductor_client(transport, self._conf)
         versions = {"rpc": CONDUCTOR.version}
 
-        def say() -> dict[str, Any]:
-            return client.service_hello(BINARY, conf.host, self._epoch, versions)
+        def send() -> dict[str, Any]:
+            return client.service_hello(
+                BINARY, conf.host, self._epoch, versions, self._loop_watch.status()
+            )
 
-        return Loop("hello", conf.conductor.hello_interval, lambda: conductor.watch.hello(say))
+        return PeriodicTask(
+            "hello",
+            conf.conductor.hello_interval,
+            lambda: conductor.failure_detector.self_heartbeat(send),
+        )
 
-    def _serve(self, transport: Transport, conductor: Conductor) -> bool:
-        """Answer on the bus, as soon as the broker does; tell whether it did before the stop."""
+    def _serve(self, transport: Transport, endpoint: IdempotentEndpoint) -> bool:
+        """Serve calls once the broker answers; return False if stopped before."""
         topic = f"{self._conf.rpc.topic}.{CONDUCTOR.name}"
-        server = make_server(transport, self._conf, topic, self._conf.host, conductor)
-        complaints = Complaints()
-        pause = 0.5
+        server = make_server(transport, self._conf, topic, self._conf.host, endpoint)
+        rate_limited_log = RateLimitedLogger(logger=LOG)
+        backoff = Backoff(0.5, MAX_RETRY_DELAY)
         while not self._stopping.is_set():
             try:
                 server.start()
-            except Unavailable as bad:
-                complaints.wrong(f"Waiting for the message broker: {bad.message}")
-            except Exception as bad:  # noqa: BLE001  the drivers of brokers raise their own
-                complaints.wrong(f"Waiting for the message broker: {type(bad).__name__}: {bad}")
+            except Unavailable as exc:
+                error = exc.message
+            except Exception as exc:  # noqa: BLE001  broker drivers raise their own errors
+                error = f"{type(exc).__name__}: {exc}"
             else:
                 self._server = server
-                complaints.right("The message broker")
+                rate_limited_log.recovered("The message broker")
                 return True
-            self._stopping.wait(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
+            rate_limited_log.warn(f"Waiting for the message broker: {error}; retrying")
+            self._stopping.wait(backoff.next_delay())
         return False
 
 
-def _in_time(what: str, work: Callable[[], object]) -> None:
-    """Do something that may hang when a neighbour is away, and go on without it then."""
+def _close_in_thread(name: str, *steps: Callable[[], object]) -> threading.Thread:
+    """Start to close an object in a thread, since it may hang if a remote service is down."""
 
     def attempt() -> None:
-        try:
-            work()
-        except Exception:
-            LOG.exception("Closing the %s failed", what)
+        for step in steps:
+            error: str | None = None
+            try:
+                step()
+            except (*FAULTS, *FAILURES) as exc:
+                error = f"{type(exc).__name__}: {exc}"
+            except Exception:
+                LOG.exception("Unexpected error while closing %s", name)
+            if error is not None:
+                LOG.warning("Failed to close %s, the connection is lost anyway: %s", name, error)
 
-    thread = threading.Thread(target=attempt, name=f"close {what}", daemon=True)
+    thread = threading.Thread(target=attempt, name=name, daemon=True)
     thread.start()
-    thread.join(PATIENCE)
-    if thread.is_alive():
-        LOG.warning("The %s does not close in %g s and is left behind", what, PATIENCE)
+    return thread
 
 
-def _warn(conf: cfg.ConfigOpts) -> None:
-    """Say so when agents may be given up that are only slow, as far as this host's file tells."""
+def _close_with_timeout(threads: Sequence[threading.Thread], end: float) -> None:
+    """Wait for threads until ``end`` of the monotonic clock, then abandon the rest."""
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    for thread in threads:
+        if thread.is_alive():
+            LOG.warning("Connection of %s did not close in time and is abandoned", thread.name)
+
+
+def _warn_short_driver_timeout(conf: cfg.ConfigOpts) -> None:
+    """Warn if driver_timeout is shorter than agents may need, by this host's configuration."""
     needed = 2 * conf.agent.discovery_timeout + conf.conductor.hello_interval
     if conf.conductor.driver_timeout < needed:
         LOG.warning(
-            "[conductor] driver_timeout is %g s, and an agent may need %g s to change a backend: "
-            "twice [agent] discovery_timeout, and a hello_interval. A change that is only slow "
-            "would be taken back",
+            "[conductor] driver_timeout is %g s, but an agent may need %g s to change a backend "
+            "(twice [agent] discovery_timeout, plus hello_interval): a slow change would be rolled "
+            "back. Increase driver_timeout",
             conf.conductor.driver_timeout,
             needed,
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Option groups, one file each: ``register(conf)`` adds them to a ConfigOpts; nothing is global."""
+"""Option groups, one module each: ``register(conf)`` adds them to a ConfigOpts; none is global."""
 
 from collections.abc import Mapping, Sequence
 from types import ModuleType
@@ -23,21 +23,34 @@ GROUPS: tuple[ModuleType, ...] = (
 )
 
 
-# The agent does without a database, Placement and Nova, and without the libraries for these.
+# A service registers only what it reads, because some groups need libraries of their own: an agent
+# has none for the database, Placement and Nova.
 AGENT_GROUPS: tuple[ModuleType, ...] = (default, agent, conductor, rpc)
+API_GROUPS: tuple[ModuleType, ...] = (default, api, conductor, database, rpc)
+CONDUCTOR_GROUPS: tuple[ModuleType, ...] = (
+    default,
+    agent,
+    conductor,
+    database,
+    nova,
+    placement,
+    rpc,
+)
+DBSYNC_GROUPS: tuple[ModuleType, ...] = (default, conductor, database)
+STATUS_GROUPS: tuple[ModuleType, ...] = (default, api, conductor, database, placement)
 
 
 def register(conf: cfg.ConfigOpts, groups: Sequence[ModuleType] = GROUPS) -> None:
-    """Register option groups, by default every one of this project."""
+    """Register option groups, by default all groups of this project."""
     for group in groups:
         group.register(conf)
 
 
 def check(conf: cfg.ConfigOpts) -> None:
-    """Read every option once, so that a wrong value stops a daemon at its start.
+    """Read every option once, so that a daemon with an invalid value does not start.
 
-    oslo.config looks at a value when it is asked for, which may be days later. Raises
-    Misconfigured, which says which option, what was found and what is expected.
+    oslo.config validates a value only on access, which may be days later. Raise Misconfigured with
+    the option, the value and the expected values.
     """
     for name in conf:
         value = _read(conf, name, f"[DEFAULT] {name}")
@@ -46,8 +59,8 @@ def check(conf: cfg.ConfigOpts) -> None:
                 _read(value, option, f"[{name}] {option}")
 
 
-def _read(section: Mapping[str, Any], name: str, shown: str) -> Any:
+def _read(section: Mapping[str, Any], name: str, option: str) -> Any:
     try:
         return section[name]
-    except cfg.Error as bad:
-        raise Misconfigured(f"{shown}: {' '.join(str(bad).split())}", option=shown) from bad
+    except cfg.Error as exc:
+        raise Misconfigured(f"{option}: {' '.join(str(exc).split())}", option=option) from exc

@@ -10,25 +10,35 @@ OPTIONS = [
     cfg.ListOpt(
         "enabled_backends",
         default=[],
-        help="The backends of this host: names of sections, each with a 'driver' option and the "
-        "options of that driver. What an operator changes over the API comes before this.",
+        help="The backends of this host: names of configuration sections, each with a 'driver' "
+        "option and the options of that driver. Changes that an operator makes over the API "
+        "take precedence.",
     ),
     cfg.ListOpt(
         "enabled_drivers",
         default=[],
-        help="The short form: entry points of cyborg.accelerator.driver, one backend for each, "
-        "configured in the section of the same name.",
+        help="Short form of enabled_backends: names of entry points of "
+        "cyborg.accelerator.driver. Each is one backend, configured in the section of the "
+        "same name.",
+    ),
+    cfg.BoolOpt(
+        "allow_reference_drivers",
+        default=False,
+        help="Whether drivers with support level 'reference', such as fake, can be installed "
+        "over the API. If false, only this file can name them as backends.",
     ),
     cfg.StrOpt(
         "resource_provider",
-        help="The resource provider of this host's compute node, by its uuid or exact name, for "
-        "where Nova's name for the host cannot be found by itself; nothing else is tried then.",
+        help="The uuid or exact name of the resource provider of this host's compute node. Set "
+        "it where the agent cannot find Nova's name for the host; no other name is tried "
+        "then.",
     ),
     cfg.StrOpt(
         "compute_id_file",
         default="/var/lib/nova/compute_id",
-        help="The file in which nova-compute keeps the uuid of its compute node, which is that of "
-        "the node's resource provider. It need not be there. Empty looks for none.",
+        help="The file in which nova-compute stores the uuid of its compute node, which is also "
+        "the uuid of its resource provider. A missing file is ignored. Empty disables the "
+        "lookup.",
     ),
     cfg.FloatOpt(
         "discovery_interval",
@@ -40,62 +50,72 @@ OPTIONS = [
         "discovery_timeout",
         default=60.0,
         min=0.1,
-        help="Seconds that one discovery, or the setup of a driver, may take before its backend "
-        "shows ERROR. A change at run time that takes longer is given up.",
+        help="Maximum seconds for one discovery, or for the setup of a driver, before its "
+        "backend has status ERROR. A change at run time that takes longer fails.",
     ),
     cfg.BoolOpt(
-        "watch",
+        "watch_uevents",
         default=True,
-        help="Discover at once when the kernel says by a uevent that a device came, went or "
-        "changed, for drivers that this concerns; discovery_interval is kept as well.",
+        help="Whether to run a discovery as soon as the kernel reports by a uevent that a device "
+        "was added, removed or changed, for drivers that support it. discovery_interval "
+        "remains in effect.",
+    ),
+    cfg.IntOpt(
+        "cordon_after",
+        default=3,
+        min=0,
+        help="Number of consecutive failed discoveries of a backend, including its setup, after "
+        "which the backend is cordoned: its devices that need work on the host before or "
+        "after their use accept no new requests. The next successful discovery uncordons "
+        "it. 0 disables this.",
     ),
     cfg.FloatOpt(
         "health_interval",
         default=10.0,
         min=0.1,
-        help="Seconds between two measurements of the health of a backend's devices, if its driver "
-        "can measure.",
+        help="Seconds between two health measurements of a backend's devices, if its driver "
+        "supports them.",
     ),
     cfg.FloatOpt(
-        "health_quiet",
+        "health_recovery_time",
         default=60.0,
         min=0.0,
-        help="Seconds for which a device that was unhealthy must measure well, without a break, "
-        "before it counts as healthy again.",
+        help="Recovery time in seconds: an unhealthy device must measure healthy for this long "
+        "without interruption before it counts as healthy again.",
     ),
     cfg.IntOpt(
-        "jobs_at_once",
+        "max_concurrent_jobs",
         default=8,
         min=1,
-        help="How many jobs (preparing, releasing and programming devices) the agent works on at "
-        "the same time. One whose driver does not return in time no longer counts.",
+        help="Maximum number of jobs (prepare, release and program devices) that the agent runs "
+        "at the same time. A timed-out job does not count.",
     ),
     cfg.StrOpt(
-        "socket_dir",
+        "external_driver_dir",
         default="",
-        help="The directory of the sockets by which the agent and drivers in processes of their "
-        "own speak. It must be there, of mode 0700 or 0750; its owner and root may speak. Empty "
-        "has no such drivers.",
+        help="The directory of the sockets for external drivers, which run in their own "
+        "processes. It must exist with mode 0700 or 0750; only its owner and root may "
+        "connect. Empty disables external drivers.",
     ),
     cfg.ListOpt(
-        "socket_drivers",
+        "external_drivers",
         default=[],
-        help="The drivers in processes of their own that may say hello: each is a backend of that "
-        "name, and listens in socket_dir at <name>.sock.",
+        help="The external drivers that may register: each is a backend of the same name and "
+        "listens on <name>.sock in external_driver_dir.",
     ),
     cfg.FloatOpt(
-        "socket_timeout",
+        "external_driver_timeout",
         default=10.0,
         min=0.1,
-        help="Seconds that a driver in a process of its own may take to answer one call. A "
-        "discovery is up to three.",
+        help="Maximum seconds for an external driver to answer one call. A discovery needs up to "
+        "three calls.",
     ),
     cfg.FloatOpt(
-        "socket_work_timeout",
+        "external_driver_work_timeout",
         default=200.0,
         min=0.1,
-        help="Seconds that such a driver may take to prepare or release a handle, or to load an "
-        "image.",
+        help="Maximum seconds for an external driver to prepare or release a handle, or to load "
+        "an image.",
     ),
 ]
 

@@ -9,20 +9,47 @@ GROUP = "api"
 OPTIONS = [
     cfg.StrOpt(
         "public_endpoint",
-        help="The URL that links start with, when the request's own host and mount are not what "
-        "clients should see.",
+        help="The base URL of links in responses. Set it if clients must use another URL than "
+        "the host and path of their request.",
     ),
     cfg.IntOpt(
         "max_limit",
         default=1000,
         min=1,
-        help="The most rows that one page of a collection holds when the client asks for pages.",
+        help="Maximum number of rows in one response of a collection; a link leads to the next "
+        "rows. The accelerator requests of one instance are returned completely unless the "
+        "client sends a limit.",
     ),
     cfg.IntOpt(
         "max_body_size",
         default=1048576,
         min=1024,
-        help="The most bytes of a request body.",
+        help="Maximum size of a request body in bytes.",
+    ),
+    cfg.FloatOpt(
+        "database_timeout",
+        default=3.0,
+        min=0.5,
+        help="Seconds to wait for the next byte of the database's response before the API "
+        "answers 503. The limit for a new connection is two thirds of it. MariaDB and "
+        "PostgreSQL cancel a statement at nine tenths of it. These parameters of [database] "
+        "connection take precedence: read_timeout, write_timeout and connect_timeout "
+        "(MySQL, MariaDB), tcp_user_timeout, keepalives_* and options (PostgreSQL).",
+    ),
+    cfg.ListOpt(
+        "server_names",
+        default=[],
+        help="With auth_strategy = noauth: host names, without a port, under which clients reach "
+        "the API in addition to localhost and loopback addresses. A request with another "
+        "name in its Host header, or with an Origin header of another site, is rejected, "
+        "because a web page could have sent it.",
+    ),
+    cfg.FloatOpt(
+        "body_timeout",
+        default=30.0,
+        min=1.0,
+        help="Maximum seconds to receive a request body. Applies only to gunicorn: other servers "
+        "have their own options, such as socket-timeout of uWSGI.",
     ),
 ]
 

@@ -7,141 +7,209 @@ from oslo_config import cfg
 
 GROUP = "conductor"
 OPTIONS = [
-    cfg.IntOpt("workers", default=1, min=1, help="How many conductor processes to fork."),
+    cfg.IntOpt("workers", default=1, min=1, help="Number of conductor processes."),
     cfg.FloatOpt(
         "hello_interval",
         default=10.0,
         min=0.1,
-        help="Seconds between two hellos of an agent; the conductor tells the agents.",
+        help="Seconds between two heartbeats of an agent. The conductor sends this value to the "
+        "agents.",
     ),
-    cfg.IntOpt("late_after", default=2, min=1, help="Missed hellos after which a service is late."),
-    cfg.IntOpt("down_after", default=6, min=2, help="Missed hellos after which a service is down."),
+    cfg.IntOpt(
+        "late_heartbeats",
+        default=2,
+        min=1,
+        help="Number of missed heartbeats after which a service is late.",
+    ),
+    cfg.IntOpt(
+        "down_heartbeats",
+        default=6,
+        min=2,
+        help="Number of missed heartbeats after which a service is down.",
+    ),
     cfg.FloatOpt(
-        "reconnect_grace",
+        "broker_reconnect_grace",
         default=75.0,
         min=0.0,
-        help="Seconds that agents may take to find their way back to a message broker that was "
-        "away: until so much more than the time after which a service is down has passed, in which "
-        "a conductor's own hellos came back by the broker without a break, it holds no agent for "
-        "down.",
+        help="Extra seconds to wait after an outage of the message broker before agents are "
+        "marked down, for the agents to reconnect. A conductor marks agents down only after "
+        "it has received its own heartbeats over the broker without interruption for the "
+        "down time of a service plus this time.",
+    ),
+    cfg.FloatOpt(
+        "database_timeout",
+        default=10.0,
+        min=2.0,
+        help="Seconds to wait for the next byte of the database's response before the connection "
+        "counts as lost and the transaction fails. A statement waits for a row lock for "
+        "half of this time and is then retried. The database cancels a statement at nine "
+        "tenths of this time, and a transaction that is idle for one and a half times as "
+        "long, but at least 15 seconds. The same parameters of [database] connection as for "
+        "[api] database_timeout take precedence. cyborg-dbsync has no such limits.",
+    ),
+    cfg.FloatOpt(
+        "publish_timeout",
+        default=4.0,
+        min=0.1,
+        help="Seconds for one request to Placement that publishes inventories and traits, unless "
+        "[placement] request_timeout is shorter. After a request without a response the "
+        "conductor checks whether Placement is reachable, and repeats the request in the "
+        "next round: after an outage of Placement a change is published within about twice "
+        "this time.",
     ),
     cfg.FloatOpt(
         "publish_interval",
         default=5.0,
         min=0.1,
-        help="Seconds between two looks for resource providers that Placement must be told of. A "
-        "report is published at once; this is for what failed or was left by another conductor.",
+        help="Seconds between two searches for resource providers that are stale in Placement. A "
+        "report is published at once; this interval applies to failed requests and to the "
+        "work of a stopped conductor.",
     ),
     cfg.FloatOpt(
-        "audit_interval",
+        "placement_verify_interval",
         default=600.0,
         min=1.0,
-        help="Seconds after which a resource provider that has not changed is compared with "
-        "Placement again and repaired, whoever changed or deleted it there.",
+        help="Seconds after which an unchanged resource provider is compared with Placement "
+        "again. Any difference in Placement is repaired.",
+    ),
+    cfg.FloatOpt(
+        "compute_node_interval",
+        default=30.0,
+        min=0.0,
+        help="Seconds between two queries for the compute nodes in Placement. If the compute "
+        "node of a host is missing, new or recreated, the host's providers are verified at "
+        "once instead of after placement_verify_interval. 0 disables the queries.",
     ),
     cfg.FloatOpt(
         "outbox_interval",
         default=5.0,
         min=0.1,
-        help="Seconds between two looks for messages that could not be delivered at once.",
+        help="Seconds between two searches for messages whose delivery failed.",
     ),
     cfg.FloatOpt(
-        "lease",
+        "lease_timeout",
         default=60.0,
         min=1.0,
-        help="Seconds for which a conductor owns a piece of work before another may take it over.",
+        help="Lease time in seconds: after it another conductor may take over the work of a "
+        "stopped conductor.",
     ),
     cfg.IntOpt(
         "outbox_attempts",
         default=30,
         min=1,
-        help="Deliveries that are tried before a message of the outbox is put aside as dead. With "
-        "30, an event is tried for more than 6 minutes, of which nova-compute waits for 5, and a "
-        "notification for more than 100 minutes.",
+        help="Number of delivery attempts before a message of the outbox becomes a dead letter. "
+        "With 30, an event is tried for more than 6 minutes, of which nova-compute waits "
+        "for 5, and a notification for more than 100 minutes.",
     ),
     cfg.FloatOpt(
-        "outbox_keep",
+        "dead_letter_ttl",
         default=2592000.0,
         min=1.0,
-        help="Seconds for which dead messages are kept for the operator, 30 days by default.",
+        help="Seconds for which dead letters are kept, 30 days by default.",
     ),
     cfg.FloatOpt(
         "jobs_interval",
         default=5.0,
         min=0.1,
-        help="Seconds between two looks for host work that its agent must be asked about. New work "
-        "is begun at once; this is for what was lost or left by another conductor.",
+        help="Seconds between two searches for host work whose agent must be queried. New work "
+        "starts at once; this interval applies to lost calls and to the work of a stopped "
+        "conductor.",
     ),
     cfg.FloatOpt(
         "driver_timeout",
         default=150.0,
         min=1.0,
-        help="Seconds that an agent may take to enable, change or give up a backend, its setup and "
-        "first discovery included, before that counts as failed and is taken back. More than twice "
-        "[agent] discovery_timeout and a hello_interval.",
+        help="Seconds for an agent to enable, change or remove a backend, including setup and "
+        "first discovery. After this time the change counts as failed and is rolled back. "
+        "Must be more than twice [agent] discovery_timeout plus one hello_interval.",
     ),
     cfg.FloatOpt(
         "prepare_timeout",
         default=240.0,
         min=1.0,
-        help="Seconds that a host may take to prepare the devices of an instance before the bind "
-        "is undone and Nova is told that it failed. Nova waits 300 s by itself.",
+        help="Seconds for a host to prepare the devices of an instance. After this time the bind "
+        "is undone and Nova gets a failure event. Nova waits 300 s by default.",
     ),
     cfg.FloatOpt(
         "program_timeout",
         default=1800.0,
         min=1.0,
-        help="Seconds that a host may take to load an image into a device.",
+        help="Seconds for a host to load an image into a device.",
     ),
     cfg.FloatOpt(
-        "reconcile_interval",
+        "orphan_scan_interval",
         default=300.0,
         min=0.0,
-        help="Seconds between two rounds in which every bound request is held against Placement's "
-        "allocations; the conductors take turns. 0 is never.",
+        help="Seconds between two orphan scans, which compare every bound request with "
+        "Placement's allocations. The conductors take turns. 0 disables the scans.",
     ),
     cfg.FloatOpt(
         "orphan_grace",
         min=0.0,
         sample_default=600.0,
-        help="Seconds for which a bound request may lack an allocation before it is unbound and "
-        "its device freed, and after a bind before it is suspected at all. Nova deletes "
-        "allocations and requests one after the other, so that a request without an allocation "
-        "need not be an orphan yet. 0 reports orphans and frees none. Unset, it is 600, and where "
-        "[nova] notify is false no orphans are looked for: without Nova nobody allocates.",
+        help="Grace period in seconds for a bound request without an allocation in Placement. "
+        "After it the request is unbound and its device freed. Nova deletes allocations and "
+        "requests one after the other, so a request without an allocation is not always an "
+        "orphan. A bind that finds no free handle of its provider does not wait for this "
+        "time: it deletes a request at once if its instance has no allocation and Nova has "
+        "no such server. 0 reports orphans and frees none. If unset, the value is 600; with "
+        "[nova] send_events = false, orphan scans are disabled, because without Nova nothing "
+        "creates allocations.",
     ),
     cfg.FloatOpt(
         "unbound_ttl",
-        default=0.0,
+        default=86400.0,
         min=0.0,
-        help="Seconds after which a request is deleted that is Initial, Unbound or BindFailed and "
-        "that nobody has touched, such as one whose maker died before it was bound. Make it longer "
-        "than a server may take to be built. 0 keeps them for ever.",
+        help="Seconds after which an unchanged request without a handle is deleted, one day by "
+        "default. This applies to requests that are Initial or Unbound, for example because "
+        "their creator stopped before the bind, and to BindFailed requests whose instance "
+        "no longer exists in Nova. Nova binds new requests directly and creates new ones "
+        "for an unshelved or evacuated server, so it needs no old requests. The value must "
+        "be longer than the scheduling of a server may take. 0 disables the deletion.",
+    ),
+    cfg.IntOpt(
+        "max_project_arqs",
+        default=1000,
+        min=-1,
+        help="Maximum number of accelerator requests of one project, in any state; further ones "
+        "are rejected with 403. Concurrent calls do not count each other, so a project may "
+        "exceed the limit by the number of requests in concurrent calls. A request without "
+        "a project does not count. -1 disables the limit.",
     ),
     cfg.FloatOpt(
-        "remember",
+        "tombstone_ttl",
         default=2592000.0,
         min=0.0,
-        help="Seconds for which a device that has gone from its host is remembered, 30 days by "
-        "default. One that returns in that time to the same address has its uuid again, the status "
-        "that an operator gave it, and an operator's attributes. 0 forgets at once.",
+        help="Seconds for which the tombstone of a removed device is kept, 30 days by default. A "
+        "device that returns to the same address within this time keeps its uuid, the "
+        "status that an operator set, and an operator's attributes. 0 keeps no tombstones.",
     ),
     cfg.PortOpt(
         "metrics_port",
         default=0,
-        help="The port on which the conductor answers Prometheus at /metrics, over HTTP and "
-        "without authentication; 0 is none. Of several workers on a host one does.",
+        help="The port on which the conductor serves Prometheus metrics at /metrics, over HTTP "
+        "and without authentication. 0 disables it. Of several workers on a host, only one "
+        "serves it.",
     ),
     cfg.HostAddressOpt(
         "metrics_listen",
         default="127.0.0.1",
-        help="The address on which the conductor answers Prometheus.",
+        help="The address on which the conductor serves Prometheus metrics.",
+    ),
+    cfg.IntOpt(
+        "max_concurrent_reports",
+        default=4,
+        min=1,
+        help="Maximum number of host reports that one conductor process records at the same "
+        "time, at most one per host. Further reports are rejected before they are parsed, "
+        "and their agents retry. Recording a report needs about ten times its size in "
+        "memory.",
     ),
     cfg.IntOpt(
         "max_report_bytes",
         default=16777216,
         min=65536,
-        help="The largest report of a host that is read.",
+        help="Maximum size of a host report in bytes.",
     ),
 ]
 

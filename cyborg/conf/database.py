@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of the database: those of oslo.db, as every OpenStack service has them."""
+"""Options of the database: those of oslo.db."""
 
 from typing import Any
 
@@ -7,16 +7,16 @@ from oslo_config import cfg
 
 GROUP = "database"
 POOL = 32
-"""Connections that a process keeps: half of the calls that oslo.messaging answers at once."""
+"""Connections in the pool of a process: half of the concurrent calls of oslo.messaging."""
 
 
 def register(conf: cfg.ConfigOpts) -> None:
     """Register the options of this section."""
-    from oslo_db import options  # here, because the agent does without
+    from oslo_db import options  # imported here, because the agent does not need it
 
     conf.register_opts(options.database_opts, group=GROUP)
-    # Of oslo.db's own 5, a conductor that answers 64 calls at once would open and close connections
-    # all the time; one that is not needed is never opened.
+    # With oslo.db's default of 5, a conductor with 64 concurrent calls would open and close
+    # connections all the time. The pool opens a connection only when it is needed.
     options.set_defaults(conf, max_pool_size=POOL)
 
 

@@ -11,8 +11,8 @@ OPTIONS = [
         "host",
         default=socket.gethostname(),
         sample_default="<this machine's host name>",
-        help="The name of this host, as Nova and Placement know it (nova-compute's own host "
-        "option). Resource providers are named after it.",
+        help="The name of this host in Nova and Placement (the host option of nova-compute). "
+        "Names of resource providers start with it.",
     ),
     cfg.StrOpt(
         "state_path",
@@ -23,10 +23,13 @@ OPTIONS = [
         "auth_strategy",
         default="keystone",
         choices=[
-            ("keystone", "every request carries a token that keystone vouches for"),
-            ("noauth", "every request is an administrator's; only a loopback peer is answered"),
+            ("keystone", "every request needs a valid keystone token"),
+            (
+                "noauth",
+                "every request has administrator rights; only loopback connections are accepted",
+            ),
         ],
-        help="How the API knows who is asking.",
+        help="How the API authenticates requests.",
     ),
 ]
 

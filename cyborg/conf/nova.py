@@ -1,29 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How to reach Nova."""
+"""Options of the Nova client."""
 
 from typing import Any
 
 from oslo_config import cfg
 
-from cyborg.conf import neighbour
+from cyborg.conf import keystoneauth
 
 GROUP = "nova"
 OPTIONS = [
     cfg.BoolOpt(
-        "notify",
+        "send_events",
         default=True,
-        help="Tell Nova of each accelerator request that is bound. Off in an installation without "
-        "Nova: no events are recorded then.",
+        help="Whether to send an event to Nova for each bound accelerator request. Set it to "
+        "false in an installation without Nova; no events are recorded then.",
     ),
-    neighbour.TIMEOUT,
+    keystoneauth.TIMEOUT,
 ]
 
 
 def register(conf: cfg.ConfigOpts) -> None:
-    """Register the options of this section, those of keystoneauth among them."""
-    neighbour.register(conf, GROUP, "compute", OPTIONS)
+    """Register the options of this section, including those of keystoneauth."""
+    keystoneauth.register(conf, GROUP, "compute", OPTIONS)
 
 
 def list_opts() -> list[tuple[str, list[Any]]]:
     """Return the options for the sample file and the documentation."""
-    return neighbour.list_opts(GROUP, OPTIONS)
+    return keystoneauth.list_opts(GROUP, OPTIONS)

@@ -1,23 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How to reach Placement."""
+"""Options of the Placement client."""
 
 from typing import Any
 
 from oslo_config import cfg
 
-from cyborg.conf import neighbour
+from cyborg.conf import keystoneauth
 
 GROUP = "placement"
 OPTIONS = [
-    neighbour.TIMEOUT,
+    keystoneauth.TIMEOUT,
 ]
 
 
 def register(conf: cfg.ConfigOpts) -> None:
-    """Register the options of this section, those of keystoneauth among them."""
-    neighbour.register(conf, GROUP, "placement", OPTIONS)
+    """Register the options of this section, including those of keystoneauth."""
+    keystoneauth.register(conf, GROUP, "placement", OPTIONS)
 
 
 def list_opts() -> list[tuple[str, list[Any]]]:
     """Return the options for the sample file and the documentation."""
-    return neighbour.list_opts(GROUP, OPTIONS)
+    return keystoneauth.list_opts(GROUP, OPTIONS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of the internal bus."""
+"""Options of the message bus."""
 
 from typing import Any
 
@@ -11,18 +11,18 @@ OPTIONS = [
         "topic",
         default="cyborg",
         regex=r"^[A-Za-z0-9_.-]{1,64}$",
-        help="What the names of our queues start with. Two installations that share a broker need "
-        "two names.",
+        help="Prefix of the names of the message queues. Installations that share a broker need "
+        "different prefixes.",
     ),
     cfg.FloatOpt(
-        "timeout", default=30.0, min=0.1, help="Seconds to wait for an answer on the bus."
+        "timeout", default=30.0, min=0.1, help="Seconds to wait for the response to an RPC call."
     ),
     cfg.ListOpt(
-        "callers",
+        "allowed_users",
         default=[],
-        help="The broker's users whose calls this daemon takes, as RabbitMQ vouches for them; "
-        "empty takes those of all. An agent that names the conductors' user here takes no orders "
-        "from another host that was broken into.",
+        help="The broker users whose calls this daemon accepts, as authenticated by RabbitMQ. "
+        "Empty accepts all users. An agent that lists only the conductors' user rejects "
+        "calls from a compromised host.",
     ),
 ]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of the stand-alone service."""
+"""Options of the standalone service."""
 
 from typing import Any
 
@@ -7,14 +7,21 @@ from oslo_config import cfg
 
 GROUP = "standalone"
 OPTIONS = [
-    cfg.HostAddressOpt("listen", default="127.0.0.1", help="The address that the API listens on."),
-    cfg.PortOpt("port", default=6666, help="The port that the API listens on; 0 takes any."),
-    cfg.IntOpt("threads", default=8, min=1, help="Requests that the API answers at once."),
+    cfg.HostAddressOpt("listen", default="127.0.0.1", help="The address on which the API listens."),
+    cfg.PortOpt(
+        "port", default=6666, help="The port on which the API listens; 0 selects a free port."
+    ),
+    cfg.IntOpt(
+        "threads",
+        default=8,
+        min=1,
+        help="Maximum number of requests that the API processes at the same time.",
+    ),
     cfg.PortOpt(
         "placement_port",
         default=0,
-        help="The port on which the embedded Placement is served too, for looking at it; 0 takes "
-        "any.",
+        help="The port on which the embedded Placement listens for inspection; 0 selects a free "
+        "port.",
     ),
 ]
 

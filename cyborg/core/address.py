@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses of things on a bus: parse, order, print.
+"""Bus addresses of PCI functions and mediated devices: parsing, ordering, formatting.
 
 A PCI address is written ``DDDD:BB:DD.F`` in hexadecimal: domain (16 bits, or more behind Intel
 VMD, whose domains start at 0x10000), bus (8 bits), device (5 bits) and function (3 bits), as in
@@ -17,7 +17,7 @@ _PCI = re.compile(r"^(?:([0-9a-fA-F]{4,8}):)?([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.
 
 @dataclass(frozen=True, slots=True, order=True)
 class PciAddress:
-    """One PCI function; ordered as the bus is."""
+    """Address of a PCI function, ordered by domain, bus, device and function."""
 
     domain: int
     bus: int
@@ -31,13 +31,15 @@ class PciAddress:
             ("device", self.device, 0x1F),
             ("function", self.function, 0x7),
         )
-        for name, value, top in limits:
-            if not 0 <= value <= top:
-                raise Invalid(f"PCI {name} {value:#x} is out of range 0..{top:#x}", field="address")
+        for name, value, max_value in limits:
+            if not 0 <= value <= max_value:
+                raise Invalid(
+                    f"PCI {name} {value:#x} is out of range 0..{max_value:#x}", field="address"
+                )
 
     @classmethod
     def parse(cls, text: str) -> "PciAddress":
-        """Read ``0000:3d:00.0``; without a domain it is 0000. Raises Invalid."""
+        """Parse ``0000:3d:00.0``; the default domain is 0000. Raise Invalid for anything else."""
         found = _PCI.fullmatch(text)
         if found is None:
             raise Invalid(
@@ -52,11 +54,8 @@ class PciAddress:
         return f"{self.domain:04x}:{self.bus:02x}:{self.device:02x}.{self.function:x}"
 
     def attach_info(self) -> dict[str, str]:
-        """Return the attach handle info of type PCI.
-
-        Nova builds libvirt's node device name ``pci_0000_84_00_0`` from these very strings, hence
-        the zero padding.
-        """
+        """Return the attach handle info of type PCI."""
+        # Zero padded: Nova builds libvirt's node device name pci_0000_84_00_0 from these strings.
         return {
             "domain": f"{self.domain:04x}",
             "bus": f"{self.bus:02x}",
@@ -67,7 +66,7 @@ class PciAddress:
 
 @dataclass(frozen=True, slots=True, order=True)
 class MdevAddress:
-    """A mediated device: its parent function, its type there, and its own uuid.
+    """Address of a mediated device: its parent function, its mdev type and its uuid.
 
     See ``Documentation/driver-api/vfio-mediated-device.rst`` of the Linux kernel.
     """
@@ -81,13 +80,13 @@ class MdevAddress:
             raise Invalid(f"{self.asked_type!r} is not an mdev type name", field="address")
         try:
             plain = str(uuid.UUID(self.uuid))
-        except ValueError as bad:
-            raise Invalid(f"{self.uuid!r} is not an mdev uuid", field="address") from bad
+        except ValueError as exc:
+            raise Invalid(f"{self.uuid!r} is not an mdev uuid", field="address") from exc
         object.__setattr__(self, "uuid", plain)
 
     @classmethod
     def parse(cls, text: str) -> "MdevAddress":
-        """Read ``0000:3d:00.0/nvidia-35/<uuid>``. Raises Invalid."""
+        """Parse ``0000:3d:00.0/nvidia-35/<uuid>``. Raise Invalid for anything else."""
         parts = text.split("/")
         if len(parts) != 3:
             raise Invalid(
@@ -99,5 +98,5 @@ class MdevAddress:
         return f"{self.parent}/{self.asked_type}/{self.uuid}"
 
     def attach_info(self) -> dict[str, str]:
-        """Return the attach handle info of type MDEV: the parent's and the type asked for."""
+        """Return the attach handle info of type MDEV: the parent's info and the mdev type."""
         return {**self.parent.attach_info(), "asked_type": self.asked_type, "vgpu_mark": "None"}

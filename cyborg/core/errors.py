@@ -1,27 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every kind of failure this service tells anyone about.
+"""Kinds of errors that this service reports to its callers.
 
 ::
 
     CyborgError                     internal
-    +-- Invalid                     invalid          the caller's words are wrong
+    +-- Invalid                     invalid          the request is malformed
     +-- NotFound                    not_found        no such object
     +-- Forbidden                   forbidden        the caller may not
     |   +-- ServiceTokenRequired    service_token    ... without a service token
+    |   +-- OverLimit               over_limit       ... more of these than are allowed
     +-- Conflict                    conflict         a name or state already taken
     |   +-- InUse                   in_use           something depends on the object
     |   +-- WrongState              wrong_state      the object's state forbids it
     |   +-- NoHandle                no_handle        no free attach handle fits
-    |   +-- Unresolved              unresolved       not decided yet, ask again
-    +-- Stale                       stale            a report from an epoch that is over
-    +-- Unavailable                 unavailable      a neighbour does not answer
-    |   +-- TimedOut                timed_out        ... in the time it was given
-    +-- DriverFailed                driver_failed    a driver raised, lied or hung
+    |   +-- Unresolved              unresolved       not decided yet, retry later
+    +-- Stale                       stale            a message of an earlier epoch or generation
+    +-- Unavailable                 unavailable      another service does not answer
+    |   +-- TimedOut                timed_out        ... within its timeout
+    +-- DriverFailed                driver_failed    a driver raised, hung or reported nonsense
     +-- Misconfigured               misconfigured    an option's value is not usable
 
-A kind has a stable ``code``, a message for people and ``details`` for machines. The codes travel
-over the bus and are part of the internal contract; HTTP statuses are chosen in
-``cyborg.api.faults`` alone.
+A kind has a stable ``code``, a message for people and ``details`` for machines. The codes are sent
+over the bus and are part of the internal contract. ``cyborg.api.faults`` maps them to HTTP status
+codes.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,7 +30,7 @@ from typing import Any, ClassVar
 
 
 class CyborgError(Exception):
-    """The root: something failed and nobody foresaw how."""
+    """Root of the kinds: an unexpected failure."""
 
     code: ClassVar[str] = "internal"
 
@@ -39,92 +40,103 @@ class CyborgError(Exception):
         self.details: dict[str, Any] = details
 
     def to_wire(self) -> dict[str, Any]:
-        """Return the error as plain values, as it travels over the bus."""
+        """Return the error as plain values, for the bus."""
         return {"code": self.code, "message": self.message, "details": self.details}
 
 
 class Invalid(CyborgError):
-    """The request is malformed; ``details['field']`` names the part that is wrong."""
+    """The request is malformed; ``details['field']`` names the invalid field."""
 
     code = "invalid"
 
 
 class NotFound(CyborgError):
-    """There is no such object, or not for this caller."""
+    """The object does not exist, or the caller may not see it."""
 
     code = "not_found"
 
 
 class Forbidden(CyborgError):
-    """The caller is known and may not do this."""
+    """The caller is authenticated and not allowed to do this."""
 
     code = "forbidden"
 
 
 class ServiceTokenRequired(Forbidden):
-    """Only a service, such as Nova, may do this: the request lacks a service token."""
+    """The request lacks a service token: only a service such as Nova may do this."""
 
     code = "service_token"
 
 
+class OverLimit(Forbidden):
+    """The caller's project has reached its limit; ``details`` has ``limit`` and ``used``."""
+
+    code = "over_limit"
+
+
 class Conflict(CyborgError):
-    """The request is well formed but the state of things contradicts it."""
+    """The request is well formed but conflicts with the current state."""
 
     code = "conflict"
 
 
 class InUse(Conflict):
-    """The object cannot go while others depend on it."""
+    """The object cannot be deleted while others depend on it."""
 
     code = "in_use"
 
 
 class WrongState(Conflict):
-    """The transition table of ``core.states`` has no such step from where the object is."""
+    """The transition table of ``core.arq.states`` has no such step from the object's state."""
 
     code = "wrong_state"
 
 
 class NoHandle(Conflict):
-    """No free attach handle serves the request; ``details['reasons']`` says why, one by one."""
+    """No free attach handle fits the request; ``details['reasons']`` has the reasons by ARQ."""
 
     code = "no_handle"
 
 
 class Unresolved(Conflict):
-    """The answer is not known yet; the same question later gets it."""
+    """The result is not known yet; the caller is to repeat the request later."""
 
     code = "unresolved"
 
 
 class Stale(CyborgError):
-    """A host's message comes from an epoch or generation that has been superseded."""
+    """A host's message is of an earlier epoch or generation than the current one."""
 
     code = "stale"
 
 
 class Unavailable(CyborgError):
-    """A neighbour (database, broker, Placement, Nova, an agent) is away."""
+    """Another service (database, broker, Placement, Nova, an agent) is unavailable."""
 
     code = "unavailable"
 
 
 class TimedOut(Unavailable):
-    """A neighbour did not answer in the time it was given."""
+    """Another service did not answer within its timeout."""
 
     code = "timed_out"
 
 
 class DriverFailed(CyborgError):
-    """A driver raised, hung or reported what cannot be."""
+    """A driver raised, hung or reported impossible values."""
 
     code = "driver_failed"
 
 
 class Misconfigured(CyborgError):
-    """An option holds what it cannot; the message says which, what was found, what is expected."""
+    """An option has an invalid value; the message names it, the value and what is expected."""
 
     code = "misconfigured"
+
+
+def is_expected(exc: BaseException) -> bool:
+    """Return whether an exception is of a kind below the root: no programming error."""
+    return isinstance(exc, CyborgError) and type(exc) is not CyborgError
 
 
 def _kinds(kind: type[CyborgError]) -> Iterator[type[CyborgError]]:
@@ -137,7 +149,7 @@ KINDS: Mapping[str, type[CyborgError]] = {kind.code: kind for kind in _kinds(Cyb
 
 
 def from_wire(body: Mapping[str, Any]) -> CyborgError:
-    """Rebuild an error that ``to_wire`` described; an unknown code becomes the root kind."""
+    """Return the error that ``to_wire`` described; an unknown code becomes the root kind."""
     kind = KINDS.get(str(body.get("code")), CyborgError)
     details = body.get("details")
     fields = {str(k): v for k, v in details.items()} if isinstance(details, Mapping) else {}

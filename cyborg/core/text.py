@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Free text that somebody else wrote: a driver's message, a serial number read from a card."""
+"""Sanitising of free text from drivers and hardware, and formatting of numbers for people."""
 
-LONGEST = 4096
+MAX_LENGTH = 4096
 
 
-def clean(text: str, longest: int = LONGEST) -> str:
-    """Return the text as every database, log and terminal can show it.
+def sanitize(text: str, max_length: int = MAX_LENGTH) -> str:
+    """Return the text in a form that every database, log and terminal can show.
 
-    What cannot be printed (control characters, NUL, lone surrogates) becomes a space, line ends
-    stay, and what is too long is cut. Refusing it would cost a host its report for one odd byte.
+    Each character that is not printable (control characters, NUL, lone surrogates) becomes a space;
+    line ends stay. Text longer than ``max_length`` is cut.
     """
-    plain = "".join(c if c.isprintable() or c == "\n" else " " for c in text[:longest])
+    # Not refused: a host must not lose its report because of one odd byte in a serial number.
+    plain = "".join(c if c.isprintable() or c == "\n" else " " for c in text[:max_length])
     return plain.strip(" ") if plain != text else plain
+
+
+def format_number(value: float) -> str:
+    """Return a number as text: a whole number with all its digits, never as 2.14748e+09."""
+    return str(int(value)) if float(value).is_integer() else f"{value:g}"

@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines: one connection pool to one database, the same behaviour on all three.
+"""Database engines: one connection pool each, with the same behaviour on all supported databases.
 
-Making an engine does not connect, so that a service starts while its database is away. Make it
-after the fork of a worker: two processes that share one connection break both.
+Creating an engine does not connect, so that a service can start while its database is down. Create
+it after the fork of a worker: two processes must not share a connection.
 
 ::
 
-    MariaDB, MySQL, PostgreSQL    READ COMMITTED, errors as oslo.db names them
+    MariaDB, MySQL, PostgreSQL    READ COMMITTED, exceptions of oslo.db
     SQLite                        WAL, BEGIN IMMEDIATE, busy timeout, foreign keys
 """
 
-import logging
-import random
 import sqlite3
 import threading
 import time
@@ -22,16 +20,26 @@ from oslo_config import cfg
 from oslo_db.sqlalchemy import engines, exc_filters
 
 from cyborg.core.errors import Misconfigured, Unavailable
-from cyborg.db import trouble
+from cyborg.core.log import FieldLogger, drop_tracebacks
+from cyborg.db import driver_waits, errors, timeouts
+from cyborg.db.timeouts import Timeouts
+from cyborg.threads.backoff import Backoff
+from cyborg.threads.rate_limited_log import RateLimitedLogger
 
 BUSY_SECONDS = 10
-"""How long a writer waits for another on SQLite."""
+"""Seconds that a writer waits for another writer on SQLite."""
 
 CONNECT_SECONDS = 10
-"""How long PostgreSQL's client waits for a server; MySQL's has the same limit by itself."""
+"""Connection timeout of PostgreSQL's client; MySQL's client has the same default."""
 
 IDLE_SECONDS = 5.0
-"""After how long in the pool a connection is tried before it is used."""
+"""A connection that was idle for longer is pinged before use."""
+
+PING_SECONDS = 1.0
+"""Timeout of that ping. A request waits for the ping and then for a new connection."""
+
+_POOL_LOGGERS = ("sqlalchemy.pool.impl.QueuePool",)
+"""Loggers of errors at the end of a connection, which the loss of the connection causes."""
 
 _POOL = ("max_pool_size", "max_overflow", "pool_timeout", "connection_recycle_time")
 _SERVER = (
@@ -42,72 +50,75 @@ _SERVER = (
     "connection_trace",
     "connection_parameters",
 )
-_SAY_EVERY = 60.0
-_LEFT = "cyborg-left"  # when a connection came back to its pool
-_PLUGIN, _READING_PLUGIN = "cyborg", "cyborg-reading"
+_RETURNED_AT = "cyborg-returned-at"  # key of the time at which a connection returned to its pool
+_PLUGIN, _READ_ONLY_PLUGIN = "cyborg", "cyborg-reading"
 
 
-class Thrifty(sa.engine.CreateEnginePlugin):
-    """Has a connection say nothing to its server that it need not.
+class ConnectionTuning(sa.engine.CreateEnginePlugin):
+    """Engine plugin that avoids unnecessary round trips to the server.
 
-    A connection leaves us with its transaction over, always by a context manager: the ROLLBACK that
-    the pool would send to make sure is one round trip more in each transaction, on MySQL alone: the
-    client library of PostgreSQL knows that there is nothing to roll back. SQLAlchemy takes such
-    settings for an engine that others make, here oslo.db, from a plugin that the URL names.
+    A context manager always ends the transaction before a connection returns to the pool, so the
+    ROLLBACK of the pool is an unnecessary round trip in each transaction. It costs only on MySQL:
+    PostgreSQL's client library knows that there is nothing to roll back. oslo.db creates the
+    engine, so a plugin named in the URL is the way to pass such settings to SQLAlchemy.
     """
 
     def handle_pool_kwargs(self, pool_cls: Any, pool_args: dict[str, Any]) -> None:
-        """Set how the pool takes connections back and gives them out."""
+        """Configure the reset on return and the ping of the pool."""
         if self.url.get_backend_name() == "mysql":
             pool_args["reset_on_return"] = None
-        pool_args["pre_ping"] = False  # but see engine_created
+        pool_args["pre_ping"] = False  # engine_created pings instead
 
     def engine_created(self, engine: sa.Engine) -> None:
-        """Have a connection tried before use only if it has been idle for a while.
+        """Ping a connection before use only if it was idle for IDLE_SECONDS.
 
-        A server that restarts takes longer than that. Whoever uses a connection while its server
-        goes is told so with a ping or without.
+        A restart of the server takes longer than that. If the server stops during use, the caller
+        gets an error with or without a ping.
         """
 
-        def left(connection: Any, record: Any) -> None:
-            record.info[_LEFT] = time.monotonic()
+        def note_return(connection: Any, record: Any) -> None:
+            record.info[_RETURNED_AT] = time.monotonic()
 
-        def taken(connection: Any, record: Any, proxy: Any) -> None:
-            if time.monotonic() - record.info.get(_LEFT, float("inf")) < IDLE_SECONDS:
+        def ping_if_idle(connection: Any, record: Any, proxy: Any) -> None:
+            if time.monotonic() - record.info.get(_RETURNED_AT, float("inf")) < IDLE_SECONDS:
                 return
             try:
-                alive = engine.dialect.do_ping(connection)
+                with driver_waits.temporary_timeout(connection, PING_SECONDS):
+                    alive = engine.dialect.do_ping(connection)
             except engine.dialect.loaded_dbapi.Error:
                 alive = False
             if not alive:
                 raise sa.exc.InvalidatePoolError
 
-        sa.event.listen(engine, "checkin", left)
-        sa.event.listen(engine, "checkout", taken)
+        sa.event.listen(engine, "checkin", note_return)
+        sa.event.listen(engine, "checkout", ping_if_idle)
 
     def update_url(self, url: sa.URL) -> sa.URL:
-        """Return the URL without the plugin's name, which no driver knows."""
+        """Return the URL without the plugin's name, which a driver would reject."""
         return url.difference_update_query(["plugin"])
 
 
-class Reading(Thrifty):
-    """The same for connections that only read, each statement by itself."""
+class ReadOnlyTuning(ConnectionTuning):
+    """Engine plugin for read-only connections in autocommit mode."""
 
     def handle_dialect_kwargs(self, dialect_cls: Any, dialect_args: dict[str, Any]) -> None:
-        """Set what each connection is told once, when it is opened, and not at each use."""
+        """Set autocommit once per connection, not at each use."""
         dialect_args["isolation_level"] = "AUTOCOMMIT"
         dialect_args["skip_autocommit_rollback"] = True
 
 
-sa.dialects.plugins.register(_PLUGIN, __name__, Thrifty.__name__)
-sa.dialects.plugins.register(_READING_PLUGIN, __name__, Reading.__name__)
+sa.dialects.plugins.register(_PLUGIN, __name__, ConnectionTuning.__name__)
+sa.dialects.plugins.register(_READ_ONLY_PLUGIN, __name__, ReadOnlyTuning.__name__)
 
 
-def make_engine(conf: cfg.ConfigOpts, *, read_only: bool = False) -> sa.Engine:
-    """Return an engine for ``[database] connection``; raises Misconfigured.
+def make_engine(
+    conf: cfg.ConfigOpts, *, read_only: bool = False, bounded: bool = True
+) -> sa.Engine:
+    """Return an engine for ``[database] connection``. Raise Misconfigured.
 
-    With ``read_only`` the database refuses every change, each statement sees what is committed at
-    its start, and ``slave_connection`` is used if set.
+    With ``read_only`` the database rejects every change, each statement sees the data committed at
+    its start, and ``slave_connection`` is used if set. Without ``bounded`` statements have no time
+    limit, as a migration needs.
     """
     text = (conf.database.slave_connection if read_only else None) or conf.database.connection
     if not text:
@@ -119,41 +130,45 @@ def make_engine(conf: cfg.ConfigOpts, *, read_only: bool = False) -> sa.Engine:
     url = _parse(text)
     if url.get_backend_name() == "sqlite":
         return _sqlite(url, conf, read_only)
+    drop_tracebacks(_POOL_LOGGERS, (Exception,))
+    seconds = conf.api.database_timeout if read_only else conf.conductor.database_timeout
+    limits = Timeouts(seconds) if bounded else None
     engine: sa.Engine = engines.create_engine(
-        _tuned(url, read_only)
-        .update_query_dict({"plugin": _READING_PLUGIN if read_only else _PLUGIN})
+        _tuned(url, read_only, limits)
+        .update_query_dict({"plugin": _READ_ONLY_PLUGIN if read_only else _PLUGIN})
         .render_as_string(hide_password=False),
-        max_retries=0,  # it would connect here, ten times with ten seconds between
+        max_retries=0,  # otherwise oslo.db connects here, up to ten times, 10 s apart
         **{name: conf.database[name] for name in _SERVER},
     )
+    if limits is not None:
+        driver_waits.limit_engine(engine, limits)
     return engine
 
 
-def wait_until_ready(engine: sa.Engine, stop: threading.Event, log: logging.Logger) -> bool:
-    """Wait, with backoff, until the database answers and has tables; say so once a minute.
+def wait_until_ready(engine: sa.Engine, stop: threading.Event, log: FieldLogger) -> bool:
+    """Wait, with backoff, until the database answers and has tables; log this once a minute.
 
-    Return False when ``stop`` was set before.
+    Return False if ``stop`` was set before that.
     """
-    pause, said = 0.5, float("-inf")
+    backoff = Backoff(0.5, 10.0, jitter=True)
+    failure_log = RateLimitedLogger(logger=log)
     while not stop.is_set():
         try:
             check(engine)
-        except Unavailable as away:
-            if time.monotonic() - said >= _SAY_EVERY:
-                log.warning("Waiting for the database: %s (%s)", away, trouble.reason(away))
-                said = time.monotonic()
-            stop.wait(pause * random.SystemRandom().uniform(0.5, 1.0))
-            pause = min(pause * 2, 10.0)
+        except Unavailable as exc:
+            error = f"{exc} ({errors.reason(exc)})"
         else:
-            if said > float("-inf"):
-                log.warning("The database is there.")
+            if failure_log.reset():
+                log.warning("The database is available.")
             return True
+        failure_log.warn("Waiting for the database: %s", error)
+        stop.wait(backoff.next_delay())
     return False
 
 
 def check(engine: sa.Engine) -> None:
     """Raise Unavailable unless the database answers and has tables."""
-    with trouble.explained(), engine.connect() as connection:
+    with errors.translate(), engine.connect() as connection:
         connection.execute(sa.text("SELECT 1 FROM services WHERE 1 = 0"))
 
 
@@ -161,10 +176,10 @@ def _parse(text: str) -> sa.URL:
     try:
         url = sa.make_url(text)
         url.get_dialect()
-    except (sa.exc.ArgumentError, sa.exc.NoSuchModuleError, ImportError) as bad:
-        # Without the text: it may hold a password.
+    except (sa.exc.ArgumentError, sa.exc.NoSuchModuleError, ImportError) as exc:
+        # Without the URL: it may contain a password.
         raise Misconfigured(
-            f"[database] connection is not usable ({type(bad).__name__}): expected a URL such as "
+            f"[database] connection is not usable ({type(exc).__name__}): expected a URL such as "
             "mysql+pymysql://user:password@host/cyborg",
             option="[database] connection",
         ) from None
@@ -176,20 +191,22 @@ def _parse(text: str) -> sa.URL:
         )
     if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
         raise Misconfigured(
-            "[database] connection names SQLite in memory, where every thread would have a "
-            "database of its own: expected a file, as in sqlite:////var/lib/cyborg/cyborg.db",
+            "[database] connection names SQLite in memory, which threads cannot share: expected a "
+            "file, as in sqlite:////var/lib/cyborg/cyborg.db",
             option="[database] connection",
         )
     return url
 
 
-def _tuned(url: sa.URL, read_only: bool) -> sa.URL:
-    """Return the URL with what every connection must be set to.
+def _tuned(url: sa.URL, read_only: bool, limits: Timeouts | None) -> sa.URL:
+    """Return the URL with the session settings of every connection.
 
-    By the driver's own parameters, in force before SQLAlchemy asks for the defaults that it goes
-    back to; setting them on each checkout would cost two round trips.
+    The driver's parameters set them before SQLAlchemy reads the defaults to which it resets a
+    connection. Setting them on each checkout would cost two round trips.
     """
     if url.get_backend_name() == "postgresql":
+        url = timeouts.keep_alive(url)
+        url = url if limits is None else timeouts.limit_url(url, limits)
         flags = [url.query.get("options", ""), r"-c default_transaction_isolation=read\ committed"]
         if read_only:
             flags.append("-c default_transaction_read_only=on")
@@ -198,21 +215,21 @@ def _tuned(url: sa.URL, read_only: bool) -> sa.URL:
         return url.update_query_dict({"options": options, "connect_timeout": timeout})
     if "init_command" in url.query:
         raise Misconfigured(
-            "[database] connection sets init_command, which this service uses itself for the "
-            "isolation level: leave it out",
+            "[database] connection sets init_command, which this service needs for the isolation "
+            "level: remove it",
             option="[database] connection",
         )
-    how = "ISOLATION LEVEL READ COMMITTED" + (", READ ONLY" if read_only else "")
+    characteristics = "ISOLATION LEVEL READ COMMITTED" + (", READ ONLY" if read_only else "")
     charset = url.query.get("charset", "utf8mb4")
-    # oslo.db knows the errors of "mysql" only; SQLAlchemy finds out that it is a MariaDB.
+    # oslo.db translates only the errors of "mysql"; SQLAlchemy detects MariaDB by itself.
     return url.set(drivername=url.drivername.replace("mariadb", "mysql", 1)).update_query_dict(
-        {"init_command": f"SET SESSION TRANSACTION {how}", "charset": charset}
+        {"init_command": f"SET SESSION TRANSACTION {characteristics}", "charset": charset}
     )
 
 
 def _sqlite(url: sa.URL, conf: cfg.ConfigOpts, read_only: bool) -> sa.Engine:
-    # Not oslo.db's: it opens the file anew for each transaction, and the last one that closes it
-    # writes the whole WAL back.
+    # Not the engine of oslo.db: it opens the file for each transaction, and the last close writes
+    # the whole WAL back.
     limits: dict[str, Any] = {
         "pool_size": conf.database.max_pool_size,
         "max_overflow": conf.database.max_overflow,
@@ -229,10 +246,10 @@ def _sqlite(url: sa.URL, conf: cfg.ConfigOpts, read_only: bool) -> sa.Engine:
     exc_filters.register_engine(engine)
     synchronous = "FULL" if conf.database.sqlite_synchronous else "OFF"
 
-    def opened(connection: sqlite3.Connection, record: Any) -> None:
-        # The driver would open transactions by itself, and only before a change.
+    def configure(connection: sqlite3.Connection, record: Any) -> None:
+        # Otherwise the driver opens transactions itself, and only before a change.
         connection.isolation_level = None
-        # Asked first: to set it needs the whole file for a moment.
+        # Queried first, because setting it needs an exclusive lock on the file.
         if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal" and not read_only:
             connection.execute("PRAGMA journal_mode = WAL")
         connection.execute(f"PRAGMA synchronous = {synchronous}")
@@ -240,12 +257,12 @@ def _sqlite(url: sa.URL, conf: cfg.ConfigOpts, read_only: bool) -> sa.Engine:
         if read_only:
             connection.execute("PRAGMA query_only = ON")
 
-    def begun(connection: sa.Connection) -> None:
-        # A transaction that reads first and then finds another writer in between can only fail;
-        # one that takes its place at the start waits for its turn.
+    def begin_immediate(connection: sa.Connection) -> None:
+        # A transaction that starts with a read fails if another writer commits before its first
+        # write. One that locks at its start waits instead.
         if connection.get_execution_options().get("isolation_level") != "AUTOCOMMIT":
             connection.exec_driver_sql("BEGIN IMMEDIATE")
 
-    sa.event.listen(engine, "connect", opened)
-    sa.event.listen(engine, "begin", begun)
+    sa.event.listen(engine, "connect", configure)
+    sa.event.listen(engine, "begin", begin_immediate)
     return engine

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bringing a database to the schema of this release, one step after another.
+"""Schema migrations: upgrade a database to the schema of this release.
 
-The steps are packaged with the code, so that no file outside of it is needed. Two upgrades of one
-database at once are kept apart by the database: a named lock on MariaDB, MySQL and PostgreSQL, the
-write transaction on SQLite.
+The migration scripts are part of the package. A lock in the database prevents two concurrent
+upgrades: a named lock on MariaDB, MySQL and PostgreSQL, the write transaction on SQLite.
 """
 
 import contextlib
@@ -21,17 +20,17 @@ from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 
 from cyborg.core.errors import Conflict, Invalid
-from cyborg.db import migrations, trouble
+from cyborg.db import errors, migrations
 
 Report = Callable[[str], object]
-"""Takes a line that tells how far an upgrade is."""
+"""Callback that gets each progress line of an upgrade."""
 
-# What a step calls (``op``, ``context``) is one for the whole process.
+# Alembic's ``op`` and ``context`` are global to the process.
 _ALEMBIC = threading.Lock()
-_HOME = str(Path(migrations.__file__).parent)
+_SCRIPTS_DIR = str(Path(migrations.__file__).parent)
 
 LOCK_SECONDS = 300
-"""How long an upgrade waits for another one on the same database."""
+"""Seconds to wait for another upgrade of the same database."""
 
 
 def _quiet(line: str) -> None:
@@ -44,29 +43,29 @@ def head() -> str:
 
 
 def version(engine: sa.Engine) -> str | None:
-    """Return the revision that the database is at, None if it has none; raises Unavailable."""
-    with trouble.explained(), engine.connect() as connection:
+    """Return the database's revision, None if it has none. Raise Unavailable."""
+    with errors.translate(), engine.connect() as connection:
         return _current(connection)
 
 
 def upgrade(engine: sa.Engine, revision: str = "head", report: Report = _quiet) -> str:
-    """Take the steps up to a revision and return it; ``report`` gets a line for each.
+    """Run the migrations up to a revision and return it; ``report`` gets a line for each.
 
-    Does nothing, and fast, when the database is there or further. Raises Invalid for a revision
-    that is none of ours, Conflict when a newer release made the database or another upgrade does
-    not end, Unavailable when the database is away.
+    Do nothing if the database is at this revision or a later one. Raise Invalid for an unknown
+    revision, Conflict if a newer release upgraded the database or another upgrade does not end,
+    and Unavailable if the database is down.
     """
     scripts = _scripts()
     goal = _resolve(scripts, revision)
-    with trouble.explained():
+    with errors.translate():
         with engine.connect() as connection:
             if not _missing(scripts, _current(connection), goal):
-                report(f"The database is at {goal} or further: nothing to do.")
+                report(f"The database is at {goal} or later: nothing to do.")
                 return goal
-        with _alone(engine, report), engine.begin() as connection:
-            # Again, now that nobody else is at it.
+        with _upgrade_lock(engine, report), engine.begin() as connection:
+            # Read again under the lock: another upgrade may have just ended.
             steps = _missing(scripts, _current(connection), goal)
-            report(f"{len(steps)} step(s) to take.")
+            report(f"{len(steps)} migration(s) to run.")
             with _ALEMBIC:
                 command.upgrade(_config(connection, report), goal)
     report(f"The database is at {goal}.")
@@ -74,21 +73,21 @@ def upgrade(engine: sa.Engine, revision: str = "head", report: Report = _quiet) 
 
 
 def stamp(engine: sa.Engine, revision: str, report: Report = _quiet) -> str:
-    """Write down that the database is at a revision, without taking any step; return it.
+    """Record that the database is at a revision, without running migrations; return it.
 
-    For a database whose tables were made in another way. Raises as ``upgrade`` does.
+    For a database whose tables were created in another way. Raise the errors of ``upgrade``.
     """
     scripts = _scripts()
     goal = _resolve(scripts, revision)
-    with trouble.explained(), _alone(engine, report), engine.begin() as connection, _ALEMBIC:
-        # Also from a revision that this release does not know: that is what it is for.
+    with errors.translate(), _upgrade_lock(engine, report), engine.begin() as connection, _ALEMBIC:
+        # ``purge`` also replaces a revision that this release does not know.
         command.stamp(_config(connection, report), goal, purge=True)
     report(f"The database is marked as being at {goal}.")
     return goal
 
 
 def _scripts() -> ScriptDirectory:
-    return ScriptDirectory(_HOME)
+    return ScriptDirectory(_SCRIPTS_DIR)
 
 
 def _current(connection: sa.Connection) -> str | None:
@@ -99,9 +98,9 @@ def _current(connection: sa.Connection) -> str | None:
 def _resolve(scripts: ScriptDirectory, revision: str) -> str:
     found = _find(scripts, revision)
     if found is None:
-        known = ", ".join(script.revision for script in scripts.walk_revisions())
+        revisions = ", ".join(script.revision for script in scripts.walk_revisions())
         raise Invalid(
-            f"{revision!r} is no revision: expected head or one of {known}", field="revision"
+            f"unknown revision {revision!r}, expected head or one of {revisions}", field="revision"
         )
     return found
 
@@ -115,13 +114,13 @@ def _find(scripts: ScriptDirectory, revision: str) -> str | None:
 
 
 def _missing(scripts: ScriptDirectory, current: str | None, goal: str) -> list[str]:
-    """Return the steps, last first, from one revision to another; none when it is past it."""
+    """Return the migrations from ``current`` to ``goal``, last first; none if it is later."""
     if current is None:
         return [script.revision for script in scripts.iterate_revisions(goal, "base")]
     if _find(scripts, current) is None:
         raise Conflict(
-            f"the database is at revision {current}, which this release does not know: a newer "
-            "release has upgraded it"
+            f"database revision {current} is unknown to this release: a newer release upgraded the "
+            "database"
         )
     passed = {script.revision for script in scripts.iterate_revisions(current, "base")}
     steps = (script.revision for script in scripts.iterate_revisions(goal, "base"))
@@ -129,53 +128,64 @@ def _missing(scripts: ScriptDirectory, current: str | None, goal: str) -> list[s
 
 
 def _config(connection: sa.Connection, report: Report) -> Config:
-    def applied(step: Any, **more: Any) -> None:
+    def applied(step: Any, **options: Any) -> None:
         if step.is_upgrade and not step.is_stamp:
             report(f"Done: {step.up_revision_id}, {step.up_revision.doc}")
 
     config = Config()
     # ConfigParser would read a per cent sign in the path as a reference.
-    config.set_main_option("script_location", _HOME.replace("%", "%%"))
+    config.set_main_option("script_location", _SCRIPTS_DIR.replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     config.attributes.update(connection=connection, applied=applied)
     return config
 
 
 @contextlib.contextmanager
-def _alone(engine: sa.Engine, report: Report) -> Iterator[None]:
-    """Hold the database's lock for upgrades, on a connection that no transaction can spoil."""
+def _upgrade_lock(engine: sa.Engine, report: Report) -> Iterator[None]:
+    """Hold the database's lock for upgrades, on a connection without a transaction."""
     if engine.dialect.name == "sqlite":
         yield
         return
     name = hashlib.sha256(f"cyborg-dbsync {engine.url.database}".encode())
-    with engine.connect() as plain:
-        connection = plain.execution_options(isolation_level="AUTOCOMMIT")
+    with engine.connect() as raw:
+        connection = raw.execution_options(isolation_level="AUTOCOMMIT")
         try:
             if engine.dialect.name == "postgresql":
-                # Its locks have numbers of 64 bits and belong to one database.
+                # PostgreSQL's advisory locks are 64-bit numbers and belong to one database.
                 number = int.from_bytes(name.digest()[:8], "big", signed=True)
                 key = sa.literal(number, sa.BigInteger)
                 connection.execute(sa.text(f"SET lock_timeout = '{LOCK_SECONDS}s'"))
-                take, wait = sa.func.pg_try_advisory_lock(key), sa.func.pg_advisory_lock(key)
+                try_lock, wait_lock = (
+                    sa.func.pg_try_advisory_lock(key),
+                    sa.func.pg_advisory_lock(key),
+                )
             else:
-                # Its locks have names of at most 64 characters and belong to the whole server.
+                # MySQL's locks have names of up to 64 characters and belong to the whole server.
                 text = name.hexdigest()
-                take, wait = sa.func.get_lock(text, 0), sa.func.get_lock(text, LOCK_SECONDS)
-            if not connection.scalar(sa.select(take)):
-                report("Another upgrade of this database is at work: waiting for it.")
-                if not _got(connection, wait):
-                    raise Conflict("another upgrade of this database does not come to its end")
+                try_lock, wait_lock = (
+                    sa.func.get_lock(text, 0),
+                    sa.func.get_lock(text, LOCK_SECONDS),
+                )
+            if not connection.scalar(sa.select(try_lock)):
+                report("Waiting for another upgrade of this database.")
+                if not _wait_for_lock(connection, wait_lock):
+                    raise Conflict(
+                        f"another upgrade of this database did not end in {LOCK_SECONDS} s, retry"
+                    )
             yield
         finally:
-            # The lock goes with the connection, whatever has happened to it.
+            # Closing the connection releases the lock in every case.
             connection.invalidate()
 
 
-def _got(connection: sa.Connection, wait: sa.Function[Any]) -> bool:
-    """Wait for the lock and tell whether it is ours: PostgreSQL says so by raising nothing."""
+def _wait_for_lock(connection: sa.Connection, wait_lock: sa.Function[Any]) -> bool:
+    """Wait for the lock and return whether it was acquired.
+
+    PostgreSQL raises an error at the lock timeout and returns no value.
+    """
     try:
-        return connection.scalar(sa.select(wait)) != 0
-    except trouble.FAILURES as error:
-        if trouble.is_transient(error):
+        return connection.scalar(sa.select(wait_lock)) != 0
+    except errors.FAILURES as error:
+        if errors.is_transient(error):
             return False
         raise

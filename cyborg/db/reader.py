@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections that only read."""
+"""Read-only connections."""
 
 import contextlib
 from collections.abc import Iterator
@@ -7,36 +7,50 @@ from collections.abc import Iterator
 import sqlalchemy as sa
 from oslo_config import cfg
 
-from cyborg.db import trouble
+from cyborg.db import driver_waits, errors
+from cyborg.db.clock import DatabaseClock
 from cyborg.db.engine import make_engine
+from cyborg.db.schema import services
 
 
 class Reader:
-    """The read side of the database; many threads may share it.
+    """Provider of read-only connections. Thread-safe.
 
-    Made from configuration, it has an engine of its own, on a replica if one is configured, whose
-    database refuses changes. Made from an engine, it shares that engine's pool.
+    Created from configuration, it owns an engine on which the database rejects changes, on a
+    replica if one is configured. Created from an engine, it shares the pool of this engine.
+    ``clock`` is the clock of the database that it reads.
     """
 
     def __init__(self, source: cfg.ConfigOpts | sa.Engine) -> None:
-        self._made = not isinstance(source, sa.Engine)
+        self._owns_engine = not isinstance(source, sa.Engine)
         self._engine = (
-            # Each use of a shared connection sets it and sets it back.
+            # Each use of a shared connection sets this level and resets it.
             source.execution_options(isolation_level="AUTOCOMMIT")
             if isinstance(source, sa.Engine)
             else make_engine(source, read_only=True)
         )
+        self.clock = DatabaseClock(self.connect)
 
     @contextlib.contextmanager
     def connect(self) -> Iterator[sa.Connection]:
-        """Give a connection; each statement sees what is committed at its start.
+        """Yield a connection; each statement sees the data committed at its start.
 
-        Raises Unavailable when the database is away.
+        Raise Unavailable if the database is down.
         """
-        with trouble.explained(), self._engine.connect() as connection:
+        with errors.translate(), self._engine.connect() as connection:
             yield connection
 
+    def check(self, seconds: float) -> None:
+        """Raise Unavailable unless the database has the tables and answers within ``seconds``.
+
+        Opening a new connection has a separate limit.
+        """
+        with self.connect() as connection:
+            driver = connection.connection.driver_connection
+            with driver_waits.temporary_timeout(driver, seconds):
+                connection.execute(sa.select(services.c.id).where(sa.false()))
+
     def close(self) -> None:
-        """Close the pool, if it is the reader's own."""
-        if self._made:
+        """Close the pool if the reader owns it."""
+        if self._owns_engine:
             self._engine.dispose()

@@ -1,29 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables. Uniqueness lives here, so that no code can forget it.
+"""The database schema. Its constraints enforce uniqueness, whatever the code does.
 
 ::
 
     services 1--n backends          one daemon of one host; the configured drivers of an agent
-    services 1--n drivers           what is installed there, used or not
-    services 1--n wanted_backends   what operators want there beside the configuration file
+    services 1--n drivers           the installed drivers of a host, used or not
+    services 1--n desired_backends  desired backends, in addition to the configuration file
     devices 1--n deployables 1--n attach_handles
                  deployables 1--n attributes
-    providers                       what Placement must be brought to, one row a deployable
-    device_profiles 1--n requests   an accelerator request keeps its own copy of its group
-    attach_handles 0..1--0..1 requests
-    discoveries, jobs, outbox       work that has been promised and must be done
-    jobs 1--n job_steps             of one that is about many hosts
-    departed                        what operators said of devices that are gone
-    audits                          disagreements that somebody asked to be looked for
-    deeds                           what the conductors have put right by themselves, counted
+    providers                       Placement synchronization state, one row per deployable
+    device_profiles 1--n arqs       accelerator requests (ARQs), each with a copy of its group
+    attach_handles 0..1--0..1 arqs
+    discoveries, jobs, outbox       pending work
+    jobs 1--n job_steps             steps of a job on many hosts
+    device_tombstones               tombstones of removed devices
+    audits                          consistency checks that operators requested
+    self_heal_counters              counts of corrections that conductors made
+    idempotency_keys                completed calls, with their responses
 """
 
 from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
-from oslo_utils import timeutils
 from sqlalchemy.dialects import mysql
+
+from cyborg.db.clock import utcnow
 
 metadata = sa.MetaData(
     naming_convention={
@@ -34,9 +36,9 @@ metadata = sa.MetaData(
     }
 )
 
-# Microseconds matter: two hellos of one agent may come within a second.
+# With microseconds: two heartbeats of one agent may arrive within a second.
 Moment = sa.DateTime().with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
-# MySQL's TEXT ends at 64 KiB, which a profile of 32 groups can pass.
+# MySQL's TEXT ends at 64 KiB, which a profile of 32 groups can exceed.
 Text = sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")
 Json = sa.JSON()
 
@@ -47,8 +49,8 @@ def _table(name: str, *columns: Any) -> sa.Table:
         metadata,
         sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), primary_key=True),
         *columns,
-        sa.Column("created_at", Moment, nullable=False, default=timeutils.utcnow),
-        sa.Column("updated_at", Moment, onupdate=timeutils.utcnow),
+        sa.Column("created_at", Moment, nullable=False, default=utcnow()),
+        sa.Column("updated_at", Moment, onupdate=utcnow()),
         mysql_engine="InnoDB",
         mysql_charset="utf8mb4",
         mysql_collate="utf8mb4_bin",
@@ -56,12 +58,14 @@ def _table(name: str, *columns: Any) -> sa.Table:
     )
 
 
-def _uuid(**more: Any) -> sa.Column[str]:
-    return sa.Column("uuid", sa.String(36), nullable=False, unique=True, **more)
+def _uuid(**options: Any) -> sa.Column[str]:
+    return sa.Column("uuid", sa.String(36), nullable=False, unique=True, **options)
 
 
-def _owned(name: str, table: str, ondelete: str = "CASCADE", **more: Any) -> sa.Column[int]:
-    return sa.Column(name, sa.ForeignKey(f"{table}.id", ondelete=ondelete), index=True, **more)
+def _foreign_key(
+    name: str, table: str, ondelete: str = "CASCADE", **options: Any
+) -> sa.Column[int]:
+    return sa.Column(name, sa.ForeignKey(f"{table}.id", ondelete=ondelete), index=True, **options)
 
 
 services = _table(
@@ -73,37 +77,42 @@ services = _table(
     sa.Column("endpoint", sa.String(255)),
     sa.Column("status", sa.String(32), nullable=False),
     sa.Column("digest", sa.String(64)),
-    # Counts the reports of an epoch; a report that does not raise it is late or a duplicate.
+    # Generation of the last report of the epoch. A report that is not newer is late or a duplicate.
     sa.Column("generation", sa.BigInteger, nullable=False, default=0),
     sa.Column("versions", Json, nullable=False, default=dict),
     sa.Column("started_at", Moment, nullable=False),
     sa.Column("last_seen_at", Moment, nullable=False),
-    # Since when a conductor holds it for down, which closes its host's inventory; None while not.
+    # When the service was marked down, which cordons its host's inventory; None if it is up.
     sa.Column("down_since", Moment),
-    # By which names its host may be known to Nova: ``core.identity.Identity``.
+    # The names that Nova may use for its host: ``core.hosts.identity``.
     sa.Column("identity", Json, nullable=False, default=dict),
-    # ``core.catalogue.fingerprint`` of the rows of drivers.
-    sa.Column("catalogue", sa.String(64)),
-    # The revision of what is wanted of its backends, and the one that the agent has come to.
-    sa.Column("wanted", sa.BigInteger, nullable=False, default=0),
+    # ``core.drivers.registry.fingerprint`` of the rows of drivers.
+    sa.Column("drivers_digest", sa.String(64)),
+    # Generation of the desired state of its backends.
+    sa.Column("desired_generation", sa.BigInteger, nullable=False, default=0),
     sa.UniqueConstraint("binary", "host"),
 )
 
 backends = _table(
     "backends",
     _uuid(),
-    _owned("service_id", "services", nullable=False),
+    _foreign_key("service_id", "services", nullable=False),
     sa.Column("name", sa.String(255), nullable=False),
     sa.Column("driver", sa.String(255), nullable=False),
     sa.Column("status", sa.String(32), nullable=False),
     sa.Column("error", Text),
+    # From the last report: ``core.inventory.report``; None if an agent does not report them.
+    sa.Column("remarks", Json),
+    sa.Column("settings", Json),
+    # Too many discoveries failed in a row: handles that need host work are not allocated.
+    sa.Column("cordoned", sa.Boolean, nullable=False, default=False),
     sa.UniqueConstraint("service_id", "name"),
 )
 
-# What is installed on a host, as its agent found it: ``core.catalogue.Entry``.
+# Installed drivers of a host, as its agent reports them: ``core.drivers.registry``.
 drivers = _table(
     "drivers",
-    _owned("service_id", "services", nullable=False),
+    _foreign_key("service_id", "services", nullable=False),
     sa.Column("name", sa.String(255), nullable=False, index=True),
     sa.Column("version", sa.String(255)),
     sa.Column("type", sa.String(32)),
@@ -111,19 +120,20 @@ drivers = _table(
     sa.Column("abilities", Json, nullable=False),
     sa.Column("options", Json, nullable=False),
     sa.Column("error", Text),
+    sa.Column("installable", sa.Boolean, nullable=False, default=True),
     sa.UniqueConstraint("service_id", "name"),
 )
 
-# ``core.wanted.Wanted``, and what its agent made of it.
-wanted_backends = _table(
-    "wanted_backends",
-    _owned("service_id", "services", nullable=False),
+# Desired backends (``core.drivers.desired_state``), and the outcomes that the agent reports.
+desired_backends = _table(
+    "desired_backends",
+    _foreign_key("service_id", "services", nullable=False),
     sa.Column("backend", sa.String(255), nullable=False),
     sa.Column("driver", sa.String(255), nullable=False, index=True),
-    sa.Column("wish", sa.String(32), nullable=False),
+    sa.Column("status", sa.String(32), nullable=False),
     sa.Column("config", Json, nullable=False),
-    sa.Column("revision", sa.BigInteger, nullable=False),
-    # Whether its agent has said that it is so; what was wrong if it could not be.
+    sa.Column("generation", sa.BigInteger, nullable=False),
+    # Whether the agent has applied it; the error if it failed.
     sa.Column("applied", sa.Boolean, nullable=False, default=False),
     sa.Column("error", Text),
     sa.UniqueConstraint("service_id", "backend"),
@@ -143,18 +153,18 @@ devices = _table(
     sa.Column("numa_node", sa.Integer),
     sa.Column("serial", sa.String(255)),
     sa.Column("health", sa.String(32), nullable=False),
-    # Why, as the driver says, and since when it is so.
+    # The driver's reason for the health, and the time of the last change.
     sa.Column("health_reason", sa.String(255)),
-    sa.Column("health_since", Moment, nullable=False, default=timeutils.utcnow),
+    sa.Column("health_since", Moment, nullable=False, default=utcnow()),
     sa.Column("setup_required", sa.Boolean, nullable=False),
     sa.Column("reboot_required", sa.Boolean, nullable=False),
-    # What the operator wants: enabled or maintaining. No report changes it.
+    # Set by the operator: enabled or maintaining. No report changes it.
     sa.Column("status", sa.String(32), nullable=False, default="enabled"),
-    # Its backend was disabled, or is being uninstalled.
-    sa.Column("withdrawn", sa.Boolean, nullable=False, default=False),
-    # The host does not report it any longer, but something of it is bound.
+    # The backend is disabled, being uninstalled or cordoned.
+    sa.Column("cordoned", sa.Boolean, nullable=False, default=False),
+    # The host no longer reports the device, but a handle of it is bound.
     sa.Column("draining", sa.Boolean, nullable=False, default=False),
-    # What its driver can do beyond finding it: ``core.device.Ability``.
+    # The abilities of its driver: ``core.inventory.device.Ability``.
     sa.Column("abilities", Json, nullable=False, default=list),
     sa.UniqueConstraint("host", "address"),
 )
@@ -162,40 +172,40 @@ devices = _table(
 deployables = _table(
     "deployables",
     _uuid(),
-    _owned("device_id", "devices", nullable=False),
-    _owned("parent_id", "deployables", "SET NULL"),
-    _owned("root_id", "deployables", "SET NULL"),
+    _foreign_key("device_id", "devices", nullable=False),
+    _foreign_key("parent_id", "deployables", "SET NULL"),
+    _foreign_key("root_id", "deployables", "SET NULL"),
     sa.Column("address", sa.String(120), nullable=False),
     sa.Column("name", sa.String(200), nullable=False, unique=True),
     sa.Column("rp_uuid", sa.String(36), nullable=False, unique=True),
     sa.Column("resource_class", sa.String(255), nullable=False),
     sa.Column("traits", Json, nullable=False),
-    # The agent's attributes; an operator's are rows of their own and no report removes them.
+    # The agent's attributes. An operator's are in table attributes, and no report removes them.
     sa.Column("attributes", Json, nullable=False),
     sa.Column("bitstream_id", sa.String(255)),
     sa.Column("num_accelerators", sa.Integer, nullable=False, default=0),
     sa.Column("draining", sa.Boolean, nullable=False, default=False),
-    # The job that programs it now; none of its handles is given out meanwhile.
-    _owned("job_id", "jobs", "SET NULL"),
+    # The job that programs it now; meanwhile its handles are not allocated.
+    _foreign_key("job_id", "jobs", "SET NULL"),
 )
 
-# What operators said of devices that are gone, for the day on which they return.
-departed = _table(
-    "departed",
-    # The uuid that the device had and gets again.
+# Tombstones: data of removed devices that is restored when they return.
+device_tombstones = _table(
+    "device_tombstones",
+    # The uuid of the device, for its restore.
     _uuid(),
     sa.Column("host", sa.String(255), nullable=False),
     sa.Column("address", sa.String(120), nullable=False),
     sa.Column("status", sa.String(32), nullable=False),
-    # By the deployable's address: its uuid and the operator's attributes.
-    sa.Column("parts", Json, nullable=False),
+    # By the deployable's address: its uuid, the operator's attributes and the dirty handles.
+    sa.Column("deployables", Json, nullable=False),
     sa.UniqueConstraint("host", "address"),
 )
 
 attributes = _table(
     "attributes",
     _uuid(),
-    _owned("deployable_id", "deployables", nullable=False),
+    _foreign_key("deployable_id", "deployables", nullable=False),
     sa.Column("key", sa.String(255), nullable=False),
     sa.Column("value", sa.String(255), nullable=False),
     sa.UniqueConstraint("deployable_id", "key"),
@@ -209,12 +219,12 @@ device_profiles = _table(
     sa.Column("groups", Json, nullable=False),
 )
 
-requests = _table(
-    "requests",
+arqs = _table(
+    "arqs",
     _uuid(),
     sa.Column("state", sa.String(32), nullable=False, index=True),
-    # RESTRICT: a profile that is in use cannot be deleted, whoever tries and whenever.
-    _owned("profile_id", "device_profiles", "RESTRICT", nullable=False),
+    # RESTRICT: a profile in use cannot be deleted, not even concurrently with the first use.
+    _foreign_key("profile_id", "device_profiles", "RESTRICT", nullable=False),
     sa.Column("device_profile_name", sa.String(255), nullable=False),
     sa.Column("device_profile_group_id", sa.Integer, nullable=False),
     sa.Column("resource_class", sa.String(255), nullable=False),
@@ -223,17 +233,17 @@ requests = _table(
     sa.Column("hostname", sa.String(255)),
     sa.Column("device_rp_uuid", sa.String(36), index=True),
     sa.Column("instance_uuid", sa.String(36)),
-    # The place among its instance's accelerators, from 0. Every bind for an instance that has none
-    # starts at place 0, so of two at once the key lets one through.
+    # The slot among its instance's accelerators, from 0. Every first bind for an instance starts at
+    # slot 0, so the unique key rejects the second of two concurrent binds.
     sa.Column("instance_slot", sa.Integer),
-    # The host work that this bind waits for; None in every state but BindStarted.
-    _owned("job_id", "jobs", "RESTRICT"),
-    # Whether `project_id` is known to be the instance's and not only that of the token.
-    sa.Column("owner_known", sa.Boolean, nullable=False, default=True),
-    # Since when Placement is seen to have no allocation for it.
+    # The job for which this bind waits; None in every state except BindStarted.
+    _foreign_key("job_id", "jobs", "RESTRICT"),
+    # Whether `project_id` is verified as the instance's project, not only taken from the token.
+    sa.Column("owner_verified", sa.Boolean, nullable=False, default=True),
+    # Since when the ARQ is a suspected orphan: Placement has no allocation for it.
     sa.Column("orphan_since", Moment),
-    # The label that its holder gave to the accelerator: it goes with the request, so that the next
-    # one who gets the handle does not read it.
+    # The label of the accelerator. It is deleted with the ARQ, so that the next owner of the handle
+    # cannot read it.
     sa.Column("label_name", sa.String(255)),
     sa.Column("label_description", sa.String(1024)),
     sa.Column("label_tags", Json),
@@ -249,19 +259,19 @@ attach_handles = _table(
     sa.Column("address", sa.String(120), nullable=False),
     sa.Column("type", sa.String(32), nullable=False),
     sa.Column("info", Json, nullable=False),
-    # The owner. One column holds at most one owner, and UNIQUE gives a request at most one handle;
-    # RESTRICT keeps a request from going while it holds one.
-    sa.Column("request_id", sa.ForeignKey("requests.id", ondelete="RESTRICT"), unique=True),
+    # The owner. A handle has at most one owner, and UNIQUE allows an ARQ at most one handle.
+    # RESTRICT prevents the deletion of an ARQ that owns a handle.
+    sa.Column("arq_id", sa.ForeignKey("arqs.id", ondelete="RESTRICT"), unique=True),
     sa.Column("draining", sa.Boolean, nullable=False, default=False),
-    # Its host has begun to prepare it, perhaps: without an owner it is dirty, and is no free handle
-    # until a job has cleaned it.
-    sa.Column("prepared", sa.Boolean, nullable=False, default=False),
+    # The host prepares the handle, or must sanitise it after use. Without an owner such a handle is
+    # dirty: it is not free until a job has cleaned it.
+    sa.Column("needs_cleaning", sa.Boolean, nullable=False, default=False),
     # The job that cleans it now.
-    _owned("job_id", "jobs", "SET NULL"),
+    _foreign_key("job_id", "jobs", "SET NULL"),
     sa.UniqueConstraint("deployable_id", "address"),
-    # A free handle of a provider is found without a walk over those that are taken. The one index
-    # on deployable_id: MariaDB merges two, and then locks rows that nobody asked for.
-    sa.Index(None, "deployable_id", "request_id"),
+    # Finds a free handle of a provider without a scan of the owned ones. The only index on
+    # deployable_id: MariaDB would merge two indexes and lock rows that the query does not need.
+    sa.Index(None, "deployable_id", "arq_id"),
 )
 
 providers = _table(
@@ -269,21 +279,22 @@ providers = _table(
     _uuid(),
     sa.Column("name", sa.String(200), nullable=False, unique=True),
     sa.Column("host", sa.String(255), nullable=False, index=True),
-    # `revision` rises with every change of what is wanted; Placement was last brought to
-    # `published`. The two differ: the provider is stale, since `stale_since`.
+    # `revision` rises with every change of the desired state; `published_revision` is the last one
+    # in Placement. If they differ, the provider is stale since `stale_since`.
     sa.Column("revision", sa.BigInteger, nullable=False, default=1),
-    sa.Column("published", sa.BigInteger, nullable=False, default=0),
+    sa.Column("published_revision", sa.BigInteger, nullable=False, default=0),
     sa.Column("stale_since", Moment, index=True),
     sa.Column("error", Text),
     sa.Column("attempts", sa.Integer, nullable=False, default=0),
     sa.Column("next_try_at", Moment),
     sa.Column("owner", sa.String(255)),
     sa.Column("lease_until", Moment),
-    # Nothing has changed here: it is only compared, so that what differs is somebody else's doing.
-    sa.Column("audited", sa.Boolean, nullable=False, default=False),
+    # The provider is only due for verification: the desired state is unchanged, a difference is
+    # drift.
+    sa.Column("verify_only", sa.Boolean, nullable=False, default=False),
 )
 
-# The audit takes those first that were looked at longest ago.
+# For the verification of the providers that are unchanged for longest.
 sa.Index("ix_providers_updated_at", providers.c.updated_at)
 
 discoveries = _table(
@@ -297,7 +308,7 @@ discoveries = _table(
 )
 
 
-def _work(name: str, *columns: Any) -> sa.Table:
+def _work_table(name: str, *columns: Any) -> sa.Table:
     return _table(
         name,
         _uuid(),
@@ -305,7 +316,7 @@ def _work(name: str, *columns: Any) -> sa.Table:
         *columns,
         sa.Column("state", sa.String(32), nullable=False, default="pending"),
         sa.Column("attempts", sa.Integer, nullable=False, default=0),
-        sa.Column("next_try_at", Moment, nullable=False, default=timeutils.utcnow),
+        sa.Column("next_try_at", Moment, nullable=False, default=utcnow()),
         sa.Column("owner", sa.String(255)),
         sa.Column("lease_until", Moment),
         sa.Column("error", Text),
@@ -313,38 +324,38 @@ def _work(name: str, *columns: Any) -> sa.Table:
     )
 
 
-outbox = _work(
+outbox = _work_table(
     "outbox",
     sa.Column("subject", sa.String(255), nullable=False, index=True),
     sa.Column("payload", Json, nullable=False),
 )
 
-jobs = _work(
+jobs = _work_table(
     "jobs",
     sa.Column("host", sa.String(255), nullable=False, index=True),
-    # What it is about: the instance's uuid, or the deployable's.
+    # The uuid of the instance or the deployable, or the name of the driver.
     sa.Column("subject", sa.String(255), nullable=False, index=True),
     sa.Column("arguments", Json, nullable=False),
     sa.Column("result", Json),
-    # When the conductors give it up and undo it; None is never.
+    # When the conductors time the job out and undo it; None is never.
     sa.Column("deadline", Moment),
-    # What no two open jobs may be about at once; None when it has ended, and for host work.
-    sa.Column("exclusive", sa.String(255), unique=True),
+    # Only one open job may have it. None for an ended job, and for host work.
+    sa.Column("mutex_key", sa.String(255), unique=True),
 )
 
-# ``core.rollout.Step``: one backend on one host that a job is about.
+# ``core.drivers.rollout``: a step changes one backend on one host.
 job_steps = _table(
     "job_steps",
-    _owned("job_id", "jobs", nullable=False),
+    _foreign_key("job_id", "jobs", nullable=False),
     sa.Column("host", sa.String(255), nullable=False, index=True),
     sa.Column("backend", sa.String(255), nullable=False),
     sa.Column("state", sa.String(32), nullable=False),
-    # The revision of the host that its agent was asked for.
-    sa.Column("revision", sa.BigInteger),
-    # What was wanted before, to go back to: ``core.wanted.Wanted`` as plain values.
-    sa.Column("before", Json),
+    # The generation of the host's desired state that the agent must reach.
+    sa.Column("generation", sa.BigInteger),
+    # The previous desired state for a rollback: ``core.drivers.desired_state`` as plain values.
+    sa.Column("previous", Json),
     sa.Column("error", Text),
-    # When an agent that has not answered counts as failed.
+    # When a step without an outcome from the agent fails.
     sa.Column("deadline", Moment),
     sa.UniqueConstraint("job_id", "host", "backend"),
 )
@@ -352,29 +363,37 @@ job_steps = _table(
 audits = _table(
     "audits",
     _uuid(),
-    # Which host is looked at; None is all.
+    # The host to audit; None is all hosts.
     sa.Column("host", sa.String(255)),
     sa.Column("repair", sa.Boolean, nullable=False, default=False),
     sa.Column("state", sa.String(32), nullable=False),
     sa.Column("error", Text),
-    # Whose word was compared: ``core.audit.Side``.
-    sa.Column("sides", Json, nullable=False, default=list),
-    # Hosts looked at so far, of how many; the next is the one behind the last.
-    sa.Column("done", sa.Integer, nullable=False, default=0),
-    sa.Column("total", sa.Integer, nullable=False, default=0),
+    # The sources that were compared: ``core.audit.model.Source``.
+    sa.Column("sources", Json, nullable=False, default=list),
+    # Number of audited hosts, of how many, and the last of them.
+    sa.Column("hosts_done", sa.Integer, nullable=False, default=0),
+    sa.Column("hosts_total", sa.Integer, nullable=False, default=0),
     sa.Column("last_host", sa.String(255)),
-    # How many disagreements there are; of very many, ``findings`` holds the first.
-    sa.Column("found", sa.Integer, nullable=False, default=0),
+    # Number of findings; if there are too many, ``findings`` has only the first ones.
+    sa.Column("num_findings", sa.Integer, nullable=False, default=0),
     sa.Column("findings", Json, nullable=False, default=list),
     sa.Column("owner", sa.String(255)),
     sa.Column("lease_until", Moment),
 )
 
-deeds = _table(
-    "deeds",
+self_heal_counters = _table(
+    "self_heal_counters",
     sa.Column("kind", sa.String(64), nullable=False, unique=True),
     sa.Column("count", sa.BigInteger, nullable=False, default=0),
     sa.Column("last_at", Moment, nullable=False),
+)
+
+# Completed calls: ``cyborg.db.idempotency``.
+idempotency_keys = _table(
+    "idempotency_keys",
+    sa.Column("key", sa.String(64), nullable=False, unique=True),
+    # {"ok": response} or {"error": the error that the call returned after a change}.
+    sa.Column("response", Json, nullable=False),
 )
 
 TABLES: Sequence[sa.Table] = tuple(metadata.sorted_tables)

@@ -1,61 +1,103 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One piece of work, one transaction: all of it or nothing, tried again when others were faster."""
+"""Unit of work: one transaction, retried after a conflict with a concurrent transaction."""
 
 import contextlib
 import random
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from cyborg.db import trouble
+from cyborg.core.errors import TimedOut
+from cyborg.db import errors, idempotency
+from cyborg.db.clock import DatabaseClock
+from cyborg.db.reader import Reader
 
 T = TypeVar("T")
 
-ATTEMPTS = 10
-"""How often a transaction is tried that others keep breaking."""
+MAX_ATTEMPTS = 10
+"""Maximum attempts of a transaction that fails with transient errors."""
 
-PATIENCE = 30.0
-"""Seconds after which it is not tried again, whatever the number of attempts."""
+RETRY_DEADLINE = 30.0
+"""Seconds after which a transaction is not retried, whatever the number of attempts."""
 
 _random = random.SystemRandom()
 _pause = threading.Event().wait
 
 
 class UnitOfWork:
-    """Runs work in transactions of one engine; many threads may share it."""
+    """Runner of transactions on one engine. Thread-safe.
 
-    def __init__(self, engine: sa.Engine, sleep: Callable[[float], object] = _pause) -> None:
+    ``clock`` returns the database's time, for the times that a transaction writes and compares.
+    """
+
+    def __init__(
+        self,
+        engine: sa.Engine,
+        sleep: Callable[[float], object] = _pause,
+        clock: DatabaseClock | None = None,
+    ) -> None:
         self._engine = engine
+        self.clock = clock or Reader(engine).clock
         self._sleep = sleep
-        # SQLite lets one write at a time, and who finds it busy sleeps and tries again, so that the
-        # unlucky wait for a second under load. A lock is a queue.
-        self._turn: contextlib.AbstractContextManager[object] = (
+        # SQLite allows one writer; a blocked one sleeps and polls, which takes up to a second under
+        # load. A lock wakes the next writer at once.
+        self._sqlite_write_lock: contextlib.AbstractContextManager[object] = (
             threading.RLock() if engine.dialect.name == "sqlite" else contextlib.nullcontext()
         )
 
-    def run(self, work: Callable[[sa.Connection], T]) -> T:
-        """Run ``work`` in a transaction, commit and return what it returned.
+    def run_once(
+        self, work: Callable[[sa.Connection], T], answer: Callable[[T], Any] = lambda _: None
+    ) -> T:
+        """Run ``work`` as the only transaction of the call that this thread processes.
 
-        An exception rolls everything back and passes on. ``work`` is called again after a deadlock,
-        a serialization failure or SQLite's "locked", so that it must change nothing but the
-        database. Raises Unavailable when the database is away, or busy for too long; a transaction
-        that was just being committed may then have happened or not.
+        The same transaction records the call and its answer: ``answer`` maps the result of ``work``
+        to plain values or to the error for the caller. This is one INSERT, and none outside of a
+        call. Raise ``idempotency.RepeatedCall`` if a copy of the call is already complete.
         """
-        started = time.monotonic()
+        key = idempotency.current_key()
+        if key is None:
+            return self.run(work)
+
+        def work_and_record(tx: sa.Connection) -> T:
+            result = work(tx)
+            idempotency.record(tx, key, answer(result))
+            return result
+
+        return self.run(work_and_record)
+
+    def run(self, work: Callable[[sa.Connection], T]) -> T:
+        """Run ``work`` in a transaction, commit, and return its result.
+
+        An exception rolls the transaction back and propagates. ``work`` must have no effect outside
+        of the database, because a deadlock, a serialization failure or SQLite's "locked" retries
+        it. Raise Unavailable if the database is down, or busy for too long. Raise TimedOut, without
+        a retry, if the connection was lost in the commit, because its outcome is unknown.
+        """
+        started_at = time.monotonic()
         attempt = 1
         while True:
+            committing = False
             try:
-                with self._turn, self._engine.begin() as tx:
-                    return work(tx)
-            except trouble.FAILURES as error:
-                late = attempt >= ATTEMPTS or time.monotonic() - started > PATIENCE
-                if late or not trouble.is_transient(error):
-                    if (told := trouble.unavailable(error)) is not None:
-                        raise told from error
-                    raise
-            # Those that met must not meet again: each waits for a time of its own.
+                with self._sqlite_write_lock, self._engine.begin() as tx:
+                    answer = work(tx)
+                    committing = True
+                return answer
+            except errors.FAILURES as error:
+                exhausted = (
+                    attempt >= MAX_ATTEMPTS or time.monotonic() - started_at > RETRY_DEADLINE
+                )
+                if exhausted or not errors.is_transient(error):
+                    if (translated := errors.to_unavailable(error)) is None:
+                        raise
+                    if committing and not errors.is_transient(error):
+                        raise TimedOut(
+                            "the connection to the database was lost in a commit: it is unknown "
+                            "whether the change was made"
+                        ) from error
+                    raise translated from error
+            # A random pause, so that the same transactions do not conflict again.
             self._sleep(_random.uniform(0.0, 0.01 * 2**attempt))
             attempt += 1

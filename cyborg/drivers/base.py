@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a driver is: a class that says what devices are there, and may be able to work on them.
+"""The driver API: a driver discovers devices and may be able to prepare, program or clean them.
 
-A driver is an entry point of ``cyborg.accelerator.driver``. The agent makes one object for each
-backend, that is for each configured use of the driver on the host, and calls ``discover`` in a
-thread of the backend's own, never twice at once. What the abilities promise is called in other
-threads: beside ``discover``, for several handles at once, but never twice at once for one handle. A
-driver reads ``cyborg.core`` and the host; it knows no bus, no database and no option library.
+A driver is an entry point of ``cyborg.accelerator.driver``. The agent creates one object for each
+backend, that is for each configured use of the driver on the host. It calls ``discover`` in a
+thread of that backend and never twice at the same time. The methods of the abilities run in other
+threads: concurrently with ``discover`` and for several handles at once, but never twice at once
+for one handle. A driver imports only ``cyborg.core`` and ``cyborg.drivers``: no bus, no database
+and no option library.
 """
 
 import abc
@@ -13,49 +14,53 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from cyborg.core.catalogue import Support
-from cyborg.core.device import Ability, Device, DeviceType, Layout
+from cyborg.core.drivers.options import Kind, Option, Setting
+from cyborg.core.drivers.registry import Support
 from cyborg.core.errors import Misconfigured
-from cyborg.core.health import Measurement
-from cyborg.core.job import Item
-from cyborg.core.option import Kind, Option
+from cyborg.core.inventory.device import Ability, Device, DeviceType, Layout
+from cyborg.core.inventory.health import Measurement
+from cyborg.core.jobs.job import WorkItem
 
 __all__ = [
-    "NEEDED",
+    "ABILITY_INTERFACES",
     "Driver",
     "Kind",
-    "Measures",
+    "MeasureInterface",
     "Option",
-    "Partitions",
-    "Prepares",
-    "Programs",
-    "Sanitises",
-    "Setup",
+    "PartitionInterface",
+    "PrepareInterface",
+    "ProgramInterface",
+    "SanitiseInterface",
+    "SetupInterface",
 ]
 
 
 class Driver(abc.ABC):
-    """The contract. ``name`` is the entry point's, ``version`` the driver's own."""
+    """Base class of drivers. ``name`` is the name of the entry point; ``version`` is free text."""
 
     name: ClassVar[str]
     version: ClassVar[str]
-    TYPE: ClassVar[DeviceType | None] = None
-    """What kind of devices it finds, None for any."""
-    SUPPORT: ClassVar[Support] = Support.UNKNOWN
+    DEVICE_TYPE: ClassVar[DeviceType | None] = None
+    """Type of all devices of the driver; None if they can have different types."""
+    SUPPORT_LEVEL: ClassVar[Support] = Support.UNKNOWN
     OPTIONS: ClassVar[tuple[Option, ...]] = ()
-    WATCHES: ClassVar[frozenset[str]] = frozenset()
-    """The kernel's subsystems whose uevents call for a discovery at once, such as ``pci``.
+    UEVENT_SUBSYSTEMS: ClassVar[frozenset[str]] = frozenset()
+    """Kernel subsystems whose uevents trigger a discovery at once, such as ``pci``.
 
-    They are named as in ``/sys/bus`` and ``/sys/class``. It is the agent that hears them, and a
-    driver is told nothing of them: it reads what there is, as always.
+    The names are those of ``/sys/bus`` and ``/sys/class``. The agent receives the uevents. It does
+    not pass them to the driver: ``discover`` reads the current state, as always.
     """
+
+    settings: tuple[Setting, ...] = ()
+    """Effective options, shown to operators; the agent sets this attribute."""
 
     def __init__(
         self, backend: str, options: Mapping[str, Any], sysfs_root: str | Path = "/sys"
     ) -> None:
-        """Check the options, touch nothing. Raises Misconfigured: then the agent does not start.
+        """Check the options without side effects. Raise Misconfigured if one is not usable.
 
-        ``options`` need not hold all: the others have their defaults.
+        An option that is missing in ``options`` has its default. The agent does not start with a
+        backend that is misconfigured.
         """
         self.backend = backend
         self.options: dict[str, Any] = {o.name: o.default for o in self.OPTIONS} | dict(options)
@@ -63,23 +68,33 @@ class Driver(abc.ABC):
 
     @property
     def abilities(self) -> frozenset[Ability]:
-        """What this backend, as it is configured, can do now. The agent reports it.
+        """Abilities of this backend with its current options. The agent reports them.
 
-        Each asks for the methods of the protocol that ``NEEDED`` names.
+        For each ability the driver must have the methods of its ``ABILITY_INTERFACES`` protocol.
         """
         return frozenset()
 
+    @property
+    def remarks(self) -> Sequence[str]:
+        """Warnings about the configuration that are no errors, each one sentence.
+
+        An example is a rule that matches no device of this host. The agent reads them after each
+        discovery, shows them with the backend and logs them when they change. Identical hosts must
+        have identical remarks.
+        """
+        return ()
+
     @abc.abstractmethod
     def discover(self) -> Sequence[Device]:
-        """Return every device that is there now; each one's ``backend`` is ``self.backend``.
+        """Return every device that is present now, with ``backend`` set to ``self.backend``.
 
-        Called again and again, and equal hosts must give equal answers. A device that cannot be
-        read is left out. Whatever this raises is shown as the backend's error, and the devices
-        that it returned last stay as they were.
+        The agent calls this periodically; the result must depend only on the state of the host.
+        Omit a device that cannot be read. Any exception is shown as the error of the backend, and
+        the devices of the previous discovery stay unchanged.
         """
 
     def misconfigured(self, option: str, found: Any, expected: str) -> Misconfigured:
-        """Return the error for an option whose value is not usable."""
+        """Return the error for an option with an invalid value."""
         return Misconfigured(
             f"[{self.backend}] {option}: found {found!r}; expected {expected}",
             section=self.backend,
@@ -90,100 +105,99 @@ class Driver(abc.ABC):
 
 
 @runtime_checkable
-class Setup(Protocol):
-    """A driver that gets the host ready before it looks for devices."""
+class SetupInterface(Protocol):
+    """Interface of a driver that sets up the host before the first discovery."""
 
     def setup(self) -> None:
-        """Get the host ready; nothing is to be done if it is.
+        """Set up the host; do nothing if it is set up already.
 
-        Called before the backend's first discovery when an operator installs, changes or reloads
-        it, with the time that a discovery has. What is raised leaves the host's backends as they
-        were and is shown to the operator. Called once more after a boot of the host, and then again
-        and again until it raises nothing.
+        The agent calls this before the first discovery of a backend that an operator installs,
+        changes or reloads, with the timeout of a discovery. An exception leaves the backends of the
+        host unchanged and is shown to the operator. After a boot of the host the agent calls this
+        again, and retries until it succeeds.
         """
 
 
 @runtime_checkable
-class Prepares(Protocol):
-    """A driver whose handles need work on the host before an instance can have them.
+class PrepareInterface(Protocol):
+    """Interface of a driver whose handles need work on the host before an instance uses them.
 
-    Work may be asked for again after it was done, after it failed, and after the agent was killed
-    in the midst of it. What is raised fails the job and is shown to the operator.
+    Both methods must be idempotent: the agent may repeat a call after it succeeded, after it
+    failed, and after the agent was killed during it. An exception fails the job and is shown to the
+    operator.
     """
 
-    def prepare(self, item: Item, instance: str | None) -> None:
-        """Make a handle ready for an instance; nothing is to be done if it is."""
+    def prepare(self, item: WorkItem, instance: str | None) -> None:
+        """Prepare a handle for an instance; do nothing if it is prepared already."""
 
-    def release(self, item: Item) -> None:
-        """Take that back and clean up, whatever was left half done.
+    def release(self, item: WorkItem) -> None:
+        """Undo ``prepare`` and clean up, also after an incomplete ``prepare``.
 
-        A handle or device that is gone, or was never prepared, counts as released.
+        Succeed for a handle or device that no longer exists or was never prepared.
         """
 
 
 @runtime_checkable
-class Sanitises(Protocol):
-    """A driver that leaves nothing of an instance in a handle when the next one gets it."""
+class SanitiseInterface(Protocol):
+    """Interface of a driver that wipes a handle before the next instance uses it."""
 
-    def sanitise(self, item: Item) -> None:
-        """Wipe the memory, keys and files of whoever had the handle last.
+    def sanitise(self, item: WorkItem) -> None:
+        """Wipe the memory, keys and files of the previous user of a handle.
 
-        Called when its instance is gone, after ``release`` if there is one, and before anybody else
-        can have the handle; also for one that no instance came to use. Once wiped, it is fine to be
-        asked again; a handle or device that is gone counts as wiped. What is raised keeps the
-        handle from everybody, is shown to the operator, and is tried again.
+        The agent calls this after the instance has released the handle, after ``release`` if the
+        driver has it, and before the handle can be claimed again; also if no instance ever used it.
+        It must be idempotent, and succeed for a handle or device that no longer exists. After an
+        exception the handle stays unavailable, the error is shown to the operator, and the agent
+        retries.
         """
 
 
 @runtime_checkable
-class Programs(Protocol):
-    """A driver that loads images into deployables."""
+class ProgramInterface(Protocol):
+    """Interface of a driver that loads images into deployables."""
 
-    def program(self, item: Item, image: str) -> None:
-        """Load the image of this uuid into the item's deployable.
+    def program(self, item: WorkItem, image: str) -> None:
+        """Load the image with this uuid into the deployable of the item.
 
-        The discovery that follows tells what the deployable holds: its ``bitstream_id``.
+        The next discovery must report the image as the ``bitstream_id`` of the deployable.
         """
 
 
 @runtime_checkable
-class Partitions(Protocol):
-    """A driver whose devices can be divided in several ways."""
+class PartitionInterface(Protocol):
+    """Interface of a driver whose devices can be partitioned in several ways."""
 
     def layouts(self, device: Device) -> Sequence[Layout]:
-        """Return the ways in which a device can be divided; the present one is among them.
+        """Return the possible layouts of a device, including the current one. Change nothing."""
 
-        It reads and changes nothing.
-        """
+    def partition(self, item: WorkItem, layout: str) -> None:
+        """Apply the layout of this name to the device of the item; do nothing if it is applied.
 
-    def partition(self, item: Item, layout: str) -> None:
-        """Divide the item's device as the layout of this name; nothing is to be done if it is.
-
-        The item names no deployable and no handle, and no handle of the device is in use. The
-        discovery that follows shows what there is now, and so does that of another agent process.
-        Raises DriverFailed for a layout that the device cannot have, and leaves it as it was then.
+        The item names no deployable and no handle, and no handle of the device is in use. The next
+        discovery must show the new layout, also in another agent process. Raise DriverFailed for a
+        layout that the device does not support, and leave the device unchanged then.
         """
 
 
 @runtime_checkable
-class Measures(Protocol):
-    """A driver that can tell the health of its devices, often and cheaply."""
+class MeasureInterface(Protocol):
+    """Interface of a driver that can measure the health of its devices often and cheaply."""
 
     def measure(self, devices: Sequence[Device]) -> Mapping[str, Measurement]:
-        """Return what is measured of these devices now, by the device's address.
+        """Return the current measurements of these devices by device address. Change nothing.
 
-        Called in the thread of ``discover``, after each discovery and between them, with what was
-        discovered last. It reads and changes nothing. A device that is left out stays as it was
-        measured last; an address that was not asked for is passed over. What this raises is shown
-        as the backend's error, and all devices stay as they were measured last.
+        The agent calls this in the thread of ``discover``, after each discovery and between them,
+        with the devices of the last discovery. A device that is omitted keeps its last measurement;
+        an address that is not in ``devices`` is ignored. An exception is shown as the error of the
+        backend, and all devices keep their last measurements.
         """
 
 
-NEEDED: Mapping[Ability, type] = {
-    Ability.PREPARES: Prepares,
-    Ability.SANITISES: Sanitises,
-    Ability.PROGRAMS: Programs,
-    Ability.PARTITIONS: Partitions,
-    Ability.MEASURES: Measures,
+ABILITY_INTERFACES: Mapping[Ability, type] = {
+    Ability.PREPARES: PrepareInterface,
+    Ability.SANITISES: SanitiseInterface,
+    Ability.PROGRAMS: ProgramInterface,
+    Ability.PARTITIONS: PartitionInterface,
+    Ability.MEASURES: MeasureInterface,
 }
-"""What a driver must be to have an ability."""
+"""The interface that a driver must implement for each ability."""

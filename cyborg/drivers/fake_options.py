@@ -1,88 +1,95 @@
 # SPDX-License-Identifier: Apache-2.0
 """The options of the fake driver."""
 
-from cyborg.core.option import Option
+from cyborg.core.drivers.options import Option
 from cyborg.drivers import managed
 
 MAX_DEVICES = 4096
 MAX_HANDLES = 256  # a PCI bus has 32 devices of 8 functions
 
 OPTIONS = (
-    Option("num_devices", "int", 1, f"How many cards there are, up to {MAX_DEVICES}."),
-    Option("num_handles", "int", 16, f"How many handles each card has, up to {MAX_HANDLES}."),
+    Option("num_devices", "int", 1, f"Number of cards, up to {MAX_DEVICES}."),
+    Option("num_handles", "int", 16, f"Number of handles of each card, up to {MAX_HANDLES}."),
     Option(
         "address",
         "str",
         "0000:0c:00.0",
-        "Where the first card stands; each other has the next bus. Two backends of one host "
-        "need cards at different addresses.",
+        "PCI address of the first card; each further card is on the next bus. Two backends of "
+        "one host need cards at different addresses.",
     ),
     *managed.OPTIONS,
     Option(
         "setup",
         "str",
         "none",
-        "What getting the host ready comes to: ok, fail or hang; with none there is nothing to do.",
+        "Result of setting up the host: ok, fail or hang; none means that no setup is needed.",
     ),
-    Option("fail", "str", "", "If not empty, every discovery fails with this message."),
-    Option("hang", "float", 0.0, "Seconds that every discovery takes."),
+    Option(
+        "fail", "str", "", "Error message of every discovery; empty means that discoveries succeed."
+    ),
+    Option("hang", "float", 0.0, "Duration of every discovery in seconds."),
     Option(
         "prepare",
         "str",
         "none",
-        "What preparing a handle for an instance comes to: ok, fail or hang; with none the "
-        "handles need not be prepared.",
+        "Result of preparing a handle for an instance: ok, fail or hang; none means that handles "
+        "need no preparation.",
     ),
-    Option("prepare_seconds", "float", 0.0, "Seconds that preparing a handle takes."),
-    Option("releasing", "str", "ok", "What releasing a handle comes to: ok, fail or hang."),
+    Option("prepare_seconds", "float", 0.0, "Duration of preparing a handle in seconds."),
+    Option("releasing", "str", "ok", "Result of releasing a handle: ok, fail or hang."),
     Option(
         "sanitise",
         "str",
         "none",
-        "What wiping a handle after its instance comes to: ok, fail or hang; with none nothing "
-        "is wiped.",
+        "Result of wiping a handle after an instance released it: ok, fail or hang; none means "
+        "that handles are not wiped.",
     ),
     Option(
         "program",
         "str",
         "ok",
-        "What loading an image comes to: ok, fail or hang. The card shows the image until the "
-        "agent ends or the backend is changed.",
+        "Result of loading an image: ok, fail or hang. The card reports the image until the agent "
+        "stops or the backend changes.",
     ),
     Option(
         "gate",
         "str",
         "",
-        "The path of a file: what hangs goes on, and is ok, once it is there. Without one it "
-        "hangs for ever.",
+        "Path of a file. A hanging call succeeds as soon as the file exists; without this option "
+        "it hangs forever.",
+        host_only=True,
     ),
     Option(
         "sick",
         "str",
         "",
-        "The path of a file that names the cards which are sick, one a line: the address, or * "
-        "for all, and after a space the reason. What it does not name is well. Without this "
-        "option no health is measured.",
+        "Path of a file that lists the unhealthy cards, one per line: the address, or * for all, "
+        "a space and the reason. All other cards are healthy. Without this option no health is "
+        "measured.",
+        host_only=True,
     ),
     Option(
         "absent",
         "str",
         "",
-        "The path of a file that names the cards which are not there, an address a line. It is "
-        "read at each discovery.",
+        "Path of a file that lists the addresses of absent cards, one per line. It is read at "
+        "each discovery.",
+        host_only=True,
     ),
     Option(
         "divided",
         "str",
         "",
-        "The path of a file that keeps into how many handles cards were divided, an address "
-        "and a number a line. Without this option they cannot be divided.",
+        "Path of a file that stores the number of handles of each partitioned card, one address "
+        "and number per line. Without this option cards cannot be partitioned.",
+        host_only=True,
     ),
     Option(
         "journal",
         "str",
         "",
-        "The path of a file that gets a line of JSON for each handle prepared, released or "
-        "wiped, each deployable programmed and each setup, when that begins.",
+        "Path of a file to which the driver appends a line of JSON at the start of each setup and "
+        "each prepare, release, sanitise and program call.",
+        host_only=True,
     ),
 )

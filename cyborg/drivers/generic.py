@@ -1,69 +1,82 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver for anything on the PCI bus: rules choose functions, sysfs tells what they are.
+"""Driver for all devices on the PCI bus: rules select functions, sysfs describes them.
 
-It reads and never writes: it binds no driver, unbinds none and makes no virtual functions. A
-function is offered whole, as one handle. A physical function whose virtual functions are switched
-on is not offered itself: those of them that a rule matches are the handles of a deployable on it.
+The driver only reads: it binds and unbinds no kernel driver and creates no virtual functions. A
+function is offered as a whole, as one handle. A physical function with enabled virtual functions is
+not offered itself: the virtual functions that a rule matches are the handles of its deployable.
+Functions that the host itself uses, such as its boot disk, are shown and never offered
+(``host_use``).
 """
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cyborg.core.address import PciAddress
-from cyborg.core.catalogue import Support
-from cyborg.core.device import Ability, AttachHandle, Deployable, Device, DeviceType, HandleType
-from cyborg.core.errors import Invalid
-from cyborg.core.health import Measurement
-from cyborg.core.names import custom
-from cyborg.drivers import health, hwdb, managed, pci_classes, rules
+from cyborg.core.drivers.registry import Support
+from cyborg.core.errors import DriverFailed, Invalid
+from cyborg.core.inventory.device import (
+    MAX_TEXT,
+    Ability,
+    AttachHandle,
+    Deployable,
+    Device,
+    DeviceType,
+    HandleType,
+)
+from cyborg.core.inventory.health import Measurement
+from cyborg.core.log import get_logger
+from cyborg.core.naming import make_custom_name
+from cyborg.core.wire.hardware import NOT_OFFERED
+from cyborg.drivers import health, host_use, hwdb, managed, pci_classes, rules
 from cyborg.drivers.base import Driver, Option
 from cyborg.drivers.sysfs import PciFunction, Sysfs
 
-LOG = logging.getLogger(__name__)
+LOG = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
-    """A function that a rule gives away, and as what."""
+    """A function that a rule selects. ``withheld`` is the reason for not offering it, or None."""
 
     function: PciFunction
     type: DeviceType
     resource_class: str
     traits: frozenset[str]
     kernel_drivers: frozenset[str]
+    withheld: str | None = None
 
 
 class GenericDriver(Driver):
-    """Offers the functions of the PCI bus that the rules choose."""
+    """Driver that offers the PCI functions that its rules select."""
 
     name = "generic"
     version = "1.0"
-    SUPPORT = Support.SUPPORTED
-    WATCHES = frozenset({"pci"})
+    SUPPORT_LEVEL = Support.SUPPORTED
+    UEVENT_SUBSYSTEMS = frozenset({"pci"})
     OPTIONS = (
         Option(
             "devices",
             "multi",
             (),
-            "A rule that chooses devices of the PCI bus, such as 'vendor=8086,product=37c8|37c9' "
+            "A rule that selects devices of the PCI bus, such as 'vendor=8086,product=37c8|37c9' "
             "or 'class=0302,address=0000:3d:*,resource_class=PGPU,traits=CUSTOM_A|CUSTOM_B'. Keys "
-            "to match by: vendor, product, class (how the code starts), address (a pattern); a|b "
-            "is either, !a is not a. Keys that say what it is: type, resource_class, traits, "
-            "action (offer, skip), kernel_driver (a|b: it is sick without one of these). May stand "
-            "several times; the first rule that matches a device decides, and a device that none "
-            "matches is left alone.",
+            "that match: vendor, product, class (prefix of the class code), address (a pattern); "
+            "a|b means either, !a means not a. Keys that set properties: type, resource_class, "
+            "traits, action (offer, skip), kernel_driver (a|b: the device is unhealthy without one "
+            "of these). The option can be repeated. The first rule that matches a device applies; "
+            "a device that matches no rule is ignored.",
         ),
         Option(
             "health",
             "list",
             health.DEFAULT,
-            "What is measured of the devices' health, of aer (uncorrectable PCIe errors rise), "
-            "link (the PCIe link is down), temperature (a sensor is critical), bus (fallen off the "
-            "bus), driver (not the kernel_driver of its rule), xid (NVIDIA's Xids in the kernel "
-            "log, if the agent may read it). Empty measures nothing.",
+            "Health checks of the devices: aer (uncorrectable PCIe errors increase), link (the "
+            "PCIe link is down), temperature (a sensor is critical), bus (the device does not "
+            "respond on the bus), driver (the kernel driver is not one of the rule), xid (NVIDIA "
+            "Xid errors in the kernel log, if the agent can read it). An empty list disables "
+            "health measurement.",
         ),
         *managed.OPTIONS,
     )
@@ -76,87 +89,138 @@ class GenericDriver(Driver):
         lookup: hwdb.Lookup | None = None,
         kernel_log: str | Path | None = None,
     ) -> None:
-        """``lookup`` gives names for people; udev's, unless sysfs is another host's.
+        """Create the driver. ``lookup`` returns display names of a function.
 
-        ``kernel_log`` is /dev/kmsg, with the same exception.
+        The defaults are udev for ``lookup`` and /dev/kmsg for ``kernel_log``; with another sysfs
+        root than /sys there are no names and no kernel log.
         """
         super().__init__(backend, options, sysfs_root)
         self._sysfs = Sysfs(sysfs_root)
-        here = self.sysfs_root == Path("/sys")
-        self._lookup = lookup or (hwdb.udev_names if here else hwdb.nobody_knows)
+        local = self.sysfs_root == Path("/sys")
+        self._lookup = lookup or (hwdb.udev_names if local else hwdb.no_names)
         checks = self.options["health"]
         if unknown := sorted(set(checks) - set(health.CHECKS)):
-            raise self.misconfigured("health", unknown[0], f"of {', '.join(health.CHECKS)}")
-        log = kernel_log or ("/dev/kmsg" if here else None)
-        self._readers = health.Readers(self._sysfs, checks, log)
-        self._managed = managed.read(self)
-        # By device and handle: the kernel drivers that the rules ask for, as discovered last.
+            raise self.misconfigured("health", unknown[0], f"one of {', '.join(health.CHECKS)}")
+        log = kernel_log or ("/dev/kmsg" if local else None)
+        self._readers = health.HealthReader(self._sysfs, checks, log)
+        self._managed = managed.read_options(self)
+        # Kernel drivers required by the rules at the last discovery, by device and function.
         self._kernel_drivers: dict[str, dict[str, frozenset[str]]] = {}
         self._rules: list[rules.Rule] = []
+        self._remarks: tuple[str, ...] = ()
+        self._used: dict[
+            str, str
+        ] = {}  # functions in use by the host at the last discovery, with reasons
         for text in self.options["devices"]:
             try:
                 self._rules.append(rules.parse(text))
-            except rules.Unreadable as bad:
-                raise self.misconfigured("devices", bad.found, bad.expected) from bad
+            except rules.RuleSyntaxError as exc:
+                raise self.misconfigured("devices", exc.found, exc.expected) from exc
 
     @property
     def abilities(self) -> frozenset[Ability]:
-        """It measures, unless told to measure nothing."""
+        """The driver measures health unless the option ``health`` is empty."""
         return frozenset({Ability.MEASURES} if self.options["health"] else ())
 
     def measure(self, devices: Sequence[Device]) -> Mapping[str, Measurement]:
-        """Return the health of the devices that are there."""
+        """Return the health of the devices that are present."""
         return self._readers.measure(
             {d.address: self._kernel_drivers.get(d.address, {}) for d in devices}
         )
 
-    def discover(self) -> Sequence[Device]:
-        """Return a device for each function that is offered whole or by its virtual functions."""
+    @property
+    def remarks(self) -> Sequence[str]:
+        """Rules that apply to no device, and adopted addresses that cannot be offered."""
+        return self._remarks
+
+    def check_adoption(self, addresses: Sequence[str]) -> None:
+        """Raise DriverFailed for an address without a function that can be offered."""
         functions = {f.address: f for f in self._sysfs.pci_functions()}
-        whole: list[_Offer] = []
-        parts: dict[str, list[_Offer]] = {}
+        used = host_use.used_functions(self.sysfs_root)
+        for address in addresses:
+            if (reason := _unadoptable(address, functions, used)) is not None:
+                raise DriverFailed(f"{address} cannot be adopted: {reason}")
+
+    def discover(self) -> Sequence[Device]:
+        """Return a device for each function that is offered itself or by its virtual functions.
+
+        A function that the host uses is returned without deployables, with the reason.
+        """
+        functions = {f.address: f for f in self._sysfs.pci_functions()}
+        used = self._used = host_use.used_functions(self.sysfs_root, self._used)
+        self._remarks = self._collect_remarks(functions, used)
+        whole: list[_Offer] = []  # functions that are offered as a whole
+        by_physfn: dict[str, list[_Offer]] = {}
         for function in functions.values():
-            offer = self._offer(function)
+            offer = self._offer(function, used.get(function.address))
             if offer is None:
                 continue
             if function.physfn is not None:
-                parts.setdefault(function.physfn, []).append(offer)
+                by_physfn.setdefault(function.physfn, []).append(offer)
             elif not function.numvfs:
                 whole.append(offer)
         cards = [(o.function, [o]) for o in whole]
-        cards += [(functions[pf], vfs) for pf, vfs in parts.items() if pf in functions]
+        cards += [(functions[pf], vfs) for pf, vfs in by_physfn.items() if pf in functions]
         self._kernel_drivers = {
-            card.address: {o.function.address: o.kernel_drivers for o in offers}
+            card.address: {
+                o.function.address: o.kernel_drivers for o in offers if o.withheld is None
+            }
             for card, offers in cards
         }
-        found = [self._device(card, offers) for card, offers in cards]
+        devices = [self._device(card, offers) for card, offers in cards]
         return sorted(
-            (device for device in found if device is not None),
+            (device for device in devices if device is not None),
             key=lambda device: PciAddress.parse(device.address),
         )
 
-    def _offer(self, function: PciFunction) -> _Offer | None:
-        if function.class_code.startswith(pci_classes.BRIDGE):
+    def _collect_remarks(
+        self, functions: Mapping[str, PciFunction], used: Mapping[str, str]
+    ) -> tuple[str, ...]:
+        """Return the remarks about rules and adopted addresses."""
+        offerable = [f for f in functions.values() if not _is_bridge(f)]
+        matching = {rules.matching_index(self._rules, function) for function in offerable}
+        remarks: list[str] = []
+        for number, text in enumerate(self.options["devices"]):
+            if number in matching:
+                continue
+            if any(self._rules[number].matches(function) for function in offerable):
+                problem = "applies to no device: earlier rules match all devices that it matches"
+            else:
+                problem = "matches no device of this host"
+            remarks.append(f"rule {text!r} {problem}")
+        for address in self._managed.adopted:
+            if (reason := _unadoptable(address, functions, used)) is not None:
+                remarks.append(f"{address} cannot be adopted: {reason}")
+        return tuple(remarks)
+
+    def _offer(self, function: PciFunction, withheld: str | None) -> _Offer | None:
+        if _is_bridge(function):
             return None
-        rule = rules.first(self._rules, function)
-        adopted = self._managed.decides(function.address, function.physfn)
+        rule = rules.matching_rule(self._rules, function)
+        adopted = self._managed.decision(function.address, function.physfn)
         if adopted is False or (adopted is None and rule is None):
             return None
         if rule is None:
-            rule = rules.Rule()  # its class code says what it is
+            rule = rules.Rule()  # the class code determines type and resource class
         vendor, product = function.vendor, function.product
-        type_, resource_class = pci_classes.defaults(vendor, product, function.class_code)
-        traits = {custom(f"PCI_VENDOR_{vendor}"), custom(f"PCI_PRODUCT_{vendor}_{product}")}
+        type_, resource_class = pci_classes.default_type_and_class(
+            vendor, product, function.class_code
+        )
+        traits = {
+            make_custom_name(f"PCI_VENDOR_{vendor}"),
+            make_custom_name(f"PCI_PRODUCT_{vendor}_{product}"),
+        }
         return _Offer(
             function,
             rule.type or type_,
             rule.resource_class or resource_class,
             rule.traits | traits,
             rule.kernel_drivers,
+            withheld,
         )
 
     def _device(self, card: PciFunction, offers: Sequence[_Offer]) -> Device | None:
-        """Return the device of one function; None, and a line in the log, if it cannot be told."""
+        """Return the device of a function; log a warning and return None if it is invalid."""
         names = self._lookup(card.address)
         try:
             return Device(
@@ -166,19 +230,53 @@ class GenericDriver(Driver):
                 model=names.model or f"{card.vendor}:{card.product}",
                 backend=self.backend,
                 std_board_info=_board(card, names),
+                vendor_board_info=_withheld(card, offers),
                 numa_node=card.numa_node,
-                deployables=_deployables(card, offers),
+                deployables=_deployables(card, [o for o in offers if o.withheld is None]),
             )
-        except Invalid as bad:
-            LOG.warning("%s: device %s is left out: %s", self.backend, card.address, bad.message)
-            return None
+        except Invalid as exc:
+            error = exc.message
+        LOG.warning(
+            "Device omitted, it cannot be reported: %s",
+            error,
+            backend=self.backend,
+            device=card.address,
+        )
+        return None
+
+
+def _is_bridge(function: PciFunction) -> bool:
+    return function.class_code.startswith(pci_classes.BRIDGE)
+
+
+def _unadoptable(
+    address: str, functions: Mapping[str, PciFunction], used: Mapping[str, str]
+) -> str | None:
+    """Return why the function at an address cannot be offered; None if it can."""
+    if address not in functions:
+        return "the host has no PCI function at this address"
+    if _is_bridge(functions[address]):
+        return "it is a bridge, and bridges are never offered"
+    return f"the host uses it: {used[address]}" if address in used else None
+
+
+def _withheld(card: PciFunction, offers: Sequence[_Offer]) -> dict[str, str]:
+    """Return the board info entry with the functions that are not offered and why, if any."""
+    reasons = [
+        offer.withheld
+        if offer.function.address == card.address
+        else f"{offer.function.address}: {offer.withheld}"
+        for offer in offers
+        if offer.withheld is not None
+    ]
+    return {NOT_OFFERED: "; ".join(reasons)[:MAX_TEXT]} if reasons else {}
 
 
 def _deployables(card: PciFunction, offers: Sequence[_Offer]) -> tuple[Deployable, ...]:
     """Return one deployable for each resource class.
 
-    The class of the first offer has the function's own address, the provider name that existing
-    deployments know; any other has its name appended.
+    The deployable of the first class has the address of the card, which is the provider name in
+    existing deployments. For any other class the address has the class name as a suffix.
     """
     by_class: dict[str, list[_Offer]] = {}
     for offer in offers:
@@ -187,11 +285,11 @@ def _deployables(card: PciFunction, offers: Sequence[_Offer]) -> tuple[Deployabl
         Deployable(
             address=card.address if number == 0 else f"{card.address}-{resource_class}",
             resource_class=resource_class,
-            traits=frozenset().union(*(offer.traits for offer in same)),
-            handles=tuple(_handle(offer.function) for offer in same),
+            traits=frozenset().union(*(offer.traits for offer in group)),
+            handles=tuple(_handle(offer.function) for offer in group),
             attributes=_attributes(card),
         )
-        for number, (resource_class, same) in enumerate(by_class.items())
+        for number, (resource_class, group) in enumerate(by_class.items())
     )
 
 
@@ -201,7 +299,7 @@ def _handle(function: PciFunction) -> AttachHandle:
 
 
 def _board(card: PciFunction, names: hwdb.Names) -> dict[str, str]:
-    known = {
+    info = {
         "vendor_id": card.vendor,
         "product_id": card.product,
         "class": card.class_code,
@@ -211,11 +309,11 @@ def _board(card: PciFunction, names: hwdb.Names) -> dict[str, str]:
         "vendor_name": names.vendor,
         "product_name": names.model,
     }
-    return {key: value for key, value in known.items() if value is not None}
+    return {key: value for key, value in info.items() if value is not None}
 
 
 def _attributes(card: PciFunction) -> dict[str, str]:
-    known = {
+    attributes = {
         "class": card.class_code,
         "iommu_group": card.iommu_group,
         "kernel_driver": card.kernel_driver,
@@ -225,4 +323,4 @@ def _attributes(card: PciFunction) -> dict[str, str]:
         "subsystem_product": card.subsystem_product,
         "subsystem_vendor": card.subsystem_vendor,
     }
-    return {key: value for key, value in known.items() if value is not None}
+    return {key: value for key, value in attributes.items() if value is not None}

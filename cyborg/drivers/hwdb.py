@@ -1,34 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names for people of what is on the bus, from udev's hardware database."""
+"""Vendor and model names of PCI devices from udev's hardware database."""
 
 import functools
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-LOG = logging.getLogger(__name__)
+from cyborg.core.log import get_logger
+
+LOG = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What people call a function's vendor and model; None where nobody knows."""
+    """Display names of the vendor and the model of a function; None if unknown."""
 
     vendor: str | None = None
     model: str | None = None
 
 
 Lookup = Callable[[str], Names]
-"""From the address of a function on this host's bus to its names."""
+"""Function that maps the address of a PCI function of this host to its names."""
 
 
-def nobody_knows(address: str) -> Names:
-    """Know no names: the lookup for a sysfs that is not this host's."""
+def no_names(address: str) -> Names:
+    """Return no names. This is the lookup for a sysfs tree of another host."""
     return Names()
 
 
 def udev_names(address: str) -> Names:
-    """Ask udev, which looked the names up when it met the device."""
+    """Return the names that udev stored when it detected the device."""
     context = _context()
     if context is None:
         return Names()
@@ -46,17 +47,18 @@ def udev_names(address: str) -> Names:
 
 @functools.cache
 def _context() -> Any:
-    """Return the way to libudev; None on a host without it, said once."""
+    """Return the libudev context; None, with one warning, on a host without libudev."""
     try:
         import pyudev
 
         return pyudev.Context()
-    except (ImportError, OSError) as missing:
-        LOG.warning("Devices are shown by their numbers: libudev cannot be used (%s)", missing)
-        return None
+    except (ImportError, OSError) as exc:
+        reason = str(exc)
+    LOG.warning("Cannot use libudev, devices are shown with numeric ids: %s", reason)
+    return None
 
 
 def _plain(name: Any) -> str | None:
-    """Return a name as a report may hold it."""
+    """Return a name that is valid in a report: printable and at most 255 characters."""
     text = "".join(c if c.isprintable() else " " for c in str(name or "")).strip()
     return text[:255] or None

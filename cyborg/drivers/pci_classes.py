@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a PCI function is likely to be for, by its class code.
+"""Default device type and resource class of a PCI function, derived from its class code.
 
-Class codes are those of the "PCI Code and ID Assignment Specification" of the PCI-SIG, section 1.
-A rule of the generic driver may say otherwise.
+Class codes are defined in the "PCI Code and ID Assignment Specification" of the PCI-SIG, section 1.
+A rule of the generic driver can override these defaults.
 """
 
 from collections.abc import Mapping
 
-from cyborg.core.device import DeviceType
-from cyborg.core.names import custom
+from cyborg.core.inventory.device import DeviceType
+from cyborg.core.naming import make_custom_name
 
 BRIDGE = "06"
-"""Base class of bridges, which hold up the bus and are never given away."""
+"""Base class code of bridges. They are part of the bus and are never offered."""
 
 _INTEL = "8086"
 _BY_CLASS: Mapping[str, tuple[DeviceType, str]] = {
@@ -20,16 +20,16 @@ _BY_CLASS: Mapping[str, tuple[DeviceType, str]] = {
     "03": (DeviceType.GPU, "PGPU"),  # display controllers
     "0b40": (DeviceType.OTHER, "CUSTOM_COPROCESSOR"),  # co-processors
     "10": (DeviceType.CRYPTO, "CUSTOM_CRYPTO"),  # encryption and decryption controllers
-    # Processing accelerators: FPGAs, AI chips and more alike, so that no narrower type is true.
+    # Processing accelerators: FPGAs, AI chips and others, so a narrower type would be wrong.
     "12": (DeviceType.OTHER, "CUSTOM_ACCELERATOR"),
 }
 
 
-def defaults(vendor: str, product: str, class_code: str) -> tuple[DeviceType, str]:
-    """Return the type and the resource class of a function that no rule gives any."""
+def default_type_and_class(vendor: str, product: str, class_code: str) -> tuple[DeviceType, str]:
+    """Return the type and the resource class of a function for which no rule sets them."""
     if vendor == _INTEL and class_code.startswith("0b40"):
         return DeviceType.QAT, "CUSTOM_QAT"  # Intel's co-processors are QuickAssist
     for length in (4, 2):
-        if (known := _BY_CLASS.get(class_code[:length])) is not None:
-            return known
-    return DeviceType.OTHER, custom(f"PCI_{vendor}_{product}")
+        if (defaults := _BY_CLASS.get(class_code[:length])) is not None:
+            return defaults
+    return DeviceType.OTHER, make_custom_name(f"PCI_{vendor}_{product}")

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules that choose functions of the PCI bus.
+"""Rules that select functions of the PCI bus.
 
-A rule is one line of ``key=value`` pairs. What it matches by::
+A rule is one line of ``key=value`` pairs. Keys that match a function::
 
     vendor=8086            four hexadecimal digits
     product=37c8|37c9      any of several values
-    class=0b40             how the six digits of the class code start
+    class=0b40             prefix of the six digits of the class code
     address=0000:3d:*      a shell pattern
-    product=!37c9          not this value
+    product=!37c9          any other value
 
-and what it says of what it matches::
+Keys that set properties of the matched functions::
 
     type=QAT  resource_class=CUSTOM_QAT  traits=CUSTOM_A|CUSTOM_B  action=offer|skip
-    kernel_driver=vfio-pci|nvidia        it is sick while it has none of these
+    kernel_driver=vfio-pci|nvidia        it is unhealthy while bound to none of these
 
-All keys of a rule must match, and of a list of rules the first that matches decides.
+All keys of a rule must match. In a list of rules the first that matches applies.
 """
 
 import fnmatch
@@ -23,8 +23,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from cyborg.core.device import DeviceType
-from cyborg.core.names import is_resource_class, is_trait
+from cyborg.core.inventory.device import DeviceType
+from cyborg.core.naming import ACCELERATOR_CLASSES, is_accelerator_class, is_trait
 from cyborg.drivers.sysfs import PciFunction
 
 MATCHERS = ("vendor", "product", "class", "address")
@@ -36,8 +36,8 @@ _DRIVER = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
 _ADDRESS = re.compile(r"^[0-9a-f:.*?\[\]!-]{1,64}$")
 
 
-class Unreadable(ValueError):
-    """A rule that does not parse: what was found in it, and what is expected there."""
+class RuleSyntaxError(ValueError):
+    """Syntax error of a rule: the text that was found, and the text that is expected there."""
 
     def __init__(self, found: str, expected: str) -> None:
         super().__init__(f"found {found!r}; expected {expected}")
@@ -47,17 +47,17 @@ class Unreadable(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """Alternatives of one key: one of the wanted, if there are any, and none of the unwanted."""
+    """Alternatives of a key: any accepted value, or any value if none, but no rejected value."""
 
-    wanted: tuple[str, ...]
-    unwanted: tuple[str, ...]
+    accepted: tuple[str, ...]
+    rejected: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule; ``type`` and ``resource_class`` are None where the class code shall decide.
+    """A rule. If ``type`` or ``resource_class`` is None, the class code determines it.
 
-    Without ``kernel_drivers`` any will do, and none.
+    An empty ``kernel_drivers`` permits any kernel driver, or none.
     """
 
     vendor: Values | None = None
@@ -71,7 +71,7 @@ class Rule:
     kernel_drivers: frozenset[str] = frozenset()
 
     def matches(self, function: PciFunction) -> bool:
-        """Tell whether every key of the rule fits the function."""
+        """Return whether every key of the rule matches the function."""
         return (
             _fits(self.vendor, function.vendor, operator.eq)
             and _fits(self.product, function.product, operator.eq)
@@ -80,16 +80,19 @@ class Rule:
         )
 
 
-def first(rules: Sequence[Rule], function: PciFunction) -> Rule | None:
-    """Return the rule that decides about a function; None when none matches or it says skip."""
-    for rule in rules:
-        if rule.matches(function):
-            return None if rule.skip else rule
-    return None
+def matching_rule(rules: Sequence[Rule], function: PciFunction) -> Rule | None:
+    """Return the first rule that matches a function; None without one or if its action is skip."""
+    number = matching_index(rules, function)
+    return None if number is None or rules[number].skip else rules[number]
+
+
+def matching_index(rules: Sequence[Rule], function: PciFunction) -> int | None:
+    """Return the index of the first rule that matches a function; None if no rule matches."""
+    return next((n for n, rule in enumerate(rules) if rule.matches(function)), None)
 
 
 def parse(text: str) -> Rule:
-    """Read one rule. Raises Unreadable."""
+    """Parse a rule. Raise RuleSyntaxError if it is invalid."""
     pairs = _pairs(text)
     return Rule(
         vendor=_values(pairs, "vendor", _ID, "four hexadecimal digits, such as vendor=8086"),
@@ -111,9 +114,9 @@ def parse(text: str) -> Rule:
 def _fits(values: Values | None, found: str, fits: Callable[[str, str], bool]) -> bool:
     if values is None:
         return True
-    if any(fits(found, value) for value in values.unwanted):
+    if any(fits(found, value) for value in values.rejected):
         return False
-    return not values.wanted or any(fits(found, value) for value in values.wanted)
+    return not values.accepted or any(fits(found, value) for value in values.accepted)
 
 
 def _pairs(text: str) -> dict[str, str]:
@@ -121,14 +124,16 @@ def _pairs(text: str) -> dict[str, str]:
     for part in text.split(","):
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or not value or key not in (*MATCHERS, *RESULTS):
-            raise Unreadable(
+            raise RuleSyntaxError(
                 part.strip(), f"key=value with a key of {', '.join((*MATCHERS, *RESULTS))}"
             )
         if key in pairs:
-            raise Unreadable(part.strip(), f"{key} once in a rule; alternatives are written a|b")
+            raise RuleSyntaxError(
+                part.strip(), f"{key} only once in a rule; separate alternatives with |"
+            )
         pairs[key] = value
     if not set(pairs) & set(MATCHERS):
-        raise Unreadable(text, f"at least one of {', '.join(MATCHERS)}; address=* matches all")
+        raise RuleSyntaxError(text, f"at least one of {', '.join(MATCHERS)}; address=* matches all")
     return pairs
 
 
@@ -137,33 +142,35 @@ def _values(
 ) -> Values | None:
     if key not in pairs:
         return None
-    wanted: list[str] = []
-    unwanted: list[str] = []
+    accepted: list[str] = []
+    rejected: list[str] = []
     for alternative in pairs[key].lower().split("|"):
-        plain = alternative.strip()
-        negated = plain.startswith("!")
-        plain = plain.removeprefix("!")
+        value = alternative.strip()
+        negated = value.startswith("!")
+        value = value.removeprefix("!")
         if key != "address":
-            plain = plain.removeprefix("0x")
+            value = value.removeprefix("0x")
         if key == "class":
-            plain = plain.rstrip("*")
-        if not form.match(plain):
-            raise Unreadable(f"{key}={pairs[key]}", expected)
-        (unwanted if negated else wanted).append(plain)
-    return Values(tuple(wanted), tuple(unwanted))
+            value = value.rstrip("*")
+        if not form.match(value):
+            raise RuleSyntaxError(f"{key}={pairs[key]}", expected)
+        (rejected if negated else accepted).append(value)
+    return Values(tuple(accepted), tuple(rejected))
 
 
 def _type(value: str | None) -> DeviceType | None:
     try:
         return None if value is None else DeviceType(value.upper())
     except ValueError:
-        raise Unreadable(f"type={value}", f"one of {', '.join(DeviceType)}") from None
+        raise RuleSyntaxError(f"type={value}", f"one of {', '.join(DeviceType)}") from None
 
 
 def _resource_class(value: str | None) -> str | None:
-    if value is not None and not is_resource_class(value):
-        raise Unreadable(
-            f"resource_class={value}", "a standard resource class, such as PGPU, or CUSTOM_NAME"
+    if value is not None and not is_accelerator_class(value):
+        raise RuleSyntaxError(
+            f"resource_class={value}",
+            f"one of {', '.join(sorted(ACCELERATOR_CLASSES))}, or CUSTOM_NAME; other standard "
+            "resource classes are Nova's",
         )
     return value
 
@@ -171,14 +178,16 @@ def _resource_class(value: str | None) -> str | None:
 def _traits(value: str | None) -> frozenset[str]:
     names = frozenset() if value is None else frozenset(t.strip() for t in value.split("|"))
     if not all(is_trait(name) for name in names):
-        raise Unreadable(f"traits={value}", "standard traits or CUSTOM_NAME, as CUSTOM_A|CUSTOM_B")
+        raise RuleSyntaxError(
+            f"traits={value}", "standard traits or CUSTOM_NAME, such as CUSTOM_A|CUSTOM_B"
+        )
     return names
 
 
 def _drivers(value: str | None) -> frozenset[str]:
     names = frozenset() if value is None else frozenset(d.strip() for d in value.split("|"))
     if not all(_DRIVER.match(name) for name in names):
-        raise Unreadable(
+        raise RuleSyntaxError(
             f"kernel_driver={value}", "names of kernel drivers, such as kernel_driver=vfio-pci"
         )
     return names
@@ -186,5 +195,5 @@ def _drivers(value: str | None) -> frozenset[str]:
 
 def _action(value: str | None) -> bool:
     if value is not None and value not in _ACTIONS:
-        raise Unreadable(f"action={value}", f"one of {', '.join(_ACTIONS)}")
+        raise RuleSyntaxError(f"action={value}", f"one of {', '.join(_ACTIONS)}")
     return value == "skip"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands of ``cyborg`` as commands of ``openstack accelerator``."""
+"""Commands of ``cyborg`` as commands of ``openstack accelerator``."""
 
 import argparse
 from typing import Any
@@ -9,34 +9,36 @@ from cliff import command
 from cyborg.cli import accelerators, discoveries, drivers, hardware, jobs, services
 
 
-class _Plugged:
-    """Finds the service by the client manager of ``openstack``."""
+class _PluginCommand:
+    """Mix-in that gets the REST client from the client manager of ``openstack``."""
 
     app: Any
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Do what the command does."""
+        """Set the REST client and run the command."""
         self.app.rest = self.app.client_manager.cyborg
         return super().take_action(parsed_args)  # type: ignore[misc]
 
 
-def _plugged(its: type[command.Command]) -> type[command.Command]:
-    return type(its.__name__, (_Plugged, its), {"__doc__": its.__doc__, "__module__": __name__})
+def _as_plugin_command(command_class: type[command.Command]) -> type[command.Command]:
+    attributes = {"__doc__": command_class.__doc__, "__module__": __name__}
+    return type(command_class.__name__, (_PluginCommand, command_class), attributes)
 
 
-AcceleratorList = _plugged(accelerators.List)
-AcceleratorSet = _plugged(accelerators.Update)
-AcceleratorShow = _plugged(accelerators.Show)
-DriverInstall = _plugged(drivers.Install)
-DriverList = _plugged(drivers.List)
-DriverShow = _plugged(drivers.Show)
-DriverUninstall = _plugged(drivers.Uninstall)
-DriverUpdate = _plugged(drivers.Update)
-HardwareAdopt = _plugged(hardware.Adopt)
-HardwareList = _plugged(hardware.List)
-HardwareRelease = _plugged(hardware.Release)
-JobCancel = _plugged(jobs.Cancel)
-JobList = _plugged(jobs.List)
-JobShow = _plugged(jobs.Show)
-ServiceDiscover = _plugged(discoveries.Create)
-ServiceList = _plugged(services.List)
+AcceleratorList = _as_plugin_command(accelerators.List)
+AcceleratorSet = _as_plugin_command(accelerators.Update)
+AcceleratorShow = _as_plugin_command(accelerators.Show)
+DriverInstall = _as_plugin_command(drivers.Install)
+DriverList = _as_plugin_command(drivers.List)
+DriverShow = _as_plugin_command(drivers.Show)
+DriverUninstall = _as_plugin_command(drivers.Uninstall)
+DriverUpdate = _as_plugin_command(drivers.Update)
+HardwareAdopt = _as_plugin_command(hardware.Adopt)
+HardwareList = _as_plugin_command(hardware.List)
+HardwareRelease = _as_plugin_command(hardware.Release)
+JobCancel = _as_plugin_command(jobs.Cancel)
+JobList = _as_plugin_command(jobs.List)
+JobShow = _as_plugin_command(jobs.Show)
+ServiceDelete = _as_plugin_command(services.Delete)
+ServiceDiscover = _as_plugin_command(discoveries.Create)
+ServiceList = _as_plugin_command(services.List)

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls to the service from within ``openstack``, which has found the cloud and logged in."""
+"""REST client within ``openstack``, which selects the cloud and authenticates."""
 
 import argparse
 from typing import Any
 
-from cyborg.cli.rest import Rest
+from cyborg.cli.common.rest import RestClient
 from cyborg.osc.plugin import API_NAME
 
 
-class PluggedRest(Rest):
-    """The REST API of the cloud that ``openstack`` works with."""
+class OscRestClient(RestClient):
+    """Client of the REST API of the cloud that ``openstack`` uses."""
 
     def __init__(self, manager: Any) -> None:
-        """``manager`` is the client manager of ``openstack``."""
+        """Create the client; ``manager`` is the client manager of ``openstack``."""
         version = manager._api_version[API_NAME]
         super().__init__(argparse.Namespace(os_accelerator_api_version=version, timeout=None))
         self._manager = manager

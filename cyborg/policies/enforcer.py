@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Enforcing the rules: those in code, and over them those of the operator's policy file."""
+"""The policy enforcer: the rules in code, overridden by the operator's policy file."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -11,31 +11,31 @@ from oslo_policy import policy
 from cyborg.core.errors import Forbidden
 from cyborg.policies import list_rules
 
-READ_AGAIN = 1.0  # seconds between two looks at the operator's policy file
+RELOAD_INTERVAL = 1.0  # seconds between checks of the policy file for changes
 
 
-class _Enforcer(policy.Enforcer):  # type: ignore[misc]
-    """Looks for a changed policy file once a second: by itself it does so for each question."""
+class _Enforcer(policy.Enforcer):
+    """An enforcer that checks the policy file once per RELOAD_INTERVAL, not at each decision."""
 
     def __init__(self, conf: cfg.ConfigOpts, clock: Callable[[], float]) -> None:
         super().__init__(conf)
         self._clock = clock
-        self._look_at = -READ_AGAIN
+        self._next_check = -RELOAD_INTERVAL
 
     def load_rules(self, force_reload: bool = False) -> None:
-        """Read the file if it is new and the last look was not just now."""
+        """Reload the policy file if it has changed; skip the check if it is not due."""
         now = self._clock()
-        if force_reload or now >= self._look_at:
+        if force_reload or now >= self._next_check:
             super().load_rules(force_reload)
-            self._look_at = now + READ_AGAIN
+            self._next_check = now + RELOAD_INTERVAL
 
 
 def make_enforcer(
     conf: cfg.ConfigOpts, clock: Callable[[], float] = time.monotonic
 ) -> policy.Enforcer:
-    """Return an enforcer of all rules, for this configuration's policy file.
+    """Return an enforcer of all rules with the policy file of the configuration.
 
-    ``clock`` counts seconds upwards: a file that changes is read again within one.
+    A changed policy file is reloaded within RELOAD_INTERVAL. ``clock`` is monotonic, in seconds.
     """
     enforcer = _Enforcer(conf, clock)
     enforcer.register_defaults(list_rules())
@@ -43,16 +43,16 @@ def make_enforcer(
 
 
 def get_enforcer() -> policy.Enforcer:
-    """Return an enforcer for oslopolicy's own commands: the entry point of oslo.policy.enforcer."""
+    """Return an enforcer for the oslopolicy commands: the entry point of oslo.policy.enforcer."""
     conf = cfg.ConfigOpts()
-    # Those commands have read their own command line.
+    # No arguments: sys.argv is the command line of the oslopolicy command.
     conf([], project="cyborg")
     return make_enforcer(conf)
 
 
 def authorize(
-    enforcer: policy.Enforcer, rule: str, who: Mapping[str, Any], target: Mapping[str, Any]
+    enforcer: policy.Enforcer, rule: str, credentials: Mapping[str, Any], target: Mapping[str, Any]
 ) -> None:
-    """Raise Forbidden, naming the rule, unless it lets this caller do that."""
-    if not enforcer.authorize(rule, dict(target), dict(who)):
+    """Raise Forbidden, with the name of the rule, unless it allows the caller the operation."""
+    if not enforcer.authorize(rule, dict(target), dict(credentials)):
         raise Forbidden(f"the policy does not allow {rule} to this token", rule=rule)

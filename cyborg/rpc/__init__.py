@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The internal bus: oslo.messaging with a contract of named methods, plain values and bounds."""
+"""Internal RPC bus: oslo.messaging with a contract of methods, plain values and size limits."""
 
 import warnings
 
 from oslo_service import backend
 
-# oslo.messaging imports oslo.service, which would take eventlet unless told otherwise by then.
+# oslo.messaging imports oslo.service, which uses eventlet unless a backend is set before.
 backend.register_backend_default_hook(lambda: backend.BackendType.THREADING)
 with warnings.catch_warnings():
-    # futurist imports eventlet where it finds it, and that complains of being used. It is not.
+    # futurist imports eventlet if it is installed, which warns about its use. It is not used here.
     warnings.simplefilter("ignore")
     import oslo_messaging  # noqa: F401

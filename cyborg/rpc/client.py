@@ -1,74 +1,166 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calling a method of a contract: bounded in size and time, answered by a value or our errors."""
+"""RPC clients of a contract: calls with bounded size and time, which return a value or an error."""
 
-from typing import Any
+import inspect
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, cast
 
 import oslo_messaging
 from oslo_config import cfg
 
 from cyborg.core.errors import TimedOut, Unavailable
-from cyborg.rpc import context, envelope
-from cyborg.rpc.contract import OTHER_BYTES, Contract
-from cyborg.rpc.transport import FAULTS, Transport
+from cyborg.core.log import get_logger
+from cyborg.rpc import context, envelope, publishing
+from cyborg.rpc.contract import (
+    AGENT,
+    CONDUCTOR,
+    MAX_MESSAGE_BYTES,
+    AgentAPI,
+    ConductorAPI,
+    Contract,
+)
+from cyborg.rpc.faults import FAULTS
+from cyborg.rpc.transport import Transport
 
-# With one more try a connection that went stale is replaced; more would hold the caller up for
-# longer than it said it would wait.
+LOG = get_logger(__name__)
+
+# One retry replaces a stale connection; more retries would exceed the timeout of the caller.
 _RETRIES = 1
+
+SERVER_WAIT = 4.0
+"""Seconds that a call waits for a server to listen: as long as a conductor takes to restart."""
+
+SERVER_PAUSE = 0.5
+"""Seconds between two checks for a server."""
+
+_pause = threading.Event().wait
 
 
 class Client:
-    """Calls the servers of one contract."""
+    """RPC client of the servers of one contract."""
 
     def __init__(self, contract: Contract, transport: Transport, conf: cfg.ConfigOpts) -> None:
         self._contract = contract
         self._transport = transport
         self._conf = conf
+        self._topic = f"{conf.rpc.topic}.{contract.name}"
         target = oslo_messaging.Target(
             exchange=conf.rpc.topic,
-            topic=f"{conf.rpc.topic}.{contract.name}",
+            topic=self._topic,
             version=contract.version,
         )
         self._oslo = oslo_messaging.get_rpc_client(
             transport.oslo,
             target,
             timeout=conf.rpc.timeout,
-            serializer=context.ContextSerializer(),
+            serializer=context.CallSerializer(),
             retry=_RETRIES,
-            # RabbitMQ then says at once that no server has ever listened, instead of dropping the
-            # message and leaving the caller to wait for its whole timeout.
+            # RabbitMQ then returns a message without a queue at once, instead of dropping it while
+            # the caller waits for its whole timeout.
             transport_options=oslo_messaging.TransportOptions(at_least_once=True),
         )
 
     def call(self, method: str, server: str | None = None, /, **arguments: Any) -> Any:
-        """Call a method, of any server or of the one on that host, and return its answer.
+        """Call a method of any server, or of the server on one host, and return its result.
 
-        Raises what the method raised, Invalid for a message that is too large, TimedOut and
-        Unavailable.
+        Raise what the method raised, Invalid if the message is too large, TimedOut and Unavailable.
         """
-        known = self._contract.methods[method]
-        limit = self._conf.conductor.max_report_bytes if known.report else OTHER_BYTES
-        what = f"{self._contract.name}.{method}"
-        envelope.bounded(arguments, limit, what)
+        definition = self._contract.methods[method]
+        limit = MAX_MESSAGE_BYTES
+        if definition.is_report:
+            limit = self._conf.conductor.max_report_bytes
+        name = f"{self._contract.name}.{method}"
+        envelope.check_size(arguments, limit, name)
         self._transport.ensure_open()
-        there = f" on {server}" if server else ""
-        version, sent = self._contract.needed(method, arguments)
-        to = {"version": version} | ({"server": server} if server else {})
+        subject = name + (f" on {server}" if server else "")
+        version, values = self._contract.minimal_call(method, arguments)
+        target = {"version": version} | ({"server": server} if server else {})
+        queue = self._topic + (f".{server}" if server else "")
+        sent = publishing.SentCounter()
         try:
-            body = self._oslo.prepare(**to).call(context.current(), method, **sent)
-        except oslo_messaging.MessagingTimeout as bad:
-            raise TimedOut(f"{what}{there} did not answer in {self._conf.rpc.timeout:g} s") from bad
-        except oslo_messaging.RemoteError as bad:
+            self._await_server(queue, subject)
+            ctxt = context.current()
+            LOG.debug("Calling %s", subject, context=ctxt)
+            body = self._oslo.prepare(**target).call(ctxt, method, **values)
+        except oslo_messaging.MessagingTimeout as exc:
+            raise TimedOut(f"{subject} did not answer in {self._conf.rpc.timeout:g} s") from exc
+        except oslo_messaging.RemoteError as exc:
             raise Unavailable(
-                f"{what}{there} is not understood there: {bad.exc_type}; is it of another version?"
-            ) from bad
-        except oslo_messaging.MessageUndeliverable as bad:
+                f"{subject} was rejected by the server: {exc.exc_type}; check its version"
+            ) from exc
+        except oslo_messaging.MessageUndeliverable as exc:
+            if sent.count > 1:  # only the last copy was returned
+                raise self._unconfirmed_error(subject) from exc
+            raise self._no_server_error(subject) from exc
+        except FAULTS as exc:
+            if sent.count:
+                raise self._unconfirmed_error(subject) from exc
             raise Unavailable(
-                f"{what}{there} cannot be called: no cyborg-{self._contract.name} listens at the "
-                f"message broker at {self._transport.where}"
-            ) from bad
-        except FAULTS as bad:
-            raise Unavailable(
-                f"{what}{there} cannot be reached by way of the message broker at "
-                f"{self._transport.where}: {type(bad).__name__}"
-            ) from bad
-        return envelope.opened(body, f"{what}{there}")
+                f"{subject} cannot be called: error of the message broker at "
+                f"{self._transport.broker_address}: {type(exc).__name__}"
+            ) from exc
+        self._transport.record_answer(queue)
+        return envelope.unwrap(body, subject)
+
+    def _await_server(self, queue: str, subject: str) -> None:
+        """Wait up to SERVER_WAIT until a server listens. Raise Unavailable if none does.
+
+        A message without a listener would stay in its queue. Its caller would wait for the whole
+        timeout and not know whether the call was carried out.
+        """
+        end = time.monotonic() + min(SERVER_WAIT, self._conf.rpc.timeout)
+        while not self._transport.has_server(queue):
+            if time.monotonic() >= end:
+                raise self._no_server_error(subject)
+            _pause(SERVER_PAUSE)
+
+    def _no_server_error(self, subject: str) -> Unavailable:
+        return Unavailable(
+            f"{subject} cannot be called: no cyborg-{self._contract.name} listens at the "
+            f"message broker at {self._transport.broker_address}"
+        )
+
+    def _unconfirmed_error(self, subject: str) -> TimedOut:
+        return TimedOut(
+            f"{subject} was sent, but the message broker at {self._transport.broker_address} did "
+            "not confirm it: it may have been carried out"
+        )
+
+
+def make_conductor_client(transport: Transport, conf: cfg.ConfigOpts) -> ConductorAPI:
+    """Return an RPC client of any conductor; it sends the context of the thread's request."""
+    return cast(ConductorAPI, _Proxy(CONDUCTOR, ConductorAPI, transport, conf))
+
+
+def make_agent_client(transport: Transport, conf: cfg.ConfigOpts) -> AgentAPI:
+    """Return an RPC client of the agents; it sends the context of the thread's request."""
+    return cast(AgentAPI, _Proxy(AGENT, AgentAPI, transport, conf))
+
+
+class _Proxy:
+    """Client with the methods that an API declares."""
+
+    def __init__(
+        self, contract: Contract, api: type, transport: Transport, conf: cfg.ConfigOpts
+    ) -> None:
+        client = Client(contract, transport, conf)
+        for name in contract.methods:
+            setattr(self, name, _make_method(client, contract, name, getattr(api, name)))
+
+
+def _make_method(
+    client: Client, contract: Contract, name: str, declared: Callable[..., Any]
+) -> Callable[..., Any]:
+    signature = inspect.signature(declared)
+
+    def method(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(None, *args, **kwargs)
+        bound.apply_defaults()
+        _self, *items = bound.arguments.items()
+        arguments = dict(items)
+        server = arguments.pop(contract.server_argument) if contract.server_argument else None
+        return client.call(name, server, **arguments)
+
+    return method

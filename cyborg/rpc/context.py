@@ -1,39 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who asks: the request context, carried with every message."""
+"""Request context of the caller, which is sent with every message."""
 
 from collections.abc import Mapping
 from typing import Any
+from uuid import uuid4
 
 import oslo_messaging
 from oslo_context import context
 
-# What a token can do, its bearer can do: no credential leaves the process that was given it.
+from cyborg.core.idempotency import MAX_ID
+
+# A credential allows its bearer everything, so none is sent to another process.
 _SECRETS = ("auth_token",)
 
 SENDER = "sender"
-"""The key of a context under which this side notes which daemon a message comes from."""
+"""Context key under which the receiver stores the sender of a message."""
+
+CALL_ID = "call_id"
+"""Context key of the id of a call."""
 
 _LISTS = ("roles",)
 _FLAGS = ("is_admin", "read_only", "show_deleted", "is_admin_project")
-_LONGEST = 255  # characters of one value, and values of a list
+_MAX_LENGTH = 255  # characters of one value, and values of a list
 
 
-class CallContext(context.RequestContext):  # type: ignore[misc]
-    """The context of a call that came over the bus; ``sender`` says from whom, in words."""
+class CallContext(context.RequestContext):
+    """Context of a call that was received over the bus.
+
+    ``sender`` describes the sender for the log. Copies of one call have the same ``call_id``; it is
+    None if the caller sends none.
+    """
 
     sender: str = "an unknown sender"
+    call_id: str | None = None
 
 
 def current() -> context.RequestContext:
-    """Return the context of the request this thread serves, or that of the service itself."""
+    """Return the context of the request that this thread serves, or one of the service."""
     return context.get_current() or context.RequestContext(overwrite=False)
 
 
 class ContextSerializer(oslo_messaging.NoOpSerializer):  # type: ignore[misc]
-    """Turns a context into plain values and back; the token stays behind."""
+    """Serializer of contexts to plain values, without credentials."""
 
     def serialize_context(self, ctxt: context.RequestContext) -> dict[str, Any]:
-        """Return the context as it travels."""
+        """Return the context as plain values, without credentials."""
         values = ctxt.to_dict()
         return {
             key: value
@@ -42,25 +53,38 @@ class ContextSerializer(oslo_messaging.NoOpSerializer):  # type: ignore[misc]
         }
 
     def deserialize_context(self, ctxt: Mapping[str, Any]) -> CallContext:
-        """Rebuild the context; what is unknown or malformed is left out.
+        """Return the context of a message; unknown and malformed values are left out."""
+        # The log shows the context with each line, so a value must not contain a line break.
+        values = {key: value for key, value in ctxt.items() if _is_valid(key, value)}
+        call_context: CallContext = CallContext.from_dict(values, overwrite=False)
+        call_context.sender = str(ctxt.get(SENDER, CallContext.sender))
+        call_id = values.get(CALL_ID)
+        if isinstance(call_id, str) and 0 < len(call_id) <= MAX_ID:
+            call_context.call_id = call_id
+        return call_context
 
-        The log shows it with each line, so that nothing in it may look like another line.
-        """
-        values = {key: value for key, value in ctxt.items() if _is_sound(key, value)}
-        made: CallContext = CallContext.from_dict(values, overwrite=False)
-        made.sender = str(ctxt.get(SENDER, CallContext.sender))
-        return made
+
+class CallSerializer(ContextSerializer):
+    """Serializer of a client, which gives each call an id."""
+
+    def serialize_context(self, ctxt: context.RequestContext) -> dict[str, Any]:
+        """Return the context with a new call id; called once for a call and all its copies."""
+        return super().serialize_context(ctxt) | {CALL_ID: uuid4().hex}
 
 
-def _is_sound(key: str, value: Any) -> bool:
+def _is_valid(key: str, value: Any) -> bool:
     if key in _SECRETS:
         return False
     if key in _FLAGS:
         return isinstance(value, bool)
     if key in _LISTS:
-        return isinstance(value, list) and len(value) <= _LONGEST and all(map(_is_word, value))
-    return _is_word(value)
+        return (
+            isinstance(value, list)
+            and len(value) <= _MAX_LENGTH
+            and all(map(_is_short_text, value))
+        )
+    return _is_short_text(value)
 
 
-def _is_word(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= _LONGEST and value.isprintable()
+def _is_short_text(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= _MAX_LENGTH and value.isprintable()

@@ -1,104 +1,329 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The messages of the internal bus: every method, its arguments and since which version it exists.
+"""RPC contract: every method of the internal bus, its arguments and its first version.
 
-A server answers the methods of its contract and no others. A change of this table is a change of
-the internal contract: a new method or a new optional argument raises the minor version, anything
-else the major one. A call carries the oldest version that understands it, so that sides whose minor
-versions differ speak to each other.
+Each method is declared once, as a method of ``ConductorAPI`` or ``AgentAPI``: clients are generated
+from it, and a server only serves these methods. An argument with the default None is optional. A
+new method or a new optional argument raises the minor version of the contract, any other change the
+major one; ``rpc_method`` declares its first version. A call carries the oldest version that
+supports it, so that peers with different minor versions can communicate.
 """
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-OTHER_BYTES = 1024 * 1024
-"""The largest message that is no report, in bytes of JSON."""
+F = TypeVar("F", bound=Callable[..., Any])
+Plain = Mapping[str, Any]
+
+MAX_MESSAGE_BYTES = 1024 * 1024
+"""Limit of messages other than reports, in bytes of JSON."""
+
+_OPTIONS = "__rpc_options__"
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One message: its arguments in order, those that may be left out, its version.
+    """Method of a contract: its arguments in order, the optional ones, its first version.
 
-    ``later`` has the version of each optional argument that is younger than the method.
+    ``argument_versions`` has the first version of each optional argument that is newer than the
+    method.
     """
 
     arguments: tuple[str, ...]
     optional: frozenset[str] = frozenset()
     since: str = "1.0"
-    report: bool = False  # of the size that [conductor] max_report_bytes allows
-    later: Mapping[str, str] = field(default_factory=dict)
+    is_report: bool = False  # the size limit is [conductor] max_report_bytes
+    argument_versions: Mapping[str, str] = field(default_factory=dict)
 
 
-def _parts(version: str) -> tuple[int, ...]:
+def _version_key(version: str) -> tuple[int, ...]:
     return tuple(map(int, version.split(".")))
 
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """What one kind of server answers. ``version`` is the newest; older callers are served too."""
+    """Methods of one kind of server. ``version`` is the newest; older callers are served too.
+
+    ``server_argument`` is the argument of the client's methods that is the host of the server.
+    """
 
     name: str
     version: str
     methods: Mapping[str, Method]
+    server_argument: str | None = None
 
-    def needed(self, method: str, arguments: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-        """Return the oldest version that understands a call, and the arguments to send.
+    @classmethod
+    def from_api(
+        cls, name: str, version: str, api: type, server_argument: str | None = None
+    ) -> "Contract":
+        """Return the contract of the methods that ``api`` declares."""
+        methods = {
+            method: _describe(func, server_argument)
+            for method, func in vars(api).items()
+            if inspect.isfunction(func) and not method.startswith("_")
+        }
+        return cls(name, version, methods, server_argument)
 
-        A younger argument that is None says nothing, and is left out: an older side takes the rest.
+    def minimal_call(self, method: str, arguments: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        """Return the oldest version that supports a call, and the arguments to send.
+
+        A newer argument whose value is None is left out, so that an older server accepts the call.
         """
-        known = self.methods[method]
-        sent = {k: v for k, v in arguments.items() if k not in known.later or v is not None}
-        versions = [known.since, *(known.later[name] for name in sent if name in known.later)]
-        # Another major version is another contract, from its beginning.
-        return max([*versions, f"{self.version.partition('.')[0]}.0"], key=_parts), sent
+        definition = self.methods[method]
+        newer = definition.argument_versions
+        sent = {k: v for k, v in arguments.items() if k not in newer or v is not None}
+        versions = [definition.since, *(newer[name] for name in sent if name in newer)]
+        # Each major version is a contract of its own: its versions start with MAJOR.0.
+        return max([*versions, f"{self.version.partition('.')[0]}.0"], key=_version_key), sent
 
 
-CONDUCTOR = Contract(
-    "conductor",
-    "1.0",
-    {
-        "hello": Method(
-            ("host", "epoch", "endpoint", "status", "drivers", "digest", "versions", "wanted"),
-            frozenset({"wanted"}),
-        ),
-        "report": Method(("report",), report=True),
-        "service_hello": Method(("binary", "host", "epoch", "versions")),
-        "device_profile_create": Method(("profile",)),
-        "device_profile_delete": Method(("keys",)),
-        "accelerator_update": Method(("uuid", "label", "scope")),
-        "attribute_create": Method(("deployable", "key", "value")),
-        "attribute_delete": Method(("uuid",)),
-        "arq_create": Method(("device_profile_name", "project_id")),
-        "arq_patch": Method(("wishes", "verb", "scope", "project"), frozenset({"project"})),
-        "arq_delete": Method(("uuids", "instance", "scope", "bound_too")),
-        "device_set_status": Method(("uuid", "status")),
-        "deployable_program": Method(("uuid", "image_uuid")),
-        "outbox_retry": Method(("uuid",)),
-        "outbox_delete": Method(("uuid",)),
-        "audit_create": Method(("host", "repair")),
-        "discovery_create": Method(("host", "driver"), frozenset({"host", "driver"})),
-        "discovery_done": Method(("discovery_id", "host", "drivers")),
-        "driver_install": Method(("driver", "backend", "hosts", "config")),
-        "driver_uninstall": Method(("driver", "backend", "hosts", "drain", "force")),
-        "driver_update": Method(("driver", "backend", "hosts", "config", "wish", "reload")),
-        "hardware_adopt": Method(("host", "address", "backend")),
-        "hardware_release": Method(("uuid",)),
-        "job_cancel": Method(("uuid",)),
-        "backends_wanted": Method(("host", "epoch")),
-        "backends_applied": Method(("host", "epoch", "revision", "outcomes")),
-        "job_done": Method(("job", "host", "state", "error")),
-    },
-)
+def rpc_method(**options: Any) -> Callable[[F], F]:
+    """Set fields of ``Method`` for a declared method, such as ``since`` or ``is_report``."""
 
-AGENT = Contract(
-    "agent",
-    "1.0",
-    {
-        "discovery": Method(("driver", "discovery_id"), frozenset({"driver", "discovery_id"})),
-        "hardware": Method(("driver",), frozenset({"driver"})),
-        "wanted": Method(("revision",)),
-        "job": Method(("job", "kind", "arguments", "seconds")),
-    },
-)
+    def decorate(func: F) -> F:
+        setattr(func, _OPTIONS, options)
+        return func
 
+    return decorate
+
+
+def _describe(func: Callable[..., Any], server_argument: str | None) -> Method:
+    _self, *parameters = inspect.signature(func).parameters.values()
+    parameters = [p for p in parameters if p.name != server_argument]
+    optional = frozenset(p.name for p in parameters if p.default is None)
+    return Method(tuple(p.name for p in parameters), optional, **getattr(func, _OPTIONS, {}))
+
+
+class ConductorAPI(Protocol):
+    """Calls to any conductor. Every method may raise TimedOut and Unavailable."""
+
+    def hello(
+        self,
+        host: str,
+        epoch: str,
+        endpoint: str | None,
+        status: str,
+        drivers: Sequence[Plain],
+        digest: str | None,
+        versions: Plain | None,
+        observed_generation: int | None = None,
+    ) -> dict[str, Any]:
+        """Send an agent's heartbeat with the generation of the desired state that it runs.
+
+        Return ``{"interval": seconds, "report": whether to report, "desired_generation":
+        generation}``.
+        """
+
+    @rpc_method(is_report=True)
+    def report(self, report: Plain) -> dict[str, Any]:
+        """Send the inventory of a host (``core.wire.report``). Raise Stale, Invalid, Conflict."""
+
+    def service_hello(
+        self,
+        binary: str,
+        host: str,
+        epoch: str,
+        versions: Plain | None,
+        status: str | None = None,
+    ) -> dict[str, Any]:
+        """Send the heartbeat of a daemon other than an agent.
+
+        ``status`` is READY (also None), or DEGRADED if a loop of the daemon is overdue. Return
+        ``{"interval": seconds, "now": the conductor's time, naive UTC in ISO 8601}``.
+        """
+
+    def device_profile_create(self, profile: Plain) -> dict[str, Any]:
+        """Create a device profile and return its row. Raise Invalid, Conflict."""
+
+    def device_profile_delete(self, keys: Sequence[str]) -> None:
+        """Delete device profiles by uuid or name, all or none. Raise NotFound, InUse."""
+
+    def accelerator_update(
+        self, uuid: str, label: Plain, project_scope: str | None
+    ) -> dict[str, Any]:
+        """Label an accelerator and return its row. Raise Invalid, NotFound, WrongState.
+
+        ``label`` has the changed ones of name, description and tags.
+        """
+
+    def attribute_create(self, deployable: str, key: str, value: str) -> dict[str, Any]:
+        """Create an attribute of a deployable, return its row.
+
+        Raise Invalid, NotFound, Conflict.
+        """
+
+    def attribute_delete(self, uuid: str) -> None:
+        """Delete an operator's attribute. Raise Invalid, NotFound."""
+
+    def arq_create(self, device_profile_name: str, project_id: str | None) -> dict[str, Any]:
+        """Create the requests of a profile: ``{"arqs": [row]}``. Raise NotFound."""
+
+    def arq_bind(
+        self,
+        requests: Sequence[Plain],
+        project_scope: str | None,
+        instance_project: str | None = None,
+    ) -> None:
+        """Bind requests, all or none. Raise Invalid, NotFound, Conflict and subclasses.
+
+        ``instance_project`` limits the bind to instances of this project; None means unrestricted.
+        """
+
+    def arq_unbind(self, requests: Sequence[Plain], project_scope: str | None) -> None:
+        """Unbind requests, all or none. Raise Invalid, NotFound, WrongState."""
+
+    def arq_delete(
+        self,
+        uuids: Sequence[str] | None,
+        instance: str | None,
+        project_scope: str | None,
+        allow_bound: bool,
+    ) -> None:
+        """Delete requests by uuid or by instance. Raise NotFound, Forbidden."""
+
+    def device_set_status(self, uuid: str, status: str) -> None:
+        """Enable a device, or set it to maintaining. Raise Invalid, NotFound."""
+
+    def deployable_program(self, uuid: str, image_uuid: str) -> None:
+        """Start to load an image into a deployable. Raise Invalid, NotFound, InUse, WrongState."""
+
+    def outbox_retry(self, uuid: str) -> None:
+        """Retry the delivery of a dead letter. Raise Invalid, NotFound, WrongState."""
+
+    def outbox_delete(self, uuid: str) -> None:
+        """Delete a dead letter. Raise Invalid, NotFound, WrongState."""
+
+    def service_delete(self, uuid: str) -> None:
+        """Delete a daemon that is down. Raise Invalid, NotFound, WrongState, InUse."""
+
+    def audit_create(self, host: str | None, repair: bool) -> dict[str, Any]:
+        """Enqueue an audit of a host or of all: ``{"uuid": of the audit}``.
+
+        Raise Invalid, NotFound, Conflict.
+        """
+
+    def discovery_create(
+        self, host: str | None = None, driver: str | None = None
+    ) -> dict[str, Any]:
+        """Start a discovery of backends: ``{"uuid": of the discovery}``. Raise NotFound."""
+
+    def discovery_done(self, discovery_id: str, host: str, drivers: Sequence[Plain]) -> None:
+        """Report the results of a discovery on a host. Raise Invalid."""
+
+    def driver_install(
+        self,
+        driver: str,
+        backend: str | None,
+        hosts: Sequence[str] | None,
+        config: Plain | None,
+    ) -> dict[str, Any]:
+        """Enable a driver on hosts, or on all that have it: ``{"uuid": of the job}``.
+
+        ``backend`` defaults to the driver's name. Raise Invalid, NotFound, Conflict.
+        """
+
+    def driver_uninstall(
+        self,
+        driver: str,
+        backend: str | None,
+        hosts: Sequence[str] | None,
+        drain: bool,
+        force: bool,
+    ) -> dict[str, Any]:
+        """Remove a driver's backends, all or one, from hosts: ``{"uuid": of the job}``.
+
+        Raise Invalid, NotFound, InUse, Conflict.
+        """
+
+    def driver_update(
+        self,
+        driver: str,
+        backend: str | None,
+        hosts: Sequence[str] | None,
+        config: Plain | None,
+        status: str | None,
+        reload: bool,
+    ) -> dict[str, Any]:
+        """Change a driver's backends, one host after another: ``{"uuid": of the job}``.
+
+        ``status`` is enabled or disabled; None changes nothing. Raise Invalid, NotFound, Conflict.
+        """
+
+    def hardware_adopt(self, host: str, address: str, backend: str) -> dict[str, Any]:
+        """Make a backend manage a device that its rules exclude: ``{"uuid": of the job}``.
+
+        Raise Invalid, NotFound, Conflict.
+        """
+
+    def hardware_release(self, uuid: str) -> dict[str, Any]:
+        """Exclude a device from the management of its backend: ``{"uuid": of the job}``.
+
+        Raise Invalid, NotFound, InUse, Conflict.
+        """
+
+    def job_cancel(self, uuid: str) -> None:
+        """Cancel a driver job. Raise Invalid, NotFound, WrongState."""
+
+    def get_desired_backends(self, host: str, epoch: str) -> dict[str, Any]:
+        """Return the desired state of a host (``core.drivers.desired_state.DesiredHostState``).
+
+        Raise Invalid, Stale.
+        """
+
+    def report_backend_outcomes(
+        self, host: str, epoch: str, generation: int, outcomes: Sequence[Plain]
+    ) -> None:
+        """Report the outcomes of backends (``core.drivers.desired_state.BackendOutcome``).
+
+        Raise Invalid, Stale.
+        """
+
+    def job_done(self, job: str, host: str, state: str, error: str | None) -> None:
+        """Report the result of a job on a host: ``done`` or ``failed``. Raise Invalid, NotFound."""
+
+
+class AgentAPI(Protocol):
+    """Calls to the agent of ``host``. Every method may raise TimedOut and Unavailable."""
+
+    def discovery(
+        self, host: str, driver: str | None = None, discovery_id: str | None = None
+    ) -> dict[str, Any]:
+        """Start a discovery of the backends of one driver, or of all; do not wait for its end.
+
+        Return ``{"status": "IN-PROGRESS", "discovery_id": uuid}``. The agent reports the result
+        with ``conductor.discovery_done``. Raise NotFound if the host has no such backend.
+        """
+
+    def hardware(self, host: str, driver: str | None = None) -> dict[str, Any]:
+        """Return the hardware that the backends found last (``core.wire.hardware``).
+
+        Raise NotFound.
+        """
+
+    def sync_backends(self, host: str, generation: int) -> dict[str, Any]:
+        """Start to sync the host to a generation of its desired state; do not wait for the end.
+
+        Return ``{"generation": observed generation}``. The agent reports the outcomes with
+        ``conductor.report_backend_outcomes``.
+        """
+
+    def find_driver(self, host: str, driver: str) -> dict[str, Any]:
+        """Rescan the installed drivers of the host; return ``{"driver": entry or None}``.
+
+        ``driver`` is a name or a uuid, the entry as in a report. Other found drivers are in the
+        next report. Raise Invalid.
+        """
+
+    def job(
+        self, host: str, job: str, kind: str, arguments: Mapping[str, Any], timeout: float
+    ) -> dict[str, Any]:
+        """Start a job (``core.jobs.job.JobSpec``), or query its state if it was started before.
+
+        Return ``{"state": "running" | "done" | "failed", "error": str or None}``. Raise Invalid.
+        """
+
+
+CONDUCTOR = Contract.from_api("conductor", "1.0", ConductorAPI)
+AGENT = Contract.from_api("agent", "1.0", AgentAPI, "host")
 CONTRACTS: Mapping[str, Contract] = {c.name: c for c in (CONDUCTOR, AGENT)}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The form of messages: arguments and answers as JSON of a bounded size, errors as answers.
+"""Envelope of RPC messages: arguments and responses as JSON of a bounded size.
 
-An answer is ``{"ok": value}`` or ``{"error": {"code", "message", "details"}}``; the errors are
-those of ``cyborg.core.errors``. oslo.messaging's own way of carrying exceptions names Python
-classes on the wire and sends tracebacks along: it is not used.
+A response is ``{"ok": value}`` or ``{"error": {"code", "message", "details"}}``, with the errors of
+``cyborg.core.errors``. oslo.messaging's exceptions are not used: they have names of Python classes
+and tracebacks.
 """
 
 import json
@@ -13,48 +13,48 @@ from typing import Any
 from cyborg.core.errors import CyborgError, Invalid, Unavailable, from_wire
 
 
-def size(body: Any, what: str) -> int:
-    """Return the bytes of a message as JSON. Raises Invalid for what JSON cannot hold.
+def encoded_size(body: Any, subject: str) -> int:
+    """Return the size of a message as JSON in bytes. Raise Invalid if JSON cannot encode it.
 
-    Half a surrogate pair is no text: no database takes it, and no log can show it.
+    Half a surrogate pair is invalid too: no database stores it, and no log can show it.
     """
     try:
         text = json.dumps(body, separators=(",", ":"), allow_nan=False)
         if "\\ud" in text:
             json.dumps(body, ensure_ascii=False).encode()
         return len(text)
-    except (TypeError, ValueError, RecursionError) as bad:
-        raise Invalid(f"{what}: not plain JSON values: {bad}", field=what) from bad
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise Invalid(f"{subject}: not plain JSON values: {exc}", field=subject) from exc
 
 
-def bounded(body: Any, limit: int, what: str) -> None:
-    """Refuse a message of more bytes than ``limit``. Raises Invalid."""
-    found = size(body, what)
-    if found > limit:
-        raise Invalid(f"{what}: {found} bytes are more than the limit of {limit}", field=what)
+def check_size(body: Any, limit: int, subject: str) -> None:
+    """Raise Invalid if a message has more than ``limit`` bytes."""
+    size = encoded_size(body, subject)
+    if size > limit:
+        raise Invalid(f"{subject}: {size} bytes are more than the limit of {limit}", field=subject)
 
 
-def answer(value: Any) -> dict[str, Any]:
-    """Wrap what a method returned."""
+def wrap_result(value: Any) -> dict[str, Any]:
+    """Return the response for the result of a method."""
     return {"ok": value}
 
 
-def failure(error: CyborgError) -> dict[str, Any]:
-    """Wrap what a method raised; details that JSON cannot hold are left out."""
+def wrap_error(error: CyborgError) -> dict[str, Any]:
+    """Return the response for an error; details that JSON cannot encode are left out."""
     body = error.to_wire()
     try:
-        size(body, "error")
+        encoded_size(body, "error")
     except Invalid:
         body["details"] = {}
     return {"error": body}
 
 
-def opened(body: Any, what: str) -> Any:
-    """Return what an answer holds or raise the error that it carries."""
+def unwrap(body: Any, subject: str) -> Any:
+    """Return the result of a response, or raise its error."""
     if isinstance(body, Mapping):
         if "ok" in body:
             return body["ok"]
         error = body.get("error")
         if isinstance(error, Mapping):
             raise from_wire(error)
-    raise Unavailable(f"{what}: the answer is none of ours")
+    raise Unavailable(f"{subject}: invalid RPC response envelope")

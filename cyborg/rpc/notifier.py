@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Telling listeners by oslo.messaging's notifications, on a way of their own to the broker.
+"""Notifications of oslo.messaging, over a transport of their own.
 
-oslo.messaging logs a notification that it cannot send and drops it. This one finds out, so that
-what was not sent can be sent later.
+oslo.messaging logs and drops a notification that it cannot send. This notifier detects that, so
+that the notification can be sent later.
 """
 
 import logging
@@ -16,138 +16,145 @@ from oslo_config import cfg
 from oslo_messaging.notify import notifier as oslo_notifier
 
 from cyborg.core.errors import Misconfigured, TimedOut, Unavailable
-from cyborg.rpc import memory, quiet
+from cyborg.rpc import inprocess, log_filter
 from cyborg.rpc.transport import register_options
 
 GROUP = "oslo_messaging_notifications"
 DRIVERS = "oslo.messaging.notify.drivers"
-SILENT = frozenset({"", "noop"})
-RETRIES = 1  # of one send: a connection that was lost since the last one is made again
+DISABLED_DRIVERS = frozenset({"", "noop"})
+RETRIES = 1  # of one send: a lost connection is opened again
 
 _LOGGER = "oslo_messaging.notify.messaging"
 
 
-def is_wanted(conf: cfg.ConfigOpts) -> bool:
-    """Tell whether any driver is to get notifications."""
+def is_enabled(conf: cfg.ConfigOpts) -> bool:
+    """Return whether a notification driver is configured."""
     conf.register_opts(oslo_notifier._notifier_opts, group=GROUP)
-    return bool(set(conf[GROUP].driver) - SILENT)
+    return bool(set(conf[GROUP].driver) - DISABLED_DRIVERS)
 
 
 class Notifier:
-    """Sends notifications of one publisher; ``seconds`` is the longest that a send takes."""
+    """Sender of the notifications of one publisher; a send takes at most ``timeout`` seconds."""
 
     def __init__(self, conf: cfg.ConfigOpts) -> None:
-        """Nothing is connected before the first send. Raises Misconfigured."""
-        is_wanted(conf)
+        """Do not connect before the first send. Raise Misconfigured."""
+        is_enabled(conf)
         register_options(conf)
-        known = {entry.name for entry in metadata.entry_points(group=DRIVERS)}
-        if unknown := sorted(set(conf[GROUP].driver) - known - {""}):
+        installed = {entry.name for entry in metadata.entry_points(group=DRIVERS)}
+        if unknown := sorted(set(conf[GROUP].driver) - installed - {""}):
             raise Misconfigured(
                 f"[{GROUP}] driver: found {unknown[0]!r}; expected one of "
-                f"{', '.join(sorted(known))}",
+                f"{', '.join(sorted(installed))}",
                 option=f"[{GROUP}] driver",
             )
-        quiet.install()
-        self.seconds = float(conf.rpc.timeout)
+        log_filter.install()
+        self.timeout = float(conf.rpc.timeout)
         self._transport = _transport(conf)
-        self._wrong: list[Exception] = []
-        self._transport._send_notification = self._noting(self._transport._send_notification)
+        self._errors: list[Exception] = []
+        self._transport._send_notification = self._recording_errors(
+            self._transport._send_notification
+        )
         self._oslo = oslo_messaging.Notifier(
             self._transport, publisher_id=f"cyborg-conductor:{conf.host}", retry=RETRIES
         )
         self._thread: threading.Thread | None = None
 
     def send(self, messages: Sequence[Mapping[str, Any]]) -> list[str | None]:
-        """Send messages of ``core.notification``; return for each why it was not sent, or None.
+        """Send messages of ``core.wire.notification``; return for each its error, or None.
 
-        What follows one that the broker did not take is not tried; one that cannot be sent at all
-        keeps no other. Raises Unavailable when the broker did not take the first, and TimedOut when
-        that took too long: it may then be sent after all.
+        An invalid message does not stop the others. After an error of the broker, the rest is not
+        sent. Raise Unavailable if the broker did not accept the first message, and TimedOut if it
+        did not answer in time: the message may be sent later.
         """
         if self._thread is not None and self._thread.is_alive():
-            raise Unavailable("the broker still has not answered to an earlier notification")
-        answers: list[str | None] = []
-        broken: list[str] = []
-        # The driver waits for some things as long as the broker pleases.
+            raise Unavailable(
+                "the notification broker has not answered an earlier notification yet"
+            )
+        results: list[str | None] = []
+        broker_errors: list[str] = []
+        # Some calls of the driver have no timeout.
         self._thread = threading.Thread(
-            target=self._send, args=(messages, answers, broken), name="notifier", daemon=True
+            target=self._send, args=(messages, results, broker_errors), name="notifier", daemon=True
         )
         self._thread.start()
-        self._thread.join(self.seconds)
-        found = list(answers)
-        if len(found) == len(messages):
-            return found
-        if broken:
-            why = f"the broker of notifications takes none: {broken[0]}"
+        self._thread.join(self.timeout)
+        sent = list(results)
+        if len(sent) == len(messages):
+            return sent
+        if broker_errors:
+            error = f"the notification broker accepts no message: {broker_errors[0]}"
         else:
-            why = f"the broker of notifications did not answer in {self.seconds:g} s"
-        if not found:
-            raise Unavailable(why) if broken else TimedOut(why)
-        return found + [why] * (len(messages) - len(found))
+            error = f"the notification broker did not answer in {self.timeout:g} s"
+        if not sent:
+            raise Unavailable(error) if broker_errors else TimedOut(error)
+        return sent + [error] * (len(messages) - len(sent))
 
     def cleanup(self) -> None:
-        """Close all connections. A thread that still tries to connect is left to its fate."""
+        """Close all connections, except while a thread is still connecting."""
         if self._thread is None or not self._thread.is_alive():
             self._transport.cleanup()
 
     def _send(
-        self, messages: Sequence[Mapping[str, Any]], answers: list[str | None], broken: list[str]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        results: list[str | None],
+        broker_errors: list[str],
     ) -> None:
         for message in messages:
-            self._wrong.clear()
-            tell = self._oslo.error if message["priority"] == "ERROR" else self._oslo.info
+            self._errors.clear()
+            send = self._oslo.error if message["priority"] == "ERROR" else self._oslo.info
             try:
-                tell({}, message["event_type"], message["payload"])
-            except Exception as bad:  # noqa: BLE001  drivers may be anybody's
-                self._wrong.append(bad)
-            if not all(map(_is_its_own, self._wrong)):
-                broken.append(_told(self._wrong[0]))
+                send({}, message["event_type"], message["payload"])
+            except Exception as exc:  # noqa: BLE001  drivers may raise any error
+                self._errors.append(exc)
+            if not all(map(_is_message_error, self._errors)):
+                broker_errors.append(_describe(self._errors[0]))
                 return
-            answers.append(_told(self._wrong[0]) if self._wrong else None)
+            results.append(_describe(self._errors[0]) if self._errors else None)
 
-    def _noting(self, send: Callable[..., None]) -> Callable[..., None]:
-        def noting(*args: Any, **kwargs: Any) -> None:
+    def _recording_errors(self, send: Callable[..., None]) -> Callable[..., None]:
+        def send_recording(*args: Any, **kwargs: Any) -> None:
             try:
                 send(*args, **kwargs)
-            except Exception as bad:
-                self._wrong.append(bad)
+            except Exception as exc:
+                self._errors.append(exc)
                 raise
 
-        return noting
+        return send_recording
 
 
 def make_notifier(conf: cfg.ConfigOpts) -> Notifier | None:
-    """Return what sends notifications, None when there are to be none. Raises Misconfigured."""
-    return Notifier(conf) if is_wanted(conf) else None
+    """Return a notifier, None if notifications are disabled. Raise Misconfigured."""
+    return Notifier(conf) if is_enabled(conf) else None
 
 
-def _told(bad: Exception) -> str:
-    return f"{type(bad).__name__}: {bad}"
+def _describe(exc: Exception) -> str:
+    return f"{type(exc).__name__}: {exc}"
 
 
-def _is_its_own(bad: Exception) -> bool:
-    """Tell whether something is wrong with the message and not with the broker."""
-    # The error of a certificate is both a ValueError and an OSError.
-    return isinstance(bad, LookupError | TypeError | ValueError) and not isinstance(bad, OSError)
+def _is_message_error(exc: Exception) -> bool:
+    """Return whether an error is about the message and not about the broker."""
+    # An SSL certificate error is both a ValueError and an OSError.
+    return isinstance(exc, LookupError | TypeError | ValueError) and not isinstance(exc, OSError)
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    # What the driver says of a notification that it drops, whoever sends it says once a minute.
+def _is_no_send_failure(record: logging.LogRecord) -> bool:
+    # Drop the driver's errors about lost notifications: the sender logs them, rate-limited.
     return record.levelno < logging.ERROR
 
 
 def _transport(conf: cfg.ConfigOpts) -> Any:
     url = conf[GROUP].transport_url or conf.transport_url
     if str(url).startswith("kombu+memory:"):
-        memory.install()
-    logging.getLogger(_LOGGER).addFilter(_is_news)
+        inprocess.install()
+    logging.getLogger(_LOGGER).addFilter(_is_no_send_failure)
     try:
         return oslo_messaging.get_notification_transport(conf)
-    except (oslo_messaging.MessagingException, ValueError) as bad:
-        # The URL holds a password, so the cause, which quotes it, is not passed on.
+    except (oslo_messaging.MessagingException, ValueError) as exc:
+        # The URL has a password; the message of the cause quotes it, so it is not used.
         scheme = str(url).partition(":")[0]
         raise Misconfigured(
             f"[{GROUP}] transport_url: found a URL of scheme {scheme!r} that cannot be used; "
             "expected something like rabbit://user:password@host:5672/",
             option=f"[{GROUP}] transport_url",
-        ) from bad
+        ) from exc

@@ -1,26 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answering the methods of a contract, and nothing else."""
+"""RPC server: serves only the methods of a contract, with checked arguments."""
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import oslo_messaging
 from oslo_config import cfg
-from oslo_log import log
 from oslo_messaging.rpc.server import RPCServer
 
 from cyborg.core.errors import CyborgError, Invalid, Stale, Unavailable
-from cyborg.core.text import clean
+from cyborg.core.log import get_logger
+from cyborg.core.text import sanitize
 from cyborg.rpc import envelope
+from cyborg.rpc.admission import ReportAdmission
 from cyborg.rpc.context import CallContext, ContextSerializer
-from cyborg.rpc.contract import CONTRACTS, OTHER_BYTES, Contract, Method
-from cyborg.rpc.transport import FAULTS, Transport
+from cyborg.rpc.contract import CONTRACTS, MAX_MESSAGE_BYTES, Contract, Method
+from cyborg.rpc.faults import FAULTS
+from cyborg.rpc.transport import Transport
 
-LOG = log.getLogger(__name__)
+LOG = get_logger(__name__)
 
 
 class Server:
-    """One server on the bus: ``start``, then ``stop`` and ``wait``."""
+    """RPC server on the bus: ``start``, then ``stop`` and ``wait``."""
 
     def __init__(self, transport: Transport, make: Callable[[], Any]) -> None:
         self._transport = transport
@@ -28,25 +31,25 @@ class Server:
         self._oslo: Any = None
 
     def start(self) -> None:
-        """Begin to answer. Raises Unavailable when the broker does not let us: try again later."""
+        """Start to serve calls. Raise Unavailable if the broker refuses the server."""
         self._transport.ensure_open()
-        # A new one for each try: one that failed to start takes itself for started.
+        # Create a new server for each attempt: one that failed to start counts as started.
         oslo = self._make()
         try:
             oslo.start()
-        except FAULTS as bad:
+        except FAULTS as exc:
             raise Unavailable(
-                f"the message broker at {self._transport.where} refuses: {bad}"
-            ) from bad
+                f"the message broker at {self._transport.broker_address} refused the server: {exc}"
+            ) from exc
         self._oslo = oslo
 
     def stop(self) -> None:
-        """Take no more messages."""
+        """Stop taking messages."""
         if self._oslo is not None:
             self._oslo.stop()
 
     def wait(self) -> None:
-        """Wait until what was taken has been answered."""
+        """Wait until all taken messages are answered."""
         if self._oslo is not None:
             self._oslo.wait()
 
@@ -54,9 +57,9 @@ class Server:
 def make_server(
     transport: Transport, conf: cfg.ConfigOpts, topic: str, host: str, endpoint: Any
 ) -> Server:
-    """Return a server of the contract that the topic ends with, ``conductor`` or ``agent``.
+    """Return a server of the contract in the last part of the topic, ``conductor`` or ``agent``.
 
-    ``endpoint`` has a method for each of the contract's, which takes the caller's context and the
+    ``endpoint`` has each method of the contract. A method takes the caller's context and the
     arguments, returns plain values and raises ``cyborg.core.errors``. Each call has a thread.
     """
     contract = CONTRACTS[topic.rpartition(".")[2]]
@@ -76,101 +79,172 @@ def make_server(
 
 
 class _Dispatcher(oslo_messaging.RPCDispatcher):  # type: ignore[misc]
-    """Finds the method that a message calls, or says once that there is none."""
+    """Dispatcher to the method that a message calls; logs an unknown method once."""
 
-    def __init__(self, name: str, *parts: Any) -> None:
-        super().__init__(*parts)
+    def __init__(self, name: str, *args: Any) -> None:
+        super().__init__(*args)
         self._name = name
 
     def dispatch(self, incoming: Any) -> Any:
-        """Answer a call. Raises ExpectedException for one of a method that is not there.
+        """Answer a call. Raise ExpectedException for an unknown method.
 
-        Its caller is told, who may be of a newer version; how our program looks it is not told.
+        The caller gets the error, since it may have a newer version, but no traceback.
         """
         try:
             return super().dispatch(incoming)
-        except oslo_messaging.RPCDispatcherError as bad:
-            ctxt = self.serializer.deserialize_context(incoming.ctxt)
-            ctxt.update_store()
-            LOG.warning("cyborg-%s refused a call %s: %s", self._name, _sender(ctxt, {}), bad)
-            refusal = oslo_messaging.ExpectedException()
-            refusal.exc_info = (type(bad), bad, None)
-            raise refusal from None
+        except oslo_messaging.RPCDispatcherError as exc:
+            error = exc
+        ctxt = self.serializer.deserialize_context(incoming.ctxt)
+        ctxt.update_store()
+        LOG.warning("cyborg-%s refused a call %s: %s", self._name, _sender(ctxt, {}), error)
+        refusal = oslo_messaging.ExpectedException()
+        refusal.exc_info = (type(error), error, None)
+        raise refusal
 
 
 class _Endpoint:
-    """What oslo.messaging sees: the contract's methods, each behind the checks of all."""
+    """Endpoint for oslo.messaging: the methods of the contract, with checks before each."""
 
     def __init__(self, conf: cfg.ConfigOpts, contract: Contract, endpoint: Any) -> None:
         self.target = oslo_messaging.Target(version=contract.version)
+        admission = ReportAdmission(conf.conductor.max_concurrent_reports)
         for name, method in contract.methods.items():
-            limit = conf.conductor.max_report_bytes if method.report else OTHER_BYTES
-            what = f"{contract.name}.{name}"
-            most = conf.conductor.max_report_bytes
-            answer = _answering(what, method, limit, most, getattr(endpoint, name))
-            setattr(self, name, oslo_messaging.expose(answer))
+            limit = conf.conductor.max_report_bytes if method.is_report else MAX_MESSAGE_BYTES
+            subject = f"{contract.name}.{name}"
+            max_answer = conf.conductor.max_report_bytes
+            func = _with_checks(subject, method, limit, max_answer, getattr(endpoint, name))
+            handler = _with_admission(admission, subject, func) if method.is_report else func
+            setattr(self, name, oslo_messaging.expose(handler))
 
 
-def _answering(
-    what: str, method: Method, limit: int, most: int, work: Callable[..., Any]
+def _with_admission(
+    admission: ReportAdmission, subject: str, func: Callable[..., dict[str, Any]]
 ) -> Callable[..., dict[str, Any]]:
-    # By position: an argument of any name may come.
-    def answer(ctxt: CallContext, /, **arguments: Any) -> dict[str, Any]:
-        # The log shows the caller's request id while its thread is busy with it.
+    """Return a handler that refuses reports over the limit before they are parsed."""
+
+    def handler(ctxt: CallContext, /, **arguments: Any) -> dict[str, Any]:
+        try:
+            with admission.admitted(arguments.get("report")):
+                return func(ctxt, **arguments)
+        except Unavailable as error:
+            refusal = error
         ctxt.update_store()
+        return _refuse(logging.INFO, subject, ctxt, arguments, refusal)
+
+    return handler
+
+
+def _with_checks(
+    subject: str, method: Method, limit: int, max_answer: int, func: Callable[..., Any]
+) -> Callable[..., dict[str, Any]]:
+    """Return a handler that checks arguments and result, and returns errors as answers.
+
+    ``limit`` and ``max_answer`` are in bytes.
+    """
+
+    # ``ctxt`` is positional only, since a caller may send an argument of that name.
+    def handler(ctxt: CallContext, /, **arguments: Any) -> dict[str, Any]:
+        # Log lines of this thread show the caller's request id.
+        ctxt.update_store()
+        if LOG.isEnabledFor(logging.DEBUG):
+            LOG.debug("Serving %s %s", subject, _sender(ctxt, arguments))
+        refusal: CyborgError | None = None
         try:
-            _check(what, method, limit, arguments)
+            _check_arguments(subject, method, limit, arguments)
         except Invalid as error:
-            LOG.warning("%s refused %s: %s", what, _sender(ctxt, arguments), _line(error))
-            return envelope.failure(error)
+            refusal = error
+        if refusal is not None:
+            return _refuse(logging.WARNING, subject, ctxt, arguments, refusal)
         try:
-            return _answer(what, most, work(ctxt, **arguments))
+            return _wrap_result(subject, max_answer, func(ctxt, **arguments))
         except CyborgError as error:
-            if type(error) is not CyborgError:
-                # What users do wrong is no matter of the operator's; what daemons do wrong is.
-                level = log.WARNING if method.report or isinstance(error, Stale) else log.INFO
-                LOG.log(level, "%s refused %s: %s", what, _sender(ctxt, arguments), _line(error))
-                return envelope.failure(error)
-            LOG.exception("%s failed %s", what, _sender(ctxt, arguments))
+            if type(error) is CyborgError:
+                LOG.exception(
+                    "Internal error in %s %s",
+                    subject,
+                    _sender(ctxt, arguments),
+                    host=_host(arguments),
+                )
+            else:
+                refusal = error
         except Exception:
             LOG.exception(
-                "%s failed for a reason nobody foresaw %s", what, _sender(ctxt, arguments)
+                "Unexpected error in %s %s",
+                subject,
+                _sender(ctxt, arguments),
+                host=_host(arguments),
             )
-        return envelope.failure(
-            CyborgError(f"internal error: the log has it under request id {ctxt.request_id}")
+        if refusal is not None:
+            # Errors of users are no concern of the operator; malformed reports of daemons are.
+            is_warning = method.is_report or isinstance(refusal, Stale)
+            level = logging.WARNING if is_warning else logging.INFO
+            return _refuse(level, subject, ctxt, arguments, refusal)
+        return envelope.wrap_error(
+            CyborgError(f"internal error: see the log, request id {ctxt.request_id}")
         )
 
-    return answer
+    return handler
 
 
-def _answer(what: str, most: int, value: Any) -> dict[str, Any]:
-    """Wrap an answer. One that cannot be sent is our mistake, not the caller's."""
+def _refuse(
+    level: int,
+    subject: str,
+    ctxt: CallContext,
+    arguments: Mapping[str, Any],
+    error: CyborgError,
+) -> dict[str, Any]:
+    """Log a refused call; return the error as the answer."""
+    LOG.log(
+        level,
+        "%s refused %s: %s",
+        subject,
+        _sender(ctxt, arguments),
+        _line(error),
+        host=_host(arguments),
+    )
+    return envelope.wrap_error(error)
+
+
+def _wrap_result(subject: str, max_answer: int, value: Any) -> dict[str, Any]:
+    """Return the response for a result. A result that cannot be sent is an internal error."""
     try:
-        envelope.bounded(value, most, f"answer of {what}")
-    except Invalid as bad:
-        raise CyborgError(bad.message) from bad
-    return envelope.answer(value)
+        envelope.check_size(value, max_answer, f"answer of {subject}")
+    except Invalid as exc:
+        raise CyborgError(exc.message) from exc
+    return envelope.wrap_result(value)
 
 
-def _check(what: str, method: Method, limit: int, arguments: dict[str, Any]) -> None:
-    envelope.bounded(arguments, limit, what)
+def _check_arguments(subject: str, method: Method, limit: int, arguments: dict[str, Any]) -> None:
+    envelope.check_size(arguments, limit, subject)
     given = set(arguments)
     if missing := sorted(set(method.arguments) - method.optional - given):
-        raise Invalid(f"{what}: the argument {missing[0]} is missing", field=missing[0])
+        raise Invalid(f"{subject}: the argument {missing[0]} is missing", field=missing[0])
     if extra := sorted(given - set(method.arguments)):
-        name = clean(extra[0], 64)
-        raise Invalid(f"{what}: the argument {name} is unknown", field=name)
+        name = sanitize(extra[0], 64)
+        raise Invalid(f"{subject}: the argument {name} is unknown", field=name)
 
 
 def _sender(ctxt: CallContext, arguments: Mapping[str, Any]) -> str:
-    """Return in words who calls: the daemon, the host it speaks for, the request."""
+    """Return the sender of a call for the log: the daemon, its host and epoch, the request id."""
+    fields = _sender_fields(arguments)
+    items = [
+        f"{key} {sanitize(str(fields[key])[:64])}" for key in ("host", "epoch") if fields.get(key)
+    ]
+    items = [item.replace("\n", " ") for item in items]
+    return f"from {', '.join([ctxt.sender, *items, str(ctxt.request_id)])}"
+
+
+def _host(arguments: Mapping[str, Any]) -> str | None:
+    """Return the host that a call is about for the log, None if it names none."""
+    host = _sender_fields(arguments).get("host")
+    return host if isinstance(host, str) and host else None
+
+
+def _sender_fields(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     report = arguments.get("report")
-    told = report if isinstance(report, Mapping) else arguments
-    words = [f"{key} {clean(str(told[key])[:64])}" for key in ("host", "epoch") if told.get(key)]
-    words = [word.replace("\n", " ") for word in words]
-    return f"from {', '.join([ctxt.sender, *words, str(ctxt.request_id)])}"
+    return report if isinstance(report, Mapping) else arguments
 
 
 def _line(error: CyborgError) -> str:
-    """Return an error's message as one line of a log."""
-    return clean(error.message.replace("\n", " "), 2000)
+    """Return the message of an error as one line for the log."""
+    return sanitize(error.message.replace("\n", " "), 2000)

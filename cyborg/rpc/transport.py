@@ -1,95 +1,108 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The way to the message broker, and what happens while it is away.
+"""Transport to the message broker, and its behaviour while the broker is unavailable.
 
 ``rabbit://`` is the bus of a real installation. ``kombu+memory:////`` stays in the process and
-still puts every message through the wire format; 2 ms a call, where oslo.messaging's ``fake://``
-polls every 50 ms.
+still encodes every message; a call takes 2 ms, while oslo.messaging's ``fake://`` polls every
+50 ms.
 """
 
 import logging
 import threading
+import time
 from typing import Any
 
 import amqp
 import oslo_messaging
-from kombu.exceptions import KombuError
 from oslo_config import cfg
-from oslo_log import log
+from oslo_messaging._drivers import common as rpc_common
 from oslo_messaging._drivers import impl_rabbit
 from oslo_messaging._metrics import client as metrics
 from oslo_messaging._tracing import client as tracing
 
 from cyborg.core.errors import Misconfigured, Unavailable
-from cyborg.core.text import clean
-from cyborg.rpc import gate, memory, quiet
+from cyborg.core.log import get_logger
+from cyborg.core.text import sanitize
+from cyborg.rpc import inprocess, log_filter, message_filter, publishing
+from cyborg.rpc.faults import FAULTS
 
-LOG = log.getLogger(__name__)
+LOG = get_logger(__name__)
 
-OPENING = 5.0
-"""Seconds that a call waits for a broker that has not been reached yet."""
+OPEN_TIMEOUT = 5.0
+"""Seconds that a call waits for the first connection to the broker."""
 
-MISSING = 5
-"""Seconds that an answer waits for the queue of its caller to come back."""
+REPLY_QUEUE_WAIT = 5
+"""Seconds that an answer waits for the reply queue of its caller to exist again."""
 
-LONGEST_PAUSE = 5
-"""Seconds between two tries of a connection that was lost. The driver's own 30 would have calls
-fail for that long after a broker is back, whatever else was mended meanwhile."""
+MAX_RETRY_DELAY = 3
+"""Seconds between two attempts to reconnect. With the driver's default of 30, calls would fail for
+up to 30 s after the broker is back."""
+
+HEARTBEAT = 12
+"""Seconds between heartbeats of a broker connection; after twice this time without one, the
+connection is replaced. With the driver's default of 60, a connection that receives no bytes blocks
+all calls for two minutes. With 15, twice the interval plus the pause between two checks is more
+than 30 s: an outage of 30 s would be detected only after its end."""
+
+ANSWER_FRESH = 1.0
+"""Seconds after an answer from a queue in which the queue is assumed to have a server."""
 
 
 def register_options(conf: cfg.ConfigOpts) -> None:
-    """Register what oslo.messaging reads, ``transport_url`` among it, before it reads any.
+    """Register the options of oslo.messaging, such as ``transport_url``.
 
-    Only needed by who wants to override one of them before there is a transport.
+    Only needed to override an option before a transport is created.
     """
     oslo_messaging.TransportURL.parse(conf, "rabbit://")
-    # Whose answer's queue is gone is gone too; a thread that waits for it serves nobody else.
-    cfg.set_defaults(impl_rabbit.rabbit_opts, kombu_missing_consumer_retry_timeout=MISSING)
-    # It registers these two groups with the global ConfigOpts alone and reads them from ours.
+    # If the reply queue is gone, so is the caller; a thread that waits for the queue is blocked.
+    cfg.set_defaults(
+        impl_rabbit.rabbit_opts,
+        kombu_missing_consumer_retry_timeout=REPLY_QUEUE_WAIT,
+        heartbeat_timeout_threshold=HEARTBEAT,
+    )
+    # oslo.messaging registers these two groups only with the global ConfigOpts, and reads them from
+    # the given one.
     conf.register_opts(tracing.oslo_messaging_tracing, group="oslo_messaging_tracing")
     conf.register_opts(metrics.oslo_messaging_metrics, group="oslo_messaging_metrics")
 
 
-# What a call or a server meets when the broker is away. The driver translates what happens to a
-# connection it holds; of one more that its pool wants to open it lets the libraries' errors out.
-FAULTS = (oslo_messaging.MessagingException, KombuError, amqp.AMQPError, OSError)
-
-
 class Transport:
-    """One process's way to the broker; shared by its clients and servers.
+    """Transport to the broker, shared by the clients and servers of a process.
 
-    Nothing is connected before the first use, so that a process may fork until then.
+    It connects at its first use, so that a process can fork before that.
     """
 
     def __init__(self, conf: cfg.ConfigOpts) -> None:
         self._conf = conf
         register_options(conf)
         if str(conf.transport_url).startswith("kombu+memory:"):
-            _quieten()
-            memory.install()
-        quiet.install()
+            _silence_inprocess_logs()
+            inprocess.install()
+        log_filter.install()
         try:
             self.oslo = oslo_messaging.get_rpc_transport(conf)
-        except (oslo_messaging.MessagingException, ValueError) as bad:
-            # The URL holds a password, so the cause, which quotes it, is not passed on.
+        except (oslo_messaging.MessagingException, ValueError) as exc:
+            # The URL has a password; the message of the cause quotes it, so it is not used.
             scheme = str(conf.transport_url).partition(":")[0]
             raise Misconfigured(
                 f"[DEFAULT] transport_url: found a URL of scheme {scheme!r} that cannot be used; "
                 "expected something like rabbit://user:password@host:5672/"
-            ) from bad
-        conf.set_default("rabbit_interval_max", LONGEST_PAUSE, group="oslo_messaging_rabbit")
-        gate.install(self.oslo._driver, conf)
+            ) from exc
+        conf.set_default("rabbit_interval_max", MAX_RETRY_DELAY, group="oslo_messaging_rabbit")
+        message_filter.install(self.oslo._driver, conf)
         self._lock = threading.Lock()
         self._opened = threading.Event()
         self._opener: threading.Thread | None = None
-        self._why = ""
+        self._last_error = ""
+        self._answered: dict[str, float] = {}  # monotonic time of the last answer by queue
 
     def ensure_open(self) -> None:
-        """Reach the broker for the first time. Raises Unavailable when it does not answer soon.
+        """Connect to the broker if not done yet. Raise Unavailable if it does not answer soon.
 
-        The rabbit driver makes its reply queue with the first call and tries for ever, whatever
-        the call's timeout, holding a lock. So it tries in one thread that nobody waits for too
-        long, instead of one for each caller. Once that is done the driver reconnects by itself.
+        Wait for up to OPEN_TIMEOUT seconds.
         """
+        # The rabbit driver creates its reply queue with the first call. It retries forever, for any
+        # timeout of the call, and holds a lock. So one thread does that instead of each caller.
+        # Once the queue exists, the driver reconnects by itself.
         if self._opened.is_set():
             return
         with self._lock:
@@ -98,20 +111,42 @@ class Transport:
                 opener = threading.Thread(target=self._open, name="bus", daemon=True)
                 self._opener = opener
                 opener.start()
-        opener.join(min(self._conf.rpc.timeout, OPENING))
+        opener.join(min(self._conf.rpc.timeout, OPEN_TIMEOUT))
         if not self._opened.is_set():
-            why = f": {self._why}" if self._why else ""
-            raise Unavailable(f"the message broker at {self.where} does not answer{why}")
+            error = f": {self._last_error}" if self._last_error else ""
+            raise Unavailable(f"the message broker at {self.broker_address} does not answer{error}")
+
+    def record_answer(self, queue: str) -> None:
+        """Record that a server of a queue has just answered."""
+        self._answered[queue] = time.monotonic()
+
+    def has_server(self, queue: str) -> bool:
+        """Return whether a server listens to a queue, as far as the broker knows.
+
+        Takes one round trip, unless a server answered within the last ANSWER_FRESH seconds. Always
+        True for the in-process bus. Raise FAULTS if the broker is unavailable.
+        """
+        if time.monotonic() - self._answered.get(queue, float("-inf")) < ANSWER_FRESH:
+            return True
+        if not str(self._conf.transport_url).startswith("rabbit:"):
+            return True
+        pooled: Any = self.oslo._driver._get_connection(rpc_common.PURPOSE_SEND, 1)
+        try:
+            with publishing.exclusive_connection(pooled) as connection:
+                return publishing.count_consumers(connection, queue) > 0
+        except amqp.ChannelError:
+            # A broker user without the permission to check may still have that to call.
+            return True
 
     @property
-    def where(self) -> str:
-        """Name the broker without its credentials."""
+    def broker_address(self) -> str:
+        """Return the addresses of the broker without credentials."""
         parsed = oslo_messaging.TransportURL.parse(self._conf)
         hosts = [f"{host.hostname}:{host.port or 5672}" for host in parsed.hosts]
         return ", ".join(hosts) or str(parsed.transport)
 
     def cleanup(self) -> None:
-        """Close all connections. A thread that still tries to connect is left to its fate."""
+        """Close all connections, except while a thread is still connecting."""
         if self._opener is None or self._opened.is_set():
             self.oslo.cleanup()
 
@@ -119,41 +154,46 @@ class Transport:
         rabbit = self._conf.oslo_messaging_rabbit
         if rabbit.ssl and not rabbit.ssl_ca_file:
             LOG.warning(
-                "[oslo_messaging_rabbit] ssl_ca_file is not set: whoever has a certificate that "
-                "this system trusts, of whatever name, is taken for the message broker"
+                "[oslo_messaging_rabbit] ssl_ca_file is not set: any server with a certificate "
+                "that this system trusts is accepted as the message broker, the host name is not "
+                "checked; set ssl_ca_file"
             )
         make_reply_queue: Any = getattr(self.oslo._driver, "_get_reply_q", None)
         try:
-            with quiet.listening(self._note):
+            with log_filter.capture_warnings(self._log_error):
                 if make_reply_queue is not None:
                     make_reply_queue()
-        except FAULTS as bad:
-            # Most get another try. One that the broker refuses must not go on trying passwords.
-            self._note(str(bad))
+        except FAULTS as exc:
+            # The next call retries. The thread ends, so that it does not go on with a refused
+            # password.
+            error = str(exc)
+        except Exception as exc:
+            LOG.exception(
+                "Unexpected error while connecting to the broker at %s", self.broker_address
+            )
+            error = f"{type(exc).__name__}: see the log"
+        else:
+            self._opened.set()
             return
-        except Exception as bad:
-            LOG.exception("The message broker at %s cannot be used", self.where)
-            self._note(f"{type(bad).__name__}: the log has more")
-            return
-        self._opened.set()
+        self._log_error(error)
 
-    def _note(self, why: str) -> None:
-        """Remember what is in the way, and log it when it is news."""
-        plain = clean(why.partition(" (retrying in")[0].replace("\n", " "), 500)
-        if plain != self._why:
-            LOG.error("The message broker at %s does not answer: %s", self.where, plain)
-        self._why = plain
+    def _log_error(self, error: str) -> None:
+        """Log the error if it differs from the last one."""
+        message = sanitize(error.partition(" (retrying in")[0].replace("\n", " "), 500)
+        if message != self._last_error:
+            LOG.error("The message broker at %s does not answer: %s", self.broker_address, message)
+        self._last_error = message
 
 
-def _quieten() -> None:
-    """Drop what kombu and the rabbit driver say of every in-process connection.
+def _silence_inprocess_logs() -> None:
+    """Suppress warnings of kombu and the rabbit driver about in-process connections.
 
-    That such a connection has no host name and no heartbeat is no news.
+    They are about the missing host name and heartbeat, which such a connection never has.
     """
-    for name in ("kombu.connection", quiet.DRIVER):
+    for name in ("kombu.connection", log_filter.DRIVER):
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def make_transport(conf: cfg.ConfigOpts) -> Transport:
-    """Return the way to ``[DEFAULT] transport_url``. Raises Misconfigured."""
+    """Return the transport to ``[DEFAULT] transport_url``. Raise Misconfigured."""
     return Transport(conf)

@@ -11,20 +11,20 @@ from waitress import server, wasyncore
 
 from cyborg.core.errors import Misconfigured
 
-# How long requests in work may take to end when the server stops.
-GRACE = 1.0
+# Seconds that stop() waits for requests in progress.
+REQUEST_GRACE_PERIOD = 1.0
 
 
 class HttpServer:
-    """One listening port; ``url`` is its address once it is made. Nothing is served before start.
+    """An HTTP server on one loopback port, which is bound at creation; ``url`` is its address.
 
-    Raises Misconfigured for an address that is not loopback or a port that is taken; ``option`` is
-    the one that says the port.
+    Raise Misconfigured if the address is not loopback or the port is in use. ``option`` is the
+    name of the option for the port, for the error message.
     """
 
     def __init__(self, host: str, port: int, option: str) -> None:
-        self._listening = listen(host, port, option)
-        address, number = self._listening.getsockname()[:2]
+        self._socket = listen(host, port, option)
+        address, number = self._socket.getsockname()[:2]
         self.url = (
             f"http://[{address}]:{number}" if ":" in address else f"http://{address}:{number}"
         )
@@ -33,61 +33,61 @@ class HttpServer:
         self._loop: threading.Thread | None = None
 
     def start(self, app: Callable[..., Iterable[bytes]], threads: int = 4) -> None:
-        """Serve ``app`` until stop() is called; ``threads`` requests at once."""
+        """Serve ``app`` until stop() is called, with ``threads`` requests at once."""
         self._server = server.create_server(
             app,
             map=self._map,
-            sockets=[self._listening],
+            sockets=[self._socket],
             threads=threads,
             ident="cyborg",
-            # Nothing on loopback is a proxy that could be believed.
+            # There is no trusted proxy on loopback.
             clear_untrusted_proxy_headers=True,
         )
         self._loop = threading.Thread(target=self._server.run, name=f"http-{self.url}")
         self._loop.start()
 
     def stop(self) -> None:
-        """Close the port, let requests in work end for a moment, and join every thread."""
+        """Close the port, wait for requests in progress, and join all threads."""
         if self._loop is None:
-            self._listening.close()
+            self._socket.close()
             return
-        # The loop ends when its map is empty, and only its own thread may empty it; not before we
-        # have pulled, though: the pipe that we write to is one of the things it closes.
-        pulling = threading.Lock()
+        # The loop ends when its map is empty, and only its own thread may empty it. The lock
+        # delays this until pull_trigger has returned, because close_all also closes its pipe.
+        trigger_lock = threading.Lock()
 
         def close() -> None:
-            with pulling:
+            with trigger_lock:
                 wasyncore.close_all(self._map)
 
-        with pulling:
+        with trigger_lock:
             self._server.trigger.pull_trigger(close)
         self._loop.join()
-        self._server.task_dispatcher.shutdown(timeout=GRACE)
+        self._server.task_dispatcher.shutdown(timeout=REQUEST_GRACE_PERIOD)
         self._loop = None
 
 
 def listen(host: str, port: int, option: str) -> socket.socket:
-    """Return a socket bound to a loopback address. Raises Misconfigured."""
+    """Return a listening socket. Raise Misconfigured if the host is not a loopback address."""
     try:
-        found = socket.getaddrinfo(
+        addresses = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
         )
-    except OSError as bad:
-        raise Misconfigured(f"[standalone] listen = {host}: {bad.strerror or bad}") from bad
-    if not all(ipaddress.ip_address(name[4][0]).is_loopback for name in found):
+    except OSError as exc:
+        raise Misconfigured(f"[standalone] listen = {host}: {exc.strerror or exc}") from exc
+    if not all(ipaddress.ip_address(info[4][0]).is_loopback for info in addresses):
         raise Misconfigured(
-            f"[standalone] listen = {host}: the stand-alone service takes every caller for an "
-            "administrator, so it listens on a loopback address only, such as 127.0.0.1 or ::1"
+            f"[standalone] listen = {host}: the stand-alone service treats every caller as an "
+            "administrator, so it requires a loopback address such as 127.0.0.1 or ::1"
         )
-    family, kind, protocol, _, address = found[0]
-    listening = socket.socket(family, kind, protocol)
+    family, kind, protocol, _, address = addresses[0]
+    server_socket = socket.socket(family, kind, protocol)
     try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        listening.listen(128)
-    except OSError as bad:
-        listening.close()
+        server_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server_socket.bind(address)
+        server_socket.listen(128)
+    except OSError as exc:
+        server_socket.close()
         raise Misconfigured(
-            f"[standalone] {option}: cannot listen on {host}:{port}: {bad.strerror}"
-        ) from bad
-    return listening
+            f"[standalone] {option}: cannot listen on {host}:{port}: {exc.strerror}"
+        ) from exc
+    return server_socket

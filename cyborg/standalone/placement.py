@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real Placement inside this process, on a SQLite file.
+"""OpenStack Placement embedded in this process, on a SQLite file.
 
-OpenStack Placement keeps its database, its policy and what it has synchronised in module globals,
-so one process has one of it at a time: a new one closes the one before. Requests are served one
-after another, since SQLite has one writer and Placement gives up on a locked file.
+Placement keeps its database, its policy and its sync state in module globals, so that a process
+can have only one at a time: a new one closes the previous one. Requests are served one after
+another, since SQLite has one writer and Placement fails if the file is locked.
 """
 
 import contextlib
@@ -21,19 +21,19 @@ from oslo_db.sqlalchemy import enginefacade
 
 URL = "http://placement.embedded"
 MICROVERSION = "1.39"
-TOKEN = "admin"  # noqa: S105  the user that Placement's noauth2 takes for an administrator
-PATIENCE = 30.0
+TOKEN = "admin"  # noqa: S105  the administrator of Placement's noauth2
+QUEUE_TIMEOUT = 30.0  # seconds that a request waits for the previous ones
 
 _opening = threading.Lock()
 _current: "EmbeddedPlacement | None" = None
 
 
 class EmbeddedPlacement:
-    """The WSGI application of a Placement of our own; ``close()`` gives its database back."""
+    """The WSGI application of an embedded Placement; ``close()`` releases its database."""
 
-    def __init__(self, database_url: str, patience: float = PATIENCE) -> None:
-        self._patience = patience
-        self._one_at_a_time = threading.Lock()
+    def __init__(self, database_url: str, queue_timeout: float = QUEUE_TIMEOUT) -> None:
+        self._queue_timeout = queue_timeout
+        self._request_lock = threading.Lock()
         self._undo = contextlib.ExitStack()
         self._app: Callable[..., Iterable[bytes]] | None = None
         try:
@@ -45,35 +45,35 @@ class EmbeddedPlacement:
     def __call__(
         self, environ: dict[str, Any], start_response: Callable[..., Any]
     ) -> Iterable[bytes]:
-        """Serve one request; 503 when it does not get its turn or Placement has been closed."""
-        if not self._one_at_a_time.acquire(timeout=self._patience):
+        """Serve one request; answer 503 after the queue timeout, or if Placement is closed."""
+        if not self._request_lock.acquire(timeout=self._queue_timeout):
             return _unavailable("Placement is busy", environ, start_response)
         try:
             if self._app is None:
-                return _unavailable("this Placement has been closed", environ, start_response)
+                return _unavailable("Placement is closed", environ, start_response)
             body = self._app(environ, start_response)
             try:
-                # The work must be over when the next request gets its turn.
+                # Consumed under the lock: the body is generated lazily and uses the database.
                 return [b"".join(body)]
             finally:
                 getattr(body, "close", lambda: None)()
         finally:
-            self._one_at_a_time.release()
+            self._request_lock.release()
 
     def close(self) -> None:
-        """Wait for the request being served, then let go of the database. Twice is fine."""
-        with self._one_at_a_time:
+        """Wait for the request in progress, then release the database. Can be called twice."""
+        with self._request_lock:
             self._app = None
             self._undo.close()
 
     def _load(self, database_url: str) -> Callable[..., Iterable[bytes]]:
-        # Late: Placement is an extra that only the stand-alone service needs, and slow to import.
+        # A late import: Placement is an optional dependency and slow to import.
         from placement import conf as placement_conf
         from placement import db_api, deploy, policy
         from placement.objects import resource_class, trait
 
         for name in ("placement", "alembic"):
-            _at_least(name, logging.WARNING)
+            _set_log_level(name, logging.WARNING)
         conf = cfg.ConfigOpts()
         placement_conf.register_opts(conf)
         conf.set_override("auth_strategy", "noauth2", group="api")
@@ -81,8 +81,8 @@ class EmbeddedPlacement:
         conf.set_override("sync_on_startup", True, group="placement_database")
         conf([], project="placement", default_config_files=[], default_config_dirs=[])
         database = enginefacade.transaction_context()
-        # Without synchronous writes a crash of the machine, not of this process, may cost the last
-        # changes; the publisher renders them again.
+        # Without synchronous writes a crash of the machine, but not of this process, can lose the
+        # last changes; the publisher writes them again.
         database.configure(connection=database_url, sqlite_synchronous=False)
         self._undo.callback(database.dispose_pool)
         self._undo.callback(db_api.placement_context_manager.patch_factory(database))
@@ -90,12 +90,13 @@ class EmbeddedPlacement:
         self._undo.callback(policy.reset)
         trait._TRAITS_SYNCED = False
         resource_class._RESOURCE_CLASSES_SYNCED = False
-        return deploy.loadapp(conf)
+        app: Callable[..., Iterable[bytes]] = deploy.loadapp(conf)
+        return app
 
 
 def make_app(database_url: str) -> EmbeddedPlacement:
-    """Return Placement on this database, migrated; it takes about a second on a new file."""
-    global _current  # noqa: PLW0603  Placement's own state is the process's, see above
+    """Migrate the database and return Placement on it; takes about 1 s with a new file."""
+    global _current  # noqa: PLW0603  Placement itself has process-wide state, see above
     with _opening:
         if _current is not None:
             _current.close()
@@ -104,9 +105,9 @@ def make_app(database_url: str) -> EmbeddedPlacement:
 
 
 def make_adapter(app: Callable[..., Iterable[bytes]], **options: Any) -> adapter.Adapter:
-    """Return a keystoneauth adapter whose requests are calls of ``app``: no socket is used.
+    """Return a keystoneauth adapter that calls ``app`` directly, without a socket.
 
-    ``options`` go to the adapter, such as ``raise_exc=False``.
+    ``options`` are passed to the adapter, such as ``raise_exc=False``.
     """
     http = requests.Session()
     http.mount(URL, _Transport(app))
@@ -117,44 +118,50 @@ def make_adapter(app: Callable[..., Iterable[bytes]], **options: Any) -> adapter
 
 
 class _Transport(requests.adapters.BaseAdapter):
-    """Carry a request of ``requests`` to a WSGI application."""
+    """A transport adapter of ``requests`` that calls a WSGI application."""
 
     def __init__(self, app: Callable[..., Iterable[bytes]]) -> None:
         super().__init__()
         self._app = app
 
-    def send(self, request: requests.PreparedRequest, **_: Any) -> requests.Response:
-        """Call the application and return what it answered."""
+    def send(
+        self, request: requests.PreparedRequest, *_arguments: Any, **_options: Any
+    ) -> requests.Response:
+        """Call the application and return its response."""
         body = request.body or b""
-        called = webob.Request.blank(
-            request.url,
+        wsgi_request = webob.Request.blank(
+            str(request.url),
             method=request.method,
-            headers=dict(request.headers),
+            headers={name: _text(value) for name, value in request.headers.items()},
             body=body.encode() if isinstance(body, str) else body,
         )
-        came = called.get_response(self._app)
-        answer = requests.Response()
-        answer.status_code = came.status_int
-        answer.reason = came.status.partition(" ")[2]
-        answer.headers = requests.structures.CaseInsensitiveDict(came.headerlist)
-        answer.encoding = requests.utils.get_encoding_from_headers(answer.headers)
-        answer.raw = io.BytesIO(came.body)
-        answer.url = str(request.url)
-        answer.request = request
-        return answer
+        wsgi_response = wsgi_request.get_response(self._app)
+        response = requests.Response()
+        response.status_code = wsgi_response.status_int
+        response.reason = wsgi_response.status.partition(" ")[2]
+        response.headers = requests.structures.CaseInsensitiveDict(wsgi_response.headerlist)
+        response.encoding = requests.utils.get_encoding_from_headers(response.headers)
+        response.raw = io.BytesIO(wsgi_response.body)
+        response.url = str(request.url)
+        response.request = request
+        return response
 
     def close(self) -> None:
         """Do nothing: there is no connection."""
 
 
+def _text(value: str | bytes) -> str:
+    return value.decode("latin-1") if isinstance(value, bytes) else value
+
+
 def _unavailable(
-    why: str, environ: dict[str, Any], start_response: Callable[..., Any]
+    reason: str, environ: dict[str, Any], start_response: Callable[..., Any]
 ) -> Iterable[bytes]:
-    answer = webob.Response(status=503, text=why, content_type="text/plain")
-    return answer(environ, start_response)
+    response = webob.Response(status=503, text=reason, content_type="text/plain")
+    return response(environ, start_response)
 
 
-def _at_least(name: str, level: int) -> None:
+def _set_log_level(name: str, level: int) -> None:
     logger = logging.getLogger(name)
     if logger.level == logging.NOTSET:
         logger.setLevel(level)

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""API, conductor, agent and Placement in one process, on files of one directory.
+"""API, conductor, agent and Placement in one process, with files in one directory.
 
-The parts are those of a real installation and meet only where they meet there: on the bus, whose
-messages still go through the wire format, and through Placement's REST API.
+The components are those of a distributed installation and communicate in the same way: by RPC in
+the wire format, and through Placement's REST API.
 """
 
 import contextlib
 import fcntl
+import os
+import stat
 import threading
 import uuid
 from collections.abc import Callable
@@ -17,48 +19,55 @@ from oslo_config import cfg
 
 from cyborg.agent.service import AgentService
 from cyborg.api.app import make_app
+from cyborg.api.faults import FaultMiddleware
 from cyborg.api.heartbeat import Heartbeat
+from cyborg.api.host_check import HostCheck
 from cyborg.conductor.service import ConductorService
 from cyborg.core.errors import Misconfigured, Unavailable
+from cyborg.core.log import get_logger
 from cyborg.db import migrate
 from cyborg.db.engine import make_engine
 from cyborg.db.reader import Reader
-from cyborg.rpc.conductor import ConductorClient
+from cyborg.rpc.client import make_conductor_client
+from cyborg.rpc.contract import ConductorAPI
 from cyborg.rpc.transport import make_transport, register_options
 from cyborg.standalone import placement
 from cyborg.standalone.http import HttpServer
 
+LOG = get_logger(__name__)
+
 DATABASE = "cyborg.db"
 PLACEMENT_DATABASE = "placement.db"
 LOCK = "lock"
-PATIENCE = 30.0  # seconds for a part to start
-LAST_WORD = 0.2  # seconds for a call of the agent that is in flight when all stops
-# With nothing enabled there would be nothing to see.
+START_TIMEOUT = 30.0  # seconds for a component to start
+STOP_TIMEOUT = 20.0  # seconds for stop()
+FINAL_CALL_TIMEOUT = 0.2  # seconds for the agent's call in flight at a stop
+# If no driver is enabled, so that the service has at least one device.
 DEFAULT_DRIVERS = ["fake"]
 
 
-def _silent(_: str) -> None:
-    """Say nothing."""
+def _discard(_: str) -> None:
+    """Discard a progress message."""
 
 
 class StandaloneStack:
-    """The whole service. ``start()`` returns when it answers; ``stop()`` leaves nothing behind.
+    """All components of the service. ``start()`` returns when the API serves requests.
 
-    ``conf`` has our options registered and is changed where the stand-alone service has no choice.
-    Its files lie in ``state``, made if need be; two services cannot share one. ``say`` gets a line
-    for each step of the start.
+    ``conf`` must have the options of Cyborg registered; some are overridden. ``state`` is the
+    directory of the files; it is created if missing, and only one service can use it. ``report``
+    is called with a line for each step of the start.
     """
 
     def __init__(
-        self, conf: cfg.ConfigOpts, state: Path, say: Callable[[str], None] = _silent
+        self, conf: cfg.ConfigOpts, state: Path, report: Callable[[str], None] = _discard
     ) -> None:
         self._conf = conf
         self._state = state
-        self._say = say
+        self._report = report
         self._undo = contextlib.ExitStack()
         self._api: HttpServer
         self._placement_http: HttpServer
-        self.conductor: ConductorClient
+        self.conductor: ConductorAPI
         self.reader: Reader
         self.placement: Any
 
@@ -69,59 +78,69 @@ class StandaloneStack:
 
     @property
     def placement_endpoint(self) -> str:
-        """Return the URL of Placement's root; it takes the token ``admin``."""
+        """Return the URL of Placement's root; its token is ``admin``."""
         return self._placement_http.url
 
     def start(self) -> None:
-        """Start everything. Raises Misconfigured; whatever was started is stopped again then."""
+        """Start all components. If one fails, stop the others and raise its error."""
+        started = False
         try:
             self._start()
-        except BaseException:
-            self.stop()
-            raise
+            started = True
+        finally:
+            if not started:
+                self.stop()
 
     def stop(self) -> None:
-        """Stop everything, in the order opposite to the start's. Twice is fine."""
-        self._undo.close()
+        """Stop all components in reverse order. Can be called twice.
+
+        Return after at most STOP_TIMEOUT seconds; a hanging component ends with the process.
+        """
+        stopping = threading.Thread(target=self._undo.close, name="stopping", daemon=True)
+        stopping.start()
+        stopping.join(STOP_TIMEOUT)
+        if stopping.is_alive():
+            LOG.warning("Timed out stopping the stand-alone service after %g s", STOP_TIMEOUT)
 
     def _start(self) -> None:
         conf = self._conf
         self._api = self._listen("port")
         self._placement_http = self._listen("placement_port")
-        self._state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(self._state)
         self._undo.enter_context(_sole_owner(self._state))
         self._override()
 
-        self._say("database: migrating")
+        self._report("database: migrating")
         engine = make_engine(conf)
         self._undo.callback(engine.dispose)
         migrate.upgrade(engine)
 
-        self._say("Placement: starting")
+        self._report("Placement: starting")
         app = placement.make_app(f"sqlite:///{self._state / PLACEMENT_DATABASE}")
         self._undo.callback(app.close)
         self.placement = placement.make_adapter(app, raise_exc=False)
         ensure_compute_node(self.placement, conf.host)
         self._undo.callback(self._placement_http.stop)
-        self._placement_http.start(app)
+        # The token is public, so requests of web pages are rejected as by the API.
+        self._placement_http.start(FaultMiddleware(HostCheck(app, conf.api.server_names)))
 
-        self._say("conductor: starting")
+        self._report("conductor: starting")
         transport = make_transport(conf)
         self._undo.callback(transport.cleanup)
-        self.conductor = ConductorClient(transport, conf)
+        self.conductor = make_conductor_client(transport, conf)
         agent = AgentService(conf, self.conductor, transport)
-        leaving = _Leaving(agent)
-        self._undo.callback(leaving.end)
+        shutdown = _AgentShutdown(agent)
+        self._undo.callback(shutdown.join)
         conductor = ConductorService(
             conf, engine=engine, transport=transport, placement=self.placement
         )
         self._run(conductor)
-        # A call that nobody listens for yet is lost, and missed for the whole of its timeout.
-        if not conductor.wait_ready(PATIENCE):
-            raise Unavailable(f"the conductor is not ready after {PATIENCE:g} s")
+        # Otherwise the agent's first call is lost, and the agent waits for its full timeout.
+        if not conductor.wait_ready(START_TIMEOUT):
+            raise Unavailable(f"the conductor is not ready after {START_TIMEOUT:g} s")
 
-        self._say(f"agent: starting, backends {', '.join(_backends(conf))}")
-        self._undo.callback(leaving.begin)
+        self._report(f"agent: starting, backends {', '.join(_backends(conf))}")
+        self._undo.callback(shutdown.start)
         agent.start()
 
         self.reader = Reader(conf)
@@ -134,20 +153,22 @@ class StandaloneStack:
     def _override(self) -> None:
         conf = self._conf
         conf.set_override("auth_strategy", "noauth")
+        names = [*conf.api.server_names, conf.standalone.listen]
+        conf.set_override("server_names", names, group="api")
         conf.set_override("state_path", str(self._state))
         register_options(conf)
         conf.set_override("transport_url", "kombu+memory:////")
-        # The in-process broker is the process's: another stack must not hear this one's calls.
+        # The in-memory broker is shared in the process: stacks need separate topics.
         conf.set_override("topic", f"standalone-{uuid.uuid4().hex}", group="rpc")
         conf.set_override("connection", f"sqlite:///{self._state / DATABASE}", group="database")
-        conf.set_override("notify", False, group="nova")
+        conf.set_override("send_events", False, group="nova")
         if not _backends(conf):
             conf.set_override("enabled_drivers", DEFAULT_DRIVERS, group="agent")
 
     def _listen(self, option: str) -> HttpServer:
-        ours = self._conf.standalone
-        server = HttpServer(ours.listen, ours[option], option)
-        # Whether it is ever started or not; a second stop does nothing.
+        section = self._conf.standalone
+        server = HttpServer(section.listen, section[option], option)
+        # Registered before the start, to release the port in any case; stop() can be called twice.
         self._undo.callback(server.stop)
         return server
 
@@ -156,27 +177,29 @@ class StandaloneStack:
         service.start()
 
 
-class _Leaving:
-    """Ends the agent while the conductor ends, since each waits a second for its idle threads."""
+class _AgentShutdown:
+    """Stops the agent in parallel with the conductor, since each waits 1 s for idle threads."""
 
     def __init__(self, agent: AgentService) -> None:
-        self._thread = threading.Thread(target=agent.stop, name="agent-leaving")
+        self._thread = threading.Thread(target=agent.stop, name="agent-shutdown", daemon=True)
 
-    def begin(self) -> None:
-        """Let the agent say its last word while the conductor still listens."""
+    def start(self) -> None:
+        """Start to stop the agent; wait for its final call while the conductor still serves."""
         self._thread.start()
-        self._thread.join(LAST_WORD)
+        self._thread.join(FINAL_CALL_TIMEOUT)
 
-    def end(self) -> None:
-        """Wait for it."""
+    def join(self) -> None:
+        """Wait until the agent has stopped."""
         if self._thread.ident is not None:
             self._thread.join()
 
 
 def ensure_compute_node(client: Any, host: str) -> None:
-    """Make the provider that nova-compute would have made, below which devices are published."""
-    found = client.get("/resource_providers", params={"name": host}).json()["resource_providers"]
-    if not found:
+    """Create the compute node provider, which nova-compute would create, if it is missing."""
+    providers = client.get("/resource_providers", params={"name": host}).json()[
+        "resource_providers"
+    ]
+    if not providers:
         client.post("/resource_providers", json={"name": host}, raise_exc=True)
 
 
@@ -184,12 +207,41 @@ def _backends(conf: cfg.ConfigOpts) -> list[str]:
     return [*conf.agent.enabled_backends, *conf.agent.enabled_drivers]
 
 
+def make_private(state: Path) -> None:
+    """Create the state directory and its database files, accessible by their owner only.
+
+    Group and other permissions of an existing directory and its files are removed. SQLite creates
+    its journal files with the permissions of the database. Raise Misconfigured if the directory
+    has other files and is accessible by other users, or cannot be created.
+    """
+    try:
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # A shared directory such as /tmp or /var/lib must not become unusable for others.
+        mode, names = state.stat().st_mode, os.listdir(state)
+        shared = bool(names and mode & (stat.S_IRWXG | stat.S_IRWXO))
+        has_database = any(name.startswith((DATABASE, PLACEMENT_DATABASE)) for name in names)
+        if mode & stat.S_ISVTX or (shared and not has_database):
+            raise Misconfigured(
+                f"{state} is shared with other users: set --state-dir to a separate directory"
+            )
+        state.chmod(0o700)
+        for name in (DATABASE, PLACEMENT_DATABASE, LOCK):
+            # An existing file is not opened: close() would drop the locks of this process on it.
+            with contextlib.suppress(FileExistsError):
+                os.close(os.open(state / name, os.O_CREAT | os.O_EXCL, 0o600))
+            for path in {state / name, *state.glob(f"{name}-*")}:
+                if not path.is_symlink():
+                    path.chmod(0o600)
+    except OSError as exc:
+        raise Misconfigured(f"{exc.filename or state}: {exc.strerror}") from exc
+
+
 @contextlib.contextmanager
 def _sole_owner(state: Path) -> Any:
-    """Keep a second service out of this directory. The kernel frees the lock of a killed one."""
+    """Lock the directory against a second service. The kernel releases the lock at process end."""
     with (state / LOCK).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as taken:
-            raise Misconfigured(f"another cyborg-standalone runs on {state}") from taken
+        except BlockingIOError as exc:
+            raise Misconfigured(f"another cyborg-standalone uses {state}") from exc
         yield

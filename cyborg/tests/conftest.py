@@ -1,12 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every test may use."""
 
-import importlib.util
+from collections.abc import Iterator
 
-FIXTURES = ("guard", "databases", "broker", "stack", "nova", "keystone_cloud")
+import pytest
+
+from cyborg.testing.fake_nova import FakeNova, serve_nova
 
 pytest_plugins = [
-    name
-    for name in (f"cyborg.fixtures.{noun}" for noun in FIXTURES)
-    if importlib.util.find_spec(name)
+    "cyborg.tests.fixtures.machine.guard",
+    "cyborg.tests.fixtures.machine.prerequisites",
+    "cyborg.tests.fixtures.machine.tiers",
+    "cyborg.tests.fixtures.databases.databases",
+    "cyborg.tests.fixtures.databases.hanging_database",
+    "cyborg.tests.fixtures.bus.broker",
+    "cyborg.tests.fixtures.clouds.standalone",
+    "cyborg.tests.fixtures.clouds.keystone_cloud",
 ]
+
+
+@pytest.fixture
+def fake_nova() -> Iterator[FakeNova]:
+    """Serve a fake Nova on a loopback port."""
+    with serve_nova(FakeNova()) as nova:
+        yield nova

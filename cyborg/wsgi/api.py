@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """``cyborg.wsgi.api:application``: the API for any WSGI server.
 
-The configuration is read when the server loads this module, from the environment alone: a server's
-own command line is none of ours, and sys.argv is not looked at.
+The configuration is read when the server loads this module. Only environment variables select its
+files: sys.argv is the command line of the server and is ignored.
 
 ::
 
-    OS_CYBORG_CONFIG_FILES    files, parted by semicolons
-    OS_CYBORG_CONFIG_DIR      where those files are that are named without a directory; by itself
-                              it stands for its cyborg.conf, or else for all *.conf in it
+    OS_CYBORG_CONFIG_FILES    configuration files, separated by semicolons
+    OS_CYBORG_CONFIG_DIR      the directory of those files that have a relative path; if no files
+                              are given, its cyborg.conf, or all its *.conf if it has none
 
-Without either, the files are those that oslo.config finds: ~/.cyborg, /etc/cyborg.
+Without both variables, oslo.config finds the files in ~/.cyborg and /etc/cyborg.
 """
 
 import os
@@ -24,33 +24,33 @@ from cyborg.api import auth
 from cyborg.api.app import Api, make_app
 from cyborg.api.heartbeat import Heartbeat
 from cyborg.db.reader import Reader
-from cyborg.rpc.conductor import ConductorClient
+from cyborg.rpc.client import make_conductor_client
 from cyborg.rpc.transport import make_transport
-from cyborg.wsgi.process import Application, arguments, life
+from cyborg.wsgi.process import Application, config_arguments, server_id
 
 
 def configure(environ: Mapping[str, str]) -> cfg.ConfigOpts:
-    """Read the configuration and set up the log. Raises Misconfigured, naming the option."""
+    """Read the configuration and set up logging. Raise Misconfigured with the invalid option."""
     conf = cfg.ConfigOpts()
-    options.register(conf)
+    options.register(conf, options.API_GROUPS)
     log.register_options(conf)
-    conf(arguments(environ), project="cyborg", prog="cyborg-api")
+    conf(config_arguments(environ), project="cyborg", prog="cyborg-api")
     options.check(conf)
-    auth.check(conf)
+    auth.check_config(conf)
     log.setup(conf, "cyborg")
     return conf
 
 
 def open_api(conf: cfg.ConfigOpts) -> Api:
-    """Return the API with connections of this process's own, which says hello from now on."""
-    conductor = ConductorClient(make_transport(conf), conf)
+    """Return the API with new connections for this process, and start its heartbeat."""
+    conductor = make_conductor_client(make_transport(conf), conf)
     api = make_app(conf, conductor, Reader(conf))
-    Heartbeat(conf, conductor, life(), api.health).start()
+    Heartbeat(conf, conductor, server_id(), api.health).start()
     return api
 
 
 def make_application(environ: Mapping[str, str]) -> Application:
-    """Return the application that the environment configures."""
+    """Return the WSGI application with the configuration that the environment selects."""
     conf = configure(environ)
     return Application(lambda: open_api(conf))
 

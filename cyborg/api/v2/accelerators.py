@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v2/accelerators: every attach handle with the request that holds it, and its label."""
+"""/v2/accelerators: the attach handles, with the ARQ that each is bound to and its label."""
 
 from datetime import datetime
 from typing import Any
@@ -8,27 +8,23 @@ import wsme
 from wsme import types as wtypes
 
 from cyborg.api import types
-from cyborg.api.call import Call
-from cyborg.api.operation import operation
-from cyborg.api.paging import Asked
-from cyborg.api.resource import Resource
-from cyborg.core import accelerator as core
-from cyborg.core.accelerator import State
+from cyborg.api.collection import Collection
+from cyborg.api.controller import Resource
+from cyborg.api.request_context import RequestContext
+from cyborg.core.arq import accelerator as core
+from cyborg.core.arq.accelerator import AcceleratorState
 from cyborg.core.errors import Conflict, NotFound
-from cyborg.core.life import Life
+from cyborg.core.inventory.device_state import DeviceCondition
 from cyborg.db.read import accelerators as read
-from cyborg.db.read.paging import Row
 
-NAME = "accelerators"
-SINCE = (2, 4)
 LABEL = ("name", "description", "tags")
 
 
-class Accelerator(wtypes.Base):  # type: ignore[misc]
-    """An accelerator: one thing that can be given to one instance.
+class Accelerator(types.JsonObject):
+    """An accelerator: a unit that can be attached to one instance.
 
-    ``state_reasons`` has all that speaks against its device. The fields of its holder, and those of
-    its label, are null while nobody holds it.
+    ``state_reasons`` are the conditions of its device that prevent new bindings. The fields of the
+    ARQ and of the label are null, ``tags`` empty, while the accelerator is not bound.
     """
 
     uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
@@ -44,8 +40,8 @@ class Accelerator(wtypes.Base):  # type: ignore[misc]
     resource_class = wtypes.wsattr(str, mandatory=True)
     attach_handle_type = wtypes.wsattr(str, mandatory=True)
     attach_handle_info = wtypes.wsattr({str: str}, mandatory=True)
-    state = wtypes.wsattr(types.OneOf(*State), mandatory=True)
-    state_reasons = wtypes.wsattr([types.OneOf(*Life)], mandatory=True)
+    state = wtypes.wsattr(types.Enum(*AcceleratorState), mandatory=True)
+    state_reasons = wtypes.wsattr([types.Enum(*DeviceCondition)], mandatory=True)
     arq_uuid = wtypes.wsattr(types.Uuid())
     instance_uuid = wtypes.wsattr(types.Uuid())
     project_id = wtypes.wsattr(str)
@@ -57,99 +53,48 @@ class Accelerator(wtypes.Base):  # type: ignore[misc]
     links = wtypes.wsattr([types.Link], mandatory=True)
 
 
-class Accelerators(wtypes.Base):  # type: ignore[misc]
-    """A list of accelerators."""
-
-    accelerators = wtypes.wsattr([Accelerator], mandatory=True)
-    accelerators_links = wtypes.wsattr([types.Link])
+_Tag = types.Text(core.MAX_TAG, min_length=1)
 
 
-_Tag = types.Text(core.LONGEST_TAG, shortest=1)
+class Label(types.JsonObject):
+    """The label of an accelerator. A missing field keeps its value, null removes it."""
+
+    name = wtypes.wsattr(types.Text(core.MAX_NAME, min_length=1))
+    description = wtypes.wsattr(types.Text(core.MAX_DESCRIPTION, lines=True))
+    tags = wtypes.wsattr(types.Validated("tags", core.parse_tags, [_Tag]))
 
 
-class Label(wtypes.Base):  # type: ignore[misc]
-    """What an accelerator is called; a field that is left out stays, null takes it away."""
-
-    name = wtypes.wsattr(types.Text(core.LONGEST_NAME, shortest=1))
-    description = wtypes.wsattr(types.Text(core.LONGEST_DESCRIPTION, lines=True))
-    tags = wtypes.wsattr(types.Checked("tags", core.parse_tags, [_Tag]))
-
-
-def show(call: Call, row: Row) -> dict[str, Any]:
-    """Return an accelerator as JSON."""
-    return call.dump(Accelerator, row, NAME)
+ACCELERATORS = Collection(
+    "accelerators", "accelerator", read, Accelerator, since=(2, 4), scoped=True
+)
 
 
 class Controller(Resource):
     """The operations on accelerators."""
 
-    @operation(
-        rule="cyborg:accelerator:get_all",
-        since=SINCE,
-        answer=Accelerators,
-        query={
-            "driver": types.Text(),
-            "host": types.Text(),
-            "instance": types.Uuid(),
-            "resource_class": types.Text(),
-            "state": types.OneOf(*State),
-        },
-        paged=True,
+    find = ACCELERATORS.find(
+        "List the accelerators of the caller's project, or all for administrators and services.",
+        {"host": "hostname", "instance": "instance_uuid"},
+        driver=types.Text(),
+        host=types.Text(),
+        instance=types.Uuid(),
+        resource_class=types.Text(),
+        state=types.Enum(*AcceleratorState),
     )
-    def find(
-        self,
-        call: Call,
-        driver: str | None,
-        host: str | None,
-        instance: str | None,
-        resource_class: str | None,
-        state: str | None,
-        page: Asked,
-    ) -> Any:
-        """List accelerators: those that the caller's project holds or, to who may, all."""
-        with self.desk.reader.connect() as connection:
-            found = page.read(
-                lambda part: read.find(
-                    connection,
-                    page=part,
-                    project_id=call.caller.scope,
-                    driver=driver,
-                    hostname=host,
-                    instance_uuid=instance,
-                    resource_class=resource_class,
-                    state=state,
-                )
-            )
-        return call.collection(NAME, show, found)
+    get = ACCELERATORS.get("Show one accelerator.")
 
-    @operation(
-        rule="cyborg:accelerator:get_one",
-        since=SINCE,
+    @ACCELERATORS.operation(
+        "PATCH accelerators/{uuid}",
+        "update",
         answer=Accelerator,
-        path={"uuid": types.Uuid()},
-        raises=(NotFound,),
-    )
-    def get(self, call: Call, uuid: str) -> Any:
-        """Show one accelerator."""
-        with self.desk.reader.connect() as connection:
-            row = read.get(connection, uuid, call.caller.scope)
-        if row is None:
-            raise NotFound(f"no accelerator {uuid}")
-        return show(call, row)
-
-    @operation(
-        rule="cyborg:accelerator:update",
-        since=SINCE,
-        answer=Accelerator,
-        path={"uuid": types.Uuid()},
         body=Label,
         raises=(NotFound, Conflict),
     )
-    def update(self, call: Call, uuid: str, body: Label) -> Any:
-        """Label an accelerator: the label lasts as long as the request that holds it."""
+    def update(self, request: RequestContext, uuid: str, body: Label) -> Any:
+        """Set the label of a bound accelerator; the label is removed when the ARQ is unbound."""
         given = {name: getattr(body, name) for name in LABEL}
         label = {name: value for name, value in given.items() if value is not wsme.Unset}
-        row = self.desk.conductor.accelerator_update(
-            uuid, core.parse_label(label), call.caller.scope
+        row = self.context.conductor.accelerator_update(
+            uuid, core.parse_label(label), request.caller.project_scope
         )
-        return show(call, row)
+        return ACCELERATORS.show_row(request, row)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v2/attributes: what operators noted about deployables."""
+"""/v2/attributes: key-value pairs that operators attach to deployables."""
 
 from datetime import datetime
 from typing import Any
@@ -7,18 +7,15 @@ from typing import Any
 from wsme import types as wtypes
 
 from cyborg.api import types
-from cyborg.api.call import Call
-from cyborg.api.operation import operation
-from cyborg.api.paging import Asked
-from cyborg.api.resource import Resource
+from cyborg.api.collection import Collection
+from cyborg.api.controller import Resource
+from cyborg.api.request_context import RequestContext
 from cyborg.core.errors import Conflict, NotFound
 from cyborg.db.read import attributes as read
 from cyborg.db.read.paging import Row
 
-NAME = "attributes"
 
-
-class Attribute(wtypes.Base):  # type: ignore[misc]
+class Attribute(types.JsonObject):
     """An attribute of a deployable."""
 
     uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
@@ -30,78 +27,48 @@ class Attribute(wtypes.Base):  # type: ignore[misc]
     links = wtypes.wsattr([types.Link], mandatory=True)
 
 
-class Attributes(wtypes.Base):  # type: ignore[misc]
-    """A list of attributes."""
-
-    attributes = wtypes.wsattr([Attribute], mandatory=True)
-    attributes_links = wtypes.wsattr([types.Link])
-
-
-class NewAttribute(wtypes.Base):  # type: ignore[misc]
-    """The wish for an attribute."""
+class AttributeCreate(types.JsonObject):
+    """An attribute to create."""
 
     deployable_id = wtypes.wsattr(types.Uuid(), mandatory=True)
-    key = wtypes.wsattr(types.Text(shortest=1), mandatory=True)
-    value = wtypes.wsattr(types.Text(shortest=1), mandatory=True)
+    key = wtypes.wsattr(types.Text(min_length=1), mandatory=True)
+    value = wtypes.wsattr(types.Text(min_length=1), mandatory=True)
 
 
-def show(call: Call, row: Row) -> dict[str, Any]:
+def show(request: RequestContext, row: read.AttributeRow | Row) -> dict[str, Any]:
     """Return an attribute as JSON."""
-    return call.dump(Attribute, row, NAME, deployable_id=row["deployable_uuid"])
+    return request.serialize(Attribute, row, ATTRIBUTES.name, deployable_id=row["deployable_uuid"])
+
+
+ATTRIBUTES = Collection("attributes", "attribute", read, Attribute, show=show)
 
 
 class Controller(Resource):
     """The operations on attributes."""
 
-    @operation(
-        rule="cyborg:attribute:get_all",
-        answer=Attributes,
-        query={"deployable_id": types.Uuid(), "key": types.Text()},
-        paged=True,
+    find = ATTRIBUTES.find(
+        "List attributes.",
+        {"deployable_id": "deployable_uuid"},
+        deployable_id=types.Uuid(),
+        key=types.Text(),
     )
-    def find(self, call: Call, deployable_id: str | None, key: str | None, page: Asked) -> Any:
-        """List attributes."""
-        with self.desk.reader.connect() as connection:
-            found = page.read(
-                lambda part: read.find(
-                    connection, page=part, deployable_uuid=deployable_id, key=key
-                )
-            )
-        return call.collection(NAME, show, found)
+    get = ATTRIBUTES.get("Show one attribute.")
 
-    @operation(
-        rule="cyborg:attribute:get_one",
-        answer=Attribute,
-        path={"uuid": types.Uuid()},
-        raises=(NotFound,),
-    )
-    def get(self, call: Call, uuid: str) -> Any:
-        """Show one attribute."""
-        with self.desk.reader.connect() as connection:
-            row = read.get(connection, uuid)
-        if row is None:
-            raise NotFound(f"no attribute {uuid}")
-        return show(call, row)
-
-    @operation(
-        rule="cyborg:attribute:create",
+    @ATTRIBUTES.operation(
+        "POST attributes",
+        "create",
         answer=Attribute,
         status=201,
-        body=NewAttribute,
-        wrapped="attribute",
+        body=AttributeCreate,
+        envelope="attribute",
         raises=(NotFound, Conflict),
     )
-    def create(self, call: Call, body: NewAttribute) -> Any:
-        """Give an attribute to a deployable; no report of its agent takes it away."""
-        row = self.desk.conductor.attribute_create(body.deployable_id, body.key, body.value)
-        return show(call, row)
+    def create(self, request: RequestContext, body: AttributeCreate) -> Any:
+        """Create an attribute of a deployable; reports of the agent do not change it."""
+        row = self.context.conductor.attribute_create(body.deployable_id, body.key, body.value)
+        return show(request, row)
 
-    @operation(
-        rule="cyborg:attribute:delete",
-        status=204,
-        path={"uuid": types.Uuid()},
-        raises=(NotFound,),
-    )
-    def delete(self, call: Call, uuid: str) -> None:
-        """Take an attribute away."""
-        self.desk.conductor.attribute_delete(uuid)
+    @ATTRIBUTES.operation("DELETE attributes/{uuid}", "delete", raises=(NotFound,))
+    def delete(self, request: RequestContext, uuid: str) -> None:
+        """Delete an attribute."""
+        self.context.conductor.attribute_delete(uuid)

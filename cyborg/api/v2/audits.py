@@ -1,55 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v2/audits: hardware, database, Placement and Nova held against each other."""
+"""/v2/audits: consistency checks between hardware, database, Placement and Nova."""
 
-from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
 from wsme import types as wtypes
 
 from cyborg.api import types
-from cyborg.api.call import Call
-from cyborg.api.operation import operation
-from cyborg.api.paging import Asked
-from cyborg.api.resource import Resource
-from cyborg.core.audit import Kind, Repair, Side, State
-from cyborg.core.errors import Conflict, Invalid, NotFound
+from cyborg.api.collection import Collection
+from cyborg.api.controller import Resource
+from cyborg.api.request_context import RequestContext
+from cyborg.core.audit.model import Kind, Repair, Source, State
+from cyborg.core.errors import Conflict, NotFound
 from cyborg.db.read import audits as read
-from cyborg.db.read.paging import Row
 
-NAME = "audits"
-SINCE = (2, 4)
-STATE = types.OneOf(*State)
+STATE = types.Enum(*State)
 
 
-def _flag(value: Any) -> bool:
-    """Return a truth value, and no word that looks like one. Raises Invalid."""
-    if not isinstance(value, bool):
-        raise Invalid("repair: must be true or false", field="repair")
-    return value
+class Finding(types.JsonObject):
+    """An inconsistency: the object, the explanation, and the advice how to resolve it.
 
-
-class Finding(wtypes.Base):  # type: ignore[misc]
-    """A disagreement: what it is about, what each side says, what to do.
-
-    ``repair`` is what an audit may do about it by itself, or null; ``repaired`` tells whether this
-    one has done or ordered it, ``error`` why it could not.
+    ``repair`` is the safe repair that an audit can do, or null; ``repaired`` is true if this audit
+    has done or requested it; ``error`` is why the repair failed, or null.
     """
 
     host = wtypes.wsattr(str, mandatory=True)
-    kind = wtypes.wsattr(types.OneOf(*Kind), mandatory=True)
+    kind = wtypes.wsattr(types.Enum(*Kind), mandatory=True)
     object = wtypes.wsattr(str, mandatory=True)
     explanation = wtypes.wsattr(str, mandatory=True)
     advice = wtypes.wsattr(str, mandatory=True)
-    repair = wtypes.wsattr(types.OneOf(*Repair))
+    repair = wtypes.wsattr(types.Enum(*Repair))
     repaired = wtypes.wsattr(bool, mandatory=True)
     error = wtypes.wsattr(str)
 
 
-class ListedAudit(wtypes.Base):  # type: ignore[misc]
-    """An audit without its findings; ``done`` of ``total`` hosts were looked at.
+class AuditSummary(types.JsonObject):
+    """An audit without its findings; ``hosts_done`` of ``hosts_total`` are checked.
 
-    ``host`` is null for all hosts. ``found`` is how many disagreements there are so far.
+    ``host`` is null for all hosts. ``num_findings`` is the number of inconsistencies so far.
     """
 
     uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
@@ -57,92 +45,59 @@ class ListedAudit(wtypes.Base):  # type: ignore[misc]
     repair = wtypes.wsattr(bool, mandatory=True)
     state = wtypes.wsattr(STATE, mandatory=True)
     error = wtypes.wsattr(str)
-    sides = wtypes.wsattr([types.OneOf(*Side)], mandatory=True)
-    done = wtypes.wsattr(int, mandatory=True)
-    total = wtypes.wsattr(int, mandatory=True)
-    found = wtypes.wsattr(int, mandatory=True)
+    sources = wtypes.wsattr([types.Enum(*Source)], mandatory=True)
+    hosts_done = wtypes.wsattr(int, mandatory=True)
+    hosts_total = wtypes.wsattr(int, mandatory=True)
+    num_findings = wtypes.wsattr(int, mandatory=True)
     created_at = wtypes.wsattr(datetime, mandatory=True)
     updated_at = wtypes.wsattr(datetime)
     links = wtypes.wsattr([types.Link], mandatory=True)
 
 
-class Audit(ListedAudit):
+class Audit(AuditSummary):
     """An audit with its findings."""
 
     findings = wtypes.wsattr([Finding], mandatory=True)
 
 
-class Audits(wtypes.Base):  # type: ignore[misc]
-    """A list of audits."""
-
-    audits = wtypes.wsattr([ListedAudit], mandatory=True)
-    audits_links = wtypes.wsattr([types.Link])
-
-
-class BegunAudit(wtypes.Base):  # type: ignore[misc]
-    """An audit that was just asked for."""
+class AuditCreated(types.JsonObject):
+    """A new audit."""
 
     uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
     state = wtypes.wsattr(STATE, mandatory=True)
     links = wtypes.wsattr([types.Link], mandatory=True)
 
 
-class NewAudit(wtypes.Base):  # type: ignore[misc]
-    """What is to be looked at, a host or all, and whether safe repairs are made."""
+class AuditCreate(types.JsonObject):
+    """The scope of an audit, one host or all, and whether it does safe repairs."""
 
-    # An empty name is a variable that was not set in somebody's script, and not all hosts.
-    host = wtypes.wsattr(types.Text(shortest=1))
-    repair = wtypes.wsattr(types.Checked("boolean", _flag, like=bool))
+    # An empty name is rejected: it is more likely an unset variable of a script than all hosts.
+    host = wtypes.wsattr(types.Text(min_length=1))
+    repair = wtypes.wsattr(types.BOOLEAN)
 
 
-def show(call: Call, row: Row) -> Mapping[str, Any]:
-    """Return an audit of a list as JSON."""
-    return call.dump(ListedAudit, row, NAME)
+AUDITS = Collection("audits", "audit", read, AuditSummary, since=(2, 4))
 
 
 class Controller(Resource):
     """The operations on audits."""
 
-    @operation(
-        rule="cyborg:audit:get_all",
-        since=SINCE,
-        answer=Audits,
-        query={"host": types.Text(), "state": STATE},
-        paged=True,
+    find = AUDITS.find(
+        "List the audits of the last days, without their findings.", host=types.Text(), state=STATE
     )
-    def find(self, call: Call, host: str | None, state: str | None, page: Asked) -> Any:
-        """List the audits of the last days, without what they found."""
-        with self.desk.reader.connect() as connection:
-            found = page.read(lambda part: read.find(connection, page=part, host=host, state=state))
-        return call.collection(NAME, show, found)
+    get = AUDITS.get("Show the progress and the findings of an audit.", Audit)
 
-    @operation(
-        rule="cyborg:audit:get_one",
-        since=SINCE,
-        answer=Audit,
-        path={"uuid": types.Uuid()},
-        raises=(NotFound,),
-    )
-    def get(self, call: Call, uuid: str) -> Any:
-        """Show an audit: how far it is, and what it found."""
-        with self.desk.reader.connect() as connection:
-            row = read.get(connection, uuid)
-        if row is None:
-            raise NotFound(f"no audit {uuid}")
-        findings = [types.dump(Finding, finding) for finding in row["findings"]]
-        return call.dump(Audit, row, NAME, findings=findings)
-
-    @operation(
-        rule="cyborg:audit:create",
-        since=SINCE,
-        answer=BegunAudit,
+    @AUDITS.operation(
+        "POST audits",
+        "create",
+        answer=AuditCreated,
         status=202,
-        body=NewAudit,
+        body=AuditCreate,
         optional=True,
         raises=(NotFound, Conflict),
     )
-    def create(self, call: Call, body: NewAudit) -> Any:
-        """Have a host or all be audited, and answer at once."""
-        made = self.desk.conductor.audit_create(body.host or None, bool(body.repair))
-        call.locate(call.url(NAME, made["uuid"]))
-        return call.dump(BegunAudit, {"uuid": made["uuid"], "state": str(State.PENDING)}, NAME)
+    def create(self, request: RequestContext, body: AuditCreate) -> Any:
+        """Start an audit of one host or of all hosts; it runs in the background."""
+        result = self.context.conductor.audit_create(body.host or None, bool(body.repair))
+        row = {"uuid": result["uuid"], "state": str(State.PENDING)}
+        return request.created(AuditCreated, row, AUDITS.name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v2/deployables: the parts of devices, each of which is one resource provider."""
+"""/v2/deployables: the schedulable units of devices, each a resource provider of Placement."""
 
 import json
 from datetime import datetime
@@ -8,20 +8,17 @@ from typing import Any
 from wsme import types as wtypes
 
 from cyborg.api import types
-from cyborg.api.call import Call
-from cyborg.api.operation import operation
-from cyborg.api.paging import Asked
-from cyborg.api.resource import Resource
+from cyborg.api.collection import Collection
+from cyborg.api.controller import Resource
+from cyborg.api.request_context import RequestContext
 from cyborg.core.errors import InUse, NotFound, WrongState
-from cyborg.core.program import PATH, VERB, parse_program
+from cyborg.core.jobs.program import PATH, VERB, parse_program
 from cyborg.db.read import deployables as read
-from cyborg.db.read.paging import Row
 
-NAME = "deployables"
 PLACEMENT_SINCE = (2, 4)
 
 
-class Deployable(wtypes.Base):  # type: ignore[misc]
+class Deployable(types.JsonObject):
     """A deployable."""
 
     uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
@@ -39,114 +36,91 @@ class Deployable(wtypes.Base):  # type: ignore[misc]
     links = wtypes.wsattr([types.Link], mandatory=True)
 
 
-class Placed(wtypes.Base):  # type: ignore[misc]
-    """How far Placement has been told; ``error`` says why it could not be, and what to do."""
+class PlacementStatus(types.JsonObject):
+    """Whether Placement is up to date; ``error`` is why it cannot be updated, and what to do."""
 
-    status = wtypes.wsattr(types.OneOf("in_sync", "stale", "error"), mandatory=True)
+    status = wtypes.wsattr(types.Enum("in_sync", "stale", "error"), mandatory=True)
     stale_since = wtypes.wsattr(datetime)
     error = wtypes.wsattr(str)
 
 
-class PlacedDeployable(Deployable):
-    """A deployable, from version 2.4 on; a draining one its host has no longer."""
+class DeployableV24(Deployable):
+    """A deployable, from version 2.4 on; ``draining``: removed from its host, but still bound."""
 
     draining = wtypes.wsattr(bool, mandatory=True)
-    placement = wtypes.wsattr(Placed, mandatory=True)
+    placement = wtypes.wsattr(PlacementStatus, mandatory=True)
 
 
-class Deployables(wtypes.Base):  # type: ignore[misc]
-    """A list of deployables."""
-
-    deployables = wtypes.wsattr([PlacedDeployable], mandatory=True)
-    deployables_links = wtypes.wsattr([types.Link])
-
-
-class Image(wtypes.Base):  # type: ignore[misc]
+class Image(types.JsonObject):
     """An image of the image service."""
 
     image_uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
 
 
-class ProgramOperation(wtypes.Base):  # type: ignore[misc]
-    """The operation of a JSON patch that loads an image."""
+class ProgramOperation(types.JsonObject):
+    """The JSON patch operation that programs an image."""
 
-    path = wtypes.wsattr(types.OneOf(PATH), mandatory=True)
-    op = wtypes.wsattr(types.OneOf(VERB), mandatory=True)
+    path = wtypes.wsattr(types.Enum(PATH), mandatory=True)
+    op = wtypes.wsattr(types.Enum(VERB), mandatory=True)
     value = wtypes.wsattr([Image], mandatory=True)
 
 
-Program = types.Checked("one JSON patch operation", parse_program, [ProgramOperation])
+Program = types.Validated("one JSON patch operation", parse_program, [ProgramOperation])
 
 
-def show(call: Call, row: Row) -> dict[str, Any]:
+def show(request: RequestContext, row: read.DeployableRow) -> dict[str, Any]:
     """Return a deployable as JSON."""
     more: dict[str, Any] = {
         "parent_id": row["parent_uuid"],
         "root_id": row["root_uuid"],
         "device_id": row["device_uuid"],
         "attributes_list": json.dumps([{key: value} for key, value in row["attributes"].items()]),
-        "links": call.links(NAME, row["uuid"], bookmark=True),
+        "links": request.links(DEPLOYABLES.name, row["uuid"], bookmark=True),
     }
-    if call.version < PLACEMENT_SINCE:
-        return call.dump(Deployable, row, NAME, **more)
-    more["placement"] = types.dump(Placed, _placed(row))
-    return call.dump(PlacedDeployable, row, NAME, **more)
+    if request.version < PLACEMENT_SINCE:
+        return request.serialize(Deployable, row, DEPLOYABLES.name, **more)
+    more["placement"] = _placement_status(row)
+    return request.serialize(DeployableV24, row, DEPLOYABLES.name, **more)
 
 
-def _placed(row: Row) -> dict[str, Any]:
-    # A row that is only compared again has a time, too: it counts as in sync all the while.
+def _placement_status(row: read.DeployableRow) -> dict[str, Any]:
+    # A provider that is only due for verification also has stale_since, but is in sync.
     status = "error" if row["error"] else "stale" if row["stale"] else "in_sync"
     since = None if status == "in_sync" else row["stale_since"]
     return {"status": status, "stale_since": since, "error": row["error"]}
 
 
+DEPLOYABLES = Collection("deployables", "deployable", read, DeployableV24, show=show)
+
+
 class Controller(Resource):
     """The operations on deployables."""
 
-    @operation(rule="cyborg:deployable:get_all", answer=Deployables, paged=True)
-    def find(self, call: Call, page: Asked) -> Any:
-        """List deployables."""
-        with self.desk.reader.connect() as connection:
-            found = page.read(lambda part: read.find(connection, page=part))
-        return call.collection(NAME, show, found)
+    find = DEPLOYABLES.find("List deployables.")
+    get = DEPLOYABLES.get("Show one deployable.")
 
-    @operation(
-        rule="cyborg:deployable:get_one",
-        answer=PlacedDeployable,
-        path={"uuid": types.Uuid()},
-        raises=(NotFound,),
-    )
-    def get(self, call: Call, uuid: str) -> Any:
-        """Show one deployable."""
-        return self._show(call, uuid)
-
-    @operation(
-        rule="cyborg:deployable:program",
-        answer=PlacedDeployable,
-        path={"uuid": types.Uuid()},
+    @DEPLOYABLES.operation(
+        "PATCH deployables/{uuid}/program",
+        "program",
+        answer=DeployableV24,
         body=Program,
         raises=(NotFound, InUse, WrongState),
     )
-    def program(self, call: Call, uuid: str, body: str) -> Any:
-        """Have an image loaded; the answer comes before that is done."""
-        self.desk.conductor.deployable_program(uuid, body)
-        return self._show(call, uuid)
+    def program(self, request: RequestContext, uuid: str, body: str) -> Any:
+        """Program an image into a deployable; programming runs in the background."""
+        self.context.conductor.deployable_program(uuid, body)
+        return show(request, DEPLOYABLES.read_row(self, request, uuid))
 
-    @operation(
-        rule="cyborg:deployable:program",
-        answer=PlacedDeployable,
-        path={"uuid": types.Uuid(), "again": types.Key()},
+    @DEPLOYABLES.operation(
+        "PATCH deployables/{uuid}/program/{suffix}",
+        "program",
+        answer=DeployableV24,
         body=Program,
         raises=(NotFound, InUse, WrongState),
     )
-    def program_again(self, call: Call, uuid: str, again: str, body: str) -> Any:
-        """Do the same as without the last part of the path, which openstacksdk adds."""
-        self.desk.conductor.deployable_program(uuid, body)
-        return self._show(call, uuid)
-
-    def _show(self, call: Call, uuid: str) -> Any:
-        with self.desk.reader.connect() as connection:
-            row = read.get(connection, uuid)
-        if row is None:
-            raise NotFound(f"no deployable {uuid}")
-        return show(call, row)
+    def program_with_suffix(
+        self, request: RequestContext, uuid: str, suffix: str, body: str
+    ) -> Any:
+        """Program an image; the ignored last segment of the path is what openstacksdk adds."""
+        self.context.conductor.deployable_program(uuid, body)
+        return show(request, DEPLOYABLES.read_row(self, request, uuid))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v2/device_profiles: what users may ask for, by name."""
+"""/v2/device_profiles: named requests for accelerators, which flavors refer to."""
 
 from datetime import datetime
 from typing import Any
@@ -7,23 +7,19 @@ from typing import Any
 from wsme import types as wtypes
 
 from cyborg.api import types
-from cyborg.api.call import Call
-from cyborg.api.operation import operation
-from cyborg.api.paging import Asked
-from cyborg.api.resource import Resource
+from cyborg.api.collection import Collection
+from cyborg.api.controller import Resource
+from cyborg.api.request_context import RequestContext
+from cyborg.core.arq.profile import parse_groups, parse_name
 from cyborg.core.errors import Conflict, InUse, Invalid, NotFound
-from cyborg.core.profile import parse_groups, parse_name
 from cyborg.db.read import device_profiles as read
-from cyborg.db.read.paging import Row
-
-NAME = "device_profiles"
 
 
 def _groups(value: Any) -> list[dict[str, str]]:
     return [group.to_dict() for group in parse_groups(value)]
 
 
-class DeviceProfile(wtypes.Base):  # type: ignore[misc]
+class DeviceProfile(types.JsonObject):
     """A device profile."""
 
     uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
@@ -35,73 +31,57 @@ class DeviceProfile(wtypes.Base):  # type: ignore[misc]
     links = wtypes.wsattr([types.Link], mandatory=True)
 
 
-class DeviceProfiles(wtypes.Base):  # type: ignore[misc]
-    """A list of device profiles."""
-
-    device_profiles = wtypes.wsattr([DeviceProfile], mandatory=True)
-    device_profiles_links = wtypes.wsattr([types.Link])
-
-
-class OneDeviceProfile(wtypes.Base):  # type: ignore[misc]
-    """A device profile, wrapped."""
+class DeviceProfileEnvelope(types.JsonObject):
+    """A device profile as the value of an object."""
 
     device_profile = wtypes.wsattr(DeviceProfile, mandatory=True)
 
 
-class NewDeviceProfile(wtypes.Base):  # type: ignore[misc]
-    """The wish for a device profile."""
+class DeviceProfileCreate(types.JsonObject):
+    """A device profile to create."""
 
-    name = wtypes.wsattr(types.Checked("name", parse_name, types.Text(shortest=1)), mandatory=True)
-    groups = wtypes.wsattr(types.Checked("groups", _groups, [{str: str}]), mandatory=True)
+    name = wtypes.wsattr(
+        types.Validated("name", parse_name, types.Text(min_length=1)), mandatory=True
+    )
+    groups = wtypes.wsattr(types.Validated("groups", _groups, [{str: str}]), mandatory=True)
     uuid = wtypes.wsattr(types.Uuid())
     description = wtypes.wsattr(types.Text(4096, lines=True))
 
 
-def show(call: Call, row: Row) -> dict[str, Any]:
-    """Return a profile as JSON."""
-    return call.dump(DeviceProfile, row, NAME)
+DEVICE_PROFILES = Collection(
+    "device_profiles", "device_profile", read, DeviceProfile, noun="device profile"
+)
 
 
 class Controller(Resource):
     """The operations on device profiles."""
 
-    @operation(
-        rule="cyborg:device_profile:get_all",
-        answer=DeviceProfiles,
-        query={"name": types.Commas()},
-        paged=True,
+    find = DEVICE_PROFILES.find(
+        "List all device profiles, or those with the given names.",
+        {"name": "names"},
+        name=types.CommaSeparated(),
     )
-    def find(self, call: Call, name: tuple[str, ...] | None, page: Asked) -> Any:
-        """List device profiles, all or those of the names given."""
-        with self.desk.reader.connect() as connection:
-            found = page.read(lambda part: read.find(connection, page=part, names=name))
-        return call.collection(NAME, show, found)
 
-    @operation(
-        rule="cyborg:device_profile:get_one",
-        answer=OneDeviceProfile,
-        path={"key": types.Key()},
-        raises=(NotFound,),
+    @DEVICE_PROFILES.operation(
+        "GET device_profiles/{key}", "get_one", answer=DeviceProfileEnvelope, raises=(NotFound,)
     )
-    def get(self, call: Call, key: str) -> Any:
-        """Show the device profile of this uuid or name."""
-        with self.desk.reader.connect() as connection:
-            row = read.get(connection, key)
-        if row is None:
-            raise NotFound(f"no device profile {key}")
-        return {"device_profile": show(call, row)}
+    def get(self, request: RequestContext, key: str) -> Any:
+        """Show a device profile by uuid or name."""
+        row = DEVICE_PROFILES.read_row(self, request, key)
+        return {"device_profile": DEVICE_PROFILES.show_row(request, row)}
 
-    @operation(
-        rule="cyborg:device_profile:create",
+    @DEVICE_PROFILES.operation(
+        "POST device_profiles",
+        "create",
         answer=DeviceProfile,
         status=201,
-        body=NewDeviceProfile,
-        listed=True,
+        body=DeviceProfileCreate,
+        single_item_list=True,
         raises=(Conflict,),
     )
-    def create(self, call: Call, body: NewDeviceProfile) -> Any:
-        """Make a device profile."""
-        row = self.desk.conductor.device_profile_create(
+    def create(self, request: RequestContext, body: DeviceProfileCreate) -> Any:
+        """Create a device profile."""
+        row = self.context.conductor.device_profile_create(
             {
                 "name": body.name,
                 "groups": body.groups,
@@ -109,26 +89,21 @@ class Controller(Resource):
                 "description": body.description or None,
             }
         )
-        return show(call, row)
+        return DEVICE_PROFILES.show_row(request, row)
 
-    @operation(
-        rule="cyborg:device_profile:delete",
-        status=204,
-        query={"value": types.Commas()},
+    @DEVICE_PROFILES.operation(
+        "DELETE device_profiles",
+        "delete",
+        query={"value": types.CommaSeparated()},
         raises=(NotFound, InUse),
     )
-    def delete_many(self, call: Call, value: tuple[str, ...] | None) -> None:
-        """Delete the device profiles of these uuids or names, all or none."""
+    def delete_many(self, request: RequestContext, value: tuple[str, ...] | None) -> None:
+        """Delete several device profiles by uuid or name, all or none."""
         if not value:
             raise Invalid("value: expected the uuids or names of device profiles", field="value")
-        self.desk.conductor.device_profile_delete(list(value))
+        self.context.conductor.device_profile_delete(list(value))
 
-    @operation(
-        rule="cyborg:device_profile:delete",
-        status=204,
-        path={"key": types.Key()},
-        raises=(NotFound, InUse),
-    )
-    def delete(self, call: Call, key: str) -> None:
-        """Delete the device profile of this uuid or name."""
-        self.desk.conductor.device_profile_delete([key])
+    @DEVICE_PROFILES.operation("DELETE device_profiles/{key}", "delete", raises=(NotFound, InUse))
+    def delete(self, request: RequestContext, key: str) -> None:
+        """Delete a device profile by uuid or name."""
+        self.context.conductor.device_profile_delete([key])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v2/devices: the cards and functions that the agents found."""
+"""/v2/devices: the cards and functions that agents discovered."""
 
 import json
 from collections.abc import Mapping
@@ -10,26 +10,25 @@ from typing import Any
 from wsme import types as wtypes
 
 from cyborg.api import types
-from cyborg.api.call import Call
-from cyborg.api.operation import operation
-from cyborg.api.paging import Asked
-from cyborg.api.resource import Resource
-from cyborg.core import life
-from cyborg.core.device import Health
+from cyborg.api.collection import Collection
+from cyborg.api.controller import Resource
+from cyborg.api.paging import PageRequest
+from cyborg.api.request_context import RequestContext
 from cyborg.core.errors import Invalid, NotFound
-from cyborg.core.life import Life
+from cyborg.core.inventory import device_state
+from cyborg.core.inventory.device import Health
+from cyborg.core.inventory.device_state import DeviceCondition
 from cyborg.db.read import devices as read
-from cyborg.db.read.paging import Row
 
-NAME = "devices"
 STATUS_SINCE = (2, 3)
-LIFE_SINCE = (2, 4)
+STATE_SINCE = (2, 4)
 FILTERS = ("hostname", "type", "vendor")
-STATUSES = types.OneOf("enabled", "maintaining")
-MORE_FILTERS = {"status": STATUSES, "health": types.OneOf(*Health), "address": types.Text()}
+STATUSES = types.Enum("enabled", "maintaining")
+PATH = {"uuid": types.UuidOrName()}
+MORE_FILTERS = {"status": STATUSES, "health": types.Enum(*Health), "address": types.Text()}
 
 
-class Device(wtypes.Base):  # type: ignore[misc]
+class Device(types.JsonObject):
     """A device, up to version 2.2."""
 
     uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
@@ -44,22 +43,23 @@ class Device(wtypes.Base):  # type: ignore[misc]
     links = wtypes.wsattr([types.Link], mandatory=True)
 
 
-class DeviceWithStatus(Device):
-    """A device, at version 2.3; ``status`` is what the operator wants."""
+class DeviceV23(Device):
+    """A device, at version 2.3; ``status`` is set by the operator."""
 
     status = wtypes.wsattr(STATUSES, mandatory=True)
 
 
-class DeviceWithLife(DeviceWithStatus):
+class DeviceV24(DeviceV23):
     """A device, from version 2.4 on.
 
-    Only in state ``ready`` is anything of it given out; ``state_reasons`` has all that speaks
-    against it, of which ``state`` is the first.
+    Only accelerators of a device in state ``ready`` can be bound. ``state_reasons`` are all
+    conditions that prevent this; ``state`` is the first of them. ``placement`` is the worst status
+    of its resource providers, null if it has none.
     """
 
-    state = wtypes.wsattr(types.OneOf(*Life), mandatory=True)
-    state_reasons = wtypes.wsattr([types.OneOf(*Life)], mandatory=True)
-    health = wtypes.wsattr(types.OneOf(*Health), mandatory=True)
+    state = wtypes.wsattr(types.Enum(*DeviceCondition), mandatory=True)
+    state_reasons = wtypes.wsattr([types.Enum(*DeviceCondition)], mandatory=True)
+    health = wtypes.wsattr(types.Enum(*Health), mandatory=True)
     health_reason = wtypes.wsattr(str)
     health_since = wtypes.wsattr(datetime, mandatory=True)
     address = wtypes.wsattr(str, mandatory=True)
@@ -69,88 +69,60 @@ class DeviceWithLife(DeviceWithStatus):
     setup_required = wtypes.wsattr(bool, mandatory=True)
     reboot_required = wtypes.wsattr(bool, mandatory=True)
     draining = wtypes.wsattr(bool, mandatory=True)
+    placement = wtypes.wsattr(types.Enum("in_sync", "stale", "error"))
 
 
-class Devices(wtypes.Base):  # type: ignore[misc]
-    """A list of devices."""
-
-    devices = wtypes.wsattr([DeviceWithLife], mandatory=True)
-    devices_links = wtypes.wsattr([types.Link])
-
-
-def show(call: Call, row: Row) -> dict[str, Any]:
+def show(request: RequestContext, row: read.DeviceRow) -> dict[str, Any]:
     """Return a device as JSON."""
     more: dict[str, Any] = {
-        name: json.dumps(row[name]) for name in ("std_board_info", "vendor_board_info")
+        "std_board_info": json.dumps(row["std_board_info"]),
+        "vendor_board_info": json.dumps(row["vendor_board_info"]),
     }
-    if call.version < STATUS_SINCE:
-        return call.dump(Device, row, NAME, **more)
-    if call.version < LIFE_SINCE:
-        return call.dump(DeviceWithStatus, row, NAME, **more)
-    standing = life.decide(life.Facts(**{name: row[name] for name in _FACTS}))
-    more |= {"state": standing.state, "state_reasons": list(standing.reasons)}
-    return call.dump(DeviceWithLife, row, NAME, **more)
+    if request.version < STATUS_SINCE:
+        return request.serialize(Device, row, DEVICES.name, **more)
+    if request.version < STATE_SINCE:
+        return request.serialize(DeviceV23, row, DEVICES.name, **more)
+    columns: Mapping[str, Any] = row
+    facts = device_state.DeviceFacts(**{name: columns[name] for name in _FACTS})
+    status = device_state.evaluate(facts)
+    more |= {"state": status.state, "state_reasons": list(status.reasons)}
+    return request.serialize(DeviceV24, row, DEVICES.name, **more)
 
 
-_FACTS = tuple(field.name for field in fields(life.Facts))
+_FACTS = tuple(field.name for field in fields(device_state.DeviceFacts))
+
+
+DEVICES = Collection("devices", "device", read, DeviceV24, show=show)
 
 
 class Controller(Resource):
     """The operations on devices."""
 
-    @operation(
-        rule="cyborg:device:get_all",
-        answer=Devices,
+    @DEVICES.list_operation(
         query={
             **dict.fromkeys(FILTERS, types.Text()),
             **MORE_FILTERS,
-            "filters.field": types.Many(types.OneOf(*FILTERS)),
-            "filters.value": types.Many(types.Text()),
+            "filters.field": types.Repeated(types.Enum(*FILTERS)),
+            "filters.value": types.Repeated(types.Text()),
         },
-        later=dict.fromkeys(MORE_FILTERS, LIFE_SINCE),
-        paged=True,
+        query_since=dict.fromkeys(MORE_FILTERS, STATE_SINCE),
     )
-    def find(self, call: Call, page: Asked, **filters: Any) -> Any:
-        """List devices; a filter's value that no device has gives an empty list."""
-        wanted = _wanted(filters)
-        if wanted is None:
-            return call.collection(NAME, show, ([], None))
-        with self.desk.reader.connect() as connection:
-            found = page.read(lambda part: read.find(connection, page=part, **wanted))
-        return call.collection(NAME, show, found)
+    def find(self, request: RequestContext, page: PageRequest, **filters: Any) -> Any:
+        """List devices. Filters that no device matches give an empty list."""
+        criteria = _merge_filters(filters)
+        rows = ([], None) if criteria is None else self.read_page(page, read.find, **criteria)
+        return DEVICES.document(request, rows)
 
-    @operation(
-        rule="cyborg:device:get_one",
-        answer=DeviceWithLife,
-        path={"uuid": types.Key()},
-        raises=(NotFound,),
-    )
-    def get(self, call: Call, uuid: str) -> Any:
-        """Show one device."""
-        with self.desk.reader.connect() as connection:
-            row = read.get(connection, uuid)
-        if row is None:
-            raise NotFound(f"no device {uuid}")
-        return show(call, row)
+    get = DEVICES.get("Show one device.", path=PATH)
 
-    @operation(
-        rule="cyborg:device:enable",
-        status=204,
-        path={"uuid": types.Key()},
-        raises=(NotFound,),
-    )
-    def enable(self, call: Call, uuid: str) -> None:
-        """Open a device to new requests."""
+    @DEVICES.operation("POST devices/{uuid}/enable", "enable", path=PATH, raises=(NotFound,))
+    def enable(self, request: RequestContext, uuid: str) -> None:
+        """Enable a device: new ARQs can be bound to it."""
         self._set(uuid, "enabled")
 
-    @operation(
-        rule="cyborg:device:disable",
-        status=204,
-        path={"uuid": types.Key()},
-        raises=(NotFound,),
-    )
-    def disable(self, call: Call, uuid: str) -> None:
-        """Close a device to new requests; what is bound stays bound."""
+    @DEVICES.operation("POST devices/{uuid}/disable", "disable", path=PATH, raises=(NotFound,))
+    def disable(self, request: RequestContext, uuid: str) -> None:
+        """Disable a device: no new ARQs are bound to it, existing bindings stay."""
         self._set(uuid, "maintaining")
 
     def _set(self, uuid: str, status: str) -> None:
@@ -158,18 +130,18 @@ class Controller(Resource):
             device = types.load(types.Uuid(), uuid, "uuid")
         except Invalid:
             raise NotFound(f"no device {uuid}") from None
-        self.desk.conductor.device_set_status(device, status)
+        self.context.conductor.device_set_status(device, status)
 
 
-def _wanted(filters: Mapping[str, Any]) -> dict[str, str] | None:
-    """Return the filters that were given, of both forms; None when two of them contradict."""
+def _merge_filters(filters: Mapping[str, Any]) -> dict[str, str] | None:
+    """Return the filters of both forms as one dict; None if two of them contradict each other."""
     fields, values = filters["filters.field"] or [], filters["filters.value"] or []
     if len(fields) != len(values):
-        raise Invalid("filters.field and filters.value come in pairs", field="filters.field")
-    wanted: dict[str, str] = {}
+        raise Invalid("filters.field and filters.value must come in pairs", field="filters.field")
+    merged: dict[str, str] = {}
     names = (*FILTERS, *MORE_FILTERS)
     plain = [(name, filters[name]) for name in names if filters[name] is not None]
     for name, value in [*plain, *zip(fields, values, strict=True)]:
-        if wanted.setdefault(name, value) != value:
+        if merged.setdefault(name, value) != value:
             return None
-    return wanted
+    return merged

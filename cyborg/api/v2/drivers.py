@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v2/drivers: which drivers are installed, who uses them, and changing that.
+"""/v2/drivers: the installed drivers and their backends, and changes of them.
 
-A change is recorded as a job, whose place the answer tells; code never travels.
+A change is recorded as a job, and the response has its URL. Driver code is never transferred.
 """
 
 import json
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
@@ -14,54 +14,52 @@ from typing import Any, get_args
 from wsme import types as wtypes
 
 from cyborg.api import types
-from cyborg.api.call import Call
-from cyborg.api.operation import operation
-from cyborg.api.paging import Asked
-from cyborg.api.resource import Resource
+from cyborg.api.collection import Collection
+from cyborg.api.controller import Resource
+from cyborg.api.paging import PageRequest
+from cyborg.api.request_context import RequestContext
 from cyborg.api.v2 import jobs
-from cyborg.core import option
-from cyborg.core.catalogue import Support
-from cyborg.core.device import DeviceType
-from cyborg.core.driver import hint, near
-from cyborg.core.errors import Conflict, Invalid, NotFound
-from cyborg.core.liveness import Liveness
-from cyborg.core.rollout import Kind
-from cyborg.core.wanted import Wish
+from cyborg.core.drivers import options as option
+from cyborg.core.drivers.desired_state import DesiredStatus
+from cyborg.core.drivers.driver import closest_names, format_hint
+from cyborg.core.drivers.registry import Support
+from cyborg.core.drivers.rollout import Kind
+from cyborg.core.errors import Invalid, NotFound
+from cyborg.core.hosts.liveness import Liveness
+from cyborg.core.inventory.device import DeviceType
 from cyborg.db.read import drivers as read
 from cyborg.db.read.paging import Row
 
-NAME = "drivers"
-SINCE = (2, 4)
-MAX_HOSTS = 10_000  # that one request names
+MAX_HOSTS = 10_000  # in one request
 MAX_CONFIG = 65536  # characters of JSON
-_NAME = types.Text(shortest=1)
-_FLAG = types.OneOf("true", "false")
-_ANY = types.Checked("any value", lambda value: value)
+_NAME = types.Text(min_length=1)
+_FLAG = types.Enum("true", "false")
+_ANY = types.Validated("any value", lambda value: value)
 
 
 def _hosts(value: Any) -> list[str]:
-    """Return names of hosts, each once. Raises Invalid."""
-    many = isinstance(value, list) and 1 <= len(value) <= MAX_HOSTS
-    if not many or None in value:  # WSME lets null be any type's
+    """Return host names without duplicates. Raise Invalid if it is not a list of names."""
+    is_list = isinstance(value, list) and 1 <= len(value) <= MAX_HOSTS
+    if not is_list or None in value:  # WSME accepts null for any type
         raise Invalid(
-            f"hosts: must be a list of 1 to {MAX_HOSTS} names; leave it out for all", field="hosts"
+            f"hosts: must be a list of 1 to {MAX_HOSTS} names; omit it for all hosts", field="hosts"
         )
     return list(dict.fromkeys(types.load(_NAME, host, "hosts") for host in value))
 
 
 def _config(value: Any, *, unset: bool = False) -> dict[str, Any]:
-    """Return options and their values, of the kinds that any option may have. Raises Invalid.
+    """Return options and their values. Raise Invalid if a value has a type that no option has.
 
-    With ``unset`` null is a value. Whether the driver has such options the conductor tells.
+    With ``unset``, null is allowed. The conductor checks whether the driver has the options.
     """
     if not isinstance(value, dict):
         raise Invalid("config: must be an object of option names and values", field="config")
-    for name, given in value.items():
+    for name, setting in value.items():
         types.load(_NAME, name, "config")
-        if unset and given is None:
+        if unset and setting is None:
             continue
-        for one in given if isinstance(given, list) else [given]:
-            _value(name, one)
+        for item in setting if isinstance(setting, list) else [setting]:
+            _check_value(name, item)
     if (size := len(json.dumps(value))) > MAX_CONFIG:
         raise Invalid(
             f"config: has {size} characters of JSON, at most {MAX_CONFIG} are allowed",
@@ -70,95 +68,110 @@ def _config(value: Any, *, unset: bool = False) -> dict[str, Any]:
     return value
 
 
-def _value(name: str, value: Any) -> None:
+def _check_value(name: str, value: Any) -> None:
     if isinstance(value, str):
         types.load(types.Text(option.MAX_VALUE), value, f"config: {name}")
-    # JSON has numbers that no float can hold.
-    elif not isinstance(value, int | float) or not math.isfinite(value):
+    # JSON numbers can be too large for a float; abs() also works for integers that float() rejects.
+    elif not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
         raise Invalid(
-            f"config: {name}: must be text, a number, true or false, or a list of such",
+            f"config: {name}: must be text, a number, true or false, or a list of these",
             field="config",
         )
 
 
-def _flag(value: Any) -> bool:
-    """Return a truth value, and no word that looks like one. Raises Invalid."""
-    if not isinstance(value, bool):
-        raise Invalid("reload: must be true or false", field="reload")
-    return value
-
-
-_HOSTS = types.Checked("hosts", _hosts, [_NAME])
-_CONFIG = types.Checked("options and their values", _config, {str: _ANY})
-_CHANGE = types.Checked(
+_HOSTS = types.Validated("hosts", _hosts, [_NAME])
+_CONFIG = types.Validated("options and their values", _config, {str: _ANY})
+_CONFIG_UPDATE = types.Validated(
     "options and their values, or null", partial(_config, unset=True), {str: _ANY}
 )
 
 
-class Place(wtypes.Base):  # type: ignore[misc]
-    """One backend of a driver on a host, or a host where it is installed and no backend uses it.
+class HostDriver(types.JsonObject):
+    """One backend of a driver on a host, or a host where the driver is installed but not used.
 
-    ``status`` is the word of the agent's last hello; ``INSTALLED`` or ``UNIMPORTABLE`` where there
-    is no backend, ``AWAITED`` for one that the agent has not told of yet. ``error`` is a sentence,
-    or null when all is well. ``state`` is how fresh that hello is. ``wish`` is what is wanted of
-    the backend, null when only its host's configuration file names it; ``applied`` tells whether
-    its agent has said that it is so.
+    ``status`` is that of the agent's last heartbeat; ``INSTALLED`` or ``IMPORT_FAILED`` if there is
+    no backend, ``NOT_REPORTED`` if the agent has not reported the backend yet. ``error`` is null if
+    there is none. ``remarks`` are notes on the configuration, such as a rule that matches no
+    device. ``state`` is the liveness of the agent. ``desired_status`` is that of the backend,
+    null if it is configured in the host's configuration file only; ``applied`` is whether the agent
+    has applied the desired state.
     """
 
     host = wtypes.wsattr(str, mandatory=True)
     backend = wtypes.wsattr(str)
     status = wtypes.wsattr(str, mandatory=True)
     error = wtypes.wsattr(str)
+    remarks = wtypes.wsattr([str], mandatory=True)
     version = wtypes.wsattr(str)
-    wish = wtypes.wsattr(types.OneOf(*Wish))
+    desired_status = wtypes.wsattr(types.Enum(*DesiredStatus))
     applied = wtypes.wsattr(bool)
-    state = wtypes.wsattr(types.OneOf(*Liveness), mandatory=True)
+    state = wtypes.wsattr(types.Enum(*Liveness), mandatory=True)
     last_seen_at = wtypes.wsattr(datetime, mandatory=True)
 
 
-class DriverOption(wtypes.Base):  # type: ignore[misc]
-    """An option of a driver: ``kind`` is the type of its values."""
+class EffectiveOption(types.JsonObject):
+    """The effective value of an option of a backend, and its source.
+
+    ``source`` is ``default``, ``file`` (the host's configuration file) or ``api``. A secret is
+    shown as ``***``.
+    """
 
     name = wtypes.wsattr(str, mandatory=True)
-    kind = wtypes.wsattr(types.OneOf(*get_args(option.Kind)), mandatory=True)
+    value = wtypes.wsattr(_ANY)
+    source = wtypes.wsattr(types.Enum(*option.Source), mandatory=True)
+
+
+class EffectiveOptions(types.JsonObject):
+    """The effective options of one backend, from the last report of its agent."""
+
+    host = wtypes.wsattr(str, mandatory=True)
+    backend = wtypes.wsattr(str, mandatory=True)
+    options = wtypes.wsattr([EffectiveOption], mandatory=True)
+
+
+class DriverOption(types.JsonObject):
+    """An option of a driver; ``kind`` is the type of its values.
+
+    A ``host_only`` option can be set in the configuration file of a host only. The value of a
+    ``secret`` option is never shown.
+    """
+
+    name = wtypes.wsattr(str, mandatory=True)
+    kind = wtypes.wsattr(types.Enum(*get_args(option.Kind)), mandatory=True)
     default = wtypes.wsattr(_ANY)
     help = wtypes.wsattr(str, mandatory=True)
+    host_only = wtypes.wsattr(bool, mandatory=True)
+    secret = wtypes.wsattr(bool, mandatory=True)
 
 
-class ListedDriver(wtypes.Base):  # type: ignore[misc]
-    """A driver; ``version`` is the one that all its hosts tell, null when they differ.
+class DriverSummary(types.JsonObject):
+    """A driver; ``version`` is the installed version, null if it differs between hosts.
 
-    ``type`` is the kind of devices that it finds, null for any; ``abilities`` are those that it may
-    have, as configured.
+    ``type`` is the type of the devices that it discovers, null for any. ``abilities`` are those
+    that the driver can have, depending on its configuration.
     """
 
     uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
     name = wtypes.wsattr(str, mandatory=True)
     version = wtypes.wsattr(str)
     type = wtypes.wsattr(str)
-    support = wtypes.wsattr(types.OneOf(*Support), mandatory=True)
+    support = wtypes.wsattr(types.Enum(*Support), mandatory=True)
     abilities = wtypes.wsattr([str], mandatory=True)
-    hosts = wtypes.wsattr([Place], mandatory=True)
+    hosts = wtypes.wsattr([HostDriver], mandatory=True)
     links = wtypes.wsattr([types.Link], mandatory=True)
 
 
-class Driver(ListedDriver):
-    """A driver with its options, as its newest version has them."""
+class Driver(DriverSummary):
+    """A driver with the options of its newest version and their effective values."""
 
     options = wtypes.wsattr([DriverOption], mandatory=True)
+    effective_options = wtypes.wsattr([EffectiveOptions], mandatory=True)
 
 
-class Drivers(wtypes.Base):  # type: ignore[misc]
-    """A list of drivers."""
+class DriverInstall(types.JsonObject):
+    """The driver to enable, by name or uuid, and the name and hosts of the new backend.
 
-    drivers = wtypes.wsattr([ListedDriver], mandatory=True)
-    drivers_links = wtypes.wsattr([types.Link])
-
-
-class NewDriver(wtypes.Base):  # type: ignore[misc]
-    """What is installed: a driver, by name or uuid, as a backend of hosts.
-
-    ``backend`` is named as the driver is when left out; ``hosts`` are all that have the driver.
+    The default of ``backend`` is the name of the driver, of ``hosts`` all hosts with the driver.
     """
 
     driver = wtypes.wsattr(_NAME, mandatory=True)
@@ -167,119 +180,96 @@ class NewDriver(wtypes.Base):  # type: ignore[misc]
     config = wtypes.wsattr(_CONFIG)
 
 
-class DriverChange(wtypes.Base):  # type: ignore[misc]
-    """What changes of a driver's backends: of all, of one ``backend``, of some ``hosts``.
+class DriverUpdate(types.JsonObject):
+    """A change of the backends of a driver: of all, of one ``backend``, or of the given ``hosts``.
 
-    An option of ``config`` that is null is again what its host's configuration file says.
-    ``reload`` has them made anew although nothing else changes.
+    Null as the value of an option in ``config`` restores the value of the host's configuration
+    file. ``reload`` recreates the backends even if nothing else changes.
     """
 
     backend = wtypes.wsattr(_NAME)
     hosts = wtypes.wsattr(_HOSTS)
-    config = wtypes.wsattr(_CHANGE)
-    status = wtypes.wsattr(types.OneOf(Wish.ENABLED, Wish.DISABLED))
-    reload = wtypes.wsattr(types.Checked("boolean", _flag, like=bool))
+    config = wtypes.wsattr(_CONFIG_UPDATE)
+    status = wtypes.wsattr(types.Enum(DesiredStatus.ENABLED, DesiredStatus.DISABLED))
+    reload = wtypes.wsattr(types.BOOLEAN)
+
+
+DRIVERS = Collection("drivers", "driver", read, DriverSummary, since=(2, 4))
 
 
 class Controller(Resource):
     """The operations on drivers."""
 
-    @operation(
-        rule="cyborg:driver:get_all",
-        since=SINCE,
-        answer=Drivers,
-        query={"host": types.Text(), "type": types.OneOf(*DeviceType)},
-        paged=True,
-    )
-    def find(self, call: Call, host: str | None, type: str | None, page: Asked) -> Any:
-        """List the drivers that are installed anywhere or used, with their hosts and backends."""
-        with self.desk.reader.connect() as connection:
-            found = page.read(lambda part: read.find(connection, page=part, host=host, type=type))
-        return call.collection(
-            NAME, lambda call, row: call.dump(ListedDriver, self._judged(row), NAME), found
+    @DRIVERS.list_operation(query={"host": types.Text(), "type": types.Enum(*DeviceType)})
+    def find(self, request: RequestContext, page: PageRequest, **filters: str | None) -> Any:
+        """List the drivers that are installed or used on any host, with hosts and backends."""
+        return DRIVERS.document(
+            request,
+            self.read_page(page, read.find, **filters),
+            lambda request, row: DRIVERS.show_row(request, self._with_liveness(row)),
         )
 
-    @operation(
-        rule="cyborg:driver:get_one",
-        since=SINCE,
+    @DRIVERS.operation(
+        "GET drivers/{key}",
+        "get_one",
         answer=Driver,
-        path={"key": types.Key()},
+        query={"host": types.Text()},
         raises=(NotFound,),
     )
-    def get(self, call: Call, key: str) -> Any:
-        """Show one driver and its options."""
-        with self.desk.reader.connect() as connection:
-            row = read.get(connection, key)
-            known = read.names(connection) if row is None else []
+    def get(self, request: RequestContext, key: str, host: str | None) -> Any:
+        """Show a driver with its options and their effective values on one host or on all."""
+        with self.context.reader.connect() as connection:
+            row = read.get(connection, key, host)
+            names = read.names(connection) if row is None else []
         if row is None:
-            alike = hint(near(key, known))
-            raise NotFound(f"no agent has a driver {key[: types.MAX_SHOWN]!r}{alike}")
-        options = [types.dump(DriverOption, one) for one in row["options"]]
-        return call.dump(Driver, self._judged(row), NAME, options=options)
+            suggestion = format_hint(closest_names(key, names))
+            raise NotFound(f"no agent has a driver {key[: types.MAX_SHOWN]!r}{suggestion}")
+        if host is not None and not row["hosts"]:
+            raise NotFound(f"host {host[: types.MAX_SHOWN]!r} has no driver {row['name']!r}")
+        return request.serialize(Driver, self._with_liveness(row), DRIVERS.name)
 
-    @operation(
-        rule="cyborg:driver:install",
-        since=SINCE,
-        answer=jobs.BegunJob,
-        status=202,
-        body=NewDriver,
-        raises=(NotFound, Conflict),
-    )
-    def install(self, call: Call, body: NewDriver) -> Any:
-        """Have hosts enable a driver that is installed there, and answer at once."""
-        made = self.desk.conductor.driver_install(
+    @DRIVERS.operation("POST drivers", "install", body=DriverInstall, **jobs.STARTS_JOB)
+    def install(self, request: RequestContext, body: DriverInstall) -> Any:
+        """Enable a driver on hosts where it is installed; a job does it in the background."""
+        result = self.context.conductor.driver_install(
             body.driver, body.backend or None, body.hosts or None, body.config or None
         )
-        return jobs.begun(call, Kind.INSTALL, made)
+        return jobs.serialize_created(request, Kind.INSTALL, result)
 
-    @operation(
-        rule="cyborg:driver:update",
-        since=SINCE,
-        answer=jobs.BegunJob,
-        status=202,
-        path={"key": types.Key()},
-        body=DriverChange,
-        raises=(NotFound, Conflict),
-    )
-    def update(self, call: Call, key: str, body: DriverChange) -> Any:
-        """Change a driver's backends, one host after another, and answer at once."""
-        config, wish, reload = body.config or None, body.status or None, bool(body.reload)
-        if config is None and wish is None and not reload:
+    @DRIVERS.operation("PATCH drivers/{key}", "update", body=DriverUpdate, **jobs.STARTS_JOB)
+    def update(self, request: RequestContext, key: str, body: DriverUpdate) -> Any:
+        """Change the backends of a driver; a job does it host by host in the background."""
+        config, status, reload = body.config or None, body.status or None, bool(body.reload)
+        if config is None and status is None and not reload:
             raise Invalid("body: nothing to change: give config, status or reload", field="body")
-        made = self.desk.conductor.driver_update(
-            key, body.backend or None, body.hosts or None, config, wish, reload
+        result = self.context.conductor.driver_update(
+            key, body.backend or None, body.hosts or None, config, status, reload
         )
-        return jobs.begun(call, Kind.UPDATE, made)
+        return jobs.serialize_created(request, Kind.UPDATE, result)
 
-    @operation(
-        rule="cyborg:driver:uninstall",
-        since=SINCE,
-        answer=jobs.BegunJob,
-        status=202,
-        path={"key": types.Key()},
-        query={"drain": _FLAG, "force": _FLAG, "host": types.Many(_NAME), "backend": _NAME},
-        raises=(NotFound, Conflict),
+    @DRIVERS.operation(
+        "DELETE drivers/{key}",
+        "uninstall",
+        query={"drain": _FLAG, "force": _FLAG, "host": types.Repeated(_NAME), "backend": _NAME},
+        **jobs.STARTS_JOB,
     )
     def uninstall(
         self,
-        call: Call,
+        request: RequestContext,
         key: str,
         drain: str | None,
         force: str | None,
         host: Sequence[str] | None,
         backend: str | None,
     ) -> Any:
-        """Have hosts give up a driver's backends, and answer at once."""
+        """Uninstall the backends of a driver; a job does it in the background."""
         hosts = None if host is None else _hosts(list(host))
-        made = self.desk.conductor.driver_uninstall(
+        result = self.context.conductor.driver_uninstall(
             key, backend, hosts, drain == "true", force == "true"
         )
-        return jobs.begun(call, Kind.UNINSTALL, made)
+        return jobs.serialize_created(request, Kind.UNINSTALL, result)
 
-    def _judged(self, row: Row) -> Mapping[str, Any]:
-        state = self.judging()
-        places = [
-            types.dump(Place, {**place, "state": state(place["last_seen_at"])})
-            for place in row["hosts"]
-        ]
-        return {**row, "hosts": places}
+    def _with_liveness(self, row: Row) -> Mapping[str, Any]:
+        liveness = self.liveness_evaluator()
+        hosts = [{**host, "state": liveness(host["last_seen_at"])} for host in row["hosts"]]
+        return {**row, "hosts": hosts}

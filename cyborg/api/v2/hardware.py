@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v2/hardware: the devices of every host in the words of the internal contract.
+"""/v2/hardware: the discovered devices of all hosts, in the format of agent reports.
 
-It is answered from the database, which every agent's report keeps: nobody waits for a host. Single
-devices are adopted into a backend and released from it, each by a job.
+Reads are served from the database, without calls to agents. A device can be adopted into a backend
+and released from it, each by a job.
 """
 
 from typing import Any
@@ -10,38 +10,36 @@ from typing import Any
 from wsme import types as wtypes
 
 from cyborg.api import types
-from cyborg.api.call import Call
-from cyborg.api.operation import operation
-from cyborg.api.paging import Asked
-from cyborg.api.resource import Resource
+from cyborg.api.collection import Collection
+from cyborg.api.controller import Resource
+from cyborg.api.request_context import RequestContext
 from cyborg.api.v2 import jobs
-from cyborg.core.errors import Conflict, NotFound
-from cyborg.core.rollout import Kind
+from cyborg.core.drivers.rollout import Kind
 from cyborg.db.read import hardware as read
-from cyborg.db.read.paging import Row
-
-NAME = "hardware"
-SINCE = (2, 4)
 
 
-class Specs(wtypes.Base):  # type: ignore[misc]
-    """What a device offers: ``num`` counts what can be given away of it."""
+class Specs(types.JsonObject):
+    """The capabilities of a device; ``num`` is the number of its accelerators."""
 
     remote = wtypes.wsattr(int, mandatory=True)
     num = wtypes.wsattr(int, mandatory=True)
     device_type = wtypes.wsattr(str, mandatory=True)
-    acc_capability = wtypes.wsattr(types.Checked("capability tree", dict), mandatory=True)
+    acc_capability = wtypes.wsattr(types.Validated("capability tree", dict), mandatory=True)
 
 
-class Status(wtypes.Base):  # type: ignore[misc]
-    """What must be done before a device can be used."""
+class Status(types.JsonObject):
+    """The actions that are required before a device can be used."""
 
     setup_required = wtypes.wsattr(bool, mandatory=True)
     reboot_required = wtypes.wsattr(bool, mandatory=True)
 
 
-class Hardware(wtypes.Base):  # type: ignore[misc]
-    """A device as its agent last told of it, whether or not it is ready or even supported."""
+class Hardware(types.JsonObject):
+    """A device as last reported by its agent, even if it is not ready or not supported.
+
+    ``not_offered`` is why it, or a deployable of it, is not offered, for example because the host
+    uses it; or null. ``host_down`` is true if the agent is down.
+    """
 
     uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
     acc_specs = wtypes.wsattr(Specs, mandatory=True)
@@ -55,70 +53,41 @@ class Hardware(wtypes.Base):  # type: ignore[misc]
     numa_node = wtypes.wsattr(int)
     health = wtypes.wsattr(str, mandatory=True)
     serial = wtypes.wsattr(str)
+    not_offered = wtypes.wsattr(str)
+    host_down = wtypes.wsattr(bool, mandatory=True)
 
 
-class AllHardware(wtypes.Base):  # type: ignore[misc]
-    """A list of hardware."""
-
-    hardware = wtypes.wsattr([Hardware], mandatory=True)
-    hardware_links = wtypes.wsattr([types.Link])
+_NAME = types.Text(min_length=1)
 
 
-_NAME = types.Text(shortest=1)
-
-
-class AdoptedHardware(wtypes.Base):  # type: ignore[misc]
-    """A device that a backend of its host shall manage although its rules leave it alone."""
+class HardwareAdopt(types.JsonObject):
+    """A device that a backend of its host must manage although its rules do not match it."""
 
     host = wtypes.wsattr(_NAME, mandatory=True)
-    address = wtypes.wsattr(types.Text(120, shortest=1), mandatory=True)
+    address = wtypes.wsattr(types.Text(120, min_length=1), mandatory=True)
     backend = wtypes.wsattr(_NAME, mandatory=True)
 
 
-def show(_: Call, row: Row) -> dict[str, Any]:
-    """Return a device as JSON."""
-    return types.dump(Hardware, row)
+HARDWARE = Collection(
+    "hardware", "hardware", read, Hardware, since=(2, 4), list_name="HardwareList"
+)
 
 
 class Controller(Resource):
     """The operations on hardware."""
 
-    @operation(
-        rule="cyborg:hardware:get_all",
-        since=SINCE,
-        answer=AllHardware,
-        query={"host": types.Text(), "driver": types.Text()},
-        paged=True,
+    find = HARDWARE.find(
+        "List the hardware of one host or of all hosts.", host=types.Text(), driver=types.Text()
     )
-    def find(self, call: Call, host: str | None, driver: str | None, page: Asked) -> Any:
-        """List the hardware of one host or of all."""
-        with self.desk.reader.connect() as connection:
-            found = page.read(
-                lambda part: read.find(connection, page=part, host=host, driver=driver)
-            )
-        return call.collection(NAME, show, found)
 
-    @operation(
-        rule="cyborg:hardware:adopt",
-        since=SINCE,
-        answer=jobs.BegunJob,
-        status=202,
-        body=AdoptedHardware,
-        raises=(NotFound, Conflict),
-    )
-    def adopt(self, call: Call, body: AdoptedHardware) -> Any:
-        """Have a backend manage a device that it does not, and answer at once."""
-        made = self.desk.conductor.hardware_adopt(body.host, body.address, body.backend)
-        return jobs.begun(call, Kind.UPDATE, made)
+    @HARDWARE.operation("POST hardware", "adopt", body=HardwareAdopt, **jobs.STARTS_JOB)
+    def adopt(self, request: RequestContext, body: HardwareAdopt) -> Any:
+        """Adopt a device into a backend; a job does it in the background."""
+        result = self.context.conductor.hardware_adopt(body.host, body.address, body.backend)
+        return jobs.serialize_created(request, Kind.UPDATE, result)
 
-    @operation(
-        rule="cyborg:hardware:release",
-        since=SINCE,
-        answer=jobs.BegunJob,
-        status=202,
-        path={"uuid": types.Uuid()},
-        raises=(NotFound, Conflict),
-    )
-    def release(self, call: Call, uuid: str) -> Any:
-        """Have its backend leave a device alone, and answer at once."""
-        return jobs.begun(call, Kind.UPDATE, self.desk.conductor.hardware_release(uuid))
+    @HARDWARE.operation("DELETE hardware/{uuid}", "release", **jobs.STARTS_JOB)
+    def release(self, request: RequestContext, uuid: str) -> Any:
+        """Release a device from its backend; a job does it in the background."""
+        result = self.context.conductor.hardware_release(uuid)
+        return jobs.serialize_created(request, Kind.UPDATE, result)

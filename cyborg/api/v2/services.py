@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v2/services: the daemons of every host and the backends of its agent, dead or alive."""
+"""/v2/services: the daemons of all hosts and the backends of the agents, with their liveness."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -9,24 +9,22 @@ from typing import Any
 from wsme import types as wtypes
 
 from cyborg.api import types
-from cyborg.api.call import Call
-from cyborg.api.operation import operation
-from cyborg.api.paging import Asked
-from cyborg.api.resource import Resource
-from cyborg.core import service as core
-from cyborg.core.liveness import Liveness
+from cyborg.api.collection import Collection
+from cyborg.api.controller import Resource
+from cyborg.api.paging import PageRequest
+from cyborg.api.request_context import RequestContext
+from cyborg.core.errors import InUse, NotFound, WrongState
+from cyborg.core.hosts.liveness import Liveness
+from cyborg.core.inventory import functions as core
 from cyborg.db.read import backends as read_backends
 from cyborg.db.read import services as read
 from cyborg.db.read.paging import Row
 
-NAME = "services"
-SINCE = (2, 4)
 
+class Function(types.JsonObject):
+    """A function that a backend offers, and the number of accelerators with it.
 
-class Function(wtypes.Base):  # type: ignore[misc]
-    """Something that a backend offers, and how many accelerators have it.
-
-    Those that are owned or being cleaned are ``used``, those that could be given out now ``free``.
+    ``used`` accelerators are bound or being cleaned; ``free`` ones can be bound now.
     """
 
     function = wtypes.wsattr(str, mandatory=True)
@@ -35,10 +33,10 @@ class Function(wtypes.Base):  # type: ignore[misc]
     free = wtypes.wsattr(int, mandatory=True)
 
 
-class Backend(wtypes.Base):  # type: ignore[misc]
-    """One configured driver of an agent; ``error`` is a sentence, or null when all is well.
+class Backend(types.JsonObject):
+    """One configured driver of an agent; ``error`` is null if there is none.
 
-    ``functions`` are those of its devices, in the order of their names.
+    ``functions`` are those of its devices, ordered by name.
     """
 
     uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
@@ -49,87 +47,69 @@ class Backend(wtypes.Base):  # type: ignore[misc]
     functions = wtypes.wsattr([Function], mandatory=True)
 
 
-class Service(wtypes.Base):  # type: ignore[misc]
-    """A daemon with its backends, or, of kind backend, one backend with its daemon's life.
+class Service(types.JsonObject):
+    """A daemon with its backends, or, with kind backend, one backend with the state of its daemon.
 
-    ``state`` is what the last hello says; ``down_since`` is since when the conductors hold an agent
-    for down and have what its host offers closed, null while they do not.
+    ``state`` is the liveness by the last heartbeat. ``down_since`` is when an agent was marked down
+    and its host cordoned, or null.
     """
 
     uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
-    kind = wtypes.wsattr(types.OneOf("daemon", "backend"), mandatory=True)
+    kind = wtypes.wsattr(types.Enum("daemon", "backend"), mandatory=True)
     binary = wtypes.wsattr(str, mandatory=True)
     host = wtypes.wsattr(str, mandatory=True)
     status = wtypes.wsattr(str, mandatory=True)
-    state = wtypes.wsattr(types.OneOf(*Liveness), mandatory=True)
+    state = wtypes.wsattr(types.Enum(*Liveness), mandatory=True)
     last_seen_at = wtypes.wsattr(datetime, mandatory=True)
     down_since = wtypes.wsattr(datetime)
     backends = wtypes.wsattr([Backend], mandatory=True)
     created_at = wtypes.wsattr(datetime, mandatory=True)
 
 
-class Services(wtypes.Base):  # type: ignore[misc]
-    """A list of services."""
-
-    services = wtypes.wsattr([Service], mandatory=True)
-    services_links = wtypes.wsattr([types.Link])
+SERVICES = Collection("services", "service", read, Service, since=(2, 4))
 
 
 class Controller(Resource):
     """The operations on services."""
 
-    @operation(
-        rule="cyborg:service:get_all",
-        since=SINCE,
-        answer=Services,
+    @SERVICES.list_operation(
         query={
             "host": types.Text(),
             "binary": types.Text(64),
-            "kind": types.OneOf("daemon", "backend"),
-            "function": types.Checked("function", core.parse, types.Text(core.MAX_NAME)),
-        },
-        paged=True,
+            "kind": types.Enum("daemon", "backend"),
+            "function": types.Validated("function", core.parse_name, types.Text(core.MAX_NAME)),
+        }
     )
     def find(
-        self,
-        call: Call,
-        host: str | None,
-        binary: str | None,
-        kind: str | None,
-        function: str | None,
-        page: Asked,
+        self, request: RequestContext, kind: str | None, page: PageRequest, **filters: str | None
     ) -> Any:
-        """List daemons with their backends; of kind daemon without, of kind backend each alone.
+        """List daemons with their backends; kind selects daemons only, or one row per backend.
 
-        With a function, those that offer it, with what they have of it and of what is below it.
+        A function selects those that offer it, and shows it and the functions below it only.
         """
         find = (
             read_backends.find
             if kind == "backend"
             else functools.partial(read.find, functions=kind is None)
         )
-        with self.desk.reader.connect() as connection:
-            found = page.read(
-                lambda part: find(
-                    connection, page=part, host=host, binary=binary, function=function
-                )
-            )
-        return call.collection(NAME, self._show(kind), found)
+        rows = self.read_page(page, find, **filters)
+        return SERVICES.document(request, rows, self._show(kind))
 
-    def _show(self, kind: str | None) -> Callable[[Call, Row], Mapping[str, Any]]:
-        judge = self.judging()
+    @SERVICES.operation("DELETE services/{uuid}", "delete", raises=(NotFound, WrongState, InUse))
+    def delete(self, request: RequestContext, uuid: str) -> None:
+        """Delete a daemon that is down; with an agent, also the inventory of its host.
 
-        def show(call: Call, row: Row) -> Mapping[str, Any]:
-            state = judge(row["last_seen_at"])
+        Fails if any accelerator of the host is in use.
+        """
+        self.context.conductor.service_delete(uuid)
+
+    def _show(self, kind: str | None) -> Callable[[RequestContext, Row], Mapping[str, Any]]:
+        evaluate = self.liveness_evaluator()
+
+        def show(request: RequestContext, row: Row) -> Mapping[str, Any]:
+            state = evaluate(row["last_seen_at"])
             backends = [] if kind == "daemon" else row["backends"]
-            return types.dump(
-                Service,
-                {
-                    **row,
-                    "kind": kind or "daemon",
-                    "state": state,
-                    "backends": [types.dump(Backend, backend) for backend in backends],
-                },
-            )
+            more = {"kind": kind or "daemon", "state": state, "backends": backends}
+            return types.serialize(Service, {**row, **more})
 
         return show

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps from one schema to the next; ``cyborg.db.migrate`` takes them."""
+"""Schema migration scripts; ``cyborg.db.migrate`` runs them."""

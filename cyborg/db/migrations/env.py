@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs steps on the connection that ``cyborg.db.migrate`` hands over, in its transaction."""
+"""Run migrations on the connection of ``cyborg.db.migrate``, in its transaction."""
 
 from alembic import context
 

@@ -1,18 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading the attributes that operators gave to deployables.
+"""Read the attributes that operators added to deployables.
 
-Rows: uuid, deployable_uuid, key, value, created_at, updated_at. The agent's own attributes are
-facts of the deployable and no objects: see ``cyborg.db.read.deployables``.
+Attributes reported by the agent are a column of the deployable: see
+``cyborg.db.read.deployables``.
 """
 
 from collections.abc import Collection
+from datetime import datetime
+from typing import TypedDict, cast
 
 import sqlalchemy as sa
 
 from cyborg.db.read import paging
-from cyborg.db.read.paging import Page, Row
+from cyborg.db.read.paging import Page
 from cyborg.db.schema import attributes as table
 from cyborg.db.schema import deployables
+
+
+class AttributeRow(TypedDict):
+    """An attribute that an operator added to a deployable."""
+
+    uuid: str
+    deployable_uuid: str
+    key: str
+    value: str
+    created_at: datetime
+    updated_at: datetime | None
+
 
 COLUMNS = [
     *(column for column in table.c if column.name not in ("id", "deployable_id")),
@@ -28,7 +42,7 @@ def find(
     uuids: Collection[str] | None = None,
     deployable_uuid: str | None = None,
     key: str | None = None,
-) -> list[Row]:
+) -> list[AttributeRow]:
     """Return attributes, in one statement; a marker adds one."""
     query = (
         sa.select(*COLUMNS)
@@ -41,10 +55,10 @@ def find(
         query = query.where(deployables.c.uuid == deployable_uuid)
     if key is not None:
         query = query.where(table.c.key == key)
-    query = paging.cut(connection, query, table, page, SORTABLE)
-    return [dict(row) for row in connection.execute(query).mappings()]
+    query = paging.paginate(connection, query, table, page, SORTABLE)
+    return [cast(AttributeRow, dict(row)) for row in connection.execute(query).mappings()]
 
 
-def get(connection: sa.Connection, uuid: str) -> Row | None:
+def get(connection: sa.Connection, uuid: str) -> AttributeRow | None:
     """Return one attribute, or None."""
     return next(iter(find(connection, uuids=[uuid])), None)

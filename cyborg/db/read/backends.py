@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading the backends of all agents, each a row of its own.
+"""Read the backends of all agents, one row for each backend.
 
-Rows: uuid, status, binary, host, last_seen_at, down_since, created_at and backends: a list of this
-one alone, as ``cyborg.db.read.services`` has it, so that both kinds of rows are shown alike. Its
-``functions`` are those of ``cyborg.core.service``, each {function, total, used, free}, of the
-devices that the database has of it.
+Rows: uuid, status, binary, host, last_seen_at, down_since, created_at and backends: a list with
+only this backend, in the format of ``cyborg.db.read.services``, so that both kinds of rows look
+alike. ``functions`` of a backend are those of ``cyborg.core.inventory.functions``, each {function,
+total, used, free}, computed from its devices in the database.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -13,8 +13,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from cyborg.core import capability, life, service
-from cyborg.core.service import Holding
+from cyborg.core.inventory import capability, device_state
+from cyborg.core.inventory import functions as core_functions
+from cyborg.core.inventory.functions import HandleUsage
 from cyborg.db.read import paging
 from cyborg.db.read.paging import Page, Row
 from cyborg.db.schema import attach_handles, deployables, devices, services
@@ -26,9 +27,9 @@ SORTABLE = {
     "last_seen_at": services.c.last_seen_at,
     **{name: table.c[name] for name in ("uuid", "name", "driver", "status", "created_at")},
 }
-_HELD = sa.or_(attach_handles.c.request_id.is_not(None), attach_handles.c.prepared)
-_IDLE = sa.not_(sa.or_(_HELD, attach_handles.c.draining))
-_DEVICE = ("status", "health", "setup_required", "reboot_required", "withdrawn", "draining")
+_IN_USE = sa.or_(attach_handles.c.arq_id.is_not(None), attach_handles.c.needs_cleaning)
+_IDLE = sa.not_(sa.or_(_IN_USE, attach_handles.c.draining))
+_DEVICE_COLUMNS = ("status", "health", "setup_required", "reboot_required", "cordoned", "draining")
 
 
 def find(
@@ -41,7 +42,8 @@ def find(
 ) -> list[Row]:
     """Return backends with their functions, in three statements; a marker adds one.
 
-    ``function`` adds one, and leaves alone the backends that offer it, with it and what is below.
+    ``function`` adds one statement, and selects the backends that offer this function and, of their
+    functions, this one and those below it.
     """
     query = (
         sa.select(
@@ -59,12 +61,12 @@ def find(
     if binary is not None:
         query = query.where(services.c.binary == binary)
     if function is not None:
-        query = query.where(among(table.c.id, offering(connection, function)))
-    query = paging.cut(connection, query, table, page, SORTABLE)
+        query = query.where(id_in(table.c.id, ids_offering(connection, function)))
+    query = paging.paginate(connection, query, table, page, SORTABLE)
     found = [dict(row) for row in connection.execute(query).mappings()]
     chosen = query.with_only_columns(table.c.id).subquery()
-    held = functions(connection, table.c.id == chosen.c.id, chosen, function) if found else {}
-    return [_row(row, held.get(row.pop("id"), [])) for row in found]
+    offered = functions(connection, table.c.id == chosen.c.id, chosen, function) if found else {}
+    return [_row(row, offered.get(row.pop("id"), [])) for row in found]
 
 
 def functions(
@@ -73,51 +75,51 @@ def functions(
     chosen: sa.FromClause,
     within: str | None = None,
 ) -> dict[int, list[Row]]:
-    """Return the functions of backends by their ids, each {function, total, used, free}.
+    """Return the functions of backends by backend id, each {function, total, used, free}.
 
-    Which backends is said by what the table is joined with, and on what. In two statements: one for
-    the devices and one for what they hold.
+    The join of the backends table with ``chosen``, on ``joined``, selects the backends. Runs two
+    statements: one for the devices and one for their deployables.
     """
-    way = _way(chosen.join(table, joined))
-    cards = _cards(connection, way)
-    holdings: dict[int, dict[tuple[int, str], Holding]] = {}
-    for row in _parts(connection, way):
-        if row["device_id"] in cards:  # it may have come between the two statements
-            card = cards[row["device_id"]]
-            of_backend = holdings.setdefault(card.backend_id, {})
+    source = _join_devices(chosen.join(table, joined))
+    found = _devices(connection, source)
+    usages_by_backend: dict[int, dict[tuple[int, str], HandleUsage]] = {}
+    for row in _deployables(connection, source):
+        if row["device_id"] in found:  # a device may be added between the two statements
+            device = found[row["device_id"]]
+            usages = usages_by_backend.setdefault(device.backend_id, {})
             key = row["device_id"], row["resource_class"]
-            of_backend[key] = card.hold(row, of_backend.get(key))
+            usages[key] = device.add_deployable(row, usages.get(key))
     return {
         backend: [
-            {"function": one.name, "total": one.total, "used": one.used, "free": one.free}
-            for one in service.functions(held.values(), within)
+            {"function": item.name, "total": item.total, "used": item.used, "free": item.free}
+            for item in core_functions.summarize_functions(usages.values(), within)
         ]
-        for backend, held in holdings.items()
+        for backend, usages in usages_by_backend.items()
     }
 
 
-def offering(connection: sa.Connection, function: str) -> set[int]:
+def ids_offering(connection: sa.Connection, function: str) -> set[int]:
     """Return the ids of the backends that offer a function, in one statement.
 
-    It reads every device of the function's resource classes: a tree is no column.
+    Reads every device of the function's resource classes, because the function tree is no column.
     """
     query = (
         sa.select(table.c.id, deployables.c.resource_class, devices.c.vendor_board_info)
-        .select_from(_way(table))
+        .select_from(_join_devices(table))
         .join(deployables, deployables.c.device_id == devices.c.id)
-        .where(deployables.c.resource_class.in_(service.classes(function)))
+        .where(deployables.c.resource_class.in_(core_functions.resource_classes_of(function)))
     )
     return {
         id_
         for id_, resource_class, board in connection.execute(query)
-        if service.offers(resource_class, capability.told(board), function)
+        if core_functions.has_function(resource_class, capability.encoded_text(board), function)
     }
 
 
-def among(column: sa.ColumnElement[int], ids: Collection[int]) -> sa.ColumnElement[bool]:
-    """Return the condition that a column is one of so many ids that no statement could bind them.
+def id_in(column: sa.ColumnElement[int], ids: Collection[int]) -> sa.ColumnElement[bool]:
+    """Return the condition that a column is in ``ids``, which may be too many to bind.
 
-    They are numbers of ours, so they are written into the statement.
+    The ids are integers from this database, so it is safe to write them into the statement.
     """
     kind = sa.BigInteger()
     return column.in_(
@@ -126,77 +128,82 @@ def among(column: sa.ColumnElement[int], ids: Collection[int]) -> sa.ColumnEleme
 
 
 @dataclass(frozen=True, slots=True)
-class _Card:
-    """A device, and what of it decides whether its parts are open."""
+class _Device:
+    """A device and the facts that decide whether its deployables are schedulable."""
 
     backend_id: int
     tree: str
-    facts: life.Facts
+    facts: device_state.DeviceFacts
 
-    def hold(self, part: Mapping[Any, Any], before: Holding | None) -> Holding:
-        """Return what its parts of one resource class hold, with one more of them."""
+    def add_deployable(
+        self, deployable: Mapping[Any, Any], usage: HandleUsage | None
+    ) -> HandleUsage:
+        """Return the usage of one resource class of the device, including this deployable."""
         facts = replace(
             self.facts,
-            programming=part["job_id"] is not None,
-            draining=self.facts.draining or bool(part["draining"]),
+            programming=deployable["job_id"] is not None,
+            draining=self.facts.draining or bool(deployable["draining"]),
         )
-        free = part["idle"] if life.decide(facts).open else 0
-        one = before or Holding(part["resource_class"], 0, 0, 0, self.tree)
+        free = deployable["idle"] if device_state.evaluate(facts).schedulable else 0
+        usage = usage or HandleUsage(deployable["resource_class"], 0, 0, 0, self.tree)
         return replace(
-            one,
-            total=one.total + part["total"],
-            used=one.used + part["used"],
-            free=one.free + free,
+            usage,
+            total=usage.total + deployable["total"],
+            used=usage.used + deployable["used"],
+            free=usage.free + free,
         )
 
 
-def _way(start: sa.FromClause) -> sa.FromClause:
-    """Join backends, which ``start`` has, with their services and their devices."""
-    here = sa.and_(devices.c.host == services.c.host, devices.c.backend == table.c.name)
-    return start.join(services, services.c.id == table.c.service_id).join(devices, here)
+def _join_devices(start: sa.FromClause) -> sa.FromClause:
+    """Join the backends in ``start`` with their services and their devices."""
+    same_backend = sa.and_(devices.c.host == services.c.host, devices.c.backend == table.c.name)
+    return start.join(services, services.c.id == table.c.service_id).join(devices, same_backend)
 
 
-def _cards(connection: sa.Connection, way: sa.FromClause) -> dict[int, _Card]:
+def _devices(connection: sa.Connection, source: sa.FromClause) -> dict[int, _Device]:
     query = sa.select(
         devices.c.id,
         table.c.id.label("backend_id"),
         devices.c.vendor_board_info,
         services.c.down_since,
-        *(devices.c[name] for name in _DEVICE),
-    ).select_from(way)
+        *(devices.c[name] for name in _DEVICE_COLUMNS),
+    ).select_from(source)
     return {
-        row["id"]: _Card(
+        row["id"]: _Device(
             row["backend_id"],
-            capability.told(row["vendor_board_info"]),
-            life.Facts(
-                **{name: row[name] for name in _DEVICE}, host_down=row["down_since"] is not None
+            capability.encoded_text(row["vendor_board_info"]),
+            device_state.DeviceFacts(
+                **{name: row[name] for name in _DEVICE_COLUMNS},
+                host_down=row["down_since"] is not None,
             ),
         )
         for row in connection.execute(query).mappings()
     }
 
 
-def _parts(connection: sa.Connection, way: sa.FromClause) -> Iterable[sa.RowMapping]:
-    # Each is named in GROUP BY, for a server that is told to be strict may not know that they
-    # follow from the key. The backend comes first: by the key SQLite would walk every deployable.
-    part = [deployables.c[name] for name in ("device_id", "resource_class", "draining", "job_id")]
+def _deployables(connection: sa.Connection, source: sa.FromClause) -> Iterable[sa.RowMapping]:
+    # GROUP BY names each column, because a server in strict mode may not detect that they depend on
+    # the key. The backend comes first: with the key first SQLite would scan every deployable.
+    columns = [
+        deployables.c[name] for name in ("device_id", "resource_class", "draining", "job_id")
+    ]
     query = (
         sa.select(
-            *part,
+            *columns,
             sa.func.count(attach_handles.c.id).label("total"),
-            sa.func.count(sa.case((_HELD, 1))).label("used"),
+            sa.func.count(sa.case((_IN_USE, 1))).label("used"),
             sa.func.count(sa.case((_IDLE, 1))).label("idle"),
         )
         .select_from(
-            way.join(deployables, deployables.c.device_id == devices.c.id).outerjoin(
+            source.join(deployables, deployables.c.device_id == devices.c.id).outerjoin(
                 attach_handles, attach_handles.c.deployable_id == deployables.c.id
             )
         )
-        .group_by(table.c.id, deployables.c.id, *part)
+        .group_by(table.c.id, deployables.c.id, *columns)
     )
     return connection.execute(query).mappings()
 
 
 def _row(row: Mapping[str, Any], offered: list[Row]) -> dict[str, Any]:
-    whole = {**row, "functions": offered}
-    return {**whole, "backends": [whole]}
+    backend = {**row, "functions": offered}
+    return {**backend, "backends": [backend]}

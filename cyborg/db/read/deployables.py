@@ -1,35 +1,64 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading deployables, each with the uuids of what it belongs to.
+"""Read deployables, each with the uuids of its parent, root and device.
 
-Rows: uuid, parent_uuid and root_uuid (None for a root), device_uuid, hostname, driver_name (the
-backend that found the device), address, name, rp_uuid, resource_class, traits, attributes (the
-agent's, and over them the operator's), bitstream_id, num_accelerators, draining (of the part or its
-device), created_at, updated_at; and of its resource provider stale (Placement was last brought to
-an older revision, or never to any), stale_since and error.
+Fields: uuid, parent_uuid and root_uuid (None for a root), device_uuid, hostname, driver_name (the
+backend that discovered the device), address, name, rp_uuid, resource_class, traits, attributes (the
+agent's, overridden by the operator's), bitstream_id, num_accelerators, draining (of the deployable
+or its device), created_at, updated_at; and of its resource provider stale (Placement does not have
+the current revision), stale_since and error.
 """
 
 from collections.abc import Collection
-from typing import Any
+from datetime import datetime
+from typing import Any, TypedDict, cast
 
 import sqlalchemy as sa
 
 from cyborg.db.read import paging
-from cyborg.db.read.paging import Page, Row
+from cyborg.db.read.paging import Page
 from cyborg.db.schema import attributes, devices, providers
 from cyborg.db.schema import deployables as table
 
-_parents = table.alias("parents")
-_roots = table.alias("roots")
-_HIDDEN = ("device_id", "parent_id", "root_id", "job_id", "draining")
+
+class DeployableRow(TypedDict):
+    """A deployable, its relatives, and the state of its provider."""
+
+    uuid: str
+    address: str
+    name: str
+    rp_uuid: str
+    resource_class: str
+    traits: list[str]
+    attributes: dict[str, str]
+    bitstream_id: str | None
+    num_accelerators: int
+    created_at: datetime
+    updated_at: datetime | None
+    parent_uuid: str | None
+    root_uuid: str | None
+    device_uuid: str
+    hostname: str
+    driver_name: str
+    draining: bool
+    stale: bool
+    stale_since: datetime | None
+    error: str | None
+
+
+_parent = table.alias("parents")
+_root = table.alias("roots")
+_INTERNAL = ("device_id", "parent_id", "root_id", "job_id", "draining")
 COLUMNS = [
-    *(column for column in table.c if column.name not in _HIDDEN),
-    _parents.c.uuid.label("parent_uuid"),
-    _roots.c.uuid.label("root_uuid"),
+    *(column for column in table.c if column.name not in _INTERNAL),
+    _parent.c.uuid.label("parent_uuid"),
+    _root.c.uuid.label("root_uuid"),
     devices.c.uuid.label("device_uuid"),
     devices.c.host.label("hostname"),
     devices.c.backend.label("driver_name"),
     sa.or_(table.c.draining, devices.c.draining).label("draining"),
-    sa.func.coalesce(providers.c.published < providers.c.revision, sa.true()).label("stale"),
+    sa.func.coalesce(providers.c.published_revision < providers.c.revision, sa.true()).label(
+        "stale"
+    ),
     providers.c.stale_since,
     providers.c.error,
 ]
@@ -58,14 +87,14 @@ def find(
     device_uuid: str | None = None,
     hostname: str | None = None,
     rp_uuid: str | None = None,
-) -> list[Row]:
+) -> list[DeployableRow]:
     """Return deployables, in two statements; a marker adds one."""
     query = (
         sa.select(*COLUMNS)
         .select_from(table)
         .join(devices, devices.c.id == table.c.device_id)
-        .outerjoin(_parents, _parents.c.id == table.c.parent_id)
-        .outerjoin(_roots, _roots.c.id == table.c.root_id)
+        .outerjoin(_parent, _parent.c.id == table.c.parent_id)
+        .outerjoin(_root, _root.c.id == table.c.root_id)
         .outerjoin(providers, providers.c.uuid == table.c.rp_uuid)
     )
     if uuids is not None:
@@ -76,16 +105,16 @@ def find(
         query = query.where(devices.c.host == hostname)
     if rp_uuid is not None:
         query = query.where(table.c.rp_uuid == rp_uuid)
-    query = paging.cut(connection, query, table, page, SORTABLE)
+    query = paging.paginate(connection, query, table, page, SORTABLE)
     found = [dict(row) for row in connection.execute(query).mappings()]
-    of_operators = _attributes(connection, query) if found else {}
+    operator_attributes = _attributes(connection, query) if found else {}
     for row in found:
-        row["attributes"] = row["attributes"] | of_operators.get(row.pop("id"), {})
+        row["attributes"] = row["attributes"] | operator_attributes.get(row.pop("id"), {})
         row["draining"], row["stale"] = bool(row["draining"]), bool(row["stale"])
-    return list(found)
+    return [cast(DeployableRow, row) for row in found]
 
 
-def get(connection: sa.Connection, uuid: str) -> Row | None:
+def get(connection: sa.Connection, uuid: str) -> DeployableRow | None:
     """Return one deployable, or None."""
     return next(iter(find(connection, uuids=[uuid])), None)
 
@@ -97,7 +126,7 @@ def _attributes(connection: sa.Connection, found: sa.Select[Any]) -> dict[int, d
         .join(chosen, chosen.c.id == attributes.c.deployable_id)
         .order_by(attributes.c.id)
     )
-    held: dict[int, dict[str, str]] = {}
+    values: dict[int, dict[str, str]] = {}
     for deployable, key, value in connection.execute(query):
-        held.setdefault(deployable, {})[key] = value
-    return held
+        values.setdefault(deployable, {})[key] = value
+    return values

@@ -1,16 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading device profiles.
-
-Rows: uuid, name, description, groups (a list of objects), created_at, updated_at.
-"""
+"""Read device profiles."""
 
 from collections.abc import Collection
+from datetime import datetime
+from typing import TypedDict, cast
 
 import sqlalchemy as sa
 
 from cyborg.db.read import paging
-from cyborg.db.read.paging import Page, Row
+from cyborg.db.read.paging import Page
 from cyborg.db.schema import device_profiles as table
+
+
+class DeviceProfileRow(TypedDict):
+    """A device profile with its groups."""
+
+    uuid: str
+    name: str
+    description: str | None
+    groups: list[dict[str, str]]
+    created_at: datetime
+    updated_at: datetime | None
+
 
 COLUMNS = [column for column in table.c if column.name != "id"]
 SORTABLE = {name: table.c[name] for name in ("uuid", "name", "created_at", "updated_at")}
@@ -22,19 +33,19 @@ def find(
     page: Page | None = None,
     names: Collection[str] | None = None,
     uuids: Collection[str] | None = None,
-) -> list[Row]:
+) -> list[DeviceProfileRow]:
     """Return device profiles, in one statement; a marker adds one."""
     query = sa.select(*COLUMNS)
     if names is not None:
         query = query.where(table.c.name.in_(names))
     if uuids is not None:
         query = query.where(table.c.uuid.in_(uuids))
-    query = paging.cut(connection, query, table, page, SORTABLE)
-    return [dict(row) for row in connection.execute(query).mappings()]
+    query = paging.paginate(connection, query, table, page, SORTABLE)
+    return [cast(DeviceProfileRow, dict(row)) for row in connection.execute(query).mappings()]
 
 
-def get(connection: sa.Connection, key: str) -> Row | None:
-    """Return the profile of this uuid or, if there is none, of this name, or None."""
+def get(connection: sa.Connection, key: str) -> DeviceProfileRow | None:
+    """Return the profile with this uuid or, if there is none, with this name; or None."""
     query = (
         sa.select(*COLUMNS)
         .where(sa.or_(table.c.uuid == key, table.c.name == key))
@@ -42,4 +53,4 @@ def get(connection: sa.Connection, key: str) -> Row | None:
         .limit(1)
     )
     found = connection.execute(query).mappings().first()
-    return None if found is None else dict(found)
+    return None if found is None else cast(DeviceProfileRow, dict(found))

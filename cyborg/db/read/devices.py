@@ -1,22 +1,58 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading devices.
+"""Read devices.
 
-Rows: uuid, hostname, address, backend, type, vendor, model, std_board_info and vendor_board_info
+Fields: uuid, hostname, address, backend, type, vendor, model, std_board_info and vendor_board_info
 (objects), numa_node, serial, health, health_reason, health_since, setup_required, reboot_required,
-status (what the operator wants: enabled or maintaining), withdrawn (its backend is disabled or
-being uninstalled), draining, programming (any part of it is being programmed), host_down,
+status (set by the operator: enabled or maintaining), cordoned (its backend is disabled or
+being uninstalled), draining, programming (any deployable is being programmed), host_down,
+placement (the worst state of its resource providers: error, stale or in_sync; None without any),
 created_at, updated_at.
 """
 
 from collections.abc import Collection
+from datetime import datetime
+from typing import Any, TypedDict, cast
 
 import sqlalchemy as sa
 
+from cyborg.core.hosts.service import AGENT
 from cyborg.db.read import paging
-from cyborg.db.read.paging import Page, Row
-from cyborg.db.schema import deployables, services
+from cyborg.db.read.paging import Page
+from cyborg.db.schema import deployables, providers, services
 from cyborg.db.schema import devices as table
 
+
+class DeviceRow(TypedDict):
+    """A device; ``placement`` is the worst state of its resource providers."""
+
+    uuid: str
+    hostname: str
+    address: str
+    backend: str
+    type: str
+    vendor: str
+    model: str
+    std_board_info: dict[str, Any]
+    vendor_board_info: dict[str, Any]
+    numa_node: int | None
+    serial: str | None
+    health: str
+    health_reason: str | None
+    health_since: datetime
+    setup_required: bool
+    reboot_required: bool
+    status: str
+    cordoned: bool
+    draining: bool
+    abilities: list[str]
+    programming: bool
+    host_down: bool
+    placement: str | None
+    created_at: datetime
+    updated_at: datetime | None
+
+
+_deployables = deployables.alias("device_deployables")
 COLUMNS = [
     table.c.host.label("hostname"),
     *(column for column in table.c if column.name not in ("id", "host")),
@@ -25,9 +61,29 @@ COLUMNS = [
     .correlate(table)
     .label("programming"),
     services.c.down_since.is_not(None).label("host_down"),
+    sa.select(
+        sa.func.max(
+            sa.case(
+                (providers.c.error.is_not(None), 2),
+                (
+                    sa.func.coalesce(
+                        providers.c.published_revision < providers.c.revision, sa.true()
+                    ),
+                    1,
+                ),
+                else_=0,
+            )
+        )
+    )
+    .select_from(_deployables.outerjoin(providers, providers.c.uuid == _deployables.c.rp_uuid))
+    .where(_deployables.c.device_id == table.c.id)
+    .correlate(table)
+    .scalar_subquery()
+    .label("placement"),
 ]
+_PLACEMENT = {None: None, 0: "in_sync", 1: "stale", 2: "error"}
 _FROM = table.outerjoin(
-    services, sa.and_(services.c.host == table.c.host, services.c.binary == "cyborg-agent")
+    services, sa.and_(services.c.host == table.c.host, services.c.binary == AGENT)
 )
 SORTABLE = {
     "hostname": table.c.host,
@@ -59,7 +115,7 @@ def find(
     status: str | None = None,
     health: str | None = None,
     address: str | None = None,
-) -> list[Row]:
+) -> list[DeviceRow]:
     """Return devices, in one statement; a marker adds one."""
     query = sa.select(*COLUMNS).select_from(_FROM)
     if uuids is not None:
@@ -68,14 +124,22 @@ def find(
     for name, value in (equal | {"health": health, "address": address}).items():
         if value is not None:
             query = query.where(table.c[name] == value)
-    query = paging.cut(connection, query, table, page, SORTABLE)
+    query = paging.paginate(connection, query, table, page, SORTABLE)
     return [
-        # An expression is a number on some databases.
-        {**row, "programming": bool(row["programming"]), "host_down": bool(row["host_down"])}
+        # Some databases return a boolean expression as a number.
+        cast(
+            DeviceRow,
+            {
+                **row,
+                "programming": bool(row["programming"]),
+                "host_down": bool(row["host_down"]),
+                "placement": _PLACEMENT[row["placement"]],
+            },
+        )
         for row in connection.execute(query).mappings()
     ]
 
 
-def get(connection: sa.Connection, uuid: str) -> Row | None:
+def get(connection: sa.Connection, uuid: str) -> DeviceRow | None:
     """Return one device, or None."""
     return next(iter(find(connection, uuids=[uuid])), None)

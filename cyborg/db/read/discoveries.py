@@ -1,19 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading discoveries that were asked for.
-
-Rows of ``find``: uuid, host, backend, state, error, created_at, updated_at, one for each backend
-of each host that must answer. ``get`` gathers those of one discovery, ``whole`` counts those of
-each.
-"""
+"""Read the discoveries that operators requested."""
 
 from collections.abc import Collection
-from typing import Any
+from datetime import datetime
+from typing import Any, TypedDict, cast
 
 import sqlalchemy as sa
 
 from cyborg.db.read import paging
-from cyborg.db.read.paging import Page, Row
+from cyborg.db.read.paging import Page
 from cyborg.db.schema import discoveries as table
+
+
+class BackendRow(TypedDict):
+    """One backend of one host that must answer a discovery."""
+
+    uuid: str
+    host: str
+    backend: str
+    state: str
+    error: str | None
+    created_at: datetime
+    updated_at: datetime | None
+
+
+class SummaryRow(TypedDict):
+    """A discovery; ``progress`` is the number of its backends by state."""
+
+    uuid: str
+    state: str
+    progress: dict[str, int]
+    created_at: datetime
+    updated_at: datetime | None
+
+
+class DiscoveryRow(TypedDict):
+    """A discovery with its backends, ordered by host and backend."""
+
+    uuid: str
+    created_at: datetime
+    updated_at: datetime | None
+    backends: list[BackendRow]
+
 
 COLUMNS = [column for column in table.c if column.name != "id"]
 SORTABLE = {name: table.c[name] for name in ("uuid", "host", "backend", "state", "created_at")}
@@ -27,8 +55,8 @@ def find(
     host: str | None = None,
     backend: str | None = None,
     states: Collection[str] | None = None,
-) -> list[Row]:
-    """Return parts of discoveries, in one statement; a marker (its first part) adds one."""
+) -> list[BackendRow]:
+    """Return rows of discoveries, in one statement; a marker (a uuid: its first row) adds one."""
     query = sa.select(*COLUMNS)
     if uuids is not None:
         query = query.where(table.c.uuid.in_(uuids))
@@ -38,15 +66,15 @@ def find(
         query = query.where(table.c.backend == backend)
     if states is not None:
         query = query.where(table.c.state.in_(states))
-    query = paging.cut(connection, query, table, page, SORTABLE)
-    return [dict(row) for row in connection.execute(query).mappings()]
+    query = paging.paginate(connection, query, table, page, SORTABLE)
+    return [cast(BackendRow, dict(row)) for row in connection.execute(query).mappings()]
 
 
 _IN_PROGRESS, _FAILED = (
     sa.func.sum(sa.case((table.c.state == state, 1), else_=0))
     for state in ("IN-PROGRESS", "FAILED")
 )
-_WHOLE = sa.select(
+_SUMMARY = sa.select(
     sa.func.min(table.c.id).label("id"),
     table.c.uuid,
     sa.case((_IN_PROGRESS > 0, "IN-PROGRESS"), (_FAILED > 0, "FAILED"), else_="DONE").label(
@@ -58,53 +86,55 @@ _WHOLE = sa.select(
     sa.func.min(table.c.created_at).label("created_at"),
     sa.func.max(table.c.updated_at).label("updated_at"),
 ).group_by(table.c.uuid)
-WHOLE_SORTABLE = ("uuid", "state", "created_at", "updated_at")
+SUMMARY_SORTABLE = ("uuid", "state", "created_at", "updated_at")
 
 
-def whole(
+def find_summaries(
     connection: sa.Connection,
     *,
     page: Page | None = None,
     host: str | None = None,
     state: str | None = None,
-) -> list[Row]:
+) -> list[SummaryRow]:
     """Return discoveries, in one statement; a marker adds one.
 
-    Rows: uuid, state (in progress while one part is, failed if one has), created_at, updated_at
-    (the last change) and progress: how many parts are in which state. ``host`` is that of any part.
+    Rows: uuid, state (IN-PROGRESS while one backend is, else FAILED if one failed), created_at,
+    updated_at (the last change) and progress: the number of backends by state. ``host`` selects the
+    discoveries that include this host.
     """
-    query = _WHOLE
+    query = _SUMMARY
     if host is not None:
-        there = sa.select(table.c.uuid).where(table.c.host == host)
-        query = query.where(table.c.uuid.in_(there))
+        on_host = sa.select(table.c.uuid).where(table.c.host == host)
+        query = query.where(table.c.uuid.in_(on_host))
     grouped = query.subquery()
     listed = sa.select(grouped)
     if state is not None:
         listed = listed.where(grouped.c.state == state)
-    sortable = {name: grouped.c[name] for name in WHOLE_SORTABLE}
-    listed = paging.cut(connection, listed, grouped, page, sortable)
-    return [_counted(dict(row)) for row in connection.execute(listed).mappings()]
+    sortable = {name: grouped.c[name] for name in SUMMARY_SORTABLE}
+    listed = paging.paginate(connection, listed, grouped, page, sortable)
+    return [_summary(dict(row)) for row in connection.execute(listed).mappings()]
 
 
-def _counted(row: dict[str, Any]) -> Row:
+def _summary(row: dict[str, Any]) -> SummaryRow:
     del row["id"]
     total, waiting, failed = (int(row.pop(k)) for k in ("total", "in_progress", "failed"))
     counts = {"DONE": total - waiting - failed, "FAILED": failed, "IN-PROGRESS": waiting}
-    return {**row, "progress": {name: count for name, count in counts.items() if count}}
+    progress = {name: count for name, count in counts.items() if count}
+    return cast(SummaryRow, {**row, "progress": progress})
 
 
-def get(connection: sa.Connection, uuid: str) -> Row | None:
-    """Return one discovery: uuid, created_at, updated_at (the last change) and parts, or None.
+def get(connection: sa.Connection, uuid: str) -> DiscoveryRow | None:
+    """Return one discovery: uuid, created_at, updated_at (the last change) and backends; or None.
 
-    Parts are rows of ``find`` in the order of host and backend.
+    ``backends`` are the rows of ``find``, ordered by host and backend.
     """
-    parts = sorted(find(connection, uuids=[uuid]), key=lambda row: (row["host"], row["backend"]))
-    if not parts:
+    backends = sorted(find(connection, uuids=[uuid]), key=lambda row: (row["host"], row["backend"]))
+    if not backends:
         return None
-    changes = [part["updated_at"] for part in parts if part["updated_at"] is not None]
+    changes = [row["updated_at"] for row in backends if row["updated_at"] is not None]
     return {
         "uuid": uuid,
-        "created_at": min(part["created_at"] for part in parts),
+        "created_at": min(row["created_at"] for row in backends),
         "updated_at": max(changes, default=None),
-        "parts": parts,
+        "backends": backends,
     }

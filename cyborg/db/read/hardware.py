@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading hardware: what the hosts last told of their devices, in the words of the contract.
+"""Read hardware: the devices that the hosts last reported, in the format of the hardware API.
 
-Rows: what ``core.hardware.record`` makes of a device: uuid, host, acc_specs, acc_status and more.
+Rows: a device in the format of ``core.wire.hardware.dump_row``: uuid, host, acc_specs, acc_status
+and more; and host_down: whether the host's agent is marked down.
 """
 
 from collections.abc import Collection
@@ -9,7 +10,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from cyborg.core.hardware import record
+from cyborg.core.hosts.service import AGENT
+from cyborg.core.wire.hardware import dump_row
 from cyborg.db.read import paging
 from cyborg.db.read.paging import Page, Row
 from cyborg.db.schema import attach_handles, backends, deployables, services
@@ -29,14 +31,15 @@ _NUM = (
     .scalar_subquery()
     .label("num")
 )
-_AGENT = sa.and_(services.c.host == table.c.host, services.c.binary == "cyborg-agent")
+_AGENT = sa.and_(services.c.host == table.c.host, services.c.binary == AGENT)
 _BACKEND = sa.and_(backends.c.service_id == services.c.id, backends.c.name == table.c.backend)
 _FROM = table.outerjoin(services, _AGENT).outerjoin(backends, _BACKEND)
 _FACTS = (
     *("uuid", "host", "address", "type", "vendor", "backend", "std_board_info", "numa_node"),
     *("serial", "health", "setup_required", "reboot_required", "vendor_board_info"),
 )
-COLUMNS = [*(table.c[name] for name in _FACTS), backends.c.driver, _NUM]
+_DOWN = services.c.down_since.is_not(None).label("host_down")
+COLUMNS = [*(table.c[name] for name in _FACTS), backends.c.driver, _NUM, _DOWN]
 SORTABLE = {
     name: table.c[name] for name in ("uuid", "host", "address", "numa_node", "health", "serial")
 }
@@ -52,7 +55,7 @@ def find(
 ) -> list[Row]:
     """Return hardware, in one statement; a marker adds one.
 
-    What its host has no longer is left out. ``driver`` is the name of a driver or of a backend.
+    Draining devices are left out. ``driver`` is the name of a driver or of a backend.
     """
     query = sa.select(*COLUMNS).select_from(_FROM).where(sa.not_(table.c.draining))
     if uuids is not None:
@@ -61,6 +64,6 @@ def find(
         query = query.where(table.c.host == host)
     if driver is not None:
         query = query.where(sa.or_(backends.c.driver == driver, table.c.backend == driver))
-    query = paging.cut(connection, query, table, page, SORTABLE)
+    query = paging.paginate(connection, query, table, page, SORTABLE)
     found: list[dict[str, Any]] = [dict(row) for row in connection.execute(query).mappings()]
-    return [record(row) for row in found]
+    return [{**dump_row(row), "host_down": bool(row["host_down"])} for row in found]

@@ -1,22 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading jobs: what takes time, on one host or on many, and how far it is.
-
-Rows of ``find``: uuid, kind, host (None for a job of many hosts), subject, state, error, attempts,
-created_at, updated_at and progress: how many of its steps are in which state. ``get`` adds steps:
-a list of {host, backend, state, error} in the order of host and backend.
-"""
+"""Read jobs, on one host or on many, with their progress."""
 
 from collections import Counter
-from typing import Any
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, TypedDict, cast
 
 import sqlalchemy as sa
 
 from cyborg.db.read import paging
-from cyborg.db.read.paging import Page, Row
+from cyborg.db.read.paging import Page
 from cyborg.db.schema import job_steps as steps
 from cyborg.db.schema import jobs as table
 
-# Not its arguments: a driver's configuration may hold what not everybody should read.
+
+class JobRow(TypedDict):
+    """A job; ``progress`` is the number of its steps by state."""
+
+    uuid: str
+    kind: str
+    host: str | None
+    subject: str
+    state: str
+    error: str | None
+    attempts: int
+    created_at: datetime
+    updated_at: datetime | None
+    progress: dict[str, int]
+
+
+class StepRow(TypedDict):
+    """A step of a job: one backend on one host."""
+
+    host: str
+    backend: str
+    state: str
+    error: str | None
+
+
+class JobDetailsRow(JobRow):
+    """A job with its steps, ordered by host and backend."""
+
+    steps: list[StepRow]
+
+
+# Without the arguments: a driver's configuration may contain secrets.
 _SHOWN = ("uuid", "kind", "host", "subject", "state", "error", "attempts")
 COLUMNS = [*(table.c[name] for name in _SHOWN), table.c.created_at, table.c.updated_at]
 SORTABLE = {
@@ -33,10 +61,10 @@ def find(
     state: str | None = None,
     host: str | None = None,
     subject: str | None = None,
-) -> list[Row]:
+) -> list[JobRow]:
     """Return jobs, in two statements; a marker adds one.
 
-    ``host`` is that of the job or of one of its steps.
+    ``host`` selects jobs on this host and jobs with a step on it.
     """
     query = sa.select(table.c.id, *COLUMNS)
     if kind is not None:
@@ -44,19 +72,19 @@ def find(
     if state is not None:
         query = query.where(table.c.state == state)
     if host is not None:
-        there = sa.exists().where(steps.c.job_id == table.c.id, steps.c.host == host)
-        # A job of many hosts has none of its own, which is no host to ask for.
-        own = sa.and_(table.c.host == host, table.c.host != "")
-        query = query.where(sa.or_(own, there))
+        has_step = sa.exists().where(steps.c.job_id == table.c.id, steps.c.host == host)
+        # A job on many hosts has the host "", which is no valid filter.
+        same_host = sa.and_(table.c.host == host, table.c.host != "")
+        query = query.where(sa.or_(same_host, has_step))
     if subject is not None:
         query = query.where(table.c.subject == subject)
-    query = paging.cut(connection, query, table, page, SORTABLE)
-    found = [dict(row) for row in connection.execute(query).mappings()]
-    counted = _progress(connection, query) if found else {}
-    return [_row(row, counted.get(row.pop("id"), {})) for row in found]
+    query = paging.paginate(connection, query, table, page, SORTABLE)
+    found = connection.execute(query).mappings().all()
+    progress_by_job = _progress(connection, query) if found else {}
+    return [_row(row, progress_by_job.get(row["id"], {})) for row in found]
 
 
-def get(connection: sa.Connection, uuid: str) -> Row | None:
+def get(connection: sa.Connection, uuid: str) -> JobDetailsRow | None:
     """Return one job with its steps, in two statements, or None."""
     query = sa.select(table.c.id, *COLUMNS).where(table.c.uuid == uuid)
     row = connection.execute(query).mappings().first()
@@ -67,18 +95,18 @@ def get(connection: sa.Connection, uuid: str) -> Row | None:
         .where(steps.c.job_id == row["id"])
         .order_by(steps.c.host, steps.c.backend)
     )
-    parts = [dict(part) for part in connection.execute(found).mappings()]
-    shown = _row(dict(row), Counter(part["state"] for part in parts))
-    del shown["id"]
-    return {**shown, "steps": parts}
+    step_rows = [cast(StepRow, dict(step)) for step in connection.execute(found).mappings()]
+    return {**_row(row, Counter(step["state"] for step in step_rows)), "steps": step_rows}
 
 
-def _row(row: Row, progress: dict[str, int]) -> dict[str, Any]:
-    return {**row, "host": row["host"] or None, "progress": dict(sorted(progress.items()))}
+def _row(row: Mapping[Any, Any], progress: dict[str, int]) -> JobRow:
+    shown = {name: value for name, value in row.items() if name != "id"}
+    computed = {"host": row["host"] or None, "progress": dict(sorted(progress.items()))}
+    return cast(JobRow, {**shown, **computed})
 
 
 def _progress(connection: sa.Connection, jobs: sa.Select[Any]) -> dict[int, dict[str, int]]:
-    # Joined to the query of the page, which MariaDB would not take within IN for its LIMIT.
+    # A join with the query of the page: MariaDB does not allow a LIMIT within IN.
     chosen = jobs.with_only_columns(table.c.id).subquery()
     query = (
         sa.select(steps.c.job_id, steps.c.state, sa.func.count().label("n"))

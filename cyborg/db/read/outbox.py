@@ -1,17 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading the outbox: what neighbours have not been told yet, and what they never took.
-
-Rows: uuid, kind, subject, state, attempts, next_try_at, error, created_at, updated_at, payload (an
-object).
-"""
+"""Read the outbox: messages that are not delivered yet, and dead letters."""
 
 from collections.abc import Collection
+from datetime import datetime
+from typing import Any, TypedDict, cast
 
 import sqlalchemy as sa
 
 from cyborg.db.read import paging
-from cyborg.db.read.paging import Page, Row
+from cyborg.db.read.paging import Page
 from cyborg.db.schema import outbox as table
+
+
+class MessageRow(TypedDict):
+    """A message that is not delivered yet, or a dead letter."""
+
+    uuid: str
+    kind: str
+    subject: str
+    state: str
+    attempts: int
+    next_try_at: datetime
+    error: str | None
+    payload: dict[str, Any]
+    created_at: datetime
+    updated_at: datetime | None
+
 
 _HIDDEN = ("id", "owner", "lease_until")
 COLUMNS = [column for column in table.c if column.name not in _HIDDEN]
@@ -37,7 +51,7 @@ def find(
     uuids: Collection[str] | None = None,
     state: str | None = None,
     kind: str | None = None,
-) -> list[Row]:
+) -> list[MessageRow]:
     """Return messages of the outbox, in one statement; a marker adds one."""
     query = sa.select(*COLUMNS)
     if uuids is not None:
@@ -46,10 +60,10 @@ def find(
         query = query.where(table.c.state == state)
     if kind is not None:
         query = query.where(table.c.kind == kind)
-    query = paging.cut(connection, query, table, page, SORTABLE)
-    return [dict(row) for row in connection.execute(query).mappings()]
+    query = paging.paginate(connection, query, table, page, SORTABLE)
+    return [cast(MessageRow, dict(row)) for row in connection.execute(query).mappings()]
 
 
-def get(connection: sa.Connection, uuid: str) -> Row | None:
+def get(connection: sa.Connection, uuid: str) -> MessageRow | None:
     """Return one message, or None."""
     return next(iter(find(connection, uuids=[uuid])), None)

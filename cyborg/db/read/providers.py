@@ -1,19 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading how far Placement has been brought to what is wanted.
-
-Rows: uuid, name, host, revision, published, stale (Placement was last brought to an older
-revision), stale_since, error, attempts, next_try_at, created_at, updated_at.
-"""
+"""Read the synchronization state of resource providers with Placement."""
 
 from collections.abc import Collection
+from datetime import datetime
+from typing import TypedDict, cast
 
 import sqlalchemy as sa
 
 from cyborg.db.read import paging
-from cyborg.db.read.paging import Page, Row
+from cyborg.db.read.paging import Page
 from cyborg.db.schema import providers as table
 
-_STALE = table.c.published < table.c.revision
+
+class ProviderRow(TypedDict):
+    """The synchronization state of a resource provider."""
+
+    uuid: str
+    name: str
+    host: str
+    revision: int
+    published_revision: int
+    stale: bool
+    stale_since: datetime | None
+    error: str | None
+    attempts: int
+    next_try_at: datetime | None
+    verify_only: bool
+    created_at: datetime
+    updated_at: datetime | None
+
+
+_STALE = table.c.published_revision < table.c.revision
 COLUMNS = [
     *(column for column in table.c if column.name not in ("id", "owner", "lease_until")),
     _STALE.label("stale"),
@@ -28,7 +45,7 @@ def find(
     uuids: Collection[str] | None = None,
     host: str | None = None,
     stale: bool | None = None,
-) -> list[Row]:
+) -> list[ProviderRow]:
     """Return providers, in one statement; a marker adds one."""
     query = sa.select(*COLUMNS)
     if uuids is not None:
@@ -37,10 +54,13 @@ def find(
         query = query.where(table.c.host == host)
     if stale is not None:
         query = query.where(_STALE if stale else sa.not_(_STALE))
-    query = paging.cut(connection, query, table, page, SORTABLE)
-    return [{**row, "stale": bool(row["stale"])} for row in connection.execute(query).mappings()]
+    query = paging.paginate(connection, query, table, page, SORTABLE)
+    return [
+        cast(ProviderRow, {**row, "stale": bool(row["stale"])})
+        for row in connection.execute(query).mappings()
+    ]
 
 
-def get(connection: sa.Connection, uuid: str) -> Row | None:
+def get(connection: sa.Connection, uuid: str) -> ProviderRow | None:
     """Return one provider, or None."""
     return next(iter(find(connection, uuids=[uuid])), None)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading services: the daemons of each host, an agent's with its backends.
+"""Read services: the daemons of each host, an agent with its backends.
 
 Rows: uuid, binary, host, epoch, endpoint, status, digest, generation, versions, started_at,
 last_seen_at, down_since, identity, created_at, updated_at and backends: a list of {uuid, name,
-driver, status, error, created_at, updated_at} in the order of their names, and with ``functions``,
-where these are asked for, as ``cyborg.db.read.backends`` has them.
+driver, status, error, created_at, updated_at} ordered by name, and on request with ``functions`` in
+the format of ``cyborg.db.read.backends``.
 """
 
 from collections.abc import Collection
@@ -35,8 +35,8 @@ def find(
 ) -> list[Row]:
     """Return services with their backends, in two statements; a marker adds one.
 
-    ``functions`` adds two, and has each backend say what it offers. ``function`` adds one, and
-    leaves alone the backends that offer this one, and the agents that have such a backend.
+    ``functions`` adds two statements and the functions of each backend. ``function`` adds one
+    statement, and selects the backends that offer this function and the agents with such a backend.
     """
     query = sa.select(table)
     if uuids is not None:
@@ -45,25 +45,29 @@ def find(
         query = query.where(table.c.binary == binary)
     if host is not None:
         query = query.where(table.c.host == host)
-    some = None if function is None else read_backends.offering(connection, function)
-    if some is not None:
-        having = sa.select(backends.c.service_id).where(read_backends.among(backends.c.id, some))
+    offering = None if function is None else read_backends.ids_offering(connection, function)
+    if offering is not None:
+        having = sa.select(backends.c.service_id).where(
+            read_backends.id_in(backends.c.id, offering)
+        )
         query = query.where(table.c.id.in_(having))
-    query = paging.cut(connection, query, table, page, SORTABLE)
+    query = paging.paginate(connection, query, table, page, SORTABLE)
     found = [dict(row) for row in connection.execute(query).mappings()]
-    # The query of the page, not a list of its ids, which may be longer than a statement can carry;
-    # it is joined, for MariaDB takes no LIMIT within IN.
+    # The query of the page instead of a list of its ids, which may exceed the limit of a statement;
+    # a join, because MariaDB does not allow a LIMIT within IN.
     chosen = query.with_only_columns(table.c.id).subquery()
-    held = _backends(connection, chosen, some) if found else {}
-    if functions and held:
+    backends_by_service = _backends(connection, chosen, offering) if found else {}
+    if functions and backends_by_service:
         joined = backends.c.service_id == chosen.c.id
         offered = read_backends.functions(connection, joined, chosen, function)
-        held = {
+        backends_by_service = {
             service: [{**row, "functions": offered.get(row["id"], [])} for row in rows]
-            for service, rows in held.items()
+            for service, rows in backends_by_service.items()
         }
     for row in found:
-        row["backends"] = [_shown(one) for one in held.get(row.pop("id"), ())]
+        row["backends"] = [
+            _shown(backend) for backend in backends_by_service.get(row.pop("id"), ())
+        ]
     return list(found)
 
 
@@ -73,18 +77,18 @@ def get(connection: sa.Connection, uuid: str) -> Row | None:
 
 
 def _backends(
-    connection: sa.Connection, chosen: sa.FromClause, some: Collection[int] | None
+    connection: sa.Connection, chosen: sa.FromClause, ids: Collection[int] | None
 ) -> dict[int, list[Row]]:
     query = (
         sa.select(backends)
         .join(chosen, chosen.c.id == backends.c.service_id)
         .order_by(backends.c.name, backends.c.id)
     )
-    held: dict[int, list[Row]] = {}
+    by_service: dict[int, list[Row]] = {}
     for row in connection.execute(query).mappings():
-        if some is None or row["id"] in some:
-            held.setdefault(row["service_id"], []).append(dict(row))
-    return held
+        if ids is None or row["id"] in ids:
+            by_service.setdefault(row["service_id"], []).append(dict(row))
+    return by_service
 
 
 def _shown(backend: Row) -> Row:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much there is of everything, in a fixed number of statements: for metrics and operators."""
+"""Total counts for metrics and operators, in a fixed number of statements."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -7,116 +7,119 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from cyborg.core.device import Health
-from cyborg.core.job import JobState
-from cyborg.core.states import RequestState
-from cyborg.db.read import deeds
+from cyborg.core.arq.states import ArqState
+from cyborg.core.inventory.device import Health
+from cyborg.core.jobs.job import JobState
+from cyborg.db.read import self_heal
 from cyborg.db.read.paging import Row
+from cyborg.db.read.self_heal import SelfHealRow
 from cyborg.db.schema import (
+    arqs,
     attach_handles,
     devices,
     jobs,
     outbox,
     providers,
-    requests,
     services,
 )
 
 MAX_UNHEALTHY = 1000
-"""Devices that are named one by one: those that have been unhealthy for longest."""
+"""Maximum number of unhealthy devices in the list; those unhealthy for longest come first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """One look at the database. Ages are for the caller to tell from the moments.
+    """Counts of all objects at one time. The caller computes ages from the times.
 
-    ``handles`` counts by ``free`` (whatever the state of its device), ``owned``, ``dirty`` (its
-    owner left and a job must clean it) and ``draining``. ``outbox`` and ``jobs`` have rows of kind,
-    state, count and oldest (when the first of them was promised); of jobs only the open ones, with
-    overdue, those past their deadline. ``unhealthy`` has host, address and health_since of up to
-    MAX_UNHEALTHY devices. ``deeds`` has the rows of ``cyborg.db.read.deeds``.
+    ``handles`` counts by ``free`` (in any state of the device), ``owned``, ``dirty`` (without an
+    owner and not cleaned yet) and ``draining``. ``outbox`` and ``jobs`` have rows of kind, count
+    and oldest (the earliest created_at). Rows of ``outbox`` also have state; rows of ``jobs`` count
+    only open jobs and have overdue, the number past their deadline. ``unhealthy`` has host, address
+    and health_since of up to MAX_UNHEALTHY devices. ``self_heal_actions`` has the rows of
+    ``cyborg.db.read.self_heal``.
     """
 
-    requests: dict[str, int]
+    arqs: dict[str, int]
     orphans_suspected: int
     oldest_bind_started: datetime | None
-    owners_unknown: int
+    owners_unverified: int
     handles: dict[str, int]
     devices: dict[tuple[str, str], int]
     unhealthy: list[Row]
     services: dict[tuple[str, str], int]
-    hosts_closed: int
+    hosts_cordoned: int
     outbox: list[Row]
     jobs: list[Row]
     providers: int
     providers_stale: int
     providers_failing: int
     oldest_stale: datetime | None
-    deeds: list[Row]
+    self_heal_actions: list[SelfHealRow]
 
 
 def read(
     connection: sa.Connection, *, now: datetime, late_before: datetime, down_before: datetime
 ) -> Totals:
-    """Count, in nine statements.
+    """Return all counts, in nine statements.
 
-    A service that spoke last at one of the two moments or before is late or down.
+    A service whose last heartbeat came at or before ``late_before`` or ``down_before`` is late or
+    down.
     """
-    r = requests.c
-    arqs = _all(
+    r = arqs.c
+    arqs_by_state = _all(
         connection,
         sa.select(
             r.state,
             sa.func.count().label("count"),
             sa.func.count(r.orphan_since).label("suspected"),
-            _number(sa.not_(r.owner_known)).label("unowned"),
+            _count_if(sa.not_(r.owner_verified)).label("unverified"),
             sa.func.min(sa.func.coalesce(r.updated_at, r.created_at)).label("oldest"),
         ).group_by(r.state),
     )
-    started = [row["oldest"] for row in arqs if row["state"] == RequestState.BIND_STARTED]
+    started = [row["oldest"] for row in arqs_by_state if row["state"] == ArqState.BIND_STARTED]
     p = providers.c
-    changed = sa.case((sa.not_(p.audited), p.stale_since))
+    changed = sa.case((sa.not_(p.verify_only), p.stale_since))
     (published,) = _all(
         connection,
         sa.select(
             sa.func.count().label("count"),
-            # Those that are only compared again count as published.
+            # A provider that is only due for verification counts as published.
             sa.func.count(changed).label("stale"),
             sa.func.count(p.error).label("failing"),
             sa.func.min(changed).label("oldest"),
         ).select_from(providers),
     )
     d = devices.c
-    cards = _all(
+    devices_by_state = _all(
         connection,
         sa.select(d.status, d.health, sa.func.count().label("count")).group_by(d.status, d.health),
     )
-    daemons = _services(connection, late_before, down_before)
+    services_by_state = _services(connection, late_before, down_before)
     return Totals(
-        requests={row["state"]: row["count"] for row in arqs},
-        orphans_suspected=sum(row["suspected"] for row in arqs),
+        arqs={row["state"]: row["count"] for row in arqs_by_state},
+        orphans_suspected=sum(row["suspected"] for row in arqs_by_state),
         oldest_bind_started=started[0] if started else None,
-        owners_unknown=sum(row["unowned"] for row in arqs),
+        owners_unverified=sum(row["unverified"] for row in arqs_by_state),
         handles=_handles(connection),
-        devices={(row["status"], row["health"]): row["count"] for row in cards},
+        devices={(row["status"], row["health"]): row["count"] for row in devices_by_state},
         unhealthy=_unhealthy(connection),
-        services={(row["binary"], row["liveness"]): row["count"] for row in daemons},
-        hosts_closed=sum(row["closed"] for row in daemons),
+        services={(row["binary"], row["liveness"]): row["count"] for row in services_by_state},
+        hosts_cordoned=sum(row["cordoned"] for row in services_by_state),
         outbox=_outbox(connection),
         jobs=_jobs(connection, now),
         providers=published["count"],
         providers_stale=published["stale"],
         providers_failing=published["failing"],
         oldest_stale=published["oldest"],
-        deeds=deeds.find(connection),
+        self_heal_actions=self_heal.find(connection),
     )
 
 
 def _handles(connection: sa.Connection) -> dict[str, int]:
     h = attach_handles.c
     use = sa.case(
-        (h.request_id.is_not(None), "owned"),
-        (h.prepared, "dirty"),
+        (h.arq_id.is_not(None), "owned"),
+        (h.needs_cleaning, "dirty"),
         (h.draining, "draining"),
         else_="free",
     ).label("use")
@@ -141,7 +144,7 @@ def _services(connection: sa.Connection, late_before: datetime, down_before: dat
         s.binary,
         state,
         sa.func.count().label("count"),
-        sa.func.count(s.down_since).label("closed"),
+        sa.func.count(s.down_since).label("cordoned"),
     )
     return _all(connection, query.group_by(s.binary, "liveness"))
 
@@ -168,7 +171,7 @@ def _jobs(connection: sa.Connection, now: datetime) -> list[Row]:
         sa.select(
             j.kind,
             sa.func.count().label("count"),
-            _number(sa.func.coalesce(j.deadline < now, sa.false())).label("overdue"),
+            _count_if(sa.func.coalesce(j.deadline < now, sa.false())).label("overdue"),
             sa.func.min(j.created_at).label("oldest"),
         )
         .where(j.state == JobState.OPEN)
@@ -177,8 +180,8 @@ def _jobs(connection: sa.Connection, now: datetime) -> list[Row]:
     )
 
 
-def _number(condition: sa.ColumnElement[bool]) -> Any:
-    """Return how many rows of a group fulfil a condition."""
+def _count_if(condition: sa.ColumnElement[bool]) -> Any:
+    """Return the expression for the number of rows in a group that meet a condition."""
     return sa.func.count(sa.case((condition, 1)))
 
 

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples of the API's documentation, run one after another: what it shows is what happens."""
+"""Run the examples of the API documentation in order and compare the answers."""
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
 
-from cyborg.fixtures.processes import until
-from cyborg.fixtures.stack import running
+from cyborg.tests.fixtures.clouds.standalone import running
+from cyborg.tests.fixtures.machine.processes import wait_until
 
 PAGE = Path(__file__).parents[3] / "doc" / "source" / "api" / "index.rst"
 BASE = "http://controller:6666"
@@ -26,58 +27,64 @@ _CALL = re.compile(
 def examples() -> list[tuple[str, ...]]:
     """Return method, path, body, status and answer of each example, as text."""
     blocks = (re.sub(r"^   ", "", b, flags=re.MULTILINE) for b in _BLOCK.findall(PAGE.read_text()))
-    return [found.groups() for block in blocks if (found := _CALL.match(block))]
+    return [match.groups() for block in blocks if (match := _CALL.match(block))]
 
 
-class Likeness:
-    """Which uuid of the documentation stands for which uuid of this run."""
+class UuidMapping:
+    """The mapping of uuids in the documentation to actual uuids."""
 
     def __init__(self) -> None:
         self.real: dict[str, str] = {}
 
     def translate(self, text: str) -> str:
-        """Put this run's uuids into text of the documentation."""
+        """Replace the uuids of the documentation by the actual ones."""
         return _UUID.sub(lambda m: self.real.get(m[0], m[0]), text)
 
-    def compare(self, told: Any, found: Any, where: str) -> None:
-        """Fail unless they are alike: uuids in the same places, any moments, all else equal."""
-        if isinstance(told, dict) and isinstance(found, dict):
-            assert sorted(told) == sorted(found), where
-            for key, value in told.items():
-                self.compare(value, found[key], f"{where}.{key}")
-        elif isinstance(told, list) and isinstance(found, list):
-            assert len(told) == len(found), where
-            for number, pair in enumerate(zip(told, found, strict=True)):
-                self.compare(*pair, f"{where}[{number}]")
-        elif isinstance(told, str) and _UUID.fullmatch(told):
-            assert _UUID.fullmatch(found), where
-            assert self.real.setdefault(told, found) == found, where
-        elif isinstance(told, str) and _MOMENT.match(told):
-            # Whether something has been updated yet depends on when one looks.
-            assert found is None or _MOMENT.match(found), where
-        elif where.endswith(".attempts"):
-            # A conductor looks at a job as often as it has to.
-            assert isinstance(found, int), where
-        elif told is None and where.endswith(".updated_at"):
-            assert found is None or _MOMENT.match(found), where
+    def compare(self, expected: Any, actual: Any, place: str) -> None:
+        """Compare expected and actual answer: uuids by mapping, any times, all else equal."""
+        if isinstance(expected, dict) and isinstance(actual, dict):
+            assert sorted(expected) == sorted(actual), place
+            for key, value in expected.items():
+                self.compare(value, actual[key], f"{place}.{key}")
+        elif isinstance(expected, list) and isinstance(actual, list):
+            assert len(expected) == len(actual), place
+            for number, pair in enumerate(zip(expected, actual, strict=True)):
+                self.compare(*pair, f"{place}[{number}]")
+        elif isinstance(expected, str) and _UUID.fullmatch(expected):
+            assert _UUID.fullmatch(actual), place
+            assert self.real.setdefault(expected, actual) == actual, place
+        elif isinstance(expected, str) and _MOMENT.match(expected):
+            # The time of an update depends on timing.
+            assert actual is None or _MOMENT.match(actual), place
+        elif place.endswith(".attempts"):
+            # The number of attempts depends on timing.
+            assert isinstance(actual, int), place
+        elif expected is None and place.endswith(".updated_at"):
+            assert actual is None or _MOMENT.match(actual), place
         else:
-            told = self.translate(told) if isinstance(told, str) else told
-            assert found == told, where
+            expected = self.translate(expected) if isinstance(expected, str) else expected
+            assert actual == expected, place
 
 
 @pytest.fixture(scope="module")
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A stack of its own: the examples show all that it has."""
+    """Yield a separate stack: the examples show all of its objects."""
     with running(tmp_path_factory.mktemp("examples")) as stack:
         yield stack.endpoint
 
 
-def test_what_the_page_shows_is_what_happens(endpoint: str) -> None:
-    shown = examples()
-    assert len(shown) > 15
-    like = Likeness()
-    for method, path, body, status, answer in shown:
-        where = f"{method} {path}"
+def answer_if(
+    condition: Callable[[requests.Response], Any], ask: Callable[[], requests.Response]
+) -> Any:
+    return condition(ask())
+
+
+def test_api_page_examples_match_the_service(endpoint: str) -> None:
+    documented = examples()
+    assert len(documented) > 15
+    like = UuidMapping()
+    for method, path, body, status, answer in documented:
+        place = f"{method} {path}"
 
         def ask(method: str = method, path: str = path, body: str = body) -> requests.Response:
             return requests.request(
@@ -89,27 +96,29 @@ def test_what_the_page_shows_is_what_happens(endpoint: str) -> None:
             )
 
         if "/jobs/" in path:
-            got = until("the job ends", lambda ask=ask: _over(ask()), 15)
-        elif "/services" in path:
-            got = until("the host has cleaned up", lambda ask=ask: _free(ask()), 15)
+            response = wait_until("the job ends", partial(answer_if, _finished, ask), 15)
+        elif path.startswith("/v2/services?"):
+            response = wait_until("the host has cleaned up", partial(answer_if, _free, ask), 15)
         elif "/discoveries/" in path:
-            got = until("the discovery ends", lambda ask=ask: _ended(ask()), 15)
+            response = wait_until("the discovery ends", partial(answer_if, _ended, ask), 15)
         elif path.endswith("/deployables"):
-            got = until("Placement is told", lambda ask=ask: _in_sync(ask()), 15)
+            response = wait_until("Placement is told", partial(answer_if, _in_sync, ask), 15)
         else:
-            got = ask()
-        assert got.status_code == int(status), f"{where}: {got.text}"
+            response = ask()
+        assert response.status_code == int(status), f"{place}: {response.text}"
         if answer.strip():
-            like.compare(json.loads(answer), json.loads(got.text.replace(endpoint, BASE)), where)
+            like.compare(
+                json.loads(answer), json.loads(response.text.replace(endpoint, BASE)), place
+            )
         else:
-            assert not got.content, where
+            assert not response.content, place
 
 
 def _ended(answer: requests.Response) -> requests.Response | None:
     return answer if answer.json().get("state") != "IN-PROGRESS" else None
 
 
-def _over(answer: requests.Response) -> requests.Response | None:
+def _finished(answer: requests.Response) -> requests.Response | None:
     return answer if answer.json().get("state") != "pending" else None
 
 
@@ -120,5 +129,5 @@ def _free(answer: requests.Response) -> requests.Response | None:
 
 
 def _in_sync(answer: requests.Response) -> requests.Response | None:
-    told = answer.json().get("deployables", [{}])
-    return answer if all(d["placement"]["status"] == "in_sync" for d in told) else None
+    deployables = answer.json().get("deployables", [{}])
+    return answer if all(d["placement"]["status"] == "in_sync" for d in deployables) else None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Five thousand malformed messages to a conductor and an agent that run as in an installation.
+"""Send five thousand malformed messages to a conductor and an agent.
 
-Most lie straight on the broker's queues, a fifth come by the agent's socket for drivers. Nobody
-dies, nothing is left behind, and each is logged once with its sender.
+Most are published directly to the broker's queues, a fifth is sent to the agent's driver socket. No
+daemon stops, no resource leaks, and each message is logged once with its sender.
 """
 
 import json
@@ -21,40 +21,40 @@ from uuid import uuid4
 import pytest
 
 from cyborg.core.errors import CyborgError
-from cyborg.fixtures import outside
-from cyborg.fixtures.broker import Bus, open_bus
-from cyborg.fixtures.cloud import Cloud, cloud
-from cyborg.fixtures.databases import fresh_database
-from cyborg.fixtures.malformed import Bad, Maker
-from cyborg.fixtures.processes import Daemon, until
-from cyborg.fixtures.raw_bus import RawBus, raw_bus
-from cyborg.rpc.agent import AgentClient
+from cyborg.rpc.client import make_agent_client
+from cyborg.tests.fixtures.bus.broker import Bus, open_bus
+from cyborg.tests.fixtures.bus.malformed import MalformedMessage, MalformedMessageFactory
+from cyborg.tests.fixtures.bus.raw_bus import RawBus, raw_bus
+from cyborg.tests.fixtures.clouds.cloud import Cloud, make_and_run_cloud
+from cyborg.tests.fixtures.databases.databases import fresh_database
+from cyborg.tests.fixtures.hosts import external_drivers
+from cyborg.tests.fixtures.machine.processes import Daemon, wait_until
 
 pytestmark = pytest.mark.services
 
 HOST = "compute-1"
 TO_CONDUCTOR, TO_AGENT, TO_SOCKET = 2700, 1300, 1000
-ROUND = 400  # messages between two good calls
+ROUND = 400  # messages between two valid calls
 PATIENCE = 60.0
 POOL = 8  # threads of a daemon that answer, and connections to the broker that they answer by
-# What a process may have more at the end than in the middle: its pools fill when they are needed,
-# and each connection has a thread of its own. What leaks with one message in a hundred is more.
+# Allowed growth from the middle to the end: pools fill on demand, and each connection has a
+# thread. A leak of one in a hundred messages exceeds this.
 MORE_MEMORY, MORE_THREADS, MORE_FILES = 64 * 2**20, 2 * POOL + 2, POOL + 4
 SAID = re.compile(r"message (fuzz-\d+-\w)\b")
-SOCKET_SAID = re.compile(r"Driver process (\d+) is refused")
+SOCKET_SAID = re.compile(r"Request of driver process (\d+) rejected")
 
 
 @dataclass(frozen=True)
 class Size:
-    """What a daemon and its children take: bytes, threads, open files."""
+    """The resources of a daemon and its children: bytes, threads, open files."""
 
     memory: int
     threads: int
     files: int
 
 
-class World:
-    """The daemons, the broker beneath them, and a well-mannered client."""
+class FuzzEnv:
+    """The daemons, their broker, and a valid client."""
 
     def __init__(self, stack: Cloud, raw: RawBus, bus: Bus, socket_path: str) -> None:
         self.stack, self.raw, self.bus, self.socket_path = stack, raw, bus, socket_path
@@ -66,58 +66,58 @@ class World:
         }
 
     def answers(self) -> None:
-        """See that both answer a good call, at once."""
+        """Check that both daemons answer a valid call without delay."""
         begun = time.monotonic()
-        said = self.bus.conductor().service_hello("cyborg-api", "fuzz", str(uuid4()), None)
-        assert said["interval"] == 0.5
-        assert AgentClient(self.bus.transport, self.bus.conf).hardware(HOST)["hardware"]
+        answer = self.bus.conductor().service_hello("cyborg-api", "fuzz", str(uuid4()), None)
+        assert answer["interval"] == 0.5
+        assert make_agent_client(self.bus.transport, self.bus.conf).hardware(HOST)["hardware"]
         assert time.monotonic() - begun < 10
 
     def empty(self) -> bool:
-        """Tell whether nothing lies in a queue."""
+        """Return whether a queue is empty."""
         return not any(self.raw.waiting(queue) for queue in self.queues.values())
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory, rabbit_url: str) -> Iterator[World]:
-    """A conductor and an agent with a socket for drivers, each a process."""
+def env(tmp_path_factory: pytest.TempPathFactory, rabbit_url: str) -> Iterator[FuzzEnv]:
+    """Run a conductor and an agent with a driver socket, as processes."""
     folder = tmp_path_factory.mktemp("bus-fuzz")
     topic = f"test-{uuid4().hex[:12]}"
-    options = {
+    options: dict[str, dict[str, Any]] = {
         "rpc": {"topic": topic},
         "DEFAULT": {"executor_thread_pool_size": POOL},
         "oslo_messaging_rabbit": {"amqp_auto_delete": "true", "rpc_conn_pool_size": POOL + 1},
-        "agent": {"enabled_drivers": "fake", "socket_drivers": "crypto"},
+        "agent": {"enabled_drivers": "fake", "external_drivers": "crypto"},
     }
     with (
-        outside.folder() as place,
+        external_drivers.socket_folder() as place,
         fresh_database("mysql", folder) as url,
-        cloud(
+        make_and_run_cloud(
             folder,
             url,
             rabbit_url,
             (HOST,),
             conductors=("conductor-1",),
-            options={**options, "agent": {**options["agent"], "socket_dir": place}},
+            options={**options, "agent": {**options["agent"], "external_driver_dir": place}},
         ) as stack,
         raw_bus() as raw,
         open_bus(rabbit_url, rpc={"topic": topic}) as bus,
     ):
-        made = World(stack, raw, bus, str(place / "agent.sock"))
-        until("both answer", lambda: _answers(made))
-        yield made
+        fuzz_env = FuzzEnv(stack, raw, bus, str(place / "agent.sock"))
+        wait_until("both answer", lambda: _answers(fuzz_env))
+        yield fuzz_env
 
 
-def _answers(world: World) -> bool:
+def _answers(env: FuzzEnv) -> bool:
     try:
-        world.answers()
+        env.answers()
     except CyborgError:
         return False
     return True
 
 
 def size(daemon: Daemon) -> Size:
-    """Return what a daemon and its children take now."""
+    """Return the current resources of a daemon and its children."""
     memory = threads = files = 0
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -129,48 +129,50 @@ def size(daemon: Daemon) -> Size:
             files += len(list((entry / "fd").iterdir()))
         except (ProcessLookupError, FileNotFoundError):
             continue
-        its = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
-        memory += int(its["VmRSS"].split()[0]) * 1024
-        threads += int(its["Threads"])
+        fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+        memory += int(fields["VmRSS"].split()[0]) * 1024
+        threads += int(fields["Threads"])
     return Size(memory, threads, files)
 
 
-def throw(world: World, daemon: Daemon, count: int, chance: random.Random) -> dict[str, Bad]:
-    """Throw messages at one daemon and wait for its answers; return them by their ids."""
-    contract = "conductor" if daemon is world.conductor else "agent"
-    maker = Maker(contract, world.raw.reply, chance)
-    sent: dict[str, Bad] = {}
+def send_messages(
+    env: FuzzEnv, daemon: Daemon, count: int, chance: random.Random
+) -> dict[str, MalformedMessage]:
+    """Send messages to one daemon and wait for its answers; return them by id."""
+    contract = "conductor" if daemon is env.conductor else "agent"
+    maker = MalformedMessageFactory(contract, env.raw.reply, chance)
+    messages: dict[str, MalformedMessage] = {}
     for _ in range(count):
         number = f"fuzz-{chance.randrange(10**12)}-{contract[0]}"
-        sent[number] = maker.make(number)
+        messages[number] = maker.make(number)
         user = chance.choice(["guest", None])
-        world.raw.send(world.queues[daemon.name], sent[number], number, user)
-    asked = {number for number, bad in sent.items() if bad.asks}
+        env.raw.send(env.queues[daemon.name], messages[number], number, user)
+    call_numbers = {number for number, message in messages.items() if message.is_call}
 
     def all_came() -> bool:
-        world.raw.collect(0.1)
-        return asked <= world.raw.answers.keys()
+        env.raw.collect(0.1)
+        return call_numbers <= env.raw.answers.keys()
 
-    until(f"{daemon.name} answered", all_came, PATIENCE)
-    return sent
+    wait_until(f"{daemon.name} answered", all_came, PATIENCE)
+    return messages
 
 
-def lines(daemon: Daemon) -> list[str]:
-    """Return all that a daemon has logged."""
+def log_lines(daemon: Daemon) -> list[str]:
+    """Return the log lines of a daemon."""
     return daemon.log.read_text(errors="surrogateescape").splitlines()
 
 
-def rude(path: str, count: int, chance: random.Random) -> int:
-    """Throw spoilt requests at the socket for drivers; return how many were not taken."""
+def send_malformed_requests(path: str, count: int, chance: random.Random) -> int:
+    """Send malformed requests to the driver socket; return the number of rejected ones."""
     hello = {"status": "READY", "endpoint": path.replace("agent", "crypto"), "type": "CRYPTO"}
     body = json.dumps(hello).encode()
     good = b"POST /hello HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
-    refused = 0
+    rejections = 0
     for _ in range(count):
         data = bytearray(good)
         for _ in range(chance.randint(1, 6)):
             data[chance.randrange(len(data))] = chance.randrange(256)
-        told = b""
+        reply = b""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
             link.settimeout(20)
             link.connect(path)
@@ -178,54 +180,54 @@ def rude(path: str, count: int, chance: random.Random) -> int:
                 link.sendall(data)
                 link.shutdown(socket.SHUT_WR)
                 while more := link.recv(4096):
-                    told += more
+                    reply += more
             except ConnectionError:
                 pass
-        refused += b" 200 " not in told.split(b"\r\n")[0]
-    return refused
+        rejections += b" 200 " not in reply.split(b"\r\n")[0]
+    return rejections
 
 
 @pytest.mark.timeout(400)
-def test_whatever_lies_on_the_bus(
-    world: World, capsys: pytest.CaptureFixture[str], record_property: Any
+def test_malformed_messages_do_not_stop_the_daemons(
+    env: FuzzEnv, capsys: pytest.CaptureFixture[str], record_property: Any
 ) -> None:
     seed = int(os.environ.get("CYBORG_TEST_SEED", random.randrange(10**9)))
     chance = random.Random(seed)
     with capsys.disabled():
         print(f"\nseed {seed}: CYBORG_TEST_SEED={seed} does it again")  # noqa: T201
     begun = time.monotonic()
-    sent: dict[str, Bad] = {}
+    sent: dict[str, MalformedMessage] = {}
     sizes: list[dict[str, Size]] = []
     rounds = (TO_CONDUCTOR + TO_AGENT) // ROUND
     for turn in range(rounds):
         share = TO_CONDUCTOR * ROUND // (TO_CONDUCTOR + TO_AGENT)
-        sent |= throw(world, world.conductor, share, chance)
-        sent |= throw(world, world.agent, ROUND - share, chance)
-        world.answers()
+        sent |= send_messages(env, env.conductor, share, chance)
+        sent |= send_messages(env, env.agent, ROUND - share, chance)
+        env.answers()
         if turn in (rounds // 2 - 1, rounds - 1):
-            until("the queues are empty", world.empty, PATIENCE)
-            sizes.append({d.name: size(d) for d in (world.conductor, world.agent)})
-    refused = rude(world.socket_path, TO_SOCKET, chance)
-    world.answers()
+            wait_until("the queues are empty", env.empty, PATIENCE)
+            sizes.append({d.name: size(d) for d in (env.conductor, env.agent)})
+    refused = send_malformed_requests(env.socket_path, TO_SOCKET, chance)
+    env.answers()
     took = time.monotonic() - begun
     kinds = Counter(bad.kind for bad in sent.values())
     told = f"{len(sent)} messages and {TO_SOCKET} requests in {took:.0f} s: {dict(kinds)}"
-    record_property("told", told)
+    record_property("summary", told)
     with capsys.disabled():
         print(f"{told}; {sizes}")  # noqa: T201
 
-    for daemon in (world.conductor, world.agent):
+    for daemon in (env.conductor, env.agent):
         assert daemon.alive()
-        log = lines(daemon)
-        odd = [line for line in log if "nobody foresaw" in line or "Traceback" in line]
+        log = log_lines(daemon)
+        odd = [line for line in log if "Unexpected error" in line or "Traceback" in line]
         assert odd == []
         assert [line for line in log if "forged" in line and line.startswith("2026-01-01")] == []
-    assert unforeseen(world, sent) == {}
-    assert miscounted(world, sent) == {}
-    failures = [answer["failure"] for answer in world.raw.answers.values() if answer["failure"]]
+    assert unexpected_answers(env, sent) == {}
+    assert wrongly_logged(env, sent) == {}
+    failures = [answer["failure"] for answer in env.raw.answers.values() if answer["failure"]]
     assert failures, "strangers are answered in oslo.messaging's own way"
     assert [text for text in failures if 'File \\"' in text] == [], "which shows nothing inside"
-    said = sum(bool(SOCKET_SAID.search(line)) for line in lines(world.agent))
+    said = sum(bool(SOCKET_SAID.search(line)) for line in log_lines(env.agent))
     assert said == refused, "each request is logged once"
     before, after = sizes
     for name, then in before.items():
@@ -235,27 +237,27 @@ def test_whatever_lies_on_the_bus(
         assert now.files < then.files + MORE_FILES, (name, then, now)
 
 
-def unforeseen(world: World, sent: dict[str, Bad]) -> dict[str, Any]:
-    """Return the calls whose answer is none of ours: an internal error, or no envelope."""
-    found = {}
-    for number, bad in sent.items():
-        answer = world.raw.answers.get(number)
+def unexpected_answers(env: FuzzEnv, messages: dict[str, MalformedMessage]) -> dict[str, Any]:
+    """Return the calls with an unexpected answer: an internal error, or no envelope."""
+    answers = {}
+    for number, message in messages.items():
+        answer = env.raw.answers.get(number)
         if answer is None or answer["failure"]:
             continue
         error = (answer["result"] or {}).get("error")
         if error is not None and error["code"] == "internal":
-            found[number] = (bad, error)
-    return found
+            answers[number] = (message, error)
+    return answers
 
 
-def miscounted(world: World, sent: dict[str, Bad]) -> dict[str, Any]:
-    """Return the messages that were refused and are not in a log once, or were taken and are."""
-    text = [line for d in (world.conductor, world.agent) for line in lines(d)]
-    logged = Counter(found[1] for line in text if (found := SAID.search(line)))
+def wrongly_logged(env: FuzzEnv, messages: dict[str, MalformedMessage]) -> dict[str, Any]:
+    """Return the rejected messages not logged exactly once, and accepted ones that are logged."""
+    text = [line for d in (env.conductor, env.agent) for line in log_lines(d)]
+    logged = Counter(match[1] for line in text if (match := SAID.search(line)))
     wrong = {}
-    for number, bad in sent.items():
-        answer = world.raw.answers.get(number)
-        taken = answer is not None and not answer["failure"] and "ok" in answer["result"]
-        if logged[number] != (0 if taken else 1):
-            wrong[number] = (bad.kind, bad.body[:400], logged[number], answer)
+    for number, message in messages.items():
+        answer = env.raw.answers.get(number)
+        accepted = answer is not None and not answer["failure"] and "ok" in answer["result"]
+        if logged[number] != (0 if accepted else 1):
+            wrong[number] = (message.kind, message.body[:400], logged[number], answer)
     return wrong

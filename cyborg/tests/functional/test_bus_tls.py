@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bus in TLS: both sides prove who they are, and nothing is ever said in the clear.
+"""The message bus over TLS: both sides authenticate, and nothing is sent unencrypted.
 
-RabbitMQ stands behind a relay that ends TLS and asks for certificates, as a broker does that is
-configured to.
+RabbitMQ is behind a relay that terminates TLS and requires certificates.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,21 +15,21 @@ import oslo_messaging
 import pytest
 
 from cyborg.core.errors import TimedOut, Unavailable
-from cyborg.fixtures.broker import Bus, open_bus
-from cyborg.fixtures.certificates import Authority, Pair
-from cyborg.fixtures.tls_relay import TlsRelay, tls_relay
 from cyborg.rpc.contract import CONDUCTOR
 from cyborg.rpc.notifier import Notifier
+from cyborg.tests.fixtures.bus.broker import Bus, open_bus
+from cyborg.tests.fixtures.bus.certificates import Authority, Pair
+from cyborg.tests.fixtures.bus.tls_relay import TlsRelay, tls_relay
 
 pytestmark = pytest.mark.services
 
 GROUP = "oslo_messaging_rabbit"
-HELLO = b"\x16\x03\x01"  # how TLS begins; AMQP in the clear begins with its name
+HELLO = b"\x16\x03\x01"  # first bytes of TLS; unencrypted AMQP begins with its name
 PASSWORD = "correct-horse-battery"
 
 
-class Ears:
-    """Has every method of the conductor's contract."""
+class ConductorEndpoint:
+    """An endpoint with every method of the conductor's contract."""
 
     def __getattr__(self, name: str) -> Any:
         if name not in CONDUCTOR.methods:
@@ -39,8 +38,8 @@ class Ears:
 
 
 @dataclass(frozen=True)
-class Papers:
-    """Two authorities: ours is trusted by both sides, theirs by nobody."""
+class Certificates:
+    """Two authorities: both sides trust the first, and no side the second."""
 
     ours: Authority
     theirs: Authority
@@ -49,22 +48,22 @@ class Papers:
 
 
 @pytest.fixture(scope="module")
-def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
-    """Certificates that are good, on both sides."""
+def papers(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """Return valid certificates for both sides."""
     folder = tmp_path_factory.mktemp("papers")
-    ours, theirs = Authority(folder, "ours"), Authority(folder, "theirs")
-    return Papers(ours, theirs, ours.sign("server"), ours.sign("client"))
+    authority, theirs = Authority(folder, "ours"), Authority(folder, "theirs")
+    return Certificates(authority, theirs, authority.sign("server"), authority.sign("client"))
 
 
 @contextmanager
 def bus_by(
-    rabbit_url: str, papers: Papers, server: Pair, client: Pair | None, password: str = ""
+    rabbit_url: str, papers: Certificates, server: Pair, client: Pair | None, password: str = ""
 ) -> Iterator[tuple[Bus, TlsRelay]]:
-    """Give a bus whose broker shows one certificate and whose daemons show another, or none."""
-    its = kombu.Connection(rabbit_url.replace("rabbit://", "amqp://", 1))
-    secret = password or its.password
-    with tls_relay(its.port or 5672, server, papers.ours.certificate) as relay:
-        url = f"rabbit://{its.userid}:{secret}@127.0.0.1:{relay.port}/"
+    """Yield a bus with a broker certificate and a daemon certificate, or none."""
+    params = kombu.Connection(rabbit_url.replace("rabbit://", "amqp://", 1))
+    secret = password or params.password
+    with tls_relay(params.port or 5672, server, papers.ours.certificate) as relay:
+        url = f"rabbit://{params.userid}:{secret}@127.0.0.1:{relay.port}/"
         with open_bus(url, rpc={"timeout": 3.0}) as bus:
             bus.conf.set_override("ssl", True, group=GROUP)
             bus.conf.set_override("ssl_ca_file", str(papers.ours.certificate), group=GROUP)
@@ -74,13 +73,13 @@ def bus_by(
             yield bus, relay
 
 
-def test_a_call_in_tls(rabbit_url: str, papers: Papers) -> None:
+def test_rpc_call_over_tls_succeeds(rabbit_url: str, papers: Certificates) -> None:
     with bus_by(rabbit_url, papers, papers.server, papers.client) as (bus, relay):
-        with bus.serving("conductor", Ears()):
+        with bus.serving("conductor", ConductorEndpoint()):
             assert bus.conductor().arq_create("p", None) == {"heard": "arq_create"}
-        assert relay.passed >= 2
-        assert relay.faults == []
-        assert set(relay.firsts) == {HELLO}
+        assert relay.connections >= 2
+        assert relay.handshake_errors == []
+        assert set(relay.first_bytes) == {HELLO}
 
 
 @pytest.mark.parametrize(
@@ -94,9 +93,9 @@ def test_a_call_in_tls(rabbit_url: str, papers: Papers) -> None:
         ("good", "expired", "certificate expired"),
     ],
 )
-def test_whoever_cannot_prove_it_is_refused(
+def test_peer_without_valid_certificate_is_rejected(
     rabbit_url: str,
-    papers: Papers,
+    papers: Certificates,
     server: str,
     client: str,
     told: str,
@@ -109,24 +108,25 @@ def test_whoever_cannot_prove_it_is_refused(
         bus.conductor().device_set_status("u", "enabled")
     assert f"broker at 127.0.0.1:{relay.port}" in raised.value.message
     assert any(raised.value.message.split(": ")[1] in r.message for r in caplog.records)
-    assert relay.faults, "it was tried"
-    assert relay.passed == 0, "and nothing reached the broker"
-    assert set(relay.firsts) == {HELLO}, "not even in the clear"
+    assert relay.handshake_errors, "it was tried"
+    assert relay.connections == 0, "and nothing reached the broker"
+    assert set(relay.first_bytes) == {HELLO}, "not even in the clear"
 
 
-def paper(papers: Papers, kind: str) -> Any:
-    """Return a certificate that is good for both sides, or bad in one way; None for none."""
+def paper(papers: Certificates, kind: str) -> Any:
+    """Return a valid certificate, one with the given defect, or None."""
     name = kind.replace(" ", "-")
-    return {
+    makers: dict[str, Callable[[], Any]] = {
         "good": lambda: papers.server,
         "none": lambda: None,
         "expired": lambda: papers.ours.sign(name, days=-1),
         "of another authority": lambda: papers.theirs.sign(name),
         "of another host": lambda: papers.ours.sign(name, address="127.0.0.9"),
-    }[kind]()
+    }
+    return makers[kind]()
 
 
-def test_a_broker_without_tls_is_not_spoken_to(rabbit_url: str, papers: Papers) -> None:
+def test_broker_without_tls_is_rejected(rabbit_url: str, papers: Certificates) -> None:
     with open_bus(rabbit_url, rpc={"timeout": 3.0}) as bus:
         bus.conf.set_override("ssl", True, group=GROUP)
         bus.conf.set_override("ssl_ca_file", str(papers.ours.certificate), group=GROUP)
@@ -134,7 +134,7 @@ def test_a_broker_without_tls_is_not_spoken_to(rabbit_url: str, papers: Papers) 
             bus.conductor().device_set_status("u", "enabled")
 
 
-def test_tls_without_an_authority_is_warned_of(
+def test_tls_without_ca_file_logs_a_warning(
     rabbit_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with open_bus(rabbit_url, rpc={"timeout": 0.2}) as bus:
@@ -144,8 +144,8 @@ def test_tls_without_an_authority_is_warned_of(
     assert "[oslo_messaging_rabbit] ssl_ca_file is not set" in caplog.text
 
 
-def test_a_wrong_password_is_said_and_shown_nowhere(
-    rabbit_url: str, papers: Papers, caplog: pytest.LogCaptureFixture
+def test_wrong_password_is_logged_without_the_password(
+    rabbit_url: str, papers: Certificates, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     with bus_by(rabbit_url, papers, papers.server, papers.client, PASSWORD) as (bus, _):
@@ -156,7 +156,7 @@ def test_a_wrong_password_is_said_and_shown_nowhere(
             assert PASSWORD not in raised.value.message
         with (
             pytest.raises(Unavailable, match="Login was refused"),
-            bus.serving("conductor", Ears()),
+            bus.serving("conductor", ConductorEndpoint()),
         ):
             pass
         bus.conf.log_opt_values(logging.getLogger("options"), logging.DEBUG)
@@ -176,7 +176,7 @@ def notifier_of(bus: Bus) -> Notifier:
 
 
 @pytest.mark.parametrize("server", ["good", "expired"])
-def test_notifications_leave_in_tls_too(rabbit_url: str, papers: Papers, server: str) -> None:
+def test_notifications_use_tls(rabbit_url: str, papers: Certificates, server: str) -> None:
     message = {"event_type": "accelerator.x", "payload": {}, "priority": "INFO"}
     with bus_by(rabbit_url, papers, paper(papers, server), papers.client) as (bus, relay):
         notifier = notifier_of(bus)
@@ -188,5 +188,5 @@ def test_notifications_leave_in_tls_too(rabbit_url: str, papers: Papers, server:
                     notifier.send([message])
         finally:
             notifier.cleanup()
-        assert bool(relay.passed) is (server == "good")
-        assert set(relay.firsts) == {HELLO}
+        assert bool(relay.connections) is (server == "good")
+        assert set(relay.first_bytes) == {HELLO}

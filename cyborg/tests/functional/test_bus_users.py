@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The broker's users and permissions that the page on security tells operators to make.
+"""The users and permissions of the broker from the documentation page on security.
 
-Its commands are run as they stand there, on a virtual host and users of the test's own.
+The commands of the page run with a separate virtual host and separate users.
 """
 
 import re
-import shutil
 import subprocess
 import uuid
 from collections.abc import Iterator
@@ -18,11 +17,12 @@ import pytest
 
 import cyborg
 from cyborg.core.errors import Unavailable
-from cyborg.fixtures.broker import Bus, open_bus
-from cyborg.fixtures.malformed import Bad, wrapped
-from cyborg.fixtures.processes import until
-from cyborg.rpc.agent import AgentClient
+from cyborg.rpc.client import make_agent_client
 from cyborg.rpc.contract import CONTRACTS
+from cyborg.tests.fixtures.bus.broker import Bus, open_bus
+from cyborg.tests.fixtures.bus.malformed import MalformedMessage, wrapped
+from cyborg.tests.fixtures.machine import prerequisites
+from cyborg.tests.fixtures.machine.processes import wait_until
 
 PAGE = Path(cyborg.__file__).parents[1] / "doc" / "source" / "admin" / "security.rst"
 HOST = "compute-1"
@@ -47,7 +47,7 @@ def commands() -> list[list[str]]:
 
 
 class Broker:
-    """A virtual host with the page's users, under names that nobody else has."""
+    """A virtual host with the users of the page, under unique names."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -55,39 +55,39 @@ class Broker:
         self.vhost = f"cyborg-{self.tag}"
 
     def user(self, name: str) -> str:
-        """Return the name that a user of the page has here."""
+        """Return the unique name for a user of the page."""
         return f"{name}-{self.tag}"
 
     def make(self) -> None:
         """Run the page's commands."""
         for verb, *words in commands():
-            mine = [self.user(word) if word in USERS else word for word in words]
+            arguments = [self.user(word) if word in USERS else word for word in words]
             if verb == "add_vhost":
-                mine = [self.vhost]
+                arguments = [self.vhost]
             elif verb == "add_user":
-                mine[1] = PASSWORD
+                arguments[1] = PASSWORD
             else:
-                mine[mine.index("-p") + 1] = self.vhost
-            ctl(verb, *mine)
+                arguments[arguments.index("-p") + 1] = self.vhost
+            ctl(verb, *arguments)
 
     def drop(self) -> None:
-        """Take all of it away again."""
+        """Delete the virtual host and the users."""
         ctl("delete_vhost", self.vhost)
         for name in USERS:
             ctl("delete_user", self.user(name))
 
     @contextmanager
     def bus(self, name: str, **rpc: Any) -> Iterator[Bus]:
-        """Give the bus as one of the users has it."""
-        where = self.url.rpartition("@")[2].partition("/")[0]
-        url = f"rabbit://{self.user(name)}:{PASSWORD}@{where}/{self.vhost}"
-        # The topic is the page's: on this virtual host nobody else has it.
+        """Yield the bus of one user."""
+        location = self.url.rpartition("@")[2].partition("/")[0]
+        url = f"rabbit://{self.user(name)}:{PASSWORD}@{location}/{self.vhost}"
+        # The topic is that of the page; this virtual host has no other user of it.
         with open_bus(url, rpc={"topic": "cyborg", "timeout": 5.0, **rpc}) as it:
             yield it
 
 
-class Everything:
-    """Answers every method of a contract with its name."""
+class EchoEndpoint:
+    """An endpoint that answers every method with its name."""
 
     def __init__(self, contract: str) -> None:
         self._methods = CONTRACTS[contract].methods
@@ -106,61 +106,68 @@ class Everything:
 
 @pytest.fixture(scope="module")
 def broker(rabbit_url: str) -> Iterator[Broker]:
-    """The broker of this machine, if we may administer it."""
-    if shutil.which("rabbitmqctl") is None or "@127.0.0.1:" not in rabbit_url:
-        pytest.skip("no rabbitmqctl for this broker is here")
+    """Yield the broker of this machine; skip if this user cannot administer it."""
+    if "@127.0.0.1:" not in rabbit_url:
+        pytest.skip("rabbitmqctl administers the broker of this machine, and another one is used")
+    prerequisites.require("rabbitmqctl")
     try:
         ctl("list_vhosts")
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
-        pytest.skip("rabbitmqctl may not administer this broker")
-    made = Broker(rabbit_url)
+    except (OSError, subprocess.CalledProcessError, subprocess.TimeoutExpired):
+        pytest.skip("rabbitmqctl may not administer this broker, which root may")
+    rabbit = Broker(rabbit_url)
     try:
-        made.make()
-        yield made
+        rabbit.make()
+        yield rabbit
     finally:
-        made.drop()
+        rabbit.drop()
 
 
-def test_they_suffice_and_allow_no_more(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+def test_broker_permissions_are_sufficient_and_minimal(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
     trusted = [broker.user("cyborg-conductor")]
-    conductor_side, agent_side = Everything("conductor"), Everything("agent")
+    conductor_side, agent_side = EchoEndpoint("conductor"), EchoEndpoint("agent")
     with ExitStack() as stack:
         conductor = stack.enter_context(broker.bus("cyborg-conductor"))
         api = stack.enter_context(broker.bus("cyborg-api"))
-        agent = stack.enter_context(broker.bus(USERS[2], callers=trusted))
+        agent = stack.enter_context(broker.bus(USERS[2], allowed_users=trusted))
         stack.enter_context(conductor.serving("conductor", conductor_side, "conductor-1"))
         stack.enter_context(agent.serving("agent", agent_side, HOST))
 
         assert api.conductor().arq_create("p", None) == {"heard": "arq_create"}
-        assert agent.conductor().backends_wanted(HOST, "e") == {"heard": "backends_wanted"}
-        orders = AgentClient(conductor.transport, conductor.conf)
+        assert agent.conductor().get_desired_backends(HOST, "e") == {
+            "heard": "get_desired_backends"
+        }
+        orders = make_agent_client(conductor.transport, conductor.conf)
         assert orders.hardware(HOST) == {"heard": "hardware"}
 
         for other in (api, agent):
-            with pytest.raises(Unavailable, match="cannot be reached"):
-                AgentClient(other.transport, other.conf).hardware(HOST)
+            with pytest.raises(Unavailable, match="cannot be called"):
+                make_agent_client(other.transport, other.conf).hardware(HOST)
         assert agent_side.heard == ["hardware"]
 
-        # Past the topics, by the exchange that answers take, and under no name or one's own.
+        # Bypass the topics by the default exchange, without a user id or with the own one.
         for user in (None, broker.user(USERS[2])):
-            throw(broker, f"cyborg.agent.{HOST}", user)
-        until("both were refused", lambda: caplog.text.count("is not one of [rpc] callers") == 2)
+            publish_call(broker, f"cyborg.agent.{HOST}", user)
+        wait_until(
+            "both were refused", lambda: caplog.text.count("is not one of [rpc] allowed_users") == 2
+        )
         assert agent_side.heard == ["hardware"]
         with pytest.raises(amqp.PreconditionFailed, match="user_id"):
-            throw(broker, f"cyborg.agent.{HOST}", trusted[0])
+            publish_call(broker, f"cyborg.agent.{HOST}", trusted[0])
 
         for queue in ("cyborg.agent.compute-2", "cyborg.conductor", "nova.compute"):
             with pytest.raises(amqp.AccessRefused):
                 listen(broker, queue)
 
 
-def throw(broker: Broker, queue: str, user: str | None) -> None:
-    """Put an order onto an agent's queue as an agent's user, who says to be ``user``."""
-    order = {"method": "wanted", "args": {"revision": 1}, "version": "1.0"}
-    said = {"content_type": "application/json", "content_encoding": "utf-8"}
-    said |= {"user_id": user} if user else {}
+def publish_call(broker: Broker, queue: str, user: str | None) -> None:
+    """Publish a call to an agent's queue as another agent's user, with the user id ``user``."""
+    order = {"method": "sync_backends", "args": {"generation": 1}, "version": "1.0"}
+    properties = {"content_type": "application/json", "content_encoding": "utf-8"}
+    properties |= {"user_id": user} if user else {}
     with open_channel(broker) as channel:
-        message = amqp.Message(Bad("order", wrapped(order)).body, **said)
+        message = amqp.Message(MalformedMessage("order", wrapped(order)).body, **properties)
         channel.basic_publish_confirm(message, routing_key=queue)
 
 
@@ -172,7 +179,7 @@ def listen(broker: Broker, queue: str) -> None:
 
 @contextmanager
 def open_channel(broker: Broker) -> Iterator[amqp.Channel]:
-    """Give a channel as the agent's user has it."""
+    """Yield a channel of the agent's user."""
     connection = amqp.Connection(
         broker.url.rpartition("@")[2].partition("/")[0],
         userid=broker.user(USERS[2]),

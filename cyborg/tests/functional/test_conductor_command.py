@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cyborg-conductor as a process: refusing, waiting, working, stopping."""
+"""cyborg-conductor as a process: start errors, waiting, working and stopping."""
 
 import sys
 from collections.abc import Iterator
@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from cyborg.db import schema
-from cyborg.fixtures import rows
-from cyborg.fixtures.databases import engine_of
-from cyborg.fixtures.processes import Daemon, ini, until
+from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.databases.databases import engine_of
+from cyborg.tests.fixtures.machine.processes import Daemon, ini, wait_until
 
 
 class Installation:
@@ -28,7 +28,7 @@ class Installation:
             "DEFAULT": {"host": "controller-1", "transport_url": "kombu+memory:////"},
             "database": {"connection": self.database},
             "placement": {"endpoint_override": "http://127.0.0.1:1"},
-            "nova": {"notify": "false"},
+            "nova": {"send_events": "false"},
             "conductor": {"hello_interval": 0.2, "workers": 2},
         }
         file = self.folder / "cyborg.conf"
@@ -42,53 +42,55 @@ class Installation:
 
 @pytest.fixture
 def installation(tmp_path: Path) -> Iterator[Installation]:
-    made = Installation(tmp_path)
-    yield made
-    for daemon in made.daemons:
+    environment = Installation(tmp_path)
+    yield environment
+    for daemon in environment.daemons:
         daemon.kill()
 
 
-def test_it_waits_for_its_tables_works_and_stops(installation: Installation) -> None:
+def test_conductor_without_tables_waits_then_works_and_stops(installation: Installation) -> None:
     conductor = installation.conductor()
-    until("it waits", lambda: "Waiting for the database" in conductor.tail(), 20)
+    wait_until("it waits", lambda: "Waiting for the database" in conductor.tail(), 20)
     with engine_of(installation.database) as engine:
         schema.metadata.create_all(engine)
-        until("it says hello", lambda: rows.read(engine, schema.services), 20)
-        until("both workers are ready", lambda: conductor.tail(1000).count("is ready") == 2, 20)
+        wait_until("it says hello", lambda: rows.read(engine, schema.services), 20)
+        wait_until(
+            "both workers are ready", lambda: conductor.tail(1000).count("is ready") == 2, 20
+        )
         (service,) = rows.read(engine, schema.services)
     assert (service["binary"], service["host"]) == ("cyborg-conductor", "controller-1")
     assert conductor.stop() == 0
     assert "Traceback" not in conductor.tail(1000)
 
 
-def test_it_stops_while_it_waits(installation: Installation) -> None:
+def test_conductor_waiting_for_database_stops_on_sigterm(installation: Installation) -> None:
     conductor = installation.conductor()
-    until("it waits", lambda: "Waiting for the database" in conductor.tail(), 20)
+    wait_until("it waits", lambda: "Waiting for the database" in conductor.tail(), 20)
     assert conductor.stop() == 0
 
 
-def test_it_works_and_stops_while_its_broker_is_away(installation: Installation) -> None:
-    here = {"host": "controller-1", "transport_url": "rabbit://u:secret@127.0.0.1:1/"}
+def test_conductor_without_broker_works_and_stops(installation: Installation) -> None:
+    options = {"host": "controller-1", "transport_url": "rabbit://u:secret@127.0.0.1:1/"}
     with engine_of(installation.database) as engine:
         schema.metadata.create_all(engine)
-        conductor = installation.conductor(DEFAULT=here)
-        rows.card(engine)
+        conductor = installation.conductor(DEFAULT=options)
+        rows.insert_card(engine)
         (provider,) = rows.read(engine, schema.providers)
-        rows.change(engine, schema.providers, provider["id"], updated_at=datetime(2020, 1, 1))
+        rows.update(engine, schema.providers, provider["id"], updated_at=datetime(2020, 1, 1))
 
         def swept() -> bool:
             return rows.read(engine, schema.providers)[0]["stale_since"] is not None
 
-        until("it has what is old looked at again", swept, 20)
+        wait_until("it has what is old looked at again", swept, 20)
         assert not rows.read(engine, schema.services), "nobody hears it"
-    until("it waits", lambda: "Waiting for the message broker" in conductor.tail(1000), 20)
+    wait_until("it waits", lambda: "Waiting for the message broker" in conductor.tail(1000), 20)
     assert conductor.stop() == 0
     assert "secret" not in conductor.tail(1000)
 
 
-def test_an_unusable_section_is_refused(installation: Installation) -> None:
+def test_conductor_with_invalid_section_exits_with_error(installation: Installation) -> None:
     conductor = installation.conductor(placement={})
-    until("it ends", lambda: not conductor.alive(), 20)
+    wait_until("it ends", lambda: not conductor.alive(), 20)
     assert conductor.stop() == 1
     assert "[placement] auth_type is not set" in conductor.tail()
     assert "Traceback" not in conductor.tail(1000)

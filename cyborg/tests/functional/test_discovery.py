@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An unmodified openstacksdk finds the API at the root of a port and below a mount."""
+"""An unmodified openstacksdk finds the API at the root of a port and below a prefix."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,17 +10,17 @@ import openstack
 import pytest
 import sqlalchemy as sa
 
-from cyborg.fixtures import rows
-from cyborg.fixtures.api import ApiBed
-from cyborg.fixtures.options import make_conf
 from cyborg.standalone.http import HttpServer
+from cyborg.tests.fixtures.clouds.api import ApiEnv
+from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.machine.options import make_conf
 
-# What the SDK is about to drop of itself, and still calls.
+# Deprecated functions that the SDK itself still calls.
 pytestmark = pytest.mark.filterwarnings("ignore::openstack.warnings.RemovedInSDK50Warning")
 
 
 def mounted(app: Callable[..., Any], mount: str) -> Callable[..., Any]:
-    """Return the app below a path, as a web server in front of it would have it."""
+    """Return the app below a path, as a web server would serve it."""
 
     def serve(environ: dict[str, Any], start_response: Any) -> Any:
         path = environ["PATH_INFO"]
@@ -48,9 +48,9 @@ def served(app: Callable[..., Any]) -> Iterator[str]:
 def test_openstacksdk(sqlite_engine: sa.Engine, mount: str, tail: str) -> None:
     conf = make_conf()
     conf.set_override("auth_strategy", "noauth")
-    bed = ApiBed(conf, sqlite_engine)
-    card = rows.card(sqlite_engine)
-    with served(mounted(bed.app, mount)) as url:
+    env = ApiEnv(conf, sqlite_engine)
+    card = rows.insert_card(sqlite_engine)
+    with served(mounted(env.app, mount)) as url:
         cloud = openstack.connect(
             load_yaml_config=False,
             load_envvars=False,
@@ -58,7 +58,9 @@ def test_openstacksdk(sqlite_engine: sa.Engine, mount: str, tail: str) -> None:
             endpoint=f"{url}{mount}{tail}",
         )
         sdk = cloud.accelerator
-        assert sdk.get_endpoint_data().max_microversion == (2, 4)
+        endpoint = sdk.get_endpoint_data()
+        assert endpoint is not None
+        assert endpoint.max_microversion == (2, 4)
         (device,) = sdk.devices()
         assert device.hostname == "compute-1"
         groups = [{"resources:FPGA": "1"}]
@@ -77,8 +79,8 @@ def test_openstacksdk(sqlite_engine: sa.Engine, mount: str, tail: str) -> None:
             sdk.delete_device_profile(profile, ignore_missing=False)
         sdk.delete_accelerator_request(arq.id, ignore_missing=False)
         sdk.delete_device_profile(profile, ignore_missing=False)
-        # Of several pages the client follows the links by itself.
+        # The client follows the links of several pages.
         for name in ("a", "b", "c"):
-            rows.profile(sqlite_engine, name)
+            rows.insert_profile(sqlite_engine, name)
         assert [found.name for found in sdk.device_profiles(limit=1)] == ["a", "b", "c"]
         cloud.close()

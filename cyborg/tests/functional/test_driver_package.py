@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The example package of the developer's guide: installed, proved, and run by an agent."""
+"""The example package of the developer's guide: installed, checked, and run by an agent."""
 
 import os
 import shutil
@@ -13,36 +13,46 @@ import pytest
 import requests
 
 import cyborg
-from cyborg.fixtures.processes import Daemon, ini, until
+from cyborg.tests.fixtures.machine import prerequisites
+from cyborg.tests.fixtures.machine.processes import Daemon, ini, wait_until
 
 SOURCE = Path(cyborg.__file__).resolve().parents[1]
 EXAMPLE = SOURCE / "doc/source/contributor/example_package"
-KIT = "cyborg.fixtures.driver_conformance"
+KIT = "cyborg.testing.conformance"
 CARDS = ["0000:5e:00.0", "0000:5f:00.0", "0000:60:00.0"]
 
 LOAD = """
 import sys
 from oslo_config import cfg
 from cyborg import conf as options
-from cyborg.agent.backends import load
+from cyborg.agent.backends.factory import load_drivers
 
 conf = cfg.ConfigOpts()
 options.register(conf)
 conf(["--config-file", sys.argv[1]], project="cyborg")
-(driver,) = load(conf)
+(driver,) = load_drivers(conf)
 print(driver.backend, type(driver).__module__, *(d.address for d in driver.discover()))
 """
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder into which pip put the package, built from a copy of it."""
+    """Return the folder into which pip installed a copy of the package."""
+    prerequisites.require("pip")
     folder = tmp_path_factory.mktemp("package")
     shutil.copytree(
         EXAMPLE, folder / "source", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
     )
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", "install"]
-    words = ["--no-deps", "--no-build-isolation", "--no-index", "--target", "site", "./source"]
+    pip = [*(prerequisites.pip_command() or ()), "--disable-pip-version-check", "-q"]
+    words = [
+        "install",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "--target",
+        "site",
+        "./source",
+    ]
     ran([*pip, *words], folder)
     return folder / "site"
 
@@ -65,51 +75,53 @@ def config(tmp_path: Path) -> Path:
 
 
 def ran(command: list[Any], folder: Path, site: Path | None = None, status: int = 0) -> str:
-    """Run a command to its end, which has this status; return what it printed."""
+    """Run a command, check its exit status, and return its output."""
     env = os.environ | ({} if site is None else {"PYTHONPATH": str(site)})
     words = [str(word) for word in command]
-    done = subprocess.run(
+    process = subprocess.run(
         words, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=120
     )
-    assert done.returncode == status, f"{words}: {done.stdout}{done.stderr}"
-    return done.stdout
+    assert process.returncode == status, f"{words}: {process.stdout}{process.stderr}"
+    return process.stdout
 
 
-def test_the_agents_loader_finds_it(installed: Path, config: Path, tmp_path: Path) -> None:
-    said = ran([sys.executable, "-c", LOAD, config], tmp_path, installed).split()
-    assert said == ["cards", "acme_accelerator.driver", *CARDS]
+def test_driver_package_is_found_by_the_agent(
+    installed: Path, config: Path, tmp_path: Path
+) -> None:
+    output = ran([sys.executable, "-c", LOAD, config], tmp_path, installed).split()
+    assert output == ["cards", "acme_accelerator.driver", *CARDS]
 
 
-def test_the_kit_as_a_command(installed: Path, tmp_path: Path) -> None:
+def test_driver_package_passes_conformance_command(installed: Path, tmp_path: Path) -> None:
     kit = [sys.executable, "-m", KIT, "acme", "-o", "count=3"]
     last = ran(kit, tmp_path, installed).splitlines()[-1]
-    assert "0 broken, 0 untold" in last
+    assert "0 failed, 0 blocked" in last
     ran([sys.executable, "-m", KIT, "acme", "-o", "count=99"], tmp_path, installed, status=2)
 
 
-def test_the_packages_own_tests(installed: Path, tmp_path: Path) -> None:
+def test_driver_package_passes_its_own_tests(installed: Path, tmp_path: Path) -> None:
     shutil.copytree(EXAMPLE / "tests", tmp_path / "tests")
-    said = ran(
+    output = ran(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"],
         tmp_path,
         installed,
     )
     # One for each rule, and two of the driver's own.
     rules = ran([sys.executable, "-m", KIT, "--list"], tmp_path).splitlines()
-    assert f"{len(rules) + 2} passed" in said
+    assert f"{len(rules) + 2} passed" in output
 
 
-def test_the_kit_on_the_real_sysfs(tmp_path: Path) -> None:
-    """Whatever this machine has: the driver reads it as an agent would, and changes nothing."""
+def test_conformance_command_passes_on_real_sysfs(tmp_path: Path) -> None:
+    """The driver reads the devices of this machine and changes nothing."""
     classes = [f"devices=class={number:02x}" for number in (0x01, 0x02, 0x03, 0x08, 0x12)]
     words = [word for text in classes for word in ("-o", text)]
-    said = ran([sys.executable, "-m", KIT, "generic", *words], tmp_path)
-    assert "0 broken, 0 untold" in said.splitlines()[-1]
+    output = ran([sys.executable, "-m", KIT, "generic", *words], tmp_path)
+    assert "0 failed, 0 blocked" in output.splitlines()[-1]
 
 
 @pytest.fixture
 def service(installed: Path, config: Path, tmp_path: Path) -> Iterator[Daemon]:
-    """The stand-alone service with the driver."""
+    """Run the standalone service with the driver."""
     command = [sys.executable, "-m", "cyborg.cmd.standalone", "--config-file", str(config)]
     daemon = Daemon(
         "standalone",
@@ -124,8 +136,8 @@ def service(installed: Path, config: Path, tmp_path: Path) -> Iterator[Daemon]:
         daemon.stop()
 
 
-def test_an_agent_runs_it(service: Daemon) -> None:
-    until("the service is ready", lambda: "ready:" in service.tail() or not service.alive())
+def test_driver_package_runs_in_an_agent(service: Daemon) -> None:
+    wait_until("the service is ready", lambda: "ready:" in service.tail() or not service.alive())
     lines = service.tail().splitlines()
     urls = {
         name: next((x for x in lines if f"{name} listens on" in x), "").split("listens on ")[-1]
@@ -137,8 +149,8 @@ def test_an_agent_runs_it(service: Daemon) -> None:
         answer = requests.get(f"{urls['API']}/v2/devices", timeout=10).json()["devices"]
         return sorted(answer, key=lambda d: str(d["hostname"])) if len(answer) == 3 else []
 
-    found = until("the cards are there", devices)
-    assert {(d["type"], d["vendor"], d["model"]) for d in found} == {
+    cards = wait_until("the cards are there", devices)
+    assert {(d["type"], d["vendor"], d["model"]) for d in cards} == {
         ("CRYPTO", "1234", "Counting card")
     }
     placement = urls["Placement"].split()[0]
@@ -152,5 +164,5 @@ def test_an_agent_runs_it(service: Daemon) -> None:
         names = sorted(p["name"] for p in answer.json().get("resource_providers", ()))
         return names if len(names) == 3 else []
 
-    names = until("the cards are in Placement", offered)
+    names = wait_until("the cards are in Placement", offered)
     assert names == sorted(f"compute-1_{address}" for address in CARDS)

@@ -14,19 +14,21 @@ SCRIPTS = Path(__file__).parent / "gabbits"
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in SCRIPTS.glob("*.yaml")))
-def test_script(standalone_stack: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_gabbi_file_passes(
+    standalone_stack: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     devices = standalone_stack.placement.get("/resource_providers?name=compute-1_0000:0c:00.0")
     (provider,) = devices.json()["resource_providers"]
     monkeypatch.setenv("PROVIDER", provider["uuid"])
     script = yaml.safe_load((SCRIPTS / f"{name}.yaml").read_text())
-    where = urlsplit(standalone_stack.endpoint)
+    location = urlsplit(standalone_stack.endpoint)
     suite = suitemaker.test_suite_from_dict(
         unittest.defaultTestLoader,
         name,
         script,
         str(SCRIPTS),
-        where.hostname,
-        where.port,
+        location.hostname,
+        location.port,
         None,
         None,
         handlers=[handler() for handler in handlers.RESPONSE_HANDLERS],

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A card gets sick and well in the whole service: closed in Placement, and open after a while."""
+"""A card becomes unhealthy in the whole service: cordoned, and uncordoned after recovery."""
 
 import json
 import subprocess
 import sys
 from pathlib import Path
 
-# In a process of its own, for that has one embedded Placement at a time.
+# In a separate process, because a process can have only one embedded Placement.
 SCRIPT = """
 import json, pathlib, sys, time
 import requests
-from cyborg.fixtures.processes import until
-from cyborg.fixtures.stack import running
+from cyborg.tests.fixtures.machine.processes import wait_until
+from cyborg.tests.fixtures.clouds.standalone import running
 
 folder = pathlib.Path(sys.argv[1])
 sick = folder / "sick"
@@ -41,38 +41,38 @@ def stack_devices(stack):
 told = {}
 with running(
     folder, devices=2, handles=4,
-    agent={"health_interval": 0.1, "health_quiet": quiet, "discovery_interval": 60},
+    agent={"health_interval": 0.1, "health_recovery_time": quiet, "discovery_interval": 60},
     fake={"sick": sick},
 ) as stack:
     told["before"] = reserved(stack)
     sick.write_text("0000:0c:00.0 smokes\\n")
     began = time.monotonic()
     first = "compute-1_0000:0c:00.0"
-    until("it is closed", lambda: reserved(stack)[first] == (4, 4))
+    wait_until("it is closed", lambda: reserved(stack)[first] == (4, 4))
     told["closed_after"] = time.monotonic() - began
     told["sick"] = reserved(stack)
     told["health"] = health(stack)
     told["reason"] = [d["health_reason"] for d in stack_devices(stack) if d["health_reason"]]
     sick.unlink()
     began = time.monotonic()
-    until("it is open", lambda: reserved(stack)[first] == (0, 4))
+    wait_until("it is open", lambda: reserved(stack)[first] == (0, 4))
     told["open_after"] = time.monotonic() - began
     told["well"] = health(stack)
 print(json.dumps(told))
 """
 
 
-def test_a_sick_card_is_closed_and_opens_after_the_quiet_time(tmp_path: Path) -> None:
-    done = subprocess.run(
+def test_unhealthy_card_is_cordoned_until_recovery_window_ends(tmp_path: Path) -> None:
+    process = subprocess.run(
         [sys.executable, "-c", SCRIPT, tmp_path], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
+    assert process.returncode == 0, process.stderr
+    results = json.loads(process.stdout.splitlines()[-1])
     first, second = "compute-1_0000:0c:00.0", "compute-1_0000:0d:00.0"
-    assert told["before"] == {first: [0, 4], second: [0, 4]}
-    assert told["sick"] == {first: [4, 4], second: [0, 4]}
-    assert told["health"] == ["ok", "unhealthy"]
-    assert told["reason"] == ["smokes"]
-    assert told["closed_after"] < 5
-    assert told["open_after"] >= 1.4, "not before it has been well for the quiet time"
-    assert told["well"] == ["ok", "ok"]
+    assert results["before"] == {first: [0, 4], second: [0, 4]}
+    assert results["sick"] == {first: [4, 4], second: [0, 4]}
+    assert results["health"] == ["ok", "unhealthy"]
+    assert results["reason"] == ["smokes"]
+    assert results["closed_after"] < 5
+    assert results["open_after"] >= 1.4, "not before it has been well for the quiet time"
+    assert results["well"] == ["ok", "ok"]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is installed is enough: nothing is read from the source tree.
+"""The installed package is complete: no file of the source tree is read.
 
-The committed tree is installed into a folder of its own, and the stand-alone service runs from
-there, in another directory, under a hook that writes down every file that Python opens.
+The committed tree is installed into a separate folder. The standalone service runs from there, in
+another directory, with a hook that records every file that Python opens.
 """
 
 import os
@@ -16,7 +16,8 @@ import pytest
 import requests
 
 import cyborg
-from cyborg.fixtures.processes import Daemon, until
+from cyborg.tests.fixtures.machine import prerequisites
+from cyborg.tests.fixtures.machine.processes import Daemon, wait_until
 
 SOURCE = Path(cyborg.__file__).resolve().parent.parent
 
@@ -42,25 +43,25 @@ HOOK = textwrap.dedent(
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The installed tree."""
-    if not (SOURCE / ".git").exists():
-        pytest.skip("what is installed is what git tracks, and this is no git clone")
+    """Return the folder of the installed tree."""
+    prerequisites.require("clone")
+    prerequisites.require("pip")
     folder = tmp_path_factory.mktemp("install")
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    pip = [*(prerequisites.pip_command() or ()), "--disable-pip-version-check", "-q"]
     for command in (
         ["git", "clone", "-q", str(SOURCE), "source"],
-        # By path: the name alone is somebody else's on the public index.
+        # By path: the name on the public index belongs to another package.
         [*pip, "install", "--no-deps", "--no-build-isolation", "--target", "site", "./source"],
     ):
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+        process = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        assert process.returncode == 0, f"{command}: {process.stdout}{process.stderr}"
     (folder / "site" / "sitecustomize.py").write_text(HOOK)
     return folder / "site"
 
 
 @pytest.fixture
 def service(site: Path, tmp_path: Path) -> Iterator[tuple[Daemon, Path]]:
-    """The stand-alone service, and the list of the files of the source tree that it opened."""
+    """Run the standalone service; yield it and the opened files of the source tree."""
     opened = tmp_path / "opened"
     env = {"PYTHONPATH": str(site), "OPENED": str(opened), "SOURCE": str(SOURCE)}
     command = [sys.executable, "-P", "-m", "cyborg.cmd.standalone", "--port", "0"]
@@ -72,24 +73,34 @@ def service(site: Path, tmp_path: Path) -> Iterator[tuple[Daemon, Path]]:
         daemon.stop()
 
 
-def test_the_installed_service_works(service: tuple[Daemon, Path]) -> None:
+def test_installed_tree_runs_the_service(service: tuple[Daemon, Path]) -> None:
     daemon, opened = service
-    until("the service is ready", lambda: "ready:" in daemon.tail() or not daemon.alive())
+    wait_until("the service is ready", lambda: "ready:" in daemon.tail() or not daemon.alive())
     line = next((x for x in daemon.tail().splitlines() if "API listens on" in x), "")
     url = line.rpartition(" ")[2]
     assert url.startswith("http"), daemon.tail()
 
     def devices() -> list[object]:
-        found: list[object] = requests.get(f"{url}/v2/devices", timeout=10).json()["devices"]
-        return found
+        entries: list[object] = requests.get(f"{url}/v2/devices", timeout=10).json()["devices"]
+        return entries
 
-    assert len(until("the fake card is there", devices)) == 1
+    assert len(wait_until("the fake card is there", devices)) == 1
     assert daemon.stop() == 0
     assert (opened.read_text() if opened.exists() else "") == ""
 
 
-def test_the_hook_sees_what_it_should(site: Path, tmp_path: Path) -> None:
-    """Without this the test above could pass by not looking."""
+def test_installed_tree_has_no_tests(site: Path) -> None:
+    assert (site / "cyborg" / "testing" / "conformance" / "kit.py").exists()
+    assert [str(path) for path in site.rglob("*") if "tests" in path.relative_to(site).parts] == []
+
+
+def test_installed_tree_has_types(site: Path) -> None:
+    """Without this file, mypy treats every name of the package as Any in a vendor's driver."""
+    assert (site / "cyborg" / "py.typed").exists()
+
+
+def test_import_hook_reports_imported_files(site: Path, tmp_path: Path) -> None:
+    """Without the hook the test above would always pass."""
     opened = tmp_path / "opened"
     env = {**os.environ, "PYTHONPATH": str(site), "OPENED": str(opened), "SOURCE": str(SOURCE)}
     code = f"open({str(SOURCE / 'setup.cfg')!r}).close(); import cyborg; print(cyborg.__file__)"

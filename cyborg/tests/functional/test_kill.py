@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """kill -9 of a conductor at each step of a bind, and of an agent that prepares a device.
 
-Real processes, MariaDB, RabbitMQ, Placement; Nova's side takes the events over HTTP. Whatever
-dies, in the end the request is Bound with its event, or undone with its event, and no handle is
-lost.
+Real processes, MariaDB, RabbitMQ, Placement; a fake Nova receives the events over HTTP. Whichever
+process is killed, at the end the ARQ is Bound with its event, or undone with its event, and no
+handle leaks.
 """
 
+import itertools
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,12 +17,13 @@ import requests
 import sqlalchemy as sa
 
 from cyborg.db import schema
-from cyborg.fixtures import rows
-from cyborg.fixtures.cloud import Cloud, cloud
-from cyborg.fixtures.databases import engine_of, fresh_database
-from cyborg.fixtures.dying import POINTS
-from cyborg.fixtures.nova import FakeNova, serving
-from cyborg.fixtures.processes import until
+from cyborg.testing.fake_nova import FakeNova, serve_nova
+from cyborg.tests.fixtures.clouds.cloud import Cloud, make_and_run_cloud
+from cyborg.tests.fixtures.clouds.crash_points import POINTS
+from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.databases.databases import engine_of, fresh_database
+from cyborg.tests.fixtures.machine.processes import wait_until
+from cyborg.tests.fixtures.machine.tiers import sample
 
 HOST = "compute-1"
 HANDLES = 4
@@ -30,13 +32,13 @@ PREPARE_TIMEOUT = 15
 pytestmark = pytest.mark.services
 
 
-class Bed:
-    """A cloud of one host, its database and its Nova."""
+class Env:
+    """A cloud with one host, its database and a fake Nova."""
 
     def __init__(self, running: Cloud, engine: sa.Engine, nova: FakeNova, gate: Path) -> None:
         self.cloud, self.engine, self.nova, self.gate = running, engine, nova, gate
-        made = self.call("POST", "/v2/device_profiles", json=[{"name": "p", "groups": [GROUP]}])
-        assert made.status_code == 201, made.text
+        creation = self.call("POST", "/v2/device_profiles", json=[{"name": "p", "groups": [GROUP]}])
+        assert creation.status_code == 201, creation.text
 
     def call(self, method: str, path: str, **more: Any) -> requests.Response:
         headers = {"X-Service-Token": "any", "OpenStack-API-Version": "accelerator latest"}
@@ -44,9 +46,9 @@ class Bed:
         return requests.request(method, url, headers=headers, timeout=60, **more)
 
     def make(self) -> str:
-        return str(until("a request is made", self._made))
+        return str(wait_until("a request is made", self._create_arq))
 
-    def _made(self) -> str | None:
+    def _create_arq(self) -> str | None:
         body = {"device_profile_name": "p"}
         answer = self.call("POST", "/v2/accelerator_requests", json=body)
         return answer.json()["arqs"][0]["uuid"] if answer.status_code == 201 else None
@@ -63,7 +65,7 @@ class Bed:
         return answer.status_code
 
     def state(self, request: str) -> str:
-        (row,) = rows.read(self.engine, schema.requests, uuid=request)
+        (row,) = rows.read(self.engine, schema.arqs, uuid=request)
         return str(row["state"])
 
     def told(self, request: str) -> set[str]:
@@ -72,16 +74,16 @@ class Bed:
 
     def free(self) -> int:
         handles = rows.read(self.engine, schema.attach_handles)
-        return len([h for h in handles if h["request_id"] is None and not h["prepared"]])
+        return len([h for h in handles if h["arq_id"] is None and not h["needs_cleaning"]])
 
     def release(self, instance: str) -> None:
-        """Delete what an instance has, and wait until every handle is clean."""
-        answer = until("the delete is answered", lambda: self._deleted(instance))
+        """Delete the ARQs of an instance and wait until every handle is clean."""
+        answer = wait_until("the delete is answered", lambda: self._deleted(instance))
         assert answer == 204
-        until("every handle is free", lambda: self.free() == HANDLES)
-        # What waits would be the first thing that the next conductor does, and dies of.
-        until("nothing waits", lambda: not rows.read(self.engine, schema.outbox))
-        assert rows.read(self.engine, schema.requests) == []
+        wait_until("every handle is free", lambda: self.free() == HANDLES)
+        # Pending work would be the first action of the next conductor and kill it.
+        wait_until("nothing waits", lambda: not rows.read(self.engine, schema.outbox))
+        assert rows.read(self.engine, schema.arqs) == []
 
     def _deleted(self, instance: str) -> int | None:
         code = self.call("DELETE", f"/v2/accelerator_requests?instance={instance}").status_code
@@ -89,18 +91,24 @@ class Bed:
 
 
 GROUP = {"resources:FPGA": "1"}
+# The second value: another conductor takes over, instead of a restart of the same.
+CASES = sample(
+    itertools.product(POINTS, (False, True)),
+    ("bind-committed", False),
+    ("agent-queried", True),
+)
 
 
 @pytest.fixture(scope="module")
-def bed(tmp_path_factory: pytest.TempPathFactory, rabbit_url: str) -> Iterator[Bed]:
+def env(tmp_path_factory: pytest.TempPathFactory, rabbit_url: str) -> Iterator[Env]:
     folder = tmp_path_factory.mktemp("kill")
     gate = folder / "gate"
     gate.touch()
     with (
-        serving(FakeNova()) as nova,
+        serve_nova(FakeNova()) as nova,
         fresh_database("mysql", folder) as url,
         engine_of(url) as engine,
-        cloud(
+        make_and_run_cloud(
             folder,
             url,
             rabbit_url,
@@ -110,89 +118,90 @@ def bed(tmp_path_factory: pytest.TempPathFactory, rabbit_url: str) -> Iterator[B
             options={
                 "rpc": {"timeout": 3},
                 "nova": {
-                    "notify": "true",
+                    "send_events": "true",
                     "auth_type": "none",
                     "endpoint_override": nova.url,
                     "request_timeout": 1,
                 },
                 "conductor": {
-                    "lease": 2,
+                    "lease_timeout": 2,
                     "hello_interval": 1,
                     "jobs_interval": 0.5,
                     "outbox_interval": 0.5,
                     "prepare_timeout": PREPARE_TIMEOUT,
                 },
-                # What hangs goes on while the gate is there.
+                # A hanging call continues while the gate file exists.
                 "fake": {"prepare": "hang", "gate": str(gate)},
             },
         ) as running,
     ):
-        until("the device is there", lambda: len(rows.read(engine, schema.attach_handles)))
-        yield Bed(running, engine, nova, gate)
+        wait_until("the device is there", lambda: len(rows.read(engine, schema.attach_handles)))
+        yield Env(running, engine, nova, gate)
 
 
-@pytest.mark.parametrize("second", [False, True], ids=["restarted", "taken over"])
-@pytest.mark.parametrize("point", POINTS)
-def test_a_conductor_dies(bed: Bed, point: str, second: bool) -> None:
-    request, instance = bed.make(), str(uuid.uuid4())
-    bed.cloud.daemons["conductor-1"].stop()
-    dying = bed.cloud.conductor("conductor-1", dies_at=point)
-    _listens(bed)
-    # Asked again, as it may have been refused: the agent's hello is younger than this conductor.
-    until("the conductor is dead", lambda: not dying.alive() or not bed.bind(request, instance))
-    bed.cloud.conductor("conductor-2" if second else "conductor-1")
-    # What was not committed did not happen: Nova's own retry, or ours here, binds it.
-    until("the bind is answered", lambda: bed.bind(request, instance) == 202)
-    until("the request is Bound", lambda: bed.state(request) == "Bound")
-    until("Nova was told", lambda: bed.told(request))
-    assert bed.told(request) == {"completed"}
-    assert bed.free() == HANDLES - 1
+@pytest.mark.parametrize(("point", "second"), CASES)
+def test_conductor_killed_at_each_point_loses_no_work(env: Env, point: str, second: bool) -> None:
+    request, instance = env.make(), str(uuid.uuid4())
+    env.cloud.daemons["conductor-1"].stop()
+    dying = env.cloud.conductor("conductor-1", crash_point=point)
+    _listens(env)
+    # Retried, because the first call may be rejected before the agent's heartbeat.
+    wait_until(
+        "the conductor is dead", lambda: not dying.alive() or not env.bind(request, instance)
+    )
+    env.cloud.conductor("conductor-2" if second else "conductor-1")
+    # An uncommitted bind had no effect: Nova's retry, or this one, binds it.
+    wait_until("the bind is answered", lambda: env.bind(request, instance) == 202)
+    wait_until("the request is Bound", lambda: env.state(request) == "Bound")
+    wait_until("nova-event-sent", lambda: env.told(request))
+    assert env.told(request) == {"completed"}
+    assert env.free() == HANDLES - 1
     if second:
-        bed.cloud.conductor("conductor-1")
-        bed.cloud.daemons["conductor-2"].stop()
-        del bed.cloud.daemons["conductor-2"]
-    bed.release(instance)
+        env.cloud.conductor("conductor-1")
+        env.cloud.daemons["conductor-2"].stop()
+        del env.cloud.daemons["conductor-2"]
+    env.release(instance)
 
 
-def test_an_agent_dies_while_it_prepares_and_returns(bed: Bed) -> None:
-    request, instance = bed.make(), str(uuid.uuid4())
-    bed.gate.unlink()
-    assert bed.bind(request, instance) == 202
-    until("the agent has begun", lambda: _started(bed))
-    assert bed.state(request) == "BindStarted"
-    bed.cloud.daemons[f"agent-{HOST}"].kill()
-    bed.gate.touch()
-    bed.cloud.agent(HOST)
-    until("the request is Bound", lambda: bed.state(request) == "Bound")
-    until("Nova was told", lambda: bed.told(request) == {"completed"})
-    bed.release(instance)
+def test_agent_killed_during_prepare_resumes_the_job(env: Env) -> None:
+    request, instance = env.make(), str(uuid.uuid4())
+    env.gate.unlink()
+    assert env.bind(request, instance) == 202
+    wait_until("the agent has begun", lambda: _started(env))
+    assert env.state(request) == "BindStarted"
+    env.cloud.daemons[f"agent-{HOST}"].kill()
+    env.gate.touch()
+    env.cloud.agent(HOST)
+    wait_until("the request is Bound", lambda: env.state(request) == "Bound")
+    wait_until("nova-event-sent", lambda: env.told(request) == {"completed"})
+    env.release(instance)
 
 
-def test_an_agent_dies_while_it_prepares_and_stays_away(bed: Bed) -> None:
-    request, instance = bed.make(), str(uuid.uuid4())
-    bed.gate.unlink()
-    assert bed.bind(request, instance) == 202
-    until("the agent has begun", lambda: _started(bed))
-    bed.cloud.daemons[f"agent-{HOST}"].kill()
-    until("the bind is undone", lambda: bed.state(request) == "BindFailed")
-    until("Nova was told", lambda: bed.told(request) == {"failed"})
-    assert bed.free() == HANDLES - 1, "what may be half prepared must not be given out"
-    bed.gate.touch()
-    bed.cloud.agent(HOST)
-    until("the handle is clean", lambda: bed.free() == HANDLES)
-    bed.release(instance)
+def test_agent_killed_during_prepare_fails_the_bind(env: Env) -> None:
+    request, instance = env.make(), str(uuid.uuid4())
+    env.gate.unlink()
+    assert env.bind(request, instance) == 202
+    wait_until("the agent has begun", lambda: _started(env))
+    env.cloud.daemons[f"agent-{HOST}"].kill()
+    wait_until("the bind is undone", lambda: env.state(request) == "BindFailed")
+    wait_until("nova-event-sent", lambda: env.told(request) == {"failed"})
+    assert env.free() == HANDLES - 1, "what may be half prepared must not be given out"
+    env.gate.touch()
+    env.cloud.agent(HOST)
+    wait_until("the handle is clean", lambda: env.free() == HANDLES)
+    env.release(instance)
 
 
-def _started(bed: Bed) -> bool:
+def _started(env: Env) -> bool:
     return any(
-        '"started"' in path.read_text() for path in bed.cloud.folder.glob("agent/jobs-*.json")
+        '"started"' in path.read_text() for path in env.cloud.folder.glob("agent/jobs-*.json")
     )
 
 
-def _listens(bed: Bed) -> None:
-    """Wait until the one conductor answers on the bus."""
+def _listens(env: Env) -> None:
+    """Wait until the conductor answers on the bus."""
     body = {"name": "listens", "groups": [GROUP]}
-    until(
+    wait_until(
         "the conductor answers",
-        lambda: bed.call("POST", "/v2/device_profiles", json=[body]).status_code in (201, 409),
+        lambda: env.call("POST", "/v2/device_profiles", json=[body]).status_code in (201, 409),
     )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An agent dies and returns: its host closes and opens. All others may go without closing anything.
+"""A killed agent cordons its host until it returns. An outage of other daemons cordons nothing.
 
-Real processes, MariaDB, Placement, and a RabbitMQ at the end of a wire that can be cut.
+Real processes, MariaDB, Placement, and a RabbitMQ behind a relay that can be cut.
 """
 
 import os
@@ -16,13 +16,13 @@ import pytest
 import requests
 import sqlalchemy as sa
 
-from cyborg.core import names
+from cyborg.core import naming
 from cyborg.db import schema
-from cyborg.fixtures import rows
-from cyborg.fixtures.cloud import Cloud, cloud
-from cyborg.fixtures.databases import engine_of, fresh_database
-from cyborg.fixtures.processes import until
-from cyborg.fixtures.relay import Relay, relay
+from cyborg.tests.fixtures.bus.tcp_relay import Relay, relay
+from cyborg.tests.fixtures.clouds.cloud import Cloud, make_and_run_cloud
+from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.databases.databases import engine_of, fresh_database
+from cyborg.tests.fixtures.machine.processes import wait_until
 
 ONE, OTHER = "compute-1", "compute-2"
 HANDLES = 4
@@ -33,37 +33,37 @@ LONG = 120.0
 pytestmark = pytest.mark.services
 
 
-class Bed:
-    """A cloud of two hosts, its database and the wire to its broker."""
+class Env:
+    """A cloud with two hosts, its database and the relay to its broker."""
 
     def __init__(self, running: Cloud, engine: sa.Engine, wire: Relay) -> None:
         self.cloud, self.engine, self.wire = running, engine, wire
 
     def reserved(self, host: str) -> int | None:
-        """Return how much of the host's card Placement withholds."""
-        uuid = names.provider_uuid(host, "0000:0c:00.0")
+        """Return the reserved amount of the host's card in Placement."""
+        uuid = naming.provider_uuid(host, "0000:0c:00.0")
         answer = self.cloud.placement.get(f"/resource_providers/{uuid}/inventories")
         inventories = answer.json().get("inventories", {})
         return inventories["FPGA"]["reserved"] if "FPGA" in inventories else None
 
     def services(self) -> dict[str, dict[str, Any]]:
-        """Return the agents as the API shows them, by host."""
+        """Return the agents of the API by host."""
         url = f"{self.cloud.endpoint}/v2/services?binary=cyborg-agent&kind=daemon"
         headers = {"OpenStack-API-Version": "accelerator latest"}
         answer = requests.get(url, headers=headers, timeout=30).json()
         return {service["host"]: service for service in answer["services"]}
 
     def closings(self) -> int:
-        """Return how many agents conductors have held for down so far."""
+        """Return how often conductors have marked agents down."""
         logs = [self.cloud.daemons[name].log.read_text() for name in self.cloud.conductors]
-        return sum(log.count("agents are down") for log in logs)
+        return sum(log.count("agents marked down") for log in logs)
 
     def open(self) -> bool:
-        """Tell whether both hosts are open."""
+        """Return whether both hosts are schedulable."""
         return [self.reserved(host) for host in (ONE, OTHER)] == [0, 0]
 
     def watch(self, seconds: float) -> None:
-        """See to it that nothing closes for so long."""
+        """Check for ``seconds`` that no host is cordoned."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             assert self.open()
@@ -71,10 +71,10 @@ class Bed:
 
 
 @pytest.fixture
-def bed(rabbit_url: str, tmp_path: Path) -> Iterator[Bed]:
+def env(rabbit_url: str, tmp_path: Path) -> Iterator[Env]:
     broker = urlsplit(rabbit_url)
     options = {
-        "conductor": {"hello_interval": 1, "down_after": 4, "reconnect_grace": GRACE},
+        "conductor": {"hello_interval": 1, "down_heartbeats": 4, "broker_reconnect_grace": GRACE},
         "rpc": {"timeout": 2},
     }
     with (
@@ -82,47 +82,49 @@ def bed(rabbit_url: str, tmp_path: Path) -> Iterator[Bed]:
         fresh_database("mysql", tmp_path) as database,
         engine_of(database) as engine,
     ):
-        wire.mend()
+        wire.restore()
         login = broker.netloc.rpartition("@")[0]
         url = broker._replace(netloc=f"{login}@127.0.0.1:{wire.port}").geturl()
-        with cloud(tmp_path, database, url, (ONE, OTHER), HANDLES, options=options) as running:
-            made = Bed(running, engine, wire)
-            until("both cards are open", made.open)
-            yield made
+        with make_and_run_cloud(
+            tmp_path, database, url, (ONE, OTHER), HANDLES, options=options
+        ) as running:
+            environment = Env(running, engine, wire)
+            wait_until("both cards are open", environment.open)
+            yield environment
 
 
-def test_only_an_agents_own_silence_closes_its_host(bed: Bed) -> None:
-    bed.cloud.daemons[f"agent-{ONE}"].kill()
+def test_host_is_cordoned_only_when_its_agent_stops(env: Env) -> None:
+    env.cloud.daemons[f"agent-{ONE}"].kill()
     began = time.monotonic()
-    until("the host is closed", lambda: bed.reserved(ONE) == HANDLES, LONG)
+    wait_until("the host is closed", lambda: env.reserved(ONE) == HANDLES, LONG)
     assert time.monotonic() - began >= LIMIT - 1
-    assert bed.reserved(OTHER) == 0
-    shown = bed.services()
-    assert shown[ONE]["state"] == "down"
-    assert shown[ONE]["down_since"] is not None
-    assert shown[OTHER]["down_since"] is None
-    assert bed.closings() == 1
+    assert env.reserved(OTHER) == 0
+    services = env.services()
+    assert services[ONE]["state"] == "down"
+    assert services[ONE]["down_since"] is not None
+    assert services[OTHER]["down_since"] is None
+    assert env.closings() == 1
 
-    bed.cloud.agent(ONE)
-    until("the host is open", bed.open)
-    assert bed.services()[ONE]["down_since"] is None
+    env.cloud.agent(ONE)
+    wait_until("the host is open", env.open)
+    assert env.services()[ONE]["down_since"] is None
 
-    # All conductors stand still, for longer than an agent may.
-    pids = [bed.cloud.daemons[name].pid for name in bed.cloud.conductors]
+    # Stop all conductors, for longer than the limit for agents.
+    pids = [env.cloud.daemons[name].pid for name in env.cloud.conductors]
     for pid in pids:
         os.killpg(pid, signal.SIGSTOP)
     time.sleep(2 * LIMIT)
     for pid in pids:
         os.killpg(pid, signal.SIGCONT)
-    bed.watch(2 * LIMIT)
+    env.watch(2 * LIMIT)
 
-    # The broker is away.
-    bed.wire.cut()
-    bed.watch(2 * LIMIT)
-    bed.wire.mend()
-    bed.watch(LIMIT + GRACE)
-    until("the agents speak", lambda: all(s["state"] == "up" for s in bed.services().values()))
-    bed.watch(LIMIT)
-    agents = rows.read(bed.engine, schema.services, binary="cyborg-agent")
+    # Cut the broker.
+    env.wire.cut()
+    env.watch(2 * LIMIT)
+    env.wire.restore()
+    env.watch(LIMIT + GRACE)
+    wait_until("the agents speak", lambda: all(s["state"] == "up" for s in env.services().values()))
+    env.watch(LIMIT)
+    agents = rows.read(env.engine, schema.services, binary="cyborg-agent")
     assert [row["down_since"] for row in agents] == [None, None]
-    assert bed.closings() == 1
+    assert env.closings() == 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notifications of a whole conductor on RabbitMQ, also while their broker is away."""
+"""Notifications of a complete conductor on RabbitMQ, also while the broker is unreachable."""
 
 import queue
 from collections.abc import Iterator
@@ -10,23 +10,24 @@ import oslo_messaging
 import pytest
 import sqlalchemy as sa
 from oslo_config import cfg
+from oslo_utils import timeutils
 
-from cyborg.conductor.events import EVENT
-from cyborg.conductor.notices import NOTIFICATION, Notices
+from cyborg.conductor.notifications.arq_events import NOVA_EVENT
+from cyborg.conductor.notifications.notifications import NOTIFICATION, NotificationBuilder
 from cyborg.conductor.service import ConductorService
-from cyborg.core.notification import Event
+from cyborg.core.wire.notification import Event
 from cyborg.db import schema
-from cyborg.db.store import outbox
-from cyborg.db.store import requests as request_store
-from cyborg.fixtures import rows
-from cyborg.fixtures.embedded import Node, node, placement_adapter
-from cyborg.fixtures.nova import FakeNova
-from cyborg.fixtures.options import make_conf
-from cyborg.fixtures.processes import until
-from cyborg.fixtures.relay import Relay, relay
-from cyborg.rpc.conductor import ConductorClient
-from cyborg.rpc.notifier import GROUP, is_wanted
+from cyborg.db.write import arqs as request_store
+from cyborg.db.write import outbox
+from cyborg.rpc.client import make_conductor_client
+from cyborg.rpc.notifier import GROUP, is_enabled
 from cyborg.rpc.transport import make_transport, register_options
+from cyborg.testing.fake_nova import FakeNova
+from cyborg.tests.fixtures.bus.tcp_relay import Relay, relay
+from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
+from cyborg.tests.fixtures.machine.options import make_conf
+from cyborg.tests.fixtures.machine.processes import wait_until
 
 __all__ = ["node", "placement_adapter"]
 
@@ -35,8 +36,8 @@ pytestmark = pytest.mark.services
 LONG = 30.0
 
 
-class Bed:
-    """A conductor whose notifications take a wire that can be cut, and a listener behind it."""
+class Env:
+    """A conductor whose notifications use a relay that can be cut, and a listener."""
 
     def __init__(self, url: str, wire: Relay, engine: sa.Engine, node: Node, nova: FakeNova):
         self.wire, self.engine, self.nova = wire, engine, nova
@@ -49,7 +50,7 @@ class Bed:
         self.service = ConductorService(
             self.conf, self.transport, engine=engine, placement=node.client
         )
-        self.client = ConductorClient(self.transport, self.conf)
+        self.client = make_conductor_client(self.transport, self.conf)
         self.heard: queue.Queue[tuple[Any, ...]] = queue.Queue()
         self._listener = self._listen(url)
 
@@ -58,10 +59,10 @@ class Bed:
         conf = make_conf(
             rpc={"topic": self.topic, "timeout": 10.0},
             nova={"auth_type": "none", "endpoint_override": self.nova.url},
-            conductor={"hello_interval": 0.2, "outbox_interval": 0.2, "reconcile_interval": 0.0},
+            conductor={"hello_interval": 0.2, "outbox_interval": 0.2, "orphan_scan_interval": 0.0},
         )
         register_options(conf)
-        is_wanted(conf)
+        is_enabled(conf)
         conf.set_override("host", "controller-1")
         conf.set_override("transport_url", url)
         conf.set_override("control_exchange", self.topic)
@@ -74,11 +75,11 @@ class Bed:
         return conf
 
     def _listen(self, url: str) -> Any:
-        heard = self.heard
+        messages = self.heard
 
         class Endpoint:
-            def info(self, ctxt: Any, who: str, event: str, payload: Any, more: Any) -> None:
-                heard.put((who, event, payload))
+            def info(self, ctxt: Any, publisher: str, event: str, payload: Any, more: Any) -> None:
+                messages.put((publisher, event, payload))
 
         conf = self.options(url, url)
         transport = oslo_messaging.get_notification_transport(conf)
@@ -98,23 +99,23 @@ class Bed:
         self._listener.transport.cleanup()
         self.transport.cleanup()
 
-    def promise(self, uuid: str) -> None:
-        """Write what a bind writes: Nova's event and the notification, in one statement."""
-        told = Notices(self.conf)
+    def add_messages(self, uuid: str) -> None:
+        """Write the messages of a bind: Nova's event and the notification."""
+        builder = NotificationBuilder(self.conf, now=timeutils.utcnow)
         with self.engine.begin() as tx:
             (row,) = request_store.lock(tx, [uuid])
             event = {"server_uuid": row["instance_uuid"], "tag": uuid, "name": "n"}
-            mine = told.rows(Event.BOUND, [row])
-            outbox.add_all(tx, [(EVENT, str(row["instance_uuid"]), event), *mine])
+            messages = builder.build_messages(Event.BOUND, [row])
+            outbox.add_all(tx, [(NOVA_EVENT, str(row["instance_uuid"]), event), *messages])
 
 
 @pytest.fixture
-def bed(
+def env(
     rabbit_url: str, sqlite_engine: sa.Engine, node: Node, fake_nova: FakeNova
-) -> Iterator[Bed]:
+) -> Iterator[Env]:
     port = oslo_messaging.TransportURL.parse(make_conf(), rabbit_url).hosts[0].port or 5672
     with relay(port) as wire:
-        it = Bed(rabbit_url, wire, sqlite_engine, node, fake_nova)
+        it = Env(rabbit_url, wire, sqlite_engine, node, fake_nova)
         it.service.start()
         try:
             assert it.service.wait_ready(20)
@@ -123,36 +124,36 @@ def bed(
             it.close()
 
 
-def test_a_broker_that_is_away_holds_up_its_own_messages_alone(bed: Bed) -> None:
+def test_unreachable_broker_delays_only_notifications(env: Env) -> None:
     instance, provider = str(uuid4()), str(uuid4())
-    uuid = rows.request(
-        bed.engine,
-        rows.profile(bed.engine),
+    uuid = rows.insert_arq(
+        env.engine,
+        rows.insert_profile(env.engine),
         state="Bound",
         hostname="compute-1",
         device_rp_uuid=provider,
         instance_uuid=instance,
     )
-    card = rows.card(bed.engine)
-    (device,) = rows.read(bed.engine, schema.devices, id=card.device_id)
-    bed.promise(uuid)
-    bed.client.device_set_status(device["uuid"], "maintaining")
-    until("Nova has its event", lambda: bed.nova.tags == [uuid])
-    until("the broker was tried", lambda: all(row["attempts"] for row in waiting(bed)))
-    assert [row["kind"] for row in waiting(bed)] == [NOTIFICATION] * 2
-    assert bed.heard.empty()
-    bed.client.device_set_status(device["uuid"], "enabled")
-    bed.wire.mend()
-    found = [bed.heard.get(timeout=LONG) for _ in range(3)]
-    until("nothing waits", lambda: waiting(bed) == [])
-    assert {who for who, _, _ in found} == {"cyborg-conductor:controller-1"}
-    assert [event for _, event, payload in found if payload["schema"] == "device"] == [
+    card = rows.insert_card(env.engine)
+    (device,) = rows.read(env.engine, schema.devices, id=card.device_id)
+    env.add_messages(uuid)
+    env.client.device_set_status(device["uuid"], "maintaining")
+    wait_until("Nova has its event", lambda: env.nova.tags == [uuid])
+    wait_until("the broker was tried", lambda: all(row["attempts"] for row in waiting(env)))
+    assert [row["kind"] for row in waiting(env)] == [NOTIFICATION] * 2
+    assert env.heard.empty()
+    env.client.device_set_status(device["uuid"], "enabled")
+    env.wire.restore()
+    received = [env.heard.get(timeout=LONG) for _ in range(3)]
+    wait_until("nothing waits", lambda: waiting(env) == [])
+    assert {who for who, _, _ in received} == {"cyborg-conductor:controller-1"}
+    assert [event for _, event, payload in received if payload["schema"] == "device"] == [
         "device.disable.end",
         "device.enable.end",
     ]
     ((event, payload),) = [
         (event, payload)
-        for _, event, payload in found
+        for _, event, payload in received
         if payload["schema"] == "accelerator_request"
     ]
     assert event == "accelerator_request.bind.end"
@@ -169,9 +170,9 @@ def test_a_broker_that_is_away_holds_up_its_own_messages_alone(bed: Bed) -> None
         "instance_uuid": instance,
         "error": None,
     }
-    of_device = [p for _, event, p in found if event.startswith("device.")]
+    of_device = [p for _, event, p in received if event.startswith("device.")]
     assert all(p["request_id"].startswith("req-") for p in of_device)
 
 
-def waiting(bed: Bed) -> list[dict[str, Any]]:
-    return rows.read(bed.engine, schema.outbox)
+def waiting(env: Env) -> list[dict[str, Any]]:
+    return rows.read(env.engine, schema.outbox)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages of the outbox over REST and by the command line, as an operator meets them."""
+"""The outbox over REST and by the command line."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -12,17 +12,17 @@ import sqlalchemy as sa
 
 from cyborg.cli import app
 from cyborg.db import schema
-from cyborg.fixtures import rows
-from cyborg.fixtures.stack import standalone_stack
 from cyborg.standalone.stack import StandaloneStack
+from cyborg.tests.fixtures.clouds.standalone import standalone_stack
+from cyborg.tests.fixtures.databases import rows
 
 __all__ = ["standalone_stack"]
 
 VERSION = {"OpenStack-API-Version": "accelerator 2.4"}
 
 
-class Bed:
-    """A kind of message that is this test's own, and that nobody delivers."""
+class Env:
+    """A kind of message for this test that no worker delivers."""
 
     def __init__(self, stack: StandaloneStack) -> None:
         self.kind = f"test-{uuid4().hex[:12]}"
@@ -49,8 +49,8 @@ class Bed:
 
 
 @pytest.fixture
-def bed(standalone_stack: StandaloneStack) -> Iterator[Bed]:
-    it = Bed(standalone_stack)
+def env(standalone_stack: StandaloneStack) -> Iterator[Env]:
+    it = Env(standalone_stack)
     yield it
     with it.engine.begin() as tx:
         tx.execute(sa.delete(schema.outbox).where(schema.outbox.c.kind == it.kind))
@@ -60,22 +60,22 @@ def bed(standalone_stack: StandaloneStack) -> Iterator[Bed]:
 @pytest.fixture
 def cyborg(standalone_stack: StandaloneStack, capsys: Any) -> Callable[..., str]:
     def run(*words: str, code: int = 0) -> str:
-        way = ["--os-auth-type", "none", "--os-endpoint", standalone_stack.endpoint]
-        assert app.main([*way, *words]) == code
-        shown = capsys.readouterr()
-        return str(shown.err if code else shown.out)
+        connection = ["--os-auth-type", "none", "--os-endpoint", standalone_stack.endpoint]
+        assert app.main([*connection, *words]) == code
+        output = capsys.readouterr()
+        return str(output.err if code else output.out)
 
     return run
 
 
-def test_a_message_is_shown_whole(bed: Bed) -> None:
-    uuid = bed.add(attempts=3, error="Nova answered 500")
-    (shown,) = bed.get()["outbox"]
+def test_outbox_shows_the_whole_message(env: Env) -> None:
+    uuid = env.add(attempts=3, error="Nova answered 500")
+    (shown,) = env.get()["outbox"]
     for name in ("created_at", "next_try_at"):
         assert shown.pop(name).endswith("+00:00")
     assert shown == {
         "uuid": uuid,
-        "kind": bed.kind,
+        "kind": env.kind,
         "subject": "s",
         "state": "dead",
         "attempts": 3,
@@ -85,46 +85,46 @@ def test_a_message_is_shown_whole(bed: Bed) -> None:
     }
 
 
-def test_filters_order_and_pages(bed: Bed) -> None:
-    dead = [bed.add(attempts=n) for n in (3, 1, 2)]
-    pending = bed.add(state="pending")
-    assert [m["uuid"] for m in bed.get()["outbox"]] == [*dead, pending]
-    assert [m["uuid"] for m in bed.get(state="pending")["outbox"]] == [pending]
-    first = bed.get(state="dead", sort_key="attempts", sort_dir="desc", limit="2")
+def test_outbox_list_filters_sorts_and_pages(env: Env) -> None:
+    dead_letters = [env.add(attempts=n) for n in (3, 1, 2)]
+    pending = env.add(state="pending")
+    assert [m["uuid"] for m in env.get()["outbox"]] == [*dead_letters, pending]
+    assert [m["uuid"] for m in env.get(state="pending")["outbox"]] == [pending]
+    first = env.get(state="dead", sort_key="attempts", sort_dir="desc", limit="2")
     assert [m["attempts"] for m in first["outbox"]] == [3, 2]
     rest = requests.get(first["outbox_links"][0]["href"], headers=VERSION, timeout=20).json()
     assert [m["attempts"] for m in rest["outbox"]] == [1]
     assert "outbox_links" not in rest
 
 
-def test_a_dead_one_is_retried_or_deleted_and_no_other(bed: Bed) -> None:
-    first, second = bed.add(attempts=9, error="x"), bed.add()
-    assert bed.do("POST", f"{first}/retry").status_code == 204
-    (message, _) = bed.get()["outbox"]
+def test_outbox_retries_and_deletes_only_dead_letters(env: Env) -> None:
+    first, second = env.add(attempts=9, error="x"), env.add()
+    assert env.do("POST", f"{first}/retry").status_code == 204
+    (message, _) = env.get()["outbox"]
     assert (message["state"], message["attempts"]) == ("pending", 0)
-    for refused in (bed.do("POST", f"{first}/retry"), bed.do("DELETE", first)):
-        assert refused.status_code == 409
-        assert "only a dead one" in refused.text
-    assert bed.do("DELETE", second).status_code == 204
-    assert bed.do("DELETE", second).status_code == 404
-    assert [m["uuid"] for m in bed.get()["outbox"]] == [first]
+    for rejection in (env.do("POST", f"{first}/retry"), env.do("DELETE", first)):
+        assert rejection.status_code == 409
+        assert "only a dead letter" in rejection.text
+    assert env.do("DELETE", second).status_code == 204
+    assert env.do("DELETE", second).status_code == 404
+    assert [m["uuid"] for m in env.get()["outbox"]] == [first]
 
 
-def test_the_commands(bed: Bed, cyborg: Callable[..., str]) -> None:
-    first, second, third = (bed.add() for _ in range(3))
-    waits = bed.add(state="pending")
+def test_outbox_commands_list_retry_and_delete(env: Env, cyborg: Callable[..., str]) -> None:
+    first, second, third = (env.add() for _ in range(3))
+    waits = env.add(state="pending")
 
     def listed(*words: str) -> list[str]:
-        found = json.loads(cyborg("outbox-list", "--kind", bed.kind, *words, "-f", "json"))
-        return [row["UUID"] for row in found]
+        entries = json.loads(cyborg("outbox-list", "--kind", env.kind, *words, "-f", "json"))
+        return [row["UUID"] for row in entries]
 
     assert listed() == [first, second, third, waits]
     assert listed("--state", "dead") == [first, second, third]
-    long = json.loads(cyborg("outbox-list", "--kind", bed.kind, "--long", "-f", "json"))
+    long = json.loads(cyborg("outbox-list", "--kind", env.kind, "--long", "-f", "json"))
     assert long[0]["Payload"] == {"a": {"b": [1, None]}}
     assert cyborg("outbox-retry", first) == ""
     assert listed("--state", "pending") == [first, waits]
     told = cyborg("outbox-delete", second, waits, third, code=1)
     assert waits in told
-    assert "only a dead one can be deleted" in told
+    assert "only a dead letter can be deleted" in told
     assert listed() == [first, waits]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every rule against every kind of caller, by tokens that a real keystone gave, over HTTP.
+"""Every policy rule with every kind of caller, with tokens of a real keystone, over HTTP.
 
-Who may do what stands in the table of the policies' unit tests. Here each operation of each rule is
-called by each persona.
+The expected permissions are in the policy unit tests. Here each persona calls each operation of
+each rule.
 """
 
 from typing import Any, NamedTuple
@@ -12,25 +12,25 @@ import pytest
 import requests
 from oslo_policy import policy
 
-from cyborg.fixtures.api import wish
-from cyborg.fixtures.keystone_cloud import KeystoneCloud
-from cyborg.fixtures.keystone_stack import LOGINS
 from cyborg.policies import list_rules
+from cyborg.tests.fixtures.clouds.api import bind_body
+from cyborg.tests.fixtures.clouds.keystone_cloud import KeystoneCloud
+from cyborg.tests.fixtures.clouds.keystone_stack import LOGINS
 from cyborg.tests.unit.policies.test_personas import PERSONAS, TABLE
 
 pytestmark = pytest.mark.services
 
 NOBODY = str(uuid4())
 ARQS = "/v2/accelerator_requests"
-# The rules ask for a role in the project of the token, and there those from elsewhere are at home.
+# The rules check the role in the project of the token, which personas from elsewhere have.
 AT_HOME = {"reader elsewhere": "reader", "member elsewhere": "member"}
 NEEDED = "requires a service token"
 
 
 class Call(NamedTuple):
-    """How an operation is called, and what it answers to those whom the policy lets pass.
+    """The request of an operation, and the status for callers that the policy allows.
 
-    Names are of nothing that there is, so that no call changes anything.
+    The names are those of missing objects, so that no call changes anything.
     """
 
     status: int
@@ -44,8 +44,10 @@ CALLS: dict[str, Call] = {
     "GET /v2/accelerator_requests": Call(200),
     "GET /v2/accelerator_requests/{uuid}": Call(404),
     "POST /v2/accelerator_requests": Call(404, {"device_profile_name": "none-such"}),
-    "PATCH /v2/accelerator_requests": Call(404, wish(NOBODY, NOBODY), needs_service=True),
-    "PATCH /v2/accelerator_requests/{uuid}": Call(404, wish(NOBODY, NOBODY), needs_service=True),
+    "PATCH /v2/accelerator_requests": Call(404, bind_body(NOBODY, NOBODY), needs_service=True),
+    "PATCH /v2/accelerator_requests/{uuid}": Call(
+        404, bind_body(NOBODY, NOBODY), needs_service=True
+    ),
     "DELETE /v2/accelerator_requests": Call(404, query=f"?arqs={NOBODY}"),
     "DELETE /v2/accelerator_requests/{uuid}": Call(404),
     "GET /v2/accelerators": Call(200),
@@ -61,7 +63,7 @@ CALLS: dict[str, Call] = {
     "GET /v2/deployables": Call(200),
     "GET /v2/deployables/{uuid}": Call(404),
     "PATCH /v2/deployables/{uuid}/program": Call(404, PROGRAM),
-    "PATCH /v2/deployables/{uuid}/program/{again}": Call(404, PROGRAM),
+    "PATCH /v2/deployables/{uuid}/program/{suffix}": Call(404, PROGRAM),
     "GET /v2/devices": Call(200),
     "GET /v2/devices/{uuid}": Call(404),
     "POST /v2/devices/{uuid}/enable": Call(404),
@@ -89,6 +91,7 @@ CALLS: dict[str, Call] = {
     "POST /v2/outbox/{uuid}/retry": Call(404),
     "DELETE /v2/outbox/{uuid}": Call(404),
     "GET /v2/services": Call(200),
+    "DELETE /v2/services/{uuid}": Call(404),
 }
 OPERATIONS = {
     f"{operation['method']} {operation['path']}": rule.name
@@ -98,33 +101,37 @@ OPERATIONS = {
 }
 
 
-def test_the_tables_are_of_the_same_things() -> None:
+def test_persona_tables_cover_the_same_operations() -> None:
     assert set(LOGINS) == set(PERSONAS)
     assert set(CALLS) == set(OPERATIONS)
     assert set(OPERATIONS.values()) == set(TABLE)
 
 
 @pytest.mark.parametrize("operation", CALLS)
-def test_operation(keystone_cloud: KeystoneCloud, operation: str) -> None:
+def test_operation_by_each_persona_has_expected_status(
+    keystone_cloud: KeystoneCloud, operation: str
+) -> None:
     rule, call = OPERATIONS[operation], CALLS[operation]
     method, path = operation.split()
-    for part in ("{uuid}", "{uuid_or_name}", "{again}"):
+    for part in ("{uuid}", "{uuid_or_name}", "{suffix}"):
         path = path.replace(part, NOBODY)
-    seen, expected = {}, {}
+    actual, expected = {}, {}
     for name in LOGINS:
         answer = keystone_cloud.call(name, method, path + call.query, call.body)
-        seen[name] = f"{answer.status_code} {_why(answer, rule)}".strip()
+        actual[name] = f"{answer.status_code} {_explain(answer, rule)}".strip()
         if AT_HOME.get(name, name) not in TABLE[rule]:
             expected[name] = f"403 {rule}"
-        elif call.needs_service and not LOGINS[name].vouched:
+        elif call.needs_service and not LOGINS[name].service_token:
             expected[name] = f"403 {NEEDED}"
         else:
             expected[name] = str(call.status)
-    assert seen == expected
+    assert actual == expected
 
 
 @pytest.mark.parametrize("token", [None, "made-up"])
-def test_without_a_token_of_keystone(keystone_cloud: KeystoneCloud, token: str | None) -> None:
+def test_request_without_valid_token_gets_401(
+    keystone_cloud: KeystoneCloud, token: str | None
+) -> None:
     headers = {} if token is None else {"X-Auth-Token": token}
     for operation in CALLS:
         method, path = operation.split()
@@ -137,73 +144,73 @@ def test_without_a_token_of_keystone(keystone_cloud: KeystoneCloud, token: str |
 
 @pytest.fixture
 def arq(keystone_cloud: KeystoneCloud) -> Any:
-    """A request that a member made, and its profile; gone afterwards."""
+    """Yield an ARQ that a member created; delete it and its profile afterwards."""
     name = f"real-{uuid4().hex[:8]}"
     groups = [{"resources:FPGA": "1", "trait:CUSTOM_FAKE_DEVICE": "required"}]
-    made = keystone_cloud.call(
+    creation = keystone_cloud.call(
         "admin", "POST", "/v2/device_profiles", {"name": name, "groups": groups}
     )
-    assert made.status_code == 201, made.text
-    made = keystone_cloud.call("member", "POST", ARQS, {"device_profile_name": name})
-    assert made.status_code == 201, made.text
-    uuid = made.json()["arqs"][0]["uuid"]
+    assert creation.status_code == 201, creation.text
+    creation = keystone_cloud.call("member", "POST", ARQS, {"device_profile_name": name})
+    assert creation.status_code == 201, creation.text
+    uuid = creation.json()["arqs"][0]["uuid"]
     yield uuid
-    keystone_cloud.call("member", "DELETE", f"{ARQS}/{uuid}", vouched=True)
-    gone = keystone_cloud.call("admin", "DELETE", f"/v2/device_profiles/{name}")
-    assert gone.status_code == 204, gone.text
+    keystone_cloud.call("member", "DELETE", f"{ARQS}/{uuid}", service_token=True)
+    deletion = keystone_cloud.call("admin", "DELETE", f"/v2/device_profiles/{name}")
+    assert deletion.status_code == 204, deletion.text
 
 
-def test_a_request_is_there_for_its_project(keystone_cloud: KeystoneCloud, arq: str) -> None:
-    # Whoever may look at requests sees it, or does as if it were not there.
+def test_arq_is_visible_to_its_project_only(keystone_cloud: KeystoneCloud, arq: str) -> None:
+    # Callers that may read ARQs see it, or get 404.
     see = {
         *("reader", "member", "manager", "admin", "accelerator_admin"),
         *("service user", "service token", "admin elsewhere"),
     }
     for name in (*see, "reader elsewhere", "member elsewhere"):
-        found = keystone_cloud.call(name, "GET", ARQS)
-        assert (arq in [a["uuid"] for a in found.json()["arqs"]]) == (name in see), name
-        one = keystone_cloud.call(name, "GET", f"{ARQS}/{arq}")
-        assert one.status_code == (200 if name in see else 404), name
-    refused = keystone_cloud.call("member elsewhere", "DELETE", f"{ARQS}/{arq}")
-    assert refused.status_code == 404
+        listing = keystone_cloud.call(name, "GET", ARQS)
+        assert (arq in [a["uuid"] for a in listing.json()["arqs"]]) == (name in see), name
+        detail = keystone_cloud.call(name, "GET", f"{ARQS}/{arq}")
+        assert detail.status_code == (200 if name in see else 404), name
+    rejection = keystone_cloud.call("member elsewhere", "DELETE", f"{ARQS}/{arq}")
+    assert rejection.status_code == 404
     assert keystone_cloud.call("member", "GET", f"{ARQS}/{arq}").status_code == 200
 
 
-def test_service_tokens(keystone_cloud: KeystoneCloud, arq: str) -> None:
+def test_service_token_allows_service_operations(keystone_cloud: KeystoneCloud, arq: str) -> None:
     cloud, instance = keystone_cloud, str(uuid4())
-    body = wish(arq, cloud.provider, instance)
+    body = bind_body(arq, cloud.provider, instance)
 
     def state() -> str:
         return str(cloud.call("member", "GET", f"{ARQS}/{arq}").json()["state"])
 
     for name in ("member", "admin", "service user"):
         for path in (ARQS, f"{ARQS}/{arq}"):
-            refused = cloud.call(name, "PATCH", path, body)
-            assert (refused.status_code, NEEDED in refused.text) == (403, True), name
-    # A token is no service token because it says so.
+            rejection = cloud.call(name, "PATCH", path, body)
+            assert (rejection.status_code, NEEDED in rejection.text) == (403, True), name
+    # A token without the service role is not a service token.
     for token in ("made-up", cloud.token("member"), cloud.token("admin")):
         headers = cloud.headers("member") | {"X-Service-Token": token}
-        refused = requests.patch(cloud.endpoint + ARQS, json=body, headers=headers, timeout=60)
-        assert refused.status_code == 401
+        rejection = requests.patch(cloud.endpoint + ARQS, json=body, headers=headers, timeout=60)
+        assert rejection.status_code == 401
     assert state() == "Initial"
 
-    bound = cloud.call("member", "PATCH", ARQS, body, vouched=True)
+    bound = cloud.call("member", "PATCH", ARQS, body, service_token=True)
     assert bound.status_code == 202, bound.text
     assert state() == "Bound"
     for path in (f"{ARQS}/{arq}", f"{ARQS}?arqs={arq}", f"{ARQS}?instance={instance}"):
         for name in ("member", "admin"):
-            refused = cloud.call(name, "DELETE", path)
-            assert (refused.status_code, NEEDED in refused.text) == (403, True), (name, path)
+            rejection = cloud.call(name, "DELETE", path)
+            assert (rejection.status_code, NEEDED in rejection.text) == (403, True), (name, path)
     assert state() == "Bound"
 
-    freed = cloud.call("member", "DELETE", f"{ARQS}?instance={instance}", vouched=True)
+    freed = cloud.call("member", "DELETE", f"{ARQS}?instance={instance}", service_token=True)
     assert freed.status_code == 204
     assert cloud.call("member", "GET", f"{ARQS}/{arq}").status_code == 404
 
 
-def _why(answer: requests.Response, rule: str) -> str:
-    if answer.status_code != 403:
+def _explain(response: requests.Response, rule: str) -> str:
+    if response.status_code != 403:
         return ""
-    if f"the policy does not allow {rule} to this token" in answer.text:
+    if f"the policy does not allow {rule} to this token" in response.text:
         return rule
-    return NEEDED if NEEDED in answer.text else answer.text
+    return NEEDED if NEEDED in response.text else response.text

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each race that the engine decides, interleaved on purpose at every statement of the first."""
+"""Each race of the engine, interleaved at every statement of the first transaction."""
 
 from collections.abc import Callable
 from uuid import uuid4
@@ -8,17 +8,17 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.conductor.device_profiles import DeviceProfiles
-from cyborg.conductor.devices import Devices
+from cyborg.conductor.inventory.devices import Devices
 from cyborg.core.errors import Conflict, InUse, NoHandle, NotFound, ServiceTokenRequired
 from cyborg.db import schema
-from cyborg.fixtures import rows
-from cyborg.fixtures.interleave import Race
-from cyborg.fixtures.workers import Conductors
+from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.databases.interleave import Race
+from cyborg.tests.fixtures.hosts.host_work import JobsEnv
 
 POINTS = (
-    "FROM requests WHERE requests.uuid IN",
+    "FROM arqs WHERE arqs.uuid IN",
     "FROM deployables",
-    "UPDATE requests SET",
+    "UPDATE arqs SET",
     "FROM attach_handles",
     "UPDATE attach_handles SET",
     "INSERT INTO outbox",
@@ -29,177 +29,182 @@ points = pytest.mark.parametrize("at", POINTS)
 
 
 @pytest.fixture
-def bed(engine: sa.Engine) -> Conductors:
-    return Conductors(engine)
+def env(engine: sa.Engine) -> JobsEnv:
+    return JobsEnv(engine)
 
 
-def sound(bed: Conductors) -> None:
-    """Hold what must be true after any race: who holds has one handle, nobody else any."""
+def assert_invariants(env: JobsEnv) -> None:
+    """Check that exactly the ARQs in a holding state own a handle, one each."""
     holding = sorted(
         row["id"]
-        for row in rows.read(bed.engine, schema.requests)
+        for row in rows.read(env.engine, schema.arqs)
         if row["state"] in ("Bound", "BindStarted")
     )
-    owners = [row["request_id"] for row in rows.read(bed.engine, schema.attach_handles)]
+    owners = [row["arq_id"] for row in rows.read(env.engine, schema.attach_handles)]
     assert sorted(owner for owner in owners if owner) == holding
 
 
-def plain(bed: Conductors, **values: int) -> rows.Card:
-    return bed.card(abilities=[], **values)
+def plain(env: JobsEnv, **values: int) -> rows.Card:
+    return env.add_card(abilities=[], **values)
 
 
 @points
-@pytest.mark.parametrize("bound_too", [False, True])
-def test_delete_races_bind(bed: Conductors, at: str, bound_too: bool) -> None:
-    card, request = plain(bed), bed.make()
+@pytest.mark.parametrize("allow_bound", [False, True])
+def test_delete_concurrent_with_bind(env: JobsEnv, at: str, allow_bound: bool) -> None:
+    card, request = plain(env), env.add_arq()
     race = Race(
-        bed.engine,
-        lambda: bed.bind(card, request),
+        env.engine,
+        lambda: env.bind(card, request),
         at,
-        lambda: bed.requests.delete([request], None, None, bound_too),
+        lambda: env.arqs.delete([request], None, None, allow_bound),
     )
-    assert race.met
-    sound(bed)
-    left = rows.read(bed.engine, schema.requests)
+    assert race.reached
+    assert_invariants(env)
+    remaining = rows.read(env.engine, schema.arqs)
     if isinstance(race.first, NotFound):
         assert race.second is None
-        assert left == []
-    elif bound_too:
-        assert (race.first, race.second, left) == (None, None, [])
+        assert remaining == []
+    elif allow_bound:
+        assert (race.first, race.second, remaining) == (None, None, [])
     else:
         assert race.first is None
         assert isinstance(race.second, ServiceTokenRequired)
-        assert [row["state"] for row in left] == ["Bound"]
+        assert [row["state"] for row in remaining] == ["Bound"]
 
 
 @points
-def test_bind_races_disable(bed: Conductors, at: str) -> None:
-    card, request = plain(bed), bed.make()
-    (device,) = rows.read(bed.engine, schema.devices)
+def test_bind_concurrent_with_disable(env: JobsEnv, at: str) -> None:
+    card, request = plain(env), env.add_arq()
+    (device,) = rows.read(env.engine, schema.devices)
     race = Race(
-        bed.engine,
-        lambda: bed.bind(card, request),
+        env.engine,
+        lambda: env.bind(card, request),
         at,
-        lambda: Devices(bed.uow).set_status(device["uuid"], "maintaining"),
+        lambda: Devices(env.uow).set_status(device["uuid"], "maintaining"),
     )
-    assert race.met
-    sound(bed)
+    assert race.reached
+    assert_invariants(env)
     assert race.second is None
-    closed_first = at not in AFTER_THE_CLAIM and not race.waited
-    if closed_first:
+    before_the_claim = at not in AFTER_THE_CLAIM
+    # On a busy machine the second may seem to wait for a lock, and still be the first to commit.
+    if before_the_claim and (not race.waited or race.first is not None):
         assert isinstance(race.first, NoHandle), race.first
         assert "maintenance" in race.first.message
     else:
         assert race.first is None
-        assert bed.states() == {"Bound": 1}
+        assert env.states() == {"Bound": 1}
 
 
 @points
-def test_two_binds_race_for_one_instance(bed: Conductors, at: str) -> None:
-    card, first, second, instance = plain(bed), bed.make(), bed.make(), str(uuid4())
+def test_two_concurrent_binds_for_one_instance(env: JobsEnv, at: str) -> None:
+    card, first, second, instance = plain(env), env.add_arq(), env.add_arq(), str(uuid4())
     race = Race(
-        bed.engine,
-        lambda: bed.bind(card, first, instance=instance),
+        env.engine,
+        lambda: env.bind(card, first, instance=instance),
         at,
-        lambda: bed.bind(card, second, instance=instance),
+        lambda: env.bind(card, second, instance=instance),
     )
-    sound(bed)
-    lost = [bad for bad in (race.first, race.second) if bad is not None]
-    assert len(lost) == 1
-    assert isinstance(lost[0], Conflict)
-    assert bed.states() == {"Bound": 1, "Initial": 1}
+    assert_invariants(env)
+    errors = [bad for bad in (race.first, race.second) if bad is not None]
+    assert len(errors) == 1
+    assert isinstance(errors[0], Conflict)
+    assert env.states() == {"Bound": 1, "Initial": 1}
 
 
 @points
-def test_two_binds_race_for_the_last_handle(bed: Conductors, at: str) -> None:
-    card, first, second = plain(bed, handles=1), bed.make(), bed.make()
-    race = Race(bed.engine, lambda: bed.bind(card, first), at, lambda: bed.bind(card, second))
-    sound(bed)
-    assert [type(bad) for bad in (race.first, race.second) if bad] == [NoHandle]
-    assert bed.states() == {"Bound": 1, "Initial": 1}
+def test_two_concurrent_binds_for_the_last_handle(env: JobsEnv, at: str) -> None:
+    card, first, second = plain(env, handles=1), env.add_arq(), env.add_arq()
+    race = Race(env.engine, lambda: env.bind(card, first), at, lambda: env.bind(card, second))
+    assert_invariants(env)
+    assert [type(exc) for exc in (race.first, race.second) if exc] == [NoHandle]
+    assert env.states() == {"Bound": 1, "Initial": 1}
 
 
 @points
-def test_bind_races_program(bed: Conductors, at: str) -> None:
-    card, request = bed.card(abilities=["programs"]), bed.make()
-    (part,) = rows.read(bed.engine, schema.deployables)
+def test_bind_concurrent_with_program(env: JobsEnv, at: str) -> None:
+    card, request = env.add_card(abilities=["programs"]), env.add_arq()
+    (part,) = rows.read(env.engine, schema.deployables)
     race = Race(
-        bed.engine,
-        lambda: bed.bind(card, request),
+        env.engine,
+        lambda: env.bind(card, request),
         at,
-        lambda: bed.programs.start(part["uuid"], str(uuid4())),
+        lambda: env.programs.start(part["uuid"], str(uuid4())),
     )
-    sound(bed)
-    (part,) = rows.read(bed.engine, schema.deployables)
+    assert_invariants(env)
+    (part,) = rows.read(env.engine, schema.deployables)
     if part["job_id"] is None:
         assert isinstance(race.second, InUse)
-        assert bed.states() == {"Bound": 1}
+        assert env.states() == {"Bound": 1}
     else:
         assert isinstance(race.first, NoHandle)
-        assert bed.states() == {"Initial": 1}
+        assert env.states() == {"Initial": 1}
 
 
-@pytest.mark.parametrize("at", ["FROM device_profiles", "INSERT INTO requests", "COMMIT"])
-def test_profile_delete_races_create(bed: Conductors, at: str) -> None:
+@pytest.mark.parametrize("at", ["FROM device_profiles", "INSERT INTO arqs", "COMMIT"])
+def test_profile_delete_concurrent_with_arq_create(env: JobsEnv, at: str) -> None:
     race = Race(
-        bed.engine,
-        lambda: bed.requests.create("fpga", None),
+        env.engine,
+        lambda: env.arqs.create("fpga", None),
         at,
-        lambda: DeviceProfiles(bed.uow).delete(["fpga"]),
+        lambda: DeviceProfiles(env.uow).delete(["fpga"]),
     )
-    _one_of_the_two(bed, race.first, race.second)
+    _one_of_the_two(env, race.first, race.second)
 
 
 @pytest.mark.parametrize("at", ["FROM device_profiles", "DELETE FROM device_profiles", "COMMIT"])
-def test_create_races_profile_delete(bed: Conductors, at: str) -> None:
+def test_arq_create_concurrent_with_profile_delete(env: JobsEnv, at: str) -> None:
     race = Race(
-        bed.engine,
-        lambda: DeviceProfiles(bed.uow).delete(["fpga"]),
+        env.engine,
+        lambda: DeviceProfiles(env.uow).delete(["fpga"]),
         at,
-        lambda: bed.requests.create("fpga", None),
+        lambda: env.arqs.create("fpga", None),
     )
-    _one_of_the_two(bed, race.second, race.first)
+    _one_of_the_two(env, race.second, race.first)
 
 
-def _one_of_the_two(bed: Conductors, made: Exception | None, deleted: Exception | None) -> None:
-    profiles = rows.read(bed.engine, schema.device_profiles)
-    requests = rows.read(bed.engine, schema.requests)
-    if made is None:
+def _one_of_the_two(
+    env: JobsEnv, creation_error: Exception | None, deleted: Exception | None
+) -> None:
+    profiles = rows.read(env.engine, schema.device_profiles)
+    requests = rows.read(env.engine, schema.arqs)
+    if creation_error is None:
         assert isinstance(deleted, InUse)
         assert (len(profiles), len(requests)) == (1, 1)
     else:
-        assert isinstance(made, NotFound)
+        assert isinstance(creation_error, NotFound)
         assert (deleted, profiles, requests) == (None, [], [])
 
 
-ENDS: dict[str, Callable[[Conductors, str, str], None]] = {
-    "it ends well": lambda bed, job, _: bed.jobs.done(job, "compute-1", "done", None),
-    "it fails": lambda bed, job, _: bed.jobs.done(job, "compute-1", "failed", "broken"),
-    "its server goes": lambda bed, _, server: bed.requests.delete(None, server, None, True),
+ENDS: dict[str, Callable[[JobsEnv, str, str], None]] = {
+    "it ends well": lambda env, job, _: env.jobs.complete(job, "compute-1", "done", None),
+    "it fails": lambda env, job, _: env.jobs.complete(job, "compute-1", "failed", "broken"),
+    "its server goes": lambda env, _, server: env.arqs.delete(None, server, None, True),
 }
-CUTS = ("FROM requests WHERE", "UPDATE jobs SET", "UPDATE requests SET", "COMMIT")
+CUTS = ("FROM arqs WHERE", "UPDATE jobs SET", "UPDATE arqs SET", "COMMIT")
 
 
 @pytest.mark.parametrize("at", CUTS)
-@pytest.mark.parametrize("one", ENDS)
-@pytest.mark.parametrize("other", ENDS)
-def test_two_ends_race_for_one_job(bed: Conductors, one: str, other: str, at: str) -> None:
-    server = bed.bind(bed.card())
-    (job,) = rows.read(bed.engine, schema.jobs)
+@pytest.mark.parametrize("first_status", ENDS)
+@pytest.mark.parametrize("second_status", ENDS)
+def test_two_concurrent_results_for_one_job(
+    env: JobsEnv, first_status: str, second_status: str, at: str
+) -> None:
+    server = env.bind(env.add_card())
+    (job,) = rows.read(env.engine, schema.jobs)
     race = Race(
-        bed.engine,
-        lambda: ENDS[one](bed, job["uuid"], server),
+        env.engine,
+        lambda: ENDS[first_status](env, job["uuid"], server),
         at,
-        lambda: ENDS[other](bed, job["uuid"], server),
+        lambda: ENDS[second_status](env, job["uuid"], server),
     )
     assert (race.first, race.outcomes.get("second")) == (None, None)
-    sound(bed)
-    assert bed.states() in ({}, {"Bound": 1}, {"BindFailed": 1})
-    if "its server goes" in (one, other) and race.met:
-        assert bed.states() == {}
-    assert len(bed.events()) <= 1
-    for row in rows.read(bed.engine, schema.attach_handles):
-        dirty = row["prepared"] and row["request_id"] is None
+    assert_invariants(env)
+    assert env.states() in ({}, {"Bound": 1}, {"BindFailed": 1})
+    if "its server goes" in (first_status, second_status) and race.reached:
+        assert env.states() == {}
+    assert len(env.events()) <= 1
+    for row in rows.read(env.engine, schema.attach_handles):
+        dirty = row["needs_cleaning"] and row["arq_id"] is None
         assert dirty == (row["job_id"] is not None)
-    bed.jobs.run_once()
-    assert bed.handles()["dirty"] == 0
+    env.jobs.run_once()
+    assert env.handles()["dirty"] == 0

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What holds for every route alike, at the root of a port and below a mount, over HTTP."""
+"""The common behaviour of all routes, at the root of a port and below a prefix, over HTTP."""
 
 import json
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
-from cyborg.fixtures.processes import until
-from cyborg.fixtures.site import Site, roots, site
+from cyborg.tests.fixtures.clouds.served_api import Site, roots, site
+from cyborg.tests.fixtures.machine.processes import wait_until
 
 __all__ = ["roots", "site"]
 
@@ -17,7 +18,7 @@ LINKED = ("accelerator_requests", "attributes", "deployables", "device_profiles"
 
 
 def routes(site: Site, method: str) -> list[tuple[str, Any]]:
-    """Return the paths of a method, each name in them that of nothing, with their operations."""
+    """Return the paths of a method with their operations; names are those of missing objects."""
     document = site.get("/v2/openapi.json")
     return [
         ("/".join(SOMETHING if "{" in part else part for part in path.split("/")), methods[method])
@@ -26,32 +27,34 @@ def routes(site: Site, method: str) -> list[tuple[str, Any]]:
     ]
 
 
-def test_a_path_has_four_forms(site: Site) -> None:
+def test_path_accepts_four_forms(site: Site) -> None:
     for path, _ in routes(site, "get"):
         answers = [
-            site.ask("GET", f"{prefix}{path}{end}") for prefix in ("/v2", "") for end in ("", "/")
+            site.request("GET", f"{prefix}{path}{end}")
+            for prefix in ("/v2", "")
+            for end in ("", "/")
         ]
         assert {answer.status_code for answer in answers} in ({200}, {404}), path
         if answers[0].status_code == 200:
             first = answers[0].json()
             for answer in answers[1:]:
-                # A daemon may have said hello between the two.
+                # A heartbeat may have arrived between the two.
                 assert answer.json().keys() == first.keys(), path
-    assert site.ask("GET", "/v2//devices").status_code == 404
-    assert site.ask("GET", "/v3/devices").status_code == 404
+    assert site.request("GET", "/v2//devices").status_code == 404
+    assert site.request("GET", "/v3/devices").status_code == 404
 
 
-def test_head_and_options(site: Site) -> None:
+def test_head_and_options_are_answered(site: Site) -> None:
     for path, _ in routes(site, "get"):
-        got, head = site.ask("GET", f"/v2{path}"), site.ask("HEAD", f"/v2{path}")
+        got, head = site.request("GET", f"/v2{path}"), site.request("HEAD", f"/v2{path}")
         assert head.status_code == got.status_code, path
         assert head.content == b"", path
         assert head.headers["Content-Type"] == "application/json"
-        options = site.ask("OPTIONS", f"/v2{path}")
+        options = site.request("OPTIONS", f"/v2{path}")
         assert options.status_code == 405
         assert "GET, HEAD" in options.headers["Allow"]
     for path, _ in routes(site, "patch"):
-        allowed = site.ask("PUT", f"/v2{path}").headers["Allow"]
+        allowed = site.request("PUT", f"/v2{path}").headers["Allow"]
         assert "PATCH" in allowed, path
 
 
@@ -71,8 +74,8 @@ def test_head_and_options(site: Site) -> None:
         ("accelerator two", None),
     ],
 )
-def test_microversions(site: Site, header: str | None, version: str | None) -> None:
-    answer = site.ask("GET", "/v2/devices", headers={"OpenStack-API-Version": header})
+def test_microversions_are_negotiated(site: Site, header: str | None, version: str | None) -> None:
+    answer = site.request("GET", "/v2/devices", headers={"OpenStack-API-Version": header})
     assert answer.status_code == (406 if version is None else 200)
     assert answer.headers["OpenStack-API-Version"] == f"accelerator {version or '2.0'}"
     assert answer.headers["OpenStack-API-Minimum-Version"] == "accelerator 2.0"
@@ -80,52 +83,58 @@ def test_microversions(site: Site, header: str | None, version: str | None) -> N
     assert "OpenStack-API-Version" in answer.headers["Vary"]
     if version is not None:
         assert all(("status" in d) == (version >= "2.3") for d in answer.json()["devices"])
-        younger = site.ask("GET", "/v2/services", headers={"OpenStack-API-Version": header})
+        younger = site.request("GET", "/v2/services", headers={"OpenStack-API-Version": header})
         assert younger.status_code == (200 if version >= "2.4" else 404)
 
 
-def test_links_lead_to_what_they_are_of(site: Site) -> None:
+def test_self_links_return_their_object(site: Site) -> None:
     for path in LINKED:
         rows = next(iter(site.get(f"/v2/{path}").values()))
         assert len(rows) == 3
         for row in rows:
             for link in row["links"]:
-                assert row["uuid"] in site.ask("GET", link["href"]).text
+                assert row["uuid"] in site.request("GET", link["href"]).text
     for path in ("/", "/v2", "/v2/"):
         body = site.get(path)
         (link,) = body.get("links") or body["versions"][0]["links"]
         assert link["href"] == f"{site.root}/v2"
 
 
-def test_an_image_is_loaded(site: Site) -> None:
+def has_image(site: Site, path: str, image: str) -> bool:
+    return bool(site.get(path)["bitstream_id"] == image)
+
+
+def test_deployable_program_is_accepted(site: Site) -> None:
     deployable = site.get("/v2/deployables")["deployables"][-1]
     path = f"/v2/deployables/{deployable['uuid']}"
     # The longer form is that of openstacksdk.
     for form in (f"{path}/program", f"{path}/program/{deployable['uuid']}"):
         image = str(uuid4())
         body = [{"path": "/program", "op": "replace", "value": [{"image_uuid": image}]}]
-        answer = site.ask("PATCH", form, json=body)
+        answer = site.request("PATCH", form, json=body)
         assert answer.status_code == 200, answer.text
         assert answer.json().keys() == deployable.keys()
         assert answer.json()["uuid"] == deployable["uuid"]
-        until(f"{form} loads it", lambda i=image: site.get(path)["bitstream_id"] == i)
+        wait_until(f"{form} loads it", partial(has_image, site, path, image))
 
 
-def test_no_text_may_hold_a_nul(site: Site) -> None:
+def test_query_with_nul_character_gets_400(site: Site) -> None:
     tried = 0
     for method in ("get", "delete"):
         for path, operation in routes(site, method):
             for parameter in operation["parameters"]:
                 if parameter.get("in") == "query":
                     name = parameter["name"]
-                    answer = site.ask(method.upper(), f"/v2{path}?{name}=a%00b")
+                    answer = site.request(method.upper(), f"/v2{path}?{name}=a%00b")
                     assert answer.status_code == 400, answer.text
                     assert name in answer.text
                     tried += 1
     for method in ("get", "post", "patch", "delete"):
         for path, _ in routes(site, method):
             if SOMETHING in path:
-                answer = site.ask(method.upper(), f"/v2{path.replace(SOMETHING, 'a%00b')}", json={})
+                answer = site.request(
+                    method.upper(), f"/v2{path.replace(SOMETHING, 'a%00b')}", json={}
+                )
                 assert answer.status_code in (400, 404), answer.text
                 tried += 1
     assert tried > 60
@@ -153,13 +162,13 @@ def test_no_text_may_hold_a_nul(site: Site) -> None:
         ("POST", "discoveries", {"host": "h", "driver": "d"}),
     ],
 )
-def test_no_text_of_a_body_either(site: Site, method: str, path: str, body: Any) -> None:
+def test_body_with_nul_character_gets_400(site: Site, method: str, path: str, body: Any) -> None:
     text = json.dumps(body)
     words = {word for word in text.split('"')[1::2] if word}
     for word in words:
         for odd in ("\\u0000", "\\ud800"):
             spoilt = text.replace(f'"{word}"', f'"{word}{odd}"')
-            answer = site.ask(
+            answer = site.request(
                 method,
                 f"/v2/{path}",
                 data=spoilt.encode(),
@@ -169,15 +178,15 @@ def test_no_text_of_a_body_either(site: Site, method: str, path: str, body: Any)
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "nonsense"])
-def test_a_body_is_json_and_says_so(site: Site, kind: str) -> None:
-    answer = site.ask(
+def test_body_requires_json_content_type(site: Site, kind: str) -> None:
+    answer = site.request(
         "POST", "/v2/discoveries", data=b'{"host": "h"}', headers={"Content-Type": kind}
     )
     assert answer.status_code == 415
 
 
 @pytest.mark.parametrize(
-    ("wanted", "status"),
+    ("accept", "status"),
     [
         ("application/json", 200),
         ("application/*;q=0.1, text/html", 200),
@@ -187,9 +196,9 @@ def test_a_body_is_json_and_says_so(site: Site, kind: str) -> None:
         ("application/json;q=0", 406),
     ],
 )
-def test_an_answer_is_json(
-    site: Site, caplog: pytest.LogCaptureFixture, wanted: str, status: int
+def test_response_is_json(
+    site: Site, caplog: pytest.LogCaptureFixture, accept: str, status: int
 ) -> None:
-    assert site.ask("GET", "/v2/devices", headers={"Accept": wanted}).status_code == status
-    # What a client does wrong is no error of this service.
+    assert site.request("GET", "/v2/devices", headers={"Accept": accept}).status_code == status
+    # A client error is not an error of the service.
     assert [record for record in caplog.records if record.levelname == "ERROR"] == []

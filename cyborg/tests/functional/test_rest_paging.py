@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages of every collection, at the root of a port and below a mount, over HTTP."""
+"""Pages of every collection, at the root of a port and below a prefix, over HTTP."""
 
 import itertools
 import json
@@ -12,6 +12,7 @@ import requests
 
 from cyborg.db.read import (
     accelerators,
+    arqs,
     attributes,
     backends,
     deployables,
@@ -22,14 +23,13 @@ from cyborg.db.read import (
     outbox,
     services,
 )
-from cyborg.db.read import requests as arqs
-from cyborg.fixtures.site import Site, roots, site
+from cyborg.tests.fixtures.clouds.served_api import Site, roots, site
 
 __all__ = ["roots", "site"]
 
 SOMETHING = "a0000000-0000-4000-8000-00000000ffff"
-MOVING = {"last_seen_at"}  # while one looks
-# Path with the query that chooses all, key of the rows, how they may be sorted.
+MOVING = {"last_seen_at"}  # during the test
+# Path with a query for all rows, key of the rows, sort keys.
 COLLECTIONS = [
     ("accelerator_requests", "arqs", arqs.SORTABLE),
     ("accelerators?state=free", "accelerators", accelerators.SORTABLE),
@@ -46,23 +46,23 @@ COLLECTIONS = [
 
 
 def pages(site: Site, path: str, key: str) -> list[list[str]]:
-    """Return the uuids of each page, by the links alone."""
-    found, url = [], f"/v2/{path}"
+    """Return the uuids of each page, following the links."""
+    items, url = [], f"/v2/{path}"
     while url:
         body = site.get(url)
         assert next(iter(body)) == key
-        found.append([row["uuid"] for row in body[key]])
+        items.append([row["uuid"] for row in body[key]])
         links = body.get(f"{key}_links", [])
         assert [link["rel"] for link in links] in ([], ["next"])
         url = links[0]["href"] if links else ""
         if url:
-            kept = parse_qs(urlsplit(path).query)
-            assert parse_qs(urlsplit(url).query).items() >= kept.items()
-    return found
+            query = parse_qs(urlsplit(path).query)
+            assert parse_qs(urlsplit(url).query).items() >= query.items()
+    return items
 
 
 @pytest.mark.parametrize(("path", "key", "sortable"), COLLECTIONS, ids=[c[0] for c in COLLECTIONS])
-def test_every_collection_has_pages(site: Site, path: str, key: str, sortable: Any) -> None:
+def test_each_collection_is_paged(site: Site, path: str, key: str, sortable: Any) -> None:
     mark = "&" if "?" in path else "?"
     rows = site.get(f"/v2/{path}")[key]
     every = [row["uuid"] for row in rows]
@@ -77,8 +77,8 @@ def test_every_collection_has_pages(site: Site, path: str, key: str, sortable: A
         assert sorted(ordered) == sorted(every), name
         assert list(itertools.chain(*down)) == ordered[::-1], name
         values = {row["uuid"]: row.get(name) for row in rows}
-        shown = [values[uuid] for uuid in ordered if values[uuid] is not None]
-        assert shown == sorted(shown), name
+        present = [values[uuid] for uuid in ordered if values[uuid] is not None]
+        assert present == sorted(present), name
 
 
 @pytest.mark.parametrize(("path", "key", "sortable"), COLLECTIONS, ids=[c[0] for c in COLLECTIONS])
@@ -93,7 +93,7 @@ def test_every_collection_has_pages(site: Site, path: str, key: str, sortable: A
         ("offset=1", "offset"),
     ],
 )
-def test_a_page_that_cannot_be(
+def test_invalid_page_request_is_rejected(
     roots: Mapping[str, str], path: str, key: str, sortable: Any, query: str, field: str
 ) -> None:
     mark = "&" if "?" in path else "?"

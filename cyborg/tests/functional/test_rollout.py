@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drivers that are changed on real agents: several backends of one host, and rolled updates.
+"""Changes of drivers on real agents: several backends of one host, and rollouts.
 
-Four agents, two conductors, MariaDB, RabbitMQ, Placement, and ``cyborg`` at the keyboard.
+Four agents, two conductors, MariaDB, RabbitMQ, Placement, and the command ``cyborg``.
 """
 
 import json
@@ -9,6 +9,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ import pytest
 import requests
 
 from cyborg.cli import app
-from cyborg.fixtures.cloud import Cloud, cloud
-from cyborg.fixtures.databases import fresh_database
-from cyborg.fixtures.processes import until
+from cyborg.tests.fixtures.clouds.cloud import Cloud, make_and_run_cloud
+from cyborg.tests.fixtures.databases.databases import fresh_database
+from cyborg.tests.fixtures.machine.processes import wait_until
 
 HOSTS = ("compute-1", "compute-2", "compute-3", "compute-4")
 THIRD = "compute-3"
@@ -33,209 +34,230 @@ Run = Callable[..., tuple[Any, str]]
 def running(tmp_path_factory: pytest.TempPathFactory, rabbit_url: str) -> Iterator[Cloud]:
     folder = tmp_path_factory.mktemp("rollout")
     options: dict[str, dict[str, Any]] = {
-        "agent": {"enabled_drivers": "", "discovery_interval": 2, "discovery_timeout": 4},
-        "conductor": {"hello_interval": 1, "down_after": 8, "lease": 3, "driver_timeout": 40},
-        # What hangs goes on where the gate is open.
+        "agent": {
+            "enabled_drivers": "",
+            "allow_reference_drivers": True,
+            "discovery_interval": 2,
+            "discovery_timeout": 4,
+        },
+        "conductor": {
+            "hello_interval": 1,
+            "down_heartbeats": 8,
+            "lease_timeout": 3,
+            "driver_timeout": 40,
+        },
+        # Hanging calls continue where the gate file exists.
         "rolled": {"driver": "fake", "gate": f"{folder}/${{host}}.gate"},
+        "prepared": {"driver": "fake", "journal": f"{folder}/journal"},
     }
     with (
         fresh_database("mysql", folder) as url,
-        cloud(folder, url, rabbit_url, HOSTS, options=options) as it,
+        make_and_run_cloud(folder, url, rabbit_url, HOSTS, options=options) as cloud,
     ):
-        until("all agents are known", lambda: len(hosts_of(it, "fake")) == len(HOSTS))
-        yield it
+        wait_until("all agents are known", lambda: len(hosts_of(cloud, "fake")) == len(HOSTS))
+        yield cloud
 
 
 @pytest.fixture
 def cyborg(running: Cloud, capsys: pytest.CaptureFixture[str]) -> Run:
     def run(*line: str, code: int = 0) -> tuple[Any, str]:
-        way = ["--os-auth-type", "none", "--os-endpoint", running.endpoint]
-        assert app.main([*way, *line, "-f", "json"]) == code, capsys.readouterr()
-        shown = capsys.readouterr()
-        assert "Traceback" not in shown.err
-        return json.loads(shown.out) if shown.out else None, shown.err
+        connection = ["--os-auth-type", "none", "--os-endpoint", running.endpoint]
+        assert app.main([*connection, *line, "-f", "json"]) == code, capsys.readouterr()
+        output = capsys.readouterr()
+        assert "Traceback" not in output.err
+        return json.loads(output.out) if output.out else None, output.err
 
     return run
 
 
-def hosts_of(it: Cloud, driver: str) -> list[dict[str, Any]]:
-    """Return where a driver is, as the API has it."""
+def hosts_of(cloud: Cloud, driver: str) -> list[dict[str, Any]]:
+    """Return the hosts of a driver from the API."""
     headers = {"OpenStack-API-Version": "accelerator latest"}
-    answer = requests.get(f"{it.endpoint}/v2/drivers/{driver}", headers=headers, timeout=30)
+    answer = requests.get(f"{cloud.endpoint}/v2/drivers/{driver}", headers=headers, timeout=30)
     places: list[dict[str, Any]] = answer.json()["hosts"] if answer.status_code == 200 else []
     return places
 
 
 def places(cyborg: Run, driver: str, backend: str) -> dict[str, dict[str, Any]]:
-    """Return what ``driver-show`` says of a backend, by host."""
-    shown = cyborg("driver-show", driver)[0]["Hosts"]
-    return {place["host"]: place for place in shown if place["backend"] == backend}
+    """Return the entries of ``driver-show`` for a backend, by host."""
+    hosts = cyborg("driver-show", driver)[0]["Hosts"]
+    return {place["host"]: place for place in hosts if place["backend"] == backend}
 
 
 def cards(cyborg: Run, host: str, backend: str) -> int:
-    """Return how many devices of a backend the service knows."""
+    """Return the number of devices of a backend."""
     rows = cyborg("hardware-list", "--host", host, "--long")[0]
     return len([row for row in rows if row["Backend"] == backend])
 
 
-def open_gates(it: Cloud, *hosts: str) -> None:
+def has_cards(cyborg: Run, host: str, backend: str, count: int) -> bool:
+    return cards(cyborg, host, backend) == count
+
+
+def open_gates(cloud: Cloud, *hosts: str) -> None:
     for host in HOSTS:
-        gate = Path(it.folder, f"{host}.gate")
+        gate = Path(cloud.folder, f"{host}.gate")
         gate.touch() if host in hosts else gate.unlink(missing_ok=True)
 
 
-def test_five_backends_of_two_drivers_on_one_host(cyborg: Run, running: Cloud) -> None:
+def test_rollout_installs_five_backends_of_two_drivers(cyborg: Run, running: Cloud) -> None:
     host = ("--host", "compute-1")
     for number, count in enumerate((2, 3)):
         more = ("--config", f"num_devices={count}", "--config", f"address=0000:{number + 1}0:00.0")
-        made, _ = cyborg("install-driver", "fake", "--backend", f"f{number}", *host, *more, *WAIT)
-        assert made["State"] == "done"
+        creation, _ = cyborg(
+            "install-driver", "fake", "--backend", f"f{number}", *host, *more, *WAIT
+        )
+        assert creation["State"] == "done"
     rules = ("vendor=10de,class=03", "vendor=8086,class=12", "class=0108,resource_class=CUSTOM_X")
     for number, rule in enumerate(rules):
-        more = ("--config", f"devices={rule}")
-        made, _ = cyborg(
-            "install-driver", "generic", "--backend", f"g{number}", *host, *more, *WAIT
+        config = ("--config", f"devices={rule}")
+        creation, _ = cyborg(
+            "install-driver", "generic", "--backend", f"g{number}", *host, *config, *WAIT
         )
-        assert made["State"] == "done"
+        assert creation["State"] == "done"
     for backend, count in (("f0", 2), ("f1", 3)):
-        until("they are there", lambda b=backend, n=count: cards(cyborg, "compute-1", b) == n)
+        wait_until("they are there", partial(has_cards, cyborg, "compute-1", backend, count))
     for backend in ("g0", "g1", "g2"):
         assert places(cyborg, "generic", backend)["compute-1"]["status"] == "READY"
     for backend in ("f0", "f1"):
         assert places(cyborg, "fake", backend)["compute-1"]["status"] == "READY"
-    idles(running, "agent-compute-1")
+    assert_idle(running, "agent-compute-1")
     for driver in ("fake", "generic"):
         assert cyborg("uninstall-driver", driver, *host, *WAIT)[0]["State"] == "done"
-    until("they are gone", lambda: not cyborg("hardware-list", "--host", "compute-1")[0])
+    wait_until("they are gone", lambda: not cyborg("hardware-list", "--host", "compute-1")[0])
 
 
-def idles(it: Cloud, name: str) -> None:
-    """See that an agent that has nothing to do is small, and tells nothing twice."""
-    agent = it.daemons[name]
+def assert_idle(cloud: Cloud, name: str) -> None:
+    """Check that an idle agent uses little memory, and repeats no report."""
+    agent = cloud.daemons[name]
     before = agent.log.read_text()
-    # Several discoveries and hellos: that nothing happens meanwhile cannot be waited for.
+    # Wait for several discoveries and heartbeats, in which nothing may happen.
     time.sleep(5)
     assert agent.log.read_text() == before
     status = Path(f"/proc/{agent.pid}/status").read_text()
-    found = re.search(r"VmRSS:\s+(\d+) kB", status)
-    assert found is not None
-    assert int(found[1]) < 80 * 1024
+    match = re.search(r"VmRSS:\s+(\d+) kB", status)
+    assert match is not None
+    assert int(match[1]) < 80 * 1024
 
 
 @pytest.fixture
 def rolled(running: Cloud, cyborg: Run) -> Iterator[Cloud]:
-    """The cloud with the backend on all hosts, two cards on each."""
+    """Return the cloud with the backend on all hosts, two cards on each."""
     open_gates(running, *HOSTS)
-    made, _ = cyborg(
+    creation, _ = cyborg(
         "install-driver", "fake", "--backend", "rolled", "--config", "num_devices=2", *WAIT
     )
-    assert (made["State"], made["Progress"]) == ("done", {"done": 4})
+    assert (creation["State"], creation["Progress"]) == ("done", {"done": 4})
     for host in HOSTS:
-        until("they are there", lambda h=host: cards(cyborg, h, "rolled") == 2)
+        wait_until("they are there", partial(has_cards, cyborg, host, "rolled", 2))
     yield running
     open_gates(running, *HOSTS)
-    made, _ = cyborg("uninstall-driver", "fake", "--backend", "rolled", *WAIT)
-    assert made["State"] == "done"
-    until("it is gone", lambda: not places(cyborg, "fake", "rolled"))
-    until("nothing is left", lambda: not cyborg("hardware-list")[0])
+    creation, _ = cyborg("uninstall-driver", "fake", "--backend", "rolled", *WAIT)
+    assert creation["State"] == "done"
+    wait_until("it is gone", lambda: not places(cyborg, "fake", "rolled"))
+    wait_until("nothing is left", lambda: not cyborg("hardware-list")[0])
 
 
 CHANGE = ("--backend", "rolled", "--config", "num_devices=3", "--config", "setup=hang")
-ENDS = ["done", "done", "rolled_back", "untouched"]
+ENDS = ["done", "done", "rolled_back", "skipped"]
 
 
 def check(cyborg: Run, job: str) -> None:
-    """See that two hosts are new, the third is as it was, the fourth untouched; and is told so."""
-    shown, _ = cyborg("job-show", job)
-    steps = {step["host"]: step for step in shown["Steps"]}
+    """Check that two hosts are updated, the third is rolled back, the fourth skipped."""
+    detail, _ = cyborg("job-show", job)
+    steps = {step["host"]: step for step in detail["Steps"]}
     assert [steps[host]["state"] for host in HOSTS] == ENDS
-    assert shown["State"] == "failed"
-    assert shown["Progress"] == {"done": 2, "rolled_back": 1, "untouched": 1}
+    assert detail["State"] == "failed"
+    assert detail["Progress"] == {"done": 2, "rolled_back": 1, "skipped": 1}
     assert "setup takes longer than 4 s" in steps[THIRD]["error"]
-    assert THIRD in shown["Error"]
+    assert THIRD in detail["Error"]
     for host, count in zip(HOSTS, (3, 3, 2, 2), strict=True):
-        until("they are there", lambda h=host, n=count: cards(cyborg, h, "rolled") == n)
-    until(
+        wait_until("they are there", partial(has_cards, cyborg, host, "rolled", count))
+    wait_until(
         "all hosts have what is wanted of them",
         lambda: all(place["applied"] for place in places(cyborg, "fake", "rolled").values()),
     )
-    told = places(cyborg, "fake", "rolled")
-    assert [told[host]["status"] for host in HOSTS] == ["READY"] * 4
-    assert {place["wish"] for place in told.values()} == {"enabled"}
+    backends = places(cyborg, "fake", "rolled")
+    assert [backends[host]["status"] for host in HOSTS] == ["READY"] * 4
+    assert {place["desired_status"] for place in backends.values()} == {"enabled"}
     listed = {row["Driver"]: row["Hosts"] for row in cyborg("driver-list")[0]}["fake"]
     assert {p["host"]: p["status"] for p in listed} == dict.fromkeys(HOSTS, "READY")
 
 
-def test_the_third_of_four_fails(cyborg: Run, rolled: Cloud) -> None:
+def test_rollout_stops_when_the_third_of_four_hosts_fails(cyborg: Run, rolled: Cloud) -> None:
     open_gates(rolled, "compute-1", "compute-2", "compute-4")
-    made, err = cyborg("update-driver", "fake", *CHANGE, *WAIT, code=1)
+    creation, err = cyborg("update-driver", "fake", *CHANGE, *WAIT, code=1)
     assert f"{THIRD} (rolled) rolled_back: " in err
-    check(cyborg, made["UUID"])
+    check(cyborg, creation["UUID"])
 
 
-def test_a_conductor_is_killed_in_the_midst(cyborg: Run, rolled: Cloud) -> None:
+def test_rollout_continues_after_conductor_is_killed(cyborg: Run, rolled: Cloud) -> None:
     open_gates(rolled, "compute-1", "compute-4")
     begun, _ = cyborg("update-driver", "fake", *CHANGE)
-    until("the second has its turn", lambda: state(cyborg, begun["UUID"], "compute-2") == "rolling")
-    # Whichever of the two it is that looks after the job, the other one goes on.
+    wait_until(
+        "the second has its turn",
+        lambda: state(cyborg, begun["UUID"], "compute-2") == "in_progress",
+    )
+    # Either conductor may process the job; the other one continues.
     rolled.daemons["conductor-1"].kill()
     Path(rolled.folder, "compute-2.gate").touch()
-    until("it is over", lambda: cyborg("job-show", begun["UUID"])[0]["State"] != "pending")
+    wait_until("it is over", lambda: cyborg("job-show", begun["UUID"])[0]["State"] != "pending")
     check(cyborg, begun["UUID"])
     rolled.conductor("conductor-1")
 
 
-def test_an_agent_is_killed_in_the_midst(cyborg: Run, rolled: Cloud) -> None:
+def test_rollout_continues_after_agent_is_killed(cyborg: Run, rolled: Cloud) -> None:
     open_gates(rolled, "compute-1", "compute-4")
     begun, _ = cyborg("update-driver", "fake", *CHANGE)
-    until("the second has its turn", lambda: state(cyborg, begun["UUID"], "compute-2") == "rolling")
+    wait_until(
+        "the second has its turn",
+        lambda: state(cyborg, begun["UUID"], "compute-2") == "in_progress",
+    )
     for _ in range(2):
         rolled.daemons["agent-compute-2"].kill()
         rolled.agent("compute-2")
     Path(rolled.folder, "compute-2.gate").touch()
-    until("it is over", lambda: cyborg("job-show", begun["UUID"])[0]["State"] != "pending")
+    wait_until("it is over", lambda: cyborg("job-show", begun["UUID"])[0]["State"] != "pending")
     check(cyborg, begun["UUID"])
 
 
 def state(cyborg: Run, job: str, host: str) -> str:
-    """Return how far a job is on a host."""
+    """Return the state of the step of a host."""
     steps = cyborg("job-show", job)[0]["Steps"]
     return str(next(step["state"] for step in steps if step["host"] == host))
 
 
-def test_what_is_bound_is_taken_back_after_a_forced_uninstallation(
-    cyborg: Run, running: Cloud
-) -> None:
+def test_forced_uninstall_releases_bound_handles(cyborg: Run, running: Cloud) -> None:
     host, journal = ("--host", "compute-4", "--backend", "prepared"), running.folder / "journal"
-    config = ("--config", "prepare=ok", "--config", f"journal={journal}")
+    config = ("--config", "prepare=ok")
     assert cyborg("install-driver", "fake", *host, *config, *WAIT)[0]["State"] == "done"
-    until("it is there", lambda: cards(cyborg, "compute-4", "prepared") == 1)
+    wait_until("it is there", lambda: cards(cyborg, "compute-4", "prepared") == 1)
     provider = cyborg("accelerator-list", "--long")[0][0]["Provider"]
     profile = {"name": "forced", "groups": [{"resources:FPGA": "1"}]}
     assert call(running, "POST", "device_profiles", [profile]).status_code == 201
-    made = call(running, "POST", "accelerator_requests", {"device_profile_name": "forced"})
-    request, instance = made.json()["arqs"][0]["uuid"], str(uuid.uuid4())
+    creation = call(running, "POST", "accelerator_requests", {"device_profile_name": "forced"})
+    request, instance = creation.json()["arqs"][0]["uuid"], str(uuid.uuid4())
     bind = {"hostname": "compute-4", "device_rp_uuid": provider, "instance_uuid": instance}
     patch = [{"op": "add", "path": f"/{key}", "value": value} for key, value in bind.items()]
     assert call(running, "PATCH", "accelerator_requests", {request: patch}).status_code == 202
-    until("it is bound", lambda: bound(running, request))
+    wait_until("it is bound", lambda: bound(running, request))
     assert cyborg("uninstall-driver", "fake", *host, "--force", *WAIT)[0]["State"] == "done"
     assert cyborg("accelerator-list")[0], "it is kept for its instance"
-    gone = call(running, "DELETE", f"accelerator_requests?instance={instance}")
-    assert gone.status_code == 204
-    until("it is taken back", lambda: not cyborg("accelerator-list")[0])
+    deletion = call(running, "DELETE", f"accelerator_requests?instance={instance}")
+    assert deletion.status_code == 204
+    wait_until("it is taken back", lambda: not cyborg("accelerator-list")[0])
     acts = [json.loads(line)["act"] for line in journal.read_text().splitlines()]
     assert acts == ["prepare", "release"]
 
 
-def call(it: Cloud, method: str, path: str, body: Any = None) -> requests.Response:
-    """Ask the API, as Nova does."""
+def call(cloud: Cloud, method: str, path: str, body: Any = None) -> requests.Response:
+    """Call the API as Nova does."""
     headers = {"X-Service-Token": "any", "OpenStack-API-Version": "accelerator latest"}
-    url = f"{it.endpoint}/v2/{path}"
+    url = f"{cloud.endpoint}/v2/{path}"
     return requests.request(method, url, headers=headers, json=body, timeout=30)
 
 
-def bound(it: Cloud, request: str) -> bool:
-    """Tell whether a request is bound."""
-    answer = call(it, "GET", f"accelerator_requests/{request}").json()
+def bound(cloud: Cloud, request: str) -> bool:
+    """Return whether an ARQ is bound."""
+    answer = call(cloud, "GET", f"accelerator_requests/{request}").json()
     return bool(answer["state"] == "Bound")

@@ -1,23 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a backend offers, from the tree that its driver tells to the table of service-list."""
+"""The functions of a backend, from the driver's capability tree to service-list."""
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from cyborg.fixtures import outside
+from cyborg.tests.fixtures.hosts import external_drivers
 
-# In a process of its own, for that has one embedded Placement at a time.
+# In a separate process, because a process can have only one embedded Placement.
 SCRIPT = """
 import contextlib, io, json, pathlib, sys, uuid
 import requests
 from cyborg.cli import app
-from cyborg.fixtures.processes import Daemon, until
-from cyborg.fixtures.stack import running
+from cyborg.tests.fixtures.machine.processes import Daemon, wait_until
+from cyborg.tests.fixtures.clouds.standalone import running
 
 folder, place, program = map(pathlib.Path, sys.argv[1:])
 told = {}
@@ -51,15 +50,15 @@ def bound(provider):
     patch = [{"op": "add", "path": f"/{key}", "value": value} for key, value in wishes.items()]
     ask("PATCH", "/accelerator_requests", json={arq["uuid"]: patch})
     one = f"/accelerator_requests/{arq['uuid']}"
-    until("it is bound", lambda: ask("GET", one)["state"] == "Bound")
+    wait_until("it is bound", lambda: ask("GET", one)["state"] == "Bound")
     return arq["uuid"]
 
 driver = Daemon("driver", [program, place, "crypto"], folder, {})
 driver.start()
-agent = {"socket_dir": place, "socket_drivers": "crypto"}
+agent = {"external_driver_dir": place, "external_drivers": "crypto"}
 with running(folder, devices=2, handles=4, agent=agent) as stack:
     try:
-        until("the card is there", lambda: offered().get("crypto"))
+        wait_until("the card is there", lambda: offered().get("crypto"))
         told["idle"] = offered()
         told["daemons"] = offered("")
         told["none"] = offered("kind=daemon")
@@ -70,11 +69,11 @@ with running(folder, devices=2, handles=4, agent=agent) as stack:
         ask("POST", f"{device}/disable")
         told["closed"] = offered("function=crypto.ipsec.aes")
         told["table"] = cyborg("service-list", "--kind", "backend", "--function", "crypto.ipsec")
-        rows = cyborg("service-list", "--function", "crypto.ipsec.aes.3des", "-f", "json")
+        rows = cyborg("service-list", "--function", "crypto.ipsec.aes.3des", "--long", "-f", "json")
         told["json"] = json.loads(rows)
         ask("POST", f"{device}/enable")
         ask("DELETE", f"/accelerator_requests?arqs={arq}")
-        until("it is clean", lambda: offered()["crypto"]["crypto"][1] == 0)
+        wait_until("it is clean", lambda: offered()["crypto"]["crypto"][1] == 0)
         told["clean"] = offered()
     finally:
         driver.stop()
@@ -83,19 +82,19 @@ print(json.dumps(told))
 LEAF = "crypto.ipsec.aes.3des"
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler is here")
-def test_from_the_tree_of_a_driver_to_the_table(tmp_path: Path) -> None:
-    program = outside.build(tmp_path)
-    with outside.folder() as place:
-        done = subprocess.run(
+@pytest.mark.requires("compiler")
+def test_driver_services_reach_the_hardware_table(tmp_path: Path) -> None:
+    program = external_drivers.build_c_driver(tmp_path)
+    with external_drivers.socket_folder() as place:
+        process = subprocess.run(
             [sys.executable, "-c", SCRIPT, tmp_path, place, program],
             capture_output=True,
             text=True,
             check=False,
             timeout=200,
         )
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
+    assert process.returncode == 0, process.stderr
+    results = json.loads(process.stdout.splitlines()[-1])
     crypto = {
         "crypto": [4, 0, 4],
         "crypto.ipsec": [4, 0, 4],
@@ -103,15 +102,15 @@ def test_from_the_tree_of_a_driver_to_the_table(tmp_path: Path) -> None:
         LEAF: [1, 0, 1],
     }
     idle = {"crypto": crypto, "fake": {"fpga": [8, 0, 8]}}
-    assert told["idle"] == told["daemons"] == told["clean"] == idle
-    assert told["none"] == {}
-    assert told["bound"] == {
+    assert results["idle"] == results["daemons"] == results["clean"] == idle
+    assert results["none"] == {}
+    assert results["bound"] == {
         "crypto": {"crypto.ipsec": [4, 1, 3], "crypto.ipsec.aes": [1, 1, 0], LEAF: [1, 1, 0]}
     }
-    assert told["closed"] == {"crypto": {"crypto.ipsec.aes": [1, 1, 0], LEAF: [1, 1, 0]}}
-    assert "crypto.ipsec: 1 of 4 used, 0 free" in told["table"]
-    assert "fpga" not in told["table"]
-    (row,) = told["json"]
+    assert results["closed"] == {"crypto": {"crypto.ipsec.aes": [1, 1, 0], LEAF: [1, 1, 0]}}
+    assert "crypto.ipsec 1/4" in results["table"]
+    assert "fpga" not in results["table"]
+    (row,) = results["json"]
     assert (row["Service"], row["Kind"]) == ("cyborg-agent", "daemon")
     (backend,) = row["Backends"]
     assert backend["functions"] == [{"function": LEAF, "total": 1, "used": 1, "free": 0}]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import re
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 import requests
 
-from cyborg.fixtures.processes import BIN, Daemon, ini, until
+from cyborg.tests.fixtures.machine.processes import BIN, Daemon, ini, wait_until
 
 SECTIONS: dict[str, dict[str, Any]] = {
     "DEFAULT": {"host": "here"},
@@ -18,7 +19,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
 
 
 def daemon(folder: Path, *words: str, **sections: dict[str, Any]) -> Daemon:
-    """Return a service on a folder; its sections are those above and the given ones."""
+    """Return a service in a folder, with additional configuration sections."""
     file = folder / "service.conf"
     file.write_text(ini(SECTIONS | sections))
     command = [
@@ -29,16 +30,16 @@ def daemon(folder: Path, *words: str, **sections: dict[str, Any]) -> Daemon:
 
 
 def endpoint(service: Daemon) -> str:
-    """Wait for the line that says that the service is ready, and return its URL."""
+    """Wait until the service prints its URL, and return it."""
 
     def ready() -> str | None:
         if not service.alive():
             raise AssertionError(service.tail())
-        said = re.findall(r"ready: .*--os-endpoint (\S+)", service.log.read_text())
-        return str(said[-1]) if said else None
+        endpoints = re.findall(r"ready: .*--os-endpoint (\S+)", service.log.read_text())
+        return str(endpoints[-1]) if endpoints else None
 
     service.log.touch()
-    return str(until("the service is ready", ready))
+    return str(wait_until("the service is ready", ready))
 
 
 def devices(url: str) -> list[str]:
@@ -47,13 +48,13 @@ def devices(url: str) -> list[str]:
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Daemon]:
-    made = daemon(tmp_path)
-    made.start()
-    yield made
-    made.kill()
+    process = daemon(tmp_path)
+    process.start()
+    yield process
+    process.kill()
 
 
-def test_it_stops_in_two_seconds_and_leaves_no_port(service: Daemon) -> None:
+def test_standalone_service_stops_in_two_seconds_and_frees_its_port(service: Daemon) -> None:
     url = endpoint(service)
     assert requests.get(f"{url}/healthcheck", timeout=10).status_code == 200
     begin = time.monotonic()
@@ -64,41 +65,58 @@ def test_it_stops_in_two_seconds_and_leaves_no_port(service: Daemon) -> None:
     assert "Traceback" not in service.log.read_text()
 
 
-def test_what_it_knows_survives_a_power_cut(service: Daemon) -> None:
+def test_standalone_state_survives_sigkill(service: Daemon) -> None:
     url = endpoint(service)
-    before = until("the fake card is found", lambda: devices(url))
+    before = wait_until("the fake card is found", lambda: devices(url))
     service.kill()
     service.log.unlink()
     service.start()
     assert devices(endpoint(service)) == before
 
 
-def test_two_cannot_share_a_state(service: Daemon, tmp_path: Path) -> None:
+def test_browser_request_is_rejected_and_files_are_private(service: Daemon, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    url = endpoint(service)
+    placement = re.findall(r"Placement listens on (\S+)", service.log.read_text())[-1]
+    token = {"X-Auth-Token": "admin"}
+    for root, path in ((url, "/v2/devices"), (url, "/"), (placement, "/resource_providers")):
+        assert requests.get(root + path, headers=token, timeout=10).status_code == 200
+        for header in ({"Host": "rebound.example:6666"}, {"Origin": "http://rebound.example"}):
+            answer = requests.get(root + path, headers=token | header, timeout=10)
+            assert answer.status_code == 403
+            assert "rebound.example" in answer.json()["error_message"]
+    modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in state.iterdir() if p.is_file()}
+    assert {name for name in modes if name.endswith(("-wal", "-shm"))}
+    assert set(modes.values()) == {0o600}, modes
+    assert stat.S_IMODE(state.stat().st_mode) == 0o700
+
+
+def test_second_service_on_the_same_state_is_rejected(service: Daemon, tmp_path: Path) -> None:
     endpoint(service)
     other = daemon(tmp_path)
     other.log = tmp_path / "other.log"
     assert refusal(other) == (
-        f"cyborg-standalone: another cyborg-standalone runs on {tmp_path / 'state'}"
+        f"cyborg-standalone: another cyborg-standalone uses {tmp_path / 'state'}"
     )
 
 
 def refusal(service: Daemon) -> str:
-    """Start a service that must end by itself with code 1; return its last line."""
+    """Start a service that must exit with code 1; return its last line."""
     service.start()
-    until("it gives up", lambda: not service.alive(), 30)
+    wait_until("it gives up", lambda: not service.alive(), 30)
     assert service.stop() == 1
     text = service.log.read_text()
     assert "Traceback" not in text
     return text.splitlines()[-1]
 
 
-def test_it_listens_on_loopback_alone(tmp_path: Path) -> None:
-    said = refusal(daemon(tmp_path, "--listen", "0.0.0.0"))
-    assert "[standalone] placement_port = 0.0.0.0" in said or "loopback" in said
+def test_standalone_service_listens_on_loopback_only(tmp_path: Path) -> None:
+    message = refusal(daemon(tmp_path, "--listen", "0.0.0.0"))
+    assert "[standalone] placement_port = 0.0.0.0" in message or "loopback" in message
 
 
 @pytest.mark.parametrize(
-    ("sections", "said"),
+    ("sections", "message"),
     [
         ({"agent": {"enabled_drivers": "none-such"}}, "none-such"),
         ({"standalone": {"threads": "many"}}, "threads"),
@@ -111,13 +129,13 @@ def test_it_listens_on_loopback_alone(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_wrong_option_is_named(
-    tmp_path: Path, sections: dict[str, dict[str, Any]], said: str
+def test_invalid_option_is_named_in_the_error(
+    tmp_path: Path, sections: dict[str, dict[str, Any]], message: str
 ) -> None:
-    assert said in refusal(daemon(tmp_path, **sections))
+    assert message in refusal(daemon(tmp_path, **sections))
 
 
-def test_a_file_that_does_not_parse_is_named(tmp_path: Path) -> None:
+def test_unparsable_file_is_named_in_the_error(tmp_path: Path) -> None:
     service = daemon(tmp_path)
     (tmp_path / "service.conf").write_text("[agent\nenabled\n")
     assert "service.conf" in refusal(service)

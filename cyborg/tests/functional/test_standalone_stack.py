@@ -4,12 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-# In a process of its own: a process has one embedded Placement at a time, and the stack that other
-# tests share may be running in this one.
+# In a separate process: a process can have only one embedded Placement, and the stack that other
+# tests share may run in this one.
 SCRIPT = """
 import json, pathlib, sys, threading, time
 import requests
-from cyborg.fixtures.stack import running
+from cyborg.tests.fixtures.clouds.standalone import running
 
 def ask(url):
     return requests.get(url, headers={"X-Auth-Token": "admin"}, timeout=10).json()
@@ -32,15 +32,15 @@ print(json.dumps(told))
 """
 
 
-def test_in_process_it_leaves_no_thread_and_can_be_run_again(tmp_path: Path) -> None:
-    done = subprocess.run(
+def test_standalone_stack_leaves_no_thread_and_restarts(tmp_path: Path) -> None:
+    process = subprocess.run(
         [sys.executable, "-W", "error::ResourceWarning", "-c", SCRIPT, tmp_path],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert "ResourceWarning" not in done.stderr
-    first, second = json.loads(done.stdout.splitlines()[-1])
+    assert "ResourceWarning" not in process.stderr
+    first, second = json.loads(process.stdout.splitlines()[-1])
     assert len(first["devices"]) == 3
     assert second["devices"] == first["devices"]
     for run in (first, second):

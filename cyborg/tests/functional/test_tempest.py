@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cyborg-tempest-plugin against a cloud with a keystone; ``tools/tempest`` runs this alone."""
+"""cyborg-tempest-plugin against a cloud with keystone; ``tools/tempest`` runs only this."""
 
 import io
 from datetime import UTC, datetime
@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from cyborg.fixtures import tempest
-from cyborg.fixtures.keystone_cloud import KeystoneCloud
+from cyborg.tests.fixtures.clouds import tempest
+from cyborg.tests.fixtures.clouds.keystone_cloud import KeystoneCloud
+from cyborg.tests.fixtures.machine.tiers import sample
 
 DEVIATION = next(name for name in tempest.DEVIATIONS if name.endswith("is_null"))
 EMPTY = '{"faultstring": "name must be a non-empty string"}'
@@ -17,17 +18,17 @@ WAYS = {"by an administrator": False, "by the least role": True}
 
 
 @pytest.mark.services
-@pytest.mark.parametrize("way", WAYS)
-def test_plugin(
-    keystone_cloud: KeystoneCloud, tmp_path: Path, record_property: Any, way: str
+@pytest.mark.parametrize("auth", sample(WAYS, "by an administrator"))
+def test_tempest_plugin_passes(
+    keystone_cloud: KeystoneCloud, tmp_path: Path, record_property: Any, auth: str
 ) -> None:
     before = len(keystone_cloud.answers())
-    results = tempest.run(keystone_cloud, tmp_path, personas=WAYS[way])
-    record_property("told", f"tempest, called {way}: {tempest.count(results)}")
-    record_property("table", tempest.table(results))
-    bad = tempest.wrong(results)
-    assert not bad, "\n".join(f"{result.test}\n{result.why}" for result in bad)
-    if WAYS[way]:
+    results = tempest.run(keystone_cloud, tmp_path, personas=WAYS[auth])
+    record_property("summary", f"tempest, called {auth}: {tempest.summarize(results)}")
+    record_property("table", tempest.format_results(results))
+    unexpected = tempest.unexpected(results)
+    assert not unexpected, "\n".join(f"{result.test}\n{result.reason}" for result in unexpected)
+    if WAYS[auth]:
         assert "skipped" not in {result.outcome for result in results}
     answers = keystone_cloud.answers()[before:]
     assert answers
@@ -35,7 +36,7 @@ def test_plugin(
 
 
 @pytest.mark.parametrize(
-    ("status", "said", "outcome"),
+    ("status", "message", "outcome"),
     [
         ("fail", f"BadRequest: x\nDetails: {EMPTY}", "deviates"),
         ("fail", 'BadRequest: x\nDetails: {"faultstring": "groups must be a list"}', "failed"),
@@ -43,25 +44,27 @@ def test_plugin(
         ("success", "", "passed"),
     ],
 )
-def test_a_deviation_is_one_only_as_it_must_be(status: str, said: str, outcome: str) -> None:
-    (result,) = tempest.read(_stream(DEVIATION, status, f"tempest.lib.exceptions.{said}"))
+def test_known_deviation_requires_its_status_and_message(
+    status: str, message: str, outcome: str
+) -> None:
+    (result,) = tempest.read(_stream(DEVIATION, status, f"tempest.lib.exceptions.{message}"))
     assert (result.test, result.outcome) == (DEVIATION, outcome)
-    named = {wrong.test for wrong in tempest.wrong([result])}
+    named = {wrong.test for wrong in tempest.unexpected([result])}
     assert (DEVIATION in named) == (outcome != "deviates")
-    # The two others were not seen.
+    # The two others did not occur.
     assert named >= set(tempest.DEVIATIONS) - {DEVIATION}
 
 
-def test_a_failure_is_wrong_and_so_is_a_skip_that_nobody_expects() -> None:
-    for status, why in (("fail", "boom"), ("skip", "no device")):
-        (result,) = tempest.read(_stream(f"{tempest.TESTS}x", status, why))
-        assert result in tempest.wrong([result])
+def test_failure_and_unexpected_skip_are_unexpected() -> None:
+    for status, reason in (("fail", "boom"), ("skip", "no device")):
+        (result,) = tempest.read(_stream(f"{tempest.TESTS}x", status, reason))
+        assert result in tempest.unexpected([result])
     roles = "SRBAC tests require cyborg_policy.enforce_new_defaults = True"
     (result,) = tempest.read(_stream(f"{tempest.TESTS}x", "skip", roles))
-    assert result not in tempest.wrong([result])
+    assert result not in tempest.unexpected([result])
 
 
-def _stream(test: str, status: str, said: str) -> bytes:
+def _stream(test: str, status: str, text: str) -> bytes:
     import subunit
 
     out = io.BytesIO()
@@ -74,7 +77,7 @@ def _stream(test: str, status: str, said: str) -> bytes:
         test_status=status,
         timestamp=now,
         file_name="reason" if status == "skip" else "traceback",
-        file_bytes=said.encode(),
+        file_bytes=text.encode(),
         mime_type="text/plain; charset=utf8",
         eof=True,
     )

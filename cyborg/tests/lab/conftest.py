@@ -1,17 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lab is skipped with a reason where it cannot be, and fails there when it is required."""
-
-import os
+"""Skip the lab with a reason where it cannot run, or fail where it is required."""
 
 import pytest
 
-from cyborg.fixtures import guest
+from cyborg.tests.fixtures.machine import prerequisites
 
 
-@pytest.fixture(scope="session", autouse=True)
-def lab() -> None:
-    """Boot nothing on a machine that cannot."""
-    if why := guest.missing():
-        if os.environ.get("CYBORG_TEST_REQUIRE_SERVICES") == "1":
-            pytest.fail(why)
-        pytest.skip(why)
+# A hook, not a fixture: a fixture of a test module with the same name would replace it.
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Skip a test on a machine that cannot boot a guest."""
+    prerequisites.require("lab")

@@ -1,25 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The documentation names what there is: a thing that is added and not told of fails here."""
+"""The documentation is complete: additions that are not documented fail here."""
 
+import dataclasses
 import importlib.util
 import re
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 from oslo_config import cfg
 
 import cyborg
 import cyborg.conf
-from cyborg.api import resource, routes, versions
+from cyborg.api import controller, routes, versions
 from cyborg.conf import opts
-from cyborg.core import errors, states
+from cyborg.core import errors
+from cyborg.core.arq import states
+from cyborg.core.inventory import capability
+from cyborg.core.inventory.device import AttachHandle, Deployable, Device
 from cyborg.drivers.base import Driver
 from cyborg.drivers.fake import FakeDriver
 from cyborg.drivers.generic import GenericDriver
 from cyborg.drivers.rules import MATCHERS, RESULTS
 from cyborg.policies import list_rules
 from cyborg.rpc.contract import CONTRACTS
+from cyborg.testing.conformance.kit import Outcome, run_rules
+from cyborg.testing.sysfs_tree import SysfsTree
 
 ROOT = Path(cyborg.__file__).parents[1]
 DOC = ROOT / "doc" / "source"
@@ -31,109 +38,109 @@ def page(name: str) -> str:
     return (DOC / f"{name}.rst").read_text(encoding="utf-8")
 
 
-def ours(group: str) -> list[str]:
-    """Return the names of our own entry points of a group."""
+def entry_points(group: str) -> list[str]:
+    """Return the names of Cyborg's entry points of a group."""
     return sorted(e.name for e in metadata.distribution("cyborg").entry_points if e.group == group)
 
 
-def test_every_registered_option_is_generated() -> None:
-    """The configuration pages are made from list_opts; so that must have what register has."""
+def test_list_opts_has_every_registered_option() -> None:
+    """The configuration pages are generated from list_opts."""
     conf = cfg.ConfigOpts()
     cyborg.conf.register(conf)
-    told = {(g, o.dest) for g, options in opts.list_opts() for o in options}
-    # What oslo.config has of its own, and what keystoneauth keeps for old files, is not for these.
+    listed = {(g, o.dest) for g, options in opts.list_opts() for o in options}
+    # Options of oslo.config itself and deprecated options of keystoneauth are not documented.
     own = set(cfg.ConfigOpts()._opts) | {"shell_completion"}
     found = {("DEFAULT", name): info["opt"] for name, info in conf._opts.items() if name not in own}
     for group in conf._groups.values():
         found |= {(group.name, name): info["opt"] for name, info in group._opts.items()}
     registered = {key for key, option in found.items() if not option.deprecated_for_removal}
-    assert sorted(registered - told) == []
+    assert sorted(registered - listed) == []
 
 
-def test_every_option_explains_itself() -> None:
+def test_options_have_help() -> None:
     options = [(group, option) for group, found in opts.list_opts() for option in found]
     assert [f"[{group}] {option.name}" for group, option in options if not option.help] == []
 
 
 @pytest.mark.parametrize("driver", [FakeDriver, GenericDriver], ids=lambda d: d.name)
-def test_every_driver_and_its_options(driver: type[Driver]) -> None:
+def test_docs_have_driver_and_its_options(driver: type[Driver]) -> None:
     text = page("admin/drivers")
     assert re.search(rf"^{driver.name}\n=+$", text, re.MULTILINE)
     for option in driver.OPTIONS:
         assert re.search(rf"^``{option.name}``", text, re.MULTILINE), option.name
 
 
-def test_every_driver_of_the_package_is_known_here() -> None:
-    assert ours("cyborg.accelerator.driver") == ["fake", "generic"]
+def test_entry_points_have_expected_drivers() -> None:
+    assert entry_points("cyborg.accelerator.driver") == ["fake", "generic"]
 
 
 @pytest.mark.parametrize("key", [*MATCHERS, *RESULTS])
-def test_every_key_of_a_rule(key: str) -> None:
+def test_docs_have_rule_key(key: str) -> None:
     assert re.search(rf"^``{key}`` ", page("admin/drivers"), re.MULTILINE)
 
 
-@pytest.mark.parametrize("program", ours("console_scripts"))
-def test_every_program(program: str) -> None:
+@pytest.mark.parametrize("program", entry_points("console_scripts"))
+def test_docs_have_command(program: str) -> None:
     text = page("cli/daemons") if program != "cyborg" else page("cli/cyborg")
     assert re.search(rf"^{program}\n=+$", text, re.MULTILINE)
 
 
-def test_commands_are_generated() -> None:
+def test_docs_of_client_commands_are_generated() -> None:
     assert ".. autoprogram-cliff:: cyborg.cli" in page("cli/cyborg")
-    for name in ours("cyborg.cli"):
+    for name in entry_points("cyborg.cli"):
         (entry,) = metadata.entry_points(group="cyborg.cli", name=name)
         assert entry.load().__doc__, f"{name} has no description"
 
 
 @pytest.mark.parametrize("code", sorted(errors.KINDS))
-def test_every_error_kind(code: str) -> None:
+def test_docs_have_error_code(code: str) -> None:
     assert f"\n``{code}`` " in page("admin/failures")
 
 
-@pytest.mark.parametrize("state", states.RequestState)
-def test_every_state_with_its_sentence(state: states.RequestState) -> None:
-    sentence = re.escape(states.SENTENCES[state])
+@pytest.mark.parametrize("state", states.ArqState)
+def test_docs_have_arq_state_with_description(state: states.ArqState) -> None:
+    description = re.escape(state.description)
     text = page("contributor/architecture")
-    assert re.search(rf"^``{state}`` +{sentence}$", text, re.MULTILINE)
+    assert re.search(rf"^``{state}`` +{description}$", text, re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", sorted(CONTRACTS))
-def test_every_message_of_the_bus(name: str) -> None:
+def test_docs_have_rpc_methods(name: str) -> None:
     contract, text = CONTRACTS[name], page("contributor/rpc")
     assert f"\n{name} {contract.version}\n" in text
-    for method, its in contract.methods.items():
-        assert f"\n``{method}({', '.join(its.arguments)})``\n" in text
+    for method, signature in contract.methods.items():
+        assert f"\n``{method}({', '.join(signature.arguments)})``\n" in text
 
 
-def test_every_route_of_the_api() -> None:
+def test_docs_have_api_routes() -> None:
     text = page("api/index")
     plain = re.sub(r"\{uuid or name\}|\{uuid\}|[0-9a-f]{8}-[0-9a-f-]{27}", "*", text)
-    known = {
+    documented = {
         (method, path.split("?")[0])
         for method, path in re.findall(r"(GET|POST|PATCH|DELETE) /v2/([a-z_/*]+\S*?)[`\s]", plain)
     }
-    table = routes.table(resource.Desk.__new__(resource.Desk))
-    missing = {(m, path) for path, methods in table.items() for m in methods} - known
+    table = routes.build_routes(controller.ApiContext.__new__(controller.ApiContext))
+    missing = {(m, path) for path, methods in table.items() for m in methods} - documented
     assert sorted(missing) == []
 
 
 @pytest.mark.parametrize("version", versions.VERSIONS)
-def test_every_microversion(version: str) -> None:
+def test_docs_have_microversion(version: str) -> None:
     assert re.search(rf"^{version} ", page("api/index"), re.MULTILINE)
 
 
-def test_every_policy_rule_says_what_it_is_for() -> None:
+def test_policy_rules_have_descriptions() -> None:
     assert ".. show-policy::" in page("configuration/policy")
     assert [rule.name for rule in list_rules() if not rule.description] == []
 
 
-def test_every_environment_of_tox() -> None:
+def test_docs_have_tox_environments() -> None:
     names = re.findall(r"^\[testenv:(\w+)\]", (ROOT / "tox.ini").read_text(), re.MULTILINE)
     for name in [*names, "py3"]:
         assert name == "venv" or f"``{name}``" in page("contributor/testing")
 
 
-def test_every_variable_that_tests_read() -> None:
+def test_docs_have_environment_variables() -> None:
     sources = [*(ROOT / "cyborg").rglob("*.py"), *(ROOT / "tools").glob("[a-z]*")]
     used = {
         name
@@ -141,26 +148,26 @@ def test_every_variable_that_tests_read() -> None:
         if path.is_file() and path.name != "test_docs.py"
         for name in re.findall(r"\bCYBORG_[A-Z_]+\b", path.read_text(encoding="utf-8"))
     }
-    told = page("contributor/testing") + page("install/index")
+    text = page("contributor/testing") + page("install/index")
     assert (
-        sorted(n for n in used - {"CYBORG_TEST_RUN", "CYBORG_TEST_RECORD"} if n not in told) == []
+        sorted(n for n in used - {"CYBORG_TEST_RUN", "CYBORG_TEST_RECORD"} if n not in text) == []
     )
 
 
-def test_links_to_files_of_the_source_lead_somewhere() -> None:
-    form = re.compile(r"``((?:cyborg|tools|etc|doc|devstack|releasenotes)/[\w./-]+)``")
-    made = {"doc/build/html", "etc/cyborg/cyborg.conf.sample", "etc/cyborg/policy.yaml.sample"}
+def test_docs_file_references_exist() -> None:
+    pattern = re.compile(r"``((?:cyborg|tools|etc|doc|devstack|releasenotes)/[\w./-]+)``")
+    generated = {"doc/build/html", "etc/cyborg/cyborg.conf.sample", "etc/cyborg/policy.yaml.sample"}
     others = [ROOT / "README.rst", ROOT / "CONTRIBUTING.rst", ROOT / "devstack" / "README.rst"]
     found = {
         (path.name, name)
         for path in [*PAGES, *others]
-        for name in form.findall(path.read_text(encoding="utf-8"))
+        for name in pattern.findall(path.read_text(encoding="utf-8"))
     }
-    assert sorted(f for f in found if f[1] not in made and not (ROOT / f[1]).exists()) == []
+    assert sorted(f for f in found if f[1] not in generated and not (ROOT / f[1]).exists()) == []
 
 
-def test_links_to_pages_lead_somewhere() -> None:
-    """Sphinx checks them too; this one is there while nobody builds."""
+def test_docs_page_references_exist() -> None:
+    """Sphinx checks them too; this test needs no build."""
     for path in PAGES:
         text = path.read_text(encoding="utf-8")
         for target in re.findall(r":doc:`(?:[^`<]*<)?([^`>]+)>?`", text):
@@ -171,14 +178,46 @@ def test_links_to_pages_lead_somewhere() -> None:
                 assert (path.parent / f"{entry}.rst") in PAGES, (path.name, entry)
 
 
-def test_the_driver_of_the_guide_works() -> None:
-    spec = importlib.util.spec_from_file_location(
-        "acme_driver",
-        DOC / "contributor" / "example_package" / "src" / "acme_accelerator" / "driver.py",
-    )
+def load_module(name: str, path: Path) -> Any:
+    """Import a file of the documentation."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+def test_docs_example_driver_works() -> None:
+    package = DOC / "contributor" / "example_package" / "src" / "acme_accelerator"
+    module = load_module("acme_driver", package / "driver.py")
     driver = module.AcmeDriver("cards", {"count": 2})
     assert [d.address for d in driver.discover()] == ["0000:5e:00.0", "0000:5f:00.0"]
     with pytest.raises(errors.Misconfigured, match=r"\[cards\] count: found 99; expected 1 to 16"):
         module.AcmeDriver("cards", {"count": 99})
+
+
+@pytest.mark.parametrize("value", [Device, Deployable, AttachHandle], ids=lambda v: v.__name__)
+def test_docs_have_fields_of_driver_values(value: type[Any]) -> None:
+    text = page("contributor/drivers")
+    table = rf"^{value.__name__}\n\n=+  =+\n(.*?)\n\n"
+    (table,) = re.findall(table, text, re.MULTILINE | re.DOTALL)
+    documented = re.findall(r"^``(\w+)``", table, re.MULTILINE)
+    assert documented == [field.name for field in dataclasses.fields(value)]
+
+
+def test_docs_example_card_passes_conformance(tmp_path: Path) -> None:
+    module = load_module("portcard", DOC / "contributor" / "example_card" / "card.py")
+    tree = SysfsTree(tmp_path / "sys")
+    for function in (0, 1):
+        tree.add_function(f"0000:3d:00.{function}", "1d6a", "0001", "108000")
+    results = run_rules(module.PortCardDriver, {}, sysfs_root=tree.root)
+    assert [r for r in results if r.outcome in (Outcome.FAILED, Outcome.BLOCKED)] == []
+    (card,) = module.PortCardDriver("b", {}, tree.root).discover()
+    assert [deployable.address for deployable in card.deployables] == [
+        "0000:3d:00.0",
+        "0000:3d:00.1",
+    ]
+    assert capability.from_board_info(card.vendor_board_info) == module.TREE
+    traits = card.deployables[1].traits
+    assert {"CUSTOM_CRYPTO_IPSEC_AES_GCM", "CUSTOM_PORTCARD_PORT_1"} <= traits

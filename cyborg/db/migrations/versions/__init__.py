@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One file a step. A released step never changes: what it makes, it spells out itself."""
+"""Migrations, one per file. A released migration never changes, so it imports no schema code."""

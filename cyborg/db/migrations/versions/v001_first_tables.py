@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first tables: services, devices and what is in them, profiles, requests, promised work."""
+"""First tables: services, devices and their inventory, profiles, ARQs, pending work."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ TEXT = sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")
 
 
 def upgrade() -> None:
-    """Make the tables, those first that others refer to."""
+    """Create the tables, referenced tables first."""
     _table(
         "device_profiles",
         sa.Column("uuid", sa.String(36), nullable=False),
@@ -45,7 +45,7 @@ def upgrade() -> None:
         sa.Column("setup_required", sa.Boolean(), nullable=False),
         sa.Column("reboot_required", sa.Boolean(), nullable=False),
         sa.Column("status", sa.String(32), nullable=False),
-        sa.Column("withdrawn", sa.Boolean(), nullable=False),
+        sa.Column("cordoned", sa.Boolean(), nullable=False),
         sa.Column("draining", sa.Boolean(), nullable=False),
         sa.Column("abilities", sa.JSON(), nullable=False),
         _unique("devices", "uuid"),
@@ -54,21 +54,27 @@ def upgrade() -> None:
     _index("devices", "type")
     _index("devices", "vendor")
     _table(
-        "deeds",
+        "self_heal_counters",
         sa.Column("kind", sa.String(64), nullable=False),
         sa.Column("count", sa.BigInteger(), nullable=False),
         sa.Column("last_at", MOMENT, nullable=False),
-        _unique("deeds", "kind"),
+        _unique("self_heal_counters", "kind"),
     )
     _table(
-        "departed",
+        "device_tombstones",
         sa.Column("uuid", sa.String(36), nullable=False),
         sa.Column("host", sa.String(255), nullable=False),
         sa.Column("address", sa.String(120), nullable=False),
         sa.Column("status", sa.String(32), nullable=False),
-        sa.Column("parts", sa.JSON(), nullable=False),
-        _unique("departed", "uuid"),
-        _unique("departed", "host", "address"),
+        sa.Column("deployables", sa.JSON(), nullable=False),
+        _unique("device_tombstones", "uuid"),
+        _unique("device_tombstones", "host", "address"),
+    )
+    _table(
+        "idempotency_keys",
+        sa.Column("key", sa.String(64), nullable=False),
+        sa.Column("response", sa.JSON(), nullable=False),
+        _unique("idempotency_keys", "key"),
     )
     _table(
         "audits",
@@ -77,11 +83,11 @@ def upgrade() -> None:
         sa.Column("repair", sa.Boolean(), nullable=False),
         sa.Column("state", sa.String(32), nullable=False),
         sa.Column("error", TEXT),
-        sa.Column("sides", sa.JSON(), nullable=False),
-        sa.Column("done", sa.Integer(), nullable=False),
-        sa.Column("total", sa.Integer(), nullable=False),
+        sa.Column("sources", sa.JSON(), nullable=False),
+        sa.Column("hosts_done", sa.Integer(), nullable=False),
+        sa.Column("hosts_total", sa.Integer(), nullable=False),
         sa.Column("last_host", sa.String(255)),
-        sa.Column("found", sa.Integer(), nullable=False),
+        sa.Column("num_findings", sa.Integer(), nullable=False),
         sa.Column("findings", sa.JSON(), nullable=False),
         sa.Column("owner", sa.String(255)),
         sa.Column("lease_until", MOMENT),
@@ -105,7 +111,7 @@ def upgrade() -> None:
         sa.Column("arguments", sa.JSON(), nullable=False),
         sa.Column("result", sa.JSON()),
         sa.Column("deadline", MOMENT),
-        sa.Column("exclusive", sa.String(255)),
+        sa.Column("mutex_key", sa.String(255)),
         sa.Column("state", sa.String(32), nullable=False),
         sa.Column("attempts", sa.Integer(), nullable=False),
         sa.Column("next_try_at", MOMENT, nullable=False),
@@ -113,7 +119,7 @@ def upgrade() -> None:
         sa.Column("lease_until", MOMENT),
         sa.Column("error", TEXT),
         _unique("jobs", "uuid"),
-        _unique("jobs", "exclusive"),
+        _unique("jobs", "mutex_key"),
     )
     _index("jobs", "host")
     _index("jobs", "subject")
@@ -124,8 +130,8 @@ def upgrade() -> None:
         sa.Column("host", sa.String(255), nullable=False),
         sa.Column("backend", sa.String(255), nullable=False),
         sa.Column("state", sa.String(32), nullable=False),
-        sa.Column("revision", sa.BigInteger()),
-        sa.Column("before", sa.JSON()),
+        sa.Column("generation", sa.BigInteger()),
+        sa.Column("previous", sa.JSON()),
         sa.Column("error", TEXT),
         sa.Column("deadline", MOMENT),
         _references("job_steps", "job_id", "jobs", "CASCADE"),
@@ -155,14 +161,14 @@ def upgrade() -> None:
         sa.Column("name", sa.String(200), nullable=False),
         sa.Column("host", sa.String(255), nullable=False),
         sa.Column("revision", sa.BigInteger(), nullable=False),
-        sa.Column("published", sa.BigInteger(), nullable=False),
+        sa.Column("published_revision", sa.BigInteger(), nullable=False),
         sa.Column("stale_since", MOMENT),
         sa.Column("error", TEXT),
         sa.Column("attempts", sa.Integer(), nullable=False),
         sa.Column("next_try_at", MOMENT),
         sa.Column("owner", sa.String(255)),
         sa.Column("lease_until", MOMENT),
-        sa.Column("audited", sa.Boolean(), nullable=False),
+        sa.Column("verify_only", sa.Boolean(), nullable=False),
         _unique("providers", "uuid"),
         _unique("providers", "name"),
     )
@@ -184,8 +190,8 @@ def upgrade() -> None:
         sa.Column("last_seen_at", MOMENT, nullable=False),
         sa.Column("down_since", MOMENT),
         sa.Column("identity", sa.JSON(), nullable=False),
-        sa.Column("catalogue", sa.String(64)),
-        sa.Column("wanted", sa.BigInteger(), nullable=False),
+        sa.Column("drivers_digest", sa.String(64)),
+        sa.Column("desired_generation", sa.BigInteger(), nullable=False),
         _unique("services", "uuid"),
         _unique("services", "binary", "host"),
     )
@@ -197,6 +203,9 @@ def upgrade() -> None:
         sa.Column("driver", sa.String(255), nullable=False),
         sa.Column("status", sa.String(32), nullable=False),
         sa.Column("error", TEXT),
+        sa.Column("remarks", sa.JSON()),
+        sa.Column("settings", sa.JSON()),
+        sa.Column("cordoned", sa.Boolean(), nullable=False),
         _references("backends", "service_id", "services", "CASCADE"),
         _unique("backends", "uuid"),
         _unique("backends", "service_id", "name"),
@@ -212,26 +221,27 @@ def upgrade() -> None:
         sa.Column("abilities", sa.JSON(), nullable=False),
         sa.Column("options", sa.JSON(), nullable=False),
         sa.Column("error", TEXT),
+        sa.Column("installable", sa.Boolean(), nullable=False),
         _references("drivers", "service_id", "services", "CASCADE"),
         _unique("drivers", "service_id", "name"),
     )
     _index("drivers", "name")
     _index("drivers", "service_id")
     _table(
-        "wanted_backends",
+        "desired_backends",
         sa.Column("service_id", KEY, nullable=False),
         sa.Column("backend", sa.String(255), nullable=False),
         sa.Column("driver", sa.String(255), nullable=False),
-        sa.Column("wish", sa.String(32), nullable=False),
+        sa.Column("status", sa.String(32), nullable=False),
         sa.Column("config", sa.JSON(), nullable=False),
-        sa.Column("revision", sa.BigInteger(), nullable=False),
+        sa.Column("generation", sa.BigInteger(), nullable=False),
         sa.Column("applied", sa.Boolean(), nullable=False),
         sa.Column("error", TEXT),
-        _references("wanted_backends", "service_id", "services", "CASCADE"),
-        _unique("wanted_backends", "service_id", "backend"),
+        _references("desired_backends", "service_id", "services", "CASCADE"),
+        _unique("desired_backends", "service_id", "backend"),
     )
-    _index("wanted_backends", "driver")
-    _index("wanted_backends", "service_id")
+    _index("desired_backends", "driver")
+    _index("desired_backends", "service_id")
     _table(
         "deployables",
         sa.Column("uuid", sa.String(36), nullable=False),
@@ -261,7 +271,7 @@ def upgrade() -> None:
     _index("deployables", "parent_id")
     _index("deployables", "root_id")
     _table(
-        "requests",
+        "arqs",
         sa.Column("uuid", sa.String(36), nullable=False),
         sa.Column("state", sa.String(32), nullable=False),
         sa.Column("profile_id", KEY, nullable=False),
@@ -275,21 +285,21 @@ def upgrade() -> None:
         sa.Column("instance_uuid", sa.String(36)),
         sa.Column("instance_slot", sa.Integer()),
         sa.Column("job_id", KEY),
-        sa.Column("owner_known", sa.Boolean(), nullable=False),
+        sa.Column("owner_verified", sa.Boolean(), nullable=False),
         sa.Column("orphan_since", MOMENT),
         sa.Column("label_name", sa.String(255)),
         sa.Column("label_description", sa.String(1024)),
         sa.Column("label_tags", sa.JSON()),
-        _references("requests", "job_id", "jobs", "RESTRICT"),
-        _references("requests", "profile_id", "device_profiles", "RESTRICT"),
-        _unique("requests", "uuid"),
-        _unique("requests", "instance_uuid", "instance_slot"),
+        _references("arqs", "job_id", "jobs", "RESTRICT"),
+        _references("arqs", "profile_id", "device_profiles", "RESTRICT"),
+        _unique("arqs", "uuid"),
+        _unique("arqs", "instance_uuid", "instance_slot"),
     )
-    _index("requests", "device_rp_uuid")
-    _index("requests", "job_id")
-    _index("requests", "profile_id")
-    _index("requests", "project_id")
-    _index("requests", "state")
+    _index("arqs", "device_rp_uuid")
+    _index("arqs", "job_id")
+    _index("arqs", "profile_id")
+    _index("arqs", "project_id")
+    _index("arqs", "state")
     _table(
         "attach_handles",
         sa.Column("uuid", sa.String(36), nullable=False),
@@ -297,18 +307,18 @@ def upgrade() -> None:
         sa.Column("address", sa.String(120), nullable=False),
         sa.Column("type", sa.String(32), nullable=False),
         sa.Column("info", sa.JSON(), nullable=False),
-        sa.Column("request_id", KEY),
+        sa.Column("arq_id", KEY),
         sa.Column("draining", sa.Boolean(), nullable=False),
-        sa.Column("prepared", sa.Boolean(), nullable=False),
+        sa.Column("needs_cleaning", sa.Boolean(), nullable=False),
         sa.Column("job_id", KEY),
         _references("attach_handles", "deployable_id", "deployables", "RESTRICT"),
         _references("attach_handles", "job_id", "jobs", "SET NULL"),
-        _references("attach_handles", "request_id", "requests", "RESTRICT"),
+        _references("attach_handles", "arq_id", "arqs", "RESTRICT"),
         _unique("attach_handles", "uuid"),
         _unique("attach_handles", "deployable_id", "address"),
-        _unique("attach_handles", "request_id"),
+        _unique("attach_handles", "arq_id"),
     )
-    _index("attach_handles", "deployable_id", "request_id")
+    _index("attach_handles", "deployable_id", "arq_id")
     _index("attach_handles", "job_id")
     _table(
         "attributes",

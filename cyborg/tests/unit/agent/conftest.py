@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host whose jobs are tested, and one whose backends change."""
+"""Hosts for the tests of jobs and of the reconciler."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from cyborg.fixtures.agent_jobs import Host
-from cyborg.fixtures.converging import Begin, Changing, Wisher
-from cyborg.fixtures.drivers import LONG
+from cyborg.tests.fixtures.hosts.agent_jobs import Host
+from cyborg.tests.fixtures.hosts.reconciler_host import ConductorDouble, ReconcilerHost, StartHost
+from cyborg.tests.fixtures.hosts.scripted_driver import LONG
 
 
 @pytest.fixture
@@ -17,28 +17,28 @@ def host(tmp_path: Path) -> Iterator[Host]:
     """Give a host, and see that nothing of it is left."""
     host = Host(tmp_path)
     yield host
-    host.hand.free_all()
+    host.script.unblock_all()
     host.jobs.stop()
     assert host.jobs.join(LONG)
 
 
 @pytest.fixture
-def wisher() -> Wisher:
-    """Give what wants something of the host."""
-    return Wisher()
+def conductor() -> ConductorDouble:
+    """Return a conductor with a desired state."""
+    return ConductorDouble()
 
 
 @pytest.fixture
-def begin(tmp_path: Path, wisher: Wisher) -> Iterator[Begin]:
-    """Start a life of the agent; the one before it has ended by then."""
-    lives: list[Changing] = []
+def start_host(tmp_path: Path, conductor: ConductorDouble) -> Iterator[StartHost]:
+    """Return a function that starts an agent and stops the previous one."""
+    hosts: list[ReconcilerHost] = []
 
-    def start(text: str = "", **more: Any) -> Changing:
-        if lives:
-            lives.pop().stop()
-        lives.append(Changing(tmp_path, wisher, text, **more))
-        return lives[0].start()
+    def start(text: str = "", **more: Any) -> ReconcilerHost:
+        if hosts:
+            hosts.pop().stop()
+        hosts.append(ReconcilerHost(tmp_path, conductor, text, **more))
+        return hosts[0].start()
 
     yield start
-    for life in lives:
-        life.stop()
+    for host in hosts:
+        host.stop()

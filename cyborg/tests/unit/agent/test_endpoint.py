@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an agent answers."""
+"""The RPC endpoint of the agent."""
 
 import uuid
 from collections.abc import Iterator
@@ -8,13 +8,20 @@ from typing import Any
 
 import pytest
 
-from cyborg.agent.backend import Backend
-from cyborg.agent.checkpoint import Checkpoint
-from cyborg.agent.endpoint import Agent
-from cyborg.agent.jobs import Jobs
-from cyborg.core.errors import Invalid, NotFound
-from cyborg.core.report import BackendStatus
-from cyborg.fixtures.drivers import LONG, Able, Puppet, Told, card
+from cyborg.agent.backends.backend import Backend
+from cyborg.agent.endpoint import AgentEndpoint
+from cyborg.agent.jobs.checkpoint import Checkpoint
+from cyborg.agent.jobs.outcomes import MAX_PENDING
+from cyborg.agent.jobs.queue import JobQueue
+from cyborg.core.errors import Invalid, NotFound, Unavailable
+from cyborg.core.inventory.report import BackendStatus
+from cyborg.tests.fixtures.hosts.scripted_driver import (
+    LONG,
+    CallRecorder,
+    ScriptedDriver,
+    ScriptedWorkDriver,
+    card,
+)
 
 DISCOVERY = "5f0d6f3c-6a8e-4a39-9b7a-0d5f6f3c6a8e"
 
@@ -22,31 +29,33 @@ SECOND = "0000:02:00.0"
 
 
 @pytest.fixture
-def drivers() -> list[Puppet]:
-    return [Able("b0", [card()]), Puppet("b1", [card(SECOND, "b1")])]
+def drivers() -> list[ScriptedDriver]:
+    return [ScriptedWorkDriver("b0", [card()]), ScriptedDriver("b1", [card(SECOND, "b1")])]
 
 
 @pytest.fixture
-def outcomes() -> Told:
-    return Told()
+def outcomes() -> CallRecorder:
+    return CallRecorder()
 
 
 @pytest.fixture
-def ended() -> Told:
-    return Told()
+def ended() -> CallRecorder:
+    return CallRecorder()
 
 
 @pytest.fixture
-def agent(drivers: list[Puppet], outcomes: Told, ended: Told, tmp_path: Path) -> Iterator[Agent]:
-    found = Told()
+def agent(
+    drivers: list[ScriptedDriver], outcomes: CallRecorder, ended: CallRecorder, tmp_path: Path
+) -> Iterator[AgentEndpoint]:
+    found = CallRecorder()
     running = [Backend(driver, 3600, 3600, found) for driver in drivers]
     for backend in running:
         backend.start()
     found.wait_for(2)
     boot = tmp_path / "boot_id"
     boot.write_text("boot-1")
-    jobs = Jobs(running, Checkpoint(tmp_path / "jobs.json", boot), 8, ended)
-    yield Agent("h", running, outcomes, jobs, lambda wanted: wanted - 1)
+    jobs = JobQueue(running, Checkpoint(tmp_path / "jobs.json", boot), 8, ended)
+    yield AgentEndpoint("h", running, outcomes, jobs, lambda generation: generation - 1)
     jobs.stop()
     assert jobs.join(LONG)
     for backend in running:
@@ -54,26 +63,35 @@ def agent(drivers: list[Puppet], outcomes: Told, ended: Told, tmp_path: Path) ->
         assert backend.join(LONG)
 
 
-def test_a_discovery_of_all(agent: Agent, drivers: list[Puppet], outcomes: Told) -> None:
+def test_discovery_without_driver_selects_all_backends(
+    agent: AgentEndpoint, drivers: list[ScriptedDriver], outcomes: CallRecorder
+) -> None:
     drivers[1].error = RuntimeError("no")
     answer = agent.discovery(None, driver=None, discovery_id=DISCOVERY)
     assert answer == {"status": "IN-PROGRESS", "discovery_id": DISCOVERY}
-    told = {state.name: (id_, state.status) for id_, state in outcomes.wait_for(2)}
-    assert told == {"b0": (DISCOVERY, BackendStatus.READY), "b1": (DISCOVERY, BackendStatus.ERROR)}
+    outcome_by_name = {state.name: (id_, state.status) for id_, state in outcomes.wait_for(2)}
+    assert outcome_by_name == {
+        "b0": (DISCOVERY, BackendStatus.READY),
+        "b1": (DISCOVERY, BackendStatus.ERROR),
+    }
 
 
-@pytest.mark.parametrize(("driver", "meant"), [("b1", {"b1"}), ("able", {"b0"})])
-def test_a_discovery_of_some(agent: Agent, outcomes: Told, driver: str, meant: set[str]) -> None:
+@pytest.mark.parametrize(("driver", "expected"), [("b1", {"b1"}), ("able", {"b0"})])
+def test_discovery_of_driver_selects_its_backends(
+    agent: AgentEndpoint, outcomes: CallRecorder, driver: str, expected: set[str]
+) -> None:
     agent.discovery(None, driver=driver, discovery_id=DISCOVERY)
-    assert {state.name for _, state in outcomes.wait_for(len(meant))} == meant
+    assert {state.name for _, state in outcomes.wait_for(len(expected))} == expected
 
 
-def test_a_discovery_without_a_name_gets_one(agent: Agent, drivers: list[Puppet]) -> None:
+def test_discovery_without_id_returns_new_uuid(
+    agent: AgentEndpoint, drivers: list[ScriptedDriver]
+) -> None:
     uuid.UUID(agent.discovery(None)["discovery_id"])
     drivers[0].wait_for(2)
 
 
-def test_hardware(agent: Agent) -> None:
+def test_hardware_returns_devices_and_states(agent: AgentEndpoint) -> None:
     both = agent.hardware(None)["hardware"]
     assert [(h["address"], h["driver"], h["acc_specs"]["num"]) for h in both] == [
         ("0000:01:00.0", "b0", 1),
@@ -93,7 +111,7 @@ ARGUMENTS = {
 }
 
 
-def test_a_job(agent: Agent, ended: Told) -> None:
+def test_job_returns_status(agent: AgentEndpoint, ended: CallRecorder) -> None:
     job = str(uuid.uuid4())
     running = {"state": "running", "error": None}
     assert agent.job(None, job, "prepare", ARGUMENTS, 60.0) == running
@@ -113,21 +131,46 @@ def test_a_job(agent: Agent, ended: Told) -> None:
         (JOB, "prepare", ARGUMENTS, -1),
     ],
 )
-def test_a_malformed_job_is_refused(
-    agent: Agent, job: str, kind: str, arguments: Any, seconds: float
+def test_job_malformed_raises_invalid(
+    agent: AgentEndpoint, job: str, kind: str, arguments: Any, seconds: float
 ) -> None:
     with pytest.raises(Invalid):
         agent.job(None, job, kind, arguments, seconds)
 
 
-def test_a_driver_that_is_not_there(agent: Agent) -> None:
+def test_discovery_unknown_driver_raises_not_found(agent: AgentEndpoint) -> None:
     for ask in (agent.discovery, agent.hardware):
         with pytest.raises(NotFound, match="host h has no backend or driver 'b9'; it has b0, b1"):
             ask(None, driver="b9")
 
 
-def test_a_nudge(agent: Agent) -> None:
-    assert agent.wanted(None, 7) == {"revision": 6}
+def test_wanted_returns_reported_generation(agent: AgentEndpoint) -> None:
+    assert agent.sync_backends(None, 7) == {"generation": 6}
     for wrong in (-1, "7", None, True):
-        with pytest.raises(Invalid, match="revision must be a whole number"):
-            agent.wanted(None, wrong)  # type: ignore[arg-type]
+        with pytest.raises(Invalid, match="generation must be a whole number"):
+            agent.sync_backends(None, wrong)  # type: ignore[arg-type]
+
+
+def test_discovery_too_many_undelivered_outcomes_raises_unavailable(
+    drivers: list[ScriptedDriver], outcomes: CallRecorder, tmp_path: Path
+) -> None:
+    waiting = [MAX_PENDING - 1]
+    idle = [Backend(driver, 3600, 3600) for driver in drivers]
+    boot = tmp_path / "boot_id"
+    boot.write_text("boot-1")
+    jobs = JobQueue([], Checkpoint(tmp_path / "jobs.json", boot), 8, outcomes)
+    agent = AgentEndpoint(
+        "h", idle, outcomes, jobs, lambda generation: generation, lambda: waiting[0]
+    )
+    with pytest.raises(Unavailable, match="retry when some have ended"):
+        agent.discovery(None, discovery_id=DISCOVERY)
+    assert agent.discovery(None)["status"] == "IN-PROGRESS", "nobody waits for its outcome"
+    waiting[0] = MAX_PENDING - 3
+    agent.discovery(None, discovery_id=DISCOVERY)
+    with pytest.raises(Unavailable):
+        agent.discovery(None, discovery_id=DISCOVERY)
+    for backend in idle:
+        backend.stop()
+        backend.start()
+    assert len(outcomes.wait_for(2)) == 2
+    agent.discovery(None, discovery_id=DISCOVERY)

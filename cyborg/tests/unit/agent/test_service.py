@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,15 +14,16 @@ from typing import Any
 
 import pytest
 
+from cyborg.agent import service as services
 from cyborg.agent.service import AgentService
-from cyborg.core.device import Ability
+from cyborg.core.drivers.desired_state import DesiredStatus
 from cyborg.core.errors import Misconfigured
-from cyborg.core.wanted import Wish
-from cyborg.fixtures.broker import Bus
-from cyborg.fixtures.converging import Wisher
-from cyborg.fixtures.processes import free_port
-from cyborg.rpc.agent import AgentClient
-from cyborg.tests.unit.agent.test_reporter import Conductor
+from cyborg.core.inventory.device import Ability
+from cyborg.rpc.client import make_agent_client
+from cyborg.tests.fixtures.bus.broker import Bus
+from cyborg.tests.fixtures.hosts.reconciler_host import ConductorDouble
+from cyborg.tests.fixtures.machine.processes import free_port
+from cyborg.tests.unit.agent.report.test_heartbeat import Conductor
 
 DISCOVERY = "5f0d6f3c-6a8e-4a39-9b7a-0d5f6f3c6a8e"
 
@@ -29,7 +31,7 @@ CARD = "0000:0c:00.0"
 HEAVY = ("sqlalchemy", "alembic", "oslo_db", "pecan", "wsme", "openstack", "keystoneauth1")
 
 
-def test_an_agent_finds_reports_answers_and_stops(bus: Bus, tmp_path: Path) -> None:
+def test_agent_service_discovers_reports_runs_job_and_stops(bus: Bus, tmp_path: Path) -> None:
     conductor = Conductor()
     bus.conf.set_override("host", "compute-1")
     bus.conf.set_override("enabled_drivers", ["fake"], group="agent")
@@ -42,90 +44,93 @@ def test_an_agent_finds_reports_answers_and_stops(bus: Bus, tmp_path: Path) -> N
     with bus.serving("conductor", conductor):
         service.start()
         assert service.wait_ready(20)
-        agent = AgentClient(bus.transport, bus.conf)
+        agent = make_agent_client(bus.transport, bus.conf)
         (hardware,) = agent.hardware("compute-1")["hardware"]
         assert hardware["address"] == CARD
         assert agent.discovery("compute-1", "fake", DISCOVERY)["status"] == "IN-PROGRESS"
-        conductor.heard.wait_until(("discovery_done",))
+        conductor.calls.wait_until(("discovery_done",))
         assert agent.job("compute-1", job, "program", arguments, 20)["state"] == "running"
-        conductor.heard.wait_until(("job_done",))
+        conductor.calls.wait_until(("job_done",))
         assert agent.job("compute-1", job, "program", arguments, 20)["state"] == "done"
         service.stop()
         service.stop()
         service.wait()
-    reports = [said for name, said in conductor.said if name == "report"]
+    reports = [body for name, body in conductor.recorded if name == "report"]
     images = [report.devices[0].deployables[0].bitstream_id for report in reports]
     assert images == [None, arguments["image"]]
     assert reports[0].devices[0].abilities == {Ability.PROGRAMS}
-    names = [name for name, _ in conductor.said if name in ("report", "job_done")]
+    names = [name for name, _ in conductor.recorded if name in ("report", "job_done")]
     assert names == ["report", "report", "job_done"]
-    (done,) = [said for name, said in conductor.said if name == "discovery_done"]
+    (done,) = [body for name, body in conductor.recorded if name == "discovery_done"]
     assert (done["discovery_id"], done["drivers"][0]["status"]) == (DISCOVERY, "READY")
-    (end,) = [said for name, said in conductor.said if name == "job_done"]
+    (end,) = [body for name, body in conductor.recorded if name == "job_done"]
     assert end == {"job": job, "host": "compute-1", "state": "done", "error": None}
     kept = json.loads((tmp_path / "state" / "agent" / "jobs-compute-1.json").read_text())
     assert kept["boot_id"] == "boot-1"
     assert kept["jobs"][job]["state"] == "completed"
 
 
-class Wishing(Conductor):
-    """Wants a backend of a driver that is installed, and has its devices reported first."""
+class DesiredStateConductor(Conductor):
+    """A conductor with a desired state."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.wisher = Wisher()
+        self.desired = ConductorDouble()
 
-    def hello(self, ctxt: Any = None, **said: Any) -> dict[str, Any]:
-        return {**super().hello(ctxt, **said), "wanted": self.wisher.revision}
+    def hello(self, ctxt: Any = None, **fields: Any) -> dict[str, Any]:
+        return {**super().hello(ctxt, **fields), "desired_generation": self.desired.generation}
 
-    def backends_wanted(self, ctxt: Any, host: str, epoch: str) -> Any:
-        return self.wisher.backends_wanted(host, epoch)
+    def get_desired_backends(self, ctxt: Any, host: str, epoch: str) -> Any:
+        return self.desired.get_desired_backends(host, epoch)
 
 
-def test_backends_come_and_go_by_the_bus(bus: Bus, tmp_path: Path) -> None:
-    conductor = Wishing()
+def test_agent_service_desired_backend_over_bus_added_and_removed(bus: Bus, tmp_path: Path) -> None:
+    conductor = DesiredStateConductor()
     bus.conf.set_override("host", "compute-1")
     bus.conf.set_override("state_path", str(tmp_path / "state"))
-    wisher = conductor.wisher
-    wisher.want("f1", num_devices=2)
+    bus.conf.set_override("allow_reference_drivers", True, group="agent")
+    desired = conductor.desired
+    desired.set_desired("f1", num_devices=2)
     with bus.serving("conductor", conductor):
         service = AgentService(bus.conf, bus.conductor(), bus.transport, tmp_path)
         service.start()
         assert service.wait_ready(20)
-        conductor.heard.wait_until(("backends_applied",))
-        agent = AgentClient(bus.transport, bus.conf)
+        conductor.calls.wait_until(("report_backend_outcomes",))
+        agent = make_agent_client(bus.transport, bus.conf)
         assert len(agent.hardware("compute-1", "f1")["hardware"]) == 2
-        revision = wisher.want("f1", Wish.ABSENT)
-        assert agent.wanted("compute-1", revision)["revision"] in (0, 1)
-        seen = len(conductor.heard.calls)
-        while len(applied := said(conductor, "backends_applied")) < 2:
-            seen = len(conductor.heard.wait_for(seen + 1))
+        generation = desired.set_desired("f1", DesiredStatus.ABSENT)
+        assert agent.sync_backends("compute-1", generation)["generation"] in (0, 1)
+        seen = len(conductor.calls.calls)
+        while len(applied := recorded_calls(conductor, "report_backend_outcomes")) < 2:
+            seen = len(conductor.calls.wait_for(seen + 1))
         service.stop()
-        again = AgentService(bus.conf, bus.conductor(), bus.transport, tmp_path)
-        seen = len(conductor.heard.calls)
-        again.start()
-        conductor.heard.wait_for(seen + 1)
-        again.stop()
+        restarted = AgentService(bus.conf, bus.conductor(), bus.transport, tmp_path)
+        seen = len(conductor.calls.calls)
+        restarted.start()
+        conductor.calls.wait_for(seen + 1)
+        restarted.stop()
     assert [one["outcomes"] for one in applied] == [
-        [{"backend": "f1", "revision": number, "error": None}] for number in (1, 2)
+        [{"backend": "f1", "generation": number, "error": None}] for number in (1, 2)
     ]
-    names = [name for name, _ in conductor.said if name in ("report", "backends_applied")]
-    assert names[:4] == ["report", "report", "backends_applied", "report"]
-    reports = said(conductor, "report")
+    names = [
+        name for name, _ in conductor.recorded if name in ("report", "report_backend_outcomes")
+    ]
+    assert names[:4] == ["report", "report", "report_backend_outcomes", "report"]
+    reports = recorded_calls(conductor, "report")
     assert [len(report.devices) for report in reports[:3]] == [0, 2, 0]
     assert {entry.name for entry in reports[0].drivers} == {"fake", "generic"}
-    hellos = said(conductor, "hello")
-    assert hellos[0]["wanted"] == 0
+    hellos = recorded_calls(conductor, "hello")
+    assert hellos[0]["observed_generation"] == 0
     assert hellos[-1]["drivers"] == [], "nor in the next life"
     kept = json.loads((tmp_path / "state" / "agent" / "backends-compute-1.json").read_text())
-    assert kept["revision"] == 2
+    assert kept["generation"] == 2
 
 
-def said(conductor: Conductor, name: str) -> list[Any]:
-    return [what for one, what in conductor.said if one == name]
+def recorded_calls(conductor: Conductor, name: str) -> list[Any]:
+    return [body for method, body in conductor.recorded if method == name]
 
 
-def test_a_wrong_option_stops_the_start(memory_bus: Bus) -> None:
+def test_start_invalid_option_raises_misconfigured(memory_bus: Bus) -> None:
     memory_bus.conf.set_override("enabled_drivers", ["fke"], group="agent")
     service = AgentService(memory_bus.conf, memory_bus.conductor(), memory_bus.transport)
     with pytest.raises(Misconfigured, match="did you mean fake"):
@@ -133,10 +138,10 @@ def test_a_wrong_option_stops_the_start(memory_bus: Bus) -> None:
     service.stop()
 
 
-def test_a_sysfs_that_stands_elsewhere_is_not_watched(
+def test_start_other_sysfs_root_does_not_watch_uevents(
     memory_bus: Bus, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The kernel tells of its own only."""
+    """The kernel's uevents are only about its own sysfs."""
     memory_bus.conf.set_override("enabled_drivers", ["generic"], group="agent")
     memory_bus.conf.set_override("state_path", str(tmp_path / "state"))
     service = AgentService(
@@ -155,7 +160,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_agent_starts_light() -> None:
+def test_agent_command_does_not_import_heavy_modules() -> None:
     code = (
         "import json, sys, cyborg.cmd.agent, cyborg.drivers.fake, cyborg.drivers.generic\n"
         "import cyborg.conf; from oslo_config import cfg\n"
@@ -177,7 +182,7 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_rule_that_does_not_parse_ends_the_command(config: Path) -> None:
+def test_agent_command_invalid_rule_exits_with_error(config: Path) -> None:
     with config.open("a") as file:
         file.write("[generic]\ndevices = vendr=8086\n")
     done = run("-m", "cyborg.cmd.agent", "--config-file", str(config))
@@ -186,7 +191,7 @@ def test_a_rule_that_does_not_parse_ends_the_command(config: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_file_that_is_not_there_ends_the_command(tmp_path: Path) -> None:
+def test_agent_command_missing_config_file_exits_with_error(tmp_path: Path) -> None:
     done = run("-m", "cyborg.cmd.agent", "--config-file", str(tmp_path / "none.conf"))
     assert done.returncode == 1
     assert "none.conf" in done.stderr
@@ -195,14 +200,14 @@ def test_a_file_that_is_not_there_ends_the_command(tmp_path: Path) -> None:
 
 @pytest.fixture
 def not_under_nohup() -> Iterator[None]:
-    """Let children hear SIGHUP even if whoever runs the tests does not."""
+    """Let children receive SIGHUP even if the test run ignores it."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.usefixtures("not_under_nohup")
-def test_signals_without_a_broker(config: Path) -> None:
+def test_agent_command_signals_without_broker_are_handled(config: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-u", "-m", "cyborg.cmd.agent", "--config-file", str(config)],
         stdout=subprocess.PIPE,
@@ -215,7 +220,7 @@ def test_signals_without_a_broker(config: Path) -> None:
         assert process.stdout is not None
         for line in process.stdout:
             lines.append(line)
-            if "The conductor does not take our word" in line:
+            if "Heartbeat to conductor failed" in line:
                 process.send_signal(signal.SIGHUP)
             if "SIGHUP" in line:
                 process.send_signal(signal.SIGTERM)
@@ -224,5 +229,38 @@ def test_signals_without_a_broker(config: Path) -> None:
     assert process.returncode == 0, text
     assert "has stopped" in text
     # In a container that is told nothing it cannot.
-    assert "Watching uevents of pci" in text or "Uevents cannot be heard" in text
+    assert "Watching uevents of pci" in text or "Cannot read uevents" in text
     assert "hunter2" not in text
+
+
+def test_stop_all_threads_hanging_ends_at_one_deadline(
+    memory_bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = threading.Event()
+
+    class Stuck:
+        def stop(self) -> None:
+            """Return at once."""
+
+        def join(self, seconds: float) -> bool:
+            return gate.wait(seconds)
+
+        def running(self) -> list[str]:
+            return []
+
+    class Server(Stuck):
+        def stop(self) -> None:
+            gate.wait(60)
+
+        wait = stop
+
+    monkeypatch.setattr(services, "STOP_TIMEOUT", 1.0)
+    service = AgentService(memory_bus.conf, memory_bus.conductor(), memory_bus.transport)
+    stuck: Any = Stuck()
+    server: Any = Server()
+    service._reconciler = service._uevent_watcher = service._jobs = service._reporter = stuck
+    service._server = service._external = server
+    started_at = time.monotonic()
+    service.stop()
+    gate.set()
+    assert time.monotonic() - started_at < 4, "not the sum of what each takes"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Accelerators as each caller sees and labels them."""
+"""Visibility and labels of accelerators for each kind of caller."""
 
 from typing import Any
 
@@ -7,9 +7,9 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.db import schema
-from cyborg.fixtures import rows
-from cyborg.fixtures.api import INSTANCE, ApiBed, fault
-from cyborg.fixtures.keystone import FakeKeystone
+from cyborg.testing.fake_keystone import FakeKeystone
+from cyborg.tests.fixtures.clouds.api import INSTANCE, ApiEnv, error_message
+from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.unit.api.test_auth import keystone_conf
 
 PATH = "/v2/accelerators"
@@ -17,85 +17,91 @@ LATEST = {"OpenStack-API-Version": "accelerator latest"}
 
 
 @pytest.fixture
-def guarded(sqlite_engine: sa.Engine, fake_keystone: FakeKeystone) -> ApiBed:
-    """Return an API that asks keystone, with one card of three handles."""
-    bed = ApiBed(keystone_conf(**fake_keystone.options()), sqlite_engine)
-    rows.card(bed.engine, handles=3)
-    profile = rows.profile(bed.engine)
-    for n, handle in enumerate(rows.read(bed.engine, schema.attach_handles)[:2], 1):
-        arq = rows.request(bed.engine, profile, state="Bound", project_id=f"project-{n}")
-        (request,) = rows.read(bed.engine, schema.requests, uuid=arq)
-        rows.change(bed.engine, schema.attach_handles, handle["id"], request_id=request["id"])
-    return bed
+def keystone_api(sqlite_engine: sa.Engine, fake_keystone: FakeKeystone) -> ApiEnv:
+    """Return an API with keystone authentication, with one card of three handles."""
+    env = ApiEnv(keystone_conf(**fake_keystone.options()), sqlite_engine)
+    rows.insert_card(env.engine, handles=3)
+    profile = rows.insert_profile(env.engine)
+    for n, handle in enumerate(rows.read(env.engine, schema.attach_handles)[:2], 1):
+        arq = rows.insert_arq(env.engine, profile, state="Bound", project_id=f"project-{n}")
+        (request,) = rows.read(env.engine, schema.arqs, uuid=arq)
+        rows.update(env.engine, schema.attach_handles, handle["id"], arq_id=request["id"])
+    return env
 
 
-def test_each_project_sees_and_labels_its_own(guarded: ApiBed, fake_keystone: FakeKeystone) -> None:
-    first, second, free = [row["uuid"] for row in rows.read(guarded.engine, schema.attach_handles)]
+def test_find_and_update_are_limited_to_own_project(
+    keystone_api: ApiEnv, fake_keystone: FakeKeystone
+) -> None:
+    first, second, free = [
+        row["uuid"] for row in rows.read(keystone_api.engine, schema.attach_handles)
+    ]
 
-    def ask(who: tuple[str, ...], method: str, path: str, body: Any = None) -> Any:
-        *roles, project = who
-        headers = {"X-Auth-Token": fake_keystone.token(roles, project), **LATEST}
-        if "vouched" in roles:
-            headers["X-Service-Token"] = fake_keystone.token(["service"])
-        return guarded.call(method, PATH + path, body, headers)
+    def call(persona: tuple[str, ...], method: str, path: str, body: Any = None) -> Any:
+        *roles, project = persona
+        headers = {"X-Auth-Token": fake_keystone.issue_token(roles, project), **LATEST}
+        if "with_service_token" in roles:
+            headers["X-Service-Token"] = fake_keystone.issue_token(["service"])
+        return keystone_api.call(method, PATH + path, body, headers)
 
-    everything = {first, second, free}
+    all_uuids = {first, second, free}
     table = [
         (("member", "project-1"), {first}, {first: 200, second: 404, free: 404}),
         (("member", "project-2"), {second}, {first: 404, second: 200, free: 404}),
         (("reader", "project-1"), {first}, {first: 403, second: 403, free: 403}),
         (("member", "project-3"), set(), {first: 404, second: 404, free: 404}),
-        (("accelerator_admin", "x"), everything, {first: 200, second: 200, free: 409}),
-        (("vouched", "x"), everything, {first: 200, second: 200, free: 409}),
-        # Without a service token a service's user is one of its project, as it is for ARQs.
+        (("accelerator_admin", "x"), all_uuids, {first: 200, second: 200, free: 409}),
+        (("with_service_token", "x"), all_uuids, {first: 200, second: 200, free: 409}),
+        # Without a service token, a service user is limited to its project, as for ARQs.
         (("service", "project-2"), {second}, {first: 404, second: 200, free: 404}),
     ]
-    for who, seen, labelled in table:
-        # A member without the reader's role, as keystone gives it, would see nothing.
-        roles = ("reader", *who) if who[0] == "member" else who
-        found = ask(roles, "GET", "").json["accelerators"]
-        assert {row["uuid"] for row in found} == seen, who
-        for uuid, status in labelled.items():
-            one = ask(roles, "GET", f"/{uuid}")
-            assert one.status_int == (200 if uuid in seen else 404), (who, uuid)
-            named = ask(roles, "PATCH", f"/{uuid}", {"name": "-".join(who)})
-            assert named.status_int == status, (who, uuid)
-    assert ask(("admin", "x"), "GET", f"/{first}").json["name"] == "vouched-x"
+    for persona, visible, update_statuses in table:
+        # Keystone's member role implies reader; a member without it would see nothing.
+        roles = ("reader", *persona) if persona[0] == "member" else persona
+        found = call(roles, "GET", "").json["accelerators"]
+        assert {row["uuid"] for row in found} == visible, persona
+        for uuid, status in update_statuses.items():
+            shown = call(roles, "GET", f"/{uuid}")
+            assert shown.status_int == (200 if uuid in visible else 404), (persona, uuid)
+            updated = call(roles, "PATCH", f"/{uuid}", {"name": "-".join(persona)})
+            assert updated.status_int == status, (persona, uuid)
+    assert call(("admin", "x"), "GET", f"/{first}").json["name"] == "with_service_token-x"
     for path in ("", f"/{first}"):
-        assert ask(("swift_user", "project-1"), "GET", path).status_int == 403
+        assert call(("swift_user", "project-1"), "GET", path).status_int == 403
 
 
-def test_a_page_of_a_project_starts_behind_its_own(
-    guarded: ApiBed, fake_keystone: FakeKeystone
+def test_find_marker_of_other_project_is_rejected(
+    keystone_api: ApiEnv, fake_keystone: FakeKeystone
 ) -> None:
-    other = rows.read(guarded.engine, schema.attach_handles)[1]["uuid"]
-    token = fake_keystone.token(["member", "reader"], "project-1")
-    answer = guarded.call("GET", f"{PATH}?marker={other}", None, {"X-Auth-Token": token, **LATEST})
+    other = rows.read(keystone_api.engine, schema.attach_handles)[1]["uuid"]
+    token = fake_keystone.issue_token(["member", "reader"], "project-1")
+    answer = keystone_api.call(
+        "GET", f"{PATH}?marker={other}", None, {"X-Auth-Token": token, **LATEST}
+    )
     assert answer.status_int == 400
-    assert "is no row of this list" in fault(answer)
+    assert "is not in this list" in error_message(answer)
 
 
-def test_from_bind_to_release(api: ApiBed) -> None:
-    card = rows.card(api.engine, handles=2)
-    api.profile()
-    (arq,) = api.arqs()
+def test_label_is_removed_with_binding(api: ApiEnv) -> None:
+    card = rows.insert_card(api.engine, handles=2)
+    api.create_profile()
+    (arq,) = api.create_arqs()
     assert {a["state"] for a in api.get(PATH)["accelerators"]} == {"free"}
     assert api.bind(arq, card.provider).status_int == 202
-    (held,) = api.get(f"{PATH}?instance={INSTANCE}")["accelerators"]
-    assert (held["state"], held["arq_uuid"], held["tags"]) == ("bound", arq, [])
-    mine = f"{PATH}/{held['uuid']}"
-    made = api.call("PATCH", mine, {"name": "fast", "tags": ["a", "a"]}, LATEST)
-    assert made.json == held | {"name": "fast", "tags": ["a"]} == api.get(mine)
-    assert [r["uuid"] for r in api.get(f"{PATH}?state=bound")["accelerators"]] == [held["uuid"]]
-    gone = api.call("DELETE", f"/v2/accelerator_requests?instance={INSTANCE}")
-    assert gone.status_int == 204
-    assert (api.get(mine)["name"], api.get(mine)["state"]) == (None, "free")
-    # An ARQ as clients know it does not grow by its label.
+    (bound,) = api.get(f"{PATH}?instance={INSTANCE}")["accelerators"]
+    assert (bound["state"], bound["arq_uuid"], bound["tags"]) == ("bound", arq, [])
+    path = f"{PATH}/{bound['uuid']}"
+    updated = api.call("PATCH", path, {"name": "fast", "tags": ["a", "a"]}, LATEST)
+    assert updated.json == bound | {"name": "fast", "tags": ["a"]} == api.get(path)
+    assert [r["uuid"] for r in api.get(f"{PATH}?state=bound")["accelerators"]] == [bound["uuid"]]
+    deleted = api.call("DELETE", f"/v2/accelerator_requests?instance={INSTANCE}")
+    assert deleted.status_int == 204
+    assert (api.get(path)["name"], api.get(path)["state"]) == (None, "free")
+    # The label is not part of the ARQ, whose fields existing clients know.
     assert not any(key.startswith("label") for key in api.get("/v2/accelerator_requests"))
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         ({}, "nothing to change"),
         ({"name": ""}, "name"),
@@ -108,10 +114,10 @@ def test_from_bind_to_release(api: ApiBed) -> None:
         ([], "object"),
     ],
 )
-def test_what_is_no_label(api: ApiBed, body: Any, said: str) -> None:
-    rows.card(api.engine, handles=1)
+def test_update_label_invalid_body_is_rejected(api: ApiEnv, body: Any, message: str) -> None:
+    rows.insert_card(api.engine, handles=1)
     (handle,) = rows.read(api.engine, schema.attach_handles)
     answer = api.call("PATCH", f"{PATH}/{handle['uuid']}", body, LATEST)
     assert answer.status_int == 400
-    assert said in fault(answer)
-    assert api.line.calls == []
+    assert message in error_message(answer)
+    assert api.conductor.calls == []

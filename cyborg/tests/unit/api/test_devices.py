@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The life of devices, and what Placement has of them, as the API shows it from 2.4 on."""
+"""State of devices and Placement status of deployables in the API, from version 2.4 on."""
 
 from datetime import timedelta
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from oslo_utils import timeutils
 
 from cyborg.db import schema
-from cyborg.db.counting import counting
-from cyborg.fixtures import rows
-from cyborg.fixtures.api import ApiBed, fault
+from cyborg.tests.fixtures.clouds.api import ApiEnv, error_message
+from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.databases.counting import count_statements
 
 BASE = {
     "uuid",
@@ -37,28 +38,34 @@ NEW = {
     "setup_required",
     "reboot_required",
     "draining",
+    "placement",
 }
 
 
-def only(api: ApiBed, collection: str) -> dict[str, Any]:
+def get_single(api: ApiEnv, collection: str) -> dict[str, Any]:
     (found,) = api.get(f"/v2/{collection}")[collection]
     assert api.get(f"/v2/{collection}/{found['uuid']}") == found
     return dict(found)
 
 
-def test_each_version_shows_what_it_always_did(api: ApiBed) -> None:
-    rows.card(api.engine)
+def test_device_fields_by_version(api: ApiEnv) -> None:
+    rows.insert_card(api.engine)
     for version, keys in (("2.0", BASE), ("2.2", BASE), ("2.3", BASE | {"status"})):
         (found,) = api.get("/v2/devices", version)["devices"]
         assert set(found) == keys
-    assert set(only(api, "devices")) == BASE | {"status"} | NEW
+    assert set(get_single(api, "devices")) == BASE | {"status"} | NEW
 
 
-def test_a_sick_device_says_why_and_since_when(api: ApiBed) -> None:
+def test_unhealthy_device_has_reason_and_time(api: ApiEnv) -> None:
     since = timeutils.utcnow() - timedelta(hours=1)
-    facts = {"health_reason": "link down", "health_since": since, "numa_node": 1, "serial": "S1"}
-    rows.card(api.engine, health="unhealthy", status="maintaining", **facts)
-    found = only(api, "devices")
+    facts: dict[str, Any] = {
+        "health_reason": "link down",
+        "health_since": since,
+        "numa_node": 1,
+        "serial": "S1",
+    }
+    rows.insert_card(api.engine, health="unhealthy", status="maintaining", **facts)
+    found = get_single(api, "devices")
     assert (found["state"], found["state_reasons"]) == ("unhealthy", ["unhealthy", "maintaining"])
     assert found["health_since"] == f"{since.isoformat()}+00:00"
     shown = {key: found[key] for key in ("health_reason", "numa_node", "serial", "address")}
@@ -70,27 +77,27 @@ def test_a_sick_device_says_why_and_since_when(api: ApiBed) -> None:
     }
 
 
-def test_a_host_that_is_down_shows_at_its_devices(api: ApiBed) -> None:
-    rows.card(api.engine)
-    rows.card(api.engine, "compute-2", address="0000:02:00.0")
-    agent = rows.agent(api.engine)
-    rows.change(api.engine, schema.services, agent, down_since=timeutils.utcnow())
+def test_device_of_down_host_is_host_down(api: ApiEnv) -> None:
+    rows.insert_card(api.engine)
+    rows.insert_card(api.engine, "compute-2", address="0000:02:00.0")
+    agent = rows.insert_agent(api.engine)
+    rows.update(api.engine, schema.services, agent, down_since=timeutils.utcnow())
     found = api.get("/v2/devices")["devices"]
     assert [device["state"] for device in found] == ["host_down", "ready"]
 
 
-def test_one_part_that_is_programmed_shows_at_its_device(api: ApiBed) -> None:
-    card = rows.card(api.engine)
+def test_device_with_programming_deployable_is_programming(api: ApiEnv) -> None:
+    card = rows.insert_card(api.engine)
     job: dict[str, Any] = {"kind": "program", "host": "h", "subject": "s", "arguments": {}}
     id_ = rows.insert(api.engine, schema.jobs, **job)
-    rows.change(api.engine, schema.deployables, card.deployable_id, job_id=id_)
-    assert only(api, "devices")["state"] == "programming"
+    rows.update(api.engine, schema.deployables, card.deployable_id, job_id=id_)
+    assert get_single(api, "devices")["state"] == "programming"
 
 
-def test_the_new_filters(api: ApiBed) -> None:
-    rows.card(api.engine, address="a", health="unhealthy")
-    rows.card(api.engine, address="b", status="maintaining")
-    rows.card(api.engine, "compute-2", address="b")
+def test_find_devices_filters_since_2_4(api: ApiEnv) -> None:
+    rows.insert_card(api.engine, address="a", health="unhealthy")
+    rows.insert_card(api.engine, address="b", status="maintaining")
+    rows.insert_card(api.engine, "compute-2", address="b")
 
     def found(query: str) -> list[str]:
         devices = api.get(f"/v2/devices?{query}")["devices"]
@@ -105,52 +112,75 @@ def test_the_new_filters(api: ApiBed) -> None:
         assert api.call("GET", f"/v2/devices?{query}", headers=newest).status_int == 400
     refused = api.call("GET", "/v2/devices?address=b")
     assert refused.status_int == 400
-    assert "address: unknown parameter; known are filters.field, filters.value, hostname," in fault(
-        refused
+    assert (
+        "address: unknown parameter, supported: filters.field, filters.value, hostname,"
+        in error_message(refused)
     )
 
 
 @pytest.mark.parametrize(
     ("values", "status", "since"),
     [
-        ({"published": 1, "revision": 1}, "in_sync", False),
-        ({"published": 1, "revision": 2}, "stale", True),
-        ({"published": 0, "revision": 1, "error": "refused: rename it"}, "error", True),
-        # It is only compared: nothing is known to be wrong.
-        ({"published": 1, "revision": 1, "audited": True}, "in_sync", False),
+        ({"published_revision": 1, "revision": 1}, "in_sync", False),
+        ({"published_revision": 1, "revision": 2}, "stale", True),
+        ({"published_revision": 0, "revision": 1, "error": "refused: rename it"}, "error", True),
+        # The provider is due for verification, but no drift is known.
+        ({"published_revision": 1, "revision": 1, "verify_only": True}, "in_sync", False),
     ],
 )
-def test_what_placement_has(api: ApiBed, values: dict[str, Any], status: str, since: bool) -> None:
-    rows.card(api.engine)
+def test_deployable_placement_status(
+    api: ApiEnv, values: dict[str, Any], status: str, since: bool
+) -> None:
+    rows.insert_card(api.engine)
     (provider,) = rows.read(api.engine, schema.providers)
-    then = timeutils.utcnow()
-    stale = None if values == {"published": 1, "revision": 1} else then
-    rows.change(api.engine, schema.providers, provider["id"], stale_since=stale, **values)
-    told = only(api, "deployables")["placement"]
-    assert told == {
+    now = timeutils.utcnow()
+    stale = None if values == {"published_revision": 1, "revision": 1} else now
+    rows.update(api.engine, schema.providers, provider["id"], stale_since=stale, **values)
+    shown = get_single(api, "deployables")["placement"]
+    assert shown == {
         "status": status,
-        "stale_since": f"{then.isoformat()}+00:00" if since else None,
+        "stale_since": f"{now.isoformat()}+00:00" if since else None,
         "error": values.get("error"),
     }
-    (before,) = api.get("/v2/deployables", "2.3")["deployables"]
-    assert not {"placement", "draining"} & set(before)
+    (older,) = api.get("/v2/deployables", "2.3")["deployables"]
+    assert not {"placement", "draining"} & set(older)
 
 
-def test_a_deployable_drains_with_its_device(api: ApiBed) -> None:
-    card = rows.card(api.engine)
-    assert only(api, "deployables")["draining"] is False
-    rows.change(api.engine, schema.devices, card.device_id, draining=True)
-    assert only(api, "deployables")["draining"] is True
-    assert only(api, "devices")["state"] == "draining"
+def test_deployable_is_draining_with_device(api: ApiEnv) -> None:
+    card = rows.insert_card(api.engine)
+    assert get_single(api, "deployables")["draining"] is False
+    rows.update(api.engine, schema.devices, card.device_id, draining=True)
+    assert get_single(api, "deployables")["draining"] is True
+    assert get_single(api, "devices")["state"] == "draining"
 
 
-def test_the_cost_does_not_grow(api: ApiBed) -> None:
-    costs = []
+def test_find_query_count_is_constant(api: ApiEnv) -> None:
+    query_counts = []
     for n in range(1, 20):
-        rows.card(api.engine, address=f"{n}", handles=1)
+        rows.insert_card(api.engine, address=f"{n}", handles=1)
         if n in (1, 19):
-            with counting(api.engine) as count:
+            with count_statements(api.engine) as count:
                 api.get("/v2/devices")
                 api.get("/v2/deployables")
-            costs.append(len(count))
-    assert costs[0] == costs[1]
+            query_counts.append(len(count))
+    assert query_counts[0] == query_counts[1]
+
+
+def test_device_placement_is_worst_of_providers(api: ApiEnv) -> None:
+    card = rows.insert_card(api.engine)
+    (provider,) = rows.read(api.engine, schema.providers)
+    for values, placement in (
+        ({}, "in_sync"),
+        ({"revision": 2}, "stale"),
+        ({"error": "no such parent"}, "error"),
+    ):
+        rows.update(api.engine, schema.providers, provider["id"], **values)
+        assert get_single(api, "devices")["placement"] == placement
+    with api.engine.begin() as tx:
+        tx.execute(sa.delete(schema.providers))
+    assert get_single(api, "devices")["placement"] == "stale"
+    with api.engine.begin() as tx:
+        tx.execute(sa.delete(schema.attach_handles))
+        tx.execute(sa.delete(schema.deployables))
+    assert get_single(api, "devices")["placement"] is None
+    assert card.host == "compute-1"

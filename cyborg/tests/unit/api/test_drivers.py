@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drivers as the operator sees them, and what of a change of them reaches the conductor."""
+"""Drivers in the API, and the calls to the conductor that changes of them make."""
 
 import inspect
 from collections.abc import Callable
@@ -9,51 +9,52 @@ import pytest
 from oslo_utils import timeutils
 
 from cyborg.api.app import make_app
-from cyborg.core.driver import driver_uuid
+from cyborg.core.drivers.driver import driver_uuid
 from cyborg.core.errors import InUse, NotFound
 from cyborg.db import schema
 from cyborg.db.reader import Reader
-from cyborg.fixtures import rows
-from cyborg.fixtures.api import ApiBed, fault
-from cyborg.rpc.conductor import ConductorClient
+from cyborg.rpc.contract import ConductorAPI
+from cyborg.tests.fixtures.clouds.api import ApiEnv, error_message
+from cyborg.tests.fixtures.databases import rows
 
 LATEST = {"OpenStack-API-Version": "accelerator latest"}
 JOB = "a0000000-0000-4000-8000-00000000000a"
 PATH = "/v2/drivers"
+OLDER = {"OpenStack-API-Version": "accelerator 2.3"}
 UUID = "a0000000-0000-4000-8000-00000000000b"
 
 
-class Heard:
-    """A conductor that begins one job, and remembers what it was asked, argument by argument."""
+class FakeConductor:
+    """A conductor client that records each call with its arguments and returns one job."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, dict[str, Any]]] = []
-        self.refusal: Exception | None = None
+        self.error: Exception | None = None
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        signature = inspect.signature(getattr(ConductorClient, name))
+        signature = inspect.signature(getattr(ConductorAPI, name))
 
         def call(*args: Any, **named: Any) -> dict[str, str]:
             bound = signature.bind(None, *args, **named).arguments
             self.calls.append((name, {key: bound[key] for key in bound if key != "self"}))
-            if self.refusal is not None:
-                raise self.refusal
+            if self.error is not None:
+                raise self.error
             return {"uuid": JOB}
 
         return call
 
 
 @pytest.fixture
-def heard(api: ApiBed) -> Heard:
-    found = Heard()
-    api.app = make_app(api.conf, found, Reader(api.engine))  # type: ignore[arg-type]
+def fake_conductor(api: ApiEnv) -> FakeConductor:
+    found = FakeConductor()
+    api.app = make_app(api.conf, found, Reader(api.engine))
     return found
 
 
-def test_a_driver_over_two_hosts(api: ApiBed) -> None:
+def test_driver_with_different_versions_on_two_hosts(api: ApiEnv) -> None:
     for host, version in (("compute-1", "1"), ("compute-2", "2")):
-        agent = rows.agent(api.engine, host)
-        rows.change(api.engine, schema.services, agent, versions={"drivers": {"generic": version}})
+        agent = rows.insert_agent(api.engine, host=host)
+        rows.update(api.engine, schema.services, agent, versions={"drivers": {"generic": version}})
         rows.insert(
             api.engine,
             schema.backends,
@@ -63,7 +64,7 @@ def test_a_driver_over_two_hosts(api: ApiBed) -> None:
             status="FAILED",
             error="no /sys",
         )
-    rows.change(
+    rows.update(
         api.engine, schema.services, agent, last_seen_at=timeutils.utcnow().replace(year=2020)
     )
     (found,) = api.get("/v2/drivers")["drivers"]
@@ -73,26 +74,67 @@ def test_a_driver_over_two_hosts(api: ApiBed) -> None:
     assert shown == [("compute-1", "1", "up", "no /sys"), ("compute-2", "2", "down", "no /sys")]
     assert api.get("/v2/drivers?host=compute-2")["drivers"][0]["version"] == "2"
     for key in ("generic", found["uuid"]):
-        assert api.get(f"/v2/drivers/{key}") == {**found, "options": []}
+        details = {**found, "options": [], "effective_options": []}
+        assert api.get(f"/v2/drivers/{key}") == details
     answer = api.call("GET", "/v2/drivers/genric", None, LATEST)
     assert answer.status_int == 404
-    assert fault(answer) == "no agent has a driver 'genric'; did you mean generic?"
-    assert "did you" not in fault(api.call("GET", "/v2/drivers/zzz", None, LATEST))
+    assert error_message(answer) == "no agent has a driver 'genric'; did you mean generic?"
+    assert "did you" not in error_message(api.call("GET", "/v2/drivers/zzz", None, LATEST))
 
 
-def test_installed_and_used_by_nobody(api: ApiBed) -> None:
-    agent = rows.agent(api.engine)
-    option = {"name": "rule", "kind": "multi", "default": ["x"], "help": "Which devices."}
+def test_driver_installed_but_unused(api: ApiEnv) -> None:
+    agent = rows.insert_agent(api.engine)
+    option: dict[str, Any] = {
+        "name": "rule",
+        "kind": "multi",
+        "default": ["x"],
+        "help": "Which devices.",
+    }
+    option |= {"host_only": True, "secret": False}
     facts = {"version": "1", "type": "GPU", "support": "supported", "abilities": ["measures"]}
-    its = {"service_id": agent, "name": "acme", "options": [option], **facts}
-    rows.insert(api.engine, schema.drivers, **its)
+    values = {"service_id": agent, "name": "acme", "options": [option], **facts}
+    rows.insert(api.engine, schema.drivers, **values)
     (found,) = api.get(f"{PATH}?type=GPU&host=compute-1")["drivers"]
     assert {key: found[key] for key in facts} == facts
-    (place,) = found["hosts"]
-    assert (place["backend"], place["status"], place["state"]) == (None, "INSTALLED", "up")
-    assert (place["wish"], place["applied"]) == (None, None)
-    assert api.get(f"{PATH}/acme") == {**found, "options": [option]}
+    (host,) = found["hosts"]
+    assert (host["backend"], host["status"], host["state"]) == (None, "INSTALLED", "up")
+    assert (host["desired_status"], host["applied"]) == (None, None)
+    shown = {**found, "options": [option], "effective_options": []}
+    assert api.get(f"{PATH}/acme") == shown
     assert api.get(f"{PATH}?type=FPGA")["drivers"] == []
+
+
+def test_driver_shows_effective_options_of_each_backend(api: ApiEnv) -> None:
+    settings = [
+        {"name": "devices", "value": ["vendor=8086"], "source": "api"},
+        {"name": "token", "value": "***", "source": "file"},
+        {"name": "count", "value": 1, "source": "default"},
+    ]
+    remark = "rule 'vendor=8086' matches no device of this host"
+    for host in ("compute-1", "compute-2"):
+        agent = rows.insert_agent(api.engine, host)
+        state = {"name": "gen0", "driver": "generic", "status": "READY"}
+        rows.insert(
+            api.engine,
+            schema.backends,
+            **{"service_id": agent, **state, "settings": settings, "remarks": [remark]},
+        )
+    found = api.get(f"{PATH}/generic")["effective_options"]
+    assert found == [
+        {"host": "compute-1", "backend": "gen0", "options": settings},
+        {"host": "compute-2", "backend": "gen0", "options": settings},
+    ]
+    on_host = api.get(f"{PATH}/generic?host=compute-2")
+    assert (on_host["effective_options"], len(on_host["hosts"])) == (found[1:], 1)
+    answer = api.call("GET", f"{PATH}/generic?host=none", None, LATEST)
+    assert (answer.status_int, error_message(answer)) == (
+        404,
+        "host 'none' has no driver 'generic'",
+    )
+    (listed,) = api.get(PATH)["drivers"]
+    assert [p["remarks"] for p in listed["hosts"]] == [[remark]] * 2
+    assert "effective_options" not in listed, "a list stays short"
+    assert api.call("GET", f"{PATH}/generic", None, OLDER).status_int == 404
 
 
 CONFIG = {"rule": ["a", "b"], "num_devices": 2, "ratio": 0.5, "quick": True, "root": "/sys"}
@@ -115,7 +157,7 @@ CONFIG = {"rule": ["a", "b"], "num_devices": 2, "ratio": 0.5, "quick": True, "ro
             *("PATCH", f"{PATH}/generic", {"config": CONFIG}, "update", "driver_update"),
             {
                 **{"driver": "generic", "backend": None, "hosts": None},
-                **{"config": CONFIG, "wish": None, "reload": False},
+                **{"config": CONFIG, "status": None, "reload": False},
             },
         ),
         (
@@ -123,7 +165,7 @@ CONFIG = {"rule": ["a", "b"], "num_devices": 2, "ratio": 0.5, "quick": True, "ro
             *("update", "driver_update"),
             {
                 **{"driver": "generic", "backend": None, "hosts": None},
-                **{"config": {"a": None, "b": 1}, "wish": None, "reload": False},
+                **{"config": {"a": None, "b": 1}, "status": None, "reload": False},
             },
         ),
         (
@@ -132,7 +174,7 @@ CONFIG = {"rule": ["a", "b"], "num_devices": 2, "ratio": 0.5, "quick": True, "ro
             *("update", "driver_update"),
             {
                 **{"driver": "generic", "backend": "gen0", "hosts": ["a"]},
-                **{"config": None, "wish": "disabled", "reload": True},
+                **{"config": None, "status": "disabled", "reload": True},
             },
         ),
         (
@@ -161,9 +203,9 @@ CONFIG = {"rule": ["a", "b"], "num_devices": 2, "ratio": 0.5, "quick": True, "ro
         ),
     ],
 )
-def test_a_change_is_one_call_and_a_job(
-    api: ApiBed,
-    heard: Heard,
+def test_change_makes_one_call_and_returns_job(
+    api: ApiEnv,
+    fake_conductor: FakeConductor,
     method: str,
     path: str,
     body: Any,
@@ -173,24 +215,24 @@ def test_a_change_is_one_call_and_a_job(
 ) -> None:
     answer = api.call(method, path, body, LATEST)
     assert answer.status_int == 202, answer.text
-    assert heard.calls == [(call, arguments)]
+    assert fake_conductor.calls == [(call, arguments)]
     url = f"http://localhost/v2/jobs/{JOB}"
     links = [{"rel": "self", "href": url}]
     assert answer.json == {"uuid": JOB, "kind": kind, "state": "pending", "links": links}
     assert answer.headers["Location"] == url
-    # Before 2.4 there is none of it.
+    # The operation does not exist before 2.4.
     assert api.call(method, path, body).status_int == 404
-    for error, status in ((NotFound("no driver x"), 404), (InUse("held by y"), 409)):
-        heard.refusal = error
-        refused = api.call(method, path, body, LATEST)
-        assert (refused.status_int, fault(refused)) == (status, error.message)
+    for error, status in ((NotFound("no driver x"), 404), (InUse("in use by y"), 409)):
+        fake_conductor.error = error
+        failed = api.call(method, path, body, LATEST)
+        assert (failed.status_int, error_message(failed)) == (status, error.message)
 
 
 LONG = "h" * 256
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "body", "said"),
+    ("method", "path", "body", "message"),
     [
         ("POST", PATH, {}, "driver: missing"),
         ("POST", PATH, [], "object"),
@@ -200,7 +242,7 @@ LONG = "h" * 256
         ("POST", PATH, {"driver": LONG}, "driver"),
         ("POST", PATH, {"driver": "x", "code": "import os"}, "code: unknown field"),
         ("POST", PATH, {"driver": "x", "backend": ""}, "backend"),
-        ("POST", PATH, {"driver": "x", "hosts": []}, "leave it out for all"),
+        ("POST", PATH, {"driver": "x", "hosts": []}, "omit it for all hosts"),
         ("POST", PATH, {"driver": "x", "hosts": "a"}, "hosts: must be a list"),
         ("POST", PATH, {"driver": "x", "hosts": {"a": 1}}, "hosts: must be a list"),
         ("POST", PATH, {"driver": "x", "hosts": ["a"] * 10_001}, "hosts: must be a list"),
@@ -236,7 +278,7 @@ LONG = "h" * 256
         ("PATCH", PATH, {"reload": True}, None),
         ("DELETE", PATH, None, None),
         ("DELETE", f"{PATH}/x?drain=1", None, "drain"),
-        ("DELETE", f"{PATH}/x?force=true&force=true", None, "force: given twice"),
+        ("DELETE", f"{PATH}/x?force=true&force=true", None, "force: duplicate parameter"),
         ("DELETE", f"{PATH}/x?host=", None, "host"),
         ("DELETE", f"{PATH}/x?hosts=a", None, "hosts: unknown parameter"),
         ("DELETE", f"{PATH}/x?backend=a%00", None, "backend"),
@@ -249,16 +291,21 @@ LONG = "h" * 256
         ("DELETE", "/v2/hardware/0000:01:00.0", None, "is not a uuid"),
     ],
 )
-def test_what_cannot_be_asked(
-    api: ApiBed, heard: Heard, method: str, path: str, body: Any, said: str | None
+def test_invalid_request_is_rejected(
+    api: ApiEnv,
+    fake_conductor: FakeConductor,
+    method: str,
+    path: str,
+    body: Any,
+    message: str | None,
 ) -> None:
     answer = api.call(method, path, body, LATEST)
-    assert answer.status_int == (405 if said is None else 400), answer.text
-    assert (said or "is not for") in fault(answer)
-    assert heard.calls == []
+    assert answer.status_int == (405 if message is None else 400), answer.text
+    assert (message or "is not supported for") in error_message(answer)
+    assert fake_conductor.calls == []
 
 
-def test_a_name_that_none_can_have(api: ApiBed, heard: Heard) -> None:
+def test_impossible_driver_name_is_404(api: ApiEnv, fake_conductor: FakeConductor) -> None:
     for method, body in (("GET", None), ("PATCH", {"reload": True}), ("DELETE", None)):
         assert api.call(method, f"{PATH}/{LONG}", body, LATEST).status_int == 404
-    assert heard.calls == []
+    assert fake_conductor.calls == []

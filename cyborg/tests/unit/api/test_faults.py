@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What clients are told of failures, and what they are not."""
+"""Error responses: what clients see of failures, and what they do not see."""
 
 import logging
 
@@ -8,19 +8,20 @@ from webob import exc
 
 from cyborg.api import faults
 from cyborg.core import errors
-from cyborg.fixtures import rows
-from cyborg.fixtures.api import ApiBed, fault
+from cyborg.tests.fixtures.clouds.api import ApiEnv, error_message
+from cyborg.tests.fixtures.databases import rows
 
+UUID = "02c950a2-e263-4eeb-bf72-b1d2b6e2065c"
 SECRET = "mysql://root:secret@db/cyborg at /usr/lib/x.py"
 PROFILE = [{"name": "p1", "groups": [{"resources:FPGA": "1"}]}]
 
 
-def test_every_kind_has_a_status() -> None:
+def test_statuses_cover_all_error_kinds() -> None:
     assert set(faults.STATUSES) == set(errors.KINDS.values())
     for kind, status in faults.STATUSES.items():
-        assert faults.status_of(kind("x")) == status
-    assert faults.status_of(ZeroDivisionError()) == 500
-    assert faults.status_of(exc.HTTPNotFound()) == 404
+        assert faults.http_status(kind("x")) == status
+    assert faults.http_status(ZeroDivisionError()) == 500
+    assert faults.http_status(exc.HTTPNotFound()) == 404
 
 
 @pytest.mark.parametrize(
@@ -34,17 +35,20 @@ def test_every_kind_has_a_status() -> None:
         (KeyError(SECRET), 500),
     ],
 )
-def test_a_fault_of_ours_shows_nothing_but_the_request(
-    api: ApiBed, caplog: pytest.LogCaptureFixture, error: Exception, status: int
+def test_server_error_shows_request_id_only(
+    api: ApiEnv, caplog: pytest.LogCaptureFixture, error: Exception, status: int
 ) -> None:
-    api.line.away = error
+    api.conductor.error = error
     with caplog.at_level(logging.WARNING):
         answer = api.call("POST", "/v2/device_profiles", PROFILE)
     assert answer.status_int == status
-    assert answer.headers["X-Openstack-Request-Id"] in fault(answer)
+    assert answer.headers["X-Openstack-Request-Id"] in error_message(answer)
     assert "secret" not in answer.text
     assert "/usr" not in answer.text
     assert "secret" in caplog.text
+    # The service that raised an error of ours has logged its traceback.
+    has_traceback = not isinstance(error, errors.CyborgError)
+    assert any(record.exc_info for record in caplog.records) is has_traceback
 
 
 @pytest.mark.parametrize(
@@ -54,24 +58,43 @@ def test_a_fault_of_ours_shows_nothing_but_the_request(
         (errors.Forbidden("no"), 403),
         (errors.NotFound("none"), 404),
         (errors.NoHandle("none is free"), 409),
-        (errors.Unresolved("ask again"), 423),
+        (errors.Unresolved("not resolved yet"), 423),
     ],
 )
-def test_a_mistake_is_told_in_full(api: ApiBed, error: errors.CyborgError, status: int) -> None:
-    api.line.away = error
+def test_client_error_has_full_message(api: ApiEnv, error: errors.CyborgError, status: int) -> None:
+    api.conductor.error = error
     answer = api.call("POST", "/v2/device_profiles", PROFILE)
     assert answer.status_int == status
-    assert fault(answer) == error.message
+    assert error_message(answer) == error.message
 
 
-def test_reads_go_on_while_the_conductor_is_away(api: ApiBed) -> None:
-    rows.card(api.engine)
-    api.line.away = errors.Unavailable("away")
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        (f"/v2/devices/{UUID}", {"device": UUID}),
+        (f"/jobs/{UUID}", {"job": UUID}),
+        (f"/v2/accelerator_requests/{UUID}", {"arq": UUID}),
+        (f"/v2/nothing/{UUID}", {}),
+        ("/v2/devices/x", {}),
+    ],
+)
+def test_failure_is_logged_with_the_object_of_its_path(
+    api: ApiEnv, caplog: pytest.LogCaptureFixture, path: str, expected: dict[str, str]
+) -> None:
+    with caplog.at_level(logging.INFO, "cyborg.api.faults"):
+        assert api.call("GET", path).status_int >= 400
+    (record,) = (r for r in caplog.records if r.name == "cyborg.api.faults")
+    assert record.extra == expected  # type: ignore[attr-defined]
+
+
+def test_reads_work_without_conductor(api: ApiEnv) -> None:
+    rows.insert_card(api.engine)
+    api.conductor.error = errors.Unavailable("unavailable")
     assert len(api.get("/v2/devices")["devices"]) == 1
-    assert api.line.calls == []
+    assert api.conductor.calls == []
 
 
-def test_a_database_that_is_away(api: ApiBed) -> None:
+def test_database_without_tables_is_503(api: ApiEnv) -> None:
     api.engine.dispose()
     from cyborg.db import schema
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The OpenAPI document against the specification, the routes, and what is really answered."""
+"""The OpenAPI document matches the specification, the routes and the actual responses."""
 
 import json
 from collections.abc import Iterator
@@ -10,12 +10,12 @@ import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from cyborg.api import openapi, types
+from cyborg.api.controller import ApiContext
 from cyborg.api.openapi_types import Schemas
-from cyborg.api.resource import Desk
-from cyborg.api.routes import table
+from cyborg.api.routes import build_routes
 from cyborg.core.errors import TimedOut, Unavailable
-from cyborg.fixtures import rows
-from cyborg.fixtures.api import ApiBed
+from cyborg.tests.fixtures.clouds.api import ApiEnv
+from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.unit.api.test_routes import rollout
 
 PATH = "/v2/openapi.json"
@@ -24,8 +24,8 @@ ALL = {"400", "401", "403", "406", "500", "503"}
 
 @pytest.fixture(scope="module")
 def document() -> Any:
-    desk = Desk(None, None, None)  # type: ignore[arg-type]
-    return openapi.Description(table(desk)).document("http://controller:6666")
+    context = ApiContext(None, None, None)  # type: ignore[arg-type]
+    return openapi.OpenApiDocument(build_routes(context)).document("http://controller:6666")
 
 
 def operations(document: Any) -> Iterator[tuple[str, str, Any]]:
@@ -34,61 +34,63 @@ def operations(document: Any) -> Iterator[tuple[str, str, Any]]:
             yield path, method.upper(), operation
 
 
-def test_it_is_openapi_3_1(document: Any) -> None:
+def test_document_is_valid_openapi_3_1(document: Any) -> None:
     OpenAPIV31SpecValidator(json.loads(json.dumps(document))).validate()
     assert document["openapi"].startswith("3.1.")
     assert document["servers"] == [{"url": "http://controller:6666/v2"}]
 
 
-def test_every_route_is_in_it(document: Any) -> None:
-    desk = Desk(None, None, None)  # type: ignore[arg-type]
-    told: dict[tuple[str, str], Any] = {}
+def test_document_has_every_route(document: Any) -> None:
+    context = ApiContext(None, None, None)  # type: ignore[arg-type]
+    documented: dict[tuple[str, str], Any] = {}
     for path, method, operation in operations(document):
-        parts = ["*" if part.startswith("{") else part for part in path.strip("/").split("/")]
-        told["/".join(parts), method] = operation
-    served = {(path, m): c for path, methods in table(desk).items() for m, c in methods.items()}
-    assert told.keys() == served.keys()
+        segments = ["*" if s.startswith("{") else s for s in path.strip("/").split("/")]
+        documented["/".join(segments), method] = operation
+    served = {
+        (path, m): c for path, methods in build_routes(context).items() for m, c in methods.items()
+    }
+    assert documented.keys() == served.keys()
     for key, controller in served.items():
-        its, operation = controller.operation, told[key]
+        spec, operation = controller.operation, documented[key]
         assert operation["summary"]
-        assert its.rule in operation["description"]
+        assert spec.rule in operation["description"]
         names = {p["name"] for p in operation["parameters"] if "name" in p}
-        paged = {"limit", "marker", "sort_key", "sort_dir"} if its.paged else set()
-        assert names == {*its.path, *its.query, *paged}, key
-        assert ("requestBody" in operation) == (its.body is not None), key
-        assert ("content" in operation["responses"][str(its.status)]) == (its.answer is not None)
-    ids = [operation["operationId"] for operation in told.values()]
+        paged = {"limit", "marker", "sort_key", "sort_dir"} if spec.paged else set()
+        assert names == {*spec.path, *spec.query, *paged}, key
+        assert ("requestBody" in operation) == (spec.body is not None), key
+        assert ("content" in operation["responses"][str(spec.status)]) == (spec.answer is not None)
+    ids = [operation["operationId"] for operation in documented.values()]
     assert len(ids) == len(set(ids))
 
 
-def test_every_answer_has_its_status(document: Any) -> None:
+def test_document_has_every_status(document: Any) -> None:
     for path, method, operation in operations(document):
-        told = set(operation["responses"])
+        statuses = set(operation["responses"])
         where = (method, path)
-        assert told >= ALL, where
-        assert ({"413", "415"} <= told) == ("requestBody" in operation), where
-        assert ("504" in told) == (method != "GET"), where
-        assert ("409" in told) <= (method != "GET"), where
-        assert len([status for status in told if status < "300"]) == 1, where
+        assert statuses >= ALL, where
+        assert ({"408", "411", "413", "415"} <= statuses) == ("requestBody" in operation), where
+        assert ("504" in statuses) == (method != "GET"), where
+        assert ("409" in statuses) <= (method != "GET"), where
+        assert len([status for status in statuses if status < "300"]) == 1, where
         if "{" in path:
-            assert "404" in told, where
+            assert "404" in statuses, where
     assert "423" in document["paths"]["/accelerator_requests"]["get"]["responses"]
     assert "409" in document["paths"]["/attributes"]["post"]["responses"]
 
 
 @pytest.mark.parametrize(("error", "status"), [(Unavailable, "503"), (TimedOut, "504")])
-def test_a_conductor_that_is_away_is_told_of(
-    api: ApiBed, document: Any, error: type[Exception], status: str
+def test_conductor_unavailable_has_documented_status(
+    api: ApiEnv, document: Any, error: type[Exception], status: str
 ) -> None:
-    api.profile()
-    api.line.away = error("the broker at secret-host")
+    api.create_profile()
+    api.conductor.error = error("the broker at secret-host")
     answer = api.call("DELETE", "/v2/device_profiles/p1")
     assert str(answer.status_int) == status
     assert status in document["paths"]["/device_profiles/{key}"]["delete"]["responses"]
 
 
 @pytest.mark.parametrize("mount", ["", "/accelerator"])
-def test_it_is_served_to_everyone(api: ApiBed, document: Any, mount: str) -> None:
+def test_document_is_public(api: ApiEnv, document: Any, mount: str) -> None:
     for path in (PATH, "/openapi.json"):
         answer = api.call("GET", path, SCRIPT_NAME=mount, REMOTE_ADDR="192.0.2.7")
         assert answer.status_int == 200
@@ -100,17 +102,17 @@ def test_it_is_served_to_everyone(api: ApiBed, document: Any, mount: str) -> Non
         assert api.call(method, PATH, b"").status_int == 405
 
 
-def test_what_is_answered_is_what_it_says(api: ApiBed, document: Any) -> None:
-    card = rows.card(api.engine)
-    rows.agent(api.engine)
-    api.profile()
-    (arq,) = api.arqs()
+def test_responses_match_document(api: ApiEnv, document: Any) -> None:
+    card = rows.insert_card(api.engine)
+    rows.insert_agent(api.engine)
+    api.create_profile()
+    (arq,) = api.create_arqs()
     assert api.bind(arq, card.provider).status_int == 202
     (deployable,) = api.get("/v2/deployables")["deployables"]
-    note = {"deployable_id": deployable["uuid"], "key": "rack", "value": "7"}
-    assert api.call("POST", "/v2/attributes", note).status_int == 201
+    attribute = {"deployable_id": deployable["uuid"], "key": "rack", "value": "7"}
+    assert api.call("POST", "/v2/attributes", attribute).status_int == 201
     rollout(api)
-    seen = 0
+    non_empty = 0
     for path, method, operation in operations(document):
         if method == "GET" and "{" not in path:
             answer = api.get(f"/v2{path}")
@@ -119,13 +121,13 @@ def test_what_is_answered_is_what_it_says(api: ApiBed, document: Any) -> None:
                 {**schema, "components": document["components"]},
                 format_checker=jsonschema.FormatChecker(),
             )
-            assert [bad.message for bad in validator.iter_errors(answer)] == [], path
-            seen += bool(next(iter(answer.values())))
-    assert seen == 10
+            assert [error.message for error in validator.iter_errors(answer)] == [], path
+            non_empty += bool(next(iter(answer.values())))
+    assert non_empty == 10
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "well", "bad"),
+    ("method", "path", "valid", "invalid"),
     [
         (
             "post",
@@ -174,27 +176,27 @@ def test_what_is_answered_is_what_it_says(api: ApiBed, document: Any) -> None:
         ),
     ],
 )
-def test_bodies(document: Any, method: str, path: str, well: Any, bad: list[Any]) -> None:
+def test_body_schema(document: Any, method: str, path: str, valid: Any, invalid: list[Any]) -> None:
     body = document["paths"][path][method]["requestBody"]
     schema = {
         **body["content"]["application/json"]["schema"],
         "components": document["components"],
     }
     validator = jsonschema.Draft202012Validator(schema)
-    assert [error.message for error in validator.iter_errors(well)] == []
-    for value in bad:
+    assert [error.message for error in validator.iter_errors(valid)] == []
+    for value in invalid:
         assert not validator.is_valid(value), value
     assert body["required"] == (path not in ("/discoveries", "/audits"))
 
 
-def test_a_body_may_be_wrapped(document: Any) -> None:
-    (_, wrapped) = document["paths"]["/attributes"]["post"]["requestBody"]["content"][
+def test_body_schema_allows_envelope(document: Any) -> None:
+    (_, envelope) = document["paths"]["/attributes"]["post"]["requestBody"]["content"][
         "application/json"
     ]["schema"]["anyOf"]
-    assert wrapped["required"] == ["attribute"]
+    assert envelope["required"] == ["attribute"]
 
 
-def test_what_takes_a_service_token_says_so(document: Any) -> None:
+def test_document_has_service_token_requirements(document: Any) -> None:
     services = {
         (path, method)
         for path, method, operation in operations(document)
@@ -207,19 +209,19 @@ def test_what_takes_a_service_token_says_so(document: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("datatype", "well", "bad"),
+    ("datatype", "valid", "invalid"),
     [
         (types.Text(3), ["", "abc", "é"], ["abcd", "a\0", "\nb", 1, None]),
-        (types.Text(3, shortest=1), ["a"], [""]),
+        (types.Text(3, min_length=1), ["a"], [""]),
         (types.Text(9, lines=True), ["a\n\tb"], ["a\0b"]),
-        (types.OneOf("a", "b"), ["a"], ["c", None]),
-        (types.Count(), [1, 999999999], [0, 1000000000, "1"]),
-        (types.Many(types.OneOf("a")), [["a", "a"]], ["a", ["b"]]),
-        (types.Commas(), ["a,b"], [1]),
+        (types.Enum("a", "b"), ["a"], ["c", None]),
+        (types.PositiveInt(), [1, 999999999], [0, 1000000000, "1"]),
+        (types.Repeated(types.Enum("a")), [["a", "a"]], ["a", ["b"]]),
+        (types.CommaSeparated(), ["a,b"], [1]),
         ([{str: str}], [[{"a": "b"}]], [[{"a": 1}], {}]),
     ],
 )
-def test_a_type_as_a_schema(datatype: Any, well: list[Any], bad: list[Any]) -> None:
-    validator = jsonschema.Draft202012Validator(Schemas().of(datatype))
-    assert [value for value in well if not validator.is_valid(value)] == []
-    assert [value for value in bad if validator.is_valid(value)] == []
+def test_schema_of_type(datatype: Any, valid: list[Any], invalid: list[Any]) -> None:
+    validator = jsonschema.Draft202012Validator(Schemas().schema_for(datatype))
+    assert [value for value in valid if not validator.is_valid(value)] == []
+    assert [value for value in invalid if validator.is_valid(value)] == []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of routes against the rules, the types against the rows, and the cost of a call."""
+"""Routes match the policy rules, types match the rows; paging and query counts."""
 
 import re
 from collections.abc import Iterator
@@ -9,25 +9,26 @@ import pytest
 from oslo_policy import policy
 from wsme import types as wtypes
 
-from cyborg.api.resource import Desk
-from cyborg.api.routes import table
+from cyborg.api.controller import ApiContext
+from cyborg.api.routes import build_routes
+from cyborg.core.errors import OverLimit
 from cyborg.db import schema
-from cyborg.db.counting import counting
-from cyborg.fixtures import rows
-from cyborg.fixtures.api import INSTANCE, ApiBed, wish
 from cyborg.policies import list_rules
+from cyborg.tests.fixtures.clouds.api import INSTANCE, ApiEnv, bind_body, error_message
+from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.databases.counting import count_statements
 
 ARQS = "/v2/accelerator_requests"
 
 
 def operations() -> Iterator[tuple[str, str, Any]]:
-    desk = Desk(None, None, None)  # type: ignore[arg-type]
-    for path, methods in table(desk).items():
+    context = ApiContext(None, None, None)  # type: ignore[arg-type]
+    for path, methods in build_routes(context).items():
         for method, controller in methods.items():
             yield method, path, controller
 
 
-def test_every_operation_has_a_rule_and_every_rule_its_operations() -> None:
+def test_operations_match_policy_rules() -> None:
     documented = {
         (rule.name, call["method"], re.sub(r"{\w+}", "*", call["path"]))
         for rule in list_rules()
@@ -41,19 +42,19 @@ def test_every_operation_has_a_rule_and_every_rule_its_operations() -> None:
     assert served == documented
 
 
-def test_every_operation_is_described() -> None:
+def test_operations_have_definitions() -> None:
     for method, path, controller in operations():
-        told = controller._wsme_definition
-        assert told.doc, (method, path)
-        assert told.body_type is controller.operation.body
-        for argument in told.arguments:
+        definition = controller._wsme_definition
+        assert definition.doc, (method, path)
+        assert definition.body_type is controller.operation.body
+        for argument in definition.arguments:
             assert getattr(argument.datatype, "name", None) or wtypes.iscomplex(argument.datatype)
         if method == "GET":
-            assert wtypes.iscomplex(told.return_type)
+            assert wtypes.iscomplex(definition.return_type)
 
 
 def _check(datatype: Any, value: Any, where: str, optional: tuple[str, ...] = ()) -> None:
-    """Hold a piece of an answer against its WSME type, all the way down."""
+    """Check a value of a response against its WSME type, recursively."""
     if value is None:
         return
     if wtypes.isarray(datatype):
@@ -74,73 +75,76 @@ def _check(datatype: Any, value: Any, where: str, optional: tuple[str, ...] = ()
         wtypes.validate_value(datatype, value)
 
 
-def rollout(api: ApiBed) -> None:
-    """Insert a driver that is installed, used and wanted, and a job about it."""
-    agent = {"service_id": rows.agent(api.engine, "compute-9")}
+def rollout(api: ApiEnv) -> None:
+    """Insert a driver with a backend and a desired backend, and a job that changes it."""
+    agent = {"service_id": rows.insert_agent(api.engine, "compute-9")}
     option = {"name": "n", "kind": "int", "default": 1, "help": "How many."}
-    its = {"support": "supported", "abilities": ["measures"], "options": [option], "type": "GPU"}
-    rows.insert(api.engine, schema.drivers, name="acme", version="1", **agent, **its)
-    one = {"driver": "acme", **agent}
-    rows.insert(api.engine, schema.backends, name="acme0", status="READY", **one)
-    wanted = {"wish": "enabled", "config": {}, "revision": 1, "applied": True}
-    rows.insert(api.engine, schema.wanted_backends, backend="acme1", **one, **wanted)
+    option |= {"host_only": False, "secret": False}
+    facts = {"support": "supported", "abilities": ["measures"], "options": [option], "type": "GPU"}
+    rows.insert(api.engine, schema.drivers, name="acme", version="1", **agent, **facts)
+    keys = {"driver": "acme", **agent}
+    rows.insert(api.engine, schema.backends, name="acme0", status="READY", **keys)
+    values = {"status": "enabled", "config": {}, "generation": 1, "applied": True}
+    rows.insert(api.engine, schema.desired_backends, backend="acme1", **keys, **values)
     job = {"kind": "install", "host": "", "subject": "acme", "arguments": {}}
-    step = {"job_id": rows.insert(api.engine, schema.jobs, **job), "state": "rolling"}
+    step = {"job_id": rows.insert(api.engine, schema.jobs, **job), "state": "in_progress"}
     rows.insert(api.engine, schema.job_steps, host="compute-9", backend="acme1", **step)
 
 
-def test_answers_are_what_their_types_say(api: ApiBed) -> None:
-    card = rows.card(api.engine)
-    rows.agent(api.engine)
-    api.profile()
-    (arq,) = api.arqs()
+def test_responses_match_types(api: ApiEnv) -> None:
+    card = rows.insert_card(api.engine)
+    rows.insert_agent(api.engine)
+    api.create_profile()
+    (arq,) = api.create_arqs()
     assert api.bind(arq, card.provider).status_int == 202
     rollout(api)
-    seen = 0
+    shown = 0
     for method, path, controller in operations():
         if method == "GET" and "*" not in path:
             body = api.get(f"/v2/{path}")
             _check(controller.operation.answer, body, path)
             for row in next(iter(body.values())):
                 if f"{path}/*" in {p for m, p, _ in operations() if m == "GET"}:
-                    one = api.get(f"/v2/{path}/{row['uuid']}")
-                    # What is listed without its parts is shown with them.
-                    assert row.items() <= one.get("device_profile", one).items()
-                    seen += 1
-    assert seen == 22
+                    document = api.get(f"/v2/{path}/{row['uuid']}")
+                    # A single object may have more fields than in a list.
+                    assert row.items() <= document.get("device_profile", document).items()
+                    shown += 1
+    assert shown == 22
 
 
-def test_a_device_has_no_status_before_2_3(api: ApiBed) -> None:
-    rows.card(api.engine)
-    for version, has in (("2.0", False), ("2.2", False), ("2.3", True), ("2.4", True)):
+def test_device_has_no_status_before_2_3(api: ApiEnv) -> None:
+    rows.insert_card(api.engine)
+    for version, has_status in (("2.0", False), ("2.2", False), ("2.3", True), ("2.4", True)):
         (device,) = api.get("/v2/devices", version)["devices"]
-        assert ("status" in device) is has
+        assert ("status" in device) is has_status
 
 
-def test_one_call_on_the_bus_for_each_changing_request(api: ApiBed) -> None:
-    card = rows.card(api.engine)
-    api.profile(**{"resources:FPGA": "3"})
-    arqs = api.arqs()
+def test_write_request_makes_one_rpc_call(api: ApiEnv) -> None:
+    card = rows.insert_card(api.engine)
+    api.create_profile(**{"resources:FPGA": "3"})
+    arqs = api.create_arqs()
     assert len(arqs) == 3
-    body = {key: value for arq in arqs for key, value in wish(arq, card.provider).items()}
+    body = {key: value for arq in arqs for key, value in bind_body(arq, card.provider).items()}
     assert api.call("PATCH", ARQS, body).status_int == 202
     assert api.call("DELETE", f"{ARQS}?instance={INSTANCE}").status_int == 204
     assert api.call("DELETE", "/v2/device_profiles/p1").status_int == 204
-    assert api.line.calls == [
+    assert api.conductor.calls == [
         "device_profile_create",
         "arq_create",
-        "arq_patch",
+        "arq_bind",
         "arq_delete",
         "device_profile_delete",
     ]
 
 
-def test_unresolved_requests_of_an_instance(api: ApiBed) -> None:
-    profile = rows.profile(api.engine)
-    rows.request(api.engine, profile, instance_uuid=INSTANCE, instance_slot=0, state="Bound")
+def test_find_unresolved_arqs_of_instance_is_423(api: ApiEnv) -> None:
+    profile = rows.insert_profile(api.engine)
+    rows.insert_arq(api.engine, profile, instance_uuid=INSTANCE, instance_slot=0, state="Bound")
     path = f"{ARQS}?instance={INSTANCE}&bind_state=resolved"
     assert len(api.get(path)["arqs"]) == 1
-    rows.request(api.engine, profile, instance_uuid=INSTANCE, instance_slot=1, state="BindStarted")
+    rows.insert_arq(
+        api.engine, profile, instance_uuid=INSTANCE, instance_slot=1, state="BindStarted"
+    )
     assert api.call("GET", path).status_int == 423
     assert len(api.get(f"{ARQS}?bind_state=resolved")["arqs"]) == 1
     assert len(api.get(f"{ARQS}?instance={INSTANCE}")["arqs"]) == 2
@@ -157,33 +161,84 @@ def test_unresolved_requests_of_an_instance(api: ApiBed) -> None:
         "services",
     ],
 )
-def test_the_cost_of_a_list_does_not_follow_its_length(api: ApiBed, path: str) -> None:
+def test_find_query_count_is_constant(api: ApiEnv, path: str) -> None:
     def fill(start: int, end: int) -> None:
         for n in range(start, end):
-            rows.card(api.engine, f"host-{n}", handles=1)
-            rows.agent(api.engine, f"host-{n}")
-            rows.profile(api.engine, f"p{n}")
+            rows.insert_card(api.engine, f"host-{n}", handles=1)
+            rows.insert_agent(api.engine, f"host-{n}")
+            rows.insert_profile(api.engine, f"p{n}")
 
     counts = []
     for start, end in ((0, 2), (2, 12)):
         fill(start, end)
-        with counting(api.engine) as statements:
+        with count_statements(api.engine) as statements:
             assert len(api.get(f"/v2/{path}")[path]) == end
         counts.append(len(statements))
     assert counts[0] == counts[1] <= 2
 
 
-def test_pages_end_and_hold_every_row_once(api: ApiBed) -> None:
+def test_find_pages_have_every_row_once(api: ApiEnv) -> None:
     for n in range(7):
-        rows.profile(api.engine, f"p{n}")
+        rows.insert_profile(api.engine, f"p{n}")
     api.conf.set_override("max_limit", 3, group="api")
-    path, seen, pages = "/v2/device_profiles?limit=100&sort_key=name&sort_dir=desc", [], 0
+    path, names, pages = "/v2/device_profiles?limit=100&sort_key=name&sort_dir=desc", [], 0
     while path:
         body = api.get(path)
-        seen += [row["name"] for row in body["device_profiles"]]
+        names += [row["name"] for row in body["device_profiles"]]
         pages += 1
         path = next((x["href"] for x in body.get("device_profiles_links", ())), "")
-    assert seen == [f"p{n}" for n in reversed(range(7))]
+    assert names == [f"p{n}" for n in reversed(range(7))]
     assert pages == 3
-    # Who asks for no pages gets none.
-    assert len(api.get("/v2/device_profiles")["device_profiles"]) == 7
+
+
+@pytest.mark.parametrize(
+    ("path", "version"),
+    [
+        (path, version)
+        for path in ("devices", "deployables", "device_profiles")
+        for version in ("2.0", "2.1", "2.2", "2.3", "latest")
+    ]
+    + [(path, "latest") for path in ("accelerators", "services", "hardware")],
+)
+def test_find_without_limit_returns_max_limit_rows_and_next_link(
+    api: ApiEnv, path: str, version: str
+) -> None:
+    for n in range(7):
+        rows.insert_card(api.engine, f"host-{n}", handles=1)
+        rows.insert_agent(api.engine, f"host-{n}")
+        rows.insert_profile(api.engine, f"p{n}")
+    api.conf.set_override("max_limit", 3, group="api")
+    uuids, pages, url = [], 0, f"/v2/{path}"
+    while url:
+        body = api.get(url, version)
+        assert len(body[path]) <= 3
+        uuids += [row["uuid"] for row in body[path]]
+        pages += 1
+        url = next((x["href"] for x in body.get(f"{path}_links", ())), "")
+    assert (len(uuids), len(set(uuids)), pages) == (7, 7, 3)
+
+
+def test_find_arqs_of_instance_without_limit_returns_all(api: ApiEnv) -> None:
+    api.conf.set_override("max_limit", 3, group="api")
+    profile = rows.insert_profile(api.engine)
+    bound = {"state": "Bound", "instance_uuid": INSTANCE}
+    for n in range(7):
+        rows.insert_arq(api.engine, profile, **bound, instance_slot=n)
+    for query in ("", "&bind_state=resolved"):
+        for version in ("2.0", "2.3"):
+            body = api.get(f"/v2/accelerator_requests?instance={INSTANCE}{query}", version)
+            assert len(body["arqs"]) == 7
+            assert "arqs_links" not in body
+    assert len(api.get(f"/v2/accelerator_requests?instance={INSTANCE}&limit=5")["arqs"]) == 3
+    body = api.get("/v2/accelerator_requests", "2.0")
+    assert len(body["arqs"]) == 3
+    assert body["arqs_links"]
+
+
+def test_create_arq_over_project_limit_is_forbidden(api: ApiEnv) -> None:
+    api.conf.set_override("max_project_arqs", 2, group="conductor")
+    api.create_profile()
+    api.conductor.error = OverLimit("project p has 2 accelerator requests and may have 2", limit=2)
+    refused = api.call("POST", "/v2/accelerator_requests", {"device_profile_name": "p1"})
+    assert refused.status_int == 403
+    assert "may have 2" in error_message(refused)

@@ -18,14 +18,12 @@ def commands() -> dict[str, metadata.EntryPoint]:
 
 
 @pytest.mark.parametrize("name", sorted(commands()))
-def test_every_command_loads_and_explains_itself(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_command_prints_its_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert app.main([name, "--help"]) == 0
     assert f"usage: cyborg {name}" in capsys.readouterr().out
 
 
-def test_installed_commands_are_those_of_this_tree() -> None:
+def test_installed_commands_match_setup_cfg() -> None:
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     if not setup.has_section("entry_points"):
@@ -34,18 +32,43 @@ def test_installed_commands_are_those_of_this_tree() -> None:
     assert {line.partition("=")[0].strip() for line in lines} == set(commands())
 
 
-def test_completion_knows_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("spaced", "dashed"),
+    [
+        ("device list", "device-list"),
+        ("device profile show", "device-profile-show"),
+        ("install driver", "install-driver"),
+        ("driver install", "install-driver"),
+        ("service discover", "discover-services"),
+        ("discover services", "discover-services"),
+        ("audit create", "audit"),
+    ],
+)
+def test_command_with_spaces_is_found(
+    spaced: str, dashed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments in ([*spaced.split(), "--help"], ["help", *spaced.split()]):
+        assert app.main(arguments) == 0
+        assert f"usage: cyborg {dashed}" in capsys.readouterr().out
+
+
+def test_help_describes_commands_with_spaces(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.main([]) == 0
+    assert "'cyborg device list' is" in " ".join(capsys.readouterr().out.split())
+
+
+def test_complete_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert app.main(["complete"]) == 0
     assert "device-list" in capsys.readouterr().out
 
 
-def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_without_command_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert app.main([]) == 0
     assert "device-list" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (["device-lisp"], 2, "device-list"),
         (["--os-cloud", "none-such", "device-list"], 2, "none-such"),
@@ -58,30 +81,32 @@ def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str]) -> 
         (["device-show", "\udcff"], 2, "not UTF-8"),
     ],
 )
-def test_mistakes_get_one_line(
-    words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+def test_main_error_prints_one_line(
+    arguments: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert app.main(words) == code
+    assert app.main(arguments) == code
     shown = capsys.readouterr()
-    assert said in shown.out + shown.err
+    assert message in shown.out + shown.err
     assert "Traceback" not in shown.err
 
 
 @pytest.mark.parametrize("command", ["audit", "discover-services"])
-@pytest.mark.parametrize("time", ["nan", "inf", "-1", "soon"])
-def test_a_time_that_never_ends(
-    command: str, time: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("duration", ["nan", "inf", "-1", "soon"])
+def test_within_invalid_duration_is_rejected(
+    command: str, duration: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
-        app.main(["--os-auth-type", "none", command, f"--within={time}"])
-    assert f"{time!r} is not a number of seconds" in capsys.readouterr().err
+        app.main(["--os-auth-type", "none", command, f"--within={duration}"])
+    assert f"{duration!r} is not a number of seconds" in capsys.readouterr().err
 
 
-def test_the_client_starts_light() -> None:
+def test_client_start_imports_no_heavy_modules() -> None:
     heavy = ("sqlalchemy", "oslo_messaging", "pecan", "cyborg.db", "cyborg.rpc", "rich", "cmd2")
     code = (
-        "import sys; from cyborg.cli import app, devices; app.Cyborg([]); "
+        "import sys; from cyborg.cli import app, devices; app.CyborgApp([]); "
         f"print(*[m for m in {heavy!r} if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == ""
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == ""

@@ -7,7 +7,7 @@ from cyborg.cli.hardware import Specs, Status
 
 
 @pytest.mark.parametrize(
-    ("specs", "said"),
+    ("specs", "text"),
     [
         ({"remote": 0, "num": 2, "device_type": "FPGA", "acc_capability": {}}, "2 FPGA"),
         ({"remote": 1, "num": 1, "device_type": "NIC", "acc_capability": {}}, "1 NIC, remote"),
@@ -18,19 +18,26 @@ from cyborg.cli.hardware import Specs, Status
         (None, "0"),
     ],
 )
-def test_what_a_device_is(specs: Any, said: str) -> None:
-    assert Specs(specs).human_readable() == said
+def test_specs_text(specs: Any, text: str) -> None:
+    assert Specs(specs).human_readable() == text
     assert Specs(specs).machine_readable() == specs
 
 
 @pytest.mark.parametrize(
-    ("status", "said"),
+    ("status", "text"),
     [
         ({"setup_required": False, "reboot_required": False}, "ready"),
         ({"setup_required": True, "reboot_required": False}, "setup required"),
         ({"setup_required": True, "reboot_required": True}, "setup required, reboot required"),
     ],
 )
-def test_what_a_device_waits_for(status: Any, said: str) -> None:
-    assert Status(status).human_readable() == said
+def test_status_lists_required_steps(status: Any, text: str) -> None:
+    assert Status(status).human_readable() == text
     assert Status(status).machine_readable() == status
+
+
+def test_status_not_offered_shows_reason() -> None:
+    status = {"setup_required": False, "reboot_required": False}
+    shown = Status(status, "vda holds the root file system")
+    assert shown.human_readable() == "not offered: vda holds the root file system"
+    assert shown.machine_readable() == status

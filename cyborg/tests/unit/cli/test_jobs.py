@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands that have something done by a job: what they send, show and end with."""
+"""Commands that start a job: requests, output and exit status."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -8,18 +8,19 @@ from typing import Any
 import pytest
 from webob import Request, Response
 
-from cyborg.cli import app, jobs, waiting
-from cyborg.tests.unit.cli.test_rest import serving
-from cyborg.tests.unit.cli.test_waiting import Clock
+from cyborg.cli import app, jobs
+from cyborg.cli.common import progress
+from cyborg.tests.unit.cli.common.test_progress import Clock
+from cyborg.tests.unit.cli.common.test_rest import serving
 
 JOB = "a0000000-0000-4000-8000-00000000000a"
-BEGUN = {"uuid": JOB, "kind": "update", "state": "pending", "links": []}
+STARTED = {"uuid": JOB, "kind": "update", "state": "pending", "links": []}
 
 
 def job(state: str, *steps: tuple[str, str, str | None], error: str | None = None) -> Any:
-    """Return a job as the service shows it; a step is host, state, error."""
+    """Return a job as the service shows it; a step is (host, state, error)."""
     return {
-        **BEGUN,
+        **STARTED,
         **{"state": state, "subject": "generic", "host": None, "error": error, "attempts": 1},
         **{"progress": {}, "created_at": None, "updated_at": None},
         "steps": [
@@ -30,11 +31,11 @@ def job(state: str, *steps: tuple[str, str, str | None], error: str | None = Non
 
 
 class Service:
-    """Begins a job at whatever is asked, then shows it: one state after another."""
+    """A service that starts a job for each request and then shows its states in sequence."""
 
     def __init__(self) -> None:
         self.states: list[Any] = []
-        self.asked: list[tuple[str, str, Any]] = []
+        self.requests: list[tuple[str, str, Any]] = []
 
     def __call__(self, request: Request) -> Response:
         if request.method == "GET":
@@ -43,13 +44,13 @@ class Service:
                 return Response(json={"error_message": "away"}, status=shown)
             return Response(json=shown)
         body = request.json if request.body else None
-        self.asked.append((request.method, request.path_qs.removeprefix("/v2"), body))
-        return Response(json=BEGUN, status=202)
+        self.requests.append((request.method, request.path_qs.removeprefix("/v2"), body))
+        return Response(json=STARTED, status=202)
 
 
 @pytest.fixture
 def service(monkeypatch: pytest.MonkeyPatch) -> Service:
-    monkeypatch.setattr(waiting, "time", Clock())
+    monkeypatch.setattr(progress, "time", Clock())
     return Service()
 
 
@@ -60,8 +61,8 @@ Run = Callable[..., tuple[str, str]]
 def cyborg(service: Service, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
     with serving(service) as url:
 
-        def run(*words: str, code: int = 0) -> tuple[str, str]:
-            status = app.main(["--os-auth-type", "none", "--os-endpoint", url, *words])
+        def run(*arguments: str, code: int = 0) -> tuple[str, str]:
+            status = app.main(["--os-auth-type", "none", "--os-endpoint", url, *arguments])
             shown = capsys.readouterr()
             assert status == code, shown
             assert "Traceback" not in shown.err
@@ -71,7 +72,7 @@ def cyborg(service: Service, capsys: pytest.CaptureFixture[str]) -> Iterator[Run
 
 
 @pytest.mark.parametrize(
-    ("line", "asked"),
+    ("line", "request_"),
     [
         ("install-driver generic", ("POST", "/drivers", {"driver": "generic"})),
         (
@@ -111,49 +112,57 @@ def cyborg(service: Service, capsys: pytest.CaptureFixture[str]) -> Iterator[Run
         (f"hardware-release {JOB}", ("DELETE", f"/hardware/{JOB}", None)),
     ],
 )
-def test_what_is_sent_and_the_job_is_named(
-    service: Service, cyborg: Run, line: str, asked: tuple[str, str, Any]
+def test_job_commands_send_request_and_show_job(
+    service: Service, cyborg: Run, line: str, request_: tuple[str, str, Any]
 ) -> None:
     out, _ = cyborg(*line.split(), "-f", "json")
     assert json.loads(out) == {"UUID": JOB, "Kind": "update", "State": "pending"}
     assert JOB in cyborg(*line.split())[0]
-    assert service.asked == [asked] * 2
+    assert service.requests == [request_] * 2
 
 
-def test_jobs_are_cancelled_one_after_another(service: Service, cyborg: Run) -> None:
+def test_job_cancel_sends_one_request_per_job(service: Service, cyborg: Run) -> None:
     assert cyborg("job-cancel", JOB, "b") == ("", "")
-    assert service.asked == [("DELETE", f"/jobs/{JOB}", None), ("DELETE", "/jobs/b", None)]
+    assert service.requests == [("DELETE", f"/jobs/{JOB}", None), ("DELETE", "/jobs/b", None)]
 
 
-def test_an_option_is_set_or_unset(service: Service, cyborg: Run) -> None:
+def test_update_driver_config_and_unset_conflict(service: Service, cyborg: Run) -> None:
     _, err = cyborg("update-driver", "g", "--config", "n=1", "--unset", "n", code=1)
-    assert "n: --config or --unset, not both" in err
-    assert service.asked == []
+    assert "option n: use either --config or --unset, not both" in err
+    assert service.requests == []
 
 
-def test_waiting_tells_each_host_and_survives_a_silence(service: Service, cyborg: Run) -> None:
+def test_wait_prints_each_host_and_tolerates_failures(service: Service, cyborg: Run) -> None:
     service.states = [
-        job("pending", ("a", "rolling", None), ("b", "waiting", None)),
+        job("pending", ("a", "in_progress", None), ("b", "waiting", None)),
         503,
         504,
-        job("pending", ("a", "done", None), ("b", "rolling", None)),
-        job("done", ("a", "done", None), ("b", "away", None)),
+        job("pending", ("a", "done", None), ("b", "in_progress", None)),
+        job("done", ("a", "done", None), ("b", "pending_agent", None)),
     ]
     out, err = cyborg("update-driver", "g", "--reload", "--wait", "-f", "json")
     shown = json.loads(out)
-    assert (shown["State"], [s["state"] for s in shown["Steps"]]) == ("done", ["done", "away"])
-    told = ("a (gen0) rolling", "a (gen0) done", "b (gen0) rolling", "b (gen0) away")
-    assert [err.count(line) for line in told] == [1] * 4
+    assert (shown["State"], [s["state"] for s in shown["Steps"]]) == (
+        "done",
+        ["done", "pending_agent"],
+    )
+    expected = (
+        "a (gen0) in_progress",
+        "a (gen0) done",
+        "b (gen0) in_progress",
+        "b (gen0) pending_agent",
+    )
+    assert [err.count(line) for line in expected] == [1] * 4
     assert "waiting" not in err
-    assert "1 backends come to it when their agents return" in err
+    assert "1 backends are pending until their agents reconnect" in err
 
 
-def test_a_job_that_fails_says_where_and_why(service: Service, cyborg: Run) -> None:
+def test_wait_failed_job_prints_hosts_and_errors(service: Service, cyborg: Run) -> None:
     service.states = [
         job(
             "failed",
             *(("a", "done", None), ("b", "rolled_back", "no /sys\nat all"), ("c", "failed", None)),
-            *(("d", "untouched", None), ("e", "untouched", None)),
+            *(("d", "skipped", None), ("e", "skipped", None)),
             error="1 done, 2 went wrong",
         )
     ]
@@ -161,31 +170,35 @@ def test_a_job_that_fails_says_where_and_why(service: Service, cyborg: Run) -> N
     assert "b (gen0) rolled_back: no /sys" in out
     assert (
         f"job {JOB} (update generic) failed: "
-        "b (gen0) rolled_back: no /sys at all; c (gen0) failed; 2 untouched\n" in err
+        "b (gen0) rolled_back: no /sys at all; c (gen0) failed; 2 skipped\n" in err
     )
 
 
-def test_a_message_names_only_so_many_hosts() -> None:
-    told = jobs.trouble(job("failed", *((f"h{n}", "failed", "no") for n in range(1000))))
-    assert "h19 (gen0) failed: no; 980 more" in told
-    assert len(told) < 1000
-    assert jobs.trouble(job("cancelled")).endswith("cancelled: unsaid")
+def test_describe_failure_limits_hosts() -> None:
+    text = jobs.describe_failure(job("failed", *((f"h{n}", "failed", "no") for n in range(1000))))
+    assert "h19 (gen0) failed: no; 980 more" in text
+    assert len(text) < 1000
+    assert jobs.describe_failure(job("cancelled")).endswith("cancelled: no reason given")
 
 
 @pytest.mark.parametrize(
-    ("line", "code", "said"),
+    ("line", "code", "message"),
     [
-        ("update-driver g", 1, "say what to change"),
+        ("update-driver g", 1, "nothing to change"),
         ("update-driver g --enable --disable", 2, "not allowed with"),
-        ("install-driver g --config a", 2, "is not NAME=VALUE"),
+        ("install-driver g --config a", 2, "is not of the form NAME=VALUE"),
         ("install-driver", 2, "driver_id"),
-        ("uninstall-driver ..", 1, "names no object"),
+        ("uninstall-driver ..", 1, "is not a valid name of an object"),
         ("hardware-adopt a b", 2, "--backend"),
-        ("update-driver g --reload --wait --within 0", 1, "0 of 1 backends are through after 0 s"),
+        (
+            "update-driver g --reload --wait --within 0",
+            1,
+            "0 of 1 backends have finished after 0 s",
+        ),
     ],
 )
-def test_misuse(
-    service: Service, cyborg: Run, capsys: Any, line: str, code: int, said: str
+def test_wrong_usage_prints_error(
+    service: Service, cyborg: Run, capsys: Any, line: str, code: int, message: str
 ) -> None:
     service.states = [job("pending", ("a", "waiting", None))] * 2
     try:
@@ -193,4 +206,4 @@ def test_misuse(
     except SystemExit as misused:
         assert misused.code == code
         err = capsys.readouterr().err
-    assert said in err
+    assert message in err

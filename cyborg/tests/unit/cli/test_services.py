@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a table shows what backends offer."""
+"""Table cells of the backends of services."""
 
-from cyborg.cli.services import Backends
+from cyborg.cli import services
+from cyborg.cli.services import Backends, BackendsSummary
 
 
-def test_a_line_for_each_backend_and_function() -> None:
+def test_backends_shows_line_for_each_backend_and_function() -> None:
     crypto = {"function": "crypto.ipsec.aes", "total": 4, "used": 1, "free": 2}
     backends = [
         {
@@ -24,3 +25,22 @@ def test_a_line_for_each_backend_and_function() -> None:
     ]
     assert shown.machine_readable() == backends
     assert Backends(None).human_readable() == Backends([]).human_readable() == ""
+
+
+def test_status_of_down_agent_is_unknown() -> None:
+    backend = {"name": "gpus", "driver": "generic", "status": "READY", "error": None}
+    row = {"state": "down", "status": "READY", "backends": [backend]}
+    shown = services._format_row(row, Backends)
+    assert shown["status"] == "UNKNOWN"
+    assert shown["backends"].human_readable() == "gpus (generic) UNKNOWN"
+    assert services._format_row({**row, "state": "late"}, Backends)["status"] == "READY"
+
+
+def test_backends_summary_names_one_and_counts_several() -> None:
+    def summarize(*states: str) -> str:
+        backends = [{"name": f"b{n}", "status": state} for n, state in enumerate(states)]
+        return BackendsSummary(backends).human_readable()
+
+    assert summarize() == ""
+    assert summarize("READY") == "b0 READY"
+    assert summarize("READY", "ERROR", "READY") == "1 ERROR, 2 READY"

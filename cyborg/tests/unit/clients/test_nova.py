@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from cyborg.clients import nova
-from cyborg.core.audit_view import Instance
+from cyborg.core.audit.sources import Instance
 from cyborg.core.errors import Invalid, Misconfigured, TimedOut, Unavailable
-from cyborg.fixtures.nova import FakeNova
-from cyborg.fixtures.options import make_conf
+from cyborg.testing.fake_nova import FakeNova
+from cyborg.tests.fixtures.machine.options import make_conf
 
 
 def event(tag: str, server: str = "server-1") -> dict[str, str]:
@@ -19,7 +19,7 @@ def client(fake: FakeNova, timeout: float = 10.0) -> nova.Nova:
     return nova.Nova(fake.adapter(), timeout)
 
 
-def test_events_travel_at_the_microversion_that_knows_them(fake_nova: FakeNova) -> None:
+def test_send_uses_the_required_microversion(fake_nova: FakeNova) -> None:
     assert client(fake_nova).send([event("a"), event("b")]) == (200, 200)
     (call,) = fake_nova.calls
     assert call["path"] == "/v2.1/os-server-external-events"
@@ -27,102 +27,102 @@ def test_events_travel_at_the_microversion_that_knows_them(fake_nova: FakeNova) 
     assert call["events"] == [event("a"), event("b")]
 
 
-def test_each_event_has_its_own_code(fake_nova: FakeNova) -> None:
+def test_send_returns_a_code_per_event(fake_nova: FakeNova) -> None:
     fake_nova.codes = {"a": 422, "c": 404}
     assert client(fake_nova).send([event("a"), event("b"), event("c")]) == (422, 200, 404)
 
 
-def test_no_instance_at_all_is_a_404_of_each(fake_nova: FakeNova) -> None:
+def test_send_without_any_instance_returns_404_per_event(fake_nova: FakeNova) -> None:
     fake_nova.status = 404
     fake_nova.body = {"itemNotFound": {"code": 404, "message": "none"}}
     assert client(fake_nova).send([event("a"), event("b")]) == (404, 404)
 
 
-def test_a_wrong_address_is_not_taken_for_a_missing_instance(fake_nova: FakeNova) -> None:
+def test_send_to_a_wrong_endpoint_is_invalid(fake_nova: FakeNova) -> None:
     fake_nova.status, fake_nova.body = 404, b"<html>not here</html>"
     with pytest.raises(Invalid, match="Nova answered 404"):
         client(fake_nova).send([event("a")])
 
 
 @pytest.mark.parametrize("status", [500, 503, 401, 403, 429])
-def test_a_nova_that_cannot_is_away(fake_nova: FakeNova, status: int) -> None:
+def test_send_to_a_failing_nova_is_unavailable(fake_nova: FakeNova, status: int) -> None:
     fake_nova.status, fake_nova.body = status, {}
     with pytest.raises(Unavailable) as raised:
         client(fake_nova).send([event("a")])
     assert raised.value.details == {"status": status}
 
 
-def test_a_refusal_is_ours(fake_nova: FakeNova) -> None:
+def test_send_of_a_rejected_event_is_invalid(fake_nova: FakeNova) -> None:
     fake_nova.refused_servers = {"server-1"}
     with pytest.raises(Invalid, match="malformed"):
         client(fake_nova).send([event("a")])
 
 
-def test_an_answer_that_is_no_list_of_events(fake_nova: FakeNova) -> None:
+def test_send_with_an_unexpected_response_is_unavailable(fake_nova: FakeNova) -> None:
     fake_nova.status, fake_nova.body = 207, {"unexpected": 1}
     with pytest.raises(Unavailable, match="no list of events"):
         client(fake_nova).send([event("a")])
 
 
-def test_a_nova_that_hangs_runs_out_of_time(fake_nova: FakeNova) -> None:
+def test_send_to_a_hanging_nova_times_out(fake_nova: FakeNova) -> None:
     fake_nova.hang = threading.Event()
     with pytest.raises(TimedOut, match=r"0\.2 s"):
         client(fake_nova, timeout=0.2).send([event("a")])
 
 
-def test_nobody_listens() -> None:
+def test_send_to_an_unreachable_nova_is_unavailable() -> None:
     fake = FakeNova()
     fake.url = "http://127.0.0.1:1"
     with pytest.raises(Unavailable, match="cannot be reached"):
         client(fake).send([event("a")])
 
 
-def test_notifying_without_a_way_to_nova_is_refused_at_start() -> None:
+def test_make_without_auth_type_is_rejected() -> None:
     with pytest.raises(Misconfigured, match="auth_type is not set"):
         nova.make(make_conf())
-    nova.make(make_conf(nova={"notify": False}))
+    nova.make(make_conf(nova={"send_events": False}))
 
 
-def test_an_unknown_auth_plugin_is_named() -> None:
+def test_make_with_an_unknown_auth_plugin_names_it() -> None:
     with pytest.raises(Misconfigured, match="nonsense"):
         nova.make(make_conf(nova={"auth_type": "nonsense"}))
 
 
-def test_the_client_of_the_options_works(fake_nova: FakeNova) -> None:
-    reach = {"auth_type": "none", "endpoint_override": fake_nova.url, "request_timeout": 5.0}
-    made = nova.make(make_conf(nova=reach))
-    assert made.send([event("a")]) == (200,)
+def test_make_from_options_sends_events(fake_nova: FakeNova) -> None:
+    options = {"auth_type": "none", "endpoint_override": fake_nova.url, "request_timeout": 5.0}
+    from_options = nova.make(make_conf(nova=options))
+    assert from_options.send([event("a")]) == (200,)
 
 
-def test_the_servers_of_a_host_page_after_page(fake_nova: FakeNova) -> None:
-    fake_nova.page = 2
+def test_servers_on_host_reads_all_pages(fake_nova: FakeNova) -> None:
+    fake_nova.page_size = 2
     for name in ("a", "b", "c", "d", "e"):
-        fake_nova.server(name, "compute 1" if name != "e" else "compute-2")
-    assert client(fake_nova).on_host("compute 1") == {"a", "b", "c", "d"}
-    assert client(fake_nova).on_host("nobody") == frozenset()
-    assert fake_nova.asked[0] == "/v2.1/servers?all_tenants=1&host=compute%201&limit=1000"
+        fake_nova.add_server(name, "compute 1" if name != "e" else "compute-2")
+    assert client(fake_nova).servers_on_host("compute 1") == {"a", "b", "c", "d"}
+    assert client(fake_nova).servers_on_host("no-such-host") == frozenset()
+    assert fake_nova.requested_paths[0] == "/v2.1/servers?all_tenants=1&host=compute%201&limit=1000"
 
 
-def test_too_many_pages_are_not_believed(
+def test_servers_on_host_with_too_many_pages_is_unavailable(
     fake_nova: FakeNova, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nova, "_PAGES", 2)
-    fake_nova.page = 1
+    fake_nova.page_size = 1
     for name in ("a", "b", "c"):
-        fake_nova.server(name, "h")
+        fake_nova.add_server(name, "h")
     with pytest.raises(Unavailable, match="more than 2 servers on host h"):
-        client(fake_nova).on_host("h")
+        client(fake_nova).servers_on_host("h")
 
 
-def test_a_server(fake_nova: FakeNova) -> None:
-    fake_nova.server("a", "h", "RESIZE")
-    fake_nova.server("b", None, **{"OS-EXT-STS:task_state": "spawning"})
+def test_get_server_returns_the_instance(fake_nova: FakeNova) -> None:
+    fake_nova.add_server("a", "h", "RESIZE")
+    fake_nova.add_server("b", None, **{"OS-EXT-STS:task_state": "spawning"})
     fake_nova.servers["c"] = {"id": "c", "status": "ACTIVE"}
-    one, two, three = (client(fake_nova).server(name) for name in ("a", "b", "c"))
-    assert one == Instance("a", "RESIZE", "h", "h")
-    assert two == Instance("b", "ACTIVE", task="spawning")
-    assert three == Instance("c", "ACTIVE", told=False)
-    assert client(fake_nova).server("d") is None
+    first, second, third = (client(fake_nova).get_server(name) for name in ("a", "b", "c"))
+    assert first == Instance("a", "RESIZE", "h", "h")
+    assert second == Instance("b", "ACTIVE", task="spawning")
+    assert third == Instance("c", "ACTIVE", host_visible=False)
+    assert client(fake_nova).get_server("d") is None
 
 
 @pytest.mark.parametrize(
@@ -137,11 +137,11 @@ def test_a_server(fake_nova: FakeNova) -> None:
         (200, [], Unavailable),
     ],
 )
-def test_what_is_no_server_is_not_taken_for_one(
+def test_unexpected_server_response_is_rejected(
     fake_nova: FakeNova, status: int, body: Any, kind: type[Exception]
 ) -> None:
     fake_nova.status, fake_nova.body = status, body
     with pytest.raises(kind):
-        client(fake_nova).server("a")
+        client(fake_nova).get_server("a")
     with pytest.raises(kind):
-        client(fake_nova).on_host("h")
+        client(fake_nova).servers_on_host("h")

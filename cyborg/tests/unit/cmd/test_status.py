@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cyborg-status: what it says of a database and of neighbours that are there, or not."""
+"""cyborg-status upgrade check, with and without a database and Placement."""
 
 import json
 from pathlib import Path
@@ -10,19 +10,19 @@ import sqlalchemy as sa
 
 from cyborg.cmd import dbsync, status
 from cyborg.db.schema import outbox
-from cyborg.fixtures.processes import free_port, ini
+from cyborg.tests.fixtures.machine.processes import free_port, ini
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    """A configuration whose database is empty and whose Placement does not answer."""
+    """Return a configuration with an empty database and an unreachable Placement."""
     path = tmp_path / "cyborg.conf"
-    nobody = f"http://127.0.0.1:{free_port()}/"
+    endpoint = f"http://127.0.0.1:{free_port()}/"
     path.write_text(
         ini(
             {
                 "database": {"connection": f"sqlite:///{tmp_path}/cyborg.db"},
-                "placement": {"auth_type": "none", "endpoint_override": nobody},
+                "placement": {"auth_type": "none", "endpoint_override": endpoint},
             }
         )
     )
@@ -37,9 +37,7 @@ def check(config: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[s
     return code, {row["check"]: row for row in answer["checks"]}
 
 
-def test_an_empty_database_must_be_upgraded(
-    config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_empty_database_is_failure(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, rows = check(config, capsys)
     assert code == 2
     assert rows["Database schema"]["result"] == 2
@@ -47,7 +45,7 @@ def test_an_empty_database_must_be_upgraded(
     assert rows["Unfinished work"]["result"] == 1
 
 
-def test_placement_that_is_away_is_a_warning(
+def test_check_unreachable_placement_is_warning(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dbsync.main(["--config-file", str(config), "upgrade"])
@@ -56,9 +54,7 @@ def test_placement_that_is_away_is_a_warning(
     assert {name for name, row in rows.items() if row["result"]} == {"Placement"}
 
 
-def test_events_that_nobody_could_deliver_are_told(
-    config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_dead_letters_are_warning(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dbsync.main(["--config-file", str(config), "upgrade"])
     engine = sa.create_engine(f"sqlite:///{config.parent}/cyborg.db")
     with engine.begin() as tx:
@@ -71,7 +67,9 @@ def test_events_that_nobody_could_deliver_are_told(
     assert rows["Unfinished work"]["details"].startswith("1 event(s)")
 
 
-def test_what_is_not_configured_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_missing_options_are_failures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "empty.conf"
     path.write_text("[DEFAULT]\nauth_strategy = noauth\n")
     code, rows = check(path, capsys)

@@ -5,11 +5,11 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 
-from cyborg.conductor.device_profiles import DeviceProfiles
+from cyborg.conductor.device_profiles import MAX_NAMED, DeviceProfiles
 from cyborg.core.errors import Conflict, InUse, Invalid, NotFound
 from cyborg.db import schema
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.fixtures import rows
+from cyborg.tests.fixtures.databases import rows
 
 GROUPS = [{"resources:FPGA": 2, "trait:CUSTOM_FAKE_DEVICE": "required"}]
 
@@ -20,7 +20,7 @@ def profiles(engine: sa.Engine) -> DeviceProfiles:
 
 
 @pytest.fixture
-def light(sqlite_engine: sa.Engine) -> DeviceProfiles:
+def sqlite_profiles(sqlite_engine: sa.Engine) -> DeviceProfiles:
     return DeviceProfiles(UnitOfWork(sqlite_engine))
 
 
@@ -28,16 +28,14 @@ def names(engine: sa.Engine) -> list[str]:
     return [row["name"] for row in rows.read(engine, schema.device_profiles)]
 
 
-def test_a_profile_is_kept_with_strings_for_values(
-    engine: sa.Engine, profiles: DeviceProfiles
-) -> None:
-    made = profiles.create({"name": "p", "groups": GROUPS, "description": "two of them"})
+def test_create_stores_values_as_strings(engine: sa.Engine, profiles: DeviceProfiles) -> None:
+    created = profiles.create({"name": "p", "groups": GROUPS, "description": "two of them"})
     (row,) = rows.read(engine, schema.device_profiles)
-    assert made["groups"] == [{"resources:FPGA": "2", "trait:CUSTOM_FAKE_DEVICE": "required"}]
-    assert made["created_at"].endswith("+00:00")
-    assert made["updated_at"] is None
+    assert created["groups"] == [{"resources:FPGA": "2", "trait:CUSTOM_FAKE_DEVICE": "required"}]
+    assert created["created_at"].endswith("+00:00")
+    assert created["updated_at"] is None
     assert {key: row[key] for key in ("uuid", "name", "description", "groups")} == {
-        key: made[key] for key in ("uuid", "name", "description", "groups")
+        key: created[key] for key in ("uuid", "name", "description", "groups")
     }
 
 
@@ -55,59 +53,81 @@ def test_a_profile_is_kept_with_strings_for_values(
         ([], "body"),
     ],
 )
-def test_what_the_edge_let_through_is_checked_again(
-    sqlite_engine: sa.Engine, light: DeviceProfiles, profile: Any, field: str
+def test_create_with_malformed_profile_raises_invalid(
+    sqlite_engine: sa.Engine, sqlite_profiles: DeviceProfiles, profile: Any, field: str
 ) -> None:
     with pytest.raises(Invalid) as raised:
-        light.create(profile)
+        sqlite_profiles.create(profile)
     assert raised.value.details["field"] == field
     assert names(sqlite_engine) == []
 
 
-def test_a_name_and_a_uuid_are_given_once(engine: sa.Engine, profiles: DeviceProfiles) -> None:
+def test_create_with_existing_name_or_uuid_raises_conflict(
+    engine: sa.Engine, profiles: DeviceProfiles
+) -> None:
     uuid = str(uuid4())
     profiles.create({"name": "p", "groups": GROUPS, "uuid": uuid})
-    with pytest.raises(Conflict, match="name p exists") as raised:
+    with pytest.raises(Conflict, match="name p already exists") as raised:
         profiles.create({"name": "p", "groups": GROUPS})
     assert raised.value.details == {"field": "name"}
-    with pytest.raises(Conflict, match=f"uuid {uuid} exists"):
+    with pytest.raises(Conflict, match=f"uuid {uuid} already exists"):
         profiles.create({"name": "q", "groups": GROUPS, "uuid": uuid.upper()})
     assert names(engine) == ["p"]
 
 
-def test_deleted_by_name_or_uuid_all_or_none(engine: sa.Engine, profiles: DeviceProfiles) -> None:
-    made = [profiles.create({"name": name, "groups": GROUPS}) for name in "abcd"]
+def test_delete_by_name_or_uuid_is_all_or_none(engine: sa.Engine, profiles: DeviceProfiles) -> None:
+    created = [profiles.create({"name": name, "groups": GROUPS}) for name in "abcd"]
     with pytest.raises(NotFound, match="nobody") as raised:
-        profiles.delete(["a", "nobody", made[1]["uuid"]])
+        profiles.delete(["a", "nobody", created[1]["uuid"]])
     assert raised.value.details == {"unknown": ["nobody"]}
     assert names(engine) == ["a", "b", "c", "d"]
-    profiles.delete(["a", "a", made[0]["uuid"], made[1]["uuid"]])
+    profiles.delete(["a", "a", created[0]["uuid"], created[1]["uuid"]])
     assert names(engine) == ["c", "d"]
 
 
-def test_a_uuid_goes_before_a_name_that_looks_like_it(
-    sqlite_engine: sa.Engine, light: DeviceProfiles
+def test_delete_prefers_uuid_to_name(
+    sqlite_engine: sa.Engine, sqlite_profiles: DeviceProfiles
 ) -> None:
-    first = light.create({"name": "first", "groups": GROUPS})
-    light.create({"name": first["uuid"], "groups": GROUPS})
-    light.delete([first["uuid"]])
+    first = sqlite_profiles.create({"name": "first", "groups": GROUPS})
+    sqlite_profiles.create({"name": first["uuid"], "groups": GROUPS})
+    sqlite_profiles.delete([first["uuid"]])
     assert names(sqlite_engine) == [first["uuid"]]
 
 
-def test_a_profile_in_use_stays_with_all_named_beside_it(
+def test_delete_of_profile_in_use_deletes_nothing(
     engine: sa.Engine, profiles: DeviceProfiles
 ) -> None:
     profiles.create({"name": "free", "groups": GROUPS})
-    profile_id = rows.profile(engine, "used")
-    for _ in range(3):
-        rows.request(engine, profile_id)
-    with pytest.raises(InUse, match="used by 3 accelerator requests") as raised:
+    profile_id = rows.insert_profile(engine, "used")
+    instance = str(uuid4())
+    uuids = [
+        rows.insert_arq(engine, profile_id, state="Bound", instance_uuid=instance),
+        rows.insert_arq(engine, profile_id),
+    ]
+    with pytest.raises(InUse) as raised:
         profiles.delete(["free", "used"])
-    assert raised.value.details == {"requests": {"used": 3}}
+    assert raised.value.message == (
+        f"device profile in use: used by 2 accelerator requests: {uuids[0]} (Bound, instance "
+        f"{instance}), {uuids[1]} (Initial)"
+    )
+    assert raised.value.details == {"requests": {"used": 2}, "arqs": uuids}
     assert names(engine) == ["free", "used"]
 
 
+def test_delete_of_profile_with_many_arqs_lists_the_first(
+    sqlite_engine: sa.Engine, sqlite_profiles: DeviceProfiles
+) -> None:
+    profile_id = rows.insert_profile(sqlite_engine, "used")
+    uuids = [rows.insert_arq(sqlite_engine, profile_id) for _ in range(MAX_NAMED + 2)]
+    with pytest.raises(InUse, match=r"used by 12 accelerator requests: .* and 2 more$") as raised:
+        sqlite_profiles.delete(["used"])
+    assert raised.value.details["arqs"] == uuids[:MAX_NAMED]
+    assert uuids[MAX_NAMED] not in raised.value.message
+
+
 @pytest.mark.parametrize("keys", [[], [""], [None]])
-def test_deleting_nothing_is_a_mistake(light: DeviceProfiles, keys: list[Any]) -> None:
+def test_delete_without_keys_raises_invalid(
+    sqlite_profiles: DeviceProfiles, keys: list[Any]
+) -> None:
     with pytest.raises(Invalid):
-        light.delete(keys)
+        sqlite_profiles.delete(keys)

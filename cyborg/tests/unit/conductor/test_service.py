@@ -10,23 +10,24 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.conductor.service import ConductorService
-from cyborg.core import names
+from cyborg.core import naming
 from cyborg.core.errors import Misconfigured, NotFound, Stale
 from cyborg.db import schema
-from cyborg.fixtures import rows
-from cyborg.fixtures.embedded import Node, node, placement_adapter
-from cyborg.fixtures.hosts import Host, card
-from cyborg.fixtures.options import make_conf
-from cyborg.rpc.conductor import ConductorClient
+from cyborg.rpc.client import make_conductor_client
+from cyborg.rpc.contract import ConductorAPI
 from cyborg.rpc.transport import make_transport, register_options
+from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
+from cyborg.tests.fixtures.hosts.hosts import Host, card
+from cyborg.tests.fixtures.machine.options import make_conf
 
 __all__ = ["node", "placement_adapter"]
 
 
 def options(**groups: Any) -> Any:
-    plain = {
+    plain: dict[str, dict[str, Any]] = {
         "rpc": {"topic": f"t{uuid4().hex}", "timeout": 10},
-        "nova": {"notify": False},
+        "nova": {"send_events": False},
         "conductor": {"publish_interval": 0.1, "hello_interval": 0.1},
     }
     conf = make_conf(**plain | groups)
@@ -36,15 +37,15 @@ def options(**groups: Any) -> Any:
 
 
 @pytest.fixture
-def bus(sqlite_engine: sa.Engine, node: Node) -> Iterator[ConductorClient]:
-    """A client of a whole conductor on the bus within this process."""
+def bus(sqlite_engine: sa.Engine, node: Node) -> Iterator[ConductorAPI]:
+    """A client of a complete conductor on the in-process bus."""
     conf = options()
     transport = make_transport(conf)
     service = ConductorService(conf, transport, engine=sqlite_engine, placement=node.client)
     service.start()
     try:
         assert service.wait_ready(20)
-        yield ConductorClient(transport, conf)
+        yield make_conductor_client(transport, conf)
     finally:
         service.stop()
         transport.cleanup()
@@ -52,8 +53,8 @@ def bus(sqlite_engine: sa.Engine, node: Node) -> Iterator[ConductorClient]:
     assert not [t for t in threading.enumerate() if t.name in ("publisher", "outbox", "hello")]
 
 
-def test_an_agents_words_become_providers(
-    bus: ConductorClient, sqlite_engine: sa.Engine, node: Node
+def test_report_over_the_bus_creates_providers(
+    bus: ConductorAPI, sqlite_engine: sa.Engine, node: Node
 ) -> None:
     host = Host(node.name, devices=[card()])
     with pytest.raises(Stale):
@@ -68,7 +69,7 @@ def test_an_agents_words_become_providers(
         "digest": host.digest,
         "versions": {},
     }
-    assert bus.hello(**hello) == {"interval": 0.1, "report": True, "wanted": 0}
+    assert bus.hello(**hello) == {"interval": 0.1, "report": True, "desired_generation": 0}
     host.generation = 1
     bus.report(host.message())
     assert bus.hello(**hello)["report"] is False
@@ -94,12 +95,12 @@ def test_an_agents_words_become_providers(
     assert daemons == {"cyborg-agent", "cyborg-conductor"}
 
 
-def test_a_silent_agent_closes_its_host_and_a_hello_opens_it(
+def test_unreachable_agent_is_cordoned_in_placement_until_its_next_heartbeat(
     sqlite_engine: sa.Engine, node: Node
 ) -> None:
-    """The whole way: the conductor hears itself by the bus, judges, and Placement follows."""
+    """Test own heartbeats over the bus, marking down, and reserved inventory in Placement."""
     conf = options(
-        conductor={"publish_interval": 0.1, "hello_interval": 0.1, "reconnect_grace": 0.2}
+        conductor={"publish_interval": 0.1, "hello_interval": 0.1, "broker_reconnect_grace": 0.2}
     )
     transport = make_transport(conf)
     service = ConductorService(conf, transport, engine=sqlite_engine, placement=node.client)
@@ -108,8 +109,8 @@ def test_a_silent_agent_closes_its_host_and_a_hello_opens_it(
         assert service.wait_ready(20)
         assert service.conductor is not None
         host = Host(node.name)
-        host.tell(service.conductor.hosts, card())
-        uuid = names.provider_uuid(node.name, card().address)
+        host.send(service.conductor.hosts, card())
+        uuid = naming.provider_uuid(node.name, card().address)
 
         def reserved() -> int | None:
             inventory = node.inventory(uuid)
@@ -125,7 +126,7 @@ def test_a_silent_agent_closes_its_host_and_a_hello_opens_it(
         transport.cleanup()
 
 
-def test_a_hello_of_its_own_that_gets_no_answer_holds_up_no_stop(
+def test_stop_does_not_wait_for_an_unanswered_heartbeat(
     sqlite_engine: sa.Engine, node: Node
 ) -> None:
     conf = options(conductor={"publish_interval": 0.1, "hello_interval": 0.1})
@@ -134,12 +135,12 @@ def test_a_hello_of_its_own_that_gets_no_answer_holds_up_no_stop(
     service.start()
     assert service.wait_ready(20)
     assert service._server is not None
-    # From here on nobody takes messages, as when the broker is away.
+    # From here on no server takes messages, as during an outage of the broker.
     service._server.stop()
     service._server.wait()
-    began = time.monotonic()
+    started = time.monotonic()
     service.stop()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - started < 5
     transport.cleanup()
 
 
@@ -149,10 +150,10 @@ def wait_for(done: Callable[[], bool]) -> None:
         if done():
             return
         pause.wait(0.05)
-    raise AssertionError("waited in vain")
+    raise AssertionError("timed out")
 
 
-def test_it_stops_while_it_waits_for_its_database(tmp_path: Any, node: Node) -> None:
+def test_stop_while_waiting_for_the_database_succeeds(tmp_path: Any, node: Node) -> None:
     conf = options(database={"connection": f"sqlite:///{tmp_path}/no-tables.db"})
     service = ConductorService(conf, placement=node.client)
     service.start()
@@ -171,7 +172,7 @@ def test_it_stops_while_it_waits_for_its_database(tmp_path: Any, node: Node) -> 
     ],
     ids=str,
 )
-def test_what_cannot_work_is_refused_at_the_start(groups: dict[str, Any], found: str) -> None:
+def test_start_with_invalid_configuration_is_refused(groups: dict[str, Any], found: str) -> None:
     if "placement" not in groups:
         groups = groups | {"placement": {"endpoint_override": "http://127.0.0.1:1"}}
     with pytest.raises(Misconfigured, match=found):
@@ -179,7 +180,7 @@ def test_what_cannot_work_is_refused_at_the_start(groups: dict[str, Any], found:
 
 
 @pytest.mark.parametrize(("seconds", "warned"), [(150.0, False), (130.0, False), (129.0, True)])
-def test_agents_that_would_be_given_up_too_early(
+def test_start_with_a_short_driver_timeout_logs_a_warning(
     sqlite_engine: sa.Engine,
     node: Node,
     caplog: pytest.LogCaptureFixture,

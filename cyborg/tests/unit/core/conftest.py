@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the property tests of core run: without a deadline, which a busy machine would miss."""
+"""Hypothesis profile of the core tests: no deadline, as a busy machine would miss it."""
 
 from hypothesis import HealthCheck, settings
 

@@ -6,25 +6,25 @@ from hypothesis import given
 
 from cyborg.core.address import MdevAddress, PciAddress
 from cyborg.core.errors import Invalid
-from cyborg.fixtures import strategies
+from cyborg.tests.fixtures.hosts import strategies
 
 
 @given(strategies.pci_addresses)
-def test_a_pci_address_reads_what_it_prints(address: PciAddress) -> None:
+def test_pci_address_round_trip(address: PciAddress) -> None:
     assert PciAddress.parse(str(address)) == address
     assert PciAddress.parse(str(address).upper()) == address
 
 
 @given(strategies.mdev_addresses)
-def test_an_mdev_address_reads_what_it_prints(address: MdevAddress) -> None:
+def test_mdev_address_round_trip(address: MdevAddress) -> None:
     assert MdevAddress.parse(str(address)) == address
 
 
 @given(strategies.pci_addresses, strategies.pci_addresses)
-def test_order_is_the_bus_order(one: PciAddress, two: PciAddress) -> None:
-    if one.domain == two.domain:
-        assert (one < two) == (str(one) < str(two))
-    assert (one == two) == (str(one) == str(two))
+def test_pci_address_order_is_bus_order(left: PciAddress, right: PciAddress) -> None:
+    if left.domain == right.domain:
+        assert (left < right) == (str(left) < str(right))
+    assert (left == right) == (str(left) == str(right))
 
 
 @given(strategies.pci_addresses)
@@ -47,10 +47,10 @@ def test_attach_info_is_padded_as_nova_expects() -> None:
     "text",
     ["", "0000:3d:00", "0000:3d:00.8", "0000:3d:20.0", "g:00.0", "0000:3d:00.0 ", "00:00.0\n"],
 )
-def test_what_is_no_pci_address(text: str) -> None:
-    with pytest.raises(Invalid) as bad:
+def test_pci_address_malformed_is_rejected(text: str) -> None:
+    with pytest.raises(Invalid) as exc:
         PciAddress.parse(text)
-    assert bad.value.details["field"] == "address"
+    assert exc.value.details["field"] == "address"
 
 
 @pytest.mark.parametrize(
@@ -62,6 +62,6 @@ def test_what_is_no_pci_address(text: str) -> None:
         "x/nvidia-35/6f1c2b1e-0f57-5b0a-9d0e-3a5d8d6c4a11",
     ],
 )
-def test_what_is_no_mdev_address(text: str) -> None:
+def test_mdev_address_malformed_is_rejected(text: str) -> None:
     with pytest.raises(Invalid):
         MdevAddress.parse(text)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tree of errors."""
+"""Kinds of errors, and their form on the bus."""
 
 import json
 
@@ -10,15 +10,19 @@ from cyborg.core.errors import KINDS, CyborgError
 
 
 @pytest.mark.parametrize("code", sorted(KINDS))
-def test_each_kind_crosses_the_bus(code: str) -> None:
-    sent = KINDS[code]("said", field="name", count=2)
+def test_error_wire_round_trip(code: str) -> None:
+    sent = KINDS[code]("a message", field="name", count=2)
     body = json.loads(json.dumps(sent.to_wire()))
-    got = errors.from_wire(body)
-    assert type(got) is KINDS[code]
-    assert (got.message, got.details, str(got)) == ("said", {"field": "name", "count": 2}, "said")
+    received = errors.from_wire(body)
+    assert type(received) is KINDS[code]
+    assert (received.message, received.details, str(received)) == (
+        "a message",
+        {"field": "name", "count": 2},
+        "a message",
+    )
 
 
-def test_codes_are_part_of_the_contract() -> None:
+def test_error_codes_match_contract() -> None:
     assert sorted(KINDS) == [
         "conflict",
         "driver_failed",
@@ -29,6 +33,7 @@ def test_codes_are_part_of_the_contract() -> None:
         "misconfigured",
         "no_handle",
         "not_found",
+        "over_limit",
         "service_token",
         "stale",
         "timed_out",
@@ -39,5 +44,5 @@ def test_codes_are_part_of_the_contract() -> None:
 
 
 @pytest.mark.parametrize("body", [{}, {"code": "new"}, {"code": "invalid", "details": 7}])
-def test_a_newer_peer_is_understood(body: dict[str, object]) -> None:
+def test_from_wire_unknown_body_is_accepted(body: dict[str, object]) -> None:
     assert isinstance(errors.from_wire(body), CyborgError)

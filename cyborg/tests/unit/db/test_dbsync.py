@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command, as an operator runs it."""
+"""Tests of the command cyborg-dbsync."""
 
 import subprocess
 import sys
@@ -12,9 +12,9 @@ from cyborg.db import migrate
 COMMAND = [sys.executable, "-c", "import sys; from cyborg.cmd.dbsync import main; sys.exit(main())"]
 
 
-def _run(conf: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def _run(conf: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*COMMAND, "--config-file", str(conf), *words],
+        [*COMMAND, "--config-file", str(conf), *arguments],
         capture_output=True,
         text=True,
         timeout=60,
@@ -29,19 +29,19 @@ def conf(tmp_path: Path) -> Path:
     return path
 
 
-def test_from_nothing_to_the_newest_schema(conf: Path) -> None:
+def test_upgrade_of_an_empty_database_reaches_head(conf: Path) -> None:
     head = migrate.head()
-    before = _run(conf, "version")
-    assert (before.returncode, before.stdout) == (0, f"none (head is {head})\n")
+    initial = _run(conf, "version")
+    assert (initial.returncode, initial.stdout) == (0, f"none (head is {head})\n")
     done = _run(conf, "upgrade")
     assert done.returncode == 0
     assert done.stderr == ""
     assert done.stdout.splitlines()[-1] == f"The database is at {head}."
-    after = _run(conf, "version")
-    assert after.stdout == f"{head} (head)\n"
+    upgraded = _run(conf, "version")
+    assert upgraded.stdout == f"{head} (head)\n"
 
 
-def test_a_configuration_directory_will_do(conf: Path) -> None:
+def test_command_accepts_a_configuration_directory(conf: Path) -> None:
     done = subprocess.run(
         [*COMMAND, "--config-dir", str(conf.parent), "stamp", "head"],
         capture_output=True,
@@ -53,10 +53,10 @@ def test_a_configuration_directory_will_do(conf: Path) -> None:
     assert "marked" in done.stdout
 
 
-def test_two_at_once_do_the_work_once(database_url: str, tmp_path: Path) -> None:
+def test_concurrent_upgrades_run_each_migration_once(database_url: str, tmp_path: Path) -> None:
     path = tmp_path / "cyborg.conf"
     path.write_text(f"[database]\nconnection = {database_url}\n")
-    both = [
+    commands = [
         subprocess.Popen(
             [*COMMAND, "--config-file", str(path), "upgrade"],
             stdout=subprocess.PIPE,
@@ -65,13 +65,13 @@ def test_two_at_once_do_the_work_once(database_url: str, tmp_path: Path) -> None
         )
         for _ in range(2)
     ]
-    ends = [(*one.communicate(timeout=60), one.returncode) for one in both]
-    assert [code for _, _, code in ends] == [0, 0], ends
-    assert sum("Done:" in out for out, _, _ in ends) == 1, ends
+    results = [(*command.communicate(timeout=60), command.returncode) for command in commands]
+    assert [code for _, _, code in results] == [0, 0], results
+    assert sum("Done:" in out for out, _, _ in results) == 1, results
 
 
 @pytest.mark.parametrize(
-    ("section", "words", "code", "said"),
+    ("section", "arguments", "code", "expected"),
     [
         ("", ["upgrade"], 1, "[database] connection is not set"),
         ("connection = nonsense\n", ["version"], 1, "[database] connection is not usable"),
@@ -82,20 +82,20 @@ def test_two_at_once_do_the_work_once(database_url: str, tmp_path: Path) -> None
             "the database does not answer",
         ),
         ("connection = sqlite:////nowhere/x.db\n", ["--wait", "0", "upgrade"], 1, "does not exist"),
-        ("connection = sqlite:///{here}/x.db\n", ["upgrade", "nope"], 1, "'nope' is no revision"),
-        ("connection = sqlite:///{here}/x.db\n", ["stamp", "nope"], 1, "'nope' is no revision"),
+        ("connection = sqlite:///{here}/x.db\n", ["upgrade", "nope"], 1, "unknown revision 'nope'"),
+        ("connection = sqlite:///{here}/x.db\n", ["stamp", "nope"], 1, "unknown revision 'nope'"),
         ("", ["--wait", "soon", "upgrade"], 1, "--wait"),
         ("", [], 2, "usage"),
     ],
 )
-def test_what_is_wrong_is_told_in_one_line(
-    tmp_path: Path, section: str, words: list[str], code: int, said: str
+def test_command_reports_an_error_in_one_line(
+    tmp_path: Path, section: str, arguments: list[str], code: int, expected: str
 ) -> None:
     path = tmp_path / "cyborg.conf"
     path.write_text("[database]\n" + section.format(here=tmp_path))
-    done = _run(path, *words)
+    done = _run(path, *arguments)
     assert done.returncode == code, done.stderr
-    assert said in done.stderr
+    assert expected in done.stderr
     assert "Traceback" not in done.stderr
     if code == 1:
         assert len(done.stderr.splitlines()) == 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine is made without its database, and behaves alike on all three."""
+"""Tests of database engines: creation without a connection, equal behaviour on all databases."""
 
 import logging
 import threading
@@ -8,21 +8,23 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import sqlalchemy as sa
 from oslo_db.exception import DBReferenceError
+from sqlalchemy.pool import QueuePool
 
 from cyborg.core.errors import Misconfigured, Unavailable
+from cyborg.core.log import get_logger
 from cyborg.db import schema
 from cyborg.db.engine import make_engine, wait_until_ready
 from cyborg.db.reader import Reader
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.fixtures import rows
-from cyborg.fixtures.databases import engine_of
-from cyborg.fixtures.options import make_conf
+from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.databases.databases import engine_of
+from cyborg.tests.fixtures.machine.options import make_conf
 
-LOG = logging.getLogger(__name__)
+LOG = get_logger(__name__)
 
 
 @pytest.mark.parametrize(
-    ("url", "words"),
+    ("url", "expected"),
     [
         (None, "is not set"),
         ("", "is not set"),
@@ -34,26 +36,25 @@ LOG = logging.getLogger(__name__)
         ("mysql+pymysql://u:secret@h/d?init_command=SET+x", "init_command"),
     ],
 )
-def test_a_url_that_cannot_be_used_is_told_without_its_password(
-    url: str | None, words: str
-) -> None:
-    with pytest.raises(Misconfigured, match=words) as refused:
+def test_unusable_url_is_rejected_without_its_password(url: str | None, expected: str) -> None:
+    with pytest.raises(Misconfigured, match=expected) as raised:
         make_engine(make_conf(database={"connection": url}))
-    assert "[database] connection" in refused.value.message
-    assert "secret" not in refused.value.message
+    assert "[database] connection" in raised.value.message
+    assert "secret" not in raised.value.message
 
 
-def test_an_engine_is_made_while_its_database_is_away() -> None:
+def test_make_engine_does_not_connect() -> None:
     with engine_of("mysql+pymysql://root@127.0.0.1:1/x") as engine:
+        assert isinstance(engine.pool, QueuePool)
         assert engine.pool.checkedout() == 0
 
 
-def test_mariadb_goes_by_the_name_that_oslo_db_knows() -> None:
+def test_mariadb_url_uses_the_mysql_dialect() -> None:
     with engine_of("mariadb+pymysql://root@127.0.0.1:1/x") as engine:
         assert engine.dialect.name == "mysql"
 
 
-def test_isolation_is_the_same_after_a_reader_had_the_connection(engine: sa.Engine) -> None:
+def test_isolation_level_is_reset_after_a_reader(engine: sa.Engine) -> None:
     expected = "SERIALIZABLE" if engine.dialect.name == "sqlite" else "READ COMMITTED"
     for _ in range(2):
         with engine.connect() as connection:
@@ -62,7 +63,7 @@ def test_isolation_is_the_same_after_a_reader_had_the_connection(engine: sa.Engi
             connection.execute(sa.select(schema.services)).all()
 
 
-def test_sqlite_is_set_up_for_many_threads_and_processes(sqlite_engine: sa.Engine) -> None:
+def test_sqlite_is_configured_for_concurrency(sqlite_engine: sa.Engine) -> None:
     with sqlite_engine.connect() as connection:
         assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
         assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar() == 1
@@ -70,12 +71,12 @@ def test_sqlite_is_set_up_for_many_threads_and_processes(sqlite_engine: sa.Engin
     assert isinstance(sqlite_engine.pool, sa.QueuePool)
 
 
-def test_threads_write_one_after_another(sqlite_engine: sa.Engine) -> None:
-    id_ = rows.profile(sqlite_engine)
+def test_concurrent_writes_are_serialized(sqlite_engine: sa.Engine) -> None:
+    id_ = rows.insert_profile(sqlite_engine)
     profiles = schema.device_profiles
     uow = UnitOfWork(sqlite_engine)
 
-    def one_more(_: int) -> None:
+    def append(_: int) -> None:
         def work(tx: sa.Connection) -> None:
             text = tx.scalar(sa.select(profiles.c.description)) or ""
             tx.execute(sa.update(profiles).values(description=text + "x"))
@@ -83,11 +84,11 @@ def test_threads_write_one_after_another(sqlite_engine: sa.Engine) -> None:
         uow.run(work)
 
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(one_more, range(32)))
+        list(pool.map(append, range(32)))
     assert rows.read(sqlite_engine, profiles, id=id_)[0]["description"] == "x" * 32
 
 
-def test_a_reader_sees_what_is_committed_and_waits_for_no_writer(engine: sa.Engine) -> None:
+def test_reader_sees_committed_data_without_waiting(engine: sa.Engine) -> None:
     profiles = schema.device_profiles
     reader = Reader(engine)
     with engine.begin() as tx, reader.connect() as connection:
@@ -97,9 +98,10 @@ def test_a_reader_sees_what_is_committed_and_waits_for_no_writer(engine: sa.Engi
         assert connection.execute(sa.select(profiles.c.name)).all() == [("n",)]
 
 
-def test_a_reader_made_from_options_cannot_write(engine: sa.Engine, database_url: str) -> None:
-    rows.profile(engine)
-    reader = Reader(make_conf(database={"connection": database_url}))
+def test_reader_from_configuration_cannot_write(engine: sa.Engine) -> None:
+    rows.insert_profile(engine)
+    url = engine.url.set(query={}).render_as_string(hide_password=False)
+    reader = Reader(make_conf(database={"connection": url}))
     with reader.connect() as connection:
         assert connection.scalar(sa.select(sa.func.count()).select_from(schema.device_profiles))
         with pytest.raises(Exception, match=r"(?i)read.?only"):
@@ -108,7 +110,7 @@ def test_a_reader_made_from_options_cannot_write(engine: sa.Engine, database_url
     assert len(rows.read(engine, schema.device_profiles)) == 1
 
 
-def test_a_reader_goes_to_the_replica(sqlite_engine: sa.Engine) -> None:
+def test_reader_uses_the_replica(sqlite_engine: sa.Engine) -> None:
     conf = make_conf(
         database={
             "connection": "mysql+pymysql://root@127.0.0.1:1/x",
@@ -125,25 +127,25 @@ def test_a_reader_goes_to_the_replica(sqlite_engine: sa.Engine) -> None:
     "url",
     ["mysql+pymysql://root@127.0.0.1:1/x", "postgresql+psycopg2://postgres@127.0.0.1:1/x"],
 )
-def test_a_reader_of_a_database_that_is_away(url: str) -> None:
+def test_reader_of_an_unreachable_database_raises_unavailable(url: str) -> None:
     reader = Reader(make_conf(database={"connection": url}))
-    with pytest.raises(Unavailable, match="does not answer") as away, reader.connect():
+    with pytest.raises(Unavailable, match="does not answer") as raised, reader.connect():
         pass
-    assert "127.0.0.1" not in away.value.message
+    assert "127.0.0.1" not in raised.value.message
 
 
-def test_a_foreign_key_is_told_as_such(engine: sa.Engine) -> None:
+def test_foreign_key_violation_raises_reference_error(engine: sa.Engine) -> None:
     with pytest.raises(DBReferenceError):
         rows.insert(
             engine, schema.backends, service_id=12345, name="b", driver="fake", status="READY"
         )
 
 
-def test_a_service_waits_until_the_tables_are_there(
+def test_wait_until_ready_waits_for_the_tables(
     empty_engine: sa.Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Stop(threading.Event):
-        """Stands for the wait between two looks: the operator upgrades the database in it."""
+        """Event whose wait creates the tables, as an operator's upgrade does."""
 
         def wait(self, timeout: float | None = None) -> bool:
             schema.metadata.create_all(empty_engine)
@@ -156,7 +158,7 @@ def test_a_service_waits_until_the_tables_are_there(
     assert "cyborg-dbsync upgrade" in messages[0]
 
 
-def test_a_service_that_is_stopped_waits_no_longer(caplog: pytest.LogCaptureFixture) -> None:
+def test_wait_until_ready_ends_when_stopped(caplog: pytest.LogCaptureFixture) -> None:
     class Stop(threading.Event):
         waits = 0
 

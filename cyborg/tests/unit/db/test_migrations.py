@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps lead to the tables that the code describes, on every database."""
+"""Tests of migrations: they create the tables of the schema, on every database."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,21 +12,21 @@ from sqlalchemy.dialects import mysql
 
 from cyborg.core.errors import Conflict, Invalid
 from cyborg.db import migrate, schema
-from cyborg.db.counting import counting
-from cyborg.fixtures.databases import SERVERS, engine_of, fresh_database
+from cyborg.tests.fixtures.databases.counting import count_statements
+from cyborg.tests.fixtures.databases.databases import SERVERS, engine_of, fresh_database
 
 HEAD = migrate.head()
 
 
-def _same_type(context: Any, reflected: Any, column: Any, found: Any, wanted: Any) -> bool | None:
+def _same_type(context: Any, reflected: Any, column: Any, found: Any, expected: Any) -> bool | None:
     # MariaDB keeps JSON as LONGTEXT with a check that the text is JSON.
-    if isinstance(wanted, sa.JSON) and isinstance(found, mysql.LONGTEXT):
+    if isinstance(expected, sa.JSON) and isinstance(found, mysql.LONGTEXT):
         return False
     return None
 
 
 def _tables(engine: sa.Engine) -> dict[str, Any]:
-    """Return everything that a database knows of our tables."""
+    """Return the reflected tables of a database."""
     inspector = sa.inspect(engine)
 
     def stable(rows: list[Any]) -> list[str]:
@@ -49,7 +49,7 @@ def _tables(engine: sa.Engine) -> dict[str, Any]:
     }
 
 
-def test_alembic_sees_no_difference(empty_engine: sa.Engine) -> None:
+def test_upgrade_matches_the_models(empty_engine: sa.Engine) -> None:
     migrate.upgrade(empty_engine)
     with empty_engine.connect() as connection:
         context = MigrationContext.configure(
@@ -61,42 +61,44 @@ def test_alembic_sees_no_difference(empty_engine: sa.Engine) -> None:
 @pytest.mark.parametrize(
     "kind", ["sqlite", *(pytest.param(kind, marks=pytest.mark.services) for kind in SERVERS)]
 )
-def test_steps_make_what_the_models_make(kind: str, tmp_path: Any) -> None:
+def test_upgrade_and_create_all_give_equal_tables(kind: str, tmp_path: Any) -> None:
     with (
-        fresh_database(kind, tmp_path) as one,
-        fresh_database(kind, tmp_path) as other,
-        engine_of(one) as stepped,
-        engine_of(other) as made,
+        fresh_database(kind, tmp_path) as first_url,
+        fresh_database(kind, tmp_path) as second_url,
+        engine_of(first_url) as migrated,
+        engine_of(second_url) as created,
     ):
-        migrate.upgrade(stepped)
-        schema.metadata.create_all(made)
-        left, right = _tables(stepped), _tables(made)
+        migrate.upgrade(migrated)
+        schema.metadata.create_all(created)
+        left, right = _tables(migrated), _tables(created)
     assert left.keys() == right.keys()
     for name, facts in left.items():
         assert facts == right[name], name
 
 
-def test_a_second_upgrade_does_nothing_in_two_statements(empty_engine: sa.Engine) -> None:
+def test_second_upgrade_does_nothing_in_two_statements(empty_engine: sa.Engine) -> None:
     lines: list[str] = []
     assert migrate.version(empty_engine) is None
     assert migrate.upgrade(empty_engine, report=lines.append) == HEAD
     assert any(HEAD in line and "Done" in line for line in lines)
     assert migrate.version(empty_engine) == HEAD
-    with counting(empty_engine) as count:
+    with count_statements(empty_engine) as count:
         assert migrate.upgrade(empty_engine, report=lines.append) == HEAD
     assert len(count) <= 2, count.statements
     assert "nothing to do" in lines[-1]
 
 
-def test_two_upgrades_at_once_do_the_work_once(empty_engine: sa.Engine) -> None:
+def test_concurrent_upgrades_run_each_migration_once(empty_engine: sa.Engine) -> None:
     lines: list[str] = []
     with ThreadPoolExecutor(2) as pool:
-        ends = [pool.submit(migrate.upgrade, empty_engine, report=lines.append) for _ in range(2)]
-    assert [end.result() for end in ends] == [HEAD, HEAD]
+        futures = [
+            pool.submit(migrate.upgrade, empty_engine, report=lines.append) for _ in range(2)
+        ]
+    assert [future.result() for future in futures] == [HEAD, HEAD]
     assert len([line for line in lines if line.startswith("Done")]) == 1
 
 
-def test_a_failed_step_leaves_no_lock(empty_engine: sa.Engine) -> None:
+def test_failed_migration_releases_the_lock(empty_engine: sa.Engine) -> None:
     with empty_engine.begin() as tx:
         tx.execute(sa.text("CREATE TABLE services (id INTEGER)"))
     with pytest.raises(Exception, match="services"):
@@ -108,13 +110,13 @@ def test_a_failed_step_leaves_no_lock(empty_engine: sa.Engine) -> None:
     assert migrate.upgrade(empty_engine) == HEAD
 
 
-def test_a_stamp_takes_no_step(empty_engine: sa.Engine) -> None:
+def test_stamp_runs_no_migration(empty_engine: sa.Engine) -> None:
     assert migrate.stamp(empty_engine, "head") == HEAD
     assert migrate.version(empty_engine) == HEAD
     assert sa.inspect(empty_engine).get_table_names() == ["alembic_version"]
 
 
-def test_a_database_of_a_newer_release_is_left_alone(sqlite_engine: sa.Engine) -> None:
+def test_upgrade_of_a_newer_database_is_rejected(sqlite_engine: sa.Engine) -> None:
     migrate.stamp(sqlite_engine, HEAD)
     with sqlite_engine.begin() as tx:
         tx.execute(sa.text("UPDATE alembic_version SET version_num = 'ffffffffffff'"))
@@ -125,9 +127,9 @@ def test_a_database_of_a_newer_release_is_left_alone(sqlite_engine: sa.Engine) -
 
 
 @pytest.mark.parametrize("revision", ["nope", "", "base", "-1", "+1", "0" * 300])
-def test_an_unknown_revision_is_refused(sqlite_engine: sa.Engine, revision: str) -> None:
+def test_unknown_revision_is_rejected(sqlite_engine: sa.Engine, revision: str) -> None:
     for verb in (migrate.upgrade, migrate.stamp):
-        with pytest.raises(Invalid, match="expected head or one of") as refused:
+        with pytest.raises(Invalid, match="expected head or one of") as raised:
             verb(sqlite_engine, revision)
-        assert refused.value.details["field"] == "revision"
+        assert raised.value.details["field"] == "revision"
     assert sa.inspect(sqlite_engine).has_table("alembic_version") is False

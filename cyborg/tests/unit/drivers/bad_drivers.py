@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A driver that keeps every rule of the conformance kit, and one that breaks it for each rule."""
+"""A driver that meets every rule of the conformance kit, and a bad driver for each rule."""
 
 import os
 import threading
@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from cyborg.core.device import (
+from cyborg.core.errors import DriverFailed
+from cyborg.core.inventory.device import (
     Ability,
     AttachHandle,
     Deployable,
@@ -18,78 +19,77 @@ from cyborg.core.device import (
     Health,
     Layout,
 )
-from cyborg.core.errors import DriverFailed
-from cyborg.core.health import WELL, Measurement
-from cyborg.core.job import Item
+from cyborg.core.inventory.health import HEALTHY, Measurement
+from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.base import Driver, Option
 
 CARDS = ("0000:01:00.0", "0000:02:00.0")
-FULL = "/dev/full"  # a file that can be opened for writing, and nothing comes of it
+FULL = "/dev/full"  # can be opened for writing without an effect
 PREPARED: set[str] = set()  # the state of the host: handles
 IMAGES: dict[str, str] = {}  # by device
 WIPED: list[str] = []  # handles
-SETUPS: list[int] = []  # one for each time
-PARTS: dict[str, int] = {}  # by device, how many handles it has
-KEPT: list[int] = []  # descriptors, for the test to close
+SETUP_CALLS: list[int] = []  # one entry for each call
+HANDLE_COUNTS: dict[str, int] = {}  # number of handles by device
+OPEN_DESCRIPTORS: list[int] = []  # closed by the test
 
 
 def write() -> None:
-    """Do what is forbidden."""
+    """Open a file for writing, which is forbidden."""
     os.close(os.open(FULL, os.O_WRONLY))
 
 
 class Good(Driver):
-    """Has all abilities, and two cards."""
+    """Driver with all abilities and two cards."""
 
     name = "good"
     version = "1.0"
-    WATCHES = frozenset({"pci"})
-    OPTIONS = (Option("model", "str", "card", "What the cards are called."),)
+    UEVENT_SUBSYSTEMS = frozenset({"pci"})
+    OPTIONS: ClassVar[tuple[Option, ...]] = (Option("model", "str", "card", "Name of the cards."),)
     abilities = frozenset(Ability)
 
     def discover(self) -> Sequence[Device]:
         return [self.card(address) for address in CARDS]
 
     def card(self, address: str) -> Device:
-        parts = [address, f"{address}-half"][: PARTS.get(address, 1)]
-        part = Deployable(
+        handles = [address, f"{address}-half"][: HANDLE_COUNTS.get(address, 1)]
+        deployable = Deployable(
             address,
             "FPGA",
             frozenset({"CUSTOM_GOOD"}),
-            tuple(AttachHandle(one, HandleType.TEST_PCI) for one in parts),
+            tuple(AttachHandle(handle, HandleType.TEST_PCI) for handle in handles),
             bitstream_id=IMAGES.get(address),
         )
         return Device(
             address, DeviceType.FPGA, "abcd", self.options["model"], self.backend,
-            deployables=(part,),
+            deployables=(deployable,),
         )  # fmt: skip
 
     def measure(self, devices: Sequence[Device]) -> Mapping[str, Measurement]:
-        return {d.address: WELL for d in devices}
+        return {d.address: HEALTHY for d in devices}
 
-    def prepare(self, item: Item, instance: str | None) -> None:
+    def prepare(self, item: WorkItem, instance: str | None) -> None:
         PREPARED.add(item.handle)
 
-    def release(self, item: Item) -> None:
+    def release(self, item: WorkItem) -> None:
         PREPARED.discard(item.handle)
 
-    def sanitise(self, item: Item) -> None:
+    def sanitise(self, item: WorkItem) -> None:
         WIPED.append(item.handle)
 
-    def program(self, item: Item, image: str) -> None:
+    def program(self, item: WorkItem, image: str) -> None:
         IMAGES[item.device] = image
 
     def setup(self) -> None:
-        SETUPS.append(1)
+        SETUP_CALLS.append(1)
 
     def layouts(self, device: Device) -> Sequence[Layout]:
         kind = device.deployables[0].resource_class
         return [Layout("whole", {kind: 1}), Layout("halves", {kind: 2})]
 
-    def partition(self, item: Item, layout: str) -> None:
+    def partition(self, item: WorkItem, layout: str) -> None:
         if layout not in ("whole", "halves"):
             raise DriverFailed(f"there is no layout {layout}")
-        PARTS[item.device] = 1 if layout == "whole" else 2
+        HANDLE_COUNTS[item.device] = 1 if layout == "whole" else 2
 
 
 class NoDriver:
@@ -104,21 +104,25 @@ class Unexplained(Good):
     OPTIONS = (*Good.OPTIONS, Option("depth", "int", 1, ""))
 
 
-class Untold(Good):
-    TYPE = "FPGA"
+class Opener(Good):
+    OPTIONS = (*Good.OPTIONS, Option("journal", "str", "", "The path of a file that is written."))
+
+
+class WrongType(Good):
+    DEVICE_TYPE = "FPGA"  # type: ignore[assignment]
 
 
 class Endless(Good):
-    OPTIONS = (*Good.OPTIONS, Option("depth", "float", float("nan"), "How deep it looks."))
+    OPTIONS = (*Good.OPTIONS, Option("depth", "float", float("nan"), "How deep it count."))
 
 
 class Demanding(Good):
-    OPTIONS = (*Good.OPTIONS, Option("path", "str", "", "Where to look; it must be given."))
+    OPTIONS = (*Good.OPTIONS, Option("slot", "str", "", "PCI slot to scan; required."))
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        if not self.options["path"]:
-            raise self.misconfigured("path", "", "a path")
+        if not self.options["slot"]:
+            raise self.misconfigured("slot", "", "a path")
 
 
 class Choosy(Good):
@@ -150,13 +154,13 @@ class Claims(Driver):
 
 
 class Listens(Good):
-    WATCHES = "pci"
+    UEVENT_SUBSYSTEMS = "pci"  # type: ignore[assignment]
 
 
 class Importer(Good):
-    """Says that it comes from a module that imports what no driver may."""
+    """Driver that pretends to be in a module with forbidden imports."""
 
-    __module__ = "cyborg.agent.backends"
+    __module__ = "cyborg.agent.backends.factory"
 
 
 class Raises(Good):
@@ -181,7 +185,7 @@ class Stubborn(Good):
 
 
 class Mistyped(Good):
-    TYPE = DeviceType.GPU
+    DEVICE_TYPE = DeviceType.GPU
 
 
 class Twice(Good):
@@ -204,26 +208,27 @@ class Inventive(Good):
 
 class Untyped(Good):
     def card(self, address: str) -> Device:
-        return replace(super().card(address), vendor_board_info={"slots": 4})
+        info: Any = {"slots": 4}
+        return replace(super().card(address), vendor_board_info=info)
 
 
 class Counts(Good):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.looks = 0
+        self.count = 0
 
     def card(self, address: str) -> Device:
-        self.looks += 1
-        return replace(super().card(address), serial=str(self.looks))
+        self.count += 1
+        return replace(super().card(address), serial=str(self.count))
 
 
 class Individual(Good):
-    made: ClassVar[list[int]] = []
+    instances: ClassVar[list[int]] = []
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.made.append(1)
-        self.number = len(self.made)
+        self.instances.append(1)
+        self.number = len(self.instances)
 
     def card(self, address: str) -> Device:
         return replace(super().card(address), serial=str(self.number))
@@ -243,7 +248,7 @@ class Spawns(Good):
 
 class Leaks(Good):
     def discover(self) -> Sequence[Device]:
-        KEPT.append(os.open("/dev/null", os.O_RDONLY))
+        OPEN_DESCRIPTORS.append(os.open("/dev/null", os.O_RDONLY))
         return super().discover()
 
 
@@ -260,7 +265,7 @@ class Unmeasured(Good):
 
 class Talkative(Good):
     def measure(self, devices: Sequence[Device]) -> Mapping[str, Measurement]:
-        return {"0000:ff:00.0": WELL}
+        return {"0000:ff:00.0": HEALTHY}
 
 
 class MeasuresByWriting(Good):
@@ -271,7 +276,7 @@ class MeasuresByWriting(Good):
 
 class Certain(Good):
     def measure(self, devices: Sequence[Device]) -> Mapping[str, Measurement]:
-        return {d.address: {CARDS[0]: WELL, CARDS[1]: WELL}[d.address] for d in devices}
+        return {d.address: {CARDS[0]: HEALTHY, CARDS[1]: HEALTHY}[d.address] for d in devices}
 
 
 class Thermometer(Counts):
@@ -279,12 +284,12 @@ class Thermometer(Counts):
         return Good.card(self, address)
 
     def measure(self, devices: Sequence[Device]) -> Mapping[str, Measurement]:
-        self.looks += 1
-        return {d.address: Measurement(Health.OK, f"{self.looks} degrees") for d in devices}
+        self.count += 1
+        return {d.address: Measurement(Health.OK, f"{self.count} degrees") for d in devices}
 
 
 class Once(Good):
-    def prepare(self, item: Item, instance: str | None) -> None:
+    def prepare(self, item: WorkItem, instance: str | None) -> None:
         if item.handle in PREPARED:
             raise ValueError(f"{item.handle} is prepared")
         PREPARED.add(item.handle)
@@ -294,7 +299,7 @@ class Hides(Good):
     def card(self, address: str) -> Device:
         card = super().card(address)
         if address in PREPARED:
-            card = replace(card, deployables=(card.deployables[0].bare(),))
+            card = replace(card, deployables=(card.deployables[0].without_handles(),))
         return card
 
 
@@ -303,7 +308,7 @@ class ReleasesOnce(Good):
         super().__init__(*args)
         self.released: list[Any] = []
 
-    def release(self, item: Item) -> None:
+    def release(self, item: WorkItem) -> None:
         if item.to_dict() in self.released:
             raise ValueError(f"{item.handle} is released")
         self.released.append(item.to_dict())
@@ -315,25 +320,25 @@ class Strict(Good):
         super().__init__(*args)
         self.had: set[str] = set()
 
-    def prepare(self, item: Item, instance: str | None) -> None:
+    def prepare(self, item: WorkItem, instance: str | None) -> None:
         self.had.add(item.handle)
         super().prepare(item, instance)
 
-    def release(self, item: Item) -> None:
+    def release(self, item: WorkItem) -> None:
         if item.handle in CARDS and item.handle not in PREPARED | self.had:
             raise ValueError(f"{item.handle} was never prepared")
         super().release(item)
 
 
 class Clinging(Good):
-    def release(self, item: Item) -> None:
+    def release(self, item: WorkItem) -> None:
         if item.handle not in CARDS:
             raise ValueError(f"there is no {item.handle}")
         super().release(item)
 
 
 class WipesOnce(Good):
-    def sanitise(self, item: Item) -> None:
+    def sanitise(self, item: WorkItem) -> None:
         if item.handle in WIPED:
             raise ValueError(f"{item.handle} is wiped")
         super().sanitise(item)
@@ -343,26 +348,26 @@ class Erases(Good):
     def card(self, address: str) -> Device:
         card = super().card(address)
         if address in WIPED:
-            card = replace(card, deployables=(card.deployables[0].bare(),))
+            card = replace(card, deployables=(card.deployables[0].without_handles(),))
         return card
 
 
 class Searching(Good):
-    def sanitise(self, item: Item) -> None:
+    def sanitise(self, item: WorkItem) -> None:
         if item.handle not in CARDS:
             raise ValueError(f"there is no {item.handle}")
 
 
 class SetsUpOnce(Good):
     def setup(self) -> None:
-        if SETUPS:
+        if SETUP_CALLS:
             raise ValueError("the host is set up")
         super().setup()
 
 
 class Restless(Good):
     def card(self, address: str) -> Device:
-        return replace(super().card(address), serial=str(len(SETUPS)))
+        return replace(super().card(address), serial=str(len(SETUP_CALLS)))
 
 
 class Unnamed(Good):
@@ -372,7 +377,7 @@ class Unnamed(Good):
 
 class Lost(Good):
     def layouts(self, device: Device) -> Sequence[Layout]:
-        return [one for one in super().layouts(device) if not one.fits(device)]
+        return [layout for layout in super().layouts(device) if not layout.matches(device)]
 
 
 class LaysOutByWriting(Good):
@@ -382,71 +387,75 @@ class LaysOutByWriting(Good):
 
 
 class Indivisible(Good):
-    def partition(self, item: Item, layout: str) -> None:
+    def partition(self, item: WorkItem, layout: str) -> None:
         if layout not in ("whole", "halves"):
             raise DriverFailed(f"there is no layout {layout}")
 
 
 class Obliging(Good):
-    def partition(self, item: Item, layout: str) -> None:
-        PARTS[item.device] = 1 if layout == "whole" else 2
+    def partition(self, item: WorkItem, layout: str) -> None:
+        HANDLE_COUNTS[item.device] = 1 if layout == "whole" else 2
 
 
 class Forgets(Good):
-    def program(self, item: Item, image: str) -> None:
+    def program(self, item: WorkItem, image: str) -> None:
         pass
 
 
-# By the rule: who breaks it, and which others he breaks with it.
-BAD: dict[str, tuple[Any, frozenset[str]]] = {
-    "is_a_driver": (NoDriver, frozenset()),
-    "is_named": (Misnamed, frozenset()),
-    "options_are_declared": (Unexplained, frozenset()),
-    "says_type_and_support": (Untold, frozenset()),
-    "can_be_listed": (Endless, frozenset()),
+# For each rule: the driver that violates it, and the other rules that it also violates.
+BAD_DRIVERS: dict[str, tuple[Any, frozenset[str]]] = {
+    "is_driver_class": (NoDriver, frozenset()),
+    "has_name_and_version": (Misnamed, frozenset()),
+    "options_are_valid": (Unexplained, frozenset()),
+    "path_options_are_host_only": (Opener, frozenset()),
+    "declares_type_and_support": (WrongType, frozenset()),
+    "metadata_is_serialisable": (Endless, frozenset()),
     "defaults_are_usable": (Demanding, frozenset()),
-    "any_backend": (Choosy, frozenset()),
-    "making_touches_nothing": (Hasty, frozenset()),
-    "abilities_have_methods": (Claims, frozenset()),
-    "watches_subsystems": (Listens, frozenset()),
-    "imports_the_ground_alone": (Importer, frozenset()),
-    "discovers": (Raises, frozenset({"empty_host_is_fine"})),
-    "discovers_in_time": (Hangs, frozenset({"empty_host_is_fine"})),
-    "returns_devices": (Yields, frozenset()),
-    "names_its_backend": (Stubborn, frozenset()),
-    "devices_are_of_its_type": (Mistyped, frozenset()),
+    "accepts_any_backend_name": (Choosy, frozenset()),
+    "constructor_has_no_side_effects": (Hasty, frozenset()),
+    "abilities_are_implemented": (Claims, frozenset()),
+    "uevent_subsystems_are_valid": (Listens, frozenset()),
+    "imports_only_core_and_drivers": (Importer, frozenset()),
+    "discover_succeeds": (Raises, frozenset({"discover_accepts_empty_host"})),
+    "discover_is_in_time": (Hangs, frozenset({"discover_accepts_empty_host"})),
+    "discover_returns_devices": (Yields, frozenset()),
+    "devices_name_their_backend": (Stubborn, frozenset()),
+    "devices_match_device_type": (Mistyped, frozenset()),
     "addresses_are_unique": (Twice, frozenset()),
-    "provider_names_fit": (LongNamed, frozenset({"survives_the_wire"})),
-    "placement_takes_the_names": (Inventive, frozenset({"layouts_are_told"})),
-    "survives_the_wire": (Untyped, frozenset()),
-    "answers_are_stable": (Counts, frozenset({"setup_settles"})),
-    "objects_agree": (Individual, frozenset()),
-    "discovery_only_reads": (Writes, frozenset()),
-    "leaves_no_thread": (Spawns, frozenset()),
-    "leaves_no_descriptor": (Leaks, frozenset()),
-    "empty_host_is_fine": (Expects, frozenset()),
-    "sets_up_twice": (SetsUpOnce, frozenset({"setup_settles"})),
-    "setup_settles": (Restless, frozenset()),
-    "layouts_are_told": (Unnamed, frozenset()),
-    "present_layout_is_told": (
+    "provider_names_are_valid": (LongNamed, frozenset({"devices_are_serialisable"})),
+    "classes_and_traits_are_valid": (Inventive, frozenset({"layouts_are_valid"})),
+    "devices_are_serialisable": (Untyped, frozenset()),
+    "discovery_is_stable": (Counts, frozenset({"setup_preserves_devices"})),
+    "discovery_is_reproducible": (Individual, frozenset()),
+    "discover_is_read_only": (Writes, frozenset()),
+    "discover_leaks_no_thread": (Spawns, frozenset()),
+    "discover_leaks_no_descriptor": (Leaks, frozenset()),
+    "discover_accepts_empty_host": (Expects, frozenset()),
+    "setup_is_idempotent": (SetsUpOnce, frozenset({"setup_preserves_devices"})),
+    "setup_preserves_devices": (Restless, frozenset()),
+    "layouts_are_valid": (Unnamed, frozenset()),
+    "layouts_include_current": (
         Lost,
-        frozenset({"partitions_and_shows", "refuses_unknown_layouts"}),
+        frozenset({"partition_is_discovered", "partition_rejects_unknown_layout"}),
     ),
-    "layouts_only_reads": (LaysOutByWriting, frozenset()),
-    "partitions_and_shows": (Indivisible, frozenset()),
-    "refuses_unknown_layouts": (Obliging, frozenset()),
-    "measures_in_time": (Unmeasured, frozenset({"measures_what_is_gone"})),
-    "measures_what_it_is_asked": (Talkative, frozenset()),
-    "measuring_only_reads": (MeasuresByWriting, frozenset()),
-    "measures_what_is_gone": (Certain, frozenset()),
-    "reasons_are_steady": (Thermometer, frozenset()),
-    "prepares_twice": (Once, frozenset()),
-    "prepared_handles_stay": (Hides, frozenset()),
-    "releases_twice": (ReleasesOnce, frozenset()),
-    "releases_the_unprepared": (Strict, frozenset()),
-    "releases_the_gone": (Clinging, frozenset()),
-    "sanitises_twice": (WipesOnce, frozenset({"sanitised_handles_stay", "sanitises_the_gone"})),
-    "sanitised_handles_stay": (Erases, frozenset()),
-    "sanitises_the_gone": (Searching, frozenset()),
-    "programs_and_shows": (Forgets, frozenset()),
+    "layouts_is_read_only": (LaysOutByWriting, frozenset()),
+    "partition_is_discovered": (Indivisible, frozenset()),
+    "partition_rejects_unknown_layout": (Obliging, frozenset()),
+    "measure_is_in_time": (Unmeasured, frozenset({"measure_accepts_missing_devices"})),
+    "measure_returns_measurements": (Talkative, frozenset()),
+    "measure_is_read_only": (MeasuresByWriting, frozenset()),
+    "measure_accepts_missing_devices": (Certain, frozenset()),
+    "health_reasons_are_stable": (Thermometer, frozenset()),
+    "prepare_is_idempotent": (Once, frozenset()),
+    "prepared_handles_are_discovered": (Hides, frozenset()),
+    "release_is_idempotent": (ReleasesOnce, frozenset()),
+    "release_accepts_unprepared": (Strict, frozenset()),
+    "release_accepts_missing": (Clinging, frozenset()),
+    "sanitise_is_idempotent": (
+        WipesOnce,
+        frozenset({"sanitised_handles_are_discovered", "sanitise_accepts_missing"}),
+    ),
+    "sanitised_handles_are_discovered": (Erases, frozenset()),
+    "sanitise_accepts_missing": (Searching, frozenset()),
+    "programmed_image_is_discovered": (Forgets, frozenset()),
 }

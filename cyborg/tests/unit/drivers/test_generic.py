@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The generic driver on PCI buses that are directories."""
+"""The generic driver on simulated PCI buses."""
 
 from pathlib import Path
 
 import pytest
 
-from cyborg.core.device import Device, DeviceType, HandleType
 from cyborg.core.errors import Misconfigured
+from cyborg.core.inventory.device import Device, DeviceType, HandleType
 from cyborg.drivers.generic import GenericDriver
 from cyborg.drivers.hwdb import Names
-from cyborg.fixtures.sysfs_tree import SysfsTree
+from cyborg.testing.sysfs_tree import SysfsTree
 
 PF = "0000:3d:00.0"
 
@@ -30,11 +30,11 @@ def snapshot(root: Path) -> dict[str, tuple[int, bytes]]:
     }
 
 
-def test_a_plain_function_is_one_handle(tree: SysfsTree) -> None:
-    tree.function(PF, numa_node=1, iommu_group="17", kernel_driver="vfio-pci", totalvfs=16)
+def test_discover_plain_function_is_one_handle(tree: SysfsTree) -> None:
+    tree.add_function(PF, numa_node=1, iommu_group="17", kernel_driver="vfio-pci", totalvfs=16)
     (device,) = discover(tree, "vendor=8086")
-    (part,) = device.deployables
-    (handle,) = part.handles
+    (deployable,) = device.deployables
+    (handle,) = deployable.handles
     assert (device.address, device.vendor, device.model) == (PF, "8086", "8086:37c8")
     assert (device.type, device.backend, device.numa_node) == (DeviceType.QAT, "gen0", 1)
     assert device.std_board_info == {
@@ -45,9 +45,9 @@ def test_a_plain_function_is_one_handle(tree: SysfsTree) -> None:
         "subsystem_vendor_id": "8086",
         "subsystem_product_id": "0001",
     }
-    assert (part.address, part.resource_class) == (PF, "CUSTOM_QAT")
-    assert part.traits == {"CUSTOM_PCI_VENDOR_8086", "CUSTOM_PCI_PRODUCT_8086_37C8"}
-    assert part.attributes == {
+    assert (deployable.address, deployable.resource_class) == (PF, "CUSTOM_QAT")
+    assert deployable.traits == {"CUSTOM_PCI_VENDOR_8086", "CUSTOM_PCI_PRODUCT_8086_37C8"}
+    assert deployable.attributes == {
         "class": "0b4000",
         "iommu_group": "17",
         "kernel_driver": "vfio-pci",
@@ -75,7 +75,7 @@ def test_a_plain_function_is_one_handle(tree: SysfsTree) -> None:
         ("1af4", "1045", "ffff00", DeviceType.OTHER, "CUSTOM_PCI_1AF4_1045"),
     ],
 )
-def test_the_class_code_says_what_it_is_for(
+def test_discover_class_code_sets_type_and_resource_class(
     tree: SysfsTree,
     vendor: str,
     product: str,
@@ -83,84 +83,84 @@ def test_the_class_code_says_what_it_is_for(
     type_: DeviceType,
     resource_class: str,
 ) -> None:
-    tree.function(PF, vendor, product, class_code)
+    tree.add_function(PF, vendor, product, class_code)
     (device,) = discover(tree, "address=*")
     assert (device.type, device.deployables[0].resource_class) == (type_, resource_class)
 
 
-def test_a_rule_says_otherwise(tree: SysfsTree) -> None:
-    tree.function(PF)
+def test_discover_rule_overrides_class_code(tree: SysfsTree) -> None:
+    tree.add_function(PF)
     (device,) = discover(tree, "class=0b,type=CRYPTO,resource_class=CUSTOM_X,traits=CUSTOM_Y")
     assert (device.type, device.deployables[0].resource_class) == (DeviceType.CRYPTO, "CUSTOM_X")
     assert "CUSTOM_Y" in device.deployables[0].traits
 
 
-def test_without_rules_nothing_is_offered(tree: SysfsTree) -> None:
-    tree.function(PF)
+def test_discover_without_rules_returns_nothing(tree: SysfsTree) -> None:
+    tree.add_function(PF)
     assert discover(tree) == []
     assert discover(tree, "vendor=10de") == []
 
 
-def test_bridges_are_never_offered(tree: SysfsTree) -> None:
-    tree.function("0000:00:00.0", class_code="060000")
-    tree.function("0000:00:1c.0", class_code="060400")
-    tree.function(PF)
+def test_discover_bridges_are_never_offered(tree: SysfsTree) -> None:
+    tree.add_function("0000:00:00.0", class_code="060000")
+    tree.add_function("0000:00:1c.0", class_code="060400")
+    tree.add_function(PF)
     assert [d.address for d in discover(tree, "class=06", "address=*")] == [PF]
 
 
-def test_virtual_functions_are_handles_on_their_physical_one(tree: SysfsTree) -> None:
-    tree.function(PF, totalvfs=16)
-    made = tree.virtual_functions(PF, 3)
+def test_discover_virtual_functions_are_handles_of_physical_function(tree: SysfsTree) -> None:
+    tree.add_function(PF, totalvfs=16)
+    made = tree.enable_virtual_functions(PF, 3)
     (device,) = discover(tree, "vendor=8086")
-    (part,) = device.deployables
-    assert (device.address, part.address) == (PF, PF)
-    assert [h.address for h in part.handles] == made
-    assert part.traits == {"CUSTOM_PCI_VENDOR_8086", "CUSTOM_PCI_PRODUCT_8086_37C9"}
-    assert part.attributes["sriov_totalvfs"] == "16"
+    (deployable,) = device.deployables
+    assert (device.address, deployable.address) == (PF, PF)
+    assert [h.address for h in deployable.handles] == made
+    assert deployable.traits == {"CUSTOM_PCI_VENDOR_8086", "CUSTOM_PCI_PRODUCT_8086_37C9"}
+    assert deployable.attributes["sriov_totalvfs"] == "16"
     assert device.std_board_info["product_id"] == "37c8"
 
 
-def test_a_function_with_virtual_ones_is_not_offered_itself(tree: SysfsTree) -> None:
-    tree.function(PF, totalvfs=16)
+def test_discover_function_with_virtual_functions_is_not_offered(tree: SysfsTree) -> None:
+    tree.add_function(PF, totalvfs=16)
     assert [d.address for d in discover(tree, "product=37c8")] == [PF]
-    tree.virtual_functions(PF, 2)
+    tree.enable_virtual_functions(PF, 2)
     assert discover(tree, "product=37c8") == []
 
 
-def test_only_the_virtual_functions_that_match(tree: SysfsTree) -> None:
-    tree.function(PF, totalvfs=16)
-    made = tree.virtual_functions(PF, 4)
+def test_discover_only_matching_virtual_functions_are_handles(tree: SysfsTree) -> None:
+    tree.add_function(PF, totalvfs=16)
+    made = tree.enable_virtual_functions(PF, 4)
     (device,) = discover(tree, f"address={made[0]},action=skip", "product=37c9")
     assert [h.address for h in device.deployables[0].handles] == made[1:]
 
 
-def test_each_resource_class_is_a_deployable(tree: SysfsTree) -> None:
-    tree.function(PF, totalvfs=16)
-    made = tree.virtual_functions(PF, 3)
+def test_discover_each_resource_class_is_a_deployable(tree: SysfsTree) -> None:
+    tree.add_function(PF, totalvfs=16)
+    made = tree.enable_virtual_functions(PF, 3)
     (device,) = discover(tree, f"address={made[1]},resource_class=CUSTOM_FAST", "product=37c9")
     shown = {p.address: (p.resource_class, len(p.handles)) for p in device.deployables}
     assert shown == {PF: ("CUSTOM_QAT", 2), f"{PF}-CUSTOM_FAST": ("CUSTOM_FAST", 1)}
 
 
-def test_virtual_functions_whose_physical_one_is_gone_are_left_out(tree: SysfsTree) -> None:
-    tree.function(PF, totalvfs=16)
-    tree.virtual_functions(PF, 2)
-    tree.remove(PF)
+def test_discover_virtual_functions_without_physical_function_are_omitted(tree: SysfsTree) -> None:
+    tree.add_function(PF, totalvfs=16)
+    tree.enable_virtual_functions(PF, 2)
+    tree.remove_function(PF)
     assert discover(tree, "vendor=8086") == []
 
 
-def test_a_device_comes_and_goes(tree: SysfsTree) -> None:
+def test_discover_follows_added_and_removed_devices(tree: SysfsTree) -> None:
     driver = GenericDriver("gen0", {"devices": ["vendor=8086"]}, tree.root)
     assert driver.discover() == []
-    tree.function(PF)
-    tree.function("0000:02:00.0")
+    tree.add_function(PF)
+    tree.add_function("0000:02:00.0")
     assert [d.address for d in driver.discover()] == ["0000:02:00.0", PF]
-    tree.remove("0000:02:00.0")
+    tree.remove_function("0000:02:00.0")
     assert [d.address for d in driver.discover()] == [PF]
 
 
-def test_names_for_people(tree: SysfsTree) -> None:
-    tree.function(PF)
+def test_discover_sets_display_names(tree: SysfsTree) -> None:
+    tree.add_function(PF)
     names = {PF: Names("Intel Corporation", "C62x Chipset QuickAssist")}
     driver = GenericDriver("gen0", {"devices": ["vendor=8086"]}, tree.root, names.__getitem__)
     (device,) = driver.discover()
@@ -168,23 +168,23 @@ def test_names_for_people(tree: SysfsTree) -> None:
     assert device.std_board_info["vendor_name"] == "Intel Corporation"
 
 
-def test_a_device_that_cannot_be_told_costs_only_itself(tree: SysfsTree) -> None:
-    tree.function(PF)
-    tree.function("0000:02:00.0")
+def test_discover_invalid_device_is_omitted(tree: SysfsTree) -> None:
+    tree.add_function(PF)
+    tree.add_function("0000:02:00.0")
     names = {PF: Names(None, "x" * 300), "0000:02:00.0": Names(None, "fine")}
     driver = GenericDriver("gen0", {"devices": ["vendor=8086"]}, tree.root, names.__getitem__)
     assert [d.model for d in driver.discover()] == ["fine"]
 
 
-def test_nothing_is_written(tree: SysfsTree) -> None:
-    tree.function(PF, totalvfs=16)
-    tree.virtual_functions(PF, 2)
+def test_discover_writes_nothing(tree: SysfsTree) -> None:
+    tree.add_function(PF, totalvfs=16)
+    tree.enable_virtual_functions(PF, 2)
     before = snapshot(tree.root)
     discover(tree, "address=*")
     assert snapshot(tree.root) == before
 
 
-def test_a_rule_that_does_not_parse_names_section_and_option(tree: SysfsTree) -> None:
+def test_invalid_rule_error_names_section_and_option(tree: SysfsTree) -> None:
     with pytest.raises(Misconfigured) as raised:
         discover(tree, "vendor=8086", "vendor=80")
     assert raised.value.message == (
@@ -192,12 +192,12 @@ def test_a_rule_that_does_not_parse_names_section_and_option(tree: SysfsTree) ->
     )
 
 
-def test_devices_that_an_operator_adopts_and_releases(tree: SysfsTree) -> None:
+def test_discover_adopted_and_released_devices(tree: SysfsTree) -> None:
     whole, single = "0000:5e:00.0", "0000:5f:00.0"
-    tree.function(PF, totalvfs=2)
-    vf, other = tree.virtual_functions(PF, 2)
-    tree.function(whole, vendor="10de", product="20b5", class_code="030200")
-    tree.function(single, vendor="10de", product="20b5", class_code="030200")
+    tree.add_function(PF, totalvfs=2)
+    vf, other = tree.enable_virtual_functions(PF, 2)
+    tree.add_function(whole, vendor="10de", product="20b5", class_code="030200")
+    tree.add_function(single, vendor="10de", product="20b5", class_code="030200")
 
     def found(**options: list[str]) -> dict[str, list[str]]:
         rules = {"devices": ["vendor=10de,resource_class=CUSTOM_OURS", "action=skip,address=*"]}
@@ -223,6 +223,6 @@ def test_devices_that_an_operator_adopts_and_releases(tree: SysfsTree) -> None:
         ({"adopt": [PF], "release": [PF]}, f"release: found '{PF}'; expected no address that"),
     ],
 )
-def test_addresses_that_cannot_be(options: dict[str, list[str]], message: str) -> None:
+def test_invalid_addresses_are_rejected(options: dict[str, list[str]], message: str) -> None:
     with pytest.raises(Misconfigured, match=rf"^\[gen0\] {message}"):
         GenericDriver("gen0", options)

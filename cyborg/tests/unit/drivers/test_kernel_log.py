@@ -1,65 +1,63 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading a kernel log that waits, one that loses records, and one that cannot be read."""
+"""Reader of Xid errors with a blocking log, overwritten records and an unreadable log."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from cyborg.core.health import WELL
-from cyborg.drivers.kernel_log import SICK, Xids
+from cyborg.core.inventory.health import HEALTHY
+from cyborg.drivers.kernel_log import FATAL_XIDS, XidLog
 
-PLACE = "0000:3b:00.0"
-
-
-def line(code: int) -> bytes:
-    return f"3,1,2,-;NVRM: Xid (PCI:{PLACE[:-2]}): {code}, words\n".encode()
+GPU = "0000:3b:00.0"
 
 
-@pytest.mark.parametrize("code", SICK)
-def test_a_log_that_waits_for_more_is_left(tmp_path: Path, code: int) -> None:
+def xid_record(code: int) -> bytes:
+    return f"3,1,2,-;NVRM: Xid (PCI:{GPU[:-2]}): {code}, words\n".encode()
+
+
+@pytest.mark.parametrize("code", FATAL_XIDS)
+def test_read_stops_at_end_of_log(tmp_path: Path, code: int) -> None:
     path = tmp_path / "kmsg"
     os.mkfifo(path)
-    xids = Xids(path)
+    xids = XidLog(path)
     xids.read()
     writer = os.open(path, os.O_WRONLY)
     try:
         xids.read()
-        assert xids.of(PLACE) == WELL
-        os.write(writer, line(code))
+        assert xids.measure(GPU) == HEALTHY
+        os.write(writer, xid_record(code))
         xids.read()
-        assert xids.of(PLACE).reason == f"Xid {code} ({SICK[code]})"
+        assert xids.measure(GPU).reason == f"Xid {code} ({FATAL_XIDS[code]})"
     finally:
         os.close(writer)
 
 
-def test_records_that_were_overwritten_are_passed_over(
+def test_read_overwritten_records_are_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "kmsg"
-    path.write_bytes(line(79))
-    read, lost = os.read, [True]
+    path.write_bytes(xid_record(79))
+    read, overruns = os.read, [True]
 
     def overrun(file: int, size: int) -> bytes:
-        if lost:
-            lost.pop()
+        if overruns:
+            overruns.pop()
             raise BrokenPipeError
         return read(file, size)
 
     monkeypatch.setattr(os, "read", overrun)
-    xids = Xids(path)
+    xids = XidLog(path)
     xids.read()
-    assert xids.of(PLACE).reason == "Xid 79 (GPU has fallen off the bus)"
+    assert xids.measure(GPU).reason == "Xid 79 (GPU has fallen off the bus)"
 
 
-def test_one_that_cannot_be_read_is_said_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_read_unreadable_log_warns_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for path in (tmp_path / "none", tmp_path):
         caplog.clear()
-        xids = Xids(path)
+        xids = XidLog(path)
         for _ in range(2):
             xids.read()
-        (said,) = caplog.messages
-        assert said.startswith(f"No Xid is seen: {path} cannot be read: ")
-    assert xids.of(PLACE) == WELL
+        (message,) = caplog.messages
+        assert message.startswith(f"Cannot read {path}, Xid errors will not be detected: ")
+    assert xids.measure(GPU) == HEALTHY

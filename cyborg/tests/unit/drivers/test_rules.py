@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules: what they match, which one decides, and what does not parse."""
+"""Rules of the generic driver: matching, precedence and syntax errors."""
 
 import contextlib
 
@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cyborg.core.device import DeviceType
-from cyborg.drivers.rules import Rule, Unreadable, first, parse
+from cyborg.core.inventory.device import DeviceType
+from cyborg.drivers.rules import Rule, RuleSyntaxError, matching_rule, parse
 from cyborg.drivers.sysfs import PciFunction
 
 HEX4 = st.integers(0, 0xFFFF).map(lambda n: f"{n:04x}")
@@ -54,11 +54,11 @@ QAT = PciFunction("0000:3d:00.0", "8086", "37c8", "0b4000")
         ("vendor=8086,class=03", False),
     ],
 )
-def test_matching(text: str, fits: bool) -> None:
+def test_rule_matches_function(text: str, fits: bool) -> None:
     assert parse(text).matches(QAT) is fits
 
 
-def test_results() -> None:
+def test_parse_result_keys() -> None:
     rule = parse(
         "class=12,type=fpga,resource_class=CUSTOM_X,traits=CUSTOM_A|HW_GPU_API_VULKAN,action=offer"
     )
@@ -67,17 +67,17 @@ def test_results() -> None:
     assert rule.skip is False
 
 
-def test_the_first_that_matches_decides() -> None:
+def test_matching_rule_first_match_applies() -> None:
     rules = [
         parse("product=37c9,type=NIC"),
         parse("address=0000:3e:*,action=skip"),
         parse("vendor=8086,type=QAT"),
         parse("address=*,type=OTHER"),
     ]
-    assert first(rules, QAT) is rules[2]
-    assert first([parse("vendor=8086,action=skip"), *rules], QAT) is None
-    assert first(rules[:2], QAT) is None
-    assert first([], QAT) is None
+    assert matching_rule(rules, QAT) is rules[2]
+    assert matching_rule([parse("vendor=8086,action=skip"), *rules], QAT) is None
+    assert matching_rule(rules[:2], QAT) is None
+    assert matching_rule([], QAT) is None
 
 
 @pytest.mark.parametrize(
@@ -99,26 +99,26 @@ def test_the_first_that_matches_decides() -> None:
         ("vendor=8086,vendor=10de", "vendor=10de", "once in a rule"),
         ("type=GPU", "type=GPU", "at least one of vendor"),
         ("vendor=8086,type=TOASTER", "type=TOASTER", "one of GPU, FPGA"),
-        ("vendor=8086,resource_class=gpu", "resource_class=gpu", "a standard resource class"),
+        ("vendor=8086,resource_class=gpu", "resource_class=gpu", "one of FPGA, PGPU, VGPU"),
         ("vendor=8086,traits=CUSTOM_A|b", "traits=CUSTOM_A|b", "standard traits or CUSTOM_NAME"),
         ("vendor=8086,action=burn", "action=burn", "one of offer, skip"),
     ],
 )
-def test_what_does_not_parse(text: str, found: str, expected: str) -> None:
-    with pytest.raises(Unreadable) as raised:
+def test_parse_invalid_rule_raises(text: str, found: str, expected: str) -> None:
+    with pytest.raises(RuleSyntaxError) as raised:
         parse(text)
     assert raised.value.found == found
     assert expected in raised.value.expected
 
 
 @given(st.text(max_size=60))
-def test_any_text_is_a_rule_or_unreadable(text: str) -> None:
-    with contextlib.suppress(Unreadable):
+def test_parse_any_text_returns_rule_or_raises(text: str) -> None:
+    with contextlib.suppress(RuleSyntaxError):
         assert isinstance(parse(text), Rule)
 
 
 @given(FUNCTIONS)
-def test_its_own_facts_match_and_their_negation_does_not(function: PciFunction) -> None:
+def test_rule_of_own_values_matches_and_negation_does_not(function: PciFunction) -> None:
     facts = {
         "vendor": function.vendor,
         "product": function.product,
@@ -131,24 +131,26 @@ def test_its_own_facts_match_and_their_negation_does_not(function: PciFunction) 
 
 
 @given(FUNCTIONS, FUNCTIONS)
-def test_a_value_and_its_negation_divide_the_world(one: PciFunction, other: PciFunction) -> None:
-    for key, value in (("vendor", one.vendor), ("class", one.class_code[:2])):
-        wanted, unwanted = parse(f"{key}={value}"), parse(f"{key}=!{value}")
-        assert wanted.matches(other) is not unwanted.matches(other)
+def test_rule_or_its_negation_matches_any_function(
+    function: PciFunction, other_function: PciFunction
+) -> None:
+    for key, value in (("vendor", function.vendor), ("class", function.class_code[:2])):
+        positive, negative = parse(f"{key}={value}"), parse(f"{key}=!{value}")
+        assert positive.matches(other_function) is not negative.matches(other_function)
 
 
 @given(FUNCTIONS, st.lists(st.sampled_from(["vendor=8086", "class=03", "address=*"]), max_size=4))
-def test_skip_before_everything_offers_nothing(function: PciFunction, texts: list[str]) -> None:
+def test_matching_rule_leading_skip_returns_none(function: PciFunction, texts: list[str]) -> None:
     rules = [parse("address=*,action=skip"), *map(parse, texts)]
-    assert first(rules, function) is None
+    assert matching_rule(rules, function) is None
 
 
-def test_kernel_drivers_are_names() -> None:
+def test_parse_kernel_driver_names_are_validated() -> None:
     assert parse("address=*").kernel_drivers == frozenset()
     assert parse("address=*,kernel_driver=vfio-pci| nvidia").kernel_drivers == {
         "vfio-pci",
         "nvidia",
     }
     for wrong in ("a/b", "|", "!nvidia"):
-        with pytest.raises(Unreadable, match="names of kernel drivers"):
+        with pytest.raises(RuleSyntaxError, match="names of kernel drivers"):
             parse(f"address=*,kernel_driver={wrong}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plug-in of ``openstack``: what it must cost nobody, and what it must have."""
+"""The plug-in of ``openstack``: import cost, commands and options."""
 
 import argparse
 import configparser
@@ -14,8 +14,8 @@ import pytest
 from cliff import command
 
 import cyborg
-from cyborg.cli.answers import Refused
-from cyborg.cli.rest import LATEST
+from cyborg.cli.common.errors import CommandError
+from cyborg.cli.common.rest import DEFAULT_MICROVERSION
 from cyborg.osc import plugin
 
 ROOT = Path(cyborg.__file__).parent.parent
@@ -26,7 +26,7 @@ def entries() -> dict[str, metadata.EntryPoint]:
     return {entry.name: entry for entry in metadata.entry_points(group=GROUP)}
 
 
-def test_installed_commands_are_those_of_this_tree() -> None:
+def test_installed_commands_match_setup_cfg() -> None:
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     if not setup.has_section("entry_points"):
@@ -36,44 +36,46 @@ def test_installed_commands_are_those_of_this_tree() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(entries()))
-def test_every_command_is_that_of_cyborg(name: str) -> None:
-    its = entries()[name].load()
-    assert issubclass(its, command.Command)
-    _, below, *_ = its.__mro__[1:]
-    assert below.__module__.startswith("cyborg.cli.")
-    assert its.__doc__ == below.__doc__
+def test_every_command_is_based_on_cyborg_command(name: str) -> None:
+    plugin_command = entries()[name].load()
+    assert issubclass(plugin_command, command.Command)
+    _, base, *_ = plugin_command.__mro__[1:]
+    assert base.__module__.startswith("cyborg.cli.")
+    assert plugin_command.__doc__ == base.__doc__
 
 
-def test_the_plugin_is_light() -> None:
-    # Whoever types openstack imports it, for whatever command.
+def test_plugin_imports_no_heavy_modules() -> None:
+    # Every command of openstack imports the plug-in.
     heavy = ("cliff", "openstack", "keystoneauth1", "cyborg.cli", "cyborg.core", "rich")
     code = (
         "import sys; from cyborg.osc import plugin; "
         f"print(*[m for m in {heavy!r} if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == ""
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == ""
 
 
-def test_the_microversion(monkeypatch: pytest.MonkeyPatch) -> None:
-    def parsed(*words: str) -> str:
+def test_api_version_option_and_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    def parsed(*arguments: str) -> str:
         parser = plugin.build_option_parser(argparse.ArgumentParser())
-        return str(parser.parse_args(words).os_cyborg_api_version)
+        return str(parser.parse_args(arguments).os_cyborg_api_version)
 
     monkeypatch.delenv("OS_CYBORG_API_VERSION", raising=False)
-    assert parsed() == plugin.DEFAULT_API_VERSION == LATEST
+    assert parsed() == plugin.DEFAULT_API_VERSION == DEFAULT_MICROVERSION
     assert parsed("--os-cyborg-api-version", "2.3") == "2.3"
     monkeypatch.setenv("OS_CYBORG_API_VERSION", "2.1")
     assert parsed() == "2.1"
-    # Beyond 2 openstack finds no commands, and must say which version there are.
-    asked = ("2", "2.1", "2.99", "1.0", "latest", "")
-    assert [plugin.check_api_version(version) for version in asked] == [True] * 3 + [False] * 3
-    assert plugin.API_VERSIONS[-1] == LATEST
+    # For versions other than 2.x openstack finds no commands and lists the valid versions.
+    versions = ("2", "2.1", "2.99", "1.0", "latest", "")
+    assert [plugin.check_api_version(version) for version in versions] == [True] * 3 + [False] * 3
+    assert plugin.API_VERSIONS[-1] == DEFAULT_MICROVERSION
 
 
-def test_a_cloud_without_the_service() -> None:
+def test_call_without_service_in_catalog_raises() -> None:
     class Cloud:
-        """A cloud whose catalogue has nothing."""
+        """A cloud with an empty catalog."""
 
         def get_session(self) -> Any:
             return SimpleNamespace(timeout=None, get_endpoint=lambda *a, **k: None)
@@ -82,5 +84,5 @@ def test_a_cloud_without_the_service() -> None:
             return lambda service: None
 
     manager = SimpleNamespace(_cli_options=Cloud(), _api_version={plugin.API_NAME: "2.4"})
-    with pytest.raises(Refused, match="no accelerator service"):
+    with pytest.raises(CommandError, match="no accelerator service"):
         plugin.make_client(manager).call("GET", "/drivers")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every rule against every kind of caller: the table of who may do what."""
+"""Every policy rule with every kind of caller, against a table of allowed callers."""
 
 import contextlib
 from collections.abc import Mapping
@@ -9,32 +9,32 @@ import pytest
 from oslo_policy import policy
 
 from cyborg.core.errors import Forbidden
-from cyborg.fixtures.options import make_conf
 from cyborg.policies import list_rules
 from cyborg.policies.enforcer import authorize, get_enforcer, make_enforcer
+from cyborg.tests.fixtures.machine.options import make_conf
 
 OWN, OTHER = "project-1", "project-2"
 
 
-def who(*roles: str, project: str = OWN, **more: Any) -> dict[str, Any]:
+def credentials(*roles: str, project: str = OWN, **more: Any) -> dict[str, Any]:
     return {"roles": list(roles), "project_id": project, "service_token": False, **more}
 
 
 PERSONAS: Mapping[str, Mapping[str, Any]] = {
-    "no role": who(),
-    "unknown role": who("swift_user"),
-    "reader": who("reader"),
-    "member": who("member", "reader"),
-    "manager": who("manager", "member", "reader"),
-    "admin": who("admin"),
-    "accelerator_admin": who("accelerator_admin"),
-    "service user": who("service"),
-    "service token": who(service_token=True),
-    "reader elsewhere": who("reader", project=OTHER),
-    "member elsewhere": who("member", "reader", project=OTHER),
-    "admin elsewhere": who("admin", project=OTHER),
-    "system admin": who("admin", project="", system_scope="all"),
-    "domain admin": who("admin", project="", domain_id="default"),
+    "no role": credentials(),
+    "unknown role": credentials("swift_user"),
+    "reader": credentials("reader"),
+    "member": credentials("member", "reader"),
+    "manager": credentials("manager", "member", "reader"),
+    "admin": credentials("admin"),
+    "accelerator_admin": credentials("accelerator_admin"),
+    "service user": credentials("service"),
+    "service token": credentials(service_token=True),
+    "reader elsewhere": credentials("reader", project=OTHER),
+    "member elsewhere": credentials("member", "reader", project=OTHER),
+    "admin elsewhere": credentials("admin", project=OTHER),
+    "system admin": credentials("admin", project="", system_scope="all"),
+    "domain admin": credentials("admin", project="", domain_id="default"),
 }
 ELEVATED = {"admin", "accelerator_admin", "admin elsewhere"}
 SERVICE = {"service user", "service token"}
@@ -86,6 +86,7 @@ TABLE: Mapping[str, set[str]] = {
     "cyborg:outbox:retry": ELEVATED,
     "cyborg:outbox:delete": ELEVATED,
     "cyborg:service:get_all": ELEVATED,
+    "cyborg:service:delete": ELEVATED,
 }
 
 
@@ -94,13 +95,13 @@ def enforcer() -> policy.Enforcer:
     return make_enforcer(make_conf())
 
 
-def test_the_table_names_every_rule() -> None:
+def test_table_has_every_rule() -> None:
     rules = {rule.name for rule in list_rules() if isinstance(rule, policy.DocumentedRuleDefault)}
     assert rules == set(TABLE)
 
 
 @pytest.mark.parametrize("rule", TABLE)
-def test_rule(enforcer: policy.Enforcer, rule: str) -> None:
+def test_rule_allows_expected_personas(enforcer: policy.Enforcer, rule: str) -> None:
     allowed = set()
     for name, persona in PERSONAS.items():
         with contextlib.suppress(Forbidden):
@@ -109,14 +110,14 @@ def test_rule(enforcer: policy.Enforcer, rule: str) -> None:
     assert allowed == TABLE[rule]
 
 
-def test_rules_do_not_deprecate_and_scope_is_the_project() -> None:
+def test_rules_have_project_scope_and_no_deprecation() -> None:
     for rule in list_rules():
         assert rule.deprecated_rule is None
         if isinstance(rule, policy.DocumentedRuleDefault):
             assert rule.scope_types == ["project"]
 
 
-def test_an_operator_may_change_a_rule(tmp_path: Any) -> None:
+def test_policy_file_overrides_rule(tmp_path: Any) -> None:
     file = tmp_path / "policy.yaml"
     file.write_text('"cyborg:device:get_all": "rule:elevated or role:manager"\n')
     conf = make_conf()
@@ -128,5 +129,5 @@ def test_an_operator_may_change_a_rule(tmp_path: Any) -> None:
         authorize(enforcer, "cyborg:device:get_one", PERSONAS["manager"], {"project_id": OWN})
 
 
-def test_the_entry_point_gives_every_rule() -> None:
+def test_entry_point_registers_every_rule() -> None:
     assert set(TABLE) <= set(get_enforcer().registered_rules)

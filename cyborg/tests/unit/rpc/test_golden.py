@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every message as version 1.0 of the contract has it on the wire, kept in files.
+"""Every message of version 1.0 of the contract on the wire, stored in files.
 
-Today's code makes them and reads them. ``CYBORG_TEST_WRITE_GOLDEN=1`` writes those of new messages;
-one that is there already is never written again: whoever changes it breaks the contract.
+The current code must send and accept them. ``CYBORG_TEST_WRITE_GOLDEN=1`` writes the files of new
+messages. An existing file is never overwritten: a change of it breaks the contract.
 """
 
 import copy
@@ -16,55 +16,58 @@ from typing import Any
 import kombu
 import pytest
 
-from cyborg.core import catalogue, hardware, job, wanted, wire
-from cyborg.fixtures.broker import MEMORY, Bus, open_bus
-from cyborg.fixtures.messages import EXAMPLES, HARDWARE, HOST
-from cyborg.rpc import gate
-from cyborg.rpc.agent import AgentClient
+from cyborg.core.drivers import desired_state, registry
+from cyborg.core.jobs import job
+from cyborg.core.wire import hardware
+from cyborg.core.wire import report as wire
+from cyborg.rpc import message_filter
+from cyborg.rpc.client import make_agent_client
 from cyborg.rpc.contract import CONTRACTS
+from cyborg.tests.fixtures.bus.broker import MEMORY, Bus, open_bus
+from cyborg.tests.fixtures.bus.messages import EXAMPLES, HARDWARE, HOST
 
 FOLDER = Path(__file__).parent / "golden"
 NAMES = [(contract, method) for contract in EXAMPLES for method in EXAMPLES[contract]]
-# What differs from one message to the next.
-PASSING = ("_unique_id", "_msg_id", "_reply_q")
+# Keys whose values differ between messages.
+VARIABLE_KEYS = ("_unique_id", "_msg_id", "_reply_q")
 CONTEXT = {"_context_request_id": "req-1", "_context_user": "user-1", "_context_roles": ["reader"]}
 
 
-class Canned:
-    """Answers each method of a contract as the examples have it."""
+class CannedEndpoint:
+    """Endpoint that answers each method of a contract with its example."""
 
     def __init__(self, contract: str) -> None:
         self.contract = contract
-        self.heard: queue.Queue[tuple[str, dict[str, Any]]] = queue.Queue()
+        self.received: queue.Queue[tuple[str, dict[str, Any]]] = queue.Queue()
 
     def __getattr__(self, name: str) -> Any:
         if name not in EXAMPLES[self.contract]:
             raise AttributeError(name)
 
         def answer(ctxt: Any, **arguments: Any) -> Any:
-            self.heard.put((name, arguments))
+            self.received.put((name, arguments))
             return EXAMPLES[self.contract][name][1]
 
         return answer
 
 
-class Wire:
-    """A bus whose servers are canned, and all that went over it."""
+class RecordedBus:
+    """Bus with canned endpoints, which records all messages."""
 
-    def __init__(self, bus: Bus, canned: dict[str, Canned]) -> None:
+    def __init__(self, bus: Bus, canned: dict[str, CannedEndpoint]) -> None:
         self.bus, self.canned = bus, canned
-        self.seen: list[dict[str, Any]] = []
+        self.messages: list[dict[str, Any]] = []
 
     def call(self, contract: str, method: str) -> Any:
         """Call a method with the arguments of its example, by its client."""
         arguments = dict(EXAMPLES[contract][method][0])
         if contract == "conductor":
             return getattr(self.bus.conductor(), method)(**arguments)
-        agent = AgentClient(self.bus.transport, self.bus.conf)
+        agent = make_agent_client(self.bus.transport, self.bus.conf)
         return getattr(agent, method)(HOST, **arguments)
 
-    def throw(self, contract: str, message: dict[str, Any]) -> None:
-        """Put a message that a file holds onto a server's queue."""
+    def publish_raw(self, contract: str, message: dict[str, Any]) -> None:
+        """Publish a message from a file to a server's queue."""
         topic = f"{self.bus.conf.rpc.topic}.{contract}"
         envelope = {**message, "oslo.message": json.dumps(message["oslo.message"])}
         with kombu.Connection("memory://") as connection:
@@ -72,24 +75,26 @@ class Wire:
 
 
 @pytest.fixture(scope="module")
-def traffic() -> Iterator[Wire]:
-    """One bus with both servers; what passes a gate is noted."""
-    canned = {name: Canned(name) for name in EXAMPLES}
-    read = gate._read
+def recorded_bus() -> Iterator[RecordedBus]:
+    """Bus with both servers, which records the accepted messages."""
+    canned = {name: CannedEndpoint(name) for name in EXAMPLES}
+    read = message_filter._decode
     with open_bus(MEMORY) as bus, pytest.MonkeyPatch.context() as patch:
-        made = Wire(bus, canned)
+        built = RecordedBus(bus, canned)
 
-        def note(message: Any, most: int) -> dict[str, Any]:
+        def record(message: Any, max_bytes: int) -> dict[str, Any]:
             envelope = json.loads(message.body)
-            made.seen.append({**envelope, "oslo.message": json.loads(envelope["oslo.message"])})
-            return read(message, most)
+            built.messages.append(
+                {**envelope, "oslo.message": json.loads(envelope["oslo.message"])}
+            )
+            return read(message, max_bytes)
 
-        patch.setattr(gate, "_read", note)
+        patch.setattr(message_filter, "_decode", record)
         with (
             bus.serving("conductor", canned["conductor"]),
             bus.serving("agent", canned["agent"], HOST),
         ):
-            yield made
+            yield built
 
 
 def path(contract: str, method: str) -> Path:
@@ -98,119 +103,129 @@ def path(contract: str, method: str) -> Path:
 
 
 def golden(contract: str, method: str) -> dict[str, Any]:
-    """Return a message and its answer as version 1.0 has them."""
-    kept: dict[str, Any] = json.loads(path(contract, method).read_text())
-    return kept
+    """Return the stored request and answer of version 1.0."""
+    stored: dict[str, Any] = json.loads(path(contract, method).read_text())
+    return stored
 
 
-def still(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message with what passes replaced."""
-    inner = {k: ("..." if k in PASSING else v) for k, v in message["oslo.message"].items()}
+def normalize(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message with its variable values replaced."""
+    inner = {k: ("..." if k in VARIABLE_KEYS else v) for k, v in message["oslo.message"].items()}
     inner = {k: v for k, v in inner.items() if not k.startswith("_context_")}
     return {**message, "oslo.message": inner}
 
 
-def extended(value: Any) -> Any:
-    """Return a body with a key more in each of its objects that has fields of ours."""
+def add_unknown_keys(value: Any) -> Any:
+    """Return a body with an unknown key in each of its objects."""
     if isinstance(value, list):
-        return [extended(one) for one in value]
+        return [add_unknown_keys(item) for item in value]
     if isinstance(value, dict):
-        return {key: extended(one) for key, one in value.items()} | {"new": {"from": "1.1"}}
+        return {key: add_unknown_keys(item) for key, item in value.items()} | {
+            "new": {"from": "1.1"}
+        }
     return value
 
 
 @pytest.mark.parametrize(("contract", "method"), NAMES)
-def test_it_is_made_as_ever(traffic: Wire, contract: str, method: str) -> None:
-    traffic.seen.clear()
-    traffic.call(contract, method)
-    asked, answered = map(still, traffic.seen)
-    made = {"request": asked, "answer": answered}
+def test_client_sends_the_golden_message(
+    recorded_bus: RecordedBus, contract: str, method: str
+) -> None:
+    recorded_bus.messages.clear()
+    recorded_bus.call(contract, method)
+    request, answer = map(normalize, recorded_bus.messages)
+    built = {"request": request, "answer": answer}
     file = path(contract, method)
     if os.environ.get("CYBORG_TEST_WRITE_GOLDEN") == "1" and not file.exists():
         file.parent.mkdir(exist_ok=True)
-        file.write_text(json.dumps(made, indent=1) + "\n")
-    assert made == golden(contract, method)
+        file.write_text(json.dumps(built, indent=1) + "\n")
+    assert built == golden(contract, method)
 
 
 @pytest.mark.parametrize(("contract", "method"), NAMES)
-def test_it_is_read_as_ever(traffic: Wire, contract: str, method: str) -> None:
+def test_server_accepts_the_golden_message(
+    recorded_bus: RecordedBus, contract: str, method: str
+) -> None:
     message = golden(contract, method)["request"]
     inner = message["oslo.message"]
     inner |= {"_unique_id": f"{contract}-{method}", "_msg_id": None, "_reply_q": None} | CONTEXT
     message["new"], inner["new"], inner["_context_new"] = 1, {"from": "1.1"}, ["x"]
-    heard = traffic.canned[contract].heard
-    while not heard.empty():
-        heard.get()
-    traffic.throw(contract, message)
-    assert heard.get(timeout=10) == (method, dict(EXAMPLES[contract][method][0]))
+    received = recorded_bus.canned[contract].received
+    while not received.empty():
+        received.get()
+    recorded_bus.publish_raw(contract, message)
+    assert received.get(timeout=10) == (method, dict(EXAMPLES[contract][method][0]))
 
 
 @pytest.mark.parametrize(("contract", "method"), NAMES)
-def test_its_answer_is_read_as_ever(traffic: Wire, contract: str, method: str) -> None:
+def test_client_accepts_the_golden_answer(
+    recorded_bus: RecordedBus, contract: str, method: str
+) -> None:
     body = golden(contract, method)["answer"]["oslo.message"]
     assert body["failure"] is None
     assert body["result"] == {"ok": EXAMPLES[contract][method][1]}
-    assert traffic.call(contract, method) == body["result"]["ok"]
+    assert recorded_bus.call(contract, method) == body["result"]["ok"]
 
 
-def test_there_is_a_file_for_every_message_and_no_other() -> None:
-    kept = {(f.parent.name, f.stem) for f in FOLDER.glob("*/*.json")}
-    assert kept == {
+def test_golden_files_match_the_contract() -> None:
+    stored = {(f.parent.name, f.stem) for f in FOLDER.glob("*/*.json")}
+    assert stored == {
         (f"{contract.name}-{contract.version}", method)
         for contract in CONTRACTS.values()
         for method in contract.methods
     }
 
 
-def test_every_example_has_every_argument() -> None:
+def test_examples_have_every_argument() -> None:
     for contract, method in NAMES:
         arguments = EXAMPLES[contract][method][0]
         assert set(arguments) == set(CONTRACTS[contract].methods[method].arguments), method
 
 
 def argument(contract: str, method: str, name: str) -> Any:
-    """Return an argument as a file has it."""
+    """Return an argument of a stored request."""
     return golden(contract, method)["request"]["oslo.message"]["args"][name]
 
 
 def result(contract: str, method: str) -> Any:
-    """Return an answer as a file has it."""
+    """Return the result of a stored answer."""
     return golden(contract, method)["answer"]["oslo.message"]["result"]["ok"]
 
 
 def extended_report() -> Any:
-    """Return a report of a newer agent, whose maps of free names stay as they were."""
+    """Return a report with unknown keys, except in maps with free names."""
     report = argument("conductor", "report", "report")
-    made = extended(report)
-    for mine, its in zip(report["devices"], made["devices"], strict=True):
+    built = add_unknown_keys(report)
+    for original, extended_device in zip(report["devices"], built["devices"], strict=True):
         for key in ("std_board_info", "vendor_board_info"):
-            its[key] = mine[key]
-        its["deployables"][0]["attributes"] = mine["deployables"][0]["attributes"]
-        handle = its["deployables"][0]["handles"][0]
-        handle["info"] = mine["deployables"][0]["handles"][0]["info"]
-    return made
+            extended_device[key] = original[key]
+        extended_device["deployables"][0]["attributes"] = original["deployables"][0]["attributes"]
+        handle = extended_device["deployables"][0]["handles"][0]
+        handle["info"] = original["deployables"][0]["handles"][0]["info"]
+    return built
 
 
-def test_keys_of_a_newer_version_are_passed_over_at_any_depth() -> None:
+def test_keys_of_a_newer_version_are_ignored_at_any_depth() -> None:
     report = argument("conductor", "report", "report")
     assert wire.load_report(extended_report()) == wire.load_report(report)
     entries = report["drivers"]
-    assert catalogue.load(extended(entries)) == catalogue.load(entries)
+    assert registry.load(add_unknown_keys(entries)) == registry.load(entries)
     for backend in argument("conductor", "hello", "drivers"):
-        assert wire.load_backend(extended(backend)) == wire.load_backend(backend)
-    outcomes = argument("conductor", "backends_applied", "outcomes")
-    assert wanted.load_applied(extended(outcomes)) == wanted.load_applied(outcomes)
-    wish = result("conductor", "backends_wanted")
-    newer = extended(copy.deepcopy(wish))
-    newer["backends"][0]["config"] = wish["backends"][0]["config"]
-    assert wanted.load_host(newer) == wanted.load_host(wish)
+        assert wire.load_backend(add_unknown_keys(backend)) == wire.load_backend(backend)
+    outcomes = argument("conductor", "report_backend_outcomes", "outcomes")
+    assert desired_state.load_outcomes(add_unknown_keys(outcomes)) == desired_state.load_outcomes(
+        outcomes
+    )
+    desired = result("conductor", "get_desired_backends")
+    with_unknown_keys = add_unknown_keys(copy.deepcopy(desired))
+    with_unknown_keys["backends"][0]["config"] = desired["backends"][0]["config"]
+    assert desired_state.load_host(with_unknown_keys) == desired_state.load_host(desired)
     args = golden("agent", "job")["request"]["oslo.message"]["args"]
-    work = extended(args["arguments"])
+    work = add_unknown_keys(args["arguments"])
     work["items"][0]["accel"] = args["arguments"]["items"][0]["accel"]
-    plain = [args["job"], args["kind"], args["seconds"]]
-    assert job.load_work(plain[0], plain[1], work, plain[2]) == job.load_work(
+    plain = [args["job"], args["kind"], args["timeout"]]
+    assert job.load_job_spec(plain[0], plain[1], work, plain[2]) == job.load_job_spec(
         plain[0], plain[1], args["arguments"], plain[2]
     )
-    seen = result("agent", "hardware")
-    assert hardware.load(extended(seen)) == hardware.load(seen)
-    assert HARDWARE in seen["hardware"]
+    answer = result("agent", "hardware")
+    assert hardware.load_answer(add_unknown_keys(answer)) == hardware.load_answer(answer)
+    assert HARDWARE in answer["hardware"]

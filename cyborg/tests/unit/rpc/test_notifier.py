@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notifications on their way: to a listener, past a broker that is away, bounded in time."""
+"""Notifier: delivery, outages of the broker, and time limits."""
 
 import contextlib
 import logging
@@ -15,25 +15,25 @@ import pytest
 from oslo_config import cfg
 
 from cyborg.core.errors import Misconfigured, TimedOut, Unavailable
-from cyborg.fixtures.broker import MEMORY
-from cyborg.fixtures.options import make_conf
-from cyborg.fixtures.relay import relay
-from cyborg.rpc.notifier import GROUP, Notifier, is_wanted, make_notifier
+from cyborg.rpc.notifier import GROUP, Notifier, is_enabled, make_notifier
 from cyborg.rpc.transport import register_options
+from cyborg.tests.fixtures.bus.broker import MEMORY
+from cyborg.tests.fixtures.bus.tcp_relay import relay
+from cyborg.tests.fixtures.machine.options import make_conf
 
 LONG = 30.0
 
 
-def options(url: str, topic: str | None = None, **more: Any) -> cfg.ConfigOpts:
-    conf = make_conf(**{"rpc": {"timeout": 10.0}, **more})
+def options(url: str, topic: str | None = None, **groups: Any) -> cfg.ConfigOpts:
+    conf = make_conf(**{"rpc": {"timeout": 10.0}, **groups})
     register_options(conf)
-    is_wanted(conf)
+    is_enabled(conf)
     conf.set_override("driver", ["messagingv2"], group=GROUP)
     conf.set_override("topics", [topic or f"test-{uuid4().hex[:12]}"], group=GROUP)
     conf.set_override("transport_url", url, group=GROUP)
     conf.set_override("transport_url", "rabbit://nobody:wrong@127.0.0.1:1/")
     conf.set_override("host", "controller-1")
-    # Exchange and queues are the test's own and go with it.
+    # Exchange and queues belong to the test and are deleted with it.
     conf.set_override("control_exchange", conf[GROUP].topics[0])
     oslo_messaging.get_notification_transport(conf).cleanup()
     conf.set_override("amqp_auto_delete", True, group="oslo_messaging_rabbit")
@@ -46,14 +46,14 @@ def message(event: str = "device.enable.end", priority: str = "INFO", **data: An
 
 @contextlib.contextmanager
 def listening(conf: cfg.ConfigOpts) -> Iterator["queue.Queue[tuple[Any, ...]]"]:
-    heard: queue.Queue[tuple[Any, ...]] = queue.Queue()
+    received: queue.Queue[tuple[Any, ...]] = queue.Queue()
 
     class Endpoint:
-        def info(self, ctxt: Any, publisher: str, event: str, payload: Any, more: Any) -> None:
-            heard.put(("INFO", publisher, event, payload))
+        def info(self, ctxt: Any, publisher: str, event: str, payload: Any, metadata: Any) -> None:
+            received.put(("INFO", publisher, event, payload))
 
-        def error(self, ctxt: Any, publisher: str, event: str, payload: Any, more: Any) -> None:
-            heard.put(("ERROR", publisher, event, payload))
+        def error(self, ctxt: Any, publisher: str, event: str, payload: Any, metadata: Any) -> None:
+            received.put(("ERROR", publisher, event, payload))
 
     transport = oslo_messaging.get_notification_transport(conf)
     (topic,) = conf[GROUP].topics
@@ -62,7 +62,7 @@ def listening(conf: cfg.ConfigOpts) -> Iterator["queue.Queue[tuple[Any, ...]]"]:
     )
     listener.start()
     try:
-        yield heard
+        yield received
     finally:
         listener.stop()
         listener.wait()
@@ -75,107 +75,109 @@ def url(request: pytest.FixtureRequest) -> str:
     return MEMORY if memory else str(request.getfixturevalue("rabbit_url"))
 
 
-def test_a_listener_hears_by_priority_in_order(url: str) -> None:
+def test_send_delivers_by_priority_in_order(url: str) -> None:
     conf = options(url)
-    with listening(conf) as heard:
+    with listening(conf) as received:
         notifier = Notifier(conf)
         try:
             sent = [message(n=1), message("deployable.program.error", "ERROR", n=2), message(n=3)]
             assert notifier.send(sent) == [None, None, None]
-            found = [heard.get(timeout=LONG) for _ in sent]
+            found = [received.get(timeout=LONG) for _ in sent]
         finally:
             notifier.cleanup()
-    who = "cyborg-conductor:controller-1"
+    publisher_id = "cyborg-conductor:controller-1"
     infos = [item for item in found if item[0] == "INFO"]
-    assert infos == [("INFO", who, "device.enable.end", {"data": {"n": n}}) for n in (1, 3)]
+    assert infos == [
+        ("INFO", publisher_id, "device.enable.end", {"data": {"n": n}}) for n in (1, 3)
+    ]
     (error,) = [item for item in found if item[0] == "ERROR"]
-    assert error == ("ERROR", who, "deployable.program.error", {"data": {"n": 2}})
+    assert error == ("ERROR", publisher_id, "deployable.program.error", {"data": {"n": 2}})
 
 
 @pytest.mark.services
-def test_a_broker_that_is_away_is_said_and_loses_nothing(
+def test_send_during_an_outage_raises_and_loses_nothing(
     rabbit_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     parsed = oslo_messaging.TransportURL.parse(make_conf(), rabbit_url)
     topic = f"test-{uuid4().hex[:12]}"
     with (
         relay(parsed.hosts[0].port or 5672) as wire,
-        listening(options(rabbit_url, topic)) as heard,
+        listening(options(rabbit_url, topic)) as received,
     ):
         parsed.hosts[0].hostname, parsed.hosts[0].port = "127.0.0.1", wire.port
         notifier = Notifier(options(str(parsed), topic))
         try:
-            began = time.monotonic()
-            with pytest.raises(Unavailable, match="takes none"):
+            started = time.monotonic()
+            with pytest.raises(Unavailable, match="accepts no message"):
                 notifier.send([message(n=1), message(n=2)])
-            assert time.monotonic() - began < 10
-            wire.mend()
-            assert in_the_end(notifier, message(n=1)) == [None]
+            assert time.monotonic() - started < 10
+            wire.restore()
+            assert send_until_accepted(notifier, message(n=1)) == [None]
             wire.cut()
             with pytest.raises(Unavailable):
                 notifier.send([message(n=2)])
-            wire.mend()
-            assert in_the_end(notifier, message(n=2)) == [None]
-            assert [heard.get(timeout=LONG)[3]["data"]["n"] for _ in range(2)] == [1, 2]
+            wire.restore()
+            assert send_until_accepted(notifier, message(n=2)) == [None]
+            assert [received.get(timeout=LONG)[3]["data"]["n"] for _ in range(2)] == [1, 2]
             assert "Could not send notification" not in caplog.text
         finally:
             notifier.cleanup()
 
 
-def in_the_end(notifier: Notifier, one: Any) -> Any:
+def send_until_accepted(notifier: Notifier, item: Any) -> Any:
     end = time.monotonic() + LONG
     while True:
         try:
-            return notifier.send([one])
+            return notifier.send([item])
         except Unavailable:
             assert time.monotonic() < end
 
 
 @pytest.mark.services
-def test_a_broker_that_hangs_is_not_waited_for(rabbit_url: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as mute:
-        port = mute.getsockname()[1]
+def test_send_to_a_hanging_broker_times_out(rabbit_url: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
         url = f"rabbit://guest:guest@127.0.0.1:{port}/"
         notifier = Notifier(options(url, rpc={"timeout": 0.2}))
-        began = time.monotonic()
+        started = time.monotonic()
         with pytest.raises(TimedOut, match=r"did not answer in 0\.2 s"):
             notifier.send([message()])
         with pytest.raises(Unavailable, match="an earlier notification"):
             notifier.send([message()])
-        assert time.monotonic() - began < 5
-        assert notifier.seconds == 0.2
+        assert time.monotonic() - started < 5
+        assert notifier.timeout == 0.2
         notifier.cleanup()
-        taken, _ = mute.accept()
-    taken.close()
+        accepted, _ = server.accept()
+    accepted.close()
     assert notifier._thread is not None
     notifier._thread.join(LONG)
     assert not notifier._thread.is_alive()
 
 
 @pytest.mark.parametrize(
-    ("bad", "answers", "all_tried"),
+    ("failure", "answers", "all_tried"),
     [
         (ValueError("no such thing"), [None, "ValueError: no such thing", None], [1, 2, 3]),
         (
             OSError("gone"),
-            [None, *["the broker of notifications takes none: OSError: gone"] * 2],
+            [None, *["the notification broker accepts no message: OSError: gone"] * 2],
             [1, 2],
         ),
     ],
     ids=["its own", "the broker's"],
 )
-def test_one_of_several_fails(
-    monkeypatch: pytest.MonkeyPatch, bad: Exception, answers: list[Any], all_tried: list[int]
+def test_send_with_one_failure_returns_the_error(
+    monkeypatch: pytest.MonkeyPatch, failure: Exception, answers: list[Any], all_tried: list[int]
 ) -> None:
     notifier = Notifier(options(MEMORY))
     driver = notifier._transport._driver
     send, tried = driver.send_notification, []
 
-    def fail_second(target: Any, ctxt: Any, body: Any, *more: Any, **named: Any) -> None:
+    def fail_second(target: Any, ctxt: Any, body: Any, *args: Any, **kwargs: Any) -> None:
         tried.append(body["payload"]["data"]["n"])
         if tried[-1] == 2:
-            raise bad
-        send(target, ctxt, body, *more, **named)
+            raise failure
+        send(target, ctxt, body, *args, **kwargs)
 
     monkeypatch.setattr(driver, "send_notification", fail_second)
     try:
@@ -185,16 +187,16 @@ def test_one_of_several_fails(
         notifier.cleanup()
 
 
-def test_without_a_driver_there_is_nothing() -> None:
+def test_make_notifier_without_a_driver_returns_none() -> None:
     for drivers in ([], [""], ["noop"]):
         conf = options(MEMORY)
         conf.set_override("driver", drivers, group=GROUP)
-        assert not is_wanted(conf)
+        assert not is_enabled(conf)
         assert make_notifier(conf) is None
-    assert not is_wanted(make_conf())
+    assert not is_enabled(make_conf())
 
 
-def test_a_driver_that_needs_no_broker(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_driver_needs_no_broker(caplog: pytest.LogCaptureFixture) -> None:
     conf = options(MEMORY)
     conf.set_override("driver", ["log"], group=GROUP)
     notifier = make_notifier(conf)
@@ -205,7 +207,7 @@ def test_a_driver_that_needs_no_broker(caplog: pytest.LogCaptureFixture) -> None
     notifier.cleanup()
 
 
-def test_what_cannot_work_is_refused_at_the_start() -> None:
+def test_make_notifier_with_invalid_configuration_is_refused() -> None:
     conf = options(MEMORY)
     conf.set_override("driver", ["mesaging"], group=GROUP)
     with pytest.raises(Misconfigured, match=r"driver: found 'mesaging'; expected one of .*log"):

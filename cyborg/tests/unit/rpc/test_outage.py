@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broker that is not there yet, comes, goes and comes back."""
+"""Calls before, during and after outages of the broker."""
 
 import threading
 import time
@@ -11,24 +11,24 @@ import oslo_messaging
 import pytest
 
 from cyborg.core.errors import Unavailable
-from cyborg.fixtures.broker import open_bus
-from cyborg.fixtures.options import make_conf
-from cyborg.fixtures.relay import relay
+from cyborg.tests.fixtures.bus.broker import open_bus
+from cyborg.tests.fixtures.bus.tcp_relay import relay
+from cyborg.tests.fixtures.machine.options import make_conf
 
 LONG = 40.0
 
 pytestmark = pytest.mark.services
 
 
-class Everything:
-    """Answers every method."""
+class EchoEndpoint:
+    """Endpoint that returns the arguments of each call."""
 
     def __getattr__(self, name: str) -> Any:
-        return lambda ctxt, **said: said
+        return lambda ctxt, **arguments: arguments
 
 
-def in_the_end(work: Callable[[], Any]) -> Any:
-    """Do something until it succeeds; each try that fails takes its own time."""
+def retry(work: Callable[[], Any]) -> Any:
+    """Call a function until it succeeds."""
     end = time.monotonic() + LONG
     while True:
         try:
@@ -37,7 +37,7 @@ def in_the_end(work: Callable[[], Any]) -> Any:
             assert time.monotonic() < end
 
 
-def test_it_comes_goes_and_comes_back(rabbit_url: str) -> None:
+def test_calls_recover_after_outages_of_the_broker(rabbit_url: str) -> None:
     parsed = oslo_messaging.TransportURL.parse(make_conf(), rabbit_url)
     with relay(parsed.hosts[0].port or 5672) as wire:
         parsed.hosts[0].hostname, parsed.hosts[0].port = "127.0.0.1", wire.port
@@ -49,17 +49,17 @@ def test_it_comes_goes_and_comes_back(rabbit_url: str) -> None:
 
             with pytest.raises(Unavailable, match="does not answer"):
                 call()
-            wire.mend()
-            in_the_end(bus.transport.ensure_open)
-            with bus.serving("conductor", Everything()):
-                assert in_the_end(call) == {"host": "h", "driver": None}
+            wire.restore()
+            retry(bus.transport.ensure_open)
+            with bus.serving("conductor", EchoEndpoint()):
+                assert retry(call) == {"host": "h", "driver": None}
                 wire.cut()
-                began = time.monotonic()
-                # More at once than there are connections in the pool: some open one of their own.
+                started = time.monotonic()
+                # More calls than connections in the pool, so that some open a new connection.
                 with ThreadPoolExecutor(8) as pool:
-                    asked = [pool.submit(call) for _ in range(8)]
-                assert {type(one.exception()) for one in asked} == {Unavailable}
-                assert time.monotonic() - began < 10, "a call is bounded while the broker is away"
-                wire.mend()
-                assert in_the_end(call) == {"host": "h", "driver": None}
+                    futures = [pool.submit(call) for _ in range(8)]
+                assert {type(future.exception()) for future in futures} == {Unavailable}
+                assert time.monotonic() - started < 10, "a call is bounded while the broker is away"
+                wire.restore()
+                assert retry(call) == {"host": "h", "driver": None}
         assert not [t for t in threading.enumerate() if t.name == "bus"]

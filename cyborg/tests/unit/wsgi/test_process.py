@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a WSGI server's processes have of their own."""
+"""Per-process state of the API in a WSGI server."""
 
 import os
 import subprocess
@@ -9,26 +9,30 @@ from pathlib import Path
 
 import pytest
 
-from cyborg.fixtures.processes import ini
-from cyborg.wsgi.process import Application, arguments, life
+from cyborg.tests.fixtures.machine.processes import ini
+from cyborg.wsgi.process import Application, config_arguments, server_id
 
 
-def test_where_the_configuration_is(tmp_path: Path) -> None:
+def test_config_arguments_from_environment(tmp_path: Path) -> None:
     folder = str(tmp_path)
-    assert arguments({}) == []
-    assert arguments({"OS_CYBORG_CONFIG_FILES": "/a/b.conf; /c.conf;"}) == [
+    assert config_arguments({}) == []
+    assert config_arguments({"OS_CYBORG_CONFIG_FILES": "/a/b.conf; /c.conf;"}) == [
         *("--config-file", "/a/b.conf"),
         *("--config-file", "/c.conf"),
     ]
-    assert arguments({"OS_CYBORG_CONFIG_DIR": folder}) == ["--config-dir", folder]
+    assert config_arguments({"OS_CYBORG_CONFIG_DIR": folder}) == ["--config-dir", folder]
     both = {"OS_CYBORG_CONFIG_DIR": folder, "OS_CYBORG_CONFIG_FILES": "x.conf;/y.conf"}
-    assert arguments(both) == [*("--config-file", f"{folder}/x.conf"), "--config-file", "/y.conf"]
+    assert config_arguments(both) == [
+        *("--config-file", f"{folder}/x.conf"),
+        "--config-file",
+        "/y.conf",
+    ]
     (tmp_path / "cyborg.conf").touch()
-    found = arguments({"OS_CYBORG_CONFIG_DIR": folder})
+    found = config_arguments({"OS_CYBORG_CONFIG_DIR": folder})
     assert found == ["--config-file", f"{folder}/cyborg.conf"]
 
 
-def test_many_first_requests_open_once() -> None:
+def test_application_concurrent_first_requests_open_once() -> None:
     opened: list[int] = []
 
     def open_app() -> object:
@@ -41,12 +45,12 @@ def test_many_first_requests_open_once() -> None:
     assert opened == [os.getpid()]
 
 
-def test_a_failed_opening_is_tried_again() -> None:
-    tries: list[int] = []
+def test_application_retries_after_failed_open() -> None:
+    attempts: list[int] = []
 
     def open_app() -> object:
-        tries.append(1)
-        if len(tries) == 1:
+        attempts.append(1)
+        if len(attempts) == 1:
             raise OSError("not yet")
         return lambda environ, start_response: [b"x"]
 
@@ -56,11 +60,11 @@ def test_a_failed_opening_is_tried_again() -> None:
     assert application({}, None) == [b"x"]
 
 
-def test_a_forked_worker_opens_its_own() -> None:
+def test_application_opens_again_after_fork() -> None:
     script = """
 import os
 from cyborg.wsgi.process import Application
-application = Application(lambda: (lambda me: lambda e, s: [me])(os.getpid()))
+application = Application(lambda: (lambda pid: lambda e, s: [pid])(os.getpid()))
 assert application({}, None) == [os.getpid()]
 child = os.fork()
 if child == 0:
@@ -72,12 +76,16 @@ assert application({}, None) == [os.getpid()]
     assert done.returncode == 0, done.stderr
 
 
-def test_workers_of_one_server_share_a_life() -> None:
-    assert life() == life()
-    command = [sys.executable, "-c", "from cyborg.wsgi.process import life; print(life())"]
-    told = {subprocess.check_output(command, text=True) for _ in range(2)}
-    assert len(told) == 1
-    assert told != {f"{life()}\n"}
+def test_server_id_is_shared_by_children() -> None:
+    assert server_id() == server_id()
+    command = [
+        sys.executable,
+        "-c",
+        "from cyborg.wsgi.process import server_id; print(server_id())",
+    ]
+    ids = {subprocess.check_output(command, text=True) for _ in range(2)}
+    assert len(ids) == 1
+    assert ids != {f"{server_id()}\n"}
 
 
 def run(script: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -91,7 +99,7 @@ def run(script: str, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_command_line_is_the_servers_own(tmp_path: Path) -> None:
+def test_application_ignores_command_line_of_server(tmp_path: Path) -> None:
     file = tmp_path / "api.conf"
     sections = {
         "DEFAULT": {"auth_strategy": "noauth", "transport_url": "kombu+memory:////"},
@@ -110,18 +118,16 @@ assert webob.Request.blank("/v2/devices").get_response(application).status_int =
 
 
 @pytest.mark.parametrize(
-    ("text", "named"),
+    ("text", "option"),
     [
         ("[DEFAULT]\nauth_strategy = trust-me\n", "[DEFAULT] auth_strategy"),
         ("[api]\nmax_limit = 0\n", "[api] max_limit"),
         ("", "[keystone_authtoken] auth_type"),
     ],
 )
-def test_a_wrong_option_keeps_the_server_from_starting(
-    tmp_path: Path, text: str, named: str
-) -> None:
+def test_application_invalid_option_fails_import(tmp_path: Path, text: str, option: str) -> None:
     file = tmp_path / "api.conf"
     file.write_text(text)
     done = run("import cyborg.wsgi.api", OS_CYBORG_CONFIG_FILES=str(file))
     assert done.returncode != 0
-    assert named in done.stderr
+    assert option in done.stderr

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Accelerators as the API shows them, and the filter of states against the rule of core."""
+"""Tests of reading accelerators, and of the state filter against core."""
 
 import itertools
 from typing import Any
@@ -8,24 +8,26 @@ import pytest
 import sqlalchemy as sa
 from oslo_utils import timeutils
 
-from cyborg.core.accelerator import State
+from cyborg.core.arq.accelerator import AcceleratorState
 from cyborg.db import schema
-from cyborg.db.counting import counting
 from cyborg.db.read import accelerators as read
 from cyborg.db.read.paging import Page
-from cyborg.fixtures import rows
+from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.databases.counting import count_statements
 
 INSTANCE = "11111111-2222-3333-4444-555555555555"
 
 
-def hold(engine: sa.Engine, card: rows.Card, nth: int = 0, **request: Any) -> tuple[str, str]:
-    """Have a request hold the nth handle of a card; return the uuids of handle and request."""
+def assign_handle(
+    engine: sa.Engine, card: rows.Card, nth: int = 0, **request: Any
+) -> tuple[str, str]:
+    """Assign the nth handle of a card to a new ARQ; return the uuids of handle and ARQ."""
     profiles = rows.read(engine, schema.device_profiles)
-    profile = profiles[0]["id"] if profiles else rows.profile(engine)
-    arq = rows.request(engine, profile, **{"state": "Bound", **request})
-    (row,) = rows.read(engine, schema.requests, uuid=arq)
+    profile = profiles[0]["id"] if profiles else rows.insert_profile(engine)
+    arq = rows.insert_arq(engine, profile, **{"state": "Bound", **request})
+    (row,) = rows.read(engine, schema.arqs, uuid=arq)
     handle = rows.read(engine, schema.attach_handles, deployable_id=card.deployable_id)[nth]
-    rows.change(engine, schema.attach_handles, handle["id"], request_id=row["id"])
+    rows.update(engine, schema.attach_handles, handle["id"], arq_id=row["id"])
     return handle["uuid"], arq
 
 
@@ -35,27 +37,27 @@ def found(engine: sa.Engine, **filters: Any) -> list[Any]:
 
 
 def agent_with_backend(engine: sa.Engine, host: str = "compute-1") -> int:
-    service = rows.agent(engine, host)
+    service = rows.insert_agent(engine, host)
     rows.insert(
         engine, schema.backends, service_id=service, name="gen0", driver="generic", status="READY"
     )
     return service
 
 
-def test_one_that_is_held(engine: sa.Engine) -> None:
+def test_find_shows_an_owned_accelerator(engine: sa.Engine) -> None:
     agent_with_backend(engine)
-    card = rows.card(engine, handles=2, backend="gen0")
+    card = rows.insert_card(engine, handles=2, backend="gen0")
     label = {"label_name": "mine", "label_description": "d\ne", "label_tags": ["é", "b"]}
-    handle, arq = hold(engine, card, 1, instance_uuid=INSTANCE, instance_slot=0, **label)
-    free, held = found(engine)
+    handle, arq = assign_handle(engine, card, 1, instance_uuid=INSTANCE, instance_slot=0, **label)
+    free, owned = found(engine)
     (device,) = rows.read(engine, schema.devices)
-    (part,) = rows.read(engine, schema.deployables)
+    (deployable,) = rows.read(engine, schema.deployables)
     (row,) = rows.read(engine, schema.attach_handles, uuid=handle)
-    assert (held.pop("created_at"), held.pop("updated_at")) == (
+    assert (owned.pop("created_at"), owned.pop("updated_at")) == (
         row["created_at"],
         row["updated_at"],
     )
-    assert held == {
+    assert owned == {
         "uuid": handle,
         "type": "FPGA",
         "vendor": "0xABCD",
@@ -64,7 +66,7 @@ def test_one_that_is_held(engine: sa.Engine) -> None:
         "backend": "gen0",
         "driver": "generic",
         "device_uuid": device["uuid"],
-        "deployable_uuid": part["uuid"],
+        "deployable_uuid": deployable["uuid"],
         "rp_uuid": card.provider,
         "resource_class": "FPGA",
         "attach_handle_type": "TEST_PCI",
@@ -78,70 +80,72 @@ def test_one_that_is_held(engine: sa.Engine) -> None:
         "description": "d\ne",
         "tags": ["é", "b"],
     }
-    assert set(free) == {*held, "created_at", "updated_at"}
-    nothing = ("arq_uuid", "instance_uuid", "project_id", "name", "description")
-    assert {free[name] for name in nothing} == {None}
+    assert set(free) == {*owned, "created_at", "updated_at"}
+    arq_columns = ("arq_uuid", "instance_uuid", "project_id", "name", "description")
+    assert {free[name] for name in arq_columns} == {None}
     assert (free["state"], free["tags"]) == ("free", [])
 
 
 def test_filters(engine: sa.Engine) -> None:
     agent_with_backend(engine)
-    one = rows.card(engine, handles=2, backend="gen0")
-    two = rows.card(engine, "compute-2", handles=1, resource_class="PGPU", health="unhealthy")
-    mine, _ = hold(engine, one, instance_uuid=INSTANCE, instance_slot=0)
-    other, _ = hold(engine, two, project_id="project-2", state="BindStarted")
+    first = rows.insert_card(engine, handles=2, backend="gen0")
+    second = rows.insert_card(
+        engine, "compute-2", handles=1, resource_class="PGPU", health="unhealthy"
+    )
+    bound, _ = assign_handle(engine, first, instance_uuid=INSTANCE, instance_slot=0)
+    other, _ = assign_handle(engine, second, project_id="project-2", state="BindStarted")
 
     def uuids(**filters: Any) -> list[str]:
         return [row["uuid"] for row in found(engine, **filters)]
 
     assert len(uuids()) == 3
-    assert uuids(project_id="project-1") == uuids(instance_uuid=INSTANCE) == [mine]
+    assert uuids(project_id="project-1") == uuids(instance_uuid=INSTANCE) == [bound]
     assert uuids(project_id="") == uuids(project_id="project-1", hostname="compute-2") == []
     assert uuids(hostname="compute-2") == uuids(resource_class="PGPU") == [other]
     assert uuids(driver="generic") == uuids(driver="gen0") == uuids(hostname="compute-1")
     assert uuids(driver="fake") == uuids(state="preparing") == [other]
-    assert uuids(state="bound") == [mine]
+    assert uuids(state="bound") == [bound]
     with engine.connect() as connection:
-        assert read.get(connection, mine, "project-2") is None
+        assert read.get(connection, bound, "project-2") is None
         shown = read.get(connection, other, "project-2")
     assert shown is not None
     assert (shown["driver"], shown["state_reasons"]) == (None, ["unhealthy"])
 
 
 @pytest.mark.parametrize("key", read.SORTABLE)
-def test_pages_in_every_order(engine: sa.Engine, key: str) -> None:
+def test_pages_by_each_sort_key(engine: sa.Engine, key: str) -> None:
     for host in ("b", "a"):
-        card = rows.card(engine, host, handles=2)
-        hold(engine, card, label_name=f"name-{host}", project_id=host)
-    whole = [row["uuid"] for row in found(engine, page=Page(sort_key=key, sort_dir="desc"))]
-    seen: list[str] = []
-    while len(seen) < 4:
-        marker = seen[-1] if seen else None
-        seen += [row["uuid"] for row in found(engine, page=Page(1, marker, key, "desc"))]
-    assert seen == whole
-    assert len(set(seen)) == 4
+        card = rows.insert_card(engine, host, handles=2)
+        assign_handle(engine, card, label_name=f"name-{host}", project_id=host)
+    all_uuids = [row["uuid"] for row in found(engine, page=Page(sort_key=key, sort_dir="desc"))]
+    found_values: list[str] = []
+    while len(found_values) < 4:
+        marker = found_values[-1] if found_values else None
+        found_values += [row["uuid"] for row in found(engine, page=Page(1, marker, key, "desc"))]
+    assert found_values == all_uuids
+    assert len(set(found_values)) == 4
 
 
-def test_the_filter_of_states_is_the_rule_of_core(sqlite_engine: sa.Engine) -> None:
+def test_state_filter_matches_core(sqlite_engine: sa.Engine) -> None:
     engine = sqlite_engine
-    agent = rows.agent(engine)
+    agent = rows.insert_agent(engine)
     job = rows.insert(
         engine, schema.jobs, kind="program", host="h", subject="s", arguments={}, state="open"
     )
-    card = rows.card(engine, handles=1)
+    card = rows.insert_card(engine, handles=1)
     (handle,) = rows.read(engine, schema.attach_handles)
-    hold(engine, card)
-    (request,) = rows.read(engine, schema.requests)
-    # Each column that decides anything, with the values that it can take.
+    assign_handle(engine, card)
+    (request,) = rows.read(engine, schema.arqs)
+    # Each column that affects the state, with its possible values.
     choices: dict[tuple[sa.Table, int, str], list[Any]] = {
-        (schema.attach_handles, handle["id"], "request_id"): [None, request["id"]],
-        (schema.attach_handles, handle["id"], "prepared"): [False, True],
+        (schema.attach_handles, handle["id"], "arq_id"): [None, request["id"]],
+        (schema.attach_handles, handle["id"], "needs_cleaning"): [False, True],
         (schema.attach_handles, handle["id"], "draining"): [False, True],
         (schema.deployables, card.deployable_id, "draining"): [False, True],
         (schema.devices, card.device_id, "draining"): [False, True],
-        (schema.requests, request["id"], "state"): ["Bound", "BindStarted"],
+        (schema.arqs, request["id"], "state"): ["Bound", "BindStarted"],
     }
-    closing: dict[tuple[sa.Table, int, str], list[Any]] = {
+    cordoning: dict[tuple[sa.Table, int, str], list[Any]] = {
         (schema.devices, card.device_id, "status"): ["enabled", "maintaining"],
         (schema.devices, card.device_id, "health"): ["ok", "unknown", "unhealthy"],
         (schema.devices, card.device_id, "setup_required"): [False, True],
@@ -149,27 +153,29 @@ def test_the_filter_of_states_is_the_rule_of_core(sqlite_engine: sa.Engine) -> N
         (schema.deployables, card.deployable_id, "job_id"): [None, job],
         (schema.services, agent, "down_since"): [None, timeutils.utcnow()],
     }
-    seen = set()
+    found_values = set()
     with engine.connect() as tx:
-        for some in (choices, closing):
-            for values in itertools.product(*some.values()):
-                for (table, id_, column), value in zip(some, values, strict=True):
+        for columns in (choices, cordoning):
+            for values in itertools.product(*columns.values()):
+                for (table, id_, column), value in zip(columns, values, strict=True):
                     tx.execute(sa.update(table).where(table.c.id == id_).values({column: value}))
                 (row,) = read.find(tx)
-                told = [s for s in State if read.find(tx, state=s)]
-                assert told == [row["state"]], values
-                seen.add(row["state"])
-            # The second round is of what nobody holds and nothing else keeps.
-            for (table, id_, column), (first, *_) in some.items():
+                matching = [s for s in AcceleratorState if read.find(tx, state=s)]
+                assert matching == [row["state"]], values
+                found_values.add(row["state"])
+            # The second round is of a handle without an owner, on which only the device decides.
+            for (table, id_, column), (first, *_) in columns.items():
                 tx.execute(sa.update(table).where(table.c.id == id_).values({column: first}))
         tx.rollback()
-    assert seen == set(State)
+    assert found_values == set(AcceleratorState)
 
 
-def test_the_number_of_statements_does_not_grow(sqlite_engine: sa.Engine) -> None:
+def test_find_needs_a_constant_number_of_statements(sqlite_engine: sa.Engine) -> None:
     for number in (1, 30):
         for n in range(number):
-            hold(sqlite_engine, rows.card(sqlite_engine, f"host-{number}-{n}", handles=2))
-        with counting(sqlite_engine) as count:
+            assign_handle(
+                sqlite_engine, rows.insert_card(sqlite_engine, f"host-{number}-{n}", handles=2)
+            )
+        with count_statements(sqlite_engine) as count:
             assert len(found(sqlite_engine)) >= 2 * number
         assert len(count) == 1, count.statements

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backends with what they offer: functions, counted from the handles of their devices."""
+"""Tests of reading backends, with their functions counted from the handles of their devices."""
 
 from datetime import datetime
 from typing import Any
@@ -7,20 +7,20 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from cyborg.core import capability
-from cyborg.core.accelerator import State
+from cyborg.core.arq.accelerator import AcceleratorState
+from cyborg.core.inventory import capability
 from cyborg.db import schema
-from cyborg.db.counting import counting
 from cyborg.db.read import accelerators, backends, services
 from cyborg.db.read.paging import Page
-from cyborg.fixtures import rows
+from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.databases.counting import count_statements
 
 TREE = {"num": 2, "ipsec": {"aes": {"3des": 50, "num": 1}}}
-BOARD = capability.facts(TREE)
+BOARD = capability.to_board_info(TREE)
 
 
 def agent(engine: sa.Engine, host: str, *names: str) -> int:
-    service = rows.agent(engine, host)
+    service = rows.insert_agent(engine, host)
     for name in names:
         rows.insert(
             engine, schema.backends, service_id=service, name=name, driver="any", status="READY"
@@ -28,38 +28,40 @@ def agent(engine: sa.Engine, host: str, *names: str) -> int:
     return service
 
 
-def crypto(engine: sa.Engine, host: str = "one", *, backend: str = "qat", **more: Any) -> rows.Card:
+def crypto(
+    engine: sa.Engine, host: str = "one", *, backend: str = "qat", **overrides: Any
+) -> rows.Card:
     facts = {"resource_class": "CUSTOM_CRYPTO", "type": "CRYPTO", "vendor_board_info": BOARD}
-    return rows.card(engine, host, backend=backend, **{"handles": 2, **facts, **more})
+    return rows.insert_card(engine, host, backend=backend, **{"handles": 2, **facts, **overrides})
 
 
-def hold(engine: sa.Engine, card: rows.Card, **handle: Any) -> None:
-    """Change the first handle of a card: by default a request holds it."""
+def update_handle(engine: sa.Engine, card: rows.Card, **handle: Any) -> None:
+    """Update the first handle of a card: by default, assign it to a new ARQ."""
     if not handle:
-        arq = rows.request(engine, rows.profile(engine), state="Bound")
-        handle = {"request_id": rows.read(engine, schema.requests, uuid=arq)[0]["id"]}
+        arq = rows.insert_arq(engine, rows.insert_profile(engine), state="Bound")
+        handle = {"arq_id": rows.read(engine, schema.arqs, uuid=arq)[0]["id"]}
     first = rows.read(engine, schema.attach_handles, deployable_id=card.deployable_id)[0]
-    rows.change(engine, schema.attach_handles, first["id"], **handle)
+    rows.update(engine, schema.attach_handles, first["id"], **handle)
 
 
 def found(engine: sa.Engine, **filters: Any) -> dict[str, dict[str, tuple[int, int, int]]]:
-    """Return the functions of backends; those of the services must be the same."""
+    """Return the functions of backends; check that those of the services are equal."""
     with engine.connect() as connection:
-        alone = backends.find(connection, **filters)
-        held = services.find(connection, functions=True, **filters)
-    told = {b["uuid"]: b["functions"] for row in held for b in row["backends"]}
-    assert told == {row["uuid"]: row["backends"][0]["functions"] for row in alone}
-    assert all(row["backends"] or "function" not in filters for row in held)
+        listed = backends.find(connection, **filters)
+        in_services = services.find(connection, functions=True, **filters)
+    by_service = {b["uuid"]: b["functions"] for row in in_services for b in row["backends"]}
+    assert by_service == {row["uuid"]: row["backends"][0]["functions"] for row in listed}
+    assert all(row["backends"] or "function" not in filters for row in in_services)
     return {
         f"{row['host']}/{row['name']}": {
             f["function"]: (f["total"], f["used"], f["free"])
             for f in row["backends"][0]["functions"]
         }
-        for row in alone
+        for row in listed
     }
 
 
-def test_what_each_backend_offers(engine: sa.Engine) -> None:
+def test_functions_of_each_backend(engine: sa.Engine) -> None:
     agent(engine, "one", "qat", "nvme", "idle")
     agent(engine, "two", "qat")
     crypto(engine)
@@ -67,10 +69,12 @@ def test_what_each_backend_offers(engine: sa.Engine) -> None:
     # The same name on another host is another backend, and a third has no agent.
     crypto(engine, "two", handles=1)
     crypto(engine, "three")
-    rows.card(
+    rows.insert_card(
         engine, "one", "0000:03:00.0", handles=1, backend="nvme", resource_class="CUSTOM_NVME"
     )
-    rows.card(engine, "one", "0000:04:00.0", handles=0, backend="nvme", resource_class="PGPU")
+    rows.insert_card(
+        engine, "one", "0000:04:00.0", handles=0, backend="nvme", resource_class="PGPU"
+    )
     assert found(engine) == {
         "one/qat": {
             "crypto": (4, 0, 4),
@@ -93,15 +97,15 @@ def test_what_each_backend_offers(engine: sa.Engine) -> None:
     assert row["backends"][0]["name"] == row["name"]
 
 
-def test_use(engine: sa.Engine) -> None:
+def test_functions_count_used_handles(engine: sa.Engine) -> None:
     agent(engine, "one", "qat")
     card = crypto(engine, handles=3)
-    rows.card(
+    rows.insert_card(
         engine, "one", "0000:02:00.0", handles=1, backend="qat", resource_class="CUSTOM_CRYPTO"
     )
-    hold(engine, card)
+    update_handle(engine, card)
     offered = found(engine)["one/qat"]
-    # `num` of the first is 2, of which one is held.
+    # `num` of the first device is 2, of which one is owned.
     assert offered["crypto"] == (3, 1, 2)
     assert offered["crypto.ipsec.aes"] == (1, 1, 0)
 
@@ -109,16 +113,16 @@ def test_use(engine: sa.Engine) -> None:
 @pytest.mark.parametrize(
     ("handle", "counts"),
     [
-        ({"prepared": True}, (2, 1, 1)),
+        ({"needs_cleaning": True}, (2, 1, 1)),
         ({"draining": True}, (2, 0, 1)),
-        ({"prepared": True, "draining": True}, (2, 1, 1)),
+        ({"needs_cleaning": True, "draining": True}, (2, 1, 1)),
     ],
 )
-def test_a_handle_that_is_not_free(
+def test_functions_with_a_handle_in_use_count_it(
     engine: sa.Engine, handle: dict[str, Any], counts: tuple[int, int, int]
 ) -> None:
     agent(engine, "one", "qat")
-    hold(engine, crypto(engine), **handle)
+    update_handle(engine, crypto(engine), **handle)
     assert found(engine)["one/qat"]["crypto.ipsec"] == counts
 
 
@@ -130,7 +134,7 @@ def test_a_handle_that_is_not_free(
         (schema.devices, {"health": "unhealthy"}),
         (schema.devices, {"setup_required": True}),
         (schema.devices, {"reboot_required": True}),
-        (schema.devices, {"withdrawn": True}),
+        (schema.devices, {"cordoned": True}),
         (schema.devices, {"draining": True}),
         (schema.deployables, {"draining": True}),
         (schema.deployables, {"job_id": ...}),
@@ -138,23 +142,23 @@ def test_a_handle_that_is_not_free(
     ],
     ids=str,
 )
-def test_what_is_closed_has_nothing_free(
+def test_functions_of_a_cordoned_device_have_no_free_handle(
     sqlite_engine: sa.Engine, table: sa.Table, change: dict[str, Any]
 ) -> None:
     engine = sqlite_engine
     agent(engine, "one", "qat")
     card = crypto(engine)
-    hold(engine, card)
+    update_handle(engine, card)
     assert found(engine)["one/qat"]["crypto"] == (2, 1, 1)
     if "job_id" in change:
         job = {"kind": "program", "host": "one", "subject": "s", "arguments": {}, "state": "open"}
         change = {"job_id": rows.insert(engine, schema.jobs, **job)}
     (row,) = rows.read(engine, table)
-    rows.change(engine, table, row["id"], **change)
+    rows.update(engine, table, row["id"], **change)
     assert found(engine)["one/qat"]["crypto"] == (2, 1, 0)
 
 
-def test_a_part_that_is_programmed_closes_itself_alone(engine: sa.Engine) -> None:
+def test_programming_blocks_only_its_deployable(engine: sa.Engine) -> None:
     agent(engine, "one", "qat")
     card = crypto(engine)
     other = rows.insert(
@@ -180,37 +184,42 @@ def test_a_part_that_is_programmed_closes_itself_alone(engine: sa.Engine) -> Non
     job = rows.insert(
         engine, schema.jobs, kind="program", host="one", subject="s", arguments={}, state="open"
     )
-    board = {"vendor_board_info": capability.facts({"ipsec": 1})}
-    rows.change(engine, schema.devices, card.device_id, **board)
-    rows.change(engine, schema.deployables, other, job_id=job)
+    board = {"vendor_board_info": capability.to_board_info({"ipsec": 1})}
+    rows.update(engine, schema.devices, card.device_id, **board)
+    rows.update(engine, schema.deployables, other, job_id=job)
     assert found(engine)["one/qat"] == {"crypto": (5, 0, 2), "crypto.ipsec": (5, 0, 2)}
 
 
-def test_free_is_what_the_listing_of_accelerators_calls_free(sqlite_engine: sa.Engine) -> None:
+def test_free_handles_match_the_list_of_accelerators(sqlite_engine: sa.Engine) -> None:
     engine = sqlite_engine
     agent(engine, "one", "qat")
     board: dict[str, Any] = {"vendor_board_info": {}}
     for number, device in enumerate(({}, {"health": "unhealthy"}, {"health": "unknown"})):
         card = crypto(engine, address=f"0000:0{number}:00.0", handles=3, **board, **device)
-        hold(engine, card, prepared=bool(number % 2), draining=not number % 2)
+        update_handle(engine, card, needs_cleaning=bool(number % 2), draining=not number % 2)
     with engine.connect() as connection:
-        free = accelerators.find(connection, state=State.FREE)
-        every = accelerators.find(connection)
-    assert found(engine)["one/qat"] == {"crypto": (len(every), 1, len(free))}
+        free = accelerators.find(connection, state=AcceleratorState.FREE)
+        all_accelerators = accelerators.find(connection)
+    assert found(engine)["one/qat"] == {"crypto": (len(all_accelerators), 1, len(free))}
     assert len(free) == 4
 
 
-def test_the_filter_of_functions(engine: sa.Engine) -> None:
+def test_filter_by_function(engine: sa.Engine) -> None:
     agent(engine, "one", "qat", "nvme")
     agent(engine, "two", "qat")
     agent(engine, "three", "gpu")
     crypto(engine)
-    crypto(engine, "two", vendor_board_info=capability.facts({"ipsec2": 1, "ssl": {"aes": 1}}))
-    rows.card(engine, "one", "n", handles=1, backend="nvme", resource_class="CUSTOM_NVME")
-    rows.card(engine, "three", handles=1, backend="gpu", resource_class="PGPU")
+    crypto(
+        engine, "two", vendor_board_info=capability.to_board_info({"ipsec2": 1, "ssl": {"aes": 1}})
+    )
+    rows.insert_card(engine, "one", "n", handles=1, backend="nvme", resource_class="CUSTOM_NVME")
+    rows.insert_card(engine, "three", handles=1, backend="gpu", resource_class="PGPU")
 
-    def offering(function: str, **more: Any) -> dict[str, list[str]]:
-        return {name: list(held) for name, held in found(engine, function=function, **more).items()}
+    def offering(function: str, **overrides: Any) -> dict[str, list[str]]:
+        return {
+            name: list(functions)
+            for name, functions in found(engine, function=function, **overrides).items()
+        }
 
     assert offering("crypto.ipsec.aes") == {
         "one/qat": ["crypto.ipsec.aes", "crypto.ipsec.aes.3des"]
@@ -222,25 +231,25 @@ def test_the_filter_of_functions(engine: sa.Engine) -> None:
     assert offering("gpu") == {"three/gpu": ["gpu"]}
     assert offering("pgpu") == offering("aes") == offering("nothing.at.all") == {}
     with engine.connect() as connection:
-        rest = Page(limit=1, marker=backends.find(connection, function="crypto")[0]["uuid"])
-        (last,) = backends.find(connection, page=rest, function="crypto")
-        (whole,) = services.find(connection, function="nvme")
+        next_page = Page(limit=1, marker=backends.find(connection, function="crypto")[0]["uuid"])
+        (last,) = backends.find(connection, page=next_page, function="crypto")
+        (with_nvme,) = services.find(connection, function="nvme")
         (second,) = services.find(
             connection, function="crypto", page=Page(limit=1, sort_dir="desc")
         )
     assert last["host"] == second["host"] == "two"
-    assert [b["name"] for b in whole["backends"]] == ["nvme"]
-    assert "functions" not in whole["backends"][0]
+    assert [b["name"] for b in with_nvme["backends"]] == ["nvme"]
+    assert "functions" not in with_nvme["backends"][0]
 
 
-def test_more_ids_than_a_statement_can_bind(engine: sa.Engine) -> None:
+def test_id_in_accepts_more_ids_than_a_statement_can_bind(engine: sa.Engine) -> None:
     agent(engine, "one", "qat")
-    condition = backends.among(schema.backends.c.id, range(70_000))
+    condition = backends.id_in(schema.backends.c.id, range(70_000))
     with engine.connect() as connection:
         assert connection.scalar(sa.select(schema.backends.c.name).where(condition)) == "qat"
 
 
-def test_the_number_of_statements_does_not_grow(sqlite_engine: sa.Engine) -> None:
+def test_find_needs_a_constant_number_of_statements(sqlite_engine: sa.Engine) -> None:
     engine = sqlite_engine
     for number in (1, 20):
         for n in range(number):
@@ -248,10 +257,11 @@ def test_the_number_of_statements_does_not_grow(sqlite_engine: sa.Engine) -> Non
             for address in ("a", "b"):
                 crypto(engine, f"{number}-{n}", address=address)
         for cost, function in ((3, None), (4, "crypto")):
-            with engine.connect() as connection, counting(engine) as count:
+            with engine.connect() as connection, count_statements(engine) as count:
                 assert len(backends.find(connection, function=function)) >= number
             assert len(count) == cost, count.statements
-        for cost, more in ((4, {}), (5, {"function": "crypto"})):
-            with engine.connect() as connection, counting(engine) as count:
-                assert len(services.find(connection, functions=True, **more)) >= number
+        for cost, function in ((4, None), (5, "crypto")):
+            with engine.connect() as connection, count_statements(engine) as count:
+                found = services.find(connection, functions=True, function=function)
+                assert len(found) >= number
             assert len(count) == cost, count.statements

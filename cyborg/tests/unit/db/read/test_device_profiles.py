@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device profiles as the API shows them."""
+"""Tests of reading device profiles."""
+
+from typing import Any
 
 import sqlalchemy as sa
 
 from cyborg.db import schema
-from cyborg.db.counting import counting
 from cyborg.db.read import device_profiles
 from cyborg.db.reader import Reader
-from cyborg.fixtures import rows
+from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.databases.counting import count_statements
 
 
-def test_a_profile_is_found_by_uuid_and_by_name(engine: sa.Engine) -> None:
-    rows.profile(engine, "fpga")
+def test_get_accepts_a_uuid_and_a_name(engine: sa.Engine) -> None:
+    rows.insert_profile(engine, "fpga")
     (row,) = rows.read(engine, schema.device_profiles)
-    # A name may look like a uuid; a uuid that is one wins.
-    rows.profile(engine, row["uuid"])
+    # A name may look like a uuid; the uuid takes precedence.
+    rows.insert_profile(engine, row["uuid"])
     with Reader(engine).connect() as connection:
         by_name = device_profiles.get(connection, "fpga")
         by_uuid = device_profiles.get(connection, row["uuid"])
@@ -27,11 +29,11 @@ def test_a_profile_is_found_by_uuid_and_by_name(engine: sa.Engine) -> None:
 
 def test_filters(engine: sa.Engine) -> None:
     for name in ("a", "b", "c"):
-        rows.profile(engine, name)
+        rows.insert_profile(engine, name)
     uuids = {row["name"]: row["uuid"] for row in rows.read(engine, schema.device_profiles)}
-    with counting(engine) as count, Reader(engine).connect() as connection:
+    with count_statements(engine) as count, Reader(engine).connect() as connection:
 
-        def names(**filters: object) -> list[str]:
+        def names(**filters: Any) -> list[str]:
             return [row["name"] for row in device_profiles.find(connection, **filters)]
 
         assert names() == ["a", "b", "c"]

@@ -1,27 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drivers over all hosts, and hardware in the words of the contract."""
+"""Tests of reading drivers of all hosts, and hardware in the format of the contract."""
 
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from cyborg.core.driver import driver_uuid
+from cyborg.core.drivers.driver import driver_uuid
 from cyborg.core.errors import Invalid
 from cyborg.db import schema
-from cyborg.db.counting import counting
 from cyborg.db.read import drivers, hardware
 from cyborg.db.read.paging import Page
-from cyborg.fixtures import rows
+from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.databases.counting import count_statements
 
 
 def agent(engine: sa.Engine, host: str, versions: Any, **backends: str) -> None:
-    service = rows.agent(engine, host)
-    rows.change(engine, schema.services, service, versions=versions)
+    service = rows.insert_agent(engine, host)
+    rows.update(engine, schema.services, service, versions=versions)
     for name, driver in backends.items():
         rows.insert(
             engine, schema.backends, service_id=service, name=name, driver=driver, status="READY"
         )
+
+
+BARE: dict[str, Any] = {"options": [], "effective_options": []}
 
 
 @pytest.fixture
@@ -32,56 +35,62 @@ def cloud(engine: sa.Engine) -> sa.Engine:
     return engine
 
 
-def test_a_driver_has_the_backends_of_all_hosts(cloud: sa.Engine) -> None:
+def test_driver_has_the_backends_of_all_hosts(cloud: sa.Engine) -> None:
     with cloud.connect() as connection:
         fake, generic = drivers.find(connection)
-        assert drivers.get(connection, "generic") == {**generic, "options": []}
-        assert drivers.get(connection, driver_uuid("fake").upper()) == {**fake, "options": []}
+        assert drivers.get(connection, "generic") == {**generic, **BARE}
+        assert drivers.get(connection, driver_uuid("fake").upper()) == {**fake, **BARE}
         assert drivers.get(connection, "gen0") is None
     assert (fake["name"], fake["uuid"]) == ("fake", driver_uuid("fake"))
-    places = [(h["host"], h["backend"], h["status"], h["version"]) for h in generic["hosts"]]
-    assert places == [
+    host_entries = [(h["host"], h["backend"], h["status"], h["version"]) for h in generic["hosts"]]
+    assert host_entries == [
         ("a", "g", "READY", "1"),
         ("b", "gen0", "READY", "2"),
         ("b", "gen1", "READY", "2"),
     ]
-    assert {(h["error"], h["wish"], h["applied"]) for h in generic["hosts"]} == {(None,) * 3}
+    assert {(h["error"], h["desired_status"], h["applied"]) for h in generic["hosts"]} == {
+        (None,) * 3
+    }
     assert (generic["version"], fake["version"]) == (None, "1")
     assert (generic["type"], generic["support"], generic["abilities"]) == (None, "unknown", [])
 
 
 def install(engine: sa.Engine, host: str, driver: str, **facts: Any) -> None:
     (service,) = rows.read(engine, schema.services, host=host)
-    known = {"support": "supported", "abilities": [], "options": [], "version": "1"}
-    rows.insert(engine, schema.drivers, service_id=service["id"], name=driver, **known | facts)
+    defaults = {"support": "supported", "abilities": [], "options": [], "version": "1"}
+    rows.insert(engine, schema.drivers, service_id=service["id"], name=driver, **defaults | facts)
 
 
-def want(engine: sa.Engine, host: str, backend: str, driver: str, wish: str, **facts: Any) -> None:
+def add_desired(
+    engine: sa.Engine, host: str, backend: str, driver: str, status: str, **facts: Any
+) -> None:
     (service,) = rows.read(engine, schema.services, host=host)
-    known = {"config": {}, "revision": 1, "applied": True}
-    its = {"backend": backend, "driver": driver, "wish": wish}
-    rows.insert(engine, schema.wanted_backends, service_id=service["id"], **its, **known | facts)
+    defaults = {"config": {}, "generation": 1, "applied": True}
+    columns = {"backend": backend, "driver": driver, "status": status}
+    rows.insert(
+        engine, schema.desired_backends, service_id=service["id"], **columns, **defaults | facts
+    )
 
 
-def places(row: Any) -> list[tuple[Any, ...]]:
-    keys = ("host", "backend", "status", "wish", "applied", "error")
-    return [tuple(place[key] for key in keys) for place in row["hosts"]]
+def host_entries(row: Any) -> list[tuple[Any, ...]]:
+    keys = ("host", "backend", "status", "desired_status", "applied", "error")
+    return [tuple(entry[key] for key in keys) for entry in row["hosts"]]
 
 
-def test_what_is_installed_and_what_is_wanted(cloud: sa.Engine) -> None:
+def test_find_merges_installed_reported_and_desired(cloud: sa.Engine) -> None:
     option = {"name": "rule", "kind": "multi", "default": [], "help": "Which."}
     facts = {"type": "FPGA", "abilities": ["programs"]}
     install(cloud, "a", "generic", version="1.9", type="GPU")
     install(cloud, "b", "generic", version="1.10", options=[option], **facts)
     install(cloud, "c", "generic", version="1.8")
     install(cloud, "c", "broken", version=None, error="no module acme")
-    want(cloud, "a", "g", "generic", "disabled")
-    want(cloud, "b", "gen1", "generic", "absent", applied=False, error="something is bound")
-    want(cloud, "b", "gen2", "generic", "enabled", applied=False)
-    # Another driver's, and one that is gone.
-    want(cloud, "a", "f", "acme", "enabled", applied=False)
-    want(cloud, "c", "gone", "generic", "absent")
-    want(cloud, "c", "went", "nowhere", "absent")
+    add_desired(cloud, "a", "g", "generic", "disabled")
+    add_desired(cloud, "b", "gen1", "generic", "absent", applied=False, error="something is bound")
+    add_desired(cloud, "b", "gen2", "generic", "enabled", applied=False)
+    # Backends of another driver, and removed ones.
+    add_desired(cloud, "a", "f", "acme", "enabled", applied=False)
+    add_desired(cloud, "c", "gone", "generic", "absent")
+    add_desired(cloud, "c", "went", "nowhere", "absent")
     with cloud.connect() as connection:
         acme, broken, fake, generic = drivers.find(connection)
         assert drivers.find(connection, type="FPGA") == [generic]
@@ -89,24 +98,24 @@ def test_what_is_installed_and_what_is_wanted(cloud: sa.Engine) -> None:
         assert [row["name"] for row in drivers.find(connection, host="c")] == ["broken", "generic"]
         shown = drivers.get(connection, "generic")
         assert drivers.get(connection, "nowhere") is None
-        assert drivers.get(connection, "broken") == {**broken, "options": []}
-    assert places(acme) == [("a", "f", "AWAITED", "enabled", False, None)]
-    assert places(broken) == [("c", None, "UNIMPORTABLE", None, None, "no module acme")]
-    assert places(fake) == [("a", "f", "READY", None, None, None)]
-    assert places(generic) == [
+        assert drivers.get(connection, "broken") == {**broken, **BARE}
+    assert host_entries(acme) == [("a", "f", "NOT_REPORTED", "enabled", False, None)]
+    assert host_entries(broken) == [("c", None, "IMPORT_FAILED", None, None, "no module acme")]
+    assert host_entries(fake) == [("a", "f", "READY", None, None, None)]
+    assert host_entries(generic) == [
         ("a", "g", "READY", "disabled", True, None),
         ("b", "gen0", "READY", None, None, None),
         ("b", "gen1", "READY", "absent", False, "something is bound"),
-        ("b", "gen2", "AWAITED", "enabled", False, None),
+        ("b", "gen2", "NOT_REPORTED", "enabled", False, None),
         ("c", None, "INSTALLED", None, None, None),
     ]
-    # What an agent runs counts for more than what is installed beside it.
-    assert [place["version"] for place in generic["hosts"]] == ["1", "2", "2", "1.10", "1.8"]
+    # The version that an agent runs takes precedence over the installed version.
+    assert [entry["version"] for entry in generic["hosts"]] == ["1", "2", "2", "1.10", "1.8"]
     assert {key: generic[key] for key in facts} == facts
-    assert shown == {**generic, "options": [option]}
+    assert shown == {**generic, **BARE, "options": [option]}
 
 
-def test_pages_and_the_host(cloud: sa.Engine) -> None:
+def test_pages_and_host_filter(cloud: sa.Engine) -> None:
     def names(*page: Any, **filters: Any) -> list[str]:
         with cloud.connect() as connection:
             return [r["name"] for r in drivers.find(connection, page=Page(*page), **filters)]
@@ -119,8 +128,8 @@ def test_pages_and_the_host(cloud: sa.Engine) -> None:
     assert names(host="b") == ["generic"]
     assert names(host="c") == names(host="none") == []
     with cloud.connect() as connection:
-        (one,) = drivers.find(connection, host="b")
-    assert {h["host"] for h in one["hosts"]} == {"b"}
+        (driver,) = drivers.find(connection, host="b")
+    assert {h["host"] for h in driver["hosts"]} == {"b"}
 
 
 @pytest.mark.parametrize(
@@ -132,21 +141,26 @@ def test_pages_and_the_host(cloud: sa.Engine) -> None:
         (Page(sort_dir="up"), "sort_dir"),
     ],
 )
-def test_a_page_that_cannot_be(sqlite_engine: sa.Engine, page: Page, field: str) -> None:
+def test_invalid_page_is_rejected(sqlite_engine: sa.Engine, page: Page, field: str) -> None:
     with sqlite_engine.connect() as connection, pytest.raises(Invalid) as raised:
         drivers.find(connection, page=page)
     assert raised.value.details["field"] == field
 
 
-def test_hardware_is_what_the_contract_says(engine: sa.Engine) -> None:
+def test_hardware_has_the_format_of_the_contract(engine: sa.Engine) -> None:
     agent(engine, "compute-1", {}, gen0="generic")
     board = {"vendor_id": "10de", "product_id": "1eb8"}
-    facts = {"backend": "gen0", "numa_node": 1, "serial": "S1", "reboot_required": True}
-    card = rows.card(engine, handles=3, type="GPU", std_board_info=board, **facts)
+    facts: dict[str, Any] = {
+        "backend": "gen0",
+        "numa_node": 1,
+        "serial": "S1",
+        "reboot_required": True,
+    }
+    card = rows.insert_card(engine, handles=3, type="GPU", std_board_info=board, **facts)
     last = rows.read(engine, schema.attach_handles)[-1]
-    rows.change(engine, schema.attach_handles, last["id"], draining=True)
-    rows.card(engine, "compute-2", handles=0)
-    rows.card(engine, "compute-2", "gone", draining=True)
+    rows.update(engine, schema.attach_handles, last["id"], draining=True)
+    rows.insert_card(engine, "compute-2", handles=0)
+    rows.insert_card(engine, "compute-2", "gone", draining=True)
     with engine.connect() as connection:
         first, second = hardware.find(connection)
         assert hardware.find(connection, host="compute-2") == [second]
@@ -166,20 +180,22 @@ def test_hardware_is_what_the_contract_says(engine: sa.Engine) -> None:
         "numa_node": 1,
         "health": "ok",
         "serial": "S1",
+        "not_offered": None,
+        "host_down": False,
     }
     assert (second["driver"], second["vendor_id"], second["product_id"]) == (None, "0xABCD", None)
     assert second["acc_specs"]["num"] == 0
 
 
-def test_the_number_of_statements_does_not_grow(sqlite_engine: sa.Engine) -> None:
+def test_find_needs_a_constant_number_of_statements(sqlite_engine: sa.Engine) -> None:
     for number in (1, 20):
         for n in range(number):
             agent(sqlite_engine, f"{number}-{n}", {}, a="x", b=f"driver-{number}-{n}")
             install(sqlite_engine, f"{number}-{n}", "x")
-            want(sqlite_engine, f"{number}-{n}", "a", "x", "enabled")
-            rows.card(sqlite_engine, f"{number}-{n}", handles=2)
+            add_desired(sqlite_engine, f"{number}-{n}", "a", "x", "enabled")
+            rows.insert_card(sqlite_engine, f"{number}-{n}", handles=2)
         with sqlite_engine.connect() as connection:
-            for noun, cost in ((drivers, 4), (hardware, 1)):
-                with counting(sqlite_engine) as count:
-                    assert len(noun.find(connection)) >= number
+            for resource, cost in ((drivers, 4), (hardware, 1)):
+                with count_statements(sqlite_engine) as count:
+                    assert len(resource.find(connection)) >= number
                 assert len(count) == cost, count.statements

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs as they are listed and shown, on every database."""
+"""Tests of reading jobs, on every database."""
 
 from typing import Any
 
@@ -8,25 +8,26 @@ import sqlalchemy as sa
 
 from cyborg.core.errors import Invalid
 from cyborg.db import schema
-from cyborg.db.counting import counting
 from cyborg.db.read import jobs
 from cyborg.db.read.paging import Page
-from cyborg.fixtures import rows
+from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.databases.counting import count_statements
 
 
 def add(engine: sa.Engine, kind: str, subject: str, *steps: tuple[str, str], **job: Any) -> str:
     """Insert a job with steps (host, state) and return its uuid."""
-    known = {"host": "", "arguments": {"config": {"password": "secret"}}}
-    id_ = rows.insert(engine, schema.jobs, kind=kind, subject=subject, **known | job)
+    defaults = {"host": "", "arguments": {"config": {"password": "secret"}}}
+    id_ = rows.insert(engine, schema.jobs, kind=kind, subject=subject, **defaults | job)
     for n, (host, state) in enumerate(steps):
-        its = {"backend": f"gen{n}", "state": state, "error": "no" if state == "failed" else None}
-        rows.insert(engine, schema.job_steps, job_id=id_, host=host, **its)
+        error = "no" if state == "failed" else None
+        values = {"backend": f"gen{n}", "state": state, "error": error}
+        rows.insert(engine, schema.job_steps, job_id=id_, host=host, **values)
     (row,) = rows.read(engine, schema.jobs, id=id_)
     return str(row["uuid"])
 
 
 @pytest.fixture
-def made(engine: sa.Engine) -> list[str]:
+def job_uuids(engine: sa.Engine) -> list[str]:
     return [
         add(engine, "install", "generic", ("b", "done"), ("a", "failed"), ("a", "done")),
         add(engine, "prepare", "instance-1", host="a", attempts=2),
@@ -34,13 +35,13 @@ def made(engine: sa.Engine) -> list[str]:
     ]
 
 
-def test_a_job_counts_its_steps_and_shows_them(engine: sa.Engine, made: list[str]) -> None:
+def test_job_has_its_progress_and_steps(engine: sa.Engine, job_uuids: list[str]) -> None:
     with engine.connect() as connection:
         first, second, third = jobs.find(connection)
-        shown = jobs.get(connection, made[0])
-        assert jobs.get(connection, made[1]) == {**second, "steps": []}
+        shown = jobs.get(connection, job_uuids[0])
+        assert jobs.get(connection, job_uuids[1]) == {**second, "steps": []}
         assert jobs.get(connection, "none-such") is None
-    assert [row["uuid"] for row in (first, second, third)] == made
+    assert [row["uuid"] for row in (first, second, third)] == job_uuids
     assert shown == {
         **first,
         "steps": [
@@ -69,30 +70,30 @@ def test_a_job_counts_its_steps_and_shows_them(engine: sa.Engine, made: list[str
     ],
 )
 def test_filters(
-    engine: sa.Engine, made: list[str], filters: dict[str, str], found: list[int]
+    engine: sa.Engine, job_uuids: list[str], filters: dict[str, Any], found: list[int]
 ) -> None:
     with engine.connect() as connection:
         listed = [row["uuid"] for row in jobs.find(connection, **filters)]
-    assert listed == [made[n] for n in found]
+    assert listed == [job_uuids[n] for n in found]
 
 
-def test_pages(engine: sa.Engine, made: list[str]) -> None:
+def test_pages(engine: sa.Engine, job_uuids: list[str]) -> None:
     with engine.connect() as connection:
         (first,) = jobs.find(connection, page=Page(1))
-        rest = jobs.find(connection, page=Page(5, first["uuid"]))
+        next_page = jobs.find(connection, page=Page(5, first["uuid"]))
         last = jobs.find(connection, page=Page(2, None, "attempts", "desc"))
         with pytest.raises(Invalid):
             jobs.find(connection, page=Page(sort_key="arguments"))
-    assert [row["uuid"] for row in (first, *rest)] == made
+    assert [row["uuid"] for row in (first, *next_page)] == job_uuids
     assert first["progress"] == {"done": 2, "failed": 1}
-    assert last[0]["uuid"] == made[1]
+    assert last[0]["uuid"] == job_uuids[1]
 
 
-def test_the_number_of_statements_does_not_grow(sqlite_engine: sa.Engine) -> None:
+def test_find_needs_a_constant_number_of_statements(sqlite_engine: sa.Engine) -> None:
     for number in (1, 20):
         for n in range(number):
             add(sqlite_engine, "install", f"{number}-{n}", *((f"h{m}", "done") for m in range(3)))
         with sqlite_engine.connect() as connection:
-            with counting(sqlite_engine) as count:
+            with count_statements(sqlite_engine) as count:
                 assert {row["progress"]["done"] for row in jobs.find(connection)} == {3}
             assert len(count) == 2, count.statements

@@ -2,11 +2,11 @@
 import sqlalchemy as sa
 
 from cyborg.db import schema
-from cyborg.db.counting import counting
 from cyborg.db.read import outbox
 from cyborg.db.read.paging import Page
 from cyborg.db.reader import Reader
-from cyborg.fixtures import rows
+from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.databases.counting import count_statements
 
 
 def _add(engine: sa.Engine, kind: str, state: str, **values: int) -> int:
@@ -14,32 +14,32 @@ def _add(engine: sa.Engine, kind: str, state: str, **values: int) -> int:
     return rows.insert(engine, schema.outbox, kind=kind, state=state, **facts | values)
 
 
-def test_messages_by_state_and_kind(engine: sa.Engine) -> None:
+def test_find_filters_by_state_and_kind(engine: sa.Engine) -> None:
     for kind, state in (("a", "dead"), ("a", "pending"), ("b", "dead")):
         _add(engine, kind, state)
     with Reader(engine).connect() as connection:
-        everything = outbox.find(connection)
+        messages = outbox.find(connection)
         assert [(m["kind"], m["state"]) for m in outbox.find(connection, state="dead")] == [
             ("a", "dead"),
             ("b", "dead"),
         ]
         assert len(outbox.find(connection, kind="a")) == 2
         assert len(outbox.find(connection, kind="a", state="dead")) == 1
-        one = outbox.get(connection, everything[1]["uuid"])
-        assert outbox.get(connection, "nobody") is None
-    assert one == everything[1]
-    assert one["payload"] == {"n": [1]}
-    assert {"id", "owner", "lease_until"} & set(one) == set()
+        message = outbox.get(connection, messages[1]["uuid"])
+        assert outbox.get(connection, "no-such-message") is None
+    assert message == messages[1]
+    assert message["payload"] == {"n": [1]}
+    assert {"id", "owner", "lease_until"} & set(message) == set()
 
 
-def test_a_page_is_cut_by_the_database(engine: sa.Engine) -> None:
+def test_page_needs_two_statements(engine: sa.Engine) -> None:
     for attempts in (2, 3, 1):
         _add(engine, "a", "dead", attempts=attempts)
     with Reader(engine).connect() as connection:
         first = outbox.find(connection, page=Page(limit=2, sort_key="attempts"))
         assert [m["attempts"] for m in first] == [1, 2]
-        with counting(engine) as count:
+        with count_statements(engine) as count:
             page = Page(limit=2, sort_key="attempts", marker=first[-1]["uuid"])
-            rest = outbox.find(connection, page=page)
-    assert [m["attempts"] for m in rest] == [3]
+            next_page = outbox.find(connection, page=page)
+    assert [m["attempts"] for m in next_page] == [3]
     assert len(count.statements) == 2

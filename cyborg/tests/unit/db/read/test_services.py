@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Services, discoveries and the state of Placement as the API shows them."""
+"""Tests of reading services, discoveries and providers."""
 
 from datetime import timedelta
 
@@ -8,15 +8,15 @@ import sqlalchemy as sa
 from oslo_utils import timeutils
 
 from cyborg.db import schema
-from cyborg.db.counting import counting
 from cyborg.db.read import discoveries, providers, services
 from cyborg.db.read.paging import Page
 from cyborg.db.reader import Reader
-from cyborg.fixtures import rows
+from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.databases.counting import count_statements
 
 
 def _agent(engine: sa.Engine, host: str, *backends: str) -> None:
-    service = rows.agent(engine, host)
+    service = rows.insert_agent(engine, host)
     for name in backends:
         rows.insert(
             engine,
@@ -29,17 +29,17 @@ def _agent(engine: sa.Engine, host: str, *backends: str) -> None:
         )
 
 
-def test_a_service_shows_its_backends(engine: sa.Engine) -> None:
+def test_service_has_its_backends(engine: sa.Engine) -> None:
     _agent(engine, "one", "well", "sick")
     _agent(engine, "two", "well")
     _agent(engine, "three")
     with Reader(engine).connect() as connection:
         found = services.find(connection)
-        one = services.get(connection, found[0]["uuid"])
+        service = services.get(connection, found[0]["uuid"])
         paged = services.find(
             connection, page=Page(limit=2, sort_key="host", marker=found[0]["uuid"])
         )
-    assert one == found[0]
+    assert service == found[0]
     assert "id" not in found[0]
     assert [(b["name"], b["status"], b["error"]) for b in found[0]["backends"]] == [
         ("sick", "ERROR", "it hangs"),
@@ -72,15 +72,15 @@ def test_filters_of_services(engine: sa.Engine) -> None:
 
 
 @pytest.mark.parametrize("number", [1, 30])
-def test_services_cost_two_statements(sqlite_engine: sa.Engine, number: int) -> None:
+def test_find_needs_two_statements(sqlite_engine: sa.Engine, number: int) -> None:
     for host in range(number):
         _agent(sqlite_engine, f"host-{host}", "a", "b")
-    with counting(sqlite_engine) as count, Reader(sqlite_engine).connect() as connection:
+    with count_statements(sqlite_engine) as count, Reader(sqlite_engine).connect() as connection:
         assert len(services.find(connection)) == number
     assert len(count) == 2, count.statements
 
 
-def test_a_discovery_is_its_parts(engine: sa.Engine) -> None:
+def test_get_returns_all_parts_of_a_discovery(engine: sa.Engine) -> None:
     for host, backend, state in (("b", "x", "DONE"), ("a", "y", "FAILED"), ("a", "x", "DONE")):
         rows.insert(engine, schema.discoveries, uuid="d", host=host, backend=backend, state=state)
     rows.insert(engine, schema.discoveries, host="a", backend="x", state="IN-PROGRESS")
@@ -89,22 +89,28 @@ def test_a_discovery_is_its_parts(engine: sa.Engine) -> None:
         assert len(discoveries.find(connection, uuids=["d"], states=["DONE"])) == 2
         assert len(discoveries.find(connection, host="a", backend="x")) == 2
     assert found is not None
-    assert [(p["host"], p["backend"]) for p in found["parts"]] == [
+    assert [(p["host"], p["backend"]) for p in found["backends"]] == [
         ("a", "x"),
         ("a", "y"),
         ("b", "x"),
     ]
     assert found["updated_at"] is None
-    assert found["created_at"] == min(p["created_at"] for p in found["parts"])
+    assert found["created_at"] == min(p["created_at"] for p in found["backends"])
 
 
-def test_a_provider_is_stale_until_its_revision_is_published(engine: sa.Engine) -> None:
+def test_provider_is_stale_until_its_revision_is_published(engine: sa.Engine) -> None:
     now = timeutils.utcnow() - timedelta(seconds=5)
-    rows.insert(engine, schema.providers, name="fresh", host="h", revision=3, published=3)
+    rows.insert(engine, schema.providers, name="fresh", host="h", revision=3, published_revision=3)
     rows.insert(
-        engine, schema.providers, name="stale", host="h", revision=3, published=2, stale_since=now
+        engine,
+        schema.providers,
+        name="stale",
+        host="h",
+        revision=3,
+        published_revision=2,
+        stale_since=now,
     )
-    with counting(engine) as count, Reader(engine).connect() as connection:
+    with count_statements(engine) as count, Reader(engine).connect() as connection:
         fresh, stale = providers.find(connection, host="h")
         assert providers.find(connection, stale=True) == [stale]
         assert providers.find(connection, stale=False) == [fresh]
@@ -114,28 +120,31 @@ def test_a_provider_is_stale_until_its_revision_is_published(engine: sa.Engine) 
     assert stale["stale_since"] == now
 
 
-def test_discoveries_as_a_whole(engine: sa.Engine) -> None:
+def test_find_summaries_counts_the_parts_of_each_discovery(engine: sa.Engine) -> None:
     parts = {
         "a": [("c1", "x", "DONE"), ("c2", "x", "FAILED"), ("c3", "x", "IN-PROGRESS")],
         "b": [("c1", "x", "DONE"), ("c2", "x", "FAILED")],
         "c": [("c1", "x", "DONE"), ("c1", "y", "DONE")],
     }
-    for uuid, held in parts.items():
-        for host, backend, state in held:
+    for uuid, steps in parts.items():
+        for host, backend, state in steps:
             rows.insert(
                 engine, schema.discoveries, uuid=uuid, host=host, backend=backend, state=state
             )
     with Reader(engine).connect() as connection:
-        with counting(engine) as counted:
-            found = discoveries.whole(connection)
+        with count_statements(engine) as counted:
+            found = discoveries.find_summaries(connection)
         assert len(counted) == 1
         assert [(row["uuid"], row["state"], row["progress"]) for row in found] == [
             ("a", "IN-PROGRESS", {"DONE": 1, "FAILED": 1, "IN-PROGRESS": 1}),
             ("b", "FAILED", {"DONE": 1, "FAILED": 1}),
             ("c", "DONE", {"DONE": 2}),
         ]
-        assert [r["uuid"] for r in discoveries.whole(connection, host="c2")] == ["a", "b"]
-        assert discoveries.whole(connection, host="c2")[1]["progress"] == {"DONE": 1, "FAILED": 1}
-        assert [r["uuid"] for r in discoveries.whole(connection, state="DONE")] == ["c"]
+        assert [r["uuid"] for r in discoveries.find_summaries(connection, host="c2")] == ["a", "b"]
+        assert discoveries.find_summaries(connection, host="c2")[1]["progress"] == {
+            "DONE": 1,
+            "FAILED": 1,
+        }
+        assert [r["uuid"] for r in discoveries.find_summaries(connection, state="DONE")] == ["c"]
         page = Page(limit=1, marker="c", sort_key="created_at", sort_dir="desc")
-        assert [r["uuid"] for r in discoveries.whole(connection, page=page)] == ["b"]
+        assert [r["uuid"] for r in discoveries.find_summaries(connection, page=page)] == ["b"]

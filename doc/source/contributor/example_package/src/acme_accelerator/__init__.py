@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A driver package: copy it and replace the name."""
+"""Example of a driver package: copy it and replace the name."""

@@ -1,24 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cards that count, at addresses that the driver makes up: replace discover() by one that looks."""
+"""Simulated cards at invented addresses: replace discover() with a real discovery."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cyborg.core.address import PciAddress
-from cyborg.core.catalogue import Support
-from cyborg.core.device import AttachHandle, Deployable, Device, DeviceType, HandleType
+from cyborg.core.drivers.registry import Support
+from cyborg.core.inventory.device import AttachHandle, Deployable, Device, DeviceType, HandleType
 from cyborg.drivers.base import Driver, Option
 
 
 class AcmeDriver(Driver):
-    """One card for each number up to ``count``."""
+    """Driver with ``count`` simulated cards."""
 
     name = "acme"
     version = "1.0"
-    TYPE = DeviceType.CRYPTO
-    SUPPORT = Support.EXPERIMENTAL
-    OPTIONS = (Option("count", "int", 1, "How many cards there are, 1 to 16."),)
+    DEVICE_TYPE = DeviceType.CRYPTO
+    SUPPORT_LEVEL = Support.EXPERIMENTAL
+    OPTIONS = (Option("count", "int", 1, "Number of cards, 1 to 16."),)
 
     def __init__(
         self, backend: str, options: Mapping[str, Any], sysfs_root: str | Path = "/sys"

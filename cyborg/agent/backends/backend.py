@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One backend: a thread that discovers devices and measures their health, with a watchdog.
+
+A driver that raises or exceeds its timeout puts only its own backend into ERROR. The devices keep
+their last known state. Python cannot interrupt a call that hangs: the thread is left alone and no
+other call is made until it returns, so a driver that hangs never uses more than one thread.
+"""
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cyborg.agent.backends.health_tracker import HealthTracker
+from cyborg.core.errors import CyborgError, DriverFailed
+from cyborg.core.inventory.device import Device
+from cyborg.core.inventory.report import MAX_REMARKS, BackendState, BackendStatus
+from cyborg.core.log import get_logger
+from cyborg.core.naming import is_accelerator_class, is_trait
+from cyborg.core.text import sanitize
+from cyborg.drivers.base import Driver, SetupInterface
+from cyborg.threads.loop import LoopThread
+
+LOG = get_logger(__name__)
+
+MAX_ERROR = 1000  # characters of a driver's error that are shown
+StateCallback = Callable[[BackendState], None]
+
+
+@dataclass(frozen=True, slots=True)
+class BackendSnapshot:
+    """State and devices of a backend at one moment."""
+
+    state: BackendState
+    devices: tuple[Device, ...] = ()
+
+
+class Backend(LoopThread):
+    """One configured driver. ``on_change`` is called, from any thread, after each new snapshot."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        interval: float,
+        timeout: float,
+        on_change: Callable[[], None] = lambda: None,
+        *,
+        health_interval: float = 10.0,
+        recovery_window: float = 60.0,
+        needs_setup: bool = False,
+        cordon_after: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Discover every ``interval`` seconds; a step may take ``timeout`` seconds.
+
+        ``health_interval`` is the time in seconds between measurements, if the driver measures. An
+        unhealthy device must measure healthy for ``recovery_window`` seconds of ``clock``.
+        ``needs_setup`` runs the driver's setup, if it has one, before the first discovery. After
+        ``cordon_after`` consecutive failures the state is cordoned; 0 disables this.
+        """
+        super().__init__(f"backend-{driver.backend}")
+        self.driver = driver
+        self.name = driver.backend
+        self._interval = interval
+        self._timeout = timeout
+        self._on_change = on_change
+        self._health_interval = health_interval
+        self._health = HealthTracker(driver, recovery_window, clock)
+        self._can_measure = False  # as of the last measurement
+        self._pending_setup: SetupInterface | None = (
+            driver if needs_setup and isinstance(driver, SetupInterface) else None
+        )
+        self._pending_check: Callable[[], None] | None = None
+        self._remarks: tuple[str, ...] = ()
+        self._cordon_after = cordon_after
+        self._failures = 0  # consecutive, of setup and discovery
+        self._lock = threading.Lock()
+        self._step_number = 0  # of the step that was started last
+        self._step_running = False
+        self._step_overdue = False  # it exceeded its timeout
+        self._ended = False  # no step will start again
+        self._next_callbacks: list[StateCallback] = []
+        self._current_callbacks: list[StateCallback] = []
+        self._discovered = BackendSnapshot(self._build_state(BackendStatus.DISCOVERING))
+        self._snapshot = self._discovered
+
+    @property
+    def snapshot(self) -> BackendSnapshot:
+        """Return the current snapshot."""
+        return self._snapshot
+
+    @property
+    def setup_done(self) -> bool:
+        """Return whether no setup is pending."""
+        return self._pending_setup is None
+
+    def copy_health_from(self, other: "Backend") -> None:
+        """Copy the device health of the backend to be replaced; call it before ``start``."""
+        self._health.copy_from(other._health)
+
+    def set_precheck(self, check: Callable[[], None]) -> None:
+        """Set a check that must pass before the setup and the first discovery."""
+        self._pending_check = check
+
+    def rediscover(self, on_done: StateCallback = lambda _: None) -> None:
+        """Request a discovery; call ``on_done`` with the state after it or after its timeout.
+
+        A discovery in progress does not count: it may have read the hardware too early. If the
+        backend is stopped or its current step is overdue, ``on_done`` gets the present state.
+        """
+        with self._lock:
+            idle = self._step_overdue or self._ended
+            if not idle:
+                self._next_callbacks.append(on_done)
+        if idle:
+            on_done(self._snapshot.state)
+        self._wake.set()
+
+    def run_once(self) -> float:
+        """Run the steps up to a discovery; return the seconds until the next discovery."""
+        if self._pending_check is not None:
+            self._run_with_watchdog("adoption check", self._run_check, discovers=True)
+        if self._pending_check is None and self._pending_setup is not None:
+            self._run_with_watchdog("setup", self._run_setup, discovers=True)
+        ready = self._pending_check is None and self._pending_setup is None
+        if ready and not self._stopped.is_set():
+            self._run_with_watchdog("discovery", self._discover, discovers=True)
+        return self._interval
+
+    def on_end(self) -> None:
+        """Call the callbacks of discoveries that will not run."""
+        with self._lock:
+            self._ended = True
+            callbacks, self._next_callbacks = self._next_callbacks, []
+        for callback in callbacks:
+            callback(self._snapshot.state)
+
+    def _wait(self, seconds: float | None) -> None:
+        """Measure health until the next discovery is due or requested."""
+        end = time.monotonic() + self._interval
+        while not self._wake.is_set() and (left := end - time.monotonic()) > 0:
+            if not self._can_measure or left <= self._health_interval:
+                # A discovery measures too.
+                self._wake.wait(left)
+            elif not self._wake.wait(self._health_interval):
+                self._run_with_watchdog("measuring health", self._measure)
+
+    def _run_with_watchdog(
+        self, step: str, func: Callable[[], BackendSnapshot | None], *, discovers: bool = False
+    ) -> None:
+        """Run a step and publish its snapshot, or an error once it exceeds the timeout.
+
+        If the step returns no snapshot, the next step decides the backend's state.
+        """
+        with self._lock:
+            self._step_number += 1
+            self._step_running = True
+            if discovers:
+                self._current_callbacks, self._next_callbacks = self._next_callbacks, []
+        watchdog = threading.Timer(
+            self._timeout, self._on_timeout, (self._step_number, step, discovers)
+        )
+        watchdog.daemon = True
+        watchdog.start()
+        snapshot = func()
+        watchdog.cancel()
+        if snapshot is not None:
+            self._publish(self._step_number, snapshot, finished=True)
+            return
+        with self._lock:
+            self._step_running = self._step_overdue = False
+            self._next_callbacks, self._current_callbacks = (
+                self._current_callbacks + self._next_callbacks,
+                [],
+            )
+
+    def _run_check(self) -> BackendSnapshot | None:
+        """Run the pending check; return a snapshot only if it fails."""
+        if self._pending_check is not None:
+            try:
+                self._pending_check()
+            except BaseException as exc:  # a SystemExit is a failure too
+                LOG.debug("Adoption check failed", backend=self.name, exc_info=True)
+                return BackendSnapshot(self._error_state(error_text(exc)), self._discovered.devices)
+        self._pending_check = None
+        return None
+
+    def _run_setup(self) -> BackendSnapshot | None:
+        """Run the pending setup of the driver; return a snapshot only if it fails."""
+        if self._pending_setup is not None:
+            try:
+                self._pending_setup.setup()
+            except BaseException as exc:  # a SystemExit is a failure too
+                LOG.debug("Setup failed", backend=self.name, exc_info=True)
+                return BackendSnapshot(
+                    self._failed_state(f"setup: {error_text(exc)}"), self._discovered.devices
+                )
+        self._pending_setup = None
+        return None
+
+    def _discover(self) -> BackendSnapshot:
+        """Return a snapshot of what the driver discovers; no exception leaves this method."""
+        try:
+            devices, defects = _usable_devices(self.name, self.driver.discover())
+            abilities = frozenset(self.driver.abilities)
+            devices = tuple(
+                d if d.abilities == abilities else replace(d, abilities=abilities) for d in devices
+            )
+        except BaseException as exc:  # a SystemExit is a failure too
+            LOG.debug("Discovery failed", backend=self.name, exc_info=True)
+            self._discovered = BackendSnapshot(
+                self._failed_state(error_text(exc)), self._discovered.devices
+            )
+        else:
+            self._failures = 0
+            error = "; ".join(defects)[:MAX_ERROR] or None
+            self._update_remarks()
+            self._discovered = BackendSnapshot(
+                self._build_state(BackendStatus.READY, error), devices
+            )
+        # Measured before it is published: an unhealthy device must never be schedulable.
+        return self._measure()
+
+    def _measure(self) -> BackendSnapshot:
+        """Return a snapshot of the last discovery with the present health of the devices."""
+        state, devices = self._discovered.state, self._discovered.devices
+        try:
+            self._can_measure = self._health.update(devices)
+        except BaseException as exc:  # a SystemExit is a failure too
+            LOG.debug("Health measurement failed", backend=self.name, exc_info=True)
+            errors = [*([state.error] if state.error else []), f"health: {error_text(exc)}"]
+            state = replace(state, error="; ".join(errors)[:MAX_ERROR])
+        return BackendSnapshot(state, self._health.apply_to(devices))
+
+    def _on_timeout(self, number: int, step: str, discovers: bool) -> None:
+        """Publish an error for an overdue step; its result counts if it still returns."""
+        error = f"{step} takes longer than {self._timeout:g} s"
+        state = self._failed_state(error) if discovers else self._error_state(error)
+        self._publish(number, BackendSnapshot(state, self._snapshot.devices))
+
+    def _failed_state(self, message: str) -> BackendState:
+        """Return the state after one more failed setup or discovery."""
+        with self._lock:
+            self._failures += 1
+        return self._error_state(message)
+
+    def _error_state(self, message: str) -> BackendState:
+        cordoned = 0 < self._cordon_after <= self._failures
+        if cordoned:
+            # The same text for each later failure, so that it is not reported as a change.
+            cause = f"cordoned after {self._cordon_after} failed discoveries"
+            message = f"{message[: MAX_ERROR - len(cause) - 2]}; {cause}"
+        return replace(
+            self._build_state(BackendStatus.ERROR, message[:MAX_ERROR]), cordoned=cordoned
+        )
+
+    def _build_state(self, status: BackendStatus, error: str | None = None) -> BackendState:
+        name, settings = self.driver.name, self.driver.settings
+        return BackendState(self.name, name, status, error, self._remarks, settings)
+
+    def _update_remarks(self) -> None:
+        """Read the driver's remarks; log new ones, and once when there are none any more."""
+        texts = [sanitize(str(remark))[:MAX_ERROR] for remark in self.driver.remarks]
+        remarks = tuple(dict.fromkeys(text for text in texts if text))[:MAX_REMARKS]
+        for remark in remarks:
+            if remark not in self._remarks:
+                LOG.warning("Driver remark: %s", remark, backend=self.name)
+        if self._remarks and not remarks:
+            LOG.info("Earlier remarks of the driver no longer apply", backend=self.name)
+        self._remarks = remarks
+
+    def _publish(self, number: int, snapshot: BackendSnapshot, *, finished: bool = False) -> None:
+        """Publish a snapshot, unless the step of this number has already ended."""
+        with self._lock:
+            if number != self._step_number or not self._step_running:
+                return
+            self._step_running, self._step_overdue = not finished, not finished
+            callbacks, self._current_callbacks = self._current_callbacks, []
+            if not finished:
+                callbacks, self._next_callbacks = callbacks + self._next_callbacks, []
+            previous, self._snapshot = self._snapshot, snapshot
+        if snapshot != previous:
+            LOG.log(
+                logging.INFO if snapshot.state.error is None else logging.WARNING,
+                "Backend is %s, %d devices%s",
+                snapshot.state.status,
+                len(snapshot.devices),
+                f": {snapshot.state.error}" if snapshot.state.error else "",
+                backend=self.name,
+            )
+            self._on_change()
+        for callback in callbacks:
+            callback(snapshot.state)
+
+
+def error_text(exc: BaseException) -> str:
+    """Return the text of an exception that a driver raised, safe to show."""
+    return sanitize(exc.message if isinstance(exc, CyborgError) else f"{type(exc).__name__}: {exc}")
+
+
+def _usable_devices(backend: str, found: Sequence[Any]) -> tuple[tuple[Device, ...], list[str]]:
+    """Return the devices that can be reported, and one error for each other device.
+
+    One invalid device must not make the whole report of the host invalid.
+    """
+    devices: dict[str, Device] = {}
+    defects: list[str] = []
+    for device in found:
+        if (defect := _find_defect(backend, device)) is not None:
+            defects.append(defect)
+        elif device.address in devices:
+            raise DriverFailed(f"the driver reports the device {device.address} twice")
+        else:
+            devices[device.address] = device
+    return tuple(devices.values()), defects
+
+
+def _find_defect(backend: str, device: Any) -> str | None:
+    if not isinstance(device, Device):
+        return f"the driver reports a {type(device).__name__} as a device"
+    name = f"device {device.address}"
+    if device.backend != backend:
+        return f"{name} names backend {device.backend}, not {backend}"
+    for deployable in device.deployables:
+        if not is_accelerator_class(deployable.resource_class):
+            return (
+                f"{name} has resource class {deployable.resource_class}, not an accelerator class"
+            )
+        if invalid := sorted(trait for trait in deployable.traits if not is_trait(trait)):
+            return f"{name} has trait {invalid[0]}, which Placement does not accept"
+    try:
+        if Device.from_dict(json.loads(json.dumps(device.to_dict()))) != device:
+            return f"{name} changes when it is encoded and decoded"
+    except (CyborgError, TypeError, ValueError, KeyError, AttributeError) as exc:
+        return f"{name} cannot be encoded: {exc}"
+    return None

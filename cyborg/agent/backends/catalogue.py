@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Installed drivers of this host: the entry points and the metadata of their classes.
+
+A driver that cannot be imported does not affect the others; its error is reported to the conductor.
+"""
+
+import difflib
+import importlib
+import json
+import threading
+from collections.abc import Sequence
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from cyborg.core.drivers import registry
+from cyborg.core.drivers.registry import MAX_ENTRIES, MAX_ERROR, DriverEntry, Support
+from cyborg.core.errors import CyborgError, DriverFailed, NotFound
+from cyborg.core.log import get_logger
+from cyborg.core.text import sanitize
+from cyborg.drivers.base import ABILITY_INTERFACES, Driver
+
+LOG = get_logger(__name__)
+
+NAMESPACE = "cyborg.accelerator.driver"
+
+MAX_ENTRY_BYTES = 32 * 1024  # of the metadata of one driver, as JSON
+IMPORT_TIMEOUT = 60.0  # seconds
+
+
+class DriverCatalogue:
+    """Drivers found by the last scan. Thread-safe, also during a scan."""
+
+    def __init__(self, import_timeout: float = IMPORT_TIMEOUT) -> None:
+        """``import_timeout`` is for one driver, in seconds."""
+        self._import_timeout = import_timeout
+        self._lock = threading.Lock()  # of a scan
+        self._drivers: dict[str, tuple[DriverEntry, type[Driver] | None]] = {}
+        self._pending_imports: dict[EntryPoint, _Import] = {}  # unfinished at the last scan
+        self._logged_count = 0
+        self.scan()
+
+    @property
+    def entries(self) -> tuple[DriverEntry, ...]:
+        """Return the installed drivers, used or not; the first MAX_ENTRIES by name."""
+        return tuple(entry for entry, _ in self._drivers.values())[:MAX_ENTRIES]
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of all installed drivers, sorted."""
+        return list(self._drivers)
+
+    def driver(self, name: str) -> type[Driver]:
+        """Return a driver's class. Raise NotFound, and DriverFailed if it cannot be loaded."""
+        entry, driver = self._drivers.get(name, (None, None))
+        if entry is None:
+            raise unknown_driver(name, self.names)
+        if driver is None:
+            raise DriverFailed(f"driver {name} cannot be loaded: {entry.error}")
+        return driver
+
+    def scan(self) -> None:
+        """Scan for installed drivers; modules that are already imported are not reloaded."""
+        with self._lock:
+            error: str | None = None
+            try:
+                # Without this, the import system may not see packages installed since the start.
+                importlib.invalidate_caches()
+                points = entry_points(group=NAMESPACE)
+            except Exception as exc:
+                LOG.debug("Cannot read the installed packages", exc_info=True)
+                error = _error_text(exc)
+            if error is not None:
+                LOG.error("Driver scan failed, keeping the previous list: %s", error)
+                return
+            found: dict[str, tuple[DriverEntry, type[Driver] | None]] = {}
+            for name in sorted(points.names):
+                entry, driver = self._inspect(name, set(points.select(name=name)))
+                previous = self._drivers.get(name, (None, None))[0]
+                if entry.error is not None and entry != previous:
+                    LOG.error("Driver cannot be loaded: %s", entry.error, driver=name)
+                if _is_serialisable(entry):
+                    found[name] = (entry, driver)
+            if len(found) > MAX_ENTRIES and len(found) != self._logged_count:
+                LOG.warning(
+                    "%d drivers are installed, only the first %d by name are reported",
+                    len(found),
+                    MAX_ENTRIES,
+                )
+            self._logged_count = len(found)
+            self._drivers = found
+
+    def _inspect(
+        self, name: str, points: set[EntryPoint]
+    ) -> tuple[DriverEntry, type[Driver] | None]:
+        """Return the entry and the class of a driver; after an error an entry with it and None."""
+        try:
+            if len(points) > 1:
+                values = " and ".join(sorted(point.value for point in points))
+                raise DriverFailed(f"several packages have a driver of this name: {values}")
+            driver = self._load(*points)
+            return _describe(name, driver), driver
+        except KeyboardInterrupt:
+            raise
+        except BaseException as exc:  # reading a class attribute may run code, even sys.exit()
+            LOG.debug("Driver has invalid metadata", driver=name, exc_info=True)
+            return DriverEntry(name, error=_error_text(exc)), None
+
+    def _load(self, point: EntryPoint) -> Any:
+        """Import a driver in a thread that is left alone if it hangs. Raise the import's error."""
+        pending = self._pending_imports.get(point)
+        if pending is None:
+            pending = _Import(point)
+            pending.start()
+            pending.join(self._import_timeout)
+        if pending.is_alive():
+            # If the import finishes, the next scan uses it.
+            self._pending_imports[point] = pending
+            raise DriverFailed(
+                f"importing {point.module} takes longer than {self._import_timeout:g} s"
+            )
+        self._pending_imports.pop(point, None)
+        if pending.error is not None:
+            raise pending.error
+        return pending.loaded
+
+
+class _Import(threading.Thread):
+    """Thread that imports an entry point into ``loaded``, or sets ``error``."""
+
+    def __init__(self, point: EntryPoint) -> None:
+        super().__init__(name=f"import-{point.name}", daemon=True)
+        self._point = point
+        self.loaded: Any = None
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        """Import the entry point."""
+        try:
+            self.loaded = self._point.load()
+        except BaseException as exc:  # a module may end with sys.exit()
+            LOG.debug("Cannot import %s", self._point.value, exc_info=True)
+            self.error = exc
+
+
+def unknown_driver(name: str, installed: Sequence[str]) -> NotFound:
+    """Return the error for a driver that is not installed here."""
+    near = difflib.get_close_matches(name, installed, n=3)
+    hint = f" (did you mean {' or '.join(near)}?)" if near else ""
+    return NotFound(
+        f"found {name!r}{hint}; expected one of the drivers of {NAMESPACE}: "
+        f"{', '.join(installed) or 'none is installed'}",
+        found=name,
+        near=near,
+        known=list(installed),
+    )
+
+
+def _describe(name: str, driver: Any) -> DriverEntry:
+    """Return the entry of a driver's class. Raise TypeError or ValueError if it is invalid."""
+    if not (isinstance(driver, type) and issubclass(driver, Driver)):
+        raise TypeError(f"{driver!r:.100} is not a class made from {Driver.__module__}.Driver")
+    if driver.name != name:
+        raise ValueError(f"its class has the name {driver.name!r:.100}")
+    if not (isinstance(driver.version, str) and driver.version):
+        raise TypeError(f"its version {driver.version!r:.100} is not a non-empty string")
+    subsystems = driver.UEVENT_SUBSYSTEMS
+    if not (isinstance(subsystems, frozenset) and all(isinstance(s, str) for s in subsystems)):
+        raise TypeError(f"its UEVENT_SUBSYSTEMS {subsystems!r:.100} is not a frozenset of strings")
+    entry = DriverEntry(
+        name=name,
+        version=driver.version,
+        type=None if driver.DEVICE_TYPE is None else str(driver.DEVICE_TYPE),
+        support=Support(driver.SUPPORT_LEVEL),
+        abilities=tuple(
+            sorted(
+                str(ability)
+                for ability, base in ABILITY_INTERFACES.items()
+                if issubclass(driver, base)
+            )
+        ),
+        options=tuple(driver.OPTIONS),
+    )
+    # An entry that cannot be encoded would make the report of the whole host invalid.
+    text = json.dumps(registry.dump([entry]), allow_nan=False)
+    if len(text) > MAX_ENTRY_BYTES:
+        raise ValueError(
+            f"its metadata has {len(text)} bytes, at most {MAX_ENTRY_BYTES} are allowed"
+        )
+    json.dumps(registry.dump([entry]), ensure_ascii=False).encode()
+    (decoded,) = registry.load(json.loads(text))
+    return decoded
+
+
+def _is_serialisable(entry: DriverEntry) -> bool:
+    try:
+        registry.load(registry.dump([entry]))
+    except (CyborgError, TypeError, ValueError) as exc:
+        error = str(exc)
+    else:
+        return True
+    LOG.warning("Ignoring an invalid entry point of %s: %s", NAMESPACE, error, driver=entry.name)
+    return False
+
+
+def _error_text(exc: BaseException) -> str:
+    text = exc.message if isinstance(exc, CyborgError) else f"{type(exc).__name__}: {exc}"
+    return sanitize(text)[:MAX_ERROR]

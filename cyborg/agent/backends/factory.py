@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Creation of the drivers of this host's backends from the configuration or the desired state.
+
+The section ``[agent]`` names the backends; each backend has its own section with the options that
+its driver declares. Invalid values are refused at the start, with the name of the option.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from oslo_config import cfg
+
+from cyborg.agent.backends.backend import error_text
+from cyborg.agent.backends.catalogue import NAMESPACE, DriverCatalogue, unknown_driver
+from cyborg.core.drivers.desired_state import DesiredBackend, DesiredStatus
+from cyborg.core.drivers.options import Source, list_settings
+from cyborg.core.drivers.reconcile import BackendRecord, merge_options
+from cyborg.core.drivers.registry import DriverEntry, Support
+from cyborg.core.errors import DriverFailed, Misconfigured
+from cyborg.core.inventory.device import Device
+from cyborg.core.jobs.job import WorkItem
+from cyborg.core.log import get_logger
+from cyborg.drivers.base import ABILITY_INTERFACES, Driver, Option
+
+__all__ = ["NAMESPACE", "DriverFactory", "load_drivers", "options_of"]
+
+LOG = get_logger(__name__)
+
+_KINDS: Mapping[str, Callable[..., cfg.Opt]] = {
+    "str": cfg.StrOpt,
+    "int": cfg.IntOpt,
+    "float": cfg.FloatOpt,
+    "bool": cfg.BoolOpt,
+    "list": cfg.ListOpt,
+    "multi": cfg.MultiStrOpt,
+}
+_DRIVER = [cfg.StrOpt("driver", help="The entry point of the backend's driver.")]
+# Sections that belong to the service or to its libraries.
+_RESERVED_SECTIONS = frozenset(
+    {"agent", "api", "conductor", "database", "default", "nova", "placement", "rpc", "standalone"}
+)
+
+
+def load_drivers(conf: cfg.ConfigOpts, sysfs_root: str | Path = "/sys") -> list[Driver]:
+    """Return the configured drivers in their order; ``driver.backend`` is the backend's name.
+
+    Raise Misconfigured.
+    """
+    return DriverFactory(conf, DriverCatalogue(), sysfs_root).load_all({})
+
+
+class DriverFactory:
+    """Factory of drivers for configured and desired backends."""
+
+    def __init__(
+        self, conf: cfg.ConfigOpts, catalogue: DriverCatalogue, sysfs_root: str | Path = "/sys"
+    ) -> None:
+        """Raise Misconfigured for invalid backends."""
+        self._conf = conf
+        self._catalogue = catalogue
+        self._sysfs_root = sysfs_root
+        self._configured = _read_configured(conf)
+
+    @property
+    def configured_backends(self) -> list[str]:
+        """Return the names of the configured backends, in their order."""
+        return list(self._configured)
+
+    @property
+    def entries(self) -> tuple[DriverEntry, ...]:
+        """Return the installed drivers; ``installable`` if the API may add a backend of them."""
+        return tuple(
+            replace(entry, installable=self._is_allowed(entry.support))
+            for entry in self._catalogue.entries
+        )
+
+    def load_all(self, records: Mapping[str, BackendRecord]) -> list[Driver]:
+        """Return the drivers to start with: the configured ones, overridden by the records.
+
+        Raise Misconfigured for invalid configuration. A driver that cannot be imported or created
+        is replaced by one that fails each discovery with the error, so it does not affect others.
+        """
+        drivers: list[Driver] = []
+        for backend in [*self._configured, *sorted(set(records) - set(self._configured))]:
+            applied = records[backend].applied if backend in records else None
+            if applied is not None:
+                drivers += self._load_desired(applied)
+            elif backend in self._configured:
+                drivers.append(self._load_configured(backend))
+        return drivers
+
+    def rescan(self) -> None:
+        """Scan for newly installed drivers."""
+        self._catalogue.scan()
+
+    def from_config(self, backend: str) -> Driver:
+        """Return the driver of a backend as it is configured.
+
+        Raise Misconfigured, NotFound, DriverFailed, and what the driver raises.
+        """
+        driver = self._catalogue.driver(self._configured[backend][0])
+        return self._create(driver, backend, *self._read_section(driver, backend))
+
+    def from_desired(self, desired: DesiredBackend) -> Driver:
+        """Return the driver of a desired backend.
+
+        Raise Misconfigured, Invalid, NotFound, DriverFailed, and what the driver raises.
+        """
+        backend = desired.backend
+        _check_section_name(self._conf, backend, "backend")
+        if backend in self._conf.agent.external_drivers:
+            raise Misconfigured(
+                f"backend {backend}: an external driver has that name; expected another name"
+            )
+        driver = self._catalogue.driver(desired.driver)
+        if not self._is_allowed(driver.SUPPORT_LEVEL) and not self._is_in_file(
+            backend, desired.driver
+        ):
+            raise Misconfigured(
+                f"backend {backend}: driver {desired.driver} is a reference driver; expected "
+                "[agent] allow_reference_drivers, or a section of the backend, in this host's "
+                "configuration file",
+                option="agent.allow_reference_drivers",
+            )
+        section: dict[str, Any] = {}
+        sources: dict[str, Source] = {}
+        if self._section_driver(backend) == desired.driver:
+            section, sources = self._read_section(driver, backend)
+        values = merge_options(driver.OPTIONS, section, desired.config)
+        sources |= dict.fromkeys(desired.config, Source.API)
+        return self._create(driver, backend, values, sources)
+
+    def removed_driver(self, record: BackendRecord | None) -> Driver | None:
+        """Return the driver of a removed backend with its last configuration, else None.
+
+        Raise what ``from_desired`` raises.
+        """
+        applied = None if record is None else record.applied
+        return (
+            self.from_desired(applied)
+            if applied and applied.status is DesiredStatus.ABSENT
+            else None
+        )
+
+    def _load_configured(self, backend: str) -> Driver:
+        name, option = self._configured[backend]
+        if name not in self._catalogue.names:
+            exc = unknown_driver(name, self._catalogue.names)
+            raise Misconfigured(f"{option}: {exc.message}", **exc.details)
+        try:
+            return self.from_config(backend)
+        except Misconfigured:
+            raise
+        except BaseException as exc:  # a driver may end with sys.exit()
+            LOG.debug("Failed to create backend", backend=backend, exc_info=True)
+            error = error_text(exc)
+        LOG.error(
+            "Failed to create backend, change its options or its driver: %s",
+            error,
+            backend=backend,
+            driver=name,
+        )
+        return FailedDriver(backend, name, error)
+
+    def _load_desired(self, applied: DesiredBackend) -> list[Driver]:
+        if applied.status is DesiredStatus.ABSENT:
+            return []
+        if applied.backend in self._conf.agent.external_drivers:
+            LOG.error(
+                "Backend of the API ignored: [agent] external_drivers has the same name",
+                backend=applied.backend,
+                driver=applied.driver,
+            )
+            return []
+        try:
+            return [self.from_desired(applied)]
+        except BaseException as exc:  # a driver may end with sys.exit()
+            LOG.debug("Failed to create backend", backend=applied.backend, exc_info=True)
+            error = error_text(exc)
+        LOG.error(
+            "Failed to create backend from saved state: %s",
+            error,
+            backend=applied.backend,
+            driver=applied.driver,
+        )
+        return [FailedDriver(applied.backend, applied.driver, error)]
+
+    def _is_allowed(self, support: Support) -> bool:
+        """Return whether the API may add a backend of a driver with this support level."""
+        return support is not Support.REFERENCE or bool(self._conf.agent.allow_reference_drivers)
+
+    def _is_in_file(self, backend: str, driver: str) -> bool:
+        """Return whether the configuration file has this backend with this driver."""
+        if backend in self._configured:
+            return self._configured[backend][0] == driver
+        self._conf.register_opts(_DRIVER, group=backend)
+        return bool(self._conf[backend].driver == driver)
+
+    def _section_driver(self, backend: str) -> str:
+        """Return the driver of the backend's section, even if the backend is not enabled."""
+        if backend in self._configured:
+            return self._configured[backend][0]
+        self._conf.register_opts(_DRIVER, group=backend)
+        return str(self._conf[backend].driver or backend)
+
+    def _read_section(
+        self, driver: type[Driver], backend: str
+    ) -> tuple[dict[str, Any], dict[str, Source]]:
+        """Return the values of a driver's options, and the source of those set in the file.
+
+        The other values are defaults. Raise Misconfigured.
+        """
+        self._conf.register_opts(options_of(driver), group=backend)
+        values: dict[str, Any] = {}
+        sources: dict[str, Source] = {}
+        for option in driver.OPTIONS:
+            try:
+                values[option.name] = self._conf[backend][option.name]
+            except ValueError as exc:
+                raise Misconfigured(
+                    f"[{backend}] {option.name}: {exc}; expected a value of type {option.kind}",
+                    section=backend,
+                    option=option.name,
+                ) from exc
+            location = self._conf.get_location(option.name, backend)
+            if location is not None and location.location is not cfg.Locations.opt_default:
+                sources[option.name] = Source.FILE
+        return values, sources
+
+    def _create(
+        self,
+        driver: type[Driver],
+        backend: str,
+        values: Mapping[str, Any],
+        sources: Mapping[str, Source],
+    ) -> Driver:
+        instance = driver(backend, values, self._sysfs_root)
+        instance.settings = list_settings(driver.OPTIONS, values, sources)
+        if instance.backend != backend:
+            raise DriverFailed(f"the driver names its backend {instance.backend!r:.100}")
+        for ability in instance.abilities:
+            if not isinstance(instance, ABILITY_INTERFACES[ability]):
+                raise Misconfigured(
+                    f"[{backend}] driver: found {driver.name!r}, which has ability {ability} but "
+                    f"not the methods of {ABILITY_INTERFACES[ability].__name__}; expected a "
+                    "driver that has them",
+                    section=backend,
+                    option="driver",
+                )
+        return instance
+
+
+def options_of(driver: type[Driver]) -> list[cfg.Opt]:
+    """Return a driver's options as oslo.config options."""
+    return [_option(option) for option in driver.OPTIONS]
+
+
+class FailedDriver(Driver):
+    """Replacement for a driver that cannot be created."""
+
+    version = "unknown"
+
+    def __init__(self, backend: str, name: str, reason: str) -> None:
+        super().__init__(backend, {})
+        self.name = name  # type: ignore[misc]
+        self._reason = reason
+
+    def discover(self) -> Sequence[Device]:
+        """Fail with the reason."""
+        raise DriverFailed(self._reason)
+
+    def prepare(self, item: WorkItem, instance: str | None) -> None:
+        """Fail with the reason."""
+        raise DriverFailed(self._reason)
+
+    def release(self, item: WorkItem) -> None:
+        """Fail with the reason: only the driver itself can clean a handle."""
+        raise DriverFailed(self._reason)
+
+
+def _read_configured(conf: cfg.ConfigOpts) -> dict[str, tuple[str, str]]:
+    """Return backend -> (driver, option that names the driver). Raise Misconfigured."""
+    backends: dict[str, tuple[str, str]] = {}
+    for option in ("enabled_backends", "enabled_drivers"):
+        for backend in conf.agent[option]:
+            _check_section_name(conf, backend, f"[agent] {option}")
+            if backend in backends:
+                raise Misconfigured(
+                    f"[agent] {option}: found {backend!r} twice; expected each backend once"
+                )
+            if option == "enabled_drivers":
+                backends[backend] = (backend, f"[agent] {option}")
+                continue
+            conf.register_opts(_DRIVER, group=backend)
+            if not conf[backend].driver:
+                raise Misconfigured(
+                    f"[{backend}] driver: found nothing; expected the driver of the backend that "
+                    f"[agent] {option} names"
+                )
+            backends[backend] = (conf[backend].driver, f"[{backend}] driver")
+    return backends
+
+
+def _check_section_name(conf: cfg.ConfigOpts, backend: str, option: str) -> None:
+    section = backend.lower()  # sections are found in lower case
+    if section in _RESERVED_SECTIONS or section.startswith(("oslo_", "keystone_")) or not backend:
+        raise Misconfigured(
+            f"{option}: found {backend!r}, which is a section of the service; expected another name"
+        )
+    # In oslo.config a section hides an option of the same name.
+    if backend in conf and not isinstance(conf[backend], cfg.ConfigOpts.GroupAttr):
+        raise Misconfigured(
+            f"{option}: found {backend!r}, which is an option of the service; expected another name"
+        )
+
+
+def _option(option: Option) -> cfg.Opt:
+    default = list(option.default) if option.kind in ("list", "multi") else option.default
+    return _KINDS[option.kind](option.name, default=default, help=option.help, secret=option.secret)

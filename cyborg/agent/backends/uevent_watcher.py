@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rediscovery of devices when the kernel reports a change, not only at the next interval.
+
+A single netlink socket serves all backends that subscribe to uevents. If events may have been lost,
+because the buffer overflowed or the socket was reopened, all subscribed backends rediscover. Each
+backend also rediscovers every ``[agent] discovery_interval``.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from cyborg.agent.backends.backend import Backend
+from cyborg.agent.backends.netlink import EventsDropped, EventSource, NetlinkSource
+from cyborg.core import debounce
+from cyborg.core.debounce import EventBatch
+from cyborg.core.log import get_logger
+from cyborg.threads.backoff import Backoff
+from cyborg.threads.loop import LoopThread
+
+LOG = get_logger(__name__)
+
+INITIAL_PAUSE = 1.0  # seconds before the source is reopened
+MAX_PAUSE = 60.0
+
+
+class UeventWatcher(LoopThread):
+    """Thread that reads uevents and makes the affected backends rediscover."""
+
+    def __init__(
+        self,
+        backends: Sequence[Backend],
+        open_source: Callable[[frozenset[str]], EventSource] = NetlinkSource,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``open_source`` opens a source for subsystems; ``clock`` is monotonic, in seconds."""
+        super().__init__("uevents")
+        self._backends = backends
+        self._subsystems: frozenset[str] = frozenset()  # of the open source
+        self._open_source = open_source
+        self._clock = clock
+        self._source: EventSource | None = None
+        self._lock = threading.Lock()  # of the source: a stop may wake it while it is replaced
+        self._batch: EventBatch | None = None
+        self._started = False  # opening a source was tried
+        self._reopen_needed = False  # the source lacks subsystems of new backends
+        self._backoff = Backoff(INITIAL_PAUSE, MAX_PAUSE)
+        self._warned = False
+        self._opened_at = 0.0
+        self._event_count = self._rediscoveries = 0  # since the start, for the log
+
+    def start(self) -> None:
+        """Open the source and start the thread, if any backend subscribes to uevents.
+
+        If the source could be opened, no change after the return is missed.
+        """
+        if self._subsystems_needed():
+            self.open()
+            super().start()
+
+    def refresh(self) -> None:
+        """Subscribe for the present backends; call it after a backend was added.
+
+        All backends rediscover, to find changes between a discovery and this call. Do not call it
+        concurrently with ``start`` or itself.
+        """
+        if self._subsystems_needed() <= self._subsystems or self._stopped.is_set():
+            return
+        if not self._started:
+            self._batch = debounce.mark_overflow(None, self._clock())
+            self.start()
+            return
+        self._reopen_needed = True
+        with self._lock:
+            if self._source is not None:
+                self._source.wake()
+
+    def stop(self) -> None:
+        """Stop the thread."""
+        super().stop()
+        with self._lock:
+            if self._source is not None:
+                self._source.wake()
+
+    def run_once(self) -> float:
+        """Read events once and rediscover if due; return the seconds before the next call."""
+        if self._reopen_needed:
+            self._close()
+        if self._source is None:
+            if not self.open():
+                return self._back_off()
+            # Changes without an open source were missed.
+            self._batch = debounce.mark_overflow(self._batch, self._clock())
+        if not self._read():
+            return self._back_off()
+        if self._batch is not None and self._clock() >= self._batch.due:
+            self._trigger(self._batch)
+        return 0.0
+
+    def on_end(self) -> None:
+        """Close the source."""
+        self._close()
+
+    def _read(self) -> bool:
+        """Add new events to the batch; return whether the source works."""
+        source, due = self._source, self._batch.due if self._batch else None
+        if source is None:
+            return False
+        failure: Exception
+        try:
+            subsystems = source.read(None if due is None else max(0.0, due - self._clock()))
+        except EventsDropped:
+            LOG.info("The kernel dropped uevents (buffer overflow), rediscovering all backends")
+            self._batch = debounce.mark_overflow(self._batch, self._clock())
+            return True
+        except Exception as exc:
+            LOG.debug("Reading the uevent socket failed", exc_info=True)
+            self._close()
+            if self._clock() - self._opened_at >= MAX_PAUSE:
+                self._warned = False
+                self._backoff.reset()
+            failure = exc
+        else:
+            now = self._clock()
+            for subsystem in subsystems:
+                self._batch = debounce.add(self._batch, now, subsystem)
+            return True
+        self._log_failure(failure)
+        return False
+
+    def _back_off(self) -> float:
+        """Rediscover for the events so far; return the seconds before the source is reopened."""
+        if self._batch is not None:
+            self._trigger(self._batch)
+        return self._backoff.next_delay()
+
+    def _trigger(self, batch: EventBatch) -> None:
+        self._batch = None
+        affected = [
+            b for b in self._backends if debounce.affects(batch, b.driver.UEVENT_SUBSYSTEMS)
+        ]
+        self._event_count += batch.events
+        self._rediscoveries += bool(affected)
+        LOG.debug(
+            "%d uevents of %s in %.2f s%s: %s rediscover; %d uevents, %d rediscoveries so far",
+            batch.events,
+            ", ".join(sorted(batch.subsystems)) or "nothing",
+            batch.last - batch.first,
+            ", some dropped" if batch.overflow else "",
+            ", ".join(b.name for b in affected) or "none",
+            self._event_count,
+            self._rediscoveries,
+        )
+        for backend in affected:
+            backend.rediscover()
+
+    def open(self) -> bool:
+        """Open a source; return whether it is open."""
+        # Clear the flag first: a backend that is added meanwhile sets it again.
+        self._started, self._reopen_needed = True, False
+        self._subsystems = self._subsystems_needed()
+        failure: Exception | None = None
+        try:
+            source = self._open_source(self._subsystems)
+        except Exception as exc:
+            LOG.debug("Cannot open uevent socket", exc_info=True)
+            failure = exc
+        if failure is not None:
+            self._log_failure(failure)
+            return False
+        with self._lock:
+            self._source = source
+        self._opened_at = self._clock()
+        if self._stopped.is_set():
+            source.wake()
+        LOG.info("Watching uevents of %s", ", ".join(sorted(self._subsystems)))
+        return True
+
+    def _subsystems_needed(self) -> frozenset[str]:
+        """Return the subsystems that the present backends subscribe to."""
+        return frozenset[str]().union(
+            *(backend.driver.UEVENT_SUBSYSTEMS for backend in self._backends)
+        )
+
+    def _close(self) -> None:
+        with self._lock:
+            source, self._source = self._source, None
+        if source is not None:
+            source.close()
+
+    def _log_failure(self, exc: Exception) -> None:
+        """Log a failure: as a warning only once until a source has worked for a while."""
+        LOG.log(
+            logging.DEBUG if self._warned else logging.WARNING,
+            "Cannot read uevents, retrying; until then device changes are found only "
+            "every [agent] discovery_interval: %s: %s",
+            type(exc).__name__,
+            exc,
+        )
+        self._warned = True

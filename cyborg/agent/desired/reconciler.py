@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reconciliation of this host's backends with their desired state, without interruption.
+
+Make before break: a new backend is created, set up and discovers while the old one still runs, and
+replaces it only when it is READY. After a failure the old backend stays active and the error is
+reported to the conductor. Lost messages are recovered by the next heartbeat, whose answer carries
+the desired generation.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from oslo_context import context
+
+from cyborg.agent.backends.backend import Backend, error_text
+from cyborg.agent.backends.factory import DriverFactory
+from cyborg.agent.backends.registry import BackendRegistry
+from cyborg.agent.desired.state_file import StateFile
+from cyborg.core.drivers.desired_state import MAX_ERROR, BackendOutcome, load_host
+from cyborg.core.drivers.reconcile import Action, BackendRecord, PlannedAction, next_record, plan
+from cyborg.core.errors import DriverFailed
+from cyborg.core.inventory.report import BackendState, BackendStatus
+from cyborg.core.log import get_logger
+from cyborg.drivers import managed
+from cyborg.drivers.base import Driver
+from cyborg.rpc.contract import ConductorAPI
+from cyborg.threads.loop import LoopThread
+
+LOG = get_logger(__name__)
+
+BUILD_ACTIONS = frozenset({Action.START, Action.REPLACE})
+ReportOutcomes = Callable[[int, Sequence[BackendOutcome]], None]
+
+
+class Stopping(Exception):
+    """The agent is stopping."""
+
+
+class BackendReconciler(LoopThread):
+    """Thread that fetches the desired state, applies it and reports the outcomes."""
+
+    def __init__(
+        self,
+        host: str,
+        epoch: str,
+        conductor: ConductorAPI,
+        registry: BackendRegistry,
+        state_file: StateFile,
+        factory: DriverFactory,
+        make_backend: Callable[[Driver], Backend],
+        report: ReportOutcomes,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``make_backend`` returns a backend that runs its driver's setup before it discovers.
+
+        ``report`` queues the outcomes of a generation for the conductor; the reporter then calls
+        ``acknowledge``. ``on_change`` is called after each change of the registry.
+        """
+        super().__init__("reconciler", run_at_start=False)
+        self._host = host
+        self._epoch = epoch
+        self._conductor = conductor
+        self._registry = registry
+        self._state_file = state_file
+        self._factory = factory
+        self._make_backend = make_backend
+        self._report = report
+        self._on_change = on_change
+        self._lock = threading.Lock()
+        # The state file may be ahead of the conductor, so each incarnation reports again.
+        self._reported_generation = 0
+        # The generation being applied or already applied; notifications for it are ignored.
+        self._target_generation: int | None = (
+            None if state_file.generation or state_file.backends else 0
+        )
+        self._step_ended = threading.Event()  # a probe has ended, or the agent stops
+
+    @property
+    def reported_generation(self) -> int:
+        """Return the generation last acknowledged by the conductor, 0 for none."""
+        return self._reported_generation
+
+    def request(self, generation: int, *, repeat: bool = False) -> int:
+        """Request reconciliation to a generation; return the reported generation.
+
+        A generation that is applied or in progress is ignored. With ``repeat`` a generation that
+        was already reported is reported again, because that report may have been lost.
+        """
+        with self._lock:
+            if generation != self._target_generation or (
+                repeat and generation == self._reported_generation
+            ):
+                self._wake.set()
+        return self._reported_generation
+
+    def acknowledge(self, generation: int, accepted: bool) -> None:
+        """Record whether the conductor accepted the outcomes of a generation."""
+        with self._lock:
+            if accepted:
+                self._reported_generation = generation
+            elif self._target_generation == generation:
+                self._target_generation = None
+
+    def stop(self) -> None:
+        """Start no more changes."""
+        with self._lock:
+            super().stop()
+        self._step_ended.set()
+
+    def run_once(self) -> None:
+        """Reconcile once, and log why it failed."""
+        context.RequestContext()  # a request id for the lines and calls of this round
+        error: str | None = None
+        try:
+            self.reconcile()
+        except Stopping:
+            return
+        except Exception as exc:
+            # The answer to the next heartbeat requests it again.
+            with self._lock:
+                self._target_generation = None
+            LOG.debug("Reconciliation failed", exc_info=True)
+            error = error_text(exc)
+        if error is not None:
+            LOG.warning(
+                "Cannot fetch desired state, retrying after the next heartbeat: %s",
+                error,
+                host=self._host,
+            )
+
+    def reconcile(self) -> None:
+        """Fetch the desired state, apply it and report the outcomes.
+
+        Raise what the call of the conductor raises, and Stopping.
+        """
+        desired = load_host(self._conductor.get_desired_backends(self._host, self._epoch))
+        with self._lock:
+            self._target_generation = desired.generation
+        records = dict(self._state_file.backends)
+        actions = plan(records, desired, self._factory.configured_backends)
+        if any(planned.action in BUILD_ACTIONS for planned in actions):
+            self._factory.rescan()
+        for planned in actions:
+            record = next_record(
+                planned, records.pop(planned.backend, None), self._execute(planned)
+            )
+            if record is not None:
+                records[planned.backend] = record
+            if planned.action is not Action.KEEP:
+                # At once: an agent that is killed during the next action starts with this one done.
+                self._save(self._state_file.generation, records)
+        if setup_recorded := self._state_file.rebooted_since_setup and all(
+            backend.setup_done for backend in self._registry
+        ):
+            self._state_file.record_setup()
+        self._save(desired.generation, records, force=setup_recorded)
+        outcomes = [
+            BackendOutcome(b.backend, b.generation, records[b.backend].error)
+            for b in desired.backends
+        ]
+        self._report(desired.generation, outcomes)
+
+    def _save(
+        self, generation: int, records: dict[str, BackendRecord], *, force: bool = False
+    ) -> None:
+        """Write the state file if the records changed, or with ``force``."""
+        if not force and (generation, records) == (
+            self._state_file.generation,
+            self._state_file.backends,
+        ):
+            return
+        try:
+            self._state_file.write(generation, records)
+        except OSError as exc:
+            error = str(exc)
+        else:
+            return
+        LOG.warning(
+            "Cannot persist desired state to %s; it will be fetched again after a restart: %s",
+            self._state_file.path,
+            error,
+        )
+
+    def _execute(self, planned: PlannedAction) -> str | None:
+        """Execute an action; return its error, in which case nothing has changed, or None."""
+        if self._stopped.is_set():
+            raise Stopping
+        if planned.action is Action.STOP:
+            old = self._registry.remove(planned.backend)
+            if old is not None:
+                old.stop()
+                self._notify_watchers()
+            LOG.info("Backend removed", backend=planned.backend)
+        if planned.action not in BUILD_ACTIONS:
+            return None
+        error: str | None
+        try:
+            if planned.desired is None:
+                driver = self._factory.from_config(planned.backend)
+            else:
+                driver = self._factory.from_desired(planned.desired)
+            self._activate(self._probe(driver))
+        except Stopping:
+            raise
+        except BaseException as exc:  # a driver may end with sys.exit()
+            LOG.debug(
+                "Backend action %s failed", planned.action, backend=planned.backend, exc_info=True
+            )
+            error = error_text(exc)[:MAX_ERROR] or "no message"
+        else:
+            error = None
+        if error is not None:
+            LOG.warning(
+                "Backend action %s failed, previous backend stays active: %s",
+                planned.action,
+                error,
+                backend=planned.backend,
+            )
+            return error
+        LOG.info(
+            "Backend action %s succeeded",
+            planned.action,
+            backend=planned.backend,
+            driver=driver.name,
+        )
+        return None
+
+    def _probe(self, driver: Driver) -> Backend:
+        """Return a backend whose first discovery succeeded. Raise DriverFailed and Stopping."""
+        backend, states = self._make_backend(driver), list[BackendState]()
+        previous = self._registry.get(backend.name)
+        if previous is not None:
+            backend.copy_health_from(previous)
+        added = managed.adopted_addresses(driver)
+        added -= managed.adopted_addresses(None if previous is None else previous.driver)
+        if added and isinstance(driver, managed.AdoptionInterface):
+            backend.set_precheck(partial(driver.check_adoption, sorted(added)))
+
+        def on_done(state: BackendState) -> None:
+            states.append(state)
+            self._step_ended.set()
+
+        self._step_ended.clear()
+        backend.rediscover(on_done)
+        backend.start()
+        # No timeout here: the watchdog of the backend calls on_done.
+        while not states and not self._stopped.is_set():
+            self._step_ended.wait()
+        if states and states[0].status is BackendStatus.READY:
+            return backend
+        backend.stop()
+        if not states:
+            raise Stopping
+        raise DriverFailed(states[0].error or f"backend {backend.name} is {states[0].status}")
+
+    def _activate(self, backend: Backend) -> None:
+        """Put a backend into the registry and stop the one that it replaces. Raise Stopping."""
+        with self._lock:
+            stopped = self._stopped.is_set()
+            old = None if stopped else self._registry.replace(backend)
+        if stopped:
+            backend.stop()
+            raise Stopping
+        if old is not None:
+            old.stop()
+        self._notify_watchers()
+
+    def _notify_watchers(self) -> None:
+        try:
+            self._on_change()
+        except Exception:
+            # The change itself succeeded and is not undone.
+            LOG.exception("Failed to notify watchers of a backend change")

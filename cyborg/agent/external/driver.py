@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""External (out-of-process) drivers, each a backend like any other.
+
+A driver that sends invalid data, hangs, sends too much or exits fails only its own discoveries, and
+the state of its backend has the error. A response is used only after it was read and validated as a
+whole.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from oslo_config import cfg
+
+from cyborg.agent.external import client, directory
+from cyborg.agent.external.server import RegistrationServer
+from cyborg.core.errors import DriverFailed, Invalid, Misconfigured, Unavailable
+from cyborg.core.external import hardware, protocol
+from cyborg.core.external.protocol import Hello
+from cyborg.core.inventory.device import Ability, Device
+from cyborg.core.inventory.health import Measurement
+from cyborg.core.jobs.job import WorkItem
+from cyborg.core.log import get_logger
+from cyborg.drivers.base import Driver
+
+LOG = get_logger(__name__)
+
+T = TypeVar("T")
+HELLO_INTERVAL = 1.0  # seconds between hellos of one driver
+HELLO_BURST = 5  # hellos allowed without a pause
+
+
+class ExternalDriver(Driver):
+    """Proxy of the driver process that registered under this backend's name."""
+
+    name = "outside"
+    version = "1.0"
+
+    def __init__(
+        self, backend: str, folder: str, owner: int, seconds: float, work_seconds: float
+    ) -> None:
+        """A call may take ``seconds``; prepare, release and program ``work_seconds``."""
+        super().__init__(backend, {})
+        self._path = protocol.socket_path(folder, backend)
+        self._agent = protocol.socket_path(folder, protocol.AGENT_SOCKET)
+        self._users = frozenset({0, owner})
+        self._seconds = seconds
+        self._work_seconds = work_seconds
+        self._hello: Hello | None = None
+
+    @property
+    def abilities(self) -> frozenset[Ability]:
+        """Return the abilities in the last hello."""
+        return frozenset() if self._hello is None else self._hello.abilities
+
+    def register(self, hello: Hello) -> bool:
+        """Store the hello of the driver; return whether it differs from the last."""
+        previous, self._hello = self._hello, hello
+        return hello != previous
+
+    def discover(self) -> Sequence[Device]:
+        """Return the devices that the driver discovers. Raise DriverFailed and TimedOut."""
+        hello = self._registered_hello()
+        self._read("POST", "/discovery", protocol.parse_discovery)
+
+        def load(body: Any) -> tuple[Device, ...]:
+            return hardware.load_devices(body, self.backend, hello.type)
+
+        return self._read("GET", "/hardware", load)
+
+    def measure(self, devices: Sequence[Device]) -> Mapping[str, Measurement]:
+        """Return the health of these devices. Raise DriverFailed and TimedOut."""
+        measured = self._read("GET", "/health", protocol.parse_health)
+        return {d.address: measured[d.address] for d in devices if d.address in measured}
+
+    def prepare(self, item: WorkItem, instance: str | None) -> None:
+        """Prepare a handle. Raise DriverFailed and TimedOut."""
+        self._call_work("/prepare", {"item": item.to_dict(), "instance": instance})
+
+    def release(self, item: WorkItem) -> None:
+        """Release a handle. Raise DriverFailed and TimedOut.
+
+        Before the driver has registered it is unknown whether it must release anything: the call
+        fails and is retried.
+        """
+        if Ability.PREPARES in self._registered_hello().abilities:
+            self._call_work("/release", {"item": item.to_dict()})
+
+    def program(self, item: WorkItem, image: str) -> None:
+        """Program an image. Raise DriverFailed and TimedOut."""
+        self._call_work("/program", {"item": item.to_dict(), "image": image})
+
+    def _registered_hello(self) -> Hello:
+        if self._hello is None:
+            raise DriverFailed(f"no driver for {self.backend} has registered at {self._agent}")
+        return self._hello
+
+    def _call_work(self, target: str, body: Any) -> None:
+        self._registered_hello()
+        self._call("POST", target, body, self._work_seconds)
+
+    def _read(self, method: str, target: str, parse: Callable[[Any], T]) -> T:
+        answer = self._call(method, target, None, self._seconds)
+        try:
+            return parse(answer)
+        except Invalid as exc:
+            raise DriverFailed(
+                f"invalid response of the driver to {method} {target}: {exc.message}"
+            ) from exc
+
+    def _call(self, method: str, target: str, body: Any, seconds: float) -> Any:
+        return client.call(self._path, method, target, body, seconds=seconds, users=self._users)
+
+
+class ExternalDriverHost:
+    """The agent's socket and the drivers that may register there."""
+
+    def __init__(
+        self,
+        folder: str,
+        drivers: Mapping[str, ExternalDriver],
+        owner: int,
+        interval: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``interval`` is the seconds between hellos that drivers are asked for."""
+        self.drivers = drivers
+        self._folder = folder
+        self._owner = owner
+        self._interval = interval
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._rate_limit_until: dict[str, float] = {}  # by driver, of the clock
+        self._wake: Callable[[str], None] = lambda _: None
+        self._server: RegistrationServer | None = None
+
+    def start(self, wake: Callable[[str], None]) -> None:
+        """Listen; ``wake`` gets the name of a backend that must discover. Raise Misconfigured."""
+        self._wake = wake
+        path = protocol.socket_path(self._folder, protocol.AGENT_SOCKET)
+        self._server = RegistrationServer(path, self._owner, self.handle_hello, clock=self._clock)
+        self._server.start()
+        LOG.info("Waiting for external drivers %s at %s", ", ".join(self.drivers) or "none", path)
+
+    def stop(self) -> None:
+        """Stop listening. Idempotent."""
+        if self._server is not None:
+            self._server.stop()
+
+    def handle_hello(self, body: Any) -> dict[str, Any]:
+        """Register a driver. Raise Invalid, and Unavailable if hellos are too frequent."""
+        hello = protocol.parse_hello(body, self._folder)
+        driver = self.drivers.get(hello.name)
+        if driver is None:
+            raise Invalid(
+                f"driver {hello.name} is not allowed: [agent] external_drivers has "
+                f"{', '.join(self.drivers) or 'none'}"
+            )
+        now = self._clock()
+        with self._lock:
+            limit = max(now, self._rate_limit_until.get(hello.name, now)) + HELLO_INTERVAL
+            if limit > now + HELLO_BURST * HELLO_INTERVAL:
+                raise Unavailable(
+                    f"{hello.name} sends hellos more often than every {HELLO_INTERVAL:g} s: wait"
+                )
+            self._rate_limit_until[hello.name] = limit
+            changed = driver.register(hello)
+        LOG.log(
+            logging.INFO if changed else logging.DEBUG,
+            "External driver registered: %s, %s",
+            hello.type,
+            ", ".join(sorted(hello.abilities)) or "discovery only",
+            driver=hello.name,
+        )
+        self._wake(hello.name)
+        return {"status": "READY", "interval": self._interval}
+
+
+def load(conf: cfg.ConfigOpts, reserved: Sequence[str] = ()) -> ExternalDriverHost | None:
+    """Return the configured external drivers, or None; ``reserved`` are the other backends.
+
+    Raise Misconfigured.
+    """
+    options, drivers = conf.agent, {}
+    folder, names = options.external_driver_dir or "", options.external_drivers
+    if not folder and not names:
+        return None
+    if not folder:
+        raise _misconfigured(names[0], "nothing, because [agent] external_driver_dir is empty")
+    owner = directory.owner_uid(folder)
+    for name in names:
+        if not protocol.is_driver_name(name):
+            raise _misconfigured(name, "up to 40 of a-z, 0-9, _ and -, and not agent")
+        if name in reserved or name in drivers:
+            raise _misconfigured(name, "a name that no other backend has")
+        drivers[name] = ExternalDriver(
+            name,
+            folder,
+            owner,
+            options.external_driver_timeout,
+            options.external_driver_work_timeout,
+        )
+    return ExternalDriverHost(folder, drivers, owner, options.discovery_interval)
+
+
+def _misconfigured(name: str, expected: str) -> Misconfigured:
+    return Misconfigured(
+        f"[agent] external_drivers: found {name!r}; expected {expected}",
+        option="agent.external_drivers",
+        found=name,
+    )

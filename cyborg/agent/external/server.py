@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Registration of external drivers: HTTP on the agent's unix socket."""
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Callable, Collection
+from http.server import BaseHTTPRequestHandler
+from typing import Any, cast
+
+from cyborg.agent.external.client import peer_credentials
+from cyborg.core.errors import CyborgError, Invalid, Misconfigured, Unavailable
+from cyborg.core.external import protocol
+from cyborg.core.log import get_logger
+from cyborg.core.text import sanitize
+
+LOG = get_logger(__name__)
+
+MAX_REQUEST = 64 * 1024  # bytes of a body
+REQUEST_TIMEOUT = 5.0  # seconds for a whole request
+MAX_CONNECTIONS = 16  # open at a time
+LOG_INTERVAL = 60.0  # seconds between warnings about the same process
+_MAX_LOGGED = 256  # processes whose last warning is remembered
+HelloHandler = Callable[[Any], dict[str, Any]]
+
+
+class RegistrationServer(socketserver.UnixStreamServer):
+    """Listens from ``start`` to ``stop``. ``handle_hello`` gets a hello and returns the response.
+
+    If it raises Unavailable, the response is 429; for any other CyborgError it is 400.
+    """
+
+    request_queue_size = 64
+
+    def __init__(
+        self,
+        path: str,
+        owner: int,
+        handle_hello: HelloHandler,
+        *,
+        request_timeout: float = REQUEST_TIMEOUT,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Allow the uid ``owner`` and root to connect. Raise Misconfigured."""
+        self.handle_hello = handle_hello
+        self.request_timeout = request_timeout
+        self._users: Collection[int] = (0, owner)
+        self._owner = owner
+        self._clock = clock
+        self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._warned_at: dict[int, float] = {}
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        _remove_stale_socket(path)
+        try:
+            super().__init__(path, _Request)
+        except OSError as exc:
+            raise Misconfigured(
+                f"[agent] external_driver_dir: found {os.path.dirname(path)!r}; "
+                f"expected a directory in which the agent can listen ({exc.strerror})",
+                option="agent.external_driver_dir",
+            ) from exc
+
+    def server_bind(self) -> None:
+        """Create the socket, accessible only to its owner."""
+        super().server_bind()
+        path = str(self.server_address)
+        os.chmod(path, 0o600)
+        if os.geteuid() != self._owner:
+            os.chown(path, self._owner, -1, follow_symlinks=False)
+
+    def start(self) -> None:
+        """Start to listen."""
+        self._thread = threading.Thread(
+            target=self.serve_forever, name="external-drivers", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop listening. Idempotent."""
+        if self._thread is not None:
+            self.shutdown()
+            self._thread.join()
+            self._thread = None
+        if self.socket.fileno() >= 0:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(str(self.server_address))
+            self.server_close()
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Accept only root and the folder's owner, and at most MAX_CONNECTIONS at a time."""
+        pid, uid = peer_credentials(request)
+        if uid not in self._users:
+            self.log_rejected(pid, f"user {uid} is not allowed")
+            return False
+        if not self._slots.acquire(blocking=False):
+            self.log_rejected(pid, f"{MAX_CONNECTIONS} connections are open already")
+            return False
+        return True
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve in a new thread; the connection is shut down at the request timeout."""
+        threading.Thread(
+            target=self._serve, args=(request,), name="external-driver-request", daemon=True
+        ).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        watchdog = threading.Timer(self.request_timeout, _shut_down, (connection,))
+        watchdog.daemon = True
+        watchdog.start()
+        try:
+            if (failure := self._serve_requests(connection)) is not None:
+                self.log_rejected(peer_credentials(connection)[0], f"connection failed: {failure}")
+        finally:
+            watchdog.cancel()
+            watchdog.join()  # else it could shut down another socket that reuses the descriptor
+            self._slots.release()
+            self.shutdown_request(connection)
+
+    def _serve_requests(self, connection: socket.socket) -> str | None:
+        """Serve the requests of a connection; return the error of the connection, if any."""
+        try:
+            self.finish_request(connection, "")
+        except OSError as exc:
+            return str(exc)
+        except Exception:
+            LOG.exception("Unexpected error while serving the drivers' socket")
+        return None
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log an error from before the thread of a request was started."""
+        # oslo.log appends the exception in progress.
+        LOG.warning("Dropped a connection to the drivers' socket, its driver retries")
+
+    def log_rejected(self, pid: int, reason: str) -> None:
+        """Log a rejected request. The first per process and minute at WARNING, others at INFO."""
+        now = self._clock()
+        with self._lock:
+            warn = now - self._warned_at.get(pid, -LOG_INTERVAL) >= LOG_INTERVAL
+            if warn:
+                if len(self._warned_at) >= _MAX_LOGGED:
+                    self._warned_at.clear()
+                self._warned_at[pid] = now
+        text = sanitize(reason, 500)
+        LOG.log(
+            logging.WARNING if warn else logging.INFO,
+            "Request of driver process %d rejected: %s",
+            pid,
+            text,
+        )
+
+
+class _Request(BaseHTTPRequestHandler):
+    """Handler of ``POST /hello``, the only request."""
+
+    server_version = "cyborg"
+    sys_version = ""
+
+    def do_POST(self) -> None:
+        """Handle a hello."""
+        server = cast(RegistrationServer, self.server)
+        try:
+            if self.path != "/hello":
+                self._answer(404, {"error": f"unknown path {self.path[:80]}; expected POST /hello"})
+                return
+            self._answer(200, server.handle_hello(self._body()))
+        except Unavailable as exc:
+            self._answer(429, {"error": exc.message})
+        except CyborgError as exc:
+            self._answer(400, {"error": exc.message})
+
+    raw_requestline: bytes  # set by BaseHTTPRequestHandler
+
+    def parse_request(self) -> bool:
+        """Read the first line and the headers; an empty first line gets no response."""
+        if not self.raw_requestline.strip():
+            self._log_rejected("the request begins with an empty line")
+            return False
+        return super().parse_request()
+
+    def _body(self) -> Any:
+        length = self.headers.get("Content-Length", "")
+        if not length.isascii() or not length.isdigit() or int(length[:10]) > MAX_REQUEST:
+            raise Invalid(f"expected a Content-Length of 0 to {MAX_REQUEST}, found {length[:40]!r}")
+        return protocol.decode(self.rfile.read(int(length)))
+
+    def _answer(self, status: int, body: dict[str, Any]) -> None:
+        if status != 200:
+            self._log_rejected(body["error"])
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Answer with JSON instead of an HTML page."""
+        self._answer(code, {"error": message or "invalid request"})
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Do nothing: ``log_rejected`` logs rejected requests, the handler the others."""
+
+    def _log_rejected(self, reason: str) -> None:
+        cast(RegistrationServer, self.server).log_rejected(
+            peer_credentials(self.connection)[0], reason
+        )
+
+
+def _shut_down(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def _remove_stale_socket(path: str) -> None:
+    """Remove the socket of an agent that was killed. Raise Misconfigured if it is in use."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except FileNotFoundError:
+            return
+        except ConnectionRefusedError:
+            os.unlink(path)
+            return
+        except OSError as exc:
+            raise Misconfigured(
+                f"[agent] external_driver_dir: {path} cannot be replaced: {exc}"
+            ) from exc
+    raise Misconfigured(
+        f"[agent] external_driver_dir: another agent listens at {path}; "
+        "expected a separate directory",
+        option="agent.external_driver_dir",
+    )

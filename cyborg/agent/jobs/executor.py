@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Execution of a job: the driver calls for its items and their errors."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from cyborg.agent.backends.backend import error_text
+from cyborg.core.errors import DriverFailed, NotFound
+from cyborg.core.inventory.device import Ability
+from cyborg.core.jobs.job import MAX_ERROR, JobKind, JobSpec, WorkItem
+from cyborg.core.log import get_logger
+from cyborg.drivers.base import Driver, PrepareInterface, ProgramInterface, SanitiseInterface
+
+LOG = get_logger(__name__)
+
+
+class Aborted(Exception):
+    """The job was cancelled or the agent stops before its next item."""
+
+
+RemovedDriverLookup = Callable[[str], Driver | None]
+
+
+def execute(
+    spec: JobSpec,
+    drivers: Mapping[str, Driver],
+    should_continue: Callable[[], bool] = lambda: True,
+    removed_driver: RemovedDriverLookup = lambda _: None,
+) -> str | None:
+    """Execute the items in order; return the error text, or None if all succeeded.
+
+    ``removed_driver`` looks up the driver of a removed backend, which is still needed to release
+    its handles. The first failure ends a job, except a release, which continues with the other
+    items. Other jobs start only if there is a driver for every item. Raise Aborted when
+    ``should_continue`` returns False before an item.
+    """
+    errors: list[str] = []
+    releasing = spec.kind is JobKind.RELEASE
+    for dry_run in (True, False):
+        for item in () if dry_run and releasing else spec.items:
+            if not should_continue():
+                raise Aborted
+            try:
+                call = _driver_call(spec, item, drivers, removed_driver)
+                if not dry_run:
+                    call()
+            except BaseException as exc:  # a SystemExit is a failure too
+                LOG.debug("Job item failed", job=spec.job_uuid, device=item.device, exc_info=True)
+                errors.append(f"{spec.kind} of {item.handle or item.deployable}: {error_text(exc)}")
+                if not releasing:
+                    return errors[0][:MAX_ERROR]
+    return "; ".join(errors)[:MAX_ERROR] or None
+
+
+def _driver_call(
+    spec: JobSpec,
+    item: WorkItem,
+    drivers: Mapping[str, Driver],
+    removed_driver: RemovedDriverLookup,
+) -> Callable[[], None]:
+    """Return the driver call for an item. Raise NotFound, or DriverFailed if unsupported."""
+    driver = drivers.get(item.backend)
+    if driver is None and spec.kind is JobKind.RELEASE:
+        driver = removed_driver(item.backend)
+    if driver is None:
+        raise NotFound(
+            f"this host has no backend {item.backend!r}; it has {', '.join(drivers) or 'none'}"
+        )
+    abilities = driver.abilities
+    match spec.kind:
+        case JobKind.PREPARE if Ability.PREPARES in abilities and isinstance(
+            driver, PrepareInterface
+        ):
+            return partial(driver.prepare, item, spec.instance)
+        case JobKind.RELEASE:
+            return partial(_clean, item, driver)
+        case JobKind.PROGRAM if Ability.PROGRAMS in abilities and isinstance(
+            driver, ProgramInterface
+        ):
+            return partial(driver.program, item, spec.image or "")
+    raise DriverFailed(
+        f"backend {item.backend} (driver {driver.name}) does not support {spec.kind} "
+        "in its configuration"
+    )
+
+
+def _clean(item: WorkItem, driver: Driver) -> None:
+    """Release a handle, then sanitise it."""
+    # Not checked against the abilities: the handle may have been prepared under an older
+    # configuration.
+    if isinstance(driver, PrepareInterface):
+        driver.release(item)
+    if Ability.SANITISES in driver.abilities and isinstance(driver, SanitiseInterface):
+        driver.sanitise(item)

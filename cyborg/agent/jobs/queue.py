@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Queue of this host's jobs. Each job runs once, and jobs on the same handle run in order.
+
+A job waits while an earlier job locks one of its handles, then runs in its own thread. A driver
+that hangs cannot be interrupted: its job is reported failed at its timeout, but keeps its thread
+and locks until the driver returns. A late result is used only for release jobs. For others the
+conductor has already queued a release, which runs once the handle is free.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from cyborg.agent.backends.backend import Backend, error_text
+from cyborg.agent.jobs.checkpoint import Checkpoint, CheckpointState
+from cyborg.agent.jobs.executor import Aborted, RemovedDriverLookup, execute
+from cyborg.agent.jobs.outcomes import MAX_PENDING
+from cyborg.core.errors import Unavailable
+from cyborg.core.jobs.job import AgentJobStatus, JobKind, JobSpec, WorkItem
+from cyborg.core.log import get_logger, log_fields
+
+LOG = get_logger(__name__)
+
+CANCELLED = "cancelled"
+JobAnswer = dict[str, str | None]
+JobCallback = Callable[[str, str, str | None], None]
+
+
+@dataclass(eq=False, slots=True)
+class _Task:
+    """A job that has not ended, or whose driver has not returned."""
+
+    spec: JobSpec
+    thread: threading.Thread | None = None  # None until it starts
+    timeout_error: str | None = None  # the error reported at its timeout
+    cancelled: bool = False
+
+    @property
+    def discarded(self) -> bool:
+        """Return whether the result of the driver is ignored."""
+        return self.cancelled or (
+            self.timeout_error is not None and self.spec.kind is not JobKind.RELEASE
+        )
+
+
+class JobQueue:
+    """The jobs of this host, in order of arrival."""
+
+    def __init__(
+        self,
+        backends: Sequence[Backend],
+        checkpoint: Checkpoint,
+        max_concurrent: int,
+        on_done: JobCallback,
+        timer: Callable[..., threading.Timer] = threading.Timer,
+        removed_driver: RemovedDriverLookup = lambda _: None,
+        count_undelivered: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """Run up to ``max_concurrent`` jobs at a time, not counting jobs past their timeout.
+
+        ``on_done`` gets the uuid, ``done`` or ``failed``, and the error of each job, from any
+        thread. ``timer`` creates the timeout of a job. ``removed_driver`` looks up the driver of a
+        removed backend, which is still needed to release its handles. ``count_undelivered`` returns
+        the number of undelivered outcomes; they count as open jobs.
+        """
+        self._backends = backends
+        self._checkpoint = checkpoint
+        self._max_concurrent = max_concurrent
+        self._on_done = on_done
+        self._timer = timer
+        self._removed_driver = removed_driver
+        self._count_undelivered = count_undelivered
+        self._lock = threading.Lock()
+        self._stopped = False
+        self._tasks: dict[str, _Task] = {}
+
+    def start(self, spec: JobSpec) -> JobAnswer:
+        """Enqueue a job and return its status at once: ``{"state", "error"}``. Idempotent.
+
+        Raise Unavailable if the agent is stopping or has too many open jobs.
+        """
+        with self._lock:
+            if self._stopped:
+                raise Unavailable("the agent is stopping")
+            answer = self._current_answer(spec)
+            if answer is None:
+                if len(self._tasks) + self._count_undelivered() >= MAX_PENDING:
+                    raise Unavailable(
+                        f"the agent has {MAX_PENDING} open or undelivered jobs, the maximum; "
+                        "retry when some have ended"
+                    )
+                self._cancel_superseded(spec)
+                self._tasks[spec.job_uuid] = _Task(spec)
+                answer = _answer(AgentJobStatus.RUNNING)
+            self._start_ready()
+        return answer
+
+    def stop(self) -> None:
+        """Start no more jobs or items; an interrupted job runs again when it is requested again."""
+        with self._lock:
+            self._stopped = True
+
+    def join(self, seconds: float) -> bool:
+        """Wait for the running jobs; return whether they ended in time."""
+        end = time.monotonic() + seconds
+        with self._lock:
+            threads = [task.thread for task in self._tasks.values() if task.thread is not None]
+        for thread in threads:
+            thread.join(max(0.0, end - time.monotonic()))
+        return not any(thread.is_alive() for thread in threads)
+
+    def running(self) -> list[str]:
+        """Return the uuids of the jobs whose driver has not returned."""
+        with self._lock:
+            return [job for job, task in self._tasks.items() if task.thread is not None]
+
+    def _current_answer(self, spec: JobSpec) -> JobAnswer | None:
+        """Return the status of a known job, None if the job must run."""
+        task = self._tasks.get(spec.job_uuid)
+        if task is not None:
+            if task.cancelled:
+                return _answer(AgentJobStatus.FAILED, CANCELLED)
+            return (
+                _answer(AgentJobStatus.FAILED, task.timeout_error)
+                if task.discarded
+                else _answer(AgentJobStatus.RUNNING)
+            )
+        entry = self._checkpoint.get(spec.job_uuid)
+        if entry is None or entry.state is CheckpointState.STARTED:
+            return None
+        if entry.state is CheckpointState.COMPLETED:
+            return _answer(AgentJobStatus.DONE)
+        if entry.state is CheckpointState.CANCELLED:
+            return _answer(AgentJobStatus.FAILED, CANCELLED)
+        return None if spec.kind is JobKind.RELEASE else _answer(AgentJobStatus.FAILED, entry.error)
+
+    def _cancel_superseded(self, spec: JobSpec) -> None:
+        for job in spec.cancels:
+            if job == spec.job_uuid:
+                continue
+            self._checkpoint.record(job, JobKind.PREPARE, CheckpointState.CANCELLED)
+            task = self._tasks.get(job)
+            if task is not None:
+                task.cancelled = True
+                if task.thread is None:
+                    del self._tasks[job]
+
+    def _start_ready(self) -> None:
+        """Start each job that has no lock conflict, up to the limit."""
+        if self._stopped:
+            return
+        tasks = self._tasks.values()
+        free_slots = self._max_concurrent - sum(
+            t.thread is not None and t.timeout_error is None for t in tasks
+        )
+        locks = _Locks()
+        for task in tasks:
+            blocked = locks.conflicts(task.spec) or any(map(self._is_running, task.spec.cancels))
+            if task.thread is None and free_slots > 0 and not blocked and self._start_task(task):
+                free_slots -= 1
+            locks.add(task.spec)
+
+    def _is_running(self, job: str) -> bool:
+        task = self._tasks.get(job)
+        return task is not None and task.thread is not None
+
+    def _start_task(self, task: _Task) -> bool:
+        spec = task.spec
+        thread = threading.Thread(
+            target=self._run, args=(task,), name=f"job-{spec.job_uuid}", daemon=True
+        )
+        self._checkpoint.record(spec.job_uuid, spec.kind, CheckpointState.STARTED)
+        task.thread = thread
+        try:
+            thread.start()
+        except RuntimeError as exc:
+            error = str(exc)
+        else:
+            return True
+        # Retried when the next job ends or when the conductor requests the job again.
+        LOG.warning("Job cannot start, retrying: %s", error, job=spec.job_uuid)
+        task.thread = None
+        return False
+
+    def _run(self, task: _Task) -> None:
+        with log_fields(job=task.spec.job_uuid):
+            self._run_task(task)
+
+    def _run_task(self, task: _Task) -> None:
+        spec = task.spec
+        LOG.info(
+            "Job started: %s, %d items",
+            spec.kind,
+            len(spec.items),
+            device={item.device for item in spec.items},
+            instance=spec.instance,
+        )
+        watchdog = self._timer(spec.timeout, self._time_out, (task,))
+        watchdog.daemon = True
+        aborted, error = False, None
+        try:
+            watchdog.start()
+            self._checkpoint.flush()
+            # The present drivers: a job keeps the drivers that it started with.
+            drivers = {backend.name: backend.driver for backend in self._backends}
+            error = execute(
+                spec, drivers, lambda: not (self._stopped or task.discarded), self._removed_driver
+            )
+        except Aborted:
+            aborted = True
+        except OSError as exc:
+            error = f"the agent cannot write its checkpoint: {exc}"
+        except Exception as exc:
+            LOG.exception("Unexpected error while running a job")
+            error = f"unexpected error in the agent: {error_text(exc)}"
+        watchdog.cancel()
+        with self._lock:
+            # An aborted job stays STARTED in the checkpoint, so that it runs again on request.
+            reported = not aborted and not task.discarded
+            if reported:
+                state = CheckpointState.COMPLETED if error is None else CheckpointState.FAILED
+                self._checkpoint.record(spec.job_uuid, spec.kind, state, error)
+            del self._tasks[spec.job_uuid]
+            self._start_ready()
+        if reported:
+            self._report(spec, error)
+        elif task.discarded:
+            LOG.info("Discarded job finished late: %s", error or "succeeded")
+            self._rediscover(spec)
+
+    def _time_out(self, task: _Task) -> None:
+        """Fail a job that exceeds its timeout."""
+        spec = task.spec
+        with self._lock:
+            if self._tasks.get(spec.job_uuid) is not task:
+                return
+            error = task.timeout_error = f"{spec.kind} did not end in {spec.timeout:g} s"
+            reported = not task.cancelled
+            if reported:
+                self._checkpoint.record(spec.job_uuid, spec.kind, CheckpointState.FAILED, error)
+            self._start_ready()
+        if reported:
+            self._report(spec, error)
+
+    def _report(self, spec: JobSpec, error: str | None) -> None:
+        """Write the checkpoint, then report the outcome of a job to the conductor."""
+        if error is not None:
+            LOG.warning("Job failed: %s", error, job=spec.job_uuid, instance=spec.instance)
+        write_error: str | None = None
+        try:
+            self._checkpoint.flush()
+        except OSError as exc:
+            write_error = str(exc)
+        if write_error is not None:
+            LOG.warning(
+                "Cannot write the checkpoint, the job may run again after a restart: %s",
+                write_error,
+                job=spec.job_uuid,
+            )
+        state = AgentJobStatus.DONE if error is None else AgentJobStatus.FAILED
+        # The changed device is reported before the outcome of the programming job.
+        self._rediscover(spec, lambda: self._on_done(spec.job_uuid, str(state), error))
+
+    def _rediscover(self, spec: JobSpec, callback: Callable[[], None] = lambda: None) -> None:
+        """Rediscover the backends of a programmed device; always call ``callback`` after it."""
+        names = {item.backend for item in spec.items}
+        affected = [backend for backend in self._backends if backend.name in names]
+        if spec.kind is not JobKind.PROGRAM or not affected:
+            callback()
+            return
+        first, *others = affected
+        first.rediscover(lambda _: callback())
+        for backend in others:
+            backend.rediscover()
+
+
+class _Locks:
+    """The handles and whole deployables that jobs lock."""
+
+    def __init__(self) -> None:
+        self._handles: set[tuple[str, str]] = set()
+        self._deployables: set[str] = set()  # of the locked handles
+        self._whole_deployables: set[str] = set()
+
+    def conflicts(self, spec: JobSpec) -> bool:
+        """Return whether a job needs anything that is locked."""
+        return any(
+            item.deployable in self._whole_deployables
+            or (item.deployable, item.handle) in self._handles
+            or (item.deployable in self._deployables and _needs_whole(spec, item))
+            for item in spec.items
+        )
+
+    def add(self, spec: JobSpec) -> None:
+        """Add what a job locks."""
+        for item in spec.items:
+            self._deployables.add(item.deployable)
+            if _needs_whole(spec, item):
+                self._whole_deployables.add(item.deployable)
+            else:
+                self._handles.add((item.deployable, item.handle))
+
+
+def _needs_whole(spec: JobSpec, item: WorkItem) -> bool:
+    return spec.kind is JobKind.PROGRAM or not item.handle
+
+
+def _answer(state: AgentJobStatus, error: str | None = None) -> JobAnswer:
+    return {"state": str(state), "error": error}

@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Heartbeats at the interval that the conductor sets, and full reports on its request."""
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from oslo_context import context
+
+from cyborg.agent.backends.backend import Backend
+from cyborg.agent.backends.inventory import Inventory, collect
+from cyborg.agent.jobs.outcomes import Outcomes
+from cyborg.agent.report.pace import ReportPace
+from cyborg.core.drivers.desired_state import BackendOutcome
+from cyborg.core.drivers.registry import DriverEntry
+from cyborg.core.errors import CyborgError, Stale, Unavailable
+from cyborg.core.hosts.identity import Identity
+from cyborg.core.inventory.report import BackendState, Report
+from cyborg.core.log import get_logger
+from cyborg.core.wire import report as wire
+from cyborg.rpc.contract import AGENT, ConductorAPI
+from cyborg.threads.backoff import Backoff
+from cyborg.threads.loop import LoopThread
+from cyborg.threads.rate_limited_log import RateLimitedLogger
+
+LOG = get_logger(__name__)
+
+INITIAL_PAUSE = 0.5  # seconds before the first retry when the conductor is unreachable
+MAX_PAUSE = 10.0
+
+
+class DesiredStateListener(Protocol):
+    """Reconciler of the host's desired state."""
+
+    @property
+    def reported_generation(self) -> int:
+        """Return the generation last acknowledged by the conductor."""
+
+    def request(self, generation: int) -> int:
+        """Request reconciliation to a generation; return the reported generation."""
+
+    def acknowledge(self, generation: int, accepted: bool) -> None:
+        """Record whether the conductor accepted the outcomes of a generation."""
+
+
+class Reporter(LoopThread):
+    """Sends this agent's heartbeats and reports. One instance per process lifetime (epoch)."""
+
+    def __init__(
+        self,
+        host: str,
+        endpoint: str,
+        conductor: ConductorAPI,
+        backends: Sequence[Backend],
+        clock: Callable[[], float] = time.monotonic,
+        identity: Callable[[], Identity] = lambda: wire.NO_IDENTITY,
+        drivers: Callable[[], Sequence[DriverEntry] | None] = lambda: None,
+    ) -> None:
+        """``clock`` is monotonic, in seconds: for heartbeats, reports and rate-limited logs.
+
+        Before each heartbeat ``identity`` returns the names of the host and ``drivers`` the
+        installed drivers. Set ``desired_state`` to the reconciler to have heartbeats carry its
+        generation.
+        """
+        super().__init__("reporter")
+        self.desired_state: DesiredStateListener | None = None
+        self.epoch = str(uuid.uuid4())
+        self._host = host
+        self._endpoint = endpoint
+        self._conductor = conductor
+        self._backends = backends
+        self._clock = clock
+        self._identity = identity
+        self._drivers = drivers
+        self._report_number = 0
+        self._reported_digest: str | None = None  # of the last report of this epoch
+        self._interval = 0.0  # seconds between heartbeats, from the conductor
+        self._heartbeat_at = float("-inf")  # when the next heartbeat is due
+        self._pace = ReportPace()
+        # Keys: uuid and backend of a discovery, uuid of a job.
+        self._discoveries = Outcomes[tuple[str, str], BackendState]("discovery")
+        self._jobs = Outcomes[str, tuple[str, str | None]]("job")
+        self._backend_outcomes: tuple[int, Sequence[BackendOutcome]] | None = None
+        self._lock = threading.Lock()  # of the backend outcomes
+        self._backoff = Backoff(INITIAL_PAUSE, MAX_PAUSE)
+        self._failure_log = RateLimitedLogger(clock, LOG)
+
+    def add_discovery_outcome(self, discovery_id: str, state: BackendState) -> None:
+        """Queue the outcome of a discovery; it is sent after the devices that it found."""
+        self._discoveries.put((discovery_id, state.name), state)
+        self.wake()
+
+    def add_job_outcome(self, job: str, state: str, error: str | None) -> None:
+        """Queue the outcome of a job."""
+        self._jobs.put(job, (state, error))
+        self.wake()
+
+    def count_undelivered(self) -> int:
+        """Return the number of undelivered outcomes of jobs and discoveries."""
+        return len(self._jobs) + len(self._discoveries)
+
+    def add_backend_outcomes(self, generation: int, outcomes: Sequence[BackendOutcome]) -> None:
+        """Queue the outcomes of a generation; they are sent after the devices that it added.
+
+        They replace undelivered outcomes of an older generation.
+        """
+        with self._lock:
+            self._backend_outcomes = (generation, outcomes)
+        self.wake()
+
+    def run_once(self) -> float:
+        """Send what is due; return the seconds until the next round."""
+        # Each round has a request id of its own, which all lines and calls of the round have.
+        context.RequestContext()
+        failure: str
+        try:
+            pause = self._sync()
+        except CyborgError as exc:
+            failure = exc.message
+        except Exception as exc:
+            LOG.debug("Call of the conductor failed", exc_info=True)
+            failure = f"{type(exc).__name__}: {exc}"
+        else:
+            if self._failure_log.reset():
+                LOG.info("Connection to conductor restored", host=self._host)
+            self._backoff.reset()
+            return pause
+        pause = self._backoff.next_delay()
+        self._failure_log.warn(
+            "Heartbeat to conductor failed, retrying in %.1f s: %s",
+            pause,
+            failure,
+            host=self._host,
+        )
+        return pause
+
+    def _sync(self) -> float:
+        # Read before the devices are collected: an outcome is sent only after its devices.
+        outcomes, jobs, discoveries = (
+            self._backend_outcomes,
+            self._jobs.pending(),
+            self._discoveries.pending(),
+        )
+        urgent = outcomes is not None or bool(jobs or discoveries)
+        snapshots = [backend.snapshot for backend in self._backends]
+        inventory = collect(snapshots, self._identity(), self._drivers())
+        now, reported = self._clock(), False
+        if now < self._heartbeat_at and self._has_changed(inventory):
+            report_at = self._pace.next_report(now, self._interval, urgent=urgent)
+            if report_at is None or report_at > now:
+                # The next heartbeat sends the latest state. Outcomes follow the devices.
+                return min(self._heartbeat_at, report_at or self._heartbeat_at) - now
+            reported = self._report_early(inventory)
+        if not reported:
+            self._heartbeat(inventory)
+        if outcomes is not None:
+            self._flush_backend_outcomes(outcomes)
+        self._jobs.deliver(jobs, self._deliver_job)
+        self._discoveries.deliver(discoveries, self._deliver_discovery)
+        return max(0.0, self._heartbeat_at - self._clock())
+
+    def _heartbeat(self, inventory: Inventory) -> None:
+        """Send a heartbeat, and a report if the answer requests it."""
+        answer = self._send_hello(inventory)
+        if answer["report"] and inventory.digest is not None:
+            try:
+                self._report(inventory, inventory.digest)
+            except Stale:
+                # Another agent registered for this host; a heartbeat makes this epoch current.
+                self._send_hello(inventory)
+                self._report(inventory, inventory.digest)
+
+    def _has_changed(self, inventory: Inventory) -> bool:
+        """Return whether the inventory differs from the last report of this epoch.
+
+        False before the first report and after a failed one: a heartbeat must come first, because
+        the conductor may know another epoch.
+        """
+        return self._reported_digest is not None and inventory.digest not in (
+            None,
+            self._reported_digest,
+        )
+
+    def _report_early(self, inventory: Inventory) -> bool:
+        """Report ahead of the next heartbeat; return whether the conductor accepted it."""
+        try:
+            self._report(inventory, str(inventory.digest))
+        except Stale:
+            return False
+        return True
+
+    def _flush_backend_outcomes(self, pending: tuple[int, Sequence[BackendOutcome]]) -> None:
+        generation, outcomes = pending
+        bodies = [outcome.to_dict() for outcome in outcomes]
+        refusal: str | None = None
+        try:
+            self._conductor.report_backend_outcomes(
+                host=self._host, epoch=self.epoch, generation=generation, outcomes=bodies
+            )
+        except Unavailable:
+            raise
+        except CyborgError as exc:
+            refusal = exc.message
+        if refusal is not None:
+            # The answer to the next heartbeat requests the generation again.
+            LOG.warning(
+                "Conductor rejected the outcomes of generation %d, the next heartbeat requests "
+                "them again: %s",
+                generation,
+                refusal,
+                host=self._host,
+            )
+        with self._lock:
+            if self._backend_outcomes is pending:
+                self._backend_outcomes = None
+        if self.desired_state is not None:
+            self.desired_state.acknowledge(generation, refusal is None)
+
+    def _deliver_job(self, job: str, outcome: tuple[str, str | None]) -> None:
+        state, error = outcome
+        self._conductor.job_done(job=job, host=self._host, state=state, error=error)
+
+    def _deliver_discovery(self, discovery: tuple[str, str], state: BackendState) -> None:
+        self._conductor.discovery_done(discovery[0], self._host, [wire.dump_backend(state)])
+
+    def _send_hello(self, inventory: Inventory) -> Mapping[str, Any]:
+        drivers = {b.driver.name: b.driver.version for b in self._backends}
+        answer = self._conductor.hello(
+            host=self._host,
+            epoch=self.epoch,
+            endpoint=self._endpoint,
+            status="READY",
+            drivers=[wire.dump_backend(state) for state in inventory.states],
+            digest=inventory.digest,
+            versions={"rpc": AGENT.version, "drivers": drivers},
+            observed_generation=None
+            if self.desired_state is None
+            else self.desired_state.reported_generation,
+        )
+        self._interval = float(answer["interval"])
+        self._heartbeat_at = self._clock() + self._interval
+        desired = answer.get("desired_generation")
+        if desired is not None and self.desired_state is not None:
+            self.desired_state.request(desired)
+        return answer
+
+    def _report(self, inventory: Inventory, digest: str) -> None:
+        self._report_number += 1
+        self._reported_digest = None
+        self._pace.sent(self._clock())
+        LOG.info(
+            "Sending report %d: %d devices",
+            self._report_number,
+            len(inventory.devices),
+            host=self._host,
+        )
+        report = Report(
+            host=self._host,
+            epoch=self.epoch,
+            generation=self._report_number,
+            digest=digest,
+            backends=inventory.states,
+            devices=inventory.devices,
+            identity=inventory.identity,
+            drivers=inventory.drivers,
+        )
+        self._conductor.report(wire.dump_report(report))
+        self._reported_digest = digest

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of this host in Nova, to find the compute node provider that is its parent."""
+
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from oslo_config import cfg
+
+from cyborg.core.errors import Invalid, Misconfigured
+from cyborg.core.hosts.identity import MAX_NAME, Identity, name_variants
+from cyborg.core.log import get_logger
+
+LOG = get_logger(__name__)
+
+RESOLVER_TIMEOUT = 1.0
+"""Seconds that the first call waits for the resolver, which may hang for minutes."""
+
+MAX_COMPUTE_ID = 1024  # characters of a compute_id file; nova writes 36
+
+
+class HostIdentityProvider:
+    """Provider of the host's names and compute id.
+
+    The resolver is asked once; a late FQDN is in a later answer. The compute id file is read each
+    time, because nova-compute may write it after the agent has started.
+    """
+
+    def __init__(
+        self,
+        conf: cfg.ConfigOpts,
+        *,
+        hostname: Callable[[], str] = socket.gethostname,
+        resolve: Callable[[], str] = socket.getfqdn,
+        timeout: float = RESOLVER_TIMEOUT,
+    ) -> None:
+        """``timeout`` is of the resolver, in seconds. Raise Misconfigured."""
+        options = conf.agent
+        self._provider: str | None = (options.resource_provider or "").strip() or None
+        self._compute_id_file: str | None = options.compute_id_file or None
+        self._timeout = timeout
+        self._last_error: str | None = None
+        self._fqdn: str | None = None
+        self._resolver = resolve
+        self._hostname = hostname()
+        try:
+            Identity(self._provider)
+        except Invalid as exc:
+            raise Misconfigured(
+                f"[agent] resource_provider: {exc.message}", option="agent.resource_provider"
+            ) from exc
+        self._resolver_thread: threading.Thread | None = None
+
+    def identity(self) -> Identity:
+        """Return the names that are known now."""
+        if self._resolver_thread is None:
+            # The join has a timeout: a resolver that hangs only delays the first answer.
+            self._resolver_thread = threading.Thread(
+                target=self._resolve_fqdn, name="resolver", daemon=True
+            )
+            self._resolver_thread.start()
+            self._resolver_thread.join(self._timeout)
+        names = [name for name in (self._hostname, self._fqdn) if name and _is_name(name)]
+        return Identity(self._provider, self._compute_id(), name_variants(names))
+
+    def _resolve_fqdn(self) -> None:
+        try:
+            self._fqdn = self._resolver()
+        except (OSError, UnicodeError) as exc:
+            LOG.info("Cannot resolve this host's FQDN: %s", exc)
+
+    def _compute_id(self) -> str | None:
+        """Return the content of the compute id file, None if it is missing or invalid."""
+        if self._compute_id_file is None:
+            return None
+        try:
+            with Path(self._compute_id_file).open(encoding="ascii") as file:
+                found = file.read(MAX_COMPUTE_ID).strip()
+            return Identity(compute_id=found).compute_id
+        except FileNotFoundError:
+            return None
+        except (OSError, UnicodeError, Invalid) as exc:
+            error = f"[agent] compute_id_file {self._compute_id_file} cannot be used: {exc}"
+        if error != self._last_error:
+            self._last_error = error
+            LOG.warning("%s; searching the host's compute node by name", error)
+        return None
+
+
+def _is_name(name: str) -> bool:
+    return len(name) <= MAX_NAME and name.isprintable()

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When a changed inventory may be reported ahead of the next heartbeat."""
+
+BURST = 16
+"""Reports that may follow each other without a pause: the virtual functions of a card come and go
+one after the other, and Placement must have each within a second."""
+
+MIN_PAUSE = 1.0
+"""Seconds between two reports when an outcome waits that must not be delivered before them."""
+
+
+class ReportPace:
+    """A token bucket: BURST reports at once, then one for each heartbeat interval.
+
+    Times are seconds of a clock that counts upwards.
+    """
+
+    def __init__(self) -> None:
+        self._tokens = float(BURST)
+        self._refilled_at: float | None = None
+        self._sent_at = float("-inf")
+
+    def next_report(self, now: float, interval: float, *, urgent: bool) -> float | None:
+        """Return the time at which a report may be sent, ``now`` or later.
+
+        ``interval`` is between two heartbeats. None means not before the next heartbeat, whose
+        answer asks for the report. ``urgent`` is that an outcome waits for it.
+        """
+        if self._refilled_at is not None and interval > 0:
+            refill = max(0.0, now - self._refilled_at) / interval
+            self._tokens = min(float(BURST), self._tokens + refill)
+        self._refilled_at = now
+        if self._tokens >= 1:
+            return now
+        return max(now, self._sent_at + MIN_PAUSE) if urgent else None
+
+    def sent(self, now: float) -> None:
+        """Count a report, whether a change or a heartbeat led to it."""
+        # Below zero: a heartbeat's report and a change's must not share one interval for ever.
+        self._tokens = max(-1.0, self._tokens - 1)
+        self._sent_at = now

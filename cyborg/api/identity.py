@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The caller of a request and the policy decisions about it."""
+
+from collections.abc import Collection
+from typing import Any
+
+from oslo_context import context
+from oslo_policy import policy
+
+from cyborg.policies import enforcer as policies
+
+ENVIRON = "cyborg.caller"
+
+
+class Caller:
+    """The owner of a token; ``is_service`` is True if a valid service token came with it."""
+
+    def __init__(
+        self, request_context: context.RequestContext, is_service: bool, enforcer: policy.Enforcer
+    ) -> None:
+        self.context = request_context
+        self.is_service = is_service
+        self._enforcer = enforcer
+
+    @property
+    def project_id(self) -> str | None:
+        """Return the project of the token."""
+        return self.context.project_id
+
+    def require(self, rule: str) -> None:
+        """Raise Forbidden unless the policy allows the rule in the token's project."""
+        policies.authorize(
+            self._enforcer, rule, self._credentials(), {"project_id": self.project_id}
+        )
+
+    @property
+    def is_elevated(self) -> bool:
+        """Return whether the caller administers the accelerators of the whole cloud."""
+        return bool(self._enforcer.authorize("elevated", {}, self._credentials()))
+
+    @property
+    def project_scope(self) -> str | None:
+        """Return the project whose ARQs are visible to the caller; None means all projects."""
+        return None if self.is_service or self.is_elevated else self.project_id or ""
+
+    @property
+    def instance_project(self) -> str | None:
+        """Return the project of the instances that the caller can manage; None means any project.
+
+        An instance that Nova binds with a member's token belongs to that member's project. The
+        token of an administrator or a service does not identify the project of the instance.
+        """
+        is_member = not self.is_elevated and "service" not in {
+            r.lower() for r in self.context.roles
+        }
+        return self.project_id if is_member else None
+
+    def _credentials(self) -> dict[str, Any]:
+        ctx = self.context
+        return {
+            "user_id": ctx.user_id,
+            "project_id": ctx.project_id,
+            "domain_id": ctx.domain_id,
+            "system_scope": ctx.system_scope,
+            "roles": ctx.roles,
+            "service_roles": ctx.service_roles,
+            "service_token": self.is_service,
+        }
+
+
+def read_caller(
+    environ: dict[str, Any], service_roles: Collection[str], enforcer: policy.Enforcer
+) -> Caller:
+    """Return the caller of a request, from the headers that authentication has set.
+
+    Side effect: the oslo context of the thread is set, and appears in RPC calls and log lines.
+    """
+    ctx = context.RequestContext.from_environ(environ)
+    token_roles = {role.lower() for role in ctx.service_roles}
+    is_service = not token_roles.isdisjoint(role.lower() for role in service_roles)
+    return Caller(ctx, is_service, enforcer)

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""/v2/accelerator_requests: create, bind, unbind and delete accelerator requests (ARQs)."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any
+
+from wsme import types as wtypes
+
+from cyborg.api import types
+from cyborg.api.collection import Collection
+from cyborg.api.controller import Resource
+from cyborg.api.paging import PageRequest
+from cyborg.api.request_context import RequestContext
+from cyborg.core.arq.arqs import BindRequest, UnbindRequest, parse_patch
+from cyborg.core.arq.profile import parse_name
+from cyborg.core.arq.states import RESOLVED
+from cyborg.core.errors import (
+    Conflict,
+    CyborgError,
+    Forbidden,
+    Invalid,
+    NotFound,
+    ServiceTokenRequired,
+    Unresolved,
+)
+from cyborg.db.read import arqs as read
+from cyborg.db.read.paging import Row
+
+PATHS = ("/hostname", "/device_rp_uuid", "/instance_uuid", "/project_id")
+PROJECT_SINCE = (2, 1)
+
+
+class AcceleratorRequest(types.JsonObject):
+    """An accelerator request (ARQ)."""
+
+    uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
+    state = wtypes.wsattr(str, mandatory=True)
+    device_profile_name = wtypes.wsattr(str, mandatory=True)
+    device_profile_group_id = wtypes.wsattr(int, mandatory=True)
+    hostname = wtypes.wsattr(str)
+    device_rp_uuid = wtypes.wsattr(types.Uuid())
+    instance_uuid = wtypes.wsattr(types.Uuid())
+    project_id = wtypes.wsattr(str)
+    attach_handle_type = wtypes.wsattr(str, mandatory=True)
+    attach_handle_uuid = wtypes.wsattr(types.Uuid())
+    attach_handle_info = wtypes.wsattr({str: str}, mandatory=True)
+    created_at = wtypes.wsattr(datetime, mandatory=True)
+    updated_at = wtypes.wsattr(datetime)
+    links = wtypes.wsattr([types.Link], mandatory=True)
+
+
+class AcceleratorRequestCreate(types.JsonObject):
+    """The device profile to create accelerator requests of."""
+
+    device_profile_name = wtypes.wsattr(types.Text(65536, lines=True), mandatory=True)
+
+
+class PatchOperation(types.JsonObject):
+    """One operation of a JSON patch. A body has add operations only, or remove operations only."""
+
+    path = wtypes.wsattr(types.Enum(*PATHS), mandatory=True)
+    op = wtypes.wsattr(types.Enum("add", "remove"), mandatory=True)
+    value = wtypes.wsattr(types.Text())
+
+
+Patch = types.Validated(
+    "map of ARQ uuid to JSON patch operations", parse_patch, {str: [PatchOperation]}
+)
+
+
+ARQS = Collection(
+    "accelerator_requests",
+    "arq",
+    read,
+    AcceleratorRequest,
+    key="arqs",
+    noun="accelerator request",
+    scoped=True,
+)
+
+
+class Controller(Resource):
+    """The operations on accelerator requests."""
+
+    @ARQS.list_operation(
+        query={"instance": types.Uuid(), "bind_state": types.Enum("resolved")},
+        raises=(Unresolved,),
+    )
+    def find(
+        self,
+        request: RequestContext,
+        instance: str | None,
+        bind_state: str | None,
+        page: PageRequest,
+    ) -> Any:
+        """List ARQs. With instance and bind_state, fail with 423 unless all ARQs are resolved."""
+        scope = request.caller.project_scope
+        states = sorted(RESOLVED) if bind_state and not instance else None
+        with self.context.reader.connect() as connection:
+            if bind_state and instance:
+                _require_resolved(
+                    read.find(connection, instance_uuid=instance, project_id=scope), instance
+                )
+            result = page.read(
+                lambda window: read.find(
+                    connection, page=window, instance_uuid=instance, project_id=scope, states=states
+                ),
+                # Nova does not follow links, and an instance cannot start if an ARQ is missing.
+                whole=instance is not None,
+            )
+        return ARQS.document(request, result)
+
+    get = ARQS.get("Show one ARQ.")
+
+    @ARQS.operation(
+        "POST accelerator_requests",
+        "create",
+        answer=ARQS.list_type,
+        status=201,
+        body=AcceleratorRequestCreate,
+        ignore_unknown=True,
+        raises=(NotFound,),
+    )
+    def create(self, request: RequestContext, body: AcceleratorRequestCreate) -> Any:
+        """Create one ARQ for each unit of each group of a profile, in the order of the groups."""
+        name = body.device_profile_name
+        try:
+            parse_name(name)
+        except CyborgError:
+            # No profile can have an invalid name.
+            raise NotFound(f"device_profile_name: no device profile {name[:255]!r}") from None
+        result = self.context.conductor.arq_create(name, request.caller.project_id)
+        return ARQS.document(request, (result["arqs"], None))
+
+    @ARQS.operation(
+        "PATCH accelerator_requests",
+        "update",
+        status=202,
+        body=Patch,
+        service="binding or unbinding an ARQ",
+        raises=(NotFound, Conflict),
+    )
+    def patch(self, request: RequestContext, body: Sequence[BindRequest | UnbindRequest]) -> None:
+        """Bind ARQs to an instance, or unbind them: all of them or none."""
+        self._patch(request, body)
+
+    @ARQS.operation(
+        "PATCH accelerator_requests/{uuid}",
+        "update",
+        status=202,
+        body=Patch,
+        service="binding or unbinding an ARQ",
+        raises=(NotFound, Conflict),
+    )
+    def patch_one(
+        self, request: RequestContext, uuid: str, body: Sequence[BindRequest | UnbindRequest]
+    ) -> None:
+        """Bind or unbind one ARQ."""
+        if [item.request for item in body] != [uuid]:
+            raise Invalid(f"body: expected operations of {uuid} only", field="body")
+        self._patch(request, body)
+
+    @ARQS.operation(
+        "DELETE accelerator_requests",
+        "delete",
+        query={"arqs": types.CommaSeparated(), "instance": types.Uuid()},
+        raises=(NotFound, Conflict),
+    )
+    def delete_many(
+        self, request: RequestContext, arqs: tuple[str, ...] | None, instance: str | None
+    ) -> None:
+        """Delete the given ARQs, or all ARQs of an instance."""
+        if (arqs is None) == (instance is None):
+            raise Invalid("expected either arqs or instance", field="arqs")
+        if instance is not None and not request.caller.is_service:
+            raise ServiceTokenRequired("deleting ARQs by instance requires a service token")
+        if arqs is None:
+            self._delete(request, None, instance)
+        elif not arqs:
+            raise Invalid("arqs: expected uuids of accelerator requests", field="arqs")
+        else:
+            self._delete(request, [types.load(types.Uuid(), arq, "arqs") for arq in arqs], None)
+
+    @ARQS.operation("DELETE accelerator_requests/{uuid}", "delete", raises=(NotFound, Conflict))
+    def delete(self, request: RequestContext, uuid: str) -> None:
+        """Delete one ARQ."""
+        self._delete(request, [uuid], None)
+
+    def _patch(self, request: RequestContext, body: Sequence[BindRequest | UnbindRequest]) -> None:
+        if any(isinstance(item, BindRequest) and item.project_id is not None for item in body):
+            _check_project_override(request)
+        requests = [
+            {key: value for key, value in asdict(item).items() if value is not None}
+            for item in body
+        ]
+        scope = request.caller.project_scope
+        if isinstance(body[0], BindRequest):
+            self.context.conductor.arq_bind(requests, scope, request.caller.instance_project)
+        else:
+            self.context.conductor.arq_unbind(requests, scope)
+
+    def _delete(
+        self, request: RequestContext, uuids: list[str] | None, instance: str | None
+    ) -> None:
+        caller = request.caller
+        self.context.conductor.arq_delete(uuids, instance, caller.project_scope, caller.is_service)
+
+
+def _require_resolved(rows: Sequence[Row], instance: str) -> None:
+    if unresolved := [row["uuid"] for row in rows if row["state"] not in RESOLVED]:
+        raise Unresolved(
+            f"{len(unresolved)} of {len(rows)} ARQs of instance {instance} are not resolved yet, "
+            "retry"
+        )
+
+
+def _check_project_override(request: RequestContext) -> None:
+    if request.version < PROJECT_SINCE:
+        raise Invalid("/project_id requires microversion 2.1", field="/project_id")
+    if not request.caller.is_elevated:
+        raise Forbidden("/project_id requires an administrator role", field="/project_id")

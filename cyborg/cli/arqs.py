@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``cyborg arq-*``: accelerator requests (ARQs) from creation to release."""
+
+import argparse
+import os
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from cyborg.cli.common import base, formatting, listing
+from cyborg.cli.common.base import argument, field_argument
+from cyborg.cli.common.collection import Collection
+from cyborg.cli.common.errors import CommandError
+from cyborg.cli.deployables import DEPLOYABLES
+
+SHORT = formatting.columns_of(
+    "uuid, state, device_profile_name=Profile, instance_uuid=Instance, hostname=Host, address"
+)
+LONG = formatting.columns_of(
+    "attach_handle_type=Handle, attach_handle_info=Handle info, device_profile_group_id=Group, "
+    "device_rp_uuid=Provider, attach_handle_uuid=Handle UUID, project_id=Project, created_at, "
+    "updated_at",
+    after=SHORT,
+)
+
+
+def _with_address(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {**row, "address": formatting.format_address(row.get("attach_handle_info"))}
+
+
+ARQS = Collection(
+    "/accelerator_requests", SHORT, LONG, "arqs", "accelerator requests", _with_address
+)
+
+
+class Create(listing.Lister, of=ARQS):
+    """Create the accelerator requests of a device profile, one for each requested unit."""
+
+    ARGUMENTS = (
+        field_argument("profile", to="device_profile_name", help="name of the device profile"),
+    )
+
+    def read_rows(self, args: argparse.Namespace) -> Any:
+        """Create and return the requests."""
+        return self.app.rest.call("POST", ARQS.path, self.read_fields(args))["arqs"]
+
+
+class List(listing.Lister, of=ARQS):
+    """List accelerator requests."""
+
+    ARGUMENTS = (
+        field_argument(
+            "--instance",
+            lookup=partial(ARQS.find_uuid, field="instance_uuid"),
+            help="only the requests of this instance",
+        ),
+    )
+
+
+class Show(base.Show, of=ARQS):
+    """Show one accelerator request."""
+
+    ARGUMENTS = (argument("arq", help="uuid of the request"),)
+
+
+def _token(text: str) -> str:
+    token = text.strip()
+    # The error does not contain the token, because terminal output can be logged.
+    if not token.isascii() or any(letter <= " " or letter == "\x7f" for letter in token):
+        raise argparse.ArgumentTypeError("a token must be one word of printable ASCII characters")
+    return token
+
+
+def _patch(verb: str, fields: Mapping[str, str | None]) -> list[dict[str, str]]:
+    return [
+        {"op": verb, "path": path} | ({} if value is None else {"value": value})
+        for path, value in fields.items()
+    ]
+
+
+# Changes of bound requests require a service token, such as that of Nova.
+_SERVICE_TOKEN = argument(
+    "--service-token",
+    type=_token,
+    metavar="TOKEN",
+    help="token of a service user, such as nova; with keystone it is required to bind requests "
+    "and to change bound ones (Env: OS_CYBORG_SERVICE_TOKEN)",
+)
+
+
+class _TokenCommand(base.Command):
+    """Base of the commands that send a service token."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Take the service token from the environment unless it is given."""
+        parser = super().get_parser(prog_name)
+        parser.set_defaults(service_token=os.environ.get("OS_CYBORG_SERVICE_TOKEN"))
+        return parser
+
+    def call(self, args: argparse.Namespace, method: str, body: Any, **options: Any) -> None:
+        """Call the service with the token."""
+        self.app.rest.call(method, ARQS.path, body, service_token=args.service_token, **options)
+
+
+class Bind(_TokenCommand, listing.Lister, of=ARQS):
+    """Bind requests to an instance: all of them or, if one fails, none."""
+
+    ARGUMENTS = (
+        argument("arq", nargs="+", help="uuid of a request"),
+        argument("--host", required=True, help="name of the host, as in device-list"),
+        argument(
+            "--provider",
+            required=True,
+            action="append",
+            help="uuid of the allocated resource provider; use it once for all requests or once "
+            "for each request, in the same order",
+        ),
+        argument("--instance", required=True, help="uuid of the instance"),
+        _SERVICE_TOKEN,
+    )
+
+    def read_rows(self, args: argparse.Namespace) -> Any:
+        """Bind with one call and return the requests of the instance."""
+        providers = args.provider * len(args.arq) if len(args.provider) == 1 else args.provider
+        if len(providers) != len(args.arq):
+            raise CommandError(
+                f"{len(args.arq)} requests but {len(args.provider)} providers: "
+                "use --provider once for all requests or once for each"
+            )
+        arqs = self.find_uuids(args)
+        providers = DEPLOYABLES.find_uuids(self.app.rest, providers, "rp_uuid")
+        fields = {"/hostname": args.host, "/instance_uuid": args.instance}
+        body = {
+            arq: _patch("add", fields | {"/device_rp_uuid": provider})
+            for arq, provider in zip(arqs, providers, strict=True)
+        }
+        self.call(args, "PATCH", body)
+        return ARQS.list_all(self.app.rest, instance=args.instance)
+
+
+class Unbind(_TokenCommand, of=ARQS):
+    """Unbind requests from their instance; they can be bound again."""
+
+    ARGUMENTS = (argument("arq", nargs="+", help="uuid of a request"), _SERVICE_TOKEN)
+
+    def take_action(self, args: argparse.Namespace) -> None:
+        """Unbind with one call."""
+        fields = dict.fromkeys(("/hostname", "/device_rp_uuid", "/instance_uuid"))
+        self.call(args, "PATCH", dict.fromkeys(self.find_uuids(args), _patch("remove", fields)))
+
+
+class Delete(_TokenCommand, of=ARQS):
+    """Delete accelerator requests by uuid, or all requests of an instance."""
+
+    ARGUMENTS = (
+        argument("arq", nargs="*", help="uuid of a request"),
+        argument("--instance", help="delete all requests of this instance"),
+        _SERVICE_TOKEN,
+    )
+
+    def take_action(self, args: argparse.Namespace) -> None:
+        """Delete with one call."""
+        if bool(args.arq) == bool(args.instance):
+            raise CommandError("either uuids of requests or --instance is required")
+        if args.arq:
+            query = {"arqs": ",".join(self.find_uuids(args))}
+        else:
+            query = {"instance": args.instance}
+        self.call(args, "DELETE", None, params=query)

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lookup of commands: ``device list`` is the same as ``device-list``."""
+
+from typing import Any
+
+from cliff import commandmanager
+
+USAGE_NOTE = (
+    "Every command can be written with spaces, the noun first: 'cyborg device list' is "
+    "'cyborg device-list', and 'cyborg driver install' is 'cyborg install-driver'."
+)
+MAX_WORDS = 3  # of a command
+# Commands whose spelling with spaces is not a permutation of their words.
+_ALIASES = {"service-discover": "discover-services", "audit-create": "audit"}
+
+
+class CommandManager(commandmanager.CommandManager):
+    """Command manager that accepts dashes or spaces between the words of a command."""
+
+    def find_command(self, argv: list[str]) -> tuple[Any, str, list[str]]:
+        """Return class, name and remaining arguments. Raise ValueError for an unknown command."""
+        spaced = 0
+        while spaced < min(len(argv), MAX_WORDS) and not argv[spaced].startswith("-"):
+            spaced += 1
+        for count in range(spaced, 1, -1):
+            name = self._name(argv[:count])
+            if name is not None:
+                return super().find_command([name, *argv[count:]])
+        return super().find_command(argv)
+
+    def _name(self, arguments: list[str]) -> str | None:
+        joined, rotated = "-".join(arguments), "-".join([arguments[-1], *arguments[:-1]])
+        names = (joined, rotated, _ALIASES.get(joined))
+        return next((name for name in names if name in self.commands), None)

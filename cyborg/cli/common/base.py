@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bases of the commands: a command declares its collection and its arguments."""
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cliff import app, command, show
+
+from cyborg.cli.common import progress
+from cyborg.cli.common.collection import Collection
+from cyborg.cli.common.duration import parse_seconds
+from cyborg.cli.common.errors import CommandError
+from cyborg.cli.common.rest import RestClient
+
+POLL_INTERVAL = 0.5  # seconds
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An argument of a command, with the options of ``argparse``.
+
+    ``field`` is the query parameter or the field of a body that its value becomes, if any;
+    ``lookup`` returns the uuid for an abbreviated one.
+    """
+
+    names: Sequence[str]
+    options: Mapping[str, Any]
+    field: str | None = None
+    lookup: Callable[[RestClient, str], str] | None = None
+
+    @property
+    def dest(self) -> str:
+        """Return the name of the value in the parsed arguments."""
+        return str(self.options.get("dest", self.names[-1].lstrip("-").replace("-", "_")))
+
+    def add_to(self, parser: argparse._ActionsContainer) -> None:
+        """Add the argument to a parser or a group."""
+        parser.add_argument(*self.names, **self.options)
+
+
+def argument(*names: str, **options: Any) -> Argument:
+    """Return an argument that is not a field of the request."""
+    return Argument(names, options)
+
+
+def field_argument(
+    *names: str,
+    to: str | None = None,
+    lookup: Callable[[RestClient, str], str] | None = None,
+    **options: Any,
+) -> Argument:
+    """Return an argument whose value, if given, becomes the field ``to`` of the request.
+
+    By default the field has the name of the argument.
+    """
+    return Argument(names, options, to or Argument(names, options).dest, lookup)
+
+
+def within_argument(seconds: float, help_text: str) -> Argument:
+    """Return the argument for the maximum time to wait for the end of some work."""
+    # --timeout is a global option, for one call.
+    return argument(
+        "--within", type=parse_seconds, default=seconds, metavar="SECONDS", help=help_text
+    )
+
+
+class RestApp(app.App):
+    """An application with a REST client; ``openstack`` is another one, by its plug-in."""
+
+    rest: RestClient
+
+
+class Command(command.Command):
+    """Base of all commands; a command declares its collection as the class argument ``of``.
+
+    ``ARGUMENTS`` follow the ``OPTIONS``, which several commands share. A tuple of arguments
+    excludes more than one of them.
+    """
+
+    app: RestApp
+    COLLECTION: Collection
+    OPTIONS: Sequence[Argument] = ()
+    ARGUMENTS: Sequence[Argument | tuple[Argument, ...]] = ()
+
+    def __init_subclass__(cls, of: Collection | None = None) -> None:
+        """Set the collection of a command."""
+        super().__init_subclass__()
+        if of is not None:
+            cls.COLLECTION = of
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Add the arguments."""
+        parser = super().get_parser(prog_name)
+        for item in (*self.OPTIONS, *self.ARGUMENTS):
+            group = parser.add_mutually_exclusive_group() if isinstance(item, tuple) else parser
+            for each in item if isinstance(item, tuple) else (item,):
+                each.add_to(group)
+        return parser
+
+    def read_fields(self, args: argparse.Namespace) -> dict[str, Any]:
+        """Return the fields of the request that are given."""
+        fields = {}
+        for item in self.ARGUMENTS:
+            if isinstance(item, Argument) and item.field is not None:
+                value = getattr(args, item.dest)
+                if value is not None and item.lookup is not None:
+                    value = item.lookup(self.app.rest, value)
+                if value is not None:
+                    fields[item.field] = value
+        return fields
+
+    def find_uuids(self, args: argparse.Namespace) -> list[str]:
+        """Return the uuids of the objects that the first argument names."""
+        first = self.ARGUMENTS[0]
+        given = getattr(args, first.dest) if isinstance(first, Argument) else ()
+        names = [given] if isinstance(given, str) else given
+        return self.COLLECTION.find_uuids(self.app.rest, names)
+
+    def find_path(self, args: argparse.Namespace) -> str:
+        """Return the path of the object that the first argument names."""
+        return self.COLLECTION.object_path(self.find_uuids(args)[0])
+
+
+class Show(Command, show.ShowOne):
+    """Base of the commands that show the object that the first argument names."""
+
+    def take_action(self, args: argparse.Namespace) -> Any:
+        """Return the object."""
+        return self.COLLECTION.build_object(self.app.rest.call("GET", self.find_path(args)))
+
+
+class Create(Command, show.ShowOne):
+    """Base of the commands that create an object and show it."""
+
+    def take_action(self, args: argparse.Namespace) -> Any:
+        """Create and return the object."""
+        collection, body = self.COLLECTION, self.build_body(self.read_fields(args))
+        return collection.build_object(self.app.rest.call("POST", collection.path, body))
+
+    def build_body(self, fields: dict[str, Any]) -> Any:
+        """Return the body of the request."""
+        return fields
+
+
+class CallEach(Command):
+    """Base of the commands that call the service for each object that the first argument names."""
+
+    METHOD = "DELETE"
+    SUFFIX = ""  # of the path of an object
+
+    def take_action(self, args: argparse.Namespace) -> None:
+        """Call the service for each object, also after an error; then raise CommandError."""
+        errors = []
+        for uuid in self.find_uuids(args):
+            try:
+                self.app.rest.call(self.METHOD, self.COLLECTION.object_path(uuid) + self.SUFFIX)
+            except CommandError as exc:
+                errors.append(f"{uuid}: {exc}")
+        if errors:
+            raise CommandError("; ".join(errors))
+
+
+class WaitCommand(Command):
+    """Base of the commands that can wait for the end of work; they set the exit status."""
+
+    def run(self, parsed_args: argparse.Namespace) -> int:
+        """Run the command and return the exit status."""
+        self._status = 0
+        return super().run(parsed_args) or self._status
+
+    def wait(
+        self,
+        path: str,
+        measure: Callable[[dict[str, Any]], progress.Progress],
+        title: str,
+        timeout: float,
+        *,
+        interval: float = POLL_INTERVAL,
+        show_counts: bool = True,
+    ) -> dict[str, Any]:
+        """Wait for the end of the work at ``path`` and return it. Raise CommandError."""
+        return progress.wait_until_done(
+            lambda: self.app.rest.call("GET", path),
+            measure,
+            title,
+            timeout=timeout,
+            interval=interval,
+            show_counts=show_counts,
+        )

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Display names of PCI vendors and products from the PCI id database of this machine.
+
+An agent reports the names that udev of its host knows. Other names are added here, for display
+only: ids identify devices and filter lists, so reports, their digests and existing clients must not
+change with the database of a host. One database also gives the devices of all hosts the same names,
+and the agent needs no database. Without a database the ids are shown.
+"""
+
+import functools
+import gzip
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+FILES = (
+    Path("/usr/share/hwdata/pci.ids"),
+    Path("/usr/share/misc/pci.ids"),
+    Path("/usr/share/misc/pci.ids.gz"),
+    Path("/var/lib/pciutils/pci.ids"),
+    Path("/usr/share/pci.ids"),
+)
+"""Paths of the database in the packages hwdata and pciutils, in order of preference."""
+
+UNKNOWN = "miss model info"
+"""Model of fake devices, as existing clients of the API expect it."""
+
+_ID = re.compile(r"(?:0x)?([0-9a-f]{4})")
+_PAIR = re.compile(r"([0-9a-f]{4}):([0-9a-f]{4})")
+
+VendorNames = Mapping[str, tuple[str, Mapping[str, str]]]
+"""Maps a vendor id to the name of the vendor and the names of its products by product id."""
+
+
+def parse_names(lines: Iterable[str]) -> VendorNames:
+    """Parse the lines of a ``pci.ids`` file; subsystems and classes are skipped."""
+    names: dict[str, tuple[str, dict[str, str]]] = {}
+    products: dict[str, str] | None = None
+    for line in lines:
+        depth = len(line) - len(line.lstrip("\t"))
+        code, _, name = line.strip().partition("  ")
+        if depth == 0 and not line.startswith("#"):
+            products = {} if re.fullmatch(r"[0-9a-f]{4}", code) else None
+            if products is not None:
+                names[code] = (name, products)
+        elif depth == 1 and products is not None:
+            products[code] = name
+    return names
+
+
+@functools.cache
+def read_names() -> VendorNames:
+    """Return the names in the database of this machine, cached; empty without a database."""
+    for path in FILES:
+        try:
+            open_file = gzip.open if path.suffix == ".gz" else open
+            with open_file(path, "rt", encoding="utf-8", errors="replace") as file:
+                return parse_names(file)
+        except OSError:
+            continue
+    return {}
+
+
+def add_names(row: Mapping[str, Any], names: VendorNames | None = None) -> dict[str, Any]:
+    """Return a device with the names of its vendor and model added, if they are missing.
+
+    Names that the agent reported are kept. A vendor that is not in the database keeps its id.
+    """
+    vendor_id, product_id = _ids(row)
+    model = str(row.get("model") or "")
+    has_no_model = model in ("", UNKNOWN) or _PAIR.fullmatch(model.lower()) is not None
+    if vendor_id is None or (product_id is None and not has_no_model):
+        return dict(row)
+    database = read_names() if names is None else names
+    vendor, products = database.get(vendor_id, (None, {}))
+    shown = dict(row)
+    if has_no_model and product_id is not None:
+        shown["model"] = products.get(product_id, f"{vendor_id}:{product_id}")
+    elif has_no_model:
+        shown["model"] = vendor_id
+    if vendor is not None:
+        shown["vendor"] = f"{vendor} ({vendor_id})"
+    return shown
+
+
+def _ids(row: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    pair = _PAIR.fullmatch(str(row.get("model") or "").lower())
+    if pair is not None:
+        return pair[1], pair[2]
+    board = row.get("std_board_info")
+    product = row.get("product_id")
+    if product is None and isinstance(board, str):
+        found = re.search(r'"product_id": *"([^"]*)"', board)
+        product = found and found[1]
+    return _id(row.get("vendor_id") or row.get("vendor")), _id(product)
+
+
+def _id(value: Any) -> str | None:
+    found = _ID.fullmatch(str(value or "").lower())
+    return found and found[1]

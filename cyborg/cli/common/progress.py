@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Progress bar on stderr while the service performs long-running work."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cyborg.cli.common.errors import CommandError
+
+MAX_FAILURES = 5  # consecutive failed requests
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Progress of some work.
+
+    ``pending`` is the error message for a timeout; None means that the work has ended. ``total`` is
+    0 if it is unknown. ``lines`` describe the state of each part; each new line is printed once.
+    """
+
+    done: int
+    total: int
+    pending: str | None
+    lines: Sequence[str] = ()
+
+
+def wait_until_done(
+    fetch: Callable[[], dict[str, Any]],
+    measure: Callable[[dict[str, Any]], Progress],
+    title: str,
+    *,
+    timeout: float,
+    interval: float,
+    show_counts: bool = False,
+) -> dict[str, Any]:
+    """Call ``fetch`` every ``interval`` seconds until the work has ended; return the last response.
+
+    ``show_counts`` adds the numbers to the bar. Raise CommandError after MAX_FAILURES consecutive
+    failures of ``fetch``, and after ``timeout`` seconds; the work itself continues.
+    """
+    from rich import console, progress
+
+    deadline = time.monotonic() + timeout
+    columns = progress.Progress.get_default_columns()
+    bar = progress.Progress(
+        *(*columns, progress.MofNCompleteColumn()) if show_counts else columns,
+        console=console.Console(stderr=True),
+        transient=True,
+    )
+    printed: set[str] = set()
+    pending, failures = "no response", 0
+    with bar:
+        task = bar.add_task(title, total=None)
+        while True:
+            try:
+                response = fetch()
+            except CommandError:
+                failures += 1
+                if failures >= MAX_FAILURES or time.monotonic() > deadline:
+                    raise
+            else:
+                failures, state = 0, measure(response)
+                for line in state.lines:
+                    if line not in printed:
+                        printed.add(line)
+                        bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+                bar.update(task, completed=state.done, total=state.total or None)
+                if state.pending is None:
+                    return response
+                pending = state.pending
+            if time.monotonic() > deadline:
+                raise CommandError(f"{pending} after {timeout:g} s")
+            # Back off after each failure: the service may need time to recover.
+            time.sleep(max(0.0, min(interval * 2**failures, deadline - time.monotonic())))

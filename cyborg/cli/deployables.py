@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``cyborg deployable-*``: deployables of devices; each is one resource provider."""
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from cyborg.cli.common import base, formatting, job_command, listing
+from cyborg.cli.common.base import argument
+from cyborg.cli.common.collection import Collection
+from cyborg.cli.jobs import JOBS, describe_failure
+from cyborg.core.jobs.job import JobKind, JobState
+
+SHORT = formatting.columns_of(
+    "uuid, name, device_id=Device, rp_uuid=Provider, num_accelerators=Total, placed=Placement"
+)
+LONG = formatting.columns_of(
+    "placement_error, driver_name=Backend, draining, bitstream_id=Image, "
+    "attributes_list=Attributes, parent_id=Parent, root_id=Root, created_at, updated_at",
+    after=SHORT,
+)
+
+
+def _format_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    placement = row.get("placement") or {}
+    status = placement.get("status")
+    return {
+        **row,
+        "placed": status and status.replace("_", " "),
+        "placement_error": placement.get("error"),
+    }
+
+
+DEPLOYABLES = Collection("/deployables", SHORT, LONG, format_row=_format_row)
+
+
+class List(listing.Lister, of=DEPLOYABLES):
+    """List deployables and their status in Placement."""
+
+
+class Program(base.WaitCommand, base.Show, of=DEPLOYABLES):
+    """Program a deployable that is not bound with an image of the image service.
+
+    With --wait the exit status is 1 if the job did not succeed.
+    """
+
+    ARGUMENTS = (
+        argument("deployable", help="uuid of the deployable"),
+        argument("image", help="uuid of the image"),
+        *job_command.WAIT_ARGUMENTS,
+    )
+
+    def take_action(self, args: argparse.Namespace) -> Any:
+        """Start the job, wait with --wait, and return the deployable."""
+        (uuid,) = self.find_uuids(args)
+        path = DEPLOYABLES.object_path(uuid)
+        body = [{"path": "/program", "op": "replace", "value": [{"image_uuid": args.image}]}]
+        row = self.app.rest.call("PATCH", f"{path}/program", body)
+        if args.wait:
+            self._wait_for_job(uuid, args.within)
+            row = self.app.rest.call("GET", path)
+        return DEPLOYABLES.build_object(row)
+
+    def _wait_for_job(self, uuid: str, within: float) -> None:
+        # The response does not contain the job; it is the newest one of this deployable.
+        jobs = JOBS.list_all(self.app.rest, kind=str(JobKind.PROGRAM), subject=uuid)
+        if not jobs:
+            return
+        newest = max(jobs, key=lambda job: str(job["created_at"]))
+        path = JOBS.object_path(newest["uuid"])
+        job = self.wait(path, job_command.job_progress, "programming", within, show_counts=False)
+        if job["state"] != JobState.DONE:
+            self.app.LOG.error(describe_failure(job))
+            self._status = 1

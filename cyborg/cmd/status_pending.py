@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``cyborg-status pending``: the self-heal actions of the conductors, and pending work.
+
+Exit status 0: no item needs attention; 1: a marked item does; 2: the database cannot be read.
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from typing import Any
+
+from oslo_config import cfg
+
+from cyborg.conductor.metrics import read_totals
+from cyborg.core.arq.states import ArqState
+from cyborg.core.errors import CyborgError
+from cyborg.db import errors
+from cyborg.db.read.totals import Totals
+from cyborg.db.reader import Reader
+
+
+@dataclass(frozen=True, slots=True)
+class PendingItem:
+    """A kind of pending work: its name, count, the age of the oldest, and if it needs attention."""
+
+    name: str
+    count: int
+    oldest_seconds: int | None = None
+    needs_attention: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the item with the keys of the JSON output."""
+        return {
+            "name": self.name,
+            "count": self.count,
+            "oldest_seconds": self.oldest_seconds,
+            "needs_attention": self.needs_attention,
+        }
+
+
+def main(conf: cfg.ConfigOpts, argv: Sequence[str]) -> int:
+    """Run the command with a configuration whose options are registered; return the exit status."""
+    conf.register_cli_opt(cfg.SubCommandOpt("command", handler=_verbs))
+    conf(list(argv), project="cyborg", prog="cyborg-status", version=metadata.version("cyborg"))
+    try:
+        reader = Reader(conf)
+        try:
+            totals, now = read_totals(conf, reader, reader.clock), reader.clock()
+        finally:
+            reader.close()
+    except CyborgError as exc:
+        sys.stderr.write(f"cyborg-status: {exc.message}\n")
+        return 2
+    except errors.FAILURES as exc:
+        sys.stderr.write(f"cyborg-status: database error: {errors.reason(exc)}\n")
+        return 2
+    items = list(pending_items(conf, totals, now))
+    actions = [{**row, "last_at": _isoformat(row["last_at"])} for row in totals.self_heal_actions]
+    if conf.command.format == "json":
+        document = {"actions": actions, "pending": [item.to_dict() for item in items]}
+        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+    else:
+        _print_tables(actions, items)
+    return int(any(item.needs_attention for item in items))
+
+
+def pending_items(conf: cfg.ConfigOpts, totals: Totals, now: datetime) -> Iterator[PendingItem]:
+    """Yield all items in a fixed order, including most of those with count 0."""
+
+    def age(since: datetime | None) -> int | None:
+        return None if since is None else max(0, int((now - since).total_seconds()))
+
+    options = conf.conductor
+    started = age(totals.oldest_bind_started)
+    # After this time, a conductor should have rolled the bind back, or another one taken it over.
+    late = started is not None and started > options.prepare_timeout + 2 * options.lease_timeout
+    count = totals.arqs.get(ArqState.BIND_STARTED, 0)
+    yield PendingItem("requests in BindStarted", count, started, late)
+    orphans = totals.orphans_suspected
+    yield PendingItem(
+        "requests without an allocation (orphans?)", orphans, needs_attention=orphans > 0
+    )
+    yield PendingItem("requests whose instance's project is unknown", totals.owners_unverified)
+    yield PendingItem("handles to be cleaned", totals.handles.get("dirty", 0))
+    for row in totals.outbox:
+        name = f"messages {row['kind']}, {row['state']}"
+        yield PendingItem(name, row["count"], age(row["oldest"]), row["state"] == "dead")
+    for row in totals.jobs:
+        yield PendingItem(f"jobs {row['kind']}, open", row["count"], age(row["oldest"]))
+        if row["overdue"]:
+            name = f"jobs {row['kind']}, past their deadline"
+            yield PendingItem(name, row["overdue"], needs_attention=True)
+    yield PendingItem("providers stale", totals.providers_stale, age(totals.oldest_stale))
+    failing = totals.providers_failing
+    yield PendingItem("providers that are refused", failing, needs_attention=failing > 0)
+    for (binary, state), count in sorted(totals.services.items()):
+        if state != "up":
+            yield PendingItem(f"services {binary}, {state}", count, needs_attention=state == "down")
+
+
+def _verbs(parsers: Any) -> None:
+    parsers.add_parser("upgrade", help="'upgrade check': check the prerequisites of this release")
+    parser = parsers.add_parser("pending", help="show self-heal actions and pending work")
+    parser.add_argument("-f", "--format", choices=("table", "json"), default="table")
+
+
+def _isoformat(time: datetime) -> str:
+    return time.replace(microsecond=0, tzinfo=UTC).isoformat()
+
+
+def _print_tables(actions: Sequence[dict[str, Any]], items: Sequence[PendingItem]) -> None:
+    rows = [(row["kind"], row["count"], row["last_at"]) for row in actions]
+    _print_table(("Action", "Count", "Last"), rows)
+    sys.stdout.write("\n")
+    _print_table(
+        ("Item", "Count", "Oldest", "Attention"),
+        [
+            (
+                item.name,
+                item.count,
+                "" if item.oldest_seconds is None else f"{item.oldest_seconds} s",
+                "!" if item.needs_attention else "",
+            )
+            for item in items
+        ],
+    )
+
+
+def _print_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    cells = [header, *([str(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[n]) for row in cells) for n in range(len(header))]
+    for n, row in enumerate(cells):
+        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        sys.stdout.write(line.rstrip() + "\n")
+        if not n:
+            sys.stdout.write("  ".join("-" * width for width in widths) + "\n")

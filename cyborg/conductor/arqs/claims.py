@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Claim a free handle for each ARQ of a bind, or explain why there is none."""
+
+import random
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+
+import sqlalchemy as sa
+
+from cyborg.core.arq.selection import Candidate, Demand, choose_handles
+from cyborg.core.errors import NoHandle, NotFound
+from cyborg.db.write import handle_claims
+
+_RANDOM = random.Random()  # noqa: S311  (spreads load, no security purpose)
+
+
+class ClaimLost(Exception):
+    """A concurrent transaction claimed a candidate handle. Roll back, retry with waiting locks."""
+
+
+def claim(
+    tx: sa.Connection,
+    demands: Sequence[Demand],
+    ids: Mapping[str, int],
+    deployables: Sequence[sa.RowMapping],
+    *,
+    needs_cleaning: Collection[str],
+    wait: bool,
+) -> dict[str, str]:
+    """Claim a free handle of its provider for each demand; return handle addresses by ARQ uuid.
+
+    ``needs_cleaning`` has the providers whose handles must be cleaned after use; their handles are
+    marked. Raise NoHandle or ClaimLost.
+    """
+    units = Counter(demand.provider for demand in demands)
+    addresses: dict[int, str] = {}
+    free_handles: list[Candidate] = []
+    for row in deployables:
+        free = handle_claims.lock_unclaimed(
+            tx, row["deployable_id"], units[row["provider"]], wait=wait
+        )
+        free_handles += [_to_candidate(row, handle) for handle in free]
+        addresses |= {handle["id"]: handle["address"] for handle in free}
+    if len(free_handles) != len(demands):
+        # Without ``wait``, handles may be locked out of order: waiting now could be a deadlock.
+        raise _explain_no_handle(tx, demands, deployables) if wait else ClaimLost
+    try:
+        chosen = choose_handles(demands, free_handles, _RANDOM)
+    except NoHandle:
+        raise _explain_no_handle(tx, demands, deployables) from None
+    owners = {handle: ids[arq] for arq, handle in chosen.items()}
+    dirty = [handle.handle_id for handle in free_handles if handle.provider in needs_cleaning]
+    if handle_claims.claim(tx, owners, needs_cleaning=dirty) != len(owners):
+        raise ClaimLost
+    return {arq: addresses[handle] for arq, handle in chosen.items()}
+
+
+def check_providers(demands: Sequence[Demand], deployables: Sequence[sa.RowMapping]) -> None:
+    """Raise NotFound unless the provider of each demand exists on the host of the demand."""
+    hosts = {row["provider"]: row["host"] for row in deployables}
+    for demand in demands:
+        if demand.provider not in hosts:
+            raise NotFound(
+                f"ARQ {demand.arq_uuid}: resource provider {demand.provider} does not exist",
+                request=demand.arq_uuid,
+                provider=demand.provider,
+            )
+        if hosts[demand.provider] != demand.host:
+            raise NotFound(
+                f"ARQ {demand.arq_uuid}: resource provider {demand.provider} is on host "
+                f"{hosts[demand.provider]}, not on {demand.host}",
+                request=demand.arq_uuid,
+                provider=demand.provider,
+                host=hosts[demand.provider],
+            )
+
+
+def _explain_no_handle(
+    tx: sa.Connection, demands: Sequence[Demand], deployables: Sequence[sa.RowMapping]
+) -> Exception:
+    """Return the error that explains, from all handles of the providers, why none fits."""
+    by_id = {row["deployable_id"]: row for row in deployables}
+    handles = handle_claims.all_handles(tx, sorted(by_id))
+    candidates = [_to_candidate(by_id[row["deployable_id"]], row) for row in handles]
+    providers = {row["provider"] for row in deployables}
+    if empty := providers - {candidate.provider for candidate in candidates}:
+        return NoHandle(
+            f"no free attach handle: resource provider {', '.join(sorted(empty))} has no handles",
+            reasons={
+                demand.arq_uuid: [
+                    {"provider": demand.provider, "reason": "no handle", "handles": 0}
+                ]
+                for demand in demands
+                if demand.provider in empty
+            },
+        )
+    try:
+        choose_handles(demands, candidates, _RANDOM)
+    except NoHandle as exc:
+        return exc
+    return ClaimLost()  # a handle was released since the first query
+
+
+def _to_candidate(deployable: sa.RowMapping, handle: sa.RowMapping) -> Candidate:
+    return Candidate(
+        handle_id=handle["id"],
+        handle=handle["uuid"],
+        provider=deployable["provider"],
+        host=deployable["host"],
+        resource_class=deployable["resource_class"],
+        traits=frozenset(deployable["traits"]),
+        device_status=deployable["device_status"],
+        health=deployable["health"],
+        draining=deployable["draining"] or handle.get("draining", False),
+        setup_required=deployable["setup_required"],
+        reboot_required=deployable["reboot_required"],
+        backend_disabled=deployable["cordoned"],
+        programming=deployable["programming"],
+        in_use=handle.get("taken", False),
+        dirty=handle.get("dirty", False),
+    )

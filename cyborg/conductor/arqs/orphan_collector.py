@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compare all bound ARQs with the allocations in Placement and release the leaked ones.
+
+One conductor runs each round: the one whose UPDATE of the last start time succeeds. A round reads
+the ARQs provider by provider and queries Placement once for each provider. All writes are guarded,
+so concurrent rounds do no harm, and the next round completes an interrupted one.
+"""
+
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+import sqlalchemy as sa
+from oslo_config import cfg
+from oslo_db import exception as db_exc
+
+from cyborg.clients.nova import Nova
+from cyborg.clients.placement import Placement
+from cyborg.conductor.arqs.instance_query import InstanceQuery
+from cyborg.conductor.arqs.orphan_release import OrphanReleaser, log_released
+from cyborg.conductor.arqs.ownership import OwnerResolver
+from cyborg.conductor.notifications.arq_events import ArqEventRecorder
+from cyborg.conductor.notifications.notifications import NotificationBuilder
+from cyborg.core.arq import orphans
+from cyborg.core.arq.orphans import BoundArq, Classification, Presence
+from cyborg.core.errors import CyborgError, Unavailable
+from cyborg.core.log import get_logger
+from cyborg.core.self_heal import CorrectiveAction
+from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.db.write import orphans as store
+from cyborg.db.write import self_heal
+
+LOG = get_logger(__name__)
+
+PAGE = 500  # ARQs read, or deleted, in one transaction
+RELEASE_BATCH = 100  # orphans released in one transaction
+MAX_RELEASED = 2000  # orphans of one round without Nova; the next round releases the rest
+MAX_EXPIRED_PAGES = 20  # pages of one round
+MAX_NAMED = 10  # instances listed in one log line
+MAX_QUERIES = 500  # instances of orphans, and of failed binds, queried in Nova in one round
+DEFAULT_GRACE = 600.0  # seconds, in an installation with Nova
+
+
+@dataclass(slots=True)
+class RoundStats:
+    """Statistics of one round."""
+
+    checked: int = 0
+    orphans: int = 0
+    suspected: int = 0
+    cleared: int = 0
+    released: int = 0
+    owners_assigned: int = 0
+    expired: int = 0
+    in_use: int = 0  # orphans whose instance is on the host in Nova: not released
+    releasable: list[BoundArq] = field(default_factory=list)  # orphans this round may release
+
+
+class OrphanCollector:
+    """Periodic collector of orphaned ARQs. Safe to run in several conductors."""
+
+    def __init__(
+        self,
+        conf: cfg.ConfigOpts,
+        uow: UnitOfWork,
+        placement: Placement,
+        wake_jobs: Callable[[], None] = lambda: None,
+        notifications: NotificationBuilder | None = None,
+        nova: Nova | None = None,
+        *,
+        now: Callable[[], datetime] | None = None,
+    ) -> None:
+        """``wake_jobs`` is called after a commit that adds host work; ``now`` returns naive UTC.
+
+        ``nova`` is None in an installation without Nova.
+        """
+        self._conf = conf
+        self._uow = uow
+        self._placement = placement
+        self._owners = OwnerResolver(placement)
+        self._nova = nova
+        self._now = now or uow.clock
+        event_recorder = ArqEventRecorder(
+            conf, notifications or NotificationBuilder(conf, now=self._now)
+        )
+        self._releaser = OrphanReleaser(uow, event_recorder, wake_jobs, self._now)
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """Make ``run_once`` return after the current provider."""
+        self._stopped.set()
+
+    def run_once(self) -> RoundStats | None:
+        """Run a round; return None if a round started less than an interval ago.
+
+        Raise Unavailable if Placement is unavailable: recorded findings are kept, and nothing is
+        released.
+        """
+        if not self._acquire_turn():
+            return None
+        stats = RoundStats()
+        started_at = self._now()
+        self._expire(stats, InstanceQuery(self._nova, limit=MAX_QUERIES))
+        grace = self._grace_period()
+        if grace is not None:
+            # An allocation precedes its bind: each ARQ bound now must have one when Placement is
+            # queried. Without a grace period, a bind has one interval to complete.
+            interval = timedelta(seconds=self._conf.conductor.orphan_scan_interval)
+            bound_before = started_at if grace else started_at - interval
+            by_provider = itertools.groupby(self._bound_arqs(), key=lambda arq: arq.provider)
+            for provider, arqs in by_provider:
+                self._judge_provider(provider, arqs, grace, bound_before, stats)
+            # A new query budget: old failed ARQs must not use up the queries for orphans.
+            self._release_orphans(stats, InstanceQuery(self._nova, limit=MAX_QUERIES))
+        changes = (stats.suspected, stats.cleared, stats.released, stats.owners_assigned)
+        if any(changes) or stats.expired:
+            LOG.info(
+                "Orphan scan: checked=%d suspected=%d cleared=%d released=%d owners_assigned=%d "
+                "expired=%d",
+                stats.checked,
+                stats.suspected,
+                stats.cleared,
+                stats.released,
+                stats.owners_assigned,
+                stats.expired,
+            )
+        return stats
+
+    def _acquire_turn(self) -> bool:
+        now = self._now()
+        started_before = now - timedelta(seconds=self._conf.conductor.orphan_scan_interval)
+        try:
+            return self._uow.run(
+                lambda tx: self_heal.acquire_turn(
+                    tx, CorrectiveAction.ORPHAN_SCANS, started_before, now
+                )
+            )
+        except db_exc.DBDuplicateEntry:
+            return False
+
+    def _grace_period(self) -> timedelta | None:
+        """Return the grace period: 0 to release nothing, None in an installation without Nova."""
+        seconds = self._conf.conductor.orphan_grace
+        if seconds is None:
+            seconds = DEFAULT_GRACE if self._conf.nova.send_events else None
+        return None if seconds is None else timedelta(seconds=seconds)
+
+    def _bound_arqs(self) -> Iterator[BoundArq]:
+        """Yield the bound ARQs by provider, with one page in memory."""
+        provider, last = "", 0
+        while not self._stopped.is_set():
+            rows = self._uow.run(
+                lambda tx, provider=provider, last=last: store.next_bound(  # type: ignore[misc]
+                    tx, provider, last, PAGE
+                )
+            )
+            yield from map(BoundArq.from_row, rows)
+            if len(rows) < PAGE:
+                return
+            provider, last = rows[-1]["device_rp_uuid"], rows[-1]["id"]
+
+    def _judge_provider(
+        self,
+        provider: str,
+        arqs: Iterator[BoundArq],
+        grace: timedelta,
+        bound_before: datetime,
+        stats: RoundStats,
+    ) -> None:
+        """Classify the ARQs of one provider; ARQs bound after the query are too new to classify."""
+        if self._stopped.is_set():
+            return
+        consumers, now = self._list_consumers(provider), self._now()
+        while page := list(itertools.islice(arqs, PAGE)):
+            found = orphans.classify(
+                page,
+                {provider: consumers},
+                now,
+                bound_before=bound_before,
+                grace_period=grace or None,
+            )
+            stats.checked += found.checked
+            stats.orphans += len(found.orphans)
+            # With Nova, a round releases only orphans whose instance it can query.
+            max_releasable = MAX_RELEASED if self._nova is None else MAX_QUERIES
+            stats.releasable += found.orphans[: max_releasable - len(stats.releasable)]
+            if found.suspects or found.recovered:
+                self._record_suspects(found, now, bound_before, stats)
+            if found.unowned:
+                self._assign_owners(found, stats)
+
+    def _list_consumers(self, provider: str) -> frozenset[str] | None:
+        """Return the consumers with allocations on a provider, or None if unknown."""
+        try:
+            found = self._placement.allocations(provider)
+        except Unavailable:
+            raise
+        except CyborgError as exc:
+            error = exc.message
+        else:
+            return None if found is None else frozenset(found)
+        LOG.warning(
+            "Cannot read allocations in Placement, retrying in the next scan: %s",
+            error,
+            provider=provider,
+        )
+        return None
+
+    def _record_suspects(
+        self, found: Classification, now: datetime, bound_before: datetime, stats: RoundStats
+    ) -> None:
+        suspects = [arq.id for arq in found.suspects]
+
+        def write(tx: sa.Connection) -> tuple[int, int]:
+            new = store.mark_suspected(tx, suspects, now, bound_before)
+            self_heal.increment(tx, CorrectiveAction.ORPHANS_SUSPECTED, new, now)
+            return new, store.clear_suspicion(tx, [arq.id for arq in found.recovered])
+
+        suspected, cleared = self._uow.run(write)
+        stats.suspected += suspected
+        stats.cleared += cleared
+        for arq in found.suspects:
+            LOG.info(
+                "ARQ may be an orphan: its instance has no allocation on the resource provider",
+                arq=arq.uuid,
+                instance=arq.instance,
+                provider=arq.provider,
+            )
+
+    def _assign_owners(self, found: Classification, stats: RoundStats) -> None:
+        """Determine and write the projects of ARQs whose instances have an allocation."""
+        instances = sorted({arq.instance for arq in found.unowned})
+        projects = {instance: self._owners.find_project(instance) for instance in instances}
+        now = self._now()
+
+        def write(tx: sa.Connection) -> int:
+            count = sum(
+                store.assign_project(tx, ids, instance, project)
+                for (instance, project), ids in orphans.group_by_owner(
+                    found.unowned, projects
+                ).items()
+            )
+            self_heal.increment(tx, CorrectiveAction.OWNERS_VERIFIED, count, now)
+            return count
+
+        stats.owners_assigned += self._uow.run(write)
+
+    def _release_orphans(self, stats: RoundStats, query: InstanceQuery) -> None:
+        if self._stopped.is_set() or not stats.releasable:
+            return
+        if not orphans.within_safety_limit(stats.orphans, stats.checked):
+            LOG.error(
+                "Orphan scan: %s of %s bound ARQs have no allocation in Placement, too many to "
+                "release them automatically. If the Placement database was restored or recreated, "
+                "run 'nova-manage placement heal_allocations'; otherwise delete these ARQs",
+                stats.orphans,
+                stats.checked,
+            )
+            return
+        in_use: list[BoundArq] = []
+        for provider, group in itertools.groupby(stats.releasable, key=lambda arq: arq.provider):
+            if self._stopped.is_set():
+                return
+            # Queried again: minutes may have passed since the first query.
+            consumers = self._list_consumers(provider)
+            if consumers is None:
+                continue
+            by_presence: dict[Presence, list[BoundArq]] = {}
+            for arq in group:
+                if arq.instance not in consumers and not self._stopped.is_set():
+                    presence = query.get_presence(arq.instance, arq.hostname)
+                    by_presence.setdefault(presence, []).append(arq)
+            in_use += by_presence.pop(Presence.ON_HOST, ())
+            for presence, arqs in by_presence.items():
+                self._release_batches(arqs, stats, keep=presence is not Presence.NOT_FOUND)
+        if in_use:
+            stats.in_use = len(in_use)
+            instances = sorted({arq.instance for arq in in_use})
+            LOG.warning(
+                "Orphan scan: %s bound ARQs have no allocation in Placement, but their instances "
+                "are on the host of the device in Nova, not releasing them. Run 'nova-manage "
+                "placement heal_allocations' for instance %s",
+                len(in_use),
+                ", ".join(instances[:MAX_NAMED]),
+                instance=instances,
+                arq=[arq.uuid for arq in in_use],
+            )
+
+    def _release_batches(self, arqs: Iterable[BoundArq], stats: RoundStats, *, keep: bool) -> None:
+        remaining = iter(arqs)
+        while batch := list(itertools.islice(remaining, RELEASE_BATCH)):
+            released = self._releaser.release(batch, keep=keep, unchanged=orphans.is_unchanged)
+            stats.released += len(released)
+            log_released(released, deleted=not keep)
+
+    def _expire(self, stats: RoundStats, query: InstanceQuery) -> None:
+        """Delete ARQs that have been unbound for ``unbound_ttl`` seconds."""
+        seconds = self._conf.conductor.unbound_ttl
+        if not seconds:
+            return
+        now = self._now()
+        unbound_before = now - timedelta(seconds=seconds)
+
+        def write(tx: sa.Connection) -> int:
+            count = store.delete_expired(tx, unbound_before, PAGE)
+            self_heal.increment(tx, CorrectiveAction.UNBOUND_EXPIRED, count, now)
+            return count
+
+        for _ in range(MAX_EXPIRED_PAGES):
+            if self._stopped.is_set():
+                return
+            count = self._uow.run(write)
+            stats.expired += count
+            if count < PAGE:
+                break
+        self._expire_failed(stats, query, unbound_before, now)
+
+    def _expire_failed(
+        self, stats: RoundStats, query: InstanceQuery, failed_before: datetime, now: datetime
+    ) -> None:
+        """Delete ARQs whose bind failed and whose instance no longer exists.
+
+        While the instance exists, Nova reads its ARQs at each hard reboot and fails without any.
+        """
+        rows = self._uow.run(lambda tx: store.failed_binds(tx, failed_before, PAGE))
+        deletable: list[int] = []
+        kept: list[int] = []
+        for row in rows:
+            if self._stopped.is_set():
+                return
+            presence = Presence.NOT_FOUND
+            if self._nova is not None and row["instance_uuid"] is not None:
+                presence = query.get_presence(row["instance_uuid"], row["hostname"])
+            if presence is Presence.NOT_FOUND:
+                deletable.append(row["id"])
+            elif presence is not Presence.UNKNOWN:
+                kept.append(row["id"])
+        if not deletable and not kept:
+            return
+
+        def write(tx: sa.Connection) -> int:
+            store.reset_failed_age(tx, kept, failed_before, now)
+            count = store.delete_failed(tx, deletable, failed_before)
+            self_heal.increment(tx, CorrectiveAction.UNBOUND_EXPIRED, count, now)
+            return count
+
+        stats.expired += self._uow.run(write)

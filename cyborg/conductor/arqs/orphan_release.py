@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Release orphaned ARQs, for the orphan collector and for a bind that finds no free handle."""
+
+from collections.abc import Callable, Collection, Iterable
+from datetime import datetime
+
+import sqlalchemy as sa
+
+from cyborg.conductor.arqs import release as arq_release
+from cyborg.conductor.notifications.arq_events import ArqEventRecorder
+from cyborg.core.arq import orphans
+from cyborg.core.arq.orphans import BoundArq
+from cyborg.core.log import get_logger
+from cyborg.core.self_heal import CorrectiveAction
+from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.db.write import arqs as arq_store
+from cyborg.db.write import self_heal
+
+LOG = get_logger(__name__)
+
+
+class OrphanReleaser:
+    """Releases orphaned ARQs and frees their handles, if their bind has not changed meanwhile."""
+
+    def __init__(
+        self,
+        uow: UnitOfWork,
+        event_recorder: ArqEventRecorder,
+        wake_jobs: Callable[[], None],
+        now: Callable[[], datetime],
+    ) -> None:
+        """``wake_jobs`` is called after a commit that adds host work; ``now`` returns naive UTC."""
+        self._uow = uow
+        self._event_recorder = event_recorder
+        self._wake_jobs = wake_jobs
+        self._now = now
+
+    def release(
+        self,
+        orphan_arqs: Collection[BoundArq],
+        *,
+        keep: bool,
+        unchanged: Callable[[sa.RowMapping, BoundArq], bool] = orphans.is_same_bind,
+    ) -> list[BoundArq]:
+        """Unbind (``keep``) or delete ARQs in one transaction; return the released ones.
+
+        ``unchanged`` compares the locked row with the ARQ as read before; changed ARQs are skipped.
+        """
+        by_uuid = {arq.uuid: arq for arq in orphan_arqs}
+        now = self._now()
+
+        def write(tx: sa.Connection) -> tuple[list[BoundArq], int]:
+            rows = arq_store.lock(tx, sorted(by_uuid))
+            rows = [row for row in rows if unchanged(row, by_uuid[row["uuid"]])]
+            if not rows:
+                return [], 0
+            result = arq_release.release(tx, rows, keep=keep, now=now)
+            self._event_recorder.record_released(
+                tx, rows, keep=keep, failed=result.failed_arqs, orphans=True
+            )
+            self_heal.increment(tx, CorrectiveAction.ORPHANS_RELEASED, result.count, now)
+            return [by_uuid[row["uuid"]] for row in rows], result.jobs_created
+
+        released, jobs = self._uow.run(write)
+        if jobs:
+            self._wake_jobs()
+        return released
+
+
+def log_released(released: Iterable[BoundArq], *, deleted: bool) -> None:
+    """Log each released orphan."""
+    for arq in released:
+        LOG.warning(
+            "Orphaned ARQ was %s: its instance %s allocation on the resource provider%s",
+            "deleted" if deleted else "unbound",
+            "no longer exists and has no" if deleted else "has had no",
+            "" if deleted else f" since {arq.orphan_since}",
+            arq=arq.uuid,
+            instance=arq.instance,
+            provider=arq.provider,
+        )

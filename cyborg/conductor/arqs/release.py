@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Release the handles of ARQs and enqueue their cleaning, within the transaction of the caller.
+
+A handle that was prepared, or must be sanitised, is dirty once it is released. The transaction that
+removes the owner also enqueues a release job for each host. The handle cannot be claimed before
+that job is done.
+"""
+
+import itertools
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+from cyborg.core.arq.states import OWNING_STATES
+from cyborg.core.errors import WrongState
+from cyborg.core.jobs.job import JobKind, JobState, WorkItem
+from cyborg.db.write import arqs as store
+from cyborg.db.write import handle_claims, jobs
+
+MAX_HANDLES_PER_JOB = 64  # a job is one message
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseResult:
+    """Result of a release: the number of ARQs, and the work that follows the commit.
+
+    ``failed_arqs`` are the rows of other ARQs of the same instances, whose bind waited for the same
+    host work. They are now BindFailed, and Nova must be notified. ``instances`` has the
+    released ARQs of each instance; the key is empty for those without one.
+    """
+
+    count: int
+    jobs_created: int = 0
+    failed_arqs: Sequence[Mapping[Any, Any]] = ()
+    instances: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+def release(
+    tx: sa.Connection, rows: Sequence[sa.RowMapping], *, keep: bool, now: datetime
+) -> ReleaseResult:
+    """Free the handles of locked ARQs (``store.lock``), then unbind (``keep``) or delete the ARQs.
+
+    Raise WrongState if the state of an ARQ does not allow it.
+    """
+    if not rows:
+        return ReleaseResult(0)
+    ids = [row["id"] for row in rows]
+    cancelled = sorted({row["job_id"] for row in rows if row["job_id"] is not None})
+    failed: Sequence[Mapping[Any, Any]] = ()
+    cancelled_uuids: list[str] = []
+    if cancelled:
+        failed = [row for row in store.lock_of_jobs(tx, cancelled) if row["id"] not in ids]
+        cancelled_uuids = jobs.uuids(tx, cancelled)
+        jobs.end(tx, cancelled, JobState.CANCELLED, "its ARQs were unbound or deleted")
+        # Either all ARQs of an instance are bound, or none.
+        store.fail_bind(tx, [row["id"] for row in failed])
+    owners = [row["id"] for row in rows if row["state"] in OWNING_STATES]
+    owners += [row["id"] for row in failed]
+    dirty = handle_claims.release(tx, owners, now) if owners else ()
+    jobs_created = enqueue_cleaning(tx, dirty, now=now, cancelled_jobs=cancelled_uuids)
+    changed = store.unbind(tx, ids) if keep else store.delete(tx, ids)
+    if changed != len(ids):
+        raise WrongState(
+            f"cannot {'unbind' if keep else 'delete'} {len(ids) - changed} of {len(ids)} ARQs "
+            "in their current state",
+            requests=sorted(row["uuid"] for row in rows),
+        )
+    instances = defaultdict[str, list[str]](list)
+    for row in rows:
+        instances[row["instance_uuid"] or ""].append(row["uuid"])
+    return ReleaseResult(len(ids), jobs_created, failed, instances)
+
+
+def fail_binds(
+    tx: sa.Connection,
+    rows: Sequence[sa.RowMapping],
+    *,
+    now: datetime,
+    cancelled_jobs: Collection[str],
+) -> int:
+    """Set locked ARQs from BindStarted to BindFailed and free their handles.
+
+    ``cancelled_jobs`` are the uuids of jobs that must no longer start. Return the number of release
+    jobs that undo the host work.
+    """
+    ids = [row["id"] for row in rows]
+    if store.fail_bind(tx, ids) != len(ids):
+        raise WrongState("the state of an ARQ changed during the rollback of its bind")
+    dirty = handle_claims.release(tx, ids, now)
+    return enqueue_cleaning(tx, dirty, now=now, cancelled_jobs=cancelled_jobs)
+
+
+def enqueue_cleaning(
+    tx: sa.Connection,
+    handles: Sequence[Mapping[Any, Any]],
+    *,
+    now: datetime,
+    cancelled_jobs: Collection[str] = (),
+) -> int:
+    """Enqueue release jobs that clean these handles without owner; return the number of jobs."""
+    by_host = sorted(handles, key=lambda row: (row["host"], row["id"]))
+    jobs_created = 0
+    for host, rows in _batches_by_host(by_host):
+        job = jobs.enqueue(
+            tx,
+            kind=JobKind.RELEASE,
+            host=host,
+            subject=rows[0]["deployable"],
+            arguments={
+                "items": [work_item(row).to_dict() for row in rows],
+                "cancels": list(cancelled_jobs),
+            },
+            now=now,
+            deadline=None,
+        )
+        jobs.assign_cleaning(tx, [row["id"] for row in rows], job)
+        jobs_created += 1
+    return jobs_created
+
+
+def _batches_by_host(
+    by_host: Sequence[Mapping[Any, Any]],
+) -> Iterator[tuple[str, Sequence[Mapping[Any, Any]]]]:
+    """Yield the handles of each host in batches of at most MAX_HANDLES_PER_JOB."""
+    for host, group in itertools.groupby(by_host, key=lambda row: str(row["host"])):
+        rows = list(group)
+        for start in range(0, len(rows), MAX_HANDLES_PER_JOB):
+            yield host, rows[start : start + MAX_HANDLES_PER_JOB]
+
+
+def work_item(row: Mapping[Any, Any], accel: Mapping[str, str] | None = None) -> WorkItem:
+    """Convert a handle row to a work item for the agent."""
+    return WorkItem(
+        backend=row["backend"],
+        device=row["device"],
+        deployable=row["deployable"],
+        handle=row["address"],
+        accel=accel or {},
+    )

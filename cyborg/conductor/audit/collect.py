@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collection of the four sources of an audit for one host.
+
+The database takes six statements. Placement takes one call for the tree of the host and three for
+each of Cyborg's providers. Nova lists the servers of the host; suspicious ones are read one by one.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+from oslo_config import cfg
+
+from cyborg.clients.nova import Nova
+from cyborg.clients.placement import Placement, ProviderSummary
+from cyborg.conductor.placement import mapping
+from cyborg.conductor.placement.compute_nodes import ComputeNodeResolver
+from cyborg.core import naming
+from cyborg.core.audit.compare import instances_to_verify
+from cyborg.core.audit.model import Finding, Kind, Repair
+from cyborg.core.audit.sources import (
+    DatabaseSnapshot,
+    HostSnapshot,
+    NovaSnapshot,
+    PlacementSnapshot,
+)
+from cyborg.core.errors import CyborgError, Invalid, NotFound
+from cyborg.core.placement.provider_tree import Provider
+from cyborg.core.wire import hardware
+from cyborg.core.wire.hardware import Hardware
+from cyborg.db.read import audit_sources as view
+from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.db.write import deployables
+from cyborg.rpc.contract import AgentAPI
+
+
+class SourceCollector:
+    """Collector of the sources of one audit.
+
+    ``nova_error`` is the first error of Nova, which is not called again after it.
+    """
+
+    def __init__(
+        self,
+        conf: cfg.ConfigOpts,
+        uow: UnitOfWork,
+        agents: AgentAPI,
+        placement: Placement,
+        nova: Nova | None,
+        *,
+        now: Callable[[], datetime],
+        renew_lease: Callable[[], None],
+    ) -> None:
+        """``nova`` is None without Nova.
+
+        ``renew_lease`` is called between calls that may take long; what it raises is passed on.
+        """
+        self._conf = conf
+        self._uow = uow
+        self._agents = agents
+        self._placement = placement
+        self._nova = nova
+        # An own one: that of the publisher must only be used in the publisher's thread.
+        self._compute_nodes = ComputeNodeResolver(placement, uow)
+        self._now = now
+        self._renew_lease = renew_lease
+        self.nova_error: str | None = None
+
+    def collect(self, host: str, recheck: Sequence[Finding] | None = None) -> HostSnapshot:
+        """Return the data of all sources about a host.
+
+        With ``recheck``, read only what confirms these findings. Raise Unavailable if Placement or
+        the database does not answer.
+        """
+        found, unreachable_reason = None, None
+        if recheck is None or any(
+            f.repair is Repair.REPORT or f.kind is Kind.BACKEND_UNAVAILABLE for f in recheck
+        ):
+            found, unreachable_reason = self._collect_hardware(host)
+        self._renew_lease()
+        # After the agent, so that the database has what the agent reported just before.
+        records, desired = self._uow.run(lambda tx: _read_records(tx, host))
+        root, placement = self._collect_placement(host, records, recheck)
+        snapshot = HostSnapshot(
+            host=host,
+            now=self._now(),
+            hardware=found,
+            unreachable_reason=unreachable_reason,
+            database=records,
+            desired=mapping.desired_providers(root, desired) if root is not None else {},
+            placement=placement,
+            # Without Nova there are no allocations, unless the configuration says otherwise.
+            allocations_expected=self._conf.nova.send_events
+            or self._conf.conductor.orphan_grace is not None,
+        )
+        instances = self._collect_instances(snapshot, recheck)
+        return replace(snapshot, instances=instances)
+
+    def _collect_hardware(self, host: str) -> tuple[Hardware | None, str | None]:
+        """Return the hardware that the agent found, or why the agent is unreachable."""
+        row = self._uow.run(lambda tx: view.agent(tx, host))
+        if row is None:
+            return None, "no agent of this host has ever sent a heartbeat"
+        options = self._conf.conductor
+        age = self._now() - row["last_seen_at"]
+        limit = timedelta(seconds=options.hello_interval) * (options.down_heartbeats + 1)
+        if row["down_since"] is not None or age >= limit:
+            # Do not call the agent: each host that is down would cost a timeout.
+            return None, f"the last heartbeat of the agent was {age.total_seconds():.0f} s ago"
+        try:
+            return hardware.load_answer(self._agents.hardware(host)), None
+        except CyborgError as exc:
+            return None, exc.message
+
+    def _collect_placement(
+        self, host: str, records: DatabaseSnapshot, recheck: Sequence[Finding] | None
+    ) -> tuple[str | None, PlacementSnapshot]:
+        """Return the compute node provider's uuid, and Cyborg's providers in Placement."""
+        try:
+            root = self._compute_nodes.find(host)
+            tree = self._placement.tree(root.uuid)
+            if not tree:  # the cached provider was deleted
+                self._compute_nodes.forget(host)
+                root = self._compute_nodes.find(host)
+                tree = self._placement.tree(root.uuid)
+        except (NotFound, Invalid) as exc:  # no such provider, or a malformed host identity
+            return None, PlacementSnapshot(missing=exc.message)
+        own = self._own_providers(root.uuid, tree, host, records)
+        if recheck is not None:
+            doubtful = {finding.provider for finding in recheck}
+            own = {uuid: summary for uuid, summary in own.items() if uuid in doubtful}
+        actual: dict[str, Provider] = {}
+        consumers: dict[str, dict[str, int]] = {}
+        for uuid, summary in own.items():
+            self._renew_lease()
+            inventories, traits = self._placement.inventories(uuid), self._placement.traits(uuid)
+            actual[uuid] = mapping.actual_provider(summary, inventories, traits)
+            if (allocations := self._placement.allocations(uuid)) is not None:
+                consumers[uuid] = {c: sum(used.values()) for c, used in allocations.items()}
+        return root.uuid, PlacementSnapshot(None, actual, consumers)
+
+    def _own_providers(
+        self, root: str, tree: Mapping[str, ProviderSummary], host: str, records: DatabaseSnapshot
+    ) -> dict[str, ProviderSummary]:
+        """Return Cyborg's providers, identified by the database, the owner trait or the name.
+
+        Providers of others are not read. An expected provider that is not in the tree is read by
+        its uuid: it may have another parent.
+        """
+        with_trait = self._placement.tree(root, naming.OWNER_TRAIT)
+        deployable_providers = {
+            deployable.provider for device in records.devices for deployable in device.deployables
+        }
+        recorded = deployable_providers | set(records.providers)
+        prefix = naming.provider_name(host, "")
+        named = {
+            uuid
+            for uuid, summary in tree.items()
+            if summary.name.startswith(prefix)
+            and uuid == naming.provider_uuid(host, summary.name.removeprefix(prefix))
+        }
+        own = {
+            u: summary for u, summary in tree.items() if u in recorded | named or u in with_trait
+        }
+        own.pop(root, None)
+        published = {u for u, row in records.providers.items() if row.stale_since is None}
+        for uuid in sorted((recorded & published) - set(tree)):
+            self._renew_lease()
+            if (elsewhere := self._placement.get(uuid)) is not None:
+                own[uuid] = elsewhere
+        return own
+
+    def _collect_instances(
+        self, snapshot: HostSnapshot, recheck: Sequence[Finding] | None
+    ) -> NovaSnapshot | None:
+        if self._nova is None or self.nova_error is not None:
+            return None
+        try:
+            if recheck is not None:
+                doubtful = {f.instance for f in recheck if f.instance is not None}
+                return NovaSnapshot(frozenset(), self._get_servers(self._nova, doubtful))
+            hosts = {r.hostname for r in snapshot.database.arqs if r.is_settled(snapshot.now)}
+            listed = frozenset[str]().union(
+                *(self._nova.servers_on_host(name) for name in sorted(hosts))
+            )
+            to_verify = instances_to_verify(snapshot, listed)
+            return NovaSnapshot(listed, self._get_servers(self._nova, to_verify))
+        except CyborgError as exc:
+            self.nova_error = exc.message
+            return None
+
+    def _get_servers(self, nova: Nova, uuids: set[str] | frozenset[str]) -> dict[str, Any]:
+        servers = {}
+        for uuid in sorted(uuids):
+            self._renew_lease()
+            servers[uuid] = nova.get_server(uuid)
+        return servers
+
+
+def _read_records(tx: sa.Connection, host: str) -> tuple[DatabaseSnapshot, Sequence[sa.RowMapping]]:
+    records = view.read(tx, host)
+    uuids = [deployable.provider for device in records.devices for deployable in device.deployables]
+    return records, deployables.desired_state(tx, uuids) if uuids else ()

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Safe repairs of an audit: self-healing actions of the conductors, started at once.
+
+No repair changes an allocation or a server. A repair takes a constant number of statements for all
+findings of a host; only providers are deleted one by one.
+"""
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+from cyborg.clients.placement import Placement
+from cyborg.conductor.arqs import release
+from cyborg.core.audit.model import Finding, Repair
+from cyborg.core.audit.sources import SETTLE_TIME
+from cyborg.core.errors import CyborgError, InUse
+from cyborg.core.self_heal import CorrectiveAction
+from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.db.write import jobs, orphans, providers, self_heal, services
+
+
+class RepairExecutor:
+    """Executor of the repairs that findings allow."""
+
+    def __init__(
+        self,
+        uow: UnitOfWork,
+        placement: Placement,
+        wake_publisher: Callable[[], None],
+        wake_jobs: Callable[[], None],
+        *,
+        now: Callable[[], datetime],
+    ) -> None:
+        """Each wake is called after the commit of new work for that task."""
+        self._uow = uow
+        self._placement = placement
+        self._wake_publisher = wake_publisher
+        self._wake_jobs = wake_jobs
+        self._now = now
+
+    def apply(self, host: str, findings: Sequence[Finding]) -> list[dict[str, Any]]:
+        """Run the repairs of the findings of a host; return the findings as plain values.
+
+        ``repaired`` is True if the repair was done or enqueued, ``error`` is why it failed.
+        """
+        results: dict[Repair, str | None] = {}
+        for repair in Repair:
+            group = [finding for finding in findings if finding.repair is repair]
+            if group and repair is not Repair.DELETE_PROVIDER:
+                results[repair] = self._error_of(
+                    lambda r=repair, f=group: self._repair(host, r, f)  # type: ignore[misc]
+                )
+        repaired = []
+        for finding in findings:
+            if finding.repair is None:
+                repaired.append(finding.to_dict())
+                continue
+            if finding.repair is Repair.DELETE_PROVIDER:
+                error = self._error_of(
+                    lambda f=finding: self._delete_provider(f.provider)  # type: ignore[misc]
+                )
+            else:
+                error = results[finding.repair]
+            repaired.append(finding.to_dict(repaired=error is None, error=error))
+        return repaired
+
+    def _error_of(self, func: Callable[[], object]) -> str | None:
+        """Call a function; return why it failed, None if it did not."""
+        try:
+            func()
+        except CyborgError as exc:
+            return exc.message
+        return None
+
+    def _repair(self, host: str, repair: Repair, findings: Sequence[Finding]) -> None:
+        ids = sorted({id_ for finding in findings for id_ in finding.ids})
+        now = self._now()
+        match repair:
+            case Repair.REPORT:
+                self._uow.run(lambda tx: services.request_report(tx, host))
+            case Repair.PUBLISH:
+                names = {f.provider: f.name for f in findings if f.provider and f.name}
+                self._uow.run(lambda tx: providers.mark_stale(tx, host, names, now))
+                self._wake_publisher()
+            case Repair.CLEAN:
+                self._uow.run(lambda tx: _clean(tx, ids, now))
+                self._wake_jobs()
+            case Repair.RECONCILE:
+                self._uow.run(lambda tx: _mark_suspected(tx, ids, now))
+
+    def _delete_provider(self, uuid: str | None) -> None:
+        """Delete a provider; Placement refuses this while it has allocations or children."""
+        if uuid is None:
+            raise AssertionError("a provider to delete has a uuid")
+        if users := self._placement.allocations(uuid):
+            raise InUse(f"{len(users)} consumers have allocations of it now")
+        self._placement.delete(uuid)
+        # A report may have added the device since the audit, and the publisher be done with it:
+        # mark the provider stale, so that it is created again.
+        now = self._now()
+        if self._uow.run(lambda tx: providers.mark_stale_existing(tx, [uuid], now)):
+            self._wake_publisher()
+
+
+def _clean(tx: sa.Connection, ids: Sequence[int], now: datetime) -> None:
+    release.enqueue_cleaning(tx, jobs.unassigned_dirty(tx, len(ids), ids), now=now)
+
+
+def _mark_suspected(tx: sa.Connection, ids: Sequence[int], now: datetime) -> None:
+    # The time limit excludes requests that were bound after the audit read them.
+    count = orphans.mark_suspected(tx, ids, now, now - SETTLE_TIME)
+    self_heal.increment(tx, CorrectiveAction.ORPHANS_SUSPECTED, count, now)

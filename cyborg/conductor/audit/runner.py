@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Audits: compare four sources host by host, in the conductor that has the lease.
+
+A difference is only a finding if a recheck confirms it, since most differences are changes in
+progress. If a conductor stops, another one continues the audit after the last recorded host.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from oslo_config import cfg
+
+from cyborg.clients.nova import Nova
+from cyborg.clients.placement import Placement
+from cyborg.conductor.audit.collect import SourceCollector
+from cyborg.conductor.audit.lease import AuditLease, LeaseLost
+from cyborg.conductor.audit.repair import RepairExecutor
+from cyborg.conductor.common import validation
+from cyborg.conductor.common.lease_owner import new_owner
+from cyborg.core.audit.compare import compare
+from cyborg.core.audit.model import Finding, Kind, Source, State, confirmed
+from cyborg.core.errors import Conflict, Invalid, NotFound, is_expected
+from cyborg.core.log import get_logger, log_fields
+from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.db.write import audits as store
+from cyborg.rpc.contract import AgentAPI
+
+LOG = get_logger(__name__)
+
+RECHECK_DELAY = 3.0  # seconds before a recheck: a report and its publishing take less
+RETENTION = timedelta(days=7)  # how long audits that have ended can be looked up
+PURGE_LIMIT = 100  # old audits that one sweep deletes
+# A timer that creates audits faster than hosts answer gets an error.
+MAX_OPEN_AUDITS = 100
+
+
+class AuditRunner:
+    """Runner of audits; safe to run in several conductors."""
+
+    def __init__(
+        self,
+        conf: cfg.ConfigOpts,
+        uow: UnitOfWork,
+        agents: AgentAPI,
+        placement: Placement,
+        nova: Nova | None,
+        repairs: RepairExecutor,
+        *,
+        now: Callable[[], datetime] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], object] | None = None,
+    ) -> None:
+        """``nova`` is None without Nova.
+
+        ``now`` returns naive UTC, ``clock`` monotonic seconds. ``wait`` sleeps before a recheck.
+        """
+        self._conf = conf
+        self._uow = uow
+        self._agents = agents
+        self._placement = placement
+        self._nova = nova
+        self._repairs = repairs
+        self._now = now or uow.clock
+        self._clock = clock
+        self._stopped = threading.Event()
+        self._wait = wait or self._stopped.wait
+        slowest = max(conf.placement.request_timeout, conf.rpc.timeout, conf.nova.request_timeout)
+        self._lease = max(conf.conductor.lease_timeout, 3 * slowest)
+
+    def create(self, host: str | None, repair: bool) -> dict[str, Any]:
+        """Enqueue an audit of a host, or of all hosts; return its uuid.
+
+        Raise Invalid, NotFound, and Conflict while too many audits are open.
+        """
+        host = validation.check_optional_text("host", host)
+        if not isinstance(repair, bool):
+            raise Invalid("repair must be true or false", field="repair")
+        sources = [
+            source for source in Source if source is not Source.NOVA or self._nova is not None
+        ]
+
+        def write(tx: Any) -> str:
+            if host is not None and not store.host_exists(tx, host):
+                raise NotFound(f"unknown host {host!r}", field="host")
+            if store.count_open(tx) >= MAX_OPEN_AUDITS:
+                raise Conflict(f"{MAX_OPEN_AUDITS} audits are open; wait until one has ended")
+            return store.add(tx, host, repair, sources)
+
+        return {"uuid": self._uow.run_once(write, lambda uuid: {"uuid": uuid})}
+
+    def run_once(self) -> int:
+        """Run the audits that are pending or whose lease has expired; return how many ended."""
+        ended = 0
+        while not self._stopped.is_set():
+            owner = new_owner(self._conf.host)
+            now = self._now()
+            row = self._uow.run(
+                lambda tx, owner=owner, now=now: store.lease(  # type: ignore[misc]
+                    tx, owner=owner, now=now, until=now + timedelta(seconds=self._lease)
+                )
+            )
+            if row is None:
+                break
+            ended += self._run(
+                AuditLease(
+                    self._uow,
+                    row,
+                    owner,
+                    self._lease,
+                    self._stopped,
+                    now=self._now,
+                    clock=self._clock,
+                )
+            )
+        return ended
+
+    def sweep(self) -> int:
+        """Delete old audits; return their number."""
+        updated_before = self._now() - RETENTION
+        return self._uow.run(lambda tx: store.purge(tx, updated_before, PURGE_LIMIT))
+
+    def stop(self) -> None:
+        """Make ``run_once`` return soon; it releases the lease of the running audit."""
+        self._stopped.set()
+
+    def _run(self, lease: AuditLease) -> bool:
+        """Run an audit, or the rest of it; return whether it has ended."""
+        with log_fields(audit=lease.uuid):
+            return self._run_leased(lease)
+
+    def _run_leased(self, lease: AuditLease) -> bool:
+        collector = SourceCollector(
+            self._conf,
+            self._uow,
+            self._agents,
+            self._placement,
+            self._nova,
+            now=self._now,
+            renew_lease=lease.renew_if_due,
+        )
+        try:
+            for host in lease.remaining_hosts():
+                failed_before = collector.nova_error is not None
+                findings = self._audit_host(collector, host)
+                if collector.nova_error is not None and not failed_before:
+                    message = f"Nova: {collector.nova_error}; its servers were not compared"
+                    findings = [*findings, Finding(host, Kind.NOVA_UNAVAILABLE, "nova", message)]
+                repairs = self._repairs if lease.repair else None
+                lease.record(host, findings, repairs)
+            return lease.finish(State.DONE)
+        except LeaseLost:
+            LOG.info("Audit lease lost, another conductor continues", audit=lease.uuid)
+            return False
+        except Exception as exc:
+            if is_expected(exc):
+                return lease.finish(State.FAILED, str(exc))
+            LOG.exception("Unexpected error while running an audit", audit=lease.uuid)
+            return lease.finish(State.FAILED, "internal error: the conductor's log has it")
+
+    def _audit_host(self, collector: SourceCollector, host: str) -> Sequence[Finding]:
+        """Return the confirmed findings of a host."""
+        first = compare(collector.collect(host))
+        # An unreachable agent has missed a timeout or longer: a recheck would add nothing.
+        unreachable = [finding for finding in first if finding.kind is Kind.AGENT_UNREACHABLE]
+        doubtful = [finding for finding in first if finding.kind is not Kind.AGENT_UNREACHABLE]
+        if not doubtful:
+            return unreachable
+        self._wait(RECHECK_DELAY)
+        return [*unreachable, *confirmed(doubtful, compare(collector.collect(host, doubtful)))]

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Execute each changing RPC call once, even if several conductors receive copies of its message."""
+
+import functools
+import json
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+from oslo_config import cfg
+
+from cyborg.core.errors import CyborgError, TimedOut, Unavailable
+from cyborg.core.idempotency import make_key
+from cyborg.core.log import get_logger
+from cyborg.db import idempotency
+from cyborg.db.unit_of_work import UnitOfWork
+
+LOG = get_logger(__name__)
+
+DEDUPLICATED_METHODS = frozenset(
+    {
+        "device_profile_create",
+        "device_profile_delete",
+        "accelerator_update",
+        "attribute_create",
+        "attribute_delete",
+        "arq_create",
+        "arq_bind",
+        "arq_unbind",
+        "arq_delete",
+        "device_set_status",
+        "deployable_program",
+        "outbox_retry",
+        "outbox_delete",
+        "service_delete",
+        "audit_create",
+        "discovery_create",
+        "driver_install",
+        "driver_uninstall",
+        "driver_update",
+        "hardware_adopt",
+        "hardware_release",
+        "job_cancel",
+    }
+)
+"""Methods whose effect and answer are recorded for each call; a copy gets the same answer."""
+
+IDEMPOTENT_METHODS = frozenset(
+    {
+        "hello",
+        "report",
+        "service_hello",
+        "discovery_done",
+        "get_desired_backends",
+        "report_backend_outcomes",
+        "job_done",
+    }
+)
+"""Methods that daemons may repeat: each reports a state, identified by an epoch or a uuid."""
+
+# Seconds for which a copy of a call is recognised, at least. The broker drops old calls before.
+MIN_RETENTION = 600.0
+PURGE_BATCH = 1000  # records deleted in one transaction
+MAX_BATCHES = 50  # transactions of one sweep
+
+
+class IdempotentEndpoint:
+    """RPC endpoint that executes each call of DEDUPLICATED_METHODS once.
+
+    A rejected call leaves no record: nothing has changed, and a copy is rejected again.
+    """
+
+    def __init__(self, handlers: Mapping[str, Callable[..., Any]], uow: UnitOfWork) -> None:
+        self._handlers = handlers
+        self._uow = uow
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self._handlers:
+            raise AttributeError(name)
+        return functools.partial(self._call, name, self._handlers[name])
+
+    def _call(self, name: str, handler: Callable[..., Any], ctxt: Any, /, **arguments: Any) -> Any:
+        call_id = getattr(ctxt, "call_id", None)
+        if call_id is None or name not in DEDUPLICATED_METHODS:
+            return handler(**arguments)
+        key = make_key(call_id, ctxt.request_id, name, arguments)
+        with idempotency.call_context(key):
+            try:
+                return handler(**arguments)
+            except idempotency.RepeatedCall:
+                found = self._find(key)
+                if found is None:
+                    raise TimedOut(
+                        f"{name} was executed, but its answer cannot be read from the database"
+                    ) from None
+            except CyborgError as exc:
+                # The error may be caused by an earlier copy, or by a commit whose answer was lost.
+                # If no record can be read, the error is raised: it may be the error that leaves
+                # open whether the call was executed. A record with the same error is this call's
+                # own: it deleted the known objects and is rejected for the unknown ones.
+                found = self._find(key)
+                if found is None or found.get("error") == json.loads(json.dumps(exc.to_wire())):
+                    raise
+        LOG.warning(
+            "Duplicate of call %s (%s) received, returning the recorded answer", call_id, name
+        )
+        return idempotency.unwrap(found)
+
+    def _find(self, key: str) -> dict[str, Any] | None:
+        """Return the record of a call; None if there is none or the database is unavailable."""
+        try:
+            return self._uow.run(lambda tx: idempotency.find(tx, key))
+        except Unavailable:
+            return None
+
+
+class CallRecords:
+    """Records of executed calls, deleted once no copy of the call can arrive."""
+
+    def __init__(self, conf: cfg.ConfigOpts, uow: UnitOfWork) -> None:
+        self._retention = timedelta(seconds=max(MIN_RETENTION, 10 * conf.rpc.timeout))
+        self._uow = uow
+
+    def sweep(self) -> int:
+        """Delete expired records and return their number."""
+        expires_before = self._uow.clock() - self._retention
+        deleted = 0
+        for _ in range(MAX_BATCHES):
+            batch = self._uow.run(lambda tx: idempotency.purge(tx, expires_before, PURGE_BATCH))
+            deleted += batch
+            if batch < PURGE_BATCH:
+                break
+        return deleted

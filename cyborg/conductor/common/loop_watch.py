@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Detect periodic tasks that no longer run, log them and report them with the heartbeat."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from cyborg.core.arq.states import ServiceStatus
+from cyborg.core.log import get_logger
+from cyborg.threads.periodic import PeriodicTask
+from cyborg.threads.rate_limited_log import LOG_INTERVAL
+
+LOG = get_logger(__name__)
+
+
+class LoopWatch:
+    """Watchdog of the periodic tasks of one process. Thread-safe."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """``clock`` returns monotonic seconds."""
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._loops: list[PeriodicTask] = []
+        self._logged: dict[str, float] = {}
+
+    def add(self, loops: Sequence[PeriodicTask]) -> None:
+        """Watch these tasks, too."""
+        self._loops += loops
+
+    def overdue(self) -> dict[str, float]:
+        """Return the seconds since the last run of each overdue task by name, 0.0 if not overdue.
+
+        An overdue task is logged once a minute, and its recovery once.
+        """
+        overdue = {loop.name: loop.overdue() for loop in self._loops}
+        with self._lock:
+            for name, seconds in overdue.items():
+                self._log(name, seconds)
+        return overdue
+
+    def status(self) -> ServiceStatus:
+        """Return the status of this process for its heartbeat."""
+        degraded = any(self.overdue().values())
+        return ServiceStatus.DEGRADED if degraded else ServiceStatus.READY
+
+    def _log(self, name: str, seconds: float) -> None:
+        now, logged_at = self._clock(), self._logged.get(name)
+        if not seconds:
+            if logged_at is not None:
+                del self._logged[name]
+                LOG.info("Periodic task %s runs again", name)
+        elif logged_at is None or now - logged_at >= LOG_INTERVAL:
+            self._logged[name] = now
+            LOG.error(
+                "Periodic task %s has not run for %.0f s, this service reports itself as DEGRADED",
+                name,
+                seconds,
+            )

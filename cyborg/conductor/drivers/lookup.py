@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lookup of drivers whose package was installed while agents run: they rescan on demand.
+
+A request queries the agents that are up and lack the driver, in parallel, within a bounded time.
+Found drivers are stored at once; the next report of each such agent has its complete driver list.
+"""
+
+import threading
+import time
+from collections.abc import Collection
+
+import sqlalchemy as sa
+from oslo_config import cfg
+
+from cyborg.core.drivers import registry
+from cyborg.core.drivers.driver import driver_uuid
+from cyborg.core.drivers.registry import DriverEntry
+from cyborg.core.errors import CyborgError, Invalid
+from cyborg.core.log import get_logger
+from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.db.write import drivers as store
+from cyborg.rpc.contract import AgentAPI
+from cyborg.threads.fanout import FanOut
+
+LOG = get_logger(__name__)
+
+MAX_SECONDS = 5.0  # that a request waits for the answers of agents
+_SHARE = 0.5  # of [rpc] timeout, which limits the whole request of the API
+
+
+class DriverLookup:
+    """Lookup of a driver on hosts where the database does not have it."""
+
+    def __init__(self, conf: cfg.ConfigOpts, uow: UnitOfWork, agents: AgentAPI) -> None:
+        self._seconds = min(MAX_SECONDS, _SHARE * conf.rpc.timeout)
+        self._uow = uow
+        self._agents = agents
+        self._calls = FanOut("driver-lookup")
+
+    def find(self, key: str, hosts: Collection[str] | None) -> list[str]:
+        """Query agents for a driver, by name or uuid; return the hosts that have it.
+
+        ``hosts`` limits the query, None is all hosts. Hosts that are down or whose driver is known
+        are not queried. An agent that fails or does not answer in time counts as one without the
+        driver.
+        """
+        missing = self._uow.run(lambda tx: _hosts_without_driver(tx, key, hosts))
+        if not missing:
+            return []
+        found = self._query_agents(key, missing)
+        if found:
+            entries = {missing[host]: entry for host, entry in found.items()}
+            self._uow.run(lambda tx: store.add(tx, entries))
+            LOG.info(
+                "Driver lookup found the driver on %d hosts",
+                len(found),
+                driver=key,
+                host=sorted(found),
+            )
+        return sorted(found)
+
+    def stop(self) -> None:
+        """Start no more calls."""
+        self._calls.stop()
+
+    def _query_agents(self, key: str, hosts: Collection[str]) -> dict[str, DriverEntry]:
+        """Query agents in parallel; return the driver entries of those that answered in time."""
+        found: dict[str, DriverEntry] = {}
+        pending, timed_out = len(hosts), False
+        changed = threading.Condition()
+
+        def query(host: str) -> None:
+            nonlocal pending
+            entry = None if timed_out else self._query_agent(key, host)
+            with changed:
+                pending -= 1
+                if entry is not None and not timed_out:
+                    found[host] = entry
+                changed.notify_all()
+
+        self._calls.submit(query, sorted(hosts))
+        end = time.monotonic() + self._seconds
+        with changed:
+            while pending and (remaining := end - time.monotonic()) > 0:
+                changed.wait(remaining)
+            timed_out = True
+            if pending:
+                LOG.warning(
+                    "Driver lookup: %d of %d agents did not answer within %.1f s, their hosts "
+                    "count as without the driver",
+                    pending,
+                    len(hosts),
+                    self._seconds,
+                    driver=key,
+                )
+            return dict(found)
+
+    def _query_agent(self, key: str, host: str) -> DriverEntry | None:
+        try:
+            body = self._agents.find_driver(host=host, driver=key)["driver"]
+            if body is None:
+                return None
+            (entry,) = registry.load([body])
+        except (CyborgError, KeyError, TypeError, ValueError, AttributeError) as exc:
+            LOG.info("Driver lookup failed on a host: %s", exc, host=host, driver=key)
+            return None
+        except Exception:
+            LOG.exception("Unexpected error in a driver lookup", host=host, driver=key)
+            return None
+        if key not in (entry.name, driver_uuid(entry.name)):
+            LOG.warning(
+                "Driver lookup: agent answered with driver %s, answer ignored",
+                entry.name,
+                host=host,
+                driver=key,
+            )
+            return None
+        return entry
+
+
+def _hosts_without_driver(
+    tx: sa.Connection, key: str, hosts: Collection[str] | None
+) -> dict[str, int]:
+    """Return the row ids, by host, of agents that are up and lack a driver.
+
+    Raise Invalid if ``key`` is empty or too long.
+    """
+    if not 0 < len(key) <= registry.MAX_NAME:
+        raise Invalid(f"a driver's name has 1 to {registry.MAX_NAME} characters", field="driver")
+    name = next((item for item in store.names(tx) if key == driver_uuid(item)), key)
+    installed = store.installations(tx, name)
+    return {
+        row["host"]: row["id"]
+        for row in store.agents(tx)
+        if row["down_since"] is None
+        and row["id"] not in installed
+        and (hosts is None or row["host"] in hosts)
+    }

@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Controller of driver rollouts: advance the steps of driver jobs and record their outcomes.
+
+Each iteration of a job is one transaction: it reads the states of the steps, asks ``core.rollout``
+for the plan, writes the desired state of the hosts to change, and ends the job if it is complete.
+Agents are notified after the commit; an agent that misses that syncs with its next heartbeat. A
+crash at any point is recovered by the next iteration.
+
+Locks are taken in one order: jobs, agents, steps, and then what a report writes.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+from oslo_config import cfg
+
+from cyborg.conductor.common import validation
+from cyborg.conductor.common.lease_owner import new_owner
+from cyborg.conductor.drivers.notifier import GenerationNotifier, HostGeneration
+from cyborg.conductor.drivers.rollout_steps import StepExecutor, agent_ids
+from cyborg.conductor.notifications.notifications import NotificationBuilder
+from cyborg.core.arq.arqs import parse_uuid
+from cyborg.core.drivers import desired_state, rollout
+from cyborg.core.drivers.rollout import PENDING_STATES, Kind, Step, StepState
+from cyborg.core.errors import NotFound, Stale, Unavailable, WrongState
+from cyborg.core.jobs.job import JobState
+from cyborg.core.log import get_logger, log_fields
+from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.db.write import desired_backends
+from cyborg.db.write import rollouts as store
+from cyborg.rpc.contract import AgentAPI
+
+LOG = get_logger(__name__)
+
+BATCH_SIZE = 16  # jobs that are leased together
+POLL_INTERVAL = 5.0  # seconds between two iterations of a job with steps in progress
+MAX_OVERDUE = 64  # overdue steps that one iteration rolls back
+MAX_NAMED = 8  # hosts whose errors the job's error names
+
+CANCELLED = "cancelled by an operator"
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutUpdate:
+    """Actions after the commit of an iteration: notify hosts, wake the publisher, requeue."""
+
+    host_generations: Sequence[HostGeneration] = ()
+    publish: bool = False
+    requeue: bool = False
+
+
+class RolloutController:
+    """Controller of driver jobs; safe to run in several conductors."""
+
+    def __init__(
+        self,
+        conf: cfg.ConfigOpts,
+        uow: UnitOfWork,
+        agents: AgentAPI,
+        wake: Callable[[], None] = lambda: None,
+        wake_publisher: Callable[[], None] = lambda: None,
+        notices: NotificationBuilder | None = None,
+        *,
+        now: Callable[[], datetime] | None = None,
+    ) -> None:
+        """``wake`` is called when an outcome of an agent may allow the next step."""
+        self._conf = conf
+        self._uow = uow
+        self._notifier = GenerationNotifier(agents)
+        self._wake = wake
+        self._wake_publisher = wake_publisher
+        self._now = now or uow.clock
+        self._step_executor = StepExecutor(
+            conf, notices or NotificationBuilder(conf, now=self._now), self._now
+        )
+        self._owner = new_owner(conf.host)
+        self._stopped = threading.Event()
+
+    def run_once(self) -> int:
+        """Process every job that is due; return their number."""
+        count = 0
+        while not self._stopped.is_set():
+            now = self._now()
+            until = now + timedelta(seconds=self._conf.conductor.lease_timeout)
+            rows = self._uow.run(
+                lambda tx, now=now, until=until: store.lease(  # type: ignore[misc]
+                    tx, owner=self._owner, now=now, until=until, limit=BATCH_SIZE
+                )
+            )
+            requeue = False
+            for row in rows:
+                requeue |= self._process(row)
+            count += len(rows)
+            if len(rows) < BATCH_SIZE and not requeue:
+                break
+        return count
+
+    def _process(self, row: sa.RowMapping) -> bool:
+        """Run one iteration of a job; return whether to requeue it. Raise Unavailable.
+
+        An unreadable job is logged and does not block others.
+        """
+        try:
+            with log_fields(job=row["uuid"]):
+                update = self._uow.run(lambda tx: self._advance(tx, row["id"]))
+        except Unavailable:
+            raise
+        except Exception:
+            LOG.exception("Unexpected error while processing a driver job", job=row["uuid"])
+            return False
+        self._notifier.notify(update.host_generations)
+        if update.publish:
+            self._wake_publisher()
+        return update.requeue
+
+    def stop(self) -> None:
+        """Process no more jobs, notify no more agents."""
+        self._stopped.set()
+        self._notifier.stop()
+
+    def cancel(self, uuid: str) -> None:
+        """Cancel a driver job: start no more steps and uncordon the backends of pending ones.
+
+        Steps in progress continue, and the job ends with them. Raise Invalid, NotFound, and
+        WrongState if the job has ended or is not about a driver.
+        """
+        job_uuid = parse_uuid(uuid, "uuid")
+
+        def write(tx: sa.Connection) -> bool:
+            job = store.lock(tx, job_uuid)
+            if job is None:
+                raise NotFound(f"no job {job_uuid}", job=job_uuid)
+            if job["mutex_key"] is None:
+                raise WrongState(
+                    f"job {job_uuid} is {job['state']} ({job['kind']}): only an open job about "
+                    "a driver can be cancelled",
+                    job=job_uuid,
+                )
+            steps = store.steps_of_job(tx, job["id"])
+            pending = [step for step in steps if step["state"] in PENDING_STATES]
+            uncordoned = job["kind"] == Kind.UNINSTALL and self._step_executor.uncordon(tx, pending)
+            store.update_steps(tx, {step["id"]: StepState.SKIPPED for step in pending})
+            if any(step["state"] == StepState.IN_PROGRESS for step in steps):
+                store.update_arguments(
+                    tx, job["id"], {**job["arguments"], "cancelled": True}, self._now()
+                )
+            else:
+                store.end(tx, job["id"], JobState.CANCELLED, CANCELLED)
+            return uncordoned
+
+        if self._uow.run_once(write):
+            self._wake_publisher()
+        LOG.info("Cancelled driver job", job=job_uuid)
+
+    def get_desired_state(self, host: str, epoch: str) -> dict[str, Any]:
+        """Return the desired state of a host. Raise Invalid, and Stale for an unknown epoch."""
+        host, epoch = validation.check_text("host", host), parse_uuid(epoch, "epoch")
+        state = self._uow.run(lambda tx: desired_backends.of_host(tx, host, epoch))
+        if state is None:
+            raise _unknown_epoch(host, epoch)
+        return state.to_dict()
+
+    def record_outcomes(self, host: str, epoch: str, generation: int, outcomes: Any) -> None:
+        """Record the outcome of each backend that an agent reports. Raise Invalid, Stale."""
+        host, epoch = validation.check_text("host", host), parse_uuid(epoch, "epoch")
+        validation.check_generation("generation", generation)
+        reported = desired_state.load_outcomes(outcomes)
+
+        def write(tx: sa.Connection) -> tuple[list[int], list[HostGeneration], bool]:
+            waiting = store.lock_waiting(tx, host)
+            row = desired_backends.lock(tx, host, epoch)
+            if row is None:
+                raise _unknown_epoch(host, epoch)
+            desired_backends.record_outcomes(tx, row["id"], reported)
+            jobs, failed = [], list[tuple[Any, str]]()
+            by_backend = {outcome.backend: outcome for outcome in reported}
+            for step in store.pending_steps(tx, host, waiting) if waiting else ():
+                outcome = by_backend.get(step["backend"])
+                if outcome is None or outcome.generation < step["generation"]:
+                    continue
+                jobs.append(step["job_id"])
+                error = outcome.error
+                if outcome.generation > step["generation"]:
+                    # Another driver uses the name now: the backend to uninstall is gone anyway.
+                    removed = step["kind"] == Kind.UNINSTALL
+                    error = None if removed else f"backend {step['backend']} now has another driver"
+                if error is None:
+                    store.update_step(tx, step["id"], StepState.DONE, error=None, deadline=None)
+                else:
+                    failed.append(({**step, "host": host, "service_id": row["id"]}, error))
+            changed = self._step_executor.roll_back(tx, failed, {row["id"]: row})
+            notified = [(host, row["desired_generation"] + 1)] if failed else []
+            if jobs:
+                store.expedite(tx, jobs, self._now())
+            return jobs, notified, changed
+
+        jobs, notified, changed = self._uow.run(write)
+        self._notifier.notify(notified)
+        for outcome in reported:
+            if outcome.error is not None:
+                LOG.warning(
+                    "Agent could not apply the desired state of a backend: %s",
+                    outcome.error,
+                    host=host,
+                    backend=outcome.backend,
+                )
+        if jobs:
+            self._wake()
+        if changed:
+            self._wake_publisher()
+
+    def _advance(self, tx: sa.Connection, job_id: int) -> RolloutUpdate:
+        """Advance a job as far as possible now."""
+        # Read the job again: its arguments may have changed since it was leased.
+        row = store.lock_leased(tx, job_id, self._owner)
+        if row is None:
+            return RolloutUpdate()
+        now, kind, arguments = self._now(), Kind(row["kind"]), row["arguments"]
+        rows = store.steps_of_job(tx, row["id"])
+        in_progress = [step for step in rows if step["state"] == StepState.IN_PROGRESS]
+        if overdue := [step for step in in_progress if _is_overdue(step, now)][:MAX_OVERDUE]:
+            seconds = self._conf.conductor.driver_timeout
+            error = f"the agent did not report an outcome within {seconds:g} s"
+            agents = desired_backends.lock_agents(tx, agent_ids(overdue))
+            changed = self._step_executor.roll_back(
+                tx, [({**step, "kind": kind}, error) for step in overdue], agents
+            )
+            store.reschedule(tx, row["id"], now)
+            host_generations = [
+                (s["host"], agents[s["service_id"]]["desired_generation"] + 1)
+                for s in overdue
+                if s["service_id"] in agents
+            ]
+            return RolloutUpdate(host_generations, changed, requeue=True)
+        # Only an uninstallation waits for the release of bound handles.
+        pending = [(s["host"], s["backend"]) for s in rows if s["state"] in PENDING_STATES]
+        bound = store.count_handles_in_use(tx, pending) if kind is Kind.UNINSTALL else {}
+        forced = _forced_backends(arguments)
+        steps = [
+            Step(
+                s["host"],
+                s["backend"],
+                StepState(s["state"]),
+                bound.get((s["host"], s["backend"]), 0),
+                bool(s["down"]),
+                forced is None or (s["host"], s["backend"]) in forced,
+            )
+            for s in rows
+        ]
+        plan = rollout.plan(kind, steps)
+        by_key = {(s["host"], s["backend"]): s for s in rows}
+        store.update_steps(
+            tx, {by_key[k]["id"]: state for k, state in (plan.transitions or {}).items()}
+        )
+        starting = {key: step for key, step in by_key.items() if key in set(plan.start)}
+        abandoned = {key for key in starting if forced is None or key in forced}
+        host_generations, changed = self._step_executor.start(
+            tx, row, list(starting.values()), abandoned
+        )
+        if plan.succeeded is not None:
+            self._end(tx, row, plan.succeeded)
+            return RolloutUpdate(publish=changed)
+        requeue = len(host_generations) < len(starting)
+        # Resend the notification of running steps: it, or the agent's reply, may have been lost.
+        host_generations += [
+            (step["host"], step["generation"]) for step in in_progress if not step["down"]
+        ]
+        store.reschedule(tx, row["id"], now if requeue else now + timedelta(seconds=POLL_INTERVAL))
+        return RolloutUpdate(host_generations, changed, requeue)
+
+    def _end(self, tx: sa.Connection, job: Any, succeeded: bool) -> None:
+        rows = store.steps_of_job(tx, job["id"])
+        summary = rollout.summarize([StepState(row["state"]) for row in rows])
+        errors = [
+            f"{row['host']} ({row['backend']}): {row['error']}" for row in rows if row["error"]
+        ]
+        state = JobState.DONE if succeeded else JobState.FAILED
+        error = None if succeeded else f"{summary}; {'; '.join(errors[:MAX_NAMED])}"
+        if job["arguments"].get("cancelled"):
+            state, error = JobState.CANCELLED, f"{CANCELLED}: {error or summary}"
+        store.end(tx, job["id"], state, error)
+        LOG.log(
+            logging.INFO if succeeded else logging.WARNING,
+            "Driver job (%s) ended: %s",
+            job["kind"],
+            summary or "nothing to do",
+            job=job["uuid"],
+            driver=job["subject"],
+        )
+
+
+def _is_overdue(step: Any, now: datetime) -> bool:
+    return bool((step["deadline"] or now) < now)
+
+
+def _forced_backends(arguments: Mapping[str, Any]) -> set[tuple[str, str]] | None:
+    """Return the backends to force-uninstall; None means all of them."""
+    if arguments.get("force"):
+        return None
+    return {(host, backend) for host, backend in arguments.get("forced", ())}
+
+
+def _unknown_epoch(host: str, epoch: str) -> Stale:
+    return Stale(f"unknown agent epoch {epoch} for host {host}", host=host)

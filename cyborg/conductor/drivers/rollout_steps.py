@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Start and roll back the steps of driver jobs, within the transaction of the caller.
+
+The caller holds the lock of the job. Where possible, one statement serves all hosts.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+from oslo_config import cfg
+
+from cyborg.conductor.drivers.notifier import HostGeneration
+from cyborg.conductor.inventory import report_handler
+from cyborg.conductor.notifications.notifications import NotificationBuilder
+from cyborg.core.drivers import rollout
+from cyborg.core.drivers.desired_state import DesiredBackend
+from cyborg.core.drivers.rollout import Kind, StepState
+from cyborg.core.log import get_logger
+from cyborg.db.write import desired_backends, providers
+from cyborg.db.write import rollouts as store
+
+LOG = get_logger(__name__)
+
+
+class StepExecutor:
+    """Writer of the desired state of hosts for the steps of a job."""
+
+    def __init__(
+        self, conf: cfg.ConfigOpts, notices: NotificationBuilder, now: Callable[[], datetime]
+    ) -> None:
+        self._conf = conf
+        self._notices = notices
+        self._now = now
+
+    def start(
+        self,
+        tx: sa.Connection,
+        job: Any,
+        steps: Sequence[Any],
+        abandoned: Collection[tuple[str, str]],
+    ) -> tuple[list[HostGeneration], bool]:
+        """Write the desired state of the hosts of steps.
+
+        ``abandoned`` are the backends, by host and name, whose removal does not wait for an agent
+        that is down. Return the hosts to notify, and whether devices have changed.
+        """
+        if not steps:
+            return [], False
+        kind, arguments, now = Kind(job["kind"]), job["arguments"], self._now()
+        agents = desired_backends.lock_agents(tx, agent_ids(steps))
+        desired_backends.bump_generation(tx, agents)
+        deadline = now + timedelta(seconds=self._conf.conductor.driver_timeout)
+        generations: dict[str, int] = {}
+        host_generations: list[HostGeneration] = []
+        removed: list[tuple[str, str]] = []
+        for step in steps:
+            agent, host, backend = agents.get(step["service_id"]), step["host"], step["backend"]
+            if agent is None:
+                error = "its agent was deleted"
+                store.update_step(tx, step["id"], StepState.FAILED, error=error)
+                continue
+            generation = agent["desired_generation"] + 1
+            previous = (
+                None if step["previous"] is None else DesiredBackend.from_dict(step["previous"])
+            )
+            desired = rollout.desired_backend(
+                kind, job["subject"], arguments, backend, previous, generation
+            )
+            if not desired_backends.write(tx, agent["id"], desired):
+                error = f"backend {backend} now has another driver; choose another name"
+                store.update_step(tx, step["id"], StepState.FAILED, error=error)
+                continue
+            generations[host] = generation
+            if agent["down_since"] is None:
+                values = {"generation": generation, "deadline": deadline}
+                store.update_step(tx, step["id"], StepState.IN_PROGRESS, **values)
+                host_generations.append((host, generation))
+                continue
+            store.update_step(tx, step["id"], StepState.PENDING_AGENT, generation=generation)
+            if kind is Kind.UNINSTALL and (host, backend) in abandoned:
+                removed.append((host, backend))
+        changed = self._apply_cordon(tx, generations)
+        for host, backend in removed:
+            changed |= self._remove_backend(tx, host, backend, now)
+        return host_generations, changed
+
+    def _remove_backend(self, tx: sa.Connection, host: str, backend: str, now: datetime) -> bool:
+        keep_tombstones = self._conf.conductor.tombstone_ttl > 0
+        outcome = report_handler.remove_backend(
+            tx, host, backend, now, self._notices, keep_tombstones=keep_tombstones
+        )
+        for remark in outcome.remarks:
+            LOG.warning("%s", remark.text, host=host, **remark.fields)
+        return outcome.stale_providers > 0
+
+    def roll_back(
+        self,
+        tx: sa.Connection,
+        failed: Sequence[tuple[Any, str]],
+        agents: Mapping[int, sa.RowMapping],
+    ) -> bool:
+        """Restore the previous desired state of hosts; return whether devices have changed.
+
+        ``failed`` are pairs of a step and its error, ``agents`` the locked rows of their agents.
+        """
+        if not failed:
+            return False
+        desired_backends.bump_generation(tx, agents)
+        hosts = set()
+        for step, error in failed:
+            install = step["kind"] == Kind.INSTALL
+            state = StepState.FAILED if install else StepState.ROLLED_BACK
+            store.update_step(tx, step["id"], state, error=error, deadline=None)
+            if (agent := agents.get(step["service_id"])) is None:
+                continue
+            previous = None
+            if step["previous"] is not None:
+                previous = replace(
+                    DesiredBackend.from_dict(step["previous"]),
+                    generation=agent["desired_generation"] + 1,
+                )
+            desired_backends.revert(tx, agent["id"], step["backend"], step["generation"], previous)
+            hosts.add(step["host"])
+        return self._apply_cordon(tx, hosts)
+
+    def uncordon(self, tx: sa.Connection, steps: Sequence[sa.RowMapping]) -> bool:
+        """Uncordon the backends of steps; return whether devices have changed."""
+        desired_backends.lock_agents(tx, agent_ids(steps))
+        desired_backends.uncordon(
+            tx, [(s["service_id"], s["backend"], s["previous"]) for s in steps]
+        )
+        return self._apply_cordon(tx, {step["host"] for step in steps})
+
+    def _apply_cordon(self, tx: sa.Connection, hosts: Collection[str]) -> bool:
+        """Apply the cordons of backends to the devices of hosts; return whether any changed."""
+        if not hosts or not desired_backends.sync_cordon(tx, hosts):
+            return False
+        providers.mark_stale_of_hosts(tx, sorted(hosts), self._now())
+        return True
+
+
+def agent_ids(steps: Sequence[Any]) -> list[int]:
+    """Return the row ids of the agents of steps, without deleted agents."""
+    return [step["service_id"] for step in steps if step["service_id"] is not None]

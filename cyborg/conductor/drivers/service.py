@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operations on drivers: each request is validated, then recorded as a job with its steps.
+
+The rollout controller runs the job. Only an uninstallation changes more here: it cordons its
+backends in the same transaction, so that none of their handles is claimed from then on.
+"""
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+from oslo_config import cfg
+from oslo_db import exception as db_exc
+
+from cyborg.conductor.common import validation
+from cyborg.conductor.drivers.targets import BackendTarget, TargetResolver
+from cyborg.conductor.drivers.validation import (
+    MAX_NAMED,
+    driver_busy,
+    driver_in_use,
+    ensure_unused,
+    initial_step_state,
+    join_limited,
+    read_address,
+    read_backend,
+    read_config,
+    read_hosts,
+)
+from cyborg.core.arq.arqs import parse_uuid
+from cyborg.core.drivers import desired_state
+from cyborg.core.drivers.desired_state import DesiredStatus
+from cyborg.core.drivers.rollout import PENDING_STATES, Kind
+from cyborg.core.errors import Conflict, Invalid, NotFound
+from cyborg.core.log import get_logger
+from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.db.write import desired_backends, devices, providers
+from cyborg.db.write import rollouts as store
+from cyborg.db.write.rollouts import NewStep
+
+LOG = get_logger(__name__)
+
+MAX_ATTEMPTS = 3  # to record a job while others change the same driver
+
+OpenJob = sa.RowMapping | tuple[int, str]
+"""The row of a job that is already open, or id and uuid of a new one."""
+
+
+class Drivers:
+    """Operations on drivers and on the devices that they manage."""
+
+    def __init__(
+        self,
+        conf: cfg.ConfigOpts,
+        uow: UnitOfWork,
+        wake: Callable[[], None] = lambda: None,
+        wake_publisher: Callable[[], None] = lambda: None,
+        *,
+        find: Callable[[str, Sequence[str] | None], Any] = lambda key, hosts: None,
+        now: Callable[[], datetime] | None = None,
+    ) -> None:
+        """``wake`` is called after the commit of a job, to wake the rollout controller.
+
+        ``find`` queries the agents of some hosts, or of all, for a driver that is unknown there.
+        """
+        self._conf = conf
+        self._uow = uow
+        self._wake = wake
+        self._wake_publisher = wake_publisher
+        self._find = find
+        self._now = now or uow.clock
+
+    def install(
+        self,
+        driver: str,
+        backend: str | None,
+        hosts: Sequence[str] | None,
+        config: Mapping[str, Any] | None,
+    ) -> dict[str, Any]:
+        """Enable a driver on hosts; steps of hosts that already have the backend are done at once.
+
+        Raise Invalid and NotFound. Raise Conflict if the driver cannot be imported, if a backend of
+        that name has another driver or configuration, and while another job for the driver is open.
+        """
+        key = validation.check_text("driver", driver)
+        name, selected = read_backend(backend), read_hosts(hosts)
+        values = read_config(config)
+
+        def write(tx: sa.Connection) -> str:
+            targets = TargetResolver(tx, key)
+            job = self._acquire_job(tx, Kind.INSTALL, targets.driver)
+            new_name = name or targets.driver
+            present = targets.backends_by_key(backend=new_name)
+            usable = targets.usable_hosts(selected, present, new_name)
+            parsed = {item.service_id: targets.parse(item, values) for item in usable}
+            targets.check_capacity(new_name, usable, present)
+            steps: list[NewStep] = []
+            for item in usable:
+                existing = present.get((item.service_id, new_name))
+                state = initial_step_state(targets.driver, new_name, item.host, existing, parsed)
+                previous = existing.previous if existing else None
+                steps.append(NewStep(item.host, new_name, state, previous))
+            # Options are parsed alike on all hosts: the result of the first host is used for all.
+            config_values = next(iter(parsed.values()), {})
+            arguments = {"backend": new_name, "hosts": selected, "config": config_values}
+            return self._add(tx, job, Kind.INSTALL, targets.driver, arguments, steps)
+
+        # The package of the driver may have been installed since the last scan of the agents.
+        self._find(key, selected)
+        return self._submit(write)
+
+    def update(
+        self,
+        driver: str,
+        backend: str | None,
+        hosts: Sequence[str] | None,
+        config: Mapping[str, Any] | None,
+        status: str | None,
+        reload: bool,
+    ) -> dict[str, Any]:
+        """Change a driver's backends, one host after another.
+
+        Raise Invalid, NotFound if no host has such a backend, and Conflict while another job for
+        the driver is open.
+        """
+        key = validation.check_text("driver", driver)
+        name, selected = read_backend(backend), read_hosts(hosts)
+        values = read_config(config)
+        if status not in (None, DesiredStatus.ENABLED, DesiredStatus.DISABLED):
+            raise Invalid(
+                f"status {str(status)[:40]!r} is neither {DesiredStatus.ENABLED} nor "
+                f"{DesiredStatus.DISABLED}",
+                field="status",
+            )
+        if not values and status is None and not reload:
+            raise Invalid("nothing to change: expected config, status or reload", field="body")
+
+        def write(tx: sa.Connection) -> str:
+            targets = TargetResolver(tx, key)
+            job = self._acquire_job(tx, Kind.UPDATE, targets.driver)
+            found = targets.backends(selected, name)
+            parsed: dict[str, Any] = {}
+            for service_id in sorted({target.service_id for target in found}):
+                parsed = targets.parse(targets.host_driver(service_id), values, unset=True)
+            arguments = {"config": parsed, "status": status, "reload": bool(reload)}
+            steps = [target.step() for target in found]
+            return self._add(tx, job, Kind.UPDATE, targets.driver, arguments, steps)
+
+        return self._submit(write)
+
+    def uninstall(
+        self,
+        driver: str,
+        backend: str | None,
+        hosts: Sequence[str] | None,
+        drain: bool,
+        force: bool,
+    ) -> dict[str, Any]:
+        """Remove a driver's backends from hosts.
+
+        ``drain`` waits until bound handles are released. ``force`` does not wait for them, nor for
+        agents that are down. Raise Invalid, NotFound, InUse with the blocking requests, and
+        Conflict if an agent is down or while another job for the driver is open.
+        """
+        key = validation.check_text("driver", driver)
+        name, selected = read_backend(backend), read_hosts(hosts)
+
+        def write(tx: sa.Connection) -> str:
+            targets = TargetResolver(tx, key)
+            job = self._acquire_job(tx, Kind.UNINSTALL, targets.driver)
+            found = targets.backends(selected, name)
+            if force and isinstance(job, Mapping):
+                explicit = selected is not None or name is not None
+                return self._force_removal(
+                    tx, job["uuid"], targets.driver, found, explicit=explicit
+                )
+            if not force and (down := sorted({t.host for t in found if t.down})):
+                raise Conflict(
+                    f"the agents of {join_limited(down)} are down: wait for them, or use force to "
+                    "abandon the devices of these hosts",
+                    hosts=down[:MAX_NAMED],
+                )
+            keys = [(target.host, target.backend) for target in found]
+            arguments = {"drain": bool(drain), "force": bool(force)}
+            steps = [target.step() for target in found]
+            uuid = self._add(tx, job, Kind.UNINSTALL, targets.driver, arguments, steps)
+            self._cordon(tx, targets.driver, found)
+            if not drain and not force and (in_use := store.count_handles_in_use(tx, keys)):
+                raise driver_in_use(targets.driver, in_use, store.holders(tx, keys, MAX_NAMED))
+            return uuid
+
+        return self._submit(write, cordons=True)
+
+    def _force_removal(
+        self,
+        tx: sa.Connection,
+        uuid: str,
+        driver: str,
+        found: Sequence[BackendTarget],
+        *,
+        explicit: bool,
+    ) -> str:
+        """Make an open uninstallation remove these backends without waiting for bound handles.
+
+        Raise Conflict if the job waits for none of them, or, if the operator named them
+        (``explicit``), not for all of them.
+        """
+        job, keys = store.lock(tx, uuid), {(target.host, target.backend) for target in found}
+        if job is None or job["mutex_key"] is None or job["kind"] != Kind.UNINSTALL:
+            raise driver_busy(driver, uuid)
+        steps = store.steps_of_job(tx, job["id"])
+        waiting = {(s["host"], s["backend"]) for s in steps if s["state"] in PENDING_STATES}
+        if not keys & waiting or (explicit and not keys <= waiting):
+            others = join_limited(sorted({host for host, _ in keys - waiting}))
+            raise driver_busy(driver, uuid, f", which does not wait for a backend of {others}")
+        forced = {(host, backend) for host, backend in job["arguments"].get("forced", ())}
+        arguments = {**job["arguments"], "forced": sorted(forced | (keys & waiting))}
+        store.update_arguments(tx, job["id"], arguments, self._now())
+        return uuid
+
+    def adopt(self, host: str, address: str, backend: str) -> dict[str, Any]:
+        """Make a backend manage a device that its rules exclude.
+
+        Raise Invalid, NotFound, and Conflict if its driver has no such options.
+        """
+        return self._manage(
+            validation.check_text("host", host),
+            validation.check_text("backend", backend),
+            read_address(address),
+            True,
+        )
+
+    def release(self, uuid: str) -> dict[str, Any]:
+        """Exclude a device from the management of its backend.
+
+        Raise Invalid, NotFound, InUse while a handle of it is bound or being cleaned, and Conflict.
+        """
+        device = parse_uuid(uuid, "uuid")
+
+        def read_device(tx: sa.Connection) -> sa.RowMapping | None:
+            return devices.by_uuid(tx, device)
+
+        row = self._uow.run(read_device)
+        if row is None:
+            raise NotFound(f"no hardware {device}", uuid=device)
+        return self._manage(row["host"], row["backend"], row["address"], False, device)
+
+    def _manage(
+        self, host: str, backend: str, address: str, adopt: bool, device: str | None = None
+    ) -> dict[str, Any]:
+        def write(tx: sa.Connection) -> str:
+            targets = TargetResolver.of_backend(tx, host, backend)
+            job = self._acquire_job(tx, Kind.UPDATE, targets.driver)
+            (target,) = targets.backends([host], backend)
+            if device is not None:
+                holders = devices.holders(tx, device)
+                ensure_unused(holders, devices.count_dirty_handles(tx, device), address, host)
+            host_driver = targets.host_driver(target.service_id)
+            if not {"adopt", "release"} <= {option.name for option in host_driver.options}:
+                raise Conflict(
+                    f"driver {targets.driver} cannot adopt or release single devices: it has no "
+                    "options adopt and release",
+                    driver=targets.driver,
+                )
+            config = desired_state.adopt_release_options(target.config, address, adopt=adopt)
+            config = targets.parse(host_driver, config)
+            arguments = {"config": config, "status": None, "reload": False}
+            return self._add(tx, job, Kind.UPDATE, targets.driver, arguments, [target.step()])
+
+        return self._submit(write)
+
+    def _submit(
+        self, write: Callable[[sa.Connection], str], *, cordons: bool = False
+    ) -> dict[str, Any]:
+        for _ in range(MAX_ATTEMPTS):
+            with contextlib.suppress(db_exc.DBDuplicateEntry):
+                uuid = self._uow.run_once(write, lambda job: {"uuid": job})
+                break
+            # Another job for the driver was recorded concurrently; the retry sees it.
+        else:
+            raise Conflict("driver is being changed concurrently, retry")
+        self._wake()
+        if cordons:
+            self._wake_publisher()
+        return {"uuid": uuid}
+
+    def _acquire_job(self, tx: sa.Connection, kind: Kind, driver: str) -> OpenJob:
+        """Create a job for a driver, or return the open one.
+
+        Call it before reading the driver's backends: no other job changes them from then on.
+        """
+        open_job = store.find_open(tx, driver)
+        return (
+            open_job if open_job is not None else store.enqueue(tx, kind, driver, {}, self._now())
+        )
+
+    def _add(
+        self,
+        tx: sa.Connection,
+        job: OpenJob,
+        kind: Kind,
+        driver: str,
+        arguments: Mapping[str, Any],
+        steps: Sequence[NewStep],
+    ) -> str:
+        if isinstance(job, Mapping):
+            same = job["kind"] == kind and job["arguments"] == dict(arguments)
+            if same and kind is Kind.INSTALL:
+                return str(job["uuid"])
+            raise driver_busy(driver, job["uuid"], f" ({job['kind']})")
+        id_, uuid = job
+        store.set_steps(tx, id_, arguments, steps)
+        LOG.info("Driver job (%s) started, %s backends", kind, len(steps), job=uuid, driver=driver)
+        return uuid
+
+    def _cordon(self, tx: sa.Connection, driver: str, found: Sequence[BackendTarget]) -> None:
+        keys = [(target.service_id, target.backend) for target in found]
+        desired_backends.lock_agents(tx, {target.service_id for target in found})
+        desired_backends.cordon(tx, driver, desired_backends.find(tx, driver=driver), keys)
+        hosts = sorted({target.host for target in found})
+        desired_backends.sync_cordon(tx, hosts)
+        providers.mark_stale_of_hosts(tx, hosts, self._now())

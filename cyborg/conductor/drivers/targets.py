@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hosts where a driver is installed, and the backends that use it: the targets of a change.
+
+Everything is read in a constant number of statements for any number of hosts.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import sqlalchemy as sa
+
+from cyborg.core.drivers import desired_state
+from cyborg.core.drivers import options as option
+from cyborg.core.drivers.desired_state import DesiredStatus
+from cyborg.core.drivers.driver import closest_names, driver_uuid, format_hint
+from cyborg.core.drivers.options import Option
+from cyborg.core.drivers.rollout import StepState
+from cyborg.core.errors import Conflict, NotFound
+from cyborg.db.write import desired_backends
+from cyborg.db.write import drivers as read
+from cyborg.db.write.rollouts import NewStep
+
+MAX_NAMED = 20
+# Backends of one host. The margin is for other driver jobs that run at the same time.
+MAX_BACKENDS = desired_state.MAX_BACKENDS - 16
+
+
+@dataclass(frozen=True, slots=True)
+class HostDriver:
+    """Driver on one host.
+
+    ``error`` is why the driver cannot be imported there. ``installable`` is False if the host's
+    configuration does not allow new backends of the driver.
+    """
+
+    service_id: int
+    host: str
+    down: bool
+    installed: bool = False
+    error: str | None = None
+    options: tuple[Option, ...] = ()
+    installable: bool = True
+
+    @property
+    def usable(self) -> bool:
+        """Return whether the driver can be imported on the host."""
+        return self.installed and self.error is None
+
+    @property
+    def refusal(self) -> str | None:
+        """Return why no backend of the driver can be added to the host, None if one can."""
+        if not self.usable:
+            return self.error or "it is not installed"
+        if not self.installable:
+            return "it is a reference driver, and [agent] allow_reference_drivers is false"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class BackendTarget:
+    """Backend on one host.
+
+    ``desired`` is None if only the host's configuration file has the backend. ``previous`` is its
+    desired state (``DesiredBackend``) as plain values. ``applied`` is whether its agent has
+    reported that state.
+    """
+
+    service_id: int
+    host: str
+    backend: str
+    driver: str
+    down: bool
+    desired: DesiredStatus | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    previous: Mapping[str, Any] | None = None
+    applied: bool = True
+
+    def step(self) -> NewStep:
+        """Return the step of a job that changes this backend."""
+        return NewStep(self.host, self.backend, StepState.WAITING, self.previous)
+
+
+class TargetResolver:
+    """Resolver of the hosts and backends of one driver, within one transaction.
+
+    ``driver`` is the name of the driver.
+    """
+
+    def __init__(self, tx: sa.Connection, key: str) -> None:
+        """``key`` is a driver's name or uuid. Raise NotFound, with similar names."""
+        self._tx = tx
+        names = read.names(tx)
+        by_uuid = {driver_uuid(name): name for name in names}
+        name = key if key in names else by_uuid.get(key.lower())
+        if name is None:
+            near = closest_names(key, names)
+            raise NotFound(f"no agent has a driver {key[:255]!r}{format_hint(near)}", near=near)
+        self.driver = name
+        installed = read.installations(tx, name)
+        self._host_drivers = {
+            row["id"]: _host_driver(row, installed.get(row["id"])) for row in read.agents(tx)
+        }
+
+    @classmethod
+    def of_backend(cls, tx: sa.Connection, host: str, backend: str) -> Self:
+        """Return the resolver of the driver of one backend of one host. Raise NotFound."""
+        agents = {row["host"]: row["id"] for row in read.agents(tx)}
+        if host not in agents:
+            raise _unknown_host([host], agents)
+        key = (agents[host], backend)
+        reported = read.reported_backends(tx, backend=backend)
+        stored = desired_backends.find(tx, backend=backend).get(key)
+        desired = stored.desired if stored else None
+        present = desired is not None and desired.status is not DesiredStatus.ABSENT
+        name = desired.driver if desired and present else reported.get(key)
+        if name is None:
+            raise NotFound(f"host {host} has no backend {backend}", field="backend")
+        return cls(tx, name)
+
+    def host_driver(self, service_id: int) -> HostDriver:
+        """Return the driver on one host."""
+        return self._host_drivers[service_id]
+
+    def usable_hosts(
+        self,
+        hosts: Collection[str] | None,
+        present: Mapping[tuple[int, str], BackendTarget],
+        backend: str,
+    ) -> list[HostDriver]:
+        """Return the hosts where the driver can be enabled, among ``hosts`` or all hosts.
+
+        A host that has the backend already (a key of ``present``) needs no permission for a new
+        one. Raise NotFound for a host without an agent. Raise Conflict, with the reasons, if the
+        driver cannot be enabled on one of ``hosts``, or on any host.
+        """
+        usable, refused = list[HostDriver](), list[HostDriver]()
+        for candidate in self._select_hosts(hosts):
+            exists = candidate.usable and (candidate.service_id, backend) in present
+            (usable if exists or candidate.refusal is None else refused).append(candidate)
+        if (hosts is not None and refused) or not usable:
+            reasons = [f"{item.host}: {item.refusal}" for item in refused[:MAX_NAMED]]
+            if len(refused) > MAX_NAMED:
+                reasons.append(f"{len(refused) - MAX_NAMED} more hosts")
+            raise Conflict(
+                f"driver {self.driver} cannot be used on {len(refused)} hosts: "
+                f"{'; '.join(reasons)}",
+                driver=self.driver,
+                hosts=[item.host for item in refused[:MAX_NAMED]],
+            )
+        return usable
+
+    def parse(
+        self, target: HostDriver, config: Mapping[str, Any], *, unset: bool = False
+    ) -> dict[str, Any]:
+        """Parse options as the driver of a host declares them. Raise Invalid, Conflict.
+
+        With ``unset``, the value None resets an option to the host's configuration file.
+        """
+        if not config:
+            return {}
+        if not target.installed or target.error is not None:
+            raise Conflict(
+                f"the options of driver {self.driver} are unknown on host {target.host}: "
+                f"{target.error or 'it is not installed there'}",
+                host=target.host,
+            )
+        return option.parse_values(target.options, config, unset=unset)
+
+    def backends_by_key(
+        self, *, driver: str | None = None, backend: str | None = None
+    ) -> dict[tuple[int, str], BackendTarget]:
+        """Return the reported and the desired backends by agent (row id) and name."""
+        reported = read.reported_backends(self._tx, driver, backend)
+        stored = desired_backends.find(self._tx, driver, backend)
+        targets: dict[tuple[int, str], BackendTarget] = {}
+        for key in sorted({*reported, *stored}):
+            host_driver = self._host_drivers.get(key[0])
+            if host_driver is None:
+                continue
+            row = stored.get(key)
+            desired = row.desired if row else None
+            targets[key] = BackendTarget(
+                host_driver.service_id,
+                host_driver.host,
+                key[1],
+                desired.driver if desired else reported[key],
+                host_driver.down,
+                desired.status if desired else None,
+                desired.config if desired else {},
+                desired.to_dict() if desired else None,
+                row is None or row.applied,
+            )
+        return targets
+
+    def backends(self, hosts: Collection[str] | None, backend: str | None) -> list[BackendTarget]:
+        """Return the driver's backends on hosts, sorted. Raise NotFound if there are none."""
+        selected = {host_driver.service_id for host_driver in self._select_hosts(hosts)}
+        targets = [
+            target
+            for (service_id, name), target in self.backends_by_key(driver=self.driver).items()
+            if service_id in selected
+            and backend in (None, name)
+            and target.desired is not DesiredStatus.ABSENT
+            and target.driver == self.driver
+        ]
+        if not targets:
+            suffix = "" if hosts is None else f" of {', '.join(sorted(hosts)[:MAX_NAMED])}"
+            missing = "backend" if backend is None else f"backend {backend}"
+            raise NotFound(f"driver {self.driver} has no {missing}{suffix}", driver=self.driver)
+        return sorted(targets, key=lambda target: (target.host, target.backend))
+
+    def check_capacity(
+        self,
+        backend: str,
+        host_drivers: Sequence[HostDriver],
+        present: Mapping[tuple[int, str], BackendTarget],
+    ) -> None:
+        """Raise Conflict if a host would have more backends than an agent accepts."""
+        new = {host_driver.service_id: host_driver.host for host_driver in host_drivers}
+        for id_ in list(new):
+            target = present.get((id_, backend))
+            if target is not None and target.previous is not None:
+                del new[id_]
+        if full := sorted(
+            new[id_] for id_ in desired_backends.agents_at_limit(self._tx, new, MAX_BACKENDS)
+        ):
+            raise Conflict(
+                f"{', '.join(full[:MAX_NAMED])}: limit of {MAX_BACKENDS} backend names is reached, "
+                "including uninstalled backends; reuse one of these names",
+                hosts=full[:MAX_NAMED],
+            )
+
+    def _select_hosts(self, hosts: Collection[str] | None) -> list[HostDriver]:
+        all_hosts = sorted(self._host_drivers.values(), key=lambda item: item.host)
+        if hosts is None:
+            return all_hosts
+        names = {item.host for item in all_hosts}
+        if unknown := sorted(set(hosts) - names):
+            raise _unknown_host(unknown, names)
+        return [item for item in all_hosts if item.host in set(hosts)]
+
+
+def _host_driver(agent: Mapping[Any, Any], installation: Mapping[Any, Any] | None) -> HostDriver:
+    down = agent["down_since"] is not None
+    if installation is None:
+        return HostDriver(agent["id"], agent["host"], down, installable=False)
+    return HostDriver(
+        agent["id"],
+        agent["host"],
+        down,
+        True,
+        installation["error"],
+        tuple(Option.from_dict(body) for body in installation["options"]),
+        bool(installation["installable"]),
+    )
+
+
+def _unknown_host(unknown: Sequence[str], names: Collection[str]) -> NotFound:
+    near = closest_names(unknown[0], names)
+    message = f"no agent on host {unknown[0][:255]!r}{format_hint(near)}"
+    return NotFound(message, field="hosts", near=near)

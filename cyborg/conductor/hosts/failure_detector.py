@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Failure detector of agents: cordon the hosts of agents that stop sending heartbeats.
+
+A host is uncordoned when its agent sends heartbeats again. Before it marks an agent down, a
+conductor verifies that it can receive its own heartbeats over the bus. They take the same path as
+the heartbeats of agents: through the broker, to any conductor, into the database.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import sqlalchemy as sa
+from oslo_config import cfg
+
+from cyborg.conductor.notifications.notifications import NotificationBuilder
+from cyborg.core.hosts import liveness
+from cyborg.core.log import get_logger
+from cyborg.core.wire.notification import Event
+from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.db.write import outbox, providers
+from cyborg.db.write import services as store
+from cyborg.threads.rate_limited_log import RateLimitedLogger
+
+LOG = get_logger(__name__)
+
+BATCH_SIZE = 1000  # agents that one transaction marks down
+MAX_NAMED = 20  # hosts that one log line names
+
+
+class FailureDetector:
+    """Failure detector of one conductor, with the check of its own heartbeats."""
+
+    def __init__(
+        self,
+        conf: cfg.ConfigOpts,
+        uow: UnitOfWork,
+        wake_publisher: Callable[[], None] = lambda: None,
+        notices: NotificationBuilder | None = None,
+        *,
+        now: Callable[[], datetime] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``now`` returns the database's time (naive UTC), ``clock`` monotonic seconds."""
+        options = conf.conductor
+        self._uow = uow
+        self._wake_publisher = wake_publisher
+        self._now = now or uow.clock
+        self._notices = notices or NotificationBuilder(conf, now=self._now)
+        self._clock = clock
+        self._limit = liveness.heartbeat_timeout(options.hello_interval, options.down_heartbeats)
+        self._gap = liveness.heartbeat_timeout(
+            options.hello_interval, options.late_heartbeats
+        ).total_seconds()
+        self._step = max(1.0, options.hello_interval)
+        self._window = self._limit.total_seconds() + options.broker_reconnect_grace
+        self._lock = threading.Lock()
+        self._self_check: liveness.SelfCheck | None = None
+        self._rate_limited_log = RateLimitedLogger(clock, LOG)
+
+    def self_heartbeat(self, send: Callable[[], Mapping[str, Any]]) -> None:
+        """Send this conductor's own heartbeat over the bus and record whether it arrived.
+
+        ``send`` returns the answer, whose ``now`` is the time of the conductor that received the
+        heartbeat. Raise what ``send`` raises.
+        """
+        sent_at = self._now()
+        try:
+            answer = send()
+        except BaseException:
+            self._set_self_check(None)
+            raise
+        received_at, clock = self._now(), self._clock()
+        # That conductor receives heartbeats of agents too. If its clock differs from this one,
+        # agents that are up would look unreachable.
+        skew = _clock_skew(answer.get("now"), sent_at, received_at)
+        if skew > self._step:
+            self._set_self_check(None)
+            self._rate_limited_log.warn(
+                f"The clock of another conductor differs by {skew:.0f} s, more than one heartbeat "
+                "interval: no agent is marked down; check the time synchronisation of the database "
+                "servers"
+            )
+            return
+        self._rate_limited_log.recovered("Clock synchronisation of the conductors")
+        with self._lock:
+            self._self_check = liveness.record(
+                self._self_check, clock, received_at, self._gap, self._step
+            )
+
+    def sweep(self) -> int:
+        """Mark unreachable agents down and return their number.
+
+        Runs one statement if there are none, and a fixed number for each BATCH_SIZE agents.
+        """
+        now, clock = self._now(), self._clock()
+        with self._lock:
+            self_check = self._self_check
+        if not liveness.can_declare_down(
+            self_check, clock, now, self._gap, self._step, self._window
+        ):
+            return 0
+        marked: list[Any] = []
+        while batch := self._uow.run(lambda tx: self._mark_down(tx, now)):
+            marked += batch
+        if marked:
+            hosts = sorted(row["host"] for row in marked)
+            LOG.warning(
+                "%d agents marked down (no heartbeat for %g s), devices cordoned on: %s",
+                len(marked),
+                self._limit.total_seconds(),
+                _join_hosts(hosts),
+                host=hosts,
+            )
+            self._wake_publisher()
+        return len(marked)
+
+    def _set_self_check(self, self_check: liveness.SelfCheck | None) -> None:
+        with self._lock:
+            self._self_check = self_check
+
+    def _mark_down(self, tx: sa.Connection, now: datetime) -> Sequence[sa.RowMapping]:
+        marked = store.mark_down(tx, now - self._limit, now, BATCH_SIZE)
+        if marked:
+            providers.mark_stale_of_hosts(tx, [row["host"] for row in marked], now)
+            payloads = [_payload(row) for row in marked]
+            outbox.add_all(tx, self._notices.build_messages(Event.SERVICE_DOWN, payloads))
+        return marked
+
+
+def mark_up(
+    tx: sa.Connection, row: Mapping[Any, Any], notices: NotificationBuilder, now: datetime
+) -> None:
+    """Mark an agent up that was marked down; its row is locked.
+
+    The caller marks the providers of the host and wakes the publisher.
+    """
+    store.mark_up(tx, row["id"])
+    payload = _payload({**row, "last_seen_at": now})
+    outbox.add_all(tx, notices.build_messages(Event.SERVICE_UP, [payload]))
+
+
+def _payload(row: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the notification payload of an agent's row, with timestamps in UTC."""
+    timestamps = {
+        name: row[name].replace(tzinfo=UTC).isoformat() for name in ("last_seen_at", "down_since")
+    }
+    return {"uuid": row["uuid"], "binary": row["binary"], "hostname": row["host"], **timestamps}
+
+
+def _clock_skew(timestamp: Any, sent_at: datetime, received_at: datetime) -> float:
+    """Return by how many seconds a timestamp is outside of an interval.
+
+    Return 0 if the timestamp is missing or malformed.
+    """
+    try:
+        time_ = datetime.fromisoformat(timestamp)
+        return max((sent_at - time_).total_seconds(), (time_ - received_at).total_seconds(), 0.0)
+    except (TypeError, ValueError):
+        # A conductor of the previous release sends no time.
+        return 0.0
+
+
+def _join_hosts(hosts: Sequence[str]) -> str:
+    more = [f"{len(hosts) - MAX_NAMED} more"] if len(hosts) > MAX_NAMED else []
+    return ", ".join([*sorted(hosts)[:MAX_NAMED], *more])

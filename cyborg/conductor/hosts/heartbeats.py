@@ -1,0 +1,371 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Heartbeats of daemons, and reports of agents on the inventory of their hosts."""
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from oslo_config import cfg
+from oslo_db import exception as db_exc
+
+from cyborg.conductor.common import validation
+from cyborg.conductor.common.validation import check_text
+from cyborg.conductor.hosts import failure_detector
+from cyborg.conductor.inventory import report_handler
+from cyborg.conductor.jobs import abandon
+from cyborg.conductor.notifications.notifications import NotificationBuilder
+from cyborg.core.arq.arqs import parse_uuid
+from cyborg.core.arq.states import ServiceStatus
+from cyborg.core.drivers.registry import fingerprint
+from cyborg.core.errors import Conflict, Invalid, Stale
+from cyborg.core.hosts.service import AGENT
+from cyborg.core.inventory.report import BackendState, Report
+from cyborg.core.log import get_logger
+from cyborg.core.wire import report as wire
+from cyborg.db import errors
+from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.db.write import backends as backend_store
+from cyborg.db.write import deployables as deployable_store
+from cyborg.db.write import desired_backends as wanted_store
+from cyborg.db.write import drivers, jobs, providers
+from cyborg.db.write import services as store
+
+LOG = get_logger(__name__)
+
+T = TypeVar("T")
+
+MAX_BACKENDS = 256  # of one host
+MAX_VERSIONS = 16384  # characters of the versions in a heartbeat
+MAX_NAMED = 8  # provider names in one message
+MAX_REMOVALS = 64  # uninstalled backends of down hosts that one sweep removes
+MAX_VERIFICATIONS = 64  # providers that one sweep schedules for verification
+
+
+class Hosts:
+    """Registry of daemons and of the inventory of their hosts."""
+
+    def __init__(
+        self,
+        conf: cfg.ConfigOpts,
+        uow: UnitOfWork,
+        wake_publisher: Callable[[], None] = lambda: None,
+        wake_jobs: Callable[[], None] = lambda: None,
+        notices: NotificationBuilder | None = None,
+        *,
+        now: Callable[[], datetime] | None = None,
+    ) -> None:
+        """``wake_publisher`` is called after a commit that changes what Placement must have.
+
+        ``wake_jobs`` is called when an agent restarts that has open jobs.
+        """
+        self._conf = conf
+        self._uow = uow
+        self._wake_publisher = wake_publisher
+        self._wake_jobs = wake_jobs
+        self._now = now or uow.clock
+        self._notices = notices or NotificationBuilder(conf, now=self._now)
+
+    def heartbeat(
+        self,
+        host: str,
+        epoch: str,
+        endpoint: str | None,
+        status: str,
+        drivers: Sequence[Mapping[str, Any]],
+        digest: str | None,
+        versions: Mapping[str, Any] | None,
+        observed_generation: int | None = None,
+    ) -> dict[str, Any]:
+        """Record an agent's heartbeat; return when the next is due and whether to report.
+
+        A heartbeat without changes costs one UPDATE for an inventory of any size. A heartbeat from
+        an agent marked down uncordons its host. ``observed_generation`` is the generation of the
+        desired state that the host has applied, None from an older agent. Raise Invalid.
+        """
+        host, epoch = check_text("host", host), parse_uuid(epoch, "epoch")
+        digest = check_text("digest", digest, 64) if digest else None
+        fields = {
+            "endpoint": check_text("endpoint", endpoint) if endpoint else None,
+            "status": check_text("status", status, 32),
+            "versions": _check_versions(versions),
+        }
+        now = self._now()
+        report_due = False
+        observed = validation.check_generation("observed_generation", observed_generation)
+        generation = observed or 0
+        if digest is None or not self._uow.run(
+            lambda tx: store.heartbeat_if_unchanged(
+                tx, AGENT, host, epoch, digest, now, fields, observed
+            )
+        ):
+            states = _parse_backends(drivers)
+
+            def register(tx: sa.Connection) -> tuple[sa.RowMapping, int, sa.RowMapping | None, int]:
+                previous = store.previous_incarnation(tx, AGENT, host, epoch)
+                row = store.upsert_heartbeat(tx, AGENT, host, epoch, now, fields)
+                stored = backend_store.replace(tx, host, states)
+                # An agent has restarted: compare its providers with Placement. Only once, since
+                # each heartbeat before its first report would cost the same again.
+                restarted = previous is not None and row["digest"] is not None
+                marked = providers.schedule_verification_of_host(tx, host, now) if restarted else 0
+                marked += _sync_cordons(tx, host, stored["changed_cordons"], now)
+                if row["down_since"] is not None:
+                    failure_detector.mark_up(tx, row, self._notices, now)
+                    marked = providers.mark_stale_of_hosts(tx, [host], now)
+                # The restart has lost the running jobs: ask the agent about them at once.
+                expedited = jobs.expedite(tx, host, now) if previous is not None else 0
+                return row, marked, previous, expedited
+
+            row, stale, previous, expedited = self._retry_on_duplicate(register)
+            if previous is not None:
+                _log_restart(host, endpoint, previous, now)
+            if (down := row["down_since"]) is not None:
+                seconds = (now - down).total_seconds()
+                LOG.info("Agent is up again after %.0f s", seconds, host=host)
+            if expedited:
+                self._wake_jobs()
+            report_due = digest is not None and row["digest"] != digest
+            generation = row["desired_generation"]
+            if stale:
+                self._wake_publisher()
+        return {
+            "interval": self._conf.conductor.hello_interval,
+            "report": report_due,
+            "desired_generation": generation,
+        }
+
+    def report(self, report: Mapping[str, Any]) -> dict[str, Any]:
+        """Record the inventory of a host in one transaction and wake the publisher on changes.
+
+        Raise Stale if the report is from a previous epoch of the agent or is not newer than the
+        last one, Invalid if it is malformed, Conflict if it claims what another host has.
+        """
+        inventory = self._parse_report(report)
+        now = self._now()
+
+        def accept_report(tx: sa.Connection) -> tuple[report_handler.ReportResult, int]:
+            if not store.accept_report(
+                tx, inventory.host, inventory.epoch, inventory.generation, inventory.digest, now
+            ):
+                raise Stale(
+                    f"stale report: host {inventory.host} epoch {inventory.epoch} generation "
+                    f"{inventory.generation} is not newer than the last accepted one",
+                    host=inventory.host,
+                    generation=inventory.generation,
+                )
+            stored = backend_store.replace(tx, inventory.host, inventory.backends)
+            marked = _sync_cordons(tx, inventory.host, stored["changed_cordons"], now)
+            if inventory.drivers is not None and stored["drivers_digest"] != fingerprint(
+                inventory.drivers
+            ):
+                drivers.replace(tx, stored["agent"], inventory.drivers)
+            if stored["identity"] != (identity := inventory.identity.to_dict()):
+                store.set_identity(tx, inventory.host, identity)
+                # Another compute node may be the parent of the host's providers now.
+                marked += providers.mark_stale_of_hosts(tx, [inventory.host], now)
+            keep_tombstones = self._conf.conductor.tombstone_ttl > 0
+            has_overrides = bool(stored["has_overrides"])
+            return (
+                report_handler.record_report(
+                    tx,
+                    inventory,
+                    now,
+                    self._notices,
+                    keep_tombstones=keep_tombstones,
+                    has_overrides=has_overrides,
+                ),
+                marked,
+            )
+
+        outcome, marked = self._run_report(inventory, accept_report)
+        for remark in outcome.remarks:
+            LOG.warning("%s", remark.text, host=inventory.host, **remark.fields)
+        if outcome.stale_providers:
+            LOG.info(
+                "Recorded report %s: %s; %s resource providers to publish",
+                inventory.generation,
+                outcome.summary,
+                outcome.stale_providers,
+                host=inventory.host,
+            )
+        if outcome.stale_providers or marked:
+            self._wake_publisher()
+        return {"accepted": True}
+
+    def service_heartbeat(
+        self,
+        binary: str,
+        host: str,
+        epoch: str,
+        versions: Mapping[str, Any] | None,
+        status: str | None = None,
+    ) -> dict[str, Any]:
+        """Record the heartbeat of a daemon other than an agent; return when the next is due.
+
+        ``now`` of the answer is this conductor's time, naive UTC in ISO 8601. Raise Invalid.
+        """
+        binary, host = check_text("binary", binary, 64), check_text("host", host)
+        epoch = parse_uuid(epoch, "epoch")
+        if binary == AGENT:
+            raise Invalid("binary cyborg-agent must use hello, not service_hello", field="binary")
+        if status not in (None, *ServiceStatus):
+            raise Invalid(
+                f"status must be one of {', '.join(ServiceStatus)}, or null", field="status"
+            )
+        fields = {"status": status or ServiceStatus.READY, "versions": _check_versions(versions)}
+        now = self._now()
+        self._retry_on_duplicate(
+            lambda tx: store.upsert_heartbeat(tx, binary, host, epoch, now, fields)
+        )
+        return {"interval": self._conf.conductor.hello_interval, "now": now.isoformat()}
+
+    def sweep(self) -> int:
+        """Schedule work that no other event triggers; return the number of objects.
+
+        Request a report from hosts that still have drained, unowned handles. Remove such handles
+        if the host is down and the backend was force-uninstalled. Schedule the verification of
+        providers that were not compared with Placement for [conductor]
+        placement_verify_interval, at most MAX_VERIFICATIONS at a time.
+        """
+        now = self._now()
+        updated_before = now - timedelta(seconds=self._conf.conductor.placement_verify_interval)
+        requested = self._uow.run(store.request_stale_reports)
+        old = self._uow.run(
+            lambda tx: providers.schedule_verification_of_old(
+                tx, updated_before, now, MAX_VERIFICATIONS
+            )
+        )
+        removed, stale = self._remove_abandoned_backends(now)
+        if old or stale:
+            self._wake_publisher()
+        return requested + old + removed
+
+    def _remove_abandoned_backends(self, now: datetime) -> tuple[int, int]:
+        """Remove force-uninstalled backends of hosts that are down.
+
+        Return the number of backends and of changed providers. Each backend has its own
+        transaction, so that a failure affects no other.
+        """
+        removed = stale = 0
+        for host, backend in self._uow.run(
+            lambda tx: wanted_store.removed_with_drained_handles(tx, MAX_REMOVALS)
+        ):
+            outcome = self._uow.run(
+                lambda tx, host=host, backend=backend: abandon.remove_abandoned_backend(  # type: ignore[misc]
+                    tx,
+                    host,
+                    backend,
+                    now,
+                    self._notices,
+                    keep_tombstones=self._conf.conductor.tombstone_ttl > 0,
+                )
+            )
+            if outcome is not None and outcome.stale_providers:
+                LOG.info(
+                    "Removed uninstalled backend of a host that is down: %s",
+                    outcome.summary,
+                    host=host,
+                    backend=backend,
+                )
+                removed += 1
+                stale += outcome.stale_providers
+        return removed, stale
+
+    def _run_report(self, inventory: Report, work: Callable[[sa.Connection], T]) -> T:
+        """Run a report's transaction; retry it once on a duplicate key.
+
+        Another transaction may have written the same row first; then the retry succeeds. Raise
+        Conflict, which names the cause.
+        """
+        addresses = {
+            deployable.address for device in inventory.devices for deployable in device.deployables
+        }
+        for attempt in range(2):
+            try:
+                return self._uow.run(work)
+            except db_exc.DBDuplicateEntry as exc:
+                duplicate = exc
+            conflicts = self._uow.run(
+                lambda tx: deployable_store.find_name_conflicts(tx, inventory.host, addresses)
+            )
+            if conflicts:
+                named = ", ".join(
+                    f"{name} belongs to host {host}" for name, host in conflicts[:MAX_NAMED]
+                )
+                raise Conflict(
+                    f"host {inventory.host} reports deployables whose provider names are in use: "
+                    f"{named}. Provider names are <host>_<address> and must be unique",
+                    host=inventory.host,
+                ) from duplicate
+            LOG.log(
+                logging.INFO if attempt == 0 else logging.ERROR,
+                "Cannot record report %s: duplicate key (%s), attempt %d of 2",
+                inventory.generation,
+                errors.reason(duplicate),
+                attempt + 1,
+                host=inventory.host,
+            )
+        raise Conflict(
+            f"the report of host {inventory.host} breaks a uniqueness constraint of the database "
+            f"({errors.constraint_name(duplicate)}), and no other host has its provider names: the "
+            "conductor's log has the key",
+            host=inventory.host,
+        ) from duplicate
+
+    def _retry_on_duplicate(self, work: Callable[[sa.Connection], T]) -> T:
+        """Run a transaction again if another conductor has just registered the same daemon."""
+        try:
+            return self._uow.run(work)
+        except db_exc.DBDuplicateEntry:
+            return self._uow.run(work)
+
+    def _parse_report(self, body: Mapping[str, Any]) -> Report:
+        inventory = wire.load_report(body)
+        validation.check_report(inventory)
+        return replace(inventory, epoch=parse_uuid(inventory.epoch, "epoch"))
+
+
+def _sync_cordons(tx: sa.Connection, host: str, cordons: Sequence[str], now: datetime) -> int:
+    """Cordon or uncordon the devices of backends that were cordoned or uncordoned.
+
+    Return the number of changed providers.
+    """
+    if not cordons or not wanted_store.sync_cordon(tx, [host]):
+        return 0
+    return providers.mark_stale_of_hosts(tx, [host], now)
+
+
+def _log_restart(host: str, endpoint: str | None, previous: sa.RowMapping, now: datetime) -> None:
+    seconds = (now - previous["last_seen_at"]).total_seconds()
+    LOG.warning(
+        "Agent at %s replaces the agent at %s, last seen %.0f s ago. This is normal after "
+        "a restart; if it repeats, two agents use the same host name, check [DEFAULT] host",
+        endpoint,
+        previous["endpoint"],
+        seconds,
+        host=host,
+    )
+
+
+def _parse_backends(drivers: Any) -> list[BackendState]:
+    if not isinstance(drivers, Sequence) or len(drivers) > MAX_BACKENDS:
+        raise Invalid(f"drivers must be a list of at most {MAX_BACKENDS}", field="drivers")
+    try:
+        states = [wire.load_backend(body) for body in drivers]
+    except (KeyError, TypeError, ValueError, AttributeError) as exc:
+        raise Invalid(f"malformed drivers: {type(exc).__name__} {exc}", field="drivers") from exc
+    validation.check_backends(states)
+    return states
+
+
+def _check_versions(versions: Any) -> dict[str, Any]:
+    versions = {} if versions is None else versions
+    if not isinstance(versions, Mapping) or len(json.dumps(versions)) > MAX_VERSIONS:
+        raise Invalid(
+            f"versions must be an object of at most {MAX_VERSIONS} characters", field="versions"
+        )
+    return dict(versions)

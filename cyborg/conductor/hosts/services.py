@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Deletion of daemons that are down; with an agent, of the inventory of its host."""
+
+from collections.abc import Callable
+from datetime import datetime
+
+import sqlalchemy as sa
+from oslo_config import cfg
+
+from cyborg.conductor.inventory import report_handler
+from cyborg.conductor.inventory.report_handler import ReportResult
+from cyborg.conductor.notifications.notifications import NotificationBuilder
+from cyborg.core.arq.arqs import parse_uuid
+from cyborg.core.errors import InUse, NotFound, WrongState
+from cyborg.core.hosts.liveness import heartbeat_timeout
+from cyborg.core.hosts.service import AGENT
+from cyborg.core.log import get_logger
+from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.db.write import jobs
+from cyborg.db.write import services as store
+
+LOG = get_logger(__name__)
+
+MAX_NAMED = 3  # objects that an error message names
+
+
+class Services:
+    """Operations of operators on services (daemons)."""
+
+    def __init__(
+        self,
+        conf: cfg.ConfigOpts,
+        uow: UnitOfWork,
+        wake_publisher: Callable[[], None] = lambda: None,
+        notices: NotificationBuilder | None = None,
+        *,
+        now: Callable[[], datetime] | None = None,
+    ) -> None:
+        """``wake_publisher`` is called after a commit that changes what Placement must have."""
+        self._conf = conf
+        self._uow = uow
+        self._wake_publisher = wake_publisher
+        self._now = now or uow.clock
+        self._notices = notices or NotificationBuilder(conf, now=self._now)
+
+    def delete(self, uuid: str) -> None:
+        """Delete a daemon that is down; with an agent, also the devices of its host.
+
+        If the host returns, its devices are restored from tombstones ([conductor] tombstone_ttl)
+        with their uuids and the settings of operators; the desired state of its drivers is lost.
+        Raise Invalid, NotFound, WrongState while the daemon is up or late or a job is about its
+        host, and InUse while a request holds a device of the host.
+        """
+        service, now = parse_uuid(uuid, "uuid"), self._now()
+        conf = self._conf.conductor
+        last_seen_before = now - heartbeat_timeout(conf.hello_interval, conf.down_heartbeats)
+
+        def write(tx: sa.Connection) -> tuple[sa.RowMapping, ReportResult]:
+            row = store.find(tx, service)
+            if row is None:
+                raise NotFound(f"no service {service}", service=service)
+            name = f"{row['binary']} of host {row['host']}"
+            if row["binary"] == AGENT and (open_ := store.open_jobs(tx, row["host"])):
+                raise WrongState(
+                    f"{name} cannot be deleted: {len(open_)} jobs are about this host, such as "
+                    f"{', '.join(open_[:MAX_NAMED])}; cancel them or wait for their end",
+                    service=service,
+                )
+            # A concurrent heartbeat wins: the deletion checks the time under the row's lock.
+            if not store.delete(tx, service, last_seen_before):
+                raise WrongState(f"{name} is not down; stop it first", service=service)
+            if row["binary"] != AGENT:
+                return row, ReportResult(0, "no inventory")
+            return row, self._remove_inventory(tx, row["host"], name, now)
+
+        row, outcome = self._uow.run_once(write)
+        LOG.info(
+            "Deleted service %s: %s; %s resource providers to publish",
+            row["binary"],
+            outcome.summary,
+            outcome.stale_providers,
+            service=service,
+            host=row["host"],
+        )
+        for remark in outcome.remarks:
+            LOG.warning("%s", remark.text, host=row["host"], **remark.fields)
+        if outcome.stale_providers:
+            self._wake_publisher()
+
+    def _remove_inventory(
+        self, tx: sa.Connection, host: str, name: str, now: datetime
+    ) -> ReportResult:
+        keep_tombstones = self._conf.conductor.tombstone_ttl > 0
+        outcome = report_handler.remove_backend(
+            tx, host, None, now, self._notices, keep_tombstones=keep_tombstones
+        )
+        if owners := store.holders(tx, host):
+            raise InUse(
+                f"{name} cannot be deleted: {len(owners)} requests hold devices of this host, "
+                f"such as {', '.join(owners[:MAX_NAMED])}; delete or evacuate their instances",
+                requests=list(owners[:MAX_NAMED]),
+            )
+        # No handle of the host is left to prepare or clean, and no agent to do it.
+        jobs.fail_host_jobs(tx, host, f"abandoned: {name} was deleted")
+        return outcome

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Change the status of devices."""
+
+from collections.abc import Callable
+from datetime import datetime
+
+import sqlalchemy as sa
+
+from cyborg.conductor.notifications.notifications import NotificationBuilder
+from cyborg.core.arq.arqs import parse_uuid
+from cyborg.core.errors import Invalid, NotFound
+from cyborg.core.log import get_logger
+from cyborg.core.wire.notification import Event
+from cyborg.db.read import devices as read
+from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.db.write import devices as store
+from cyborg.db.write import outbox, providers
+
+LOG = get_logger(__name__)
+
+ENABLED = "enabled"
+MAINTAINING = "maintaining"
+
+
+class Devices:
+    """Operations on devices."""
+
+    def __init__(
+        self,
+        uow: UnitOfWork,
+        wake_publisher: Callable[[], None] = lambda: None,
+        notifications: NotificationBuilder | None = None,
+        *,
+        now: Callable[[], datetime] | None = None,
+    ) -> None:
+        """``wake_publisher`` is called after a commit that changes resource providers."""
+        self._uow = uow
+        self._notifications = notifications
+        self._wake_publisher = wake_publisher
+        self._now = now or uow.clock
+
+    def set_status(self, uuid: str, status: str) -> None:
+        """Allow new binds of a device (enabled) or cordon it (maintaining).
+
+        Bound ARQs stay bound. Setting the current status is no error. Raise Invalid, NotFound.
+        """
+        if status not in (ENABLED, MAINTAINING):
+            raise Invalid(
+                f"unknown status {str(status)[:40]!r}, expected {ENABLED!r} or {MAINTAINING!r}",
+                field="status",
+            )
+        device = parse_uuid(uuid, "device uuid")
+        now = self._now()
+
+        def write(tx: sa.Connection) -> bool:
+            changed = store.set_status(tx, device, status)
+            if changed is None:
+                raise NotFound(f"no device {device}", device=device)
+            if changed:
+                providers.mark_stale_of_device(tx, device, now)
+                self._record_event(tx, device, status)
+            return changed
+
+        if self._uow.run_once(write):
+            LOG.info("Set status of device to %s", status, device=device)
+            self._wake_publisher()
+
+    def _record_event(self, tx: sa.Connection, device: str, status: str) -> None:
+        if self._notifications is not None and self._notifications.enabled:
+            event = Event.DEVICE_ENABLED if status == ENABLED else Event.DEVICE_DISABLED
+            outbox.add_all(
+                tx, self._notifications.build_messages(event, read.find(tx, uuids=[device]))
+            )

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Record a host's report: read the stored state of the host, plan the changes and write them.
+
+The caller has locked the row of the host's agent, so reports of a host are recorded one by one.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+import sqlalchemy as sa
+
+from cyborg.conductor.inventory import device_events, device_removals, sync
+from cyborg.conductor.inventory.sync import DEPLOYABLE, DEVICE, HANDLE, HostState
+from cyborg.conductor.notifications.notifications import NotificationBuilder
+from cyborg.core import naming
+from cyborg.core.inventory import plan
+from cyborg.core.inventory.device import Device
+from cyborg.core.inventory.plan import Add, Change, Key, Remove, Step, Stored
+from cyborg.core.inventory.report import BackendStatus, Report
+from cyborg.core.log import Remark
+from cyborg.db.write import attach_handles, desired_backends, providers
+
+
+@dataclass(frozen=True, slots=True)
+class ReportResult:
+    """Result of recording a report: the number of stale providers, and what to log.
+
+    ``abandoned`` is the number of handles that were removed without cleaning.
+    """
+
+    stale_providers: int
+    summary: str
+    remarks: Sequence[Remark] = ()
+    abandoned: int = 0
+
+
+MAX_NAMED = 8  # handles listed in one log line
+
+
+def record_report(
+    tx: sa.Connection,
+    report: Report,
+    now: datetime,
+    notifications: NotificationBuilder,
+    *,
+    keep_tombstones: bool,
+    has_overrides: bool = False,
+) -> ReportResult:
+    """Update the tables from a report, mark changed providers stale and record notifications.
+
+    ``keep_tombstones``: keep tombstones of removed devices and restore returning devices from
+    them. ``has_overrides``: the host has desired backends set by operators.
+    """
+    state = sync.read_host_state(tx, report.host)
+    relevant = _exclude_failed_backends(state.stored, report, state.programming)
+    # A device in programming may leave the bus or be reported incompletely, and must not become
+    # schedulable before the end. It stays unchanged; its host is asked for a report at the end.
+    devices = [device for device in report.devices if device.address not in state.programming]
+    return _apply_plan(
+        tx,
+        report.host,
+        state,
+        devices,
+        relevant,
+        now,
+        notifications,
+        keep_tombstones=keep_tombstones,
+        has_overrides=has_overrides,
+    )
+
+
+def _apply_plan(
+    tx: sa.Connection,
+    host: str,
+    state: HostState,
+    devices: Sequence[Device],
+    relevant: Mapping[Key, Stored],
+    now: datetime,
+    notifications: NotificationBuilder,
+    *,
+    keep_tombstones: bool,
+    has_overrides: bool = False,
+) -> ReportResult:
+    steps: Sequence[Step] = plan.plan(devices, relevant, state.bound)
+    removals = {state.ids[s.key] for s in steps if isinstance(s, Remove) and s.key[0] == HANDLE}
+    if owned := attach_handles.lock(tx, removals):
+        # Claimed since they were read. The locks prevent further claims, so the new plan is valid.
+        claimed = {key for key, id_ in state.ids.items() if key[0] == HANDLE and id_ in owned}
+        steps = plan.plan(devices, relevant, state.bound | claimed)
+    steps, remarks = _defer_conflicting_addresses(state.stored, steps)
+    if not steps:
+        return ReportResult(0, "no changes", remarks)
+    target = plan.apply(state.stored, steps)
+    sync.Writer(tx, host, state, now, keep_tombstones=keep_tombstones).write(steps, target)
+    if has_overrides and any(_backend_changed(state, step) for step in steps):
+        desired_backends.sync_cordon(tx, [host])
+    remarks += device_removals.record_removed_devices(tx, state, steps, notifications)
+    remarks += device_events.record_health_changes(tx, host, state, steps, notifications)
+    stale = {
+        naming.provider_uuid(host, address): naming.provider_name(host, address)
+        for address in sorted(_stale_addresses(steps, {*state.stored, *target}))
+    }
+    providers.mark_stale(tx, host, stale, now)
+    return ReportResult(len(stale), _summarize(steps), remarks)
+
+
+def remove_backend(
+    tx: sa.Connection,
+    host: str,
+    backend: str | None,
+    now: datetime,
+    notifications: NotificationBuilder,
+    *,
+    keep_tombstones: bool,
+) -> ReportResult:
+    """Remove the inventory of a backend (None: of all backends) as if it was no longer reported.
+
+    Dirty handles are removed, too, unless another handle of the same deployable is bound. Their
+    tombstones mark them as dirty, so they are cleaned first if they return. The caller has locked
+    the row of the host's agent.
+    """
+    state = sync.read_host_state(tx, host)
+    addresses = {
+        key[1]
+        for key, stored in state.stored.items()
+        if isinstance(stored.value, Device) and backend in (None, stored.value.backend)
+    }
+    relevant = {key: stored for key, stored in state.stored.items() if key[1] in addresses}
+    steps = plan.plan((), relevant, state.bound - state.dirty)
+    removed = {step.key[1:] for step in steps if isinstance(step, Remove)}
+    state.abandoned = {key for key in state.dirty if key[1:3] in removed}
+    attach_handles.force_clean(tx, [state.ids[key] for key in state.abandoned])
+    state.bound -= state.abandoned
+    result = _apply_plan(
+        tx, host, state, (), relevant, now, notifications, keep_tombstones=keep_tombstones
+    )
+    if not state.abandoned:
+        return result
+    dirty = ", ".join(f"{key[3]} of {key[2]}" for key in sorted(state.abandoned)[:MAX_NAMED])
+    remark = Remark(
+        f"{len(state.abandoned)} dirty handles were removed without cleaning: {dirty}",
+        {"device": sorted({key[1] for key in state.abandoned})},
+    )
+    return replace(result, abandoned=len(state.abandoned), remarks=(*result.remarks, remark))
+
+
+def _exclude_failed_backends(
+    stored: Mapping[Key, Stored], report: Report, programming: Collection[str]
+) -> dict[Key, Stored]:
+    """Return the stored records that the report may change.
+
+    Excluded are unreported devices of backends that are not READY, and devices in programming. An
+    agent reports the last known devices of a failed backend. After a restart it knows none, which
+    does not mean that the devices were removed.
+    """
+    failed = {b.name for b in report.backends if b.status is not BackendStatus.READY}
+    reported = {device.address for device in report.devices}
+    kept = set(programming) | {
+        key[1]
+        for key, record in stored.items()
+        if isinstance(record.value, Device)
+        and record.value.backend in failed
+        and key[1] not in reported
+    }
+    return {key: record for key, record in stored.items() if key[1] not in kept}
+
+
+def _defer_conflicting_addresses(
+    stored: Mapping[Key, Stored], steps: Sequence[Step]
+) -> tuple[Sequence[Step], list[Remark]]:
+    """Skip new deployables whose address is still used by a deployable of another device.
+
+    The name of a provider is unique. The other deployable is draining, or of a failed backend; when
+    it is removed, the host reports again.
+    """
+    new = {step.key for step in steps if isinstance(step, Add)}
+    devices_by_address = {
+        key[2]: key[1]
+        for key in plan.apply(stored, steps)
+        if key[0] == DEPLOYABLE and key not in new
+    }
+
+    def conflicts(step: Step) -> bool:
+        if step.key[0] == DEVICE:
+            return False
+        return devices_by_address.get(step.key[2], step.key[1]) != step.key[1]
+
+    remarks = [
+        Remark(
+            f"deployable {step.key[2]} of device {step.key[1]} is ignored until the deployable of "
+            f"device {devices_by_address[step.key[2]]} with this address is removed",
+            {"device": step.key[1]},
+        )
+        for step in steps
+        if step.key[0] == DEPLOYABLE and step.key in new and conflicts(step)
+    ]
+    if not remarks:
+        return steps, remarks
+    return [step for step in steps if step.key not in new or not conflicts(step)], remarks
+
+
+def _backend_changed(state: HostState, step: Step) -> bool:
+    """Return whether a device is new or moves to another backend, which may be cordoned."""
+    if not isinstance(step, Add | Change) or not isinstance(step.value, Device):
+        return False
+    stored = state.stored.get(step.key)
+    return not (
+        stored and isinstance(stored.value, Device) and stored.value.backend == step.value.backend
+    )
+
+
+def _stale_addresses(steps: Sequence[Step], keys: Collection[Key]) -> set[str]:
+    """Return the addresses of the deployables whose provider may have changed."""
+    of_device = {step.key[1] for step in steps if step.key[0] == DEVICE}
+    direct = {step.key[2] for step in steps if step.key[0] != DEVICE}
+    return direct | {k[2] for k in keys if k[0] == DEPLOYABLE and k[1] in of_device}
+
+
+def _summarize(steps: Sequence[Step]) -> str:
+    counts = Counter((step.key[0], type(step).__name__.lower()) for step in steps)
+    return ", ".join(f"{kind} {action} {n}" for (kind, action), n in sorted(counts.items()))

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read the stored state of a host, and write the steps of a plan to the tables.
+
+Statements read and write many rows: their number depends on the kinds of changes, not on the number
+of changed objects.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, cast
+
+import sqlalchemy as sa
+
+from cyborg.core.errors import Conflict
+from cyborg.core.inventory.device import AttachHandle, Deployable, Device
+from cyborg.core.inventory.plan import Add, Change, Drain, Key, Record, Remove, Step, Stored
+from cyborg.core.inventory.tombstone import (
+    DeployableTombstone,
+    RestorePlan,
+    Tombstone,
+    plan_restore,
+)
+from cyborg.db.write import attach_handles, deployables, devices, tombstones
+
+DEVICE, DEPLOYABLE, HANDLE = "device", "deployable", "handle"
+
+
+@dataclass(slots=True)
+class HostState:
+    """State of a host in the database."""
+
+    stored: dict[Key, Stored] = field(default_factory=dict)
+    rows: dict[Key, sa.RowMapping] = field(default_factory=dict)  # of devices and deployables
+    ids: dict[Key, int] = field(default_factory=dict)
+    counts: dict[Key, int] = field(default_factory=dict)
+    bound: set[Key] = field(default_factory=set)
+    dirty: set[Key] = field(default_factory=set)  # keys of ``bound`` without an owner
+    abandoned: set[Key] = field(default_factory=set)  # keys of ``dirty`` removed without cleaning
+    programming: set[str] = field(default_factory=set)  # addresses of devices
+
+
+def read_host_state(tx: sa.Connection, host: str) -> HostState:
+    """Read the state of a host, in three statements."""
+    state = HostState()
+    for row in devices.of_host(tx, host):
+        key: Key = (DEVICE, row["address"])
+        state.stored[key] = Stored(devices.to_device(row), row["draining"])
+        state.rows[key] = row
+        state.ids[key] = row["id"]
+    for row in deployables.of_host(tx, host):
+        key = (DEPLOYABLE, row["device"], row["address"])
+        state.stored[key] = Stored(deployables.to_deployable(row), row["draining"])
+        state.rows[key] = row
+        state.ids[key] = row["id"]
+        state.counts[key] = row["num_accelerators"]
+        if row["job_id"] is not None:
+            state.programming.add(row["device"])
+    for row in attach_handles.of_host(tx, host):
+        key = (HANDLE, row["device"], row["deployable"], row["address"])
+        state.stored[key] = Stored(attach_handles.to_handle(row), row["draining"])
+        state.ids[key] = row["id"]
+        if row["arq_id"] is not None or row["needs_cleaning"]:
+            state.bound.add(key)
+        if row["arq_id"] is None and row["needs_cleaning"]:
+            state.dirty.add(key)
+    return state
+
+
+class Writer:
+    """Writer of the steps of a plan, kind by kind.
+
+    Removals precede additions, because a deployable that moves to another device keeps its unique
+    name.
+    """
+
+    def __init__(
+        self,
+        tx: sa.Connection,
+        host: str,
+        state: HostState,
+        now: datetime,
+        *,
+        keep_tombstones: bool,
+    ) -> None:
+        """``keep_tombstones``: keep tombstones of removals, and restore additions from them."""
+        self._tx = tx
+        self._host = host
+        self._state = state
+        self._ids = dict(state.ids)
+        self._now = now
+        self._keep_tombstones = keep_tombstones
+        self._restore_plan = RestorePlan({}, {}, {})
+
+    def write(self, steps: Sequence[Step], target: Mapping[Key, Stored]) -> None:
+        """Write all steps; ``target`` is the state after them."""
+        for kind, drain in (
+            (HANDLE, attach_handles.mark_draining),
+            (DEPLOYABLE, deployables.mark_draining),
+            (DEVICE, devices.mark_draining),
+        ):
+            if ids := self._row_ids(steps, Drain, kind):
+                drain(self._tx, ids)
+        counts = Counter((DEPLOYABLE, *key[1:3]) for key in target if key[0] == HANDLE)
+        self._restore_tombstones(steps, target)
+        self._remove(steps)
+        self._change(steps)
+        self._add(steps, counts)
+        self._set_parents(steps, target)
+        self._set_handle_counts(target, counts)
+
+    def _row_ids(self, steps: Sequence[Step], action: type[Step], kind: str) -> list[int]:
+        return [self._state.ids[s.key] for s in steps if isinstance(s, action) and s.key[0] == kind]
+
+    def _restore_tombstones(self, steps: Sequence[Step], target: Mapping[Key, Stored]) -> None:
+        """Read and write tombstones if devices or deployables are added or removed."""
+        removed = [s.key for s in steps if isinstance(s, Remove) and s.key[0] != HANDLE]
+        added = [s.key for s in steps if isinstance(s, Add) and s.key[0] != HANDLE]
+        addresses = {key[1] for key in (*removed, *added)}
+        if not addresses:
+            return
+        removed_deployables = [key for key in removed if key[0] == DEPLOYABLE]
+        attributes = tombstones.attributes_of(
+            self._tx, [self._ids[key] for key in removed_deployables]
+        )
+        new_tombstones = {}
+        for address in sorted({key[1] for key in removed}):
+            row = self._state.rows[DEVICE, address]
+            deployable_tombstones = {
+                key[2]: DeployableTombstone(
+                    self._state.rows[key]["uuid"],
+                    attributes.get(self._ids[key], ()),
+                    tuple(sorted(h[3] for h in self._state.abandoned if h[1:3] == key[1:3])),
+                )
+                for key in removed_deployables
+                if key[1] == address
+            }
+            new_tombstones[address] = Tombstone(row["uuid"], row["status"], deployable_tombstones)
+        stored: Mapping[str, Tombstone] = {}
+        if self._keep_tombstones:
+            stored = tombstones.of_host(self._tx, self._host, addresses)
+        self._restore_plan = plan_restore(
+            stored,
+            new_tombstones,
+            [(key[1], key[2]) for key in added if key[0] == DEPLOYABLE],
+            {key[1] for key in target if key[0] == DEVICE},
+        )
+        if self._keep_tombstones:
+            tombstones.replace(
+                self._tx, self._host, stored, self._restore_plan.tombstones, self._now
+            )
+
+    def _remove(self, steps: Sequence[Step]) -> None:
+        if handles := self._row_ids(steps, Remove, HANDLE):
+            deleted = attach_handles.delete_clean(self._tx, handles)
+            if deleted != len(handles):
+                raise Conflict(
+                    f"{len(handles) - deleted} handles were claimed during their removal"
+                )
+        if deployable_ids := self._row_ids(steps, Remove, DEPLOYABLE):
+            deployables.delete(self._tx, deployable_ids)
+        if device_ids := self._row_ids(steps, Remove, DEVICE):
+            devices.delete(self._tx, device_ids)
+
+    def _change(self, steps: Sequence[Step]) -> None:
+        new = _values(steps, Change)
+        devices.update(
+            self._tx,
+            {self._ids[k]: v for k, v in new.items() if isinstance(v, Device)},
+            self._now,
+        )
+        deployables.update(
+            self._tx, {self._ids[k]: v for k, v in new.items() if isinstance(v, Deployable)}
+        )
+        attach_handles.update(
+            self._tx, {self._ids[k]: v for k, v in new.items() if isinstance(v, AttachHandle)}
+        )
+
+    def _add(self, steps: Sequence[Step], counts: Counter[Key]) -> None:
+        new = _values(steps, Add)
+        if new_devices := [v for v in new.values() if isinstance(v, Device)]:
+            devices.add(self._tx, self._host, new_devices, self._restore_plan.devices)
+            for address, id_ in devices.ids_by_address(self._tx, self._host).items():
+                self._ids[DEVICE, address] = id_
+        if new_deployables := [
+            (self._ids[DEVICE, k[1]], v, counts[k])
+            for k, v in new.items()
+            if isinstance(v, Deployable)
+        ]:
+            restored = self._restore_plan.deployables
+            uuids = {address: tombstone.uuid for (_, address), tombstone in restored.items()}
+            deployables.add(self._tx, self._host, new_deployables, uuids)
+            for (device, address), id_ in deployables.ids_by_address(self._tx, self._host).items():
+                self._ids[DEPLOYABLE, device, address] = id_
+            tombstones.restore_attributes(
+                self._tx,
+                [(self._ids[DEPLOYABLE, *key], tombstone) for key, tombstone in restored.items()],
+            )
+        attach_handles.add(
+            self._tx,
+            [
+                (self._ids[DEPLOYABLE, k[1], k[2]], v)
+                for k, v in new.items()
+                if isinstance(v, AttachHandle)
+            ],
+            {
+                (self._ids[DEPLOYABLE, *key], address)
+                for key, tombstone in self._restore_plan.deployables.items()
+                for address in tombstone.dirty_handles
+            },
+        )
+
+    def _set_parents(self, steps: Sequence[Step], target: Mapping[Key, Stored]) -> None:
+        """Write parent and root of all deployables of each device with a new or moved one."""
+        moved = {s.key[1] for s in steps if isinstance(s, Add | Change) and s.key[0] == DEPLOYABLE}
+        parents: dict[int, tuple[int | None, int]] = {}
+        for key, record in target.items():
+            if key[0] == DEPLOYABLE and key[1] in moved and not record.draining:
+                chain = _chain(key, target)
+                parent = self._ids[chain[1]] if len(chain) > 1 else None
+                parents[self._ids[key]] = (parent, self._ids[chain[-1]])
+        deployables.set_parents(self._tx, parents)
+
+    def _set_handle_counts(self, target: Mapping[Key, Stored], counts: Counter[Key]) -> None:
+        """Write the number of handles of existing deployables where it has changed."""
+        stored = self._state.counts
+        deployables.set_handle_counts(
+            self._tx,
+            {
+                self._ids[key]: counts[key]
+                for key in target
+                if key in stored and stored[key] != counts[key]
+            },
+        )
+
+
+def _values(steps: Sequence[Step], action: type[Add] | type[Change]) -> dict[Key, Record]:
+    return {s.key: cast(Any, s).value for s in steps if isinstance(s, action)}
+
+
+def _chain(key: Key, target: Mapping[Key, Stored]) -> list[Key]:
+    """Return the keys of a deployable and its parents, up to the root or the start of a cycle."""
+    chain = [key]
+    while True:
+        value = target[chain[-1]].value
+        parent = value.parent if isinstance(value, Deployable) else None
+        above: Key = (DEPLOYABLE, key[1], parent or "")
+        if parent is None or above not in target or above in chain:
+            return chain
+        chain.append(above)

@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dispatcher of jobs (units of host work): each open job is leased by one conductor.
+
+A conductor leases the jobs that are due, queries the agent of each, and records the answer. The
+agent also calls when a job ends; the query only covers lost calls. Each step can run twice or be
+interrupted: the row is authoritative, and another conductor takes over an expired lease.
+"""
+
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+from oslo_config import cfg
+
+from cyborg.conductor.common import validation
+from cyborg.conductor.common.lease_owner import new_owner
+from cyborg.conductor.jobs import completion
+from cyborg.conductor.jobs.abandon import abandon_cleaning
+from cyborg.conductor.jobs.completion import JobResult
+from cyborg.conductor.notifications.arq_events import ArqEventRecorder
+from cyborg.conductor.notifications.notifications import NotificationBuilder
+from cyborg.core.arq.arqs import parse_uuid
+from cyborg.core.errors import CyborgError, Invalid, NotFound, Unavailable
+from cyborg.core.jobs.job import MAX_ERROR, AgentJobStatus, JobDecision, JobKind, decide
+from cyborg.core.log import Remark, get_logger, log_fields
+from cyborg.core.self_heal import CorrectiveAction
+from cyborg.core.text import sanitize
+from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.db.write import jobs as store
+from cyborg.db.write import self_heal
+from cyborg.rpc.contract import AgentAPI
+
+LOG = get_logger(__name__)
+
+MAX_HOSTS = 64  # hosts whose agents are queried at the same time
+BATCH_SIZE = 64  # jobs that are leased together
+ROUND_TIMEOUT = 2.0  # seconds that a round waits for answers
+POLL_INTERVAL = 15.0  # seconds between two queries about a running job
+MAX_RETRY_DELAY = 600.0  # seconds between two attempts of a release
+RETENTION = timedelta(days=1)  # how long jobs that have ended can be looked up
+PURGE_LIMIT = 1000  # ended jobs that one sweep deletes
+
+_SUBJECTS = {str(JobKind.PREPARE): "instance", str(JobKind.PROGRAM): "deployable"}
+"""Log fields of the subjects of jobs."""
+
+
+class JobDispatcher:
+    """Dispatcher of jobs to agents; safe to run in several conductors."""
+
+    def __init__(
+        self,
+        conf: cfg.ConfigOpts,
+        uow: UnitOfWork,
+        agents: AgentAPI,
+        on_result: Callable[[JobResult], None] = lambda _: None,
+        notices: NotificationBuilder | None = None,
+        *,
+        now: Callable[[], datetime] | None = None,
+        max_hosts: int = MAX_HOSTS,
+    ) -> None:
+        """``on_result`` is called after the commit of each result.
+
+        ``max_hosts`` limits the hosts whose agents are queried at the same time; with 1, no thread
+        is started.
+        """
+        self._conf = conf
+        self._uow = uow
+        self._agents = agents
+        self._on_result = on_result
+        self._now = now or uow.clock
+        self._event_recorder = ArqEventRecorder(
+            conf, notices or NotificationBuilder(conf, now=self._now)
+        )
+        self._max_hosts = max_hosts
+        self._owner = new_owner(conf.host)
+        self._stopped = threading.Event()
+        self._lock = threading.Lock()
+        self._queues: dict[str, deque[sa.RowMapping]] = {}
+
+    def run_once(self) -> int:
+        """Start to process every job that is due; return their number.
+
+        Answers within ROUND_TIMEOUT are recorded on return. An agent that does not answer delays
+        only the jobs of its own host, since each host has a thread.
+        """
+        count = 0
+        while not self._stopped.is_set() and (slots := self._free_slots()):
+            rows = self._lease(slots)
+            if not rows:
+                break
+            count += len(rows)
+            threads = [thread for row in rows if (thread := self._start(row)) is not None]
+            end = time.monotonic() + ROUND_TIMEOUT
+            for thread in threads:
+                thread.join(max(0.0, end - time.monotonic()))
+        return count
+
+    def complete(self, job: str, host: str, state: str, error: str | None) -> None:
+        """Record the result of a job that its agent reports; ignore it if the job has ended.
+
+        Raise Invalid, and NotFound if the host has no such job.
+        """
+        uuid, host = parse_uuid(job, "job"), validation.check_text("host", host)
+        status = _parse_state(state)
+        message = _clean_error(error)
+        row = self._uow.run(lambda tx: store.get(tx, uuid))
+        if row is None or row["host"] != host:
+            raise NotFound(f"host {host} has no job {uuid}", job=uuid)
+        if status is not AgentJobStatus.RUNNING:
+            self._record(row, status, message)
+
+    def sweep(self) -> int:
+        """Repair objects without an open job, purge old jobs; return the number of objects."""
+        now = self._now()
+        result = self._uow.run(lambda tx: completion.sweep(tx, now, recorder=self._event_recorder))
+        if result.jobs or result.events:
+            self._on_result(result)
+        purged = self._uow.run(lambda tx: store.purge(tx, now - RETENTION, PURGE_LIMIT))
+        return result.count + purged
+
+    def stop(self) -> None:
+        """Start no more calls; the leases of unprocessed jobs expire."""
+        self._stopped.set()
+
+    def _free_slots(self) -> int:
+        with self._lock:
+            return BATCH_SIZE if len(self._queues) < self._max_hosts else 0
+
+    def _lease(self, limit: int) -> Sequence[sa.RowMapping]:
+        now = self._now()
+        until = now + timedelta(seconds=self._conf.conductor.lease_timeout)
+
+        def lease(tx: sa.Connection) -> Sequence[sa.RowMapping]:
+            rows = store.lease(tx, owner=self._owner, now=now, until=until, limit=limit)
+            others = [row for row in rows if row["owner"] not in (None, self._owner)]
+            self_heal.increment(tx, CorrectiveAction.JOBS_TAKEN_OVER, len(others), now)
+            for row in others:
+                LOG.info(
+                    "Took over a job whose lease of owner %s has expired",
+                    row["owner"],
+                    job=row["uuid"],
+                    host=row["host"],
+                )
+            return rows
+
+        return self._uow.run(lease)
+
+    def _start(self, row: sa.RowMapping) -> threading.Thread | None:
+        """Process a job in the thread of its host; without threads if ``max_hosts`` is 1."""
+        if self._max_hosts == 1:
+            self._process(row)
+            return None
+        host = str(row["host"])
+        with self._lock:
+            if (queue := self._queues.get(host)) is not None:
+                queue.append(row)
+                return None
+            self._queues[host] = deque([row])
+        thread = threading.Thread(target=self._process_queue, args=(host,), name="job", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no more threads: the job is retried when its lease expires
+            with self._lock:
+                del self._queues[host]
+            raise
+        return thread
+
+    def _process_queue(self, host: str) -> None:
+        """Process the jobs of a host in order; if its agent is unreachable, defer the others."""
+        unreachable_reason: str | None = None
+        while True:
+            with self._lock:
+                queue = self._queues[host]
+                if not queue or self._stopped.is_set():
+                    del self._queues[host]
+                    return
+                row = queue.popleft()
+            unreachable_reason = self._process(row, unreachable_reason) or unreachable_reason
+
+    def _process(self, row: sa.RowMapping, unreachable_reason: str | None = None) -> str | None:
+        """Query the agent about a job and record the answer.
+
+        ``unreachable_reason`` is set if the agent did not answer before: it is not queried again.
+        Return why the agent is unreachable, None if it answered.
+        """
+        with log_fields(**_log_fields(row)):
+            return self._process_leased(row, unreachable_reason)
+
+    def _process_leased(self, row: sa.RowMapping, unreachable_reason: str | None) -> str | None:
+        store_error: str | None = None
+        try:
+            status, error = None, unreachable_reason
+            if unreachable_reason is None:
+                status, error = self._query_agent(row)
+            self._record(row, status, error)
+        except Unavailable as exc:
+            store_error = exc.message
+        except Exception:
+            LOG.exception("Unexpected error while processing a job")
+        else:
+            return error if status is None else None
+        if store_error is not None:
+            LOG.warning("Cannot process job now, will retry: %s", store_error)
+        return None
+
+    def _query_agent(self, row: sa.RowMapping) -> tuple[AgentJobStatus | None, str | None]:
+        """Return the status and the error of a job from its agent.
+
+        The status is None if the agent is unreachable; the error is the reason.
+        """
+        seconds = self._conf.conductor.prepare_timeout
+        if row["deadline"] is not None:
+            # Query a job without time left too: it may have succeeded.
+            seconds = max(1.0, (row["deadline"] - self._now()).total_seconds())
+        try:
+            answer: Any = self._agents.job(
+                row["host"], row["uuid"], row["kind"], row["arguments"], seconds
+            )
+            if not isinstance(answer, Mapping):
+                return AgentJobStatus.FAILED, "malformed answer of the agent: not an object"
+            return _parse_state(answer.get("state")), _clean_error(answer.get("error"))
+        except Unavailable as exc:
+            return None, _clean_error(exc.message)
+        except CyborgError as exc:
+            return AgentJobStatus.FAILED, _clean_error(exc.message)
+
+    def _record(self, row: sa.RowMapping, status: AgentJobStatus | None, error: str | None) -> None:
+        now, kind = self._now(), JobKind(row["kind"])
+        fields = _log_fields(row)
+        overdue = row["deadline"] is not None and now >= row["deadline"]
+        decision = decide(kind, status, overdue=overdue)
+        if decision is JobDecision.FINISH or decision is JobDecision.UNDO:
+            succeeded = decision is JobDecision.FINISH
+            reason = error or ("not completed in time" if not succeeded else None)
+            result = self._uow.run(
+                lambda tx: completion.complete_job(
+                    tx, row, succeeded, reason, now, recorder=self._event_recorder
+                )
+            )
+            if result.count:
+                if succeeded:
+                    LOG.info("Job (%s) succeeded", kind, **fields)
+                else:
+                    LOG.warning("Job (%s) failed: %s", kind, reason, **fields)
+            self._on_result(result)
+            return
+        delay = (
+            POLL_INTERVAL if decision is JobDecision.WAIT else _retry_delay(kind, row["attempts"])
+        )
+        until = now + timedelta(seconds=delay)
+        if row["deadline"] is not None and not overdue:
+            until = min(until, row["deadline"])
+
+        def write(tx: sa.Connection) -> tuple[JobResult, list[Remark]]:
+            if kind is JobKind.RELEASE and decision is JobDecision.RETRY:
+                abandoned, remarks = abandon_cleaning(
+                    tx,
+                    row,
+                    error,
+                    now,
+                    self._event_recorder.notifications,
+                    keep_tombstones=self._conf.conductor.tombstone_ttl > 0,
+                )
+                if abandoned.count:
+                    return abandoned, remarks
+                if row["error"] is None:
+                    completion.mark_uncleanable(tx, row["id"], now)
+            message = row["error"] if decision is JobDecision.WAIT else error
+            store.reschedule(tx, row["id"], self._owner, until=until, error=message)
+            return JobResult(), []
+
+        abandoned, remarks = self._uow.run(write)
+        for remark in remarks:
+            LOG.warning("%s", remark.text, host=row["host"], **remark.fields)
+        if abandoned.count:
+            self._on_result(abandoned)
+        elif decision is JobDecision.RETRY:
+            LOG.warning("Job (%s) failed, retrying in %.0f s: %s", kind, delay, error, **fields)
+
+
+def _log_fields(row: sa.RowMapping) -> dict[str, Any]:
+    fields = {"job": row["uuid"], "host": row["host"]}
+    if subject := _SUBJECTS.get(row["kind"]):
+        fields[subject] = row["subject"]
+    return fields
+
+
+def _clean_error(error: Any) -> str | None:
+    """Return an error text that every database accepts, so that it cannot keep a job open."""
+    return None if error is None else sanitize(str(error), MAX_ERROR)
+
+
+def _parse_state(state: Any) -> AgentJobStatus:
+    try:
+        return AgentJobStatus(state)
+    except ValueError:
+        raise Invalid(f"{str(state)[:40]!r} is not a job state", field="state") from None
+
+
+def _retry_delay(kind: JobKind, attempts: int) -> float:
+    """Return the seconds until the next attempt, at most 10 for a job with a deadline."""
+    max_delay = MAX_RETRY_DELAY if kind is JobKind.RELEASE else 10.0
+    return min(max_delay, 1.0 * 2.0 ** min(attempts, 12)) * random.uniform(0.5, 1.0)  # noqa: S311

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programming of deployables: enqueue a job that loads an image; no claims until it ends."""
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+
+import sqlalchemy as sa
+from oslo_config import cfg
+
+from cyborg.conductor.notifications.notifications import NotificationBuilder
+from cyborg.core.arq.arqs import parse_uuid
+from cyborg.core.errors import InUse, NotFound, WrongState
+from cyborg.core.inventory.device import Ability
+from cyborg.core.jobs.job import JobKind, WorkItem
+from cyborg.core.log import get_logger
+from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.db.write import jobs, providers
+from cyborg.db.write import programming as store
+
+LOG = get_logger(__name__)
+
+
+class Programs:
+    """Programming of deployables with images."""
+
+    def __init__(
+        self,
+        conf: cfg.ConfigOpts,
+        uow: UnitOfWork,
+        wake_jobs: Callable[[], None] = lambda: None,
+        notices: NotificationBuilder | None = None,
+        *,
+        now: Callable[[], datetime] | None = None,
+    ) -> None:
+        """``wake_jobs`` is called after the commit of a new job."""
+        self._conf = conf
+        self._uow = uow
+        self._wake_jobs = wake_jobs
+        self._now = now or uow.clock
+        self._notices = notices or NotificationBuilder(conf, now=self._now)
+
+    def start(self, uuid: str, image_uuid: str) -> None:
+        """Enqueue a job that loads an image into a deployable; do not wait for its end.
+
+        Do nothing if the same image is being loaded. Raise NotFound, InUse if a request owns a
+        handle of the deployable, and WrongState if the driver cannot program or another image is
+        being loaded.
+        """
+        uuid, image = parse_uuid(uuid, "uuid"), parse_uuid(image_uuid, "image_uuid")
+        self._uow.run_once(lambda tx: self._enqueue_job(tx, uuid, image))
+        LOG.info("Programming deployable with image %s", image, deployable=uuid)
+        self._wake_jobs()
+
+    def _enqueue_job(self, tx: sa.Connection, uuid: str, image: str) -> None:
+        row = store.lock(tx, uuid)
+        if row is None:
+            raise NotFound(f"no deployable {uuid}", deployable=uuid)
+        if row["job_id"] is not None:
+            loading = (row["arguments"] or {}).get("image")
+            if loading == image:
+                return
+            raise WrongState(
+                f"deployable {uuid} is being programmed with image {loading}: wait for its end",
+                deployable=uuid,
+            )
+        if Ability.PROGRAMS not in row["abilities"]:
+            raise WrongState(
+                f"deployable {uuid} of backend {row['backend']} on host {row['host']} cannot be "
+                "programmed: its driver has no such ability",
+                deployable=uuid,
+            )
+        # The locks block new claims of handles; earlier claims are visible.
+        if owners := store.lock_handles(tx, row["id"]):
+            raise InUse(
+                f"deployable {uuid} is in use by {len(owners)} request(s): {', '.join(owners[:3])}",
+                deployable=uuid,
+                requests=list(owners),
+            )
+        item = WorkItem(backend=row["backend"], device=row["device"], deployable=row["address"])
+        now = self._now()
+        job = jobs.enqueue(
+            tx,
+            kind=JobKind.PROGRAM,
+            host=row["host"],
+            subject=uuid,
+            arguments={"items": [item.to_dict()], "image": image},
+            now=now,
+            deadline=now + timedelta(seconds=self._conf.conductor.program_timeout),
+        )
+        if not store.start(tx, row["id"], job):
+            raise WrongState(f"deployable {uuid} was changed concurrently, retry", deployable=uuid)
+        providers.mark_stale_existing(tx, [row["rp_uuid"]], now)
+        self._notices.record_program_started(tx, uuid, image)

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write notifications to the outbox in the transaction of the change; a separate worker sends them.
+
+Nothing is written if ``[oslo_messaging_notifications] driver`` is not set.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Protocol
+from uuid import uuid4
+
+import sqlalchemy as sa
+from oslo_config import cfg
+from oslo_context import context
+
+from cyborg.conductor.notifications.outbox_worker import Channel, OutboxWorker
+from cyborg.core.wire.notification import Event, build_notification
+from cyborg.db.read import deployables
+from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.db.write import outbox
+from cyborg.db.write.outbox import Message
+from cyborg.rpc import notifier
+
+NOTIFICATION = "notification"
+"""Kind of outbox messages to notification listeners."""
+
+MAX_RETRY_DELAY = 600.0
+"""Maximum seconds between two attempts. Long, because notifications are not urgent."""
+
+
+class Sender(Protocol):
+    """Interface of ``cyborg.rpc.notifier.Notifier``."""
+
+    timeout: float
+
+    def send(self, messages: Sequence[Mapping[str, Any]]) -> list[str | None]:
+        """Send messages; return for each its error, or None if it was sent."""
+
+
+class NotificationBuilder:
+    """Builder of notifications, as messages for ``outbox.add_all``."""
+
+    def __init__(self, conf: cfg.ConfigOpts, *, now: Callable[[], datetime]) -> None:
+        """``enabled`` is False if notifications are not configured; ``now`` returns naive UTC."""
+        self.enabled = notifier.is_enabled(conf)
+        self._now = now
+
+    def build_messages(
+        self, event: Event, objects: Iterable[Mapping[Any, Any]], **common: Any
+    ) -> list[Message]:
+        """Return a message for each object, or nothing if notifications are disabled.
+
+        An object is a row with at least the fields of the payload schema. ``common`` are fields
+        with the same value for all objects, such as ``state`` or ``error``.
+        """
+        if not self.enabled:
+            return []
+        caller = context.get_current()
+        request_id = None if caller is None else caller.request_id
+        now = self._now()
+        return [
+            (
+                NOTIFICATION,
+                str(row["uuid"]),
+                build_notification(
+                    event,
+                    {**row, **common},
+                    notification_id=str(uuid4()),
+                    at=now,
+                    request_id=request_id,
+                ),
+            )
+            for row in objects
+        ]
+
+    def record_program_started(self, tx: sa.Connection, deployable: str, image: str) -> None:
+        """Record that programming a deployable with an image starts."""
+        self._record_for_deployable(tx, Event.PROGRAM_STARTED, deployable, image=image)
+
+    def record_program_finished(
+        self, tx: sa.Connection, deployable: str, image: str, *, succeeded: bool, error: str | None
+    ) -> None:
+        """Record the result of programming a deployable with an image."""
+        event = Event.PROGRAMMED if succeeded else Event.PROGRAM_FAILED
+        self._record_for_deployable(tx, event, deployable, image=image, error=error)
+
+    def _record_for_deployable(
+        self, tx: sa.Connection, event: Event, uuid: str, **fields: Any
+    ) -> None:
+        if self.enabled:
+            rows = deployables.find(tx, uuids=[uuid])
+            outbox.add_all(tx, self.build_messages(event, rows, **fields))
+
+
+def create_worker(
+    conf: cfg.ConfigOpts, uow: UnitOfWork, sender: Sender, **clocks: Any
+) -> OutboxWorker:
+    """Create the worker that sends notifications; ``clocks`` are arguments of OutboxWorker."""
+    channel = Channel(
+        NOTIFICATION, "notification listeners", sender.send, sender.timeout, MAX_RETRY_DELAY
+    )
+    return OutboxWorker(conf, uow, channel, **clocks)

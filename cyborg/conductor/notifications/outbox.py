@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Deliver events to Nova, and let operators retry or delete dead letters of the outbox.
+
+An event may be delivered twice: Nova ignores events that it does not wait for.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Protocol
+
+import sqlalchemy as sa
+from oslo_config import cfg
+
+from cyborg.conductor.notifications.arq_events import NOVA_EVENT
+from cyborg.conductor.notifications.outbox_worker import BATCH, Channel, OutboxWorker
+from cyborg.core.arq.arqs import parse_uuid
+from cyborg.core.errors import NotFound, WrongState
+from cyborg.core.log import get_logger
+from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.db.write import outbox as store
+
+__all__ = ["BATCH", "DeadLetters", "NovaEventWorker"]
+
+LOG = get_logger(__name__)
+
+MAX_RETRY_DELAY = 30.0
+"""Maximum seconds between two attempts. Short, because nova-compute waits 300 s for an event."""
+
+FINAL_STATUS_CODES = frozenset({200, 404, 422})
+"""Nova's codes that end an event: accepted; instance not found; instance without a host."""
+
+PURGE_BATCH = 1000  # dead letters deleted in one sweep
+
+
+class Sender(Protocol):
+    """Interface of ``cyborg.clients.nova.Nova``."""
+
+    def send(self, events: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+        """Post events; return the status code of each."""
+
+
+class NovaEventWorker(OutboxWorker):
+    """Outbox worker for events to Nova. Safe to run in several conductors."""
+
+    def __init__(
+        self,
+        conf: cfg.ConfigOpts,
+        uow: UnitOfWork,
+        nova: Sender,
+        *,
+        now: Callable[[], datetime] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``now`` returns naive UTC; ``clock`` returns monotonic seconds."""
+
+        def send(events: Sequence[Mapping[str, Any]]) -> list[str | None]:
+            codes = nova.send(events)
+            return [
+                None if code in FINAL_STATUS_CODES else f"Nova answered {code} for this event"
+                for code in codes
+            ]
+
+        channel = Channel(
+            NOVA_EVENT, "Nova", send, conf.nova.request_timeout, MAX_RETRY_DELAY, "instance"
+        )
+        super().__init__(conf, uow, channel, now=now, clock=clock)
+
+
+class DeadLetters:
+    """Operations on dead letters: messages whose delivery failed too many times."""
+
+    def __init__(
+        self,
+        conf: cfg.ConfigOpts,
+        uow: UnitOfWork,
+        wake: Callable[[], None] = lambda: None,
+        *,
+        now: Callable[[], datetime] | None = None,
+    ) -> None:
+        """``wake`` is called after the commit of a retried message."""
+        self._conf = conf
+        self._uow = uow
+        self._wake = wake
+        self._now = now or uow.clock
+
+    def retry(self, uuid: str) -> None:
+        """Deliver a dead letter again, now. Raise Invalid, NotFound, WrongState."""
+        uuid_, now = parse_uuid(uuid, "uuid"), self._now()
+        self._change(uuid_, "retried", lambda tx: store.retry(tx, uuid_, now))
+        LOG.info("Retrying dead letter", message_id=uuid_)
+        self._wake()
+
+    def delete(self, uuid: str) -> None:
+        """Delete a dead letter. Raise Invalid, NotFound, WrongState."""
+        uuid_ = parse_uuid(uuid, "uuid")
+        self._change(uuid_, "deleted", lambda tx: store.delete(tx, uuid_))
+        LOG.info("Deleted dead letter", message_id=uuid_)
+
+    def sweep(self) -> int:
+        """Delete dead letters older than ``dead_letter_ttl`` seconds; return their number."""
+        expires_before = self._now() - timedelta(seconds=self._conf.conductor.dead_letter_ttl)
+        return self._uow.run(lambda tx: store.purge(tx, expires_before, PURGE_BATCH))
+
+    def _change(self, uuid_: str, action: str, change: Callable[[sa.Connection], bool]) -> None:
+        def write(tx: sa.Connection) -> None:
+            if change(tx):
+                return
+            state = store.state_of(tx, uuid_)
+            if state is None:
+                raise NotFound(f"the outbox has no message {uuid_}", uuid=uuid_)
+            raise WrongState(
+                f"message {uuid_} is {state}, only a dead letter can be {action}",
+                uuid=uuid_,
+                state=state,
+            )
+
+        self._uow.run_once(write)

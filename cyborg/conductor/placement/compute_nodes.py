@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find the compute node provider of a host, the parent of all providers of the host.
+
+A compute node provider has no parent. It is looked up in this order: the provider configured on the
+host; the uuid in nova-compute's compute_id file; the configured name of the host; the other names
+and spellings of the host, compared with all root providers.
+"""
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from cyborg.clients.placement import Placement, ProviderSummary
+from cyborg.core.arq.arqs import parse_uuid
+from cyborg.core.errors import Invalid, NotFound, Unavailable
+from cyborg.core.hosts import identity as names
+from cyborg.core.hosts.identity import Identity
+from cyborg.core.log import get_logger
+from cyborg.core.wire import report
+from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.db.write import services
+
+LOG = get_logger(__name__)
+
+LIST_TTL = 60.0
+"""Seconds for which the list of all root providers is cached: it is a large answer."""
+
+RESULT_TTL = 600.0
+"""Seconds for which a result is cached. Later a better match may exist, such as the host's name."""
+
+MAX_HOSTS = 16384  # cache entries, each of some hundred bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _CacheEntry:
+    provider: ProviderSummary
+    identity: Identity
+    found_at: float
+
+
+class ComputeNodeResolver:
+    """Cached lookup of compute node providers."""
+
+    def __init__(
+        self,
+        placement: Placement,
+        uow: UnitOfWork,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``clock`` returns monotonic seconds."""
+        self._placement = placement
+        self._uow = uow
+        self._clock = clock
+        self._cache: dict[str, _CacheEntry] = {}
+        self._identities: dict[str, object] = {}
+        self._last_error: dict[str, str] = {}
+        self._all_roots: dict[str, ProviderSummary] = {}
+        self._listed_at = float("-inf")
+        self._list_error: str | None = None
+
+    def load_identities(self, hosts: Collection[str]) -> None:
+        """Read the identities of these hosts for ``find``, in one statement."""
+        identities = self._uow.run(lambda tx: services.identities(tx, hosts))
+        self.preload({host: identities.get(host) for host in hosts})
+
+    def preload(self, identities: Mapping[str, object]) -> None:
+        """Use identities that the caller has read; None for a host whose agent never reported."""
+        self._identities = dict(identities)
+
+    def find(self, host: str) -> ProviderSummary:
+        """Return the compute node provider of a host; its ``generation`` may be outdated.
+
+        A cached result needs no call. If its provider no longer exists, call ``forget``. Raise
+        NotFound with a hint for the operator, Unavailable, and Invalid for an unreadable identity
+        from an agent of another release.
+        """
+        if host not in self._identities:
+            self.load_identities([host])
+        # Parsed here, so that an unreadable identity of a newer release affects only its host.
+        identity = _identity(self._identities.pop(host))
+        cached = self._cache.get(host)
+        if cached and cached.identity == identity and self._clock() - cached.found_at < RESULT_TTL:
+            return cached.provider
+        self.forget(host)
+        provider = self._resolve(host, identity)
+        while len(self._cache) >= MAX_HOSTS:
+            del self._cache[next(iter(self._cache))]
+        self._cache[host] = _CacheEntry(provider, identity, self._clock())
+        if self._last_error.pop(host, None) is not None:
+            LOG.info(
+                "Found compute node resource provider %s",
+                provider.name,
+                host=host,
+                provider=provider.uuid,
+            )
+        return provider
+
+    def forget(self, host: str) -> None:
+        """Remove the cached result of a host."""
+        self._cache.pop(host, None)
+
+    def _resolve(self, host: str, identity: Identity) -> ProviderSummary:
+        if identity.provider is not None:
+            return self._find_configured(host, identity.provider)
+        if identity.compute_id is not None:
+            found = self._placement.get(identity.compute_id)
+            if found is not None and found.parent_uuid is None:
+                return found
+        found = self._placement.find(host)
+        if found is not None and found.parent_uuid is None:
+            return found
+        return self._match_by_name(host, identity)
+
+    def _find_configured(self, host: str, provider: str) -> ProviderSummary:
+        """Return the configured provider, without fallback: the operator's choice is binding."""
+        try:
+            found = self._placement.get(parse_uuid(provider, "resource_provider"))
+        except Invalid:
+            found = self._placement.find(provider)
+        if found is None:
+            raise self._not_found(
+                host,
+                f"Placement has no resource provider {provider!r}, set by [agent] "
+                f"resource_provider on host {host}",
+                provider,
+            )
+        if found.parent_uuid is not None:
+            raise self._not_found(
+                host,
+                f"resource provider {provider!r}, set by [agent] resource_provider on host {host}, "
+                "is no compute node: it has a parent provider",
+            )
+        return found
+
+    def _match_by_name(self, host: str, identity: Identity) -> ProviderSummary:
+        providers = self._list_roots()
+        candidates = names.matching_nodes([host, *identity.names], providers)
+        if candidates:
+            # A name that is the host name of another agent belongs to that host.
+            others = self._uow.run(lambda tx: services.existing_hosts(tx, candidates)) - {host}
+            candidates = tuple(name for name in candidates if name not in others)
+        if len(candidates) == 1:
+            return providers[candidates[0]]
+        if candidates:
+            raise self._not_found(
+                host,
+                f"the compute node of host {host} is ambiguous, candidate resource providers are "
+                f"{' and '.join(map(repr, candidates))}; set [agent] resource_provider on the host",
+            )
+        raise self._not_found(
+            host,
+            f"Placement has no resource provider {host!r}, which nova-compute creates when it "
+            "first starts; check that [DEFAULT] host is the name of this host in Nova, or set "
+            "[agent] resource_provider on the host",
+            host,
+        )
+
+    def _not_found(self, host: str, reason: str, name: str | None = None) -> NotFound:
+        """Return the error; log it unless the last error of the host had the same reason.
+
+        Similar provider names are added if ``name`` is given, which may list all root providers.
+        """
+        last = self._last_error.get(host)
+        if last is not None and last.startswith(reason):
+            return NotFound(last)
+        similar = names.closest_names(name, self._list_roots()) if name is not None else ()
+        message = reason
+        if similar:
+            message += f"; similar names are {', '.join(map(repr, similar))}"
+        if self._list_error is not None:
+            message += f"; cannot list all root providers: {self._list_error}"
+        while len(self._last_error) >= MAX_HOSTS:
+            del self._last_error[next(iter(self._last_error))]
+        self._last_error[host] = message
+        LOG.warning("Compute node not found: %s", message, host=host)
+        return NotFound(message)
+
+    def _list_roots(self) -> Mapping[str, ProviderSummary]:
+        """Return all root providers by name, at most LIST_TTL seconds old."""
+        if self._clock() - self._listed_at >= LIST_TTL:
+            self._listed_at = self._clock()
+            try:
+                self._all_roots = {root.name: root for root in self._placement.root_providers()}
+                self._list_error = None
+            except Unavailable as exc:
+                # Placement has just answered for one name, so only this answer may be too large.
+                # One host without a compute node must not delay the other hosts.
+                self._all_roots, self._list_error = {}, exc.message
+        return self._all_roots
+
+
+def _identity(stored: object) -> Identity:
+    """Parse the stored identity of an agent; return NO_IDENTITY if there is none."""
+    return Identity.from_dict(stored) if isinstance(stored, dict) else report.NO_IDENTITY

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Convert between database rows, ``core.placement.provider_tree`` and bodies of Placement's API."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from cyborg.clients.placement import ProviderSummary
+from cyborg.core.inventory import device_state
+from cyborg.core.placement import provider_tree
+from cyborg.core.placement.provider_tree import DeployableState, Inventory, Provider
+
+_FIELDS = tuple(field.name for field in dataclasses.fields(Inventory))
+
+
+def desired_providers(root_uuid: str, rows: Iterable[Mapping[Any, Any]]) -> dict[str, Provider]:
+    """Convert rows of ``deployables.desired_state`` to providers below a compute node, by uuid."""
+    return provider_tree.build_providers(root_uuid, [_to_deployable(row) for row in rows])
+
+
+def actual_provider(
+    summary: ProviderSummary, inventories: Mapping[str, Mapping[str, Any]], traits: frozenset[str]
+) -> Provider:
+    """Convert what Placement has of a provider to a value that can be compared."""
+    return Provider(
+        uuid=summary.uuid,
+        name=summary.name,
+        parent_uuid=summary.parent_uuid,
+        inventories={
+            name: Inventory(**{field: body[field] for field in _FIELDS})
+            for name, body in inventories.items()
+        },
+        traits=traits,
+    )
+
+
+def inventories_body(inventories: Mapping[str, Inventory]) -> dict[str, dict[str, Any]]:
+    """Convert inventories to the body of Placement's API."""
+    return {name: dataclasses.asdict(inventory) for name, inventory in inventories.items()}
+
+
+def is_cordoned(row: Mapping[Any, Any]) -> bool:
+    """Return whether new allocations of a deployable must be prevented, for any reason."""
+    return not device_status(row).schedulable
+
+
+def device_status(row: Mapping[Any, Any]) -> device_state.DeviceStatus:
+    """Evaluate the device status of a row of ``deployables.desired_state``."""
+    return device_state.evaluate(
+        device_state.DeviceFacts(
+            status=row["device_status"],
+            health=row["health"],
+            setup_required=row["setup_required"],
+            reboot_required=row["reboot_required"],
+            cordoned=row["cordoned"],
+            programming=row["programming"],
+            draining=row["draining"],
+            host_down=row["host_down"],
+        )
+    )
+
+
+def _to_deployable(row: Mapping[Any, Any]) -> DeployableState:
+    return DeployableState(
+        uuid=row["uuid"],
+        name=row["name"],
+        resource_class=row["resource_class"],
+        traits=frozenset(row["traits"]),
+        total=row["total"],
+        cordoned=is_cordoned(row),
+        uncleanable=row["stuck"],
+        parent_uuid=row["parent"],
+    )

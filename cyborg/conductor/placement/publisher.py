@@ -1,0 +1,387 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Publish the resource providers of devices: reconcile Placement with the database.
+
+The desired state is always computed from the tables, never from earlier messages. Several
+conductors may publish concurrently: leases separate their providers, and if a lease expires too
+early, the generations in Placement prevent lost updates.
+"""
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+from oslo_config import cfg
+
+from cyborg.clients.placement import Placement, ProviderSummary
+from cyborg.conductor.common.lease_owner import new_owner
+from cyborg.conductor.placement import mapping
+from cyborg.conductor.placement.compute_nodes import ComputeNodeResolver
+from cyborg.conductor.placement.reconciler import ProviderReconciler, order_by_depth
+from cyborg.core.errors import CyborgError, InUse, NotFound, Unavailable
+from cyborg.core.log import get_logger, log_fields
+from cyborg.core.placement.provider_tree import Provider
+from cyborg.core.self_heal import CorrectiveAction
+from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.db.write import deployables, self_heal
+from cyborg.db.write import providers as store
+from cyborg.threads.rate_limited_log import RateLimitedLogger
+
+LOG = get_logger(__name__)
+
+BATCH = 64  # providers of one lease
+MAX_RETRY_DELAY = 60.0  # seconds; nova-compute creates the compute node when it first starts
+MAX_CONSECUTIVE_FAILURES = 16  # consecutive providers without an answer that end a run
+INTERNAL = "internal error, see the log of cyborg-conductor"
+PROBE_NAME = "no-such-resource-provider"  # query that checks whether Placement answers
+
+Row = Mapping[Any, Any]
+
+
+@dataclass(slots=True)
+class _BatchResult:
+    """Results of a batch: published revisions by provider uuid, and errors by row."""
+
+    published: dict[str, int] = field(default_factory=dict)
+    deleted: dict[str, int] = field(default_factory=dict)
+    failed: list[tuple[Row, str, float]] = field(default_factory=list)
+    unanswered: dict[str, str] = field(default_factory=dict)
+    hosts_without_compute_node: set[str] = field(default_factory=set)
+    repaired: int = 0
+
+    def has_result(self, row: Row) -> bool:
+        """Return whether the row was published, deleted, failed or unanswered."""
+        uuid = row["uuid"]
+        return (
+            uuid in self.published
+            or uuid in self.deleted
+            or uuid in self.unanswered
+            or any(other["uuid"] == uuid for other, _, _ in self.failed)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Leased rows with their desired state. ``lease_end`` is a time of the monotonic clock."""
+
+    owner: str
+    lease_end: float
+    rows: Sequence[Row]
+    desired: Mapping[str, Row]
+
+
+class Publisher:
+    """Publisher of resource providers. Safe to run in several conductors."""
+
+    def __init__(
+        self,
+        conf: cfg.ConfigOpts,
+        uow: UnitOfWork,
+        placement: Placement,
+        *,
+        now: Callable[[], datetime] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``now`` returns naive UTC; ``clock`` returns monotonic seconds."""
+        self._conf = conf
+        self._uow = uow
+        self._placement = placement
+        self._compute_nodes = ComputeNodeResolver(placement, uow)
+        self._reconciler = ProviderReconciler(placement)
+        self._now = now or uow.clock
+        self._clock = clock
+        self._failure_log = RateLimitedLogger(clock, LOG)
+        self._consecutive_failures = 0
+        self._placement_down = False
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """Make ``run_once`` return after the current provider."""
+        self._stopped.set()
+
+    def run_once(self) -> int:
+        """Publish all due providers unless Placement is unavailable; return their number.
+
+        A provider without an answer stays leased until the end of the run and is retried in the
+        next: it does not delay other providers.
+        """
+        count = 0
+        self._consecutive_failures, self._placement_down = 0, False
+        unanswered: list[tuple[str, str, str]] = []
+        batch = self._uow.run(self._lease_batch)
+        while batch is not None:
+            result = self._publish_batch(batch)
+            unanswered += [(batch.owner, uuid, error) for uuid, error in result.unanswered.items()]
+            count += len(result.published) + len(result.deleted)
+            batch = self._uow.run(
+                lambda tx, batch=batch, result=result: self._record_and_lease(tx, batch, result)  # type: ignore[misc]
+            )
+        if unanswered:
+            self._uow.run(lambda tx: store.release_unanswered(tx, unanswered))
+        return count
+
+    def _lease_batch(self, tx: sa.Connection) -> _Batch | None:
+        """Lease due rows, then read their desired state.
+
+        The lease locks its rows before anything is read. With snapshot isolation, an earlier read
+        would return an outdated desired state.
+        """
+        if self._stopped.is_set():
+            return None
+        timeout = self._conf.placement.request_timeout
+        length = max(self._conf.conductor.lease_timeout, 3 * timeout)
+        owner, lease_end, now = (
+            new_owner(self._conf.host),
+            self._clock() + length - timeout,
+            self._now(),
+        )
+        until = now + timedelta(seconds=length)
+        rows = store.lease(tx, owner=owner, now=now, until=until, limit=BATCH)
+        if not rows:
+            return None
+        desired = deployables.desired_state(tx, [row["uuid"] for row in rows])
+        return _Batch(owner, lease_end, rows, {row["uuid"]: row for row in desired})
+
+    def _record_and_lease(
+        self, tx: sa.Connection, batch: _Batch, result: _BatchResult
+    ) -> _Batch | None:
+        """Record the results of a batch and lease the next one, unless Placement is unavailable."""
+        self._record(tx, batch, result)
+        return None if self._placement_down else self._lease_batch(tx)
+
+    def _publish_batch(self, batch: _Batch) -> _BatchResult:
+        """Publish leased rows until the lease is about to end or Placement is unavailable."""
+        result, rows, desired = _BatchResult(), batch.rows, batch.desired
+        ordered = sorted(rows, key=lambda row: str(row["host"]))
+        self._compute_nodes.preload({row["host"]: row["identity"] for row in desired.values()})
+        for host, group in itertools.groupby(ordered, key=lambda row: str(row["host"])):
+            host_rows = list(group)
+            failure: CyborgError | None = None
+            try:
+                with log_fields(host=host):
+                    self._publish_host(host, host_rows, desired, batch.lease_end, result)
+            except CyborgError as exc:
+                failure = exc
+            except Exception:
+                LOG.exception(
+                    "Unexpected error while publishing the resource providers of a host", host=host
+                )
+                failure = CyborgError(INTERNAL)
+            if isinstance(failure, Unavailable):
+                unpublished = [row for row in host_rows if not result.has_result(row)]
+                self._record_unreachable(unpublished, failure, result)
+            elif failure is not None:
+                self._record_host_failure(host_rows, failure.message, result)
+            if self._placement_down:
+                break
+        if self._placement_down:
+            error = next(reversed(result.unanswered.values()))
+            remaining = [row["uuid"] for row in rows if not result.has_result(row)]
+            result.unanswered |= dict.fromkeys(remaining, error)
+        return result
+
+    def _publish_host(
+        self,
+        host: str,
+        rows: Sequence[Row],
+        desired: Mapping[str, Row],
+        lease_end: float,
+        result: _BatchResult,
+    ) -> None:
+        if self._must_stop(lease_end):
+            return
+        root, missing_node = None, None
+        if any(row["uuid"] in desired for row in rows):
+            refresh = any(row["verify_only"] for row in rows)
+            root, missing_node = self._find_compute_node(host, refresh=refresh)
+        if missing_node is not None:
+            result.hosts_without_compute_node.add(host)
+        tree = self._read_tree(host, root, rows)
+        desired_rows = [desired[row["uuid"]] for row in rows if row["uuid"] in desired]
+        providers = mapping.desired_providers(root.uuid, desired_rows) if root else {}
+        for row in order_by_depth(rows, tree, providers):
+            if self._must_stop(lease_end):
+                return
+            uuid = row["uuid"]
+            failure: CyborgError | None = None
+            try:
+                if uuid in desired and missing_node is not None:
+                    self._cordon_in_place(desired[uuid], tree.get(uuid), lease_end)
+                    raise missing_node
+                self._publish_provider(row, providers.get(uuid), tree, result, lease_end)
+            except CyborgError as exc:
+                failure = exc
+            except Exception:
+                LOG.exception(
+                    "Unexpected error while publishing resource provider %s",
+                    row["name"],
+                    host=host,
+                    provider=uuid,
+                )
+                failure = CyborgError(INTERNAL)
+            if isinstance(failure, Unavailable):
+                self._record_unreachable([row], failure, result)
+                continue
+            if failure is not None:
+                self._record_refusal(host, root, row, failure, result, missing_node)
+            else:
+                is_removal = uuid not in desired
+                (result.deleted if is_removal else result.published)[uuid] = row["revision"]
+            self._consecutive_failures = 0
+
+    def _record_refusal(
+        self,
+        host: str,
+        root: ProviderSummary | None,
+        row: Row,
+        failure: CyborgError,
+        result: _BatchResult,
+        missing_node: NotFound | None,
+    ) -> None:
+        """Record the error of a provider that Placement answered with a refusal."""
+        if not isinstance(failure, InUse) and failure.message != INTERNAL:
+            # The cached compute node provider may no longer exist.
+            self._compute_nodes.forget(host)
+            if root is not None and self._placement.get(root.uuid) is None:
+                result.hosts_without_compute_node.add(host)
+        self._record_failure(
+            result, row, failure.message, missing_node if failure is missing_node else None
+        )
+
+    def _must_stop(self, lease_end: float) -> bool:
+        return self._stopped.is_set() or self._placement_down or self._clock() > lease_end
+
+    def _find_compute_node(
+        self, host: str, *, refresh: bool
+    ) -> tuple[ProviderSummary | None, NotFound | None]:
+        """Return the compute node provider or the error; ``refresh`` ignores the cache."""
+        if refresh:
+            self._compute_nodes.forget(host)
+        try:
+            return self._compute_nodes.find(host), None
+        except NotFound as exc:
+            return None, exc
+
+    def _read_tree(
+        self, host: str, root: ProviderSummary | None, rows: Sequence[Row]
+    ) -> dict[str, ProviderSummary]:
+        """Read the providers of these rows and their tree, with the fewest calls.
+
+        A row that was never published is assumed not to exist in Placement: if it exists, its
+        creation is a conflict. A single row is read by itself, because the tree of a large host is
+        a large answer.
+        """
+        published = [row for row in rows if row["published_revision"]]
+        tree: dict[str, ProviderSummary] = {}
+        if len(published) > 1:
+            # Without a compute node, any published provider identifies the tree.
+            tree = self._placement.tree(root.uuid if root else published[0]["uuid"])
+            if not tree:
+                self._compute_nodes.forget(host)
+        for row in published:
+            # Another client may have moved it to another tree.
+            if row["uuid"] not in tree and (summary := self._placement.get(row["uuid"])):
+                tree[summary.uuid] = summary
+        return tree
+
+    def _cordon_in_place(self, row: Row, summary: ProviderSummary | None, lease_end: float) -> None:
+        """Cordon an existing provider at its current place while the compute node is missing."""
+        if summary is None or not mapping.is_cordoned(row):
+            return
+        (desired,) = mapping.desired_providers(summary.uuid, [row]).values()
+        desired = replace(desired, name=summary.name, parent_uuid=summary.parent_uuid)
+        self._reconciler.reconcile(
+            summary.uuid, desired, summary, lease_expired=lambda: self._clock() > lease_end
+        )
+
+    def _publish_provider(
+        self,
+        row: Row,
+        desired: Provider | None,
+        tree: Mapping[str, ProviderSummary],
+        result: _BatchResult,
+        lease_end: float,
+    ) -> None:
+        drift = self._reconciler.reconcile(
+            row["uuid"],
+            desired,
+            tree.get(row["uuid"]),
+            verify_only=row["verify_only"],
+            lease_expired=lambda: self._clock() > lease_end,
+        )
+        if drift:
+            result.repaired += 1
+            LOG.warning(
+                "Repaired drift in resource provider %s: %s",
+                row["name"],
+                "; ".join(drift),
+                host=row["host"],
+                provider=row["uuid"],
+            )
+
+    def _record_unreachable(
+        self, rows: Sequence[Row], exc: Unavailable, result: _BatchResult
+    ) -> None:
+        """Record rows without an answer, and check whether Placement answers at all."""
+        self._consecutive_failures += 1
+        result.unanswered |= {row["uuid"]: exc.message for row in rows}
+        self._failure_log.warn(
+            "%s; publishing of resource providers is delayed, retrying", exc.message
+        )
+        self._placement_down = (
+            self._consecutive_failures >= MAX_CONSECUTIVE_FAILURES or not self._placement_answers()
+        )
+
+    def _placement_answers(self) -> bool:
+        try:
+            self._placement.find(PROBE_NAME)
+        except Unavailable:
+            return False
+        except CyborgError:
+            return True  # a refusal is an answer
+        return True
+
+    def _record_host_failure(self, rows: Sequence[Row], error: str, result: _BatchResult) -> None:
+        """Record the error of a whole host for all its remaining rows."""
+        for row in [row for row in rows if not result.has_result(row)]:
+            self._record_failure(result, row, error)
+
+    def _record_failure(
+        self, result: _BatchResult, row: Row, error: str, cause: NotFound | None = None
+    ) -> None:
+        """Record an error; ``cause`` is an error of the whole host that is already logged."""
+        # Logged once for each error. ComputeNodeResolver logs a missing compute node once for the
+        # host, so it is not logged for each provider.
+        is_logged = error == row["error"] or cause is not None
+        write_log = LOG.debug if is_logged else LOG.warning
+        write_log(
+            "Resource provider %s is not published: %s",
+            row["name"],
+            error,
+            host=row["host"],
+            provider=row["uuid"],
+        )
+        delay = min(MAX_RETRY_DELAY, 2.0 ** min(row["attempts"], 16))
+        result.failed.append((row, error, delay))
+
+    def _record(self, tx: sa.Connection, batch: _Batch, result: _BatchResult) -> None:
+        now, owner = self._now(), batch.owner
+        store.record_published(tx, owner, result.published)
+        store.delete_published(tx, owner, result.deleted)
+        store.record_failures(
+            tx,
+            owner,
+            [
+                (row["uuid"], error, now + timedelta(seconds=delay))
+                for row, error, delay in result.failed
+            ],
+        )
+        self_heal.increment(tx, CorrectiveAction.DRIFT_REPAIRED, result.repaired, now)
+        # Nova deletes a compute node with all providers below it.
+        store.schedule_verification_of_settled(tx, sorted(result.hosts_without_compute_node), now)
+        if remaining := [row["uuid"] for row in batch.rows if not result.has_result(row)]:
+            store.release(tx, owner, remaining)

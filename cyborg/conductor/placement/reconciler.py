@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reconcile single resource providers: compare with the desired state and write the difference.
+
+A provider is read at most once, unless another client writes to it concurrently: a write carries
+the generation that was read, and after a conflict the provider is read again.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from cyborg.clients.placement import Placement, ProviderSummary
+from cyborg.conductor.placement import mapping
+from cyborg.core import naming
+from cyborg.core.errors import Conflict, InUse, Stale
+from cyborg.core.placement import provider_tree
+from cyborg.core.placement.provider_tree import Inventory, Provider
+
+MAX_ATTEMPTS = 4  # for one provider, while other clients write to it
+
+
+class ProviderReconciler:
+    """Reconciler of single resource providers."""
+
+    def __init__(self, placement: Placement) -> None:
+        self._placement = placement
+
+    def reconcile(
+        self,
+        uuid: str,
+        desired: Provider | None,
+        summary: ProviderSummary | None,
+        *,
+        verify_only: bool = False,
+        lease_expired: Callable[[], bool] = lambda: False,
+    ) -> tuple[str, ...]:
+        """Reconcile a provider, or delete it if ``desired`` is None; return the drift as texts.
+
+        ``summary`` is the provider in Placement, None if it probably does not exist. With
+        ``verify_only``, the desired state has not changed, so each difference is drift.
+        ``lease_expired`` is checked before every write without a generation check and before
+        re-reading. Raise Stale if the lease has expired, Conflict if other clients keep writing or
+        another provider has the name, InUse if allocations prevent a removal (the inventory is then
+        fully reserved), and other errors of Placement.
+        """
+        if desired is None:
+            # It may be in a tree that is no longer the tree of the host.
+            summary = summary or self._placement.get(uuid)
+            _check_lease(lease_expired)
+        drift: tuple[str, ...] = ()
+        for _ in range(MAX_ATTEMPTS):
+            try:
+                actual, inventories = self._read(summary, desired)
+                if verify_only and desired is not None:
+                    # The first comparison counts: a retry has written part of the difference.
+                    drift = drift or provider_tree.describe_drift(desired, actual)
+                if desired is not None and actual is not None and _needs_move(actual, desired):
+                    _check_lease(lease_expired)
+                self._write(uuid, desired, summary, actual, inventories)
+            except InUse:
+                raise
+            except Conflict as exc:
+                conflict = exc
+                # The concurrent writer may have a newer desired state.
+                _check_lease(lease_expired)
+                summary = self._placement.get(uuid)
+                if desired is not None and (summary is None or summary.name != desired.name):
+                    drift += self._replace_foreign_provider(desired)
+            else:
+                return drift
+        raise Conflict(f"concurrent changes, {MAX_ATTEMPTS} attempts failed: {conflict.message}")
+
+    def _read(
+        self, summary: ProviderSummary | None, desired: Provider | None
+    ) -> tuple[Provider | None, dict[str, dict[str, Any]]]:
+        """Read a provider; return it as a value, and its inventories as Placement returns them."""
+        if summary is None:
+            return None, {}
+        if desired is None:
+            return mapping.actual_provider(summary, {}, frozenset()), {}
+        inventories = self._placement.inventories(summary.uuid)
+        traits = self._placement.traits(summary.uuid)
+        return mapping.actual_provider(summary, inventories, traits), inventories
+
+    def _write(
+        self,
+        uuid: str,
+        desired: Provider | None,
+        summary: ProviderSummary | None,
+        actual: Provider | None,
+        inventories: Mapping[str, Mapping[str, Any]],
+    ) -> None:
+        """Execute the calls that write the difference, starting from the generation read before."""
+        placement = self._placement
+        generation = summary.generation if summary else 0
+        if summary is not None and desired is not None and _needs_move(summary, desired):
+            generation = placement.rename(uuid, desired.name, desired.parent_uuid)
+            # The rename has no generation check, so the values read before may be outdated.
+            actual, inventories = self._read(replace(summary, generation=generation), desired)
+        for call in provider_tree.plan_calls({uuid: desired}, {uuid: actual} if actual else {}):
+            match call:
+                case provider_tree.EnsureClasses(classes):
+                    placement.ensure_classes(classes)
+                case provider_tree.EnsureTraits(traits):
+                    placement.ensure_traits(traits)
+                case provider_tree.CreateProvider(new):
+                    generation = placement.create(new.uuid, new.name, new.parent_uuid)
+                case provider_tree.SetInventories(_, changed):
+                    generation = self._set_inventories(uuid, generation, changed, inventories)
+                case provider_tree.SetTraits(_, traits):
+                    generation = placement.set_traits(uuid, generation, traits)
+                case provider_tree.DeleteProvider(_):
+                    self._delete(uuid)
+
+    def _set_inventories(
+        self,
+        uuid: str,
+        generation: int,
+        desired: Mapping[str, Inventory],
+        actual: Mapping[str, Mapping[str, Any]],
+    ) -> int:
+        """Set inventories. Reserve obsolete ones with allocations in full, and raise InUse.
+
+        The allocated units may be the same hardware as the new inventories, so that many units are
+        reserved there, too.
+        """
+        body = mapping.inventories_body(desired)
+        try:
+            return self._placement.set_inventories(uuid, generation, body)
+        except InUse as exc:
+            obsolete = {name: values for name, values in actual.items() if name not in body}
+            allocations = (self._placement.allocations(uuid) or {}).values()
+            used = sum(resources.get(name, 0) for resources in allocations for name in obsolete)
+            reserved = _fully_reserved(obsolete) | {
+                name: {**values, "reserved": min(values["total"], values["reserved"] + used)}
+                for name, values in body.items()
+            }
+            if actual != reserved:
+                self._placement.set_inventories(uuid, generation, reserved)
+            raise InUse(
+                f"inventory of {', '.join(sorted(obsolete))} still has allocations; reserved in "
+                f"full, will be removed when they are released ({exc.message})"
+            ) from exc
+
+    def _delete(self, uuid: str) -> None:
+        """Delete a provider, or reserve its inventories in full while it has allocations."""
+        try:
+            self._placement.delete(uuid)
+        except InUse as exc:
+            summary = self._placement.get(uuid)
+            inventories = self._placement.inventories(uuid)
+            reserved = _fully_reserved(inventories)
+            if summary is not None and reserved != inventories:
+                self._placement.set_inventories(uuid, summary.generation, reserved)
+            raise InUse(
+                "removed from the host but still has allocations; reserved in full, will be "
+                f"deleted when they are released ({exc.message})"
+            ) from exc
+
+    def _replace_foreign_provider(self, desired: Provider) -> tuple[str, ...]:
+        """Delete another provider that has the desired name; return a description of the drift.
+
+        A provider with the same parent and the trait OWNER_CYBORG represents the same device: an
+        earlier installation created it. For any other provider an operator must decide: raise
+        Conflict.
+        """
+        other = self._placement.find(desired.name)
+        if other is None or other.uuid == desired.uuid:
+            return ()
+        same_parent = other.parent_uuid == desired.parent_uuid
+        if not same_parent or naming.OWNER_TRAIT not in self._placement.traits(other.uuid):
+            raise Conflict(
+                f"resource provider {other.uuid} has the name {desired.name!r} but was not "
+                "created by Cyborg: rename or delete it"
+            )
+        try:
+            self._delete(other.uuid)
+        except InUse as exc:
+            raise InUse(
+                f"resource provider {other.uuid} of an earlier installation has the same name and "
+                f"cannot be deleted yet: {exc.message}"
+            ) from exc
+        return (f"resource provider {other.uuid} had the same name",)
+
+
+def _needs_move(actual: ProviderSummary | Provider, desired: Provider) -> bool:
+    return (actual.name, actual.parent_uuid) != (desired.name, desired.parent_uuid)
+
+
+def _check_lease(lease_expired: Callable[[], bool]) -> None:
+    if lease_expired():
+        raise Stale("publisher lease expired, will retry")
+
+
+def _fully_reserved(inventories: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {name: {**values, "reserved": values["total"]} for name, values in inventories.items()}
+
+
+def order_by_depth(
+    rows: Sequence[Mapping[Any, Any]],
+    tree: Mapping[str, ProviderSummary],
+    desired: Mapping[str, Provider],
+) -> list[Mapping[Any, Any]]:
+    """Sort rows: parents before children, then removals, with children before parents."""
+    parents = {uuid: summary.parent_uuid for uuid, summary in tree.items()}
+    parents |= {uuid: provider.parent_uuid for uuid, provider in desired.items()}
+
+    def depth(uuid: str) -> int:
+        steps, parent = 0, parents.get(uuid)
+        while parent is not None and steps < len(parents):
+            steps, parent = steps + 1, parents.get(parent)
+        return steps
+
+    def sort_key(row: Mapping[Any, Any]) -> tuple[bool, int]:
+        is_removal = row["uuid"] not in desired
+        return is_removal, -depth(row["uuid"]) if is_removal else depth(row["uuid"])
+
+    return sorted(rows, key=sort_key)

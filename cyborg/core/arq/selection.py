@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Selection of free attach handles for ARQs, and the reasons if none fits.
+
+Nova gives the provider of each ARQ, so a handle is selected among the handles of that provider
+only. They are equal for the ARQ, so any free one is as good as a global matching.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cyborg.core.errors import NoHandle, NotFound
+
+MAX_REASONS = 20  # of one ARQ, in the details of an error
+TAKEN_IN_CALL = "claimed by another request of this call"
+HANDLE_TAKEN = "handle is taken"
+BEING_CLEANED = "handle is being cleaned"
+DRAINING = "device is draining"
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Demand of one ARQ: a unit of a resource class from a provider of a host."""
+
+    arq_uuid: str
+    provider: str
+    host: str
+    resource_class: str
+    required: frozenset[str] = frozenset()
+    forbidden: frozenset[str] = frozenset()
+    accel: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One attach handle, with all that decides whether it can be allocated."""
+
+    handle_id: int
+    handle: str
+    provider: str
+    host: str
+    resource_class: str
+    traits: frozenset[str] = frozenset()
+    device_status: str = "enabled"
+    health: str = "ok"
+    draining: bool = False
+    setup_required: bool = False
+    reboot_required: bool = False
+    backend_disabled: bool = False
+    programming: bool = False
+    in_use: bool = False
+    dirty: bool = False
+
+
+def choose_handles(
+    demands: Sequence[Demand], candidates: Sequence[Candidate], order: random.Random
+) -> dict[str, int]:
+    """Return a handle id for each demand, by ARQ uuid.
+
+    Raise NotFound if a provider has no candidate or is on another host. Raise NoHandle if a demand
+    cannot be met: its ``details['reasons']`` is
+    ``{ARQ uuid: [{"reason", "provider", "handles": count}]}``.
+    """
+    # Shuffled: conductors that choose at the same time then seldom choose the same handles.
+    _check_providers(demands, candidates)
+    pools: dict[str, list[Candidate]] = {}
+    for candidate in candidates:
+        pools.setdefault(candidate.provider, []).append(candidate)
+    for pool in pools.values():
+        order.shuffle(pool)
+    chosen: dict[str, int] = {}
+    taken_counts: Counter[str] = Counter()
+    taken_ids: set[int] = set()
+    searches: dict[object, _Search] = {}
+    reasons: dict[str, list[dict[str, object]]] = {}
+    for demand in demands:
+        kind = (demand.provider, demand.resource_class, demand.required, demand.forbidden)
+        search = searches.setdefault(kind, _Search(pools[demand.provider]))
+        found = search.next(demand, taken_ids)
+        if found is not None:
+            chosen[demand.arq_uuid] = found.handle_id
+            taken_ids.add(found.handle_id)
+            taken_counts[demand.provider] += 1
+            continue
+        rejections = search.rejections + Counter({TAKEN_IN_CALL: taken_counts[demand.provider]})
+        reasons[demand.arq_uuid] = [
+            {"provider": demand.provider, "reason": reason, "handles": count}
+            for reason, count in rejections.most_common(MAX_REASONS)
+        ]
+    if reasons:
+        raise NoHandle(_no_handle_message(reasons), reasons=reasons)
+    return chosen
+
+
+@dataclass(slots=True)
+class _Search:
+    """One pass over a provider's handles for all equal demands.
+
+    A rejected handle stays rejected for them, so each handle is examined once.
+    """
+
+    pool: Sequence[Candidate]
+    at: int = 0
+    rejections: Counter[str] = field(default_factory=Counter)
+
+    def next(self, demand: Demand, taken_ids: Collection[int]) -> Candidate | None:
+        """Return the next handle that fits, or None."""
+        while self.at < len(self.pool):
+            candidate = self.pool[self.at]
+            self.at += 1
+            if candidate.handle_id in taken_ids:
+                continue
+            rejections = explain_rejection(demand, candidate)
+            if not rejections:
+                return candidate
+            self.rejections.update(rejections)
+        return None
+
+
+def explain_rejection(demand: Demand, candidate: Candidate) -> list[str]:
+    """Return the reasons why a handle does not fit a demand; none if it fits."""
+    reasons: list[str] = []
+    if candidate.device_status != "enabled":
+        reasons.append("device is under maintenance")
+    if candidate.backend_disabled:
+        reasons.append("its driver is disabled, being uninstalled or cordoned")
+    if candidate.health == "unhealthy":
+        reasons.append("device is unhealthy")
+    if candidate.draining:
+        reasons.append(DRAINING)
+    if candidate.setup_required:
+        reasons.append("setup required")
+    if candidate.reboot_required:
+        reasons.append("reboot required")
+    if candidate.programming:
+        reasons.append("device is being programmed")
+    if candidate.in_use:
+        reasons.append(HANDLE_TAKEN)
+    if candidate.dirty:
+        reasons.append(BEING_CLEANED)
+    if candidate.resource_class != demand.resource_class:
+        reasons.append(f"resource class differs: {candidate.resource_class}")
+    reasons += [f"trait missing: {name}" for name in sorted(demand.required - candidate.traits)]
+    reasons += [f"trait forbidden: {name}" for name in sorted(demand.forbidden & candidate.traits)]
+    return reasons
+
+
+def _check_providers(demands: Sequence[Demand], candidates: Collection[Candidate]) -> None:
+    hosts = {candidate.provider: candidate.host for candidate in candidates}
+    for demand in demands:
+        host = hosts.get(demand.provider)
+        if host != demand.host:
+            where = "has no handle" if host is None else f"is on host {host}"
+            raise NotFound(
+                f"request {demand.arq_uuid}: resource provider {demand.provider} {where}, "
+                f"expected on host {demand.host}",
+                request=demand.arq_uuid,
+                provider=demand.provider,
+            )
+
+
+def _no_handle_message(reasons: Mapping[str, Sequence[Mapping[str, object]]]) -> str:
+    """Return the message for the first ARQs; the details have all of them."""
+    messages = [
+        f"request {arq_uuid}: "
+        + (
+            "; ".join(f"{r['reason']} ({r['handles']} handles)" for r in rejected[:4])
+            or "no handle"
+        )
+        for arq_uuid, rejected in list(reasons.items())[:3]
+    ]
+    more = f"; and {len(reasons) - 3} more requests" if len(reasons) > 3 else ""
+    return f"no free attach handle: {'. '.join(messages)}{more}"

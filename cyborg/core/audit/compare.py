@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Comparison of the four sources of a host."""
+
+from cyborg.core.audit import arqs, hardware, providers
+from cyborg.core.audit.model import Finding
+from cyborg.core.audit.sources import HostSnapshot
+
+
+def compare(snapshot: HostSnapshot) -> tuple[Finding, ...]:
+    """Return all findings of the sources that were collected; none if they agree."""
+    return (
+        *hardware.compare(snapshot),
+        *providers.compare(snapshot),
+        *arqs.compare(snapshot),
+    )
+
+
+def instances_to_verify(snapshot: HostSnapshot, listed: frozenset[str]) -> frozenset[str]:
+    """Return the instances that are to be read from Nova one by one.
+
+    ``listed`` are the instances that Nova lists on the host. The result has the bound instances
+    that are not listed, and every consumer whose allocations and ARQs do not match, listed or not:
+    a mismatch of an instance that Nova is busy with is no finding.
+    """
+    bound = {arq.instance for arq in snapshot.database.arqs if arq.is_settled(snapshot.now)}
+    mismatched = {f.instance for f in arqs.compare(snapshot) if f.instance is not None}
+    return frozenset((bound - listed) | mismatched)

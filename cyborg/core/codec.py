@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Conversion of frozen dataclasses to plain values for the bus, files and JSON columns, and back.
+
+The annotation of a field decides its conversion, and ``wire`` declares exceptions. A field without
+a default is required. Unknown keys are ignored, so that a newer sender may add some.
+"""
+
+import functools
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from enum import StrEnum
+from typing import Any, Self, cast
+
+from cyborg.core.validation import boolean, integer, number, string
+
+Convert = Callable[[Any], Any]
+
+_WIRE = "wire"
+_SCALARS: Mapping[Any, Convert] = {str: string, int: integer, bool: boolean, float: number}
+
+
+@dataclass(frozen=True, slots=True)
+class _Exceptions:
+    """Exceptions of one field from the rules of its annotation."""
+
+    dump: Convert | None = None
+    load: Convert | None = None
+    required: bool = False
+    omit: Callable[[Any], bool] | None = None
+
+
+def wire(**exceptions: Any) -> Mapping[str, Any]:
+    """Return the ``metadata`` of a dataclass field that its annotation does not describe.
+
+    ``dump`` and ``load`` convert its value. ``required`` is set for a field with a default that
+    must be present in plain values. It is left out if ``omit`` returns true for its value.
+    """
+    return {_WIRE: _Exceptions(**exceptions)}
+
+
+class Serializable:
+    """Base class of dataclasses that are converted to plain values."""
+
+    __slots__ = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        body = {}
+        for item in _fields_of(cast(Any, type(self))):
+            value = getattr(self, item.name)
+            if item.omit is None or not item.omit(value):
+                body[item.name] = value if item.dump is None else item.dump(value)
+        return body
+
+    @classmethod
+    def from_dict(cls, body: Any) -> Self:
+        """Parse plain values.
+
+        Raise KeyError, TypeError or ValueError if they are malformed, Invalid if the values are not
+        allowed.
+        """
+        if not isinstance(body, Mapping):
+            raise TypeError(f"expected an object, found {type(body).__name__}")
+        return cls(
+            **{
+                item.name: item.load(body[item.name])
+                for item in _fields_of(cast(Any, cls))
+                if item.required or item.name in body
+            }
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """Conversion of one field; ``dump`` is None if its value is plain."""
+
+    name: str
+    dump: Convert | None
+    load: Convert
+    required: bool
+    omit: Callable[[Any], bool] | None
+
+
+@functools.cache
+def _fields_of(cls: Any) -> tuple[_Field, ...]:
+    hints = typing.get_type_hints(cls)
+    found = []
+    for item in fields(cls):
+        options = item.metadata.get(_WIRE, _Exceptions())
+        dump, load = _converters(hints[item.name])
+        required = item.default is MISSING and item.default_factory is MISSING
+        found.append(
+            _Field(
+                item.name,
+                options.dump or dump,
+                options.load or load,
+                options.required or required,
+                options.omit,
+            )
+        )
+    return tuple(found)
+
+
+def _converters(annotation: Any) -> tuple[Convert | None, Convert]:
+    """Return the functions that dump and load values of a type; None if they are plain."""
+    if annotation is Any:
+        return _dump_any, lambda value: value
+    if annotation in _SCALARS:
+        return None, _SCALARS[annotation]
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Literal:
+        return None, string
+    if origin in (typing.Union, types.UnionType):
+        return _optional(*(a for a in arguments if a is not types.NoneType))
+    if origin in (tuple, Sequence, frozenset):
+        return _collection(frozenset if origin is frozenset else tuple, arguments[0])
+    if origin is Mapping:
+        return _mapping(*arguments)
+    if issubclass(annotation, StrEnum):
+        return str, annotation
+    if issubclass(annotation, Serializable):
+        return Serializable.to_dict, annotation.from_dict
+    raise TypeError(f"no conversion of {annotation}")
+
+
+def _optional(annotation: Any) -> tuple[Convert | None, Convert]:
+    dump, load = _converters(annotation)
+    return (
+        None if dump is None else lambda value: None if value is None else dump(value),
+        lambda value: None if value is None else load(value),
+    )
+
+
+def _collection(kind: type, annotation: Any) -> tuple[Convert, Convert]:
+    dump, load = _converters(annotation)
+    order: Convert = sorted if kind is frozenset else list
+    return (
+        order if dump is None else lambda values: order(map(dump, values)),
+        lambda values: kind(load(value) for value in as_list(values)),
+    )
+
+
+def _mapping(key: Any, value: Any) -> tuple[Convert, Convert]:
+    load_key, (dump, load) = _converters(key)[1], _converters(value)
+
+    def load_items(items: Any) -> dict[Any, Any]:
+        if not isinstance(items, Mapping):
+            raise TypeError(f"expected an object, found {type(items).__name__}")
+        return {load_key(name): load(item) for name, item in items.items()}
+
+    return (
+        dict if dump is None else lambda items: {name: dump(item) for name, item in items.items()},
+        load_items,
+    )
+
+
+def as_list(values: Any) -> Sequence[Any]:
+    """Return the values. Raise TypeError if they are not a list."""
+    if not isinstance(values, list | tuple):
+        raise TypeError(f"expected a list, found {type(values).__name__}")
+    return values
+
+
+def _dump_any(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _dump_any(item) for name, item in value.items()}
+    return [_dump_any(item) for item in value] if isinstance(value, list | tuple) else value

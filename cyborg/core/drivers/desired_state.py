@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Desired state of a host: backends in addition to, or in place of, those of its configuration.
+
+The conductor stores it, with a generation for the host that rises with each change. When the
+generation differs from its own, the agent fetches the desired state, applies it and reports the
+result for each backend. An agent that was down or missed a notification converges in the same way.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from cyborg.core.codec import Serializable, wire
+from cyborg.core.errors import Invalid
+from cyborg.core.text import sanitize
+from cyborg.core.validation import string
+
+MAX_BACKENDS = 256  # of one host
+MAX_ERROR = 1000
+_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,254}$")
+
+
+class DesiredStatus(StrEnum):
+    """Desired status of a backend."""
+
+    ENABLED = "enabled"
+    DISABLED = "disabled"  # it runs and the conductor cordons its devices
+    ABSENT = "absent"
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredBackend(Serializable):
+    """Desired state of one backend.
+
+    ``config`` has the options that override the host's configuration file, or the defaults.
+    ``generation`` is the host's generation at the last change of the backend.
+    """
+
+    backend: str
+    driver: str
+    status: DesiredStatus
+    generation: int
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredHostState(Serializable):
+    """Desired state of a host at a generation; generation 0 has no backend."""
+
+    generation: int = field(default=0, metadata=wire(required=True))
+    backends: tuple[DesiredBackend, ...] = field(default=(), metadata=wire(required=True))
+
+
+def _load_error(error: Any) -> str | None:
+    return None if error is None else sanitize(string(error))[:MAX_ERROR] or "no message"
+
+
+@dataclass(frozen=True, slots=True)
+class BackendOutcome(Serializable):
+    """Result of applying one desired backend; ``error`` is None on success.
+
+    After an error the host keeps the previous backend unchanged.
+    """
+
+    backend: str
+    generation: int
+    error: str | None = field(default=None, metadata=wire(load=_load_error))
+
+
+def parse_backend_name(name: Any) -> str:
+    """Return the name if it is a valid backend name. Raise Invalid otherwise."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise Invalid(
+            f"invalid backend name {str(name)[:40]!r}: expected letters, digits, _, . and -, at "
+            "most 255",
+            field="backend",
+        )
+    return name
+
+
+def adopt_release_options(
+    config: Mapping[str, Any], address: str, *, adopt: bool
+) -> dict[str, list[str]]:
+    """Return the options that make a backend adopt the device at an address, or release it."""
+    # Unchanged lists are left out: a desired option hides its value in the configuration file.
+    target, other = ("adopt", "release") if adopt else ("release", "adopt")
+    lists = {target: sorted({*config.get(target, ()), address})}
+    if address in (current := config.get(other, ())):
+        lists[other] = [listed for listed in current if listed != address]
+    return lists
+
+
+def load_host(body: Any) -> DesiredHostState:
+    """Parse the desired state of a host. Raise Invalid if it is malformed."""
+    try:
+        host = DesiredHostState.from_dict(body)
+    except (KeyError, TypeError, ValueError, AttributeError) as exc:
+        raise Invalid(
+            f"malformed desired state: {type(exc).__name__} {exc}", field="backends"
+        ) from exc
+    backends = host.backends
+    if len(backends) > MAX_BACKENDS:
+        raise Invalid(f"{len(backends)} backends: at most {MAX_BACKENDS}", field="backends")
+    if len({backend.backend for backend in backends}) != len(backends):
+        raise Invalid("duplicate backend in the desired state", field="backends")
+    return host
+
+
+def load_outcomes(body: Any) -> tuple[BackendOutcome, ...]:
+    """Parse the results of desired backends. Raise Invalid if they are malformed."""
+    if not isinstance(body, list) or len(body) > MAX_BACKENDS:
+        raise Invalid(f"outcomes must be a list of at most {MAX_BACKENDS}", field="outcomes")
+    try:
+        return tuple(map(BackendOutcome.from_dict, body))
+    except (KeyError, TypeError, ValueError, AttributeError) as exc:
+        raise Invalid(f"malformed outcome: {type(exc).__name__} {exc}", field="outcomes") from exc

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules for the liveness of services, and for when a conductor may declare one down."""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+_START = datetime(1970, 1, 1)  # naive, as the moments of the database are
+
+
+class Liveness(StrEnum):
+    """Liveness of a service by its last heartbeat: ``state`` in the listing of services."""
+
+    UP = "up"
+    LATE = "late"
+    DOWN = "down"
+
+
+def heartbeat_timeout(interval_seconds: float, missed: int) -> timedelta:
+    """Return the time since the last heartbeat after which ``missed`` heartbeats are missed.
+
+    A heartbeat counts as missed when a whole interval has passed without it.
+    """
+    return timedelta(seconds=interval_seconds) * (missed + 1)
+
+
+def evaluate(
+    last_seen: datetime,
+    now: datetime,
+    interval_seconds: float,
+    late_heartbeats: int,
+    down_heartbeats: int,
+) -> Liveness:
+    """Return the liveness of a service by the number of its missed heartbeats.
+
+    ``late_heartbeats`` of them make it late, ``down_heartbeats`` make it down. A last heartbeat
+    in the future, which a step of the clock can cause, is up.
+    """
+    elapsed = now - last_seen
+    if elapsed >= heartbeat_timeout(interval_seconds, down_heartbeats):
+        return Liveness.DOWN
+    if elapsed >= heartbeat_timeout(interval_seconds, late_heartbeats):
+        return Liveness.LATE
+    return Liveness.UP
+
+
+@dataclass(frozen=True, slots=True)
+class SelfCheck:
+    """Period in which one conductor received its own heartbeats over the bus without a gap.
+
+    ``since`` and ``last`` are the first and the last of these heartbeats, in seconds of the
+    monotonic clock. ``clock_offset`` is that of the last heartbeat.
+    """
+
+    since: float
+    last: float
+    clock_offset: float
+
+
+def clock_offset(clock: float, now: datetime) -> float:
+    """Return by how many seconds the wall clock (naive UTC) is ahead of the monotonic clock."""
+    return (now - _START).total_seconds() - clock
+
+
+def record(
+    previous: SelfCheck | None, clock: float, now: datetime, max_gap: float, max_step: float
+) -> SelfCheck:
+    """Return the self-check after one more own heartbeat was received.
+
+    The period starts again after more than ``max_gap`` seconds without a heartbeat, or after a
+    step of the wall clock by more than ``max_step`` seconds.
+    """
+    offset = clock_offset(clock, now)
+    if previous is None or not _is_continuous(previous, clock, offset, max_gap, max_step):
+        return SelfCheck(clock, clock, offset)
+    return SelfCheck(previous.since, clock, offset)
+
+
+def can_declare_down(
+    check: SelfCheck | None,
+    clock: float,
+    now: datetime,
+    max_gap: float,
+    max_step: float,
+    window: float,
+) -> bool:
+    """Return whether this conductor may declare other services down.
+
+    It may when its own heartbeats came back over the same bus, without a gap, for the whole
+    ``window`` (seconds): then it would have received theirs.
+    """
+    if check is None:
+        return False
+    if not _is_continuous(check, clock, clock_offset(clock, now), max_gap, max_step):
+        return False
+    return check.last - check.since >= window
+
+
+def _is_continuous(
+    check: SelfCheck, clock: float, offset: float, max_gap: float, max_step: float
+) -> bool:
+    return clock - check.last <= max_gap and abs(offset - check.clock_offset) <= max_step

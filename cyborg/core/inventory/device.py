@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Inventory that a driver reports: devices, their deployables and attach handles.
+
+::
+
+    Device (a card)  1 --- n  Deployable (a resource provider)  1 --- n  AttachHandle
+
+The address is the identity: of a device and a deployable on the host, of a handle within its
+deployable. These values have no reference to a host, a database or a uuid.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from operator import not_
+from typing import Any
+
+from cyborg.core.codec import Serializable, as_list, wire
+from cyborg.core.errors import Invalid
+from cyborg.core.text import sanitize
+from cyborg.core.validation import string
+
+MAX_ADDRESS = 120  # provider names are `<host>_<address>`, at most 200 characters in Placement
+MAX_TEXT = 255
+MAX_INFO_ENTRIES = 256  # in one of the maps of a device or deployable
+MAX_NUMA_NODE = 65535
+
+
+class HandleType(StrEnum):
+    """Attach types in Nova: values of ``attach_handle_type`` in the v2 API."""
+
+    PCI = "PCI"
+    MDEV = "MDEV"
+    TEST_PCI = "TEST_PCI"
+
+
+class DeviceType(StrEnum):
+    """Device types: values of ``type`` in the v2 API."""
+
+    GPU = "GPU"
+    FPGA = "FPGA"
+    AICHIP = "AICHIP"
+    QAT = "QAT"
+    NIC = "NIC"
+    SSD = "SSD"
+    CRYPTO = "CRYPTO"
+    OTHER = "OTHER"
+
+
+class Health(StrEnum):
+    """Health of a device, as its driver measures it."""
+
+    OK = "ok"
+    UNHEALTHY = "unhealthy"
+    UNKNOWN = "unknown"
+
+
+class Ability(StrEnum):
+    """Abilities of a backend in addition to discovery."""
+
+    PREPARES = "prepares"
+    SANITISES = "sanitises"
+    PROGRAMS = "programs"
+    PARTITIONS = "partitions"
+    MEASURES = "measures"
+
+
+CLEANING_ABILITIES = frozenset({Ability.PREPARES, Ability.SANITISES})
+"""With any of these, a handle must be cleaned on its host before it is allocated again."""
+
+
+def load_abilities(names: Any) -> frozenset[Ability]:
+    """Parse abilities; unknown ones of a newer sender are ignored. Raise TypeError for no list."""
+    known = [string(name) for name in as_list(names)]
+    return frozenset(ability for ability in Ability if ability in known)
+
+
+@dataclass(frozen=True, slots=True)
+class AttachHandle(Serializable):
+    """One unit that can be attached to an instance: a PCI function or a mediated device."""
+
+    address: str
+    type: HandleType
+    info: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _text("handle address", self.address, MAX_ADDRESS)
+        for key, value in self.info.items():
+            # Nova builds names from these, so they are refused and not sanitised.
+            _text("attach handle info", key, MAX_TEXT)
+            _text("attach handle info", value, MAX_TEXT)
+
+
+@dataclass(frozen=True, slots=True)
+class Deployable(Serializable):
+    """A schedulable part of a device: one resource provider with one resource class.
+
+    ``parent`` is the address of the deployable of the same device that contains it, if any. The
+    total of its inventory is the number of its handles.
+    """
+
+    address: str
+    resource_class: str
+    traits: frozenset[str] = field(default=frozenset(), metadata=wire(required=True))
+    handles: tuple[AttachHandle, ...] = field(default=(), metadata=wire(required=True))
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    parent: str | None = None
+    bitstream_id: str | None = None
+
+    def __post_init__(self) -> None:
+        _text("deployable address", self.address, MAX_ADDRESS)
+        _text("resource class", self.resource_class, MAX_TEXT)
+        for trait in self.traits:
+            _text("trait", trait, MAX_TEXT)
+        if self.bitstream_id is not None:
+            _text("bitstream_id", self.bitstream_id, MAX_TEXT)
+        _clean_info(self, "attributes")
+        _check_unique("handle", self.address, [h.address for h in self.handles])
+
+    def without_handles(self) -> "Deployable":
+        """Return the deployable without its handles."""
+        return replace(self, handles=())
+
+
+@dataclass(frozen=True, slots=True)
+class Device(Serializable):
+    """A card in one slot of the bus, with all its deployables.
+
+    ``backend`` is the configured driver that found it. With ``setup_required`` it is not
+    schedulable until it is set up, with ``reboot_required`` until the host has rebooted.
+    ``abilities`` are the backend's and are set by the agent. ``health_reason`` is a sentence for
+    people, or None.
+    """
+
+    address: str
+    type: DeviceType
+    vendor: str
+    model: str
+    backend: str
+    std_board_info: Mapping[str, str] = field(default_factory=dict)
+    vendor_board_info: Mapping[str, str] = field(default_factory=dict)
+    numa_node: int | None = None
+    serial: str | None = None
+    health: Health = Health.OK
+    # Left out if None: the digest stays equal to that of an older release.
+    health_reason: str | None = field(default=None, metadata=wire(omit=not_))
+    setup_required: bool = False
+    reboot_required: bool = False
+    abilities: frozenset[Ability] = field(default=frozenset(), metadata=wire(load=load_abilities))
+    deployables: tuple[Deployable, ...] = field(default=(), metadata=wire(required=True))
+
+    def __post_init__(self) -> None:
+        _text("device address", self.address, MAX_ADDRESS)
+        _text("vendor", self.vendor, MAX_TEXT)
+        _text("model", self.model, MAX_TEXT)
+        _text("backend", self.backend, MAX_TEXT)
+        if isinstance(self.serial, str):
+            object.__setattr__(self, "serial", sanitize(self.serial, MAX_TEXT) or None)
+        if isinstance(self.health_reason, str):
+            object.__setattr__(
+                self, "health_reason", sanitize(self.health_reason, MAX_TEXT) or None
+            )
+        if self.numa_node is not None and not 0 <= self.numa_node <= MAX_NUMA_NODE:
+            raise Invalid(
+                f"device {self.address}: numa_node {self.numa_node} out of range "
+                f"0..{MAX_NUMA_NODE} (use None if unknown)",
+                field="numa_node",
+            )
+        _clean_info(self, "std_board_info")
+        _clean_info(self, "vendor_board_info")
+        _check_unique("deployable", self.address, [d.address for d in self.deployables])
+        addresses = {d.address for d in self.deployables}
+        for deployable in self.deployables:
+            parent = deployable.parent
+            if parent is not None and (parent not in addresses or parent == deployable.address):
+                raise Invalid(
+                    f"deployable {deployable.address} of device {self.address} has the parent "
+                    f"{parent}, which is no other deployable of the device",
+                    field="parent",
+                )
+        _check_acyclic(self.address, {d.address: d.parent for d in self.deployables})
+
+    def without_deployables(self) -> "Device":
+        """Return the device without its deployables."""
+        return replace(self, deployables=())
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One way to partition a device.
+
+    ``offers`` is the number of handles of each resource class that the device then has, over all
+    its deployables.
+    """
+
+    name: str
+    offers: Mapping[str, int]
+
+    def __post_init__(self) -> None:
+        _text("layout", self.name, MAX_TEXT)
+        for resource_class, count in self.offers.items():
+            _text("resource class", resource_class, MAX_TEXT)
+            if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+                raise Invalid(
+                    f"layout {self.name} offers {count!r} of {resource_class}; expected a whole "
+                    "number of handles",
+                    field="offers",
+                )
+
+    def matches(self, device: Device) -> bool:
+        """Return whether the device has this layout."""
+        return {name: count for name, count in self.offers.items() if count} == count_handles(
+            device
+        )
+
+
+def count_handles(device: Device) -> dict[str, int]:
+    """Return the number of handles of each resource class of a device."""
+    counts: dict[str, int] = {}
+    for deployable in device.deployables:
+        if deployable.handles:
+            count = counts.get(deployable.resource_class, 0)
+            counts[deployable.resource_class] = count + len(deployable.handles)
+    return counts
+
+
+def _text(name: str, value: str, max_length: int) -> None:
+    if not value or len(value) > max_length or not value.isprintable():
+        raise Invalid(
+            f"invalid {name} {value[:40]!r}: expected 1 to {max_length} printable characters",
+            field=name,
+        )
+
+
+def _clean_info(owner: object, name: str) -> None:
+    """Sanitise a map of descriptive text, which is only shown."""
+    info: Mapping[str, str] = getattr(owner, name)
+    if len(info) > MAX_INFO_ENTRIES:
+        raise Invalid(
+            f"{name} has {len(info)} entries, at most {MAX_INFO_ENTRIES} are allowed", field=name
+        )
+    if not all(isinstance(text, str) for pair in info.items() for text in pair):
+        return  # the agent reports wrong types to the driver, device by device
+    plain = {sanitize(key, MAX_TEXT): sanitize(value) for key, value in info.items()}
+    if plain != info:
+        object.__setattr__(owner, name, plain)
+
+
+def _check_unique(name: str, owner: str, addresses: list[str]) -> None:
+    unique: set[str] = set()
+    for address in addresses:
+        if address in unique:
+            raise Invalid(f"{owner} reports a duplicate {name} address {address}", field="address")
+        unique.add(address)
+
+
+def _check_acyclic(device: str, parents: Mapping[str, str | None]) -> None:
+    """Raise Invalid for a cycle of parents: none of the providers could be created first."""
+    acyclic: set[str | None] = {None}
+    for start in parents:
+        path: dict[str, None] = {}
+        at: str | None = start
+        while at is not None and at not in acyclic:
+            if at in path:
+                raise Invalid(
+                    f"deployable {at} of device {device} is its own ancestor",
+                    field="parent",
+                )
+            path[at] = None
+            at = parents[at]
+        acyclic.update(path)

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Conditions of a device, with their descriptions, and the rule for its status."""
+
+from dataclasses import dataclass
+
+from cyborg.core.described_enum import DescribedEnum
+from cyborg.core.inventory.device import Health
+
+
+class DeviceCondition(DescribedEnum):
+    """Conditions of a device. If several apply, the last one of this list is shown."""
+
+    READY = "ready", "Its free handles can be allocated."
+    SETUP_REQUIRED = "setup_required", "Its driver must be set up on the host."
+    REBOOT_REQUIRED = "reboot_required", "The host must be rebooted."
+    BACKEND_DISABLED = "disabled", "Its backend is disabled, being removed or cordoned."
+    MAINTAINING = "maintaining", "Disabled by an operator; bound handles stay bound."
+    PROGRAMMING = "programming", "An image is being programmed."
+    UNHEALTHY = "unhealthy", "Its driver measured a fault."
+    HOST_DOWN = "host_down", "The agent of its host is marked down."
+    DRAINING = "draining", "No longer present on the host; bound handles stay."
+
+
+ENABLED = "enabled"
+"""Status of a device that is not disabled by an operator; the other one is ``maintaining``."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """Facts that decide the status of a device or deployable.
+
+    ``status`` is set by an operator, ``health`` by its driver. ``cordoned`` is set if its backend
+    is disabled, being uninstalled or cordoned, ``host_down`` if the agent is marked down.
+    """
+
+    # The names are those of the columns: rows are passed as keyword arguments.
+
+    status: str = ENABLED
+    health: str = Health.OK
+    setup_required: bool = False
+    reboot_required: bool = False
+    cordoned: bool = False
+    programming: bool = False
+    draining: bool = False
+    host_down: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStatus:
+    """Status of a device: the conditions that make it unschedulable, the strongest first."""
+
+    reasons: tuple[DeviceCondition, ...]
+
+    @property
+    def state(self) -> DeviceCondition:
+        """Return the condition that is shown."""
+        return self.reasons[0] if self.reasons else DeviceCondition.READY
+
+    @property
+    def schedulable(self) -> bool:
+        """Return whether its handles can be allocated; otherwise its inventory is reserved."""
+        return not self.reasons
+
+
+def evaluate(facts: DeviceFacts) -> DeviceStatus:
+    """Return the status of a device.
+
+    A device of unknown health is schedulable.
+    """
+    # An unknown ``status`` makes it unschedulable, as a newer release may have written it.
+    applies = {
+        DeviceCondition.SETUP_REQUIRED: facts.setup_required,
+        DeviceCondition.REBOOT_REQUIRED: facts.reboot_required,
+        DeviceCondition.BACKEND_DISABLED: facts.cordoned,
+        DeviceCondition.MAINTAINING: facts.status != ENABLED,
+        DeviceCondition.PROGRAMMING: facts.programming,
+        DeviceCondition.UNHEALTHY: facts.health == Health.UNHEALTHY,
+        DeviceCondition.HOST_DOWN: facts.host_down,
+        DeviceCondition.DRAINING: facts.draining,
+    }
+    return DeviceStatus(tuple(state for state in reversed(DeviceCondition) if applies.get(state)))

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plan of the changes that reconcile the records of a host with its report.
+
+Both inventories are flattened: each device, deployable and handle is a record under a key with the
+addresses of its parents. The plan is the difference of the two, except that a bound handle and the
+records that contain it are drained and not removed.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from cyborg.core.inventory.device import AttachHandle, Deployable, Device
+
+_T = TypeVar("_T")
+
+Key = tuple[str, ...]
+"""("device", address), ("deployable", device, address) or ("handle", device, deployable, address).
+"""
+
+Record = Device | Deployable | AttachHandle
+"""One object without its children."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A record of the database; a draining one is removed when it is released."""
+
+    value: Record
+    draining: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """Add a new record."""
+
+    key: Key
+    value: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Update a record that differs, or that was draining and is reported again."""
+
+    key: Key
+    value: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Mark a record as draining: it was removed from the host and is bound."""
+
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """Remove a record that is neither reported nor bound."""
+
+    key: Key
+
+
+Step = Add | Change | Drain | Remove
+
+
+def flatten(devices: Sequence[Device]) -> dict[Key, Record]:
+    """Return all records of a report by key, parents before children."""
+    flat: dict[Key, Record] = {}
+    for device in devices:
+        flat["device", device.address] = device.without_deployables()
+        parents = {deployable.address: deployable.parent for deployable in device.deployables}
+        depths = _depths(parents, parents.get)
+        for deployable in sorted(device.deployables, key=lambda d: depths[d.address]):
+            address = deployable.address
+            flat["deployable", device.address, address] = deployable.without_handles()
+            for handle in deployable.handles:
+                flat["handle", device.address, address, handle.address] = handle
+    return flat
+
+
+def plan(
+    reported: Sequence[Device], stored: Mapping[Key, Stored], bound: Collection[Key]
+) -> tuple[Step, ...]:
+    """Return the steps from the stored to the reported records; none if they are equal.
+
+    ``bound`` has the keys of handles that have an owner. The steps are in a valid order: removals
+    children first, then additions parents first. A record that is draining is not drained again.
+    The run time is linear.
+    """
+    desired = flatten(reported)
+    records = {key: record.value for key, record in stored.items()} | desired
+    pinned = _pinned(bound, records)
+    removals: list[Step] = []
+    for key in _children_first([key for key in stored if key not in desired], records):
+        if key not in pinned:
+            removals.append(Remove(key))
+        elif not stored[key].draining:
+            removals.append(Drain(key))
+    additions: list[Step] = []
+    for key, value in desired.items():
+        current = stored.get(key)
+        if current is None:
+            additions.append(Add(key, value))
+        elif current.draining or current.value != value:
+            additions.append(Change(key, value))
+    return (*removals, *additions)
+
+
+def apply(stored: Mapping[Key, Stored], steps: Sequence[Step]) -> dict[Key, Stored]:
+    """Return the stored records after the steps."""
+    result = dict(stored)
+    for step in steps:
+        match step:
+            case Add(key, value) | Change(key, value):
+                result[key] = Stored(value)
+            case Drain(key):
+                result[key] = replace(result[key], draining=True)
+            case Remove(key):
+                del result[key]
+    return result
+
+
+def _pinned(bound: Collection[Key], records: Mapping[Key, Record]) -> set[Key]:
+    """Return the keys of bound handles and of all records that contain them."""
+    # Ancestors of their deployables too: Placement cannot delete a provider with children.
+    pinned: set[Key] = set()
+    for key in bound:
+        pinned |= {key, ("device", key[1])}
+        enclosing: Key | None = ("deployable", *key[1:3])
+        while enclosing is not None and enclosing not in pinned:
+            pinned.add(enclosing)
+            enclosing = _enclosing(enclosing, records)
+    return pinned
+
+
+def _enclosing(key: Key, records: Mapping[Key, Record]) -> Key | None:
+    """Return the key of the deployable that contains a deployable, or None."""
+    record = records.get(key)
+    if not isinstance(record, Deployable) or record.parent is None:
+        return None
+    return ("deployable", key[1], record.parent)
+
+
+def _children_first(keys: Sequence[Key], records: Mapping[Key, Record]) -> list[Key]:
+    """Return the keys in the order of handles, deployables (inner ones first) and devices."""
+    deployables = [key for key in keys if key[0] == "deployable"]
+    depths = _depths(deployables, lambda key: _enclosing(key, records))
+    deployables.sort(key=depths.__getitem__, reverse=True)
+    handles = [key for key in keys if key[0] == "handle"]
+    return [*handles, *deployables, *(key for key in keys if key[0] == "device")]
+
+
+def _depths(nodes: Iterable[_T], parent: Callable[[_T], _T | None]) -> dict[_T, int]:
+    """Return the depth of each node, 0 for a root; a cycle ends at its first node."""
+    # Each node is visited once: a chain is walked up to a node of known depth and numbered on the
+    # way back. To walk up from each node separately would be quadratic.
+    depths: dict[_T, int] = {}
+    for start in nodes:
+        chain: dict[_T, None] = {}
+        at: _T | None = start
+        while at is not None and at not in depths and at not in chain:
+            chain[at] = None
+            at = parent(at)
+        depth = -1 if at is None else depths.get(at, -1)
+        for member in reversed(chain):
+            depth += 1
+            depths[member] = depth
+    return depths

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs: long-running work on a host, and the decisions that follow from its status.
+
+A job is a row of the database before it is sent to an agent. The conductor that leases the row
+sends the job repeatedly until the agent reports its result. The agent keeps a checkpoint of each
+job (started, completed, failed), so that a job sent twice runs once.
+
+====================  ==========================  =============================================
+kind                  deadline passed or failed   cancelled (the ARQ is unbound or deleted)
+====================  ==========================  =============================================
+prepare               ARQs become BindFailed, a   the agent refuses the job if it has not begun;
+                      release job undoes it       a release job undoes it otherwise
+release               never: retried with a       not possible; the handle is dirty until it is
+                      growing delay               done
+program               the deployable is           not possible
+                      uncordoned, its bitstream
+                      unknown
+====================  ==========================  =============================================
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from cyborg.core.arq.arqs import parse_uuid
+from cyborg.core.codec import Serializable
+from cyborg.core.errors import Invalid
+from cyborg.core.validation import string
+
+MAX_ITEMS = 1024  # the limit of ARQs in one PATCH
+MAX_ERROR = 1000  # characters of a driver's error that are stored
+
+
+class JobKind(StrEnum):
+    """Kinds of jobs."""
+
+    PREPARE = "prepare"  # make handles ready for an instance
+    RELEASE = "release"  # undo that and clean the handles
+    PROGRAM = "program"  # load an image into a deployable
+
+
+class JobState(StrEnum):
+    """State of a job; open ones are leased repeatedly until they end."""
+
+    OPEN = "pending"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class AgentJobStatus(StrEnum):
+    """Status of a job at its agent."""
+
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+
+
+class JobDecision(StrEnum):
+    """Decision of the conductor about a job."""
+
+    FINISH = "finish"
+    UNDO = "undo"
+    WAIT = "wait"
+    RETRY = "retry"
+
+
+def decide(kind: JobKind, status: AgentJobStatus | None, *, overdue: bool) -> JobDecision:
+    """Return the decision about a job from its ``status``; None if the agent did not answer.
+
+    ``overdue`` is set if the deadline of the job has passed. Work that succeeded is never undone,
+    even if it is reported late.
+    """
+    if status is AgentJobStatus.DONE:
+        return JobDecision.FINISH
+    if kind is JobKind.RELEASE:
+        return JobDecision.WAIT if status is AgentJobStatus.RUNNING else JobDecision.RETRY
+    if status is AgentJobStatus.FAILED or overdue:
+        return JobDecision.UNDO
+    return JobDecision.WAIT if status is AgentJobStatus.RUNNING else JobDecision.RETRY
+
+
+@dataclass(frozen=True, slots=True)
+class WorkItem(Serializable):
+    """One attach handle to prepare or release, or one deployable to program.
+
+    ``backend`` is the configured driver; ``device``, ``deployable`` and ``handle`` are addresses,
+    the last empty for work on the whole deployable. ``accel`` holds the ``accel:`` keys of the
+    profile's group, without the prefix.
+    """
+
+    backend: str
+    device: str
+    deployable: str
+    handle: str = ""
+    accel: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """Specification of a job for an agent; all items succeed or none.
+
+    ``timeout`` is the limit for the whole job on the host, in seconds. ``image`` is the uuid of the
+    image to program. ``instance`` is for the log and the driver. ``cancels`` are the uuids of jobs
+    that must not begin if their message arrives later.
+    """
+
+    job_uuid: str
+    kind: JobKind
+    items: tuple[WorkItem, ...]
+    timeout: float
+    instance: str | None = None
+    image: str | None = None
+    cancels: tuple[str, ...] = ()
+
+
+def load_job_spec(job: Any, kind: Any, arguments: Any, seconds: Any) -> JobSpec:
+    """Parse a job from the bus. Raise Invalid if it is malformed."""
+    uuid = parse_uuid(job, "job")
+    try:
+        items = tuple(map(WorkItem.from_dict, arguments["items"]))
+        work = JobSpec(
+            job_uuid=uuid,
+            kind=JobKind(kind),
+            items=items,
+            timeout=float(seconds),
+            instance=_optional(arguments.get("instance")),
+            image=_optional(arguments.get("image")),
+            cancels=tuple(parse_uuid(uuid_, "cancels") for uuid_ in arguments.get("cancels", ())),
+        )
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as exc:
+        raise Invalid(f"malformed job: {type(exc).__name__} {exc}", field="arguments") from exc
+    if not 1 <= len(items) <= MAX_ITEMS:
+        raise Invalid(f"the job has {len(items)} items: expected 1 to {MAX_ITEMS}", field="items")
+    if not 0 < work.timeout < 86400:
+        raise Invalid(
+            f"timeout {work.timeout:g} s out of range: expected up to a day", field="timeout"
+        )
+    if (work.kind is JobKind.PROGRAM) != (work.image is not None):
+        raise Invalid(
+            "a program job must have an image, and no other job may have one", field="image"
+        )
+    return work
+
+
+def _optional(value: Any) -> str | None:
+    return None if value is None else string(value)

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Notifications: event types, payload schemas and their versions.
+
+An event type is ``<noun>.<verb>.<phase>``: ``start`` when a long operation begins, ``end`` when it
+is done, ``error`` when it failed. The payload is one object in the schema of the noun. A new field
+raises the schema's minor version; a field that is removed or changes its meaning, the major.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+from cyborg.core.described_enum import DescribedEnum
+
+
+class Priority(StrEnum):
+    """Priority of a notification; listeners subscribe by it."""
+
+    INFO = "INFO"
+    ERROR = "ERROR"
+
+
+class Event(DescribedEnum):
+    """Event types."""
+
+    REQUEST_CREATED = "accelerator_request.create.end", "An ARQ was created from a device profile."
+    BIND_STARTED = (
+        "accelerator_request.bind.start",
+        "A handle is claimed and the host prepares the device.",
+    )
+    BOUND = "accelerator_request.bind.end", "The ARQ owns a handle that its instance can use."
+    BIND_FAILED = (
+        "accelerator_request.bind.error",
+        "The host could not prepare the device; the ARQ owns no handle.",
+    )
+    UNBOUND = "accelerator_request.unbind.end", "The ARQ released its handle."
+    REQUEST_DELETED = (
+        "accelerator_request.delete.end",
+        "The ARQ was deleted and its handle released.",
+    )
+    ORPHAN_FREED = (
+        "accelerator_request.reclaim.end",
+        "The instance has no allocation; the ARQ was unbound or deleted.",
+    )
+    PROFILE_CREATED = "device_profile.create.end", "A device profile was created."
+    PROFILE_DELETED = "device_profile.delete.end", "A device profile was deleted."
+    DEVICE_ENABLED = "device.enable.end", "A device was uncordoned."
+    DEVICE_DISABLED = "device.disable.end", "A device was cordoned."
+    DEVICE_LOST = "device.lost.error", "A device with bound handles was removed from its host."
+    DEVICE_UNHEALTHY = "device.health.error", "A device is unhealthy and cordoned."
+    DEVICE_HEALTHY = (
+        "device.health.end",
+        "A device was healthy for the recovery window and is uncordoned.",
+    )
+    REQUEST_LOST = (
+        "accelerator_request.lost.error",
+        "The device of the ARQ's handle was removed from its host.",
+    )
+    REQUEST_UNHEALTHY = (
+        "accelerator_request.health.error",
+        "The device of the ARQ's handle is unhealthy.",
+    )
+    REQUEST_HEALTHY = (
+        "accelerator_request.health.end",
+        "The device of the ARQ's handle is healthy again.",
+    )
+    SERVICE_DOWN = (
+        "service.down.error",
+        "An agent missed too many heartbeats; its host is cordoned.",
+    )
+    SERVICE_UP = (
+        "service.up.end",
+        "An agent that was down sends heartbeats again; its host is uncordoned.",
+    )
+    PROGRAM_STARTED = (
+        "deployable.program.start",
+        "A host was requested to program an image into a deployable.",
+    )
+    PROGRAMMED = "deployable.program.end", "The image was programmed."
+    PROGRAM_FAILED = "deployable.program.error", "The image could not be programmed."
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """Schema of a payload object: its name, version and fields."""
+
+    name: str
+    version: str
+    fields: tuple[str, ...]
+
+
+SCHEMAS: Mapping[str, Schema] = {
+    schema.name: schema
+    for schema in (
+        Schema(
+            "accelerator_request",
+            "1.0",
+            (
+                "uuid",
+                "state",
+                "device_profile_name",
+                "device_profile_group_id",
+                "resource_class",
+                "project_id",
+                "hostname",
+                "device_rp_uuid",
+                "instance_uuid",
+                "error",
+            ),
+        ),
+        Schema("device_profile", "1.0", ("uuid", "name", "description", "groups")),
+        Schema(
+            "device",
+            "1.0",
+            ("uuid", "hostname", "address", "type", "vendor", "model", "health", "status"),
+        ),
+        Schema("service", "1.0", ("uuid", "binary", "hostname", "last_seen_at", "down_since")),
+        Schema(
+            "deployable",
+            "1.0",
+            (
+                "uuid",
+                "name",
+                "hostname",
+                "device_uuid",
+                "rp_uuid",
+                "resource_class",
+                "bitstream_id",
+                "image",
+                "error",
+            ),
+        ),
+    )
+}
+
+
+# Fields that a row may lack; they are then None.
+_OPTIONAL = frozenset({"error", "image"})
+
+
+def schema_of(event: Event) -> Schema:
+    """Return the payload schema of an event type."""
+    return SCHEMAS[event.partition(".")[0]]
+
+
+def priority_of(event: Event) -> Priority:
+    """Return the priority of an event type."""
+    return Priority.ERROR if event.endswith(".error") else Priority.INFO
+
+
+def build_notification(
+    event: Event,
+    row: Mapping[str, Any],
+    *,
+    notification_id: str,
+    at: datetime,
+    request_id: str | None,
+) -> dict[str, Any]:
+    """Return the notification of a row, which may have more than the schema's fields.
+
+    ``notification_id`` is its uuid, by which listeners detect duplicates. ``at`` is naive UTC.
+    ``request_id`` is that of the API request that caused it. Raise KeyError if the row lacks a
+    field.
+    """
+    schema = schema_of(event)
+    return {
+        "event_type": str(event),
+        "priority": str(priority_of(event)),
+        "payload": {
+            "schema": schema.name,
+            "version": schema.version,
+            "notification_id": notification_id,
+            "occurred_at": at.replace(tzinfo=UTC).isoformat(),
+            "request_id": request_id,
+            "data": {
+                name: row.get(name) if name in _OPTIONAL else row[name] for name in schema.fields
+            },
+        },
+    }

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Classification of database errors: transient, database unavailable, or a bug.
+
+The codes are MySQL's error numbers, PostgreSQL's SQLSTATEs (appendix A of its manual) and SQLite's
+messages.
+"""
+
+import contextlib
+import re
+import sqlite3
+from collections.abc import Iterator
+
+import sqlalchemy as sa
+from oslo_db import exception as oslo
+
+from cyborg.core.errors import Unavailable
+
+FAILURES = (oslo.DBError, sa.exc.SQLAlchemyError)
+"""All exceptions that SQLAlchemy and oslo.db raise."""
+
+# Serialization failure, deadlock, lock not available.
+_TRANSIENT_STATES = frozenset({"40001", "40P01", "55P03"})
+# Connection exceptions, insufficient resources, operator intervention (shutdown, not yet started).
+_DOWN_CLASSES = ("08", "53", "57P")
+# Too many connections, of all or of this user; the server is shutting down.
+_DOWN_NUMBERS = frozenset({1040, 1053, 1203, 1226})
+# The server cancelled a statement at its time limit: MariaDB, MySQL; PostgreSQL.
+_SLOW_NUMBERS = frozenset({1969, 3024})
+_SLOW_STATE = "57014"
+# Access denied. The account may still be in creation, so a retry can help.
+_DENIED_NUMBERS = frozenset({1044, 1045, 1698})
+_DENIED_CLASS = "28"
+# libpq has no SQLSTATE for errors before a session starts.
+_DENIED_TEXTS = ("authentication failed", "pg_hba.conf", "permission denied", "role")
+_MISSING_TABLE_NUMBER = 1146
+_MISSING_TABLE_STATE = "42P01"
+
+
+_DUPLICATE = re.compile(r"UNIQUE constraint failed: (.+)$|for key '([^']+)'")
+"""Messages of SQLite, and of MySQL and MariaDB; PostgreSQL has a field for the name."""
+
+
+def is_transient(error: BaseException) -> bool:
+    """Return whether the same transaction may succeed when it is retried."""
+    if isinstance(error, oslo.DBDeadlock | oslo.DBConsistencyError):
+        return True
+    return _state(error) in _TRANSIENT_STATES or "database is locked" in str(_origin(error))
+
+
+def to_unavailable(error: BaseException) -> Unavailable | None:
+    """Return the error for a caller if the database cannot serve, None for any other error."""
+    if is_transient(error):
+        return Unavailable("database is busy: too many concurrent changes to the same rows, retry")
+    if _has_no_tables(error):
+        return Unavailable("database has no tables: run 'cyborg-dbsync upgrade'")
+    if isinstance(error, oslo.DBNonExistentDatabase):
+        return Unavailable("database does not exist: check [database] connection")
+    if isinstance(error, oslo.DBConnectionError | sa.exc.TimeoutError | sa.exc.InterfaceError):
+        return Unavailable("the database does not answer")
+    if not isinstance(_wrapped(error), sa.exc.OperationalError):
+        return None
+    if _number(error) in _SLOW_NUMBERS or _state(error) == _SLOW_STATE:
+        return Unavailable("database statement timed out")
+    if _is_access_denied(error):
+        return Unavailable(
+            "database authentication failed: check the user and password of [database] connection"
+        )
+    if _is_down(error):
+        return Unavailable("the database does not answer")
+    return None
+
+
+def constraint_name(error: oslo.DBDuplicateEntry) -> str:
+    """Return the name of the constraint that a duplicate key violates, or its columns.
+
+    oslo.db takes ``columns`` from the message on SQLite, and guesses them from the name of the
+    constraint on the other databases.
+    """
+    diagnostics = getattr(_origin(error), "diag", None)
+    if name := getattr(diagnostics, "constraint_name", None):
+        return str(name)
+    found = _DUPLICATE.search(reason(error))
+    return (found[1] or found[2]) if found else ", ".join(error.columns or ()) or "unknown"
+
+
+def reason(error: BaseException) -> str:
+    """Return the first line of the driver's message: for logs and operators, not for callers."""
+    cause = error.__cause__ if isinstance(error, Unavailable) and error.__cause__ else error
+    lines = str(_origin(cause) or cause).strip().splitlines()
+    return lines[0] if lines else type(cause).__name__
+
+
+@contextlib.contextmanager
+def translate() -> Iterator[None]:
+    """Convert errors that mean "the database cannot serve" into errors.Unavailable."""
+    try:
+        yield
+    except FAILURES as error:
+        if (translated := to_unavailable(error)) is not None:
+            raise translated from error
+        raise
+
+
+def _has_no_tables(error: BaseException) -> bool:
+    return (
+        isinstance(error, oslo.DBNonExistentTable)
+        or _number(error) == _MISSING_TABLE_NUMBER
+        or _state(error) == _MISSING_TABLE_STATE
+    )
+
+
+def _is_access_denied(error: BaseException) -> bool:
+    number, state, origin = _number(error), _state(error), _origin(error)
+    if number is not None:
+        return number in _DENIED_NUMBERS
+    if state is not None:
+        return state.startswith(_DENIED_CLASS)
+    return any(text in str(origin) for text in _DENIED_TEXTS) and not _is_sqlite(error)
+
+
+def _is_down(error: BaseException) -> bool:
+    number, state, origin = _number(error), _state(error), _origin(error)
+    if _is_sqlite(error):
+        return "disk I/O error" in str(origin) or "disk is full" in str(origin)
+    if number is not None:
+        return number in _DOWN_NUMBERS or 2000 <= number < 3000  # client errors: no connection
+    return state is None or state.startswith(_DOWN_CLASSES)
+
+
+def _is_sqlite(error: BaseException) -> bool:
+    return isinstance(_origin(error), sqlite3.Error)
+
+
+def _wrapped(error: BaseException) -> BaseException:
+    """Return SQLAlchemy's error within oslo.db's, or the error itself."""
+    inner = getattr(error, "inner_exception", None)
+    return inner if isinstance(inner, BaseException) else error
+
+
+def _origin(error: BaseException) -> BaseException | None:
+    """Return the driver's exception."""
+    return getattr(_wrapped(error), "orig", None)
+
+
+def _state(error: BaseException) -> str | None:
+    return getattr(_origin(error), "pgcode", None)
+
+
+def _number(error: BaseException) -> int | None:
+    arguments = getattr(_origin(error), "args", ())
+    return arguments[0] if arguments and isinstance(arguments[0], int) else None

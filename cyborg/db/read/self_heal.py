@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read the self-heal counters."""
+
+from datetime import datetime
+from typing import TypedDict, cast
+
+import sqlalchemy as sa
+
+from cyborg.db.schema import self_heal_counters as table
+
+
+class SelfHealRow(TypedDict):
+    """The count of one kind of corrective action."""
+
+    kind: str
+    count: int
+    last_at: datetime
+
+
+def find(connection: sa.Connection) -> list[SelfHealRow]:
+    """Return all self-heal counters, ordered by kind."""
+    query = sa.select(table.c.kind, table.c.count, table.c.last_at).order_by(table.c.kind)
+    return [cast(SelfHealRow, dict(row)) for row in connection.execute(query).mappings()]

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write accelerator requests (ARQs).
+
+Each state transition first locks the rows in the order of their ids. It is then one guarded UPDATE
+or DELETE: the guard is the list of states from which ``core.arq.states`` allows the transition, and
+the row count is the number of ARQs that made it.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from cyborg.core.arq.states import ArqState, Step, source_states
+from cyborg.core.jobs.job import JobState
+from cyborg.db.schema import arqs, attach_handles, jobs
+
+
+def insert_all(tx: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert ARQs. Raise oslo.db's DBReferenceError if their profile no longer exists."""
+    tx.execute(sa.insert(arqs), [dict(row) for row in rows])
+
+
+def lock(
+    tx: sa.Connection, uuids: Collection[str], project_scope: str | None = None
+) -> Sequence[sa.RowMapping]:
+    """Return the ARQs with these uuids in the order of their ids, locked.
+
+    ``project_scope`` is the only project whose ARQs the caller may see, None for all projects.
+    """
+    query = _LOCK if project_scope is None else _LOCK_SCOPED
+    return tx.execute(query, {"uuids": sorted(uuids), "scope": project_scope}).mappings().all()
+
+
+def lock_of_instance(
+    tx: sa.Connection, instance: str, project_scope: str | None = None
+) -> Sequence[sa.RowMapping]:
+    """Return the ARQs of an instance in the order of their ids, locked."""
+    return _locked(tx, arqs.c.instance_uuid == instance, project_scope)
+
+
+def lock_of_jobs(tx: sa.Connection, ids: Collection[int]) -> Sequence[sa.RowMapping]:
+    """Return the ARQs whose bind waits for these jobs, locked."""
+    return _locked(tx, arqs.c.job_id.in_(ids), None)
+
+
+def lock_stranded(tx: sa.Connection, limit: int) -> Sequence[sa.RowMapping]:
+    """Return up to ``limit`` BindStarted ARQs without an open job, locked."""
+    open_ = sa.exists().where(jobs.c.id == arqs.c.job_id, jobs.c.state == JobState.OPEN)
+    ids = tx.scalars(
+        sa.select(arqs.c.id)
+        .where(arqs.c.state == ArqState.BIND_STARTED, sa.not_(open_))
+        .limit(limit)
+    ).all()
+    # Checked again under the lock: a bind may have just ended.
+    condition = sa.and_(arqs.c.id.in_(ids), arqs.c.state == ArqState.BIND_STARTED)
+    return _locked(tx, condition, None) if ids else []
+
+
+def lock_to_bind(
+    tx: sa.Connection, uuids: Collection[str], instance: str, project_scope: str | None = None
+) -> Sequence[sa.RowMapping]:
+    """Return the ARQs with these uuids as ``lock`` does, with the extra key ``other_arqs``.
+
+    ``other_arqs`` is the number of other ARQs of the instance. The unique key of the instance's
+    slots detects an ARQ that is bound after this statement.
+    """
+    query = _LOCK_TO_BIND if project_scope is None else _LOCK_TO_BIND_SCOPED
+    values = {"uuids": sorted(uuids), "instance": instance, "scope": project_scope}
+    return tx.execute(query, values).mappings().all()
+
+
+def _locked(
+    tx: sa.Connection, condition: sa.ColumnElement[bool], project_scope: str | None
+) -> Sequence[sa.RowMapping]:
+    query = sa.select(arqs).where(condition).order_by(arqs.c.id).with_for_update()
+    if project_scope is not None:
+        query = query.where(arqs.c.project_id == project_scope)
+    return tx.execute(query).mappings().all()
+
+
+# Built once: SQLAlchemy needs more time to build such a statement than a database to run it.
+_UUIDS: sa.BindParameter[Any] = sa.bindparam("uuids", expanding=True)
+_SCOPE = arqs.c.project_id == sa.bindparam("scope", type_=sa.String)
+_other = arqs.alias("other")
+_OTHER_COUNT = (
+    sa.select(sa.func.count())
+    .where(
+        _other.c.instance_uuid == sa.bindparam("instance", type_=sa.String),
+        _other.c.uuid.not_in(_UUIDS),
+    )
+    .scalar_subquery()
+    .label("other_arqs")
+)
+_BY_UUID = arqs.c.uuid.in_(_UUIDS)
+_LOCK = sa.select(arqs).where(_BY_UUID).order_by(arqs.c.id).with_for_update()
+_LOCK_SCOPED = _LOCK.where(_SCOPE)
+_LOCK_TO_BIND = _LOCK.add_columns(_OTHER_COUNT)
+_LOCK_TO_BIND_SCOPED = _LOCK_TO_BIND.where(_SCOPE)
+
+
+def other_arqs_of_instance(
+    tx: sa.Connection, instance: str, uuids: Collection[str]
+) -> Sequence[sa.RowMapping]:
+    """Return uuid and state of up to 3 ARQs of the instance that are not in ``uuids``."""
+    query = sa.select(arqs.c.uuid, arqs.c.state).where(
+        arqs.c.instance_uuid == instance, arqs.c.uuid.not_in(uuids)
+    )
+    return tx.execute(query.limit(3)).mappings().all()
+
+
+def bind(
+    tx: sa.Connection,
+    *,
+    providers: Mapping[int, str],
+    projects: Mapping[int, str],
+    hostname: str,
+    instance: str,
+    first_slot: int,
+    state: ArqState,
+    owner_verified: bool,
+) -> int:
+    """Bind ARQs, each to its provider; return how many were in an allowed state.
+
+    ``state`` is Bound, or BindStarted if host work follows. ``providers`` maps ARQ ids to provider
+    uuids; ``projects`` maps the ids of ARQs whose project changes with the bind to the new project.
+    The ARQs use the instance's slots from ``first_slot`` on. Raise oslo.db's DBDuplicateEntry if
+    another bind for the instance uses one of these slots.
+    """
+    ids = sorted(providers)
+    values: dict[str, Any] = {
+        "state": state,
+        "hostname": hostname,
+        "owner_verified": owner_verified,
+        "orphan_since": None,
+        "instance_uuid": instance,
+        "device_rp_uuid": _case_by_id(providers),
+        "instance_slot": _case_by_id({id_: first_slot + n for n, id_ in enumerate(ids)}),
+    }
+    if projects:
+        values["project_id"] = _case_by_id(projects, otherwise=arqs.c.project_id)
+    # The claim of a handle is part of this transition, so the guard is that of START: a BindStarted
+    # ARQ already owns a handle.
+    return _transition(tx, Step.START, ids, values)
+
+
+def finish_bind(tx: sa.Connection, ids: Collection[int]) -> int:
+    """Mark ARQs Bound after their host work; return how many were in an allowed state."""
+    values = {"state": ArqState.BOUND, "job_id": None}
+    return _transition(tx, Step.BIND, ids, values, arqs.c.state == ArqState.BIND_STARTED)
+
+
+def fail_bind(tx: sa.Connection, ids: Collection[int]) -> int:
+    """Mark ARQs BindFailed, keep their instance; return how many were in an allowed state."""
+    if not ids:
+        return 0
+    return _transition(tx, Step.FAIL_BIND, ids, {"state": ArqState.BIND_FAILED, "job_id": None})
+
+
+def unbind(tx: sa.Connection, ids: Collection[int]) -> int:
+    """Mark ARQs Unbound, without host and instance; return how many were in an allowed state."""
+    values: dict[str, Any] = {
+        "state": ArqState.UNBOUND,
+        "hostname": None,
+        "device_rp_uuid": None,
+        "instance_uuid": None,
+        "instance_slot": None,
+        "job_id": None,
+        "orphan_since": None,
+        "owner_verified": True,
+    }
+    return _transition(tx, Step.UNBIND, ids, values)
+
+
+def delete(tx: sa.Connection, ids: Collection[int]) -> int:
+    """Delete ARQs that own no handle; return how many were in an allowed state."""
+    return tx.execute(
+        sa.delete(arqs).where(arqs.c.id.in_(ids), arqs.c.state.in_(source_states(Step.DELETE)))
+    ).rowcount
+
+
+def write_label(
+    tx: sa.Connection, handle: str, label: Mapping[str, Any], project_scope: str | None
+) -> bool:
+    """Set the label of the ARQ that owns the handle with this uuid; return whether one owns it.
+
+    ``project_scope`` is the only project whose ARQs the caller may see, None for all projects.
+    ``updated_at`` does not change: the orphan collector uses it as the time of the bind.
+    """
+    owner = sa.select(attach_handles.c.arq_id).where(attach_handles.c.uuid == handle)
+    guard = [arqs.c.id == owner.scalar_subquery()]
+    if project_scope is not None:
+        guard.append(arqs.c.project_id == project_scope)
+    values = {f"label_{name}": value for name, value in label.items()}
+    change = sa.update(arqs).where(*guard)
+    return bool(tx.execute(change.values(**values, updated_at=arqs.c.updated_at)).rowcount)
+
+
+def _transition(
+    tx: sa.Connection,
+    step: Step,
+    ids: Collection[int],
+    values: Mapping[str, Any],
+    *conditions: sa.ColumnElement[bool],
+) -> int:
+    allowed = source_states(step)
+    return tx.execute(
+        sa.update(arqs)
+        .where(arqs.c.id.in_(ids), arqs.c.state.in_(allowed), *conditions)
+        .values(**values)
+    ).rowcount
+
+
+def _case_by_id(values: Mapping[int, Any], otherwise: Any = None) -> Any:
+    # One UPDATE with a CASE instead of one UPDATE per row, so that the cost of a bind does not grow
+    # with the number of ARQs.
+    return sa.case(values, value=arqs.c.id, else_=otherwise)

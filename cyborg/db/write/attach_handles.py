@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write attach handles as a host reports them; ``handle_claims`` writes their owners."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+from uuid import uuid4
+
+import sqlalchemy as sa
+
+from cyborg.core.inventory.device import AttachHandle, HandleType
+from cyborg.db import bulk
+from cyborg.db.schema import arqs, deployables, devices
+from cyborg.db.schema import attach_handles as handles
+
+
+def of_host(tx: sa.Connection, host: str) -> Sequence[sa.RowMapping]:
+    """Return every handle of a host.
+
+    Keys: id, address, type, info, draining, arq_id, needs_cleaning, and the addresses of its
+    ``device`` and ``deployable``.
+    """
+    query = (
+        sa.select(
+            handles.c.id,
+            handles.c.address,
+            handles.c.type,
+            handles.c.info,
+            handles.c.draining,
+            handles.c.arq_id,
+            handles.c.needs_cleaning,
+            deployables.c.address.label("deployable"),
+            devices.c.address.label("device"),
+        )
+        .join(deployables, deployables.c.id == handles.c.deployable_id)
+        .join(devices, devices.c.id == deployables.c.device_id)
+        .where(devices.c.host == host)
+    )
+    return tx.execute(query).mappings().all()
+
+
+def to_handle(row: Mapping[Any, Any]) -> AttachHandle:
+    """Return a row as the reported handle."""
+    return AttachHandle(row["address"], HandleType(row["type"]), row["info"])
+
+
+def add(
+    tx: sa.Connection,
+    new: Iterable[tuple[int, AttachHandle]],
+    dirty: Collection[tuple[int, str]] = (),
+) -> None:
+    """Insert handles, each as (row id of its deployable, handle).
+
+    ``dirty`` has the (deployable id, address) of those that need cleaning before their first use.
+    """
+    bulk.insert(
+        tx,
+        handles,
+        [
+            {
+                "uuid": str(uuid4()),
+                "deployable_id": deployable_id,
+                "address": h.address,
+                "type": str(h.type),
+                "info": dict(h.info),
+                "draining": False,
+                "needs_cleaning": (deployable_id, h.address) in dirty,
+            }
+            for deployable_id, h in new
+        ],
+    )
+
+
+def update(tx: sa.Connection, changed: Mapping[int, AttachHandle]) -> None:
+    """Write the reported values by row id; a draining handle becomes available again."""
+    bulk.update(
+        tx,
+        handles,
+        [
+            {"id": id_, "type": str(h.type), "info": dict(h.info), "draining": False}
+            for id_, h in changed.items()
+        ],
+    )
+
+
+def mark_draining(tx: sa.Connection, ids: Collection[int]) -> None:
+    """Mark handles, by row id, that are gone from the host but still owned or dirty."""
+    for chunk in bulk.chunks(ids):
+        tx.execute(sa.update(handles).where(handles.c.id.in_(chunk)).values(draining=True))
+
+
+def lock(tx: sa.Connection, ids: Collection[int]) -> set[int]:
+    """Lock handles, by row id, against claims; return the ids of those that must not be deleted.
+
+    Those are owned and dirty handles. If a dirty handle were deleted and came back under the same
+    address, the cleaning job of the old one would clean the handle of the new owner.
+
+    SQLite has no row locks and needs none, because it allows one writer at a time.
+    """
+    pinned: set[int] = set()
+    for chunk in bulk.chunks(ids):
+        query = (
+            sa.select(handles.c.id, handles.c.arq_id, handles.c.needs_cleaning)
+            .where(handles.c.id.in_(chunk))
+            .order_by(handles.c.id)
+            .with_for_update()
+        )
+        pinned |= {r.id for r in tx.execute(query) if r.arq_id is not None or r.needs_cleaning}
+    return pinned
+
+
+def force_clean(tx: sa.Connection, ids: Collection[int]) -> None:
+    """Mark dirty handles, by row id, as clean without cleaning, so that they can be deleted.
+
+    The caller must delete them in the same transaction, so that no ARQ can claim one.
+    """
+    for chunk in bulk.chunks(ids):
+        unowned = sa.and_(handles.c.id.in_(chunk), handles.c.arq_id.is_(None))
+        tx.execute(sa.update(handles).where(unowned).values(needs_cleaning=False, job_id=None))
+
+
+def delete_clean(tx: sa.Connection, ids: Collection[int]) -> int:
+    """Delete those of the handles, by row id, that are clean and not owned; return how many."""
+    return sum(
+        tx.execute(
+            sa.delete(handles).where(
+                handles.c.id.in_(chunk),
+                handles.c.arq_id.is_(None),
+                sa.not_(handles.c.needs_cleaning),
+            )
+        ).rowcount
+        for chunk in bulk.chunks(ids)
+    )
+
+
+def owners(tx: sa.Connection, ids: Collection[int]) -> list[sa.RowMapping]:
+    """Return the ARQs that own these handles, as rows with the extra key ``handle``, its row id.
+
+    The order is that of the ARQs' ids within each chunk of handles.
+    """
+    found: list[sa.RowMapping] = []
+    for chunk in bulk.chunks(ids):
+        query = (
+            sa.select(arqs, handles.c.id.label("handle"))
+            .join(handles, handles.c.arq_id == arqs.c.id)
+            .where(handles.c.id.in_(chunk))
+            .order_by(arqs.c.id)
+        )
+        found += tx.execute(query).mappings().all()
+    return found

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write audits that operators requested. If a conductor stops, another one continues its audit.
+
+The lease guards every write of a conductor: one that has lost the lease changes nothing.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+from uuid import uuid4
+
+import sqlalchemy as sa
+
+from cyborg.core.audit.model import OPEN, Source, State
+from cyborg.core.hosts.service import AGENT
+from cyborg.db.schema import audits, devices, providers, services
+
+# Hosts with an agent, and hosts of which only devices or providers are left.
+_HOSTS = sa.union(
+    sa.select(services.c.host).where(services.c.binary == AGENT),
+    sa.select(devices.c.host),
+    sa.select(providers.c.host),
+).subquery("hosts")
+
+
+def next_hosts(tx: sa.Connection, after: str, limit: int) -> Sequence[str]:
+    """Return the names of up to ``limit`` hosts after ``after``, in the order of the database."""
+    query = sa.select(_HOSTS.c.host).where(_HOSTS.c.host > after)
+    return tx.scalars(query.order_by(_HOSTS.c.host).limit(limit)).all()
+
+
+def host_exists(tx: sa.Connection, host: str) -> bool:
+    """Return whether the database has an agent, a device or a provider of a host."""
+    query = sa.select(_HOSTS.c.host).where(_HOSTS.c.host == host)
+    return tx.execute(query).first() is not None
+
+
+def count_hosts(tx: sa.Connection) -> int:
+    """Return the number of hosts."""
+    return int(tx.scalar(sa.select(sa.func.count()).select_from(_HOSTS)) or 0)
+
+
+def count_open(tx: sa.Connection) -> int:
+    """Return the number of audits that have not ended."""
+    query = sa.select(sa.func.count()).select_from(audits).where(audits.c.state.in_(OPEN))
+    return int(tx.scalar(query) or 0)
+
+
+def add(tx: sa.Connection, host: str | None, repair: bool, sources: Collection[Source]) -> str:
+    """Enqueue an audit and return its uuid."""
+    uuid = str(uuid4())
+    tx.execute(
+        sa.insert(audits).values(
+            uuid=uuid,
+            host=host,
+            repair=repair,
+            state=State.PENDING,
+            sources=[str(source) for source in sources],
+            hosts_total=1 if host is not None else count_hosts(tx),
+        )
+    )
+    return uuid
+
+
+def lease(tx: sa.Connection, *, owner: str, now: datetime, until: datetime) -> Any | None:
+    """Lease the oldest open audit that is not leased; return its previous row, None without one.
+
+    ``owner`` must be unique to each call.
+    """
+    due = sa.and_(
+        audits.c.state.in_(OPEN),
+        sa.or_(audits.c.lease_until.is_(None), audits.c.lease_until < now),
+    )
+    row = tx.execute(sa.select(audits).where(due).order_by(audits.c.id).limit(1)).mappings().first()
+    if row is None:
+        return None
+    query = sa.update(audits).where(audits.c.id == row["id"], due)
+    values = {"state": State.RUNNING, "owner": owner, "lease_until": until}
+    return row if tx.execute(query.values(**values)).rowcount else None
+
+
+def renew(tx: sa.Connection, uuid: str, owner: str, until: datetime) -> bool:
+    """Extend a lease; return whether ``owner`` still had it."""
+    return _write(tx, uuid, owner, {"lease_until": until})
+
+
+def record_progress(
+    tx: sa.Connection,
+    uuid: str,
+    owner: str,
+    *,
+    host: str,
+    hosts_done: int,
+    num_findings: int,
+    findings: Sequence[Mapping[str, Any]] | None,
+    until: datetime,
+) -> bool:
+    """Record that a host was audited and extend the lease; return whether ``owner`` had it.
+
+    ``findings`` has all findings so far, None if there are no new ones.
+    """
+    values = {
+        "last_host": host,
+        "hosts_done": hosts_done,
+        "num_findings": num_findings,
+        "lease_until": until,
+    }
+    if findings is not None:
+        values["findings"] = list(findings)
+    return _write(tx, uuid, owner, values)
+
+
+def end(tx: sa.Connection, uuid: str, owner: str, state: State, error: str | None = None) -> bool:
+    """Record the result of an audit; return whether ``owner`` still had the lease."""
+    values = {"state": state, "error": error, "owner": None, "lease_until": None}
+    return _write(tx, uuid, owner, values)
+
+
+def release(tx: sa.Connection, uuid: str, owner: str) -> bool:
+    """End a lease early, so that any conductor can continue the audit."""
+    return _write(tx, uuid, owner, {"owner": None, "lease_until": None})
+
+
+def _write(tx: sa.Connection, uuid: str, owner: str, values: Mapping[str, Any]) -> bool:
+    leased = sa.and_(audits.c.uuid == uuid, audits.c.owner == owner)
+    return bool(tx.execute(sa.update(audits).where(leased).values(**values)).rowcount)
+
+
+def purge(tx: sa.Connection, cutoff: datetime, limit: int) -> int:
+    """Delete up to ``limit`` audits that ended before ``cutoff``; return how many."""
+    old = sa.and_(audits.c.state.not_in(OPEN), audits.c.updated_at < cutoff)
+    ids = tx.scalars(sa.select(audits.c.id).where(old).limit(limit)).all()
+    if not ids:
+        return 0
+    return tx.execute(sa.delete(audits).where(audits.c.id.in_(ids))).rowcount

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write the backends of a host as its agent reports them."""
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import uuid4
+
+import sqlalchemy as sa
+
+from cyborg.core.hosts.service import AGENT
+from cyborg.core.inventory.report import BackendState, BackendStatus
+from cyborg.db import bulk
+from cyborg.db.schema import backends, desired_backends, services
+
+
+def replace(tx: sa.Connection, host: str, states: Sequence[BackendState]) -> dict[str, Any]:
+    """Replace the backends of a host's agent; rows without a change are not written.
+
+    Remarks and settings that are None in the report keep their old values.
+
+    Return a dictionary with agent (the id of the agent's row), identity and drivers_digest
+    of the agent; has_overrides: whether new devices may need a cordon, because an operator changed
+    a backend or a backend is cordoned; and changed_cordons: the names of the backends that this
+    call cordoned or uncordoned. The caller must hold a lock on the agent's row.
+    """
+    query = (
+        sa.select(
+            services.c.id.label("agent"),
+            services.c.identity,
+            services.c.drivers_digest,
+            sa.exists()
+            .where(desired_backends.c.service_id == services.c.id)
+            .correlate(services)
+            .label("has_overrides"),
+            backends.c.id,
+            backends.c.name,
+            backends.c.driver,
+            backends.c.status,
+            backends.c.error,
+            backends.c.remarks,
+            backends.c.settings,
+            backends.c.cordoned,
+        )
+        .outerjoin(backends, backends.c.service_id == services.c.id)
+        .where(services.c.binary == AGENT, services.c.host == host)
+    )
+    rows = tx.execute(query).mappings().all()
+    stored = {row["name"]: row for row in rows if row["id"] is not None}
+    previously_cordoned = {name for name, row in stored.items() if row["cordoned"]}
+    # A restarted agent counts failures from 0, so only a successful discovery uncordons.
+    cordoned = {
+        state.name
+        for state in states
+        if state.cordoned
+        or (state.name in previously_cordoned and state.status is not BackendStatus.READY)
+    }
+    reported = {
+        state.name: _values(state, stored.get(state.name)) | {"cordoned": state.name in cordoned}
+        for state in states
+    }
+    bulk.delete(tx, backends, [row["id"] for name, row in stored.items() if name not in reported])
+    bulk.update(
+        tx,
+        backends,
+        [
+            {"id": stored[name]["id"], **values}
+            for name, values in reported.items()
+            if name in stored and any(stored[name][key] != values[key] for key in values)
+        ],
+    )
+    bulk.insert(
+        tx,
+        backends,
+        [
+            {"uuid": str(uuid4()), "service_id": rows[0]["agent"], "name": name, **values}
+            for name, values in reported.items()
+            if name not in stored
+        ],
+    )
+    return {
+        **{name: rows[0][name] for name in ("agent", "identity", "drivers_digest")},
+        "has_overrides": bool(rows[0]["has_overrides"]) or bool(cordoned),
+        "changed_cordons": sorted(previously_cordoned ^ cordoned),
+    }
+
+
+def _values(state: BackendState, stored: sa.RowMapping | None) -> dict[str, Any]:
+    """Return the values of a backend's row."""
+    remarks, settings = state.remarks, state.settings
+    previous = {"remarks": None, "settings": None} if stored is None else stored
+    return {
+        "driver": state.driver,
+        "status": str(state.status),
+        "error": state.error,
+        "remarks": previous["remarks"] if remarks is None else list(remarks),
+        "settings": previous["settings"] if settings is None else [s.to_dict() for s in settings],
+    }

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write deployables: the parts of devices that are resource providers."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+from uuid import uuid4
+
+import sqlalchemy as sa
+
+from cyborg.core import naming
+from cyborg.core.hosts.service import AGENT
+from cyborg.core.inventory.device import Deployable
+from cyborg.db import bulk
+from cyborg.db.schema import attach_handles, attributes, deployables, devices, jobs, services
+
+_ATTRIBUTE = ("uuid", "key", "value", "created_at")
+
+
+def of_host(tx: sa.Connection, host: str) -> Sequence[sa.RowMapping]:
+    """Return every deployable row of a host, with the addresses of ``device`` and ``parent``."""
+    parents = deployables.alias("parents")
+    query = (
+        sa.select(
+            deployables,
+            devices.c.address.label("device"),
+            parents.c.address.label("parent"),
+        )
+        .join(devices, devices.c.id == deployables.c.device_id)
+        .outerjoin(parents, parents.c.id == deployables.c.parent_id)
+        .where(devices.c.host == host)
+    )
+    return tx.execute(query).mappings().all()
+
+
+def to_deployable(row: Mapping[Any, Any]) -> Deployable:
+    """Return a row of ``of_host`` as the reported deployable, without its handles."""
+    return Deployable(
+        address=row["address"],
+        resource_class=row["resource_class"],
+        traits=frozenset(row["traits"]),
+        attributes=row["attributes"],
+        parent=row["parent"],
+        bitstream_id=row["bitstream_id"],
+    )
+
+
+def _reported(deployable: Deployable) -> dict[str, Any]:
+    return {
+        "resource_class": deployable.resource_class,
+        "traits": sorted(deployable.traits),
+        "attributes": dict(deployable.attributes),
+        "bitstream_id": deployable.bitstream_id,
+        "draining": False,
+    }
+
+
+def add(
+    tx: sa.Connection,
+    host: str,
+    new: Iterable[tuple[int, Deployable, int]],
+    uuids: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Insert deployables, each as (row id of its device, deployable, number of handles).
+
+    ``uuids`` maps addresses to the uuids that restored deployables had. ``set_parents`` writes
+    their parents.
+    """
+    bulk.insert(
+        tx,
+        deployables,
+        [
+            {
+                "uuid": uuids.get(d.address) or str(uuid4()),
+                "device_id": device_id,
+                "address": d.address,
+                "name": naming.provider_name(host, d.address),
+                "rp_uuid": naming.provider_uuid(host, d.address),
+                "num_accelerators": handles,
+                **_reported(d),
+            }
+            for device_id, d, handles in new
+        ],
+    )
+
+
+def find_name_conflicts(
+    tx: sa.Connection, host: str, addresses: Collection[str]
+) -> Sequence[tuple[str, str]]:
+    """Return (provider name, other host) of names of this host that another host already uses."""
+    found: set[tuple[str, str]] = set()
+    for chunk in bulk.chunks(sorted({naming.provider_name(host, a) for a in addresses})):
+        found |= {
+            (str(name), str(other))
+            for name, other in tx.execute(
+                sa.select(deployables.c.name, devices.c.host)
+                .join(devices, devices.c.id == deployables.c.device_id)
+                .where(deployables.c.name.in_(chunk), devices.c.host != host)
+            )
+        }
+    return sorted(found)
+
+
+def ids_by_address(tx: sa.Connection, host: str) -> dict[tuple[str, str], int]:
+    """Return the row ids of a host's deployables by the addresses of device and deployable."""
+    query = (
+        sa.select(devices.c.address, deployables.c.address, deployables.c.id)
+        .join(devices, devices.c.id == deployables.c.device_id)
+        .where(devices.c.host == host)
+    )
+    return {(device, deployable): id_ for device, deployable, id_ in tx.execute(query)}
+
+
+def update(tx: sa.Connection, changed: Mapping[int, Deployable]) -> None:
+    """Write the reported values by row id; a draining deployable becomes available again."""
+    bulk.update(tx, deployables, [{"id": id_, **_reported(d)} for id_, d in changed.items()])
+
+
+def set_parents(tx: sa.Connection, parents: Mapping[int, tuple[int | None, int]]) -> None:
+    """Write the row ids of parent and root, by row id."""
+    # Nearly all deployables have no parent: these need only one statement.
+    without_parent = [id_ for id_, (parent, _) in parents.items() if parent is None]
+    for chunk in bulk.chunks(without_parent):
+        tx.execute(
+            sa.update(deployables)
+            .where(deployables.c.id.in_(chunk))
+            .values(parent_id=None, root_id=deployables.c.id)
+        )
+    bulk.update(
+        tx,
+        deployables,
+        [
+            {"id": id_, "parent_id": parent, "root_id": root}
+            for id_, (parent, root) in parents.items()
+            if parent is not None
+        ],
+    )
+
+
+def set_handle_counts(tx: sa.Connection, counts: Mapping[int, int]) -> None:
+    """Write the number of handles of deployables, by row id."""
+    bulk.update(tx, deployables, [{"id": i, "num_accelerators": n} for i, n in counts.items()])
+
+
+def mark_draining(tx: sa.Connection, ids: Collection[int]) -> None:
+    """Mark deployables, by row id, that are gone from the host but have a bound handle."""
+    for chunk in bulk.chunks(ids):
+        tx.execute(sa.update(deployables).where(deployables.c.id.in_(chunk)).values(draining=True))
+
+
+def delete(tx: sa.Connection, ids: Collection[int]) -> None:
+    """Delete deployables by row id. Raise oslo.db's DBReferenceError if one still has handles."""
+    bulk.delete(tx, deployables, ids)
+
+
+def desired_state(tx: sa.Connection, providers: Collection[str]) -> Sequence[sa.RowMapping]:
+    """Return the data for the desired state of providers, by uuid; no row for one to be deleted.
+
+    Keys: uuid, name, parent (provider uuid or None), resource_class, traits, total (handles that
+    are not draining or are owned), stuck (those of them whose cleaning job fails at present),
+    programming, draining (of the deployable or its device), device_status, health, setup_required,
+    reboot_required, cordoned, host_down (the agent is marked down; False without an agent), host
+    and identity (the names of the compute node that the agent reported; None without an agent).
+    """
+    parents = deployables.alias("parents")
+    total = (
+        sa.select(sa.func.count())
+        .where(
+            attach_handles.c.deployable_id == deployables.c.id,
+            sa.or_(sa.not_(attach_handles.c.draining), attach_handles.c.arq_id.is_not(None)),
+        )
+        .scalar_subquery()
+    )
+    stuck = (
+        sa.select(sa.func.count())
+        .select_from(attach_handles)
+        .join(jobs, jobs.c.id == attach_handles.c.job_id)
+        .where(
+            attach_handles.c.deployable_id == deployables.c.id,
+            attach_handles.c.arq_id.is_(None),
+            sa.not_(attach_handles.c.draining),
+            jobs.c.error.is_not(None),
+        )
+        .scalar_subquery()
+    )
+    query = (
+        sa.select(
+            deployables.c.rp_uuid.label("uuid"),
+            deployables.c.name,
+            parents.c.rp_uuid.label("parent"),
+            deployables.c.resource_class,
+            deployables.c.traits,
+            total.label("total"),
+            stuck.label("stuck"),
+            deployables.c.job_id.is_not(None).label("programming"),
+            sa.or_(deployables.c.draining, devices.c.draining).label("draining"),
+            devices.c.status.label("device_status"),
+            devices.c.health,
+            devices.c.setup_required,
+            devices.c.reboot_required,
+            devices.c.cordoned,
+            services.c.down_since.is_not(None).label("host_down"),
+            devices.c.host,
+            services.c.identity,
+        )
+        .join(devices, devices.c.id == deployables.c.device_id)
+        .outerjoin(parents, parents.c.id == deployables.c.parent_id)
+        .outerjoin(services, sa.and_(services.c.host == devices.c.host, services.c.binary == AGENT))
+        .where(deployables.c.rp_uuid.in_(sorted(providers)))
+        .order_by(deployables.c.id)
+    )
+    return tx.execute(query).mappings().all()
+
+
+def add_attribute(tx: sa.Connection, deployable: str, row: Mapping[str, Any]) -> bool:
+    """Add an attribute to the deployable with this uuid; return whether it exists.
+
+    Raise oslo.db's DBDuplicateEntry if the deployable already has an attribute with this key, and
+    DBReferenceError if the deployable is deleted concurrently.
+    """
+    values = [sa.literal(row[name], attributes.c[name].type).label(name) for name in _ATTRIBUTE]
+    found = sa.select(deployables.c.id, *values).where(deployables.c.uuid == deployable)
+    columns = ["deployable_id", *_ATTRIBUTE]
+    return bool(tx.execute(sa.insert(attributes).from_select(columns, found)).rowcount)
+
+
+def delete_attribute(tx: sa.Connection, uuid: str) -> bool:
+    """Delete an attribute; return whether it existed."""
+    return bool(tx.execute(sa.delete(attributes).where(attributes.c.uuid == uuid)).rowcount)

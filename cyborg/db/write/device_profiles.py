@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write device profiles. The schema enforces unique names and keeps profiles that are in use."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from cyborg.db.schema import arqs
+from cyborg.db.schema import device_profiles as profiles
+
+
+def insert(tx: sa.Connection, row: Mapping[str, Any]) -> None:
+    """Insert one profile. Raise oslo.db's DBDuplicateEntry if its name or uuid already exists."""
+    tx.execute(sa.insert(profiles), [dict(row)])
+
+
+def by_name(
+    tx: sa.Connection, name: str, project: str | None = None, max_count: int = 0
+) -> sa.RowMapping | None:
+    """Return the id, name and groups of the profile with this name, or None.
+
+    Key ``used`` is the number of ARQs of a project, counted only up to ``max_count``.
+    """
+    project_arqs = (
+        sa.select(arqs.c.id).where(arqs.c.project_id == project).limit(max_count).subquery()
+    )
+    used = sa.select(sa.func.count()).select_from(project_arqs).scalar_subquery().label("used")
+    query = sa.select(profiles.c.id, profiles.c.name, profiles.c.groups, used)
+    return tx.execute(query.where(profiles.c.name == name)).mappings().one_or_none()
+
+
+def find(tx: sa.Connection, keys: Collection[str]) -> Sequence[sa.RowMapping]:
+    """Return the id, uuid and name of the profiles with these uuids or names."""
+    query = sa.select(profiles.c.id, profiles.c.uuid, profiles.c.name)
+    named = sa.or_(profiles.c.uuid.in_(keys), profiles.c.name.in_(keys))
+    return tx.execute(query.where(named).order_by(profiles.c.id)).mappings().all()
+
+
+def delete(tx: sa.Connection, ids: Collection[int]) -> int:
+    """Delete profiles and return how many were deleted.
+
+    Raise oslo.db's DBReferenceError if an ARQ uses one of them. The foreign key also detects an ARQ
+    that a concurrent transaction inserts, which a query cannot see.
+    """
+    return tx.execute(sa.delete(profiles).where(profiles.c.id.in_(ids))).rowcount
+
+
+def usage(tx: sa.Connection, keys: Collection[str]) -> Mapping[str, int]:
+    """Return the number of ARQs by name of the named profiles that are in use."""
+    query = (
+        sa.select(profiles.c.name, sa.func.count())
+        .join(arqs, arqs.c.profile_id == profiles.c.id)
+        .where(sa.or_(profiles.c.uuid.in_(keys), profiles.c.name.in_(keys)))
+        .group_by(profiles.c.name)
+        .order_by(profiles.c.name)
+    )
+    return {row[0]: row[1] for row in tx.execute(query)}
+
+
+def users(tx: sa.Connection, keys: Collection[str], limit: int) -> Sequence[sa.RowMapping]:
+    """Return uuid, state and instance_uuid of the oldest ARQs that use the named profiles."""
+    query = (
+        sa.select(arqs.c.uuid, arqs.c.state, arqs.c.instance_uuid)
+        .join(profiles, arqs.c.profile_id == profiles.c.id)
+        .where(sa.or_(profiles.c.uuid.in_(keys), profiles.c.name.in_(keys)))
+        .order_by(arqs.c.id)
+        .limit(limit)
+    )
+    return tx.execute(query).mappings().all()

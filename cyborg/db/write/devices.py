@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write devices. No column is written by both the operator (``status``) and the host's reports."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any
+from uuid import uuid4
+
+import sqlalchemy as sa
+
+from cyborg.core.inventory.device import Device, DeviceType, Health, load_abilities
+from cyborg.core.inventory.tombstone import Tombstone
+from cyborg.db import bulk
+from cyborg.db.schema import arqs, attach_handles, deployables, devices
+
+ENABLED = "enabled"  # the status of a new device
+
+
+def of_host(tx: sa.Connection, host: str) -> Sequence[sa.RowMapping]:
+    """Return every device row of a host."""
+    return tx.execute(sa.select(devices).where(devices.c.host == host)).mappings().all()
+
+
+def to_device(row: Mapping[Any, Any]) -> Device:
+    """Return a row as the reported device, without its deployables."""
+    return Device(
+        address=row["address"],
+        type=DeviceType(row["type"]),
+        vendor=row["vendor"],
+        model=row["model"],
+        backend=row["backend"],
+        std_board_info=row["std_board_info"],
+        vendor_board_info=row["vendor_board_info"],
+        numa_node=row["numa_node"],
+        serial=row["serial"],
+        health=Health(row["health"]),
+        health_reason=row["health_reason"],
+        setup_required=row["setup_required"],
+        reboot_required=row["reboot_required"],
+        abilities=load_abilities(row["abilities"]),
+    )
+
+
+def _reported(device: Device) -> dict[str, Any]:
+    return {
+        "backend": device.backend,
+        "type": str(device.type),
+        "vendor": device.vendor,
+        "model": device.model,
+        "std_board_info": dict(device.std_board_info),
+        "vendor_board_info": dict(device.vendor_board_info),
+        "numa_node": device.numa_node,
+        "serial": device.serial,
+        "health": str(device.health),
+        "health_reason": device.health_reason,
+        "setup_required": device.setup_required,
+        "reboot_required": device.reboot_required,
+        "abilities": sorted(device.abilities),
+        "draining": False,
+    }
+
+
+def add(
+    tx: sa.Connection,
+    host: str,
+    new: Iterable[Device],
+    tombstones: Mapping[str, Tombstone] = MappingProxyType({}),
+) -> None:
+    """Insert devices of a host; ``tombstones`` has those to restore, by address."""
+    bulk.insert(
+        tx,
+        devices,
+        [
+            {
+                "uuid": tombstones[d.address].uuid if d.address in tombstones else str(uuid4()),
+                "status": tombstones[d.address].status if d.address in tombstones else ENABLED,
+                "host": host,
+                "address": d.address,
+                **_reported(d),
+            }
+            for d in new
+        ],
+    )
+
+
+def ids_by_address(tx: sa.Connection, host: str) -> dict[str, int]:
+    """Return the row ids of a host's devices by address."""
+    query = sa.select(devices.c.address, devices.c.id).where(devices.c.host == host)
+    return {row.address: row.id for row in tx.execute(query)}
+
+
+def by_addresses(tx: sa.Connection, host: str, addresses: Collection[str]) -> list[sa.RowMapping]:
+    """Return the rows of the devices of a host with these addresses."""
+    query = sa.select(devices).where(devices.c.host == host)
+    return [
+        row
+        for chunk in bulk.chunks(sorted(addresses))
+        for row in tx.execute(query.where(devices.c.address.in_(chunk))).mappings()
+    ]
+
+
+def update(tx: sa.Connection, changed: Mapping[int, Device], now: datetime) -> None:
+    """Write the reported values by row id; a draining device becomes available again.
+
+    ``health_since`` becomes ``now`` if the health changes.
+    """
+    if changed:
+        tx.execute(
+            _CHANGE, [_bind_values({"id": id_, **_reported(d)}, now) for id_, d in changed.items()]
+        )
+
+
+def _bind_values(values: Mapping[str, Any], now: datetime) -> dict[str, Any]:
+    return {"now": now} | {f"new_{name}": value for name, value in values.items()}
+
+
+_NAMES = tuple(_reported(Device("-", DeviceType.OTHER, "-", "-", "-")))
+_CHANGE = (
+    sa.update(devices)
+    .where(devices.c.id == sa.bindparam("new_id"))
+    # In this order: MySQL assigns from left to right, and the CASE must compare the old health.
+    .ordered_values(
+        (
+            devices.c.health_since,
+            sa.case(
+                (devices.c.health == sa.bindparam("new_health"), devices.c.health_since),
+                else_=sa.bindparam("now", type_=devices.c.health_since.type),
+            ),
+        ),
+        *((devices.c[name], sa.bindparam(f"new_{name}")) for name in _NAMES),
+    )
+)
+
+
+def by_uuid(tx: sa.Connection, uuid: str) -> sa.RowMapping | None:
+    """Return a device's row, or None."""
+    return tx.execute(sa.select(devices).where(devices.c.uuid == uuid)).mappings().first()
+
+
+def holders(tx: sa.Connection, uuid: str) -> list[str]:
+    """Return the uuids of the ARQs that own handles of a device."""
+    query = (
+        sa.select(arqs.c.uuid)
+        .join(attach_handles, attach_handles.c.arq_id == arqs.c.id)
+        .join(deployables, deployables.c.id == attach_handles.c.deployable_id)
+        .join(devices, devices.c.id == deployables.c.device_id)
+        .where(devices.c.uuid == uuid)
+        .order_by(arqs.c.id)
+    )
+    return list(tx.scalars(query))
+
+
+def count_dirty_handles(tx: sa.Connection, uuid: str) -> int:
+    """Return the number of dirty handles of a device without an owner."""
+    query = (
+        sa.select(sa.func.count())
+        .select_from(attach_handles)
+        .join(deployables, deployables.c.id == attach_handles.c.deployable_id)
+        .join(devices, devices.c.id == deployables.c.device_id)
+        .where(
+            devices.c.uuid == uuid,
+            attach_handles.c.needs_cleaning,
+            attach_handles.c.arq_id.is_(None),
+        )
+    )
+    return int(tx.execute(query).scalar_one())
+
+
+def mark_draining(tx: sa.Connection, ids: Collection[int]) -> None:
+    """Mark devices, by row id, that are gone from the host but have a bound handle."""
+    for chunk in bulk.chunks(ids):
+        tx.execute(sa.update(devices).where(devices.c.id.in_(chunk)).values(draining=True))
+
+
+def delete(tx: sa.Connection, ids: Collection[int]) -> None:
+    """Delete devices by row id. Raise oslo.db's DBReferenceError if one still has handles."""
+    bulk.delete(tx, devices, ids)
+
+
+def set_status(tx: sa.Connection, uuid: str, status: str) -> bool | None:
+    """Set the operator's status of a device.
+
+    Return whether this is a change, None if the device does not exist.
+    """
+    same_uuid = devices.c.uuid == uuid
+    changed = tx.execute(
+        sa.update(devices).where(same_uuid, devices.c.status != status).values(status=status)
+    ).rowcount
+    if changed:
+        return True
+    return False if tx.execute(sa.select(devices.c.id).where(same_uuid)).first() else None

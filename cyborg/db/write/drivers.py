@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write the drivers installed on each host, and read where a driver is installed."""
+
+from collections.abc import Mapping, Sequence
+
+import sqlalchemy as sa
+
+from cyborg.core.drivers.registry import DriverEntry, fingerprint
+from cyborg.core.hosts.service import AGENT
+from cyborg.db import bulk
+from cyborg.db.schema import backends, desired_backends, drivers, services
+
+
+def replace(tx: sa.Connection, service_id: int, entries: Sequence[DriverEntry]) -> None:
+    """Replace the installed drivers of an agent's host. The caller must hold the agent's row."""
+    tx.execute(sa.delete(drivers).where(drivers.c.service_id == service_id))
+    bulk.insert(tx, drivers, [{"service_id": service_id, **entry.to_dict()} for entry in entries])
+    tx.execute(
+        sa.update(services)
+        .where(services.c.id == service_id)
+        .values(drivers_digest=fingerprint(entries))
+    )
+
+
+def add(tx: sa.Connection, entries: Mapping[int, DriverEntry]) -> None:
+    """Add a driver that was found on hosts, by the row ids of their agents.
+
+    Lock the agents. Keep a driver that an agent has already reported. The next report of each agent
+    replaces all drivers of its host.
+    """
+    ids = sorted(entries)
+    for chunk in bulk.chunks(ids):
+        agents = sa.select(services.c.id).where(services.c.id.in_(chunk)).order_by(services.c.id)
+        tx.execute(agents.with_for_update()).all()
+    stored: set[tuple[int, str]] = set()
+    for chunk in bulk.chunks(ids):
+        query = sa.select(drivers.c.service_id, drivers.c.name)
+        rows = tx.execute(query.where(drivers.c.service_id.in_(chunk)))
+        stored |= {(row.service_id, row.name) for row in rows}
+    new = {id_: entry for id_, entry in entries.items() if (id_, entry.name) not in stored}
+    bulk.insert(tx, drivers, [{"service_id": id_, **entry.to_dict()} for id_, entry in new.items()])
+    for chunk in bulk.chunks(list(new)):
+        tx.execute(sa.update(services).where(services.c.id.in_(chunk)).values(drivers_digest=None))
+
+
+def names(tx: sa.Connection) -> list[str]:
+    """Return the names of all drivers that are installed, used or desired on any host."""
+    columns = (drivers.c.name, backends.c.driver, desired_backends.c.driver)
+    return sorted({name for column in columns for name in tx.scalars(sa.select(column).distinct())})
+
+
+def agents(tx: sa.Connection) -> Sequence[sa.RowMapping]:
+    """Return id, host and down_since of every agent, ordered by host."""
+    columns = (services.c.id, services.c.host, services.c.down_since)
+    query = sa.select(*columns).where(services.c.binary == AGENT).order_by(services.c.host)
+    return tx.execute(query).mappings().all()
+
+
+def installations(tx: sa.Connection, name: str) -> dict[int, sa.RowMapping]:
+    """Return options, error and installable of a driver, by the row id of each agent with it."""
+    columns = (drivers.c.options, drivers.c.error, drivers.c.installable)
+    query = sa.select(drivers.c.service_id, *columns).where(drivers.c.name == name)
+    return {row["service_id"]: row for row in tx.execute(query).mappings()}
+
+
+def reported_backends(
+    tx: sa.Connection, driver: str | None = None, backend: str | None = None
+) -> dict[tuple[int, str], str]:
+    """Return the drivers of reported backends, by the agent's row id and the backend's name.
+
+    Of a driver's backends, or of all backends with a name.
+    """
+    query = sa.select(backends.c.service_id, backends.c.name, backends.c.driver)
+    if driver is not None:
+        query = query.where(backends.c.driver == driver)
+    if backend is not None:
+        query = query.where(backends.c.name == backend)
+    return {(row.service_id, row.name): row.driver for row in tx.execute(query)}

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write the owners of attach handles: claim and release.
+
+A claim is one UPDATE with the guard that the handle has no owner; a release is one UPDATE guarded
+by the owner. The column is UNIQUE, so a handle has at most one owner and an owner at most one
+handle, whatever the callers do.
+
+A handle is free if it has no owner, is not draining and does not need cleaning. ``needs_cleaning``
+is set on handles that the host prepares, and on handles that it must sanitise after use. Such a
+handle without an owner is dirty: a job must clean it before its next claim.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+from cyborg.core.inventory.device import Health
+from cyborg.db.schema import attach_handles as handles
+from cyborg.db.schema import deployables, devices
+from cyborg.db.write import providers as publishing
+
+
+def providers(tx: sa.Connection, uuids: Collection[str]) -> Sequence[sa.RowMapping]:
+    """Return the data that decides whether handles of providers may be allocated, one row each.
+
+    Keys: deployable_id, provider (its uuid), address, device, backend, host, resource_class,
+    traits, abilities, device_status, health, setup_required, reboot_required, cordoned,
+    programming (a job programs it), draining (of the device or the deployable).
+    """
+    return tx.execute(_PROVIDERS, {"uuids": sorted(uuids)}).mappings().all()
+
+
+def lock_unclaimed(
+    tx: sa.Connection, deployable_id: int, limit: int, *, wait: bool
+) -> Sequence[sa.RowMapping]:
+    """Return id, uuid and address of up to ``limit`` free handles, locked.
+
+    Without ``wait``, skip handles that another transaction has locked, so that concurrent claims
+    lock different handles and do not wait for each other. A skipped handle becomes free again if
+    that transaction fails, so too few handles are final only with ``wait``. SQLite allows one
+    writer at a time and has no row locks.
+    """
+    query = _LOCK_UNCLAIMED_WAITING if wait else _LOCK_UNCLAIMED
+    return (
+        tx.execute(query, {"deployable_id": deployable_id, "max_handles": limit}).mappings().all()
+    )
+
+
+def all_handles(tx: sa.Connection, deployable_ids: Collection[int]) -> Sequence[sa.RowMapping]:
+    """Return every handle of the deployables with the reasons against it, to explain a refusal.
+
+    Keys: id, uuid, deployable_id, taken, dirty, draining.
+    """
+    owned = handles.c.arq_id.is_not(None)
+    query = (
+        sa.select(
+            handles.c.id,
+            handles.c.uuid,
+            handles.c.deployable_id,
+            owned.label("taken"),
+            sa.and_(handles.c.needs_cleaning, sa.not_(owned)).label("dirty"),
+            handles.c.draining,
+        )
+        .where(handles.c.deployable_id.in_(deployable_ids))
+        .order_by(handles.c.id)
+    )
+    return tx.execute(query).mappings().all()
+
+
+def claim(
+    tx: sa.Connection, owners: Mapping[int, int], *, needs_cleaning: Collection[int] = ()
+) -> int:
+    """Assign handles to ARQs, both by id; return how many were assigned.
+
+    Set ``needs_cleaning`` of these handles: whatever the result of the host work, they are cleaned
+    before their next claim. The guard checks the device again, so that no handle of a device
+    cordoned since the candidates were read is assigned.
+    """
+    values: dict[str, Any] = {"arq_id": sa.case(owners, value=handles.c.id)}
+    if needs_cleaning:
+        values["needs_cleaning"] = handles.c.id.in_(sorted(needs_cleaning))
+    return tx.execute(
+        sa.update(handles)
+        .where(handles.c.id.in_(sorted(owners)), *_UNCLAIMED, _SCHEDULABLE)
+        .values(**values)
+    ).rowcount
+
+
+def release(tx: sa.Connection, arq_ids: Collection[int], now: datetime) -> Sequence[sa.RowMapping]:
+    """Release the handles of ARQs, which the caller must have locked; return the dirty ones.
+
+    Keys: id, address, deployable (address), device (address), backend, host. A draining handle
+    remains, without an owner, until the next report deletes it (``services.request_stale_reports``
+    requests one); its provider is marked stale.
+    """
+    owned = handles.c.arq_id.in_(arq_ids)
+    clean = sa.and_(sa.not_(handles.c.needs_cleaning), sa.not_(handles.c.draining))
+    freed = tx.execute(sa.update(handles).where(owned, clean).values(arq_id=None)).rowcount
+    if freed == len(arq_ids):
+        return []
+    query = (
+        sa.select(
+            handles.c.id,
+            handles.c.address,
+            handles.c.needs_cleaning,
+            handles.c.draining,
+            deployables.c.address.label("deployable"),
+            deployables.c.rp_uuid,
+            devices.c.address.label("device"),
+            devices.c.backend,
+            devices.c.host,
+        )
+        .join(deployables, deployables.c.id == handles.c.deployable_id)
+        .join(devices, devices.c.id == deployables.c.device_id)
+        .where(owned)
+        .order_by(handles.c.id)
+    )
+    rows = tx.execute(query).mappings().all()
+    if not rows:
+        return []
+    tx.execute(
+        sa.update(handles)
+        .where(handles.c.id.in_([row["id"] for row in rows]), owned)
+        .values(arq_id=None)
+    )
+    if changed := {row["rp_uuid"] for row in rows if row["draining"]}:
+        publishing.mark_stale_existing(tx, changed, now)
+    return [row for row in rows if row["needs_cleaning"]]
+
+
+_CLAIM_INDEX = "ix_attach_handles_deployable_id_arq_id"
+_UNCLAIMED = (
+    handles.c.arq_id.is_(None),
+    sa.not_(handles.c.needs_cleaning),
+    sa.not_(handles.c.draining),
+)
+# Built once: SQLAlchemy needs more time to build such a statement than a database to run it.
+_PROVIDERS = (
+    sa.select(
+        deployables.c.id.label("deployable_id"),
+        deployables.c.rp_uuid.label("provider"),
+        deployables.c.address,
+        deployables.c.job_id.is_not(None).label("programming"),
+        devices.c.address.label("device"),
+        devices.c.backend,
+        devices.c.abilities,
+        deployables.c.resource_class,
+        deployables.c.traits,
+        sa.or_(deployables.c.draining, devices.c.draining).label("draining"),
+        devices.c.host,
+        devices.c.status.label("device_status"),
+        devices.c.health,
+        devices.c.setup_required,
+        devices.c.reboot_required,
+        devices.c.cordoned,
+    )
+    .join(devices, devices.c.id == deployables.c.device_id)
+    .where(deployables.c.rp_uuid.in_(sa.bindparam("uuids", expanding=True)))
+    .order_by(deployables.c.id)
+)
+_CHOOSE_UNCLAIMED = (
+    sa.select(handles.c.id, handles.c.uuid, handles.c.address)
+    # Otherwise MariaDB scans the free handles of the whole cloud and filters by deployable: a scan
+    # that grows with the cloud and locks handles that concurrent claims then skip.
+    .with_hint(handles, f"FORCE INDEX ({_CLAIM_INDEX})", "mysql")
+    .where(
+        handles.c.deployable_id == sa.bindparam("deployable_id", type_=sa.BigInteger), *_UNCLAIMED
+    )
+    .limit(sa.bindparam("max_handles", type_=sa.Integer))
+)
+_LOCK_UNCLAIMED = _CHOOSE_UNCLAIMED.with_for_update(skip_locked=True)
+# Only a waiting query can deadlock, so only it needs an order, which costs a worse plan.
+_LOCK_UNCLAIMED_WAITING = _CHOOSE_UNCLAIMED.order_by(handles.c.id).with_for_update()
+_SCHEDULABLE = sa.exists(
+    sa.select(deployables.c.id)
+    .join(devices, devices.c.id == deployables.c.device_id)
+    .where(
+        deployables.c.id == handles.c.deployable_id,
+        deployables.c.job_id.is_(None),
+        sa.not_(deployables.c.draining),
+        sa.not_(devices.c.draining),
+        devices.c.status == "enabled",
+        sa.not_(devices.c.cordoned),
+        devices.c.health != Health.UNHEALTHY,
+        sa.not_(devices.c.setup_required),
+        sa.not_(devices.c.reboot_required),
+    )
+)
+"""The device is schedulable: the guard of a claim, equal to ``core.inventory.device_state``."""

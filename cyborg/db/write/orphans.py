@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write what the orphan collector finds about ARQs.
+
+These writes do not change ``updated_at``, which remains the time of the bind: the settle time of
+the orphan collector starts there.
+"""
+
+from collections.abc import Collection, Sequence
+from datetime import datetime
+
+import sqlalchemy as sa
+
+from cyborg.core.arq.states import ArqState
+from cyborg.db.schema import arqs
+
+EXPIRING = (ArqState.INITIAL, ArqState.UNBOUND)
+"""The states of ARQs without a handle and without an instance."""
+
+_LAST_CHANGE = sa.func.coalesce(arqs.c.updated_at, arqs.c.created_at)
+_BOUND = arqs.c.state == ArqState.BOUND
+_COLUMNS = (
+    arqs.c.id,
+    arqs.c.uuid,
+    arqs.c.instance_uuid,
+    arqs.c.hostname,
+    arqs.c.device_rp_uuid,
+    arqs.c.project_id,
+    arqs.c.owner_verified,
+    arqs.c.orphan_since,
+    arqs.c.created_at,
+    arqs.c.updated_at,
+)
+
+
+def next_bound(tx: sa.Connection, provider: str, after: int, limit: int) -> Sequence[sa.RowMapping]:
+    """Return the next bound ARQs after this provider and ARQ id, ordered by both.
+
+    Keys: id, uuid, instance_uuid, hostname, device_rp_uuid, project_id, owner_verified,
+    orphan_since, created_at, updated_at. A scan starts with "" and 0.
+    """
+    r = arqs.c
+    query = (
+        sa.select(*_COLUMNS)
+        .where(_BOUND)
+        # Without the first term a database scans the index of providers from its start.
+        .where(
+            r.device_rp_uuid >= provider,
+            sa.or_(r.device_rp_uuid > provider, r.id > after),
+        )
+        .order_by(r.device_rp_uuid, r.id)
+        .limit(limit)
+    )
+    return tx.execute(query).mappings().all()
+
+
+def bound_at_provider(tx: sa.Connection, provider: str, limit: int) -> Sequence[sa.RowMapping]:
+    """Return up to ``limit`` bound ARQs of one provider, with the keys of ``next_bound``.
+
+    Suspected orphans come first, then the latest binds, because a new orphan is the likely reason
+    for a missing handle.
+    """
+    r = arqs.c
+    query = (
+        sa.select(*_COLUMNS)
+        .where(r.device_rp_uuid == provider, _BOUND)
+        .order_by(r.orphan_since.is_(None), r.id.desc())
+        .limit(limit)
+    )
+    return tx.execute(query).mappings().all()
+
+
+def mark_suspected(
+    tx: sa.Connection, ids: Collection[int], now: datetime, bound_before: datetime
+) -> int:
+    """Mark bound ARQs as suspected orphans since ``now``; return how many are newly marked.
+
+    Skip an ARQ that was bound after ``bound_before``: it is a new bind.
+    """
+    if not ids:
+        return 0
+    return tx.execute(
+        sa.update(arqs)
+        .where(
+            arqs.c.id.in_(sorted(ids)),
+            _BOUND,
+            arqs.c.orphan_since.is_(None),
+            bound_before >= _LAST_CHANGE,
+        )
+        .values(orphan_since=now, updated_at=arqs.c.updated_at)
+    ).rowcount
+
+
+def clear_suspicion(tx: sa.Connection, ids: Collection[int]) -> int:
+    """Clear the suspicion of ARQs; return how many were suspected."""
+    if not ids:
+        return 0
+    return tx.execute(
+        sa.update(arqs)
+        .where(arqs.c.id.in_(sorted(ids)), arqs.c.orphan_since.is_not(None))
+        .values(orphan_since=None, updated_at=arqs.c.updated_at)
+    ).rowcount
+
+
+def assign_project(tx: sa.Connection, ids: Collection[int], instance: str, project: str) -> int:
+    """Assign ARQs of an instance to its verified project; return how many were unverified."""
+    return tx.execute(
+        sa.update(arqs)
+        .where(
+            arqs.c.id.in_(sorted(ids)),
+            arqs.c.instance_uuid == instance,
+            sa.not_(arqs.c.owner_verified),
+        )
+        .values(project_id=project, owner_verified=True, updated_at=arqs.c.updated_at)
+    ).rowcount
+
+
+def delete_expired(tx: sa.Connection, cutoff: datetime, limit: int) -> int:
+    """Delete up to ``limit`` ARQs without instance, unchanged since ``cutoff``; return how many."""
+    old = sa.and_(arqs.c.state.in_(EXPIRING), cutoff > _LAST_CHANGE)
+    ids = tx.scalars(sa.select(arqs.c.id).where(old).order_by(arqs.c.id).limit(limit)).all()
+    if not ids:
+        return 0
+    # The state is checked again: a concurrent bind may have changed it.
+    return tx.execute(sa.delete(arqs).where(arqs.c.id.in_(ids), old)).rowcount
+
+
+def failed_binds(tx: sa.Connection, cutoff: datetime, limit: int) -> Sequence[sa.RowMapping]:
+    """Return id, instance_uuid and hostname of BindFailed ARQs unchanged since ``cutoff``."""
+    query = (
+        sa.select(arqs.c.id, arqs.c.instance_uuid, arqs.c.hostname)
+        .where(_failed_before(cutoff))
+        .order_by(arqs.c.id)
+        .limit(limit)
+    )
+    return tx.execute(query).mappings().all()
+
+
+def delete_failed(tx: sa.Connection, ids: Collection[int], cutoff: datetime) -> int:
+    """Delete those of the BindFailed ARQs that are unchanged since ``cutoff``; return how many."""
+    if not ids:
+        return 0
+    selected = arqs.c.id.in_(sorted(ids))
+    return tx.execute(sa.delete(arqs).where(selected, _failed_before(cutoff))).rowcount
+
+
+def reset_failed_age(
+    tx: sa.Connection, ids: Collection[int], cutoff: datetime, now: datetime
+) -> int:
+    """Restart the age of BindFailed ARQs at ``now``; return how many."""
+    if not ids:
+        return 0
+    selected = arqs.c.id.in_(sorted(ids))
+    return tx.execute(
+        sa.update(arqs).where(selected, _failed_before(cutoff)).values(updated_at=now)
+    ).rowcount
+
+
+def _failed_before(cutoff: datetime) -> sa.ColumnElement[bool]:
+    return sa.and_(arqs.c.state == ArqState.BIND_FAILED, cutoff > _LAST_CHANGE)

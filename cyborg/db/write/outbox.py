@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write the outbox: messages to other services, added in the transaction of the related change.
+
+A row is ``pending`` until its delivery, which deletes it. After too many failures it is ``dead``
+and remains, with its error, for the operator. A lease names the conductor that delivers the row;
+after its end any conductor may lease it. The messages of one subject are delivered in the order in
+which they were written: a row is not leased before all older rows of its subject.
+"""
+
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+import sqlalchemy as sa
+
+from cyborg.db.schema import outbox
+
+PENDING = "pending"
+DEAD = "dead"
+
+Message = tuple[str, str, Mapping[str, Any]]
+"""A kind, a subject and a payload."""
+
+_other = outbox.alias("other")
+_OLDER = (
+    sa.select(sa.func.count())
+    .where(
+        _other.c.subject == outbox.c.subject,
+        _other.c.kind == outbox.c.kind,
+        _other.c.state == PENDING,
+        _other.c.id < outbox.c.id,
+    )
+    .scalar_subquery()
+    .label("older")
+)
+"""The number of older pending messages of the same subject and kind."""
+# Built once: SQLAlchemy needs more time to build such a statement than a database to run it.
+_PENDING = (
+    sa.select(
+        outbox.c.id,
+        outbox.c.uuid,
+        outbox.c.subject,
+        outbox.c.payload,
+        outbox.c.attempts,
+        outbox.c.next_try_at,
+        outbox.c.lease_until,
+        _OLDER,
+    )
+    .where(outbox.c.kind == sa.bindparam("kind", type_=sa.String), outbox.c.state == PENDING)
+    .with_for_update(skip_locked=True)
+)
+_NOW = sa.bindparam("now", type_=outbox.c.next_try_at.type)
+_LOCK_DUE = (
+    _PENDING.where(
+        outbox.c.next_try_at <= _NOW,
+        sa.or_(outbox.c.lease_until.is_(None), outbox.c.lease_until < _NOW),
+    )
+    .order_by(outbox.c.next_try_at, outbox.c.id)
+    .limit(sa.bindparam("max_messages", type_=sa.Integer))
+)
+_LOCK_WHOLE = _PENDING.where(
+    outbox.c.subject.in_(sa.bindparam("subjects", expanding=True))
+).order_by(outbox.c.id)
+
+
+def add(tx: sa.Connection, kind: str, messages: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+    """Add messages, each (subject, payload), in the transaction of the related change."""
+    add_all(tx, [(kind, subject, payload) for subject, payload in messages])
+
+
+def add_all(tx: sa.Connection, messages: Iterable[Message]) -> None:
+    """Add messages of any kinds, in one statement, or in none for no messages."""
+    rows = [
+        {"uuid": str(uuid4()), "kind": kind, "subject": subject, "payload": dict(payload)}
+        for kind, subject, payload in messages
+    ]
+    if rows:
+        tx.execute(sa.insert(outbox), rows)
+
+
+def lease(
+    tx: sa.Connection, kind: str, *, owner: str, now: datetime, until: datetime, limit: int
+) -> Sequence[sa.RowMapping]:
+    """Lease about ``limit`` due messages, the longest due first; return their rows.
+
+    Keys: id, uuid, subject, payload, attempts, next_try_at, lease_until, older (the number of older
+    messages of the subject). The rows are in the order of writing. The lease of a due message
+    includes the older messages of its subject, due or not. Skip messages that another owner has
+    leased, and later messages of their subjects. ``owner`` must be unique to each call, to
+    distinguish the rows from those of an earlier lease of the same conductor.
+    """
+    values = {"kind": kind, "now": now, "max_messages": limit}
+    due = _by_subject(tx.execute(_LOCK_DUE, values).mappings())
+    ready = {subject: _ready(rows, now) for subject, rows in due.items()}
+    # The limit may have separated messages of one subject.
+    truncated = sum(map(len, due.values())) == limit
+    incomplete = sorted(s for s, rows in due.items() if truncated or len(ready[s]) < len(rows))
+    if incomplete:
+        values = {"kind": kind, "subjects": incomplete}
+        complete = _by_subject(tx.execute(_LOCK_WHOLE, values).mappings())
+        ready |= {subject: _ready(complete.get(subject, ()), now) for subject in incomplete}
+    chosen = [rows for rows in ready.values() if any(row["next_try_at"] <= now for row in rows)]
+    leased = sorted(itertools.chain.from_iterable(chosen), key=lambda row: int(row["id"]))
+    if leased:
+        selected = outbox.c.id.in_([row["id"] for row in leased])
+        tx.execute(sa.update(outbox).where(selected).values(owner=owner, lease_until=until))
+    return leased
+
+
+def _by_subject(rows: Iterable[sa.RowMapping]) -> dict[str, list[sa.RowMapping]]:
+    ordered = sorted(rows, key=lambda row: (str(row["subject"]), int(row["id"])))
+    groups = itertools.groupby(ordered, key=lambda row: str(row["subject"]))
+    return {subject: list(group) for subject, group in groups}
+
+
+def _ready(rows: Iterable[sa.RowMapping], now: datetime) -> list[sa.RowMapping]:
+    """Return the messages of a subject, sorted by id, before the first that must wait."""
+    ready: list[sa.RowMapping] = []
+    for row in rows:
+        if row["older"] != len(ready) or (row["lease_until"] or datetime.min) >= now:
+            break
+        ready.append(row)
+    return ready
+
+
+def delete_delivered(tx: sa.Connection, owner: str, ids: Collection[int]) -> int:
+    """Delete delivered messages that ``owner`` still has leased; return how many."""
+    return tx.execute(
+        sa.delete(outbox).where(outbox.c.id.in_(sorted(ids)), outbox.c.owner == owner)
+    ).rowcount
+
+
+def record_failure(
+    tx: sa.Connection, owner: str, delays: Mapping[int, float | None], error: str, now: datetime
+) -> int:
+    """Record a failed delivery; return how many rows ``owner`` still had leased.
+
+    ``delays`` maps row ids to the seconds until the next try, None for dead letters.
+    """
+    next_tries = {id_: now + timedelta(seconds=d) for id_, d in delays.items() if d is not None}
+    dead = sorted(set(delays) - set(next_tries))
+    values: dict[str, Any] = {
+        "attempts": outbox.c.attempts + 1,
+        "owner": None,
+        "lease_until": None,
+        "error": error,
+    }
+    if dead:
+        values["state"] = sa.case((outbox.c.id.in_(dead), DEAD), else_=outbox.c.state)
+    if next_tries:
+        values["next_try_at"] = sa.case(next_tries, value=outbox.c.id, else_=outbox.c.next_try_at)
+    return tx.execute(
+        sa.update(outbox)
+        .where(outbox.c.id.in_(sorted(delays)), outbox.c.owner == owner)
+        .values(**values)
+    ).rowcount
+
+
+def release(tx: sa.Connection, owner: str, ids: Collection[int] | None = None) -> int:
+    """End the lease of these rows, or of all rows of ``owner``, early; return how many."""
+    leased = outbox.c.owner == owner
+    if ids is not None:
+        leased = sa.and_(leased, outbox.c.id.in_(sorted(ids)))
+    return tx.execute(sa.update(outbox).where(leased).values(owner=None, lease_until=None)).rowcount
+
+
+def retry(tx: sa.Connection, uuid: str, now: datetime) -> bool:
+    """Make a dead letter pending and due, with no failures; return whether it was dead."""
+    dead = sa.and_(outbox.c.uuid == uuid, outbox.c.state == DEAD)
+    values = {"state": PENDING, "attempts": 0, "next_try_at": now}
+    return tx.execute(sa.update(outbox).where(dead).values(values)).rowcount == 1
+
+
+def delete(tx: sa.Connection, uuid: str) -> bool:
+    """Delete a dead letter; return whether it was dead."""
+    dead = sa.and_(outbox.c.uuid == uuid, outbox.c.state == DEAD)
+    return tx.execute(sa.delete(outbox).where(dead)).rowcount == 1
+
+
+def state_of(tx: sa.Connection, uuid: str) -> str | None:
+    """Return the state of a message, None if it does not exist."""
+    return tx.scalar(sa.select(outbox.c.state).where(outbox.c.uuid == uuid))
+
+
+def purge(tx: sa.Connection, cutoff: datetime, limit: int) -> int:
+    """Delete up to ``limit`` letters that are dead since before ``cutoff``; return how many."""
+    old = sa.and_(outbox.c.state == DEAD, outbox.c.updated_at < cutoff)
+    ids = tx.scalars(sa.select(outbox.c.id).where(old).limit(limit)).all()
+    if not ids:
+        return 0
+    return tx.execute(sa.delete(outbox).where(outbox.c.id.in_(ids), old)).rowcount

@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write rollout jobs, which change a driver on many hosts, and the state of each of their steps.
+
+A driver has at most one open job: ``jobs.mutex_key`` is unique and is cleared when a job ends.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import uuid4
+
+import sqlalchemy as sa
+
+from cyborg.core.drivers.rollout import Kind, StepState
+from cyborg.core.hosts.service import AGENT
+from cyborg.core.jobs.job import JobState
+from cyborg.db import bulk
+from cyborg.db.schema import arqs, attach_handles, deployables, devices, jobs, services
+from cyborg.db.schema import job_steps as steps
+
+_LEASED = tuple(jobs.c[name] for name in ("id", "uuid", "kind", "subject", "arguments"))
+OPEN = sa.and_(jobs.c.state == JobState.OPEN, jobs.c.kind.in_(sorted(Kind)))
+
+
+@dataclass(frozen=True, slots=True)
+class NewStep:
+    """New step of a job; ``previous`` is the desired state for a rollback, as plain values."""
+
+    host: str
+    backend: str
+    state: StepState
+    previous: Mapping[str, Any] | None
+
+
+def mutex_key(driver: str) -> str:
+    """Return the key that only one open job may have."""
+    return f"driver:{driver}"[:255]
+
+
+def find_open(tx: sa.Connection, driver: str) -> sa.RowMapping | None:
+    """Return the open job of a driver, or None."""
+    query = sa.select(jobs).where(jobs.c.mutex_key == mutex_key(driver))
+    return tx.execute(query).mappings().first()
+
+
+def enqueue(
+    tx: sa.Connection, kind: Kind, driver: str, arguments: Mapping[str, Any], now: datetime
+) -> tuple[int, str]:
+    """Enqueue a job, due at once; return its row id and uuid.
+
+    Raise oslo.db's DBDuplicateEntry if the driver already has an open job.
+    """
+    uuid = str(uuid4())
+    key = tx.execute(
+        sa.insert(jobs).values(
+            uuid=uuid,
+            kind=kind,
+            host="",
+            subject=driver,
+            arguments=dict(arguments),
+            next_try_at=now,
+            mutex_key=mutex_key(driver),
+        )
+    ).inserted_primary_key
+    if key is None:
+        raise AssertionError("an INSERT of one row has a key")
+    return int(key[0]), uuid
+
+
+def set_steps(
+    tx: sa.Connection, job_id: int, arguments: Mapping[str, Any], new_steps: Iterable[NewStep]
+) -> None:
+    """Write the arguments and steps of a new job."""
+    query = sa.update(jobs).where(jobs.c.id == job_id)
+    tx.execute(query.values(arguments=dict(arguments)))
+    rows = [
+        {
+            "job_id": job_id,
+            "host": step.host,
+            "backend": step.backend,
+            "state": step.state,
+            "previous": step.previous,
+        }
+        for step in new_steps
+    ]
+    bulk.insert(tx, steps, rows)
+
+
+def lease(
+    tx: sa.Connection, *, owner: str, now: datetime, until: datetime, limit: int
+) -> Sequence[sa.RowMapping]:
+    """Lease up to ``limit`` due jobs; return id, uuid, kind, subject and arguments.
+
+    After ``next_try_at`` any conductor may lease the job of another.
+    """
+    due = sa.and_(OPEN, jobs.c.next_try_at <= now)
+    query = sa.select(*_LEASED).where(due).order_by(jobs.c.next_try_at, jobs.c.id).limit(limit)
+    rows = tx.execute(query.with_for_update(skip_locked=True)).mappings().all()
+    if rows:
+        tx.execute(
+            sa.update(jobs)
+            .where(jobs.c.id.in_([row["id"] for row in rows]), due)
+            .values(owner=owner, lease_until=until, next_try_at=until, attempts=jobs.c.attempts + 1)
+        )
+    return rows
+
+
+def lock_leased(tx: sa.Connection, job_id: int, owner: str) -> sa.RowMapping | None:
+    """Lock a job; return it as ``lease`` does, None unless it is open and leased by ``owner``."""
+    query = sa.select(*_LEASED).where(jobs.c.id == job_id, jobs.c.owner == owner, OPEN)
+    return tx.execute(query.with_for_update()).mappings().first()
+
+
+def lock(tx: sa.Connection, uuid: str) -> sa.RowMapping | None:
+    """Return the row of a job of any kind, locked, or None."""
+    query = sa.select(jobs).where(jobs.c.uuid == uuid).with_for_update()
+    return tx.execute(query).mappings().first()
+
+
+def reschedule(tx: sa.Connection, job_id: int, until: datetime) -> None:
+    """Set the next try of a job to ``until``. The caller must hold a lock on the job."""
+    tx.execute(
+        sa.update(jobs)
+        .where(jobs.c.id == job_id)
+        .values(next_try_at=until, lease_until=until, owner=None)
+    )
+
+
+def expedite(tx: sa.Connection, ids: Collection[int], now: datetime) -> None:
+    """Make jobs due at once."""
+    tx.execute(sa.update(jobs).where(jobs.c.id.in_(sorted(ids)), OPEN).values(next_try_at=now))
+
+
+def update_arguments(
+    tx: sa.Connection, job_id: int, arguments: Mapping[str, Any], now: datetime
+) -> None:
+    """Change the arguments of a job and make it due. The caller must hold a lock on the job."""
+    query = sa.update(jobs).where(jobs.c.id == job_id)
+    tx.execute(query.values(arguments=dict(arguments), next_try_at=now))
+
+
+def end(tx: sa.Connection, job_id: int, state: JobState, error: str | None) -> None:
+    """Record the outcome of a job, so that its driver can have another one.
+
+    The caller must hold a lock on the job.
+    """
+    values = {"state": state, "error": error, "owner": None, "lease_until": None}
+    tx.execute(sa.update(jobs).where(jobs.c.id == job_id).values(mutex_key=None, **values))
+
+
+def steps_of_job(tx: sa.Connection, job_id: int) -> Sequence[sa.RowMapping]:
+    """Return a job's steps in the order of execution.
+
+    Keys: id, host, backend, state, generation, previous, deadline, error, service_id (of the agent)
+    and down (whether the agent is marked down or has no row).
+    """
+    query = (
+        sa.select(
+            *(
+                steps.c[name]
+                for name in ("id", "host", "backend", "state", "generation", "previous")
+            ),
+            steps.c.deadline,
+            steps.c.error,
+            services.c.id.label("service_id"),
+            sa.or_(services.c.down_since.is_not(None), services.c.id.is_(None)).label("down"),
+        )
+        .outerjoin(services, sa.and_(services.c.host == steps.c.host, services.c.binary == AGENT))
+        .where(steps.c.job_id == job_id)
+        .order_by(steps.c.host, steps.c.backend)
+    )
+    return tx.execute(query).mappings().all()
+
+
+def lock_waiting(tx: sa.Connection, host: str) -> list[int]:
+    """Lock the open jobs that wait for a host's agent; return their row ids.
+
+    Call this before locking the agent's row and the steps: all callers use this order.
+    """
+    ids = tx.scalars(
+        sa.select(steps.c.job_id)
+        .distinct()
+        .where(steps.c.host == host, steps.c.state == str(StepState.IN_PROGRESS))
+    ).all()
+    if not ids:
+        return []
+    query = sa.select(jobs.c.id).where(jobs.c.id.in_(sorted(ids)), OPEN).order_by(jobs.c.id)
+    return list(tx.scalars(query.with_for_update()))
+
+
+def pending_steps(tx: sa.Connection, host: str, ids: Collection[int]) -> Sequence[sa.RowMapping]:
+    """Return the steps of jobs that wait for a host's agent. The caller must hold the jobs.
+
+    Keys: id, job_id, kind, backend, generation, previous.
+    """
+    query = (
+        sa.select(
+            *(steps.c[name] for name in ("id", "job_id", "backend", "generation", "previous")),
+            jobs.c.kind,
+        )
+        .join(jobs, jobs.c.id == steps.c.job_id)
+        .where(
+            jobs.c.id.in_(sorted(ids)),
+            steps.c.host == host,
+            steps.c.state == str(StepState.IN_PROGRESS),
+        )
+        .order_by(steps.c.id)
+    )
+    return tx.execute(query).mappings().all()
+
+
+def count_handles_in_use(
+    tx: sa.Connection, backends: Collection[tuple[str, str]]
+) -> dict[tuple[str, str], int]:
+    """Return the number of owned or dirty handles of backends, by (host, backend)."""
+    found: dict[tuple[str, str], int] = {}
+    for chunk in bulk.chunks(sorted({host for host, _ in backends})):
+        query = (
+            sa.select(devices.c.host, devices.c.backend, sa.func.count().label("n"))
+            .select_from(_HANDLES)
+            .where(devices.c.host.in_(chunk), _IN_USE)
+            .group_by(devices.c.host, devices.c.backend)
+        )
+        found |= {(row.host, row.backend): row.n for row in tx.execute(query)}
+    return {key: count for key, count in found.items() if key in set(backends)}
+
+
+def holders(
+    tx: sa.Connection, keys: Collection[tuple[str, str]], limit: int
+) -> Sequence[sa.RowMapping]:
+    """Return up to ``limit`` ARQs that own handles of backends.
+
+    Keys: uuid, instance_uuid, host, backend.
+    """
+    found: list[sa.RowMapping] = []
+    backends = sorted({backend for _, backend in keys})
+    for chunk in bulk.chunks(sorted({host for host, _ in keys})):
+        query = (
+            sa.select(arqs.c.uuid, arqs.c.instance_uuid, devices.c.host, devices.c.backend)
+            .select_from(_HANDLES.join(arqs, arqs.c.id == attach_handles.c.arq_id))
+            .where(devices.c.host.in_(chunk), devices.c.backend.in_(backends))
+            .order_by(devices.c.host, arqs.c.id)
+            .limit(limit)
+        )
+        found += tx.execute(query).mappings().all()
+    return [row for row in found if (row["host"], row["backend"]) in set(keys)][:limit]
+
+
+def update_step(tx: sa.Connection, step_id: int, state: StepState, **values: Any) -> None:
+    """Write the state of a step. The caller must hold a lock on its job or on the step."""
+    tx.execute(sa.update(steps).where(steps.c.id == step_id).values(state=str(state), **values))
+
+
+def update_steps(tx: sa.Connection, changed: Mapping[int, StepState]) -> None:
+    """Write the states of steps, by row id. The caller must hold a lock on their job."""
+    for state in sorted(set(changed.values())):
+        for chunk in bulk.chunks([id_ for id_, new in changed.items() if new == state]):
+            tx.execute(sa.update(steps).where(steps.c.id.in_(chunk)).values(state=str(state)))
+
+
+_HANDLES = attach_handles.join(
+    deployables, deployables.c.id == attach_handles.c.deployable_id
+).join(devices, devices.c.id == deployables.c.device_id)
+_IN_USE = sa.or_(attach_handles.c.arq_id.is_not(None), attach_handles.c.needs_cleaning)

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write the self-heal counters, in the transaction of each corrective action."""
+
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import mysql, postgresql, sqlite
+
+from cyborg.core.self_heal import CorrectiveAction
+from cyborg.db.schema import self_heal_counters as table
+
+
+def increment(tx: sa.Connection, kind: CorrectiveAction, n: int, now: datetime) -> None:
+    """Add ``n`` corrective actions to a counter, in one statement; do nothing for 0."""
+    if n <= 0:
+        return
+    values: dict[str, Any] = {
+        "kind": str(kind),
+        "count": n,
+        "last_at": now,
+        "created_at": now,
+        "updated_at": now,
+    }
+    if tx.dialect.name == "mysql":
+        upsert = mysql.insert(table).values(values)
+        new: Any = upsert.inserted
+        tx.execute(upsert.on_duplicate_key_update(_sum(new)))
+        return
+    insert = postgresql.insert if tx.dialect.name == "postgresql" else sqlite.insert
+    query = insert(table).values(values)
+    tx.execute(query.on_conflict_do_update(index_elements=["kind"], set_=_sum(query.excluded)))
+
+
+def acquire_turn(
+    tx: sa.Connection, kind: CorrectiveAction, cutoff: datetime, now: datetime
+) -> bool:
+    """Count an action if the last one was at or before ``cutoff``; return whether it was counted.
+
+    Conductors take turns with this. Raise oslo.db's DBDuplicateEntry if two conductors do this for
+    the first time concurrently: the other one has the turn.
+    """
+    if tx.execute(
+        sa.update(table)
+        .where(table.c.kind == kind, table.c.last_at <= cutoff)
+        .values(count=table.c.count + 1, last_at=now)
+    ).rowcount:
+        return True
+    if tx.scalar(sa.select(table.c.id).where(table.c.kind == kind)) is not None:
+        return False
+    tx.execute(sa.insert(table).values(kind=kind, count=1, last_at=now))
+    return True
+
+
+def _sum(new: Any) -> dict[str, Any]:
+    return {
+        "count": table.c.count + new["count"],
+        "last_at": new["last_at"],
+        "updated_at": new["updated_at"],
+    }

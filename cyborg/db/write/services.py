@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write the services: the last heartbeat, epoch and report of each daemon.
+
+The row of a host's agent is also the lock of the host's inventory: a report first raises the row's
+generation, so that reports of one host are serialized.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+from uuid import uuid4
+
+import sqlalchemy as sa
+
+from cyborg.core.hosts.service import AGENT
+from cyborg.core.inventory.report import BackendStatus
+from cyborg.core.jobs.job import JobKind, JobState
+from cyborg.db.schema import (
+    arqs,
+    attach_handles,
+    backends,
+    deployables,
+    devices,
+    job_steps,
+    jobs,
+    services,
+)
+
+
+def heartbeat_if_unchanged(
+    tx: sa.Connection,
+    binary: str,
+    host: str,
+    epoch: str,
+    digest: str,
+    now: datetime,
+    fields: Mapping[str, Any],
+    desired_generation: int | None = None,
+) -> bool:
+    """Record a heartbeat if the daemon has the stored epoch and digest; return whether it has.
+
+    ``fields`` has the other columns of a heartbeat. Also return False if the service is marked
+    down, or if its generation is not ``desired_generation`` (None skips this check).
+    """
+    return bool(
+        tx.execute(
+            sa.update(services)
+            .where(
+                services.c.binary == binary,
+                services.c.host == host,
+                services.c.epoch == epoch,
+                services.c.digest == digest,
+                services.c.down_since.is_(None),
+                sa.true()
+                if desired_generation is None
+                else services.c.desired_generation == desired_generation,
+            )
+            .values(last_seen_at=now, **fields)
+        ).rowcount
+    )
+
+
+def previous_incarnation(
+    tx: sa.Connection, binary: str, host: str, epoch: str
+) -> sa.RowMapping | None:
+    """Return endpoint and last_seen_at of a daemon's row if it has another epoch, else None."""
+    query = sa.select(services.c.endpoint, services.c.last_seen_at).where(
+        services.c.binary == binary, services.c.host == host, services.c.epoch != epoch
+    )
+    return tx.execute(query).mappings().first()
+
+
+def upsert_heartbeat(
+    tx: sa.Connection, binary: str, host: str, epoch: str, now: datetime, fields: Mapping[str, Any]
+) -> sa.RowMapping:
+    """Record a heartbeat, insert the daemon if it is new; return its row, locked.
+
+    Keys: id, uuid, binary, host, digest, generation, down_since, desired_generation.
+
+    A new epoch restarts the generation of reports at 0. The stored inventory remains valid until
+    the next report, so the digest does not change. Raise oslo.db's DBDuplicateEntry if a concurrent
+    transaction inserts the same daemon; the caller must retry.
+    """
+    same_daemon = sa.and_(services.c.binary == binary, services.c.host == host)
+    values = {"last_seen_at": now, **fields}
+    same_epoch = sa.update(services).where(same_daemon, services.c.epoch == epoch)
+    if not tx.execute(same_epoch.values(**values)).rowcount:
+        values |= {"epoch": epoch, "generation": 0, "started_at": now}
+        if not tx.execute(sa.update(services).where(same_daemon).values(**values)).rowcount:
+            values |= {"uuid": str(uuid4()), "binary": binary, "host": host}
+            tx.execute(sa.insert(services).values(**values))
+    columns = (
+        "id",
+        "uuid",
+        "binary",
+        "host",
+        "digest",
+        "generation",
+        "down_since",
+        "desired_generation",
+    )
+    query = sa.select(*(services.c[name] for name in columns)).where(same_daemon)
+    return tx.execute(query).mappings().one()
+
+
+def delete(tx: sa.Connection, uuid: str, limit: datetime) -> bool:
+    """Delete a daemon if its last heartbeat was at or before ``limit``; return whether it was.
+
+    This also deletes its backends, their desired state and its drivers.
+    """
+    unreachable = sa.and_(services.c.uuid == uuid, services.c.last_seen_at <= limit)
+    return bool(tx.execute(sa.delete(services).where(unreachable)).rowcount)
+
+
+def find(tx: sa.Connection, uuid: str) -> sa.RowMapping | None:
+    """Return binary and host of a daemon, or None."""
+    columns = ("binary", "host")
+    query = sa.select(*(services.c[name] for name in columns)).where(services.c.uuid == uuid)
+    return tx.execute(query).mappings().first()
+
+
+def open_jobs(tx: sa.Connection, host: str) -> Sequence[str]:
+    """Return the uuids of open jobs with a step on a host, or that program a deployable there."""
+    steps = sa.exists().where(job_steps.c.job_id == jobs.c.id, job_steps.c.host == host)
+    programs = sa.and_(jobs.c.host == host, jobs.c.kind == str(JobKind.PROGRAM))
+    query = sa.select(jobs.c.uuid).where(
+        jobs.c.state == str(JobState.OPEN), sa.or_(steps, programs)
+    )
+    return tx.scalars(query).all()
+
+
+def holders(tx: sa.Connection, host: str) -> Sequence[str]:
+    """Return the uuids of the ARQs that own handles of a host."""
+    query = (
+        sa.select(arqs.c.uuid)
+        .join(attach_handles, attach_handles.c.arq_id == arqs.c.id)
+        .join(deployables, deployables.c.id == attach_handles.c.deployable_id)
+        .join(devices, devices.c.id == deployables.c.device_id)
+        .where(devices.c.host == host)
+        .order_by(arqs.c.id)
+    )
+    return tx.scalars(query).all()
+
+
+def mark_down(
+    tx: sa.Connection, limit: datetime, now: datetime, max_agents: int
+) -> Sequence[sa.RowMapping]:
+    """Mark up to ``max_agents`` agents down whose last heartbeat was at or before ``limit``.
+
+    Return the agents that this call marked: not those that another conductor marked, or that sent a
+    heartbeat meanwhile. Keys: id, uuid, binary, host, last_seen_at, down_since.
+    """
+    unreachable = sa.and_(
+        services.c.binary == AGENT,
+        services.c.down_since.is_(None),
+        services.c.last_seen_at <= limit,
+    )
+    # A SELECT first: on MariaDB an UPDATE without a match still locks the rows that it scans.
+    ids = tx.scalars(
+        sa.select(services.c.id)
+        .where(unreachable)
+        .order_by(services.c.last_seen_at)
+        .limit(max_agents)
+    ).all()
+    if not ids:
+        return []
+    selected = services.c.id.in_(sorted(ids))
+    if not tx.execute(
+        sa.update(services).where(selected, unreachable).values(down_since=now)
+    ).rowcount:
+        return []
+    columns = ("id", "uuid", "binary", "host", "last_seen_at", "down_since")
+    found = sa.select(*(services.c[name] for name in columns)).where(
+        selected, services.c.down_since == now
+    )
+    return tx.execute(found.order_by(services.c.host)).mappings().all()
+
+
+def mark_up(tx: sa.Connection, id_: int) -> None:
+    """Mark an agent up. The caller must hold a lock on its row."""
+    tx.execute(sa.update(services).where(services.c.id == id_).values(down_since=None))
+
+
+def accept_report(
+    tx: sa.Connection, host: str, epoch: str, generation: int, digest: str, now: datetime
+) -> bool:
+    """Accept a report and lock the agent's row; return whether the report must be recorded.
+
+    Reject a report with another epoch, one that is not newer than the last accepted report, and one
+    from an agent marked down, which must send a heartbeat first.
+    """
+    same_agent = sa.and_(
+        services.c.binary == AGENT, services.c.host == host, services.c.epoch == epoch
+    )
+    result = tx.execute(
+        sa.update(services)
+        .where(same_agent, services.c.generation < generation, services.c.down_since.is_(None))
+        .values(generation=generation, digest=digest, last_seen_at=now)
+    )
+    return bool(result.rowcount)
+
+
+def set_identity(tx: sa.Connection, host: str, identity: Mapping[str, Any]) -> None:
+    """Write the compute node names of a host's agent. The caller must hold the agent's row."""
+    same_agent = sa.and_(services.c.binary == AGENT, services.c.host == host)
+    tx.execute(sa.update(services).where(same_agent).values(identity=dict(identity)))
+
+
+def identities(tx: sa.Connection, hosts: Collection[str]) -> dict[str, Any]:
+    """Return the compute node names of the agents of these hosts, by host."""
+    query = sa.select(services.c.host, services.c.identity).where(
+        services.c.binary == AGENT, services.c.host.in_(sorted(hosts))
+    )
+    return {row.host: row.identity for row in tx.execute(query)}
+
+
+def existing_hosts(tx: sa.Connection, names: Collection[str]) -> set[str]:
+    """Return those of the names that are hosts of agents."""
+    query = sa.select(services.c.host).where(
+        services.c.binary == AGENT, services.c.host.in_(sorted(names))
+    )
+    return set(tx.scalars(query))
+
+
+def last_seen(tx: sa.Connection, host: str) -> datetime | None:
+    """Return the time of the last heartbeat of a host's agent, None if there was none."""
+    same_agent = sa.and_(services.c.binary == AGENT, services.c.host == host)
+    query = sa.select(services.c.last_seen_at).where(same_agent)
+    last_seen_at: datetime | None = tx.execute(query).scalar()
+    return last_seen_at
+
+
+def request_report(tx: sa.Connection, host: str) -> None:
+    """Make a host send a new report, even if its inventory has not changed."""
+    tx.execute(
+        sa.update(services)
+        .where(services.c.binary == AGENT, services.c.host == host)
+        .values(digest=None)
+    )
+
+
+def request_stale_reports(tx: sa.Connection) -> int:
+    """Request a new report from hosts with draining handles that have no owner any more.
+
+    A report deletes the handles that are not in it, but an unchanged host sends none by itself.
+    Return the number of these hosts.
+    """
+    stale_hosts = (
+        sa.select(services.c.id)
+        .distinct()
+        .join(devices, devices.c.host == services.c.host)
+        .join(deployables, deployables.c.device_id == devices.c.id)
+        .join(attach_handles, attach_handles.c.deployable_id == deployables.c.id)
+        .outerjoin(
+            backends,
+            sa.and_(backends.c.service_id == services.c.id, backends.c.name == devices.c.backend),
+        )
+        .where(
+            # A report deletes no handles of a failed backend. A backend without a row was removed,
+            # so a report deletes its handles.
+            sa.or_(backends.c.id.is_(None), backends.c.status == str(BackendStatus.READY)),
+            services.c.binary == AGENT,
+            services.c.digest.is_not(None),
+            attach_handles.c.draining,
+            attach_handles.c.arq_id.is_(None),
+            sa.not_(attach_handles.c.needs_cleaning),
+        )
+    )
+    ids = tx.scalars(stale_hosts).all()
+    if not ids:
+        return 0
+    return tx.execute(
+        sa.update(services).where(services.c.id.in_(ids)).values(digest=None)
+    ).rowcount

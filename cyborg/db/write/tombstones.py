@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write the tombstones of devices that were removed from their host.
+
+The caller must hold a lock on the row of the host's agent.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+from cyborg.core.inventory.tombstone import Attribute, DeployableTombstone, Tombstone
+from cyborg.db import bulk
+from cyborg.db.schema import attributes
+from cyborg.db.schema import device_tombstones as table
+
+
+def of_host(tx: sa.Connection, host: str, addresses: Collection[str]) -> dict[str, Tombstone]:
+    """Return the tombstones of these devices of a host, by address."""
+    found: dict[str, Tombstone] = {}
+    for chunk in bulk.chunks(sorted(addresses)):
+        query = sa.select(table.c.address, table.c.uuid, table.c.status, table.c.deployables).where(
+            table.c.host == host, table.c.address.in_(chunk)
+        )
+        for row in tx.execute(query):
+            deployables = {address: _load(body) for address, body in row.deployables.items()}
+            found[row.address] = Tombstone(row.uuid, row.status, deployables)
+    return found
+
+
+def replace(
+    tx: sa.Connection,
+    host: str,
+    stored: Mapping[str, Tombstone],
+    tombstones: Mapping[str, Tombstone],
+    now: datetime,
+) -> None:
+    """Replace the tombstones of a host; equal ones are not written."""
+    changed = sorted(a for a in {*stored, *tombstones} if stored.get(a) != tombstones.get(a))
+    for chunk in bulk.chunks([address for address in changed if address in stored]):
+        tx.execute(sa.delete(table).where(table.c.host == host, table.c.address.in_(chunk)))
+    bulk.insert(
+        tx,
+        table,
+        [
+            {
+                "uuid": tombstones[address].uuid,
+                "host": host,
+                "address": address,
+                "status": tombstones[address].status,
+                "deployables": {
+                    key: _dump(tombstone)
+                    for key, tombstone in tombstones[address].deployables.items()
+                },
+                "created_at": now,
+            }
+            for address in changed
+            if address in tombstones
+        ],
+    )
+
+
+def purge(tx: sa.Connection, cutoff: datetime, limit: int) -> int:
+    """Delete up to ``limit`` tombstones made before ``cutoff``; return how many.
+
+    Rows never change, so the oldest have the lowest ids and only these are read.
+    """
+    oldest = (
+        sa.select(table.c.id, table.c.created_at).order_by(table.c.id).limit(limit)
+    ).subquery()
+    ids = tx.scalars(sa.select(oldest.c.id).where(oldest.c.created_at < cutoff)).all()
+    return bulk.delete(tx, table, ids) if ids else 0
+
+
+def attributes_of(
+    tx: sa.Connection, deployables: Collection[int]
+) -> dict[int, tuple[Attribute, ...]]:
+    """Return operators' attributes by the deployable's row id; omit deployables without any."""
+    found: dict[int, tuple[Attribute, ...]] = {}
+    for chunk in bulk.chunks(deployables):
+        query = (sa.select(attributes).where(attributes.c.deployable_id.in_(chunk))).order_by(
+            attributes.c.id
+        )
+        for row in tx.execute(query):
+            attribute = Attribute(row.uuid, row.key, row.value)
+            found[row.deployable_id] = (*found.get(row.deployable_id, ()), attribute)
+    return found
+
+
+def restore_attributes(
+    tx: sa.Connection, restored: Sequence[tuple[int, DeployableTombstone]]
+) -> None:
+    """Write the attributes of restored deployables, by row id."""
+    bulk.insert(
+        tx,
+        attributes,
+        [
+            {"uuid": a.uuid, "deployable_id": id_, "key": a.key, "value": a.value}
+            for id_, tombstone in restored
+            for a in tombstone.attributes
+        ],
+    )
+
+
+def _dump(tombstone: DeployableTombstone) -> dict[str, Any]:
+    return {
+        "uuid": tombstone.uuid,
+        "attributes": [
+            {"uuid": a.uuid, "key": a.key, "value": a.value} for a in tombstone.attributes
+        ],
+        "dirty": list(tombstone.dirty_handles),
+    }
+
+
+def _load(body: Mapping[str, Any]) -> DeployableTombstone:
+    restored = tuple(Attribute(**a) for a in body["attributes"])
+    return DeployableTombstone(body["uuid"], restored, tuple(body.get("dirty", ())))

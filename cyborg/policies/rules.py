@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The default policy rules: the base rules, and one rule for each operation of the API.
+
+Only secure role defaults are used: a token without a role passes no rule.
+"""
+
+from collections.abc import Iterator
+
+from oslo_policy import policy
+
+ELEVATED = "rule:elevated"
+READ = f"{ELEVATED} or rule:project_reader or rule:service"
+WRITE = f"{ELEVATED} or rule:project_member or rule:service"
+
+BASE_RULES = (
+    policy.RuleDefault(
+        "elevated",
+        "role:admin or role:accelerator_admin",
+        "Administrators of the cloud or, with a role that the operator creates, of its "
+        "accelerators.",
+    ),
+    policy.RuleDefault(
+        "project_reader",
+        "role:reader and project_id:%(project_id)s",
+        "Users who can read objects of the project of the token.",
+    ),
+    policy.RuleDefault(
+        "project_member",
+        "role:member and project_id:%(project_id)s",
+        "Users who can change objects of the project of the token.",
+    ),
+    policy.RuleDefault(
+        "service",
+        "role:service or service_token:True",
+        "Another service, such as Nova: with a token of its own user, or with a service token in "
+        "addition to the user's token. The service token must have one of the roles in "
+        "[keystone_authtoken] service_token_roles.",
+    ),
+)
+
+# The name after "cyborg:", who is allowed, the description, and the calls: method and path.
+OPERATION_RULES = (
+    # Binding, unbinding and deleting a bound ARQ also require a service token from every caller. A
+    # policy file cannot change that.
+    ("arq:get_all", READ, "List accelerator requests.", "GET accelerator_requests"),
+    ("arq:get_one", READ, "Show an accelerator request.", "GET accelerator_requests/{uuid}"),
+    (
+        "arq:create",
+        WRITE,
+        "Create the accelerator requests of a device profile.",
+        "POST accelerator_requests",
+    ),
+    (
+        "arq:update",
+        WRITE,
+        "Bind or unbind accelerator requests.",
+        "PATCH accelerator_requests",
+        "PATCH accelerator_requests/{uuid}",
+    ),
+    (
+        "arq:delete",
+        WRITE,
+        "Delete accelerator requests.",
+        "DELETE accelerator_requests",
+        "DELETE accelerator_requests/{uuid}",
+    ),
+    # The API itself limits callers to accelerators of their project.
+    ("accelerator:get_all", READ, "List accelerators.", "GET accelerators"),
+    ("accelerator:get_one", READ, "Show an accelerator.", "GET accelerators/{uuid}"),
+    ("accelerator:update", WRITE, "Label an accelerator.", "PATCH accelerators/{uuid}"),
+    ("attribute:get_all", ELEVATED, "List attributes.", "GET attributes"),
+    ("attribute:get_one", ELEVATED, "Show an attribute.", "GET attributes/{uuid}"),
+    ("attribute:create", ELEVATED, "Create an attribute.", "POST attributes"),
+    ("attribute:delete", ELEVATED, "Delete an attribute.", "DELETE attributes/{uuid}"),
+    ("audit:get_all", ELEVATED, "List audits.", "GET audits"),
+    ("audit:get_one", ELEVATED, "Show an audit.", "GET audits/{uuid}"),
+    ("audit:create", ELEVATED, "Audit hosts, with or without repairs.", "POST audits"),
+    ("deployable:get_all", ELEVATED, "List deployables.", "GET deployables"),
+    ("deployable:get_one", ELEVATED, "Show a deployable.", "GET deployables/{uuid}"),
+    (
+        "deployable:program",
+        ELEVATED,
+        "Program an image.",
+        "PATCH deployables/{uuid}/program",
+        "PATCH deployables/{uuid}/program/{suffix}",
+    ),
+    ("device_profile:get_all", READ, "List device profiles.", "GET device_profiles"),
+    (
+        "device_profile:get_one",
+        READ,
+        "Show a device profile.",
+        "GET device_profiles/{uuid_or_name}",
+    ),
+    ("device_profile:create", ELEVATED, "Create a device profile.", "POST device_profiles"),
+    (
+        "device_profile:delete",
+        ELEVATED,
+        "Delete device profiles.",
+        "DELETE device_profiles/{uuid_or_name}",
+        "DELETE device_profiles",
+    ),
+    ("device:get_all", ELEVATED, "List devices.", "GET devices"),
+    ("device:get_one", ELEVATED, "Show a device.", "GET devices/{uuid}"),
+    (
+        "device:enable",
+        ELEVATED,
+        "Enable a device: new accelerator requests can be bound to it.",
+        "POST devices/{uuid}/enable",
+    ),
+    (
+        "device:disable",
+        ELEVATED,
+        "Disable a device: no new accelerator requests are bound to it.",
+        "POST devices/{uuid}/disable",
+    ),
+    ("discovery:create", ELEVATED, "Start a discovery.", "POST discoveries"),
+    ("discovery:get_all", ELEVATED, "List discoveries.", "GET discoveries"),
+    ("discovery:get_one", ELEVATED, "Show a discovery.", "GET discoveries/{uuid}"),
+    ("driver:get_all", ELEVATED, "List drivers.", "GET drivers"),
+    ("driver:get_one", ELEVATED, "Show a driver.", "GET drivers/{uuid_or_name}"),
+    ("driver:install", ELEVATED, "Enable a driver on hosts.", "POST drivers"),
+    ("driver:update", ELEVATED, "Change the backends of a driver.", "PATCH drivers/{uuid_or_name}"),
+    (
+        "driver:uninstall",
+        ELEVATED,
+        "Uninstall the backends of a driver.",
+        "DELETE drivers/{uuid_or_name}",
+    ),
+    ("hardware:get_all", ELEVATED, "List hardware.", "GET hardware"),
+    ("hardware:adopt", ELEVATED, "Adopt a device into a backend.", "POST hardware"),
+    ("hardware:release", ELEVATED, "Release a device from its backend.", "DELETE hardware/{uuid}"),
+    ("job:get_all", ELEVATED, "List jobs.", "GET jobs"),
+    ("job:get_one", ELEVATED, "Show a job.", "GET jobs/{uuid}"),
+    ("job:cancel", ELEVATED, "Cancel a job.", "DELETE jobs/{uuid}"),
+    ("outbox:get_all", ELEVATED, "List the messages of the outbox.", "GET outbox"),
+    ("outbox:retry", ELEVATED, "Retry the delivery of a dead letter.", "POST outbox/{uuid}/retry"),
+    ("outbox:delete", ELEVATED, "Delete a dead letter.", "DELETE outbox/{uuid}"),
+    ("service:get_all", ELEVATED, "List services.", "GET services"),
+    ("service:delete", ELEVATED, "Delete a daemon that is down.", "DELETE services/{uuid}"),
+)
+
+
+def list_rules() -> list[policy.RuleDefault]:
+    """Return every rule: the entry point of oslo.policy.policies."""
+    return [*BASE_RULES, *_operation_rules()]
+
+
+def _operation_rules() -> Iterator[policy.DocumentedRuleDefault]:
+    for name, allowed, description, *calls in OPERATION_RULES:
+        operations: list[policy.Operation] = []
+        for method, path in (call.split() for call in calls):
+            operations.append({"method": method, "path": f"/v2/{path}"})
+        yield policy.DocumentedRuleDefault(
+            f"cyborg:{name}", allowed, description, operations, scope_types=["project"]
+        )

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Limit of the reports that a process handles at once: each needs many times its size in memory.
+
+A report over the limit is refused before it is parsed, so that waiting reports use no memory. Its
+agent sends a current report later, after a delay that doubles.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cyborg.core.errors import Unavailable
+
+
+class ReportAdmission:
+    """Limiter to one report of a host, and ``max_concurrent_reports`` of all hosts, at a time."""
+
+    def __init__(self, max_concurrent_reports: int) -> None:
+        self._max = max_concurrent_reports
+        self._lock = threading.Lock()
+        self._hosts: set[str] = set()
+
+    @contextlib.contextmanager
+    def admitted(self, report: Any) -> Iterator[None]:
+        """Admit an unparsed report until the end of the block. Raise Unavailable over the limit."""
+        name = report.get("host") if isinstance(report, Mapping) else None
+        # A report without a host name is refused later as malformed; here it has the name "".
+        host = name if isinstance(name, str) else ""
+        with self._lock:
+            if host in self._hosts:
+                raise Unavailable(f"a report of host {host[:255]!r} is being recorded, retry")
+            if len(self._hosts) >= self._max:
+                raise Unavailable(f"{self._max} reports are being recorded, retry")
+            self._hosts.add(host)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._hosts.discard(host)

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Filter of bus messages: discards and logs each message that is not a valid call or answer.
+
+oslo.messaging trusts its input: it decompresses bodies of any size, keeps a thread for a caller
+that never existed, and logs a traceback for each malformed message. So each message is validated
+here before the driver receives it.
+"""
+
+import functools
+import json
+import os
+import re
+import sys
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from oslo_config import cfg
+from oslo_messaging._drivers import impl_rabbit
+
+from cyborg.core.errors import Invalid
+from cyborg.core.log import get_logger
+from cyborg.core.text import sanitize
+from cyborg.rpc import publishing
+from cyborg.rpc.context import SENDER
+from cyborg.rpc.contract import MAX_MESSAGE_BYTES
+from cyborg.rpc.faults import FAULTS
+
+LOG = get_logger(__name__)
+
+ENVELOPE = "2.0"  # version of oslo.messaging's envelope
+MAX_NAME = 255  # characters of a valid name
+_JSON = "application/json"
+_REPLY_QUEUE = re.compile(r"reply_[A-Za-z0-9_.:-]{1,200}")
+_VERSION = re.compile(r"[0-9]{1,4}\.[0-9]{1,4}")
+_MAX_IDS = 64  # unique ids that are kept for a queue, to detect duplicates
+
+
+def max_body_bytes(conf: cfg.ConfigOpts) -> int:
+    """Return the maximum size of a message body in bytes."""
+    # The arguments are JSON within JSON, which doubles quotes and backslashes; the context is
+    # small.
+    return 2 * max(int(conf.conductor.max_report_bytes), MAX_MESSAGE_BYTES) + 65536
+
+
+def install(driver: Any, conf: cfg.ConfigOpts) -> None:
+    """Install the filter in the rabbit driver; do nothing for other drivers."""
+    pool = getattr(driver, "_connection_pool", None)
+    if pool is not None:
+        signature = f"{os.path.basename(sys.argv[0])}@{conf.host}"
+        pool.connection_cls = functools.partial(Connection, cyborg_conf=conf, signature=signature)
+
+
+class Connection(impl_rabbit.Connection):  # type: ignore[misc]
+    """Connection that adds the sender to outgoing messages and filters incoming ones.
+
+    The sender is the daemon's name, which any daemon may claim, and the broker user, which RabbitMQ
+    checks against the authenticated user.
+    """
+
+    def __init__(
+        self, *args: Any, cyborg_conf: cfg.ConfigOpts, signature: str, **kwargs: Any
+    ) -> None:
+        self._cyborg_conf = cyborg_conf
+        self._signature = signature
+        super().__init__(*args, **kwargs)
+
+    def declare_consumer(self, consumer: Any) -> Any:
+        """Start a consumer behind a message filter."""
+        decompress = bool(self._cyborg_conf.oslo_messaging_rabbit.kombu_compression)
+        # Answers come over the default exchange, calls over that of the RPC topic.
+        calls = bool(consumer.exchange_name)
+        users = self._cyborg_conf.rpc.allowed_users if calls else ()
+        check = check_call if calls else check_answer
+        consumer._callback = MessageFilter(
+            consumer,
+            check,
+            max_body_bytes(self._cyborg_conf),
+            decompress=decompress,
+            users=frozenset(users),
+        )
+        return super().declare_consumer(consumer)
+
+    def _set_current_channel(self, new_channel: Any) -> None:
+        super()._set_current_channel(new_channel)
+        if self._producer is None:
+            return
+        publishing.count_messages(new_channel)
+        sender = {"app_id": self._signature[:MAX_NAME]}
+        # With a certificate instead of a password, the broker may map the name to another user.
+        if self.connection.userid and self.login_method != "EXTERNAL":
+            sender["user_id"] = self.connection.userid
+        self._producer.publish = functools.partial(publishing.publish, self, **sender)
+
+
+class Message(dict[str, Any]):
+    """Accepted message, in the form that oslo.messaging expects."""
+
+    def __init__(self, values: Mapping[str, Any], raw: Any) -> None:
+        super().__init__(values)
+        self._raw = raw
+
+    def acknowledge(self) -> None:
+        """Acknowledge the message to the broker."""
+        self._raw.ack()
+
+    def requeue(self) -> None:
+        """Return the message to the broker."""
+        self._raw.requeue()
+
+
+class MessageFilter:
+    """Filter of one queue: passes each message on, or discards and logs it."""
+
+    def __init__(
+        self,
+        consumer: Any,
+        check: Callable[[dict[str, Any]], None],
+        max_bytes: int,
+        *,
+        decompress: bool = False,
+        users: Collection[str] = (),
+    ) -> None:
+        """``users`` are the broker users whose messages are accepted; empty means all."""
+        self._consumer = consumer
+        self._check = check
+        self._max_bytes = max_bytes
+        self._decompress = decompress
+        self._users = users
+        self._recent_ids: deque[str] = deque(maxlen=_MAX_IDS)
+
+    def __call__(self, raw: Any) -> None:
+        """Validate a message and pass it on; reject an invalid one, which discards it."""
+        fields: dict[str, Any] = {}
+        message = raw
+        refusal: str | None = None
+        try:
+            self._check_sender(raw)
+            message = self._consumer.queue.channel.message_to_python(raw)
+            fields.update(_decode(message, self._max_bytes))
+            self._check(fields)
+            self._check_duplicate(fields)
+        except Invalid as exc:
+            refusal = sanitize(exc.message.replace("\n", " "), 1000)
+        if refusal is not None:
+            LOG.warning(
+                "Refused a message to %s from %s: %s",
+                self._consumer.queue_name,
+                describe_sender(raw, fields),
+                refusal,
+            )
+            _reject(self._consumer.queue.channel, raw)
+            return
+        fields[f"_context_{SENDER}"] = describe_sender(raw, {})
+        failure: str | None = None
+        try:
+            self._consumer.callback(Message(fields, message))
+        except FAULTS as exc:
+            failure = f"{type(exc).__name__}: {exc}"
+        except Exception:
+            LOG.exception("Failed to process message on %s, discarded", self._consumer.queue_name)
+        if failure is not None:
+            LOG.warning(
+                "Lost a message on %s, its sender retries or times out: %s",
+                self._consumer.queue_name,
+                sanitize(failure.replace("\n", " "), 500),
+            )
+
+    def _check_sender(self, raw: Any) -> None:
+        """Check size, compression and user, before the body is read. Raise Invalid."""
+        size = len(raw.body or b"")
+        if size > self._max_bytes:
+            raise Invalid(f"{size} bytes are more than the limit of {self._max_bytes}")
+        headers = raw.headers
+        if isinstance(headers, Mapping) and headers.get("compression") and not self._decompress:
+            raise Invalid(
+                "the message is compressed, but [oslo_messaging_rabbit] kombu_compression is unset"
+            )
+        user = raw.properties.get("user_id")
+        if self._users and user not in self._users:
+            raise Invalid(f"broker user {user!r} is not one of [rpc] allowed_users")
+
+    def _check_duplicate(self, fields: Mapping[str, Any]) -> None:
+        unique = fields.get("_unique_id")
+        if unique in self._recent_ids:
+            raise Invalid("duplicate message: its unique id was received before")
+        if unique:
+            self._recent_ids.append(unique)
+
+
+def describe_sender(raw: Any, fields: Mapping[str, Any]) -> str:
+    """Return the sender of a message for the log, from its properties and fields."""
+    properties = raw.properties
+    user, message_id = properties.get("user_id"), properties.get("message_id")
+    items = [_clean(properties.get("app_id")) or "an unknown sender"]
+    items += [f"broker user {_clean(user)}"] if user else []
+    items += [f"message {_clean(message_id)}"] if message_id else []
+    items += [f"reply queue {_clean(fields['_reply_q'])}"] if fields.get("_reply_q") else []
+    items += [_clean(fields["_context_request_id"])] if fields.get("_context_request_id") else []
+    return ", ".join(items)
+
+
+def check_call(fields: dict[str, Any]) -> None:
+    """Raise Invalid for a call that cannot be dispatched or answered."""
+    _check_name(fields, "method", needed=True)
+    arguments = fields.get("args", {})
+    if not isinstance(arguments, dict):
+        raise Invalid(f"args are {type(arguments).__name__}, not an object")
+    version = fields.get("version", "1.0")
+    if not isinstance(version, str) or not _VERSION.fullmatch(version):
+        raise Invalid(f"invalid version {str(version)[:MAX_NAME]!r}; expected something like 1.0")
+    if fields.get("namespace") is not None:
+        _check_name(fields, "namespace")
+    _check_name(fields, "_unique_id")
+    _check_name(fields, "_msg_id")
+    queue = fields.get("_reply_q")
+    if queue is not None and not (isinstance(queue, str) and _REPLY_QUEUE.fullmatch(queue)):
+        raise Invalid(f"invalid reply queue {str(queue)[:MAX_NAME]!r}")
+    if (queue is None) != (fields.get("_msg_id") is None):
+        raise Invalid("only one of _msg_id and _reply_q is set")
+    # With a timeout, a thread would send keep-alive messages for that long. Cyborg's clients do not
+    # request them.
+    fields.pop("_timeout", None)
+
+
+def check_answer(fields: dict[str, Any]) -> None:
+    """Raise Invalid for a malformed answer; reduce a failure to its class name and message.
+
+    From the other parts of a failure, oslo.messaging would create an exception here.
+    """
+    _check_name(fields, "_msg_id", needed=True)
+    _check_name(fields, "_unique_id")
+    fields["ending"] = fields.get("ending") is True
+    failure = fields.setdefault("failure", None)
+    if failure is None:
+        return
+    try:
+        body = json.loads(failure)
+        reduced = {"class": str(body["class"])[:MAX_NAME], "message": str(body["message"])[:1000]}
+    except (ValueError, TypeError, KeyError, RecursionError) as exc:
+        raise Invalid(f"malformed failure: {type(exc).__name__}") from exc
+    fields["failure"] = json.dumps({**reduced, "module": "", "tb": []})
+
+
+def _decode(message: Any, max_bytes: int) -> dict[str, Any]:
+    if message.content_type != _JSON:
+        raise Invalid(f"content type is {str(message.content_type)[:MAX_NAME]!r}, not {_JSON}")
+    if message.errors:
+        raise Invalid(f"decompression failed: {message.errors[0][1]}")
+    if len(message.body or b"") > max_bytes:
+        raise Invalid(f"the decompressed body has more bytes than the limit of {max_bytes}")
+    envelope = _parse_object(message.body, "the body")
+    if envelope.get("oslo.version") != ENVELOPE:
+        found = str(envelope.get("oslo.version"))[:MAX_NAME]
+        raise Invalid(f"envelope version is {found!r}; expected {ENVELOPE}")
+    inner = envelope.get("oslo.message")
+    if not isinstance(inner, str):
+        raise Invalid(f"oslo.message is {type(inner).__name__}, not a JSON string")
+    return _parse_object(inner, "oslo.message")
+
+
+def _parse_object(text: Any, subject: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, TypeError, RecursionError) as exc:
+        raise Invalid(f"{subject} is not JSON: {type(exc).__name__} {exc}") from exc
+    if not isinstance(value, dict):
+        raise Invalid(f"{subject} is {type(value).__name__}, not an object")
+    return value
+
+
+def _check_name(fields: Mapping[str, Any], key: str, *, needed: bool = False) -> None:
+    value = fields.get(key)
+    if value is None and not needed:
+        return
+    if not isinstance(value, str) or not 1 <= len(value) <= MAX_NAME or not value.isprintable():
+        raise Invalid(f"{key} is {repr(value)[:MAX_NAME]}; expected a name")
+
+
+def _clean(value: Any) -> str:
+    return sanitize(str(value or "")[:MAX_NAME].replace("\n", " "))
+
+
+def _reject(channel: Any, raw: Any) -> None:
+    """Reject a message, so that the broker discards it."""
+    channel.basic_reject(raw.delivery_tag, requeue=False)

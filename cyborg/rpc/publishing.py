@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Publishing of calls: whether a failed call was sent, and whether a server was there.
+
+A call that was not sent has certainly not been carried out. A call that was sent, and that the
+broker did not confirm, may have been carried out.
+"""
+
+import contextlib
+import select
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import amqp
+import kombu
+import oslo_messaging
+from amqp.exceptions import MessageNacked, NotFound
+
+CONFIRM_TIMEOUT = 5.0
+"""Seconds for the broker to confirm a message. The driver's own limit is that of the heartbeat."""
+
+QUERY_TIMEOUT = 3.0
+"""Seconds for the broker to answer whether a queue has a consumer."""
+
+_CLOSED = select.POLLRDHUP | select.POLLHUP | select.POLLERR
+
+
+class _State(threading.local):
+    sent = 0
+
+
+_state = _State()
+
+
+class SentCounter:
+    """Counter of the messages that this thread has sent since its creation."""
+
+    def __init__(self) -> None:
+        self._start = _state.sent
+
+    @property
+    def count(self) -> int:
+        """Return the number of messages that were written to the network completely."""
+        return _state.sent - self._start
+
+
+def count_messages(channel: Any) -> None:
+    """Count each message of a channel for the thread that sends it.
+
+    Channels other than those of AMQP are not changed.
+    """
+    send = getattr(channel, "_basic_publish", None)
+    if send is None or getattr(send, "counted", False):
+        return
+
+    def publish(*args: Any, **kwargs: Any) -> Any:
+        _check_open(channel)
+        result = send(*args, **kwargs)
+        _state.sent += 1
+        return result
+
+    publish.counted = True  # type: ignore[attr-defined]
+    channel._basic_publish = publish
+
+
+class Unconfirmed(oslo_messaging.MessagingException):  # type: ignore[misc]
+    """The broker did not confirm a call in time. The driver does not resend such a call."""
+
+
+def publish(connection: Any, *args: Any, **kwargs: Any) -> Any:
+    """Send a message on the driver's connection. Raise Unconfirmed if a call is not confirmed.
+
+    The driver resends answers and notifications, which have no expiration.
+    """
+    sent = SentCounter()
+    try:
+        return kombu.Producer.publish(
+            connection._producer, *args, confirm_timeout=CONFIRM_TIMEOUT, **kwargs
+        )
+    except (amqp.ChannelError, MessageNacked):
+        # The broker refused the message: it was not sent.
+        _state.sent -= sent.count
+        raise
+    except TimeoutError as exc:
+        if not sent.count or kwargs.get("expiration") is None:
+            raise
+        _close_abruptly(connection)
+        raise Unconfirmed(f"no confirmation in {CONFIRM_TIMEOUT:g} s") from exc
+
+
+def count_consumers(connection: Any, queue: str) -> int:
+    """Return how many consumers a queue has, 0 if there is no such queue.
+
+    ``connection`` is the rabbit driver's, used by the caller alone. Raise the errors of the
+    connection; a failed connection is closed, so that its next user opens a new one.
+    """
+    channel: Any = None
+    try:
+        if not connection.connection.connected:
+            connection.ensure_connection()
+        connection.set_transport_socket_timeout(QUERY_TIMEOUT)
+        channel = connection.connection.channel()
+        return int(channel.queue_declare(queue, passive=True).consumer_count)
+    except NotFound:
+        return 0
+    except (OSError, amqp.ConnectionError):
+        _close_abruptly(connection)
+        raise
+    finally:
+        if channel is not None and channel.is_open:
+            channel.close()
+        if connection.connection.connected:
+            connection.set_transport_socket_timeout()
+
+
+@contextlib.contextmanager
+def exclusive_connection(context: Any) -> Iterator[Any]:
+    """Lock a connection of the driver's pool for this thread; its heartbeat thread uses it too."""
+    with context as pooled, pooled.connection._connection_lock:
+        yield pooled.connection
+
+
+def _check_open(channel: Any) -> None:
+    """Raise ConnectionResetError if the broker has closed the connection.
+
+    Otherwise the kernel would accept the message, and it would be unknown whether it arrived.
+    """
+    sock = getattr(channel.connection, "sock", None)
+    if sock is None or sock.fileno() < 0:
+        return
+    poller = select.poll()
+    poller.register(sock.fileno(), _CLOSED)
+    if poller.poll(0):
+        raise ConnectionResetError("the message broker has closed the connection")
+
+
+def _close_abruptly(connection: Any) -> None:
+    """Close a connection without the closing handshake, which would wait for an answer."""
+    with contextlib.suppress(Exception):
+        connection.channel.connection.collect()

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Conformance rules for discover()."""
+
+import itertools
+import json
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from cyborg.core.errors import CyborgError
+from cyborg.core.inventory.device import MAX_ADDRESS, Device
+from cyborg.core.naming import is_accelerator_class, is_trait, provider_name
+from cyborg.testing.conformance.environment import (
+    Environment,
+    RuleBlocked,
+    RuleViolated,
+    describe_failure,
+)
+from cyborg.testing.conformance.rules import rule
+
+MAX_PROVIDER = 200  # characters: the limit of Placement for the name of a provider
+MAX_HOST = MAX_PROVIDER - MAX_ADDRESS - 1
+_DESCRIPTORS = "/proc/self/fd"
+_ROUNDS = 3
+
+
+@rule("discover() raises no exception.", "Driver.discover")
+def discover_succeeds(env: Environment) -> None:
+    """Check the first discovery; an exception would be shown as the error of the backend."""
+    _, call = env.first_discovery
+    if call.timed_out:
+        raise RuleBlocked(describe_failure(call))
+    if call.error is not None:
+        raise RuleViolated(describe_failure(call))
+
+
+@rule("discover() returns within the time limit.", "Driver.discover")
+def discover_is_in_time(env: Environment) -> None:
+    """Check the duration; a slow discovery sets the backend to ERROR and blocks a thread."""
+    _, call = env.first_discovery
+    if call.timed_out:
+        raise RuleViolated(f"{describe_failure(call)}; the limit is {env.subject.limit:g} s")
+
+
+@rule("discover() returns a sequence of Device.", "Driver.discover")
+def discover_returns_devices(env: Environment) -> None:
+    """Check the type: a generator can be read only once, and a set has no order."""
+    _, call = env.first_discovery
+    if call.timed_out or call.error is not None:
+        raise RuleBlocked(f"discover() {describe_failure(call)}")
+    if not isinstance(call.value, Sequence) or isinstance(call.value, str | bytes):
+        raise RuleViolated(f"it returns a {type(call.value).__name__}; expected a sequence")
+    for device in call.value:
+        if not isinstance(device, Device):
+            raise RuleViolated(f"it returns a {type(device).__name__} among the devices")
+
+
+@rule("The backend of each device is the backend of the object.", "Driver.discover")
+def devices_name_their_backend(env: Environment) -> None:
+    """Check two backends, to detect a constant name."""
+    for name in ("conformance", "conformance-2"):
+        driver = env.create(name)
+        for device in env.rediscover(driver):
+            if device.backend != name:
+                raise RuleViolated(
+                    f"device {device.address} has the backend {device.backend!r}, expected {name!r}"
+                )
+
+
+@rule("The type of each device is DEVICE_TYPE, unless that is None.", "Driver.discover")
+def devices_match_device_type(env: Environment) -> None:
+    """Check the types: operators select drivers by DEVICE_TYPE before they install them."""
+    expected = env.subject.driver.DEVICE_TYPE
+    for device in env.discovered_devices()[1]:
+        if expected is not None and device.type != expected:
+            raise RuleViolated(
+                f"device {device.address} has the type {device.type}, expected {expected}"
+            )
+
+
+@rule("The addresses of devices and of deployables are unique.", "Driver.discover")
+def addresses_are_unique(env: Environment) -> None:
+    """Check the addresses, which identify devices on the host and name the providers."""
+    _, found = env.discovered_devices()
+    device_addresses = [d.address for d in found]
+    deployable_addresses = [p.address for d in found for p in d.deployables]
+    for kind, addresses in (
+        ("devices", device_addresses),
+        ("deployables", deployable_addresses),
+    ):
+        if duplicates := sorted({a for a in addresses if addresses.count(a) > 1}):
+            raise RuleViolated(f"two {kind} have the address {duplicates[0]}")
+
+
+@rule("The address of each deployable fits into the name of a provider.", "Driver.discover")
+def provider_names_are_valid(env: Environment) -> None:
+    """Check the length: Placement accepts 200 characters for ``<host>_<address>``."""
+    for device in env.discovered_devices()[1]:
+        for deployable in device.deployables:
+            name = provider_name("h" * MAX_HOST, deployable.address)
+            if len(name) > MAX_PROVIDER or not name.isprintable():
+                raise RuleViolated(
+                    f"the address {deployable.address!r} is not 1 to {MAX_ADDRESS} "
+                    "printable characters"
+                )
+
+
+@rule("Resource classes and traits are standard or custom ones.", "Driver.discover")
+def classes_and_traits_are_valid(env: Environment) -> None:
+    """Check the names; the agent omits a device with an invalid one."""
+    for device in env.discovered_devices()[1]:
+        for deployable in device.deployables:
+            if not is_accelerator_class(deployable.resource_class):
+                raise RuleViolated(
+                    f"{deployable.address} has the invalid resource class "
+                    f"{deployable.resource_class!r}"
+                )
+            if unknown := sorted(name for name in deployable.traits if not is_trait(name)):
+                raise RuleViolated(f"{deployable.address} has the unknown trait {unknown[0]!r}")
+
+
+@rule("Devices survive serialisation unchanged.", "Driver.discover")
+def devices_are_serialisable(env: Environment) -> None:
+    """Check the types of all fields, such as a number in place of a text."""
+    for device in env.discovered_devices()[1]:
+        try:
+            received = Device.from_dict(json.loads(json.dumps(device.to_dict())))
+        except (CyborgError, TypeError, ValueError, KeyError, AttributeError) as exc:
+            raise RuleViolated(f"device {device.address} cannot be serialised: {exc}") from exc
+        if received != device:
+            raise RuleViolated(f"device {device.address}: {difference([device], [received])}")
+
+
+@rule("Repeated discoveries of an unchanged host are equal.", "Driver.discover")
+def discovery_is_stable(env: Environment) -> None:
+    """Check three discoveries, in any order; each difference causes a full report."""
+    driver, previous = env.discovered_devices()
+    for _ in range(2):
+        if change := difference(previous, env.rediscover(driver)):
+            raise RuleViolated(f"second discovery: {change}")
+
+
+@rule("Two objects of one backend discover equal devices.", "Driver.discover")
+def discovery_is_reproducible(env: Environment) -> None:
+    """Check a second object: after a restart of the agent all identities must be the same."""
+    _, previous = env.discovered_devices()
+    if change := difference(previous, env.rediscover(env.create())):
+        raise RuleViolated(f"another object: {change}")
+
+
+@rule("discover() changes nothing: no write, process or connection.", "Driver.discover")
+def discover_is_read_only(env: Environment) -> None:
+    """Check the first and a later discovery; a side effect may occur only once."""
+    driver, call = env.first_discovery
+    for result in (call, env.call(driver.discover)):
+        if result.effects:
+            raise RuleViolated(result.effects[0])
+
+
+@rule("discover() leaves no running thread.", "Driver.discover")
+def discover_leaks_no_thread(env: Environment) -> None:
+    """Check the threads; the agent has one thread for each backend."""
+    driver, call = env.first_discovery
+    if call.timed_out:
+        raise RuleBlocked(f"discover() {describe_failure(call)}")
+    for result in (call, env.call(driver.discover)):
+        if result.leaked_threads:
+            raise RuleViolated(f"the thread {result.leaked_threads[0]} is still running")
+
+
+@rule("discover() does not leak file descriptors.", "Driver.discover")
+def discover_leaks_no_descriptor(env: Environment) -> None:
+    """Check repeated discoveries; a file that is opened once and kept is allowed."""
+    driver, _ = env.discovered_devices()
+    counts = [_count_descriptors()]
+    for _ in range(_ROUNDS):
+        env.rediscover(driver)
+        counts.append(_count_descriptors())
+    if all(later > earlier for earlier, later in itertools.pairwise(counts)):
+        raise RuleViolated(f"the number of open descriptors grows: {', '.join(map(str, counts))}")
+
+
+@rule("discover() raises no exception on a host with an empty sysfs.", "Driver.discover")
+def discover_accepts_empty_host(env: Environment) -> None:
+    """Check an empty host; missing hardware is no error."""
+    with env.empty_sysfs() as root:
+        driver = env.create(sysfs_root=root)
+        env.must_succeed("with an empty sysfs discover()", driver.discover)
+
+
+def _count_descriptors() -> int:
+    return len(os.listdir(_DESCRIPTORS)) if os.path.isdir(_DESCRIPTORS) else 0
+
+
+def difference(previous: Sequence[Device], current: Sequence[Device]) -> str | None:
+    """Describe the first difference of two discoveries; None if at most their order differs."""
+    first, second = ({d.address: _flatten(d) for d in devices} for devices in (previous, current))
+    for address in sorted({*first, *second}):
+        if address not in first or address not in second:
+            return f"device {address} is in only one of two discoveries"
+        old, new = first[address], second[address]
+        for key in sorted({*old, *new}):
+            if old.get(key) != new.get(key):
+                return f"device {address}: {key} was {old.get(key)!r}, then {new.get(key)!r}"
+    return None
+
+
+def _flatten(device: Device) -> dict[str, Any]:
+    return dict(_leaves("", device.to_dict()))
+
+
+def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield each scalar value with its path; objects in a list are identified by address."""
+    if isinstance(value, dict):
+        for key, child in value.items():
+            yield from _leaves(f"{path}.{key}" if path else str(key), child)
+    elif isinstance(value, list) and value and all(isinstance(v, dict) for v in value):
+        for child in value:
+            yield from _leaves(f"{path}[{child.get('address')}]", child)
+    else:
+        yield path, value

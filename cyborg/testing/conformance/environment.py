@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Environment of the conformance rules: it calls a driver, measures it and records its effects.
+
+A Python audit hook receives every opened file, started process and connected socket. It does not
+receive what a C library does itself, so the kit cannot detect that.
+"""
+
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cyborg.core.inventory.device import AttachHandle, Deployable, Device
+from cyborg.core.jobs.job import WorkItem
+from cyborg.drivers.base import Driver
+
+INSTANCE = "5f0f0c86-1d5c-4c4b-9c3a-0d8f6f7a2f11"
+THREAD_EXIT_TIMEOUT = 1.0  # seconds that a thread may need to exit after a call
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_READS = frozenset({"open", "os.listdir", "os.scandir"})
+_STARTS = {"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty"}
+_CHANGES = {
+    *("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate"),
+    *("os.chmod", "os.chown", "os.utime", "os.setxattr", "os.removexattr"),
+}
+_CONNECTS = {"socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg"}
+# Without effect on the host; find_library of the standard library runs ldconfig.
+_HARMLESS = ("/dev/null", "/proc/self/", "/proc/thread-self/", "/sbin/ldconfig")
+_COMPILED = "__pycache__"  # the interpreter writes there when it imports a module
+
+
+class RuleViolated(AssertionError):
+    """A driver violates a rule; the message describes the violation."""
+
+
+class RuleBlocked(AssertionError):
+    """A rule cannot be checked because another rule is violated."""
+
+
+@dataclass(frozen=True, slots=True)
+class DriverUnderTest:
+    """A driver and the parameters of its test.
+
+    ``driver`` is called like in the agent: with the name of a backend, the options and the root of
+    sysfs. ``limit`` is the timeout of each call in seconds. The driver may write or connect to
+    paths that begin with one of ``allow``, such as the socket of the vendor's daemon. With
+    ``allow_work`` the rules prepare and release a handle of this host, and with the uuid ``image``
+    they program one; otherwise they change nothing. ``entry_point`` is the required name of the
+    driver. With ``external`` the driver is a separate process, and its class is a proxy.
+    """
+
+    driver: Any
+    options: Mapping[str, Any] = field(default_factory=dict)
+    sysfs_root: str | Path = "/sys"
+    limit: float = 10.0
+    allow: tuple[str, ...] = ()
+    allow_work: bool = False
+    image: str | None = None
+    entry_point: str | None = None
+    external: bool = False
+
+
+@dataclass(slots=True)
+class CallResult:
+    """Result of a call. If ``timed_out`` is true, the call may still be running."""
+
+    value: Any = None
+    error: BaseException | None = None
+    seconds: float = 0.0
+    timed_out: bool = False
+    effects: list[str] = field(default_factory=list)
+    reads: list[str] = field(default_factory=list)
+    leaked_threads: list[str] = field(default_factory=list)
+
+
+class _EffectRecorder:
+    """Recorder of the effects of threads that start during a call, one call at a time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._existing_threads: frozenset[int | None] = frozenset()
+        self._call: CallResult | None = None
+        self._installed = False
+
+    @contextmanager
+    def record(self, call: CallResult) -> Iterator[None]:
+        """Store the effects in ``call``."""
+        with self._lock:
+            if not self._installed:
+                # An audit hook cannot be removed, so it is installed once and only if needed.
+                sys.addaudithook(self._on_event)
+                self._installed = True
+            self._existing_threads = frozenset(t.ident for t in threading.enumerate())
+            self._call = call
+            try:
+                yield
+            finally:
+                self._call = None
+
+    def _on_event(self, event: str, args: tuple[Any, ...]) -> None:
+        """Classify an audit event."""
+        call = self._call
+        if call is None or threading.get_ident() in self._existing_threads:
+            return
+        if event in _READS and isinstance(args[0], str | bytes | os.PathLike):
+            path = os.path.abspath(os.fsdecode(args[0]))
+            call.reads.append(path)
+            if event == "open" and isinstance(args[2], int) and args[2] & _WRITES:
+                call.effects.append(f"opened {path} for writing")
+        elif event in _STARTS:
+            call.effects.append(f"started a process ({event}: {_shown(args)})")
+        elif event in _CHANGES:
+            call.effects.append(f"{event.removeprefix('os.')} of {_shown(args)}")
+        elif event in _CONNECTS:
+            call.effects.append(f"{event.removeprefix('socket.')} to {_shown(args[1:])}")
+
+
+_RECORDER = _EffectRecorder()
+
+
+class Environment:
+    """A driver under test. The first discovery is cached; every other call is repeated."""
+
+    def __init__(self, subject: DriverUnderTest) -> None:
+        self.subject = subject
+        self._first: tuple[Driver, CallResult] | None = None
+
+    def call(self, act: Callable[[], Any]) -> CallResult:
+        """Call a function in a new thread, as the agent does, and record its effects."""
+        call, done = CallResult(), threading.Event()
+
+        def run() -> None:
+            try:
+                call.value = act()
+            except BaseException as exc:  # noqa: BLE001 a driver may raise anything
+                call.error = exc
+            done.set()
+
+        existing = set(threading.enumerate())
+        with _RECORDER.record(call):
+            started_at = time.monotonic()
+            thread = threading.Thread(target=run, name="conformance", daemon=True)
+            thread.start()
+            call.timed_out = not done.wait(self.subject.limit)
+            call.seconds = time.monotonic() - started_at
+        if not call.timed_out:
+            thread.join()
+            end = time.monotonic() + THREAD_EXIT_TIMEOUT
+            started = [t for t in threading.enumerate() if t not in existing]
+            for thread in started:
+                thread.join(max(0.0, end - time.monotonic()))
+            call.leaked_threads = sorted(t.name for t in started if t.is_alive())
+        call.effects = [e for e in call.effects if not self._harmless(e)]
+        return call
+
+    def create(
+        self,
+        backend: str = "conformance",
+        options: Mapping[str, Any] | None = None,
+        sysfs_root: str | Path | None = None,
+    ) -> Driver:
+        """Return a new driver object. Raise RuleBlocked if the constructor fails."""
+        call = self.try_create(backend, options, sysfs_root)
+        if call.timed_out or call.error is not None:
+            raise RuleBlocked(f"cannot create an object: {describe_failure(call)}")
+        driver: Driver = call.value
+        return driver
+
+    def try_create(
+        self,
+        backend: str = "conformance",
+        options: Mapping[str, Any] | None = None,
+        sysfs_root: str | Path | None = None,
+    ) -> CallResult:
+        """Create a driver object, by default with the options and the sysfs of the test."""
+        root = self.subject.sysfs_root if sysfs_root is None else sysfs_root
+        chosen = dict(self.subject.options if options is None else options)
+        return self.call(lambda: self.subject.driver(backend, chosen, root))
+
+    @property
+    def first_discovery(self) -> tuple[Driver, CallResult]:
+        """Return the first object and the result of its first discovery. Raise RuleBlocked."""
+        if self._first is None:
+            driver = self.create()
+            self._first = driver, self.call(driver.discover)
+        return self._first
+
+    def discovered_devices(self) -> tuple[Driver, list[Device]]:
+        """Return the first object and its devices. Raise RuleBlocked without them."""
+        driver, call = self.first_discovery
+        return driver, require_devices(call)
+
+    def rediscover(self, driver: Driver) -> list[Device]:
+        """Return the devices of another discovery. Raise RuleBlocked if it fails."""
+        return require_devices(self.call(driver.discover))
+
+    def first_handle(self) -> tuple[Device, Deployable, AttachHandle]:
+        """Return the first handle with its device and deployable. Raise RuleBlocked without one."""
+        for device in self.discovered_devices()[1]:
+            for deployable in device.deployables:
+                for handle in deployable.handles:
+                    return device, deployable, handle
+        raise RuleBlocked("no handle is discovered on this host")
+
+    def first_item(self, name: str | None = None) -> WorkItem:
+        """Return a work item for the first handle, or for handle ``name``. Raise RuleBlocked."""
+        device, deployable, handle = self.first_handle()
+        return WorkItem(
+            backend="conformance",
+            device=device.address,
+            deployable=deployable.address,
+            handle=handle.address if name is None else name,
+        )
+
+    def create_discovered(self) -> Any:
+        """Return a new object after its first discovery, which always precedes work."""
+        driver = self.create()
+        self.rediscover(driver)
+        return driver
+
+    def must_succeed(self, name: str, act: Callable[[], Any]) -> Any:
+        """Return the value of a call; ``name`` describes it. Raise RuleViolated if it fails."""
+        call = self.call(act)
+        if call.timed_out or call.error is not None:
+            raise RuleViolated(f"{name}: {describe_failure(call)}")
+        return call.value
+
+    @contextmanager
+    def empty_sysfs(self) -> Iterator[Path]:
+        """Yield an empty folder for use as sysfs."""
+        with tempfile.TemporaryDirectory(prefix="conformance-") as folder:
+            yield Path(folder)
+
+    def _harmless(self, effect: str) -> bool:
+        return _COMPILED in effect or any(
+            f" {path}" in effect or f"'{path}" in effect
+            for path in (*_HARMLESS, *self.subject.allow)
+        )
+
+
+def require_devices(call: CallResult) -> list[Device]:
+    """Return the devices of a discovery. Raise RuleBlocked if it failed or returned others."""
+    if call.timed_out or call.error is not None:
+        raise RuleBlocked(f"discover() {describe_failure(call)}")
+    if not isinstance(call.value, Sequence) or not all(isinstance(d, Device) for d in call.value):
+        raise RuleBlocked("discover() does not return a sequence of Device")
+    return list(call.value)
+
+
+def describe_failure(call: CallResult) -> str:
+    """Return the reason for which a call failed."""
+    if call.timed_out:
+        return f"has not returned after {call.seconds:.1f} s"
+    return f"raised {type(call.error).__name__}: {call.error}"
+
+
+def _shown(args: tuple[Any, ...]) -> str:
+    return ", ".join(repr(a) for a in args[:2] if a is not None and a != -1)[:200]

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The conformance kit: it checks that a driver meets the rules of the driver API.
+
+Use it in your tests, with one test for each rule::
+
+    from cyborg.testing.conformance.kit import Check, conformance
+
+    @pytest.mark.parametrize("check", conformance(AcmeDriver, {"count": 3}), ids=str)
+    def test_conformance(check: Check) -> None:
+        check()
+
+or as a command, which prints a table of the results::
+
+    python -m cyborg.testing.conformance acme -o count=3
+
+For an external driver the kit takes the place of the agent::
+
+    python -m cyborg.testing.conformance --socket /run/cyborg/drivers/crypto.sock
+
+The exit status is 0 if no rule failed, 1 if a rule failed or was blocked, and 2 if the kit could
+not start. Rules for setup, prepare, release, sanitise, program and partition change the host and
+run only on request.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from cyborg.core.inventory.device import Ability
+from cyborg.drivers.base import ABILITY_INTERFACES
+
+# Each module registers its rules, in this order.
+from cyborg.testing.conformance import (  # noqa: F401
+    class_rules,
+    discovery_rules,
+    setup_rules,
+    work_rules,
+)
+from cyborg.testing.conformance.environment import (
+    DriverUnderTest,
+    Environment,
+    RuleBlocked,
+    RuleViolated,
+)
+from cyborg.testing.conformance.external import connect_external
+from cyborg.testing.conformance.rules import RULES, Rule
+
+_FIRST = RULES[0]  # all other rules depend on it
+
+
+class Outcome(StrEnum):
+    """Outcome of a rule."""
+
+    PASSED = "passed"
+    FAILED = "FAILED"
+    BLOCKED = "blocked"  # another rule failed on which it depends
+    SKIPPED = "skipped"  # not applicable to this driver, or not requested
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Outcome of a rule with the reason."""
+
+    rule: Rule
+    outcome: Outcome
+    reason: str = ""
+
+
+class Check:
+    """Test of one rule for one driver. Call it to run the test; ``str`` is the rule's name."""
+
+    def __init__(self, rule: Rule, env: Environment) -> None:
+        self.rule = rule
+        self._env = env
+
+    def __str__(self) -> str:
+        return self.rule.name
+
+    def __call__(self) -> Result:
+        """Run the test. Raise AssertionError if the rule failed or is blocked."""
+        result = self.run()
+        if result.outcome in (Outcome.FAILED, Outcome.BLOCKED):
+            raise AssertionError(f"{self.rule.sentence} {result.reason}")
+        return result
+
+    def run(self) -> Result:
+        """Run the test and return its result."""
+        try:
+            if self.rule is not _FIRST:
+                self._require_driver()
+            skip_reason = self._skip_reason()
+            if skip_reason is None:
+                self.rule.check(self._env)
+        except RuleViolated as exc:
+            return Result(self.rule, Outcome.FAILED, str(exc))
+        except RuleBlocked as exc:
+            return Result(self.rule, Outcome.BLOCKED, str(exc))
+        if skip_reason is not None:
+            return Result(self.rule, Outcome.SKIPPED, skip_reason)
+        return Result(self.rule, Outcome.PASSED)
+
+    def _require_driver(self) -> None:
+        try:
+            _FIRST.check(self._env)
+        except RuleViolated as exc:
+            raise RuleBlocked(str(exc)) from exc
+
+    def _skip_reason(self) -> str | None:
+        """Return why the rule is skipped; None if it is not."""
+        rule, subject = self.rule, self._env.subject
+        if rule.needs_class and subject.external:
+            return "the driver is an external process"
+        if rule.protocol is not None and not isinstance(self._env.create(), rule.protocol):
+            return f"the driver does not implement {rule.protocol.__name__}"
+        if rule.ability is not None and not self._claims(rule.ability):
+            return f"the driver does not claim the ability {rule.ability}"
+        if rule.changes_host and not subject.allow_work:
+            return "it changes this host and runs only with --work"
+        if rule.needs_image and subject.image is None:
+            return "it runs only with --image"
+        return None
+
+    def _claims(self, ability: Ability) -> bool:
+        driver = self._env.create()
+        try:
+            claimed = ability in driver.abilities
+        except Exception as exc:
+            raise RuleBlocked(f"abilities raised {type(exc).__name__}: {exc}") from exc
+        interface = ABILITY_INTERFACES[ability]
+        if claimed and not isinstance(driver, interface):
+            raise RuleBlocked(f"it claims {ability} but does not implement {interface.__name__}")
+        return claimed
+
+
+def conformance(
+    driver: Any,
+    options: Mapping[str, Any] | None = None,
+    sysfs_root: str | Path = "/sys",
+    *,
+    limit: float = 10.0,
+    allow: Sequence[str] = (),
+    work: bool = False,
+    image: str | None = None,
+    entry_point: str | None = None,
+    external: bool = False,
+) -> list[Check]:
+    """Return a check for each rule; the checks share the first discovery of the driver.
+
+    ``options`` are parsed options of the backend. ``limit`` is the timeout of each call in seconds.
+    The driver may write or connect to paths that begin with one of ``allow``. With ``work`` the
+    rules set up this host; prepare, release and wipe a handle; partition a device and restore it;
+    and program ``image``, a uuid, as far as the driver supports this. ``entry_point`` is the name
+    under which the driver is installed. ``external`` marks the proxy of an external driver.
+    """
+    env = Environment(
+        DriverUnderTest(
+            driver=driver,
+            options=dict(options or {}),
+            sysfs_root=sysfs_root,
+            limit=limit,
+            allow=tuple(allow),
+            allow_work=work,
+            image=image,
+            entry_point=entry_point,
+            external=external,
+        )
+    )
+    return [Check(rule, env) for rule in RULES]
+
+
+def run_rules(
+    driver: Any, options: Mapping[str, Any] | None = None, **parameters: Any
+) -> list[Result]:
+    """Run all rules and return their results; ``parameters`` are those of ``conformance``."""
+    return [check.run() for check in conformance(driver, options, **parameters)]
+
+
+def run_rules_on_external(
+    folder: str,
+    name: str,
+    *,
+    limit: float = 10.0,
+    registration_timeout: float = 60.0,
+    **parameters: Any,
+) -> list[Result]:
+    """Run all rules on an external driver after it has registered in the folder.
+
+    ``registration_timeout`` is in seconds; the other parameters are those of ``conformance``. Raise
+    Misconfigured for a bad folder, and TimedOut if the driver does not register.
+    """
+    with connect_external(folder, name, limit, registration_timeout) as driver:
+        return run_rules(driver, {}, limit=limit, allow=[folder], external=True, **parameters)
+
+
+def format_table(results: Sequence[Result]) -> Iterator[str]:
+    """Yield the lines of a table of the results."""
+    width = max(len(r.rule.name) for r in results)
+    for result in results:
+        yield f"{result.rule.name:{width}}  {result.outcome:8}  {result.reason}".rstrip()
+    counts = [f"{sum(r.outcome is o for r in results)} {o.lower()}" for o in Outcome]
+    yield f"{len(results)} rules: {', '.join(counts)}"

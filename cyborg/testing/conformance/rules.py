@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Registry of the conformance rules; each module of rules adds its own when it is imported."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cyborg.core.inventory.device import Ability
+from cyborg.testing.conformance.environment import Environment
+
+RuleCheck = Callable[[Environment], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A requirement for drivers.
+
+    ``source`` is the member of ``cyborg.drivers.base`` that defines it. The rule applies only to
+    drivers that claim ``ability`` and implement ``protocol``; None means no such condition.
+    ``changes_host`` and ``needs_image`` rules run only on request; ``needs_class`` rules inspect a
+    Python class. ``check`` raises RuleViolated, or RuleBlocked if another violation prevents it.
+    """
+
+    name: str
+    sentence: str
+    source: str
+    check: RuleCheck
+    ability: Ability | None = None
+    changes_host: bool = False
+    needs_image: bool = False
+    protocol: type | None = None
+    needs_class: bool = False
+
+
+RULES: list[Rule] = []
+
+
+def rule(
+    sentence: str,
+    source: str,
+    ability: Ability | None = None,
+    *,
+    changes_host: bool = False,
+    needs_image: bool = False,
+    protocol: type | None = None,
+    needs_class: bool = False,
+) -> Callable[[RuleCheck], RuleCheck]:
+    """Register a function as a rule; the name of the function is the name of the rule."""
+
+    def add(judge: RuleCheck) -> RuleCheck:
+        conditions = (ability, changes_host, needs_image, protocol, needs_class)
+        RULES.append(Rule(judge.__name__, sentence, source, judge, *conditions))
+        return judge
+
+    return add

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Conformance rules for measure(), prepare(), release(), sanitise() and program()."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from cyborg.core.inventory.device import Ability, Device
+from cyborg.core.inventory.health import Measurement
+from cyborg.core.jobs.job import WorkItem
+from cyborg.testing.conformance.environment import (
+    INSTANCE,
+    CallResult,
+    Environment,
+    RuleBlocked,
+    RuleViolated,
+    describe_failure,
+)
+from cyborg.testing.conformance.rules import rule
+
+MISSING = "conformance-missing"
+
+measure_rule = partial(rule, source="MeasureInterface.measure", ability=Ability.MEASURES)
+_prepares = partial(rule, ability=Ability.PREPARES, changes_host=True)
+prepare_rule = partial(_prepares, source="PrepareInterface.prepare")
+release_rule = partial(_prepares, source="PrepareInterface.release")
+sanitise_rule = partial(
+    rule, source="SanitiseInterface.sanitise", ability=Ability.SANITISES, changes_host=True
+)
+
+
+@measure_rule("measure() returns within the time limit and raises no exception.")
+def measure_is_in_time(env: Environment) -> None:
+    """Check the duration; the agent calls measure() often, in the thread of discover()."""
+    _, _, call = _measure(env)
+    if call.timed_out or call.error is not None:
+        raise RuleViolated(f"measure() {describe_failure(call)}")
+
+
+@measure_rule("measure() returns measurements only of the given devices.")
+def measure_returns_measurements(env: Environment) -> None:
+    """Check the addresses: an unknown one indicates that the driver confuses devices."""
+    _, found, call = _measure(env)
+    measurements = _require_measurements(call)
+    if not isinstance(measurements, Mapping):
+        raise RuleViolated(
+            f"it returns a {type(measurements).__name__}; expected a mapping by address"
+        )
+    for address, measurement in measurements.items():
+        if not isinstance(measurement, Measurement):
+            raise RuleViolated(f"for {address} it returns a {type(measurement).__name__}")
+    if unknown := sorted(set(map(str, measurements)) - {d.address for d in found}):
+        raise RuleViolated(
+            f"it returns a measurement of {unknown[0]}, which is not one of the given devices"
+        )
+
+
+@measure_rule("measure() changes nothing: no write, process or connection.")
+def measure_is_read_only(env: Environment) -> None:
+    """Check the effects of measure()."""
+    _, _, call = _measure(env)
+    if call.effects:
+        raise RuleViolated(call.effects[0])
+
+
+@measure_rule("measure() of no device or of a missing device raises no exception.")
+def measure_accepts_missing_devices(env: Environment) -> None:
+    """Check a missing device: a card can be removed after a discovery."""
+    driver: Any
+    driver, found = env.discovered_devices()
+    cases: list[tuple[str, Sequence[Device]]] = [("no device", [])]
+    if found:
+        cases.append(("a missing device", [replace(found[0], address=MISSING)]))
+    for name, devices in cases:
+        env.must_succeed(f"measure() of {name}", partial(driver.measure, devices))
+
+
+@measure_rule("The reason of a health state does not change while the state is the same.")
+def health_reasons_are_stable(env: Environment) -> None:
+    """Check two measurements: a new reason causes a report, so it must contain no reading."""
+    driver, found, call = _measure(env)
+    first = _require_measurements(call)
+    second = _require_measurements(env.call(lambda: driver.measure(found)))
+    for address in sorted({*first} & {*second}):
+        old, new = first[address], second[address]
+        if old.health == new.health and old.reason != new.reason:
+            raise RuleViolated(f"reason for {address}: {old.reason!r}, then {new.reason!r}")
+
+
+@prepare_rule("prepare() of a prepared handle raises no exception.")
+def prepare_is_idempotent(env: Environment) -> None:
+    """Check repeated calls; a restarted agent repeats all calls that it had started."""
+    driver, other, item = env.create_discovered(), env.create_discovered(), env.first_item()
+    try:
+        env.must_succeed("prepare()", lambda: driver.prepare(item, INSTANCE))
+        env.must_succeed("prepare() again", lambda: driver.prepare(item, INSTANCE))
+        env.must_succeed("prepare() by another object", lambda: other.prepare(item, INSTANCE))
+    finally:
+        env.call(lambda: driver.release(item))
+
+
+@rule(
+    "A prepared handle is still discovered with the same address.",
+    "Driver.discover",
+    Ability.PREPARES,
+    changes_host=True,
+)
+def prepared_handles_are_discovered(env: Environment) -> None:
+    """Check the discovery: a handle that disappears is drained while its instance runs."""
+    driver, item = env.create_discovered(), env.first_item()
+    try:
+        env.must_succeed("prepare()", lambda: driver.prepare(item, INSTANCE))
+        found = env.rediscover(driver)
+    finally:
+        env.call(lambda: driver.release(item))
+    _require_discovered(found, item)
+
+
+@release_rule("release() of a prepared handle, also repeated, raises no exception.")
+def release_is_idempotent(env: Environment) -> None:
+    """Check repeated calls, also with a second object as after a restart of the agent."""
+    driver, other, item = env.create_discovered(), env.create_discovered(), env.first_item()
+    env.must_succeed("prepare()", lambda: driver.prepare(item, INSTANCE))
+    env.must_succeed("release()", lambda: driver.release(item))
+    env.must_succeed("release() again", lambda: driver.release(item))
+    env.must_succeed("prepare() after release()", lambda: driver.prepare(item, INSTANCE))
+    env.must_succeed("release() by another object", lambda: other.release(item))
+
+
+@release_rule("release() of a handle that was never prepared raises no exception.")
+def release_accepts_unprepared(env: Environment) -> None:
+    """Check this case: if one handle of a job fails, all handles of the job are released."""
+    driver, item = env.create_discovered(), env.first_item()
+    env.must_succeed("release()", lambda: driver.release(item))
+
+
+@release_rule("release() of a missing handle or device raises no exception.")
+def release_accepts_missing(env: Environment) -> None:
+    """Check missing items: after an exception the agent repeats the call without limit."""
+    _accept_missing(env, "release")
+
+
+@sanitise_rule("sanitise() of a handle, also repeated, raises no exception.")
+def sanitise_is_idempotent(env: Environment) -> None:
+    """Check repeated calls after release(), also with a second object."""
+    driver, other, item = env.create_discovered(), env.create_discovered(), env.first_item()
+    if Ability.PREPARES in driver.abilities:
+        env.must_succeed("prepare()", lambda: driver.prepare(item, INSTANCE))
+        env.must_succeed("release()", lambda: driver.release(item))
+    env.must_succeed("sanitise()", lambda: driver.sanitise(item))
+    env.must_succeed("sanitise() again", lambda: driver.sanitise(item))
+    env.must_succeed("sanitise() by another object", lambda: other.sanitise(item))
+
+
+@rule(
+    "A sanitised handle is still discovered and can be prepared.",
+    "Driver.discover",
+    Ability.SANITISES,
+    changes_host=True,
+)
+def sanitised_handles_are_discovered(env: Environment) -> None:
+    """Check the handle: the next instance uses it."""
+    driver, item = env.create_discovered(), env.first_item()
+    env.must_succeed("sanitise()", lambda: driver.sanitise(item))
+    _require_discovered(env.rediscover(driver), item)
+    if Ability.PREPARES in driver.abilities:
+        try:
+            env.must_succeed("prepare() after sanitise()", lambda: driver.prepare(item, INSTANCE))
+        finally:
+            env.call(lambda: driver.release(item))
+
+
+@sanitise_rule("sanitise() of a missing handle or device raises no exception.")
+def sanitise_accepts_missing(env: Environment) -> None:
+    """Check missing items: after an exception the agent repeats the call without limit."""
+    _accept_missing(env, "sanitise")
+
+
+@rule(
+    "discover() after program() shows the image, also after a repeated call.",
+    "ProgramInterface.program",
+    Ability.PROGRAMS,
+    changes_host=True,
+    needs_image=True,
+)
+def programmed_image_is_discovered(env: Environment) -> None:
+    """Check bitstream_id, from which the conductor learns the image of a deployable."""
+    image = env.subject.image
+    driver, item = env.create_discovered(), env.first_item("")
+    for call in ("program()", "program() again"):
+        env.must_succeed(call, lambda: driver.program(item, image))
+        images = {
+            (device.address, deployable.address): deployable.bitstream_id
+            for device in env.rediscover(driver)
+            for deployable in device.deployables
+        }
+        shown = images.get((item.device, item.deployable))
+        if shown != image:
+            raise RuleViolated(
+                f"after {call} of {image} the bitstream_id of {item.deployable} is {shown!r}"
+            )
+
+
+def _accept_missing(env: Environment, method: str) -> None:
+    """Call a method for a missing handle and for a handle of a missing device."""
+    driver = env.create_discovered()
+    for item in (
+        env.first_item(MISSING),
+        WorkItem(backend="conformance", device=MISSING, deployable=MISSING, handle=MISSING),
+    ):
+        env.must_succeed(
+            f"{method}() of {item.deployable}, {item.handle}",
+            partial(getattr(driver, method), item),
+        )
+
+
+def _require_discovered(found: Sequence[Device], item: WorkItem) -> None:
+    """Raise RuleViolated unless the handle of the item is discovered."""
+    discovered = {
+        (device.address, deployable.address, handle.address)
+        for device in found
+        for deployable in device.deployables
+        for handle in deployable.handles
+    }
+    if (item.device, item.deployable, item.handle) not in discovered:
+        raise RuleViolated(f"the handle {item.handle} of {item.deployable} is no longer discovered")
+
+
+def _measure(env: Environment) -> tuple[Any, list[Device], CallResult]:
+    """Return the driver, its devices and the result of measuring them."""
+    driver: Any
+    driver, found = env.discovered_devices()
+    return driver, found, env.call(lambda: driver.measure(found))
+
+
+def _require_measurements(call: CallResult) -> Any:
+    if call.timed_out or call.error is not None:
+        raise RuleBlocked(f"measure() {describe_failure(call)}")
+    return call.value

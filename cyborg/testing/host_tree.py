@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builder of /sys and /proc trees with disks, mounts and network interfaces, for tests."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from cyborg.testing.sysfs_tree import SysfsTree
+
+
+class HostTree(SysfsTree):
+    """Simulated host with PCI functions, disks and network interfaces; ``proc`` is its /proc."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder / "sys")
+        self.proc = folder / "proc"
+        (self.proc / "self/net").mkdir(parents=True)
+        self._mounts: list[str] = []
+        self._swaps = ["Filename Type Size Used Priority"]
+        self._routes = ["Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT"]
+        self._devices = 0
+        self.write()
+
+    def write(self) -> None:
+        """Write the files of /proc."""
+        (self.proc / "self/mountinfo").write_text("".join(f"{m}\n" for m in self._mounts))
+        (self.proc / "swaps").write_text("".join(f"{s}\n" for s in self._swaps))
+        (self.proc / "self/net/route").write_text("".join(f"{r}\n" for r in self._routes))
+
+    def add_disk(
+        self, name: str, below: str, partitions: Sequence[str] = (), slaves: Sequence[str] = ()
+    ) -> None:
+        """Add a disk in the device folder ``below``, such as ``0000:01:00.0/nvme/nvme0``."""
+        folder = self.root / "devices" / below / name
+        for partition in ["", *partitions]:
+            path = folder / partition
+            path.mkdir(parents=True)
+            if partition:
+                (path / "partition").write_text("1\n")
+            self._devices += 1
+            (path / "dev").write_text(f"254:{self._devices}\n")
+            for kind in ("holders", "slaves"):
+                (path / kind).mkdir()
+            self._link(self.root / "class/block" / (partition or name), path)
+            self._link(self.root / "dev/block" / f"254:{self._devices}", path)
+        for slave in slaves:
+            self._link(folder / "slaves" / slave, (self.root / "class/block" / slave).resolve())
+            holders = (self.root / "class/block" / slave).resolve() / "holders"
+            self._link(holders / name, folder)
+
+    def mount(self, name: str, mount_point: str, source: str = "", number: str = "") -> None:
+        """Mount a block device; ``number`` overrides its device number, as for btrfs."""
+        path = self.root / "class/block" / name / "dev"
+        number = number or path.read_text().strip()
+        self._mounts.append(
+            f"27 1 {number} / {mount_point} rw - ext4 {source or f'/dev/{name}'} rw"
+        )
+        self.write()
+
+    def enable_swap(self, path: str, kind: str = "partition") -> None:
+        """Enable a swap area."""
+        self._swaps.append(f"{path} {kind} 1000 0 -2")
+        self.write()
+
+    def add_interface(
+        self, name: str, function: str | None = None, *, flags: int = 0x1003, carrier: str = "1"
+    ) -> None:
+        """Add a network interface of a PCI function, or a virtual interface."""
+        folder = self.root / "class/net" / name
+        folder.mkdir(parents=True)
+        (folder / "flags").write_text(f"{flags:#x}\n")
+        (folder / "carrier").write_text(f"{carrier}\n")
+        if function is not None:
+            virtio = (self.bus / function).resolve() / "virtio0"
+            virtio.mkdir(exist_ok=True)
+            self._link(folder / "device", virtio)
+
+    def stack_interfaces(self, upper: str, lower: str, *, master: bool = True) -> None:
+        """Stack an interface, such as a bridge, bond or VLAN, on another one."""
+        above, below = (self.root / "class/net" / name for name in (upper, lower))
+        self._link(below / f"upper_{upper}", above)
+        if master:
+            self._link(below / "master", above)
+
+    def add_route(self, name: str, destination: str = "00000000", mask: str = "00000000") -> None:
+        """Add an IPv4 route, by default the default route."""
+        self._routes.append(f"{name} {destination} 00000000 0001 0 0 0 {mask} 0 0 0")
+        self.write()
+
+    @staticmethod
+    def _link(path: Path, target: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        target.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(os.path.relpath(target, path.parent))

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compare table and JSON of every list command on a filled service with golden files.
+
+``CYBORG_TEST_WRITE_GOLDEN=1`` rewrites the files; review the difference before you commit it.
+"""
+
+import json
+import os
+import re
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from cyborg.tests.fixtures.clouds.filled_service import Client, filled_service
+
+__all__ = ["filled_service"]
+
+FOLDER = Path(__file__).parent / "cli_golden"
+WIDTH = 80
+LISTS = (
+    "accelerator-list",
+    "arq-list",
+    "attribute-list",
+    "audit",
+    "deployable-list",
+    "device-list",
+    "device-profile-list",
+    "driver-list",
+    "hardware-list",
+    "job-list",
+    "outbox-list",
+    "service-list --sort-column Service --sort-column Host",
+    "service-list --kind backend",
+)
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_SHORT = re.compile(r"(?<![\w.:-])[0-9a-f]{8}(?![\w.:-])")
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:\+00:00|Z)")
+
+
+class Stable:
+    """Replace values that differ between runs: each uuid by its number, each time by one time."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, str] = {}
+
+    def text(self, text: str) -> str:
+        """Return a text of the same width, with the same uuids in the same places."""
+        text = _UUID.sub(lambda m: self._number(m[0]) + m[0][8:].translate(_DIGITS), text)
+        text = _SHORT.sub(lambda m: self._number(m[0]), text)
+        text = re.sub(r"\d{4} s ago", "3600 s ago", text)
+        return _TIME.sub(
+            lambda m: "2026-01-01T00:00:00Z" if m[0].endswith("Z") else "2026-01-01T00:00:00+00:00",
+            text,
+        )
+
+    def _number(self, uuid: str) -> str:
+        return self._known.setdefault(uuid[:8], f"{len(self._known) + 1:08}")
+
+
+_DIGITS = str.maketrans("0123456789abcdef", "0" * 16)
+
+
+def file_name(command: str) -> str:
+    """Return the name of a command's files."""
+    return re.sub(r" --sort-column \w+", "", command).replace(" --kind ", "-")
+
+
+def compare(name: str, text: str) -> None:
+    file = FOLDER / name
+    if os.environ.get("CYBORG_TEST_WRITE_GOLDEN") == "1":
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+    assert text == file.read_text()
+
+
+def test_each_list_command_has_a_golden_file() -> None:
+    verbs = {entry.name for entry in metadata.entry_points(group="cyborg.cli")}
+    assert {name for name in verbs if name.endswith("-list")} <= {
+        command.split()[0] for command in LISTS
+    }
+
+
+@pytest.mark.parametrize("command", LISTS)
+def test_list_table_fits_80_columns_with_one_line_per_row(
+    filled_service: Client, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+    out, _ = filled_service.run(command, code=int(command == "audit"))
+    assert max(map(len, out.splitlines())) <= WIDTH
+    if command != "audit":
+        listed = json.loads(filled_service.run(f"{command} -f json")[0])
+        assert len(out.splitlines()) == len(listed) + 4
+    assert not re.search(r"T\d\d:\d\d:\d\d\.\d", out)
+    compare(f"{file_name(command)}.txt", Stable().text(out))
+
+
+@pytest.mark.parametrize("command", LISTS)
+def test_list_json_is_stable_and_has_full_uuids(filled_service: Client, command: str) -> None:
+    parsed = json.loads(filled_service.run(f"{command} -f json", code=int(command == "audit"))[0])
+    assert parsed
+    for row in parsed:
+        assert all(_UUID.fullmatch(row[key]) for key in ("UUID",) if key in row)
+        assert isinstance(row.get("Address"), str | None)
+        assert "miss model info" not in json.dumps(row)
+    text = json.dumps(parsed, indent=1) + "\n"
+    compare(f"{file_name(command)}.json", Stable().text(text))

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run the server commands and the configuration of the install guide."""
+
+import configparser
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import requests
+from keystoneauth1 import loading
+from keystonemiddleware import opts as keystone_opts
+from oslo_config import cfg
+from oslo_log import _options as log_opts
+from oslo_log import log
+from oslo_messaging import opts as messaging_opts
+from oslo_middleware import opts as middleware_opts
+
+from cyborg import conf as options
+from cyborg.conf import opts
+from cyborg.drivers.generic import GenericDriver
+from cyborg.tests.fixtures.clouds.web_servers import (
+    PAGE,
+    Server,
+    code_block,
+    gunicorn,
+    serving,
+    uwsgi,
+)
+
+GETS = 1500
+CLIENTS = 8
+
+
+@pytest.fixture(scope="module", params=[gunicorn, uwsgi], ids=lambda make: make.__name__)
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    make: Callable[[Path, Path], list[str]] = request.param
+    folder = tmp_path_factory.mktemp(make.__name__)
+    with serving(make, folder, {"body_timeout": 2}) as web_server:
+        yield web_server
+
+
+@pytest.mark.timeout(300)
+def test_server_restart_loses_no_keep_alive_request(server: Server) -> None:
+    outcomes: Counter[object] = Counter()
+    numbers = iter(range(GETS))
+    lock = threading.Lock()
+    codes: list[int] = []
+
+    def restart() -> None:
+        codes.append(server.stop())
+        server.start()
+
+    restarting = threading.Thread(target=restart)
+
+    def work() -> None:
+        with requests.Session() as session:
+            while True:
+                with lock:
+                    number = next(numbers, None)
+                if number is None:
+                    return
+                if number == GETS // 2:
+                    restarting.start()
+                try:
+                    status: object = session.get(f"{server.url}/v2/devices", timeout=60).status_code
+                except requests.RequestException as exc:
+                    status = f"{type(exc).__name__}: {exc}"
+                with lock:
+                    outcomes[status] += 1
+
+    clients = [threading.Thread(target=work) for _ in range(CLIENTS)]
+    for client in clients:
+        client.start()
+    for client in clients:
+        client.join()
+    restarting.join()
+    assert outcomes == {200: GETS}
+    assert codes == [0]
+
+
+def test_query_of_400_uuids_is_accepted(server: Server) -> None:
+    uuids = [str(uuid.uuid4()) for _ in range(400)]
+    url = f"{server.url}/v2/accelerator_requests"
+    # The last uuid is read: the error names it.
+    spoilt = requests.delete(url, params={"arqs": ",".join([*uuids[:-1], "the-last"])}, timeout=60)
+    assert spoilt.status_code == 400
+    assert "'the-last' is not a uuid" in spoilt.text
+    # There is no conductor: the call is sent and not answered.
+    called = requests.delete(url, params={"arqs": ",".join(uuids)}, timeout=60)
+    assert called.status_code == 504
+
+
+def test_large_rejected_body_gets_a_response(server: Server) -> None:
+    for _ in range(20):
+        answer = requests.post(
+            f"{server.url}/v2/device_profiles",
+            data=b" " * 500_000,
+            headers={"Host": "foreign.example"},
+            timeout=60,
+        )
+        assert answer.status_code == 403
+
+
+def exchange(server: Server, request: bytes) -> bytes:
+    """Send bytes and return everything received until the server closes."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        connection.sendall(request)
+        answer = b""
+        while part := connection.recv(65536):
+            answer += part
+    return answer
+
+
+HEAD = b"POST /v2/device_profiles HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+@pytest.mark.parametrize("body", [b"zz\r\n{}\r\n0\r\n\r\n", b"2\r\n{}XX0\r\n\r\n", b"-1\r\n\r\n"])
+def test_malformed_chunk_gets_400(server: Server, body: bytes) -> None:
+    before = server.log.stat().st_size
+    answer = exchange(
+        server, HEAD + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n" + body
+    )
+    assert re.match(rb"HTTP/1.1 4(00|11) ", answer), answer
+    assert b"error_message" in answer
+    assert b"Traceback" not in server.log.read_bytes()[before:]
+
+
+@pytest.mark.parametrize("head", [b"Content-Length: 100\r\n\r\n{", b"Transfer-Encoding: chunked"])
+def test_slow_body_does_not_block_a_thread(server: Server, head: bytes) -> None:
+    begin = time.monotonic()
+    body = b"" if head.endswith(b"{") else b"\r\n\r\n5\r\n{"
+    answer = exchange(server, HEAD + head + body)
+    assert time.monotonic() - begin < 20
+    # uWSGI closes without an answer after its own timeout, and accepts no chunks.
+    assert not answer or re.match(rb"HTTP/1.1 4(08|11) ", answer), answer
+    assert b"Traceback" not in server.log.read_bytes()
+
+
+def known_options() -> dict[str, set[str]]:
+    """Return the names of all options by section, as the daemons register them."""
+    declared = [
+        *opts.list_opts(),
+        *(
+            (group or "DEFAULT", group_options)
+            for group, group_options in messaging_opts.list_opts()
+        ),
+        *((group or "DEFAULT", group_options) for group, group_options in log_opts.list_opts()),
+        *(
+            (group or "DEFAULT", group_options)
+            for group, group_options in middleware_opts.list_opts_http_proxy_to_wsgi()
+        ),
+        *keystone_opts.list_auth_token_opts(),
+        ("keystone_authtoken", loading.get_auth_plugin_conf_options("password")),
+        ("gpus", [cfg.StrOpt("driver"), *(cfg.StrOpt(o.name) for o in GenericDriver.OPTIONS)]),
+    ]
+    known: dict[str, set[str]] = {}
+    for group, group_options in declared:
+        known.setdefault(str(group), set()).update(option.dest for option in group_options)
+    return known
+
+
+def test_starter_configuration_has_only_known_options() -> None:
+    parser = configparser.RawConfigParser(default_section="")
+    parser.read_string(code_block("/etc/cyborg/cyborg.conf"))
+    known = known_options()
+    unknown = {
+        f"[{section}] {name}"
+        for section in parser.sections()
+        for name in parser[section]
+        if name not in known.get(section, ())
+    }
+    assert unknown == set()
+    assert parser["agent"]["enabled_backends"] == "gpus"
+
+
+def test_starter_configuration_is_accepted_by_the_services(tmp_path: Path) -> None:
+    file = tmp_path / "cyborg.conf"
+    text = code_block("/etc/cyborg/cyborg.conf")
+    file.write_text(re.sub("^log_dir.*\n", "", text, flags=re.MULTILINE))
+    script = """
+import os
+from cyborg.wsgi.api import configure
+conf = configure(os.environ)
+assert conf.auth_strategy == "keystone"
+assert conf.keystone_authtoken.auth_type == "password"
+"""
+    process = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "OS_CYBORG_CONFIG_FILES": str(file)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
+    conf = cfg.ConfigOpts()
+    options.register(conf)
+    log.register_options(conf)
+    conf(["--config-file", str(file)], project="cyborg")
+    options.check(conf)
+    assert conf.agent.enabled_backends == ["gpus"]
+    parser = configparser.RawConfigParser(default_section="")
+    parser.read_string(text)
+    backend = dict(parser["gpus"])
+    assert backend.pop("driver") == GenericDriver.name
+    # Raises for a rule that cannot be read.
+    GenericDriver("gpus", {"devices": [backend.pop("devices")]})
+    assert backend == {}
+
+
+def test_each_command_of_the_page_names_the_configuration() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    commands = re.findall(
+        r"^   [#$] (cyborg-(?:dbsync|conductor|agent|status)\b.*)$", text, re.MULTILINE
+    )
+    assert len(commands) >= 4
+    assert [c for c in commands if "--config-file /etc/cyborg/cyborg.conf" not in c] == []

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The catalogue of installed drivers."""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cyborg.agent.backends.catalogue import NAMESPACE, DriverCatalogue
+from cyborg.core.drivers import registry
+from cyborg.core.drivers.registry import Support
+from cyborg.core.errors import DriverFailed, NotFound
+from cyborg.drivers.fake import FakeDriver
+from cyborg.drivers.generic import GenericDriver
+from cyborg.tests.fixtures.hosts.scripted_driver import LONG
+from cyborg.tests.fixtures.machine.log_lines import texts_of
+
+Install = Callable[..., None]
+
+HEAD = "from cyborg.drivers.base import Driver, Option\n"
+BODY = """
+class Made(Driver):
+    name, version = "made", "3"
+    OPTIONS = (Option("one", "int", 1, "One."),)
+    def discover(self):
+        return []
+    def setup(self):
+        pass
+    def measure(self, devices):
+        return {}
+"""
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Put a driver where it can be imported."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def put(name: str, code: str | None, thing: str = "Made") -> None:
+        module = f"cyborg_test_{name}_{tmp_path.name}".replace("-", "_")
+        package = tmp_path / f"{name}-1.0.dist-info"
+        package.mkdir(exist_ok=True)
+        (package / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (package / "entry_points.txt").write_text(f"[{NAMESPACE}]\n{name} = {module}:{thing}\n")
+        if code is not None:
+            (tmp_path / f"{module}.py").write_text(code)
+
+    return put
+
+
+def test_catalogue_has_installed_drivers() -> None:
+    found = DriverCatalogue()
+    entries = {entry.name: entry for entry in found.entries}
+    assert set(entries) == {"fake", "generic"}
+    fake = entries["fake"]
+    assert (fake.version, fake.type, fake.support) == ("1.0", "FPGA", Support.REFERENCE)
+    assert {"prepares", "programs", "measures"} <= set(fake.abilities)
+    assert {option.name for option in fake.options} >= {"num_devices", "adopt", "release"}
+    assert (entries["generic"].type, entries["generic"].support) == (None, Support.SUPPORTED)
+    assert found.driver("fake") is FakeDriver
+    assert found.driver("generic") is GenericDriver
+    assert registry.fingerprint(found.entries) == registry.fingerprint(DriverCatalogue().entries)
+
+
+def test_scan_finds_newly_installed_driver(install: Install) -> None:
+    found = DriverCatalogue()
+    with pytest.raises(NotFound, match=r"found 'mad'; expected one of the drivers of .*: fake, "):
+        found.driver("mad")
+    install("made", HEAD + BODY)
+    found.scan()
+    (made,) = [entry for entry in found.entries if entry.name == "made"]
+    assert (made.version, made.support, made.abilities) == ("3", Support.UNKNOWN, ("measures",))
+    assert found.driver("made").name == "made"
+    with pytest.raises(NotFound, match=r"found 'mad' \(did you mean made\?\)"):
+        found.driver("mad")
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        (None, "ModuleNotFoundError: No module named"),
+        ("import nothing_like_it_anywhere", "ModuleNotFoundError: No module named 'nothing_like"),
+        ("import sys; sys.exit(3)", "SystemExit: 3"),
+        ("assert False, 'not on this host'", "AssertionError: not on this host"),
+        ("def", "SyntaxError: "),
+        ("Made = 7", "TypeError: 7 is not a class made from cyborg.drivers.base.Driver"),
+        (HEAD + BODY.replace('"int", 1', '"int", object()'), "TypeError: Object of type object"),
+        (HEAD + BODY.replace('"int"', '"real"'), "ValueError: unknown kind of option 'real'"),
+        (HEAD + BODY.replace("version", "vision"), "AttributeError: "),
+        (HEAD + BODY.replace('"made", "3"', '"made", 3'), "TypeError: its version 3 is not a"),
+        (HEAD + BODY.replace('"made", "3"', '"mad", "3"'), "ValueError: its class has the name"),
+        (
+            HEAD + BODY + '    UEVENT_SUBSYSTEMS = "pci"\n',
+            "TypeError: its UEVENT_SUBSYSTEMS 'pci' is not a frozenset",
+        ),
+        (HEAD + BODY.replace('"int", 1', '"float", 1e999'), "ValueError: Out of range float"),
+        (HEAD + BODY.replace('"One."', '"\\ud800"'), "UnicodeEncodeError: "),
+        (HEAD + BODY.replace('"One."', '"x" * 40_000'), "ValueError: its metadata has 4"),
+    ],
+)
+def test_scan_broken_driver_does_not_affect_others(
+    install: Install, code: str | None, error: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    install("made", code)
+    found = DriverCatalogue()
+    entries = {entry.name: entry for entry in found.entries}
+    assert set(entries) == {"fake", "generic", "made"}
+    assert str(entries["made"].error).startswith(error)
+    assert entries["made"].version is None
+    with pytest.raises(DriverFailed, match="driver made cannot be loaded: "):
+        found.driver("made")
+    found.scan()
+    loaded = [text for text in texts_of(caplog.records) if "Driver cannot be loaded" in text]
+    assert len(loaded) == 1, "said once"
+    assert loaded[0].startswith("[driver=made] ")
+    assert registry.load(registry.dump(found.entries)) == found.entries
+
+
+def test_scan_repaired_driver_is_loaded(install: Install) -> None:
+    install("made", "import nothing_like_it_anywhere")
+    found = DriverCatalogue()
+    install("made", HEAD + BODY)
+    found.scan()
+    assert found.driver("made").version == "3"
+
+
+def test_scan_import_hangs_sets_error(install: Install, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    hang = f"import os, time\nwhile not os.path.exists({str(gate)!r}):\n    time.sleep(0.01)\n"
+    install("made", hang + HEAD + BODY)
+    began = time.monotonic()
+    found = DriverCatalogue(import_timeout=1.0)
+    assert {entry.name for entry in found.entries} == {"fake", "generic", "made"}
+    with pytest.raises(DriverFailed, match=r"importing cyborg_test_made_\w+ takes longer than 1"):
+        found.driver("made")
+    threads = threading.active_count()
+    for _ in range(20):
+        found.scan()
+    assert time.monotonic() - began < 15, "it is waited for once"
+    assert threading.active_count() == threads
+    gate.touch()
+    while found.entries[-1].error is not None:
+        assert time.monotonic() - began < LONG
+        found.scan()
+    assert found.driver("made").version == "3"
+
+
+def test_scan_duplicate_name_sets_error(install: Install, tmp_path: Path) -> None:
+    install("made", HEAD + BODY)
+    package = tmp_path / "again-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: again\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text(f"[{NAMESPACE}]\nmade = elsewhere:Made\n")
+    with pytest.raises(
+        DriverFailed, match="several packages have a driver of this name: cyborg_test"
+    ):
+        DriverCatalogue().driver("made")
+
+
+def test_entries_too_many_drivers_are_truncated(
+    install: Install, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    install("made", HEAD + BODY)
+    (module,) = tmp_path.glob("cyborg_test_made*.py")
+    names = [f"m{number:03}" for number in range(300)]
+    with module.open("a") as file:
+        file.write(
+            f"for one in {names!r}:\n    globals()[one] = type(one, (Made,), dict(name=one))\n"
+        )
+    lines = "".join(f"{name} = {module.stem}:{name}\n" for name in names)
+    (tmp_path / "made-1.0.dist-info" / "entry_points.txt").write_text(f"[{NAMESPACE}]\n{lines}")
+    found = DriverCatalogue()
+    assert len(found.entries) == registry.MAX_ENTRIES
+    assert found.driver("m299").name == "m299", "told or not, it can be configured"
+    found.scan()
+    assert caplog.text.count("302 drivers are installed, only the first 256 by name are") == 1

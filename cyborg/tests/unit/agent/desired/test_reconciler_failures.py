@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reconciliation of backends with failures."""
+
+import gc
+import json
+import os
+import shutil
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cyborg.core.drivers.desired_state import DesiredStatus
+from cyborg.core.errors import DriverFailed
+from cyborg.core.inventory.device import Health
+from cyborg.core.inventory.report import BackendState, BackendStatus
+from cyborg.drivers.fake import FakeDriver
+from cyborg.tests.fixtures.hosts.reconciler_host import (
+    ConductorDouble,
+    ReconcilerHost,
+    StartHost,
+    section,
+)
+
+SECOND = "0000:20:00.0"
+TWO = "[agent]\nenabled_backends = f0\n[f0]\ndriver = fake\naddress = 0000:40:00.0\n"
+
+
+class ExitingDriver(FakeDriver):
+    """A driver that ends the thread that calls it."""
+
+    where = ""
+
+    def setup(self) -> None:
+        """Leave, if it is step."""
+        self._leave("setup")
+
+    def discover(self) -> Any:
+        """Leave, if it is step."""
+        self._leave("discover")
+        return super().discover()
+
+    def measure(self, devices: Any) -> Any:
+        """Leave, if it is step."""
+        self._leave("measure")
+        return super().measure(devices)
+
+    @property
+    def abilities(self) -> Any:
+        """Leave, if it is step."""
+        self._leave("abilities")
+        return super().abilities
+
+    def _leave(self, step: str) -> None:
+        if self.where == step:
+            sys.exit(7)
+
+
+@pytest.mark.parametrize("where", ["setup", "discover", "measure", "abilities"])
+def test_reconcile_driver_exits_fails_only_its_change(
+    start_host: StartHost,
+    conductor: ConductorDouble,
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr("cyborg.drivers.fake.FakeDriver", ExitingDriver)
+    host = start_host(section("f1", sick=tmp_path / "sick"))
+    host.reconcile_to(conductor.set_desired("f1"))
+    monkeypatch.setattr(ExitingDriver, "where", where)
+    error = host.reconcile_to(conductor.set_desired("f1", num_devices=2))["f1"]
+    if where != "measure":  # which fails no discovery
+        assert "SystemExit: 7" in str(error)
+    monkeypatch.setattr(ExitingDriver, "where", "")
+    assert host.reconcile_to(conductor.set_desired("f1", num_devices=3)) == {"f1": None}
+    (backend,) = host.registry
+    assert len(backend.snapshot.devices) == 3
+
+
+def test_backend_driver_exits_recovers(
+    start_host: StartHost, conductor: ConductorDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cyborg.drivers.fake.FakeDriver", ExitingDriver)
+    host = start_host()
+    host.reconcile_to(conductor.set_desired("f1"))
+    (backend,) = host.registry
+    for where, status in (("discover", BackendStatus.ERROR), ("", BackendStatus.READY)):
+        monkeypatch.setattr(ExitingDriver, "where", where)
+        assert rediscover_all(host)[0] is status
+        assert len(backend.snapshot.devices) == 1
+
+
+def rediscover_all(host: ReconcilerHost) -> list[BackendStatus]:
+    """Return the status of each backend after a discovery."""
+    found: list[BackendStatus] = []
+    news = threading.Event()
+
+    def record(state: BackendState) -> None:
+        found.append(state.status)
+        news.set()
+
+    for backend in host.registry:
+        news.clear()
+        backend.rediscover(record)
+        assert news.wait(20)
+    return found
+
+
+def test_reconcile_killed_between_changes_resumes(
+    start_host: StartHost, conductor: ConductorDouble, tmp_path: Path
+) -> None:
+    gate, journal = tmp_path / "gate", tmp_path / "journal"
+    text = section("f2", gate=gate, journal=journal)
+    host = start_host(text)
+    host.reconcile_to(conductor.set_desired("f1"))
+    conductor.set_desired("f1", num_devices=2)
+    host.reconciler.request(conductor.set_desired("f2", setup="hang", address=SECOND))
+    while not journal.exists():
+        assert host.reconciler.reported_generation == 1
+    # As a kill leaves it: nothing is written after this.
+    kept = tmp_path / "kept"
+    shutil.copy(host.path, kept)
+    host.stop()
+    shutil.copy(kept, host.path)
+    gate.touch()
+    again = start_host(text)
+    assert again.driver("f1").options["num_devices"] == 2, "its devices do not come and go"
+    assert again.state_file.generation == 1, "it has not come to the whole"
+    assert again.reconcile_to(conductor.generation) == {"f1": None, "f2": None}
+    assert again.state_file.generation == conductor.generation
+
+
+def test_reconcile_older_generation_after_database_restore_is_applied(
+    start_host: StartHost, conductor: ConductorDouble
+) -> None:
+    host = start_host()
+    host.reconcile_to(conductor.set_desired("f1", num_devices=2))
+    host.reconcile_to(conductor.set_desired("f1", num_devices=3))
+    conductor.generation = 1
+    conductor.set_desired("f1", num_devices=4)
+    host = start_host()
+    assert host.reconcile_to(2) == {"f1": None}
+    assert host.driver("f1").options["num_devices"] == 4
+
+
+def test_reconcile_watcher_fails_keeps_change(
+    start_host: StartHost, conductor: ConductorDouble, caplog: pytest.LogCaptureFixture
+) -> None:
+    def deaf() -> None:
+        raise OSError("no ear")
+
+    host = start_host(changed=deaf)
+    for number in (1, 2):
+        assert host.reconcile_to(conductor.set_desired("f1", num_devices=number)) == {"f1": None}
+        assert host.driver("f1").options["num_devices"] == number
+        assert json.loads(host.path.read_text())["generation"] == number
+    host.reconcile_to(conductor.set_desired("f1", DesiredStatus.ABSENT))
+    assert host.names() == []
+    assert "Failed to notify watchers of a backend change" in caplog.text
+
+
+def test_reconcile_replaced_backend_keeps_unhealthy_devices(
+    start_host: StartHost, conductor: ConductorDouble, tmp_path: Path
+) -> None:
+    sick = tmp_path / "sick"
+    sick.write_text("* too hot\n")
+    host = start_host(section("f1", sick=sick))
+    host.reconcile_to(conductor.set_desired("f1"))
+    assert device_health(host) == [Health.UNHEALTHY]
+    sick.write_text("")
+    host.reconcile_to(conductor.set_desired("f1", num_devices=2))
+    assert device_health(host) == [Health.UNHEALTHY, Health.OK], (
+        "it is watched until it was well for long"
+    )
+
+
+def device_health(host: ReconcilerHost) -> list[Health]:
+    return [device.health for device in host.registry[0].snapshot.devices]
+
+
+def test_removed_driver_of_removed_backend_is_returned(
+    start_host: StartHost, conductor: ConductorDouble, tmp_path: Path
+) -> None:
+    journal = tmp_path / "journal"
+    text = section("f1", journal=journal)
+    host = start_host(text)
+    host.reconcile_to(conductor.set_desired("f1", prepare="ok"))
+    assert host.removed_driver("f1") is None, "it is not given up"
+    assert host.removed_driver("f9") is None, "there never was one"
+    host.reconcile_to(conductor.set_desired("f1", DesiredStatus.ABSENT, prepare="ok"))
+    for life in (host, start_host(text)):
+        driver = life.removed_driver("f1")
+        assert isinstance(driver, FakeDriver)
+        assert driver.options["journal"] == str(journal)
+
+
+def test_reconcile_two_backends_swap_devices(
+    start_host: StartHost, conductor: ConductorDouble
+) -> None:
+    host = start_host()
+    conductor.set_desired("f1")
+    host.reconcile_to(conductor.set_desired("f2", address=SECOND))
+    conductor.set_desired("f1", address=SECOND)
+    assert host.reconcile_to(conductor.set_desired("f2")) == {"f1": None, "f2": None}
+    assert [b.snapshot.devices[0].address for b in host.registry] == [SECOND, "0000:0c:00.0"]
+
+
+def test_reconcile_hundreds_of_changes_leak_nothing(
+    start_host: StartHost, conductor: ConductorDouble, tmp_path: Path
+) -> None:
+    host = start_host()
+
+    def change(number: int) -> None:
+        act = number % 4
+        if act == 3:
+            host.reconcile_to(conductor.set_desired("f1", DesiredStatus.ABSENT))
+        else:
+            more: dict[str, Any] = {"fail": "no smoke"} if act == 2 else {}
+            host.reconcile_to(conductor.set_desired("f1", num_devices=1 + number % 3, **more))
+
+    for number in range(20):
+        change(number)
+    baseline = count_resources()
+    for number in range(20, 220):
+        change(number)
+    threads, files, drivers = count_resources()
+    assert threads <= baseline[0] + 2
+    assert files <= baseline[1] + 2
+    assert drivers <= baseline[2] + 2
+
+
+def count_resources() -> tuple[int, int, int]:
+    """Return how many threads, open files and drivers there are."""
+    gc.collect()
+    drivers = sum(isinstance(one, FakeDriver) for one in gc.get_objects())
+    return threading.active_count(), len(os.listdir("/proc/self/fd")), drivers
+
+
+def test_removed_driver_uninstalled_raises_driver_failed(
+    start_host: StartHost, conductor: ConductorDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = start_host()
+    host.reconcile_to(conductor.set_desired("f1", DesiredStatus.ABSENT))
+    monkeypatch.setattr("cyborg.drivers.fake.FakeDriver", None)
+    host = start_host()
+    with pytest.raises(DriverFailed, match="driver fake cannot be loaded"):
+        host.removed_driver("f1")
+
+
+def test_restart_after_reboot_runs_setup_again(
+    start_host: StartHost, conductor: ConductorDouble, tmp_path: Path
+) -> None:
+    journal = tmp_path / "journal"
+    text = TWO + section("f1", journal=journal)
+    host = start_host(text)
+    host.reconcile_to(conductor.set_desired("f1", setup="ok"))
+    host = start_host(text)
+    assert count_setups(journal) == 1
+    (tmp_path / "boot_id").write_text("boot-2")
+    host = start_host(text)
+    rediscover_all(host)
+    assert count_setups(journal) == 2
+    assert host.reconcile_to(conductor.generation) == {"f1": None}
+    rediscover_all(start_host(text))
+    assert count_setups(journal) == 2, "once in each boot"
+
+
+def test_restart_after_reboot_failed_setup_is_retried(
+    start_host: StartHost,
+    conductor: ConductorDouble,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cyborg.drivers.fake.FakeDriver", ExitingDriver)
+    host = start_host()
+    host.reconcile_to(conductor.set_desired("f1"))
+    (tmp_path / "boot_id").write_text("boot-2")
+    monkeypatch.setattr(ExitingDriver, "where", "setup")
+    host = start_host()
+    assert rediscover_all(host) == [BackendStatus.ERROR]
+    assert host.reconcile_to(conductor.generation) == {"f1": None}
+    host = start_host()
+    assert rediscover_all(host) == [BackendStatus.ERROR], "it is not set up in this boot yet"
+    monkeypatch.setattr(ExitingDriver, "where", "")
+    assert rediscover_all(host) == [BackendStatus.READY]
+    assert host.reconcile_to(conductor.set_desired("f2", address=SECOND)) == {
+        "f1": None,
+        "f2": None,
+    }
+    monkeypatch.setattr(ExitingDriver, "where", "setup")
+    assert rediscover_all(start_host()) == [BackendStatus.READY] * 2
+
+
+def count_setups(journal: Path) -> int:
+    return len(journal.read_text().splitlines())

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+from cyborg.cli.common import formatting
+
+COLUMNS = (("UUID", "uuid"), ("Board", "std_board_info"))
+
+
+def test_build_table_structure_has_text_and_value() -> None:
+    _, rows = formatting.build_table(
+        COLUMNS, [{"uuid": "u", "std_board_info": '{"class": "0108"}'}]
+    )
+    assert rows[0][0] == "u"
+    assert rows[0][1].human_readable() == "class=0108"
+    assert rows[0][1].machine_readable() == {"class": "0108"}
+
+
+def test_to_text_nested_structure() -> None:
+    assert formatting.to_text([{"a": "1", "b": {"c": [1, None]}}, "x"]) == "a=1 b=(c=(1, )), x"
+
+
+def test_to_text_pci_address_is_joined() -> None:
+    handle = {"domain": "0000", "bus": "3b", "device": "00", "function": "1"}
+    assert formatting.to_text(handle) == "0000:3b:00.1"
+    assert formatting.to_text({**handle, "asked_type": "t"}).startswith("domain=0000 bus=3b ")
+    assert formatting.to_cell(handle).machine_readable() == handle
+
+
+def test_to_cell_text_like_json_is_unchanged() -> None:
+    assert formatting.to_cell("{not json") == "{not json"
+    for text in ("[" * 4096, '{"a":' * 800, "[" * 900 + "]" * 900):
+        assert formatting.to_cell(text) == text
+
+
+def test_build_object_missing_field_is_empty() -> None:
+    headings, values = formatting.build_object(COLUMNS, {})
+    assert headings == ("UUID", "Board")
+    assert [v.machine_readable() for v in values] == [None, None]
+    assert [v.human_readable() for v in values] == ["", ""]
+
+
+FIRST_UUID, SIMILAR_UUID = (
+    "a0000000-0000-4000-8000-00000000000a",
+    "a0000000-0001-4000-8000-00000000000a",
+)
+
+
+def test_build_table_short_uuids_are_unambiguous() -> None:
+    def shorten(*uuids: str | None) -> list[str]:
+        _, rows = formatting.build_table(
+            (("UUID", "uuid"),), [{"uuid": u} for u in uuids], short=True
+        )
+        return [str(row[0]) for row in rows]
+
+    assert shorten(FIRST_UUID, FIRST_UUID, None) == [FIRST_UUID[:8], FIRST_UUID[:8], ""]
+    assert shorten(FIRST_UUID, SIMILAR_UUID) == [FIRST_UUID[:13], SIMILAR_UUID[:13]]
+    _, ((cell,),) = formatting.build_table((("UUID", "uuid"),), [{"uuid": FIRST_UUID}])
+    assert cell == FIRST_UUID
+
+
+def test_to_cell_time_is_shown_without_microseconds() -> None:
+    time = "2026-11-21T15:45:13.899184+00:00"
+    cell = formatting.to_cell(time)
+    assert cell.human_readable() == "2026-11-21T15:45:13Z"
+    assert cell.machine_readable() == time
+
+
+def test_format_address_returns_one_string() -> None:
+    handle = {"domain": "0000", "bus": "3b", "device": "00", "function": "1"}
+    assert (
+        formatting.format_address(handle)
+        == formatting.format_address({**handle, "vgpu_mark": "x"})
+        == "0000:3b:00.1"
+    )
+    assert formatting.format_address({"mdev": "x"}) == "mdev=x"
+    assert formatting.format_address(None) is None
+
+
+def test_cells_are_sortable_with_empty_last() -> None:
+    values = [None, "b", "2026-11-21T15:45:13+00:00", FIRST_UUID, {"k": 1}, "a"]
+    cells = sorted(formatting.to_cell(value, 8) for value in values)
+    assert [str(cell) for cell in cells][-1] == ""

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How rows are fitted to a terminal, and which width that is."""
+
+import io
+
+import pytest
+
+from cyborg.cli.common import formatting, listing
+
+UUID = "a0000000-0000-4000-8000-00000000000a"
+NAMES = ("UUID", "Host", "State", "Error")
+
+
+def width_of(rows: list[tuple[object, ...]]) -> int:
+    widths = [max(len(name), *(len(str(row[n])) for row in rows)) for n, name in enumerate(NAMES)]
+    return sum(width + 3 for width in widths) + 1
+
+
+def fit(row: tuple[object, ...], width: int | None) -> list[tuple[object, ...]]:
+    return listing.fit_table(NAMES, [row], [True] * 4, [True, True, False, True], width, "~")
+
+
+def test_fit_table_within_width_is_unchanged() -> None:
+    row = (UUID, "compute-1", "up", "")
+    assert fit(row, 80) == [row]
+    assert fit((UUID, "h" * 200, "up", ""), None) == [(UUID, "h" * 200, "up", "")]
+
+
+def test_fit_table_only_widest_columns_are_truncated() -> None:
+    row = (formatting.Text(UUID, UUID[:8]), "compute-1.example.org", "maintaining", "no power " * 9)
+    (cut,) = fit(row, 80)
+    assert width_of([cut]) <= 80
+    assert str(cut[0]) == UUID[:8]
+    assert str(cut[1]) == "compute-1.example.org"
+    assert cut[2] == "maintaining"
+    assert str(cut[3]).startswith("no power")
+    assert str(cut[3]).endswith("~")
+    assert isinstance(cut[3], formatting.Text)
+    assert cut[3].machine_readable() == row[3]
+
+
+def test_fit_table_columns_keep_minimum_width() -> None:
+    (cut,) = fit((formatting.Text(UUID, UUID[:8]), "compute-1.example.org", "up", "e" * 99), 20)
+    assert str(cut[1]) == "compute~"
+
+
+def test_fit_table_joins_lines() -> None:
+    (cut,) = fit((UUID, formatting.Text(None, "a\n  b\nc"), "up", ""), 80)
+    assert str(cut[1]) == "a, b, c"
+
+
+def test_terminal_width_uses_columns_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert listing.terminal_width(io.StringIO()) is None
+    monkeypatch.setenv("COLUMNS", "0")
+    assert listing.terminal_width(io.StringIO()) is None
+    monkeypatch.setenv("COLUMNS", "100")
+    assert listing.terminal_width(io.StringIO()) == 100

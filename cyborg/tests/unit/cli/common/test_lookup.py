@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lookup of objects by abbreviated uuids."""
+
+from typing import Any
+
+import pytest
+
+from cyborg.cli.common.errors import CommandError
+from cyborg.cli.common.lookup import find_uuid, find_uuids
+
+FIRST_UUID = "a0000000-0000-4000-8000-00000000000a"
+SECOND_UUID = "a0000001-0000-4000-8000-00000000000b"
+
+
+class Listing:
+    """A service that lists two objects and counts the requests."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def list_all(self, path: str, key: str, /) -> list[dict[str, Any]]:
+        self.calls += 1
+        return [
+            {"uuid": FIRST_UUID, "name": "beef"},
+            {"uuid": SECOND_UUID, "name": None, "rp": FIRST_UUID},
+        ]
+
+
+def find(text: str, field: str = "uuid") -> str:
+    return find_uuid(Listing(), "/things", "device_things", text, field)
+
+
+@pytest.mark.parametrize(
+    "text", ["a0000000", "A0000000", FIRST_UUID[:9], FIRST_UUID[:20], FIRST_UUID]
+)
+def test_find_uuid_prefix_returns_uuid(text: str) -> None:
+    assert find(text) == FIRST_UUID
+
+
+@pytest.mark.parametrize(
+    "text", ["beef", "none", "abc", "dddd", "../x", FIRST_UUID.replace("-", "")]
+)
+def test_find_uuid_other_text_is_unchanged(text: str) -> None:
+    assert find(text) == text
+
+
+def test_find_uuid_ambiguous_prefix_raises() -> None:
+    message = (
+        rf"^a000 is ambiguous: 2 device things match \({FIRST_UUID}, {SECOND_UUID}\); "
+        "add more digits$"
+    )
+    with pytest.raises(CommandError, match=message):
+        find("a000")
+
+
+def test_find_uuid_other_field() -> None:
+    assert find("a000", "rp") == FIRST_UUID
+
+
+def test_find_uuids_sends_at_most_one_request() -> None:
+    rest = Listing()
+    assert find_uuids(rest, "/things", "things", [FIRST_UUID, SECOND_UUID]) == [
+        FIRST_UUID,
+        SECOND_UUID,
+    ]
+    assert rest.calls == 0
+    assert find_uuids(rest, "/things", "things", ["a0000000", "a0000001"]) == [
+        FIRST_UUID,
+        SECOND_UUID,
+    ]
+    assert rest.calls == 1

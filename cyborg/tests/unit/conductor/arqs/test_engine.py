@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random operations on SQLite; ``tests/functional`` runs the same on the database servers."""
+
+import sqlalchemy as sa
+
+from cyborg.tests.fixtures.databases.engine_machine import run_machine
+
+
+def test_engine_keeps_invariants(sqlite_engine: sa.Engine) -> None:
+    states = run_machine(sqlite_engine, examples=100)
+    assert states >= {"Initial", "BindStarted", "Bound", "BindFailed", "Unbound"}

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Deleting daemons that are down, with what the host of an agent had."""
+
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+import sqlalchemy as sa
+from oslo_utils import timeutils
+
+from cyborg.conductor.arqs import release
+from cyborg.conductor.hosts.services import Services
+from cyborg.core.errors import CyborgError, InUse, Invalid, NotFound, WrongState
+from cyborg.db import schema
+from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.db.write import jobs
+from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.machine.options import make_conf
+
+NOW = timeutils.utcnow()
+HOST = "compute-1"
+
+
+def services(engine: sa.Engine) -> Services:
+    return Services(make_conf(), UnitOfWork(engine), now=lambda: NOW)
+
+
+def add_down_agent(engine: sa.Engine, host: str = HOST, **values: object) -> str:
+    """Insert an agent that is down, and return its uuid."""
+    hour_ago = NOW - timedelta(hours=1)
+    id_ = rows.insert_agent(engine, host)
+    rows.update(engine, schema.services, id_, last_seen_at=hour_ago, **values)
+    rows.insert(engine, schema.backends, service_id=id_, name="b", driver="d", status="READY")
+    return str(rows.read(engine, schema.services, id=id_)[0]["uuid"])
+
+
+def assert_delete_refused(
+    engine: sa.Engine, uuid: str, kind: type[CyborgError], message: str
+) -> None:
+    tables = [schema.services, schema.backends, schema.devices, schema.attach_handles]
+    before = [rows.read(engine, table) for table in tables]
+    with pytest.raises(kind, match=message):
+        services(engine).delete(uuid)
+    assert [rows.read(engine, table) for table in tables] == before
+
+
+def test_service_delete_of_an_agent_removes_the_inventory_of_its_host(engine: sa.Engine) -> None:
+    uuid = add_down_agent(engine)
+    card, other = rows.insert_card(engine), rows.insert_card(engine, "compute-2")
+    rows.insert_agent(engine, "compute-2")
+    services(engine).delete(uuid)
+    assert [row["host"] for row in rows.read(engine, schema.services)] == ["compute-2"]
+    assert rows.read(engine, schema.backends) == []
+    assert [row["host"] for row in rows.read(engine, schema.devices)] == [other.host]
+    (provider,) = rows.read(engine, schema.providers, uuid=card.provider)
+    assert provider["published_revision"] < provider["revision"]
+    # A tombstone keeps its uuid and the settings of operators for the return of the host.
+    assert [row["host"] for row in rows.read(engine, schema.device_tombstones)] == [HOST]
+
+
+def test_service_delete_of_another_daemon_keeps_the_inventory(engine: sa.Engine) -> None:
+    uuid = add_down_agent(engine, binary="cyborg-api")
+    rows.insert_card(engine)
+    services(engine).delete(uuid)
+    assert rows.read(engine, schema.services) == []
+    assert len(rows.read(engine, schema.devices)) == 1
+
+
+@pytest.mark.parametrize("seconds", [0, 30])
+def test_service_delete_of_a_daemon_that_is_up_or_late_is_refused(
+    engine: sa.Engine, seconds: float
+) -> None:
+    uuid = add_down_agent(engine)
+    (row,) = rows.read(engine, schema.services)
+    last_seen = NOW - timedelta(seconds=seconds)
+    rows.update(engine, schema.services, row["id"], last_seen_at=last_seen)
+    assert_delete_refused(
+        engine, uuid, WrongState, "cyborg-agent of host compute-1 is not down; stop it first"
+    )
+
+
+def test_service_delete_while_a_request_holds_a_device_is_refused(engine: sa.Engine) -> None:
+    uuid = add_down_agent(engine)
+    rows.insert_card(engine, handles=2)
+    request = rows.insert_arq(engine, rows.insert_profile(engine), state="Bound", hostname=HOST)
+    (owner,) = rows.read(engine, schema.arqs)
+    handle = rows.read(engine, schema.attach_handles)[0]
+    rows.update(
+        engine, schema.attach_handles, handle["id"], arq_id=owner["id"], needs_cleaning=True
+    )
+    assert_delete_refused(
+        engine, uuid, InUse, f"1 requests hold devices of this host, such as {request}"
+    )
+
+
+def test_service_delete_while_a_job_is_about_the_host_is_refused(engine: sa.Engine) -> None:
+    uuid = add_down_agent(engine)
+    values = {"kind": "update", "host": "", "subject": "d", "arguments": {}, "state": "pending"}
+    job = rows.insert(engine, schema.jobs, **values)
+    rows.insert(engine, schema.job_steps, job_id=job, host=HOST, backend="b", state="waiting")
+    assert_delete_refused(engine, uuid, WrongState, "1 jobs are about this host")
+
+
+def test_service_delete_abandons_dirty_handles(engine: sa.Engine) -> None:
+    uuid = add_down_agent(engine)
+    rows.insert_card(engine, handles=1)
+    (handle,) = rows.read(engine, schema.attach_handles)
+    rows.update(engine, schema.attach_handles, handle["id"], needs_cleaning=True)
+    services(engine).delete(uuid)
+    assert rows.read(engine, schema.devices) == []
+
+
+def test_service_delete_fails_the_jobs_of_the_host(engine: sa.Engine) -> None:
+    uuid = add_down_agent(engine)
+    rows.insert_card(engine, handles=1)
+    rows.insert_card(engine, "compute-2", handles=1)
+    rows.insert_agent(engine, "compute-2")
+    for handle in rows.read(engine, schema.attach_handles):
+        rows.update(engine, schema.attach_handles, handle["id"], needs_cleaning=True)
+    uow = UnitOfWork(engine)
+    assert (
+        uow.run(lambda tx: release.enqueue_cleaning(tx, jobs.unassigned_dirty(tx, 9), now=NOW)) == 2
+    )
+    services(engine).delete(uuid)
+    states = {row["host"]: row["state"] for row in rows.read(engine, schema.jobs)}
+    assert states == {HOST: "failed", "compute-2": "pending"}
+
+
+def test_service_delete_of_an_unknown_service_is_refused(engine: sa.Engine) -> None:
+    assert_delete_refused(engine, str(uuid4()), NotFound, "no service")
+    assert_delete_refused(engine, "x", Invalid, "uuid")

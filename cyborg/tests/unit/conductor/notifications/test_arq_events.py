@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Events of each step of an ARQ, for Nova and notification listeners, in one statement."""
+
+from uuid import uuid4
+
+import pytest
+import sqlalchemy as sa
+
+from cyborg.conductor.arqs.arqs import Arqs
+from cyborg.db import schema
+from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.rpc.notifier import GROUP, is_enabled
+from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.databases.counting import count_statements
+from cyborg.tests.fixtures.machine.options import make_conf
+
+
+def make_arqs(engine: sa.Engine, driver: str) -> Arqs:
+    conf = make_conf()
+    is_enabled(conf)
+    conf.set_override("driver", [driver], group=GROUP)
+    return Arqs(conf, UnitOfWork(engine))
+
+
+def run_lifecycle(arqs: Arqs, card: rows.Card) -> tuple[str, str]:
+    """Create an ARQ, bind it, unbind it, bind it again, delete it."""
+    (created,) = arqs.create("fpga", "project-1")["arqs"]
+    instance = str(uuid4())
+    bind_item = {
+        "request": created["uuid"],
+        "hostname": card.host,
+        "device_rp_uuid": card.provider,
+        "instance_uuid": instance,
+    }
+    arqs.bind([bind_item], None)
+    arqs.unbind([{"request": created["uuid"]}], None)
+    arqs.bind([bind_item], None)
+    arqs.delete(None, instance, None, True)
+    return created["uuid"], instance
+
+
+def test_arq_lifecycle_is_recorded(engine: sa.Engine) -> None:
+    card = rows.insert_card(engine)
+    rows.insert_profile(engine)
+    uuid, instance = run_lifecycle(make_arqs(engine, "messagingv2"), card)
+    found = rows.read(engine, schema.outbox)
+    prefix = "accelerator_request"
+    assert [row["payload"].get("event_type", row["kind"]) for row in found] == [
+        f"{prefix}.create.end",
+        "nova-event",
+        f"{prefix}.bind.end",
+        f"{prefix}.unbind.end",
+        "nova-event",
+        f"{prefix}.bind.end",
+        f"{prefix}.delete.end",
+    ]
+    notifications = [
+        row["payload"]["payload"]["data"] for row in found if row["kind"] == "notification"
+    ]
+    assert {data["uuid"] for data in notifications} == {uuid}
+    assert [data["state"] for data in notifications] == [
+        "Initial",
+        "Bound",
+        "Unbound",
+        "Bound",
+        "Deleting",
+    ]
+    assert [data["instance_uuid"] for data in notifications] == [None, *[instance] * 4]
+
+
+@pytest.mark.parametrize("driver", ["messagingv2", ""])
+def test_nova_event_and_notification_are_one_statement(
+    sqlite_engine: sa.Engine, driver: str
+) -> None:
+    card = rows.insert_card(sqlite_engine)
+    rows.insert_profile(sqlite_engine)
+    arqs = make_arqs(sqlite_engine, driver)
+    with count_statements(sqlite_engine) as count:
+        run_lifecycle(arqs, card)
+    inserts = [text for text in count.statements if text.startswith("INSERT INTO outbox")]
+    assert len(inserts) == (5 if driver else 2)

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Classification of orphaned ARQs."""
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cyborg.core.arq.orphans import (
+    MIN_SAFETY_LIMIT,
+    BoundArq,
+    Presence,
+    classify,
+    classify_presence,
+    group_by_owner,
+    is_same_bind,
+    is_unchanged,
+    providers_to_check,
+    within_safety_limit,
+    without_allocation,
+)
+from cyborg.core.arq.selection import BEING_CLEANED, DRAINING, HANDLE_TAKEN, TAKEN_IN_CALL
+from cyborg.core.audit.sources import Instance
+from cyborg.core.self_heal import CorrectiveAction
+
+NOW = datetime(2026, 5, 1)
+GRACE = timedelta(seconds=600)
+BOUND = timedelta(seconds=30)
+ages = st.integers(-100, 5000).map(lambda s: NOW - timedelta(seconds=s))
+bound_arqs = st.builds(
+    BoundArq,
+    id=st.integers(1, 10**6),
+    uuid=st.uuids().map(str),
+    instance=st.sampled_from(["i1", "i2", "i3"]),
+    provider=st.sampled_from(["p1", "p2", "p3"]),
+    bound_at=ages,
+    orphan_since=st.none() | ages,
+    project=st.sampled_from([None, "a", "b"]),
+    owner_verified=st.booleans(),
+)
+views = st.dictionaries(
+    st.sampled_from(["p1", "p2", "p3"]),
+    st.none() | st.frozensets(st.sampled_from(["i1", "i2", "i3"])),
+)
+OLD = BoundArq(1, "u", "i1", "p1", NOW - timedelta(days=1))
+
+
+@given(st.lists(bound_arqs, unique_by=lambda h: h.uuid), views, st.none() | st.just(GRACE))
+def test_classify_invariants(
+    arqs: list[BoundArq], consumers: dict[str, Any], grace_period: timedelta | None
+) -> None:
+    found = classify(arqs, consumers, NOW, bound_before=NOW - BOUND, grace_period=grace_period)
+    flagged = [*found.suspects, *found.recovered, *found.orphans]
+    assert len({arq.uuid for arq in flagged}) == len(flagged)
+    assert {arq.uuid for arq in (*flagged, *found.unowned)} <= {arq.uuid for arq in arqs}
+    read = [arq for arq in arqs if consumers.get(arq.provider) is not None]
+    assert found.checked == len(read)
+    for arq in (*flagged, *found.unowned):
+        assert arq in read
+    for arq in (*found.suspects, *found.orphans):
+        assert arq.instance not in consumers[arq.provider]
+    for arq in (*found.recovered, *found.unowned):
+        assert arq.instance in consumers[arq.provider]
+    for arq in found.suspects:
+        assert arq.orphan_since is None
+        assert NOW - arq.bound_at >= BOUND
+    for arq in found.orphans:
+        assert grace_period is not None
+        assert arq.orphan_since is not None
+        assert NOW - arq.orphan_since >= GRACE
+    # Whoever has an allocation is not under suspicion afterwards.
+    left = {h.uuid for h in read if h.orphan_since and h.instance in consumers[h.provider]}
+    assert left == {arq.uuid for arq in found.recovered}
+
+
+@given(bound_arqs, st.integers(10, 2000), st.integers(0, 2000))
+def test_classify_leak_is_orphan_after_grace_period(bound: BoundArq, step: int, first: int) -> None:
+    """An ARQ that is checked each round from its bind on waits for one grace period."""
+    arq = replace(bound, orphan_since=None, bound_at=NOW)
+    now = NOW + timedelta(seconds=first % step)
+    for _ in range(10_000):
+        found = classify(
+            [arq], {arq.provider: ["another"]}, now, bound_before=now, grace_period=GRACE
+        )
+        if found.orphans:
+            break
+        if found.suspects:
+            arq = replace(arq, orphan_since=now)
+        now += timedelta(seconds=step)
+    assert found.orphans == (arq,)
+    assert now - NOW >= GRACE
+    assert now - NOW < GRACE + timedelta(seconds=2 * step)
+
+
+def test_classify_unread_provider_is_skipped() -> None:
+    lost = replace(OLD, orphan_since=NOW - timedelta(days=1), owner_verified=False)
+    for view in ({}, {"p1": None}, {"p2": ["i1"]}):
+        assert classify([OLD, lost], view, NOW, bound_before=NOW, grace_period=GRACE).checked == 0
+    assert classify([lost], {"p1": []}, NOW, bound_before=NOW, grace_period=GRACE).orphans == (
+        lost,
+    )
+    assert classify(
+        [lost], {"p1": ["i1"]}, NOW, bound_before=NOW, grace_period=GRACE
+    ).recovered == (lost,)
+
+
+def test_group_by_owner_known_projects_only() -> None:
+    unowned = [replace(OLD, id=n, instance=i) for n, i in enumerate(["i1", "i2", "i1", "i3"])]
+    flagged = {"i1": "a", "i2": None}
+    assert group_by_owner(unowned, flagged) == {("i1", "a"): (0, 2)}
+
+
+@pytest.mark.parametrize(
+    ("lost", "of", "believed"),
+    [
+        (0, 0, True),
+        (MIN_SAFETY_LIMIT, MIN_SAFETY_LIMIT, True),
+        (MIN_SAFETY_LIMIT + 1, MIN_SAFETY_LIMIT + 1, False),
+        (50, 100, True),
+        (51, 100, False),
+    ],
+)
+def test_within_safety_limit(lost: int, of: int, believed: bool) -> None:
+    assert within_safety_limit(lost, of) is believed
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"state": "Unbound"},
+        {"instance_uuid": "i2"},
+        {"device_rp_uuid": "p2"},
+        {"orphan_since": None},
+        {"orphan_since": NOW + timedelta(microseconds=1)},
+    ],
+    ids=str,
+)
+def test_is_unchanged_modified_row_is_false(change: dict[str, Any]) -> None:
+    row = {"state": "Bound", "instance_uuid": "i1", "device_rp_uuid": "p1", "orphan_since": NOW}
+    classified = replace(OLD, orphan_since=NOW)
+    assert is_unchanged(row, classified)
+    assert not is_unchanged(row | change, classified)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"state": "BindStarted"},
+        {"instance_uuid": "i2"},
+        {"device_rp_uuid": "p2"},
+        {"updated_at": NOW},
+    ],
+    ids=str,
+)
+def test_is_same_bind_modified_row_is_false(change: dict[str, Any]) -> None:
+    row = {
+        "state": "Bound",
+        "instance_uuid": "i1",
+        "device_rp_uuid": "p1",
+        "updated_at": OLD.bound_at,
+        "created_at": NOW - timedelta(days=9),
+    }
+    assert is_same_bind(row, OLD)
+    assert not is_same_bind(row | change, OLD)
+
+
+def test_without_allocation_order() -> None:
+    arqs = [replace(OLD, id=n, instance=f"i{n}") for n in range(4)]
+    arqs[1] = replace(arqs[1], orphan_since=NOW)
+    found = without_allocation(arqs, {"i0"})
+    assert [arq.id for arq in found] == [1, 3, 2]
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (None, Presence.NOT_FOUND),
+        (Instance("i", "DELETED"), Presence.NOT_FOUND),
+        (Instance("i", "SOFT_DELETED"), Presence.ELSEWHERE),
+        (Instance("i", "ACTIVE", "other"), Presence.ELSEWHERE),
+        (Instance("i", "ERROR"), Presence.ELSEWHERE),
+        (Instance("i", "ACTIVE", "h", "HOST-1"), Presence.ON_HOST),
+        (Instance("i", "UNKNOWN", host_visible=False), Presence.ON_HOST),
+    ],
+    ids=str,
+)
+def test_classify_presence(found: Instance | None, expected: Presence) -> None:
+    assert classify_presence(found, "host-1") is expected
+
+
+@pytest.mark.parametrize(
+    ("reasons", "expected"),
+    [
+        ({}, ()),
+        ({"r": [{"provider": "p", "reason": HANDLE_TAKEN, "handles": 2}]}, ("p",)),
+        ({"r": [{"provider": "p", "reason": BEING_CLEANED}]}, ()),
+        (
+            {
+                "r": [
+                    {"provider": "p", "reason": why}
+                    for why in (HANDLE_TAKEN, BEING_CLEANED, DRAINING)
+                ],
+                "q": [{"provider": "o", "reason": why} for why in (TAKEN_IN_CALL, HANDLE_TAKEN)],
+            },
+            ("o", "p"),
+        ),
+        (
+            {
+                "r": [{"provider": "p", "reason": HANDLE_TAKEN}],
+                "q": [{"provider": "p", "reason": "trait missing: X"}],
+            },
+            (),
+        ),
+    ],
+    ids=str,
+)
+def test_providers_to_check_only_temporary_reasons(
+    reasons: dict[str, Any], expected: tuple[str, ...]
+) -> None:
+    assert providers_to_check(reasons) == expected
+
+
+def test_every_corrective_action_has_description() -> None:
+    assert all(action.description.endswith(".") for action in CorrectiveAction)

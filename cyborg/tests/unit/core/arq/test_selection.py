@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Selection of handles for ARQs."""
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cyborg.core.arq.selection import Candidate, Demand, _Search, choose_handles, explain_rejection
+from cyborg.core.errors import NoHandle, NotFound
+
+NEED = Demand("r0", "rp", "h", "FPGA")
+FREE = Candidate(1, "u1", "rp", "h", "FPGA")
+
+candidate_values = st.builds(
+    Candidate,
+    handle_id=st.integers(1, 8),
+    handle=st.just("u"),
+    provider=st.sampled_from(["rp", "rp2"]),
+    host=st.just("h"),
+    resource_class=st.sampled_from(["FPGA", "PGPU"]),
+    traits=st.frozensets(st.sampled_from(["CUSTOM_A", "CUSTOM_B"])),
+    device_status=st.sampled_from(["enabled", "enabled", "maintaining"]),
+    draining=st.booleans(),
+    in_use=st.booleans(),
+)
+demand_values = st.builds(
+    Demand,
+    arq_uuid=st.sampled_from(["r0", "r1", "r2", "r3"]),
+    provider=st.sampled_from(["rp", "rp2"]),
+    host=st.just("h"),
+    resource_class=st.sampled_from(["FPGA", "PGPU"]),
+    required=st.frozensets(st.sampled_from(["CUSTOM_A"])),
+    forbidden=st.frozensets(st.sampled_from(["CUSTOM_B"])),
+)
+
+
+@given(
+    st.lists(demand_values, min_size=1, max_size=4, unique_by=lambda n: n.arq_uuid),
+    st.lists(candidate_values, max_size=8, unique_by=lambda c: c.handle_id),
+    st.integers(),
+)
+def test_choose_handles_all_or_none(
+    demands: list[Demand], offered: list[Candidate], seed: int
+) -> None:
+    by_id = {c.handle_id: c for c in offered}
+    try:
+        chosen = choose_handles(demands, offered, random.Random(seed))
+    except NotFound:
+        assert {n.provider for n in demands} - {c.provider for c in offered}
+        return
+    except NoHandle as exc:
+        assert exc.details["reasons"]
+        assert set(exc.details["reasons"]) <= {n.arq_uuid for n in demands}
+        return
+    assert set(chosen) == {n.arq_uuid for n in demands}
+    assert len(set(chosen.values())) == len(chosen)
+    for demand in demands:
+        candidate = by_id[chosen[demand.arq_uuid]]
+        assert candidate.provider == demand.provider
+        assert explain_rejection(demand, candidate) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"device_status": "maintaining"}, "device is under maintenance"),
+        ({"health": "unhealthy"}, "device is unhealthy"),
+        ({"draining": True}, "device is draining"),
+        ({"setup_required": True}, "setup required"),
+        ({"reboot_required": True}, "reboot required"),
+        ({"in_use": True}, "handle is taken"),
+        ({"resource_class": "PGPU"}, "resource class differs: PGPU"),
+        ({"traits": frozenset({"CUSTOM_B"})}, "trait forbidden: CUSTOM_B"),
+    ],
+)
+def test_explain_rejection_reason(change: dict[str, Any], reason: str) -> None:
+    demand = replace(NEED, forbidden=frozenset({"CUSTOM_B"}))
+    offered = [replace(FREE, handle_id=n, **change) for n in range(3)]
+    with pytest.raises(NoHandle) as exc:
+        choose_handles([demand], offered, random.Random(0))
+    (rejection,) = exc.value.details["reasons"]["r0"]
+    assert rejection == {"provider": "rp", "reason": reason, "handles": 3}
+    assert reason in exc.value.message
+
+
+def test_choose_handles_missing_trait_is_reported() -> None:
+    demand = replace(NEED, required=frozenset({"CUSTOM_A"}))
+    with pytest.raises(NoHandle, match="trait missing: CUSTOM_A"):
+        choose_handles([demand], [FREE], random.Random(0))
+
+
+def test_choose_handles_one_handle_for_two_demands_is_rejected() -> None:
+    with pytest.raises(NoHandle) as exc:
+        choose_handles([NEED, replace(NEED, arq_uuid="r1")], [FREE], random.Random(0))
+    (rejection,) = exc.value.details["reasons"]["r1"]
+    assert rejection["reason"] == "claimed by another request of this call"
+
+
+def test_choose_handles_provider_on_other_host_is_not_found() -> None:
+    with pytest.raises(NotFound, match="is on host h"):
+        choose_handles([replace(NEED, host="other")], [FREE], random.Random(0))
+    with pytest.raises(NotFound, match="has no handle"):
+        choose_handles([replace(NEED, provider="none")], [FREE], random.Random(0))
+
+
+def test_choose_handles_error_message_is_short() -> None:
+    demands = [replace(NEED, arq_uuid=f"r{n}") for n in range(1000)]
+    with pytest.raises(NoHandle) as exc:
+        choose_handles(demands, [replace(FREE, in_use=True)], random.Random(0))
+    assert len(exc.value.message) < 500
+    assert len(exc.value.details["reasons"]) == 1000
+
+
+def test_choose_handles_is_shuffled() -> None:
+    offered = [replace(FREE, handle_id=n) for n in range(16)]
+    chosen_ids = {choose_handles([NEED], offered, random.Random(seed))["r0"] for seed in range(64)}
+    assert len(chosen_ids) > 8
+
+
+def test_choose_handles_examines_each_handle_once() -> None:
+    """A thousand demands examine thousands of handles in one pass, met or rejected."""
+    demands = [replace(NEED, arq_uuid=f"r{n}") for n in range(1000)]
+    examined = 0
+
+    class Counted(list[Candidate]):
+        def __getitem__(self, at: Any) -> Any:
+            nonlocal examined
+            examined += 1
+            return super().__getitem__(at)
+
+    search = _Search(Counted(replace(FREE, handle_id=n, in_use=True) for n in range(3000)))
+    assert all(search.next(demand, set()) is None for demand in demands)
+    assert examined == 3000
+    free = [replace(FREE, handle_id=n) for n in range(1000)]
+    assert len(choose_handles(demands, free, random.Random(0))) == 1000

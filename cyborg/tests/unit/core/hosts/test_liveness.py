@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Liveness of services, and the self-check of conductors."""
+
+from datetime import UTC, datetime, timedelta
+from itertools import accumulate
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cyborg.core.hosts.liveness import (
+    Liveness,
+    SelfCheck,
+    can_declare_down,
+    evaluate,
+    heartbeat_timeout,
+    record,
+)
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("silent", "state"),
+    [
+        (-5, Liveness.UP),
+        (0, Liveness.UP),
+        (29.9, Liveness.UP),
+        (30, Liveness.LATE),
+        (69.9, Liveness.LATE),
+        (70, Liveness.DOWN),
+        (10**6, Liveness.DOWN),
+    ],
+)
+def test_evaluate_missed_heartbeats_set_liveness(silent: float, state: Liveness) -> None:
+    assert evaluate(NOW - timedelta(seconds=silent), NOW, 10.0, 2, 6) is state
+
+
+@given(st.floats(0, 1000), st.floats(0, 1000))
+def test_evaluate_longer_gap_never_improves_liveness(left: float, right: float) -> None:
+    order = list(Liveness)
+    less, more = sorted((left, right))
+    first, second = (evaluate(NOW - timedelta(seconds=s), NOW, 10.0, 2, 6) for s in (less, more))
+    assert order.index(first) <= order.index(second)
+
+
+START = datetime(2026, 1, 1)
+GAP, STEP, WINDOW = 30.0, 10.0, 145.0
+
+
+def record_heartbeats(*moments: tuple[float, float]) -> SelfCheck | None:
+    """Return the self-check after heartbeats at (monotonic clock, offset of the wall clock)."""
+    check: SelfCheck | None = None
+    for at, offset in moments:
+        check = record(check, at, START + timedelta(seconds=at + offset), GAP, STEP)
+    return check
+
+
+def may_declare_down(check: SelfCheck | None, at: float, offset: float = 0.0) -> bool:
+    return can_declare_down(check, at, START + timedelta(seconds=at + offset), GAP, STEP, WINDOW)
+
+
+def test_heartbeat_timeout_matches_evaluate() -> None:
+    for silent in (69.999, 70.0):
+        down = timedelta(seconds=silent) >= heartbeat_timeout(10.0, 6)
+        assert down == (evaluate(NOW - timedelta(seconds=silent), NOW, 10.0, 2, 6) is Liveness.DOWN)
+
+
+def test_can_declare_down_without_self_check_is_false() -> None:
+    assert not may_declare_down(None, 10**9)
+    assert not may_declare_down(record_heartbeats((0, 0)), 0)
+
+
+def test_can_declare_down_after_whole_window_is_true() -> None:
+    assert not may_declare_down(record_heartbeats(*((at, 0) for at in range(0, 150, 10))), 141)
+    assert may_declare_down(record_heartbeats(*((at, 0) for at in range(0, 160, 10))), 151)
+
+
+@pytest.mark.parametrize(
+    ("moments", "at", "offset"),
+    [
+        pytest.param([(at, 0) for at in range(0, 1000, 10)], 1030, 0, id="we are silent now"),
+        pytest.param(
+            [(at, 0) for at in (*range(0, 1000, 10), *range(4600, 4740, 10))], 4731, 0, id="we were"
+        ),
+        pytest.param([(at, 0) for at in range(0, 1000, 10)], 991, 3600, id="the clock has stepped"),
+        pytest.param([(at, 0) for at in range(0, 1000, 10)], 991, -3600, id="... back"),
+        pytest.param(
+            [(at, 0 if at < 900 else 3600) for at in range(0, 1000, 10)], 991, 3600, id="... before"
+        ),
+    ],
+)
+def test_can_declare_down_after_gap_is_false(
+    moments: list[tuple[float, float]], at: float, offset: float
+) -> None:
+    assert not may_declare_down(record_heartbeats(*moments), at, offset)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.1, 60), st.floats(-30, 30)), max_size=40),
+    st.floats(0, 60),
+)
+def test_can_declare_down_within_window_after_gap_is_false(
+    steps: list[tuple[float, float]], later: float
+) -> None:
+    """True only after a period without a gap that fills the window."""
+    times = list(accumulate((pause for pause, _ in steps), initial=0.0))
+    wrongs = list(accumulate((offset for _, offset in steps), initial=0.0))
+    began = 0.0
+    for (pause, offset), at in zip(steps, times[1:], strict=True):
+        if pause > GAP + 0.001 or abs(offset) > STEP + 0.001:
+            began = at
+    at = times[-1] + later
+    if may_declare_down(record_heartbeats(*zip(times, wrongs, strict=True)), at, wrongs[-1]):
+        assert at - began >= WINDOW
+        assert later <= GAP + 0.001

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layouts of a device."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cyborg.core.errors import Invalid
+from cyborg.core.inventory.device import (
+    AttachHandle,
+    Deployable,
+    Device,
+    DeviceType,
+    HandleType,
+    Layout,
+    count_handles,
+)
+
+CLASSES = ("CUSTOM_MIG_1G", "CUSTOM_MIG_3G", "PGPU")
+
+
+def card(*counts_by_class: tuple[str, int]) -> Device:
+    """Return a card of deployables given as (resource class, number of handles)."""
+    made = tuple(
+        Deployable(
+            f"part-{place}",
+            resource_class,
+            handles=tuple(AttachHandle(f"{place}-{n}", HandleType.MDEV) for n in range(count)),
+        )
+        for place, (resource_class, count) in enumerate(counts_by_class)
+    )
+    return Device("0000:01:00.0", DeviceType.GPU, "10de", "card", "b0", deployables=made)
+
+
+@given(st.lists(st.tuples(st.sampled_from(CLASSES), st.integers(0, 4)), max_size=5))
+def test_layout_matches_device_with_equal_handle_counts(
+    counts_by_class: list[tuple[str, int]],
+) -> None:
+    device = card(*counts_by_class)
+    counts = count_handles(device)
+    assert sum(counts.values()) == sum(count for _, count in counts_by_class)
+    assert Layout("present", counts).matches(device)
+    assert Layout("with none of another", {**counts, "FPGA": 0}).matches(device)
+    assert not Layout("more", {**counts, "PGPU": counts.get("PGPU", 0) + 1}).matches(device)
+
+
+def test_count_handles_adds_deployables_of_one_class() -> None:
+    device = card(("PGPU", 1), ("CUSTOM_MIG_1G", 2), ("CUSTOM_MIG_1G", 3))
+    assert count_handles(device) == {"PGPU": 1, "CUSTOM_MIG_1G": 5}
+
+
+@pytest.mark.parametrize(
+    ("name", "offered", "message"),
+    [
+        ("", {}, "invalid layout ''"),
+        ("a\nb", {}, "invalid layout"),
+        ("halves", {"": 2}, "invalid resource class ''"),
+        ("halves", {"PGPU": -1}, "layout halves offers -1 of PGPU; expected a whole number"),
+        ("halves", {"PGPU": True}, "offers True of PGPU"),
+        ("halves", {"PGPU": 2.0}, "offers 2.0 of PGPU"),
+    ],
+)
+def test_layout_malformed_is_rejected(name: str, offered: dict[str, int], message: str) -> None:
+    with pytest.raises(Invalid, match=message):
+        Layout(name, offered)

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Invariants of the inventory plan."""
+
+from collections.abc import Mapping
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cyborg.core.inventory import plan as inventory
+from cyborg.core.inventory.device import AttachHandle, Deployable, Device, DeviceType, HandleType
+from cyborg.core.inventory.plan import Add, Change, Drain, Key, Remove, Stored, apply, flatten, plan
+from cyborg.tests.fixtures.hosts import strategies
+
+Host = tuple[Device, ...]
+
+
+def stored(host: Host) -> dict[Key, Stored]:
+    """Return the stored records of a host right after its report."""
+    return {key: Stored(value) for key, value in flatten(host).items()}
+
+
+@st.composite
+def changes(draw: st.DrawFn) -> tuple[Host, Host, frozenset[Key]]:
+    """Draw a host before and after a change, and the bound keys of the former."""
+    before = draw(strategies.hosts())
+    return before, draw(strategies.hosts()), draw(strategies.bound_keys(before))
+
+
+def assert_all_around(key: Key, result: Mapping[Key, Stored]) -> None:
+    """Check that all ancestors of a deployable are present."""
+    while True:
+        value = result[key].value
+        assert isinstance(value, Deployable)
+        if value.parent is None:
+            return
+        key = ("deployable", key[1], value.parent)
+
+
+def _parent(value: object) -> str | None:
+    return value.parent if isinstance(value, Deployable) else None
+
+
+@given(strategies.hosts())
+def test_plan_equal_inventories_gives_no_steps(host: Host) -> None:
+    assert plan(host, stored(host), ()) == ()
+
+
+@given(strategies.hosts(), strategies.hosts())
+def test_apply_unbound_host_equals_report(before: Host, after: Host) -> None:
+    steps = plan(after, stored(before), ())
+    assert apply(stored(before), steps) == stored(after)
+    assert not any(isinstance(step, Drain) for step in steps)
+
+
+@given(changes())
+def test_plan_never_removes_bound_records(case: tuple[Host, Host, frozenset[Key]]) -> None:
+    before, after, bound = case
+    result = apply(stored(before), plan(after, stored(before), bound))
+    for key in bound:
+        assert key in result
+        assert ("deployable", *key[1:3]) in result
+        assert ("device", key[1]) in result
+        assert_all_around(("deployable", *key[1:3]), result)
+        assert result[key].draining == (key not in flatten(after))
+
+
+@given(changes())
+def test_apply_contains_reported_records(
+    case: tuple[Host, Host, frozenset[Key]],
+) -> None:
+    before, after, bound = case
+    result = apply(stored(before), plan(after, stored(before), bound))
+    assert {k: v for k, v in result.items() if not v.draining} == stored(after)
+
+
+@given(changes())
+def test_plan_second_run_is_empty(case: tuple[Host, Host, frozenset[Key]]) -> None:
+    before, after, bound = case
+    result = apply(stored(before), plan(after, stored(before), bound))
+    assert plan(after, result, bound) == ()
+
+
+@given(changes())
+def test_plan_released_draining_record_is_removed(case: tuple[Host, Host, frozenset[Key]]) -> None:
+    before, after, bound = case
+    draining = apply(stored(before), plan(after, stored(before), bound))
+    assert apply(draining, plan(after, draining, ())) == stored(after)
+
+
+@given(changes())
+def test_plan_returned_draining_record_is_restored(
+    case: tuple[Host, Host, frozenset[Key]],
+) -> None:
+    before, after, bound = case
+    draining = apply(stored(before), plan(after, stored(before), bound))
+    assert {
+        key: value
+        for key, value in apply(draining, plan(before, draining, bound)).items()
+        if key in bound
+    } == {key: stored(before)[key] for key in bound}
+
+
+@given(changes())
+def test_plan_steps_are_in_valid_order(case: tuple[Host, Host, frozenset[Key]]) -> None:
+    """A parent is added before its children and removed after them."""
+    before, after, bound = case
+    present = set(stored(before))
+    steps = plan(after, stored(before), bound)
+    removed = {step.key for step in steps if isinstance(step, Remove)}
+    for step in steps:
+        parents: list[tuple[str, ...]] = [("device", step.key[1])] if len(step.key) > 2 else []
+        parents += [("deployable", *step.key[1:3])] if len(step.key) > 3 else []
+        assert set(parents) <= present
+        match step:
+            case Add(key, value):
+                assert key not in present
+                if isinstance(value, Deployable) and value.parent:
+                    assert ("deployable", key[1], value.parent) in present
+                present.add(key)
+            case Remove(key):
+                assert not any(
+                    k in present and k[1] == key[1] and _parent(stored(before)[k].value) == key[-1]
+                    for k in removed - {key}
+                    if key[0] == "deployable"
+                )
+                assert not any(k[1 : len(key)] == key[1:] and len(k) > len(key) for k in present)
+                present.remove(key)
+            case Change(key, _) | Drain(key):
+                assert key in present
+
+
+def nested(*places: tuple[str, str | None], bound: str = "") -> Device:
+    """Return a card of nested deployables; the deployable ``bound`` has a handle."""
+    handle = AttachHandle("0", HandleType.TEST_PCI)
+    parts = (
+        Deployable(own, "FPGA", handles=(handle,) if own == bound else (), parent=around)
+        for own, around in places
+    )
+    return Device("card", DeviceType.FPGA, "8086", "x", "gen0", deployables=tuple(parts))
+
+
+def test_plan_ancestors_of_bound_handle_are_drained() -> None:
+    card = nested(("b", "a"), ("a", None), ("c", "a"), bound="b")
+    handle = ("handle", "card", "b", "0")
+    assert plan((), stored((card,)), {handle}) == (
+        Drain(handle),
+        Drain(("deployable", "card", "b")),
+        Remove(("deployable", "card", "c")),
+        Drain(("deployable", "card", "a")),
+        Drain(("device", "card")),
+    )
+
+
+def test_plan_moved_deployable_does_not_pin_old_parent() -> None:
+    before = nested(("a", None), ("b", "a"), bound="b")
+    after = nested(("b", None), bound="b")
+    steps = plan((after,), stored((before,)), {("handle", "card", "b", "0")})
+    assert [type(step) for step in steps] == [Remove, Change]
+
+
+def test_plan_run_time_is_linear() -> None:
+    """With quadratic run time a chain of this length would take minutes."""
+    names = [f"p{number:05}" for number in range(20_000)]
+    chain = nested(*zip(reversed(names), [*reversed(names[:-1]), None], strict=True))
+    assert len(plan((chain,), {}, ())) == len(plan((), stored((chain,)), ())) == len(names) + 1
+
+
+def test_plan_removed_device_keeps_bound_half() -> None:
+    handles = tuple(AttachHandle(a, HandleType.PCI) for a in ("0", "1"))
+    card = Device(
+        "0000:3d:00.0",
+        DeviceType.SSD,
+        "8086",
+        "x",
+        "gen0",
+        deployables=(Deployable("0000:3d:00.0", "CUSTOM_NVME", handles=handles),),
+    )
+    bound = ("handle", card.address, card.address, "1")
+    assert plan((), stored((card,)), {bound}) == (
+        Remove(("handle", card.address, card.address, "0")),
+        Drain(bound),
+        Drain(("deployable", card.address, card.address)),
+        Drain(("device", card.address)),
+    )
+    assert inventory.flatten([card]).keys() == stored((card,)).keys()

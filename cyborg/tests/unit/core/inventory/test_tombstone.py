@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+from collections.abc import Mapping
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cyborg.core.inventory.tombstone import Attribute, DeployableTombstone, Tombstone, plan_restore
+
+RACK = DeployableTombstone("part-1", (Attribute("a-1", "rack", "7"),))
+CARD = Tombstone("device-1", "maintaining", {"p": RACK})
+
+
+def test_plan_restore_removed_device_is_restored() -> None:
+    removed = plan_restore({}, {"d": CARD}, [], [])
+    assert removed.tombstones == {"d": CARD}
+    back = plan_restore(removed.tombstones, {}, [("d", "p")], ["d"])
+    assert back.devices == {"d": CARD}
+    assert back.deployables == {("d", "p"): RACK}
+    assert back.tombstones == {}
+
+
+def test_plan_restore_missing_deployable_keeps_tombstone() -> None:
+    back = plan_restore({"d": CARD}, {}, [], ["d"])
+    assert back.devices == {"d": CARD}
+    assert back.tombstones == {"d": CARD}
+    later = plan_restore(back.tombstones, {}, [("d", "p")], ["d"])
+    assert later.deployables == {("d", "p"): RACK}
+    assert later.tombstones == {}
+
+
+def test_plan_restore_removed_deployable_of_present_device_has_tombstone() -> None:
+    other = DeployableTombstone("part-2")
+    first = plan_restore({}, {"d": CARD}, [], ["d"])
+    second = plan_restore(first.tombstones, {"d": replace(CARD, deployables={"q": other})}, [], [])
+    assert second.tombstones == {"d": replace(CARD, deployables={"p": RACK, "q": other})}
+
+
+def test_plan_restore_moved_deployable_keeps_values() -> None:
+    old_tombstones = {"e": Tombstone("device-2", "enabled", {"p": DeployableTombstone("long-ago")})}
+    moved = plan_restore(old_tombstones, {"d": CARD}, [("e", "p")], ["d", "e"])
+    assert moved.deployables == {("e", "p"): RACK}
+    assert moved.tombstones == {}
+
+
+_ADDRESS = st.sampled_from(("a", "b", "c"))
+
+
+@st.composite
+def _worlds(draw: st.DrawFn) -> tuple[list[dict[str, frozenset[str]]], list[str]]:
+    """Draw the devices of a host at several times; a deployable is on one device at a time."""
+    moments = []
+    for _ in range(draw(st.integers(1, 6))):
+        devices = draw(st.sets(_ADDRESS))
+        where = {
+            deployable: draw(st.sampled_from([*sorted(devices), ""]))
+            for deployable in ("p", "q")
+            if devices
+        }
+        moments.append(
+            {
+                d: frozenset(deployable for deployable, at in where.items() if at == d)
+                for d in devices
+            }
+        )
+    return moments, [f"u{n}" for n in range(100)]
+
+
+@given(_worlds())
+def test_plan_restore_uuid_is_unique(
+    case: tuple[list[dict[str, frozenset[str]]], list[str]],
+) -> None:
+    moments, fresh = case
+    present: dict[str, Tombstone] = {}
+    stored: Mapping[str, Tombstone] = {}
+    first: dict[str, str] = {}
+    for moment in moments:
+        removed = {
+            d: replace(
+                tombstone,
+                deployables={
+                    p: x for p, x in tombstone.deployables.items() if p not in moment.get(d, ())
+                },
+            )
+            for d, tombstone in present.items()
+            if d not in moment or set(tombstone.deployables) - moment[d]
+        }
+        added = [
+            (d, p)
+            for d, addresses in moment.items()
+            for p in addresses
+            if d not in present or p not in present[d].deployables
+        ]
+        result = plan_restore(stored, removed, added, moment)
+        after = {}
+        for d, addresses in moment.items():
+            old = present.get(d) or result.devices.get(d) or Tombstone(fresh.pop(), "enabled")
+            after[d] = replace(
+                old,
+                deployables={
+                    p: (
+                        present[d].deployables[p]
+                        if d in present and p in present[d].deployables
+                        else None
+                    )
+                    or result.deployables.get((d, p))
+                    or DeployableTombstone(fresh.pop())
+                    for p in addresses
+                },
+            )
+        present, stored = after, result.tombstones
+        for d, tombstone in present.items():
+            assert first.setdefault(d, tombstone.uuid) == tombstone.uuid, (
+                "a device keeps its uuid for ever"
+            )
+        all_of = (*present.values(), *stored.values())
+        everywhere = [
+            deployable.uuid for tombstone in all_of for deployable in tombstone.deployables.values()
+        ]
+        assert len(everywhere) == len(set(everywhere))
+        assert all(tombstone.deployables or d not in present for d, tombstone in stored.items())

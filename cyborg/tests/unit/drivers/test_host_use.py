@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Detection of disks and interfaces that the host itself uses."""
+
+from pathlib import Path
+
+import pytest
+
+from cyborg.core.wire.hardware import NOT_OFFERED
+from cyborg.drivers.generic import GenericDriver
+from cyborg.drivers.host_use import used_functions
+from cyborg.testing.host_tree import HostTree
+
+A, B, C = "0000:01:00.0", "0000:02:00.0", "0000:03:00.0"
+BUS = "pci0000:00"
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> HostTree:
+    tree = HostTree(tmp_path)
+    for address in (A, B, C):
+        tree.add_function(address, "1af4", "1042", "ffff00")
+    return tree
+
+
+def nvme(host: HostTree, number: int, address: str, *partitions: str) -> None:
+    name = f"nvme{number}n1"
+    host.add_disk(name, f"{BUS}/{address}/nvme/nvme{number}", [f"{name}{p}" for p in partitions])
+
+
+def test_used_functions_idle_host_is_empty(host: HostTree, tmp_path: Path) -> None:
+    nvme(host, 0, A, "p1")
+    host.add_interface("lo")
+    host.add_interface("eth0", B)
+    host.add_route("lo")
+    assert used_functions(host.root) == {}
+    assert used_functions(tmp_path / "nowhere" / "sys") == {}
+
+
+@pytest.mark.parametrize("where", ["/", "/var/lib/nova"])
+def test_used_functions_disk_with_mounted_file_system(host: HostTree, where: str) -> None:
+    nvme(host, 0, A, "p1")
+    nvme(host, 1, B, "p1")
+    host.mount("nvme0n1p1", where)
+    what = "the root file system" if where == "/" else f"the file system {where}"
+    assert used_functions(host.root) == {A: f"nvme0n1p1 holds {what}"}
+
+
+def test_used_functions_root_file_system_is_named_first(host: HostTree) -> None:
+    nvme(host, 0, A, "p1", "p2")
+    host.mount("nvme0n1p1", "/boot")
+    host.mount("nvme0n1p2", "/")
+    assert used_functions(host.root) == {A: "nvme0n1p2 holds the root file system"}
+
+
+def test_used_functions_virtio_and_scsi_disks(host: HostTree) -> None:
+    host.add_disk("vda", f"{BUS}/{A}/virtio1/block")
+    host.add_disk("sda", f"{BUS}/{B}/ata1/host0/target0:0:0/0:0:0:0/block", ["sda1"])
+    host.mount("vda", "/")
+    host.mount("sda1", "/srv")
+    assert set(used_functions(host.root)) == {A, B}
+
+
+def test_used_functions_disks_below_raid_volume(host: HostTree) -> None:
+    nvme(host, 0, A, "p1")
+    nvme(host, 1, B, "p1")
+    host.add_disk("md0", "virtual/block", slaves=["nvme0n1p1", "nvme1n1p1"])
+    host.add_disk("dm-0", "virtual/block", slaves=["md0"])
+    host.mount("dm-0", "/", source="/dev/mapper/vg-root")
+    found = used_functions(host.root)
+    assert found == {A: "dm-0 holds the root file system", B: "dm-0 holds the root file system"}
+
+
+def test_used_functions_disk_of_unmounted_volume(host: HostTree) -> None:
+    nvme(host, 0, A)
+    host.add_disk("dm-0", "virtual/block", slaves=["nvme0n1"])
+    assert used_functions(host.root) == {A: "nvme0n1 holds a part of dm-0"}
+
+
+def test_used_functions_btrfs_disk_is_found_by_source(host: HostTree) -> None:
+    nvme(host, 0, A, "p1")
+    host.mount("nvme0n1p1", "/", number="0:37")
+    assert set(used_functions(host.root)) == {A}
+
+
+def test_used_functions_every_disk_of_btrfs(host: HostTree) -> None:
+    nvme(host, 0, A, "p1")
+    nvme(host, 1, B)
+    host.mount("nvme0n1p1", "/srv", number="0:37")
+    devices = host.root / "fs/btrfs/0c2f2bd6-3f2f-4c60-9d3f-2f7a1a0f5c11/devices"
+    devices.mkdir(parents=True)
+    for name in ("nvme0n1p1", "nvme1n1"):
+        (devices / name).symlink_to(host.root / "class/block" / name)
+    assert used_functions(host.root) == {
+        A: "nvme0n1p1 holds the file system /srv",
+        B: "nvme1n1 holds a part of a btrfs file system",
+    }
+
+
+def test_used_functions_controller_above_disk(host: HostTree) -> None:
+    behind = "10000:e1:00.0"
+    host.add_disk("nvme0n1", f"{BUS}/{A}/pci10000:e0/10000:e0:06.0/{behind}/nvme/nvme0")
+    host.mount("nvme0n1", "/")
+    found = used_functions(host.root)
+    assert found[A] == found[behind] == "nvme0n1 holds the root file system"
+    driver = GenericDriver("gen0", {"devices": ["address=*"]}, host.root)
+    offered = {d.address for d in driver.discover() if d.deployables}
+    assert offered == {B, C}
+
+
+def test_used_functions_disk_with_swap(host: HostTree) -> None:
+    nvme(host, 0, A, "p3")
+    host.add_disk("dm-1", f"{BUS}/{B}/block")
+    dm = (host.root / "class/block/dm-1").resolve() / "dm"
+    dm.mkdir()
+    (dm / "name").write_text("vg-swap\n")
+    host.enable_swap("/dev/nvme0n1p3")
+    host.enable_swap("/dev/mapper/vg-swap")
+    host.enable_swap("/swap.img", "file")
+    assert used_functions(host.root) == {A: "nvme0n1p3 holds swap", B: "dm-1 holds swap"}
+
+
+def test_used_functions_multipath_nvme_disk(host: HostTree) -> None:
+    host.add_disk("nvme0n1", "virtual/nvme-subsystem/nvme-subsys0")
+    subsystem = host.root / "devices/virtual/nvme-subsystem/nvme-subsys0"
+    for number, address in enumerate((A, B)):
+        controller = host.root / "devices" / BUS / address / "nvme" / f"nvme{number}"
+        controller.mkdir(parents=True)
+        (subsystem / f"nvme{number}").symlink_to(controller)
+    host.mount("nvme0n1", "/")
+    assert set(used_functions(host.root)) == {A, B}
+
+
+def test_used_functions_interface_with_default_route(host: HostTree) -> None:
+    host.add_interface("eth0", A)
+    host.add_interface("eth1", B)
+    host.add_route("eth0")
+    assert used_functions(host.root) == {A: "eth0 has the default route"}
+
+
+def test_used_functions_interface_with_address(host: HostTree) -> None:
+    host.add_interface("eth0", A)
+    host.add_interface("eth1", B)
+    host.add_route("eth0", "000200C0", "00FFFFFF")
+    address = "20010db8000000000000000000000001"
+    lines = [f"{address} 03 40 00 80 eth1", f"fe80{'0' * 28} 04 40 20 80 eth9"]
+    (host.proc / "self/net/if_inet6").write_text("\n".join(lines))
+    assert used_functions(host.root) == {
+        A: "eth0 has a route",
+        B: "eth1 has an address of the host",
+    }
+
+
+def test_used_functions_interface_below_vlan_on_bond(host: HostTree) -> None:
+    host.add_interface("eth0", A, carrier="0")
+    host.add_interface("eth1", B, flags=0x1002)
+    host.add_interface("bond0")
+    host.add_interface("bond0.7")
+    host.stack_interfaces("bond0", "eth0")
+    host.stack_interfaces("bond0", "eth1")
+    host.stack_interfaces("bond0.7", "bond0", master=False)
+    host.add_route("bond0.7")
+    assert used_functions(host.root) == {
+        A: "eth0 is below bond0, which has the default route",
+        B: "eth1 is below bond0, which has the default route",
+    }
+
+
+@pytest.mark.parametrize(
+    ("flags", "carrier", "used"), [(0x1003, "1", True), (0x1002, "1", False), (0x1003, "0", True)]
+)
+def test_used_functions_port_of_bridge_without_addresses(
+    host: HostTree, flags: int, carrier: str, used: bool
+) -> None:
+    host.add_interface("eth0", A, flags=flags, carrier=carrier)
+    host.add_interface("ovs-system")
+    host.stack_interfaces("ovs-system", "eth0")
+    expected = {A: "eth0 is an active port of ovs-system"} if used else {}
+    assert used_functions(host.root) == expected
+
+
+def test_discover_interface_that_lost_its_link_is_not_offered(host: HostTree) -> None:
+    host.add_interface("eth0", A)
+    host.add_interface("eth1", B)
+    host.add_route("eth0")
+    driver = GenericDriver("gen0", {"devices": ["address=*"]}, host.root)
+
+    def offered() -> set[str]:
+        return {device.address for device in driver.discover() if device.deployables}
+
+    assert offered() == {B, C}
+    (host.proc / "self/net/route").write_text("Iface\n")
+    for name in ("eth0", "eth1"):
+        (host.root / "class/net" / name / "carrier").write_text("0\n")
+    assert [offered(), offered()] == [{B, C}] * 2
+    (host.root / "class/net/eth0/flags").write_text("0x1002\n")
+    assert offered() == {A, B, C}
+
+
+def test_used_functions_interface_below_macvtap(host: HostTree) -> None:
+    host.add_interface("eth0", A)
+    host.add_interface("eth1", B)
+    host.add_interface("macvtap0")
+    host.add_interface("macvtap1", flags=0x1002)
+    host.stack_interfaces("macvtap0", "eth0", master=False)
+    host.stack_interfaces("macvtap1", "eth1", master=False)
+    assert used_functions(host.root) == {A: "eth0 is below macvtap0"}
+
+
+def test_used_functions_interface_cycle_ends(host: HostTree) -> None:
+    host.add_interface("eth0", A, flags=0)
+    host.add_interface("eth1", flags=0)
+    host.stack_interfaces("eth1", "eth0")
+    host.stack_interfaces("eth0", "eth1")
+    assert used_functions(host.root) == {}
+
+
+def test_used_functions_malformed_proc_files_are_ignored(host: HostTree) -> None:
+    for name in ("self/mountinfo", "swaps", "self/net/route", "self/net/if_inet6"):
+        (host.proc / name).write_bytes(b"\xff\n - \n1 2 3 - x\n/dev/x\n\n")
+    assert used_functions(host.root) == {}
+
+
+def test_discover_boot_disk_and_nic_are_shown_but_not_offered(host: HostTree) -> None:
+    host.add_disk("vda", f"{BUS}/{A}/virtio1/block")
+    host.mount("vda", "/")
+    host.add_interface("eth0", B)
+    host.add_route("eth0")
+    driver = GenericDriver("gen0", {"devices": ["address=*"], "adopt": [A]}, host.root)
+    found = {device.address: device for device in driver.discover()}
+    assert {address: len(d.deployables) for address, d in found.items()} == {A: 0, B: 0, C: 1}
+    assert found[A].vendor_board_info == {NOT_OFFERED: "vda holds the root file system"}
+    assert found[B].vendor_board_info == {NOT_OFFERED: "eth0 has the default route"}
+    assert found[C].vendor_board_info == {}
+    assert driver.remarks == (
+        f"{A} cannot be adopted: the host uses it: vda holds the root file system",
+    )
+
+
+def test_discover_unused_virtual_functions_of_active_card_are_offered(
+    host: HostTree,
+) -> None:
+    card = "0000:04:00.0"
+    host.add_function(card, class_code="020000", totalvfs=4)
+    first, second = host.enable_virtual_functions(card, 2, class_code="020000")
+    host.add_interface("eth0", card)
+    host.add_interface("eth1", first)
+    host.add_route("eth0")
+    host.add_route("eth1", "000200C0", "00FFFFFF")
+    driver = GenericDriver("gen0", {"devices": ["class=02"]}, host.root)
+    (device,) = driver.discover()
+    assert [h.address for deployable in device.deployables for h in deployable.handles] == [second]
+    assert device.vendor_board_info == {NOT_OFFERED: f"{first}: eth1 has a route"}

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Half-open broker connections and queues without a consumer: time limits and errors."""
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from uuid import uuid4
+
+import kombu
+import oslo_messaging
+import pytest
+
+from cyborg.core.errors import TimedOut, Unavailable
+from cyborg.rpc import client as client_module
+from cyborg.rpc.publishing import CONFIRM_TIMEOUT
+from cyborg.rpc.transport import HEARTBEAT
+from cyborg.tests.fixtures.bus.broker import Bus, open_bus
+from cyborg.tests.fixtures.bus.proxy import Fault, Proxy, proxy
+from cyborg.tests.fixtures.machine.options import make_conf
+
+pytestmark = pytest.mark.services
+
+SLACK = 5.0  # additional seconds for a busy machine
+
+
+class Echo:
+    """Endpoint that returns the arguments of each call."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        def answer(ctxt: Any, **arguments: Any) -> Any:
+            self.calls += 1
+            return arguments
+
+        return answer
+
+
+@pytest.fixture
+def env(rabbit_url: str) -> Iterator[tuple[Bus, Bus, Proxy]]:
+    """Return the buses of a client and of a server, and the proxy between client and broker.
+
+    The server has a direct connection: to stop, it must get the confirmation of its answers.
+    """
+    parsed = oslo_messaging.TransportURL.parse(make_conf(), rabbit_url)
+    options = {"topic": f"test-{uuid4().hex[:12]}", "timeout": 20.0}
+    with (
+        proxy(parsed.hosts[0].port or 5672) as broker_proxy,
+        open_bus(rabbit_url, rpc=options) as direct,
+    ):
+        parsed.hosts[0].hostname, parsed.hosts[0].port = "127.0.0.1", broker_proxy.port
+        with open_bus(str(parsed), rpc=options) as bus:
+            yield bus, direct, broker_proxy
+
+
+def _queue(bus: Bus, url: str) -> kombu.Queue:
+    topic = f"{bus.conf.rpc.topic}.conductor"
+    exchange = kombu.Exchange(bus.conf.rpc.topic, type="topic", durable=False, auto_delete=True)
+    connection = kombu.Connection(url.replace("rabbit://", "amqp://", 1))
+    return kombu.Queue(topic, exchange, topic, durable=False, auto_delete=True)(connection)
+
+
+def test_call_without_a_server_is_unavailable_within_seconds(
+    env: tuple[Bus, Bus, Proxy], rabbit_url: str
+) -> None:
+    bus, _, _ = env
+    queue = _queue(bus, rabbit_url)
+    queue.declare()
+    try:
+        started = time.monotonic()
+        with pytest.raises(Unavailable, match="no cyborg-conductor listens") as raised:
+            bus.conductor().discovery_create("h")
+        assert not isinstance(raised.value, TimedOut), "the call was certainly not carried out"
+        assert time.monotonic() - started < client_module.SERVER_WAIT + SLACK
+        assert queue.get() is None, "no message is left for a later conductor"
+    finally:
+        queue.delete()
+        queue.channel.connection.client.release()
+
+
+def test_call_waits_for_a_restarting_conductor(
+    env: tuple[Bus, Bus, Proxy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus, direct, _ = env
+    waiting = threading.Event()
+    monkeypatch.setattr("cyborg.rpc.transport.ANSWER_FRESH", 0.0)
+    monkeypatch.setattr(client_module, "SERVER_WAIT", 15.0)
+    monkeypatch.setattr(client_module, "_pause", lambda seconds: waiting.set())
+    client = bus.conductor()
+    with direct.serving("conductor", Echo()):
+        assert client.discovery_create("a")["host"] == "a"
+    with ThreadPoolExecutor(1) as pool:
+        pending = pool.submit(client.discovery_create, "b")
+        assert waiting.wait(20)
+        with direct.serving("conductor", Echo()):
+            assert pending.result(20)["host"] == "b"
+
+
+def test_call_on_a_half_open_connection_is_not_sent(
+    env: tuple[Bus, Bus, Proxy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus, direct, broker_proxy = env
+    client, echo = bus.conductor(), Echo()
+    with direct.serving("conductor", echo):
+        client.discovery_create("a")
+        monkeypatch.setattr("cyborg.rpc.transport.ANSWER_FRESH", 0.0)
+        broker_proxy.begin(Fault.HALF_OPEN)
+        started = time.monotonic()
+        with pytest.raises(Unavailable) as raised:
+            client.discovery_create("b")
+        assert not isinstance(raised.value, TimedOut)
+        assert time.monotonic() - started < 3 + SLACK
+        assert echo.calls == 1
+        broker_proxy.close()
+
+
+def test_call_without_confirmation_times_out(
+    env: tuple[Bus, Bus, Proxy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus, direct, broker_proxy = env
+    client = bus.conductor()
+    with direct.serving("conductor", Echo()):
+        client.discovery_create("a")
+        monkeypatch.setattr("cyborg.rpc.transport.ANSWER_FRESH", 60.0)
+        broker_proxy.begin(Fault.HALF_OPEN)
+        started = time.monotonic()
+        with pytest.raises(TimedOut, match="may have been carried out"):
+            client.discovery_create("b")
+        assert time.monotonic() - started < CONFIRM_TIMEOUT + SLACK
+        broker_proxy.close()
+
+
+def test_heartbeat_default_is_short_and_configurable(rabbit_url: str) -> None:
+    with open_bus(rabbit_url) as bus:
+        rabbit = bus.conf.oslo_messaging_rabbit
+        assert rabbit.heartbeat_timeout_threshold == HEARTBEAT <= 20
+        bus.conf.set_override("heartbeat_timeout_threshold", 9, group="oslo_messaging_rabbit")
+        assert rabbit.heartbeat_timeout_threshold == 9

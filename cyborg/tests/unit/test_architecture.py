@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rules of doc/source/contributor/architecture.rst: sizes, layers, licences, few mocks."""
+
+import ast
+import subprocess
+import sys
+from collections import Counter
+from importlib import metadata
+from pathlib import Path
+
+import cyborg
+
+ROOT = Path(cyborg.__file__).parents[1]
+MAX_LINES = 500  # of a file
+MAX_MODULES = 20  # of a folder
+MOCKS_PER_TEST = 0.2
+_MOCKS = {"Mock", "MagicMock", "AsyncMock", "patch", "mocker"}
+
+
+def sources() -> list[Path]:
+    """Return every Python file of the project."""
+    return sorted([*(ROOT / "cyborg").rglob("*.py"), *(ROOT / "tools").glob("*.py")])
+
+
+def lines(path: Path) -> int:
+    """Count the lines of a file."""
+    return path.read_bytes().count(b"\n")
+
+
+def test_files_are_within_line_limit() -> None:
+    sized = [(lines(path), str(path.relative_to(ROOT))) for path in sources()]
+    assert [entry for entry in sized if entry[0] > MAX_LINES] == []
+
+
+def test_folders_are_within_module_limit() -> None:
+    folders = Counter(
+        path.parent.relative_to(ROOT)
+        for path in sources()
+        if path.name != "__init__.py" and not path.name.startswith("test_")
+    )
+    assert {str(f): n for f, n in folders.items() if n > MAX_MODULES} == {}
+
+
+def test_files_have_licence_line() -> None:
+    scripts = [
+        ROOT / "tools" / name
+        for name in ("bench", "lib.sh", "quickstart", "tempest", "test", "test-minimal")
+    ]
+    scripts += [*(ROOT / "devstack").glob("*"), ROOT / ".ci" / "run", ROOT / "setup.py"]
+    missing = [
+        str(path.relative_to(ROOT))
+        for path in [*sources(), *scripts]
+        if path.suffix != ".rst"
+        and "SPDX-License-Identifier: Apache-2.0" not in "".join(head(path))
+    ]
+    assert missing == []
+
+
+def head(path: Path) -> list[str]:
+    """Return the first three lines of a file."""
+    return path.read_text(encoding="utf-8").splitlines()[:3]
+
+
+def test_import_contracts() -> None:
+    program = Path(sys.executable).parent / "lint-imports"
+    done = subprocess.run(
+        [program, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_packages_have_no_mutual_imports() -> None:
+    """No two packages import each other, even if the layers would allow it."""
+    pairs = set()
+    for path in (ROOT / "cyborg").rglob("*.py"):
+        parts = path.relative_to(ROOT / "cyborg").parts
+        if len(parts) < 2 or parts[0] == "tests":
+            continue
+        for name in imported_modules(path):
+            names = name.split(".")
+            if names[0] == "cyborg" and len(names) > 1 and names[1] != parts[0]:
+                pairs.add((parts[0], names[1]))
+    assert [pair for pair in sorted(pairs) if pair[::-1] in pairs] == []
+
+
+def imported_modules(path: Path) -> list[str]:
+    """Return the modules that a file imports, late imports included."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.append(node.module)
+            if node.module == "cyborg":
+                found += [f"cyborg.{alias.name}" for alias in node.names]
+    return found
+
+
+def test_mocks_are_rare() -> None:
+    tests = mocks = 0
+    for path in (ROOT / "cyborg" / "tests").rglob("test_*.py"):
+        if path == Path(__file__):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                tests += 1
+            elif isinstance(node, ast.Name | ast.Attribute):
+                mocks += (node.id if isinstance(node, ast.Name) else node.attr) in _MOCKS
+    assert mocks <= tests * MOCKS_PER_TEST
+
+
+def test_files_do_not_contain_checkout_path() -> None:
+    """The project works in any directory."""
+    checkout = f"{ROOT}/".encode()
+    folders = ("cyborg", "devstack", "doc/source", "etc", "releasenotes", "tools", ".ci")
+    files = [path for name in folders for path in (ROOT / name).rglob("*")] + [*ROOT.glob("*.*")]
+    files = [path for path in files if path.is_file() and path.suffix != ".pyc"]
+    assert [str(path) for path in files if checkout in path.read_bytes()] == []
+
+
+def test_other_distributions_have_no_cyborg_modules() -> None:
+    """A stale copy of the package in another distribution once ran instead of the checkout."""
+    foreign = {
+        dist.name: str(file)
+        for dist in metadata.distributions()
+        for file in dist.files or ()
+        if dist.name != "cyborg" and file.parts[0] == "cyborg"
+    }
+    assert foreign == {}

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The extras of setup.cfg: each service installs what it imports, and the agent no server."""
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import cyborg
+
+PACKAGE = Path(cyborg.__file__).parent
+SERVER_LIBRARIES = {
+    *("alembic", "openstack-placement", "oslo-db", "pecan", "psycopg2-binary", "pymysql"),
+    *("sqlalchemy", "waitress", "wsme"),
+}
+SERVER_MODULES = ("alembic", "oslo_db", "pecan", "placement", "sqlalchemy", "wsme")
+# The files that each extra runs; a folder stands for all its files. cyborg.conf is checked by
+# starting the agent: it imports the libraries of its groups late.
+FILES = {
+    "agent": ("agent", "core", "drivers", "rpc", "cmd/agent.py", "testing/conformance"),
+    "api": ("api", "policies", "wsgi", "db/read", "db/reader.py", "db/engine.py"),
+    "client": ("cli", "osc", "cmd/client.py"),
+    "conductor": (
+        "clients",
+        "conductor",
+        "db",
+        "cmd/conductor.py",
+        "cmd/dbsync.py",
+        "cmd/status.py",
+    ),
+    "standalone": ("standalone", "cmd/standalone.py"),
+}
+BUILD_SERVICE = """
+import sys
+from oslo_config import cfg
+import cyborg.cmd.agent as command
+import cyborg.conf
+import cyborg.drivers.fake, cyborg.drivers.generic
+
+conf = cfg.ConfigOpts()
+cyborg.conf.register(conf, cyborg.conf.AGENT_GROUPS)
+conf([], project="cyborg", default_config_files=[], default_config_dirs=[])
+transport = command.make_transport(conf)
+command.AgentService(conf, command.make_conductor_client(transport, conf), transport)
+print(*[name for name in {modules!r} if name in sys.modules])
+"""
+
+
+def closure(extra: str) -> set[str]:
+    """Return the names of the distributions that this environment has for an extra."""
+    found: set[str] = set()
+    pending = [("cyborg", frozenset({"", extra}))]
+    seen = set()
+    while pending:
+        name, extras = pending.pop()
+        if (name, extras) in seen:
+            continue
+        seen.add((name, extras))
+        found.add(name)
+        try:
+            requires = metadata.requires(name) or []
+        except metadata.PackageNotFoundError:
+            continue
+        for requirement in map(Requirement, requires):
+            marker = requirement.marker
+            if marker is None or any(marker.evaluate({"extra": one}) for one in extras):
+                wanted = frozenset({"", *requirement.extras})
+                pending.append((str(canonicalize_name(requirement.name)), wanted))
+    return found
+
+
+def direct(extra: str) -> set[str]:
+    """Return the distributions that an extra names itself or by another extra of this package."""
+    found: set[str] = set()
+    for requirement in map(Requirement, metadata.requires("cyborg") or []):
+        if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+            if requirement.name == "cyborg":
+                for other in requirement.extras:
+                    found |= direct(other)
+            else:
+                found.add(str(canonicalize_name(requirement.name)))
+    return found
+
+
+def imported(path: Path) -> set[str]:
+    """Return the top-level packages of others that a file imports, late imports included."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.partition(".")[0])
+    return names - set(sys.stdlib_module_names) - {"cyborg"}
+
+
+def python(code: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize("extra", FILES)
+def test_extra_has_what_its_files_import(extra: str) -> None:
+    providers = metadata.packages_distributions()
+    named = direct(extra)
+    missing = set()
+    for name in FILES[extra]:
+        start = PACKAGE / name
+        for path in sorted(start.rglob("*.py")) if start.is_dir() else [start]:
+            for module in imported(path):
+                known = {str(canonicalize_name(d)) for d in providers.get(module, [module])}
+                if not known & named:
+                    missing.add((str(path.relative_to(PACKAGE)), module))
+    assert sorted(missing) == []
+
+
+def test_agent_extra_has_no_server_library() -> None:
+    assert closure("agent") & SERVER_LIBRARIES == set()
+    assert closure("client") & (SERVER_LIBRARIES | {"oslo-messaging"}) == set()
+
+
+def test_closure_of_a_server_has_its_libraries() -> None:
+    """Without this the test above could pass because it finds nothing."""
+    assert {"sqlalchemy", "alembic", "oslo-db", "oslo-messaging"} <= closure("conductor")
+    assert {"pecan", "wsme", "sqlalchemy", "keystonemiddleware"} <= closure("api")
+    assert closure("all") >= SERVER_LIBRARIES | {"cliff", "pyudev", "rich"}
+
+
+def test_base_requirements_have_no_service() -> None:
+    base = {
+        Requirement(line).name for line in metadata.requires("cyborg") or [] if "extra" not in line
+    }
+    assert base == {
+        *("os-resource-classes", "os-traits", "oslo.config", "oslo.log", "pbr", "stevedore")
+    }
+
+
+def test_agent_service_imports_no_server_module() -> None:
+    done = python(BUILD_SERVICE.replace("{modules!r}", repr(SERVER_MODULES)))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
+
+
+SCRIPTS = {
+    "cyborg": ("client", "cliff"),
+    "cyborg-agent": ("agent", "oslo_messaging"),
+    "cyborg-conductor": ("conductor", "sqlalchemy"),
+    "cyborg-dbsync": ("conductor", "alembic"),
+    "cyborg-standalone": ("standalone", "waitress"),
+    "cyborg-status": ("conductor", "oslo_upgradecheck"),
+}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_script_without_library_names_its_extra(script: str, tmp_path: Path) -> None:
+    extra, library = SCRIPTS[script]
+    (entry,) = metadata.entry_points(group="console_scripts", name=script)
+    arguments = ["--state-dir", str(tmp_path / "s")] if script == "cyborg-standalone" else []
+    done = python(
+        f"import sys; sys.modules[{library!r}] = None; sys.argv = [{script!r}, *{arguments!r}]\n"
+        f"from {entry.module} import {entry.attr} as main; sys.exit(main())"
+    )
+    assert done.returncode == 1
+    line = rf"{script} needs pip install 'cyborg\[{extra}\]': .*\b{library}\b.*\n"
+    assert re.fullmatch(line, done.stderr), done.stderr
+
+
+def test_scripts_are_all_tested() -> None:
+    entries = metadata.distribution("cyborg").entry_points.select(group="console_scripts")
+    assert {entry.name for entry in entries} == set(SCRIPTS)
+
+
+def test_script_with_defect_of_this_package_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    scripts = importlib.import_module("cyborg.cmd.scripts")
+    monkeypatch.setitem(sys.modules, "cyborg.cmd.agent", None)
+    with pytest.raises(ModuleNotFoundError):
+        scripts.agent()

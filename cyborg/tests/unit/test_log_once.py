@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No log message contains the text of an exception twice.
+
+oslo.log appends the exception in progress to each message of level WARNING or above. A message
+that quotes the exception must therefore be logged after the except block. ``LOG.exception`` and
+``exc_info`` log a traceback, so that their messages need not quote the exception.
+"""
+
+import ast
+import io
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from oslo_config import cfg
+from oslo_log import formatters, log
+
+import cyborg
+from cyborg.core.errors import Unavailable
+from cyborg.threads.periodic import PeriodicTask
+
+ROOT = Path(cyborg.__file__).parent
+LEVELS = {"warning", "warn", "error", "critical"}
+METHODS = {"warn"}
+"""Methods that log a warning and are called from other modules."""
+
+Functions = dict[str, ast.FunctionDef]
+
+
+def sources() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(ROOT.rglob("*.py")):
+        where = path.relative_to(ROOT)
+        if where.parts[0] not in ("tests", "fixtures"):
+            yield str(where), ast.parse(path.read_text())
+
+
+def is_log(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("LOG", "log", "logger")
+
+
+def log_lines(node: ast.AST) -> Iterator[int]:
+    """Yield the lines where a message is logged without traceback, aliases included."""
+    traced = {
+        id(call.func)
+        for call in ast.walk(node)
+        if isinstance(call, ast.Call)
+        and any(keyword.arg == "exc_info" for keyword in call.keywords)
+    }
+    for item in ast.walk(node):
+        if not isinstance(item, ast.Attribute) or not is_log(item) or id(item) in traced:
+            continue
+        if item.attr in LEVELS or item.attr == "log":
+            yield item.lineno
+
+
+def called_functions(node: ast.AST) -> Iterator[tuple[int, str, bool]]:
+    """Yield line, name, and whether it is local to the module or ``self``, of each call."""
+    for call in ast.walk(node):
+        if not isinstance(call, ast.Call):
+            continue
+        if isinstance(call.func, ast.Name):
+            yield call.lineno, call.func.id, True
+        elif isinstance(call.func, ast.Attribute):
+            yield call.lineno, call.func.attr, ast.unparse(call.func.value) in ("self", "cls")
+
+
+def logging_functions(tree: ast.Module) -> set[str]:
+    """Return the functions of a module that log, directly or through others of the module."""
+    functions = {f.name: f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef)}
+    found = {name for name, function in functions.items() if any(log_lines(function))}
+    while True:
+        more = {
+            name
+            for name, function in functions.items()
+            if name not in found
+            and any(local and to in found for _, to, local in called_functions(function))
+        }
+        if not more:
+            return found
+        found |= more
+
+
+def handler_statements(tree: ast.Module) -> Iterator[ast.stmt]:
+    for handler in ast.walk(tree):
+        if isinstance(handler, ast.ExceptHandler):
+            yield from handler.body
+
+
+def quoting_lines(tree: ast.Module) -> Iterator[int]:
+    """Yield the lines where LOG.exception quotes the exception, which it shows anyway."""
+    for handler in ast.walk(tree):
+        if not isinstance(handler, ast.ExceptHandler) or handler.name is None:
+            continue
+        for call in ast.walk(handler):
+            if isinstance(call, ast.Call) and is_log(call.func):
+                is_exception = call.func.attr == "exception"  # type: ignore[attr-defined]
+                quoted = (node for argument in call.args for node in ast.walk(argument))
+                names = {node.id for node in quoted if isinstance(node, ast.Name)}
+                if is_exception and handler.name in names:
+                    yield call.lineno
+
+
+def found_in(tree: ast.Module, elsewhere: set[str]) -> set[int]:
+    """Return the lines of except blocks at which a message is logged."""
+    local_functions = logging_functions(tree)
+    lines = set(quoting_lines(tree))
+    for statement in handler_statements(tree):
+        lines |= set(log_lines(statement))
+        lines |= {
+            line
+            for line, name, local in called_functions(statement)
+            if (local and name in local_functions) or (not local and name in elsewhere)
+        }
+    return lines
+
+
+def test_messages_are_not_logged_within_except_blocks() -> None:
+    trees = dict(sources())
+    functions = {
+        node.name
+        for tree in trees.values()
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef) and any(log_lines(node))
+    }
+    found = {
+        f"{where}:{line}"
+        for where, tree in trees.items()
+        for line in found_in(tree, functions | METHODS)
+    }
+    assert sorted(found) == [], "log after the except block"
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("LOG.warning('%s', exc)", True),
+        ("LOG.log(level, '%s', exc)", True),
+        ("level = LOG.warning", True),
+        ("self.report(exc)", True),
+        ("self.indirect(exc)", True),
+        ("limited_log.warn(exc)", True),
+        ("LOG.exception('%s', exc)", True),
+        ("LOG.exception('it failed')", False),
+        ("LOG.error('it failed', exc_info=True)", False),
+        ("LOG.info('%s', exc)", False),
+        ("error = exc", False),
+    ],
+)
+def test_found_in_detects_violations(body: str, expected: bool) -> None:
+    text = (
+        "class A:\n"
+        "    def report(self, exc):\n        LOG.warning('%s', exc)\n"
+        "    def indirect(self, exc):\n        self.report(exc)\n"
+        "    def work(self):\n"
+        "        try:\n            work()\n"
+        f"        except ValueError as exc:\n            {body}\n"
+    )
+    assert bool(found_in(ast.parse(text), METHODS)) is expected
+
+
+def test_periodic_task_failure_logs_error_text_once() -> None:
+    def fail() -> None:
+        raise Unavailable("the database is unavailable")
+
+    conf = cfg.ConfigOpts()
+    log.register_options(conf)
+    conf([])
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(formatters.ContextFormatter(config=conf))
+    logger = logging.getLogger("cyborg.threads.periodic")
+    logger.addHandler(handler)
+    try:
+        PeriodicTask("publisher", 60, fail).run_once()
+    finally:
+        logger.removeHandler(handler)
+    assert stream.getvalue().count("the database is unavailable") == 1

@@ -129,7 +129,7 @@ def _run_conductor(
     with contextlib.ExitStack() as stack:
         url = stack.enter_context(fresh_database("mysql", folder))
         engine = stack.enter_context(engine_of(url))
-        cloud = Cloud(folder, url, broker, names, options=options)
+        cloud = Cloud(folder, url, broker, names, options=options, forked=False)
         stack.callback(cloud.stop)
         report.say(f"creating {len(names)} compute nodes in Placement")
         cloud.prepare()

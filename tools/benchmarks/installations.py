@@ -94,7 +94,7 @@ def run_cloud(folder: Path, auth: str) -> Iterator[Installation]:
         if auth == "keystone":
             options["DEFAULT"] = {"auth_strategy": "keystone"}
             options["keystone_authtoken"] = keystone.options()
-        cloud = CountedCloud(folder, url, broker, (HOST,), HANDLES, options=options)
+        cloud = CountedCloud(folder, url, broker, (HOST,), HANDLES, options=options, forked=False)
         stack.callback(cloud.stop)
         service = {"X-Service-Token": keystone.issue_token(["service"], "service")}
         member = keystone.issue_token(["member", "reader"], PROJECT)

@@ -32,6 +32,7 @@ from cyborg.tests.fixtures.clouds.clients import (
 )
 from cyborg.tests.fixtures.clouds.keystone_cloud import HOST, KeystoneCloud
 from cyborg.tests.fixtures.clouds.keystone_stack import LOGINS, PASSWORD, REGION
+from cyborg.tests.fixtures.machine.processes import start_fork_server
 from cyborg.tests.fixtures.machine.tiers import sample
 
 pytestmark = [
@@ -131,21 +132,8 @@ def test_openstack_accelerator_commands_succeed(
         return table.record(command, lambda: typed(status, *command.split(), *words))
 
     def typed(status: int, *words: str) -> Any:
-        process = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "cyborg.tests.fixtures.clouds.osc",
-                distribution,
-                "accelerator",
-                *words,
-            ],
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        command = [sys.executable, "-m", osc.__name__, distribution, "accelerator", *words]
+        process = start_fork_server().run(command, env, osc.IMPORTED)
         assert "Traceback" not in process.stderr, process.stderr
         assert process.returncode == status, process.stderr
         return json.loads(process.stdout) if "json" in words else process.stderr

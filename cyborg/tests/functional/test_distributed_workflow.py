@@ -38,7 +38,7 @@ def running(
     folder = tmp_path_factory.mktemp(f"cloud-{request.param}")
     with (
         fresh_database(request.param, folder) as url,
-        make_and_run_cloud(folder, url, rabbit_url, HOSTS, HANDLES) as cloud,
+        make_and_run_cloud(folder, url, rabbit_url, HOSTS, HANDLES, forked=False) as cloud,
     ):
         yield cloud
 

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from cyborg.tests.fixtures.machine.slowdown import measure_slowdown
+
 # In a separate process, because a process can have only one embedded Placement.
 SCRIPT = """
 import json, pathlib, sys, time
@@ -73,6 +75,6 @@ def test_unhealthy_card_is_cordoned_until_recovery_window_ends(tmp_path: Path) -
     assert results["sick"] == {first: [4, 4], second: [0, 4]}
     assert results["health"] == ["ok", "unhealthy"]
     assert results["reason"] == ["smokes"]
-    assert results["closed_after"] < 5
+    assert results["closed_after"] < 5 * measure_slowdown()
     assert results["open_after"] >= 1.4, "not before it has been well for the quiet time"
     assert results["well"] == ["ok", "ok"]

@@ -31,7 +31,10 @@ GET_SECONDS = 6.0
 HEALTH_SECONDS = 5.0
 DISABLE_SECONDS = 10.0
 SLACK = float(os.environ.get("CYBORG_TEST_PROXY_SLACK", "2"))
-"""Seconds more for a machine that runs other tests at the same time."""
+"""Seconds more for a machine that runs other tests at the same time; 0: the limits are exact."""
+LOAD_FACTOR = 10.0 if SLACK else 0.0
+"""A limit grows by this multiple of the longest answer just before the fault: a detection and a
+recovery are several such steps one after the other, and each is as slow as the machine."""
 LOST_CALL = 10.0 if SLACK else 0.0
 """Seconds of one RPC timeout: on a busy machine a dead connection to the broker may be detected
 only after the end of the fault, and the call that was sent on it is repeated."""
@@ -140,7 +143,9 @@ class Env:
             seconds = max(seconds, HEARTBEAT_SECONDS)
         health = Prober(f"{self.cloud.endpoint}/healthcheck", 0.25)
         reads = [Prober(f"{self.cloud.endpoint}/v2/devices", 0.25) for _ in range(2)]
-        time.sleep(1.0)
+        time.sleep(2.0)
+        probers = (health, *reads)
+        before = max(took for prober in probers for _, took, _ in prober.answers)
         began = time.monotonic()
         self.proxies[name].begin(fault)
         if name == "placement":
@@ -154,13 +159,14 @@ class Env:
         ended = time.monotonic()
         disabled = self.set_status("disable")
         wait_until("the API is healthy for two seconds", lambda: health.healthy_for(2.0))
-        for prober in (health, *reads):
+        for prober in probers:
             prober.stop()
         answers = [answer for prober in reads for answer in prober.answers]
         figures = {
             "neighbour": name,
             "fault": str(fault),
             "seconds": seconds,
+            "slack": round(SLACK + LOAD_FACTOR * before, 2),
             "get_longest": round(max(took for _, took, _ in answers), 2),
             "get_statuses": sorted({status for _, _, status in answers}, key=str),
             "sick_after": _unhealthy_after(health.answers, began),
@@ -260,9 +266,9 @@ def env(
 def test_database_fault_is_detected_and_recovery_is_seen(env: Env, fault: Fault) -> None:
     seen = env.inject_fault("database", fault)
     assert set(seen["get_statuses"]) <= {200, 503}, seen
-    assert seen["get_longest"] < GET_SECONDS + SLACK, seen
+    assert seen["get_longest"] < GET_SECONDS + seen["slack"], seen
     assert seen["sick_after"] is not None, seen
-    assert seen["sick_after"] < HEALTH_SECONDS + SLACK, seen
+    assert seen["sick_after"] < HEALTH_SECONDS + seen["slack"], seen
     _check_return(env, seen)
 
 
@@ -273,14 +279,15 @@ def test_database_fault_is_detected_and_recovery_is_seen(env: Env, fault: Fault)
 def test_reads_continue_while_another_service_fails(env: Env, name: str, fault: Fault) -> None:
     seen = env.inject_fault(name, fault)
     assert seen["get_statuses"] == [200], seen
-    assert seen["get_longest"] < GET_SECONDS + SLACK, seen
+    assert seen["get_longest"] < GET_SECONDS + seen["slack"], seen
     assert seen["sick_after"] is None, seen
     _check_return(env, seen)
 
 
 def _check_return(env: Env, observations: dict[str, Any]) -> None:
-    assert observations["well_after"] < HEALTH_SECONDS + SLACK, observations
-    assert observations["disable_after"] < DISABLE_SECONDS + LOST_CALL + SLACK, observations
+    slack = observations["slack"]
+    assert observations["well_after"] < HEALTH_SECONDS + slack, observations
+    assert observations["disable_after"] < DISABLE_SECONDS + LOST_CALL + slack, observations
     assert env.overdue_loops() == {}
     assert [daemon for daemon, process in env.cloud.daemons.items() if not process.alive()] == []
     assert env.tracebacks() == {}, "an outage is no bug"

@@ -52,7 +52,7 @@ def running(tmp_path_factory: pytest.TempPathFactory, rabbit_url: str) -> Iterat
     }
     with (
         fresh_database("mysql", folder) as url,
-        make_and_run_cloud(folder, url, rabbit_url, HOSTS, options=options) as cloud,
+        make_and_run_cloud(folder, url, rabbit_url, HOSTS, options=options, forked=False) as cloud,
     ):
         wait_until("all agents are known", lambda: len(hosts_of(cloud, "fake")) == len(HOSTS))
         yield cloud

@@ -3,8 +3,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
@@ -14,9 +12,9 @@ import pytest
 
 from cyborg.cli import app
 from cyborg.standalone.stack import StandaloneStack
-from cyborg.tests.fixtures.clouds.osc import GROUP, entries, typed_command
+from cyborg.tests.fixtures.clouds.osc import GROUP, IMPORTED, entries, typed_command
 from cyborg.tests.fixtures.clouds.standalone import HOST, running
-from cyborg.tests.fixtures.machine.processes import wait_until
+from cyborg.tests.fixtures.machine.processes import BIN, start_fork_server, wait_until
 
 OWN_GROUP = "openstack.cyborg.v2"
 SECOND = ("--backend", "second")
@@ -47,14 +45,12 @@ def cyborg(stack: StandaloneStack, capsys: pytest.CaptureFixture[str]) -> Run:
 def openstack(stack: StandaloneStack, tmp_path: Path) -> Run:
     """The installed command, with python-cyborgclient installed as well."""
     assert metadata.version("python-cyborgclient")
-    program = str(Path(sys.executable).parent / "openstack")
+    program = str(BIN / "openstack")
     command = [program, "--os-auth-type", "none", "--os-endpoint", stack.endpoint, "accelerator"]
     env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
 
     def run(*line: str, code: int = 0) -> tuple[Any, str]:
-        process = subprocess.run(
-            [*command, *line], env=env, capture_output=True, text=True, timeout=120, check=False
-        )
+        process = start_fork_server().run([*command, *line], env, IMPORTED, timeout=120)
         assert "Traceback" not in process.stderr, process.stderr
         assert process.returncode == code, process.stderr
         return json.loads(process.stdout) if process.stdout.strip() else None, process.stderr
@@ -145,6 +141,7 @@ def test_openstack_commands_have_no_name_conflict() -> None:
     assert {name.split()[0] for name in own_commands} == {"accelerator"}
 
 
+@pytest.mark.matrix
 def test_openstack_accelerator_commands_succeed(openstack: Run, cyborg: Run) -> None:
     form = ("-f", "json")
     rows, _ = openstack("driver", "list", *form)

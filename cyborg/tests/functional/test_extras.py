@@ -15,6 +15,9 @@ from cyborg.tests.fixtures.databases.databases import fresh_database
 from cyborg.tests.fixtures.machine import prerequisites
 from cyborg.tests.fixtures.machine.processes import wait_until
 
+# Half a minute of pip.
+pytestmark = pytest.mark.matrix
+
 _BASE = getattr(sys, "_base_executable", sys.executable)
 SERVER_LIBRARIES = {"alembic", "openstack-placement", "oslo-db", "pecan", "sqlalchemy", "wsme"}
 SERVER_COMMANDS = {

@@ -78,7 +78,7 @@ class Served:
     params=[
         "sqlite",
         pytest.param("mysql", marks=pytest.mark.services),
-        pytest.param("postgresql", marks=pytest.mark.services),
+        pytest.param("postgresql", marks=[pytest.mark.services, pytest.mark.matrix]),
     ],
 )
 def served(

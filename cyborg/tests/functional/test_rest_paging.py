@@ -24,6 +24,7 @@ from cyborg.db.read import (
     services,
 )
 from cyborg.tests.fixtures.clouds.served_api import Site, roots, site
+from cyborg.tests.fixtures.machine.tiers import sample
 
 __all__ = ["roots", "site"]
 
@@ -61,6 +62,7 @@ def pages(site: Site, path: str, key: str) -> list[list[str]]:
     return items
 
 
+@pytest.mark.parametrize("site", sample(["root", "mount"], "root"), indirect=True)
 @pytest.mark.parametrize(("path", "key", "sortable"), COLLECTIONS, ids=[c[0] for c in COLLECTIONS])
 def test_each_collection_is_paged(site: Site, path: str, key: str, sortable: Any) -> None:
     mark = "&" if "?" in path else "?"

@@ -259,7 +259,7 @@ def run_demo(service: Service) -> str:
         cyborg(service, "device-profile-create", PROFILE, *arguments, read=False, show=True)
     with section("Requesting allocation candidates from Placement"):
         choices = candidates(service, profile_groups)
-        say(f"   {len(choices)} allocation candidates")
+        say(f"   allocation candidates: {len(choices)}")
         if not choices:
             raise Failed("Placement offers nothing for the profile")
         choice = choices[0]
@@ -268,6 +268,7 @@ def run_demo(service: Service) -> str:
             say(f"   {group.lstrip('_')} -> {names[chosen[0]]}")
     instance = str(uuid.uuid4())
     with section(f"Binding accelerators to instance {instance}"):
+        say("   no server is built: the instance is a random uuid with an allocation in Placement")
         placement(
             service,
             "PUT",
@@ -351,11 +352,11 @@ def main() -> int:
                 signal.signal(number, signal.SIG_IGN)
             service.stop()
     if kept:
-        say("\nThe service is still running. Use it:")
+        say("\nThe service is still running. To use the service:")
         say(f"   export OS_AUTH_TYPE=none OS_ENDPOINT={service.api}")
         say(f"   {BIN / 'cyborg'} device-list")
         say(f"   curl -s -H 'X-Auth-Token: admin' {service.placement}/resource_providers")
-        say("Stop it and remove its files:")
+        say("To stop the service and remove its files:")
         say(f"   kill {service.process.pid} && sleep 2 && rm -r {service.folder}")
     say(f"\nquickstart: OK: {what} ({time.monotonic() - STARTED:.0f} s)")
     return 0

@@ -71,9 +71,9 @@ class Checks(UpgradeCommands):
             return Result(Code.SUCCESS)
         return Result(
             Code.WARNING,
-            f"{messages} event(s) could not be delivered to Nova, and {failing} resource "
-            "provider(s) could not be updated in Placement. The column 'error' of the tables "
-            "outbox and providers has the reasons.",
+            f"{messages} message(s) could not be delivered, and {failing} resource provider(s) could "
+            "not be updated in Placement. 'cyborg outbox-list --state dead' and 'cyborg "
+            "deployable-list --long' show the reasons.",
         )
 
     def _placement(self) -> Result:

@@ -35,7 +35,9 @@ CACHE_SECONDS = 5.0  # seconds for which collected metrics are cached
 RETRY_INTERVAL = 10.0  # seconds between two attempts to bind the port
 
 LOOPS = "process_loop_overdue_seconds"
-LOOPS_TEXT = "Seconds for which a loop of this process is overdue, 0 if it is not."
+LOOPS_TEXT = (
+    "Seconds since the last round of a blocked loop of this process began, 0 if it is not blocked."
+)
 
 METRICS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "cyborg_database_up": ("1 if the database answered; if 0, there are no other metrics.", ()),

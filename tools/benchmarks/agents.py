@@ -227,7 +227,7 @@ def tables(results: report.Results) -> Iterator[report.Table]:
         "CPU of the conductor, s": "{cpu_s:.1f}",
         "RSS of its largest process, MB": "{rss_mb:.0f}",
     }
-    title = "{agents} agents of {devices} devices start at once".format_map(options)
+    title = "{agents} agents of {devices} devices start at the same time".format_map(options)
     yield report.make_record_table(title, rows, results["cold"])
     rows = {
         "Hellos": "{hellos}",
@@ -240,5 +240,5 @@ def tables(results: report.Results) -> Iterator[report.Table]:
         rows[f"{what}, ms: p50, p99, max"] = ", ".join(points)
     rows["CPU of the conductor, cores"] = "{cores:.2f}"
     rows["RSS of its largest process, MB"] = "{rss_mb:.0f}"
-    title = f"A hello of each every {options['interval']:g} s"
+    title = f"One hello of each agent every {options['interval']:g} s"
     yield report.make_record_table(title, rows, results["steady"])

@@ -232,7 +232,7 @@ def tables(results: report.Results) -> Iterator[report.Table]:
     if results["ratios"]:
         columns = at | {"Others": "{others[1]}/{others[0]}", "Throughput": "{throughput:.2f}"}
         columns |= {"Statements": "{statements:.2f}"}
-        title = "What the other requests change: many over few"
+        title = "Effect of other ARQs: values with many, divided by values with none"
         yield report.make_table(title, columns, results["ratios"])
     columns = {"Mode": "{mode}", "Process": "{group}"}
     for when in ("idle", "after"):

@@ -64,7 +64,7 @@ def test_check_dead_letters_are_warning(config: Path, capsys: pytest.CaptureFixt
     engine.dispose()
     _, rows = check(config, capsys)
     assert rows["Unfinished work"]["result"] == 1
-    assert rows["Unfinished work"]["details"].startswith("1 event(s)")
+    assert rows["Unfinished work"]["details"].startswith("1 message(s)")
 
 
 def test_check_missing_options_are_failures(

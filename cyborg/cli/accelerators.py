@@ -83,7 +83,7 @@ class Update(base.Show, of=ACCELERATORS):
             argument(
                 "--tag",
                 action="append",
-                help="a tag; repeat the option for several tags, which replace all present ones",
+                help="a tag; repeat the option for several tags; they replace all existing tags",
             ),
             argument("--no-tags", action="store_true", help="remove all tags"),
         ),

@@ -104,7 +104,7 @@ class Uninstall(job_command.JobCommand, of=DRIVERS):
         argument(
             "--drain",
             action="store_true",
-            help="cordon its devices now, and wait until those in use are released",
+            help="cordon the devices of the driver now, and wait until they are released",
         ),
         argument(
             "--force",
@@ -152,7 +152,7 @@ class Update(job_command.JobCommand, of=DRIVERS):
             ),
         ),
         argument(
-            "--reload", action="store_true", help="recreate the backends even without a change"
+            "--reload", action="store_true", help="create the backends again, also without a change"
         ),
     )
 

@@ -77,7 +77,7 @@ class List(listing.Lister, of=HARDWARE):
 
 
 class Adopt(job_command.JobCommand, of=HARDWARE):
-    """Adopt a device into a backend whose rules ignore it."""
+    """Make a backend manage a device that its rules exclude."""
 
     ARGUMENTS = (
         field_argument("host", help="name of the host, as in service-list"),
@@ -91,7 +91,7 @@ class Adopt(job_command.JobCommand, of=HARDWARE):
 
 
 class Release(job_command.JobCommand, of=HARDWARE):
-    """Release a device from its backend."""
+    """Release a device from its backend, which then no longer offers the device."""
 
     ARGUMENTS = (argument("hardware", help="uuid of the device, as in hardware-list"),)
 

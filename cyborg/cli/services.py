@@ -105,7 +105,7 @@ class List(listing.Lister, of=SERVICES):
         field_argument("--host", help="only the services of this host"),
         field_argument(
             "--function",
-            help="only backends with this function, such as crypto.ipsec, and its numbers",
+            help="only backends with this function, such as crypto.ipsec, and only its numbers",
         ),
     )
 

@@ -71,8 +71,8 @@ class Checks(UpgradeCommands):
             return Result(Code.SUCCESS)
         return Result(
             Code.WARNING,
-            f"{messages} message(s) could not be delivered, and {failing} resource provider(s) could "
-            "not be updated in Placement. 'cyborg outbox-list --state dead' and 'cyborg "
+            f"{messages} message(s) could not be delivered, and {failing} resource provider(s) "
+            "could not be updated in Placement. 'cyborg outbox-list --state dead' and 'cyborg "
             "deployable-list --long' show the reasons.",
         )
 

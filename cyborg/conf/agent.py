@@ -30,8 +30,8 @@ OPTIONS = [
     cfg.StrOpt(
         "resource_provider",
         help="The uuid or exact name of the resource provider of this host's compute node. Set "
-        "it where the agent cannot find Nova's name for the host; no other name is tried "
-        "then.",
+        "it if the conductor does not find the compute node by the names of the host; no other "
+        "name is tried then.",
     ),
     cfg.StrOpt(
         "compute_id_file",

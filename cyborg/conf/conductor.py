@@ -12,7 +12,7 @@ OPTIONS = [
         "hello_interval",
         default=10.0,
         min=0.1,
-        help="Seconds between two heartbeats of an agent. The conductor sends this value to the "
+        help="Seconds between two heartbeats of a daemon. The conductors send this value to the "
         "agents.",
     ),
     cfg.IntOpt(
@@ -148,13 +148,13 @@ OPTIONS = [
         min=0.0,
         sample_default=600.0,
         help="Grace period in seconds for a bound request without an allocation in Placement. "
-        "After it the request is unbound and its device freed. Nova deletes allocations and "
-        "requests one after the other, so a request without an allocation is not always an "
-        "orphan. A bind that finds no free handle of its provider does not wait for this "
-        "time: it deletes a request at once if its instance has no allocation and Nova has "
-        "no such server. 0 reports orphans and frees none. If unset, the value is 600; with "
-        "[nova] send_events = false, orphan scans are disabled, because without Nova nothing "
-        "creates allocations.",
+        "After it the request is unbound, or deleted if Nova has no such server, and its device "
+        "is released. Nova deletes allocations and requests one after the other, so a request "
+        "without an allocation is not always an orphan. A bind that finds no free handle of its "
+        "provider does not wait for this time: it deletes a request at once if its instance has "
+        "no allocation and Nova has no such server. 0 reports orphans and frees none. If unset, "
+        "the value is 600; with [nova] send_events = false, orphan scans are disabled, because "
+        "without Nova nothing creates allocations.",
     ),
     cfg.FloatOpt(
         "unbound_ttl",

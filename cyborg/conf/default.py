@@ -11,8 +11,9 @@ OPTIONS = [
         "host",
         default=socket.gethostname(),
         sample_default="<this machine's host name>",
-        help="The name of this host in Nova and Placement (the host option of nova-compute). "
-        "Names of resource providers start with it.",
+        help="The name of this host. On a host with accelerators it should be the name of its "
+        "compute node in Placement (the hypervisor host name of nova-compute). Names of resource "
+        "providers start with it.",
     ),
     cfg.StrOpt(
         "state_path",

@@ -42,5 +42,5 @@ CONFIG = argument(
     action="append",
     default=[],
     metavar="NAME=VALUE",
-    help="an option of the driver; repeat it for a list",
+    help="set an option of the driver; repeat it with the same NAME for a list of values",
 )

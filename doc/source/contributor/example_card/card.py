@@ -38,7 +38,7 @@ class PortCardDriver(Driver):
             vendor=self.options["vendor"],
             model="Port card",
             backend=self.backend,
-            # The tree is a fact of the device; hardware-list shows it.
+            # hardware-list shows the capability tree of a device.
             vendor_board_info=capability.to_board_info(TREE),
             deployables=tuple(_port(number, port) for number, port in enumerate(ports)),
         )
@@ -48,7 +48,7 @@ def _port(number: int, port: PciAddress) -> Deployable:
     return Deployable(
         address=str(port),
         resource_class="CUSTOM_CRYPTO",
-        # A trait for each function of the tree, and one by which a profile asks for this port.
+        # A trait for each function of the tree, and a trait by which a profile requests this port.
         traits=capability.build_traits("crypto", TREE) | {f"CUSTOM_PORTCARD_PORT_{number}"},
         handles=(AttachHandle(str(port), HandleType.PCI, port.attach_info()),),
         attributes={"port": str(number)},

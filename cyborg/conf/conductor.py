@@ -13,7 +13,7 @@ OPTIONS = [
         default=10.0,
         min=0.1,
         help="Seconds between two heartbeats of a daemon. The conductors send this value to the "
-        "agents.",
+        "agents; the API needs the same value to compute the state of services.",
     ),
     cfg.IntOpt(
         "late_heartbeats",

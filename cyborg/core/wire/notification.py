@@ -46,8 +46,8 @@ class Event(DescribedEnum):
     )
     PROFILE_CREATED = "device_profile.create.end", "A device profile was created."
     PROFILE_DELETED = "device_profile.delete.end", "A device profile was deleted."
-    DEVICE_ENABLED = "device.enable.end", "A device was uncordoned."
-    DEVICE_DISABLED = "device.disable.end", "A device was cordoned."
+    DEVICE_ENABLED = "device.enable.end", "An operator enabled a device."
+    DEVICE_DISABLED = "device.disable.end", "An operator disabled a device."
     DEVICE_LOST = "device.lost.error", "A device with bound handles was removed from its host."
     DEVICE_UNHEALTHY = "device.health.error", "A device is unhealthy and cordoned."
     DEVICE_HEALTHY = (

@@ -9,6 +9,7 @@ from cyborg.cli.common import base, formatting, listing
 from cyborg.cli.common.base import argument, field_argument
 from cyborg.cli.common.collection import Collection
 from cyborg.cli.common.progress import Progress
+from cyborg.core.text import join_limited
 
 SHORT = formatting.columns_of("uuid=Discovery, host, backend, state, error")
 DISCOVERIES = Collection("/discoveries", SHORT, nouns="backends")
@@ -25,7 +26,7 @@ def _measure(discovery: Mapping[str, Any]) -> Progress:
     rows = discovery["backends"]
     done = sum(row["state"] != PENDING for row in rows)
     unfinished = [_name(row) for row in rows if row["state"] == PENDING]
-    named = ", ".join(unfinished[:MAX_NAMED]) + (", ..." if len(unfinished) > MAX_NAMED else "")
+    named = join_limited(unfinished, MAX_NAMED)
     pending = f"{len(unfinished)} of {len(rows)} backends have not reported ({named})"
     return Progress(done, len(rows), pending if discovery["state"] == PENDING else None)
 

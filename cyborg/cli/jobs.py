@@ -12,7 +12,7 @@ from cyborg.cli.common.base import argument, field_argument
 from cyborg.cli.common.collection import Collection
 from cyborg.core.drivers.rollout import FAILED_STATES, Kind, StepState
 from cyborg.core.jobs.job import JobKind, JobState
-from cyborg.core.text import sanitize
+from cyborg.core.text import join_limited, sanitize
 
 MAX_HOSTS = 20  # in one error message
 # Plain strings: argparse would show members of an enumeration as Python objects.
@@ -42,9 +42,7 @@ def format_step(step: Mapping[str, Any]) -> str:
 def describe_failure(job: Mapping[str, Any]) -> str:
     """Return why and on which hosts a job failed."""
     failures = [format_step(step) for step in job["steps"] if step["state"] in FAILED_STATES]
-    shown = failures[:MAX_HOSTS]
-    if len(failures) > MAX_HOSTS:
-        shown.append(f"{len(failures) - MAX_HOSTS} more")
+    shown = [join_limited(failures, MAX_HOSTS, separator="; ")] if failures else []
     if skipped := sum(step["state"] == StepState.SKIPPED for step in job["steps"]):
         shown.append(f"{skipped} skipped")
     # The error of a job with steps repeats the errors of the steps.

@@ -14,6 +14,7 @@ from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.arq.arqs import parse_uuid
 from cyborg.core.arq.profile import parse_groups, parse_name
 from cyborg.core.errors import Conflict, InUse, Invalid, NotFound
+from cyborg.core.text import join_limited
 from cyborg.core.wire.notification import Event
 from cyborg.db.read import device_profiles as read
 from cyborg.db.read.paging import Row
@@ -95,10 +96,9 @@ class DeviceProfiles:
                 "device profile in use: an ARQ was created from it concurrently", requests={}
             )
         counts = "; ".join(f"{name} by {_count(count)}" for name, count in used.items())
-        more = sum(used.values()) - len(rows)
+        users = join_limited([_describe(row) for row in rows], MAX_NAMED, sum(used.values()))
         return InUse(
-            f"device profile in use: {counts}: {', '.join(map(_describe, rows))}"
-            + (f" and {more} more" if more > 0 else ""),
+            f"device profile in use: {counts}: {users}",
             requests=dict(used),
             arqs=[row["uuid"] for row in rows],
         )

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sanitising of free text from drivers and hardware, and formatting of numbers for people."""
+"""Sanitising of free text from drivers and hardware, and formatting of lists and numbers."""
+
+from collections.abc import Sequence
 
 MAX_LENGTH = 4096
 
@@ -13,6 +15,17 @@ def sanitize(text: str, max_length: int = MAX_LENGTH) -> str:
     # Not refused: a host must not lose its report because of one odd byte in a serial number.
     plain = "".join(c if c.isprintable() or c == "\n" else " " for c in text[:max_length])
     return plain.strip(" ") if plain != text else plain
+
+
+def join_limited(
+    texts: Sequence[str], limit: int, total: int | None = None, separator: str = ", "
+) -> str:
+    """Return the first ``limit`` texts and the number of the others.
+
+    ``total`` is set if ``texts`` are only some of so many.
+    """
+    omitted = max(total or 0, len(texts)) - min(limit, len(texts))
+    return separator.join([*texts[:limit], *([f"{omitted} more"] if omitted else [])])
 
 
 def format_number(value: float) -> str:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from cyborg.cli.common.errors import CommandError
 from cyborg.cli.common.formatting import UUID
+from cyborg.core.text import join_limited
 
 MAX_NAMED = 3  # candidates in an error message
 # At least four digits: a shorter word such as "bad" is probably a name.
@@ -54,7 +55,7 @@ def _is_short(text: str) -> bool:
 def _resolve(text: str, uuids: Iterable[str], key: str) -> str:
     matches = [uuid for uuid in uuids if uuid.startswith(text.lower())]
     if len(matches) > 1:
-        named = ", ".join(matches[:MAX_NAMED]) + (", ..." if len(matches) > MAX_NAMED else "")
+        named = join_limited(matches, MAX_NAMED)
         noun = key.replace("_", " ")
         raise CommandError(
             f"{text} is ambiguous: {len(matches)} {noun} match ({named}); add more digits"

@@ -28,6 +28,7 @@ from cyborg.core.arq.orphans import BoundArq, Classification, Presence
 from cyborg.core.errors import CyborgError, Unavailable
 from cyborg.core.log import get_logger
 from cyborg.core.self_heal import CorrectiveAction
+from cyborg.core.text import join_limited
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import orphans as store
 from cyborg.db.write import self_heal
@@ -283,7 +284,7 @@ class OrphanCollector:
                 "are on the host of the device in Nova, not releasing them. Run 'nova-manage "
                 "placement heal_allocations' for instance %s",
                 len(in_use),
-                ", ".join(instances[:MAX_NAMED]),
+                join_limited(instances, MAX_NAMED),
                 instance=instances,
                 arq=[arq.uuid for arq in in_use],
             )

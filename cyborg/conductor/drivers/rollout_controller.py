@@ -30,6 +30,7 @@ from cyborg.core.drivers.rollout import PENDING_STATES, Kind, Step, StepState
 from cyborg.core.errors import NotFound, Stale, Unavailable, WrongState
 from cyborg.core.jobs.job import JobState
 from cyborg.core.log import get_logger, log_fields
+from cyborg.core.text import join_limited
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import desired_backends
 from cyborg.db.write import rollouts as store
@@ -280,7 +281,8 @@ class RolloutController:
             f"{row['host']} ({row['backend']}): {row['error']}" for row in rows if row["error"]
         ]
         state = JobState.DONE if succeeded else JobState.FAILED
-        error = None if succeeded else f"{summary}; {'; '.join(errors[:MAX_NAMED])}"
+        named = join_limited(errors, MAX_NAMED, separator="; ")
+        error = None if succeeded else f"{summary}; {named}"
         if job["arguments"].get("cancelled"):
             state, error = JobState.CANCELLED, f"{CANCELLED}: {error or summary}"
         store.end(tx, job["id"], state, error)

@@ -22,7 +22,6 @@ from cyborg.conductor.drivers.validation import (
     driver_in_use,
     ensure_unused,
     initial_step_state,
-    join_limited,
     read_address,
     read_backend,
     read_config,
@@ -34,6 +33,7 @@ from cyborg.core.drivers.desired_state import DesiredStatus
 from cyborg.core.drivers.rollout import PENDING_STATES, Kind
 from cyborg.core.errors import Conflict, Invalid, NotFound
 from cyborg.core.log import get_logger
+from cyborg.core.text import join_limited
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import desired_backends, devices, providers
 from cyborg.db.write import rollouts as store
@@ -177,8 +177,8 @@ class Drivers:
                 )
             if not force and (down := sorted({t.host for t in found if t.down})):
                 raise Conflict(
-                    f"the agents of {join_limited(down)} are down: wait for them, or use force to "
-                    "abandon the devices of these hosts",
+                    f"the agents of {join_limited(down, MAX_NAMED)} are down: wait for them, or "
+                    "use force to abandon the devices of these hosts",
                     hosts=down[:MAX_NAMED],
                 )
             keys = [(target.host, target.backend) for target in found]
@@ -212,7 +212,7 @@ class Drivers:
         steps = store.steps_of_job(tx, job["id"])
         waiting = {(s["host"], s["backend"]) for s in steps if s["state"] in PENDING_STATES}
         if not keys & waiting or (explicit and not keys <= waiting):
-            others = join_limited(sorted({host for host, _ in keys - waiting}))
+            others = join_limited(sorted({host for host, _ in keys - waiting}), MAX_NAMED)
             raise driver_busy(driver, uuid, f", which does not wait for a backend of {others}")
         forced = {(host, backend) for host, backend in job["arguments"].get("forced", ())}
         arguments = {**job["arguments"], "forced": sorted(forced | (keys & waiting))}

@@ -17,6 +17,7 @@ from cyborg.core.drivers.driver import closest_names, driver_uuid, format_hint
 from cyborg.core.drivers.options import Option
 from cyborg.core.drivers.rollout import StepState
 from cyborg.core.errors import Conflict, NotFound
+from cyborg.core.text import join_limited
 from cyborg.db.write import desired_backends
 from cyborg.db.write import drivers as read
 from cyborg.db.write.rollouts import NewStep
@@ -139,12 +140,10 @@ class TargetResolver:
             exists = candidate.usable and (candidate.service_id, backend) in present
             (usable if exists or candidate.refusal is None else refused).append(candidate)
         if (hosts is not None and refused) or not usable:
-            reasons = [f"{item.host}: {item.refusal}" for item in refused[:MAX_NAMED]]
-            if len(refused) > MAX_NAMED:
-                reasons.append(f"{len(refused) - MAX_NAMED} more hosts")
+            reasons = [f"{item.host}: {item.refusal}" for item in refused]
             raise Conflict(
                 f"driver {self.driver} cannot be used on {len(refused)} hosts: "
-                f"{'; '.join(reasons)}",
+                f"{join_limited(reasons, MAX_NAMED, separator='; ')}",
                 driver=self.driver,
                 hosts=[item.host for item in refused[:MAX_NAMED]],
             )
@@ -205,7 +204,7 @@ class TargetResolver:
             and target.driver == self.driver
         ]
         if not targets:
-            suffix = "" if hosts is None else f" of {', '.join(sorted(hosts)[:MAX_NAMED])}"
+            suffix = "" if hosts is None else f" of {join_limited(sorted(hosts), MAX_NAMED)}"
             missing = "backend" if backend is None else f"backend {backend}"
             raise NotFound(f"driver {self.driver} has no {missing}{suffix}", driver=self.driver)
         return sorted(targets, key=lambda target: (target.host, target.backend))
@@ -226,8 +225,8 @@ class TargetResolver:
             new[id_] for id_ in desired_backends.agents_at_limit(self._tx, new, MAX_BACKENDS)
         ):
             raise Conflict(
-                f"{', '.join(full[:MAX_NAMED])}: limit of {MAX_BACKENDS} backend names is reached, "
-                "including uninstalled backends; reuse one of these names",
+                f"{join_limited(full, MAX_NAMED)}: limit of {MAX_BACKENDS} backend names is "
+                "reached, including uninstalled backends; reuse one of these names",
                 hosts=full[:MAX_NAMED],
             )
 

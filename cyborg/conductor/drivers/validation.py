@@ -11,6 +11,7 @@ from cyborg.core.drivers import desired_state
 from cyborg.core.drivers.desired_state import DesiredStatus
 from cyborg.core.drivers.rollout import StepState
 from cyborg.core.errors import Conflict, InUse, Invalid
+from cyborg.core.text import join_limited
 
 MAX_HOSTS = 10_000
 MAX_CONFIG = 65536  # characters of JSON
@@ -59,7 +60,7 @@ def driver_in_use(
     """
     names = [f"{row['uuid']} (instance {row['instance_uuid']})" for row in holders]
     total = sum(in_use.values())
-    users = f", by {join_limited(names, total)}" if names else ""
+    users = f", by {join_limited(names, MAX_NAMED, total)}" if names else ""
     return InUse(
         f"driver {driver} cannot be uninstalled: {total} accelerators are in use or being cleaned"
         f"{users}; drain waits for them, force does not",
@@ -73,17 +74,10 @@ def ensure_unused(holders: Sequence[str], dirty: int, address: str, host: str) -
         return
     reason = f"{dirty} of its handles are being cleaned"
     if holders:
-        reason = f"its holders are {join_limited(holders)}"
+        reason = f"its holders are {join_limited(holders, MAX_NAMED)}"
     raise InUse(
         f"device {address} of {host} cannot be released: {reason}", requests=holders[:MAX_NAMED]
     )
-
-
-def join_limited(names: Sequence[str], total: int | None = None) -> str:
-    """Return the first MAX_NAMED names, and the number of further ones."""
-    omitted = (total or len(names)) - len(names[:MAX_NAMED])
-    suffix = [f"{omitted} more"] if omitted > 0 else []
-    return ", ".join([*names[:MAX_NAMED], *suffix])
 
 
 def read_backend(backend: Any) -> str | None:

@@ -18,6 +18,7 @@ from oslo_config import cfg
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.hosts import liveness
 from cyborg.core.log import get_logger
+from cyborg.core.text import join_limited
 from cyborg.core.wire.notification import Event
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import outbox, providers
@@ -111,7 +112,7 @@ class FailureDetector:
                 "%d agents marked down (no heartbeat for %g s), devices cordoned on: %s",
                 len(marked),
                 self._limit.total_seconds(),
-                _join_hosts(hosts),
+                join_limited(sorted(hosts), MAX_NAMED),
                 host=hosts,
             )
             self._wake_publisher()
@@ -161,8 +162,3 @@ def _clock_skew(timestamp: Any, sent_at: datetime, received_at: datetime) -> flo
     except (TypeError, ValueError):
         # A conductor of the previous release sends no time.
         return 0.0
-
-
-def _join_hosts(hosts: Sequence[str]) -> str:
-    more = [f"{len(hosts) - MAX_NAMED} more"] if len(hosts) > MAX_NAMED else []
-    return ", ".join([*sorted(hosts)[:MAX_NAMED], *more])

@@ -25,6 +25,7 @@ from cyborg.core.errors import Conflict, Invalid, Stale
 from cyborg.core.hosts.service import AGENT
 from cyborg.core.inventory.report import BackendState, Report
 from cyborg.core.log import get_logger
+from cyborg.core.text import join_limited
 from cyborg.core.wire import report as wire
 from cyborg.db import errors
 from cyborg.db.unit_of_work import UnitOfWork
@@ -293,12 +294,11 @@ class Hosts:
                 lambda tx: deployable_store.find_name_conflicts(tx, inventory.host, addresses)
             )
             if conflicts:
-                named = ", ".join(
-                    f"{name} belongs to host {host}" for name, host in conflicts[:MAX_NAMED]
-                )
+                named = [f"{name} belongs to host {host}" for name, host in conflicts]
                 raise Conflict(
                     f"host {inventory.host} reports deployables whose provider names are in use: "
-                    f"{named}. Provider names are <host>_<address> and must be unique",
+                    f"{join_limited(named, MAX_NAMED)}. Provider names are "
+                    "<host>_<address> and must be unique",
                     host=inventory.host,
                 ) from duplicate
             LOG.log(

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Record notifications of devices that become unhealthy or healthy."""
+"""Record notifications of devices that become unhealthy or healthy, or are removed while in use."""
 
 from collections.abc import Sequence
 
 import sqlalchemy as sa
 
-from cyborg.conductor.inventory.device_removals import owner_fields
 from cyborg.conductor.inventory.sync import DEVICE, HANDLE, HostState
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.inventory.device import Device, Health
-from cyborg.core.inventory.plan import Add, Change, Step
+from cyborg.core.inventory.plan import Add, Change, Drain, Step
 from cyborg.core.log import Remark
+from cyborg.core.text import join_limited
 from cyborg.core.wire.notification import Event
 from cyborg.db.write import attach_handles, devices, outbox
 
@@ -61,6 +61,45 @@ def record_health_changes(
     ]
 
 
+def record_removed_devices(
+    tx: sa.Connection, state: HostState, steps: Sequence[Step], notifications: NotificationBuilder
+) -> list[Remark]:
+    """Write notifications of objects that begin to drain; return remarks, one for each device.
+
+    A device has a notification if all of it is removed, an ARQ if its handle is removed. Handles
+    without an owner are only being cleaned and have none. Executes at most two statements, and none
+    without a drain.
+    """
+    drained = {step.key for step in steps if isinstance(step, Drain)}
+    if not drained:
+        return []
+    removed = {key[1] for key in drained if key[0] == DEVICE}
+    # A device may be removed after its handles: its ARQs were notified then.
+    handles = {key for key in state.bound if key[1] in removed}
+    handles |= {key for key in drained if key[0] == HANDLE}
+    keys = {state.ids[key]: key for key in handles}
+    owners = attach_handles.owners(tx, keys)
+    affected = [row for row in owners if keys[row["handle"]] in drained]
+    lost = sorted(removed & {keys[row["handle"]][1] for row in owners})
+    rows = [state.rows[DEVICE, address] for address in lost]
+    messages = notifications.build_messages(
+        Event.DEVICE_LOST, [{**row, "hostname": row["host"]} for row in rows]
+    )
+    for row in affected:
+        device = keys[row["handle"]][1]
+        error = f"device {device} of host {row['hostname']}: the part that the ARQ uses was removed"
+        messages += notifications.build_messages(Event.REQUEST_LOST, [row], error=error)
+    outbox.add_all(tx, messages)
+    return [
+        _make_removal_remark(
+            state.rows[DEVICE, address],
+            address in lost,
+            [row for row in affected if keys[row["handle"]][1] == address],
+        )
+        for address in sorted({keys[row["handle"]][1] for row in affected} | set(lost))
+    ]
+
+
 def _changed_health(state: HostState, steps: Sequence[Step]) -> dict[str, Device]:
     """Return the devices that became unhealthy or healthy, by address."""
     changed: dict[str, Device] = {}
@@ -87,16 +126,32 @@ def _describe(device: Device) -> str:
 
 
 def _make_remark(device: Device, owners: Sequence[sa.RowMapping]) -> Remark:
+    users = f"; used by ARQs {_join_owners(owners)}" if owners else ""
     return Remark(
-        _describe(device) + _describe_owners(owners),
-        {"device": device.address, **owner_fields(owners)},
+        _describe(device) + users,
+        {"device": device.address, **_owner_fields(owners)},
     )
 
 
-def _describe_owners(owners: Sequence[sa.RowMapping]) -> str:
-    if not owners:
-        return ""
-    named = [f"{row['uuid']} (instance {row['instance_uuid']})" for row in owners[:MAX_NAMED]]
-    if len(owners) > MAX_NAMED:
-        named.append(f"{len(owners) - MAX_NAMED} more")
-    return f"; used by ARQs {', '.join(named)}"
+def _make_removal_remark(
+    device: sa.RowMapping, is_lost: bool, affected: Sequence[sa.RowMapping]
+) -> Remark:
+    subject = f"device {device['address']}" if is_lost else f"a part of device {device['address']}"
+    arqs = f" by ARQs {_join_owners(affected)}" if affected else ""
+    return Remark(
+        f"{subject} was removed while in use{arqs}; it is draining until it is released",
+        {"device": [device["uuid"], device["address"]], **_owner_fields(affected)},
+    )
+
+
+def _owner_fields(owners: Sequence[sa.RowMapping]) -> dict[str, list[str]]:
+    """Return the log fields of the ARQs that own handles."""
+    return {
+        "arq": [row["uuid"] for row in owners],
+        "instance": sorted({row["instance_uuid"] for row in owners if row["instance_uuid"]}),
+    }
+
+
+def _join_owners(owners: Sequence[sa.RowMapping]) -> str:
+    named = [f"{row['uuid']} (instance {row['instance_uuid']})" for row in owners]
+    return join_limited(named, MAX_NAMED)

@@ -11,7 +11,7 @@ from datetime import datetime
 
 import sqlalchemy as sa
 
-from cyborg.conductor.inventory import device_events, device_removals, sync
+from cyborg.conductor.inventory import device_events, sync
 from cyborg.conductor.inventory.sync import DEPLOYABLE, DEVICE, HANDLE, HostState
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core import naming
@@ -20,6 +20,7 @@ from cyborg.core.inventory.device import Device
 from cyborg.core.inventory.plan import Add, Change, Key, Remove, Step, Stored
 from cyborg.core.inventory.report import BackendStatus, Report
 from cyborg.core.log import Remark
+from cyborg.core.text import join_limited
 from cyborg.db.write import attach_handles, desired_backends, providers
 
 
@@ -96,7 +97,7 @@ def _apply_plan(
     sync.Writer(tx, host, state, now, keep_tombstones=keep_tombstones).write(steps, target)
     if has_overrides and any(_backend_changed(state, step) for step in steps):
         desired_backends.sync_cordon(tx, [host])
-    remarks += device_removals.record_removed_devices(tx, state, steps, notifications)
+    remarks += device_events.record_removed_devices(tx, state, steps, notifications)
     remarks += device_events.record_health_changes(tx, host, state, steps, notifications)
     stale = {
         naming.provider_uuid(host, address): naming.provider_name(host, address)
@@ -138,9 +139,10 @@ def remove_backend(
     )
     if not state.abandoned:
         return result
-    dirty = ", ".join(f"{key[3]} of {key[2]}" for key in sorted(state.abandoned)[:MAX_NAMED])
+    dirty = [f"{key[3]} of {key[2]}" for key in sorted(state.abandoned)]
     remark = Remark(
-        f"{len(state.abandoned)} dirty handles were removed without cleaning: {dirty}",
+        f"{len(state.abandoned)} dirty handles were removed without cleaning: "
+        f"{join_limited(dirty, MAX_NAMED)}",
         {"device": sorted({key[1] for key in state.abandoned})},
     )
     return replace(result, abandoned=len(state.abandoned), remarks=(*result.remarks, remark))

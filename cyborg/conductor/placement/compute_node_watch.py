@@ -20,6 +20,7 @@ from cyborg.core.hosts.identity import Identity
 from cyborg.core.log import get_logger
 from cyborg.core.placement import compute_nodes
 from cyborg.core.placement.compute_nodes import ComputeNode
+from cyborg.core.text import join_limited
 from cyborg.core.wire import report
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import providers as store
@@ -71,7 +72,7 @@ class ComputeNodeWatch:
                 "Compute nodes of %s hosts were added or removed in Placement, verifying their "
                 "resource providers now: %s",
                 len(hosts),
-                ", ".join(hosts[:MAX_NAMED]),
+                join_limited(hosts, MAX_NAMED),
                 host=hosts,
             )
             self._wake_publisher()

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cyborg.core.errors import NoHandle, NotFound
+from cyborg.core.text import join_limited
 
 MAX_REASONS = 20  # of one ARQ, in the details of an error
 TAKEN_IN_CALL = "claimed by another request of this call"
@@ -168,7 +169,6 @@ def _no_handle_message(reasons: Mapping[str, Sequence[Mapping[str, object]]]) ->
             "; ".join(f"{r['reason']} ({r['handles']} handles)" for r in rejected[:4])
             or "no handle"
         )
-        for arq_uuid, rejected in list(reasons.items())[:3]
+        for arq_uuid, rejected in reasons.items()
     ]
-    more = f"; and {len(reasons) - 3} more requests" if len(reasons) > 3 else ""
-    return f"no free attach handle: {'. '.join(messages)}{more}"
+    return f"no free attach handle: {join_limited(messages, 3, separator='. ')}"

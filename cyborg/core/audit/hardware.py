@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterator
 
 from cyborg.core.audit.model import Finding, Kind
 from cyborg.core.audit.sources import DeployableRecord, DeviceRecord, HandleRecord, HostSnapshot
+from cyborg.core.text import join_limited
 from cyborg.core.wire.hardware import Hardware, ObservedDeployable, ObservedDevice
 
 MAX_NAMES = 5
@@ -101,8 +102,8 @@ def _compare_deployable(
     offered = {handle.address for handle in record.handles if not handle.draining}
     if offered != deployable.handles:
         text = (
-            f"only hardware: handles {_join_limited(deployable.handles - offered)}; "
-            f"only database: {_join_limited(offered - deployable.handles)}"
+            f"only hardware: handles {_name_handles(deployable.handles - offered)}; "
+            f"only database: {_name_handles(offered - deployable.handles)}"
         )
         yield _finding(snapshot, Kind.HANDLES_DIFFER, name, text)
 
@@ -136,11 +137,8 @@ def _is_programming(device: DeviceRecord) -> bool:
     return any(deployable.programming for deployable in device.deployables)
 
 
-def _join_limited(names: Collection[str]) -> str:
-    if not names:
-        return "none"
-    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    return ", ".join(sorted(names)[:MAX_NAMES]) + more
+def _name_handles(names: Collection[str]) -> str:
+    return join_limited(sorted(names), MAX_NAMES) or "none"
 
 
 def _finding(snapshot: HostSnapshot, kind: Kind, name: str, text: str) -> Finding:

@@ -119,7 +119,7 @@ def test_delete_of_profile_with_many_arqs_lists_the_first(
 ) -> None:
     profile_id = rows.insert_profile(sqlite_engine, "used")
     uuids = [rows.insert_arq(sqlite_engine, profile_id) for _ in range(MAX_NAMED + 2)]
-    with pytest.raises(InUse, match=r"used by 12 accelerator requests: .* and 2 more$") as raised:
+    with pytest.raises(InUse, match=r"used by 12 accelerator requests: .*, 2 more$") as raised:
         sqlite_profiles.delete(["used"])
     assert raised.value.details["arqs"] == uuids[:MAX_NAMED]
     assert uuids[MAX_NAMED] not in raised.value.message

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+
+from cyborg.core.text import join_limited
+
+
+@pytest.mark.parametrize(
+    ("texts", "total", "expected"),
+    [
+        ([], None, ""),
+        (["a"], None, "a"),
+        (["a", "b"], None, "a, b"),
+        (["a", "b", "c"], None, "a, b, 1 more"),
+        (["a", "b", "c", "d"], None, "a, b, 2 more"),
+        (["a", "b"], 12, "a, b, 10 more"),
+        # A total that was counted before the texts were read can be too small.
+        (["a", "b", "c"], 1, "a, b, 1 more"),
+    ],
+)
+def test_join_limited_counts_omitted(texts: list[str], total: int | None, expected: str) -> None:
+    assert join_limited(texts, 2, total) == expected
+
+
+def test_join_limited_separates_count_like_texts() -> None:
+    assert join_limited(["h1: no", "h2: no"], 1, separator="; ") == "h1: no; 1 more"

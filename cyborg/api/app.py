@@ -15,12 +15,9 @@
     pecan            routes and operations
 """
 
-import functools
 from collections.abc import Iterable
 from typing import Any
 
-import pecan.core
-import pecan.routing
 from oslo_config import cfg
 from oslo_middleware import http_proxy_to_wsgi, request_id
 from pecan.core import Pecan
@@ -35,14 +32,10 @@ from cyborg.api.host_check import HOST, HostCheck
 from cyborg.api.middleware import VERSIONS, EntryMiddleware
 from cyborg.api.request_context import Request
 from cyborg.api.routes import Root, build_routes, make_route_finder
+from cyborg.compat import pecan_signatures
 from cyborg.db.reader import Reader
 from cyborg.policies.enforcer import make_enforcer
 from cyborg.rpc.contract import ConductorAPI
-
-# For each request pecan inspects the signatures of the same few methods, which is a tenth of the
-# cost of a request. Pecan has no setting to cache them.
-for _module in (pecan.core, pecan.routing):
-    _module.getargspec = functools.lru_cache(maxsize=1024)(_module.getargspec)
 
 
 class Api:
@@ -50,6 +43,7 @@ class Api:
 
     def __init__(self, conf: cfg.ConfigOpts, context: ApiContext) -> None:
         self.health = Health(context.reader)
+        pecan_signatures.install()
         routes = build_routes(context)
         resources = Pecan(
             Root(routes),

@@ -103,7 +103,6 @@ def operation(
     spec = Operation(method=verb, template=template, rule=rule, path=parameters, **fields)
 
     def decorate(method: Callable[..., Any]) -> Any:
-        @pecan.expose(content_type=JSON)  # type: ignore[untyped-decorator]
         @functools.wraps(method)
         def controller(self: Any, req: Request, resp: webob.Response, *segments: str) -> Any:
             context = RequestContext(req, resp)
@@ -122,10 +121,10 @@ def operation(
 
         # Pecan must not see the inner signature, which functools.wraps leaves here.
         del controller.__wrapped__
-        pecan.util._cfg(controller)["argspec"] = pecan.util.getargspec(controller)
-        controller._wsme_definition = spec.describe(method)
-        controller.operation = spec
-        return controller
+        exposed = pecan.expose(content_type=JSON)(controller)
+        exposed._wsme_definition = spec.describe(method)
+        exposed.operation = spec
+        return exposed
 
     return decorate
 

@@ -16,8 +16,8 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from oslo_config import cfg
-from oslo_messaging._drivers import impl_rabbit
 
+from cyborg.compat import rabbit
 from cyborg.core.errors import Invalid
 from cyborg.core.log import get_logger
 from cyborg.core.text import sanitize
@@ -43,15 +43,15 @@ def max_body_bytes(conf: cfg.ConfigOpts) -> int:
     return 2 * max(int(conf.conductor.max_report_bytes), MAX_MESSAGE_BYTES) + 65536
 
 
-def install(driver: Any, conf: cfg.ConfigOpts) -> None:
-    """Install the filter in the rabbit driver; do nothing for other drivers."""
-    pool = getattr(driver, "_connection_pool", None)
-    if pool is not None:
-        signature = f"{os.path.basename(sys.argv[0])}@{conf.host}"
-        pool.connection_cls = functools.partial(Connection, cyborg_conf=conf, signature=signature)
+def install(transport: Any, conf: cfg.ConfigOpts) -> None:
+    """Install the filter in a transport of oslo.messaging; do nothing if it is not RabbitMQ's."""
+    signature = f"{os.path.basename(sys.argv[0])}@{conf.host}"
+    rabbit.use_connections(
+        transport, functools.partial(Connection, cyborg_conf=conf, signature=signature)
+    )
 
 
-class Connection(impl_rabbit.Connection):  # type: ignore[misc]
+class Connection(rabbit.Connection):
     """Connection that adds the sender to outgoing messages and filters incoming ones.
 
     The sender is the daemon's name, which any daemon may claim, and the broker user, which RabbitMQ
@@ -65,32 +65,29 @@ class Connection(impl_rabbit.Connection):  # type: ignore[misc]
         self._signature = signature
         super().__init__(*args, **kwargs)
 
-    def declare_consumer(self, consumer: Any) -> Any:
-        """Start a consumer behind a message filter."""
+    def make_receiver(self, consumer: Any) -> "MessageFilter":
+        """Return the message filter of a consumer."""
         decompress = bool(self._cyborg_conf.oslo_messaging_rabbit.kombu_compression)
         # Answers come over the default exchange, calls over that of the RPC topic.
         calls = bool(consumer.exchange_name)
         users = self._cyborg_conf.rpc.allowed_users if calls else ()
         check = check_call if calls else check_answer
-        consumer._callback = MessageFilter(
+        return MessageFilter(
             consumer,
             check,
             max_body_bytes(self._cyborg_conf),
             decompress=decompress,
             users=frozenset(users),
         )
-        return super().declare_consumer(consumer)
 
-    def _set_current_channel(self, new_channel: Any) -> None:
-        super()._set_current_channel(new_channel)
-        if self._producer is None:
-            return
-        publishing.count_messages(new_channel)
+    def make_sender(self, channel: Any, producer: Any) -> Callable[..., Any]:
+        """Return the function that publishes a message with its sender."""
+        rabbit.wrap_send(channel, functools.partial(publishing.counting, channel))
         sender = {"app_id": self._signature[:MAX_NAME]}
         # With a certificate instead of a password, the broker may map the name to another user.
         if self.connection.userid and self.login_method != "EXTERNAL":
             sender["user_id"] = self.connection.userid
-        self._producer.publish = functools.partial(publishing.publish, self, **sender)
+        return functools.partial(publishing.publish, self, producer, **sender)
 
 
 class Message(dict[str, Any]):

@@ -7,19 +7,19 @@ that the notification can be sent later.
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
 import oslo_messaging
 from oslo_config import cfg
-from oslo_messaging.notify import notifier as oslo_notifier
 
+from cyborg.compat import memory_broker, rabbit
 from cyborg.core.errors import Misconfigured, TimedOut, Unavailable
-from cyborg.rpc import inprocess, log_filter
+from cyborg.rpc import log_filter
 from cyborg.rpc.transport import register_options
 
-GROUP = "oslo_messaging_notifications"
+GROUP = rabbit.NOTIFICATIONS
 DRIVERS = "oslo.messaging.notify.drivers"
 DISABLED_DRIVERS = frozenset({"", "noop"})
 RETRIES = 1  # of one send: a lost connection is opened again
@@ -29,7 +29,7 @@ _LOGGER = "oslo_messaging.notify.messaging"
 
 def is_enabled(conf: cfg.ConfigOpts) -> bool:
     """Return whether a notification driver is configured."""
-    conf.register_opts(oslo_notifier._notifier_opts, group=GROUP)
+    register_options(conf)
     return bool(set(conf[GROUP].driver) - DISABLED_DRIVERS)
 
 
@@ -38,7 +38,6 @@ class Notifier:
 
     def __init__(self, conf: cfg.ConfigOpts) -> None:
         """Do not connect before the first send. Raise Misconfigured."""
-        is_enabled(conf)
         register_options(conf)
         installed = {entry.name for entry in metadata.entry_points(group=DRIVERS)}
         if unknown := sorted(set(conf[GROUP].driver) - installed - {""}):
@@ -51,9 +50,7 @@ class Notifier:
         self.timeout = float(conf.rpc.timeout)
         self._transport = _transport(conf)
         self._errors: list[Exception] = []
-        self._transport._send_notification = self._recording_errors(
-            self._transport._send_notification
-        )
+        rabbit.record_send_errors(self._transport, self._errors)
         self._oslo = oslo_messaging.Notifier(
             self._transport, publisher_id=f"cyborg-conductor:{conf.host}", retry=RETRIES
         )
@@ -112,16 +109,6 @@ class Notifier:
                 return
             results.append(_describe(self._errors[0]) if self._errors else None)
 
-    def _recording_errors(self, send: Callable[..., None]) -> Callable[..., None]:
-        def send_recording(*args: Any, **kwargs: Any) -> None:
-            try:
-                send(*args, **kwargs)
-            except Exception as exc:
-                self._errors.append(exc)
-                raise
-
-        return send_recording
-
 
 def make_notifier(conf: cfg.ConfigOpts) -> Notifier | None:
     """Return a notifier, None if notifications are disabled. Raise Misconfigured."""
@@ -146,7 +133,7 @@ def _is_no_send_failure(record: logging.LogRecord) -> bool:
 def _transport(conf: cfg.ConfigOpts) -> Any:
     url = conf[GROUP].transport_url or conf.transport_url
     if str(url).startswith("kombu+memory:"):
-        inprocess.install()
+        memory_broker.install()
     logging.getLogger(_LOGGER).addFilter(_is_no_send_failure)
     try:
         return oslo_messaging.get_notification_transport(conf)

@@ -8,7 +8,7 @@ broker did not confirm, may have been carried out.
 import contextlib
 import select
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import amqp
@@ -44,14 +44,8 @@ class SentCounter:
         return _state.sent - self._start
 
 
-def count_messages(channel: Any) -> None:
-    """Count each message of a channel for the thread that sends it.
-
-    Channels other than those of AMQP are not changed.
-    """
-    send = getattr(channel, "_basic_publish", None)
-    if send is None or getattr(send, "counted", False):
-        return
+def counting(channel: Any, send: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that sends a message on a channel and counts it for its thread."""
 
     def publish(*args: Any, **kwargs: Any) -> Any:
         _check_open(channel)
@@ -59,24 +53,21 @@ def count_messages(channel: Any) -> None:
         _state.sent += 1
         return result
 
-    publish.counted = True  # type: ignore[attr-defined]
-    channel._basic_publish = publish
+    return publish
 
 
 class Unconfirmed(oslo_messaging.MessagingException):  # type: ignore[misc]
     """The broker did not confirm a call in time. The driver does not resend such a call."""
 
 
-def publish(connection: Any, *args: Any, **kwargs: Any) -> Any:
+def publish(connection: Any, producer: Any, *args: Any, **kwargs: Any) -> Any:
     """Send a message on the driver's connection. Raise Unconfirmed if a call is not confirmed.
 
     The driver resends answers and notifications, which have no expiration.
     """
     sent = SentCounter()
     try:
-        return kombu.Producer.publish(
-            connection._producer, *args, confirm_timeout=CONFIRM_TIMEOUT, **kwargs
-        )
+        return kombu.Producer.publish(producer, *args, confirm_timeout=CONFIRM_TIMEOUT, **kwargs)
     except (amqp.ChannelError, MessageNacked):
         # The broker refused the message: it was not sent.
         _state.sent -= sent.count
@@ -111,13 +102,6 @@ def count_consumers(connection: Any, queue: str) -> int:
             channel.close()
         if connection.connection.connected:
             connection.set_transport_socket_timeout()
-
-
-@contextlib.contextmanager
-def exclusive_connection(context: Any) -> Iterator[Any]:
-    """Lock a connection of the driver's pool for this thread; its heartbeat thread uses it too."""
-    with context as pooled, pooled.connection._connection_lock:
-        yield pooled.connection
 
 
 def _check_open(channel: Any) -> None:

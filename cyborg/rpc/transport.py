@@ -9,20 +9,16 @@ still encodes every message; a call takes 2 ms, while oslo.messaging's ``fake://
 import logging
 import threading
 import time
-from typing import Any
 
 import amqp
 import oslo_messaging
 from oslo_config import cfg
-from oslo_messaging._drivers import common as rpc_common
-from oslo_messaging._drivers import impl_rabbit
-from oslo_messaging._metrics import client as metrics
-from oslo_messaging._tracing import client as tracing
 
+from cyborg.compat import memory_broker, rabbit
 from cyborg.core.errors import Misconfigured, Unavailable
 from cyborg.core.log import get_logger
 from cyborg.core.text import sanitize
-from cyborg.rpc import inprocess, log_filter, message_filter, publishing
+from cyborg.rpc import log_filter, message_filter, publishing
 from cyborg.rpc.faults import FAULTS
 
 LOG = get_logger(__name__)
@@ -54,15 +50,11 @@ def register_options(conf: cfg.ConfigOpts) -> None:
     """
     oslo_messaging.TransportURL.parse(conf, "rabbit://")
     # If the reply queue is gone, so is the caller; a thread that waits for the queue is blocked.
-    cfg.set_defaults(
-        impl_rabbit.rabbit_opts,
+    rabbit.register_options(
+        conf,
         kombu_missing_consumer_retry_timeout=REPLY_QUEUE_WAIT,
         heartbeat_timeout_threshold=HEARTBEAT,
     )
-    # oslo.messaging registers these two groups only with the global ConfigOpts, and reads them from
-    # the given one.
-    conf.register_opts(tracing.oslo_messaging_tracing, group="oslo_messaging_tracing")
-    conf.register_opts(metrics.oslo_messaging_metrics, group="oslo_messaging_metrics")
 
 
 class Transport:
@@ -76,7 +68,7 @@ class Transport:
         register_options(conf)
         if str(conf.transport_url).startswith("kombu+memory:"):
             _silence_inprocess_logs()
-            inprocess.install()
+            memory_broker.install()
         log_filter.install()
         try:
             self.oslo = oslo_messaging.get_rpc_transport(conf)
@@ -88,7 +80,7 @@ class Transport:
                 "expected something like rabbit://user:password@host:5672/"
             ) from exc
         conf.set_default("rabbit_interval_max", MAX_RETRY_DELAY, group="oslo_messaging_rabbit")
-        message_filter.install(self.oslo._driver, conf)
+        message_filter.install(self.oslo, conf)
         self._lock = threading.Lock()
         self._opened = threading.Event()
         self._opener: threading.Thread | None = None
@@ -130,9 +122,8 @@ class Transport:
             return True
         if not str(self._conf.transport_url).startswith("rabbit:"):
             return True
-        pooled: Any = self.oslo._driver._get_connection(rpc_common.PURPOSE_SEND, 1)
         try:
-            with publishing.exclusive_connection(pooled) as connection:
+            with rabbit.exclusive_connection(self.oslo) as connection:
                 return publishing.count_consumers(connection, queue) > 0
         except amqp.ChannelError:
             # A broker user without the permission to check may still have that to call.
@@ -151,18 +142,16 @@ class Transport:
             self.oslo.cleanup()
 
     def _open(self) -> None:
-        rabbit = self._conf.oslo_messaging_rabbit
-        if rabbit.ssl and not rabbit.ssl_ca_file:
+        tls = self._conf.oslo_messaging_rabbit
+        if tls.ssl and not tls.ssl_ca_file:
             LOG.warning(
                 "[oslo_messaging_rabbit] ssl_ca_file is not set: any server with a certificate "
                 "that this system trusts is accepted as the message broker, the host name is not "
                 "checked; set ssl_ca_file"
             )
-        make_reply_queue: Any = getattr(self.oslo._driver, "_get_reply_q", None)
         try:
             with log_filter.capture_warnings(self._log_error):
-                if make_reply_queue is not None:
-                    make_reply_queue()
+                rabbit.open_reply_queue(self.oslo)
         except FAULTS as exc:
             # The next call retries. The thread ends, so that it does not go on with a refused
             # password.

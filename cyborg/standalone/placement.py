@@ -19,6 +19,8 @@ from keystoneauth1 import adapter, session, token_endpoint
 from oslo_config import cfg
 from oslo_db.sqlalchemy import enginefacade
 
+from cyborg.compat import placement_sync
+
 URL = "http://placement.embedded"
 MICROVERSION = "1.39"
 TOKEN = "admin"  # noqa: S105  the administrator of Placement's noauth2
@@ -70,7 +72,6 @@ class EmbeddedPlacement:
         # A late import: Placement is an optional dependency and slow to import.
         from placement import conf as placement_conf
         from placement import db_api, deploy, policy
-        from placement.objects import resource_class, trait
 
         for name in ("placement", "alembic"):
             _set_log_level(name, logging.WARNING)
@@ -88,8 +89,7 @@ class EmbeddedPlacement:
         self._undo.callback(db_api.placement_context_manager.patch_factory(database))
         policy.reset()
         self._undo.callback(policy.reset)
-        trait._TRAITS_SYNCED = False
-        resource_class._RESOURCE_CLASSES_SYNCED = False
+        placement_sync.reset()
         app: Callable[..., Iterable[bytes]] = deploy.loadapp(conf)
         return app
 

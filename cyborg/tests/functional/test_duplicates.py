@@ -4,6 +4,7 @@
 import contextlib
 import threading
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -32,17 +33,14 @@ class Twice(message_filter.Connection):
     The messaging driver does so if its connection fails before the broker has confirmed a message.
     """
 
-    def _set_current_channel(self, new_channel: Any) -> None:
-        super()._set_current_channel(new_channel)
-        if self._producer is None:
-            return
-        publish = self._producer.publish
+    def make_sender(self, channel: Any, producer: Any) -> Callable[..., Any]:
+        publish = super().make_sender(channel, producer)
 
         def publish_twice(*args: Any, **more: Any) -> Any:
             publish(*args, **more)
             return publish(*args, **more)
 
-        self._producer.publish = publish_twice
+        return publish_twice
 
 
 class Counted:

@@ -8,12 +8,12 @@ from uuid import uuid4
 import kombu
 import pytest
 
-from cyborg.rpc import inprocess
+from cyborg.compat import memory_broker
 
 
 @pytest.fixture
 def connection() -> Iterator[Any]:
-    inprocess.install()
+    memory_broker.install()
     with kombu.Connection("memory://") as queues:
         queues.connect()
         queues.transport.polling_interval = 0.0

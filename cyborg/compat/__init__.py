@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Uses of names that libraries do not publish, which a new release of theirs may remove."""
+
+from collections.abc import Mapping
+
+CHECKED: Mapping[str, str] = {
+    "amqp": "5.4.2",
+    "kombu": "5.7.0",
+    "openstack-placement": "16.0.0",
+    "oslo.messaging": "18.3.1",
+    "pecan": "1.8.0",
+}
+"""The version of each library with which this package was last checked."""

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Transports of oslo.messaging, and the connections of its rabbit driver."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from oslo_config import cfg
+from oslo_messaging._drivers import common, impl_rabbit
+from oslo_messaging._metrics import client as metrics
+from oslo_messaging._tracing import client as tracing
+from oslo_messaging.notify import notifier
+
+NOTIFICATIONS = "oslo_messaging_notifications"
+
+
+def register_options(conf: cfg.ConfigOpts, **defaults: Any) -> None:
+    """Register the options of oslo.messaging; ``defaults`` are those of the rabbit driver."""
+    cfg.set_defaults(impl_rabbit.rabbit_opts, **defaults)
+    # oslo.messaging registers these two groups only with the global ConfigOpts, and reads them from
+    # the given one.
+    conf.register_opts(tracing.oslo_messaging_tracing, group="oslo_messaging_tracing")
+    conf.register_opts(metrics.oslo_messaging_metrics, group="oslo_messaging_metrics")
+    conf.register_opts(notifier._notifier_opts, group=NOTIFICATIONS)
+
+
+def use_connections(transport: Any, make: Callable[..., "Connection"]) -> None:
+    """Let the rabbit driver make its connections with ``make``; do nothing for other drivers."""
+    pool = getattr(transport._driver, "_connection_pool", None)
+    if pool is not None:
+        pool.connection_cls = make
+
+
+def open_reply_queue(transport: Any) -> None:
+    """Create the queue for the answers to this process, with the rabbit driver."""
+    make = getattr(transport._driver, "_get_reply_q", None)
+    if make is not None:
+        make()
+
+
+@contextlib.contextmanager
+def exclusive_connection(transport: Any) -> Iterator["Connection"]:
+    """Lock a connection of the pool for this thread; its heartbeat thread uses it too."""
+    with (
+        transport._driver._get_connection(common.PURPOSE_SEND, 1) as pooled,
+        pooled.connection._connection_lock,
+    ):
+        yield pooled.connection
+
+
+def record_send_errors(transport: Any, errors: list[Exception]) -> None:
+    """Append each error of a notification to ``errors``; oslo.messaging logs and drops it."""
+    send = transport._send_notification
+
+    def send_recording(*args: Any, **kwargs: Any) -> None:
+        try:
+            send(*args, **kwargs)
+        except Exception as exc:
+            errors.append(exc)
+            raise
+
+    transport._send_notification = send_recording
+
+
+def wrap_send(channel: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replace the method of an AMQP channel that writes a message by ``wrap`` of it, once.
+
+    Channels other than those of AMQP are not changed.
+    """
+    send = getattr(channel, "_basic_publish", None)
+    if send is None or hasattr(send, "wrapped"):
+        return
+    wrapped: Any = wrap(send)
+    wrapped.wrapped = send
+    channel._basic_publish = wrapped
+
+
+class Connection(impl_rabbit.Connection):  # type: ignore[misc]
+    """Connection of the rabbit driver, whose subclass handles its messages."""
+
+    def make_receiver(self, consumer: Any) -> Callable[[Any], None]:
+        """Return the function that gets each message to a consumer of the driver."""
+        raise NotImplementedError
+
+    def make_sender(self, channel: Any, producer: Any) -> Callable[..., Any]:
+        """Return the function that publishes a message on a channel, for a kombu producer."""
+        raise NotImplementedError
+
+    def declare_consumer(self, consumer: Any) -> Any:
+        """Start a consumer."""
+        consumer._callback = self.make_receiver(consumer)
+        return super().declare_consumer(consumer)
+
+    def _set_current_channel(self, new_channel: Any) -> None:
+        super()._set_current_channel(new_channel)
+        if self._producer is not None:
+            self._producer.publish = self.make_sender(new_channel, self._producer)

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names of libraries that ``cyborg/compat`` uses and that are not public still exist."""
+
+import pkgutil
+import re
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import kombu
+import oslo_messaging
+import pytest
+
+import cyborg
+from cyborg.api.operation import operation
+from cyborg.compat import CHECKED, memory_broker, pecan_signatures, placement_sync, rabbit
+from cyborg.tests.fixtures.machine.options import make_conf
+
+CONSTRAINTS = Path(cyborg.__file__).parents[1] / "constraints.txt"
+
+NAMES = [
+    ("amqp", "amqp.channel:Channel._basic_publish"),
+    ("kombu", "kombu.transport:TRANSPORT_ALIASES"),
+    ("kombu", "kombu.transport.memory:Channel._new_queue"),
+    ("kombu", "kombu.transport.memory:Channel._queue_for"),
+    ("kombu", "kombu.transport.memory:Channel._put"),
+    ("kombu", "kombu.transport.memory:Channel._put_fanout"),
+    ("kombu", "kombu.transport.memory:Channel.queues"),
+    ("kombu", "kombu.transport.memory:Transport.global_state"),
+    ("kombu", "kombu.transport.virtual:BrokerState"),
+    ("kombu", "kombu.transport.virtual:Transport._deliver"),
+    ("openstack-placement", "placement.objects.trait:_TRAITS_SYNCED"),
+    ("openstack-placement", "placement.objects.resource_class:_RESOURCE_CLASSES_SYNCED"),
+    ("oslo.messaging", "oslo_messaging._drivers.common:PURPOSE_SEND"),
+    ("oslo.messaging", "oslo_messaging._drivers.impl_rabbit:rabbit_opts"),
+    ("oslo.messaging", "oslo_messaging._drivers.impl_rabbit:Consumer._callback"),
+    ("oslo.messaging", "oslo_messaging._drivers.impl_rabbit:Connection._set_current_channel"),
+    ("oslo.messaging", "oslo_messaging._drivers.impl_rabbit:Connection.declare_consumer"),
+    ("oslo.messaging", "oslo_messaging._drivers.impl_rabbit:RabbitDriver._get_connection"),
+    ("oslo.messaging", "oslo_messaging._drivers.impl_rabbit:RabbitDriver._get_reply_q"),
+    ("oslo.messaging", "oslo_messaging._metrics.client:oslo_messaging_metrics"),
+    ("oslo.messaging", "oslo_messaging._tracing.client:oslo_messaging_tracing"),
+    ("oslo.messaging", "oslo_messaging.notify.notifier:_notifier_opts"),
+    ("oslo.messaging", "oslo_messaging.transport:Transport._send_notification"),
+    ("pecan", "pecan.core:getargspec"),
+    ("pecan", "pecan.routing:getargspec"),
+]
+
+
+def describe(library: str, name: str) -> str:
+    """Return the message for a name that is gone."""
+    return (
+        f"{library} {metadata.version(library)} has no {name}, unlike {CHECKED[library]}, with "
+        f"which cyborg/compat was checked"
+    )
+
+
+@pytest.mark.parametrize(("library", "name"), NAMES)
+def test_private_name_exists(library: str, name: str) -> None:
+    try:
+        pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        pytest.fail(describe(library, name))
+
+
+@pytest.mark.parametrize("library", CHECKED)
+def test_checked_version_is_that_of_constraints(library: str) -> None:
+    pins = dict(re.findall(r"^([\w.-]+)===?(\S+)", CONSTRAINTS.read_text(), re.MULTILINE))
+    assert pins[library] == CHECKED[library], (
+        f"constraints.txt has another {library}: run the tests of cyborg/compat and cyborg/rpc "
+        "with it, then set cyborg.compat.CHECKED"
+    )
+
+
+def test_pecan_inspects_a_signature_once() -> None:
+    import pecan.core
+
+    pecan_signatures.install()
+    cache = pecan.core.getargspec
+    pecan_signatures.install()
+    assert pecan.core.getargspec is cache
+
+    def controller(self: Any) -> None: ...
+
+    hits = cache.cache_info().hits
+    assert cache(controller) is cache(controller)
+    assert cache.cache_info().hits == hits + 1
+
+
+def test_pecan_sees_the_outer_signature_of_an_operation() -> None:
+    @operation("GET devices/{uuid}", "accelerator:device:get")
+    def show(self: Any, context: Any, uuid: str) -> None:
+        """Return nothing."""
+
+    assert show._pecan["argspec"].args == ["self", "req", "resp"]
+    assert show._pecan["argspec"].varargs == "segments"
+
+
+def test_placement_forgets_its_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    trait = pytest.importorskip("placement.objects.trait")
+    resource_class = pytest.importorskip("placement.objects.resource_class")
+    monkeypatch.setattr(trait, "_TRAITS_SYNCED", True)
+    monkeypatch.setattr(resource_class, "_RESOURCE_CLASSES_SYNCED", True)
+    placement_sync.reset()
+    assert not trait._TRAITS_SYNCED
+    assert not resource_class._RESOURCE_CLASSES_SYNCED
+
+
+class Recorder(rabbit.Connection):
+    """Connection that records its consumers and producers."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.seen: list[Any] = []
+        super().__init__(*args, **options)
+
+    def make_receiver(self, consumer: Any) -> Any:
+        self.seen.append(consumer)
+        return lambda raw: raw.ack()
+
+    def make_sender(self, channel: Any, producer: Any) -> Any:
+        self.seen.append(producer)
+        return producer.publish
+
+
+def test_rabbit_driver_uses_the_connection() -> None:
+    memory_broker.install()
+    conf = make_conf()
+    rabbit.register_options(conf)
+    transport = oslo_messaging.get_rpc_transport(conf, "kombu+memory:////")
+    rabbit.use_connections(transport, Recorder)
+    try:
+        with rabbit.exclusive_connection(transport) as connection:
+            assert isinstance(connection, Recorder), describe(
+                "oslo.messaging", "Pool.connection_cls"
+            )
+            (producer,) = connection.seen
+            assert isinstance(producer, kombu.Producer)
+        connection.declare_topic_consumer("e", "t", lambda message: None, "t")
+        assert connection.seen[1].queue_name == "t"
+    finally:
+        transport.cleanup()
+
+
+def test_send_of_an_amqp_channel_is_wrapped_once() -> None:
+    class Channel:
+        sent = 0
+
+        def _basic_publish(self) -> None:
+            self.sent += 1
+
+    def wrap(send: Any) -> Any:
+        def publish() -> None:
+            send()
+            send()
+
+        return publish
+
+    channel = Channel()
+    rabbit.wrap_send(channel, wrap)
+    rabbit.wrap_send(channel, wrap)
+    channel._basic_publish()
+    assert channel.sent == 2
+    rabbit.wrap_send(object(), wrap)  # no AMQP channel

@@ -16,7 +16,8 @@ from cyborg.conductor import metrics
 from cyborg.conductor.common.idempotency import IdempotentEndpoint
 from cyborg.conductor.common.lease_owner import process_owner
 from cyborg.conductor.common.loop_watch import LoopWatch
-from cyborg.conductor.manager import Conductor
+from cyborg.conductor.manager import make_handlers
+from cyborg.conductor.wiring import Conductor, build_conductor
 from cyborg.core.errors import Unavailable
 from cyborg.core.hosts import service
 from cyborg.core.log import get_logger
@@ -140,15 +141,7 @@ class ConductorService:
             self._heartbeat.stop()
             self._heartbeat.join(HEARTBEAT_JOIN_TIMEOUT)
         if self.conductor is not None:
-            self.conductor.publisher.stop()
-            self.conductor.discoveries.stop()
-            self.conductor.driver_lookup.stop()
-            self.conductor.jobs.stop()
-            self.conductor.orphan_collector.stop()
-            self.conductor.audits.stop()
-            self.conductor.rollouts.stop()
-            for delivery in self.conductor.outbox_workers:
-                delivery.stop()
+            self.conductor.stop()
         # Everything ends in parallel; users of connections end before the connections.
         closing = []
         if (server := self._server) is not None:
@@ -191,11 +184,11 @@ class ConductorService:
             return
         agents = make_agent_client(transport, self._conf)
         uow = UnitOfWork(engine)
-        conductor = Conductor(self._conf, uow, agents, placement, nova, self._notifier)
+        conductor = build_conductor(self._conf, uow, agents, placement, nova, self._notifier)
         # The loops run before the broker is reached: publishing and delivery do not need it.
         self.conductor = conductor
-        self._start_loops(conductor.loops)
-        if self._serve(transport, IdempotentEndpoint(conductor.handlers, uow)):
+        self._start_loops(conductor.tasks)
+        if self._serve(transport, IdempotentEndpoint(make_handlers(conductor), uow)):
             # Only now: a heartbeat without a server would wait for its whole timeout.
             self._heartbeat = self._heartbeat_loop(transport, conductor)
             self._heartbeat.start()

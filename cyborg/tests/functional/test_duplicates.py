@@ -11,7 +11,8 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.conductor.common.idempotency import IdempotentEndpoint
-from cyborg.conductor.manager import Conductor
+from cyborg.conductor.manager import make_handlers
+from cyborg.conductor.wiring import build_conductor
 from cyborg.db import schema
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.rpc import message_filter
@@ -50,8 +51,8 @@ class Counted:
         unused: Any = None
         self._name, self._calls, self._lock = name, calls, threading.Lock()
         conf, uow = make_conf(nova={"send_events": False}), UnitOfWork(engine)
-        conductor = Conductor(conf, uow, unused, unused, unused)
-        self._endpoint = IdempotentEndpoint(conductor.handlers, uow)
+        conductor = build_conductor(conf, uow, unused, unused, unused)
+        self._endpoint = IdempotentEndpoint(make_handlers(conductor), uow)
 
     def __getattr__(self, method: str) -> Any:
         work = getattr(self._endpoint, method)

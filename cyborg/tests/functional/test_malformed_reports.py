@@ -16,7 +16,8 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.conductor.common.idempotency import IdempotentEndpoint
-from cyborg.conductor.manager import Conductor
+from cyborg.conductor.manager import make_handlers
+from cyborg.conductor.wiring import build_conductor
 from cyborg.core.errors import Conflict, CyborgError, Invalid, Stale, Unavailable
 from cyborg.core.inventory.device import Device
 from cyborg.db import schema
@@ -95,8 +96,8 @@ def served(
         schema.metadata.create_all(engine)
         nobody = cast(Any, None)
         uow = UnitOfWork(engine)
-        conductor = Conductor(bus.conf, uow, nobody, nobody, nobody)
-        with bus.serving("conductor", IdempotentEndpoint(conductor.handlers, uow)):
+        conductor = build_conductor(bus.conf, uow, nobody, nobody, nobody)
+        with bus.serving("conductor", IdempotentEndpoint(make_handlers(conductor), uow)):
             yield Served(bus.conductor(), engine)
 
 

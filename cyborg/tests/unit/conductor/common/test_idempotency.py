@@ -18,7 +18,8 @@ from cyborg.conductor.common.idempotency import (
     CallRecords,
     IdempotentEndpoint,
 )
-from cyborg.conductor.manager import Conductor
+from cyborg.conductor.manager import make_handlers
+from cyborg.conductor.wiring import build_conductor
 from cyborg.core.errors import Conflict, CyborgError, NoHandle, NotFound, TimedOut, Unavailable
 from cyborg.core.idempotency import MAX_ID, make_key
 from cyborg.db import idempotency, schema
@@ -36,7 +37,9 @@ def conductor(engine: sa.Engine) -> IdempotentEndpoint:
     """Return the RPC endpoint of a conductor."""
     unused: Any = None
     conf, uow = make_conf(nova={"send_events": False}), UnitOfWork(engine)
-    return IdempotentEndpoint(Conductor(conf, uow, unused, unused, unused).handlers, uow)
+    return IdempotentEndpoint(
+        make_handlers(build_conductor(conf, uow, unused, unused, unused)), uow
+    )
 
 
 def call(request_id: str | None = None) -> CallContext:

@@ -22,8 +22,11 @@ FAILURES = (oslo.DBError, sa.exc.SQLAlchemyError)
 _TRANSIENT_STATES = frozenset({"40001", "40P01", "55P03"})
 # Connection exceptions, insufficient resources, operator intervention (shutdown, not yet started).
 _DOWN_CLASSES = ("08", "53", "57P")
-# Too many connections, of all or of this user; the server is shutting down.
-_DOWN_NUMBERS = frozenset({1040, 1053, 1203, 1226})
+# Too many connections, of all or of this user; the server is shutting down; a node of a Galera
+# cluster has not joined it, or is cut off from it.
+_DOWN_NUMBERS = frozenset({1040, 1047, 1053, 1203, 1226})
+# The server accepts no changes: a replica, or a primary that is being replaced.
+_READ_ONLY_NUMBERS = frozenset({1290, 1836})
 # The server cancelled a statement at its time limit: MariaDB, MySQL; PostgreSQL.
 _SLOW_NUMBERS = frozenset({1969, 3024})
 _SLOW_STATE = "57014"
@@ -59,6 +62,8 @@ def to_unavailable(error: BaseException) -> Unavailable | None:
         return Unavailable("the database does not answer")
     if not isinstance(_wrapped(error), sa.exc.OperationalError):
         return None
+    if _number(error) in _READ_ONLY_NUMBERS:
+        return Unavailable("the database is read-only")
     if _number(error) in _SLOW_NUMBERS or _state(error) == _SLOW_STATE:
         return Unavailable("database statement timed out")
     if _is_access_denied(error):

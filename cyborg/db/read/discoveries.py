@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read the discoveries that operators requested."""
 
-from collections.abc import Collection
 from datetime import datetime
 from typing import Any, TypedDict, cast
 
@@ -43,33 +42,9 @@ class DiscoveryRow(TypedDict):
     backends: list[BackendRow]
 
 
-COLUMNS = [column for column in table.c if column.name != "id"]
-SORTABLE = {name: table.c[name] for name in ("uuid", "host", "backend", "state", "created_at")}
-
-
-def find(
-    connection: sa.Connection,
-    *,
-    page: Page | None = None,
-    uuids: Collection[str] | None = None,
-    host: str | None = None,
-    backend: str | None = None,
-    states: Collection[str] | None = None,
-) -> list[BackendRow]:
-    """Return rows of discoveries, in one statement; a marker (a uuid: its first row) adds one."""
-    query = sa.select(*COLUMNS)
-    if uuids is not None:
-        query = query.where(table.c.uuid.in_(uuids))
-    if host is not None:
-        query = query.where(table.c.host == host)
-    if backend is not None:
-        query = query.where(table.c.backend == backend)
-    if states is not None:
-        query = query.where(table.c.state.in_(states))
-    query = paging.paginate(connection, query, table, page, SORTABLE)
-    return [cast(BackendRow, dict(row)) for row in connection.execute(query).mappings()]
-
-
+_BACKENDS = sa.select(*(column for column in table.c if column.name != "id")).order_by(
+    table.c.host, table.c.backend
+)
 _IN_PROGRESS, _FAILED = (
     sa.func.sum(sa.case((table.c.state == state, 1), else_=0))
     for state in ("IN-PROGRESS", "FAILED")
@@ -126,9 +101,10 @@ def _summary(row: dict[str, Any]) -> SummaryRow:
 def get(connection: sa.Connection, uuid: str) -> DiscoveryRow | None:
     """Return one discovery: uuid, created_at, updated_at (the last change) and backends; or None.
 
-    ``backends`` are the rows of ``find``, ordered by host and backend.
+    ``backends`` are ordered by host and backend.
     """
-    backends = sorted(find(connection, uuids=[uuid]), key=lambda row: (row["host"], row["backend"]))
+    query = _BACKENDS.where(table.c.uuid == uuid)
+    backends = [cast(BackendRow, dict(row)) for row in connection.execute(query).mappings()]
     if not backends:
         return None
     changes = [row["updated_at"] for row in backends if row["updated_at"] is not None]

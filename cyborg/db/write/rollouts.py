@@ -234,17 +234,17 @@ def holders(
     Keys: uuid, instance_uuid, host, backend.
     """
     found: list[sa.RowMapping] = []
-    backends = sorted({backend for _, backend in keys})
-    for chunk in bulk.chunks(sorted({host for host, _ in keys})):
-        query = (
-            sa.select(arqs.c.uuid, arqs.c.instance_uuid, devices.c.host, devices.c.backend)
-            .select_from(_HANDLES.join(arqs, arqs.c.id == attach_handles.c.arq_id))
-            .where(devices.c.host.in_(chunk), devices.c.backend.in_(backends))
-            .order_by(devices.c.host, arqs.c.id)
-            .limit(limit)
-        )
-        found += tx.execute(query).mappings().all()
-    return [row for row in found if (row["host"], row["backend"]) in set(keys)][:limit]
+    for name in sorted({backend for _, backend in keys}):
+        for chunk in bulk.chunks(sorted(host for host, backend in keys if backend == name)):
+            query = (
+                sa.select(arqs.c.uuid, arqs.c.instance_uuid, devices.c.host, devices.c.backend)
+                .select_from(_HANDLES.join(arqs, arqs.c.id == attach_handles.c.arq_id))
+                .where(devices.c.host.in_(chunk), devices.c.backend == name)
+                .order_by(devices.c.host, arqs.c.id)
+                .limit(limit - len(found))
+            )
+            found += tx.execute(query).mappings().all()
+    return found
 
 
 def update_step(tx: sa.Connection, step_id: int, state: StepState, **values: Any) -> None:

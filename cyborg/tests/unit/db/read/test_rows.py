@@ -53,7 +53,9 @@ FINDERS: Mapping[type, Find] = {
     deployables.DeployableRow: deployables.find,
     device_profiles.DeviceProfileRow: device_profiles.find,
     devices.DeviceRow: devices.find,
-    discoveries.BackendRow: discoveries.find,
+    discoveries.BackendRow: lambda connection: _one(discoveries.get, schema.discoveries)(
+        connection
+    )[0]["backends"],
     discoveries.SummaryRow: discoveries.find_summaries,
     discoveries.DiscoveryRow: _one(discoveries.get, schema.discoveries),
     jobs.JobRow: jobs.find,

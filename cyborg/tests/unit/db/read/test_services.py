@@ -86,8 +86,6 @@ def test_get_returns_all_parts_of_a_discovery(engine: sa.Engine) -> None:
     rows.insert(engine, schema.discoveries, host="a", backend="x", state="IN-PROGRESS")
     with Reader(engine).connect() as connection:
         found = discoveries.get(connection, "d")
-        assert len(discoveries.find(connection, uuids=["d"], states=["DONE"])) == 2
-        assert len(discoveries.find(connection, host="a", backend="x")) == 2
     assert found is not None
     assert [(p["host"], p["backend"]) for p in found["backends"]] == [
         ("a", "x"),

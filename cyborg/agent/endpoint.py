@@ -10,11 +10,11 @@ from cyborg.agent.backends.backend import Backend
 from cyborg.agent.backends.inventory import collect
 from cyborg.agent.jobs.outcomes import MAX_PENDING
 from cyborg.agent.jobs.queue import JobQueue
-from cyborg.core.arq.arqs import parse_uuid
 from cyborg.core.drivers.registry import DriverEntry
 from cyborg.core.errors import Invalid, NotFound, Unavailable
 from cyborg.core.inventory.report import BackendState
 from cyborg.core.jobs.job import load_job_spec
+from cyborg.core.validation import check_integer, parse_uuid
 from cyborg.core.wire.hardware import dump_answer
 
 
@@ -80,9 +80,7 @@ class AgentEndpoint:
 
     def sync_backends(self, ctxt: Any, generation: int) -> dict[str, int]:
         """Request reconciliation to a generation without waiting for it. Raise Invalid."""
-        if not isinstance(generation, int) or isinstance(generation, bool) or generation < 0:
-            raise Invalid("generation must be a whole number, 0 or more", field="generation")
-        return {"generation": self._request_sync(generation)}
+        return {"generation": self._request_sync(check_integer("generation", generation))}
 
     def find_driver(self, ctxt: Any, driver: str) -> dict[str, Any]:
         """Scan for installed drivers and return one by name or uuid. Raise Invalid."""

@@ -10,8 +10,9 @@ from oslo_policy import policy
 from webob import exc as http_exc
 
 from cyborg.api import identity
-from cyborg.core.errors import CyborgError, Forbidden, Invalid, Misconfigured, Unavailable
+from cyborg.core.errors import CyborgError, Forbidden, Misconfigured, Unavailable
 from cyborg.core.log import drop_tracebacks
+from cyborg.core.validation import check_text
 
 PEER = "cyborg.peer"
 DEFAULT_PROJECT = "noauth"
@@ -132,10 +133,7 @@ class LoopbackAuth:
                 "connect locally, or set [DEFAULT] auth_strategy = keystone"
             )
         project = environ.get("HTTP_X_PROJECT_ID") or DEFAULT_PROJECT
-        if len(project) > 255 or not project.isprintable():
-            raise Invalid(
-                "X-Project-Id: must have at most 255 printable characters", field="X-Project-Id"
-            )
+        check_text("X-Project-Id", project)
         # Other identity headers of the client must not reach the log or the policy.
         for name in [name for name in environ if name.startswith(_IDENTITY_HEADERS)]:
             del environ[name]

@@ -14,8 +14,8 @@ import wsme.exc
 from wsme import types as wtypes
 from wsme.rest import json as wsme_json
 
-from cyborg.core.arq.arqs import parse_uuid
 from cyborg.core.errors import Invalid, NotFound
+from cyborg.core.validation import parse_uuid
 
 MAX_SHOWN = 60
 MAX_INTEGER = 999_999_999

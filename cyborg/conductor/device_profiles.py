@@ -9,12 +9,11 @@ import sqlalchemy as sa
 from oslo_db import exception as db_exc
 
 from cyborg.conductor.common.timestamps import to_iso
-from cyborg.conductor.common.validation import check_text
 from cyborg.conductor.notifications.notifications import NotificationBuilder
-from cyborg.core.arq.arqs import parse_uuid
 from cyborg.core.arq.profile import parse_groups, parse_name
 from cyborg.core.errors import Conflict, InUse, Invalid, NotFound
 from cyborg.core.text import join_limited
+from cyborg.core.validation import check_text, parse_uuid
 from cyborg.core.wire.notification import Event
 from cyborg.db.read import device_profiles as read
 from cyborg.db.read.paging import Row

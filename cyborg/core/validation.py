@@ -1,8 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Type checks of plain values from JSON or the bus."""
+"""Checks of plain values from JSON, the bus or a driver: of their type, length and range."""
 
+import re
+import uuid
 from collections.abc import Mapping
 from typing import Any
+
+from cyborg.core.errors import Invalid
+
+MAX_GENERATION = 2**53  # the largest integer that every JSON parser reads exactly
+_UUID = re.compile(r"[0-9a-fA-F]{32}|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
 def string(value: Any) -> str:
@@ -38,3 +45,55 @@ def string_map(value: Any) -> dict[str, str]:
     if not isinstance(value, Mapping):
         raise TypeError(f"expected an object, found {type(value).__name__}")
     return {string(k): string(v) for k, v in value.items()}
+
+
+def check_text(
+    field: str,
+    value: Any,
+    max_length: int = 255,
+    *,
+    subject: str | None = None,
+    allowed: str = "",
+) -> str:
+    """Return the value. Raise Invalid unless it is a string of 1 to ``max_length`` characters.
+
+    They are printable, or in ``allowed`` except for one. The error names ``subject``, by default
+    ``field``.
+    """
+    plain = value if isinstance(value, str) else ""
+    if allowed:
+        plain = plain.translate(dict.fromkeys(map(ord, allowed)))
+    if not plain or len(value) > max_length or not plain.isprintable():
+        raise Invalid(
+            f"{subject or field}: invalid value {str(value)[:40]!r}, expected a string of 1 to "
+            f"{max_length} printable characters",
+            field=field,
+        )
+    return str(value)
+
+
+def check_optional_text(field: str, value: Any) -> str | None:
+    """Return the value. Raise Invalid unless it is None or a text as of ``check_text``."""
+    return None if value is None else check_text(field, value)
+
+
+def check_integer(field: str, value: Any, max_value: int = MAX_GENERATION) -> int:
+    """Return the value. Raise Invalid unless it is an integer from 0 to ``max_value``."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= max_value:
+        raise Invalid(
+            f"{field}: invalid value {str(value)[:40]!r}, expected an integer from 0 to "
+            f"{max_value}",
+            field=field,
+        )
+    return value
+
+
+def parse_uuid(value: Any, field: str) -> str:
+    """Return the canonical form of a uuid. Raise Invalid with the name of the field."""
+    try:
+        # uuid.UUID alone accepts signs, underscores and the digits of any script.
+        if not isinstance(value, str) or not _UUID.fullmatch(value):
+            raise ValueError
+        return str(uuid.UUID(value))
+    except ValueError:
+        raise Invalid(f"{field}: {str(value)[:60]!r} is not a uuid", field=field) from None

@@ -21,6 +21,7 @@ from cyborg.compat import rabbit
 from cyborg.core.errors import Invalid
 from cyborg.core.log import get_logger
 from cyborg.core.text import sanitize
+from cyborg.core.validation import check_text
 from cyborg.rpc import publishing
 from cyborg.rpc.context import SENDER
 from cyborg.rpc.contract import MAX_MESSAGE_BYTES
@@ -268,10 +269,8 @@ def _parse_object(text: Any, subject: str) -> dict[str, Any]:
 
 def _check_name(fields: Mapping[str, Any], key: str, *, needed: bool = False) -> None:
     value = fields.get(key)
-    if value is None and not needed:
-        return
-    if not isinstance(value, str) or not 1 <= len(value) <= MAX_NAME or not value.isprintable():
-        raise Invalid(f"{key} is {repr(value)[:MAX_NAME]}; expected a name")
+    if value is not None or needed:
+        check_text(key, value, MAX_NAME)
 
 
 def _clean(value: Any) -> str:

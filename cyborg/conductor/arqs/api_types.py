@@ -8,8 +8,9 @@ another version may have sent the call.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cyborg.core.arq.arqs import MAX_ARQS, BindRequest, parse_patch, parse_uuid
+from cyborg.core.arq.arqs import MAX_ARQS, BindRequest, parse_patch
 from cyborg.core.errors import Invalid, NotFound
+from cyborg.core.validation import parse_uuid
 
 
 def parse_bind_requests(items: Sequence[Mapping[str, Any]]) -> tuple[BindRequest, ...]:

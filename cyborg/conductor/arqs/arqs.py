@@ -19,11 +19,10 @@ from cyborg.conductor.arqs import api_types, binding, release
 from cyborg.conductor.arqs.binding import BindContext
 from cyborg.conductor.arqs.claims import ClaimLost
 from cyborg.conductor.common.timestamps import to_iso
-from cyborg.conductor.common.validation import check_optional_text
 from cyborg.conductor.notifications import arq_events
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.arq import profile as profiles
-from cyborg.core.arq.arqs import BindRequest, parse_uuid
+from cyborg.core.arq.arqs import BindRequest
 from cyborg.core.arq.orphans import providers_to_check
 from cyborg.core.arq.states import OWNING_STATES, ArqState, Step, source_states
 from cyborg.core.errors import (
@@ -36,6 +35,7 @@ from cyborg.core.errors import (
     WrongState,
 )
 from cyborg.core.log import get_logger
+from cyborg.core.validation import check_optional_text, parse_uuid
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import arqs as store
 from cyborg.db.write import device_profiles as profile_store

@@ -18,12 +18,12 @@ from cyborg.clients.placement import Placement
 from cyborg.conductor.audit.collect import SourceCollector
 from cyborg.conductor.audit.lease import AuditLease, LeaseLost
 from cyborg.conductor.audit.repair import RepairExecutor
-from cyborg.conductor.common import validation
 from cyborg.conductor.common.lease_owner import new_owner
 from cyborg.core.audit.compare import compare
 from cyborg.core.audit.model import Finding, Kind, Source, State, confirmed
 from cyborg.core.errors import Conflict, Invalid, NotFound, is_expected
 from cyborg.core.log import get_logger, log_fields
+from cyborg.core.validation import check_optional_text
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import audits as store
 from cyborg.rpc.contract import AgentAPI
@@ -75,7 +75,7 @@ class AuditRunner:
 
         Raise Invalid, NotFound, and Conflict while too many audits are open.
         """
-        host = validation.check_optional_text("host", host)
+        host = check_optional_text("host", host)
         if not isinstance(repair, bool):
             raise Invalid("repair must be true or false", field="repair")
         sources = [

@@ -8,32 +8,23 @@ from cyborg.core import naming
 from cyborg.core.drivers.registry import MAX_OPTIONS
 from cyborg.core.errors import Invalid
 from cyborg.core.inventory.report import MAX_REMARKS, BackendState, Report
+from cyborg.core.validation import check_integer
+from cyborg.core.wire.report import load_backend
 
 MAX_NAME = 200  # characters of a provider name, as in Placement
-MAX_GENERATION = 2**53  # the largest integer that every JSON parser reads exactly
+MAX_BACKENDS = 256  # of one host
 
 
-def check_text(field: str, value: Any, max_length: int = 255) -> str:
-    """Return ``value``, or raise Invalid unless it is a short printable string."""
-    if not isinstance(value, str) or not 1 <= len(value) <= max_length or not value.isprintable():
-        raise Invalid(
-            f"{field} must be a string of 1 to {max_length} printable characters", field=field
-        )
-    return value
-
-
-def check_optional_text(field: str, value: Any) -> str | None:
-    """Return ``value``, or raise Invalid unless it is None or a short printable string."""
-    return None if value is None else check_text(field, value)
-
-
-def check_generation(field: str, value: Any) -> int | None:
-    """Return ``value``, or raise Invalid unless it is None or a generation number."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_GENERATION:
-        raise Invalid(f"{field} must be an integer from 0 to 2**53", field=field)
-    return value
+def parse_backends(bodies: Any) -> list[BackendState]:
+    """Parse the states of the backends of a host. Raise Invalid."""
+    if not isinstance(bodies, Sequence) or len(bodies) > MAX_BACKENDS:
+        raise Invalid(f"drivers must be a list of at most {MAX_BACKENDS}", field="drivers")
+    try:
+        states = [load_backend(body) for body in bodies]
+    except (KeyError, TypeError, ValueError, AttributeError) as exc:
+        raise Invalid(f"malformed drivers: {type(exc).__name__} {exc}", field="drivers") from exc
+    check_backends(states)
+    return states
 
 
 def check_report(report: Report) -> None:
@@ -41,10 +32,7 @@ def check_report(report: Report) -> None:
     check_backends(report.backends)
     _check_length("host", report.host, "")
     _check_length("digest", report.digest, "", 64)
-    if not 0 <= report.generation <= MAX_GENERATION:
-        raise Invalid(
-            f"generation {report.generation} is out of range 0..2**53", field="generation"
-        )
+    check_integer("generation", report.generation)
     for device in report.devices:
         for deployable in device.deployables:
             name = naming.provider_name(report.host, deployable.address)

@@ -15,8 +15,9 @@ from oslo_config import cfg
 from cyborg.core.drivers import registry
 from cyborg.core.drivers.driver import driver_uuid
 from cyborg.core.drivers.registry import DriverEntry
-from cyborg.core.errors import CyborgError, Invalid
+from cyborg.core.errors import CyborgError
 from cyborg.core.log import get_logger
+from cyborg.core.validation import check_text
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import drivers as store
 from cyborg.rpc.contract import AgentAPI
@@ -123,10 +124,9 @@ def _hosts_without_driver(
 ) -> dict[str, int]:
     """Return the row ids, by host, of agents that are up and lack a driver.
 
-    Raise Invalid if ``key`` is empty or too long.
+    Raise Invalid if ``key`` cannot be a name.
     """
-    if not 0 < len(key) <= registry.MAX_NAME:
-        raise Invalid(f"a driver's name has 1 to {registry.MAX_NAME} characters", field="driver")
+    check_text("driver", key, registry.MAX_NAME)
     name = next((item for item in store.names(tx) if key == driver_uuid(item)), key)
     installed = store.installations(tx, name)
     return {

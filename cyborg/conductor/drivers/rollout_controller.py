@@ -19,18 +19,17 @@ from typing import Any
 import sqlalchemy as sa
 from oslo_config import cfg
 
-from cyborg.conductor.common import validation
 from cyborg.conductor.common.lease_owner import new_owner
 from cyborg.conductor.drivers.notifier import GenerationNotifier, HostGeneration
 from cyborg.conductor.drivers.rollout_steps import StepExecutor, agent_ids
 from cyborg.conductor.notifications.notifications import NotificationBuilder
-from cyborg.core.arq.arqs import parse_uuid
 from cyborg.core.drivers import desired_state, rollout
 from cyborg.core.drivers.rollout import PENDING_STATES, Kind, Step, StepState
 from cyborg.core.errors import NotFound, Stale, Unavailable, WrongState
 from cyborg.core.jobs.job import JobState
 from cyborg.core.log import get_logger, log_fields
 from cyborg.core.text import join_limited
+from cyborg.core.validation import check_integer, check_text, parse_uuid
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import desired_backends
 from cyborg.db.write import rollouts as store
@@ -160,7 +159,7 @@ class RolloutController:
 
     def get_desired_state(self, host: str, epoch: str) -> dict[str, Any]:
         """Return the desired state of a host. Raise Invalid, and Stale for an unknown epoch."""
-        host, epoch = validation.check_text("host", host), parse_uuid(epoch, "epoch")
+        host, epoch = check_text("host", host), parse_uuid(epoch, "epoch")
         state = self._uow.run(lambda tx: desired_backends.of_host(tx, host, epoch))
         if state is None:
             raise _unknown_epoch(host, epoch)
@@ -168,8 +167,8 @@ class RolloutController:
 
     def record_outcomes(self, host: str, epoch: str, generation: int, outcomes: Any) -> None:
         """Record the outcome of each backend that an agent reports. Raise Invalid, Stale."""
-        host, epoch = validation.check_text("host", host), parse_uuid(epoch, "epoch")
-        validation.check_generation("generation", generation)
+        host, epoch = check_text("host", host), parse_uuid(epoch, "epoch")
+        check_integer("generation", generation)
         reported = desired_state.load_outcomes(outcomes)
 
         def write(tx: sa.Connection) -> tuple[list[int], list[HostGeneration], bool]:

@@ -14,7 +14,6 @@ import sqlalchemy as sa
 from oslo_config import cfg
 from oslo_db import exception as db_exc
 
-from cyborg.conductor.common import validation
 from cyborg.conductor.drivers.targets import BackendTarget, TargetResolver
 from cyborg.conductor.drivers.validation import (
     MAX_NAMED,
@@ -27,13 +26,13 @@ from cyborg.conductor.drivers.validation import (
     read_config,
     read_hosts,
 )
-from cyborg.core.arq.arqs import parse_uuid
 from cyborg.core.drivers import desired_state
 from cyborg.core.drivers.desired_state import DesiredStatus
 from cyborg.core.drivers.rollout import PENDING_STATES, Kind
 from cyborg.core.errors import Conflict, Invalid, NotFound
 from cyborg.core.log import get_logger
 from cyborg.core.text import join_limited
+from cyborg.core.validation import check_text, parse_uuid
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import desired_backends, devices, providers
 from cyborg.db.write import rollouts as store
@@ -83,7 +82,7 @@ class Drivers:
         Raise Invalid and NotFound. Raise Conflict if the driver cannot be imported, if a backend of
         that name has another driver or configuration, and while another job for the driver is open.
         """
-        key = validation.check_text("driver", driver)
+        key = check_text("driver", driver)
         name, selected = read_backend(backend), read_hosts(hosts)
         values = read_config(config)
 
@@ -124,7 +123,7 @@ class Drivers:
         Raise Invalid, NotFound if no host has such a backend, and Conflict while another job for
         the driver is open.
         """
-        key = validation.check_text("driver", driver)
+        key = check_text("driver", driver)
         name, selected = read_backend(backend), read_hosts(hosts)
         values = read_config(config)
         if status not in (None, DesiredStatus.ENABLED, DesiredStatus.DISABLED):
@@ -163,7 +162,7 @@ class Drivers:
         agents that are down. Raise Invalid, NotFound, InUse with the blocking requests, and
         Conflict if an agent is down or while another job for the driver is open.
         """
-        key = validation.check_text("driver", driver)
+        key = check_text("driver", driver)
         name, selected = read_backend(backend), read_hosts(hosts)
 
         def write(tx: sa.Connection) -> str:
@@ -225,8 +224,8 @@ class Drivers:
         Raise Invalid, NotFound, and Conflict if its driver has no such options.
         """
         return self._manage(
-            validation.check_text("host", host),
-            validation.check_text("backend", backend),
+            check_text("host", host),
+            check_text("backend", backend),
             read_address(address),
             True,
         )

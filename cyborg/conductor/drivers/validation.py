@@ -4,7 +4,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cyborg.conductor.common import validation
 from cyborg.conductor.drivers.targets import BackendTarget
 from cyborg.core.address import PciAddress
 from cyborg.core.drivers import desired_state
@@ -12,6 +11,7 @@ from cyborg.core.drivers.desired_state import DesiredStatus
 from cyborg.core.drivers.rollout import StepState
 from cyborg.core.errors import Conflict, InUse, Invalid
 from cyborg.core.text import join_limited
+from cyborg.core.validation import check_text
 
 MAX_HOSTS = 10_000
 MAX_CONFIG = 65536  # characters of JSON
@@ -91,7 +91,7 @@ def read_hosts(hosts: Any) -> list[str] | None:
         return None
     if not isinstance(hosts, list | tuple) or not 1 <= len(hosts) <= MAX_HOSTS:
         raise Invalid(f"hosts must be a list of 1 to {MAX_HOSTS} names", field="hosts")
-    return sorted({validation.check_text("hosts", host) for host in hosts})
+    return sorted({check_text("hosts", host) for host in hosts})
 
 
 def read_config(config: Any) -> Mapping[str, Any]:
@@ -107,7 +107,7 @@ def read_config(config: Any) -> Mapping[str, Any]:
 
 def read_address(address: Any) -> str:
     """Return the address of a device as drivers write it. Raise Invalid."""
-    text = validation.check_text("address", address, 120)
+    text = check_text("address", address, 120)
     try:
         return str(PciAddress.parse(text))
     except Invalid:

@@ -13,11 +13,10 @@ from oslo_config import cfg
 from oslo_context import context
 
 from cyborg.conductor.common import validation
-from cyborg.core.arq.arqs import parse_uuid
-from cyborg.core.errors import CyborgError, Invalid, NotFound
-from cyborg.core.inventory.report import BackendState, BackendStatus
+from cyborg.core.errors import CyborgError, NotFound
+from cyborg.core.inventory.report import BackendStatus
 from cyborg.core.log import get_logger
-from cyborg.core.wire import report
+from cyborg.core.validation import check_optional_text, check_text, parse_uuid
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import discoveries as store
 from cyborg.rpc.contract import AgentAPI
@@ -56,8 +55,8 @@ class Discoveries:
         Return the uuid of the discovery at once; its rows get the results. Raise NotFound, with
         similar names, if there is no such host or backend.
         """
-        host = validation.check_optional_text("host", host)
-        driver = validation.check_optional_text("driver", driver)
+        host = check_optional_text("host", host)
+        driver = check_optional_text("driver", driver)
         uuid = str(uuid4())
 
         def write(tx: sa.Connection) -> list[str]:
@@ -82,10 +81,10 @@ class Discoveries:
     def complete(self, discovery_id: str, host: str, drivers: Sequence[Mapping[str, Any]]) -> None:
         """Record the results of a discovery on one host. Raise Invalid."""
         uuid = parse_uuid(discovery_id, "discovery_id")
-        host = validation.check_text("host", host)
+        host = check_text("host", host)
         outcomes = [
             (state.name, _OUTCOMES[state.status], state.error)
-            for state in _parse_drivers(drivers)
+            for state in validation.parse_backends(drivers)
             if state.status in _OUTCOMES
         ]
         self._uow.run(lambda tx: store.record_outcomes(tx, uuid, host, outcomes))
@@ -134,15 +133,6 @@ class Discoveries:
                 discovery=uuid,
                 host=host,
             )
-
-
-def _parse_drivers(drivers: Any) -> list[BackendState]:
-    try:
-        states = [report.load_backend(body) for body in drivers]
-    except (KeyError, TypeError, ValueError, AttributeError) as exc:
-        raise Invalid(f"malformed drivers: {type(exc).__name__} {exc}", field="drivers") from exc
-    validation.check_backends(states)
-    return states
 
 
 def _no_target(

@@ -13,19 +13,18 @@ from oslo_config import cfg
 from oslo_db import exception as db_exc
 
 from cyborg.conductor.common import validation
-from cyborg.conductor.common.validation import check_text
 from cyborg.conductor.hosts import failure_detector
 from cyborg.conductor.inventory import report_handler
 from cyborg.conductor.jobs import abandon
 from cyborg.conductor.notifications.notifications import NotificationBuilder
-from cyborg.core.arq.arqs import parse_uuid
 from cyborg.core.arq.states import ServiceStatus
 from cyborg.core.drivers.registry import fingerprint
 from cyborg.core.errors import Conflict, Invalid, Stale
 from cyborg.core.hosts.service import AGENT
-from cyborg.core.inventory.report import BackendState, Report
+from cyborg.core.inventory.report import Report
 from cyborg.core.log import get_logger
 from cyborg.core.text import join_limited
+from cyborg.core.validation import check_integer, check_text, parse_uuid
 from cyborg.core.wire import report as wire
 from cyborg.db import errors
 from cyborg.db.unit_of_work import UnitOfWork
@@ -39,7 +38,6 @@ LOG = get_logger(__name__)
 
 T = TypeVar("T")
 
-MAX_BACKENDS = 256  # of one host
 MAX_VERSIONS = 16384  # characters of the versions in a heartbeat
 MAX_NAMED = 8  # provider names in one message
 MAX_REMOVALS = 64  # uninstalled backends of down hosts that one sweep removes
@@ -96,14 +94,18 @@ class Hosts:
         }
         now = self._now()
         report_due = False
-        observed = validation.check_generation("observed_generation", observed_generation)
+        observed = (
+            None
+            if observed_generation is None
+            else check_integer("observed_generation", observed_generation)
+        )
         generation = observed or 0
         if digest is None or not self._uow.run(
             lambda tx: store.heartbeat_if_unchanged(
                 tx, AGENT, host, epoch, digest, now, fields, observed
             )
         ):
-            states = _parse_backends(drivers)
+            states = validation.parse_backends(drivers)
 
             def register(tx: sa.Connection) -> tuple[sa.RowMapping, int, sa.RowMapping | None, int]:
                 previous = store.previous_incarnation(tx, AGENT, host, epoch)
@@ -349,17 +351,6 @@ def _log_restart(host: str, endpoint: str | None, previous: sa.RowMapping, now: 
         seconds,
         host=host,
     )
-
-
-def _parse_backends(drivers: Any) -> list[BackendState]:
-    if not isinstance(drivers, Sequence) or len(drivers) > MAX_BACKENDS:
-        raise Invalid(f"drivers must be a list of at most {MAX_BACKENDS}", field="drivers")
-    try:
-        states = [wire.load_backend(body) for body in drivers]
-    except (KeyError, TypeError, ValueError, AttributeError) as exc:
-        raise Invalid(f"malformed drivers: {type(exc).__name__} {exc}", field="drivers") from exc
-    validation.check_backends(states)
-    return states
 
 
 def _check_versions(versions: Any) -> dict[str, Any]:

@@ -10,11 +10,11 @@ from oslo_config import cfg
 from cyborg.conductor.inventory import report_handler
 from cyborg.conductor.inventory.report_handler import ReportResult
 from cyborg.conductor.notifications.notifications import NotificationBuilder
-from cyborg.core.arq.arqs import parse_uuid
 from cyborg.core.errors import InUse, NotFound, WrongState
 from cyborg.core.hosts.liveness import heartbeat_timeout
 from cyborg.core.hosts.service import AGENT
 from cyborg.core.log import get_logger
+from cyborg.core.validation import parse_uuid
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import jobs
 from cyborg.db.write import services as store

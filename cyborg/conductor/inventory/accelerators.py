@@ -8,11 +8,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from cyborg.conductor.common.timestamps import to_iso
-from cyborg.conductor.common.validation import check_optional_text
 from cyborg.core.arq.accelerator import parse_label
-from cyborg.core.arq.arqs import parse_uuid
 from cyborg.core.errors import NotFound, WrongState
 from cyborg.core.log import get_logger
+from cyborg.core.validation import check_optional_text, parse_uuid
 from cyborg.db.read import accelerators as read
 from cyborg.db.read.paging import Row
 from cyborg.db.unit_of_work import UnitOfWork

@@ -7,9 +7,9 @@ from datetime import datetime
 import sqlalchemy as sa
 
 from cyborg.conductor.notifications.notifications import NotificationBuilder
-from cyborg.core.arq.arqs import parse_uuid
 from cyborg.core.errors import Invalid, NotFound
 from cyborg.core.log import get_logger
+from cyborg.core.validation import parse_uuid
 from cyborg.core.wire.notification import Event
 from cyborg.db.read import devices as read
 from cyborg.db.unit_of_work import UnitOfWork

@@ -17,19 +17,18 @@ from typing import Any
 import sqlalchemy as sa
 from oslo_config import cfg
 
-from cyborg.conductor.common import validation
 from cyborg.conductor.common.lease_owner import new_owner
 from cyborg.conductor.jobs import completion
 from cyborg.conductor.jobs.abandon import abandon_cleaning
 from cyborg.conductor.jobs.completion import JobResult
 from cyborg.conductor.notifications.arq_events import ArqEventRecorder
 from cyborg.conductor.notifications.notifications import NotificationBuilder
-from cyborg.core.arq.arqs import parse_uuid
 from cyborg.core.errors import CyborgError, Invalid, NotFound, Unavailable
 from cyborg.core.jobs.job import MAX_ERROR, AgentJobStatus, JobDecision, JobKind, decide
 from cyborg.core.log import Remark, get_logger, log_fields
 from cyborg.core.self_heal import CorrectiveAction
 from cyborg.core.text import sanitize
+from cyborg.core.validation import check_text, parse_uuid
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import jobs as store
 from cyborg.db.write import self_heal
@@ -105,7 +104,7 @@ class JobDispatcher:
 
         Raise Invalid, and NotFound if the host has no such job.
         """
-        uuid, host = parse_uuid(job, "job"), validation.check_text("host", host)
+        uuid, host = parse_uuid(job, "job"), check_text("host", host)
         status = _parse_state(state)
         message = _clean_error(error)
         row = self._uow.run(lambda tx: store.get(tx, uuid))

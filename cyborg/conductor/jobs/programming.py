@@ -8,11 +8,11 @@ import sqlalchemy as sa
 from oslo_config import cfg
 
 from cyborg.conductor.notifications.notifications import NotificationBuilder
-from cyborg.core.arq.arqs import parse_uuid
 from cyborg.core.errors import InUse, NotFound, WrongState
 from cyborg.core.inventory.device import Ability
 from cyborg.core.jobs.job import JobKind, WorkItem
 from cyborg.core.log import get_logger
+from cyborg.core.validation import parse_uuid
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import jobs, providers
 from cyborg.db.write import programming as store

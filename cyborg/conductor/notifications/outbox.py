@@ -14,9 +14,9 @@ from oslo_config import cfg
 
 from cyborg.conductor.notifications.arq_events import NOVA_EVENT
 from cyborg.conductor.notifications.outbox_worker import BATCH, Channel, OutboxWorker
-from cyborg.core.arq.arqs import parse_uuid
 from cyborg.core.errors import NotFound, WrongState
 from cyborg.core.log import get_logger
+from cyborg.core.validation import parse_uuid
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import outbox as store
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from cyborg.clients.placement import Placement, ProviderSummary
-from cyborg.core.arq.arqs import parse_uuid
 from cyborg.core.errors import Invalid, NotFound, Unavailable
 from cyborg.core.hosts import identity as names
 from cyborg.core.hosts.identity import Identity
 from cyborg.core.log import get_logger
+from cyborg.core.validation import parse_uuid
 from cyborg.core.wire import report
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import services

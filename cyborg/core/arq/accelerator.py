@@ -11,6 +11,7 @@ from typing import Any
 from cyborg.core.arq.states import ArqState
 from cyborg.core.described_enum import DescribedEnum
 from cyborg.core.errors import Invalid
+from cyborg.core.validation import check_text
 
 MAX_NAME = 255
 MAX_DESCRIPTION = 1024
@@ -80,11 +81,11 @@ def parse_tags(value: Any) -> list[str]:
     """Parse the tags of a label. Raise Invalid with the field ``tags``."""
     if not isinstance(value, list | tuple) or len(value) > MAX_TAGS:
         raise Invalid(f"tags: expected a list of at most {MAX_TAGS}", field="tags")
-    return list(dict.fromkeys(_text("tags", tag, MAX_TAG) for tag in value))
+    return list(dict.fromkeys(check_text("tags", tag, MAX_TAG) for tag in value))
 
 
 def _name(value: Any) -> str | None:
-    return None if value is None else _text("name", value, MAX_NAME)
+    return None if value is None else check_text("name", value, MAX_NAME)
 
 
 def _description(value: Any) -> str | None:
@@ -92,18 +93,7 @@ def _description(value: Any) -> str | None:
         return None
     if isinstance(value, str) and not value.replace("\n", "").replace("\t", ""):
         return None
-    return _text("description", value, MAX_DESCRIPTION, allowed="\n\t")
-
-
-def _text(field: str, value: Any, max_length: int, allowed: str = "") -> str:
-    plain = value.translate(dict.fromkeys(map(ord, allowed))) if isinstance(value, str) else ""
-    if not plain or len(value) > max_length or not plain.isprintable():
-        raise Invalid(
-            f"{field}: invalid value {str(value)[:40]!r}, expected 1 to {max_length} printable "
-            "characters",
-            field=field,
-        )
-    return str(value)
+    return check_text("description", value, MAX_DESCRIPTION, allowed="\n\t")
 
 
 _READERS: Mapping[str, Any] = {"name": _name, "description": _description, "tags": parse_tags}

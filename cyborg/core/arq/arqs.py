@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Accelerator requests (ARQs), and the parsing of the JSON patch that binds or unbinds them."""
 
-import re
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from cyborg.core.errors import Invalid
+from cyborg.core.validation import check_text, parse_uuid
 
-_UUID = re.compile(r"[0-9a-fA-F]{32}|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 MAX_ARQS = 1024  # in one PATCH or DELETE
 _REQUIRED = ("hostname", "device_rp_uuid", "instance_uuid")
 _ALLOWED = frozenset({*_REQUIRED, "project_id"})
@@ -31,19 +29,6 @@ class UnbindRequest:
     """Request to unbind the ARQ ``request``."""
 
     request: str
-
-
-def parse_uuid(value: Any, field_name: str) -> str:
-    """Return the canonical form of a uuid. Raise Invalid with the name of the field."""
-    try:
-        # uuid.UUID alone accepts signs, underscores and the digits of any script.
-        if not isinstance(value, str) or not _UUID.fullmatch(value):
-            raise ValueError
-        return str(uuid.UUID(value))
-    except ValueError:
-        raise Invalid(
-            f"{field_name}: {str(value)[:60]!r} is not a uuid", field=field_name
-        ) from None
 
 
 def parse_patch(body: Any) -> tuple[BindRequest | UnbindRequest, ...]:
@@ -102,16 +87,10 @@ def _parse_operations(key: Any, operations: Any) -> BindRequest | UnbindRequest:
         return UnbindRequest(request)
     return BindRequest(
         request,
-        _text(values["hostname"], request, "/hostname"),
+        check_text("/hostname", values["hostname"], subject=f"{request}: /hostname"),
         parse_uuid(values["device_rp_uuid"], "/device_rp_uuid"),
         parse_uuid(values["instance_uuid"], "/instance_uuid"),
-        _text(values["project_id"], request, "/project_id") if "project_id" in values else None,
+        None
+        if "project_id" not in values
+        else check_text("/project_id", values["project_id"], subject=f"{request}: /project_id"),
     )
-
-
-def _text(value: Any, request: str, where: str) -> str:
-    if not isinstance(value, str) or not 1 <= len(value) <= 255 or not value.isprintable():
-        raise Invalid(
-            f"{request}: {where} must be a string of 1 to 255 printable characters", field=where
-        )
-    return value

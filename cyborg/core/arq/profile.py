@@ -18,6 +18,7 @@ from typing import Any
 
 from cyborg.core import naming
 from cyborg.core.errors import Invalid
+from cyborg.core.validation import check_text
 
 MAX_UNITS = 256
 MAX_GROUPS = 32
@@ -200,9 +201,4 @@ def _accel_key(name: str, where: str) -> str:
 def _text(raw: Any, where: str) -> str:
     if isinstance(raw, bool) or not isinstance(raw, str | int | float):
         raise Invalid(f"{where}: the value must be a string", field=where)
-    text = str(raw)
-    if not text or len(text) > MAX_VALUE or not text.isprintable():
-        raise Invalid(
-            f"{where}: the value must have 1 to {MAX_VALUE} printable characters", field=where
-        )
-    return text
+    return check_text(where, str(raw), MAX_VALUE)

@@ -15,7 +15,7 @@ from cyborg.core.codec import Serializable, as_list, wire
 from cyborg.core.drivers.options import Option
 from cyborg.core.errors import Invalid
 from cyborg.core.text import sanitize
-from cyborg.core.validation import string
+from cyborg.core.validation import check_text, string
 
 MAX_ENTRIES = 256  # drivers of one host
 MAX_OPTIONS = 256  # of one driver
@@ -38,10 +38,7 @@ def _load_text(value: Any) -> str | None:
 
 
 def _load_name(value: Any) -> str:
-    name = string(value)
-    if not 0 < len(name) <= MAX_NAME or not name.isprintable():
-        raise Invalid(f"drivers: invalid driver name {name[:40]!r}", field="drivers")
-    return name
+    return check_text("drivers", value, MAX_NAME, subject="driver name")
 
 
 def _load_support(value: Any) -> Support:

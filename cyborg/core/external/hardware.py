@@ -22,7 +22,7 @@ from cyborg.core.inventory.device import (
     Health,
 )
 from cyborg.core.naming import make_custom_name
-from cyborg.core.validation import string
+from cyborg.core.validation import check_integer, string
 
 MAX_HARDWARE = 256  # in one answer
 MAX_HANDLES = 256  # of one device
@@ -101,7 +101,9 @@ def _device(body: Any, backend: str, kind: str) -> Device:
         backend=backend,
         std_board_info=board | ({"remote": "1"} if remote else {}),
         vendor_board_info=capability.to_board_info(tree) | ({"uuid": number} if number else {}),
-        numa_node=None if numa in (None, NO_NODE) else _number("numa_node", numa, MAX_NUMA_NODE),
+        numa_node=None
+        if numa in (None, NO_NODE)
+        else check_integer("numa_node", numa, MAX_NUMA_NODE),
         serial=None if serial is None else string(serial),
         health=Health(body.get("health", Health.OK)),
         setup_required=_flag(status, "setup_required"),
@@ -113,7 +115,7 @@ def _device(body: Any, backend: str, kind: str) -> Device:
 
 def _handles(body: Mapping[str, Any], num: Any, pci: PciAddress | None) -> tuple[AttachHandle, ...]:
     """Return ``num`` handles: those named in ``handles``, or the function itself."""
-    num = _number("num", num, MAX_HANDLES)
+    num = check_integer("num", num, MAX_HANDLES)
     if pci is None:
         return ()
     form = HandleType(body.get("attach_type", HandleType.PCI))
@@ -141,12 +143,6 @@ def _uuid(value: Any) -> str | None:
         return None if value is None else str(uuid.UUID(string(value)))
     except ValueError as exc:
         raise Invalid(f"{str(value)[:40]!r} is not a uuid", field="uuid") from exc
-
-
-def _number(name: str, value: Any, max_value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= max_value:
-        raise Invalid(f"{name} is {str(value)[:40]!r}: expected 0 to {max_value}", field=name)
-    return value
 
 
 def _flag(status: Mapping[str, Any], name: str) -> bool:

@@ -5,9 +5,9 @@ import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from cyborg.core.arq.arqs import parse_uuid
 from cyborg.core.codec import Serializable
 from cyborg.core.errors import Invalid
+from cyborg.core.validation import check_text, parse_uuid
 
 MAX_NAMES = 16
 MAX_NAME = 255
@@ -33,12 +33,7 @@ class Identity(Serializable):
         if len(self.names) > MAX_NAMES:
             raise Invalid(f"a host has at most {MAX_NAMES} names", field="identity")
         for name in [*self.names, *([] if self.provider is None else [self.provider])]:
-            if not name or len(name) > MAX_NAME or not name.isprintable():
-                raise Invalid(
-                    f"invalid host name {name[:40]!r}: expected 1 to {MAX_NAME} printable "
-                    "characters",
-                    field="identity",
-                )
+            check_text("identity", name, MAX_NAME, subject="host name")
 
 
 def name_variants(names: Iterable[str]) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from typing import Any
 from cyborg.core.codec import Serializable, as_list, wire
 from cyborg.core.errors import Invalid
 from cyborg.core.text import sanitize
-from cyborg.core.validation import string
+from cyborg.core.validation import check_integer, check_text, string
 
 MAX_ADDRESS = 120  # provider names are `<host>_<address>`, at most 200 characters in Placement
 MAX_TEXT = 255
@@ -84,11 +84,11 @@ class AttachHandle(Serializable):
     info: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _text("handle address", self.address, MAX_ADDRESS)
+        check_text("handle address", self.address, MAX_ADDRESS)
         for key, value in self.info.items():
             # Nova builds names from these, so they are refused and not sanitised.
-            _text("attach handle info", key, MAX_TEXT)
-            _text("attach handle info", value, MAX_TEXT)
+            check_text("attach handle info", key, MAX_TEXT)
+            check_text("attach handle info", value, MAX_TEXT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +108,12 @@ class Deployable(Serializable):
     bitstream_id: str | None = None
 
     def __post_init__(self) -> None:
-        _text("deployable address", self.address, MAX_ADDRESS)
-        _text("resource class", self.resource_class, MAX_TEXT)
+        check_text("deployable address", self.address, MAX_ADDRESS)
+        check_text("resource class", self.resource_class, MAX_TEXT)
         for trait in self.traits:
-            _text("trait", trait, MAX_TEXT)
+            check_text("trait", trait, MAX_TEXT)
         if self.bitstream_id is not None:
-            _text("bitstream_id", self.bitstream_id, MAX_TEXT)
+            check_text("bitstream_id", self.bitstream_id, MAX_TEXT)
         _clean_info(self, "attributes")
         _check_unique("handle", self.address, [h.address for h in self.handles])
 
@@ -150,10 +150,10 @@ class Device(Serializable):
     deployables: tuple[Deployable, ...] = field(default=(), metadata=wire(required=True))
 
     def __post_init__(self) -> None:
-        _text("device address", self.address, MAX_ADDRESS)
-        _text("vendor", self.vendor, MAX_TEXT)
-        _text("model", self.model, MAX_TEXT)
-        _text("backend", self.backend, MAX_TEXT)
+        check_text("device address", self.address, MAX_ADDRESS)
+        check_text("vendor", self.vendor, MAX_TEXT)
+        check_text("model", self.model, MAX_TEXT)
+        check_text("backend", self.backend, MAX_TEXT)
         if isinstance(self.serial, str):
             object.__setattr__(self, "serial", sanitize(self.serial, MAX_TEXT) or None)
         if isinstance(self.health_reason, str):
@@ -197,15 +197,10 @@ class Layout:
     offers: Mapping[str, int]
 
     def __post_init__(self) -> None:
-        _text("layout", self.name, MAX_TEXT)
+        check_text("layout", self.name, MAX_TEXT)
         for resource_class, count in self.offers.items():
-            _text("resource class", resource_class, MAX_TEXT)
-            if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-                raise Invalid(
-                    f"layout {self.name} offers {count!r} of {resource_class}; expected a whole "
-                    "number of handles",
-                    field="offers",
-                )
+            check_text("resource class", resource_class, MAX_TEXT)
+            check_integer(f"layout {self.name}, handles of {resource_class}", count)
 
     def matches(self, device: Device) -> bool:
         """Return whether the device has this layout."""
@@ -222,14 +217,6 @@ def count_handles(device: Device) -> dict[str, int]:
             count = counts.get(deployable.resource_class, 0)
             counts[deployable.resource_class] = count + len(deployable.handles)
     return counts
-
-
-def _text(name: str, value: str, max_length: int) -> None:
-    if not value or len(value) > max_length or not value.isprintable():
-        raise Invalid(
-            f"invalid {name} {value[:40]!r}: expected 1 to {max_length} printable characters",
-            field=name,
-        )
 
 
 def _clean_info(owner: object, name: str) -> None:

@@ -23,10 +23,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from cyborg.core.arq.arqs import parse_uuid
 from cyborg.core.codec import Serializable
 from cyborg.core.errors import Invalid
-from cyborg.core.validation import string
+from cyborg.core.validation import parse_uuid, string
 
 MAX_ITEMS = 1024  # the limit of ARQs in one PATCH
 MAX_ERROR = 1000  # characters of a driver's error that are stored

@@ -4,8 +4,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from cyborg.core.arq.arqs import parse_uuid
 from cyborg.core.errors import Invalid
+from cyborg.core.validation import parse_uuid
 
 PATH = "/program"
 VERB = "replace"

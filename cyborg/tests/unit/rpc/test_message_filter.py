@@ -101,18 +101,18 @@ def test_valid_call_passes_with_its_sender(caplog: pytest.LogCaptureFixture) -> 
         (b'{"oslo.version": "2.0", "oslo.message": "1"}', {}, "oslo.message is int, not an object"),
         (call(), {"content_type": "application/x-python-serialize"}, "content type is"),
         (call(), {"headers": {"compression": "application/x-gzip"}}, "the message is compressed"),
-        (call(method=None), {}, "method is None; expected a name"),
-        (call(method="a\nb"), {}, "method is 'a"),
+        (call(method=None), {}, "method: invalid value 'None'"),
+        (call(method="a\nb"), {}, "method: invalid value 'a"),
         (call(args=[]), {}, "args are list, not an object"),
         (call(version="one"), {}, "invalid version 'one'"),
-        (call(namespace=7), {}, "namespace is 7"),
+        (call(namespace=7), {}, "namespace: invalid value '7'"),
         (call(_msg_id="m"), {}, "only one of _msg_id and _reply_q is set"),
         (
             call(_msg_id="m", _reply_q="cyborg.conductor"),
             {},
             "invalid reply queue 'cyborg.conductor'",
         ),
-        (call(_msg_id={}, _reply_q="reply_x"), {}, "_msg_id is {}"),
+        (call(_msg_id={}, _reply_q="reply_x"), {}, "_msg_id: invalid value '{}'"),
     ],
 )
 def test_invalid_call_is_rejected_and_logged_once(

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cyborg.core.arq.arqs import BindRequest, UnbindRequest, parse_patch, parse_uuid
+from cyborg.core.arq.arqs import BindRequest, UnbindRequest, parse_patch
 from cyborg.core.errors import Invalid
+from cyborg.core.validation import parse_uuid
 
 ARQ = "11111111-1111-4111-8111-111111111111"
 PROVIDER = "22222222-2222-4222-8222-222222222222"

@@ -52,12 +52,12 @@ def test_count_handles_adds_deployables_of_one_class() -> None:
 @pytest.mark.parametrize(
     ("name", "offered", "message"),
     [
-        ("", {}, "invalid layout ''"),
-        ("a\nb", {}, "invalid layout"),
-        ("halves", {"": 2}, "invalid resource class ''"),
-        ("halves", {"PGPU": -1}, "layout halves offers -1 of PGPU; expected a whole number"),
-        ("halves", {"PGPU": True}, "offers True of PGPU"),
-        ("halves", {"PGPU": 2.0}, "offers 2.0 of PGPU"),
+        ("", {}, "layout: invalid value ''"),
+        ("a\nb", {}, "layout: invalid value"),
+        ("halves", {"": 2}, "resource class: invalid value ''"),
+        ("halves", {"PGPU": -1}, "layout halves, handles of PGPU: invalid value '-1'"),
+        ("halves", {"PGPU": True}, "handles of PGPU: invalid value 'True'"),
+        ("halves", {"PGPU": 2.0}, "handles of PGPU: invalid value '2.0'"),
     ],
 )
 def test_layout_malformed_is_rejected(name: str, offered: dict[str, int], message: str) -> None:

@@ -85,14 +85,16 @@ def pending_items(conf: cfg.ConfigOpts, totals: Totals, now: datetime) -> Iterat
     )
     yield PendingItem("requests whose instance's project is unknown", totals.owners_unverified)
     yield PendingItem("handles to be cleaned", totals.handles.get("dirty", 0))
-    for row in totals.outbox:
-        name = f"messages {row['kind']}, {row['state']}"
-        yield PendingItem(name, row["count"], age(row["oldest"]), row["state"] == "dead")
-    for row in totals.jobs:
-        yield PendingItem(f"jobs {row['kind']}, open", row["count"], age(row["oldest"]))
-        if row["overdue"]:
-            name = f"jobs {row['kind']}, past their deadline"
-            yield PendingItem(name, row["overdue"], needs_attention=True)
+    for messages in totals.outbox:
+        name = f"messages {messages['kind']}, {messages['state']}"
+        yield PendingItem(
+            name, messages["count"], age(messages["oldest"]), messages["state"] == "dead"
+        )
+    for jobs in totals.jobs:
+        yield PendingItem(f"jobs {jobs['kind']}, open", jobs["count"], age(jobs["oldest"]))
+        if jobs["overdue"]:
+            name = f"jobs {jobs['kind']}, past their deadline"
+            yield PendingItem(name, jobs["overdue"], needs_attention=True)
     yield PendingItem("providers stale", totals.providers_stale, age(totals.oldest_stale))
     failing = totals.providers_failing
     yield PendingItem("providers that Placement rejects", failing, needs_attention=failing > 0)

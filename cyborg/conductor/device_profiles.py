@@ -2,6 +2,7 @@
 """Create and delete device profiles. The API reads them from the database itself."""
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 from uuid import uuid4
 
@@ -16,7 +17,6 @@ from cyborg.core.text import join_limited
 from cyborg.core.validation import check_text, parse_uuid
 from cyborg.core.wire.notification import Event
 from cyborg.db.read import device_profiles as read
-from cyborg.db.read.paging import Row
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import device_profiles as store
 from cyborg.db.write import outbox
@@ -39,8 +39,8 @@ class DeviceProfiles:
         Return the row as plain values. Raise Invalid with the field, and Conflict if the name or
         the uuid exists.
         """
-        row = _parse_profile(profile) | {"created_at": self._uow.clock()}
-        created = row | {"created_at": to_iso(row["created_at"]), "updated_at": None}
+        row = _parse_profile(profile, self._uow.clock())
+        created = {**row, "created_at": to_iso(row["created_at"]), "updated_at": None}
         try:
             self._uow.run_once(lambda tx: self._insert(tx, row), lambda _: created)
         except db_exc.DBDuplicateEntry as exc:
@@ -61,7 +61,7 @@ class DeviceProfiles:
         except db_exc.DBReferenceError as exc:
             raise self._in_use(keys) from exc
 
-    def _insert(self, tx: sa.Connection, row: Mapping[str, Any]) -> None:
+    def _insert(self, tx: sa.Connection, row: store.NewProfileRow) -> None:
         store.insert(tx, row)
         if self._notifications is not None:
             outbox.add_all(tx, self._notifications.build_messages(Event.PROFILE_CREATED, [row]))
@@ -75,7 +75,7 @@ class DeviceProfiles:
         if missing := sorted(key for key, id_ in ids.items() if id_ is None):
             raise _not_found(missing)
         profile_ids = {id_ for id_ in ids.values() if id_ is not None}
-        deleted: Sequence[Row] = ()
+        deleted: Sequence[read.DeviceProfileRow] = ()
         if self._notifications is not None and self._notifications.enabled:
             uuids_to_delete = [row["uuid"] for row in rows if row["id"] in profile_ids]
             deleted = read.find(tx, uuids=uuids_to_delete)
@@ -107,7 +107,7 @@ def _not_found(keys: Sequence[str]) -> NotFound:
     return NotFound(f"no device profile {', '.join(keys)}", unknown=list(keys))
 
 
-def _parse_profile(profile: Mapping[str, Any]) -> dict[str, Any]:
+def _parse_profile(profile: Mapping[str, Any], now: datetime) -> store.NewProfileRow:
     if not isinstance(profile, Mapping):
         raise Invalid("a device profile must be an object", field="body")
     description = profile.get("description")
@@ -126,17 +126,18 @@ def _parse_profile(profile: Mapping[str, Any]) -> dict[str, Any]:
         "name": parse_name(profile.get("name")),
         "description": description,
         "groups": [group.to_dict() for group in parse_groups(profile.get("groups"))],
+        "created_at": now,
     }
 
 
-def _duplicate_error(row: Mapping[str, Any], exc: db_exc.DBDuplicateEntry) -> Conflict:
+def _duplicate_error(row: store.NewProfileRow, exc: db_exc.DBDuplicateEntry) -> Conflict:
     # SQLite reports the column, the other databases the value.
     by_uuid = exc.value == row["uuid"] or any("uuid" in column for column in exc.columns or ())
-    field = "uuid" if by_uuid else "name"
-    return Conflict(f"a device profile with {field} {row[field]} already exists", field=field)
+    field, value = ("uuid", row["uuid"]) if by_uuid else ("name", row["name"])
+    return Conflict(f"a device profile with {field} {value} already exists", field=field)
 
 
-def _describe(row: Mapping[Any, Any]) -> str:
+def _describe(row: store.ProfileUserRow) -> str:
     instance = row["instance_uuid"]
     return f"{row['uuid']} ({row['state']}{f', instance {instance}' if instance else ''})"
 

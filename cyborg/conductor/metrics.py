@@ -250,20 +250,25 @@ def _fill(families: Mapping[str, Any], found: Totals, now: datetime) -> None:
     for status in ("enabled", "maintaining"):
         for health in Health:
             put("devices", found.devices.get((status, health), 0), status, health)
-    for row in found.unhealthy:
-        put("device_unhealthy_seconds", age(row["health_since"]), row["host"], row["address"])
+    for device in found.unhealthy:
+        put(
+            "device_unhealthy_seconds",
+            age(device["health_since"]),
+            device["host"],
+            device["address"],
+        )
     for binary in sorted({binary for binary, _ in found.services}):
         for liveness in Liveness:
             put("services", found.services.get((binary, liveness), 0), binary, liveness)
     put("hosts_cordoned", found.hosts_cordoned)
-    for row in found.outbox:
-        put("outbox_messages", row["count"], row["kind"], row["state"])
-        if row["state"] == "pending":
-            put("outbox_oldest_seconds", age(row["oldest"]), row["kind"])
-    for row in found.jobs:
-        put("jobs_open", row["count"], row["kind"])
-        put("jobs_overdue", row["overdue"], row["kind"])
-        put("jobs_oldest_seconds", age(row["oldest"]), row["kind"])
+    for messages in found.outbox:
+        put("outbox_messages", messages["count"], messages["kind"], messages["state"])
+        if messages["state"] == "pending":
+            put("outbox_oldest_seconds", age(messages["oldest"]), messages["kind"])
+    for jobs in found.jobs:
+        put("jobs_open", jobs["count"], jobs["kind"])
+        put("jobs_overdue", jobs["overdue"], jobs["kind"])
+        put("jobs_oldest_seconds", age(jobs["oldest"]), jobs["kind"])
     put("providers", found.providers)
     put("providers_stale", found.providers_stale)
     put("providers_failing", found.providers_failing)

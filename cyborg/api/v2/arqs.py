@@ -26,7 +26,6 @@ from cyborg.core.errors import (
     Unresolved,
 )
 from cyborg.db.read import arqs as read
-from cyborg.db.read.paging import Row
 
 PATHS = ("/hostname", "/device_rp_uuid", "/instance_uuid", "/project_id")
 PROJECT_SINCE = (2, 1)
@@ -208,7 +207,7 @@ class Controller(Resource):
         self.context.conductor.arq_delete(uuids, instance, caller.project_scope, caller.is_service)
 
 
-def _require_resolved(rows: Sequence[Row], instance: str) -> None:
+def _require_resolved(rows: Sequence[read.ArqRow], instance: str) -> None:
     if unresolved := [row["uuid"] for row in rows if row["state"] not in RESOLVED]:
         raise Unresolved(
             f"{len(unresolved)} of {len(rows)} ARQs of instance {instance} are not resolved yet, "

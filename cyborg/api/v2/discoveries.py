@@ -13,7 +13,6 @@ from cyborg.api.controller import Resource
 from cyborg.api.request_context import RequestContext
 from cyborg.core.errors import NotFound
 from cyborg.db.read import discoveries as read
-from cyborg.db.read.paging import Row
 
 IN_PROGRESS, DONE, FAILED = "IN-PROGRESS", "DONE", "FAILED"
 State = types.Enum(IN_PROGRESS, DONE, FAILED)
@@ -65,7 +64,7 @@ class DiscoveryCreate(types.JsonObject):
     driver = wtypes.wsattr(types.Text(min_length=1))
 
 
-def _show_details(request: RequestContext, row: Row) -> Mapping[str, Any]:
+def _show_details(request: RequestContext, row: read.DiscoveryRow) -> Mapping[str, Any]:
     states = {backend["state"] for backend in row["backends"]}
     state = next(state for state in (IN_PROGRESS, FAILED, DONE) if state in states)
     return request.serialize(Discovery, row, DISCOVERIES.name, state=state)

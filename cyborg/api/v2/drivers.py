@@ -28,7 +28,6 @@ from cyborg.core.errors import Invalid, NotFound
 from cyborg.core.hosts.liveness import Liveness
 from cyborg.core.inventory.device import DeviceType
 from cyborg.db.read import drivers as read
-from cyborg.db.read.paging import Row
 
 MAX_HOSTS = 10_000  # in one request
 MAX_CONFIG = 65536  # characters of JSON
@@ -269,7 +268,7 @@ class Controller(Resource):
         )
         return jobs.serialize_created(request, Kind.UNINSTALL, result)
 
-    def _with_liveness(self, row: Row) -> Mapping[str, Any]:
+    def _with_liveness(self, row: read.DriverRow) -> Mapping[str, Any]:
         liveness = self.liveness_evaluator()
         hosts = [{**host, "state": liveness(host["last_seen_at"])} for host in row["hosts"]]
         return {**row, "hosts": hosts}

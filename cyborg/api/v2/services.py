@@ -18,7 +18,6 @@ from cyborg.core.hosts.liveness import Liveness
 from cyborg.core.inventory import functions as core
 from cyborg.db.read import backends as read_backends
 from cyborg.db.read import services as read
-from cyborg.db.read.paging import Row
 
 
 class Function(types.JsonObject):
@@ -66,6 +65,7 @@ class Service(types.JsonObject):
     created_at = wtypes.wsattr(datetime, mandatory=True)
 
 
+_Row = read.ServiceRow | read_backends.AgentBackendRow
 SERVICES = Collection("services", "service", read, Service, since=(2, 4))
 
 
@@ -87,13 +87,11 @@ class Controller(Resource):
 
         A function selects those that offer it, and shows it and the functions below it only.
         """
-        find = (
-            read_backends.find
-            if kind == "backend"
-            else functools.partial(read.find, functions=kind is None)
-        )
-        rows = self.read_page(page, find, **filters)
-        return SERVICES.document(request, rows, self._show(kind))
+        if kind == "backend":
+            found = self.read_page(page, read_backends.find, **filters)
+            return SERVICES.document(request, found, self._show(kind))
+        find = functools.partial(read.find, functions=kind is None)
+        return SERVICES.document(request, self.read_page(page, find, **filters), self._show(kind))
 
     @SERVICES.operation("DELETE services/{uuid}", "delete", raises=(NotFound, WrongState, InUse))
     def delete(self, request: RequestContext, uuid: str) -> None:
@@ -103,10 +101,10 @@ class Controller(Resource):
         """
         self.context.conductor.service_delete(uuid)
 
-    def _show(self, kind: str | None) -> Callable[[RequestContext, Row], Mapping[str, Any]]:
+    def _show(self, kind: str | None) -> Callable[[RequestContext, _Row], Mapping[str, Any]]:
         evaluate = self.liveness_evaluator()
 
-        def show(request: RequestContext, row: Row) -> Mapping[str, Any]:
+        def show(request: RequestContext, row: _Row) -> Mapping[str, Any]:
             state = evaluate(row["last_seen_at"])
             backends = [] if kind == "daemon" else row["backends"]
             more = {"kind": kind or "daemon", "state": state, "backends": backends}

@@ -184,14 +184,16 @@ class Arqs:
         if (error := missing_error(deleted)) is not None:
             raise error
 
-    def _create(self, tx: sa.Connection, name: str, project_id: str | None) -> list[dict[str, Any]]:
+    def _create(
+        self, tx: sa.Connection, name: str, project_id: str | None
+    ) -> list[store.NewArqRow]:
         rows = self._insert_arqs(tx, name, project_id)
         self._event_recorder.record_created(tx, rows)
         return rows
 
     def _insert_arqs(
         self, tx: sa.Connection, name: str, project_id: str | None
-    ) -> list[dict[str, Any]]:
+    ) -> list[store.NewArqRow]:
         """Insert the ARQs of a profile. Raise NotFound, OverLimit.
 
         ARQs of concurrent transactions are not counted. A project can exceed its limit by the
@@ -336,7 +338,7 @@ class Arqs:
         return self._release(tx, todo, keep=True)
 
     def _delete(
-        self, tx: sa.Connection, rows: Sequence[sa.RowMapping], allow_bound: bool
+        self, tx: sa.Connection, rows: Sequence[store.ArqRow], allow_bound: bool
     ) -> tuple[release.ReleaseResult, set[str]]:
         """Delete locked ARQs; also return the uuids of the rows."""
         if not allow_bound and any(row["state"] in OWNING_STATES for row in rows):
@@ -350,7 +352,7 @@ class Arqs:
         return self._release(tx, todo, keep=False), {row["uuid"] for row in rows}
 
     def _release(
-        self, tx: sa.Connection, rows: Sequence[sa.RowMapping], *, keep: bool
+        self, tx: sa.Connection, rows: Sequence[store.ArqRow], *, keep: bool
     ) -> release.ReleaseResult:
         result = release.release(tx, rows, keep=keep, now=self._now())
         self._event_recorder.record_released(tx, rows, keep=keep, failed=result.failed_arqs)
@@ -368,8 +370,8 @@ class Arqs:
 
 
 def _build_rows(
-    profile: sa.RowMapping, project_id: str | None, now: datetime
-) -> list[dict[str, Any]]:
+    profile: profile_store.UsedProfileRow, project_id: str | None, now: datetime
+) -> list[store.NewArqRow]:
     return [
         {
             "uuid": str(uuid4()),
@@ -390,11 +392,11 @@ def _profile_not_found(name: str) -> NotFound:
     return NotFound(f"no device profile {name[:255]!r}", device_profile_name=name[:255])
 
 
-def _created(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _created(rows: Sequence[store.NewArqRow]) -> dict[str, Any]:
     return {"arqs": [_to_response(row) for row in rows]}
 
 
-def _to_response(row: Mapping[str, Any]) -> dict[str, Any]:
+def _to_response(row: store.NewArqRow) -> dict[str, Any]:
     """Return a new ARQ as the read API shows it: unbound, without database ids."""
     public = {key: value for key, value in row.items() if key != "profile_id"}
     return public | {

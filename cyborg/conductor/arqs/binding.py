@@ -53,7 +53,7 @@ class BindResult:
     With ``host_work_pending``, the ARQs are BindStarted and wait for a job.
     """
 
-    arqs: Sequence[Mapping[str, object]] = ()
+    arqs: Sequence[store.ArqRow] = ()
     host_work_pending: bool = False
 
 
@@ -101,7 +101,7 @@ def bind(
     if needs_prepare:
         to_prepare = [demand for demand in demands if demand.provider in needs_prepare]
         _enqueue_prepare_job(tx, todo, to_prepare, chosen, deployables, instance, context)
-    updated = [
+    updated: list[store.ArqToBindRow] = [
         {
             **row,
             "state": state,
@@ -116,7 +116,7 @@ def bind(
 
 
 def _is_bound_as_requested(
-    row: sa.RowMapping, bind_request: BindRequest, context: BindContext
+    row: store.ArqToBindRow, bind_request: BindRequest, context: BindContext
 ) -> bool:
     """Return whether the ARQ is, or is being, bound as requested: a repeated bind is no error."""
     return (
@@ -128,7 +128,7 @@ def _is_bound_as_requested(
     )
 
 
-def _check_state(row: sa.RowMapping) -> None:
+def _check_state(row: store.ArqToBindRow) -> None:
     allowed = source_states(Step.START)
     if row["state"] not in allowed:
         raise WrongState(
@@ -150,7 +150,9 @@ def _instance_conflict(tx: sa.Connection, instance: str, uuids: Sequence[str]) -
 
 
 def _changed_projects(
-    todo: Sequence[sa.RowMapping], requests_by_uuid: Mapping[str, BindRequest], context: BindContext
+    todo: Sequence[store.ArqToBindRow],
+    requests_by_uuid: Mapping[str, BindRequest],
+    context: BindContext,
 ) -> dict[int, str]:
     """Return the new project of each ARQ whose project changes, by row id.
 
@@ -168,8 +170,8 @@ def _changed_projects(
 
 def _reserve_instance_slots(
     tx: sa.Connection,
-    rows: Sequence[sa.RowMapping],
-    todo: Sequence[sa.RowMapping],
+    rows: Sequence[store.ArqToBindRow],
+    todo: Sequence[store.ArqToBindRow],
     requests_by_uuid: Mapping[str, BindRequest],
     state: ArqState,
     projects: Mapping[int, str],
@@ -201,10 +203,10 @@ def _reserve_instance_slots(
 
 def _enqueue_prepare_job(
     tx: sa.Connection,
-    todo: Sequence[sa.RowMapping],
+    todo: Sequence[store.ArqToBindRow],
     demands: Sequence[Demand],
     chosen: Mapping[str, str],
-    deployables: Sequence[sa.RowMapping],
+    deployables: Sequence[handle_claims.ClaimedProviderRow],
     instance: str,
     context: BindContext,
 ) -> None:
@@ -244,11 +246,11 @@ def _enqueue_prepare_job(
     jobs.assign_arqs(tx, [row["id"] for row in todo], job)
 
 
-def _ids(rows: Sequence[sa.RowMapping]) -> dict[str, int]:
+def _ids(rows: Sequence[store.ArqToBindRow]) -> dict[str, int]:
     return {row["uuid"]: row["id"] for row in rows}
 
 
-def _to_demand(row: sa.RowMapping, bind_request: BindRequest) -> Demand:
+def _to_demand(row: store.ArqToBindRow, bind_request: BindRequest) -> Demand:
     group = parse_group(row["group"], "group")
     return Demand(
         arq_uuid=row["uuid"],

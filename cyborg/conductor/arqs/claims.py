@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from cyborg.core.arq.selection import Candidate, Demand, choose_handles
 from cyborg.core.errors import NoHandle, NotFound
 from cyborg.db.write import handle_claims
+from cyborg.db.write.handle_claims import ClaimedProviderRow, FreeHandleRow, HandleStateRow
 
 _RANDOM = random.Random()  # noqa: S311  (spreads load, no security purpose)
 
@@ -22,7 +23,7 @@ def claim(
     tx: sa.Connection,
     demands: Sequence[Demand],
     ids: Mapping[str, int],
-    deployables: Sequence[sa.RowMapping],
+    deployables: Sequence[ClaimedProviderRow],
     *,
     needs_cleaning: Collection[str],
     wait: bool,
@@ -55,7 +56,7 @@ def claim(
     return {arq: addresses[handle] for arq, handle in chosen.items()}
 
 
-def check_providers(demands: Sequence[Demand], deployables: Sequence[sa.RowMapping]) -> None:
+def check_providers(demands: Sequence[Demand], deployables: Sequence[ClaimedProviderRow]) -> None:
     """Raise NotFound unless the provider of each demand exists on the host of the demand."""
     hosts = {row["provider"]: row["host"] for row in deployables}
     for demand in demands:
@@ -76,12 +77,12 @@ def check_providers(demands: Sequence[Demand], deployables: Sequence[sa.RowMappi
 
 
 def _explain_no_handle(
-    tx: sa.Connection, demands: Sequence[Demand], deployables: Sequence[sa.RowMapping]
+    tx: sa.Connection, demands: Sequence[Demand], deployables: Sequence[ClaimedProviderRow]
 ) -> Exception:
     """Return the error that explains, from all handles of the providers, why none fits."""
     by_id = {row["deployable_id"]: row for row in deployables}
     handles = handle_claims.all_handles(tx, sorted(by_id))
-    candidates = [_to_candidate(by_id[row["deployable_id"]], row) for row in handles]
+    candidates = [_to_candidate(by_id[row["deployable_id"]], row, row) for row in handles]
     providers = {row["provider"] for row in deployables}
     if empty := providers - {candidate.provider for candidate in candidates}:
         return NoHandle(
@@ -101,7 +102,11 @@ def _explain_no_handle(
     return ClaimLost()  # a handle was released since the first query
 
 
-def _to_candidate(deployable: sa.RowMapping, handle: sa.RowMapping) -> Candidate:
+def _to_candidate(
+    deployable: ClaimedProviderRow,
+    handle: FreeHandleRow | HandleStateRow,
+    state: HandleStateRow | None = None,
+) -> Candidate:
     return Candidate(
         handle_id=handle["id"],
         handle=handle["uuid"],
@@ -111,11 +116,11 @@ def _to_candidate(deployable: sa.RowMapping, handle: sa.RowMapping) -> Candidate
         traits=frozenset(deployable["traits"]),
         device_status=deployable["device_status"],
         health=deployable["health"],
-        draining=deployable["draining"] or handle.get("draining", False),
+        draining=deployable["draining"] or (state is not None and state["draining"]),
         setup_required=deployable["setup_required"],
         reboot_required=deployable["reboot_required"],
         backend_disabled=deployable["cordoned"],
         programming=deployable["programming"],
-        in_use=handle.get("taken", False),
-        dirty=handle.get("dirty", False),
+        in_use=state is not None and state["taken"],
+        dirty=state is not None and state["dirty"],
     )

@@ -40,7 +40,7 @@ class OrphanReleaser:
         orphan_arqs: Collection[BoundArq],
         *,
         keep: bool,
-        unchanged: Callable[[sa.RowMapping, BoundArq], bool] = orphans.is_same_bind,
+        unchanged: Callable[[orphans.LockedArqRow, BoundArq], bool] = orphans.is_same_bind,
     ) -> list[BoundArq]:
         """Unbind (``keep``) or delete ARQs in one transaction; return the released ones.
 

@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 
 import sqlalchemy as sa
 
@@ -35,12 +34,12 @@ class ReleaseResult:
 
     count: int
     jobs_created: int = 0
-    failed_arqs: Sequence[Mapping[Any, Any]] = ()
+    failed_arqs: Sequence[store.ArqRow] = ()
     instances: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def release(
-    tx: sa.Connection, rows: Sequence[sa.RowMapping], *, keep: bool, now: datetime
+    tx: sa.Connection, rows: Sequence[store.ArqRow], *, keep: bool, now: datetime
 ) -> ReleaseResult:
     """Free the handles of locked ARQs (``store.lock``), then unbind (``keep``) or delete the ARQs.
 
@@ -50,7 +49,7 @@ def release(
         return ReleaseResult(0)
     ids = [row["id"] for row in rows]
     cancelled = sorted({row["job_id"] for row in rows if row["job_id"] is not None})
-    failed: Sequence[Mapping[Any, Any]] = ()
+    failed: Sequence[store.ArqRow] = ()
     cancelled_uuids: list[str] = []
     if cancelled:
         failed = [row for row in store.lock_of_jobs(tx, cancelled) if row["id"] not in ids]
@@ -77,7 +76,7 @@ def release(
 
 def fail_binds(
     tx: sa.Connection,
-    rows: Sequence[sa.RowMapping],
+    rows: Sequence[store.ArqRow],
     *,
     now: datetime,
     cancelled_jobs: Collection[str],
@@ -96,7 +95,7 @@ def fail_binds(
 
 def enqueue_cleaning(
     tx: sa.Connection,
-    handles: Sequence[Mapping[Any, Any]],
+    handles: Sequence[handle_claims.DirtyHandleRow],
     *,
     now: datetime,
     cancelled_jobs: Collection[str] = (),
@@ -123,16 +122,18 @@ def enqueue_cleaning(
 
 
 def _batches_by_host(
-    by_host: Sequence[Mapping[Any, Any]],
-) -> Iterator[tuple[str, Sequence[Mapping[Any, Any]]]]:
+    by_host: Sequence[handle_claims.DirtyHandleRow],
+) -> Iterator[tuple[str, Sequence[handle_claims.DirtyHandleRow]]]:
     """Yield the handles of each host in batches of at most MAX_HANDLES_PER_JOB."""
-    for host, group in itertools.groupby(by_host, key=lambda row: str(row["host"])):
+    for host, group in itertools.groupby(by_host, key=lambda row: row["host"]):
         rows = list(group)
         for start in range(0, len(rows), MAX_HANDLES_PER_JOB):
             yield host, rows[start : start + MAX_HANDLES_PER_JOB]
 
 
-def work_item(row: Mapping[Any, Any], accel: Mapping[str, str] | None = None) -> WorkItem:
+def work_item(
+    row: handle_claims.DirtyHandleRow, accel: Mapping[str, str] | None = None
+) -> WorkItem:
     """Convert a handle row to a work item for the agent."""
     return WorkItem(
         backend=row["backend"],

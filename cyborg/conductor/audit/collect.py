@@ -199,7 +199,9 @@ class SourceCollector:
         return servers
 
 
-def _read_records(tx: sa.Connection, host: str) -> tuple[DatabaseSnapshot, Sequence[sa.RowMapping]]:
+def _read_records(
+    tx: sa.Connection, host: str
+) -> tuple[DatabaseSnapshot, Sequence[deployables.DesiredProviderRow]]:
     records = view.read(tx, host)
     uuids = [deployable.provider for device in records.devices for deployable in device.deployables]
     return records, deployables.desired_state(tx, uuids) if uuids else ()

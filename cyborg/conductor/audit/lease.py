@@ -28,7 +28,7 @@ class AuditLease:
     def __init__(
         self,
         uow: UnitOfWork,
-        row: Mapping[str, Any],
+        row: store.LeasedAuditRow,
         owner: str,
         seconds: float,
         stopped: threading.Event,
@@ -48,11 +48,11 @@ class AuditLease:
         self._now = now
         self._clock = clock
         self._renewed = clock()
-        self._hosts_done: int = row["hosts_done"]
-        self._num_findings: int = row["num_findings"]
+        self._hosts_done = row["hosts_done"]
+        self._num_findings = row["num_findings"]
         self._findings: list[Any] = list(row["findings"])
-        self.uuid: str = row["uuid"]
-        self.repair = bool(row["repair"])
+        self.uuid = row["uuid"]
+        self.repair = row["repair"]
 
     def remaining_hosts(self) -> Iterator[str]:
         """Iterate over the hosts that are not audited yet, by name."""
@@ -60,7 +60,7 @@ class AuditLease:
             if not self._hosts_done:
                 yield self._row["host"]
             return
-        last: str = self._row["last_host"] or ""
+        last = self._row["last_host"] or ""
         while names := self._uow.run(
             lambda tx, last=last: store.next_hosts(tx, last, PAGE_SIZE)  # type: ignore[misc]
         ):

@@ -21,7 +21,7 @@ from oslo_config import cfg
 
 from cyborg.conductor.common.lease_owner import new_owner
 from cyborg.conductor.drivers.notifier import GenerationNotifier, HostGeneration
-from cyborg.conductor.drivers.rollout_steps import StepExecutor, agent_ids
+from cyborg.conductor.drivers.rollout_steps import StepExecutor, StepFailure, agent_ids
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.drivers import desired_state, rollout
 from cyborg.core.drivers.rollout import PENDING_STATES, Kind, Step, StepState
@@ -100,7 +100,7 @@ class RolloutController:
                 break
         return count
 
-    def _process(self, row: sa.RowMapping) -> bool:
+    def _process(self, row: store.LeasedJobRow) -> bool:
         """Run one iteration of a job; return whether to requeue it. Raise Unavailable.
 
         An unreadable job is logged and does not block others.
@@ -177,7 +177,7 @@ class RolloutController:
             if row is None:
                 raise _unknown_epoch(host, epoch)
             desired_backends.record_outcomes(tx, row["id"], reported)
-            jobs, failed = [], list[tuple[Any, str]]()
+            jobs, failed = [], list[StepFailure]()
             by_backend = {outcome.backend: outcome for outcome in reported}
             for step in store.pending_steps(tx, host, waiting) if waiting else ():
                 outcome = by_backend.get(step["backend"])
@@ -192,7 +192,7 @@ class RolloutController:
                 if error is None:
                     store.update_step(tx, step["id"], StepState.DONE, error=None, deadline=None)
                 else:
-                    failed.append(({**step, "host": host, "service_id": row["id"]}, error))
+                    failed.append(StepFailure(step, step["kind"], host, row["id"], error))
             changed = self._step_executor.roll_back(tx, failed, {row["id"]: row})
             notified = [(host, row["desired_generation"] + 1)] if failed else []
             if jobs:
@@ -228,7 +228,9 @@ class RolloutController:
             error = f"the agent did not report an outcome within {seconds:g} s"
             agents = desired_backends.lock_agents(tx, agent_ids(overdue))
             changed = self._step_executor.roll_back(
-                tx, [({**step, "kind": kind}, error) for step in overdue], agents
+                tx,
+                [StepFailure(s, kind, s["host"], s["service_id"], error) for s in overdue],
+                agents,
             )
             store.reschedule(tx, row["id"], now)
             host_generations = [
@@ -268,12 +270,14 @@ class RolloutController:
         requeue = len(host_generations) < len(starting)
         # Resend the notification of running steps: it, or the agent's reply, may have been lost.
         host_generations += [
-            (step["host"], step["generation"]) for step in in_progress if not step["down"]
+            (step["host"], generation)
+            for step in in_progress
+            if not step["down"] and (generation := step["generation"]) is not None
         ]
         store.reschedule(tx, row["id"], now if requeue else now + timedelta(seconds=POLL_INTERVAL))
         return RolloutUpdate(host_generations, changed, requeue)
 
-    def _end(self, tx: sa.Connection, job: Any, succeeded: bool) -> None:
+    def _end(self, tx: sa.Connection, job: store.LeasedJobRow, succeeded: bool) -> None:
         rows = store.steps_of_job(tx, job["id"])
         summary = rollout.summarize([StepState(row["state"]) for row in rows])
         errors = [
@@ -295,7 +299,7 @@ class RolloutController:
         )
 
 
-def _is_overdue(step: Any, now: datetime) -> bool:
+def _is_overdue(step: store.StepRow, now: datetime) -> bool:
     return bool((step["deadline"] or now) < now)
 
 

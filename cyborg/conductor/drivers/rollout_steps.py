@@ -5,9 +5,8 @@ The caller holds the lock of the job. Where possible, one statement serves all h
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any
 
 import sqlalchemy as sa
 from oslo_config import cfg
@@ -25,6 +24,17 @@ from cyborg.db.write import rollouts as store
 LOG = get_logger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class StepFailure:
+    """A failed step with its kind of job, its host and the row id of its agent."""
+
+    step: store.StepRow | store.PendingStepRow
+    kind: str
+    host: str
+    service_id: int | None
+    error: str
+
+
 class StepExecutor:
     """Writer of the desired state of hosts for the steps of a job."""
 
@@ -38,8 +48,8 @@ class StepExecutor:
     def start(
         self,
         tx: sa.Connection,
-        job: Any,
-        steps: Sequence[Any],
+        job: store.LeasedJobRow,
+        steps: Sequence[store.StepRow],
         abandoned: Collection[tuple[str, str]],
     ) -> tuple[list[HostGeneration], bool]:
         """Write the desired state of the hosts of steps.
@@ -57,8 +67,8 @@ class StepExecutor:
         host_generations: list[HostGeneration] = []
         removed: list[tuple[str, str]] = []
         for step in steps:
-            agent, host, backend = agents.get(step["service_id"]), step["host"], step["backend"]
-            if agent is None:
+            service_id, host, backend = step["service_id"], step["host"], step["backend"]
+            if service_id is None or (agent := agents.get(service_id)) is None:
                 error = "its agent was deleted"
                 store.update_step(tx, step["id"], StepState.FAILED, error=error)
                 continue
@@ -99,22 +109,23 @@ class StepExecutor:
     def roll_back(
         self,
         tx: sa.Connection,
-        failed: Sequence[tuple[Any, str]],
-        agents: Mapping[int, sa.RowMapping],
+        failed: Sequence[StepFailure],
+        agents: Mapping[int, desired_backends.LockedAgentRow],
     ) -> bool:
         """Restore the previous desired state of hosts; return whether devices have changed.
 
-        ``failed`` are pairs of a step and its error, ``agents`` the locked rows of their agents.
+        ``agents`` has the locked rows of the agents of the failed steps.
         """
         if not failed:
             return False
         desired_backends.bump_generation(tx, agents)
         hosts = set()
-        for step, error in failed:
-            install = step["kind"] == Kind.INSTALL
+        for failure in failed:
+            step = failure.step
+            install = failure.kind == Kind.INSTALL
             state = StepState.FAILED if install else StepState.ROLLED_BACK
-            store.update_step(tx, step["id"], state, error=error, deadline=None)
-            if (agent := agents.get(step["service_id"])) is None:
+            store.update_step(tx, step["id"], state, error=failure.error, deadline=None)
+            if failure.service_id is None or (agent := agents.get(failure.service_id)) is None:
                 continue
             previous = None
             if step["previous"] is not None:
@@ -123,10 +134,10 @@ class StepExecutor:
                     generation=agent["desired_generation"] + 1,
                 )
             desired_backends.revert(tx, agent["id"], step["backend"], step["generation"], previous)
-            hosts.add(step["host"])
+            hosts.add(failure.host)
         return self._apply_cordon(tx, hosts)
 
-    def uncordon(self, tx: sa.Connection, steps: Sequence[sa.RowMapping]) -> bool:
+    def uncordon(self, tx: sa.Connection, steps: Sequence[store.StepRow]) -> bool:
         """Uncordon the backends of steps; return whether devices have changed."""
         desired_backends.lock_agents(tx, agent_ids(steps))
         desired_backends.uncordon(
@@ -142,6 +153,6 @@ class StepExecutor:
         return True
 
 
-def agent_ids(steps: Sequence[Any]) -> list[int]:
+def agent_ids(steps: Sequence[store.StepRow]) -> list[int]:
     """Return the row ids of the agents of steps, without deleted agents."""
     return [step["service_id"] for step in steps if step["service_id"] is not None]

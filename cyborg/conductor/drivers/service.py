@@ -36,13 +36,14 @@ from cyborg.core.validation import check_text, parse_uuid
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import desired_backends, devices, providers
 from cyborg.db.write import rollouts as store
+from cyborg.db.write.jobs import JobRow
 from cyborg.db.write.rollouts import NewStep
 
 LOG = get_logger(__name__)
 
 MAX_ATTEMPTS = 3  # to record a job while others change the same driver
 
-OpenJob = sa.RowMapping | tuple[int, str]
+OpenJob = JobRow | tuple[int, str]
 """The row of a job that is already open, or id and uuid of a new one."""
 
 
@@ -237,10 +238,7 @@ class Drivers:
         """
         device = parse_uuid(uuid, "uuid")
 
-        def read_device(tx: sa.Connection) -> sa.RowMapping | None:
-            return devices.by_uuid(tx, device)
-
-        row = self._uow.run(read_device)
+        row = self._uow.run(lambda tx: devices.by_uuid(tx, device))
         if row is None:
             raise NotFound(f"no hardware {device}", uuid=device)
         return self._manage(row["host"], row["backend"], row["address"], False, device)
@@ -306,7 +304,7 @@ class Drivers:
         if isinstance(job, Mapping):
             same = job["kind"] == kind and job["arguments"] == dict(arguments)
             if same and kind is Kind.INSTALL:
-                return str(job["uuid"])
+                return job["uuid"]
             raise driver_busy(driver, job["uuid"], f" ({job['kind']})")
         id_, uuid = job
         store.set_steps(tx, id_, arguments, steps)

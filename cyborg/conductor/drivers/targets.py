@@ -240,7 +240,7 @@ class TargetResolver:
         return [item for item in all_hosts if item.host in set(hosts)]
 
 
-def _host_driver(agent: Mapping[Any, Any], installation: Mapping[Any, Any] | None) -> HostDriver:
+def _host_driver(agent: read.AgentRow, installation: read.InstallationRow | None) -> HostDriver:
     down = agent["down_since"] is not None
     if installation is None:
         return HostDriver(agent["id"], agent["host"], down, installable=False)
@@ -251,7 +251,7 @@ def _host_driver(agent: Mapping[Any, Any], installation: Mapping[Any, Any] | Non
         True,
         installation["error"],
         tuple(Option.from_dict(body) for body in installation["options"]),
-        bool(installation["installable"]),
+        installation["installable"],
     )
 
 

@@ -12,6 +12,7 @@ from cyborg.core.drivers.rollout import StepState
 from cyborg.core.errors import Conflict, InUse, Invalid
 from cyborg.core.text import join_limited
 from cyborg.core.validation import check_text
+from cyborg.db.write.rollouts import HolderRow
 
 MAX_HOSTS = 10_000
 MAX_CONFIG = 65536  # characters of JSON
@@ -52,7 +53,7 @@ def driver_busy(driver: str, job: str, details: str = "") -> Conflict:
 
 
 def driver_in_use(
-    driver: str, in_use: Mapping[tuple[str, str], int], holders: Sequence[Mapping[Any, Any]]
+    driver: str, in_use: Mapping[tuple[str, str], int], holders: Sequence[HolderRow]
 ) -> InUse:
     """Return the error for a driver whose accelerators are in use.
 

@@ -136,7 +136,7 @@ class Discoveries:
 
 
 def _no_target(
-    backends: Sequence[Mapping[Any, Any]], host: str | None, driver: str | None
+    backends: Sequence[store.TargetRow], host: str | None, driver: str | None
 ) -> NotFound:
     """Return the error for a host or driver without backends, with similar names."""
     hosts = sorted({row["host"] for row in backends})

@@ -103,7 +103,7 @@ class FailureDetector:
             self_check, clock, now, self._gap, self._step, self._window
         ):
             return 0
-        marked: list[Any] = []
+        marked: list[store.DownAgentRow] = []
         while batch := self._uow.run(lambda tx: self._mark_down(tx, now)):
             marked += batch
         if marked:
@@ -122,31 +122,32 @@ class FailureDetector:
         with self._lock:
             self._self_check = self_check
 
-    def _mark_down(self, tx: sa.Connection, now: datetime) -> Sequence[sa.RowMapping]:
+    def _mark_down(self, tx: sa.Connection, now: datetime) -> Sequence[store.DownAgentRow]:
         marked = store.mark_down(tx, now - self._limit, now, BATCH_SIZE)
         if marked:
             providers.mark_stale_of_hosts(tx, [row["host"] for row in marked], now)
-            payloads = [_payload(row) for row in marked]
+            payloads = [_payload(row, row["last_seen_at"]) for row in marked]
             outbox.add_all(tx, self._notices.build_messages(Event.SERVICE_DOWN, payloads))
         return marked
 
 
 def mark_up(
-    tx: sa.Connection, row: Mapping[Any, Any], notices: NotificationBuilder, now: datetime
+    tx: sa.Connection, row: store.DownAgentRow, notices: NotificationBuilder, now: datetime
 ) -> None:
     """Mark an agent up that was marked down; its row is locked.
 
     The caller marks the providers of the host and wakes the publisher.
     """
     store.mark_up(tx, row["id"])
-    payload = _payload({**row, "last_seen_at": now})
-    outbox.add_all(tx, notices.build_messages(Event.SERVICE_UP, [payload]))
+    outbox.add_all(tx, notices.build_messages(Event.SERVICE_UP, [_payload(row, now)]))
 
 
-def _payload(row: Mapping[Any, Any]) -> dict[str, Any]:
+def _payload(row: store.DownAgentRow, last_seen_at: datetime) -> dict[str, Any]:
     """Return the notification payload of an agent's row, with timestamps in UTC."""
     timestamps = {
-        name: row[name].replace(tzinfo=UTC).isoformat() for name in ("last_seen_at", "down_since")
+        name: time_.replace(tzinfo=UTC).isoformat()
+        for name, time_ in (("last_seen_at", last_seen_at), ("down_since", row["down_since"]))
+        if time_ is not None
     }
     return {"uuid": row["uuid"], "binary": row["binary"], "hostname": row["host"], **timestamps}
 

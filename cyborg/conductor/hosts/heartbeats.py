@@ -87,7 +87,7 @@ class Hosts:
         """
         host, epoch = check_text("host", host), parse_uuid(epoch, "epoch")
         digest = check_text("digest", digest, 64) if digest else None
-        fields = {
+        fields: store.HeartbeatFields = {
             "endpoint": check_text("endpoint", endpoint) if endpoint else None,
             "status": check_text("status", status, 32),
             "versions": _check_versions(versions),
@@ -107,7 +107,9 @@ class Hosts:
         ):
             states = validation.parse_backends(drivers)
 
-            def register(tx: sa.Connection) -> tuple[sa.RowMapping, int, sa.RowMapping | None, int]:
+            def register(
+                tx: sa.Connection,
+            ) -> tuple[store.HeartbeatRow, int, store.IncarnationRow | None, int]:
                 previous = store.previous_incarnation(tx, AGENT, host, epoch)
                 row = store.upsert_heartbeat(tx, AGENT, host, epoch, now, fields)
                 stored = backend_store.replace(tx, host, states)
@@ -115,7 +117,7 @@ class Hosts:
                 # each heartbeat before its first report would cost the same again.
                 restarted = previous is not None and row["digest"] is not None
                 marked = providers.schedule_verification_of_host(tx, host, now) if restarted else 0
-                marked += _sync_cordons(tx, host, stored["changed_cordons"], now)
+                marked += _sync_cordons(tx, host, stored.changed_cordons, now)
                 if row["down_since"] is not None:
                     failure_detector.mark_up(tx, row, self._notices, now)
                     marked = providers.mark_stale_of_hosts(tx, [host], now)
@@ -161,17 +163,16 @@ class Hosts:
                     generation=inventory.generation,
                 )
             stored = backend_store.replace(tx, inventory.host, inventory.backends)
-            marked = _sync_cordons(tx, inventory.host, stored["changed_cordons"], now)
-            if inventory.drivers is not None and stored["drivers_digest"] != fingerprint(
+            marked = _sync_cordons(tx, inventory.host, stored.changed_cordons, now)
+            if inventory.drivers is not None and stored.drivers_digest != fingerprint(
                 inventory.drivers
             ):
-                drivers.replace(tx, stored["agent"], inventory.drivers)
-            if stored["identity"] != (identity := inventory.identity.to_dict()):
+                drivers.replace(tx, stored.agent, inventory.drivers)
+            if stored.identity != (identity := inventory.identity.to_dict()):
                 store.set_identity(tx, inventory.host, identity)
                 # Another compute node may be the parent of the host's providers now.
                 marked += providers.mark_stale_of_hosts(tx, [inventory.host], now)
             keep_tombstones = self._conf.conductor.tombstone_ttl > 0
-            has_overrides = bool(stored["has_overrides"])
             return (
                 report_handler.record_report(
                     tx,
@@ -179,7 +180,7 @@ class Hosts:
                     now,
                     self._notices,
                     keep_tombstones=keep_tombstones,
-                    has_overrides=has_overrides,
+                    has_overrides=stored.has_overrides,
                 ),
                 marked,
             )
@@ -219,7 +220,10 @@ class Hosts:
             raise Invalid(
                 f"status must be one of {', '.join(ServiceStatus)}, or null", field="status"
             )
-        fields = {"status": status or ServiceStatus.READY, "versions": _check_versions(versions)}
+        fields: store.HeartbeatFields = {
+            "status": status or ServiceStatus.READY,
+            "versions": _check_versions(versions),
+        }
         now = self._now()
         self._retry_on_duplicate(
             lambda tx: store.upsert_heartbeat(tx, binary, host, epoch, now, fields)
@@ -341,7 +345,9 @@ def _sync_cordons(tx: sa.Connection, host: str, cordons: Sequence[str], now: dat
     return providers.mark_stale_of_hosts(tx, [host], now)
 
 
-def _log_restart(host: str, endpoint: str | None, previous: sa.RowMapping, now: datetime) -> None:
+def _log_restart(
+    host: str, endpoint: str | None, previous: store.IncarnationRow, now: datetime
+) -> None:
     seconds = (now - previous["last_seen_at"]).total_seconds()
     LOG.warning(
         "Agent at %s replaces the agent at %s, last seen %.0f s ago. This is normal after "

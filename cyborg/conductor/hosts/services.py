@@ -55,7 +55,7 @@ class Services:
         conf = self._conf.conductor
         last_seen_before = now - heartbeat_timeout(conf.hello_interval, conf.down_heartbeats)
 
-        def write(tx: sa.Connection) -> tuple[sa.RowMapping, ReportResult]:
+        def write(tx: sa.Connection) -> tuple[store.DaemonRow, ReportResult]:
             row = store.find(tx, service)
             if row is None:
                 raise NotFound(f"no service {service}", service=service)

@@ -13,7 +13,6 @@ from cyborg.core.errors import NotFound, WrongState
 from cyborg.core.log import get_logger
 from cyborg.core.validation import check_optional_text, parse_uuid
 from cyborg.db.read import accelerators as read
-from cyborg.db.read.paging import Row
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import arqs
 
@@ -40,7 +39,7 @@ class Accelerators:
         # An empty scope is that of a token without a project, which has no accelerators.
         scope = "" if project_scope == "" else check_optional_text("project_scope", project_scope)
 
-        def write(tx: sa.Connection) -> Row:
+        def write(tx: sa.Connection) -> read.AcceleratorRow:
             is_bound = arqs.write_label(tx, accelerator, changes, scope)
             row = read.get(tx, accelerator, scope)
             if row is None:
@@ -58,10 +57,10 @@ class Accelerators:
             "Updated label of accelerator: %s",
             ", ".join(sorted(changes)),
             arq=accelerator,
-            instance=row.get("instance_uuid"),
+            instance=row["instance_uuid"],
         )
         return _plain(row)
 
 
-def _plain(row: Row) -> dict[str, Any]:
+def _plain(row: read.AcceleratorRow) -> dict[str, Any]:
     return {k: to_iso(v) if isinstance(v, datetime) else v for k, v in row.items()}

@@ -31,13 +31,13 @@ class Attributes:
         """
         owner = parse_uuid(deployable, "deployable_id")
         now = self._uow.clock()
-        row = {
+        row: deployables.NewAttributeRow = {
             "uuid": str(uuid4()),
             "key": check_text("key", key),
             "value": check_text("value", value),
             "created_at": now,
         }
-        made = row | {"deployable_uuid": owner, "created_at": to_iso(now), "updated_at": None}
+        made = {**row, "deployable_uuid": owner, "created_at": to_iso(now), "updated_at": None}
 
         def write(tx: sa.Connection) -> None:
             if not deployables.add_attribute(tx, owner, row):

@@ -81,7 +81,7 @@ def record_removed_devices(
     owners = attach_handles.owners(tx, keys)
     affected = [row for row in owners if keys[row["handle"]] in drained]
     lost = sorted(removed & {keys[row["handle"]][1] for row in owners})
-    rows = [state.rows[DEVICE, address] for address in lost]
+    rows = [state.devices[address] for address in lost]
     messages = notifications.build_messages(
         Event.DEVICE_LOST, [{**row, "hostname": row["host"]} for row in rows]
     )
@@ -92,7 +92,7 @@ def record_removed_devices(
     outbox.add_all(tx, messages)
     return [
         _make_removal_remark(
-            state.rows[DEVICE, address],
+            state.devices[address],
             address in lost,
             [row for row in affected if keys[row["handle"]][1] == address],
         )
@@ -125,7 +125,7 @@ def _describe(device: Device) -> str:
     return f"device {device.address} is unhealthy: {device.health_reason or 'no reason reported'}"
 
 
-def _make_remark(device: Device, owners: Sequence[sa.RowMapping]) -> Remark:
+def _make_remark(device: Device, owners: Sequence[attach_handles.OwnerRow]) -> Remark:
     users = f"; used by ARQs {_join_owners(owners)}" if owners else ""
     return Remark(
         _describe(device) + users,
@@ -134,7 +134,7 @@ def _make_remark(device: Device, owners: Sequence[sa.RowMapping]) -> Remark:
 
 
 def _make_removal_remark(
-    device: sa.RowMapping, is_lost: bool, affected: Sequence[sa.RowMapping]
+    device: devices.DeviceRow, is_lost: bool, affected: Sequence[attach_handles.OwnerRow]
 ) -> Remark:
     subject = f"device {device['address']}" if is_lost else f"a part of device {device['address']}"
     arqs = f" by ARQs {_join_owners(affected)}" if affected else ""
@@ -144,7 +144,7 @@ def _make_removal_remark(
     )
 
 
-def _owner_fields(owners: Sequence[sa.RowMapping]) -> dict[str, list[str]]:
+def _owner_fields(owners: Sequence[attach_handles.OwnerRow]) -> dict[str, list[str]]:
     """Return the log fields of the ARQs that own handles."""
     return {
         "arq": [row["uuid"] for row in owners],
@@ -152,6 +152,6 @@ def _owner_fields(owners: Sequence[sa.RowMapping]) -> dict[str, list[str]]:
     }
 
 
-def _join_owners(owners: Sequence[sa.RowMapping]) -> str:
+def _join_owners(owners: Sequence[attach_handles.OwnerRow]) -> str:
     named = [f"{row['uuid']} (instance {row['instance_uuid']})" for row in owners]
     return join_limited(named, MAX_NAMED)

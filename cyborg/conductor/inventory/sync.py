@@ -23,6 +23,7 @@ from cyborg.core.inventory.tombstone import (
     plan_restore,
 )
 from cyborg.db.write import attach_handles, deployables, devices, tombstones
+from cyborg.db.write.devices import DeviceRow
 
 DEVICE, DEPLOYABLE, HANDLE = "device", "deployable", "handle"
 
@@ -32,7 +33,8 @@ class HostState:
     """State of a host in the database."""
 
     stored: dict[Key, Stored] = field(default_factory=dict)
-    rows: dict[Key, sa.RowMapping] = field(default_factory=dict)  # of devices and deployables
+    devices: dict[str, DeviceRow] = field(default_factory=dict)  # by address
+    uuids: dict[Key, str] = field(default_factory=dict)  # of deployables
     ids: dict[Key, int] = field(default_factory=dict)
     counts: dict[Key, int] = field(default_factory=dict)
     bound: set[Key] = field(default_factory=set)
@@ -44,26 +46,26 @@ class HostState:
 def read_host_state(tx: sa.Connection, host: str) -> HostState:
     """Read the state of a host, in three statements."""
     state = HostState()
-    for row in devices.of_host(tx, host):
-        key: Key = (DEVICE, row["address"])
-        state.stored[key] = Stored(devices.to_device(row), row["draining"])
-        state.rows[key] = row
-        state.ids[key] = row["id"]
-    for row in deployables.of_host(tx, host):
-        key = (DEPLOYABLE, row["device"], row["address"])
-        state.stored[key] = Stored(deployables.to_deployable(row), row["draining"])
-        state.rows[key] = row
-        state.ids[key] = row["id"]
-        state.counts[key] = row["num_accelerators"]
-        if row["job_id"] is not None:
-            state.programming.add(row["device"])
-    for row in attach_handles.of_host(tx, host):
-        key = (HANDLE, row["device"], row["deployable"], row["address"])
-        state.stored[key] = Stored(attach_handles.to_handle(row), row["draining"])
-        state.ids[key] = row["id"]
-        if row["arq_id"] is not None or row["needs_cleaning"]:
+    for device in devices.of_host(tx, host):
+        key: Key = (DEVICE, device["address"])
+        state.stored[key] = Stored(devices.to_device(device), device["draining"])
+        state.devices[device["address"]] = device
+        state.ids[key] = device["id"]
+    for deployable in deployables.of_host(tx, host):
+        key = (DEPLOYABLE, deployable["device"], deployable["address"])
+        state.stored[key] = Stored(deployables.to_deployable(deployable), deployable["draining"])
+        state.uuids[key] = deployable["uuid"]
+        state.ids[key] = deployable["id"]
+        state.counts[key] = deployable["num_accelerators"]
+        if deployable["job_id"] is not None:
+            state.programming.add(deployable["device"])
+    for handle in attach_handles.of_host(tx, host):
+        key = (HANDLE, handle["device"], handle["deployable"], handle["address"])
+        state.stored[key] = Stored(attach_handles.to_handle(handle), handle["draining"])
+        state.ids[key] = handle["id"]
+        if handle["arq_id"] is not None or handle["needs_cleaning"]:
             state.bound.add(key)
-        if row["arq_id"] is None and row["needs_cleaning"]:
+        if handle["arq_id"] is None and handle["needs_cleaning"]:
             state.dirty.add(key)
     return state
 
@@ -126,10 +128,10 @@ class Writer:
         )
         new_tombstones = {}
         for address in sorted({key[1] for key in removed}):
-            row = self._state.rows[DEVICE, address]
+            row = self._state.devices[address]
             deployable_tombstones = {
                 key[2]: DeployableTombstone(
-                    self._state.rows[key]["uuid"],
+                    self._state.uuids[key],
                     attributes.get(self._ids[key], ()),
                     tuple(sorted(h[3] for h in self._state.abandoned if h[1:3] == key[1:3])),
                 )

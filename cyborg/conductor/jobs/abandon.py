@@ -6,9 +6,7 @@ handles would keep their device forever. So the handles are removed and tombston
 that need no cleaning are removed by the next report of their host; a host that is down sends none.
 """
 
-from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
 
 import sqlalchemy as sa
 
@@ -23,7 +21,7 @@ from cyborg.db.write import desired_backends, jobs
 
 def abandon_cleaning(
     tx: sa.Connection,
-    row: Mapping[Any, Any],
+    row: jobs.JobRow,
     error: str | None,
     now: datetime,
     notices: NotificationBuilder,

@@ -5,7 +5,7 @@ Locks are taken in the order of every other transaction: requests, handles, then
 transactions record a result, the second finds the job ended and changes nothing.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -37,7 +37,7 @@ class JobResult:
 
 def complete_job(
     tx: sa.Connection,
-    row: Mapping[Any, Any],
+    row: jobs.JobRow,
     succeeded: bool,
     error: str | None,
     now: datetime,
@@ -61,7 +61,7 @@ def complete_job(
         case JobKind.RELEASE:
             return _finish_cleaning(tx, row, now)
         case JobKind.PROGRAM:
-            image = row["arguments"].get("image")
+            image: Any = row["arguments"].get("image")
             providers = programming.end(tx, row["id"], image if succeeded else None)
             publishing.mark_stale_existing(tx, providers, now)
             recorder.notifications.record_program_finished(
@@ -101,7 +101,7 @@ def sweep(tx: sa.Connection, now: datetime, *, recorder: ArqEventRecorder) -> Jo
 
 
 def _finish_binds(
-    tx: sa.Connection, rows: Sequence[sa.RowMapping], recorder: ArqEventRecorder
+    tx: sa.Connection, rows: Sequence[store.ArqRow], recorder: ArqEventRecorder
 ) -> JobResult:
     store.finish_bind(tx, [row["id"] for row in rows])
     recorder.record_bound(tx, rows)
@@ -110,7 +110,7 @@ def _finish_binds(
 
 def _fail_binds(
     tx: sa.Connection,
-    rows: Sequence[sa.RowMapping],
+    rows: Sequence[store.ArqRow],
     cancels: Sequence[str],
     now: datetime,
     recorder: ArqEventRecorder,
@@ -121,7 +121,7 @@ def _fail_binds(
     return JobResult(max(1, len(rows)), jobs=created, events=len(rows))
 
 
-def _finish_cleaning(tx: sa.Connection, row: Mapping[Any, Any], now: datetime) -> JobResult:
+def _finish_cleaning(tx: sa.Connection, row: jobs.JobRow, now: datetime) -> JobResult:
     providers = jobs.mark_cleaned(tx, row["id"])
     # The providers were reserved in Placement only if the first try failed (mark_uncleanable).
     if row["error"] is not None and providers:

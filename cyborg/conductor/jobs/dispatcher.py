@@ -79,7 +79,7 @@ class JobDispatcher:
         self._owner = new_owner(conf.host)
         self._stopped = threading.Event()
         self._lock = threading.Lock()
-        self._queues: dict[str, deque[sa.RowMapping]] = {}
+        self._queues: dict[str, deque[store.JobRow]] = {}
 
     def run_once(self) -> int:
         """Start to process every job that is due; return their number.
@@ -130,11 +130,11 @@ class JobDispatcher:
         with self._lock:
             return BATCH_SIZE if len(self._queues) < self._max_hosts else 0
 
-    def _lease(self, limit: int) -> Sequence[sa.RowMapping]:
+    def _lease(self, limit: int) -> Sequence[store.JobRow]:
         now = self._now()
         until = now + timedelta(seconds=self._conf.conductor.lease_timeout)
 
-        def lease(tx: sa.Connection) -> Sequence[sa.RowMapping]:
+        def lease(tx: sa.Connection) -> Sequence[store.JobRow]:
             rows = store.lease(tx, owner=self._owner, now=now, until=until, limit=limit)
             others = [row for row in rows if row["owner"] not in (None, self._owner)]
             self_heal.increment(tx, CorrectiveAction.JOBS_TAKEN_OVER, len(others), now)
@@ -149,12 +149,12 @@ class JobDispatcher:
 
         return self._uow.run(lease)
 
-    def _start(self, row: sa.RowMapping) -> threading.Thread | None:
+    def _start(self, row: store.JobRow) -> threading.Thread | None:
         """Process a job in the thread of its host; without threads if ``max_hosts`` is 1."""
         if self._max_hosts == 1:
             self._process(row)
             return None
-        host = str(row["host"])
+        host = row["host"]
         with self._lock:
             if (queue := self._queues.get(host)) is not None:
                 queue.append(row)
@@ -181,7 +181,7 @@ class JobDispatcher:
                 row = queue.popleft()
             unreachable_reason = self._process(row, unreachable_reason) or unreachable_reason
 
-    def _process(self, row: sa.RowMapping, unreachable_reason: str | None = None) -> str | None:
+    def _process(self, row: store.JobRow, unreachable_reason: str | None = None) -> str | None:
         """Query the agent about a job and record the answer.
 
         ``unreachable_reason`` is set if the agent did not answer before: it is not queried again.
@@ -190,7 +190,7 @@ class JobDispatcher:
         with log_fields(**_log_fields(row)):
             return self._process_leased(row, unreachable_reason)
 
-    def _process_leased(self, row: sa.RowMapping, unreachable_reason: str | None) -> str | None:
+    def _process_leased(self, row: store.JobRow, unreachable_reason: str | None) -> str | None:
         store_error: str | None = None
         try:
             status, error = None, unreachable_reason
@@ -207,7 +207,7 @@ class JobDispatcher:
             LOG.warning("Cannot process job now, will retry: %s", store_error)
         return None
 
-    def _query_agent(self, row: sa.RowMapping) -> tuple[AgentJobStatus | None, str | None]:
+    def _query_agent(self, row: store.JobRow) -> tuple[AgentJobStatus | None, str | None]:
         """Return the status and the error of a job from its agent.
 
         The status is None if the agent is unreachable; the error is the reason.
@@ -228,7 +228,7 @@ class JobDispatcher:
         except CyborgError as exc:
             return AgentJobStatus.FAILED, _clean_error(exc.message)
 
-    def _record(self, row: sa.RowMapping, status: AgentJobStatus | None, error: str | None) -> None:
+    def _record(self, row: store.JobRow, status: AgentJobStatus | None, error: str | None) -> None:
         now, kind = self._now(), JobKind(row["kind"])
         fields = _log_fields(row)
         overdue = row["deadline"] is not None and now >= row["deadline"]
@@ -282,7 +282,7 @@ class JobDispatcher:
             LOG.warning("Job (%s) failed, retrying in %.0f s: %s", kind, delay, error, **fields)
 
 
-def _log_fields(row: sa.RowMapping) -> dict[str, Any]:
+def _log_fields(row: store.JobRow) -> dict[str, Any]:
     fields = {"job": row["uuid"], "host": row["host"]}
     if subject := _SUBJECTS.get(row["kind"]):
         fields[subject] = row["subject"]

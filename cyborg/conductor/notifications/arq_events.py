@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Record ARQ events for Nova and notification listeners in the transaction of the change."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import sqlalchemy as sa
 from oslo_config import cfg
@@ -12,8 +11,9 @@ from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.arq.states import ArqState
 from cyborg.core.wire.notification import Event
 from cyborg.db.write import outbox
+from cyborg.db.write.arqs import ArqRow, NewArqRow
 
-Rows = Sequence[Mapping[Any, Any]]
+Rows = Sequence[ArqRow]
 
 NOVA_EVENT = "nova-event"
 """Kind of outbox messages to Nova."""
@@ -32,7 +32,7 @@ class ArqEventRecorder:
     conf: cfg.ConfigOpts
     notifications: NotificationBuilder
 
-    def record_created(self, tx: sa.Connection, rows: Rows) -> None:
+    def record_created(self, tx: sa.Connection, rows: Sequence[NewArqRow]) -> None:
         """Record the creation of ARQs."""
         unbound = {"hostname": None, "device_rp_uuid": None, "instance_uuid": None}
         outbox.add_all(
@@ -81,7 +81,7 @@ class ArqEventRecorder:
         return [(NOVA_EVENT, str(row["instance_uuid"]), _event(row, status)) for row in rows]
 
 
-def _event(row: Mapping[Any, Any], status: str) -> dict[str, str]:
+def _event(row: ArqRow, status: str) -> dict[str, str]:
     return {
         "name": "accelerator-request-bound",
         "server_uuid": str(row["instance_uuid"]),

@@ -90,7 +90,7 @@ class OutboxWorker:
             if lease.ended or len(rows) < BATCH:
                 return delivered
 
-    def _lease_messages(self, lease: "_Lease") -> Sequence[sa.RowMapping]:
+    def _lease_messages(self, lease: "_Lease") -> Sequence[store.LeasedMessageRow]:
         return self._uow.run(
             lambda tx: store.lease(
                 tx,
@@ -102,7 +102,9 @@ class OutboxWorker:
             )
         )
 
-    def _deliver(self, lease: "_Lease", rows: Sequence[sa.RowMapping], failed: set[str]) -> int:
+    def _deliver(
+        self, lease: "_Lease", rows: Sequence[store.LeasedMessageRow], failed: set[str]
+    ) -> int:
         """Send messages together; if the batch is rejected, send each subject separately.
 
         Return the number of delivered messages, and add the subjects of failed ones to ``failed``.
@@ -139,7 +141,7 @@ class OutboxWorker:
     def _record_answers(
         self,
         lease: "_Lease",
-        rows: Sequence[sa.RowMapping],
+        rows: Sequence[store.LeasedMessageRow],
         answers: Sequence[str | None],
         failed: set[str],
     ) -> int:
@@ -156,7 +158,7 @@ class OutboxWorker:
         return len(delivered)
 
     def _record_failures(
-        self, lease: "_Lease", rows: Sequence[sa.RowMapping], error: str, failed: set[str]
+        self, lease: "_Lease", rows: Sequence[store.LeasedMessageRow], error: str, failed: set[str]
     ) -> None:
         """Record a failed attempt for due messages; messages sent early keep their schedule."""
         error = sanitize(error)  # may contain text of the destination
@@ -181,6 +183,8 @@ class OutboxWorker:
         self._uow.run(write)
         for row in rows:
             if delays.get(row["id"], 0.0) is None:
+                name = self._channel.subject_field
+                fields: dict[str, Any] = {name: row["subject"]} if name else {}
                 LOG.error(
                     "Delivery to %s of a message about %s failed %d times, moved to dead letters, "
                     "retry or delete it: %s",
@@ -189,7 +193,7 @@ class OutboxWorker:
                     max_attempts,
                     error,
                     message_id=row["uuid"],
-                    **({field: row["subject"]} if (field := self._channel.subject_field) else {}),
+                    **fields,
                 )
 
 
@@ -213,9 +217,9 @@ class _Lease:
         return bool(clock + self._send_timeout <= self._end)
 
 
-def _batches(rows: Sequence[sa.RowMapping]) -> Iterator[list[sa.RowMapping]]:
+def _batches(rows: Sequence[store.LeasedMessageRow]) -> Iterator[list[store.LeasedMessageRow]]:
     """Split messages into batches; a subject stays together unless it exceeds BATCH messages."""
-    batch: list[sa.RowMapping] = []
+    batch: list[store.LeasedMessageRow] = []
     for group in _by_subject(rows):
         if batch and len(batch) + len(group) > BATCH:
             yield batch
@@ -228,6 +232,6 @@ def _batches(rows: Sequence[sa.RowMapping]) -> Iterator[list[sa.RowMapping]]:
         yield batch
 
 
-def _by_subject(rows: Sequence[sa.RowMapping]) -> list[list[sa.RowMapping]]:
-    ordered = sorted(rows, key=lambda row: (str(row["subject"]), int(row["id"])))
+def _by_subject(rows: Sequence[store.LeasedMessageRow]) -> list[list[store.LeasedMessageRow]]:
+    ordered = sorted(rows, key=lambda row: (row["subject"], row["id"]))
     return [list(group) for _, group in itertools.groupby(ordered, lambda row: row["subject"])]

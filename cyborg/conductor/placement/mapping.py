@@ -9,11 +9,12 @@ from cyborg.clients.placement import ProviderSummary
 from cyborg.core.inventory import device_state
 from cyborg.core.placement import provider_tree
 from cyborg.core.placement.provider_tree import DeployableState, Inventory, Provider
+from cyborg.db.write.deployables import DesiredProviderRow
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(Inventory))
 
 
-def desired_providers(root_uuid: str, rows: Iterable[Mapping[Any, Any]]) -> dict[str, Provider]:
+def desired_providers(root_uuid: str, rows: Iterable[DesiredProviderRow]) -> dict[str, Provider]:
     """Convert rows of ``deployables.desired_state`` to providers below a compute node, by uuid."""
     return provider_tree.build_providers(root_uuid, [_to_deployable(row) for row in rows])
 
@@ -39,12 +40,12 @@ def inventories_body(inventories: Mapping[str, Inventory]) -> dict[str, dict[str
     return {name: dataclasses.asdict(inventory) for name, inventory in inventories.items()}
 
 
-def is_cordoned(row: Mapping[Any, Any]) -> bool:
+def is_cordoned(row: DesiredProviderRow) -> bool:
     """Return whether new allocations of a deployable must be prevented, for any reason."""
     return not device_status(row).schedulable
 
 
-def device_status(row: Mapping[Any, Any]) -> device_state.DeviceStatus:
+def device_status(row: DesiredProviderRow) -> device_state.DeviceStatus:
     """Evaluate the device status of a row of ``deployables.desired_state``."""
     return device_state.evaluate(
         device_state.DeviceFacts(
@@ -60,7 +61,7 @@ def device_status(row: Mapping[Any, Any]) -> device_state.DeviceStatus:
     )
 
 
-def _to_deployable(row: Mapping[Any, Any]) -> DeployableState:
+def _to_deployable(row: DesiredProviderRow) -> DeployableState:
     return DeployableState(
         uuid=row["uuid"],
         name=row["name"],

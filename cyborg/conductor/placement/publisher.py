@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any
 
 import sqlalchemy as sa
 from oslo_config import cfg
@@ -29,6 +28,8 @@ from cyborg.core.self_heal import CorrectiveAction
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import deployables, self_heal
 from cyborg.db.write import providers as store
+from cyborg.db.write.deployables import DesiredProviderRow
+from cyborg.db.write.providers import LeasedProviderRow
 from cyborg.threads.rate_limited_log import RateLimitedLogger
 
 LOG = get_logger(__name__)
@@ -39,8 +40,6 @@ MAX_CONSECUTIVE_FAILURES = 16  # consecutive providers without an answer that en
 INTERNAL = "internal error, see the log of cyborg-conductor"
 PROBE_NAME = "no-such-resource-provider"  # query that checks whether Placement answers
 
-Row = Mapping[Any, Any]
-
 
 @dataclass(slots=True)
 class _BatchResult:
@@ -48,12 +47,12 @@ class _BatchResult:
 
     published: dict[str, int] = field(default_factory=dict)
     deleted: dict[str, int] = field(default_factory=dict)
-    failed: list[tuple[Row, str, float]] = field(default_factory=list)
+    failed: list[tuple[LeasedProviderRow, str, float]] = field(default_factory=list)
     unanswered: dict[str, str] = field(default_factory=dict)
     hosts_without_compute_node: set[str] = field(default_factory=set)
     repaired: int = 0
 
-    def has_result(self, row: Row) -> bool:
+    def has_result(self, row: LeasedProviderRow) -> bool:
         """Return whether the row was published, deleted, failed or unanswered."""
         uuid = row["uuid"]
         return (
@@ -70,8 +69,8 @@ class _Batch:
 
     owner: str
     lease_end: float
-    rows: Sequence[Row]
-    desired: Mapping[str, Row]
+    rows: Sequence[LeasedProviderRow]
+    desired: Mapping[str, DesiredProviderRow]
 
 
 class Publisher:
@@ -156,9 +155,9 @@ class Publisher:
     def _publish_batch(self, batch: _Batch) -> _BatchResult:
         """Publish leased rows until the lease is about to end or Placement is unavailable."""
         result, rows, desired = _BatchResult(), batch.rows, batch.desired
-        ordered = sorted(rows, key=lambda row: str(row["host"]))
+        ordered = sorted(rows, key=lambda row: row["host"])
         self._compute_nodes.preload({row["host"]: row["identity"] for row in desired.values()})
-        for host, group in itertools.groupby(ordered, key=lambda row: str(row["host"])):
+        for host, group in itertools.groupby(ordered, key=lambda row: row["host"]):
             host_rows = list(group)
             failure: CyborgError | None = None
             try:
@@ -187,8 +186,8 @@ class Publisher:
     def _publish_host(
         self,
         host: str,
-        rows: Sequence[Row],
-        desired: Mapping[str, Row],
+        rows: Sequence[LeasedProviderRow],
+        desired: Mapping[str, DesiredProviderRow],
         lease_end: float,
         result: _BatchResult,
     ) -> None:
@@ -237,7 +236,7 @@ class Publisher:
         self,
         host: str,
         root: ProviderSummary | None,
-        row: Row,
+        row: LeasedProviderRow,
         failure: CyborgError,
         result: _BatchResult,
         missing_node: NotFound | None,
@@ -267,7 +266,7 @@ class Publisher:
             return None, exc
 
     def _read_tree(
-        self, host: str, root: ProviderSummary | None, rows: Sequence[Row]
+        self, host: str, root: ProviderSummary | None, rows: Sequence[LeasedProviderRow]
     ) -> dict[str, ProviderSummary]:
         """Read the providers of these rows and their tree, with the fewest calls.
 
@@ -288,7 +287,9 @@ class Publisher:
                 tree[summary.uuid] = summary
         return tree
 
-    def _cordon_in_place(self, row: Row, summary: ProviderSummary | None, lease_end: float) -> None:
+    def _cordon_in_place(
+        self, row: DesiredProviderRow, summary: ProviderSummary | None, lease_end: float
+    ) -> None:
         """Cordon an existing provider at its current place while the compute node is missing."""
         if summary is None or not mapping.is_cordoned(row):
             return
@@ -300,7 +301,7 @@ class Publisher:
 
     def _publish_provider(
         self,
-        row: Row,
+        row: LeasedProviderRow,
         desired: Provider | None,
         tree: Mapping[str, ProviderSummary],
         result: _BatchResult,
@@ -324,7 +325,7 @@ class Publisher:
             )
 
     def _record_unreachable(
-        self, rows: Sequence[Row], exc: Unavailable, result: _BatchResult
+        self, rows: Sequence[LeasedProviderRow], exc: Unavailable, result: _BatchResult
     ) -> None:
         """Record rows without an answer, and check whether Placement answers at all."""
         self._consecutive_failures += 1
@@ -345,13 +346,19 @@ class Publisher:
             return True  # a refusal is an answer
         return True
 
-    def _record_host_failure(self, rows: Sequence[Row], error: str, result: _BatchResult) -> None:
+    def _record_host_failure(
+        self, rows: Sequence[LeasedProviderRow], error: str, result: _BatchResult
+    ) -> None:
         """Record the error of a whole host for all its remaining rows."""
         for row in [row for row in rows if not result.has_result(row)]:
             self._record_failure(result, row, error)
 
     def _record_failure(
-        self, result: _BatchResult, row: Row, error: str, cause: NotFound | None = None
+        self,
+        result: _BatchResult,
+        row: LeasedProviderRow,
+        error: str,
+        cause: NotFound | None = None,
     ) -> None:
         """Record an error; ``cause`` is an error of the whole host that is already logged."""
         # Logged once for each error. ComputeNodeResolver logs a missing compute node once for the

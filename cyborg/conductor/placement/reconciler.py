@@ -15,6 +15,7 @@ from cyborg.core import naming
 from cyborg.core.errors import Conflict, InUse, Stale
 from cyborg.core.placement import provider_tree
 from cyborg.core.placement.provider_tree import Inventory, Provider
+from cyborg.db.write.providers import LeasedProviderRow
 
 MAX_ATTEMPTS = 4  # for one provider, while other clients write to it
 
@@ -197,10 +198,10 @@ def _fully_reserved(inventories: Mapping[str, Mapping[str, Any]]) -> dict[str, d
 
 
 def order_by_depth(
-    rows: Sequence[Mapping[Any, Any]],
+    rows: Sequence[LeasedProviderRow],
     tree: Mapping[str, ProviderSummary],
     desired: Mapping[str, Provider],
-) -> list[Mapping[Any, Any]]:
+) -> list[LeasedProviderRow]:
     """Sort rows: parents before children, then removals, with children before parents."""
     parents = {uuid: summary.parent_uuid for uuid, summary in tree.items()}
     parents |= {uuid: provider.parent_uuid for uuid, provider in desired.items()}
@@ -211,7 +212,7 @@ def order_by_depth(
             steps, parent = steps + 1, parents.get(parent)
         return steps
 
-    def sort_key(row: Mapping[Any, Any]) -> tuple[bool, int]:
+    def sort_key(row: LeasedProviderRow) -> tuple[bool, int]:
         is_removal = row["uuid"] not in desired
         return is_removal, -depth(row["uuid"]) if is_removal else depth(row["uuid"])
 

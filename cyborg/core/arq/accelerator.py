@@ -6,7 +6,7 @@ The label (name, description, tags) belongs to the ARQ that owns the handle, and
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict, cast
 
 from cyborg.core.arq.states import ArqState
 from cyborg.core.described_enum import DescribedEnum
@@ -45,6 +45,14 @@ class AcceleratorFacts:
     schedulable: bool = True
 
 
+class Label(TypedDict, total=False):
+    """The fields of a label to change."""
+
+    name: str | None
+    description: str | None
+    tags: list[str]
+
+
 def evaluate(facts: AcceleratorFacts) -> AcceleratorState:
     """Return the state of an accelerator.
 
@@ -60,7 +68,7 @@ def evaluate(facts: AcceleratorFacts) -> AcceleratorState:
     return AcceleratorState.FREE if facts.schedulable else AcceleratorState.CORDONED
 
 
-def parse_label(body: Any) -> dict[str, Any]:
+def parse_label(body: Any) -> Label:
     """Parse the changes of a label: any of ``name``, ``description`` and ``tags``.
 
     None removes a name or description, an empty list removes all tags, and duplicate tags are
@@ -74,7 +82,7 @@ def parse_label(body: Any) -> dict[str, Any]:
         )
     if not body:
         raise Invalid(f"nothing to change: expected any of {', '.join(_READERS)}", field="body")
-    return {name: _READERS[name](value) for name, value in body.items()}
+    return cast(Label, {name: _READERS[name](value) for name, value in body.items()})
 
 
 def parse_tags(value: Any) -> list[str]:

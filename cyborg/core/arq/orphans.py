@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
 from cyborg.core.arq.selection import BEING_CLEANED, DRAINING, HANDLE_TAKEN, TAKEN_IN_CALL
 from cyborg.core.arq.states import ArqState
@@ -18,6 +18,32 @@ from cyborg.core.audit.sources import Instance
 
 MIN_SAFETY_LIMIT = 20
 """Up to this number of orphans is always released, however large their share is."""
+
+
+class BoundArqRow(TypedDict):
+    """The columns of a bound ARQ, which has an instance and a provider."""
+
+    id: int
+    uuid: str
+    instance_uuid: str
+    hostname: str | None
+    device_rp_uuid: str
+    project_id: str | None
+    owner_verified: bool
+    orphan_since: datetime | None
+    created_at: datetime
+    updated_at: datetime | None
+
+
+class LockedArqRow(TypedDict):
+    """The columns of an ARQ in any state that show whether its bind has changed."""
+
+    state: str
+    instance_uuid: str | None
+    device_rp_uuid: str | None
+    orphan_since: datetime | None
+    created_at: datetime
+    updated_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +61,7 @@ class BoundArq:
     hostname: str | None = None
 
     @classmethod
-    def from_row(cls, row: Mapping[Any, Any]) -> Self:
+    def from_row(cls, row: BoundArqRow) -> Self:
         """Return the bound ARQ of a database row."""
         return cls(
             id=row["id"],
@@ -130,7 +156,7 @@ def within_safety_limit(orphans: int, checked: int) -> bool:
     return orphans <= MIN_SAFETY_LIMIT or 2 * orphans <= checked
 
 
-def is_unchanged(row: Mapping[Any, Any], arq: BoundArq) -> bool:
+def is_unchanged(row: LockedArqRow, arq: BoundArq) -> bool:
     """Return whether a locked row is still the suspected ARQ that was classified."""
     return (
         row["state"] == ArqState.BOUND
@@ -141,7 +167,7 @@ def is_unchanged(row: Mapping[Any, Any], arq: BoundArq) -> bool:
     )
 
 
-def is_same_bind(row: Mapping[Any, Any], arq: BoundArq) -> bool:
+def is_same_bind(row: LockedArqRow, arq: BoundArq) -> bool:
     """Return whether a locked row still has the bind that was read."""
     return bool(
         row["state"] == ArqState.BOUND

@@ -5,11 +5,12 @@ import difflib
 import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 # A namespace of our own: a driver has no row, and every API must return the same uuid for it.
 _DRIVERS = uuid.UUID("0b0d5a6c-5d3e-5c57-8f4f-6a8a1c9d2e70")
 MAX_SUGGESTIONS = 3
+R = TypeVar("R", bound=Mapping[str, Any])
 
 
 def driver_uuid(name: str) -> str:
@@ -33,7 +34,7 @@ def common_version(versions: Iterable[str | None]) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
-def newest_row(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+def newest_row(rows: Sequence[R]) -> R | None:
     """Return the first row with the newest ``version``; None if there are no rows.
 
     Only the numbers of a version are compared; a row without a version is the oldest.

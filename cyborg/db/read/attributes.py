@@ -7,12 +7,13 @@ Attributes reported by the agent are a column of the deployable: see
 
 from collections.abc import Collection
 from datetime import datetime
-from typing import TypedDict, cast
+from typing import TypedDict
 
 import sqlalchemy as sa
 
 from cyborg.db.read import paging
 from cyborg.db.read.paging import Page
+from cyborg.db.rows import fetch_all
 from cyborg.db.schema import attributes as table
 from cyborg.db.schema import deployables
 
@@ -56,7 +57,7 @@ def find(
     if key is not None:
         query = query.where(table.c.key == key)
     query = paging.paginate(connection, query, table, page, SORTABLE)
-    return [cast(AttributeRow, dict(row)) for row in connection.execute(query).mappings()]
+    return fetch_all(AttributeRow, connection.execute(query))
 
 
 def get(connection: sa.Connection, uuid: str) -> AttributeRow | None:

@@ -3,6 +3,8 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
+from datetime import datetime
+from typing import TypedDict
 
 import sqlalchemy as sa
 
@@ -17,15 +19,23 @@ from cyborg.core.audit.sources import (
 )
 from cyborg.core.hosts.service import AGENT
 from cyborg.core.jobs.job import JobState
+from cyborg.db.rows import fetch_first
 from cyborg.db.schema import arqs, deployables, devices, jobs, providers, services
 from cyborg.db.schema import attach_handles as handles
 
 
-def agent(tx: sa.Connection, host: str) -> sa.RowMapping | None:
-    """Return last_seen_at and down_since of a host's agent, None if it never sent a heartbeat."""
+class AgentRow(TypedDict):
+    """The time of an agent's last heartbeat, and since when it is marked down."""
+
+    last_seen_at: datetime
+    down_since: datetime | None
+
+
+def agent(tx: sa.Connection, host: str) -> AgentRow | None:
+    """Return a host's agent, None if it never sent a heartbeat."""
     query = sa.select(services.c.last_seen_at, services.c.down_since)
     query = query.where(services.c.binary == AGENT, services.c.host == host)
-    return tx.execute(query).mappings().first()
+    return fetch_first(AgentRow, tx.execute(query))
 
 
 def read(tx: sa.Connection, host: str) -> DatabaseSnapshot:

@@ -1,15 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the backends of all agents, one row for each backend.
-
-Rows: uuid, status, binary, host, last_seen_at, down_since, created_at and backends: a list with
-only this backend, in the format of ``cyborg.db.read.services``, so that both kinds of rows look
-alike. ``functions`` of a backend are those of ``cyborg.core.inventory.functions``, each {function,
-total, used, free}, computed from its devices in the database.
-"""
+"""Read the backends of all agents, one row for each backend."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from datetime import datetime
+from typing import Any, NotRequired, TypedDict, cast
 
 import sqlalchemy as sa
 
@@ -17,9 +12,49 @@ from cyborg.core.inventory import capability, device_state
 from cyborg.core.inventory import functions as core_functions
 from cyborg.core.inventory.functions import HandleUsage
 from cyborg.db.read import paging
-from cyborg.db.read.paging import Page, Row
+from cyborg.db.read.paging import Page
 from cyborg.db.schema import attach_handles, deployables, devices, services
 from cyborg.db.schema import backends as table
+
+
+class FunctionRow(TypedDict):
+    """A function of ``cyborg.core.inventory.functions``, computed from a backend's devices."""
+
+    function: str
+    total: int
+    used: int
+    free: int
+
+
+class BackendRow(TypedDict):
+    """A backend of an agent; with its ``functions`` on request."""
+
+    uuid: str
+    name: str
+    driver: str
+    status: str
+    error: str | None
+    remarks: list[str] | None
+    settings: list[dict[str, Any]] | None
+    cordoned: bool
+    created_at: datetime
+    updated_at: datetime | None
+    functions: NotRequired[list[FunctionRow]]
+
+
+class AgentBackendRow(BackendRow):
+    """A backend with the state of its agent.
+
+    ``backends`` has only this backend, so that the row looks like one of
+    ``cyborg.db.read.services``.
+    """
+
+    binary: str
+    host: str
+    last_seen_at: datetime
+    down_since: datetime | None
+    backends: list[BackendRow]
+
 
 SORTABLE = {
     "binary": services.c.binary,
@@ -39,7 +74,7 @@ def find(
     host: str | None = None,
     binary: str | None = None,
     function: str | None = None,
-) -> list[Row]:
+) -> list[AgentBackendRow]:
     """Return backends with their functions, in three statements; a marker adds one.
 
     ``function`` adds one statement, and selects the backends that offer this function and, of their
@@ -74,8 +109,8 @@ def functions(
     joined: sa.ColumnElement[bool],
     chosen: sa.FromClause,
     within: str | None = None,
-) -> dict[int, list[Row]]:
-    """Return the functions of backends by backend id, each {function, total, used, free}.
+) -> dict[int, list[FunctionRow]]:
+    """Return the functions of backends by backend id.
 
     The join of the backends table with ``chosen``, on ``joined``, selects the backends. Runs two
     statements: one for the devices and one for their deployables.
@@ -204,6 +239,6 @@ def _deployables(connection: sa.Connection, source: sa.FromClause) -> Iterable[s
     return connection.execute(query).mappings()
 
 
-def _row(row: Mapping[str, Any], offered: list[Row]) -> dict[str, Any]:
+def _row(row: Mapping[str, Any], offered: list[FunctionRow]) -> AgentBackendRow:
     backend = {**row, "functions": offered}
-    return {**backend, "backends": [backend]}
+    return cast(AgentBackendRow, {**backend, "backends": [backend]})

@@ -3,12 +3,13 @@
 
 from collections.abc import Collection
 from datetime import datetime
-from typing import TypedDict, cast
+from typing import TypedDict
 
 import sqlalchemy as sa
 
 from cyborg.db.read import paging
 from cyborg.db.read.paging import Page
+from cyborg.db.rows import fetch_all, fetch_first
 from cyborg.db.schema import device_profiles as table
 
 
@@ -41,7 +42,7 @@ def find(
     if uuids is not None:
         query = query.where(table.c.uuid.in_(uuids))
     query = paging.paginate(connection, query, table, page, SORTABLE)
-    return [cast(DeviceProfileRow, dict(row)) for row in connection.execute(query).mappings()]
+    return fetch_all(DeviceProfileRow, connection.execute(query))
 
 
 def get(connection: sa.Connection, key: str) -> DeviceProfileRow | None:
@@ -52,5 +53,4 @@ def get(connection: sa.Connection, key: str) -> DeviceProfileRow | None:
         .order_by(sa.case((table.c.uuid == key, 0), else_=1))
         .limit(1)
     )
-    found = connection.execute(query).mappings().first()
-    return None if found is None else cast(DeviceProfileRow, dict(found))
+    return fetch_first(DeviceProfileRow, connection.execute(query))

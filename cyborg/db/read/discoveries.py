@@ -8,6 +8,7 @@ import sqlalchemy as sa
 
 from cyborg.db.read import paging
 from cyborg.db.read.paging import Page
+from cyborg.db.rows import fetch_all
 from cyborg.db.schema import discoveries as table
 
 
@@ -104,7 +105,7 @@ def get(connection: sa.Connection, uuid: str) -> DiscoveryRow | None:
     ``backends`` are ordered by host and backend.
     """
     query = _BACKENDS.where(table.c.uuid == uuid)
-    backends = [cast(BackendRow, dict(row)) for row in connection.execute(query).mappings()]
+    backends = fetch_all(BackendRow, connection.execute(query))
     if not backends:
         return None
     changes = [row["updated_at"] for row in backends if row["updated_at"] is not None]

@@ -1,17 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read drivers: their installations on the hosts, and the backends that use or should use them.
 
-Rows: name, uuid (derived from the name), version, type, support, abilities and hosts: a list of
-{host, backend, status, error, remarks, version, last_seen_at, desired_status, applied} ordered by
-host and backend. ``backend`` is None for an installed driver without a backend. ``desired_status``
-and ``applied`` are None for a backend that only the configuration file names.
-
 A driver's newest version supplies its type, support and abilities; ``version`` is None if the hosts
 have different versions. A driver that no host has installed, uses or desires has no row.
 """
 
-from collections.abc import Collection, Iterable
-from typing import Any
+from collections.abc import Callable, Collection
+from datetime import datetime
+from typing import Any, TypedDict, TypeVar
 
 import sqlalchemy as sa
 
@@ -19,9 +15,99 @@ from cyborg.core.drivers.desired_state import DesiredStatus
 from cyborg.core.drivers.driver import common_version, driver_uuid, newest_row, version_of
 from cyborg.core.drivers.registry import Support
 from cyborg.db.read import paging
-from cyborg.db.read.paging import Page, Row
+from cyborg.db.read.paging import Page
+from cyborg.db.rows import fetch_all
 from cyborg.db.schema import backends, desired_backends, services
 from cyborg.db.schema import drivers as table
+
+R = TypeVar("R")
+
+
+class HostDriverRow(TypedDict):
+    """A driver on one host.
+
+    ``backend`` is None for an installed driver without a backend. ``desired_status`` and
+    ``applied`` are None for a backend that only the configuration file names.
+    """
+
+    host: str
+    backend: str | None
+    status: str
+    error: str | None
+    remarks: list[str]
+    version: str | None
+    last_seen_at: datetime
+    desired_status: str | None
+    applied: bool | None
+
+
+class DriverRow(TypedDict):
+    """A driver with its hosts, ordered by host and backend; the uuid is derived from the name."""
+
+    uuid: str
+    name: str
+    type: str | None
+    support: str
+    abilities: list[str]
+    version: str | None
+    hosts: list[HostDriverRow]
+
+
+class EffectiveOptionsRow(TypedDict):
+    """The options that an agent reported for a backend, each {name, value, source}."""
+
+    host: str
+    backend: str
+    options: list[dict[str, Any]]
+
+
+class DriverDetailsRow(DriverRow):
+    """A driver with its options, each {name, kind, default, help, ...}."""
+
+    options: list[dict[str, Any]]
+    effective_options: list[EffectiveOptionsRow]
+
+
+class _HostRow(TypedDict):
+    host: str
+    last_seen_at: datetime
+
+
+class _InstalledRow(_HostRow):
+    driver: str
+    version: str | None
+    type: str | None
+    support: str
+    abilities: list[str]
+    error: str | None
+
+
+class _UsedRow(_HostRow):
+    driver: str
+    backend: str
+    status: str
+    error: str | None
+    remarks: list[str] | None
+    versions: dict[str, Any]
+
+
+class _DesiredRow(_HostRow):
+    driver: str
+    backend: str
+    applied: bool
+    error: str | None
+    desired_status: str
+
+
+class _SettingsRow(_HostRow):
+    backend: str
+    settings: list[dict[str, Any]] | None
+
+
+class _VersionRow(TypedDict):
+    id: int
+    version: str | None
+
 
 SORTABLE = ("name", "uuid")
 INSTALLED = "INSTALLED"  # no backend uses it
@@ -42,25 +128,21 @@ def find(
     page: Page | None = None,
     host: str | None = None,
     type: str | None = None,
-) -> list[Row]:
+) -> list[DriverRow]:
     """Return drivers, in four statements: one for the names and three for the page.
 
     ``host`` selects what is on this host. A driver's uuid is no column, so this function reads all
     names, which are few, and paginates them in memory.
     """
-    drivers: list[Row] = [
-        {"uuid": driver_uuid(name), "name": name} for name in _names(connection, host, type)
-    ]
+    drivers = [{"uuid": driver_uuid(name), "name": name} for name in _names(connection, host, type)]
     chosen = [row["name"] for row in paging.paginate_rows(drivers, page, SORTABLE)]
     return _rows(connection, chosen, host) if chosen else []
 
 
-def get(connection: sa.Connection, key: str, host: str | None = None) -> Row | None:
+def get(connection: sa.Connection, key: str, host: str | None = None) -> DriverDetailsRow | None:
     """Return one driver by its name or its uuid, or None; a name takes precedence over a uuid.
 
-    The row also has ``options``: a list of {name, kind, default, help, ...}; and
-    ``effective_options``: the options that agents reported for its backends, a list of {host,
-    backend, options}, each option {name, value, source}. ``host`` selects what is on this host.
+    ``host`` selects what is on this host.
     """
     all_names = names(connection)
     # A driver's name may look like the uuid of another driver: the name takes precedence.
@@ -89,29 +171,33 @@ def _names(connection: sa.Connection, host: str | None, type_: str | None) -> li
     return sorted(connection.scalars(query))
 
 
-def _rows(connection: sa.Connection, drivers: Collection[str], host: str | None) -> list[Row]:
-    installations = {name: list[Row]() for name in drivers}
-    entries: dict[str, dict[tuple[str, str], dict[str, Any]]] = {name: {} for name in drivers}
-    for row in _installed(connection, drivers, host):
-        installations[row["driver"]].append(row)
+def _rows(connection: sa.Connection, drivers: Collection[str], host: str | None) -> list[DriverRow]:
+    installations = {name: list[_InstalledRow]() for name in drivers}
+    entries: dict[str, dict[tuple[str, str], HostDriverRow]] = {name: {} for name in drivers}
+    for installed in _installed(connection, drivers, host):
+        installations[installed["driver"]].append(installed)
     for row in _used(connection, drivers, host):
         version = version_of(row["driver"], row["versions"])
         entry = _entry(row, row["backend"], row["status"], row["error"], version)
         entry["remarks"] = list(row["remarks"] or ())
         entries[row["driver"]][row["host"], row["backend"]] = entry
-    for row in _desired(connection, drivers, host):
-        by_backend, key = entries[row["driver"]], (row["host"], row["backend"])
-        if key not in by_backend and row["desired_status"] == DesiredStatus.ABSENT:
+    for desired in _desired(connection, drivers, host):
+        by_backend, key = entries[desired["driver"]], (desired["host"], desired["backend"])
+        if key not in by_backend and desired["desired_status"] == DesiredStatus.ABSENT:
             continue
-        entry = by_backend.setdefault(key, _entry(row, row["backend"], NOT_REPORTED, None, None))
-        entry |= {"desired_status": row["desired_status"], "applied": bool(row["applied"])}
-        entry["error"] = entry["error"] or row["error"]
+        missing = _entry(desired, desired["backend"], NOT_REPORTED, None, None)
+        entry = by_backend.setdefault(key, missing)
+        entry["desired_status"] = desired["desired_status"]
+        entry["applied"] = bool(desired["applied"])
+        entry["error"] = entry["error"] or desired["error"]
     return [_row(name, installations[name], entries[name]) for name in drivers]
 
 
 def _row(
-    name: str, installations: Collection[Row], entries: dict[tuple[str, str], dict[str, Any]]
-) -> dict[str, Any]:
+    name: str,
+    installations: Collection[_InstalledRow],
+    entries: dict[tuple[str, str], HostDriverRow],
+) -> DriverRow:
     versions = {row["host"]: row["version"] for row in installations}
     hosts_with_backends = {host for host, _ in entries}
     for (host, _), entry in entries.items():
@@ -122,20 +208,22 @@ def _row(
             entry = _entry(row, None, status, row["error"], row["version"])
             entries[row["host"], ""] = entry
     usable = [row for row in installations if not row["error"]]
-    best: Row = newest_row(usable) or {"type": None, "support": Support.UNKNOWN, "abilities": []}
+    best = newest_row(usable)
     hosts = [entries[key] for key in sorted(entries)]
     return {
         "uuid": driver_uuid(name),
         "name": name,
-        **{fact: best[fact] for fact in ("type", "support", "abilities")},
+        "type": best["type"] if best else None,
+        "support": best["support"] if best else Support.UNKNOWN,
+        "abilities": best["abilities"] if best else [],
         "version": common_version(e["version"] for e in hosts if e["status"] != IMPORT_FAILED),
         "hosts": hosts,
     }
 
 
 def _entry(
-    row: Row, backend: str | None, status: str, error: str | None, version: str | None
-) -> dict[str, Any]:
+    row: _HostRow, backend: str | None, status: str, error: str | None, version: str | None
+) -> HostDriverRow:
     return {
         "host": row["host"],
         "backend": backend,
@@ -151,40 +239,41 @@ def _entry(
 
 def _installed(
     connection: sa.Connection, drivers: Collection[str], host: str | None
-) -> Iterable[Row]:
+) -> list[_InstalledRow]:
     facts = ("version", "type", "support", "abilities", "error")
     columns = [table.c.name.label("driver"), *(table.c[fact] for fact in facts)]
-    return _read(connection, table, table.c.name, columns, drivers, host)
+    return _read(_InstalledRow, connection, table, table.c.name, columns, drivers, host)
 
 
-def _used(connection: sa.Connection, drivers: Collection[str], host: str | None) -> Iterable[Row]:
+def _used(connection: sa.Connection, drivers: Collection[str], host: str | None) -> list[_UsedRow]:
     columns = [
         *(backends.c[fact] for fact in ("driver", "status", "error", "remarks")),
         backends.c.name.label("backend"),
         services.c.versions,
     ]
-    return _read(connection, backends, backends.c.driver, columns, drivers, host)
+    return _read(_UsedRow, connection, backends, backends.c.driver, columns, drivers, host)
 
 
 def _desired(
     connection: sa.Connection, drivers: Collection[str], host: str | None
-) -> Iterable[Row]:
+) -> list[_DesiredRow]:
     w = desired_backends.c
     columns = [
         *(w[fact] for fact in ("driver", "backend", "applied", "error")),
         w.status.label("desired_status"),
     ]
-    return _read(connection, desired_backends, w.driver, columns, drivers, host)
+    return _read(_DesiredRow, connection, desired_backends, w.driver, columns, drivers, host)
 
 
 def _read(
+    kind: Callable[..., R],
     connection: sa.Connection,
     source: sa.Table,
     name: sa.ColumnElement[str],
     columns: Collection[sa.ColumnElement[Any]],
     drivers: Collection[str],
     host: str | None,
-) -> Iterable[Row]:
+) -> list[R]:
     query = (
         sa.select(services.c.host, services.c.last_seen_at, *columns)
         .select_from(source)
@@ -194,12 +283,14 @@ def _read(
     )
     if host is not None:
         query = query.where(services.c.host == host)
-    return [dict(row) for row in connection.execute(query).mappings()]
+    return fetch_all(kind, connection.execute(query))
 
 
-def _settings(connection: sa.Connection, driver: str, host: str | None) -> list[Row]:
+def _settings(
+    connection: sa.Connection, driver: str, host: str | None
+) -> list[EffectiveOptionsRow]:
     columns = [backends.c.name.label("backend"), backends.c.settings]
-    rows = _read(connection, backends, backends.c.driver, columns, [driver], host)
+    rows = _read(_SettingsRow, connection, backends, backends.c.driver, columns, [driver], host)
     return [
         {"host": row["host"], "backend": row["backend"], "options": row["settings"]}
         for row in sorted(rows, key=lambda row: (row["host"], row["backend"]))
@@ -207,10 +298,10 @@ def _settings(connection: sa.Connection, driver: str, host: str | None) -> list[
     ]
 
 
-def _options(connection: sa.Connection, driver: str) -> list[Row]:
+def _options(connection: sa.Connection, driver: str) -> list[dict[str, Any]]:
     usable = (table.c.name == driver, table.c.error.is_(None))
     query = sa.select(table.c.id, table.c.version).where(*usable).order_by(table.c.id)
-    best = newest_row([dict(row) for row in connection.execute(query).mappings()])
+    best = newest_row(fetch_all(_VersionRow, connection.execute(query)))
     if best is None:
         return []
     options = connection.scalar(sa.select(table.c.options).where(table.c.id == best["id"]))

@@ -1,21 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read hardware: the devices that the hosts last reported, in the format of the hardware API.
-
-Rows: a device in the format of ``core.wire.hardware.dump_row``: uuid, host, acc_specs, acc_status
-and more; and host_down: whether the host's agent is marked down.
-"""
+"""Read hardware: the devices that the hosts last reported, in the format of the hardware API."""
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, TypedDict, cast
 
 import sqlalchemy as sa
 
 from cyborg.core.hosts.service import AGENT
 from cyborg.core.wire.hardware import dump_row
 from cyborg.db.read import paging
-from cyborg.db.read.paging import Page, Row
+from cyborg.db.read.paging import Page
 from cyborg.db.schema import attach_handles, backends, deployables, services
 from cyborg.db.schema import devices as table
+
+
+class HardwareRow(TypedDict):
+    """A device in the format of ``core.wire.hardware.dump_row``.
+
+    ``host_down`` is whether the host's agent is marked down.
+    """
+
+    uuid: str
+    host: str
+    backend: str
+    acc_specs: dict[str, Any]
+    acc_status: dict[str, Any]
+    address: str
+    driver: str | None
+    vendor_id: str
+    product_id: str | None
+    numa_node: int | None
+    health: str
+    serial: str | None
+    not_offered: str | None
+    host_down: bool
+
 
 _NUM = (
     sa.select(sa.func.count())
@@ -52,7 +71,7 @@ def find(
     uuids: Collection[str] | None = None,
     host: str | None = None,
     driver: str | None = None,
-) -> list[Row]:
+) -> list[HardwareRow]:
     """Return hardware, in one statement; a marker adds one.
 
     Draining devices are left out. ``driver`` is the name of a driver or of a backend.
@@ -66,4 +85,6 @@ def find(
         query = query.where(sa.or_(backends.c.driver == driver, table.c.backend == driver))
     query = paging.paginate(connection, query, table, page, SORTABLE)
     found: list[dict[str, Any]] = [dict(row) for row in connection.execute(query).mappings()]
-    return [{**dump_row(row), "host_down": bool(row["host_down"])} for row in found]
+    return [
+        cast(HardwareRow, {**dump_row(row), "host_down": bool(row["host_down"])}) for row in found
+    ]

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from cyborg.db.read import paging
 from cyborg.db.read.paging import Page
+from cyborg.db.rows import fetch_all
 from cyborg.db.schema import job_steps as steps
 from cyborg.db.schema import jobs as table
 
@@ -95,7 +96,7 @@ def get(connection: sa.Connection, uuid: str) -> JobDetailsRow | None:
         .where(steps.c.job_id == row["id"])
         .order_by(steps.c.host, steps.c.backend)
     )
-    step_rows = [cast(StepRow, dict(step)) for step in connection.execute(found).mappings()]
+    step_rows = fetch_all(StepRow, connection.execute(found))
     return {**_row(row, Counter(step["state"] for step in step_rows)), "steps": step_rows}
 
 

@@ -3,12 +3,13 @@
 
 from collections.abc import Collection
 from datetime import datetime
-from typing import Any, TypedDict, cast
+from typing import Any, TypedDict
 
 import sqlalchemy as sa
 
 from cyborg.db.read import paging
 from cyborg.db.read.paging import Page
+from cyborg.db.rows import fetch_all
 from cyborg.db.schema import outbox as table
 
 
@@ -61,7 +62,7 @@ def find(
     if kind is not None:
         query = query.where(table.c.kind == kind)
     query = paging.paginate(connection, query, table, page, SORTABLE)
-    return [cast(MessageRow, dict(row)) for row in connection.execute(query).mappings()]
+    return fetch_all(MessageRow, connection.execute(query))
 
 
 def get(connection: sa.Connection, uuid: str) -> MessageRow | None:

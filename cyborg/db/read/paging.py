@@ -7,13 +7,14 @@ requests cause no duplicate or missing rows.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
 from cyborg.core.errors import Invalid
 
 Row = Mapping[str, Any]
+R = TypeVar("R", bound=Row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ def paginate(
     return query.order_by(*(term.asc() if ascending else term.desc() for term in order))
 
 
-def paginate_rows(rows: Sequence[Row], page: Page | None, sortable: Sequence[str]) -> list[Row]:
+def paginate_rows(rows: Sequence[R], page: Page | None, sortable: Sequence[str]) -> list[R]:
     """Return the page of a list in memory, whose sort values must not be None.
 
     For the few rows that are in no table. Raise Invalid as ``paginate`` does.

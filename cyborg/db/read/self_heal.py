@@ -2,10 +2,11 @@
 """Read the self-heal counters."""
 
 from datetime import datetime
-from typing import TypedDict, cast
+from typing import TypedDict
 
 import sqlalchemy as sa
 
+from cyborg.db.rows import fetch_all
 from cyborg.db.schema import self_heal_counters as table
 
 
@@ -20,4 +21,4 @@ class SelfHealRow(TypedDict):
 def find(connection: sa.Connection) -> list[SelfHealRow]:
     """Return all self-heal counters, ordered by kind."""
     query = sa.select(table.c.kind, table.c.count, table.c.last_at).order_by(table.c.kind)
-    return [cast(SelfHealRow, dict(row)) for row in connection.execute(query).mappings()]
+    return fetch_all(SelfHealRow, connection.execute(query))

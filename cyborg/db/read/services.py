@@ -1,21 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read services: the daemons of each host, an agent with its backends.
-
-Rows: uuid, binary, host, epoch, endpoint, status, digest, generation, versions, started_at,
-last_seen_at, down_since, identity, created_at, updated_at and backends: a list of {uuid, name,
-driver, status, error, created_at, updated_at} ordered by name, and on request with ``functions`` in
-the format of ``cyborg.db.read.backends``.
-"""
+"""Read services: the daemons of each host, an agent with its backends."""
 
 from collections.abc import Collection
+from datetime import datetime
+from typing import Any, TypedDict, cast
 
 import sqlalchemy as sa
 
 from cyborg.db.read import backends as read_backends
 from cyborg.db.read import paging
+from cyborg.db.read.backends import BackendRow
 from cyborg.db.read.paging import Page, Row
 from cyborg.db.schema import backends
 from cyborg.db.schema import services as table
+
+
+class ServiceRow(TypedDict):
+    """A daemon with its backends, ordered by name; only an agent has any."""
+
+    uuid: str
+    binary: str
+    host: str
+    epoch: str
+    endpoint: str | None
+    status: str
+    digest: str | None
+    generation: int
+    versions: dict[str, Any]
+    started_at: datetime
+    last_seen_at: datetime
+    down_since: datetime | None
+    identity: dict[str, Any]
+    drivers_digest: str | None
+    desired_generation: int
+    created_at: datetime
+    updated_at: datetime | None
+    backends: list[BackendRow]
+
 
 SORTABLE = {
     name: table.c[name]
@@ -32,7 +53,7 @@ def find(
     host: str | None = None,
     functions: bool = False,
     function: str | None = None,
-) -> list[Row]:
+) -> list[ServiceRow]:
     """Return services with their backends, in two statements; a marker adds one.
 
     ``functions`` adds two statements and the functions of each backend. ``function`` adds one
@@ -68,10 +89,10 @@ def find(
         row["backends"] = [
             _shown(backend) for backend in backends_by_service.get(row.pop("id"), ())
         ]
-    return list(found)
+    return cast(list[ServiceRow], found)
 
 
-def get(connection: sa.Connection, uuid: str) -> Row | None:
+def get(connection: sa.Connection, uuid: str) -> ServiceRow | None:
     """Return one service with its backends, or None."""
     return next(iter(find(connection, uuids=[uuid])), None)
 
@@ -91,5 +112,6 @@ def _backends(
     return by_service
 
 
-def _shown(backend: Row) -> Row:
-    return {name: value for name, value in backend.items() if name not in ("id", "service_id")}
+def _shown(backend: Row) -> BackendRow:
+    shown = {name: value for name, value in backend.items() if name not in ("id", "service_id")}
+    return cast(BackendRow, shown)

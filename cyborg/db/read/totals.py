@@ -3,7 +3,7 @@
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypedDict
 
 import sqlalchemy as sa
 
@@ -13,6 +13,7 @@ from cyborg.core.jobs.job import JobState
 from cyborg.db.read import self_heal
 from cyborg.db.read.paging import Row
 from cyborg.db.read.self_heal import SelfHealRow
+from cyborg.db.rows import fetch_all
 from cyborg.db.schema import (
     arqs,
     attach_handles,
@@ -27,16 +28,38 @@ MAX_UNHEALTHY = 1000
 """Maximum number of unhealthy devices in the list; those unhealthy for longest come first."""
 
 
+class UnhealthyRow(TypedDict):
+    """An unhealthy device."""
+
+    host: str
+    address: str
+    health_since: datetime
+
+
+class OutboxCountRow(TypedDict):
+    """The number of messages of one kind and state, and the earliest time that one was created."""
+
+    kind: str
+    state: str
+    count: int
+    oldest: datetime
+
+
+class JobCountRow(TypedDict):
+    """The number of open jobs of one kind, how many are past their deadline, and the oldest."""
+
+    kind: str
+    count: int
+    overdue: int
+    oldest: datetime
+
+
 @dataclass(frozen=True, slots=True)
 class Totals:
     """Counts of all objects at one time. The caller computes ages from the times.
 
     ``handles`` counts by ``free`` (in any state of the device), ``owned``, ``dirty`` (without an
-    owner and not cleaned yet) and ``draining``. ``outbox`` and ``jobs`` have rows of kind, count
-    and oldest (the earliest created_at). Rows of ``outbox`` also have state; rows of ``jobs`` count
-    only open jobs and have overdue, the number past their deadline. ``unhealthy`` has host, address
-    and health_since of up to MAX_UNHEALTHY devices. ``self_heal_actions`` has the rows of
-    ``cyborg.db.read.self_heal``.
+    owner and not cleaned yet) and ``draining``. ``unhealthy`` has up to MAX_UNHEALTHY devices.
     """
 
     arqs: dict[str, int]
@@ -45,11 +68,11 @@ class Totals:
     owners_unverified: int
     handles: dict[str, int]
     devices: dict[tuple[str, str], int]
-    unhealthy: list[Row]
+    unhealthy: list[UnhealthyRow]
     services: dict[tuple[str, str], int]
     hosts_cordoned: int
-    outbox: list[Row]
-    jobs: list[Row]
+    outbox: list[OutboxCountRow]
+    jobs: list[JobCountRow]
     providers: int
     providers_stale: int
     providers_failing: int
@@ -127,10 +150,11 @@ def _handles(connection: sa.Connection) -> dict[str, int]:
     return {row["use"]: row["count"] for row in rows}
 
 
-def _unhealthy(connection: sa.Connection) -> list[Row]:
+def _unhealthy(connection: sa.Connection) -> list[UnhealthyRow]:
     d = devices.c
     query = sa.select(d.host, d.address, d.health_since).where(d.health == Health.UNHEALTHY)
-    return _all(connection, query.order_by(d.health_since, d.id).limit(MAX_UNHEALTHY))
+    query = query.order_by(d.health_since, d.id).limit(MAX_UNHEALTHY)
+    return fetch_all(UnhealthyRow, connection.execute(query))
 
 
 def _services(connection: sa.Connection, late_before: datetime, down_before: datetime) -> list[Row]:
@@ -149,10 +173,9 @@ def _services(connection: sa.Connection, late_before: datetime, down_before: dat
     return _all(connection, query.group_by(s.binary, "liveness"))
 
 
-def _outbox(connection: sa.Connection) -> list[Row]:
+def _outbox(connection: sa.Connection) -> list[OutboxCountRow]:
     o = outbox.c
-    return _all(
-        connection,
+    query = (
         sa.select(
             o.kind,
             o.state,
@@ -160,14 +183,14 @@ def _outbox(connection: sa.Connection) -> list[Row]:
             sa.func.min(o.created_at).label("oldest"),
         )
         .group_by(o.kind, o.state)
-        .order_by(o.kind, o.state),
+        .order_by(o.kind, o.state)
     )
+    return fetch_all(OutboxCountRow, connection.execute(query))
 
 
-def _jobs(connection: sa.Connection, now: datetime) -> list[Row]:
+def _jobs(connection: sa.Connection, now: datetime) -> list[JobCountRow]:
     j = jobs.c
-    return _all(
-        connection,
+    query = (
         sa.select(
             j.kind,
             sa.func.count().label("count"),
@@ -176,8 +199,9 @@ def _jobs(connection: sa.Connection, now: datetime) -> list[Row]:
         )
         .where(j.state == JobState.OPEN)
         .group_by(j.kind)
-        .order_by(j.kind),
+        .order_by(j.kind)
     )
+    return fetch_all(JobCountRow, connection.execute(query))
 
 
 def _count_if(condition: sa.ColumnElement[bool]) -> Any:

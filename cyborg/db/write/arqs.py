@@ -7,44 +7,91 @@ the row count is the number of ARQs that made it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from datetime import datetime
+from typing import Any, TypedDict
 
 import sqlalchemy as sa
 
+from cyborg.core.arq.accelerator import Label
 from cyborg.core.arq.states import ArqState, Step, source_states
 from cyborg.core.jobs.job import JobState
+from cyborg.db.rows import fetch_all
 from cyborg.db.schema import arqs, attach_handles, jobs
 
 
-def insert_all(tx: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+class NewArqRow(TypedDict):
+    """An ARQ to insert."""
+
+    uuid: str
+    state: str
+    profile_id: int
+    device_profile_name: str
+    device_profile_group_id: int
+    resource_class: str
+    group: dict[str, str]
+    project_id: str | None
+    created_at: datetime
+
+
+class ArqRow(NewArqRow):
+    """All columns of an ARQ."""
+
+    id: int
+    hostname: str | None
+    device_rp_uuid: str | None
+    instance_uuid: str | None
+    instance_slot: int | None
+    job_id: int | None
+    owner_verified: bool
+    orphan_since: datetime | None
+    label_name: str | None
+    label_description: str | None
+    label_tags: list[str] | None
+    updated_at: datetime | None
+
+
+class ArqToBindRow(ArqRow):
+    """An ARQ, and the number of other ARQs of the instance."""
+
+    other_arqs: int
+
+
+class ArqStateRow(TypedDict):
+    """The state of an ARQ."""
+
+    uuid: str
+    state: str
+
+
+def insert_all(tx: sa.Connection, rows: Sequence[NewArqRow]) -> None:
     """Insert ARQs. Raise oslo.db's DBReferenceError if their profile no longer exists."""
     tx.execute(sa.insert(arqs), [dict(row) for row in rows])
 
 
 def lock(
     tx: sa.Connection, uuids: Collection[str], project_scope: str | None = None
-) -> Sequence[sa.RowMapping]:
+) -> list[ArqRow]:
     """Return the ARQs with these uuids in the order of their ids, locked.
 
     ``project_scope`` is the only project whose ARQs the caller may see, None for all projects.
     """
     query = _LOCK if project_scope is None else _LOCK_SCOPED
-    return tx.execute(query, {"uuids": sorted(uuids), "scope": project_scope}).mappings().all()
+    return fetch_all(ArqRow, tx.execute(query, {"uuids": sorted(uuids), "scope": project_scope}))
 
 
 def lock_of_instance(
     tx: sa.Connection, instance: str, project_scope: str | None = None
-) -> Sequence[sa.RowMapping]:
+) -> list[ArqRow]:
     """Return the ARQs of an instance in the order of their ids, locked."""
     return _locked(tx, arqs.c.instance_uuid == instance, project_scope)
 
 
-def lock_of_jobs(tx: sa.Connection, ids: Collection[int]) -> Sequence[sa.RowMapping]:
+def lock_of_jobs(tx: sa.Connection, ids: Collection[int]) -> list[ArqRow]:
     """Return the ARQs whose bind waits for these jobs, locked."""
     return _locked(tx, arqs.c.job_id.in_(ids), None)
 
 
-def lock_stranded(tx: sa.Connection, limit: int) -> Sequence[sa.RowMapping]:
+def lock_stranded(tx: sa.Connection, limit: int) -> list[ArqRow]:
     """Return up to ``limit`` BindStarted ARQs without an open job, locked."""
     open_ = sa.exists().where(jobs.c.id == arqs.c.job_id, jobs.c.state == JobState.OPEN)
     ids = tx.scalars(
@@ -59,7 +106,7 @@ def lock_stranded(tx: sa.Connection, limit: int) -> Sequence[sa.RowMapping]:
 
 def lock_to_bind(
     tx: sa.Connection, uuids: Collection[str], instance: str, project_scope: str | None = None
-) -> Sequence[sa.RowMapping]:
+) -> list[ArqToBindRow]:
     """Return the ARQs with these uuids as ``lock`` does, with the extra key ``other_arqs``.
 
     ``other_arqs`` is the number of other ARQs of the instance. The unique key of the instance's
@@ -67,16 +114,16 @@ def lock_to_bind(
     """
     query = _LOCK_TO_BIND if project_scope is None else _LOCK_TO_BIND_SCOPED
     values = {"uuids": sorted(uuids), "instance": instance, "scope": project_scope}
-    return tx.execute(query, values).mappings().all()
+    return fetch_all(ArqToBindRow, tx.execute(query, values))
 
 
 def _locked(
     tx: sa.Connection, condition: sa.ColumnElement[bool], project_scope: str | None
-) -> Sequence[sa.RowMapping]:
+) -> list[ArqRow]:
     query = sa.select(arqs).where(condition).order_by(arqs.c.id).with_for_update()
     if project_scope is not None:
         query = query.where(arqs.c.project_id == project_scope)
-    return tx.execute(query).mappings().all()
+    return fetch_all(ArqRow, tx.execute(query))
 
 
 # Built once: SQLAlchemy needs more time to build such a statement than a database to run it.
@@ -101,12 +148,12 @@ _LOCK_TO_BIND_SCOPED = _LOCK_TO_BIND.where(_SCOPE)
 
 def other_arqs_of_instance(
     tx: sa.Connection, instance: str, uuids: Collection[str]
-) -> Sequence[sa.RowMapping]:
-    """Return uuid and state of up to 3 ARQs of the instance that are not in ``uuids``."""
+) -> list[ArqStateRow]:
+    """Return up to 3 ARQs of the instance that are not in ``uuids``."""
     query = sa.select(arqs.c.uuid, arqs.c.state).where(
         arqs.c.instance_uuid == instance, arqs.c.uuid.not_in(uuids)
     )
-    return tx.execute(query.limit(3)).mappings().all()
+    return fetch_all(ArqStateRow, tx.execute(query.limit(3)))
 
 
 def bind(
@@ -179,9 +226,7 @@ def delete(tx: sa.Connection, ids: Collection[int]) -> int:
     ).rowcount
 
 
-def write_label(
-    tx: sa.Connection, handle: str, label: Mapping[str, Any], project_scope: str | None
-) -> bool:
+def write_label(tx: sa.Connection, handle: str, label: Label, project_scope: str | None) -> bool:
     """Set the label of the ARQ that owns the handle with this uuid; return whether one owns it.
 
     ``project_scope`` is the only project whose ARQs the caller may see, None for all projects.

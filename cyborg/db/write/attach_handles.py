@@ -1,24 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write attach handles as a host reports them; ``handle_claims`` writes their owners."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, TypedDict
 from uuid import uuid4
 
 import sqlalchemy as sa
 
 from cyborg.core.inventory.device import AttachHandle, HandleType
 from cyborg.db import bulk
+from cyborg.db.rows import fetch_all
 from cyborg.db.schema import arqs, deployables, devices
 from cyborg.db.schema import attach_handles as handles
+from cyborg.db.write.arqs import ArqRow
 
 
-def of_host(tx: sa.Connection, host: str) -> Sequence[sa.RowMapping]:
-    """Return every handle of a host.
+class HandleRow(TypedDict):
+    """A handle, with the addresses of its device and its deployable."""
 
-    Keys: id, address, type, info, draining, arq_id, needs_cleaning, and the addresses of its
-    ``device`` and ``deployable``.
-    """
+    id: int
+    address: str
+    type: str
+    info: dict[str, Any]
+    draining: bool
+    arq_id: int | None
+    needs_cleaning: bool
+    deployable: str
+    device: str
+
+
+class OwnerRow(ArqRow):
+    """An ARQ that owns a handle, and the row id of the handle."""
+
+    handle: int
+
+
+def of_host(tx: sa.Connection, host: str) -> list[HandleRow]:
+    """Return every handle of a host."""
     query = (
         sa.select(
             handles.c.id,
@@ -35,10 +53,10 @@ def of_host(tx: sa.Connection, host: str) -> Sequence[sa.RowMapping]:
         .join(devices, devices.c.id == deployables.c.device_id)
         .where(devices.c.host == host)
     )
-    return tx.execute(query).mappings().all()
+    return fetch_all(HandleRow, tx.execute(query))
 
 
-def to_handle(row: Mapping[Any, Any]) -> AttachHandle:
+def to_handle(row: HandleRow) -> AttachHandle:
     """Return a row as the reported handle."""
     return AttachHandle(row["address"], HandleType(row["type"]), row["info"])
 
@@ -132,12 +150,12 @@ def delete_clean(tx: sa.Connection, ids: Collection[int]) -> int:
     )
 
 
-def owners(tx: sa.Connection, ids: Collection[int]) -> list[sa.RowMapping]:
-    """Return the ARQs that own these handles, as rows with the extra key ``handle``, its row id.
+def owners(tx: sa.Connection, ids: Collection[int]) -> list[OwnerRow]:
+    """Return the ARQs that own these handles.
 
     The order is that of the ARQs' ids within each chunk of handles.
     """
-    found: list[sa.RowMapping] = []
+    found: list[OwnerRow] = []
     for chunk in bulk.chunks(ids):
         query = (
             sa.select(arqs, handles.c.id.label("handle"))
@@ -145,5 +163,5 @@ def owners(tx: sa.Connection, ids: Collection[int]) -> list[sa.RowMapping]:
             .where(handles.c.id.in_(chunk))
             .order_by(arqs.c.id)
         )
-        found += tx.execute(query).mappings().all()
+        found += fetch_all(OwnerRow, tx.execute(query))
     return found

@@ -13,7 +13,27 @@ import sqlalchemy as sa
 
 from cyborg.core.audit.model import OPEN, Source, State
 from cyborg.core.hosts.service import AGENT
+from cyborg.db.rows import StoredRow, fetch_first
 from cyborg.db.schema import audits, devices, providers, services
+
+
+class LeasedAuditRow(StoredRow):
+    """All columns of an audit."""
+
+    uuid: str
+    host: str | None
+    repair: bool
+    state: str
+    error: str | None
+    sources: list[str]
+    hosts_done: int
+    hosts_total: int
+    last_host: str | None
+    num_findings: int
+    findings: list[dict[str, Any]]
+    owner: str | None
+    lease_until: datetime | None
+
 
 # Hosts with an agent, and hosts of which only devices or providers are left.
 _HOSTS = sa.union(
@@ -62,7 +82,9 @@ def add(tx: sa.Connection, host: str | None, repair: bool, sources: Collection[S
     return uuid
 
 
-def lease(tx: sa.Connection, *, owner: str, now: datetime, until: datetime) -> Any | None:
+def lease(
+    tx: sa.Connection, *, owner: str, now: datetime, until: datetime
+) -> LeasedAuditRow | None:
     """Lease the oldest open audit that is not leased; return its previous row, None without one.
 
     ``owner`` must be unique to each call.
@@ -71,7 +93,8 @@ def lease(tx: sa.Connection, *, owner: str, now: datetime, until: datetime) -> A
         audits.c.state.in_(OPEN),
         sa.or_(audits.c.lease_until.is_(None), audits.c.lease_until < now),
     )
-    row = tx.execute(sa.select(audits).where(due).order_by(audits.c.id).limit(1)).mappings().first()
+    oldest = sa.select(audits).where(due).order_by(audits.c.id).limit(1)
+    row = fetch_first(LeasedAuditRow, tx.execute(oldest))
     if row is None:
         return None
     query = sa.update(audits).where(audits.c.id == row["id"], due)

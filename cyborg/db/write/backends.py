@@ -2,6 +2,7 @@
 """Write the backends of a host as its agent reports them."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
@@ -13,15 +14,27 @@ from cyborg.db import bulk
 from cyborg.db.schema import backends, desired_backends, services
 
 
-def replace(tx: sa.Connection, host: str, states: Sequence[BackendState]) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """The agent whose backends were replaced, by the id of its row, and what the change requires.
+
+    ``has_overrides`` is whether new devices may need a cordon, because an operator changed a
+    backend or a backend is cordoned. ``changed_cordons`` are the names of the backends that were
+    cordoned or uncordoned.
+    """
+
+    agent: int
+    identity: dict[str, Any]
+    drivers_digest: str | None
+    has_overrides: bool
+    changed_cordons: Sequence[str]
+
+
+def replace(tx: sa.Connection, host: str, states: Sequence[BackendState]) -> Replacement:
     """Replace the backends of a host's agent; rows without a change are not written.
 
-    Remarks and settings that are None in the report keep their old values.
-
-    Return a dictionary with agent (the id of the agent's row), identity and drivers_digest
-    of the agent; has_overrides: whether new devices may need a cordon, because an operator changed
-    a backend or a backend is cordoned; and changed_cordons: the names of the backends that this
-    call cordoned or uncordoned. The caller must hold a lock on the agent's row.
+    Remarks and settings that are None in the report keep their old values. The caller must hold a
+    lock on the agent's row.
     """
     query = (
         sa.select(
@@ -77,11 +90,13 @@ def replace(tx: sa.Connection, host: str, states: Sequence[BackendState]) -> dic
             if name not in stored
         ],
     )
-    return {
-        **{name: rows[0][name] for name in ("agent", "identity", "drivers_digest")},
-        "has_overrides": bool(rows[0]["has_overrides"]) or bool(cordoned),
-        "changed_cordons": sorted(previously_cordoned ^ cordoned),
-    }
+    return Replacement(
+        rows[0]["agent"],
+        rows[0]["identity"],
+        rows[0]["drivers_digest"],
+        bool(rows[0]["has_overrides"]) or bool(cordoned),
+        sorted(previously_cordoned ^ cordoned),
+    )
 
 
 def _values(state: BackendState, stored: sa.RowMapping | None) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 """Write deployables: the parts of devices that are resource providers."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypedDict
 from uuid import uuid4
 
 import sqlalchemy as sa
@@ -12,13 +13,70 @@ from cyborg.core import naming
 from cyborg.core.hosts.service import AGENT
 from cyborg.core.inventory.device import Deployable
 from cyborg.db import bulk
+from cyborg.db.rows import StoredRow, fetch_all
 from cyborg.db.schema import attach_handles, attributes, deployables, devices, jobs, services
 
-_ATTRIBUTE = ("uuid", "key", "value", "created_at")
+
+class DeployableRow(StoredRow):
+    """All columns of a deployable, and the addresses of its device and its parent."""
+
+    uuid: str
+    device_id: int
+    parent_id: int | None
+    root_id: int | None
+    address: str
+    name: str
+    rp_uuid: str
+    resource_class: str
+    traits: list[str]
+    attributes: dict[str, Any]
+    bitstream_id: str | None
+    num_accelerators: int
+    draining: bool
+    job_id: int | None
+    device: str
+    parent: str | None
 
 
-def of_host(tx: sa.Connection, host: str) -> Sequence[sa.RowMapping]:
-    """Return every deployable row of a host, with the addresses of ``device`` and ``parent``."""
+class DesiredProviderRow(TypedDict):
+    """The data for the desired state of a provider.
+
+    ``parent`` is the uuid of a provider. ``total`` counts handles that are not draining or are
+    owned, ``stuck`` those of them whose cleaning job fails at present. The deployable or its device
+    is ``draining``. ``host_down`` is whether the agent is marked down, False without an agent.
+    ``identity`` is the names of the compute node that the agent reported, None without an agent.
+    """
+
+    uuid: str
+    name: str
+    parent: str | None
+    resource_class: str
+    traits: list[str]
+    total: int
+    stuck: int
+    programming: bool
+    draining: bool
+    device_status: str
+    health: str
+    setup_required: bool
+    reboot_required: bool
+    cordoned: bool
+    host_down: bool
+    host: str
+    identity: dict[str, Any] | None
+
+
+class NewAttributeRow(TypedDict):
+    """An attribute to insert."""
+
+    uuid: str
+    key: str
+    value: str
+    created_at: datetime
+
+
+def of_host(tx: sa.Connection, host: str) -> list[DeployableRow]:
+    """Return every deployable row of a host."""
     parents = deployables.alias("parents")
     query = (
         sa.select(
@@ -30,10 +88,10 @@ def of_host(tx: sa.Connection, host: str) -> Sequence[sa.RowMapping]:
         .outerjoin(parents, parents.c.id == deployables.c.parent_id)
         .where(devices.c.host == host)
     )
-    return tx.execute(query).mappings().all()
+    return fetch_all(DeployableRow, tx.execute(query))
 
 
-def to_deployable(row: Mapping[Any, Any]) -> Deployable:
+def to_deployable(row: DeployableRow) -> Deployable:
     """Return a row of ``of_host`` as the reported deployable, without its handles."""
     return Deployable(
         address=row["address"],
@@ -153,15 +211,8 @@ def delete(tx: sa.Connection, ids: Collection[int]) -> None:
     bulk.delete(tx, deployables, ids)
 
 
-def desired_state(tx: sa.Connection, providers: Collection[str]) -> Sequence[sa.RowMapping]:
-    """Return the data for the desired state of providers, by uuid; no row for one to be deleted.
-
-    Keys: uuid, name, parent (provider uuid or None), resource_class, traits, total (handles that
-    are not draining or are owned), stuck (those of them whose cleaning job fails at present),
-    programming, draining (of the deployable or its device), device_status, health, setup_required,
-    reboot_required, cordoned, host_down (the agent is marked down; False without an agent), host
-    and identity (the names of the compute node that the agent reported; None without an agent).
-    """
+def desired_state(tx: sa.Connection, providers: Collection[str]) -> list[DesiredProviderRow]:
+    """Return the data for the desired state of providers, by uuid; no row for one to be deleted."""
     parents = deployables.alias("parents")
     total = (
         sa.select(sa.func.count())
@@ -209,18 +260,18 @@ def desired_state(tx: sa.Connection, providers: Collection[str]) -> Sequence[sa.
         .where(deployables.c.rp_uuid.in_(sorted(providers)))
         .order_by(deployables.c.id)
     )
-    return tx.execute(query).mappings().all()
+    return fetch_all(DesiredProviderRow, tx.execute(query))
 
 
-def add_attribute(tx: sa.Connection, deployable: str, row: Mapping[str, Any]) -> bool:
+def add_attribute(tx: sa.Connection, deployable: str, row: NewAttributeRow) -> bool:
     """Add an attribute to the deployable with this uuid; return whether it exists.
 
     Raise oslo.db's DBDuplicateEntry if the deployable already has an attribute with this key, and
     DBReferenceError if the deployable is deleted concurrently.
     """
-    values = [sa.literal(row[name], attributes.c[name].type).label(name) for name in _ATTRIBUTE]
+    values = [sa.literal(v, attributes.c[name].type).label(name) for name, v in row.items()]
     found = sa.select(deployables.c.id, *values).where(deployables.c.uuid == deployable)
-    columns = ["deployable_id", *_ATTRIBUTE]
+    columns = ["deployable_id", *row]
     return bool(tx.execute(sa.insert(attributes).from_select(columns, found)).rowcount)
 
 

@@ -8,7 +8,8 @@ serialized.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from datetime import datetime
+from typing import Any, TypedDict
 
 import sqlalchemy as sa
 
@@ -21,6 +22,7 @@ from cyborg.core.drivers.desired_state import (
 from cyborg.core.hosts.service import AGENT
 from cyborg.core.inventory.device import CLEANING_ABILITIES
 from cyborg.db import bulk
+from cyborg.db.rows import fetch_all, fetch_first
 from cyborg.db.schema import attach_handles, backends, deployables, devices, services
 from cyborg.db.schema import desired_backends as table
 
@@ -33,14 +35,22 @@ class DesiredRecord:
     applied: bool
 
 
-def lock(tx: sa.Connection, host: str, epoch: str) -> sa.RowMapping | None:
-    """Return id and desired_generation of a host's agent, locked; None if its epoch is another."""
+class LockedAgentRow(TypedDict):
+    """An agent whose row is locked."""
+
+    id: int
+    desired_generation: int
+    down_since: datetime | None
+
+
+def lock(tx: sa.Connection, host: str, epoch: str) -> LockedAgentRow | None:
+    """Return a host's agent, locked; None if its epoch is another."""
     query = (
-        sa.select(services.c.id, services.c.desired_generation)
+        sa.select(services.c.id, services.c.desired_generation, services.c.down_since)
         .where(services.c.binary == AGENT, services.c.host == host, services.c.epoch == epoch)
         .with_for_update()
     )
-    return tx.execute(query).mappings().first()
+    return fetch_first(LockedAgentRow, tx.execute(query))
 
 
 def lock_host(tx: sa.Connection, host: str) -> None:
@@ -49,14 +59,13 @@ def lock_host(tx: sa.Connection, host: str) -> None:
     tx.execute(sa.select(services.c.id).where(condition).with_for_update()).first()
 
 
-def lock_agents(tx: sa.Connection, agents: Collection[int]) -> dict[int, sa.RowMapping]:
+def lock_agents(tx: sa.Connection, agents: Collection[int]) -> dict[int, LockedAgentRow]:
     """Lock agents in the order of their row ids; return their rows by row id.
 
-    Keys: id, desired_generation, down_since. A caller that changes the desired state, or cordons
-    devices, must hold these locks: it waits for a report in progress, and the next report sees the
-    change.
+    A caller that changes the desired state, or cordons devices, must hold these locks: it waits for
+    a report in progress, and the next report sees the change.
     """
-    found: dict[int, sa.RowMapping] = {}
+    found: dict[int, LockedAgentRow] = {}
     for chunk in bulk.chunks(sorted(set(agents))):
         query = (
             sa.select(services.c.id, services.c.desired_generation, services.c.down_since)
@@ -64,7 +73,7 @@ def lock_agents(tx: sa.Connection, agents: Collection[int]) -> dict[int, sa.RowM
             .order_by(services.c.id)
             .with_for_update()
         )
-        found |= {row["id"]: row for row in tx.execute(query).mappings()}
+        found |= {row["id"]: row for row in fetch_all(LockedAgentRow, tx.execute(query))}
     return found
 
 
@@ -231,7 +240,7 @@ def revert(
     tx: sa.Connection,
     service_id: int,
     backend: str,
-    generation: int,
+    generation: int | None,
     previous: DesiredBackend | None,
 ) -> None:
     """Restore the previous desired state of a backend if it still has this ``generation``.

@@ -1,40 +1,77 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write device profiles. The schema enforces unique names and keeps profiles that are in use."""
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping
+from datetime import datetime
+from typing import TypedDict
 
 import sqlalchemy as sa
 
+from cyborg.db.rows import fetch_all, fetch_first
 from cyborg.db.schema import arqs
 from cyborg.db.schema import device_profiles as profiles
 
 
-def insert(tx: sa.Connection, row: Mapping[str, Any]) -> None:
+class NewProfileRow(TypedDict):
+    """A profile to insert."""
+
+    uuid: str
+    name: str
+    description: str | None
+    groups: list[dict[str, str]]
+    created_at: datetime
+
+
+class UsedProfileRow(TypedDict):
+    """A profile, and the number of ARQs of a project."""
+
+    id: int
+    name: str
+    groups: list[dict[str, str]]
+    used: int
+
+
+class ProfileKeyRow(TypedDict):
+    """The keys of a profile."""
+
+    id: int
+    uuid: str
+    name: str
+
+
+class ProfileUserRow(TypedDict):
+    """An ARQ that uses a profile."""
+
+    uuid: str
+    state: str
+    instance_uuid: str | None
+
+
+def insert(tx: sa.Connection, row: NewProfileRow) -> None:
     """Insert one profile. Raise oslo.db's DBDuplicateEntry if its name or uuid already exists."""
     tx.execute(sa.insert(profiles), [dict(row)])
 
 
 def by_name(
     tx: sa.Connection, name: str, project: str | None = None, max_count: int = 0
-) -> sa.RowMapping | None:
-    """Return the id, name and groups of the profile with this name, or None.
+) -> UsedProfileRow | None:
+    """Return the profile with this name, or None.
 
-    Key ``used`` is the number of ARQs of a project, counted only up to ``max_count``.
+    The number of ARQs of a project is counted only up to ``max_count``.
     """
     project_arqs = (
         sa.select(arqs.c.id).where(arqs.c.project_id == project).limit(max_count).subquery()
     )
     used = sa.select(sa.func.count()).select_from(project_arqs).scalar_subquery().label("used")
     query = sa.select(profiles.c.id, profiles.c.name, profiles.c.groups, used)
-    return tx.execute(query.where(profiles.c.name == name)).mappings().one_or_none()
+    return fetch_first(UsedProfileRow, tx.execute(query.where(profiles.c.name == name)))
 
 
-def find(tx: sa.Connection, keys: Collection[str]) -> Sequence[sa.RowMapping]:
-    """Return the id, uuid and name of the profiles with these uuids or names."""
+def find(tx: sa.Connection, keys: Collection[str]) -> list[ProfileKeyRow]:
+    """Return the profiles with these uuids or names."""
     query = sa.select(profiles.c.id, profiles.c.uuid, profiles.c.name)
     named = sa.or_(profiles.c.uuid.in_(keys), profiles.c.name.in_(keys))
-    return tx.execute(query.where(named).order_by(profiles.c.id)).mappings().all()
+    return fetch_all(ProfileKeyRow, tx.execute(query.where(named).order_by(profiles.c.id)))
 
 
 def delete(tx: sa.Connection, ids: Collection[int]) -> int:
@@ -58,8 +95,8 @@ def usage(tx: sa.Connection, keys: Collection[str]) -> Mapping[str, int]:
     return {row[0]: row[1] for row in tx.execute(query)}
 
 
-def users(tx: sa.Connection, keys: Collection[str], limit: int) -> Sequence[sa.RowMapping]:
-    """Return uuid, state and instance_uuid of the oldest ARQs that use the named profiles."""
+def users(tx: sa.Connection, keys: Collection[str], limit: int) -> list[ProfileUserRow]:
+    """Return the oldest ARQs that use the named profiles."""
     query = (
         sa.select(arqs.c.uuid, arqs.c.state, arqs.c.instance_uuid)
         .join(profiles, arqs.c.profile_id == profiles.c.id)
@@ -67,4 +104,4 @@ def users(tx: sa.Connection, keys: Collection[str], limit: int) -> Sequence[sa.R
         .order_by(arqs.c.id)
         .limit(limit)
     )
-    return tx.execute(query).mappings().all()
+    return fetch_all(ProfileUserRow, tx.execute(query))

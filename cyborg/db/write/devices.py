@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write devices. No column is written by both the operator (``status``) and the host's reports."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any
@@ -12,17 +12,43 @@ import sqlalchemy as sa
 from cyborg.core.inventory.device import Device, DeviceType, Health, load_abilities
 from cyborg.core.inventory.tombstone import Tombstone
 from cyborg.db import bulk
+from cyborg.db.rows import StoredRow, fetch_all, fetch_first
 from cyborg.db.schema import arqs, attach_handles, deployables, devices
 
 ENABLED = "enabled"  # the status of a new device
 
 
-def of_host(tx: sa.Connection, host: str) -> Sequence[sa.RowMapping]:
+class DeviceRow(StoredRow):
+    """All columns of a device."""
+
+    uuid: str
+    host: str
+    address: str
+    backend: str
+    type: str
+    vendor: str
+    model: str
+    std_board_info: dict[str, Any]
+    vendor_board_info: dict[str, Any]
+    numa_node: int | None
+    serial: str | None
+    health: str
+    health_reason: str | None
+    health_since: datetime
+    setup_required: bool
+    reboot_required: bool
+    status: str
+    cordoned: bool
+    draining: bool
+    abilities: list[str]
+
+
+def of_host(tx: sa.Connection, host: str) -> list[DeviceRow]:
     """Return every device row of a host."""
-    return tx.execute(sa.select(devices).where(devices.c.host == host)).mappings().all()
+    return fetch_all(DeviceRow, tx.execute(sa.select(devices).where(devices.c.host == host)))
 
 
-def to_device(row: Mapping[Any, Any]) -> Device:
+def to_device(row: DeviceRow) -> Device:
     """Return a row as the reported device, without its deployables."""
     return Device(
         address=row["address"],
@@ -90,13 +116,13 @@ def ids_by_address(tx: sa.Connection, host: str) -> dict[str, int]:
     return {row.address: row.id for row in tx.execute(query)}
 
 
-def by_addresses(tx: sa.Connection, host: str, addresses: Collection[str]) -> list[sa.RowMapping]:
+def by_addresses(tx: sa.Connection, host: str, addresses: Collection[str]) -> list[DeviceRow]:
     """Return the rows of the devices of a host with these addresses."""
     query = sa.select(devices).where(devices.c.host == host)
     return [
         row
         for chunk in bulk.chunks(sorted(addresses))
-        for row in tx.execute(query.where(devices.c.address.in_(chunk))).mappings()
+        for row in fetch_all(DeviceRow, tx.execute(query.where(devices.c.address.in_(chunk))))
     ]
 
 
@@ -133,9 +159,9 @@ _CHANGE = (
 )
 
 
-def by_uuid(tx: sa.Connection, uuid: str) -> sa.RowMapping | None:
+def by_uuid(tx: sa.Connection, uuid: str) -> DeviceRow | None:
     """Return a device's row, or None."""
-    return tx.execute(sa.select(devices).where(devices.c.uuid == uuid)).mappings().first()
+    return fetch_first(DeviceRow, tx.execute(sa.select(devices).where(devices.c.uuid == uuid)))
 
 
 def holders(tx: sa.Connection, uuid: str) -> list[str]:

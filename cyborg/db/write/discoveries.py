@@ -5,13 +5,15 @@ A row starts IN-PROGRESS. The first outcome is final: the agent's report, the fa
 agent, or the timeout.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import datetime
+from typing import TypedDict
 
 import sqlalchemy as sa
 
 from cyborg.core.hosts.service import AGENT
 from cyborg.db import bulk
+from cyborg.db.rows import fetch_all
 from cyborg.db.schema import backends, discoveries, services
 
 IN_PROGRESS = "IN-PROGRESS"
@@ -19,8 +21,16 @@ DONE = "DONE"
 FAILED = "FAILED"
 
 
-def targets(tx: sa.Connection, host: str | None, driver: str | None) -> Sequence[sa.RowMapping]:
-    """Return host, backend and driver of the backends to discover.
+class TargetRow(TypedDict):
+    """A backend to discover."""
+
+    host: str
+    backend: str
+    driver: str
+
+
+def targets(tx: sa.Connection, host: str | None, driver: str | None) -> list[TargetRow]:
+    """Return the backends to discover.
 
     ``driver`` is the name of a driver or of a backend.
     """
@@ -34,7 +44,7 @@ def targets(tx: sa.Connection, host: str | None, driver: str | None) -> Sequence
         query = query.where(services.c.host == host)
     if driver is not None:
         query = query.where(sa.or_(backends.c.driver == driver, backends.c.name == driver))
-    return tx.execute(query).mappings().all()
+    return fetch_all(TargetRow, tx.execute(query))
 
 
 def add(tx: sa.Connection, uuid: str, targets: Iterable[tuple[str, str]]) -> None:

@@ -2,13 +2,33 @@
 """Write the drivers installed on each host, and read where a driver is installed."""
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, TypedDict
 
 import sqlalchemy as sa
 
 from cyborg.core.drivers.registry import DriverEntry, fingerprint
 from cyborg.core.hosts.service import AGENT
 from cyborg.db import bulk
+from cyborg.db.rows import fetch_all
 from cyborg.db.schema import backends, desired_backends, drivers, services
+
+
+class AgentRow(TypedDict):
+    """An agent; ``down_since`` is None unless it is marked down."""
+
+    id: int
+    host: str
+    down_since: datetime | None
+
+
+class InstallationRow(TypedDict):
+    """A driver on the host of an agent, whose row id is ``service_id``."""
+
+    service_id: int
+    options: list[dict[str, Any]]
+    error: str | None
+    installable: bool
 
 
 def replace(tx: sa.Connection, service_id: int, entries: Sequence[DriverEntry]) -> None:
@@ -49,18 +69,18 @@ def names(tx: sa.Connection) -> list[str]:
     return sorted({name for column in columns for name in tx.scalars(sa.select(column).distinct())})
 
 
-def agents(tx: sa.Connection) -> Sequence[sa.RowMapping]:
-    """Return id, host and down_since of every agent, ordered by host."""
+def agents(tx: sa.Connection) -> list[AgentRow]:
+    """Return every agent, ordered by host."""
     columns = (services.c.id, services.c.host, services.c.down_since)
     query = sa.select(*columns).where(services.c.binary == AGENT).order_by(services.c.host)
-    return tx.execute(query).mappings().all()
+    return fetch_all(AgentRow, tx.execute(query))
 
 
-def installations(tx: sa.Connection, name: str) -> dict[int, sa.RowMapping]:
-    """Return options, error and installable of a driver, by the row id of each agent with it."""
+def installations(tx: sa.Connection, name: str) -> dict[int, InstallationRow]:
+    """Return the installations of a driver, by the row id of each agent with it."""
     columns = (drivers.c.options, drivers.c.error, drivers.c.installable)
     query = sa.select(drivers.c.service_id, *columns).where(drivers.c.name == name)
-    return {row["service_id"]: row for row in tx.execute(query).mappings()}
+    return {row["service_id"]: row for row in fetch_all(InstallationRow, tx.execute(query))}
 
 
 def reported_backends(

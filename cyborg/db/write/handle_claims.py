@@ -10,32 +10,89 @@ is set on handles that the host prepares, and on handles that it must sanitise a
 handle without an owner is dirty: a job must clean it before its next claim.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, TypedDict
 
 import sqlalchemy as sa
 
 from cyborg.core.inventory.device import Health
+from cyborg.db.rows import fetch_all
 from cyborg.db.schema import attach_handles as handles
 from cyborg.db.schema import deployables, devices
 from cyborg.db.write import providers as publishing
 
 
-def providers(tx: sa.Connection, uuids: Collection[str]) -> Sequence[sa.RowMapping]:
-    """Return the data that decides whether handles of providers may be allocated, one row each.
+class ClaimedProviderRow(TypedDict):
+    """What decides whether handles of a provider may be allocated.
 
-    Keys: deployable_id, provider (its uuid), address, device, backend, host, resource_class,
-    traits, abilities, device_status, health, setup_required, reboot_required, cordoned,
-    programming (a job programs it), draining (of the device or the deployable).
+    ``provider`` is its uuid, ``device`` the address of its device. ``programming`` is whether a job
+    programs it; the device or the deployable is ``draining``.
     """
-    return tx.execute(_PROVIDERS, {"uuids": sorted(uuids)}).mappings().all()
+
+    deployable_id: int
+    provider: str
+    address: str
+    programming: bool
+    device: str
+    backend: str
+    abilities: list[str]
+    resource_class: str
+    traits: list[str]
+    draining: bool
+    host: str
+    device_status: str
+    health: str
+    setup_required: bool
+    reboot_required: bool
+    cordoned: bool
+
+
+class FreeHandleRow(TypedDict):
+    """A handle that can be claimed."""
+
+    id: int
+    uuid: str
+    address: str
+
+
+class HandleStateRow(TypedDict):
+    """A handle with the reasons against its claim."""
+
+    id: int
+    uuid: str
+    deployable_id: int
+    taken: bool
+    dirty: bool
+    draining: bool
+
+
+class DirtyHandleRow(TypedDict):
+    """A handle to clean, with the addresses of its deployable and its device."""
+
+    id: int
+    address: str
+    deployable: str
+    device: str
+    backend: str
+    host: str
+
+
+class _ReleasedHandleRow(DirtyHandleRow):
+    needs_cleaning: bool
+    draining: bool
+    rp_uuid: str
+
+
+def providers(tx: sa.Connection, uuids: Collection[str]) -> list[ClaimedProviderRow]:
+    """Return the data that decides whether handles of providers may be allocated, one row each."""
+    return fetch_all(ClaimedProviderRow, tx.execute(_PROVIDERS, {"uuids": sorted(uuids)}))
 
 
 def lock_unclaimed(
     tx: sa.Connection, deployable_id: int, limit: int, *, wait: bool
-) -> Sequence[sa.RowMapping]:
-    """Return id, uuid and address of up to ``limit`` free handles, locked.
+) -> list[FreeHandleRow]:
+    """Return up to ``limit`` free handles, locked.
 
     Without ``wait``, skip handles that another transaction has locked, so that concurrent claims
     lock different handles and do not wait for each other. A skipped handle becomes free again if
@@ -43,16 +100,12 @@ def lock_unclaimed(
     writer at a time and has no row locks.
     """
     query = _LOCK_UNCLAIMED_WAITING if wait else _LOCK_UNCLAIMED
-    return (
-        tx.execute(query, {"deployable_id": deployable_id, "max_handles": limit}).mappings().all()
-    )
+    values = {"deployable_id": deployable_id, "max_handles": limit}
+    return fetch_all(FreeHandleRow, tx.execute(query, values))
 
 
-def all_handles(tx: sa.Connection, deployable_ids: Collection[int]) -> Sequence[sa.RowMapping]:
-    """Return every handle of the deployables with the reasons against it, to explain a refusal.
-
-    Keys: id, uuid, deployable_id, taken, dirty, draining.
-    """
+def all_handles(tx: sa.Connection, deployable_ids: Collection[int]) -> list[HandleStateRow]:
+    """Return every handle of the deployables with the reasons against it, to explain a refusal."""
     owned = handles.c.arq_id.is_not(None)
     query = (
         sa.select(
@@ -66,7 +119,7 @@ def all_handles(tx: sa.Connection, deployable_ids: Collection[int]) -> Sequence[
         .where(handles.c.deployable_id.in_(deployable_ids))
         .order_by(handles.c.id)
     )
-    return tx.execute(query).mappings().all()
+    return fetch_all(HandleStateRow, tx.execute(query))
 
 
 def claim(
@@ -88,12 +141,11 @@ def claim(
     ).rowcount
 
 
-def release(tx: sa.Connection, arq_ids: Collection[int], now: datetime) -> Sequence[sa.RowMapping]:
+def release(tx: sa.Connection, arq_ids: Collection[int], now: datetime) -> list[DirtyHandleRow]:
     """Release the handles of ARQs, which the caller must have locked; return the dirty ones.
 
-    Keys: id, address, deployable (address), device (address), backend, host. A draining handle
-    remains, without an owner, until the next report deletes it (``services.request_stale_reports``
-    requests one); its provider is marked stale.
+    A draining handle remains, without an owner, until the next report deletes it
+    (``services.request_stale_reports`` requests one); its provider is marked stale.
     """
     owned = handles.c.arq_id.in_(arq_ids)
     clean = sa.and_(sa.not_(handles.c.needs_cleaning), sa.not_(handles.c.draining))
@@ -117,7 +169,7 @@ def release(tx: sa.Connection, arq_ids: Collection[int], now: datetime) -> Seque
         .where(owned)
         .order_by(handles.c.id)
     )
-    rows = tx.execute(query).mappings().all()
+    rows = fetch_all(_ReleasedHandleRow, tx.execute(query))
     if not rows:
         return []
     tx.execute(

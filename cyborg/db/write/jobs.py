@@ -9,13 +9,42 @@ the job.
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypedDict
 from uuid import uuid4
 
 import sqlalchemy as sa
 
 from cyborg.core.jobs.job import JobKind, JobState
+from cyborg.db.rows import StoredRow, fetch_all, fetch_first
 from cyborg.db.schema import arqs, attach_handles, deployables, devices, jobs
+from cyborg.db.write.handle_claims import DirtyHandleRow
+
+
+class JobRow(StoredRow):
+    """All columns of a job."""
+
+    uuid: str
+    kind: str
+    host: str
+    subject: str
+    arguments: dict[str, Any]
+    result: Any
+    deadline: datetime | None
+    mutex_key: str | None
+    state: str
+    attempts: int
+    next_try_at: datetime
+    owner: str | None
+    lease_until: datetime | None
+    error: str | None
+
+
+class OverdueRow(TypedDict):
+    """A job past its deadline."""
+
+    id: int
+    uuid: str
+
 
 OPEN = jobs.c.state == JobState.OPEN
 
@@ -49,24 +78,21 @@ def enqueue(
 
 def lease(
     tx: sa.Connection, *, owner: str, now: datetime, until: datetime, limit: int
-) -> Sequence[sa.RowMapping]:
+) -> list[JobRow]:
     """Lease up to ``limit`` due jobs, by kind and within a kind the longest due first.
 
     Return their previous rows, in which ``owner`` is the last owner.
     """
     due = sa.and_(OPEN, jobs.c.kind.in_(sorted(JobKind)), jobs.c.next_try_at <= now)
-    rows = (
-        tx.execute(
-            sa.select(jobs)
-            .where(due)
-            # By kind first: an instance waits for a prepare, but nothing waits for a release.
-            .order_by(jobs.c.kind, jobs.c.next_try_at, jobs.c.id)
-            .limit(limit)
-            .with_for_update(skip_locked=True)
-        )
-        .mappings()
-        .all()
+    query = (
+        sa.select(jobs)
+        .where(due)
+        # By kind first: an instance waits for a prepare, but nothing waits for a release.
+        .order_by(jobs.c.kind, jobs.c.next_try_at, jobs.c.id)
+        .limit(limit)
+        .with_for_update(skip_locked=True)
     )
+    rows = fetch_all(JobRow, tx.execute(query))
     if rows:
         tx.execute(
             sa.update(jobs)
@@ -113,9 +139,9 @@ def fail_host_jobs(tx: sa.Connection, host: str, error: str) -> int:
     ).rowcount
 
 
-def get(tx: sa.Connection, uuid: str) -> sa.RowMapping | None:
+def get(tx: sa.Connection, uuid: str) -> JobRow | None:
     """Return a job's row, or None."""
-    return tx.execute(sa.select(jobs).where(jobs.c.uuid == uuid)).mappings().first()
+    return fetch_first(JobRow, tx.execute(sa.select(jobs).where(jobs.c.uuid == uuid)))
 
 
 def uuids(tx: sa.Connection, ids: Collection[int]) -> list[str]:
@@ -152,10 +178,10 @@ def mark_cleaned(tx: sa.Connection, job_id: int) -> Sequence[str]:
     return providers
 
 
-def overdue(tx: sa.Connection, cutoff: datetime, limit: int) -> Sequence[sa.RowMapping]:
-    """Return id and uuid of up to ``limit`` open jobs with a deadline before ``cutoff``."""
+def overdue(tx: sa.Connection, cutoff: datetime, limit: int) -> list[OverdueRow]:
+    """Return up to ``limit`` open jobs with a deadline before ``cutoff``."""
     query = sa.select(jobs.c.id, jobs.c.uuid).where(OPEN, jobs.c.deadline < cutoff).limit(limit)
-    return tx.execute(query).mappings().all()
+    return fetch_all(OverdueRow, tx.execute(query))
 
 
 def providers_of(tx: sa.Connection, job_id: int) -> Sequence[str]:
@@ -172,8 +198,8 @@ def providers_of(tx: sa.Connection, job_id: int) -> Sequence[str]:
 
 def unassigned_dirty(
     tx: sa.Connection, limit: int, ids: Collection[int] | None = None
-) -> Sequence[sa.RowMapping]:
-    """Return dirty handles without an open cleaning job; keys as in ``handle_claims.release``.
+) -> list[DirtyHandleRow]:
+    """Return dirty handles without an open cleaning job.
 
     ``ids`` limits the result to these row ids.
     """
@@ -199,7 +225,7 @@ def unassigned_dirty(
         .order_by(h.id)
         .limit(limit)
     )
-    return tx.execute(query).mappings().all()
+    return fetch_all(DirtyHandleRow, tx.execute(query))
 
 
 def purge(tx: sa.Connection, cutoff: datetime, limit: int) -> int:

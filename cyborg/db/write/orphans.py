@@ -5,12 +5,15 @@ These writes do not change ``updated_at``, which remains the time of the bind: t
 the orphan collector starts there.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from datetime import datetime
+from typing import TypedDict
 
 import sqlalchemy as sa
 
+from cyborg.core.arq.orphans import BoundArqRow
 from cyborg.core.arq.states import ArqState
+from cyborg.db.rows import fetch_all
 from cyborg.db.schema import arqs
 
 EXPIRING = (ArqState.INITIAL, ArqState.UNBOUND)
@@ -18,25 +21,21 @@ EXPIRING = (ArqState.INITIAL, ArqState.UNBOUND)
 
 _LAST_CHANGE = sa.func.coalesce(arqs.c.updated_at, arqs.c.created_at)
 _BOUND = arqs.c.state == ArqState.BOUND
-_COLUMNS = (
-    arqs.c.id,
-    arqs.c.uuid,
-    arqs.c.instance_uuid,
-    arqs.c.hostname,
-    arqs.c.device_rp_uuid,
-    arqs.c.project_id,
-    arqs.c.owner_verified,
-    arqs.c.orphan_since,
-    arqs.c.created_at,
-    arqs.c.updated_at,
-)
+_COLUMNS = [arqs.c[name] for name in BoundArqRow.__annotations__]
 
 
-def next_bound(tx: sa.Connection, provider: str, after: int, limit: int) -> Sequence[sa.RowMapping]:
+class FailedBindRow(TypedDict):
+    """An ARQ in BindFailed."""
+
+    id: int
+    instance_uuid: str | None
+    hostname: str | None
+
+
+def next_bound(tx: sa.Connection, provider: str, after: int, limit: int) -> list[BoundArqRow]:
     """Return the next bound ARQs after this provider and ARQ id, ordered by both.
 
-    Keys: id, uuid, instance_uuid, hostname, device_rp_uuid, project_id, owner_verified,
-    orphan_since, created_at, updated_at. A scan starts with "" and 0.
+    A scan starts with "" and 0.
     """
     r = arqs.c
     query = (
@@ -50,11 +49,11 @@ def next_bound(tx: sa.Connection, provider: str, after: int, limit: int) -> Sequ
         .order_by(r.device_rp_uuid, r.id)
         .limit(limit)
     )
-    return tx.execute(query).mappings().all()
+    return fetch_all(BoundArqRow, tx.execute(query))
 
 
-def bound_at_provider(tx: sa.Connection, provider: str, limit: int) -> Sequence[sa.RowMapping]:
-    """Return up to ``limit`` bound ARQs of one provider, with the keys of ``next_bound``.
+def bound_at_provider(tx: sa.Connection, provider: str, limit: int) -> list[BoundArqRow]:
+    """Return up to ``limit`` bound ARQs of one provider.
 
     Suspected orphans come first, then the latest binds, because a new orphan is the likely reason
     for a missing handle.
@@ -66,7 +65,7 @@ def bound_at_provider(tx: sa.Connection, provider: str, limit: int) -> Sequence[
         .order_by(r.orphan_since.is_(None), r.id.desc())
         .limit(limit)
     )
-    return tx.execute(query).mappings().all()
+    return fetch_all(BoundArqRow, tx.execute(query))
 
 
 def mark_suspected(
@@ -124,15 +123,15 @@ def delete_expired(tx: sa.Connection, cutoff: datetime, limit: int) -> int:
     return tx.execute(sa.delete(arqs).where(arqs.c.id.in_(ids), old)).rowcount
 
 
-def failed_binds(tx: sa.Connection, cutoff: datetime, limit: int) -> Sequence[sa.RowMapping]:
-    """Return id, instance_uuid and hostname of BindFailed ARQs unchanged since ``cutoff``."""
+def failed_binds(tx: sa.Connection, cutoff: datetime, limit: int) -> list[FailedBindRow]:
+    """Return up to ``limit`` BindFailed ARQs unchanged since ``cutoff``."""
     query = (
         sa.select(arqs.c.id, arqs.c.instance_uuid, arqs.c.hostname)
         .where(_failed_before(cutoff))
         .order_by(arqs.c.id)
         .limit(limit)
     )
-    return tx.execute(query).mappings().all()
+    return fetch_all(FailedBindRow, tx.execute(query))
 
 
 def delete_failed(tx: sa.Connection, ids: Collection[int], cutoff: datetime) -> int:

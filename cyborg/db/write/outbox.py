@@ -8,13 +8,14 @@ which they were written: a row is not leased before all older rows of its subjec
 """
 
 import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypedDict
 from uuid import uuid4
 
 import sqlalchemy as sa
 
+from cyborg.db.rows import fetch_all
 from cyborg.db.schema import outbox
 
 PENDING = "pending"
@@ -22,6 +23,20 @@ DEAD = "dead"
 
 Message = tuple[str, str, Mapping[str, Any]]
 """A kind, a subject and a payload."""
+
+
+class LeasedMessageRow(TypedDict):
+    """A message to deliver; ``older`` is the number of older messages of its subject."""
+
+    id: int
+    uuid: str
+    subject: str
+    payload: dict[str, Any]
+    attempts: int
+    next_try_at: datetime
+    lease_until: datetime | None
+    older: int
+
 
 _other = outbox.alias("other")
 _OLDER = (
@@ -82,42 +97,41 @@ def add_all(tx: sa.Connection, messages: Iterable[Message]) -> None:
 
 def lease(
     tx: sa.Connection, kind: str, *, owner: str, now: datetime, until: datetime, limit: int
-) -> Sequence[sa.RowMapping]:
+) -> list[LeasedMessageRow]:
     """Lease about ``limit`` due messages, the longest due first; return their rows.
 
-    Keys: id, uuid, subject, payload, attempts, next_try_at, lease_until, older (the number of older
-    messages of the subject). The rows are in the order of writing. The lease of a due message
-    includes the older messages of its subject, due or not. Skip messages that another owner has
-    leased, and later messages of their subjects. ``owner`` must be unique to each call, to
-    distinguish the rows from those of an earlier lease of the same conductor.
+    The rows are in the order of writing. The lease of a due message includes the older messages of
+    its subject, due or not. Skip messages that another owner has leased, and later messages of
+    their subjects. ``owner`` must be unique to each call, to distinguish the rows from those of an
+    earlier lease of the same conductor.
     """
     values = {"kind": kind, "now": now, "max_messages": limit}
-    due = _by_subject(tx.execute(_LOCK_DUE, values).mappings())
+    due = _by_subject(fetch_all(LeasedMessageRow, tx.execute(_LOCK_DUE, values)))
     ready = {subject: _ready(rows, now) for subject, rows in due.items()}
     # The limit may have separated messages of one subject.
     truncated = sum(map(len, due.values())) == limit
     incomplete = sorted(s for s, rows in due.items() if truncated or len(ready[s]) < len(rows))
     if incomplete:
         values = {"kind": kind, "subjects": incomplete}
-        complete = _by_subject(tx.execute(_LOCK_WHOLE, values).mappings())
+        complete = _by_subject(fetch_all(LeasedMessageRow, tx.execute(_LOCK_WHOLE, values)))
         ready |= {subject: _ready(complete.get(subject, ()), now) for subject in incomplete}
     chosen = [rows for rows in ready.values() if any(row["next_try_at"] <= now for row in rows)]
-    leased = sorted(itertools.chain.from_iterable(chosen), key=lambda row: int(row["id"]))
+    leased = sorted(itertools.chain.from_iterable(chosen), key=lambda row: row["id"])
     if leased:
         selected = outbox.c.id.in_([row["id"] for row in leased])
         tx.execute(sa.update(outbox).where(selected).values(owner=owner, lease_until=until))
     return leased
 
 
-def _by_subject(rows: Iterable[sa.RowMapping]) -> dict[str, list[sa.RowMapping]]:
-    ordered = sorted(rows, key=lambda row: (str(row["subject"]), int(row["id"])))
-    groups = itertools.groupby(ordered, key=lambda row: str(row["subject"]))
+def _by_subject(rows: Iterable[LeasedMessageRow]) -> dict[str, list[LeasedMessageRow]]:
+    ordered = sorted(rows, key=lambda row: (row["subject"], row["id"]))
+    groups = itertools.groupby(ordered, key=lambda row: row["subject"])
     return {subject: list(group) for subject, group in groups}
 
 
-def _ready(rows: Iterable[sa.RowMapping], now: datetime) -> list[sa.RowMapping]:
+def _ready(rows: Iterable[LeasedMessageRow], now: datetime) -> list[LeasedMessageRow]:
     """Return the messages of a subject, sorted by id, before the first that must wait."""
-    ready: list[sa.RowMapping] = []
+    ready: list[LeasedMessageRow] = []
     for row in rows:
         if row["older"] != len(ready) or (row["lease_until"] or datetime.min) >= now:
             break

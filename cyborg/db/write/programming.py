@@ -2,19 +2,31 @@
 """Write the program job of a deployable; while it has one, its handles are not allocated."""
 
 from collections.abc import Sequence
+from typing import Any, TypedDict
 
 import sqlalchemy as sa
 
 from cyborg.core.jobs.job import JobState
+from cyborg.db.rows import fetch_first
 from cyborg.db.schema import arqs, attach_handles, deployables, devices, jobs
 
 
-def lock(tx: sa.Connection, uuid: str) -> sa.RowMapping | None:
-    """Return a deployable, locked, or None.
+class ProgramRow(TypedDict):
+    """A deployable, with its program job and that job's arguments, and its device's address."""
 
-    Keys: id, address, rp_uuid, job_id, arguments (of that job), device (address), backend, host,
-    abilities.
-    """
+    id: int
+    address: str
+    rp_uuid: str
+    job_id: int | None
+    arguments: dict[str, Any] | None
+    device: str
+    backend: str
+    host: str
+    abilities: list[str]
+
+
+def lock(tx: sa.Connection, uuid: str) -> ProgramRow | None:
+    """Return a deployable, locked, or None."""
     if (
         tx.scalar(sa.select(deployables.c.id).where(deployables.c.uuid == uuid).with_for_update())
         is None
@@ -36,7 +48,7 @@ def lock(tx: sa.Connection, uuid: str) -> sa.RowMapping | None:
         .outerjoin(jobs, jobs.c.id == deployables.c.job_id)
         .where(deployables.c.uuid == uuid)
     )
-    return tx.execute(query).mappings().first()
+    return fetch_first(ProgramRow, tx.execute(query))
 
 
 def lock_handles(tx: sa.Connection, deployable_id: int) -> Sequence[str]:

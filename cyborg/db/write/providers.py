@@ -12,12 +12,30 @@ it.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypedDict
 
 import sqlalchemy as sa
 
 from cyborg.db import bulk
+from cyborg.db.rows import fetch_all
 from cyborg.db.schema import deployables, devices, providers
+
+
+class LeasedProviderRow(TypedDict):
+    """A stale provider to publish.
+
+    ``published_revision`` is 0 if it was never published, ``error`` is that of the last attempt.
+    """
+
+    id: int
+    uuid: str
+    name: str
+    host: str
+    revision: int
+    published_revision: int
+    verify_only: bool
+    attempts: int
+    error: str | None
 
 
 def mark_stale(tx: sa.Connection, host: str, changed: Mapping[str, str], now: datetime) -> None:
@@ -138,42 +156,30 @@ def _update_verify(tx: sa.Connection, condition: sa.ColumnElement[bool], now: da
 
 def lease(
     tx: sa.Connection, *, owner: str, now: datetime, until: datetime, limit: int
-) -> Sequence[sa.RowMapping]:
+) -> list[LeasedProviderRow]:
     """Lease up to ``limit`` due stale providers, the longest stale first.
 
     Skip those that another owner has leased. ``owner`` must be unique to each call, to distinguish
-    the rows from those of an earlier lease of the same conductor. Keys: id, uuid, name, host,
-    revision, published_revision (0 if never published), verify_only, attempts, error (of the last
-    attempt).
+    the rows from those of an earlier lease of the same conductor.
     """
     due = sa.and_(
         providers.c.stale_since.is_not(None),
         sa.or_(providers.c.next_try_at.is_(None), providers.c.next_try_at <= now),
         sa.or_(providers.c.lease_until.is_(None), providers.c.lease_until < now),
     )
-    columns = (
-        providers.c.id,
-        providers.c.uuid,
-        providers.c.name,
-        providers.c.host,
-        providers.c.revision,
-        providers.c.published_revision,
-        providers.c.verify_only,
-        providers.c.attempts,
-        providers.c.error,
-    )
+    columns = [providers.c[name] for name in LeasedProviderRow.__annotations__]
     select = sa.select(*columns).where(due).order_by(providers.c.stale_since, providers.c.id)
     select = select.limit(limit).with_for_update(skip_locked=True)
-    found = tx.execute(select).mappings().all()
+    found = fetch_all(LeasedProviderRow, tx.execute(select))
     if not found:
         return []
     chosen = providers.c.id.in_(sorted(row["id"] for row in found))
     query = sa.update(providers).where(chosen, due).values(owner=owner, lease_until=until)
     if tx.execute(query).rowcount == len(found):
         # The rows are unchanged: they are locked, or SQLite allows only this writer.
-        return sorted(found, key=lambda row: int(row["id"]))
+        return sorted(found, key=lambda row: row["id"])
     leased = sa.select(*columns).where(providers.c.owner == owner, chosen)
-    return tx.execute(leased.order_by(providers.c.id)).mappings().all()
+    return fetch_all(LeasedProviderRow, tx.execute(leased.order_by(providers.c.id)))
 
 
 def record_published(tx: sa.Connection, owner: str, revisions: Mapping[str, int]) -> None:

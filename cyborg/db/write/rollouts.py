@@ -4,10 +4,10 @@
 A driver has at most one open job: ``jobs.mutex_key`` is unique and is cleared when a job ends.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypedDict
 from uuid import uuid4
 
 import sqlalchemy as sa
@@ -16,10 +16,60 @@ from cyborg.core.drivers.rollout import Kind, StepState
 from cyborg.core.hosts.service import AGENT
 from cyborg.core.jobs.job import JobState
 from cyborg.db import bulk
+from cyborg.db.rows import fetch_all, fetch_first
 from cyborg.db.schema import arqs, attach_handles, deployables, devices, jobs, services
 from cyborg.db.schema import job_steps as steps
+from cyborg.db.write.jobs import JobRow
 
-_LEASED = tuple(jobs.c[name] for name in ("id", "uuid", "kind", "subject", "arguments"))
+
+class LeasedJobRow(TypedDict):
+    """A leased job."""
+
+    id: int
+    uuid: str
+    kind: str
+    subject: str
+    arguments: dict[str, Any]
+
+
+class _StepKeyRow(TypedDict):
+    """A step of a job, and the desired state for a rollback, as plain values."""
+
+    id: int
+    backend: str
+    previous: dict[str, Any] | None
+
+
+class StepRow(_StepKeyRow):
+    """A step, the row id of its host's agent, and whether that is marked down or has no row."""
+
+    host: str
+    state: str
+    generation: int | None
+    deadline: datetime | None
+    error: str | None
+    service_id: int | None
+    down: bool
+
+
+class PendingStepRow(_StepKeyRow):
+    """A step that waits for its host's agent, with its job."""
+
+    job_id: int
+    kind: str
+    generation: int
+
+
+class HolderRow(TypedDict):
+    """An ARQ that owns a handle of a backend."""
+
+    uuid: str
+    instance_uuid: str | None
+    host: str
+    backend: str
+
+
+_LEASED = tuple(jobs.c[name] for name in LeasedJobRow.__annotations__)
 OPEN = sa.and_(jobs.c.state == JobState.OPEN, jobs.c.kind.in_(sorted(Kind)))
 
 
@@ -38,10 +88,10 @@ def mutex_key(driver: str) -> str:
     return f"driver:{driver}"[:255]
 
 
-def find_open(tx: sa.Connection, driver: str) -> sa.RowMapping | None:
+def find_open(tx: sa.Connection, driver: str) -> JobRow | None:
     """Return the open job of a driver, or None."""
     query = sa.select(jobs).where(jobs.c.mutex_key == mutex_key(driver))
-    return tx.execute(query).mappings().first()
+    return fetch_first(JobRow, tx.execute(query))
 
 
 def enqueue(
@@ -89,14 +139,14 @@ def set_steps(
 
 def lease(
     tx: sa.Connection, *, owner: str, now: datetime, until: datetime, limit: int
-) -> Sequence[sa.RowMapping]:
-    """Lease up to ``limit`` due jobs; return id, uuid, kind, subject and arguments.
+) -> list[LeasedJobRow]:
+    """Lease up to ``limit`` due jobs and return them.
 
     After ``next_try_at`` any conductor may lease the job of another.
     """
     due = sa.and_(OPEN, jobs.c.next_try_at <= now)
     query = sa.select(*_LEASED).where(due).order_by(jobs.c.next_try_at, jobs.c.id).limit(limit)
-    rows = tx.execute(query.with_for_update(skip_locked=True)).mappings().all()
+    rows = fetch_all(LeasedJobRow, tx.execute(query.with_for_update(skip_locked=True)))
     if rows:
         tx.execute(
             sa.update(jobs)
@@ -106,16 +156,16 @@ def lease(
     return rows
 
 
-def lock_leased(tx: sa.Connection, job_id: int, owner: str) -> sa.RowMapping | None:
+def lock_leased(tx: sa.Connection, job_id: int, owner: str) -> LeasedJobRow | None:
     """Lock a job; return it as ``lease`` does, None unless it is open and leased by ``owner``."""
     query = sa.select(*_LEASED).where(jobs.c.id == job_id, jobs.c.owner == owner, OPEN)
-    return tx.execute(query.with_for_update()).mappings().first()
+    return fetch_first(LeasedJobRow, tx.execute(query.with_for_update()))
 
 
-def lock(tx: sa.Connection, uuid: str) -> sa.RowMapping | None:
+def lock(tx: sa.Connection, uuid: str) -> JobRow | None:
     """Return the row of a job of any kind, locked, or None."""
     query = sa.select(jobs).where(jobs.c.uuid == uuid).with_for_update()
-    return tx.execute(query).mappings().first()
+    return fetch_first(JobRow, tx.execute(query))
 
 
 def reschedule(tx: sa.Connection, job_id: int, until: datetime) -> None:
@@ -149,12 +199,8 @@ def end(tx: sa.Connection, job_id: int, state: JobState, error: str | None) -> N
     tx.execute(sa.update(jobs).where(jobs.c.id == job_id).values(mutex_key=None, **values))
 
 
-def steps_of_job(tx: sa.Connection, job_id: int) -> Sequence[sa.RowMapping]:
-    """Return a job's steps in the order of execution.
-
-    Keys: id, host, backend, state, generation, previous, deadline, error, service_id (of the agent)
-    and down (whether the agent is marked down or has no row).
-    """
+def steps_of_job(tx: sa.Connection, job_id: int) -> list[StepRow]:
+    """Return a job's steps in the order of execution."""
     query = (
         sa.select(
             *(
@@ -170,7 +216,7 @@ def steps_of_job(tx: sa.Connection, job_id: int) -> Sequence[sa.RowMapping]:
         .where(steps.c.job_id == job_id)
         .order_by(steps.c.host, steps.c.backend)
     )
-    return tx.execute(query).mappings().all()
+    return fetch_all(StepRow, tx.execute(query))
 
 
 def lock_waiting(tx: sa.Connection, host: str) -> list[int]:
@@ -189,11 +235,8 @@ def lock_waiting(tx: sa.Connection, host: str) -> list[int]:
     return list(tx.scalars(query.with_for_update()))
 
 
-def pending_steps(tx: sa.Connection, host: str, ids: Collection[int]) -> Sequence[sa.RowMapping]:
-    """Return the steps of jobs that wait for a host's agent. The caller must hold the jobs.
-
-    Keys: id, job_id, kind, backend, generation, previous.
-    """
+def pending_steps(tx: sa.Connection, host: str, ids: Collection[int]) -> list[PendingStepRow]:
+    """Return the steps of jobs that wait for a host's agent. The caller must hold the jobs."""
     query = (
         sa.select(
             *(steps.c[name] for name in ("id", "job_id", "backend", "generation", "previous")),
@@ -207,7 +250,7 @@ def pending_steps(tx: sa.Connection, host: str, ids: Collection[int]) -> Sequenc
         )
         .order_by(steps.c.id)
     )
-    return tx.execute(query).mappings().all()
+    return fetch_all(PendingStepRow, tx.execute(query))
 
 
 def count_handles_in_use(
@@ -226,14 +269,9 @@ def count_handles_in_use(
     return {key: count for key, count in found.items() if key in set(backends)}
 
 
-def holders(
-    tx: sa.Connection, keys: Collection[tuple[str, str]], limit: int
-) -> Sequence[sa.RowMapping]:
-    """Return up to ``limit`` ARQs that own handles of backends.
-
-    Keys: uuid, instance_uuid, host, backend.
-    """
-    found: list[sa.RowMapping] = []
+def holders(tx: sa.Connection, keys: Collection[tuple[str, str]], limit: int) -> list[HolderRow]:
+    """Return up to ``limit`` ARQs that own handles of backends."""
+    found: list[HolderRow] = []
     for name in sorted({backend for _, backend in keys}):
         for chunk in bulk.chunks(sorted(host for host, backend in keys if backend == name)):
             query = (
@@ -243,7 +281,7 @@ def holders(
                 .order_by(devices.c.host, arqs.c.id)
                 .limit(limit - len(found))
             )
-            found += tx.execute(query).mappings().all()
+            found += fetch_all(HolderRow, tx.execute(query))
     return found
 
 

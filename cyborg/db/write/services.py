@@ -7,7 +7,7 @@ generation, so that reports of one host are serialized.
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 from uuid import uuid4
 
 import sqlalchemy as sa
@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from cyborg.core.hosts.service import AGENT
 from cyborg.core.inventory.report import BackendStatus
 from cyborg.core.jobs.job import JobKind, JobState
+from cyborg.db.rows import fetch_all, fetch_first
 from cyborg.db.schema import (
     arqs,
     attach_handles,
@@ -27,6 +28,45 @@ from cyborg.db.schema import (
 )
 
 
+class HeartbeatFields(TypedDict):
+    """Other columns of a heartbeat; only an agent has an endpoint."""
+
+    endpoint: NotRequired[str | None]
+    status: str
+    versions: dict[str, Any]
+
+
+class DaemonRow(TypedDict):
+    """A daemon of a host."""
+
+    binary: str
+    host: str
+
+
+class DownAgentRow(DaemonRow):
+    """An agent, and since when it is marked down."""
+
+    id: int
+    uuid: str
+    last_seen_at: datetime
+    down_since: datetime | None
+
+
+class HeartbeatRow(DownAgentRow):
+    """A daemon that sent a heartbeat."""
+
+    digest: str | None
+    generation: int
+    desired_generation: int
+
+
+class IncarnationRow(TypedDict):
+    """A previous incarnation of a daemon."""
+
+    endpoint: str | None
+    last_seen_at: datetime
+
+
 def heartbeat_if_unchanged(
     tx: sa.Connection,
     binary: str,
@@ -34,12 +74,12 @@ def heartbeat_if_unchanged(
     epoch: str,
     digest: str,
     now: datetime,
-    fields: Mapping[str, Any],
+    fields: HeartbeatFields,
     desired_generation: int | None = None,
 ) -> bool:
     """Record a heartbeat if the daemon has the stored epoch and digest; return whether it has.
 
-    ``fields`` has the other columns of a heartbeat. Also return False if the service is marked
+    Also return False if the service is marked
     down, or if its generation is not ``desired_generation`` (None skips this check).
     """
     return bool(
@@ -62,45 +102,33 @@ def heartbeat_if_unchanged(
 
 def previous_incarnation(
     tx: sa.Connection, binary: str, host: str, epoch: str
-) -> sa.RowMapping | None:
-    """Return endpoint and last_seen_at of a daemon's row if it has another epoch, else None."""
+) -> IncarnationRow | None:
+    """Return a daemon's row if it has another epoch, else None."""
     query = sa.select(services.c.endpoint, services.c.last_seen_at).where(
         services.c.binary == binary, services.c.host == host, services.c.epoch != epoch
     )
-    return tx.execute(query).mappings().first()
+    return fetch_first(IncarnationRow, tx.execute(query))
 
 
 def upsert_heartbeat(
-    tx: sa.Connection, binary: str, host: str, epoch: str, now: datetime, fields: Mapping[str, Any]
-) -> sa.RowMapping:
+    tx: sa.Connection, binary: str, host: str, epoch: str, now: datetime, fields: HeartbeatFields
+) -> HeartbeatRow:
     """Record a heartbeat, insert the daemon if it is new; return its row, locked.
-
-    Keys: id, uuid, binary, host, digest, generation, down_since, desired_generation.
 
     A new epoch restarts the generation of reports at 0. The stored inventory remains valid until
     the next report, so the digest does not change. Raise oslo.db's DBDuplicateEntry if a concurrent
     transaction inserts the same daemon; the caller must retry.
     """
     same_daemon = sa.and_(services.c.binary == binary, services.c.host == host)
-    values = {"last_seen_at": now, **fields}
+    values: dict[str, Any] = {"last_seen_at": now, **fields}
     same_epoch = sa.update(services).where(same_daemon, services.c.epoch == epoch)
     if not tx.execute(same_epoch.values(**values)).rowcount:
         values |= {"epoch": epoch, "generation": 0, "started_at": now}
         if not tx.execute(sa.update(services).where(same_daemon).values(**values)).rowcount:
             values |= {"uuid": str(uuid4()), "binary": binary, "host": host}
             tx.execute(sa.insert(services).values(**values))
-    columns = (
-        "id",
-        "uuid",
-        "binary",
-        "host",
-        "digest",
-        "generation",
-        "down_since",
-        "desired_generation",
-    )
-    query = sa.select(*(services.c[name] for name in columns)).where(same_daemon)
-    return tx.execute(query).mappings().one()
+    query = sa.select(*(services.c[name] for name in HeartbeatRow.__annotations__))
+    return fetch_all(HeartbeatRow, tx.execute(query.where(same_daemon)))[0]
 
 
 def delete(tx: sa.Connection, uuid: str, limit: datetime) -> bool:
@@ -112,11 +140,10 @@ def delete(tx: sa.Connection, uuid: str, limit: datetime) -> bool:
     return bool(tx.execute(sa.delete(services).where(unreachable)).rowcount)
 
 
-def find(tx: sa.Connection, uuid: str) -> sa.RowMapping | None:
-    """Return binary and host of a daemon, or None."""
-    columns = ("binary", "host")
-    query = sa.select(*(services.c[name] for name in columns)).where(services.c.uuid == uuid)
-    return tx.execute(query).mappings().first()
+def find(tx: sa.Connection, uuid: str) -> DaemonRow | None:
+    """Return a daemon, or None."""
+    query = sa.select(services.c.binary, services.c.host).where(services.c.uuid == uuid)
+    return fetch_first(DaemonRow, tx.execute(query))
 
 
 def open_jobs(tx: sa.Connection, host: str) -> Sequence[str]:
@@ -144,11 +171,11 @@ def holders(tx: sa.Connection, host: str) -> Sequence[str]:
 
 def mark_down(
     tx: sa.Connection, limit: datetime, now: datetime, max_agents: int
-) -> Sequence[sa.RowMapping]:
+) -> list[DownAgentRow]:
     """Mark up to ``max_agents`` agents down whose last heartbeat was at or before ``limit``.
 
     Return the agents that this call marked: not those that another conductor marked, or that sent a
-    heartbeat meanwhile. Keys: id, uuid, binary, host, last_seen_at, down_since.
+    heartbeat meanwhile.
     """
     unreachable = sa.and_(
         services.c.binary == AGENT,
@@ -169,11 +196,10 @@ def mark_down(
         sa.update(services).where(selected, unreachable).values(down_since=now)
     ).rowcount:
         return []
-    columns = ("id", "uuid", "binary", "host", "last_seen_at", "down_since")
-    found = sa.select(*(services.c[name] for name in columns)).where(
+    found = sa.select(*(services.c[name] for name in DownAgentRow.__annotations__)).where(
         selected, services.c.down_since == now
     )
-    return tx.execute(found.order_by(services.c.host)).mappings().all()
+    return fetch_all(DownAgentRow, tx.execute(found.order_by(services.c.host)))
 
 
 def mark_up(tx: sa.Connection, id_: int) -> None:
@@ -206,8 +232,8 @@ def set_identity(tx: sa.Connection, host: str, identity: Mapping[str, Any]) -> N
     tx.execute(sa.update(services).where(same_agent).values(identity=dict(identity)))
 
 
-def identities(tx: sa.Connection, hosts: Collection[str]) -> dict[str, Any]:
-    """Return the compute node names of the agents of these hosts, by host."""
+def identities(tx: sa.Connection, hosts: Collection[str]) -> dict[str, object]:
+    """Return the compute node names of the agents of these hosts, by host; not parsed."""
     query = sa.select(services.c.host, services.c.identity).where(
         services.c.binary == AGENT, services.c.host.in_(sorted(hosts))
     )

@@ -2,7 +2,7 @@
 """All queries agree whether a deployable is schedulable, for all combinations of facts."""
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -88,7 +88,8 @@ def test_all_queries_agree_on_schedulable_deployables(engine: sa.Engine) -> None
     claimed_ids = {row["deployable_id"] for row in handles if row["arq_id"] is not None}
     assert claimed == len(claimed_ids) > 0
     for uuid, combination in inserted.items():
-        row, status = claimable[uuid], mapping.device_status(rendered[uuid])
+        row: Mapping[str, Any] = claimable[uuid]
+        status = mapping.device_status(rendered[uuid])
         names = ("device_status", "health", "draining", "setup_required", "reboot_required")
         facts = {name: row[name] for name in (*names, "programming")}
         candidate = Candidate(1, "h", uuid, "h", "FPGA", **facts)

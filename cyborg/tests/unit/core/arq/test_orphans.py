@@ -3,7 +3,7 @@
 
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from cyborg.core.arq.orphans import (
     MIN_SAFETY_LIMIT,
     BoundArq,
+    LockedArqRow,
     Presence,
     classify,
     classify_presence,
@@ -46,6 +47,14 @@ views = st.dictionaries(
     st.none() | st.frozensets(st.sampled_from(["i1", "i2", "i3"])),
 )
 OLD = BoundArq(1, "u", "i1", "p1", NOW - timedelta(days=1))
+LOCKED: LockedArqRow = {
+    "state": "Bound",
+    "instance_uuid": "i1",
+    "device_rp_uuid": "p1",
+    "orphan_since": None,
+    "created_at": NOW - timedelta(days=9),
+    "updated_at": OLD.bound_at,
+}
 
 
 @given(st.lists(bound_arqs, unique_by=lambda h: h.uuid), views, st.none() | st.just(GRACE))
@@ -139,10 +148,10 @@ def test_within_safety_limit(lost: int, of: int, believed: bool) -> None:
     ids=str,
 )
 def test_is_unchanged_modified_row_is_false(change: dict[str, Any]) -> None:
-    row = {"state": "Bound", "instance_uuid": "i1", "device_rp_uuid": "p1", "orphan_since": NOW}
     classified = replace(OLD, orphan_since=NOW)
-    assert is_unchanged(row, classified)
-    assert not is_unchanged(row | change, classified)
+    assert is_unchanged({**LOCKED, "orphan_since": NOW}, classified)
+    changed = cast(LockedArqRow, {**LOCKED, "orphan_since": NOW, **change})
+    assert not is_unchanged(changed, classified)
 
 
 @pytest.mark.parametrize(
@@ -156,15 +165,8 @@ def test_is_unchanged_modified_row_is_false(change: dict[str, Any]) -> None:
     ids=str,
 )
 def test_is_same_bind_modified_row_is_false(change: dict[str, Any]) -> None:
-    row = {
-        "state": "Bound",
-        "instance_uuid": "i1",
-        "device_rp_uuid": "p1",
-        "updated_at": OLD.bound_at,
-        "created_at": NOW - timedelta(days=9),
-    }
-    assert is_same_bind(row, OLD)
-    assert not is_same_bind(row | change, OLD)
+    assert is_same_bind(LOCKED, OLD)
+    assert not is_same_bind(cast(LockedArqRow, {**LOCKED, **change}), OLD)
 
 
 def test_without_allocation_order() -> None:

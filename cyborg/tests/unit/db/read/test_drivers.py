@@ -111,7 +111,7 @@ def test_find_merges_installed_reported_and_desired(cloud: sa.Engine) -> None:
     ]
     # The version that an agent runs takes precedence over the installed version.
     assert [entry["version"] for entry in generic["hosts"]] == ["1", "2", "2", "1.10", "1.8"]
-    assert {key: generic[key] for key in facts} == facts
+    assert {**generic, **facts} == generic
     assert shown == {**generic, **BARE, "options": [option]}
 
 

@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows have the keys and the types that their TypedDict declares: mypy relies on these classes."""
 
-import types
-import typing
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from datetime import timedelta
 from typing import Any
-from uuid import uuid4
 
 import pytest
 import sqlalchemy as sa
@@ -17,17 +14,23 @@ from cyborg.db.read import (
     accelerators,
     arqs,
     attributes,
+    audit_sources,
     audits,
+    backends,
     deployables,
     device_profiles,
     devices,
     discoveries,
+    drivers,
+    hardware,
     jobs,
     outbox,
     providers,
     self_heal,
+    services,
+    totals,
 )
-from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.databases.row_types import assert_rows_fit, fill
 
 Find = Callable[[sa.Connection], Sequence[Mapping[str, Any]]]
 
@@ -44,12 +47,36 @@ def _one(get: Callable[[sa.Connection, str], Mapping[str, Any] | None], table: s
     return find
 
 
+def _driver(connection: sa.Connection) -> list[drivers.DriverDetailsRow]:
+    row = drivers.get(connection, "fake")
+    assert row is not None
+    return [row]
+
+
+def _agent(connection: sa.Connection) -> list[audit_sources.AgentRow]:
+    row = audit_sources.agent(connection, "compute-1")
+    assert row is not None
+    return [row]
+
+
+def _totals(connection: sa.Connection) -> totals.Totals:
+    now = timeutils.utcnow()
+    old = now - timedelta(days=1)
+    return totals.read(connection, now=now, late_before=old, down_before=old)
+
+
 FINDERS: Mapping[type, Find] = {
     accelerators.AcceleratorRow: accelerators.find,
     arqs.ArqRow: arqs.find,
     attributes.AttributeRow: attributes.find,
+    audit_sources.AgentRow: _agent,
     audits.AuditRow: audits.find,
     audits.AuditDetailsRow: _one(audits.get, schema.audits),
+    backends.AgentBackendRow: backends.find,
+    backends.BackendRow: lambda connection: services.find(
+        connection, functions=True, host="compute-1"
+    )[0]["backends"],
+    backends.FunctionRow: lambda connection: backends.find(connection)[0]["functions"],
     deployables.DeployableRow: deployables.find,
     device_profiles.DeviceProfileRow: device_profiles.find,
     devices.DeviceRow: devices.find,
@@ -58,54 +85,31 @@ FINDERS: Mapping[type, Find] = {
     )[0]["backends"],
     discoveries.SummaryRow: discoveries.find_summaries,
     discoveries.DiscoveryRow: _one(discoveries.get, schema.discoveries),
+    drivers.DriverRow: drivers.find,
+    drivers.DriverDetailsRow: _driver,
+    drivers.HostDriverRow: lambda connection: _driver(connection)[0]["hosts"],
+    drivers.EffectiveOptionsRow: lambda connection: _driver(connection)[0]["effective_options"],
+    hardware.HardwareRow: hardware.find,
     jobs.JobRow: jobs.find,
     jobs.JobDetailsRow: _one(jobs.get, schema.jobs),
     jobs.StepRow: lambda connection: _one(jobs.get, schema.jobs)(connection)[0]["steps"],
     outbox.MessageRow: outbox.find,
     providers.ProviderRow: providers.find,
     self_heal.SelfHealRow: self_heal.find,
+    services.ServiceRow: services.find,
+    totals.UnhealthyRow: lambda connection: _totals(connection).unhealthy,
+    totals.OutboxCountRow: lambda connection: _totals(connection).outbox,
+    totals.JobCountRow: lambda connection: _totals(connection).jobs,
 }
 
 
 @pytest.fixture
 def filled_engine(engine: sa.Engine) -> sa.Engine:
-    """Return a database with at least one row of each kind, some with and some without an owner."""
-    card, profile = rows.insert_card(engine, handles=2), rows.insert_profile(engine)
-    arq = rows.insert_arq(engine, profile, label_tags=["a"], label_name="n")
-    rows.insert_arq(engine, profile)
-    (arq_row,) = rows.read(engine, schema.arqs, uuid=arq)
-    handle = rows.read(engine, schema.attach_handles)[0]
-    rows.update(engine, schema.attach_handles, handle["id"], arq_id=arq_row["id"])
-    attribute = {"deployable_id": card.deployable_id, "key": "k", "value": "v"}
-    rows.insert(engine, schema.attributes, **attribute)
-    rows.insert(engine, schema.audits, state="DONE", sources=["nova"], findings=[{"kind": "k"}])
-    for host in ("a", "b"):
-        values = {"uuid": str(uuid4()), "host": host, "backend": "f", "state": "DONE"}
-        rows.insert(engine, schema.discoveries, **values)
-    job = rows.insert(engine, schema.jobs, kind="k", host="", subject="s", arguments={})
-    rows.insert(engine, schema.job_steps, job_id=job, host="h", backend="b", state="done")
-    rows.insert(engine, schema.outbox, kind="k", subject="s", payload={"a": 1})
-    now = timeutils.utcnow()
-    rows.insert(engine, schema.self_heal_counters, kind="k", count=1, last_at=now)
+    fill(engine)
     return engine
 
 
 @pytest.mark.parametrize("kind", FINDERS, ids=lambda kind: kind.__name__)
 def test_row_has_declared_keys_and_types(filled_engine: sa.Engine, kind: type) -> None:
-    declared = typing.get_type_hints(kind)
     with filled_engine.connect() as connection:
-        found = FINDERS[kind](connection)
-    assert found
-    for row in found:
-        assert row.keys() == declared.keys()
-        wrong = {key: value for key, value in row.items() if not _fits(value, declared[key])}
-        assert wrong == {}
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return any(_fits(value, option) for option in typing.get_args(hint))
-    kind = typing.get_origin(hint) or hint
-    if typing.is_typeddict(kind):
-        kind = dict
-    return type(value) is kind or (kind is datetime and isinstance(value, datetime))
+        assert_rows_fit(FINDERS[kind](connection), kind)

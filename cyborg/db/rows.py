@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Typed rows: dictionaries with the keys of a TypedDict, so that mypy finds a wrong column name."""
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, TypedDict, TypeVar
+
+import sqlalchemy as sa
+
+R = TypeVar("R")
+
+
+class StoredRow(TypedDict):
+    """The columns of every table."""
+
+    id: int
+    created_at: datetime
+    updated_at: datetime | None
+
+
+def fetch_all(kind: Callable[..., R], result: sa.CursorResult[Any]) -> list[R]:
+    """Return the rows of a query whose columns are the keys of ``kind``, a TypedDict."""
+    names = tuple(result.keys())
+    return [kind(zip(names, row, strict=True)) for row in result]
+
+
+def fetch_first(kind: Callable[..., R], result: sa.CursorResult[Any]) -> R | None:
+    """Return the first row of a query as ``fetch_all`` does, or None."""
+    row = result.mappings().first()
+    return None if row is None else kind(**row)

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No public function of ``db.read`` and ``db.write`` returns a row without declared keys."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cyborg.db import read, write
+
+MODULES = sorted(
+    path for package in (read, write) for path in Path(package.__path__[0]).glob("*.py")
+)
+UNTYPED = {"Any", "Row", "RowMapping"}
+EXCEPTIONS = {"read/paging.py:paginate"}  # a query, not a row
+
+
+def _public_functions(tree: ast.Module) -> Iterator[ast.FunctionDef]:
+    for node in tree.body:
+        body = node.body if isinstance(node, ast.ClassDef) else [node]
+        for item in body:
+            if isinstance(item, ast.FunctionDef) and not item.name.startswith("_"):
+                yield item
+
+
+def _names(annotation: ast.expr) -> set[str]:
+    """Return the names in an annotation, without their modules."""
+    nodes = list(ast.walk(annotation))
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    return names | {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_public_functions_return_typed_rows(path: Path) -> None:
+    untyped = {
+        f"{path.parent.name}/{path.name}:{function.name}"
+        for function in _public_functions(ast.parse(path.read_text()))
+        if function.returns is not None and _names(function.returns) & UNTYPED
+    }
+    assert untyped <= EXCEPTIONS

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows have the keys and the types that their TypedDict declares: mypy relies on these classes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from types import ModuleType
+from typing import Any, is_typeddict
+
+import sqlalchemy as sa
+from oslo_utils import timeutils
+
+from cyborg.core.arq.orphans import BoundArqRow
+from cyborg.core.hosts.service import AGENT
+from cyborg.db import schema
+from cyborg.db.rows import StoredRow
+from cyborg.db.write import (
+    arqs,
+    attach_handles,
+    audits,
+    deployables,
+    desired_backends,
+    device_profiles,
+    devices,
+    discoveries,
+    drivers,
+    handle_claims,
+    jobs,
+    orphans,
+    outbox,
+    programming,
+    providers,
+    rollouts,
+    services,
+)
+from cyborg.tests.fixtures.databases.row_types import INSTANCE, assert_rows_fit, fill
+
+NOW = timeutils.utcnow()
+LATER = NOW + timedelta(days=1)
+HOST = "compute-1"
+LEASE: Mapping[str, Any] = {"owner": "o", "now": LATER, "until": LATER + timedelta(days=1)}
+
+
+def _uuid(tx: sa.Connection, table: sa.Table, column: str = "uuid") -> str:
+    """Return the uuid of the first row of a table."""
+    return str(tx.scalar(sa.select(table.c[column]).order_by(table.c.id)))
+
+
+def _heartbeat(tx: sa.Connection) -> services.HeartbeatRow:
+    fields: services.HeartbeatFields = {"status": "READY", "versions": {}}
+    return services.upsert_heartbeat(tx, AGENT, HOST, _uuid(tx, schema.services), NOW, fields)
+
+
+FINDERS: Mapping[type, Callable[[sa.Connection], Any]] = {
+    arqs.ArqRow: lambda tx: arqs.lock(tx, [_uuid(tx, schema.arqs)]),
+    arqs.ArqToBindRow: lambda tx: arqs.lock_to_bind(tx, [_uuid(tx, schema.arqs)], INSTANCE),
+    arqs.ArqStateRow: lambda tx: arqs.other_arqs_of_instance(tx, INSTANCE, []),
+    attach_handles.HandleRow: lambda tx: attach_handles.of_host(tx, HOST),
+    attach_handles.OwnerRow: lambda tx: attach_handles.owners(tx, [1, 2]),
+    audits.LeasedAuditRow: lambda tx: audits.lease(tx, **LEASE),
+    deployables.DeployableRow: lambda tx: deployables.of_host(tx, HOST),
+    deployables.DesiredProviderRow: lambda tx: deployables.desired_state(
+        tx, [_uuid(tx, schema.providers)]
+    ),
+    desired_backends.LockedAgentRow: lambda tx: desired_backends.lock(
+        tx, HOST, _uuid(tx, schema.services, "epoch")
+    ),
+    device_profiles.UsedProfileRow: lambda tx: device_profiles.by_name(tx, "fpga"),
+    device_profiles.ProfileKeyRow: lambda tx: device_profiles.find(tx, ["fpga"]),
+    device_profiles.ProfileUserRow: lambda tx: device_profiles.users(tx, ["fpga"], 5),
+    devices.DeviceRow: lambda tx: devices.of_host(tx, HOST),
+    discoveries.TargetRow: lambda tx: discoveries.targets(tx, HOST, None),
+    drivers.AgentRow: drivers.agents,
+    drivers.InstallationRow: lambda tx: list(drivers.installations(tx, "fake").values()),
+    handle_claims.ClaimedProviderRow: lambda tx: handle_claims.providers(
+        tx, [_uuid(tx, schema.providers)]
+    ),
+    handle_claims.FreeHandleRow: lambda tx: handle_claims.lock_unclaimed(tx, 1, 5, wait=True),
+    handle_claims.HandleStateRow: lambda tx: handle_claims.all_handles(tx, [1]),
+    handle_claims.DirtyHandleRow: lambda tx: jobs.unassigned_dirty(tx, 5),
+    jobs.JobRow: lambda tx: jobs.lease(tx, limit=5, **LEASE),
+    jobs.OverdueRow: lambda tx: jobs.overdue(tx, NOW, 5),
+    BoundArqRow: lambda tx: orphans.next_bound(tx, "", 0, 5),
+    orphans.FailedBindRow: lambda tx: orphans.failed_binds(tx, LATER, 5),
+    outbox.LeasedMessageRow: lambda tx: outbox.lease(tx, "k", limit=5, **LEASE),
+    programming.ProgramRow: lambda tx: programming.lock(tx, _uuid(tx, schema.deployables)),
+    providers.LeasedProviderRow: lambda tx: providers.lease(tx, limit=5, **LEASE),
+    rollouts.LeasedJobRow: lambda tx: rollouts.lease(tx, limit=5, **LEASE),
+    rollouts.StepRow: lambda tx: rollouts.steps_of_job(tx, 1),
+    rollouts.PendingStepRow: lambda tx: rollouts.pending_steps(tx, HOST, [1]),
+    rollouts.HolderRow: lambda tx: rollouts.holders(tx, [(HOST, "fake")], 5),
+    services.HeartbeatRow: _heartbeat,
+    services.DownAgentRow: lambda tx: services.mark_down(tx, LATER, NOW, 5),
+    services.DaemonRow: lambda tx: services.find(tx, _uuid(tx, schema.services)),
+    services.IncarnationRow: lambda tx: services.previous_incarnation(tx, AGENT, HOST, "other"),
+}
+
+
+def test_every_row_type_of_a_result_is_checked() -> None:
+    declared = {
+        kind
+        for module in (value for value in globals().values() if isinstance(value, ModuleType))
+        for name, kind in vars(module).items()
+        if is_typeddict(kind) and name.endswith("Row") and not name.startswith(("_", "New"))
+    }
+    assert declared - {StoredRow} == FINDERS.keys()
+
+
+def test_rows_have_declared_keys_and_types(engine: sa.Engine) -> None:
+    fill(engine)
+    for kind, find in FINDERS.items():
+        with engine.connect() as connection:  # rolled back
+            found = find(connection)
+            assert_rows_fit(found if isinstance(found, Sequence) else [found], kind)

@@ -82,7 +82,16 @@ def _explain_no_handle(
     """Return the error that explains, from all handles of the providers, why none fits."""
     by_id = {row["deployable_id"]: row for row in deployables}
     handles = handle_claims.all_handles(tx, sorted(by_id))
-    candidates = [_to_candidate(by_id[row["deployable_id"]], row, row) for row in handles]
+    candidates = [
+        _to_candidate(
+            by_id[row["deployable_id"]],
+            row,
+            draining=row["draining"],
+            in_use=row["taken"],
+            dirty=row["dirty"],
+        )
+        for row in handles
+    ]
     providers = {row["provider"] for row in deployables}
     if empty := providers - {candidate.provider for candidate in candidates}:
         return NoHandle(
@@ -105,7 +114,10 @@ def _explain_no_handle(
 def _to_candidate(
     deployable: ClaimedProviderRow,
     handle: FreeHandleRow | HandleStateRow,
-    state: HandleStateRow | None = None,
+    *,
+    draining: bool = False,
+    in_use: bool = False,
+    dirty: bool = False,
 ) -> Candidate:
     return Candidate(
         handle_id=handle["id"],
@@ -116,11 +128,11 @@ def _to_candidate(
         traits=frozenset(deployable["traits"]),
         device_status=deployable["device_status"],
         health=deployable["health"],
-        draining=deployable["draining"] or (state is not None and state["draining"]),
+        draining=deployable["draining"] or draining,
         setup_required=deployable["setup_required"],
         reboot_required=deployable["reboot_required"],
         backend_disabled=deployable["cordoned"],
         programming=deployable["programming"],
-        in_use=state is not None and state["taken"],
-        dirty=state is not None and state["dirty"],
+        in_use=in_use,
+        dirty=dirty,
     )

@@ -2,7 +2,6 @@
 """/v2/accelerator_requests: create, bind, unbind and delete accelerator requests (ARQs)."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
@@ -190,10 +189,7 @@ class Controller(Resource):
     def _patch(self, request: RequestContext, body: Sequence[BindRequest | UnbindRequest]) -> None:
         if any(isinstance(item, BindRequest) and item.project_id is not None for item in body):
             _check_project_override(request)
-        requests = [
-            {key: value for key, value in asdict(item).items() if value is not None}
-            for item in body
-        ]
+        requests = [item.to_dict() for item in body]
         scope = request.caller.project_scope
         if isinstance(body[0], BindRequest):
             self.context.conductor.arq_bind(requests, scope, request.caller.instance_project)

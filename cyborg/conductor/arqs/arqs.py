@@ -8,21 +8,27 @@ another order and a deadlock results, the unit of work runs the transaction agai
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from uuid import uuid4
 
 import sqlalchemy as sa
 from oslo_config import cfg
 from oslo_db import exception as db_exc
 
-from cyborg.conductor.arqs import api_types, binding, release
+from cyborg.conductor.arqs import binding, release
 from cyborg.conductor.arqs.binding import BindContext
 from cyborg.conductor.arqs.claims import ClaimLost
 from cyborg.conductor.common.timestamps import to_iso
 from cyborg.conductor.notifications import arq_events
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.arq import profile as profiles
-from cyborg.core.arq.arqs import BindRequest
+from cyborg.core.arq.arqs import (
+    BindRequest,
+    UnbindRequest,
+    arqs_not_found,
+    check_requests,
+    parse_uuids,
+)
 from cyborg.core.arq.orphans import providers_to_check
 from cyborg.core.arq.states import OWNING_STATES, ArqState, Step, source_states
 from cyborg.core.errors import (
@@ -41,6 +47,8 @@ from cyborg.db.write import arqs as store
 from cyborg.db.write import device_profiles as profile_store
 
 LOG = get_logger(__name__)
+
+R = TypeVar("R", BindRequest, UnbindRequest)
 
 # Transactions of one bind. The first skips locked handles, the next ones wait for the locks.
 MAX_ATTEMPTS = 4
@@ -131,7 +139,7 @@ class Arqs:
         has other ARQs), NoHandle with the reasons.
         """
         scope = check_optional_text("project_scope", project_scope)
-        bind_requests = api_types.parse_bind_requests(requests)
+        bind_requests = _load_requests(BindRequest, requests)
         project = check_optional_text("instance_project", instance_project)
         self._bind(bind_requests, scope, project)
 
@@ -141,7 +149,7 @@ class Arqs:
         Raise Invalid, NotFound, WrongState.
         """
         scope = check_optional_text("project_scope", project_scope)
-        uuids = api_types.parse_unbind_requests(requests)
+        uuids = [item.request for item in _load_requests(UnbindRequest, requests)]
         released = self._uow.run_once(partial(self._unbind, uuids=uuids, scope=scope))
         self._finish(released, deleted=False)
 
@@ -170,11 +178,11 @@ class Arqs:
             )
             self._finish(result, deleted=True)
             return
-        requested = api_types.parse_uuids(uuids or ())
+        requested = parse_uuids(uuids or ())
 
         def missing_error(deleted: tuple[release.ReleaseResult, set[str]]) -> NotFound | None:
             missing = sorted(set(requested) - deleted[1])
-            return api_types.arqs_not_found(missing) if missing else None
+            return arqs_not_found(missing) if missing else None
 
         deleted = self._uow.run_once(
             lambda tx: self._delete(tx, store.lock(tx, requested, scope), allow_bound),
@@ -326,7 +334,7 @@ class Arqs:
     ) -> release.ReleaseResult:
         rows = store.lock(tx, uuids, scope)
         if missing := sorted(set(uuids) - {row["uuid"] for row in rows}):
-            raise api_types.arqs_not_found(missing)
+            raise arqs_not_found(missing)
         todo = [row for row in rows if row["state"] != ArqState.UNBOUND]
         for row in todo:
             if row["state"] not in source_states(Step.UNBIND):
@@ -386,6 +394,20 @@ def _build_rows(
         }
         for slot in profiles.expand_slots(profiles.parse_groups(profile["groups"]))
     ]
+
+
+def _load_requests(kind: type[R], items: Any) -> tuple[R, ...]:
+    """Parse the requests of a call. Raise Invalid with the field."""
+    if not isinstance(items, Sequence) or isinstance(items, str | bytes):
+        raise Invalid("expected a list of ARQs to bind or unbind", field="requests")
+    try:
+        requests = tuple(kind.from_dict(item) for item in items)
+    except KeyError as exc:
+        raise Invalid(f"{exc.args[0]} is missing", field=exc.args[0]) from exc
+    except TypeError as exc:
+        raise Invalid(f"malformed ARQ to bind or unbind: {exc}", field="requests") from exc
+    check_requests(requests)
+    return requests
 
 
 def _profile_not_found(name: str) -> NotFound:

@@ -16,9 +16,8 @@ from datetime import datetime, timedelta
 import sqlalchemy as sa
 from oslo_db import exception as db_exc
 
-from cyborg.conductor.arqs import api_types
 from cyborg.conductor.arqs.claims import ClaimLost, check_providers, claim
-from cyborg.core.arq.arqs import BindRequest
+from cyborg.core.arq.arqs import BindRequest, arqs_not_found
 from cyborg.core.arq.profile import parse_group
 from cyborg.core.arq.selection import Demand
 from cyborg.core.arq.states import ArqState, Step, source_states
@@ -75,7 +74,7 @@ def bind(
     instance = bind_requests[0].instance_uuid
     rows = store.lock_to_bind(tx, sorted(requests_by_uuid), instance, scope)
     if missing := sorted(set(requests_by_uuid) - {row["uuid"] for row in rows}):
-        raise api_types.arqs_not_found(missing)
+        raise arqs_not_found(missing)
     todo = [
         row
         for row in rows

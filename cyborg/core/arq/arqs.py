@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Accelerator requests (ARQs), and the parsing of the JSON patch that binds or unbinds them."""
+"""Requests to bind and unbind ARQs: their form on the bus, and the parsing of the JSON patch.
+
+The rules are those of the REST body. The conductor applies them again, because an API service of
+another version may have sent the call.
+"""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from cyborg.core.errors import Invalid
+from cyborg.core.codec import Serializable, wire
+from cyborg.core.errors import Invalid, NotFound
 from cyborg.core.validation import check_text, parse_uuid
 
 MAX_ARQS = 1024  # in one PATCH or DELETE
@@ -13,22 +18,63 @@ _REQUIRED = ("hostname", "device_rp_uuid", "instance_uuid")
 _ALLOWED = frozenset({*_REQUIRED, "project_id"})
 
 
+def parse_uuids(values: Sequence[Any]) -> tuple[str, ...]:
+    """Return the uuids in canonical form without duplicates. Raise Invalid."""
+    if not isinstance(values, Sequence) or isinstance(values, str | bytes) or not values:
+        raise Invalid("expected a list of at least one ARQ uuid", field="arqs")
+    if len(values) > MAX_ARQS:
+        raise Invalid(f"at most {MAX_ARQS} ARQs in one call", field="arqs")
+    return tuple(dict.fromkeys(parse_uuid(value, "arq uuid") for value in values))
+
+
+def arqs_not_found(uuids: Sequence[str]) -> NotFound:
+    """Return NotFound for ARQs that do not exist or belong to a project outside the scope."""
+    return NotFound(f"no accelerator request {', '.join(uuids)}", unknown=list(uuids))
+
+
+def _uuid_metadata(name: str) -> Mapping[str, Any]:
+    return wire(load=lambda value: parse_uuid(value, name))
+
+
 @dataclass(frozen=True, slots=True)
-class BindRequest:
+class BindRequest(Serializable):
     """Request to bind the ARQ ``request`` to a provider for an instance."""
 
-    request: str
-    hostname: str
-    device_rp_uuid: str
-    instance_uuid: str
-    project_id: str | None = None
+    request: str = field(metadata=_uuid_metadata("request"))
+    hostname: str = field(metadata=wire(load=lambda value: check_text("/hostname", value)))
+    device_rp_uuid: str = field(metadata=_uuid_metadata("/device_rp_uuid"))
+    instance_uuid: str = field(metadata=_uuid_metadata("/instance_uuid"))
+    project_id: str | None = field(
+        default=None,
+        metadata=wire(
+            load=lambda value: None if value is None else check_text("/project_id", value),
+            omit=lambda value: value is None,
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class UnbindRequest:
+class UnbindRequest(Serializable):
     """Request to unbind the ARQ ``request``."""
 
-    request: str
+    request: str = field(metadata=_uuid_metadata("request"))
+
+
+def check_requests(requests: Sequence[BindRequest | UnbindRequest]) -> None:
+    """Check the requests of one call together. Raise Invalid with the field."""
+    if not requests:
+        raise Invalid("expected at least one ARQ to bind or unbind", field="body")
+    if len(requests) > MAX_ARQS:
+        raise Invalid(f"at most {MAX_ARQS} requests in one call", field="body")
+    if len({type(item) for item in requests}) > 1:
+        raise Invalid("one call either binds or unbinds, not both", field="op")
+    if len({item.request for item in requests}) != len(requests):
+        raise Invalid("duplicate ARQ uuid in the body", field="body")
+    binds = [item for item in requests if isinstance(item, BindRequest)]
+    if len({item.instance_uuid for item in binds}) > 1:
+        raise Invalid("one call binds for one instance", field="/instance_uuid")
+    if len({item.hostname for item in binds}) > 1:
+        raise Invalid("all ARQs of one call must be bound on the same host", field="/hostname")
 
 
 def parse_patch(body: Any) -> tuple[BindRequest | UnbindRequest, ...]:
@@ -39,16 +85,8 @@ def parse_patch(body: Any) -> tuple[BindRequest | UnbindRequest, ...]:
     """
     if not isinstance(body, Mapping) or not body:
         raise Invalid("the body must be an object of {arq uuid: [operations]}", field="body")
-    if len(body) > MAX_ARQS:
-        raise Invalid(f"at most {MAX_ARQS} requests in one call", field="body")
     requests = tuple(_parse_operations(key, operations) for key, operations in body.items())
-    if len({type(r) for r in requests}) > 1:
-        raise Invalid("one call either binds or unbinds, not both", field="op")
-    if len({r.request for r in requests}) != len(requests):
-        raise Invalid("duplicate ARQ uuid in the body", field="body")
-    instances = {r.instance_uuid for r in requests if isinstance(r, BindRequest)}
-    if len(instances) > 1:
-        raise Invalid("one call binds for one instance", field="/instance_uuid")
+    check_requests(requests)
     return requests
 
 

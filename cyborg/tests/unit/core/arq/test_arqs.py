@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cyborg.core.arq.arqs import BindRequest, UnbindRequest, parse_patch
+from cyborg.core.arq.arqs import (
+    MAX_ARQS,
+    BindRequest,
+    UnbindRequest,
+    check_requests,
+    parse_patch,
+)
 from cyborg.core.errors import Invalid
 from cyborg.core.validation import parse_uuid
 
@@ -71,12 +77,44 @@ def test_parse_patch_remove_is_unbind() -> None:
         ({ARQ: changed(2, value=None)}, "/instance_uuid"),
         ({ARQ: ADD, PROVIDER: REMOVE}, "op"),
         ({ARQ: ADD, PROVIDER: changed(2, value=ARQ)}, "/instance_uuid"),
+        ({ARQ: ADD, PROVIDER: changed(0, value="compute-2")}, "/hostname"),
         ({ARQ: ADD, ARQ.replace("-", ""): ADD}, "body"),
     ],
 )
 def test_parse_patch_malformed_names_field(body: Any, field: str) -> None:
     with pytest.raises(Invalid) as exc:
         parse_patch(body)
+    assert exc.value.details["field"] == field
+
+
+@pytest.mark.parametrize(
+    "project",
+    [{}, {"project_id": "p"}],
+)
+def test_bind_request_is_restored_from_its_plain_values(project: dict[str, str]) -> None:
+    body = {
+        "request": ARQ,
+        "hostname": "compute-1",
+        "device_rp_uuid": PROVIDER,
+        "instance_uuid": INSTANCE,
+        **project,
+    }
+    request = BindRequest.from_dict(body)
+    assert request == BindRequest(ARQ, "compute-1", PROVIDER, INSTANCE, **project)
+    assert request.to_dict() == body
+    assert BindRequest.from_dict({"project_id": None, **body, "newer": 1}) == request
+
+
+@pytest.mark.parametrize(
+    ("number", "field"), [(0, "body"), (MAX_ARQS, None), (MAX_ARQS + 1, "body")]
+)
+def test_check_requests_limits_the_number(number: int, field: str | None) -> None:
+    requests = [UnbindRequest(f"arq-{index}") for index in range(number)]
+    if field is None:
+        check_requests(requests)
+        return
+    with pytest.raises(Invalid) as exc:
+        check_requests(requests)
     assert exc.value.details["field"] == field
 
 

@@ -75,7 +75,9 @@ class Client:
         envelope.check_size(arguments, limit, name)
         self._transport.ensure_open()
         subject = name + (f" on {server}" if server else "")
-        version, values = self._contract.minimal_call(method, arguments)
+        given = {key for key, value in arguments.items() if value is not None}
+        version, left_out = self._contract.minimal_call(method, given)
+        values = {key: value for key, value in arguments.items() if key not in left_out}
         target = {"version": version} | ({"server": server} if server else {})
         queue = self._topic + (f".{server}" if server else "")
         sent = publishing.SentCounter()

@@ -9,7 +9,7 @@ supports it, so that peers with different minor versions can communicate.
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -65,17 +65,18 @@ class Contract:
         }
         return cls(name, version, methods, server_argument)
 
-    def minimal_call(self, method: str, arguments: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-        """Return the oldest version that supports a call, and the arguments to send.
+    def minimal_call(self, method: str, given: Collection[str]) -> tuple[str, frozenset[str]]:
+        """Return the oldest version that supports a call, and the arguments to leave out.
 
-        A newer argument whose value is None is left out, so that an older server accepts the call.
+        ``given`` are the names of the arguments that are not None. A newer argument that is None is
+        left out, so that an older server accepts the call.
         """
         definition = self.methods[method]
         newer = definition.argument_versions
-        sent = {k: v for k, v in arguments.items() if k not in newer or v is not None}
-        versions = [definition.since, *(newer[name] for name in sent if name in newer)]
+        versions = [definition.since, *(newer[name] for name in newer if name in given)]
         # Each major version is a contract of its own: its versions start with MAJOR.0.
-        return max([*versions, f"{self.version.partition('.')[0]}.0"], key=_version_key), sent
+        versions.append(f"{self.version.partition('.')[0]}.0")
+        return max(versions, key=_version_key), frozenset(newer).difference(given)
 
 
 def rpc_method(**options: Any) -> Callable[[F], F]:

@@ -5,7 +5,7 @@ Nothing is written if ``[oslo_messaging_notifications] driver`` is not set.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Protocol
 from uuid import uuid4
 
@@ -14,7 +14,7 @@ from oslo_config import cfg
 from oslo_context import context
 
 from cyborg.conductor.notifications.outbox_worker import Channel, OutboxWorker
-from cyborg.core.wire.notification import Event, build_notification
+from cyborg.core.wire.notification import OPTIONAL_FIELDS, SCHEMAS, Event
 from cyborg.db.read import deployables
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import outbox
@@ -51,24 +51,31 @@ class NotificationBuilder:
         """Return a message for each object, or nothing if notifications are disabled.
 
         An object is a row with at least the fields of the payload schema. ``common`` are fields
-        with the same value for all objects, such as ``state`` or ``error``.
+        with the same value for all objects, such as ``state`` or ``error``. Raise KeyError if an
+        object lacks a field.
         """
         if not self.enabled:
             return []
         caller = context.get_current()
         request_id = None if caller is None else caller.request_id
-        now = self._now()
+        occurred_at = self._now().replace(tzinfo=UTC).isoformat()
+        schema = SCHEMAS[event.partition(".")[0]]
         return [
             (
                 NOTIFICATION,
                 str(row["uuid"]),
-                build_notification(
-                    event,
-                    {**row, **common},
-                    notification_id=str(uuid4()),
-                    at=now,
-                    request_id=request_id,
-                ),
+                {
+                    "event_type": str(event),
+                    "priority": "ERROR" if event.endswith(".error") else "INFO",
+                    "payload": {
+                        "schema": schema.name,
+                        "version": schema.version,
+                        "notification_id": str(uuid4()),  # by which listeners detect duplicates
+                        "occurred_at": occurred_at,
+                        "request_id": request_id,
+                        "data": {name: _value_of(name, row, common) for name in schema.fields},
+                    },
+                },
             )
             for row in objects
         ]
@@ -90,6 +97,12 @@ class NotificationBuilder:
         if self.enabled:
             rows = deployables.find(tx, uuids=[uuid])
             outbox.add_all(tx, self.build_messages(event, rows, **fields))
+
+
+def _value_of(name: str, row: Mapping[Any, Any], common: Mapping[str, Any]) -> Any:
+    if name in common:
+        return common[name]
+    return row.get(name) if name in OPTIONAL_FIELDS else row[name]
 
 
 def create_worker(

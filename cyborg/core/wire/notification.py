@@ -2,24 +2,15 @@
 """Notifications: event types, payload schemas and their versions.
 
 An event type is ``<noun>.<verb>.<phase>``: ``start`` when a long operation begins, ``end`` when it
-is done, ``error`` when it failed. The payload is one object in the schema of the noun. A new field
-raises the schema's minor version; a field that is removed or changes its meaning, the major.
+is done, ``error`` when it failed; only ``error`` has the priority ERROR. The payload is one object
+in the schema of the noun. A new field raises the schema's minor version; a field that is removed or
+changes its meaning, the major.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from enum import StrEnum
-from typing import Any
 
 from cyborg.core.described_enum import DescribedEnum
-
-
-class Priority(StrEnum):
-    """Priority of a notification; listeners subscribe by it."""
-
-    INFO = "INFO"
-    ERROR = "ERROR"
 
 
 class Event(DescribedEnum):
@@ -136,46 +127,5 @@ SCHEMAS: Mapping[str, Schema] = {
 }
 
 
-# Fields that a row may lack; they are then None.
-_OPTIONAL = frozenset({"error", "image"})
-
-
-def schema_of(event: Event) -> Schema:
-    """Return the payload schema of an event type."""
-    return SCHEMAS[event.partition(".")[0]]
-
-
-def priority_of(event: Event) -> Priority:
-    """Return the priority of an event type."""
-    return Priority.ERROR if event.endswith(".error") else Priority.INFO
-
-
-def build_notification(
-    event: Event,
-    row: Mapping[str, Any],
-    *,
-    notification_id: str,
-    at: datetime,
-    request_id: str | None,
-) -> dict[str, Any]:
-    """Return the notification of a row, which may have more than the schema's fields.
-
-    ``notification_id`` is its uuid, by which listeners detect duplicates. ``at`` is naive UTC.
-    ``request_id`` is that of the API request that caused it. Raise KeyError if the row lacks a
-    field.
-    """
-    schema = schema_of(event)
-    return {
-        "event_type": str(event),
-        "priority": str(priority_of(event)),
-        "payload": {
-            "schema": schema.name,
-            "version": schema.version,
-            "notification_id": notification_id,
-            "occurred_at": at.replace(tzinfo=UTC).isoformat(),
-            "request_id": request_id,
-            "data": {
-                name: row.get(name) if name in _OPTIONAL else row[name] for name in schema.fields
-            },
-        },
-    }
+OPTIONAL_FIELDS = frozenset({"error", "image"})
+"""Fields that a row may lack; they are then None."""

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Notifications: their content, who writes them, and delivery separate from Nova events."""
 
+import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -21,7 +23,7 @@ from cyborg.conductor.notifications.notifications import (
 )
 from cyborg.conductor.notifications.outbox_worker import BATCH
 from cyborg.core.errors import InUse, TimedOut
-from cyborg.core.wire.notification import Event
+from cyborg.core.wire.notification import OPTIONAL_FIELDS, SCHEMAS, Event, Schema
 from cyborg.db import schema
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import arqs as request_store
@@ -62,6 +64,48 @@ def test_message_has_subject_time_and_request_id() -> None:
     body = payload["payload"]
     assert (body["occurred_at"], body["request_id"]) == ("2026-01-01T00:00:00+00:00", "req-x")
     assert body["notification_id"] != second[2]["payload"]["notification_id"]
+
+
+GOLDEN = json.loads((Path(__file__).parent / "golden" / "notifications-1.0.json").read_text())
+
+
+def object_of(schema: Schema) -> dict[str, Any]:
+    values = {"device_profile_group_id": 0, "groups": [{"resources:FPGA": "1"}]}
+    return {name: values.get(name, f"the {name}") for name in schema.fields}
+
+
+def schema_of(event: Event) -> Schema:
+    return SCHEMAS[event.partition(".")[0]]
+
+
+def test_build_messages_matches_golden() -> None:
+    """A change of the golden messages requires a new version of the schema."""
+    at = datetime(2026, 1, 2, 3, 4, 5, 678)
+    RequestContext(request_id="req-1", overwrite=True)
+    builder = NotificationBuilder(options("messagingv2"), now=lambda: at)
+    built = []
+    for event in Event:
+        ((_, subject, message),) = builder.build_messages(event, [object_of(schema_of(event))])
+        assert subject == "the uuid"
+        built.append(message | {"payload": message["payload"] | {"notification_id": "the id"}})
+    assert built == GOLDEN
+
+
+@pytest.mark.parametrize("schema", SCHEMAS.values(), ids=lambda schema: schema.name)
+def test_build_messages_requires_the_fields_of_the_schema(schema: Schema) -> None:
+    event = next(event for event in Event if schema_of(event) is schema)
+    for name in schema.fields:
+        row = object_of(schema) | {"id": 7, "secret": "x"}
+        ((_, _, message),) = make_builder().build_messages(event, [row], **{name: "common"})
+        assert list(message["payload"]["data"]) == list(schema.fields)
+        assert message["payload"]["data"][name] == "common"
+        del row[name]
+        if name in OPTIONAL_FIELDS:
+            ((_, _, message),) = make_builder().build_messages(event, [row])
+            assert message["payload"]["data"][name] is None
+        else:
+            with pytest.raises(KeyError, match=name):
+                make_builder().build_messages(event, [row])
 
 
 @pytest.mark.parametrize("driver", ["", "noop"])

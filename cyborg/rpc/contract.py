@@ -118,7 +118,10 @@ class ConductorAPI(Protocol):
 
     @rpc_method(is_report=True)
     def report(self, report: Plain) -> dict[str, Any]:
-        """Send the inventory of a host (``core.wire.report``). Raise Stale, Invalid, Conflict."""
+        """Send the inventory of a host (``core.inventory.report``).
+
+        Raise Stale, Invalid, Conflict.
+        """
 
     def service_hello(
         self,

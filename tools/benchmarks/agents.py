@@ -17,7 +17,6 @@ import sqlalchemy as sa
 
 from benchmarks import processes, report
 from benchmarks.threads import run_threads
-from cyborg.core.wire import report as wire
 from cyborg.db import schema
 from cyborg.rpc.contract import ConductorAPI
 from cyborg.tests.fixtures.bus.broker import DEFAULT as RABBIT
@@ -60,7 +59,7 @@ class Agent:
 
     def __init__(self, name: str, devices: int, handles: int) -> None:
         self._host = host = Host(name, devices=[card(n, handles) for n in range(devices)])
-        backends = [wire.dump_backend(READY)]
+        backends = [READY.without_details().to_dict()]
         endpoint = f"{name}:agent"
         self._heartbeat = (name, host.epoch, endpoint, "READY", backends, host.digest)
         self.registered = False

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 from cyborg.agent.backends.backend import MAX_ERROR, BackendSnapshot
 from cyborg.core.drivers.registry import DriverEntry
-from cyborg.core.hosts.identity import Identity
+from cyborg.core.hosts.identity import NO_IDENTITY, Identity
+from cyborg.core.inventory import report
 from cyborg.core.inventory.device import Device, HandleType
 from cyborg.core.inventory.report import BackendState, BackendStatus
-from cyborg.core.wire import report
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Inventory:
 
 def collect(
     snapshots: Sequence[BackendSnapshot],
-    identity: Identity = report.NO_IDENTITY,
+    identity: Identity = NO_IDENTITY,
     drivers: Sequence[DriverEntry] | None = None,
 ) -> Inventory:
     """Merge the snapshots, in the order of the backends.

@@ -16,10 +16,9 @@ from cyborg.agent.report.pace import ReportPace
 from cyborg.core.drivers.desired_state import BackendOutcome
 from cyborg.core.drivers.registry import DriverEntry
 from cyborg.core.errors import CyborgError, Stale, Unavailable
-from cyborg.core.hosts.identity import Identity
+from cyborg.core.hosts.identity import NO_IDENTITY, Identity
 from cyborg.core.inventory.report import BackendState, Report
 from cyborg.core.log import get_logger
-from cyborg.core.wire import report as wire
 from cyborg.rpc.contract import AGENT, ConductorAPI
 from cyborg.threads.backoff import Backoff
 from cyborg.threads.loop import LoopThread
@@ -55,7 +54,7 @@ class Reporter(LoopThread):
         conductor: ConductorAPI,
         backends: Sequence[Backend],
         clock: Callable[[], float] = time.monotonic,
-        identity: Callable[[], Identity] = lambda: wire.NO_IDENTITY,
+        identity: Callable[[], Identity] = lambda: NO_IDENTITY,
         drivers: Callable[[], Sequence[DriverEntry] | None] = lambda: None,
     ) -> None:
         """``clock`` is monotonic, in seconds: for heartbeats, reports and rate-limited logs.
@@ -223,7 +222,8 @@ class Reporter(LoopThread):
         self._conductor.job_done(job=job, host=self._host, state=state, error=error)
 
     def _deliver_discovery(self, discovery: tuple[str, str], state: BackendState) -> None:
-        self._conductor.discovery_done(discovery[0], self._host, [wire.dump_backend(state)])
+        body = state.without_details().to_dict()
+        self._conductor.discovery_done(discovery[0], self._host, [body])
 
     def _send_hello(self, inventory: Inventory) -> Mapping[str, Any]:
         drivers = {b.driver.name: b.driver.version for b in self._backends}
@@ -232,7 +232,7 @@ class Reporter(LoopThread):
             epoch=self.epoch,
             endpoint=self._endpoint,
             status="READY",
-            drivers=[wire.dump_backend(state) for state in inventory.states],
+            drivers=[state.without_details().to_dict() for state in inventory.states],
             digest=inventory.digest,
             versions={"rpc": AGENT.version, "drivers": drivers},
             observed_generation=None
@@ -266,5 +266,5 @@ class Reporter(LoopThread):
             identity=inventory.identity,
             drivers=inventory.drivers,
         )
-        self._conductor.report(wire.dump_report(report))
+        self._conductor.report(report.dump())
         self._reported_digest = digest

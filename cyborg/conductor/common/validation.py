@@ -9,7 +9,6 @@ from cyborg.core.drivers.registry import MAX_OPTIONS
 from cyborg.core.errors import Invalid
 from cyborg.core.inventory.report import MAX_REMARKS, BackendState, Report
 from cyborg.core.validation import check_integer
-from cyborg.core.wire.report import load_backend
 
 MAX_NAME = 200  # characters of a provider name, as in Placement
 MAX_BACKENDS = 256  # of one host
@@ -20,7 +19,7 @@ def parse_backends(bodies: Any) -> list[BackendState]:
     if not isinstance(bodies, Sequence) or len(bodies) > MAX_BACKENDS:
         raise Invalid(f"drivers must be a list of at most {MAX_BACKENDS}", field="drivers")
     try:
-        states = [load_backend(body) for body in bodies]
+        states = [BackendState.load_without_details(body) for body in bodies]
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
         raise Invalid(f"malformed drivers: {type(exc).__name__} {exc}", field="drivers") from exc
     check_backends(states)

@@ -25,7 +25,6 @@ from cyborg.core.inventory.report import Report
 from cyborg.core.log import get_logger
 from cyborg.core.text import join_limited
 from cyborg.core.validation import check_integer, check_text, parse_uuid
-from cyborg.core.wire import report as wire
 from cyborg.db import errors
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import backends as backend_store
@@ -330,7 +329,7 @@ class Hosts:
             return self._uow.run(work)
 
     def _parse_report(self, body: Mapping[str, Any]) -> Report:
-        inventory = wire.load_report(body)
+        inventory = Report.load(body)
         validation.check_report(inventory)
         return replace(inventory, epoch=parse_uuid(inventory.epoch, "epoch"))
 

@@ -16,12 +16,11 @@ import sqlalchemy as sa
 
 from cyborg.clients.placement import Placement
 from cyborg.core.errors import Invalid
-from cyborg.core.hosts.identity import Identity
+from cyborg.core.hosts.identity import NO_IDENTITY, Identity
 from cyborg.core.log import get_logger
 from cyborg.core.placement import compute_nodes
 from cyborg.core.placement.compute_nodes import ComputeNode
 from cyborg.core.text import join_limited
-from cyborg.core.wire import report
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import providers as store
 from cyborg.db.write import services
@@ -90,6 +89,6 @@ class ComputeNodeWatch:
 
 def _identity(row: Any) -> Identity:
     try:
-        return Identity.from_dict(row) if isinstance(row, dict) else report.NO_IDENTITY
+        return Identity.from_dict(row) if isinstance(row, dict) else NO_IDENTITY
     except (Invalid, KeyError, TypeError, ValueError):
-        return report.NO_IDENTITY  # of another release: the host name is sufficient
+        return NO_IDENTITY  # of another release: the host name is sufficient

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from cyborg.clients.placement import Placement, ProviderSummary
 from cyborg.core.errors import Invalid, NotFound, Unavailable
 from cyborg.core.hosts import identity as names
-from cyborg.core.hosts.identity import Identity
+from cyborg.core.hosts.identity import NO_IDENTITY, Identity
 from cyborg.core.log import get_logger
 from cyborg.core.validation import parse_uuid
-from cyborg.core.wire import report
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import services
 
@@ -192,4 +191,4 @@ class ComputeNodeResolver:
 
 def _identity(stored: object) -> Identity:
     """Parse the stored identity of an agent; return NO_IDENTITY if there is none."""
-    return Identity.from_dict(stored) if isinstance(stored, dict) else report.NO_IDENTITY
+    return Identity.from_dict(stored) if isinstance(stored, dict) else NO_IDENTITY

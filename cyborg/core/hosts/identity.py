@@ -36,6 +36,9 @@ class Identity(Serializable):
             check_text("identity", name, MAX_NAME, subject="host name")
 
 
+NO_IDENTITY = Identity()
+
+
 def name_variants(names: Iterable[str]) -> tuple[str, ...]:
     """Return the ways in which Nova may write these names of a host, case-folded.
 

@@ -1,22 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports of an agent: the state of its backends, and the full report of its host."""
+"""Reports of an agent: the state of its backends, and the full report of its host.
 
+A report on the bus has a format number. Unknown keys are ignored, so that a newer sender may add
+some; a report of a newer format is refused. The tests have golden messages of each released format.
+"""
+
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from operator import not_
-from typing import Any
+from typing import Any, Self
 
 from cyborg.core.codec import Serializable, as_list, wire
 from cyborg.core.drivers import registry
 from cyborg.core.drivers.options import Setting
 from cyborg.core.drivers.registry import DriverEntry
 from cyborg.core.errors import Invalid
-from cyborg.core.hosts.identity import Identity
+from cyborg.core.hosts.identity import NO_IDENTITY, Identity
 from cyborg.core.inventory.device import Device
 from cyborg.core.text import sanitize
-from cyborg.core.validation import string
+from cyborg.core.validation import integer, string
 
+FORMAT = 1
 MAX_REMARKS = 64  # of one backend
 
 
@@ -58,9 +65,17 @@ class BackendState(Serializable):
         if self.error is not None:
             object.__setattr__(self, "error", sanitize(self.error) or "no message")
 
-    def without_details(self) -> "BackendState":
+    def without_details(self) -> Self:
         """Return the state without the fields that a heartbeat does not have."""
         return replace(self, remarks=None, settings=None)
+
+    @classmethod
+    def load_without_details(cls, body: Any) -> Self:
+        """Parse a state, ignoring the fields that a heartbeat does not have.
+
+        Raise KeyError, TypeError or ValueError if it is malformed.
+        """
+        return cls.from_dict({**body, "remarks": [], "settings": []}).without_details()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,3 +115,53 @@ class Report(Serializable):
                     f"host {self.host} reports a duplicate deployable {address}", field="address"
                 )
             deployables.add(address)
+
+    def dump(self) -> dict[str, Any]:
+        """Return the report as a message for the bus."""
+        return {"format": FORMAT, **self.to_dict()}
+
+    @classmethod
+    def load(cls, body: Any) -> Self:
+        """Parse the message of a report. Raise Invalid if it is malformed."""
+        try:
+            if not 1 <= (number := integer(body["format"])) <= FORMAT:
+                raise Invalid(
+                    f"report format {number} is unknown, expected 1 to {FORMAT}",
+                    field="format",
+                )
+            return cls.from_dict(body)
+        except (KeyError, TypeError, ValueError, AttributeError) as exc:
+            raise Invalid(f"malformed report: {type(exc).__name__} {exc}", field="report") from exc
+
+
+def digest(
+    devices: Sequence[Device],
+    backends: Sequence[BackendState],
+    identity: Identity = NO_IDENTITY,
+    drivers: Sequence[DriverEntry] | None = None,
+) -> str:
+    """Return the SHA-256 of a host's state; the order of devices and backends does not matter."""
+    body: dict[str, Any] = {
+        "devices": [_sorted_dict(d) for d in sorted(devices, key=lambda d: d.address)],
+        "backends": [b.to_dict() for b in sorted(backends, key=lambda b: b.name)],
+    }
+    if identity != NO_IDENTITY:
+        # Left out if empty: the digest stays equal to that of an older release.
+        body["identity"] = identity.to_dict()
+    if drivers is not None:
+        body["drivers"] = registry.dump(drivers)
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _sorted_dict(device: Device) -> dict[str, Any]:
+    """Return a device as plain values, deployables and handles sorted by address."""
+    body = device.to_dict()
+    for deployable in body["deployables"]:
+        deployable["handles"].sort(key=_address)
+    body["deployables"].sort(key=_address)
+    return body
+
+
+def _address(body: dict[str, Any]) -> str:
+    return str(body["address"])

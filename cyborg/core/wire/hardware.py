@@ -10,7 +10,6 @@ from cyborg.core.inventory import capability
 from cyborg.core.inventory.device import Device
 from cyborg.core.inventory.report import BackendState, BackendStatus
 from cyborg.core.validation import string
-from cyborg.core.wire.report import dump_backend, load_backend
 
 NOT_OFFERED = "not_offered"
 """Key of ``vendor_board_info``: the reason why a device or deployable is not offered."""
@@ -122,14 +121,14 @@ def dump_answer(devices: Sequence[Device], states: Sequence[BackendState]) -> di
     """Return an agent's answer to ``GET /hardware``."""
     return {
         "hardware": [dump_device(device) for device in devices],
-        "backends": [dump_backend(state) for state in states],
+        "backends": [state.without_details().to_dict() for state in states],
     }
 
 
 def load_answer(body: Any) -> Hardware:
     """Parse the answer of an agent of this or the previous release. Raise Invalid."""
     try:
-        states = [load_backend(state) for state in body.get("backends", ())]
+        states = [BackendState.load_without_details(state) for state in body.get("backends", ())]
         return Hardware(
             {string(device["address"]): _load_device(device) for device in body["hardware"]},
             {s.name: s.error for s in states if s.status is not BackendStatus.READY},

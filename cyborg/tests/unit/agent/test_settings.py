@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from cyborg.core.drivers.options import HIDDEN, Option, Source, list_settings
+from cyborg.core.inventory import report
 from cyborg.core.inventory.report import BackendState
-from cyborg.core.wire import report
 from cyborg.drivers.fake import FakeDriver
 from cyborg.testing.host_tree import HostTree
 from cyborg.tests.fixtures.hosts.reconciler_host import ConductorDouble, ReconcilerHost, StartHost
@@ -77,7 +77,7 @@ def test_digest_depends_on_settings_and_remarks(
     before = report.digest([], [state(host, "f1")])
     host.reconcile_to(conductor.set_desired("f1", hang=0.001))
     assert report.digest([], [state(host, "f1")]) != before
-    assert "settings" not in report.dump_backend(state(host, "f1")), "a hello is short"
+    assert "settings" not in state(host, "f1").without_details().to_dict(), "a hello is short"
 
 
 def host_with_cards(folder: Path) -> HostTree:

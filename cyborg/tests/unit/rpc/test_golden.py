@@ -17,9 +17,9 @@ import kombu
 import pytest
 
 from cyborg.core.drivers import desired_state, registry
+from cyborg.core.inventory.report import BackendState, Report
 from cyborg.core.jobs import job
 from cyborg.core.wire import hardware
-from cyborg.core.wire import report as wire
 from cyborg.rpc import message_filter
 from cyborg.rpc.client import make_agent_client
 from cyborg.rpc.contract import CONTRACTS
@@ -206,11 +206,12 @@ def extended_report() -> Any:
 
 def test_keys_of_a_newer_version_are_ignored_at_any_depth() -> None:
     report = argument("conductor", "report", "report")
-    assert wire.load_report(extended_report()) == wire.load_report(report)
+    assert Report.load(extended_report()) == Report.load(report)
     entries = report["drivers"]
     assert registry.load(add_unknown_keys(entries)) == registry.load(entries)
     for backend in argument("conductor", "hello", "drivers"):
-        assert wire.load_backend(add_unknown_keys(backend)) == wire.load_backend(backend)
+        state = BackendState.load_without_details(backend)
+        assert BackendState.load_without_details(add_unknown_keys(backend)) == state
     outcomes = argument("conductor", "report_backend_outcomes", "outcomes")
     assert desired_state.load_outcomes(add_unknown_keys(outcomes)) == desired_state.load_outcomes(
         outcomes

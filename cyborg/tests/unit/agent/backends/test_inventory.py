@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from cyborg.agent.backends.backend import MAX_ERROR, BackendSnapshot
 from cyborg.agent.backends.inventory import collect
+from cyborg.core.inventory import report
 from cyborg.core.inventory.device import AttachHandle, HandleType
 from cyborg.core.inventory.report import BackendState, BackendStatus, Report
-from cyborg.core.wire import report
 from cyborg.tests.fixtures.hosts.scripted_driver import card
 
 A, B = "0000:01:00.0", "0000:02:00.0"

@@ -15,8 +15,8 @@ from cyborg.core.drivers.desired_state import BackendOutcome
 from cyborg.core.drivers.registry import DriverEntry
 from cyborg.core.errors import CyborgError, Invalid, NotFound, Stale, Unavailable
 from cyborg.core.hosts.identity import Identity
-from cyborg.core.inventory.report import BackendState, BackendStatus
-from cyborg.core.wire import report as wire
+from cyborg.core.inventory import report as report_module
+from cyborg.core.inventory.report import BackendState, BackendStatus, Report
 from cyborg.rpc.contract import ConductorAPI
 from cyborg.tests.fixtures.bus.broker import Bus
 from cyborg.tests.fixtures.hosts.scripted_driver import LONG, CallRecorder, ScriptedDriver, card
@@ -46,7 +46,7 @@ class Conductor:
         )
 
     def report(self, *_: Any, **fields: Any) -> dict[str, Any]:
-        self._note("report", wire.load_report(fields["report"]))
+        self._note("report", Report.load(fields["report"]))
         self.digest = fields["report"]["digest"]
         return {"accepted": True}
 
@@ -144,13 +144,13 @@ def test_run_once_first_round_sends_heartbeat_then_report(
     assert reporter.run_once() == 7.5
     assert conductor.names() == ["hello", "report"]
     hello, report = conductor.recorded[0][1], conductor.recorded[1][1]
-    digest = wire.digest([card()], [READY])
+    digest = report_module.digest([card()], [READY])
     assert hello == {
         "host": "h",
         "epoch": reporter.epoch,
         "endpoint": "cyborg.agent.h",
         "status": "READY",
-        "drivers": [wire.dump_backend(READY)],
+        "drivers": [READY.without_details().to_dict()],
         "digest": digest,
         "versions": {"rpc": "1.0", "drivers": {"puppet": "7"}},
         "observed_generation": None,
@@ -242,7 +242,7 @@ def test_add_discovery_outcome_is_sent_after_report(reporter: Reporter, conducto
     assert conductor.recorded[2][1] == {
         "discovery_id": "d1",
         "host": "h",
-        "drivers": [wire.dump_backend(READY)],
+        "drivers": [READY.without_details().to_dict()],
     }
     reporter.run_once()
     assert conductor.names()[3:] == ["hello"]

@@ -12,7 +12,6 @@ from cyborg.conductor.hosts.heartbeats import Hosts
 from cyborg.core.drivers.options import Setting, Source
 from cyborg.core.errors import Conflict, Invalid, Stale
 from cyborg.core.inventory.report import BackendState, BackendStatus
-from cyborg.core.wire import report
 from cyborg.db import schema
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.databases import rows
@@ -261,7 +260,7 @@ def test_sweep_schedules_verification_of_old_providers(engine: sa.Engine) -> Non
 def test_first_heartbeat_after_restart_schedules_verification_once(engine: sa.Engine) -> None:
     hosts, first, second = make_hosts(engine), Host(), Host()
     first.send(hosts, card(0), card(1))
-    drivers = [report.dump_backend(backend) for backend in second.backends]
+    drivers = [backend.without_details().to_dict() for backend in second.backends]
     for stale in (2, 0, 0):
         with engine.begin() as tx:
             tx.execute(sa.update(schema.providers).values(stale_since=None))

@@ -87,7 +87,7 @@ def test_build_messages_matches_golden() -> None:
     for event in Event:
         ((_, subject, message),) = builder.build_messages(event, [object_of(schema_of(event))])
         assert subject == "the uuid"
-        built.append(message | {"payload": message["payload"] | {"notification_id": "the id"}})
+        built.append({**message, "payload": {**message["payload"], "notification_id": "the id"}})
     assert built == GOLDEN
 
 

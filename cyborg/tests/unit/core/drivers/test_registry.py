@@ -9,7 +9,7 @@ from cyborg.core.drivers import registry
 from cyborg.core.drivers.options import Option
 from cyborg.core.drivers.registry import DriverEntry, Support
 from cyborg.core.errors import Invalid
-from cyborg.core.wire import report
+from cyborg.core.inventory import report
 
 ENTRY = DriverEntry(
     "acme",

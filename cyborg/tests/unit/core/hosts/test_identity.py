@@ -15,7 +15,7 @@ from cyborg.core.hosts.identity import (
     matching_nodes,
     name_variants,
 )
-from cyborg.core.wire import report
+from cyborg.core.inventory import report
 
 LABEL = st.text("abcAB01-", min_size=1, max_size=4)
 NAME = st.lists(LABEL, min_size=1, max_size=3).map(".".join)

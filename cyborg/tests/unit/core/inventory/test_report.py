@@ -21,8 +21,7 @@ from cyborg.core.inventory.device import (
     HandleType,
 )
 from cyborg.core.inventory.plan import flatten
-from cyborg.core.inventory.report import BackendState, BackendStatus, Report
-from cyborg.core.wire import report as wire
+from cyborg.core.inventory.report import BackendState, BackendStatus, Report, digest
 from cyborg.tests.fixtures.hosts import strategies
 
 REPORT = Report(
@@ -64,55 +63,55 @@ REPORT = Report(
 
 def golden(name: str) -> dict[str, Any]:
     """Return a golden message of a released version."""
-    text = resources.files("cyborg.tests.unit.core.wire").joinpath("golden", name).read_text()
+    text = resources.files("cyborg.tests.unit.core.inventory").joinpath("golden", name).read_text()
     message: dict[str, Any] = json.loads(text)
     return message
 
 
-def test_dump_report_format_1_matches_golden() -> None:
-    assert wire.dump_report(REPORT) == golden("report-1.json")
+def test_dump_format_1_matches_golden() -> None:
+    assert REPORT.dump() == golden("report-1.json")
 
 
-def test_load_report_format_1_golden() -> None:
-    assert wire.load_report(golden("report-1.json")) == REPORT
+def test_load_format_1_golden() -> None:
+    assert Report.load(golden("report-1.json")) == REPORT
 
 
 @given(strategies.reports())
 def test_report_round_trip(report: Report) -> None:
-    assert wire.load_report(json.loads(json.dumps(wire.dump_report(report)))) == report
+    assert Report.load(json.loads(json.dumps(report.dump()))) == report
 
 
-def test_load_report_ignores_unknown_keys() -> None:
+def test_load_ignores_unknown_keys() -> None:
     body = golden("report-1.json")
     for part in (body, body["devices"][0], body["devices"][0]["deployables"][0]):
         part["new"] = {"from": "the future"}
     body["devices"][0]["deployables"][0]["handles"][0]["new"] = 1
-    assert wire.load_report(body) == REPORT
+    assert Report.load(body) == REPORT
 
 
-def test_load_report_ignores_unknown_abilities() -> None:
+def test_load_ignores_unknown_abilities() -> None:
     body = golden("report-1.json")
     body["devices"][0]["abilities"].append("levitates")
-    assert wire.load_report(body) == REPORT
+    assert Report.load(body) == REPORT
 
 
-def test_load_report_without_abilities() -> None:
+def test_load_without_abilities() -> None:
     body = golden("report-1.json")
     del body["devices"][0]["abilities"]
-    assert wire.load_report(body).devices[0].abilities == frozenset()
+    assert Report.load(body).devices[0].abilities == frozenset()
 
 
-def test_load_report_optional_keys() -> None:
+def test_load_optional_keys() -> None:
     body = golden("report-1.json")
     for key in ("numa_node", "serial", "health", "setup_required", "vendor_board_info"):
         del body["devices"][0][key]
-    assert wire.load_report(body).devices[0].serial is None
+    assert Report.load(body).devices[0].serial is None
 
 
 @pytest.mark.parametrize("number", [0, 2, -1, "x", "1", None, True, 1.0, float("inf")])
-def test_load_report_unknown_format_is_rejected(number: object) -> None:
+def test_load_unknown_format_is_rejected(number: object) -> None:
     with pytest.raises(Invalid):
-        wire.load_report({**golden("report-1.json"), "format": number})
+        Report.load({**golden("report-1.json"), "format": number})
 
 
 @pytest.mark.parametrize(
@@ -133,15 +132,15 @@ def test_load_report_unknown_format_is_rejected(number: object) -> None:
         ("abilities", [7]),
     ],
 )
-def test_load_report_wrong_type_is_rejected(key: str, value: Any) -> None:
+def test_load_wrong_type_is_rejected(key: str, value: Any) -> None:
     body = golden("report-1.json")
     body["devices"][0][key] = value
     with pytest.raises(Invalid):
-        wire.load_report(body)
+        Report.load(body)
 
 
 @given(st.data())
-def test_load_report_damaged_gives_report_or_invalid(data: st.DataObject) -> None:
+def test_load_damaged_gives_report_or_invalid(data: st.DataObject) -> None:
     body = golden("report-1.json")
     part: Any = body
     while True:
@@ -154,7 +153,7 @@ def test_load_report_damaged_gives_report_or_invalid(data: st.DataObject) -> Non
         st.none() | st.integers() | st.floats() | st.text(max_size=3) | st.just([{}])
     )
     try:
-        wire.load_report(body)
+        Report.load(body)
     except Invalid as exc:
         assert exc.message
 
@@ -174,16 +173,16 @@ def test_digest_ignores_order(host: tuple[Device, ...], order: Any) -> None:
         for device in shuffled(host)
     ]
     backends = [BackendState(n, "fake", BackendStatus.READY) for n in ("a", "b", "c")]
-    assert wire.digest(host, backends) == wire.digest(other, shuffled(backends))
+    assert digest(host, backends) == digest(other, shuffled(backends))
 
 
 @given(strategies.hosts(), strategies.hosts())
 def test_digest_differs_by_host(left: tuple[Device, ...], right: tuple[Device, ...]) -> None:
     same = flatten(left) == flatten(right)
-    assert (wire.digest(left, []) == wire.digest(right, [])) == same
+    assert (digest(left, []) == digest(right, [])) == same
 
 
 def test_digest_covers_backends() -> None:
     ready = BackendState("a", "fake", BackendStatus.READY)
     failed = BackendState("a", "fake", BackendStatus.ERROR, "x")
-    assert wire.digest([], [ready]) != wire.digest([], [failed])
+    assert digest([], [ready]) != digest([], [failed])

@@ -36,7 +36,11 @@ def sources() -> Iterator[tuple[str, ast.Module]]:
 
 
 def is_log(node: ast.AST) -> bool:
-    return isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("LOG", "log", "logger")
+    return isinstance(node, ast.Attribute) and is_name(node.value, "LOG", "log", "logger")
+
+
+def is_name(node: ast.AST, *names: str) -> bool:
+    return isinstance(node, ast.Name) and node.id in names
 
 
 def log_lines(node: ast.AST) -> Iterator[int]:
@@ -62,7 +66,7 @@ def called_functions(node: ast.AST) -> Iterator[tuple[int, str, bool]]:
         if isinstance(call.func, ast.Name):
             yield call.lineno, call.func.id, True
         elif isinstance(call.func, ast.Attribute):
-            yield call.lineno, call.func.attr, ast.unparse(call.func.value) in ("self", "cls")
+            yield call.lineno, call.func.attr, is_name(call.func.value, "self", "cls")
 
 
 def logging_functions(tree: ast.Module) -> set[str]:

@@ -14,6 +14,7 @@ from cyborg.db import schema
 from cyborg.tests.fixtures.clouds.api import ApiEnv, error_message
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.databases import engine_of, fresh_database
+from cyborg.tests.fixtures.machine import tiers
 from cyborg.tests.fixtures.machine.options import make_conf
 
 WORDS = st.sampled_from(
@@ -44,7 +45,7 @@ PATHS = st.sampled_from(
     ]
 )
 METHODS = st.sampled_from(["GET", "POST", "PATCH", "PUT", "DELETE", "OPTIONS"])
-SETTINGS = settings(deadline=None, max_examples=150)
+SETTINGS = settings(deadline=None, max_examples=tiers.scale(150))
 LATEST = {"OpenStack-API-Version": "accelerator latest"}
 
 

@@ -23,6 +23,7 @@ from cyborg.tests.fixtures.hosts.reconciler_host import (
     StartHost,
     section,
 )
+from cyborg.tests.fixtures.machine import tiers
 
 SECOND = "0000:20:00.0"
 TWO = "[agent]\nenabled_backends = f0\n[f0]\ndriver = fake\naddress = 0000:40:00.0\n"
@@ -223,7 +224,7 @@ def test_reconcile_hundreds_of_changes_leak_nothing(
     for number in range(20):
         change(number)
     baseline = count_resources()
-    for number in range(20, 220):
+    for number in range(20, 20 + tiers.scale(200)):
         change(number)
     threads, files, drivers = count_resources()
     assert threads <= baseline[0] + 2

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cyborg.agent import atomic_file
@@ -224,7 +224,6 @@ class Os:
             os.close(file)
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     st.lists(
         st.tuples(

@@ -4,8 +4,9 @@
 import sqlalchemy as sa
 
 from cyborg.tests.fixtures.databases.engine_machine import run_machine
+from cyborg.tests.fixtures.machine import tiers
 
 
 def test_engine_keeps_invariants(sqlite_engine: sa.Engine) -> None:
-    states = run_machine(sqlite_engine, examples=100)
+    states = run_machine(sqlite_engine, examples=tiers.scale(100))
     assert states >= {"Initial", "BindStarted", "Bound", "BindFailed", "Unbound"}

@@ -21,6 +21,7 @@ from cyborg.tests.fixtures.databases.publisher_setup import (
     report_devices,
 )
 from cyborg.tests.fixtures.hosts.hosts import card
+from cyborg.tests.fixtures.machine import tiers
 
 __all__ = ["node", "placement_adapter"]
 
@@ -38,17 +39,18 @@ def recording(node: Node) -> RecordingPlacement:
 def test_first_report_costs_three_calls_per_provider(
     sqlite_engine: sa.Engine, node: Node, recording: RecordingPlacement
 ) -> None:
-    report_devices(sqlite_engine, node, *(card(n, 1) for n in range(64)))
-    assert make_publisher(sqlite_engine, recording).run_once() == 64
+    count = tiers.scale(64)
+    report_devices(sqlite_engine, node, *(card(n, 1) for n in range(count)))
+    assert make_publisher(sqlite_engine, recording).run_once() == count
     sent = recording.take()
-    assert len(node.children()) == 64
-    assert len(sent) <= 3 * 64 + 1, sent[:5]
+    assert len(node.children()) == count
+    assert len(sent) <= 3 * count + 1, sent[:5]
 
 
 def test_change_of_one_device_costs_four_calls(
     sqlite_engine: sa.Engine, node: Node, recording: RecordingPlacement
 ) -> None:
-    cards = [card(n, 1) for n in range(64)]
+    cards = [card(n, 1) for n in range(max(8, tiers.scale(64)))]
     publish = make_publisher(sqlite_engine, recording)
     host = report_devices(sqlite_engine, node, *cards)
     publish.run_once()
@@ -110,7 +112,7 @@ def test_verification_without_drift_only_reads(
     assert {call.split()[0] for call in sent} == {"GET"}
 
 
-@pytest.mark.parametrize("cards", [1, 3])
+@pytest.mark.parametrize("cards", tiers.sample([1, 3], 3))
 def test_run_after_long_placement_outage_publishes_all(
     sqlite_engine: sa.Engine, node: Node, recording: RecordingPlacement, cards: int
 ) -> None:
@@ -121,10 +123,11 @@ def test_run_after_long_placement_outage_publishes_all(
     recording.unreachable = True
     report_devices(sqlite_engine, node, *(card(n, 2) for n in range(cards)), host=host)
     recording.take()
-    for _ in range(720):
+    runs = tiers.scale(720)
+    for _ in range(runs):
         assert publish.run_once() == 0
         clock.now += timedelta(seconds=5)
-    assert len(recording.take()) <= 2 * 720
+    assert len(recording.take()) <= 2 * runs
     for row in rows.read(sqlite_engine, schema.providers):
         assert "cannot be reached" in row["error"]
         assert (row["attempts"], row["owner"], row["lease_until"]) == (0, None, None)

@@ -9,6 +9,8 @@ from collections import Counter
 from importlib import metadata
 from pathlib import Path
 
+import pytest
+
 import cyborg
 
 ROOT = Path(cyborg.__file__).parents[1]
@@ -62,6 +64,7 @@ def head(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").splitlines()[:3]
 
 
+@pytest.mark.slow
 def test_import_contracts() -> None:
     program = Path(sys.executable).parent / "lint-imports"
     done = subprocess.run(

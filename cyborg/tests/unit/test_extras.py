@@ -142,6 +142,7 @@ def test_base_requirements_have_no_service() -> None:
     }
 
 
+@pytest.mark.slow
 def test_agent_service_imports_no_server_module() -> None:
     done = python(BUILD_SERVICE.replace("{modules!r}", repr(SERVER_MODULES)))
     assert done.returncode == 0, done.stderr
@@ -158,6 +159,7 @@ SCRIPTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_script_without_library_names_its_extra(script: str, tmp_path: Path) -> None:
     extra, library = SCRIPTS[script]

@@ -160,6 +160,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_agent_command_does_not_import_heavy_modules() -> None:
     code = (
         "import json, sys, cyborg.cmd.agent, cyborg.drivers.fake, cyborg.drivers.generic\n"
@@ -182,6 +183,7 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_agent_command_invalid_rule_exits_with_error(config: Path) -> None:
     with config.open("a") as file:
         file.write("[generic]\ndevices = vendr=8086\n")
@@ -191,6 +193,7 @@ def test_agent_command_invalid_rule_exits_with_error(config: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_agent_command_missing_config_file_exits_with_error(tmp_path: Path) -> None:
     done = run("-m", "cyborg.cmd.agent", "--config-file", str(tmp_path / "none.conf"))
     assert done.returncode == 1
@@ -206,6 +209,7 @@ def not_under_nohup() -> Iterator[None]:
     signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("not_under_nohup")
 def test_agent_command_signals_without_broker_are_handled(config: Path) -> None:
     with subprocess.Popen(

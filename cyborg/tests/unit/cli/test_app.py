@@ -100,6 +100,7 @@ def test_within_invalid_duration_is_rejected(
     assert f"{duration!r} is not a number of seconds" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_client_start_imports_no_heavy_modules() -> None:
     heavy = ("sqlalchemy", "oslo_messaging", "pecan", "cyborg.db", "cyborg.rpc", "rich", "cmd2")
     code = (

@@ -9,6 +9,8 @@ import pytest
 
 from cyborg.db import migrate
 
+pytestmark = pytest.mark.slow
+
 COMMAND = [sys.executable, "-c", "import sys; from cyborg.cmd.dbsync import main; sys.exit(main())"]
 
 

@@ -44,6 +44,7 @@ def test_discover_defaults_return_one_card_with_sixteen_handles() -> None:
     }
 
 
+@pytest.mark.slow
 def test_discover_many_cards_have_unique_addresses() -> None:
     devices = FakeDriver("fake", {"num_devices": 600, "num_handles": 256}).discover()
     assert len({d.address for d in devices}) == 600

@@ -44,6 +44,7 @@ def test_every_command_is_based_on_cyborg_command(name: str) -> None:
     assert plugin_command.__doc__ == base.__doc__
 
 
+@pytest.mark.slow
 def test_plugin_imports_no_heavy_modules() -> None:
     # Every command of openstack imports the plug-in.
     heavy = ("cliff", "openstack", "keystoneauth1", "cyborg.cli", "cyborg.core", "rich")

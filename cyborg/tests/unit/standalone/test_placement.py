@@ -9,6 +9,8 @@ import pytest
 
 from cyborg.standalone import placement
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("placement", reason="the extra 'standalone' is not installed")
 
 

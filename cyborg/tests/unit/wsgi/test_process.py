@@ -99,6 +99,7 @@ def run(script: str, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_application_ignores_command_line_of_server(tmp_path: Path) -> None:
     file = tmp_path / "api.conf"
     sections = {
@@ -117,6 +118,7 @@ assert webob.Request.blank("/v2/devices").get_response(application).status_int =
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "option"),
     [

@@ -208,6 +208,7 @@ def test_reconcile_two_backends_swap_devices(
     assert [b.snapshot.devices[0].address for b in host.registry] == [SECOND, "0000:0c:00.0"]
 
 
+@pytest.mark.slow
 def test_reconcile_hundreds_of_changes_leak_nothing(
     start_host: StartHost, conductor: ConductorDouble, tmp_path: Path
 ) -> None:

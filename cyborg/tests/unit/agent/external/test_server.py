@@ -156,6 +156,7 @@ def test_log_rejected_warns_once_per_interval(place: Path) -> None:
     assert logged.calls == [(30,), (20,), (30,), (30,)]
 
 
+@pytest.mark.slow
 def test_server_thousand_malformed_requests_keeps_serving(
     place: Path, recorder: HelloRecorder
 ) -> None:

@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from cyborg.conductor.common.lease_owner import new_owner, process_owner
 
 
@@ -32,6 +34,7 @@ os.wait()
 """
 
 
+@pytest.mark.slow
 def test_forked_process_has_owners_of_its_own() -> None:
     done = subprocess.run(
         [sys.executable, "-c", FORK], capture_output=True, text=True, timeout=60, check=True

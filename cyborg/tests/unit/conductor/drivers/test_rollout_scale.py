@@ -47,6 +47,7 @@ def complete_steps(cloud: Cloud) -> None:
         tx.execute(sa.update(schema.desired_backends).values(applied=True))
 
 
+@pytest.mark.slow
 def test_rollout_on_many_hosts_runs_a_bounded_number_of_statements(cloud: Cloud) -> None:
     counts: dict[str, int] = {}
 

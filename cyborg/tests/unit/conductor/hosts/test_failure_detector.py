@@ -148,6 +148,7 @@ def test_unreachable_agent_is_cordoned_until_its_next_heartbeat(
     assert not stale(engine)
 
 
+@pytest.mark.slow
 def test_sweep_runs_a_constant_number_of_statements(sqlite_engine: sa.Engine, clock: Clock) -> None:
     conductor = Conductor(sqlite_engine, clock)
     costs = []

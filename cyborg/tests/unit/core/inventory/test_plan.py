@@ -3,6 +3,7 @@
 
 from collections.abc import Mapping
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -158,6 +159,7 @@ def test_plan_moved_deployable_does_not_pin_old_parent() -> None:
     assert [type(step) for step in steps] == [Remove, Change]
 
 
+@pytest.mark.slow
 def test_plan_run_time_is_linear() -> None:
     """With quadratic run time a chain of this length would take minutes."""
     names = [f"p{number:05}" for number in range(20_000)]

@@ -185,7 +185,12 @@ def test_packages_in_an_environment_without_pip_are_installed(machine: Machine) 
 @pytest.mark.parametrize(
     ("variable", "tests", "reason"),
     [
-        ("CYBORG_TEST_MYSQL", TESTED_DB, "no mysql server at mysql+pymysql"),
+        pytest.param(
+            "CYBORG_TEST_MYSQL",
+            TESTED_DB,
+            "no mysql server at mysql+pymysql",
+            marks=pytest.mark.matrix,
+        ),
         ("CYBORG_TEST_POSTGRESQL", TESTED_DB, "no postgresql server at postgresql+psycopg2"),
         ("CYBORG_TEST_RABBIT", f"{FUNCTIONAL}/test_bus_tls.py", "no RabbitMQ at amqp://guest"),
     ],

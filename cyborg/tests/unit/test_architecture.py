@@ -100,6 +100,7 @@ def imported_modules(path: Path) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_mocks_are_rare() -> None:
     tests = mocks = 0
     for path in (ROOT / "cyborg" / "tests").rglob("test_*.py"):

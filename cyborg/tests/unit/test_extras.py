@@ -106,6 +106,7 @@ def python(code: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extra", FILES)
 def test_extra_has_what_its_files_import(extra: str) -> None:
     providers = metadata.packages_distributions()

@@ -69,6 +69,7 @@ def test_run_rules_good_driver_passes_every_rule(root: Path) -> None:
     assert set() == PREPARED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [rule.name for rule in RULES])
 def test_run_rules_bad_driver_fails_its_rule(name: str, root: Path) -> None:
     driver, also_failing = BAD_DRIVERS[name]

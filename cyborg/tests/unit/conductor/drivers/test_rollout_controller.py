@@ -11,6 +11,8 @@ from cyborg.db import schema
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.hosts.rollouts import BROKEN, FAKE, HOSTS, OTHER, Cloud
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def sqlite_env(sqlite_engine: sa.Engine) -> Cloud:

@@ -21,13 +21,14 @@ from cyborg.tests.unit.conductor.drivers.test_rollout_controller import (
     update,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def desired_statuses(cloud: Cloud, backend: str = "fake") -> list[tuple[str, str]]:
     found = rows.read(cloud.engine, schema.desired_backends, backend=backend)
     return [(row["driver"], row["status"]) for row in found]
 
 
-@pytest.mark.slow
 def test_concurrent_installs_with_one_backend_name_fail_once(sqlite_env: Cloud) -> None:
     first = install(sqlite_env, backend="x", hosts=["c1"])
     second = install(sqlite_env, "other", backend="x", hosts=["c1"])
@@ -153,7 +154,6 @@ def test_update_concurrent_with_cancel_keeps_the_backend_enabled(cloud: Cloud) -
     assert devices(cloud, "c1") == [("fake", False, False)]
 
 
-@pytest.mark.slow
 def test_concurrent_operators_agents_and_conductors_reach_the_desired_state(cloud: Cloud) -> None:
     for name in HOSTS:
         cloud.enable(name, "fake")
@@ -217,7 +217,6 @@ class Cut(BaseException):
     """The conductor was killed here."""
 
 
-@pytest.mark.slow
 def test_conductor_killed_between_any_statements_is_recovered(cloud: Cloud) -> None:
     remaining = [0]
 

@@ -19,6 +19,8 @@ from cyborg.tests.unit.conductor.drivers.test_rollout_controller import (
     update,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def test_force_applies_only_to_named_hosts(cloud: Cloud) -> None:
     for name in ("c1", "c2"):

@@ -12,6 +12,8 @@ from cyborg.tests.fixtures.databases.counting import count_statements
 from cyborg.tests.fixtures.hosts.rollouts import Cloud
 from cyborg.tests.unit.conductor.drivers.test_rollout_controller import install, uninstall, update
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def cloud(engine: sa.Engine) -> Cloud:
@@ -47,7 +49,6 @@ def complete_steps(cloud: Cloud) -> None:
         tx.execute(sa.update(schema.desired_backends).values(applied=True))
 
 
-@pytest.mark.slow
 def test_rollout_on_many_hosts_runs_a_bounded_number_of_statements(cloud: Cloud) -> None:
     counts: dict[str, int] = {}
 

@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import pytest
 import sqlalchemy as sa
 
 from cyborg.conductor.placement import mapping
@@ -72,6 +73,7 @@ def insert_all(engine: sa.Engine) -> dict[str, dict[str, Any]]:
     return {f"{n}": facts for n, facts in enumerate(found, start=1)}
 
 
+@pytest.mark.slow
 def test_all_queries_agree_on_schedulable_deployables(engine: sa.Engine) -> None:
     inserted = insert_all(engine)
     with engine.begin() as tx:

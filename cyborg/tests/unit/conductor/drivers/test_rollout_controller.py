@@ -317,7 +317,7 @@ def test_adopt_and_release_change_the_configuration(cloud: Cloud) -> None:
         ({"driver": "broken"}, Conflict, "c1: ImportError: no module named vendor; c2: "),
         ({"hosts": ["c1x"]}, NotFound, "no agent on host 'c1x'; did you mean c1"),
         ({"hosts": []}, Invalid, "hosts must be a list of 1 to"),
-        ({"hosts": ["c1", 7]}, Invalid, "hosts must be a string"),
+        ({"hosts": ["c1", 7]}, Invalid, "hosts: invalid value '7', expected a string"),
         ({"backend": "a b"}, Invalid, "invalid backend name 'a b'"),
         ({"config": {"cuont": 1}}, Invalid, "no option 'cuont'; did you mean count"),
         ({"config": {"count": "many"}}, Invalid, "count: found 'many'; expected a value of type"),

@@ -122,9 +122,13 @@ assert webob.Request.blank("/v2/devices").get_response(application).status_int =
 @pytest.mark.parametrize(
     ("text", "option"),
     [
-        ("[DEFAULT]\nauth_strategy = trust-me\n", "[DEFAULT] auth_strategy"),
+        pytest.param(
+            "[DEFAULT]\nauth_strategy = trust-me\n",
+            "[DEFAULT] auth_strategy",
+            marks=pytest.mark.matrix,
+        ),
         ("[api]\nmax_limit = 0\n", "[api] max_limit"),
-        ("", "[keystone_authtoken] auth_type"),
+        pytest.param("", "[keystone_authtoken] auth_type", marks=pytest.mark.matrix),
     ],
 )
 def test_application_invalid_option_fails_import(tmp_path: Path, text: str, option: str) -> None:

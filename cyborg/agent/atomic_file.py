@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Atomic replacement of the agent's state files, and quarantine of damaged ones."""
+"""Atomic replacement of the agent's state files, and quarantine of damaged files."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ LOG = get_logger(__name__)
 
 
 def atomic_write(path: Path, body: bytes) -> None:
-    """Replace a file atomically: after a crash the old or the new content is there, complete.
+    """Replace a file atomically: after a crash it has all of the old content or all of the new.
 
     Raise OSError.
     """
@@ -33,7 +33,7 @@ def atomic_write(path: Path, body: bytes) -> None:
 
 
 def quarantine(path: Path, exc: Exception, description: str, consequence: str) -> None:
-    """Rename a file that cannot be used, and log it with the consequence."""
+    """Rename a file that cannot be used; log the reason and the consequence."""
     aside = path.with_name(f"{path.name}.broken")
     LOG.warning(
         "%s %s cannot be used (%s: %s) and is moved to %s; %s",

@@ -31,9 +31,9 @@ class AgentEndpoint:
         count_undelivered: Callable[[], int] = lambda: 0,
         find_driver: Callable[[str], DriverEntry | None] = lambda key: None,
     ) -> None:
-        """``on_discovered`` gets the outcome of each backend of a requested discovery.
+        """``on_discovered`` is called with the outcome of each backend of a requested discovery.
 
-        ``request_sync`` gets the desired generation and returns the reported one.
+        ``request_sync`` gets the desired generation and returns the generation reported last.
         ``count_undelivered`` returns the number of undelivered outcomes. ``find_driver`` scans for
         installed drivers and returns the entry of a name or uuid, or None.
         """
@@ -83,7 +83,7 @@ class AgentEndpoint:
         return {"generation": self._request_sync(check_integer("generation", generation))}
 
     def find_driver(self, ctxt: Any, driver: str) -> dict[str, Any]:
-        """Scan for installed drivers and return one by name or uuid. Raise Invalid."""
+        """Scan for installed drivers and return the driver with a name or uuid. Raise Invalid."""
         if not isinstance(driver, str):
             raise Invalid("driver must be a string", field="driver")
         entry = self._find_driver(driver)

@@ -79,5 +79,5 @@ class Api:
 
 
 def make_app(conf: cfg.ConfigOpts, conductor: ConductorAPI, reader: Reader) -> Api:
-    """Return the API of a conductor client and a database reader. Opens no connection."""
+    """Return the API, which uses a conductor client and a database reader. Opens no connection."""
     return Api(conf, ApiContext(conf, conductor, reader))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the operations on one collection have in common: rule, version, list and single object."""
+"""Common parts of the operations on a collection: policy rule, version, list, single object."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -73,7 +73,8 @@ class Collection:
     ) -> Any:
         """Return the operation that lists the collection; ``query`` has the types of the filters.
 
-        The filters are parameters of ``read``; ``columns`` maps those that have another name there.
+        The filters are parameters of ``read``; ``columns`` maps the filters that have another name
+        in ``read``.
         """
 
         def find(
@@ -91,7 +92,7 @@ class Collection:
     def get(
         self, description: str, answer: Any = None, show: Show | None = None, **fields: Any
     ) -> Any:
-        """Return the operation that shows one object as the type ``answer``, or as in the list."""
+        """Return the operation that shows one object, by default with the type of the list."""
 
         def get(resource: Resource, request: RequestContext, uuid: str) -> Any:
             row = self.read_row(resource, request, uuid)

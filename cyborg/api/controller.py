@@ -39,7 +39,7 @@ class Resource:
     def liveness_evaluator(self) -> Callable[[datetime], Liveness]:
         """Return a function that maps a service's last heartbeat time to its liveness.
 
-        The current time is read once, so that all rows of a response are judged alike.
+        The current time is read once, so that it is the same for all rows of a response.
         """
         clock, conf = self.context.reader.clock, self.context.conf.conductor
         clock.refresh()

@@ -49,8 +49,8 @@ class Health:
     def check(self) -> tuple[bool, dict[str, Any]]:
         """Return whether the API is healthy, and the document to show.
 
-        Takes as long as a database check; during another probe's check at most WAIT_TIMEOUT, or
-        FIRST_WAIT_TIMEOUT if there is no result yet.
+        This takes as long as a database check. While another probe runs the check, this waits up to
+        WAIT_TIMEOUT, or up to FIRST_WAIT_TIMEOUT if there is no result yet.
         """
         # Only one of concurrent probes checks: a database that hangs must not block every thread.
         if self._start_check():

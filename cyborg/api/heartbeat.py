@@ -43,7 +43,7 @@ class Heartbeat(LoopThread):
         self._failure_log = RateLimitedLogger(logger=LOG)
 
     def stop(self) -> None:
-        """Stop the thread; abandon a call in flight after STOP_TIMEOUT seconds."""
+        """Stop the thread; abandon a call in progress after STOP_TIMEOUT seconds."""
         super().stop()
         self.join(STOP_TIMEOUT)
 

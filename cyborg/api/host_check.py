@@ -28,7 +28,7 @@ class HostCheck:
         self._names = {_normalize(name) for name in names}
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        """Serve one request. Raise Forbidden if Host or Origin is foreign."""
+        """Serve one request. Raise Forbidden if Host or Origin has another name."""
         host = environ.get(HOST, environ.get("HTTP_HOST"))
         # A browser always sends Host.
         if host is not None and not self._is_allowed(host):

@@ -93,7 +93,7 @@ def operation(
     """Expose a controller method with pecan; ``fields`` are those of ``Operation``.
 
     ``call`` is the HTTP method and the path, such as ``GET devices/{uuid}``; ``path`` has the types
-    of the parameters in it.
+    of the path parameters.
 
     The method gets the ``RequestContext`` and, by name, the parameters (None if not given),
     ``page`` and ``body``. It returns a JSON value.

@@ -47,7 +47,7 @@ class Request(pecan.Request):  # type: ignore[misc]
 
 
 class RequestContext:
-    """What a controller method needs of its request, and helpers to build the response."""
+    """What a controller method needs from its request, and helpers to build the response."""
 
     def __init__(self, request: Request, response: webob.Response) -> None:
         environ = request.environ

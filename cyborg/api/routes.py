@@ -35,7 +35,7 @@ def build_routes(context: ApiContext) -> RouteTable:
 
 
 def match_path(args: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the pattern of the segments of a path, a key of the route table, and their names."""
+    """Return the key of the route table for the segments of a path, and the names in the path."""
     segments = list(args[1:] if args and args[0] == "v2" else args)
     if segments and segments[-1] == "":
         segments.pop()
@@ -49,7 +49,7 @@ def make_route_finder(
 ) -> Callable[[str], str | None]:
     """Return a function that maps a path to its route, such as ``/v2/devices/{uuid}``.
 
-    ``documents`` are paths that are routes of their own.
+    Each path in ``documents`` is its own route.
     """
     rendered = {
         pattern: f"/v2/{next(iter(methods.values())).operation.template}"

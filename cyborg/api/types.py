@@ -106,7 +106,7 @@ class Uuid(wtypes.UserType):  # type: ignore[misc]
 
 
 class UuidOrName(Text):
-    """A uuid or a name in a path; an impossible name gives 404 like an unknown one."""
+    """A uuid or a name in a path; a string that cannot be a name gives 404."""
 
     name = "uuid or name"
 
@@ -163,7 +163,7 @@ class Repeated(wtypes.UserType):  # type: ignore[misc]
 
 
 class Validated(wtypes.UserType):  # type: ignore[misc]
-    """A value that a function validates: it returns the value or raises Invalid with the field.
+    """A value that a function validates. The function returns the value or raises Invalid.
 
     ``schema`` is the WSME type of the JSON value, for the OpenAPI document only.
     """

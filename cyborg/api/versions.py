@@ -31,7 +31,7 @@ Version = tuple[int, int]
 def requested_version(environ: Mapping[str, Any]) -> Version:
     """Return the microversion that a request asks for.
 
-    The default is the first version: without the header, or if it names other services only. Raise
+    Without the header, or if it names only other services, this is the first version. Raise
     HTTPNotAcceptable if the version is unknown or malformed.
     """
     header = environ.get("HTTP_OPENSTACK_API_VERSION")

@@ -73,7 +73,7 @@ class Show(base.Show, of=ACCELERATORS):
 
 
 class Update(base.Show, of=ACCELERATORS):
-    """Label a bound accelerator; the label is removed when it is unbound."""
+    """Label a bound accelerator; the label is removed when the accelerator is unbound."""
 
     ARGUMENTS = (
         argument("accelerator", help="uuid of the accelerator"),

@@ -92,7 +92,7 @@ class _TokenCommand(base.Command):
     """Base of the commands that send a service token."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Take the service token from the environment unless it is given."""
+        """Add the option for the service token, with its default from the environment."""
         parser = super().get_parser(prog_name)
         parser.set_defaults(service_token=os.environ.get("OS_CYBORG_SERVICE_TOKEN"))
         return parser

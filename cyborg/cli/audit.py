@@ -18,7 +18,7 @@ LONG = formatting.columns_of("object, advice", after=SHORT)
 
 
 def _format_finding(finding: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the repair status: yes; no, with the error; or by --repair."""
+    """Add the repair status: ``yes``, ``no`` with the error, or ``by --repair``."""
     if finding["repaired"]:
         status = f"yes: {finding['repair']}"
     elif finding["error"]:

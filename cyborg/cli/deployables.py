@@ -39,7 +39,7 @@ class List(listing.Lister, of=DEPLOYABLES):
 
 
 class Program(base.WaitCommand, base.Show, of=DEPLOYABLES):
-    """Program a deployable that is not bound with an image of the image service.
+    """Program an image of the image service into a deployable that is not bound.
 
     With --wait the exit status is 1 if the job did not succeed.
     """

@@ -35,7 +35,7 @@ class Nova(ServiceClient):
         """Send events and return Nova's status code for each, in the same order.
 
         200: accepted. 422: the instance has no host yet, which is normal during its build. 404: the
-        instance does not exist. Raise Invalid if Nova rejects the whole request as wrong,
+        instance does not exist. Raise Invalid if Nova rejects the whole request as invalid,
         Unavailable if it fails or cannot be reached, TimedOut if it does not answer in time.
         """
         answer = self._call("POST", _PATH, json={"events": [dict(event) for event in events]})

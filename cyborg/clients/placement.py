@@ -69,7 +69,7 @@ class Placement(ServiceClient):
         return found[0] if found else None
 
     def tree(self, uuid: str, trait: str | None = None) -> dict[str, ProviderSummary]:
-        """Return every provider in the tree of this one, by uuid; empty if it does not exist.
+        """Return every provider in the tree of a provider, by uuid; empty if it does not exist.
 
         ``trait`` selects the providers with this trait.
         """
@@ -107,7 +107,7 @@ class Placement(ServiceClient):
     def allocations(self, uuid: str) -> dict[str, dict[str, int]] | None:
         """Return the allocations of a provider, by consumer and resource class.
 
-        Return None if the provider does not exist, which is no statement about its consumers.
+        Return None if the provider does not exist; then nothing is known about its consumers.
         """
         answer = self._call("GET", f"/resource_providers/{uuid}/allocations", 404)
         if answer.status_code == 404:
@@ -123,11 +123,11 @@ class Placement(ServiceClient):
         return str(project) if project and body.get("allocations") else None
 
     def ensure_classes(self, names: Iterable[str]) -> None:
-        """Create those of the custom resource classes that do not exist."""
+        """Create the custom resource classes that do not exist."""
         self._ensure("resource_classes", names)
 
     def ensure_traits(self, names: Iterable[str]) -> None:
-        """Create those of the custom traits that do not exist."""
+        """Create the custom traits that do not exist."""
         self._ensure("traits", names)
 
     def reset_cache(self) -> None:

@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         """A worker process of oslo.service; opens no connection before ``start``."""
 
         def start(self) -> None:
-            """Start with the current options: after SIGHUP a new worker has the reloaded ones."""
+            """Start with the current options: after SIGHUP a new worker gets reloaded options."""
             log.setup(conf, "cyborg")
             super().start()
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The console scripts: each reports which extra of this package is missing.
 
-This module imports only the standard library, because a command may lack all others.
+This module imports only the standard library, because other packages may be missing.
 """
 
 import importlib

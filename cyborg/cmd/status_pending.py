@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``cyborg-status pending``: the self-heal actions of the conductors, and pending work.
 
-Exit status 0: no item needs attention; 1: a marked item does; 2: the database cannot be read.
+Exit status 0: no item needs attention; 1: marked items need attention; 2: the database cannot be
+read.
 """
 
 import json
@@ -24,7 +25,7 @@ from cyborg.db.reader import Reader
 
 @dataclass(frozen=True, slots=True)
 class PendingItem:
-    """A kind of pending work: its name, count, the age of the oldest, and if it needs attention."""
+    """A kind of pending work: name, count, age of the oldest item, whether it needs attention."""
 
     name: str
     count: int

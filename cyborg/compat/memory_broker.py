@@ -2,7 +2,8 @@
 """In-process broker for ``kombu+memory:////``, whose queues wake their listeners.
 
 kombu's own broker is polled. oslo.messaging polls it without a pause, so each idle listener uses a
-whole core. And two threads that use a new queue first may each create one, which loses a message.
+whole core. Besides, two threads that are the first to use a queue may both create it, which loses a
+message.
 """
 
 import threading

@@ -160,7 +160,7 @@ class MetricsServer:
         reader: Reader,
         overdue: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
-        """``overdue`` returns for how many seconds each loop of this process is overdue."""
+        """``overdue`` returns for each loop of this process the seconds that it is overdue."""
         self._conf = conf
         self._registry = CollectorRegistry()
         self._registry.register(DatabaseCollector(conf, reader))

@@ -98,7 +98,7 @@ class ConductorService:
             self._notifier = make_notifier(self._conf)
 
     def start(self) -> None:
-        """Start in the background, which waits for database and broker. Raise Misconfigured."""
+        """Start a thread that waits for database and broker, then serves. Raise Misconfigured."""
         self.open()
         _warn_short_driver_timeout(self._conf)
         self._starter = threading.Thread(target=self._start, name="start", daemon=True)
@@ -276,7 +276,7 @@ def _close_with_timeout(threads: Sequence[threading.Thread], end: float) -> None
 
 
 def _warn_short_driver_timeout(conf: cfg.ConfigOpts) -> None:
-    """Warn if driver_timeout is shorter than agents may need, by this host's configuration."""
+    """Warn if driver_timeout is too short for agents configured like this host."""
     needed = 2 * conf.agent.discovery_timeout + conf.conductor.hello_interval
     if conf.conductor.driver_timeout < needed:
         LOG.warning(

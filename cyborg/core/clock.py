@@ -2,8 +2,8 @@
 """Estimates of the database's time, which all conductors and APIs use to compare timestamps.
 
 A sample queries the database's time. An estimate that assigns the answer to the middle between
-sending and receiving has an error of half the round trip at most. Between two samples the local
-monotonic clock is added, so that a step of the host's wall clock has no effect.
+sending and receiving has an error of half the round trip at most. Between two samples the time
+passed on the local monotonic clock is added, so that a step of the host's wall clock has no effect.
 """
 
 from dataclasses import dataclass

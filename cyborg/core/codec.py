@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conversion of frozen dataclasses to plain values for the bus, files and JSON columns, and back.
 
-The annotation of a field decides its conversion, and ``wire`` declares exceptions. A field without
-a default is required. Unknown keys are ignored, so that a newer sender may add some.
+The annotation of a field decides its conversion; ``wire`` declares other rules for a field. A field
+without a default is required. Unknown keys are ignored, so that a newer sender may add some.
 """
 
 import functools
@@ -23,7 +23,7 @@ _SCALARS: Mapping[Any, Convert] = {str: string, int: integer, bool: boolean, flo
 
 @dataclass(frozen=True, slots=True)
 class _Exceptions:
-    """Exceptions of one field from the rules of its annotation."""
+    """Rules of one field that replace the rules of its annotation."""
 
     dump: Convert | None = None
     load: Convert | None = None
@@ -35,7 +35,8 @@ def wire(**exceptions: Any) -> Mapping[str, Any]:
     """Return the ``metadata`` of a dataclass field that its annotation does not describe.
 
     ``dump`` and ``load`` convert its value. ``required`` is set for a field with a default that
-    must be present in plain values. It is left out if ``omit`` returns true for its value.
+    must be present in plain values. The field is left out of the plain values if ``omit`` returns
+    true for its value.
     """
     return {_WIRE: _Exceptions(**exceptions)}
 

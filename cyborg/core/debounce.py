@@ -12,7 +12,7 @@ MAX_DELAY = 0.5
 
 @dataclass(frozen=True, slots=True)
 class EventBatch:
-    """Kernel events that are answered by one discovery: one added card causes several.
+    """Kernel events that together cause one discovery: one added card causes several events.
 
     ``first`` and ``last`` are the times of the first and last event, in seconds of a monotonic
     clock. ``subsystems`` are the kernel subsystems of the events. ``overflow`` is set when events

@@ -30,7 +30,7 @@ from typing import Any, ClassVar
 
 
 class CyborgError(Exception):
-    """Root of the kinds: an unexpected failure."""
+    """Base class of all kinds of errors; by itself, an unexpected failure."""
 
     code: ClassVar[str] = "internal"
 
@@ -87,7 +87,7 @@ class InUse(Conflict):
 
 
 class WrongState(Conflict):
-    """The transition table of ``core.arq.states`` has no such step from the object's state."""
+    """The state of the object does not allow the operation."""
 
     code = "wrong_state"
 
@@ -99,7 +99,7 @@ class NoHandle(Conflict):
 
 
 class Unresolved(Conflict):
-    """The result is not known yet; the caller is to repeat the request later."""
+    """The result is not known yet; the caller must repeat the request later."""
 
     code = "unresolved"
 
@@ -129,13 +129,13 @@ class DriverFailed(CyborgError):
 
 
 class Misconfigured(CyborgError):
-    """An option has an invalid value; the message names it, the value and what is expected."""
+    """An option has an invalid value; the message has the option, the value and valid values."""
 
     code = "misconfigured"
 
 
 def is_expected(exc: BaseException) -> bool:
-    """Return whether an exception is of a kind below the root: no programming error."""
+    """Return whether an exception is of a subclass of CyborgError, so not a programming error."""
     return isinstance(exc, CyborgError) and type(exc) is not CyborgError
 
 
@@ -149,7 +149,7 @@ KINDS: Mapping[str, type[CyborgError]] = {kind.code: kind for kind in _kinds(Cyb
 
 
 def from_wire(body: Mapping[str, Any]) -> CyborgError:
-    """Return the error that ``to_wire`` described; an unknown code becomes the root kind."""
+    """Return the error that ``to_wire`` converted; an unknown code becomes a CyborgError."""
     kind = KINDS.get(str(body.get("code")), CyborgError)
     details = body.get("details")
     fields = {str(k): v for k, v in details.items()} if isinstance(details, Mapping) else {}

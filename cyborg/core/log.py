@@ -107,7 +107,7 @@ class OutageFilter(logging.Filter):
         self._outages = outages
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Remove the traceback of an outage; log all records."""
+        """Remove the traceback of an outage; pass all records on."""
         if isinstance(record.exc_info, tuple) and isinstance(record.exc_info[1], self._outages):
             record.exc_info = None
         return True
@@ -142,5 +142,5 @@ def _plain(value: Any) -> Any:
 
 
 def _word(value: Any) -> str:
-    """Return a value without the characters that would end it or its line."""
+    """Return a value without the characters that separate values or lines."""
     return "".join(c if c.isprintable() and c not in " []" else "?" for c in str(value))

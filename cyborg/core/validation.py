@@ -20,14 +20,14 @@ def string(value: Any) -> str:
 
 
 def integer(value: Any) -> int:
-    """Return the value. Raise TypeError if it is not an integer; a boolean is none."""
+    """Return the value. Raise TypeError if it is not an integer, or is a boolean."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"expected an integer, found {type(value).__name__}")
     return value
 
 
 def number(value: Any) -> float:
-    """Return the value. Raise TypeError if it is not a number; a boolean is none."""
+    """Return the value. Raise TypeError if it is not a number, or is a boolean."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise TypeError(f"expected a number, found {type(value).__name__}")
     return float(value)

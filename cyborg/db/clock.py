@@ -129,8 +129,8 @@ class DatabaseClock:
     def refresh(self) -> None:
         """Measure if the last attempt is INTERVAL old and no other thread is measuring.
 
-        For a process without a periodic task. Keep the last estimate if the database is down; raise
-        Unavailable if it has never answered.
+        This is for a process without a periodic task. If the database is down, keep the last
+        estimate, or raise Unavailable if there is none.
         """
         if self._estimate is None:
             self.measure()

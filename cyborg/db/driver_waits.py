@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Client-side time limits, set in the way of each database driver: see ``timeouts``."""
+"""Client-side time limits, set as each database driver supports them: see ``timeouts``."""
 
 import contextlib
 import select
@@ -72,15 +72,15 @@ def _mysql_settings(limits: Timeouts) -> str:
 
 
 def _whole(seconds: float, driver: str) -> float:
-    """Return seconds in the form of a driver: mysqlclient accepts only integers."""
+    """Return seconds in the form that a driver accepts: mysqlclient accepts only integers."""
     return seconds if driver == "pymysql" else max(1, round(seconds))
 
 
 def _psycopg2_factory(connect_seconds: float) -> type:
     """Return a connection class that waits for the server no longer than its ``limit``.
 
-    libpq itself waits for ever. psycopg2 accepts a callback that waits in its place. The callback
-    is global to the process, so it also serves connections of other code, without a limit.
+    libpq itself waits without limit. psycopg2 accepts a callback that replaces this wait. The
+    callback is global to the process, so it also serves connections of other code, without a limit.
     """
     import psycopg2
     from psycopg2 import extensions

@@ -72,8 +72,8 @@ class ConnectionTuning(sa.engine.CreateEnginePlugin):
     def engine_created(self, engine: sa.Engine) -> None:
         """Ping a connection before use only if it was idle for IDLE_SECONDS.
 
-        A restart of the server takes longer than that. If the server stops during use, the caller
-        gets an error with or without a ping.
+        A restart of the server takes longer than IDLE_SECONDS. If the server stops during use, the
+        caller gets an error with or without a ping.
         """
 
         def note_return(connection: Any, record: Any) -> None:
@@ -201,8 +201,8 @@ def _parse(text: str) -> sa.URL:
 def _tuned(url: sa.URL, read_only: bool, limits: Timeouts | None) -> sa.URL:
     """Return the URL with the session settings of every connection.
 
-    The driver's parameters set them before SQLAlchemy reads the defaults to which it resets a
-    connection. Setting them on each checkout would cost two round trips.
+    The settings are parameters of the driver, so they apply before SQLAlchemy reads the defaults to
+    which it resets a connection. Setting them on each checkout would cost two round trips.
     """
     if url.get_backend_name() == "postgresql":
         url = timeouts.keep_alive(url)

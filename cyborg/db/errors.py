@@ -51,7 +51,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def to_unavailable(error: BaseException) -> Unavailable | None:
-    """Return the error for a caller if the database cannot serve, None for any other error."""
+    """Return the error for a caller if the database is unavailable, None for any other error."""
     if is_transient(error):
         return Unavailable("database is busy: too many concurrent changes to the same rows, retry")
     if _has_no_tables(error):
@@ -97,7 +97,7 @@ def reason(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def translate() -> Iterator[None]:
-    """Convert errors that mean "the database cannot serve" into errors.Unavailable."""
+    """Convert errors that mean that the database is unavailable into errors.Unavailable."""
     try:
         yield
     except FAILURES as error:

@@ -26,7 +26,7 @@ _current: ContextVar[str | None] = ContextVar("idempotency_key", default=None)
 
 
 class RepeatedCall(Exception):
-    """Error: a copy of this call is already complete, and this one changed nothing.
+    """Error: a copy of this call is already complete, so this call changed nothing.
 
     ``key`` names the record. Not a ``CyborgError``, so that no code between the transaction and the
     server handles it as one.
@@ -83,7 +83,7 @@ def unwrap(body: dict[str, Any]) -> Any:
 
 
 def purge(tx: sa.Connection, cutoff: datetime, limit: int) -> int:
-    """Delete up to ``limit`` records made before ``cutoff``; return how many.
+    """Delete up to ``limit`` records created before ``cutoff``; return their number.
 
     Records never change, so the oldest have the lowest ids and only these are read.
     """

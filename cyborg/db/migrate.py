@@ -75,7 +75,8 @@ def upgrade(engine: sa.Engine, revision: str = "head", report: Report = _quiet) 
 def stamp(engine: sa.Engine, revision: str, report: Report = _quiet) -> str:
     """Record that the database is at a revision, without running migrations; return it.
 
-    For a database whose tables were created in another way. Raise the errors of ``upgrade``.
+    This is for a database whose tables were created in another way. Raise the errors of
+    ``upgrade``.
     """
     scripts = _scripts()
     goal = _resolve(scripts, revision)
@@ -114,7 +115,7 @@ def _find(scripts: ScriptDirectory, revision: str) -> str | None:
 
 
 def _missing(scripts: ScriptDirectory, current: str | None, goal: str) -> list[str]:
-    """Return the migrations from ``current`` to ``goal``, last first; none if it is later."""
+    """Return the migrations from ``current`` to ``goal``, last first; none if ``goal`` is older."""
     if current is None:
         return [script.revision for script in scripts.iterate_revisions(goal, "base")]
     if _find(scripts, current) is None:

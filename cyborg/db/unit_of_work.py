@@ -54,8 +54,9 @@ class UnitOfWork:
         """Run ``work`` as the only transaction of the call that this thread processes.
 
         The same transaction records the call and its answer: ``answer`` maps the result of ``work``
-        to plain values or to the error for the caller. This is one INSERT, and none outside of a
-        call. Raise ``idempotency.RepeatedCall`` if a copy of the call is already complete.
+        to plain values or to the error for the caller. The record costs one INSERT. Outside of a
+        call there is no record. Raise ``idempotency.RepeatedCall`` if a copy of the call is already
+        complete.
         """
         key = idempotency.current_key()
         if key is None:
@@ -72,9 +73,10 @@ class UnitOfWork:
         """Run ``work`` in a transaction, commit, and return its result.
 
         An exception rolls the transaction back and propagates. ``work`` must have no effect outside
-        of the database, because a deadlock, a serialization failure or SQLite's "locked" retries
-        it. Raise Unavailable if the database is down, or busy for too long. Raise TimedOut, without
-        a retry, if the connection was lost in the commit, because its outcome is unknown.
+        of the database, because it is retried after a deadlock, a serialization failure or SQLite's
+        error "locked". Raise Unavailable if the database is down, or busy for too long. Raise
+        TimedOut, without a retry, if the connection was lost in the commit, because its outcome is
+        unknown.
         """
         started_at = time.monotonic()
         attempt = 1

@@ -4,9 +4,9 @@
 A driver is an entry point of ``cyborg.accelerator.driver``. The agent creates one object for each
 backend, that is for each configured use of the driver on the host. It calls ``discover`` in a
 thread of that backend and never twice at the same time. The methods of the abilities run in other
-threads: concurrently with ``discover`` and for several handles at once, but never twice at once
-for one handle. A driver imports only ``cyborg.core`` and ``cyborg.drivers``: no bus, no database
-and no option library.
+threads: concurrently with ``discover`` and for several handles, but never concurrently for one
+handle. A driver imports only ``cyborg.core`` and ``cyborg.drivers``: no bus, no database and no
+option library.
 """
 
 import abc
@@ -59,8 +59,8 @@ class Driver(abc.ABC):
     ) -> None:
         """Check the options without side effects. Raise Misconfigured if one is not usable.
 
-        An option that is missing in ``options`` has its default. The agent does not start with a
-        backend that is misconfigured.
+        An option that is missing in ``options`` has its default. The agent does not start if a
+        backend is misconfigured.
         """
         self.backend = backend
         self.options: dict[str, Any] = {o.name: o.default for o in self.OPTIONS} | dict(options)
@@ -76,11 +76,11 @@ class Driver(abc.ABC):
 
     @property
     def remarks(self) -> Sequence[str]:
-        """Warnings about the configuration that are no errors, each one sentence.
+        """Warnings about the configuration, one sentence each.
 
-        An example is a rule that matches no device of this host. The agent reads them after each
-        discovery, shows them with the backend and logs them when they change. Identical hosts must
-        have identical remarks.
+        An example is a rule that matches no device of this host. The agent reads the warnings after
+        each discovery, shows them with the backend and logs them when they change. Identical hosts
+        must have identical remarks.
         """
         return ()
 
@@ -175,7 +175,7 @@ class PartitionInterface(Protocol):
 
         The item names no deployable and no handle, and no handle of the device is in use. The next
         discovery must show the new layout, also in another agent process. Raise DriverFailed for a
-        layout that the device does not support, and leave the device unchanged then.
+        layout that the device does not support, and leave the device unchanged in this case.
         """
 
 
@@ -186,10 +186,10 @@ class MeasureInterface(Protocol):
     def measure(self, devices: Sequence[Device]) -> Mapping[str, Measurement]:
         """Return the current measurements of these devices by device address. Change nothing.
 
-        The agent calls this in the thread of ``discover``, after each discovery and between them,
-        with the devices of the last discovery. A device that is omitted keeps its last measurement;
-        an address that is not in ``devices`` is ignored. An exception is shown as the error of the
-        backend, and all devices keep their last measurements.
+        The agent calls this in the thread of ``discover``, after each discovery and between
+        discoveries, with the devices of the last discovery. A device that is omitted keeps its last
+        measurement; an address that is not in ``devices`` is ignored. An exception is shown as the
+        error of the backend, and all devices keep their last measurements.
         """
 
 

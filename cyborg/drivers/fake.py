@@ -196,7 +196,7 @@ class FakeDriver(Driver):
         return int(self._handle_counts().get(address, self.options["num_handles"]))
 
     def _addresses(self) -> list[PciAddress]:
-        """Return the addresses of all cards: configured and adopted ones, without released ones."""
+        """Return the addresses of all configured and adopted cards, without released cards."""
         configured = [self._nth_address(number) for number in range(self.options["num_devices"])]
         adopted = [PciAddress.parse(address) for address in self._managed.adopted]
         addresses = dict.fromkeys([*configured, *adopted])

@@ -142,7 +142,7 @@ class GenericDriver(Driver):
                 raise DriverFailed(f"{address} cannot be adopted: {reason}")
 
     def discover(self) -> Sequence[Device]:
-        """Return a device for each function that is offered itself or by its virtual functions.
+        """Return a device for each function that is offered, itself or as virtual functions.
 
         A function that the host uses is returned without deployables, with the reason.
         """
@@ -261,7 +261,7 @@ def _unadoptable(
 
 
 def _withheld(card: PciFunction, offers: Sequence[_Offer]) -> dict[str, str]:
-    """Return the board info entry with the functions that are not offered and why, if any."""
+    """Return board info with the functions that are not offered and the reasons, if any."""
     reasons = [
         offer.withheld
         if offer.function.address == card.address

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Health checks of PCI functions, based on sysfs and the kernel log.
 
-Each check returns a measurement, or None if the health is unknown: the function has no such file,
-or is suspended. A suspended function is not woken. Each check names the kernel document of the
-files that it reads, in ``Documentation/ABI/testing`` unless stated otherwise.
+Each check returns a measurement, or None if the health is unknown, because a file is missing or the
+function is suspended. A suspended function is not woken. Each check names the kernel document of
+the files that it reads, in ``Documentation/ABI/testing`` unless stated otherwise.
 """
 
 from collections.abc import Collection, Mapping
@@ -43,9 +43,9 @@ class HealthReader:
     ) -> dict[str, Measurement]:
         """Return the health of functions by address.
 
-        ``functions`` maps the address of each function to its required kernel drivers, and those
-        of its virtual functions, by address; an empty collection permits any driver. A function
-        that is absent is omitted.
+        ``functions`` maps the address of each function to a mapping of addresses, its own and those
+        of its virtual functions, to the required kernel drivers; an empty collection permits any
+        driver. The result omits functions that are absent.
         """
         if self._xids is not None:
             self._xids.read()
@@ -98,8 +98,8 @@ class HealthReader:
 def check_bus(sysfs: Sysfs, folder: Path) -> Measurement | None:
     """Return unhealthy if the configuration space reads as ones: the function does not respond.
 
-    ``sysfs-bus-pci``, ``config``. A virtual function is not checked: its vendor id reads as ones by
-    the SR-IOV specification.
+    ``sysfs-bus-pci``, ``config``. A virtual function is not checked: its vendor id reads as ones,
+    according to the SR-IOV specification.
     """
     if sysfs.read_link(folder / "physfn") is not None:
         return None

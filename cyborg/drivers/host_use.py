@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Detection of PCI functions that the host itself uses: of its disks and its active NICs.
+"""Detection of PCI functions that the host itself uses, for its disks and its active NICs.
 
 This protects the host against rules that select too much. It reads sysfs, and the mounts, swap
 areas and routes of the agent's own namespaces in ``/proc``. It does not detect file systems whose
@@ -211,9 +211,10 @@ class _Host:
 
 
 def _functions(path: Path) -> list[str]:
-    """Return the PCI functions on a sysfs path, the last one first.
+    """Return the PCI functions on a sysfs path, in reverse order.
 
-    The others are bridges or, for NVMe drives behind Intel VMD, a controller that is no bridge.
+    The functions after the first are bridges or, for NVMe drives behind Intel VMD, a controller
+    that is not a bridge.
     """
     found: list[str] = []
     for part in reversed(path.parts):

@@ -47,7 +47,7 @@ class RuleSyntaxError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """Alternatives of a key: any accepted value, or any value if none, but no rejected value."""
+    """Values that a key matches: ``accepted`` (empty: any value), except ``rejected``."""
 
     accepted: tuple[str, ...]
     rejected: tuple[str, ...]
@@ -81,7 +81,10 @@ class Rule:
 
 
 def matching_rule(rules: Sequence[Rule], function: PciFunction) -> Rule | None:
-    """Return the first rule that matches a function; None without one or if its action is skip."""
+    """Return the first rule that matches a function.
+
+    Return None if no rule matches, or if the action of that rule is skip.
+    """
     number = matching_index(rules, function)
     return None if number is None or rules[number].skip else rules[number]
 

@@ -21,8 +21,8 @@ class PciFunction:
     """A function on the PCI bus; ids are lower-case hexadecimal numbers without ``0x``.
 
     ``class_code`` has six digits: base class, sub-class, programming interface. ``physfn`` is the
-    address of the physical function of a virtual one. ``numvfs`` and ``totalvfs`` are 0 without
-    SR-IOV.
+    address of the physical function of a virtual function. ``numvfs`` and ``totalvfs`` are 0
+    without SR-IOV.
     """
 
     address: str
@@ -65,7 +65,7 @@ class Sysfs:
             os.close(handle)
 
     def read_int(self, path: str | Path) -> int | None:
-        """Return a decimal attribute, or a hexadecimal one with ``0x``; None if it is no number."""
+        """Return a decimal or, with ``0x``, hexadecimal attribute; None if it is not a number."""
         text = self.read_text(path)
         try:
             return None if text is None else int(text, 0)
@@ -90,8 +90,9 @@ class Sysfs:
         """Return all functions of the PCI bus, sorted by address.
 
         The kernel creates and removes virtual functions one by one, and updates ``sriov_numvfs``
-        after the last one. The bus is scanned up to MAX_SCANS times until both agree. No event
-        marks the end of a removal: the uevents come about one second earlier.
+        after the last one. The bus is scanned up to MAX_SCANS times until the number of virtual
+        functions is ``sriov_numvfs``. No event marks the end of a removal: the uevents come about
+        one second earlier.
         """
         for _ in range(MAX_SCANS):
             functions = self._functions()

@@ -15,7 +15,7 @@ RELOAD_INTERVAL = 1.0  # seconds between checks of the policy file for changes
 
 
 class _Enforcer(policy.Enforcer):
-    """An enforcer that checks the policy file once per RELOAD_INTERVAL, not at each decision."""
+    """An enforcer that checks the policy file once per RELOAD_INTERVAL, not for each decision."""
 
     def __init__(self, conf: cfg.ConfigOpts, clock: Callable[[], float]) -> None:
         super().__init__(conf)
@@ -53,6 +53,6 @@ def get_enforcer() -> policy.Enforcer:
 def authorize(
     enforcer: policy.Enforcer, rule: str, credentials: Mapping[str, Any], target: Mapping[str, Any]
 ) -> None:
-    """Raise Forbidden, with the name of the rule, unless it allows the caller the operation."""
+    """Raise Forbidden, with the name of the rule, unless the rule allows the caller's operation."""
     if not enforcer.authorize(rule, dict(target), dict(credentials)):
         raise Forbidden(f"the policy does not allow {rule} to this token", rule=rule)

@@ -65,7 +65,8 @@ class Client:
     def call(self, method: str, server: str | None = None, /, **arguments: Any) -> Any:
         """Call a method of any server, or of the server on one host, and return its result.
 
-        Raise what the method raised, Invalid if the message is too large, TimedOut and Unavailable.
+        Raise the error of the method, Invalid if the message is too large, TimedOut and
+        Unavailable.
         """
         definition = self._contract.methods[method]
         limit = MAX_MESSAGE_BYTES

@@ -36,7 +36,7 @@ class CallContext(context.RequestContext):
 
 
 def current() -> context.RequestContext:
-    """Return the context of the request that this thread serves, or one of the service."""
+    """Return the context of the request that this thread serves, or a context of the service."""
     return context.get_current() or context.RequestContext(overwrite=False)
 
 

@@ -24,7 +24,7 @@ _OPTIONS = "__rpc_options__"
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """Method of a contract: its arguments in order, the optional ones, its first version.
+    """Method of a contract: its arguments in order, optional arguments, first version.
 
     ``argument_versions`` has the first version of each optional argument that is newer than the
     method.
@@ -45,7 +45,7 @@ def _version_key(version: str) -> tuple[int, ...]:
 class Contract:
     """Methods of one kind of server. ``version`` is the newest; older callers are served too.
 
-    ``server_argument`` is the argument of the client's methods that is the host of the server.
+    ``server_argument`` is the name of the client methods' argument for the host of the server.
     """
 
     name: str
@@ -133,8 +133,8 @@ class ConductorAPI(Protocol):
     ) -> dict[str, Any]:
         """Send the heartbeat of a daemon other than an agent.
 
-        ``status`` is READY (also None), or DEGRADED if a loop of the daemon is overdue. Return
-        ``{"interval": seconds, "now": the conductor's time, naive UTC in ISO 8601}``.
+        ``status`` is READY, or DEGRADED if a loop of the daemon is overdue; None means READY.
+        Return ``{"interval": seconds, "now": the conductor's time, naive UTC in ISO 8601}``.
         """
 
     def device_profile_create(self, profile: Plain) -> dict[str, Any]:
@@ -148,7 +148,7 @@ class ConductorAPI(Protocol):
     ) -> dict[str, Any]:
         """Label an accelerator and return its row. Raise Invalid, NotFound, WrongState.
 
-        ``label`` has the changed ones of name, description and tags.
+        ``label`` has the fields to change: any of name, description and tags.
         """
 
     def attribute_create(self, deployable: str, key: str, value: str) -> dict[str, Any]:
@@ -161,7 +161,7 @@ class ConductorAPI(Protocol):
         """Delete an operator's attribute. Raise Invalid, NotFound."""
 
     def arq_create(self, device_profile_name: str, project_id: str | None) -> dict[str, Any]:
-        """Create the requests of a profile: ``{"arqs": [row]}``. Raise NotFound."""
+        """Create the requests of a profile; return ``{"arqs": [row]}``. Raise NotFound."""
 
     def arq_bind(
         self,
@@ -202,7 +202,7 @@ class ConductorAPI(Protocol):
         """Delete a daemon that is down. Raise Invalid, NotFound, WrongState, InUse."""
 
     def audit_create(self, host: str | None, repair: bool) -> dict[str, Any]:
-        """Enqueue an audit of a host or of all: ``{"uuid": of the audit}``.
+        """Enqueue an audit of one host or of all hosts; return ``{"uuid": of the audit}``.
 
         Raise Invalid, NotFound, Conflict.
         """
@@ -210,7 +210,7 @@ class ConductorAPI(Protocol):
     def discovery_create(
         self, host: str | None = None, driver: str | None = None
     ) -> dict[str, Any]:
-        """Start a discovery of backends: ``{"uuid": of the discovery}``. Raise NotFound."""
+        """Start a discovery of backends; return ``{"uuid": of the discovery}``. Raise NotFound."""
 
     def discovery_done(self, discovery_id: str, host: str, drivers: Sequence[Plain]) -> None:
         """Report the results of a discovery on a host. Raise Invalid."""
@@ -222,7 +222,7 @@ class ConductorAPI(Protocol):
         hosts: Sequence[str] | None,
         config: Plain | None,
     ) -> dict[str, Any]:
-        """Enable a driver on hosts, or on all that have it: ``{"uuid": of the job}``.
+        """Enable a driver on some or all hosts that have it; return ``{"uuid": of the job}``.
 
         ``backend`` defaults to the driver's name. Raise Invalid, NotFound, Conflict.
         """
@@ -235,7 +235,7 @@ class ConductorAPI(Protocol):
         drain: bool,
         force: bool,
     ) -> dict[str, Any]:
-        """Remove a driver's backends, all or one, from hosts: ``{"uuid": of the job}``.
+        """Remove one or all backends of a driver from hosts; return ``{"uuid": of the job}``.
 
         Raise Invalid, NotFound, InUse, Conflict.
         """
@@ -249,19 +249,19 @@ class ConductorAPI(Protocol):
         status: str | None,
         reload: bool,
     ) -> dict[str, Any]:
-        """Change a driver's backends, one host after another: ``{"uuid": of the job}``.
+        """Change a driver's backends, one host after another; return ``{"uuid": of the job}``.
 
         ``status`` is enabled or disabled; None changes nothing. Raise Invalid, NotFound, Conflict.
         """
 
     def hardware_adopt(self, host: str, address: str, backend: str) -> dict[str, Any]:
-        """Make a backend manage a device that its rules exclude: ``{"uuid": of the job}``.
+        """Make a backend manage a device that its rules exclude; return ``{"uuid": of the job}``.
 
         Raise Invalid, NotFound, Conflict.
         """
 
     def hardware_release(self, uuid: str) -> dict[str, Any]:
-        """Exclude a device from the management of its backend: ``{"uuid": of the job}``.
+        """Exclude a device from the management of its backend; return ``{"uuid": of the job}``.
 
         Raise Invalid, NotFound, InUse, Conflict.
         """
@@ -315,8 +315,8 @@ class AgentAPI(Protocol):
     def find_driver(self, host: str, driver: str) -> dict[str, Any]:
         """Rescan the installed drivers of the host; return ``{"driver": entry or None}``.
 
-        ``driver`` is a name or a uuid, the entry as in a report. Other found drivers are in the
-        next report. Raise Invalid.
+        ``driver`` is a name or a uuid. The entry has the format of a report. Other new drivers are
+        in the next report. Raise Invalid.
         """
 
     def job(

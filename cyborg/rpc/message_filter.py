@@ -53,7 +53,7 @@ def install(transport: Any, conf: cfg.ConfigOpts) -> None:
 
 
 class Connection(rabbit.Connection):
-    """Connection that adds the sender to outgoing messages and filters incoming ones.
+    """Connection that adds the sender to outgoing messages and filters incoming messages.
 
     The sender is the daemon's name, which any daemon may claim, and the broker user, which RabbitMQ
     checks against the authenticated user.
@@ -224,7 +224,8 @@ def check_call(fields: dict[str, Any]) -> None:
 def check_answer(fields: dict[str, Any]) -> None:
     """Raise Invalid for a malformed answer; reduce a failure to its class name and message.
 
-    From the other parts of a failure, oslo.messaging would create an exception here.
+    From the other parts of a failure, oslo.messaging would create an exception object in this
+    process.
     """
     _check_name(fields, "_msg_id", needed=True)
     _check_name(fields, "_unique_id")

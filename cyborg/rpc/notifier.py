@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notifications of oslo.messaging, over a transport of their own.
+"""Notifications of oslo.messaging, over a separate transport.
 
 oslo.messaging logs and drops a notification that it cannot send. This notifier detects that, so
 that the notification can be sent later.

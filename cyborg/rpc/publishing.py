@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Publishing of calls: whether a failed call was sent, and whether a server was there.
+"""Publishing of calls: whether a failed call was sent, and whether a server listened.
 
 A call that was not sent has certainly not been carried out. A call that was sent, and that the
 broker did not confirm, may have been carried out.
@@ -33,7 +33,7 @@ _state = _State()
 
 
 class SentCounter:
-    """Counter of the messages that this thread has sent since its creation."""
+    """Counter of the messages that this thread has sent since the counter was created."""
 
     def __init__(self) -> None:
         self._start = _state.sent
@@ -82,8 +82,8 @@ def publish(connection: Any, producer: Any, *args: Any, **kwargs: Any) -> Any:
 def count_consumers(connection: Any, queue: str) -> int:
     """Return how many consumers a queue has, 0 if there is no such queue.
 
-    ``connection`` is the rabbit driver's, used by the caller alone. Raise the errors of the
-    connection; a failed connection is closed, so that its next user opens a new one.
+    ``connection`` is a connection of the rabbit driver that only the caller uses. Raise the errors
+    of the connection; a failed connection is closed, so that its next user opens a new one.
     """
     channel: Any = None
     try:

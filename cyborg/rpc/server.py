@@ -57,10 +57,11 @@ class Server:
 def make_server(
     transport: Transport, conf: cfg.ConfigOpts, topic: str, host: str, endpoint: Any
 ) -> Server:
-    """Return a server of the contract in the last part of the topic, ``conductor`` or ``agent``.
+    """Return a server of the contract named by the end of the topic: ``conductor`` or ``agent``.
 
     ``endpoint`` has each method of the contract. A method takes the caller's context and the
-    arguments, returns plain values and raises ``cyborg.core.errors``. Each call has a thread.
+    arguments, returns plain values and raises ``cyborg.core.errors``. Each call runs in its own
+    thread.
     """
     contract = CONTRACTS[topic.rpartition(".")[2]]
     target = oslo_messaging.Target(
@@ -88,7 +89,7 @@ class _Dispatcher(oslo_messaging.RPCDispatcher):  # type: ignore[misc]
     def dispatch(self, incoming: Any) -> Any:
         """Answer a call. Raise ExpectedException for an unknown method.
 
-        The caller gets the error, since it may have a newer version, but no traceback.
+        The caller may have a newer version, so it gets the error, but without a traceback.
         """
         try:
             return super().dispatch(incoming)
@@ -235,7 +236,7 @@ def _sender(ctxt: CallContext, arguments: Mapping[str, Any]) -> str:
 
 
 def _host(arguments: Mapping[str, Any]) -> str | None:
-    """Return the host that a call is about for the log, None if it names none."""
+    """Return the host of a call for the log; None if the call is not about a host."""
     host = _sender_fields(arguments).get("host")
     return host if isinstance(host, str) and host else None
 

@@ -88,9 +88,9 @@ class Transport:
         self._answered: dict[str, float] = {}  # monotonic time of the last answer by queue
 
     def ensure_open(self) -> None:
-        """Connect to the broker if not done yet. Raise Unavailable if it does not answer soon.
+        """Connect to the broker if not done yet. Raise Unavailable if it does not answer in time.
 
-        Wait for up to OPEN_TIMEOUT seconds.
+        Wait up to OPEN_TIMEOUT seconds for the answer.
         """
         # The rabbit driver creates its reply queue with the first call. It retries forever, for any
         # timeout of the call, and holds a lock. So one thread does that instead of each caller.

@@ -33,7 +33,7 @@ class HttpServer:
         self._loop: threading.Thread | None = None
 
     def start(self, app: Callable[..., Iterable[bytes]], threads: int = 4) -> None:
-        """Serve ``app`` until stop() is called, with ``threads`` requests at once."""
+        """Serve ``app`` until stop() is called, with up to ``threads`` concurrent requests."""
         self._server = server.create_server(
             app,
             map=self._map,

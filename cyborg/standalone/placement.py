@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """OpenStack Placement embedded in this process, on a SQLite file.
 
-Placement keeps its database, its policy and its sync state in module globals, so that a process
-can have only one at a time: a new one closes the previous one. Requests are served one after
+Placement keeps its database, its policy and its sync state in module globals, so that a process can
+have only one Placement at a time: a new one closes the previous one. Requests are served one after
 another, since SQLite has one writer and Placement fails if the file is locked.
 """
 
@@ -95,7 +95,7 @@ class EmbeddedPlacement:
 
 
 def make_app(database_url: str) -> EmbeddedPlacement:
-    """Migrate the database and return Placement on it; takes about 1 s with a new file."""
+    """Migrate the database and return the application; takes about 1 s with a new file."""
     global _current  # noqa: PLW0603  Placement itself has process-wide state, see above
     with _opening:
         if _current is not None:

@@ -76,7 +76,7 @@ class HostTree(SysfsTree):
             self._link(folder / "device", virtio)
 
     def stack_interfaces(self, upper: str, lower: str, *, master: bool = True) -> None:
-        """Stack an interface, such as a bridge, bond or VLAN, on another one."""
+        """Stack an interface, such as a bridge, bond or VLAN, on another interface."""
         above, below = (self.root / "class/net" / name for name in (upper, lower))
         self._link(below / f"upper_{upper}", above)
         if master:

@@ -27,7 +27,7 @@ class SysfsTree:
         numa_node: int = -1,
         totalvfs: int = 0,
     ) -> Path:
-        """Add a function and return its folder; ``totalvfs`` is its limit of virtual ones."""
+        """Add a function and return its folder; ``totalvfs`` is the limit of virtual functions."""
         PciAddress.parse(address)
         folder = self.root / "devices/pci0000:00" / address
         folder.mkdir(parents=True)
@@ -68,7 +68,7 @@ class SysfsTree:
         return addresses
 
     def remove_function(self, address: str) -> None:
-        """Remove a function, but keep its link, as readers can see during a removal."""
+        """Remove a function, but keep its link, as a reader may see it during a removal."""
         folder = (self.bus / address).resolve()
         for name in folder.iterdir():
             name.unlink()

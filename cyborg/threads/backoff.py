@@ -9,8 +9,8 @@ MAX_DOUBLINGS = 30  # 2.0 to the power of a larger number would only be cut off,
 def compute_delay(failures: int, max_delay: float, jitter: float) -> float:
     """Return the seconds until the next try: about 1, doubled with each failure.
 
-    ``failures`` counts those before this one. The delay is 0.5 to 1.5 times
-    min(max_delay, 2 ** failures); ``jitter``, from 0 to 1, chooses the point between the two.
+    ``failures`` is the number of earlier failures. The delay is 0.5 to 1.5 times min(max_delay, 2
+    ** failures); ``jitter``, from 0 to 1, chooses the point between the two.
     """
     # Without jitter, clients that failed together would retry together.
     middle = min(max_delay, 2.0 ** min(failures, MAX_DOUBLINGS))
@@ -21,7 +21,7 @@ class Backoff:
     """Delays between the tries of one client: ``initial`` seconds, doubled up to ``maximum``."""
 
     def __init__(self, initial: float, maximum: float, *, jitter: bool = False) -> None:
-        """With ``jitter`` a delay is cut by a random part of up to one half."""
+        """With ``jitter`` each delay is shortened by a random part, at most by one half."""
         self._initial = initial
         self._maximum = maximum
         self._jitter = jitter

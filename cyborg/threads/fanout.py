@@ -13,7 +13,7 @@ MAX_THREADS = 8
 
 
 class _Batch(Generic[T]):
-    """Items that one function is still to be called for."""
+    """Items for which one function must still be called."""
 
     def __init__(self, func: Callable[[T], None], items: Iterable[T]) -> None:
         self._func = func
@@ -40,7 +40,7 @@ class FanOut:
         self._stopped = False
 
     def submit(self, func: Callable[[T], None], items: Iterable[T]) -> None:
-        """Call ``func`` for each item in the background and return at once.
+        """Call ``func`` for each item in the background; do not wait.
 
         ``func`` must not raise. Batches take turns, call by call, so that a small batch does not
         wait for a large one. After ``stop`` nothing is submitted.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Thread that runs work in rounds, can be woken between them, and ends at a stop."""
+"""Thread that runs work in rounds, can be woken between rounds, and ends after ``stop``."""
 
 import threading
 
@@ -14,7 +14,7 @@ class LoopThread:
     """Base class of a thread that calls ``run_once`` until it is stopped."""
 
     def __init__(self, name: str, *, run_at_start: bool = True) -> None:
-        """``name`` is that of the thread. The first round begins at the start, or when woken."""
+        """The first round begins at the start or, without ``run_at_start``, after a ``wake``."""
         self._run_at_start = run_at_start
         self._wake = threading.Event()
         self._stopped = threading.Event()
@@ -58,7 +58,7 @@ class LoopThread:
         self.on_end()
 
     def _run_safely(self) -> float | None:
-        """Run one round; a bug in it must not end the thread, which nobody would start again."""
+        """Run one round and log an unexpected error, which must not end the thread."""
         try:
             return self.run_once()
         except Exception:

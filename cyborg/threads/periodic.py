@@ -30,8 +30,8 @@ class PeriodicTask(LoopThread):
     ) -> None:
         """``work`` must return soon after the service stops; exceptions end only the current run.
 
-        A run starts ``batch_delay`` seconds after a wake-up, to process later items with it.
-        ``clock`` returns monotonic seconds.
+        A run starts ``batch_delay`` seconds after a wake-up, so that it also processes items added
+        in this time. ``clock`` returns monotonic seconds.
         """
         super().__init__(name)
         self._clock = clock
@@ -43,7 +43,7 @@ class PeriodicTask(LoopThread):
         self._failure_log = RateLimitedLogger(logger=LOG)
 
     def start(self) -> None:
-        """Start the thread; the first run begins at once."""
+        """Start the thread; the first run begins immediately."""
         self._run_started = self._clock()
         super().start()
 

@@ -80,7 +80,7 @@ def _shutdown_input(connection: socket.socket) -> None:
 
 
 def server_id() -> str:
-    """Return an identifier of one run of the server, shared by its workers: the parent process."""
+    """Return an identifier of the parent process: one run of the server, shared by its workers."""
     parent = os.getppid()
     try:
         # Field 22 is the start time in ticks since boot; field 2, in parentheses, may have spaces.

@@ -2,8 +2,8 @@
 """One backend: a thread that discovers devices and measures their health, with a watchdog.
 
 A driver that raises or exceeds its timeout puts only its own backend into ERROR. The devices keep
-their last known state. Python cannot interrupt a call that hangs: the thread is left alone and no
-other call is made until it returns, so a driver that hangs never uses more than one thread.
+their last known state. Python cannot interrupt a call that hangs: its thread is abandoned, and no
+other call is made until that call returns. So a driver that hangs never uses more than one thread.
 """
 
 import json
@@ -57,7 +57,7 @@ class Backend(LoopThread):
         """Discover every ``interval`` seconds; a step may take ``timeout`` seconds.
 
         ``health_interval`` is the time in seconds between measurements, if the driver measures. An
-        unhealthy device must measure healthy for ``recovery_window`` seconds of ``clock``.
+        unhealthy device must be measured healthy for ``recovery_window`` seconds of ``clock``.
         ``needs_setup`` runs the driver's setup, if it has one, before the first discovery. After
         ``cordon_after`` consecutive failures the state is cordoned; 0 disables this.
         """
@@ -98,7 +98,7 @@ class Backend(LoopThread):
         return self._pending_setup is None
 
     def copy_health_from(self, other: "Backend") -> None:
-        """Copy the device health of the backend to be replaced; call it before ``start``."""
+        """Copy the device health of the backend that this one replaces. Call before ``start``."""
         self._health.copy_from(other._health)
 
     def set_precheck(self, check: Callable[[], None]) -> None:
@@ -106,10 +106,10 @@ class Backend(LoopThread):
         self._pending_check = check
 
     def rediscover(self, on_done: StateCallback = lambda _: None) -> None:
-        """Request a discovery; call ``on_done`` with the state after it or after its timeout.
+        """Request a discovery; call ``on_done`` with the state when it ends or times out.
 
         A discovery in progress does not count: it may have read the hardware too early. If the
-        backend is stopped or its current step is overdue, ``on_done`` gets the present state.
+        backend is stopped or its current step is overdue, ``on_done`` gets the current state.
         """
         with self._lock:
             idle = self._step_overdue or self._ended
@@ -131,7 +131,7 @@ class Backend(LoopThread):
         return self._interval
 
     def on_end(self) -> None:
-        """Call the callbacks of discoveries that will not run."""
+        """Call the callbacks of discoveries that will no longer run."""
         with self._lock:
             self._ended = True
             callbacks, self._next_callbacks = self._next_callbacks, []
@@ -202,7 +202,7 @@ class Backend(LoopThread):
         return None
 
     def _discover(self) -> BackendSnapshot:
-        """Return a snapshot of what the driver discovers; no exception leaves this method."""
+        """Discover, and return a snapshot of the result or of the error. Raise no exception."""
         try:
             devices, defects = _usable_devices(self.name, self.driver.discover())
             abilities = frozenset(self.driver.abilities)
@@ -225,7 +225,7 @@ class Backend(LoopThread):
         return self._measure()
 
     def _measure(self) -> BackendSnapshot:
-        """Return a snapshot of the last discovery with the present health of the devices."""
+        """Return a snapshot of the last discovery with the current health of the devices."""
         state, devices = self._discovered.state, self._discovered.devices
         try:
             self._can_measure = self._health.update(devices)
@@ -236,7 +236,7 @@ class Backend(LoopThread):
         return BackendSnapshot(state, self._health.apply_to(devices))
 
     def _on_timeout(self, number: int, step: str, discovers: bool) -> None:
-        """Publish an error for an overdue step; its result counts if it still returns."""
+        """Publish an error for an overdue step. If the step returns later, its result is used."""
         error = f"{step} takes longer than {self._timeout:g} s"
         state = self._failed_state(error) if discovers else self._error_state(error)
         self._publish(number, BackendSnapshot(state, self._snapshot.devices))
@@ -262,7 +262,7 @@ class Backend(LoopThread):
         return BackendState(self.name, name, status, error, self._remarks, settings)
 
     def _update_remarks(self) -> None:
-        """Read the driver's remarks; log new ones, and once when there are none any more."""
+        """Read the driver's remarks; log new remarks, and log once when there are no more."""
         texts = [sanitize(str(remark))[:MAX_ERROR] for remark in self.driver.remarks]
         remarks = tuple(dict.fromkeys(text for text in texts if text))[:MAX_REMARKS]
         for remark in remarks:
@@ -273,7 +273,7 @@ class Backend(LoopThread):
         self._remarks = remarks
 
     def _publish(self, number: int, snapshot: BackendSnapshot, *, finished: bool = False) -> None:
-        """Publish a snapshot, unless the step of this number has already ended."""
+        """Publish a snapshot, unless the step with this number has already ended."""
         with self._lock:
             if number != self._step_number or not self._step_running:
                 return
@@ -297,7 +297,7 @@ class Backend(LoopThread):
 
 
 def error_text(exc: BaseException) -> str:
-    """Return the text of an exception that a driver raised, safe to show."""
+    """Return the text of an exception that a driver raised, sanitised for display."""
     return sanitize(exc.message if isinstance(exc, CyborgError) else f"{type(exc).__name__}: {exc}")
 
 

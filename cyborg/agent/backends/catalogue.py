@@ -31,7 +31,7 @@ class DriverCatalogue:
     """Drivers found by the last scan. Thread-safe, also during a scan."""
 
     def __init__(self, import_timeout: float = IMPORT_TIMEOUT) -> None:
-        """``import_timeout`` is for one driver, in seconds."""
+        """``import_timeout`` limits the import of each driver, in seconds."""
         self._import_timeout = import_timeout
         self._lock = threading.Lock()  # of a scan
         self._drivers: dict[str, tuple[DriverEntry, type[Driver] | None]] = {}
@@ -92,7 +92,10 @@ class DriverCatalogue:
     def _inspect(
         self, name: str, points: set[EntryPoint]
     ) -> tuple[DriverEntry, type[Driver] | None]:
-        """Return the entry and the class of a driver; after an error an entry with it and None."""
+        """Return the entry and the class of a driver.
+
+        If the driver cannot be loaded, the entry has the error and the class is None.
+        """
         try:
             if len(points) > 1:
                 values = " and ".join(sorted(point.value for point in points))
@@ -106,7 +109,7 @@ class DriverCatalogue:
             return DriverEntry(name, error=_error_text(exc)), None
 
     def _load(self, point: EntryPoint) -> Any:
-        """Import a driver in a thread that is left alone if it hangs. Raise the import's error."""
+        """Import a driver in a thread, which is abandoned if it hangs. Raise the import's error."""
         pending = self._pending_imports.get(point)
         if pending is None:
             pending = _Import(point)
@@ -125,7 +128,7 @@ class DriverCatalogue:
 
 
 class _Import(threading.Thread):
-    """Thread that imports an entry point into ``loaded``, or sets ``error``."""
+    """Thread that imports an entry point and stores the result in ``loaded`` or ``error``."""
 
     def __init__(self, point: EntryPoint) -> None:
         super().__init__(name=f"import-{point.name}", daemon=True)

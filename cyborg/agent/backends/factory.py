@@ -2,7 +2,8 @@
 """Creation of the drivers of this host's backends from the configuration or the desired state.
 
 The section ``[agent]`` names the backends; each backend has its own section with the options that
-its driver declares. Invalid values are refused at the start, with the name of the option.
+its driver declares. Invalid values are rejected at the start of the agent, with the name of the
+option.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -44,7 +45,7 @@ _RESERVED_SECTIONS = frozenset(
 
 
 def load_drivers(conf: cfg.ConfigOpts, sysfs_root: str | Path = "/sys") -> list[Driver]:
-    """Return the configured drivers in their order; ``driver.backend`` is the backend's name.
+    """Return the drivers in the configured order; ``driver.backend`` is the name of the backend.
 
     Raise Misconfigured.
     """
@@ -57,7 +58,7 @@ class DriverFactory:
     def __init__(
         self, conf: cfg.ConfigOpts, catalogue: DriverCatalogue, sysfs_root: str | Path = "/sys"
     ) -> None:
-        """Raise Misconfigured for invalid backends."""
+        """Read the configured backends. Raise Misconfigured if they are invalid."""
         self._conf = conf
         self._catalogue = catalogue
         self._sysfs_root = sysfs_root
@@ -65,22 +66,26 @@ class DriverFactory:
 
     @property
     def configured_backends(self) -> list[str]:
-        """Return the names of the configured backends, in their order."""
+        """Return the names of the configured backends, in the order of the configuration."""
         return list(self._configured)
 
     @property
     def entries(self) -> tuple[DriverEntry, ...]:
-        """Return the installed drivers; ``installable`` if the API may add a backend of them."""
+        """Return the installed drivers.
+
+        A driver is ``installable`` if the API may add a backend of the driver.
+        """
         return tuple(
             replace(entry, installable=self._is_allowed(entry.support))
             for entry in self._catalogue.entries
         )
 
     def load_all(self, records: Mapping[str, BackendRecord]) -> list[Driver]:
-        """Return the drivers to start with: the configured ones, overridden by the records.
+        """Return the drivers at the start: the configured drivers, overridden by the records.
 
         Raise Misconfigured for invalid configuration. A driver that cannot be imported or created
-        is replaced by one that fails each discovery with the error, so it does not affect others.
+        is replaced by a FailedDriver, whose discoveries fail with the error. So it does not affect
+        other drivers.
         """
         drivers: list[Driver] = []
         for backend in [*self._configured, *sorted(set(records) - set(self._configured))]:
@@ -96,9 +101,9 @@ class DriverFactory:
         self._catalogue.scan()
 
     def from_config(self, backend: str) -> Driver:
-        """Return the driver of a backend as it is configured.
+        """Return the driver of a backend with its configured options.
 
-        Raise Misconfigured, NotFound, DriverFailed, and what the driver raises.
+        Raise Misconfigured, NotFound, DriverFailed, and any exception of the driver.
         """
         driver = self._catalogue.driver(self._configured[backend][0])
         return self._create(driver, backend, *self._read_section(driver, backend))
@@ -106,7 +111,7 @@ class DriverFactory:
     def from_desired(self, desired: DesiredBackend) -> Driver:
         """Return the driver of a desired backend.
 
-        Raise Misconfigured, Invalid, NotFound, DriverFailed, and what the driver raises.
+        Raise Misconfigured, Invalid, NotFound, DriverFailed, and any exception of the driver.
         """
         backend = desired.backend
         _check_section_name(self._conf, backend, "backend")
@@ -133,9 +138,9 @@ class DriverFactory:
         return self._create(driver, backend, values, sources)
 
     def removed_driver(self, record: BackendRecord | None) -> Driver | None:
-        """Return the driver of a removed backend with its last configuration, else None.
+        """Return the driver of a removed backend with its last configuration; None if unknown.
 
-        Raise what ``from_desired`` raises.
+        Raise the same exceptions as ``from_desired``.
         """
         applied = None if record is None else record.applied
         return (

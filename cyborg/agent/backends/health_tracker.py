@@ -35,14 +35,14 @@ class HealthTracker:
         self._published: dict[str, Measurement] = {}
 
     def copy_from(self, other: "HealthTracker") -> None:
-        """Copy the health that another tracker has, of the backend that is to be replaced."""
+        """Copy the health from the tracker of the backend that is being replaced."""
         self._recoveries, self._published = dict(other._recoveries), dict(other._published)
 
     def update(self, devices: Sequence[Device]) -> bool:
         """Measure all devices of the backend; return whether the driver can measure.
 
-        Raise what the driver raises, and DriverFailed if its answer is invalid; then the recorded
-        health is unchanged.
+        Raise any exception of the driver, and DriverFailed if its answer is invalid. In both cases
+        the recorded health does not change.
         """
         driver = self._driver
         if Ability.MEASURES not in driver.abilities or not isinstance(driver, MeasureInterface):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading of the kernel's uevents with libudev.
 
-The events come from the kernel, not from udevd: udevd need not run, its additions are not used, and
-its rules may take seconds for a card with many functions. Only the subsystem of an event is used;
-sysfs is the source of truth.
+The events come from the kernel, not from udevd. So udevd does not have to run, and no event waits
+for its rules, which may take seconds for a card with many functions. Only the subsystem of an event
+is used; sysfs is the source of truth.
 """
 
 import contextlib
@@ -34,8 +34,9 @@ class EventSource(Protocol):
     def read(self, seconds: float | None) -> list[str]:
         """Return the subsystems of the events since the last call, one for each event.
 
-        Wait at most ``seconds`` for the first event, None for ever. Return an empty list after
-        that or when woken. Raise EventsDropped, and OSError if the source is broken.
+        Wait up to ``seconds`` for the first event; None waits without limit. Return an empty list
+        after the timeout, or after ``wake``. Raise EventsDropped, and OSError if the source is
+        broken.
         """
 
     def wake(self) -> None:
@@ -46,7 +47,7 @@ class EventSource(Protocol):
 
 
 class NetlinkSource:
-    """Source of the kernel's events of some subsystems, from its creation on."""
+    """Source of the kernel's events of some subsystems; it receives events once it is created."""
 
     def __init__(self, subsystems: Iterable[str], buffer: int = BUFFER_SIZE) -> None:
         """Use a buffer of ``buffer`` bytes. Raise OSError, or ImportError without libudev."""

@@ -12,7 +12,8 @@ class BackendRegistry(Sequence[Backend]):
     """Ordered backends. Each change replaces the whole tuple, so an iteration is consistent.
 
     The order decides which backend owns a device that two backends find, so it does not depend on
-    when a backend was added: ``first`` in their order, others by name, then ``last``.
+    when a backend was added: first the backends of ``first`` in the given order, then the others by
+    name, then those of ``last``.
     """
 
     def __init__(self, first: Sequence[str] = (), last: Sequence[str] = ()) -> None:

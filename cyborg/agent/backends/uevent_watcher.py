@@ -53,14 +53,14 @@ class UeventWatcher(LoopThread):
     def start(self) -> None:
         """Open the source and start the thread, if any backend subscribes to uevents.
 
-        If the source could be opened, no change after the return is missed.
+        If the source was opened, no change after this call is missed.
         """
         if self._subsystems_needed():
             self.open()
             super().start()
 
     def refresh(self) -> None:
-        """Subscribe for the present backends; call it after a backend was added.
+        """Subscribe to the uevents of the current backends. Call this after a backend was added.
 
         All backends rediscover, to find changes between a discovery and this call. Do not call it
         concurrently with ``start`` or itself.
@@ -130,7 +130,7 @@ class UeventWatcher(LoopThread):
         return False
 
     def _back_off(self) -> float:
-        """Rediscover for the events so far; return the seconds before the source is reopened."""
+        """Rediscover after a failure; return the seconds before the source is reopened."""
         if self._batch is not None:
             self._trigger(self._batch)
         return self._backoff.next_delay()
@@ -178,7 +178,7 @@ class UeventWatcher(LoopThread):
         return True
 
     def _subsystems_needed(self) -> frozenset[str]:
-        """Return the subsystems that the present backends subscribe to."""
+        """Return the subsystems that the current backends subscribe to."""
         return frozenset[str]().union(
             *(backend.driver.UEVENT_SUBSYSTEMS for backend in self._backends)
         )
@@ -190,7 +190,7 @@ class UeventWatcher(LoopThread):
             source.close()
 
     def _log_failure(self, exc: Exception) -> None:
-        """Log a failure: as a warning only once until a source has worked for a while."""
+        """Log a failure: the first as a warning, others at DEBUG until a source works again."""
         LOG.log(
             logging.DEBUG if self._warned else logging.WARNING,
             "Cannot read uevents, retrying; until then device changes are found only "

@@ -132,7 +132,7 @@ class BackendReconciler(LoopThread):
     def reconcile(self) -> None:
         """Fetch the desired state, apply it and report the outcomes.
 
-        Raise what the call of the conductor raises, and Stopping.
+        Raise any exception of the call to the conductor, and Stopping.
         """
         desired = load_host(self._conductor.get_desired_backends(self._host, self._epoch))
         with self._lock:
@@ -183,7 +183,7 @@ class BackendReconciler(LoopThread):
         )
 
     def _execute(self, planned: PlannedAction) -> str | None:
-        """Execute an action; return its error, in which case nothing has changed, or None."""
+        """Execute an action; return None, or an error if the action failed and changed nothing."""
         if self._stopped.is_set():
             raise Stopping
         if planned.action is Action.STOP:
@@ -255,7 +255,7 @@ class BackendReconciler(LoopThread):
         raise DriverFailed(states[0].error or f"backend {backend.name} is {states[0].status}")
 
     def _activate(self, backend: Backend) -> None:
-        """Put a backend into the registry and stop the one that it replaces. Raise Stopping."""
+        """Put a backend into the registry and stop the backend that it replaces. Raise Stopping."""
         with self._lock:
             stopped = self._stopped.is_set()
             old = None if stopped else self._registry.replace(backend)

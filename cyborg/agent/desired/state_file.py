@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Desired and applied state of this host's backends, in a file that survives the agent.
+"""Desired and applied state of this host's backends, in a file that the restarted agent reads.
 
-With it the agent starts the same backends even if no conductor can be reached. The file also has
-the boot id of the host: a reboot undoes the setup of the backends.
+The agent then starts the same backends even if it cannot reach a conductor. The file also has the
+boot id of the host, because a reboot undoes the setup of the backends.
 """
 
 import json
@@ -41,7 +41,7 @@ class StateFile:
         self._setup_boot = self._boot_id
 
     def write(self, generation: int, backends: Mapping[str, BackendRecord]) -> None:
-        """Persist the backends of a generation. Raise OSError; memory is updated even then."""
+        """Persist the backends of a generation. Raise OSError, but update the state in memory."""
         if not self.rebooted_since_setup:
             self.record_setup()
         self.generation, self.backends = generation, dict(backends)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP call of an external driver over its unix socket, with limits on time and size.
+"""HTTP calls to an external driver over its unix socket, with limits on time and size.
 
 The timeout is for the whole call, so a driver that sends one byte each second also exceeds it.
 """
@@ -45,7 +45,7 @@ def call(
     """Return the JSON body of the driver's response.
 
     Raise TimedOut after ``seconds``. Raise DriverFailed if the driver cannot be reached, returns an
-    error or no valid HTTP and JSON, or if its uid is not one of ``users``.
+    error or an invalid response, or if its uid is not one of ``users``.
     """
     request = f"{method} {target}"
     try:
@@ -112,7 +112,7 @@ class _DeadlineReader(io.RawIOBase):
         self._bytes_left = MAX_RESPONSE + _MAX_HEADER
 
     def makefile(self, _: str) -> io.BufferedReader:
-        """Return a buffered reader, as http.client expects of a socket."""
+        """Return a buffered reader, as http.client expects it from a socket."""
         return io.BufferedReader(self)
 
     def readable(self) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check of the directory of the drivers' sockets: its writers can act as drivers."""
+"""Check of the directory of the drivers' sockets: any user who can write to it can be a driver."""
 
 import os
 import stat
@@ -13,7 +13,7 @@ _MAX_SOCKET_NAME = 46  # a slash, a driver's name of 40 characters, and .sock
 
 
 def owner_uid(folder: str) -> int:
-    """Return the uid of the folder's owner, who may run drivers, as root may.
+    """Return the uid of the folder's owner; the owner and root may run drivers.
 
     Raise Misconfigured if any other user could enter or replace the folder.
     """

@@ -41,7 +41,7 @@ class ExternalDriver(Driver):
     def __init__(
         self, backend: str, folder: str, owner: int, seconds: float, work_seconds: float
     ) -> None:
-        """A call may take ``seconds``; prepare, release and program ``work_seconds``."""
+        """``seconds`` limits a call; ``work_seconds`` limits prepare, release and program."""
         super().__init__(backend, {})
         self._path = protocol.socket_path(folder, backend)
         self._agent = protocol.socket_path(folder, protocol.AGENT_SOCKET)
@@ -56,7 +56,7 @@ class ExternalDriver(Driver):
         return frozenset() if self._hello is None else self._hello.abilities
 
     def register(self, hello: Hello) -> bool:
-        """Store the hello of the driver; return whether it differs from the last."""
+        """Store the hello of the driver; return whether it differs from the previous hello."""
         previous, self._hello = self._hello, hello
         return hello != previous
 
@@ -125,7 +125,7 @@ class ExternalDriverHost:
         interval: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``interval`` is the seconds between hellos that drivers are asked for."""
+        """``interval`` is the requested time between two hellos of a driver, in seconds."""
         self.drivers = drivers
         self._folder = folder
         self._owner = owner
@@ -137,7 +137,7 @@ class ExternalDriverHost:
         self._server: RegistrationServer | None = None
 
     def start(self, wake: Callable[[str], None]) -> None:
-        """Listen; ``wake`` gets the name of a backend that must discover. Raise Misconfigured."""
+        """Start to listen; call ``wake`` if a backend must discover. Raise Misconfigured."""
         self._wake = wake
         path = protocol.socket_path(self._folder, protocol.AGENT_SOCKET)
         self._server = RegistrationServer(path, self._owner, self.handle_hello, clock=self._clock)

@@ -32,7 +32,7 @@ HelloHandler = Callable[[Any], dict[str, Any]]
 class RegistrationServer(socketserver.UnixStreamServer):
     """Listens from ``start`` to ``stop``. ``handle_hello`` gets a hello and returns the response.
 
-    If it raises Unavailable, the response is 429; for any other CyborgError it is 400.
+    If ``handle_hello`` raises Unavailable, the status is 429; for any other CyborgError it is 400.
     """
 
     request_queue_size = 64
@@ -133,7 +133,7 @@ class RegistrationServer(socketserver.UnixStreamServer):
         return None
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log an error from before the thread of a request was started."""
+        """Log an error that occurred before the thread of a request was started."""
         # oslo.log appends the exception in progress.
         LOG.warning("Dropped a connection to the drivers' socket, its driver retries")
 
@@ -204,7 +204,7 @@ class _Request(BaseHTTPRequestHandler):
         self._answer(code, {"error": message or "invalid request"})
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Do nothing: ``log_rejected`` logs rejected requests, the handler the others."""
+        """Do nothing: ``log_rejected`` logs rejected requests, and the handler logs the others."""
 
     def _log_rejected(self, reason: str) -> None:
         cast(RegistrationServer, self.server).log_rejected(

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State of each job, in a file that survives the agent but not a reboot of the host.
+"""State of each job, in a file that a restarted agent reads, unless the host has rebooted.
 
 A job is recorded as ``started`` before the driver is called and as ``completed`` or ``failed``
-after it, so that a repeated request does not run the job again. A reboot undoes all preparation of
-devices, so the entries of an older boot are discarded.
+after the call, so that a repeated request does not run the job again. A reboot undoes all
+preparation of devices, so the entries of an older boot are discarded.
 """
 
 import json
@@ -79,7 +79,7 @@ class Checkpoint:
             self._change_count += 1
 
     def flush(self) -> None:
-        """Return when the file has all earlier changes. Raise OSError."""
+        """Write all earlier changes to the file. Raise OSError."""
         with self._lock:
             target = self._change_count
         with self._file_lock:
@@ -136,7 +136,7 @@ def read_boot_id(path: str | Path = BOOT_ID) -> str:
 
 
 def _pruned(entries: Mapping[str, CheckpointEntry], now: float) -> dict[str, CheckpointEntry]:
-    """Return the entries without old ended jobs and, beyond the limit, without the oldest.
+    """Return the entries without jobs that ended long ago and, above the limit, without the oldest.
 
     Jobs in state STARTED are dropped last.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Outcomes of jobs and discoveries, kept until the conductor has taken them."""
+"""Outcomes of jobs and discoveries, kept until the conductor has accepted them."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -44,7 +44,7 @@ class Outcomes(Generic[K, V]):
             return len(self._pending)
 
     def put(self, key: K, outcome: V) -> None:
-        """Keep an outcome until it is delivered; it replaces an undelivered one of the same key."""
+        """Keep an outcome until it is delivered, in place of an undelivered one of the same key."""
         with self._lock:
             self._pending.pop(key, None)
             self._pending[key] = outcome
@@ -57,8 +57,9 @@ class Outcomes(Generic[K, V]):
     def deliver(self, pending: Sequence[tuple[K, V]], send: Callable[[K, V], None]) -> None:
         """Send each outcome once; remove those that were accepted or permanently refused.
 
-        An outcome that fails otherwise stays for the next call and does not delay the others. Raise
-        what ``send`` raises if it is Unavailable or not a CyborgError; unsent outcomes stay.
+        If ``send`` raises Unavailable, or an exception that is not a CyborgError, raise it and send
+        no more outcomes. After any other error, send the other outcomes. Outcomes that failed or
+        were not sent stay for the next call.
         """
         for key, outcome in pending:
             failure: CyborgError | None = None

@@ -59,10 +59,10 @@ class JobQueue:
     ) -> None:
         """Run up to ``max_concurrent`` jobs at a time, not counting jobs past their timeout.
 
-        ``on_done`` gets the uuid, ``done`` or ``failed``, and the error of each job, from any
-        thread. ``timer`` creates the timeout of a job. ``removed_driver`` looks up the driver of a
-        removed backend, which is still needed to release its handles. ``count_undelivered`` returns
-        the number of undelivered outcomes; they count as open jobs.
+        ``on_done`` is called, from any thread, with the uuid, the state (``done`` or ``failed``)
+        and the error of each job. ``timer`` creates the timeout of a job. ``removed_driver`` looks
+        up the driver of a removed backend, which is still needed to release its handles.
+        ``count_undelivered`` returns the number of undelivered outcomes; they count as open jobs.
         """
         self._backends = backends
         self._checkpoint = checkpoint
@@ -76,7 +76,7 @@ class JobQueue:
         self._tasks: dict[str, _Task] = {}
 
     def start(self, spec: JobSpec) -> JobAnswer:
-        """Enqueue a job and return its status at once: ``{"state", "error"}``. Idempotent.
+        """Enqueue a job, do not wait, and return its status: ``{"state", "error"}``. Idempotent.
 
         Raise Unavailable if the agent is stopping or has too many open jobs.
         """
@@ -263,7 +263,7 @@ class JobQueue:
         self._rediscover(spec, lambda: self._on_done(spec.job_uuid, str(state), error))
 
     def _rediscover(self, spec: JobSpec, callback: Callable[[], None] = lambda: None) -> None:
-        """Rediscover the backends of a programmed device; always call ``callback`` after it."""
+        """Rediscover the backends of a programmed device; always call ``callback`` afterwards."""
         names = {item.backend for item in spec.items}
         affected = [backend for backend in self._backends if backend.name in names]
         if spec.kind is not JobKind.PROGRAM or not affected:
@@ -293,7 +293,7 @@ class _Locks:
         )
 
     def add(self, spec: JobSpec) -> None:
-        """Add what a job locks."""
+        """Add the handles and deployables that a job locks."""
         for item in spec.items:
             self._deployables.add(item.deployable)
             if _needs_whole(spec, item):

@@ -87,7 +87,7 @@ class Reporter(LoopThread):
         self._failure_log = RateLimitedLogger(clock, LOG)
 
     def add_discovery_outcome(self, discovery_id: str, state: BackendState) -> None:
-        """Queue the outcome of a discovery; it is sent after the devices that it found."""
+        """Queue the outcome of a discovery; it is sent after the report of the found devices."""
         self._discoveries.put((discovery_id, state.name), state)
         self.wake()
 
@@ -101,7 +101,7 @@ class Reporter(LoopThread):
         return len(self._jobs) + len(self._discoveries)
 
     def add_backend_outcomes(self, generation: int, outcomes: Sequence[BackendOutcome]) -> None:
-        """Queue the outcomes of a generation; they are sent after the devices that it added.
+        """Queue the outcomes of a generation; they are sent after the report of its devices.
 
         They replace undelivered outcomes of an older generation.
         """
@@ -110,7 +110,7 @@ class Reporter(LoopThread):
         self.wake()
 
     def run_once(self) -> float:
-        """Send what is due; return the seconds until the next round."""
+        """Send due messages; return the seconds until the next round."""
         # Each round has a request id of its own, which all lines and calls of the round have.
         context.RequestContext()
         failure: str
@@ -175,7 +175,7 @@ class Reporter(LoopThread):
         """Return whether the inventory differs from the last report of this epoch.
 
         False before the first report and after a failed one: a heartbeat must come first, because
-        the conductor may know another epoch.
+        the conductor may still have another epoch.
         """
         return self._reported_digest is not None and inventory.digest not in (
             None,

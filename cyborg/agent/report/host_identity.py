@@ -23,8 +23,9 @@ MAX_COMPUTE_ID = 1024  # characters of a compute_id file; nova writes 36
 class HostIdentityProvider:
     """Provider of the host's names and compute id.
 
-    The resolver is asked once; a late FQDN is in a later answer. The compute id file is read each
-    time, because nova-compute may write it after the agent has started.
+    The resolver is called once. If its answer comes late, only later identities have the FQDN. The
+    compute id file is read each time, because nova-compute may write it after the agent has
+    started.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class HostIdentityProvider:
         resolve: Callable[[], str] = socket.getfqdn,
         timeout: float = RESOLVER_TIMEOUT,
     ) -> None:
-        """``timeout`` is of the resolver, in seconds. Raise Misconfigured."""
+        """``timeout`` limits the wait for the resolver, in seconds. Raise Misconfigured."""
         options = conf.agent
         self._provider: str | None = (options.resource_provider or "").strip() or None
         self._compute_id_file: str | None = options.compute_id_file or None

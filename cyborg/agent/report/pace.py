@@ -10,7 +10,7 @@ MIN_PAUSE = 1.0
 
 
 class ReportPace:
-    """A token bucket: BURST reports at once, then one for each heartbeat interval.
+    """A token bucket: a burst of BURST reports, then one for each heartbeat interval.
 
     Times are seconds of a clock that counts upwards.
     """
@@ -21,10 +21,10 @@ class ReportPace:
         self._sent_at = float("-inf")
 
     def next_report(self, now: float, interval: float, *, urgent: bool) -> float | None:
-        """Return the time at which a report may be sent, ``now`` or later.
+        """Return the earliest time for the next report; None to wait for the next heartbeat.
 
-        ``interval`` is between two heartbeats. None means not before the next heartbeat, whose
-        answer asks for the report. ``urgent`` is that an outcome waits for it.
+        ``interval`` is the time between two heartbeats. The answer to the next heartbeat requests
+        the report if it was not sent before. ``urgent`` is set if an outcome waits for the report.
         """
         if self._refilled_at is not None and interval > 0:
             refill = max(0.0, now - self._refilled_at) / interval
@@ -35,7 +35,7 @@ class ReportPace:
         return max(now, self._sent_at + MIN_PAUSE) if urgent else None
 
     def sent(self, now: float) -> None:
-        """Count a report, whether a change or a heartbeat led to it."""
+        """Count a sent report, whether a change or a heartbeat caused it."""
         # Below zero: a heartbeat's report and a change's must not share one interval for ever.
         self._tokens = max(-1.0, self._tokens - 1)
         self._sent_at = now

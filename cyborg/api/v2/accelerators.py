@@ -23,8 +23,9 @@ LABEL = ("name", "description", "tags")
 class Accelerator(types.JsonObject):
     """An accelerator: a unit that can be attached to one instance.
 
-    ``state_reasons`` are the conditions of its device that prevent new bindings. The fields of the
-    ARQ and of the label are null, ``tags`` empty, while the accelerator is not bound.
+    ``state_reasons`` are the conditions of its device that prevent new bindings. While the
+    accelerator is not bound, the fields of the ARQ and of the label are null, and ``tags`` is
+    empty.
     """
 
     uuid = wtypes.wsattr(types.Uuid(), mandatory=True)

@@ -50,7 +50,7 @@ class AcceleratorRequest(types.JsonObject):
 
 
 class AcceleratorRequestCreate(types.JsonObject):
-    """The device profile to create accelerator requests of."""
+    """The device profile whose accelerator requests are created."""
 
     device_profile_name = wtypes.wsattr(types.Text(65536, lines=True), mandatory=True)
 

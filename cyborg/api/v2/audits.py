@@ -18,10 +18,10 @@ STATE = types.Enum(*State)
 
 
 class Finding(types.JsonObject):
-    """An inconsistency: the object, the explanation, and the advice how to resolve it.
+    """An inconsistency: the object, the explanation, and advice on how to resolve it.
 
     ``repair`` is the safe repair that an audit can do, or null; ``repaired`` is true if this audit
-    has done or requested it; ``error`` is why the repair failed, or null.
+    has done or requested it; ``error`` is the reason why the repair failed, or null.
     """
 
     host = wtypes.wsattr(str, mandatory=True)
@@ -35,7 +35,7 @@ class Finding(types.JsonObject):
 
 
 class AuditSummary(types.JsonObject):
-    """An audit without its findings; ``hosts_done`` of ``hosts_total`` are checked.
+    """An audit without its findings; ``hosts_done`` of its ``hosts_total`` hosts are checked.
 
     ``host`` is null for all hosts. ``num_findings`` is the number of inconsistencies so far.
     """

@@ -37,7 +37,7 @@ class Deployable(types.JsonObject):
 
 
 class PlacementStatus(types.JsonObject):
-    """Whether Placement is up to date; ``error`` is why it cannot be updated, and what to do."""
+    """Whether Placement is up to date; ``error`` has the reason if not, and what to do."""
 
     status = wtypes.wsattr(types.Enum("in_sync", "stale", "error"), mandatory=True)
     stale_since = wtypes.wsattr(datetime)
@@ -45,7 +45,7 @@ class PlacementStatus(types.JsonObject):
 
 
 class DeployableV24(Deployable):
-    """A deployable, from version 2.4 on; ``draining``: removed from its host, but still bound."""
+    """A deployable, from version 2.4 on; ``draining``: it was removed from its host while bound."""
 
     draining = wtypes.wsattr(bool, mandatory=True)
     placement = wtypes.wsattr(PlacementStatus, mandatory=True)
@@ -121,6 +121,6 @@ class Controller(Resource):
     def program_with_suffix(
         self, request: RequestContext, uuid: str, suffix: str, body: str
     ) -> Any:
-        """Program an image; the ignored last segment of the path is what openstacksdk adds."""
+        """Program an image; openstacksdk adds a last segment to the path, which is ignored."""
         self.context.conductor.deployable_program(uuid, body)
         return show(request, DEPLOYABLES.read_row(self, request, uuid))

@@ -32,7 +32,7 @@ class DeviceProfile(types.JsonObject):
 
 
 class DeviceProfileEnvelope(types.JsonObject):
-    """A device profile as the value of an object."""
+    """An object with a device profile as its only value."""
 
     device_profile = wtypes.wsattr(DeviceProfile, mandatory=True)
 

@@ -134,7 +134,7 @@ class Controller(Resource):
 
 
 def _merge_filters(filters: Mapping[str, Any]) -> dict[str, str] | None:
-    """Return the filters of both forms as one dict; None if two of them contradict each other."""
+    """Return plain and ``filters.field`` filters as one dict; None if two are contradictory."""
     fields, values = filters["filters.field"] or [], filters["filters.value"] or []
     if len(fields) != len(values):
         raise Invalid("filters.field and filters.value must come in pairs", field="filters.field")

@@ -19,7 +19,7 @@ State = types.Enum(IN_PROGRESS, DONE, FAILED)
 
 
 class BackendDiscovery(types.JsonObject):
-    """The discovery of one backend on one host; ``error`` is why it failed, or null."""
+    """The discovery of one backend on one host; ``error`` is the reason of a failure, or null."""
 
     host = wtypes.wsattr(str, mandatory=True)
     backend = wtypes.wsattr(str, mandatory=True)

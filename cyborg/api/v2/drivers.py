@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v2/drivers: the installed drivers and their backends, and changes of them.
+"""/v2/drivers: the installed drivers and their backends, and changes to them.
 
 A change is recorded as a job, and the response has its URL. Driver code is never transferred.
 """
@@ -37,7 +37,7 @@ _ANY = types.Validated("any value", lambda value: value)
 
 
 def _hosts(value: Any) -> list[str]:
-    """Return host names without duplicates. Raise Invalid if it is not a list of names."""
+    """Parse a list of host names and remove duplicates. Raise Invalid."""
     is_list = isinstance(value, list) and 1 <= len(value) <= MAX_HOSTS
     if not is_list or None in value:  # WSME accepts null for any type
         raise Invalid(
@@ -47,7 +47,7 @@ def _hosts(value: Any) -> list[str]:
 
 
 def _config(value: Any, *, unset: bool = False) -> dict[str, Any]:
-    """Return options and their values. Raise Invalid if a value has a type that no option has.
+    """Return options and their values. Raise Invalid if a value has a type that no option can have.
 
     With ``unset``, null is allowed. The conductor checks whether the driver has the options.
     """
@@ -88,12 +88,12 @@ _CONFIG_UPDATE = types.Validated(
 class HostDriver(types.JsonObject):
     """One backend of a driver on a host, or a host where the driver is installed but not used.
 
-    ``status`` is that of the agent's last heartbeat; ``INSTALLED`` or ``IMPORT_FAILED`` if there is
-    no backend, ``NOT_REPORTED`` if the agent has not reported the backend yet. ``error`` is null if
-    there is none. ``remarks`` are notes on the configuration, such as a rule that matches no
-    device. ``state`` is the liveness of the agent. ``desired_status`` is that of the backend,
-    null if it is configured in the host's configuration file only; ``applied`` is whether the agent
-    has applied the desired state.
+    ``status`` is the status in the agent's last heartbeat; ``INSTALLED`` or ``IMPORT_FAILED`` if
+    there is no backend, ``NOT_REPORTED`` if the agent has not reported the backend yet. ``error``
+    is null without an error. ``remarks`` are notes on the configuration, such as a rule that
+    matches no device. ``state`` is the liveness of the agent. ``desired_status`` is null if only
+    the host's configuration file has the backend; ``applied`` is whether the agent has applied the
+    desired state.
     """
 
     host = wtypes.wsattr(str, mandatory=True)
@@ -170,7 +170,8 @@ class Driver(DriverSummary):
 class DriverInstall(types.JsonObject):
     """The driver to enable, by name or uuid, and the name and hosts of the new backend.
 
-    The default of ``backend`` is the name of the driver, of ``hosts`` all hosts with the driver.
+    The default of ``backend`` is the name of the driver. The default of ``hosts`` is all hosts with
+    the driver.
     """
 
     driver = wtypes.wsattr(_NAME, mandatory=True)

@@ -37,8 +37,8 @@ class Status(types.JsonObject):
 class Hardware(types.JsonObject):
     """A device as last reported by its agent, even if it is not ready or not supported.
 
-    ``not_offered`` is why it, or a deployable of it, is not offered, for example because the host
-    uses it; or null. ``host_down`` is true if the agent is down.
+    ``not_offered`` is the reason why the device or one of its deployables is not offered, for
+    example because the host uses it, or null. ``host_down`` is true if the agent is down.
     """
 
     uuid = wtypes.wsattr(types.Uuid(), mandatory=True)

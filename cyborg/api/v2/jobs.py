@@ -21,7 +21,7 @@ STATE = types.Enum(*JobState)
 
 
 class Step(types.JsonObject):
-    """The step of a job for one backend on one host; ``error`` is why it failed, or null."""
+    """The step of a job for a backend on a host; ``error`` is the reason of a failure, or null."""
 
     host = wtypes.wsattr(str, mandatory=True)
     backend = wtypes.wsattr(str, mandatory=True)

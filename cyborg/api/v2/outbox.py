@@ -16,7 +16,7 @@ STATES = ("pending", "dead")
 
 
 class Message(types.JsonObject):
-    """A message to another service; ``error`` is why its last delivery failed, or null."""
+    """A message to another service; ``error`` is the error of the last failed delivery, or null."""
 
     uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
     kind = wtypes.wsattr(str, mandatory=True)

@@ -23,7 +23,7 @@ from cyborg.db.read import services as read
 class Function(types.JsonObject):
     """A function that a backend offers, and the number of accelerators with it.
 
-    ``used`` accelerators are bound or being cleaned; ``free`` ones can be bound now.
+    ``used`` accelerators are bound or being cleaned; ``free`` accelerators can be bound now.
     """
 
     function = wtypes.wsattr(str, mandatory=True)
@@ -49,8 +49,8 @@ class Backend(types.JsonObject):
 class Service(types.JsonObject):
     """A daemon with its backends, or, with kind backend, one backend with the state of its daemon.
 
-    ``state`` is the liveness by the last heartbeat. ``down_since`` is when an agent was marked down
-    and its host cordoned, or null.
+    ``state`` is the liveness according to the last heartbeat. ``down_since`` is when an agent was
+    marked down and its host cordoned, or null.
     """
 
     uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
@@ -85,7 +85,8 @@ class Controller(Resource):
     ) -> Any:
         """List daemons with their backends; kind selects daemons only, or one row per backend.
 
-        A function selects those that offer it, and shows it and the functions below it only.
+        With ``function``, list only services that offer it, and show only this function and the
+        functions below it.
         """
         if kind == "backend":
             found = self.read_page(page, read_backends.find, **filters)
@@ -95,7 +96,7 @@ class Controller(Resource):
 
     @SERVICES.operation("DELETE services/{uuid}", "delete", raises=(NotFound, WrongState, InUse))
     def delete(self, request: RequestContext, uuid: str) -> None:
-        """Delete a daemon that is down; with an agent, also the inventory of its host.
+        """Delete a daemon that is down; for an agent, also delete the inventory of its host.
 
         Fails if any accelerator of the host is in use.
         """

@@ -21,8 +21,8 @@ POLL_INTERVAL = 0.5  # seconds
 class Argument:
     """An argument of a command, with the options of ``argparse``.
 
-    ``field`` is the query parameter or the field of a body that its value becomes, if any;
-    ``lookup`` returns the uuid for an abbreviated one.
+    ``field`` is the query parameter or the body field that gets its value, if any; ``lookup``
+    returns the uuid for an abbreviated uuid.
     """
 
     names: Sequence[str]
@@ -67,7 +67,7 @@ def within_argument(seconds: float, help_text: str) -> Argument:
 
 
 class RestApp(app.App):
-    """An application with a REST client; ``openstack`` is another one, by its plug-in."""
+    """An application with a REST client: ``cyborg``, or ``openstack`` with our plug-in."""
 
     rest: RestClient
 
@@ -75,8 +75,8 @@ class RestApp(app.App):
 class Command(command.Command):
     """Base of all commands; a command declares its collection as the class argument ``of``.
 
-    ``ARGUMENTS`` follow the ``OPTIONS``, which several commands share. A tuple of arguments
-    excludes more than one of them.
+    ``ARGUMENTS`` follow the ``OPTIONS``, which several commands share. Of the arguments in a tuple
+    at most one may be given.
     """
 
     app: RestApp

@@ -44,7 +44,7 @@ class HostsSummary(Hosts):
 
 
 class Options(columns.FormattableColumn[Any]):
-    """Options of a driver: one line for each."""
+    """Options of a driver: one line for each option."""
 
     def human_readable(self) -> str:
         """Return the lines."""

@@ -16,7 +16,7 @@ class CommandError(Exception):
 class Response(dict[str, Any]):
     """JSON object of a response.
 
-    A missing key raises CommandError: then another service responded, such as a proxy.
+    A missing key raises CommandError, because it means that a proxy or another service responded.
     """
 
     def __init__(self, body: Mapping[str, Any], url: str) -> None:

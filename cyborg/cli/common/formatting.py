@@ -16,7 +16,7 @@ _HEADINGS = {"uuid": "UUID", "numa_node": "NUMA node"}
 
 
 def columns_of(fields: str, after: Columns = ()) -> Columns:
-    """Return the columns of these fields, following the columns ``after``.
+    """Return the columns ``after``, followed by the columns of these fields.
 
     The heading is derived from the name of the field unless it is given.
 
@@ -78,7 +78,7 @@ class Time(Cell):
     """A time in UTC, displayed without microseconds."""
 
     def human_readable(self) -> str:
-        """Return the time to the second."""
+        """Return the time without fractions of seconds."""
         return _TIME.sub(r"\1Z", str(self._value))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Base of the list commands: short tables that fit the terminal, and complete long ones."""
+"""Base of the list commands: short tables that fit the terminal, and complete long tables."""
 
 import argparse
 import os
@@ -95,9 +95,9 @@ class Lister(base.Command, lister.Lister):
 
 
 def terminal_width(stdout: TextIO) -> int | None:
-    """Return the width of the terminal in characters; None if the output is no terminal.
+    """Return the width of the terminal in characters; None if the output is not a terminal.
 
-    The environment variable COLUMNS overrides both.
+    The environment variable COLUMNS takes precedence.
     """
     text = os.environ.get("COLUMNS", "")
     if text.isdigit() and int(text) > 0:
@@ -116,7 +116,7 @@ def fit_table(
     width: int | None,
     ellipsis: str = "…",
 ) -> list[tuple[Any, ...]]:
-    """Return rows of one line each whose table is at most ``width`` wide, if possible.
+    """Truncate rows to one line each, so that the table is at most ``width`` wide if possible.
 
     The widest ``elastic`` columns are truncated first, to at least MIN_COLUMN_WIDTH. Uuids and
     times are never truncated. With the width None nothing is truncated.

@@ -25,7 +25,7 @@ def find_uuid(rest: CollectionReader, path: str, key: str, text: str, field: str
     """Return the uuid of the object whose uuid begins with ``text``.
 
     ``path`` is the path of the collection, ``key`` the key of its rows, and ``field`` the key of
-    the uuid. A text that is no abbreviation, matches no uuid, or is the name of an object is
+    the uuid. A text that is not an abbreviation, matches no uuid, or is the name of an object is
     returned unchanged; the service validates it. Raise CommandError if several uuids match.
     """
     return find_uuids(rest, path, key, [text], field)[0]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Display names of PCI vendors and products from the PCI id database of this machine.
 
-An agent reports the names that udev of its host knows. Other names are added here, for display
-only: ids identify devices and filter lists, so reports, their digests and existing clients must not
-change with the database of a host. One database also gives the devices of all hosts the same names,
-and the agent needs no database. Without a database the ids are shown.
+An agent reports the names that udev of its host has. Missing names are added here, for display
+only. Devices are identified and filtered by their ids, so that reports, their digests and existing
+clients do not depend on the database of a host. Besides, one database gives the devices of all
+hosts the same names, and the agents need no database. Without a database the ids are shown.
 """
 
 import functools

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""REST client of the service: openstacksdk finds and authenticates, errors are one line."""
+"""REST client of the service, based on openstacksdk; each error is one line of text."""
 
 import argparse
 import re

@@ -58,7 +58,7 @@ class OwnerLookup(Protocol):
     """Interface of ``cyborg.conductor.arqs.ownership.OwnerResolver``."""
 
     def find_project(self, instance: str) -> str | None:
-        """Return the project of an instance, or None without allocation. Raise Unavailable."""
+        """Return the project of an instance, None if it has no allocation. Raise Unavailable."""
 
 
 class OrphanChecker(Protocol):
@@ -93,7 +93,7 @@ class Arqs:
         """``wake_outbox`` and ``wake_jobs`` are called after a commit that adds work for them.
 
         Without ``owners``, an ARQ keeps the project for which it was created. Without ``orphans``,
-        a bind that finds no free handle fails at once.
+        a bind that finds no free handle fails without a retry.
         """
         self._conf = conf
         self._uow = uow
@@ -162,8 +162,8 @@ class Arqs:
     ) -> None:
         """Delete ARQs by uuid, or all ARQs of an instance, and free their handles.
 
-        An instance without ARQs is no error. With uuids, the existing ARQs are deleted even if
-        others do not exist; NotFound then lists the missing ones. Raise ServiceTokenRequired, and
+        An instance without ARQs is not an error. With uuids, the existing ARQs are deleted even if
+        others do not exist; NotFound then lists the missing ARQs. Raise ServiceTokenRequired, and
         delete nothing, if an ARQ owns a handle and ``allow_bound`` is False.
         """
         scope = check_optional_text("project_scope", project_scope)
@@ -348,7 +348,7 @@ class Arqs:
     def _delete(
         self, tx: sa.Connection, rows: Sequence[store.ArqRow], allow_bound: bool
     ) -> tuple[release.ReleaseResult, set[str]]:
-        """Delete locked ARQs; also return the uuids of the rows."""
+        """Delete locked ARQs; return the result and the uuids of the rows."""
         if not allow_bound and any(row["state"] in OWNING_STATES for row in rows):
             bound = sorted(row["uuid"] for row in rows if row["state"] in OWNING_STATES)
             raise ServiceTokenRequired(

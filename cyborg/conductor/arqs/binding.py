@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bind all ARQs of one call to one instance, within one transaction.
 
-Two concurrent calls for one instance cannot both succeed. The first UPDATE reserves the slots of
-the instance from 0 on, which are unique in the schema: the second call waits and then fails on the
-key. A later call finds the ARQs of the first. Both are a Conflict, whichever handles are free.
+Two concurrent calls for one instance cannot both succeed. The first UPDATE of a call reserves slots
+of the instance, numbered from 0. A slot is unique in the schema, so the second call waits for the
+first and then fails on the unique key. A call that starts later finds the ARQs of the first call.
+In both cases the error is Conflict, even if handles are free.
 
 If one of the devices must be prepared on its host, all the ARQs become BindStarted and wait for one
-job; then all are Bound or all are BindFailed. Errors that need no host work are raised here.
+job; then all are Bound or all are BindFailed. Errors that are found without host work are raised
+here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -66,9 +68,9 @@ def bind(
 ) -> BindResult:
     """Bind all the ARQs or raise.
 
-    Without ``wait``, handles locked by other transactions are skipped, and too few remaining
-    handles raise ClaimLost. With ``wait``, they raise NoHandle. Raise NotFound, WrongState,
-    Conflict, NoHandle, ClaimLost.
+    Without ``wait``, skip handles that other transactions have locked, and raise ClaimLost if too
+    few remain. With ``wait``, wait for these locks, and raise NoHandle if too few are free. Raise
+    NotFound, WrongState, Conflict, NoHandle, ClaimLost.
     """
     requests_by_uuid = {item.request: item for item in bind_requests}
     instance = bind_requests[0].instance_uuid
@@ -117,7 +119,7 @@ def bind(
 def _is_bound_as_requested(
     row: store.ArqToBindRow, bind_request: BindRequest, context: BindContext
 ) -> bool:
-    """Return whether the ARQ is, or is being, bound as requested: a repeated bind is no error."""
+    """Return whether the ARQ is, or is being, bound as requested: a repeated bind is allowed."""
     return (
         row["state"] in (ArqState.BOUND, ArqState.BIND_STARTED)
         and row["hostname"] == bind_request.hostname

@@ -30,8 +30,8 @@ def claim(
 ) -> dict[str, str]:
     """Claim a free handle of its provider for each demand; return handle addresses by ARQ uuid.
 
-    ``needs_cleaning`` has the providers whose handles must be cleaned after use; their handles are
-    marked. Raise NoHandle or ClaimLost.
+    ``needs_cleaning`` has the providers whose handles must be cleaned after use. Handles that are
+    claimed from these providers are marked. Raise NoHandle or ClaimLost.
     """
     units = Counter(demand.provider for demand in demands)
     addresses: dict[int, str] = {}
@@ -79,7 +79,7 @@ def check_providers(demands: Sequence[Demand], deployables: Sequence[ClaimedProv
 def _explain_no_handle(
     tx: sa.Connection, demands: Sequence[Demand], deployables: Sequence[ClaimedProviderRow]
 ) -> Exception:
-    """Return the error that explains, from all handles of the providers, why none fits."""
+    """Return an error with the reasons why each handle of the providers is rejected."""
     by_id = {row["deployable_id"]: row for row in deployables}
     handles = handle_claims.all_handles(tx, sorted(by_id))
     candidates = [

@@ -20,8 +20,8 @@ LOG = get_logger(__name__)
 class InstanceQuery:
     """Cached queries to Nova about instances.
 
-    It queries at most ``limit`` instances and starts no query after ``seconds``. After a failed
-    query it stops querying. The answer is then UNKNOWN.
+    It queries at most ``limit`` instances, and starts no query after ``seconds`` or after a failed
+    query. For an instance that is not queried the answer is UNKNOWN.
     """
 
     def __init__(

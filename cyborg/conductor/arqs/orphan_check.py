@@ -2,8 +2,8 @@
 """Release orphaned ARQs of the providers of a bind that finds no free handle.
 
 A server that is deleted while it is built leaves a bound ARQ behind. Placement allocates its unit
-again at once, so the next bind at the provider finds no free handle. The bind does not wait for the
-orphan collector: it compares the owners of the handles with the allocations of the provider. An
+again immediately, so the next bind at the provider finds no free handle. The bind does not wait for
+the orphan collector: it compares the owners of the handles with the allocations of the provider. An
 ARQ is released if its instance has no allocation there and does not exist in Nova. Both sources
 must agree, because there is no grace period here: nothing is released if Placement lost its
 allocations, or if the Nova user cannot see all projects.
@@ -57,9 +57,9 @@ class OrphanCheck:
     def release_at(self, providers: Sequence[str]) -> bool:
         """Release the orphaned ARQs of these providers; return whether to retry the bind.
 
-        Return True for any providers, even if no orphan is found: another conductor or bind may
-        have released orphans since the bind failed. If Placement or Nova is unavailable, nothing is
-        released and nothing is raised.
+        Return True unless ``providers`` is empty, even if no orphan is found: another conductor or
+        bind may have released orphans since the bind failed. If Placement or Nova is unavailable,
+        nothing is released and nothing is raised.
         """
         if not providers:
             return False

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compare all bound ARQs with the allocations in Placement and release the leaked ones.
+"""Compare all bound ARQs with the allocations in Placement and release orphaned ARQs.
 
-One conductor runs each round: the one whose UPDATE of the last start time succeeds. A round reads
-the ARQs provider by provider and queries Placement once for each provider. All writes are guarded,
-so concurrent rounds do no harm, and the next round completes an interrupted one.
+Only one conductor runs a round: the conductor whose UPDATE of the last start time succeeds. A round
+reads the ARQs provider by provider and queries Placement once for each provider. All writes are
+guarded, so concurrent rounds do no harm, and the next round completes an interrupted one.
 """
 
 import itertools
@@ -149,7 +149,7 @@ class OrphanCollector:
         return None if seconds is None else timedelta(seconds=seconds)
 
     def _bound_arqs(self) -> Iterator[BoundArq]:
-        """Yield the bound ARQs by provider, with one page in memory."""
+        """Yield the bound ARQs by provider, with at most one page of rows in memory."""
         provider, last = "", 0
         while not self._stopped.is_set():
             rows = self._uow.run(
@@ -323,7 +323,8 @@ class OrphanCollector:
     ) -> None:
         """Delete ARQs whose bind failed and whose instance no longer exists.
 
-        While the instance exists, Nova reads its ARQs at each hard reboot and fails without any.
+        While the instance exists, Nova reads its ARQs at each hard reboot, and the reboot fails if
+        there are none.
         """
         rows = self._uow.run(lambda tx: store.failed_binds(tx, failed_before, PAGE))
         deletable: list[int] = []

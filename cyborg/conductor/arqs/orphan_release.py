@@ -20,7 +20,7 @@ LOG = get_logger(__name__)
 
 
 class OrphanReleaser:
-    """Releases orphaned ARQs and frees their handles, if their bind has not changed meanwhile."""
+    """Releases orphaned ARQs and frees their handles, unless their bind has changed since."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class OrphanReleaser:
         keep: bool,
         unchanged: Callable[[orphans.LockedArqRow, BoundArq], bool] = orphans.is_same_bind,
     ) -> list[BoundArq]:
-        """Unbind (``keep``) or delete ARQs in one transaction; return the released ones.
+        """Unbind (``keep``) or delete ARQs in one transaction; return the released ARQs.
 
         ``unchanged`` compares the locked row with the ARQ as read before; changed ARQs are skipped.
         """

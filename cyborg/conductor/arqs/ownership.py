@@ -19,7 +19,7 @@ class OwnerResolver:
         self._placement = placement
 
     def find_project(self, instance: str) -> str | None:
-        """Return the project of an instance, or None without an allocation or without a project.
+        """Return the project of an instance, None if it has no allocation or no project.
 
         Raise Unavailable for any error of Placement.
         """

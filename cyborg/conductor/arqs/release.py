@@ -28,8 +28,8 @@ class ReleaseResult:
     """Result of a release: the number of ARQs, and the work that follows the commit.
 
     ``failed_arqs`` are the rows of other ARQs of the same instances, whose bind waited for the same
-    host work. They are now BindFailed, and Nova must be notified. ``instances`` has the
-    released ARQs of each instance; the key is empty for those without one.
+    host work. They are now BindFailed, and Nova must be notified. ``instances`` has the released
+    ARQs by instance; ARQs without an instance have the key "".
     """
 
     count: int

@@ -2,7 +2,8 @@
 """Collection of the four sources of an audit for one host.
 
 The database takes six statements. Placement takes one call for the tree of the host and three for
-each of Cyborg's providers. Nova lists the servers of the host; suspicious ones are read one by one.
+each of Cyborg's providers. Nova lists the servers of the host; servers with a suspected
+inconsistency are read one by one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -55,7 +56,7 @@ class SourceCollector:
     ) -> None:
         """``nova`` is None without Nova.
 
-        ``renew_lease`` is called between calls that may take long; what it raises is passed on.
+        ``renew_lease`` is called between calls that may take long; its exceptions propagate.
         """
         self._conf = conf
         self._uow = uow
@@ -71,8 +72,8 @@ class SourceCollector:
     def collect(self, host: str, recheck: Sequence[Finding] | None = None) -> HostSnapshot:
         """Return the data of all sources about a host.
 
-        With ``recheck``, read only what confirms these findings. Raise Unavailable if Placement or
-        the database does not answer.
+        With ``recheck``, read only the data that can confirm these findings. Raise Unavailable if
+        Placement or the database does not answer.
         """
         found, unreachable_reason = None, None
         if recheck is None or any(

@@ -19,7 +19,7 @@ MAX_FINDINGS = 1000  # findings that are stored for one audit
 
 
 class LeaseLost(Exception):
-    """Another conductor has taken over the audit, or this one stops. Not an error."""
+    """Another conductor has taken over the audit, or this conductor is stopping. Not an error."""
 
 
 class AuditLease:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Safe repairs of an audit: self-healing actions of the conductors, started at once.
+"""Safe repairs of an audit: the self-healing actions of the conductors, started immediately.
 
 No repair changes an allocation or a server. A repair takes a constant number of statements for all
 findings of a host; only providers are deleted one by one.
@@ -33,7 +33,7 @@ class RepairExecutor:
         *,
         now: Callable[[], datetime],
     ) -> None:
-        """Each wake is called after the commit of new work for that task."""
+        """Each wake-up function is called after a commit that adds work for its task."""
         self._uow = uow
         self._placement = placement
         self._wake_publisher = wake_publisher
@@ -43,7 +43,7 @@ class RepairExecutor:
     def apply(self, host: str, findings: Sequence[Finding]) -> list[dict[str, Any]]:
         """Run the repairs of the findings of a host; return the findings as plain values.
 
-        ``repaired`` is True if the repair was done or enqueued, ``error`` is why it failed.
+        ``repaired`` is True if the repair was done or enqueued, else ``error`` has the reason.
         """
         results: dict[Repair, str | None] = {}
         for repair in Repair:
@@ -67,7 +67,7 @@ class RepairExecutor:
         return repaired
 
     def _error_of(self, func: Callable[[], object]) -> str | None:
-        """Call a function; return why it failed, None if it did not."""
+        """Call a function; return why it failed, None if it succeeded."""
         try:
             func()
         except CyborgError as exc:

@@ -92,7 +92,7 @@ class AuditRunner:
         return {"uuid": self._uow.run_once(write, lambda uuid: {"uuid": uuid})}
 
     def run_once(self) -> int:
-        """Run the audits that are pending or whose lease has expired; return how many ended."""
+        """Run audits that are pending or whose lease has expired; return the number that ended."""
         ended = 0
         while not self._stopped.is_set():
             owner = new_owner(self._conf.host)

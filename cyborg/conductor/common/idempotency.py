@@ -115,7 +115,7 @@ class IdempotentEndpoint:
 
 
 class CallRecords:
-    """Records of executed calls, deleted once no copy of the call can arrive."""
+    """Records of executed calls, deleted when no copy of the call can arrive any more."""
 
     def __init__(self, conf: cfg.ConfigOpts, uow: UnitOfWork) -> None:
         self._retention = timedelta(seconds=max(MIN_RETENTION, 10 * conf.rpc.timeout))

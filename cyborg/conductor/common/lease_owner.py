@@ -13,7 +13,7 @@ MAX_HOST = 200  # characters of a host; the column has 255
 
 
 class _Process:
-    """The identity of this process, and the number of its next owner."""
+    """The identity of this process, and the number of its next lease owner."""
 
     def __init__(self) -> None:
         self.id = f"{os.getpid()}:{uuid4().hex[:12]}"
@@ -24,12 +24,12 @@ _process = _Process()
 
 
 def process_owner(host: str) -> str:
-    """Return the start of all owners of this process."""
+    """Return the common prefix of all lease owners of this process."""
     return f"{host[:MAX_HOST]}:{_process.id}"
 
 
 def new_owner(host: str) -> str:
-    """Return an owner that no other call in any process returns. Thread-safe."""
+    """Return a unique lease owner: no other call in any process returns the same. Thread-safe."""
     return f"{process_owner(host)}:{next(_process.numbers)}"
 
 

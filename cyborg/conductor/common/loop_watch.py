@@ -24,11 +24,11 @@ class LoopWatch:
         self._logged: dict[str, float] = {}
 
     def add(self, loops: Sequence[PeriodicTask]) -> None:
-        """Watch these tasks, too."""
+        """Add tasks to watch."""
         self._loops += loops
 
     def overdue(self) -> dict[str, float]:
-        """Return the seconds since the last run of each overdue task by name, 0.0 if not overdue.
+        """Return, by task name, the seconds since the last run of an overdue task, 0.0 for others.
 
         An overdue task is logged once a minute, and its recovery once.
         """

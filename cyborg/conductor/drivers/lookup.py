@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lookup of drivers whose package was installed while agents run: they rescan on demand.
+"""Lookup of drivers that were installed while the agents run: agents rescan on demand.
 
 A request queries the agents that are up and lack the driver, in parallel, within a bounded time.
-Found drivers are stored at once; the next report of each such agent has its complete driver list.
+Found drivers are stored immediately; the next report of each such agent has its complete driver
+list.
 """
 
 import threading
@@ -41,9 +42,9 @@ class DriverLookup:
     def find(self, key: str, hosts: Collection[str] | None) -> list[str]:
         """Query agents for a driver, by name or uuid; return the hosts that have it.
 
-        ``hosts`` limits the query, None is all hosts. Hosts that are down or whose driver is known
-        are not queried. An agent that fails or does not answer in time counts as one without the
-        driver.
+        ``hosts`` limits the query, None is all hosts. Hosts that are down, or that have already
+        reported the driver, are not queried. An agent that fails or does not answer in time is
+        treated as if its host did not have the driver.
         """
         missing = self._uow.run(lambda tx: _hosts_without_driver(tx, key, hosts))
         if not missing:

@@ -19,7 +19,7 @@ HostGeneration = tuple[str, int]
 
 
 class GenerationNotifier:
-    """Sender of generations to agents, in threads of its own."""
+    """Sender of generations to agents, in its own threads."""
 
     def __init__(self, agents: AgentAPI) -> None:
         self._agents = agents

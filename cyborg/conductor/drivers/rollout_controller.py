@@ -3,10 +3,10 @@
 
 Each iteration of a job is one transaction: it reads the states of the steps, asks ``core.rollout``
 for the plan, writes the desired state of the hosts to change, and ends the job if it is complete.
-Agents are notified after the commit; an agent that misses that syncs with its next heartbeat. A
-crash at any point is recovered by the next iteration.
+Agents are notified after the commit; an agent that misses the notification syncs with its next
+heartbeat. A crash at any point is recovered by the next iteration.
 
-Locks are taken in one order: jobs, agents, steps, and then what a report writes.
+Locks are taken in one order: jobs, agents, steps, and then the rows that a report writes.
 """
 
 import logging
@@ -47,7 +47,7 @@ CANCELLED = "cancelled by an operator"
 
 @dataclass(frozen=True, slots=True)
 class RolloutUpdate:
-    """Actions after the commit of an iteration: notify hosts, wake the publisher, requeue."""
+    """Actions after the commit of an iteration: notify hosts, wake the publisher, requeue a job."""
 
     host_generations: Sequence[HostGeneration] = ()
     publish: bool = False
@@ -124,10 +124,10 @@ class RolloutController:
         self._notifier.stop()
 
     def cancel(self, uuid: str) -> None:
-        """Cancel a driver job: start no more steps and uncordon the backends of pending ones.
+        """Cancel a driver job: start no more steps and uncordon the backends of pending steps.
 
-        Steps in progress continue, and the job ends with them. Raise Invalid, NotFound, and
-        WrongState if the job has ended or is not about a driver.
+        Steps in progress continue, and the job ends when they have ended. Raise Invalid, NotFound,
+        and WrongState if the job has ended or is not about a driver.
         """
         job_uuid = parse_uuid(uuid, "uuid")
 

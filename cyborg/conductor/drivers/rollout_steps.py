@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Start and roll back the steps of driver jobs, within the transaction of the caller.
 
-The caller holds the lock of the job. Where possible, one statement serves all hosts.
+The caller holds a lock on the job. Where possible, one statement serves all hosts.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -62,7 +62,8 @@ class Drivers:
     ) -> None:
         """``wake`` is called after the commit of a job, to wake the rollout controller.
 
-        ``find`` queries the agents of some hosts, or of all, for a driver that is unknown there.
+        ``find`` queries agents for a driver that their hosts have not reported yet: the agents of
+        the given hosts, or of all hosts.
         """
         self._conf = conf
         self._uow = uow
@@ -78,7 +79,7 @@ class Drivers:
         hosts: Sequence[str] | None,
         config: Mapping[str, Any] | None,
     ) -> dict[str, Any]:
-        """Enable a driver on hosts; steps of hosts that already have the backend are done at once.
+        """Enable a driver on hosts; hosts that already have the backend are not changed.
 
         Raise Invalid and NotFound. Raise Conflict if the driver cannot be imported, if a backend of
         that name has another driver or configuration, and while another job for the driver is open.
@@ -203,8 +204,8 @@ class Drivers:
     ) -> str:
         """Make an open uninstallation remove these backends without waiting for bound handles.
 
-        Raise Conflict if the job waits for none of them, or, if the operator named them
-        (``explicit``), not for all of them.
+        Raise Conflict if the job waits for none of these backends. If the operator named the
+        backends (``explicit``), also raise Conflict if the job does not wait for all of them.
         """
         job, keys = store.lock(tx, uuid), {(target.host, target.backend) for target in found}
         if job is None or job["mutex_key"] is None or job["kind"] != Kind.UNINSTALL:
@@ -222,7 +223,7 @@ class Drivers:
     def adopt(self, host: str, address: str, backend: str) -> dict[str, Any]:
         """Make a backend manage a device that its rules exclude.
 
-        Raise Invalid, NotFound, and Conflict if its driver has no such options.
+        Raise Invalid, NotFound, and Conflict if the driver has no options to adopt devices.
         """
         return self._manage(
             check_text("host", host),
@@ -234,7 +235,8 @@ class Drivers:
     def release(self, uuid: str) -> dict[str, Any]:
         """Exclude a device from the management of its backend.
 
-        Raise Invalid, NotFound, InUse while a handle of it is bound or being cleaned, and Conflict.
+        Raise Invalid, NotFound, Conflict, and InUse while a handle of the device is bound or being
+        cleaned.
         """
         device = parse_uuid(uuid, "uuid")
 
@@ -285,7 +287,7 @@ class Drivers:
     def _acquire_job(self, tx: sa.Connection, kind: Kind, driver: str) -> OpenJob:
         """Create a job for a driver, or return the open one.
 
-        Call it before reading the driver's backends: no other job changes them from then on.
+        Call this before reading the driver's backends: afterwards no other job can change them.
         """
         open_job = store.find_open(tx, driver)
         return (

@@ -31,8 +31,8 @@ MAX_BACKENDS = desired_state.MAX_BACKENDS - 16
 class HostDriver:
     """Driver on one host.
 
-    ``error`` is why the driver cannot be imported there. ``installable`` is False if the host's
-    configuration does not allow new backends of the driver.
+    ``error`` is the reason if the driver cannot be imported on the host. ``installable`` is False
+    if the host's configuration does not allow new backends of the driver.
     """
 
     service_id: int
@@ -50,7 +50,7 @@ class HostDriver:
 
     @property
     def refusal(self) -> str | None:
-        """Return why no backend of the driver can be added to the host, None if one can."""
+        """Return why no backend of the driver can be added to the host, None if it is possible."""
         if not self.usable:
             return self.error or "it is not installed"
         if not self.installable:
@@ -105,7 +105,7 @@ class TargetResolver:
 
     @classmethod
     def of_backend(cls, tx: sa.Connection, host: str, backend: str) -> Self:
-        """Return the resolver of the driver of one backend of one host. Raise NotFound."""
+        """Return the resolver for the driver that a backend of a host uses. Raise NotFound."""
         agents = {row["host"]: row["id"] for row in read.agents(tx)}
         if host not in agents:
             raise _unknown_host([host], agents)
@@ -132,8 +132,8 @@ class TargetResolver:
         """Return the hosts where the driver can be enabled, among ``hosts`` or all hosts.
 
         A host that has the backend already (a key of ``present``) needs no permission for a new
-        one. Raise NotFound for a host without an agent. Raise Conflict, with the reasons, if the
-        driver cannot be enabled on one of ``hosts``, or on any host.
+        backend. Raise NotFound for a host without an agent. Raise Conflict, with the reasons, if
+        the driver cannot be enabled on one of ``hosts``, or on any host.
         """
         usable, refused = list[HostDriver](), list[HostDriver]()
         for candidate in self._select_hosts(hosts):

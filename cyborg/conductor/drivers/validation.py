@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Validation of requests on drivers, and the errors of refused ones."""
+"""Validation of requests on drivers, and the errors for rejected requests."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -57,7 +57,8 @@ def driver_in_use(
 ) -> InUse:
     """Return the error for a driver whose accelerators are in use.
 
-    ``in_use`` counts the handles by host and backend; ``holders`` are some of the requests.
+    ``in_use`` counts the handles by host and backend; ``holders`` are some of the ARQs that own
+    them.
     """
     names = [f"{row['uuid']} (instance {row['instance_uuid']})" for row in holders]
     total = sum(in_use.values())
@@ -70,7 +71,7 @@ def driver_in_use(
 
 
 def ensure_unused(holders: Sequence[str], dirty: int, address: str, host: str) -> None:
-    """Raise InUse if requests hold the device or ``dirty`` handles of it are being cleaned."""
+    """Raise InUse if requests hold the device, or if its handles (``dirty``) are being cleaned."""
     if not holders and not dirty:
         return
     reason = f"{dirty} of its handles are being cleaned"

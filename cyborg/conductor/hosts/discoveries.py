@@ -52,8 +52,8 @@ class Discoveries:
     def create(self, host: str | None = None, driver: str | None = None) -> dict[str, Any]:
         """Start a discovery of backends: of all, of a host, of a driver or both.
 
-        Return the uuid of the discovery at once; its rows get the results. Raise NotFound, with
-        similar names, if there is no such host or backend.
+        Return the uuid of the discovery without waiting; the results are stored in its rows. Raise
+        NotFound, with similar names, if there is no such host or backend.
         """
         host = check_optional_text("host", host)
         driver = check_optional_text("driver", driver)
@@ -90,7 +90,7 @@ class Discoveries:
         self._uow.run(lambda tx: store.record_outcomes(tx, uuid, host, outcomes))
 
     def sweep(self) -> int:
-        """Fail discoveries that timed out and delete old ones; return the number of rows."""
+        """Fail discoveries at their timeout, delete old discoveries; return the number of rows."""
         seconds = self._timeout()
         created_before = self._now() - timedelta(seconds=seconds)
         error = f"no answer in {seconds:g} s: is the agent of this host running?"
@@ -99,7 +99,7 @@ class Discoveries:
         return purged + self._uow.run(lambda tx: store.fail_older(tx, created_before, error))
 
     def stop(self) -> None:
-        """Start no more calls; a later sweep fails the discoveries that were not started."""
+        """Start no more calls; a later sweep sets discoveries that were not started to failed."""
         self._calls.stop()
 
     def _timeout(self) -> float:

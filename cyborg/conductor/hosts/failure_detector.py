@@ -65,7 +65,7 @@ class FailureDetector:
         """Send this conductor's own heartbeat over the bus and record whether it arrived.
 
         ``send`` returns the answer, whose ``now`` is the time of the conductor that received the
-        heartbeat. Raise what ``send`` raises.
+        heartbeat. Raise any exception of ``send``.
         """
         sent_at = self._now()
         try:
@@ -94,7 +94,8 @@ class FailureDetector:
     def sweep(self) -> int:
         """Mark unreachable agents down and return their number.
 
-        Runs one statement if there are none, and a fixed number for each BATCH_SIZE agents.
+        Executes one statement if there are no such agents, else a fixed number for each BATCH_SIZE
+        agents.
         """
         now, clock = self._now(), self._clock()
         with self._lock:

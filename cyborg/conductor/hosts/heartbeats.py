@@ -56,7 +56,7 @@ class Hosts:
         *,
         now: Callable[[], datetime] | None = None,
     ) -> None:
-        """``wake_publisher`` is called after a commit that changes what Placement must have.
+        """``wake_publisher`` is called after a commit that changes resource providers.
 
         ``wake_jobs`` is called when an agent restarts that has open jobs.
         """
@@ -78,7 +78,7 @@ class Hosts:
         versions: Mapping[str, Any] | None,
         observed_generation: int | None = None,
     ) -> dict[str, Any]:
-        """Record an agent's heartbeat; return when the next is due and whether to report.
+        """Record an agent's heartbeat; return the time of the next, and whether a report is needed.
 
         A heartbeat without changes costs one UPDATE for an inventory of any size. A heartbeat from
         an agent marked down uncordons its host. ``observed_generation`` is the generation of the
@@ -146,7 +146,8 @@ class Hosts:
         """Record the inventory of a host in one transaction and wake the publisher on changes.
 
         Raise Stale if the report is from a previous epoch of the agent or is not newer than the
-        last one, Invalid if it is malformed, Conflict if it claims what another host has.
+        last one, Invalid if it is malformed, Conflict if another host already has one of its unique
+        names.
         """
         inventory = self._parse_report(report)
         now = self._now()
@@ -322,7 +323,7 @@ class Hosts:
         ) from duplicate
 
     def _retry_on_duplicate(self, work: Callable[[sa.Connection], T]) -> T:
-        """Run a transaction again if another conductor has just registered the same daemon."""
+        """Run a transaction; repeat it if another conductor has just registered the same daemon."""
         try:
             return self._uow.run(work)
         except db_exc.DBDuplicateEntry:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deletion of daemons that are down; with an agent, of the inventory of its host."""
+"""Deletion of daemons that are down; for an agent, together with the inventory of its host."""
 
 from collections.abc import Callable
 from datetime import datetime
@@ -36,7 +36,7 @@ class Services:
         *,
         now: Callable[[], datetime] | None = None,
     ) -> None:
-        """``wake_publisher`` is called after a commit that changes what Placement must have."""
+        """``wake_publisher`` is called after a commit that changes resource providers."""
         self._conf = conf
         self._uow = uow
         self._wake_publisher = wake_publisher
@@ -44,7 +44,7 @@ class Services:
         self._notices = notices or NotificationBuilder(conf, now=self._now)
 
     def delete(self, uuid: str) -> None:
-        """Delete a daemon that is down; with an agent, also the devices of its host.
+        """Delete a daemon that is down; for an agent, also delete the devices of its host.
 
         If the host returns, its devices are restored from tombstones ([conductor] tombstone_ttl)
         with their uuids and the settings of operators; the desired state of its drivers is lost.

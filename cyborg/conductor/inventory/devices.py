@@ -42,7 +42,7 @@ class Devices:
     def set_status(self, uuid: str, status: str) -> None:
         """Allow new binds of a device (enabled) or cordon it (maintaining).
 
-        Bound ARQs stay bound. Setting the current status is no error. Raise Invalid, NotFound.
+        Bound ARQs stay bound. Setting the current status is not an error. Raise Invalid, NotFound.
         """
         if status not in (ENABLED, MAINTAINING):
             raise Invalid(

@@ -26,7 +26,7 @@ from cyborg.db.write import attach_handles, desired_backends, providers
 
 @dataclass(frozen=True, slots=True)
 class ReportResult:
-    """Result of recording a report: the number of stale providers, and what to log.
+    """Result of recording a report: the number of stale providers, and texts for the log.
 
     ``abandoned`` is the number of handles that were removed without cleaning.
     """
@@ -153,9 +153,9 @@ def _exclude_failed_backends(
 ) -> dict[Key, Stored]:
     """Return the stored records that the report may change.
 
-    Excluded are unreported devices of backends that are not READY, and devices in programming. An
-    agent reports the last known devices of a failed backend. After a restart it knows none, which
-    does not mean that the devices were removed.
+    Devices that are being programmed are excluded, and unreported devices of backends that are not
+    READY. An agent reports the last known devices of a failed backend. After a restart it knows
+    none, which does not mean that the devices were removed.
     """
     failed = {b.name for b in report.backends if b.status is not BackendStatus.READY}
     reported = {device.address for device in report.devices}

@@ -86,7 +86,7 @@ class Writer:
         *,
         keep_tombstones: bool,
     ) -> None:
-        """``keep_tombstones``: keep tombstones of removals, and restore additions from them."""
+        """``keep_tombstones``: write tombstones of removals, and restore additions from them."""
         self._tx = tx
         self._host = host
         self._state = state
@@ -214,7 +214,7 @@ class Writer:
         )
 
     def _set_parents(self, steps: Sequence[Step], target: Mapping[Key, Stored]) -> None:
-        """Write parent and root of all deployables of each device with a new or moved one."""
+        """Write parent and root of all deployables of each device that got a deployable."""
         moved = {s.key[1] for s in steps if isinstance(s, Add | Change) and s.key[0] == DEPLOYABLE}
         parents: dict[int, tuple[int | None, int]] = {}
         for key, record in target.items():

@@ -28,10 +28,10 @@ def abandon_cleaning(
     *,
     keep_tombstones: bool,
 ) -> tuple[JobResult, list[Remark]]:
-    """Abandon the handles of a failed release job whose backend is gone; end the job if any.
+    """Abandon the handles of a failed release job whose backend was removed; then end the job.
 
-    The next sweep makes another job for the remaining handles. Return the result and the remarks to
-    log; a count of 0 means that nothing was abandoned.
+    The next sweep creates another job for the remaining handles. Return the result and the remarks
+    to log. If no handle was abandoned, the job stays open and the counts of the result are 0.
     """
     host, backends = row["host"], {item["backend"] for item in row["arguments"]["items"]}
     if not desired_backends.removed_backends(tx, host, backends):

@@ -73,7 +73,7 @@ def complete_job(
 
 
 def mark_uncleanable(tx: sa.Connection, job_id: int, now: datetime) -> None:
-    """Reserve the handles of a release job that does not succeed at once in Placement."""
+    """Reserve, in Placement, the handles of a release job whose first attempt failed."""
     publishing.mark_stale_existing(tx, jobs.providers_of(tx, job_id), now)
 
 

@@ -84,8 +84,8 @@ class JobDispatcher:
     def run_once(self) -> int:
         """Start to process every job that is due; return their number.
 
-        Answers within ROUND_TIMEOUT are recorded on return. An agent that does not answer delays
-        only the jobs of its own host, since each host has a thread.
+        Answers that arrive within ROUND_TIMEOUT are recorded before this returns. An agent that
+        does not answer delays only the jobs of its own host, since each host has a thread.
         """
         count = 0
         while not self._stopped.is_set() and (slots := self._free_slots()):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programming of deployables: enqueue a job that loads an image; no claims until it ends."""
+"""Programming of deployables: a job loads an image, and until it ends no handle is claimed."""
 
 from collections.abc import Callable
 from datetime import datetime, timedelta

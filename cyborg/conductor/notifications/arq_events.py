@@ -60,9 +60,9 @@ class ArqEventRecorder:
     def record_released(
         self, tx: sa.Connection, rows: Rows, *, keep: bool, failed: Rows = (), orphans: bool = False
     ) -> None:
-        """Record that ARQs are unbound (``keep``) or deleted, and that this failed other binds.
+        """Record that ARQs are unbound (``keep``) or deleted, and binds that failed because of it.
 
-        Nova gets events only for ``failed``, because it unbinds and deletes ARQs itself.
+        Nova gets events only for ``failed``: it requested the unbind or the deletion itself.
         """
         state = ArqState.UNBOUND if keep else ArqState.DELETING
         event = Event.UNBOUND if keep else Event.REQUEST_DELETED

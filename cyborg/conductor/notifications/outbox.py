@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Deliver events to Nova, and let operators retry or delete dead letters of the outbox.
 
-An event may be delivered twice: Nova ignores events that it does not wait for.
+An event may be delivered twice, which is harmless: Nova ignores events that it does not wait for.
 """
 
 import time

@@ -35,10 +35,10 @@ BATCH = 64  # messages sent together
 class Channel:
     """Delivery channel for messages of one kind.
 
-    ``send`` gets payloads in the order of writing. It returns for each an error, or None if the
-    message is done. It raises Unavailable if the destination is unavailable, and Invalid if the
-    destination rejects the batch. It returns within ``send_timeout`` seconds. Retry delays grow to
-    about ``max_retry_delay`` seconds. ``destination`` is a name for the log,
+    ``send`` gets payloads in the order in which they were written. For each it returns an error, or
+    None if the message needs no retry. It raises Unavailable if the destination is unavailable, and
+    Invalid if the destination rejects the batch. It returns within ``send_timeout`` seconds. Retry
+    delays grow to about ``max_retry_delay`` seconds. ``destination`` is a name for the log,
     ``subject_field`` the log field that has the subject of a message.
     """
 
@@ -107,7 +107,7 @@ class OutboxWorker:
     ) -> int:
         """Send messages together; if the batch is rejected, send each subject separately.
 
-        Return the number of delivered messages, and add the subjects of failed ones to ``failed``.
+        Return the number of delivered messages. Add the subjects of failed messages to ``failed``.
         """
         if lease.ended or self._stopped.is_set() or not lease.has_time(self._clock()):
             lease.ended = True

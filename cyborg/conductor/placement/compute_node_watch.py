@@ -4,8 +4,8 @@
 If an operator deletes a compute service, Nova deletes the providers of Cyborg with the compute node
 provider. Placement sends no events, and an unchanged provider is verified only every
 ``placement_verify_interval``. So the compute nodes are listed more often: one call, whose answer
-depends on the number of hosts and not of devices. Each conductor watches and keeps the last list;
-two conductors write the same.
+grows with the number of hosts, not of devices. Each conductor watches and keeps its last list. If
+two conductors find the same change, they write the same.
 """
 
 from collections.abc import Callable, Mapping

@@ -158,7 +158,7 @@ class ComputeNodeResolver:
     def _not_found(self, host: str, reason: str, name: str | None = None) -> NotFound:
         """Return the error; log it unless the last error of the host had the same reason.
 
-        Similar provider names are added if ``name`` is given, which may list all root providers.
+        If ``name`` is given, add similar provider names; this may query all root providers.
         """
         last = self._last_error.get(host)
         if last is not None and last.startswith(reason):

@@ -22,7 +22,7 @@ def desired_providers(root_uuid: str, rows: Iterable[DesiredProviderRow]) -> dic
 def actual_provider(
     summary: ProviderSummary, inventories: Mapping[str, Mapping[str, Any]], traits: frozenset[str]
 ) -> Provider:
-    """Convert what Placement has of a provider to a value that can be compared."""
+    """Convert a provider as Placement returns it to a value that can be compared."""
     return Provider(
         uuid=summary.uuid,
         name=summary.name,

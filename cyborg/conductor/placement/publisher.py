@@ -2,8 +2,8 @@
 """Publish the resource providers of devices: reconcile Placement with the database.
 
 The desired state is always computed from the tables, never from earlier messages. Several
-conductors may publish concurrently: leases separate their providers, and if a lease expires too
-early, the generations in Placement prevent lost updates.
+conductors may publish concurrently: each leases the providers that it publishes. If a lease expires
+too early, the generations in Placement prevent lost updates.
 """
 
 import itertools
@@ -106,7 +106,7 @@ class Publisher:
         """Publish all due providers unless Placement is unavailable; return their number.
 
         A provider without an answer stays leased until the end of the run and is retried in the
-        next: it does not delay other providers.
+        next run: it does not delay other providers.
         """
         count = 0
         self._consecutive_failures, self._placement_down = 0, False
@@ -241,7 +241,7 @@ class Publisher:
         result: _BatchResult,
         missing_node: NotFound | None,
     ) -> None:
-        """Record the error of a provider that Placement answered with a refusal."""
+        """Record the error of a provider whose changes Placement rejected."""
         if not isinstance(failure, InUse) and failure.message != INTERNAL:
             # The cached compute node provider may no longer exist.
             self._compute_nodes.forget(host)

@@ -120,10 +120,10 @@ class ProviderReconciler:
         desired: Mapping[str, Inventory],
         actual: Mapping[str, Mapping[str, Any]],
     ) -> int:
-        """Set inventories. Reserve obsolete ones with allocations in full, and raise InUse.
+        """Set inventories. Reserve obsolete inventories with allocations in full and raise InUse.
 
-        The allocated units may be the same hardware as the new inventories, so that many units are
-        reserved there, too.
+        The allocated units may be the same hardware as units of the new inventories. So the same
+        number of units is reserved in the new inventories, too.
         """
         body = mapping.inventories_body(desired)
         try:

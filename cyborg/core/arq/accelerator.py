@@ -35,8 +35,8 @@ class AcceleratorFacts:
     """Facts that decide the state of an accelerator.
 
     ``owner_state`` is the state of the owning ARQ, None without an owner. ``draining`` is set if
-    the handle, its deployable or its device is draining. ``schedulable`` is that of the device's
-    ``core.inventory.device_state.DeviceStatus``.
+    the handle, its deployable or its device is draining. ``schedulable`` is the value in the
+    device's ``core.inventory.device_state.DeviceStatus``.
     """
 
     owner_state: str | None = None
@@ -56,7 +56,7 @@ class Label(TypedDict, total=False):
 def evaluate(facts: AcceleratorFacts) -> AcceleratorState:
     """Return the state of an accelerator.
 
-    An owner in any state except BindStarted makes it BOUND.
+    An accelerator with an owner is BOUND, unless the owner is in state BindStarted.
     """
     if facts.draining:
         return AcceleratorState.DRAINING

@@ -80,8 +80,8 @@ def check_requests(requests: Sequence[BindRequest | UnbindRequest]) -> None:
 def parse_patch(body: Any) -> tuple[BindRequest | UnbindRequest, ...]:
     """Parse the body of PATCH accelerator_requests: a map of ARQ uuid to JSON patch operations.
 
-    Operations ``add`` are a bind and operations ``remove`` an unbind; one body has one kind only.
-    Raise Invalid with the ARQ and the path.
+    ``add`` operations bind and ``remove`` operations unbind; a body must not have both. Raise
+    Invalid with the ARQ and the path.
     """
     if not isinstance(body, Mapping) or not body:
         raise Invalid("the body must be an object of {arq uuid: [operations]}", field="body")

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Orphaned ARQs: bound ARQs whose instance has no allocation on their provider.
 
-Nova leaks such ARQs. It also deletes allocations and ARQs one after the other. So an ARQ without an
-allocation is suspected first, and is an orphan if it has none after a grace period. The ARQs of a
-provider whose allocations were not read are not classified.
+Nova may leave such ARQs behind. But when Nova deletes an instance normally, an ARQ also has no
+allocation for a short time. So an ARQ without an allocation is suspected first, and is an orphan if
+it has no allocation after a grace period. The ARQs of a provider whose allocations were not read
+are not classified.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -48,7 +49,7 @@ class LockedArqRow(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class BoundArq:
-    """A bound ARQ, with what is needed to find out whether it is an orphan."""
+    """A bound ARQ, with the data that decide whether it is an orphan."""
 
     id: int
     uuid: str
@@ -123,8 +124,9 @@ def classify(
 ) -> Classification:
     """Classify ARQs by the ``consumers`` that have allocations on each provider.
 
-    A provider that is None or missing was not read, or Placement does not have it. Only ARQs bound
-    at ``bound_before`` or earlier are suspected. Without a ``grace_period`` there are no orphans.
+    If the value of a provider is None or missing, it was not read, or Placement does not have it.
+    Only ARQs bound at ``bound_before`` or earlier are suspected. Without a ``grace_period`` there
+    are no orphans.
     """
     # Nova allocates before it binds. An ARQ bound before Placement was read must be in the result.
     suspects, recovered, orphans, unowned = [], [], [], []
@@ -182,14 +184,14 @@ def without_allocation(
 ) -> tuple[BoundArq, ...]:
     """Return the ARQs whose instance is not among the consumers.
 
-    The longest suspected come first, then the others by descending id.
+    ARQs that are suspected for the longest time come first, then the others by descending id.
     """
     missing = [arq for arq in arqs if arq.instance not in consumers]
     return tuple(sorted(missing, key=lambda arq: (arq.orphan_since or datetime.max, -arq.id)))
 
 
 def providers_to_check(reasons: Mapping[str, Sequence[Mapping[str, Any]]]) -> tuple[str, ...]:
-    """Return the providers of a failed bind whose handles are rejected only for being in use.
+    """Return providers of a failed bind whose handles are rejected only because they are in use.
 
     ``reasons`` are the details of NoHandle. Other providers are left out: if the device is disabled
     or a trait is missing, the release of a handle does not help.

@@ -7,8 +7,8 @@ A group is a flat object of strings with these keys:
 * ``trait:<TRAIT>``: ``required`` or ``forbidden``;
 * ``accel:<key>``: free text for the driver, such as ``accel:bitstream_id``.
 
-An amount of zero and a group without resources are refused when the profile is created: Nova would
-fail with a KeyError, and with NoValidHost.
+An amount of zero and a group without resources are rejected when the profile is created: later Nova
+would fail, with a KeyError or with NoValidHost.
 """
 
 import re

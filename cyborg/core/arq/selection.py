@@ -2,7 +2,8 @@
 """Selection of free attach handles for ARQs, and the reasons if none fits.
 
 Nova gives the provider of each ARQ, so a handle is selected among the handles of that provider
-only. They are equal for the ARQ, so any free one is as good as a global matching.
+only. All of them are equal for the ARQ, so any free handle can be selected without a global
+matching.
 """
 
 import random
@@ -35,7 +36,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One attach handle, with all that decides whether it can be allocated."""
+    """One attach handle, with the facts that decide whether it can be allocated."""
 
     handle_id: int
     handle: str

@@ -9,7 +9,7 @@ from cyborg.core.audit.sources import ArqRecord, DeployableRecord, HostSnapshot
 
 
 def compare(snapshot: HostSnapshot) -> Iterator[Finding]:
-    """Yield the findings about handles and ARQs. Changes that may be in flight are skipped."""
+    """Yield the findings about handles and ARQs. Changes that may be in progress are skipped."""
     for device in snapshot.database.devices:
         for deployable in device.deployables:
             yield from _compare_handles(snapshot, deployable)
@@ -82,7 +82,7 @@ def _instance_gone_repair(snapshot: HostSnapshot, arq: ArqRecord) -> Repair | No
 def _compare_allocations(
     snapshot: HostSnapshot, settled: Sequence[ArqRecord], misplaced: Collection[str | None]
 ) -> Iterator[Finding]:
-    """Compare the units of instances, except those in flight and the ``misplaced`` ones."""
+    """Compare the units of instances, except instances that change or are ``misplaced``."""
     moving = {arq.instance for arq in snapshot.database.arqs if not arq.is_settled(snapshot.now)}
     bound: dict[str, dict[str, list[ArqRecord]]] = {}
     for arq in settled:

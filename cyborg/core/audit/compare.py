@@ -16,11 +16,12 @@ def compare(snapshot: HostSnapshot) -> tuple[Finding, ...]:
 
 
 def instances_to_verify(snapshot: HostSnapshot, listed: frozenset[str]) -> frozenset[str]:
-    """Return the instances that are to be read from Nova one by one.
+    """Return the instances that must be read from Nova one by one.
 
     ``listed`` are the instances that Nova lists on the host. The result has the bound instances
-    that are not listed, and every consumer whose allocations and ARQs do not match, listed or not:
-    a mismatch of an instance that Nova is busy with is no finding.
+    that are not listed, and all consumers whose allocations and ARQs do not match. These are read
+    even if they are listed, because a mismatch is not a finding while Nova is busy with the
+    instance.
     """
     bound = {arq.instance for arq in snapshot.database.arqs if arq.is_settled(snapshot.now)}
     mismatched = {f.instance for f in arqs.compare(snapshot) if f.instance is not None}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kinds of findings of an audit, each with an advice and, if there is one, a safe repair.
+"""Kinds of findings of an audit, each with advice and, if there is one, a safe repair.
 
 An audit compares four sources: the hardware as the agent sees it, our database, Placement, and
 Nova's instances. ``core.audit.compare`` has the comparison.
@@ -33,7 +33,7 @@ class Source(StrEnum):
 
 
 class Repair(StrEnum):
-    """Repairs that an audit may do by itself. None changes an allocation or anything in Nova."""
+    """Repairs that an audit may do without an operator. No repair changes allocations or Nova."""
 
     REPORT = "report"  # have the host report again
     PUBLISH = "publish"  # have the publisher reconcile a provider
@@ -47,10 +47,10 @@ _PUBLISH = "The publisher repairs it; if the finding persists, read the conducto
 
 
 class Kind(StrEnum):
-    """Kinds of findings, each with an advice for people.
+    """Kinds of findings, each with advice for the operator.
 
-    ``repair`` is the repair of each finding of the kind. Findings of a kind without one may have
-    repairs of their own.
+    ``repair`` is the repair of each finding of the kind. If it is None, a finding may have its own
+    repair.
     """
 
     advice: str
@@ -162,7 +162,7 @@ class Finding:
         return self.kind, self.object
 
     def to_dict(self, *, repaired: bool = False, error: str | None = None) -> dict[str, Any]:
-        """Return plain values for people; ``error`` is the reason why the repair failed."""
+        """Return plain values for display; ``error`` is the reason why the repair failed."""
         return {
             "host": self.host,
             "kind": str(self.kind),
@@ -176,10 +176,10 @@ class Finding:
 
 
 def confirmed(first: Collection[Finding], second: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return the findings of the second comparison that the first one has too.
+    """Return the findings that both comparisons have, as the second one has them.
 
-    Changes that were in flight at the first comparison are complete at the second. Its new
-    findings are dropped: it reads only the objects of the first findings again.
+    Changes that were in progress at the first comparison are complete at the second. New findings
+    of the second comparison are dropped, because it reads only the objects of the first findings.
     """
     keys = {finding.key for finding in first}
     return tuple(finding for finding in second if finding.key in keys)

@@ -12,7 +12,7 @@ from cyborg.core.text import format_number
 def compare(snapshot: HostSnapshot) -> Iterator[Finding]:
     """Yield the findings about resource providers.
 
-    A provider that waits for the publisher gives a finding of its own and is not compared.
+    A provider that waits for the publisher gives a separate finding and is not compared.
     """
     records = snapshot.database.providers
     if snapshot.placement.missing is not None:

@@ -31,7 +31,7 @@ class HandleRecord:
 
     @property
     def in_use(self) -> bool:
-        """Return whether the handle has an owner or needs cleaning after the last one."""
+        """Return whether the handle has an owner, or must be cleaned after the last owner."""
         return self.owner is not None or self.needs_cleaning
 
 
@@ -142,7 +142,7 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class NovaSnapshot:
-    """Instances in Nova: uuids ``listed`` on the host, and the ones ``queried`` one by one.
+    """Instances in Nova: uuids ``listed`` on the host, and instances ``queried`` one by one.
 
     The value of a queried instance is None if Nova does not have it.
     """

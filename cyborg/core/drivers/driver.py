@@ -21,7 +21,7 @@ def driver_uuid(name: str) -> str:
 def version_of(name: str, versions: Any) -> str | None:
     """Return the version of a driver from the ``versions`` of an agent's heartbeat, or None.
 
-    ``versions`` is not validated: anything but text gives None.
+    ``versions`` is not validated: the version is None if it is not text.
     """
     drivers = versions.get("drivers") if isinstance(versions, Mapping) else None
     version = drivers.get(name) if isinstance(drivers, Mapping) else None
@@ -29,7 +29,7 @@ def version_of(name: str, versions: Any) -> str | None:
 
 
 def common_version(versions: Iterable[str | None]) -> str | None:
-    """Return the version that all hosts have; None if they differ or if one has none."""
+    """Return the version that all hosts have; None if versions differ or a host has no version."""
     found = set(versions)
     return found.pop() if len(found) == 1 else None
 

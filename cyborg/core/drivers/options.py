@@ -89,10 +89,10 @@ class Setting(Serializable):
 def list_settings(
     options: Sequence[Option], values: Mapping[str, Any], sources: Mapping[str, Source]
 ) -> tuple[Setting, ...]:
-    """Return the effective options of a backend in a form that can be reported, in their order.
+    """Return the effective options of a backend in a form that can be reported.
 
-    The source of an option that is not in ``sources`` is DEFAULT. A value that JSON does not have
-    becomes text, and a value that is too long is cut.
+    They have the order of the declarations. The source of an option that is not in ``sources`` is
+    DEFAULT. A value that JSON cannot represent becomes text, and a value that is too long is cut.
     """
     settings = []
     for option in options:

@@ -54,7 +54,7 @@ class PlannedAction:
 def plan(
     records: Mapping[str, BackendRecord], host: DesiredHostState, configured: Collection[str]
 ) -> tuple[PlannedAction, ...]:
-    """Return the action for each backend of the desired state or of the records, stops last.
+    """Return an action for each backend of the desired state or the records; stops are last.
 
     ``configured`` are the backends of the configuration file; a backend without a desired state
     follows that file.
@@ -94,8 +94,8 @@ def merge_options(
 ) -> dict[str, Any]:
     """Return the value of each option: ``config`` overrides ``section``, which overrides defaults.
 
-    ``section`` is of the configuration file and ``config`` of the desired state. Raise Invalid for
-    a name or a value of ``config`` that the options do not allow.
+    ``section`` has options from the configuration file, ``config`` those of the desired state.
+    Raise Invalid for a name or a value of ``config`` that the options do not allow.
     """
     defaults = {o.name: list(o.default) if o.kind in LISTS else o.default for o in options}
     return {**defaults, **section, **driver_options.parse_values(options, config)}

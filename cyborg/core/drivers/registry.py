@@ -61,8 +61,8 @@ class DriverEntry(Serializable):
 
     ``type`` is the ``DeviceType`` of its devices, None for any type. ``abilities`` are those that
     it may have, depending on its configuration. ``error`` is the reason why it cannot be imported;
-    then only the name is known. ``installable`` is False if the host's configuration forbids to add
-    a backend of it over the API.
+    then only the name is known. ``installable`` is False if the host's configuration does not allow
+    a backend of it to be added over the API.
     """
 
     name: str = field(metadata=wire(load=_load_name))

@@ -130,9 +130,9 @@ def desired_backend(
 ) -> DesiredBackend:
     """Return the desired state of a backend that a job implies.
 
-    ``previous`` is the desired state before the job. ``arguments`` are the job's: the options to
-    change (None returns an option to the configuration file), and the desired status (None leaves
-    it unchanged).
+    ``previous`` is the desired state before the job. ``arguments`` are the arguments of the job:
+    the options to change (None returns an option to the configuration file), and the desired status
+    (None leaves it unchanged).
     """
     status = DesiredStatus.ENABLED if previous is None else previous.status
     config: dict[str, Any] = {}

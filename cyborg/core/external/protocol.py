@@ -42,7 +42,7 @@ class Hello:
 
 
 def is_driver_name(name: str) -> bool:
-    """Return whether a driver name is valid: up to 40 of ``a-z``, digits, ``_`` and ``-``."""
+    """Return whether a driver name is valid: at most 40 of ``a-z``, digits, ``_`` and ``-``."""
     return bool(_NAME.fullmatch(name)) and name != AGENT_SOCKET
 
 

@@ -51,7 +51,7 @@ def name_variants(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def matching_nodes(names: Sequence[str], nodes: Iterable[str]) -> tuple[str, ...]:
-    """Return the sorted names of compute nodes that may be those of the host ``names``.
+    """Return the sorted names of compute nodes that may belong to the host with these ``names``.
 
     A node name with a domain matches a short name of the host, unless the host also has that short
     name with another domain. More than one result is ambiguous.

@@ -17,7 +17,7 @@ class Liveness(StrEnum):
 
 
 def heartbeat_timeout(interval_seconds: float, missed: int) -> timedelta:
-    """Return the time since the last heartbeat after which ``missed`` heartbeats are missed.
+    """Return the time after the last heartbeat at which ``missed`` heartbeats count as missed.
 
     A heartbeat counts as missed when a whole interval has passed without it.
     """
@@ -33,8 +33,8 @@ def evaluate(
 ) -> Liveness:
     """Return the liveness of a service by the number of its missed heartbeats.
 
-    ``late_heartbeats`` of them make it late, ``down_heartbeats`` make it down. A last heartbeat
-    in the future, which a step of the clock can cause, is up.
+    ``late_heartbeats`` missed heartbeats make it late, ``down_heartbeats`` make it down. A last
+    heartbeat in the future, which a step of the clock can cause, is up.
     """
     elapsed = now - last_seen
     if elapsed >= heartbeat_timeout(interval_seconds, down_heartbeats):
@@ -49,7 +49,7 @@ class SelfCheck:
     """Period in which one conductor received its own heartbeats over the bus without a gap.
 
     ``since`` and ``last`` are the first and the last of these heartbeats, in seconds of the
-    monotonic clock. ``clock_offset`` is that of the last heartbeat.
+    monotonic clock. ``clock_offset`` is the offset at the last heartbeat.
     """
 
     since: float
@@ -86,8 +86,8 @@ def can_declare_down(
 ) -> bool:
     """Return whether this conductor may declare other services down.
 
-    It may when its own heartbeats came back over the same bus, without a gap, for the whole
-    ``window`` (seconds): then it would have received theirs.
+    It may if it received its own heartbeats over the bus, without a gap, for the whole ``window``
+    (seconds): then it would also have received the heartbeats of other services.
     """
     if check is None:
         return False

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The capability tree of an accelerator: ``{"num": 2, "ipsec": {"aes": {"3des": 50, "num": 1}}}``.
 
-A key is a function and its value has the variants of the function. ``num`` is a count and no
+A key is a function and its value has the variants of the function. ``num`` is a count, not a
 function. A value of ``0``, ``false``, ``null`` or ``""`` means that the accelerator does not have
 the function. The tree is stored as the driver reports it, and flattened to traits for Placement.
 """
@@ -25,7 +25,7 @@ _PIECE = 4000  # characters of one entry: a longer one than 4096 would be cut
 
 
 def validate(tree: Any) -> Mapping[str, Any]:
-    """Return the tree. Raise Invalid with the path of the first error."""
+    """Return the tree if it is valid. Raise Invalid with the path of the first error."""
     if not isinstance(tree, Mapping):
         raise _invalid(f"expected an object, found {type(tree).__name__}")
     _check(tree, ())
@@ -83,11 +83,11 @@ def decode_tree(text: str) -> dict[str, Any]:
 
 
 def function_limits(tree: Mapping[str, Any]) -> dict[tuple[str, ...], int]:
-    """Return for each function how many accelerators can have it at once, or UNLIMITED.
+    """Return, for each function, how many accelerators can have it concurrently, or UNLIMITED.
 
     ``num`` limits its function and all functions below it; the path ``()`` is the whole
-    accelerator. Keys are normalised; of two equal ones the larger limit counts. The tree must be
-    valid.
+    accelerator. Keys are normalised; if two keys become equal, the larger limit counts. The tree
+    must be valid.
     """
     found: dict[tuple[str, ...], int] = {}
     _limit(tree, (), UNLIMITED, found)

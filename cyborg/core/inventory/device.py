@@ -5,8 +5,8 @@
 
     Device (a card)  1 --- n  Deployable (a resource provider)  1 --- n  AttachHandle
 
-The address is the identity: of a device and a deployable on the host, of a handle within its
-deployable. These values have no reference to a host, a database or a uuid.
+An address identifies a device or a deployable on its host, and a handle within its deployable.
+These values have no reference to a host, a database or a uuid.
 """
 
 from collections.abc import Mapping
@@ -70,7 +70,7 @@ CLEANING_ABILITIES = frozenset({Ability.PREPARES, Ability.SANITISES})
 
 
 def load_abilities(names: Any) -> frozenset[Ability]:
-    """Parse abilities; unknown ones of a newer sender are ignored. Raise TypeError for no list."""
+    """Parse a list of abilities; ignore unknown abilities of a newer sender. Raise TypeError."""
     known = [string(name) for name in as_list(names)]
     return frozenset(ability for ability in Ability if ability in known)
 
@@ -128,8 +128,8 @@ class Device(Serializable):
 
     ``backend`` is the configured driver that found it. With ``setup_required`` it is not
     schedulable until it is set up, with ``reboot_required`` until the host has rebooted.
-    ``abilities`` are the backend's and are set by the agent. ``health_reason`` is a sentence for
-    people, or None.
+    ``abilities`` are the abilities of the backend; the agent sets them. ``health_reason`` is a
+    sentence for people, or None.
     """
 
     address: str
@@ -189,8 +189,8 @@ class Device(Serializable):
 class Layout:
     """One way to partition a device.
 
-    ``offers`` is the number of handles of each resource class that the device then has, over all
-    its deployables.
+    ``offers`` is the number of handles of each resource class that a device with this layout has in
+    all its deployables.
     """
 
     name: str
@@ -220,7 +220,7 @@ def count_handles(device: Device) -> dict[str, int]:
 
 
 def _clean_info(owner: object, name: str) -> None:
-    """Sanitise a map of descriptive text, which is only shown."""
+    """Sanitise a map of descriptive texts, which are only displayed."""
     info: Mapping[str, str] = getattr(owner, name)
     if len(info) > MAX_INFO_ENTRIES:
         raise Invalid(

@@ -58,7 +58,7 @@ class DeviceStatus:
 
     @property
     def schedulable(self) -> bool:
-        """Return whether its handles can be allocated; otherwise its inventory is reserved."""
+        """Return whether handles of the device can be allocated; otherwise they are reserved."""
         return not self.reasons
 
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Health of a device: combination of measurements, and hysteresis of its recovery.
 
-An unhealthy device is shown at once. It is shown healthy again after it measured healthy for the
-whole recovery window. So a device that alternates is not cordoned and uncordoned each time.
+A device is shown as unhealthy immediately, but as healthy again only after all measurements of a
+whole recovery window were healthy. So a device that alternates is not cordoned and uncordoned each
+time.
 """
 
 from collections.abc import Iterable
@@ -15,7 +16,8 @@ from cyborg.core.inventory.device import Health
 class Measurement:
     """Measured health of a device; ``reason`` is for people.
 
-    A reason has no value that differs at each measurement: each change is sent to the conductor.
+    A reason must not have a value that differs at each measurement, because each change is sent to
+    the conductor.
     """
 
     health: Health
@@ -29,8 +31,8 @@ HEALTHY = Measurement(Health.OK)
 class Recovery:
     """State of a device that is shown unhealthy for ``reason``.
 
-    ``healthy_since`` is when it began to measure healthy, in seconds of a monotonic clock; None
-    while it measures unhealthy.
+    ``healthy_since`` is the time of the first healthy measurement, in seconds of a monotonic clock;
+    None after an unhealthy measurement.
     """
 
     reason: str | None = None

@@ -48,7 +48,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Mark a record as draining: it was removed from the host and is bound."""
+    """Mark a record as draining: it was removed from the host but is still bound."""
 
     key: Key
 
@@ -84,8 +84,8 @@ def plan(
     """Return the steps from the stored to the reported records; none if they are equal.
 
     ``bound`` has the keys of handles that have an owner. The steps are in a valid order: removals
-    children first, then additions parents first. A record that is draining is not drained again.
-    The run time is linear.
+    (children first), then additions (parents first). A record that is draining is not drained
+    again. The run time is linear.
     """
     desired = flatten(reported)
     records = {key: record.value for key, record in stored.items()} | desired
@@ -142,7 +142,7 @@ def _enclosing(key: Key, records: Mapping[Key, Record]) -> Key | None:
 
 
 def _children_first(keys: Sequence[Key], records: Mapping[Key, Record]) -> list[Key]:
-    """Return the keys in the order of handles, deployables (inner ones first) and devices."""
+    """Return the keys in the order of handles, deployables (inner first) and devices."""
     deployables = [key for key in keys if key[0] == "deployable"]
     depths = _depths(deployables, lambda key: _enclosing(key, records))
     deployables.sort(key=depths.__getitem__, reverse=True)

@@ -2,9 +2,9 @@
 """Tombstones: records of removed devices, for the case that they return.
 
 A device is identified by its host and address. When it returns, its uuid and the operator's status
-are restored, and the uuids and the operator's attributes of its deployables. Reported values are
-not stored, as the host reports them again. Handles that were released without cleaning are cleaned
-after their return, before they are allocated.
+are restored. For its deployables, the uuids and the operator's attributes are restored. Reported
+values are not stored, as the host reports them again. Handles that were released without cleaning
+are cleaned after their return, before they are allocated.
 """
 
 from collections.abc import Collection, Mapping
@@ -22,7 +22,7 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class DeployableTombstone:
-    """Values to restore of a deployable; ``dirty_handles`` are addresses of uncleaned handles."""
+    """Values of a deployable to restore; ``dirty_handles`` are addresses of uncleaned handles."""
 
     uuid: str
     attributes: tuple[Attribute, ...] = ()
@@ -31,9 +31,9 @@ class DeployableTombstone:
 
 @dataclass(frozen=True, slots=True)
 class Tombstone:
-    """Values to restore of a device; ``deployables`` are its removed ones, by address.
+    """Values of a device to restore; ``deployables`` are its removed deployables, by address.
 
-    A present device has a tombstone too if some of its deployables were removed.
+    A device that is still present has a tombstone, too, if some of its deployables were removed.
     """
 
     uuid: str
@@ -45,8 +45,8 @@ class Tombstone:
 class RestorePlan:
     """Values to restore now, and the tombstones that remain.
 
-    ``devices`` and ``tombstones`` are by the device's address, ``deployables`` by the addresses of
-    device and deployable.
+    The keys of ``devices`` and ``tombstones`` are device addresses. The keys of ``deployables`` are
+    the addresses of device and deployable.
     """
 
     devices: Mapping[str, Tombstone]
@@ -60,12 +60,12 @@ def plan_restore(
     added: Collection[tuple[str, str]],
     present: Collection[str],
 ) -> RestorePlan:
-    """Return what to restore and the tombstones to keep, of one host.
+    """Return the values to restore and the tombstones to keep, for one host.
 
-    ``stored`` are the tombstones so far. ``removed`` are those of this report: of each device that
-    is removed or that loses deployables, with these. ``added`` are the new deployables, by the
-    addresses of device and deployable, and ``present`` the devices after the report. A deployable
-    that moves to another device keeps its values.
+    ``stored`` are the existing tombstones. ``removed`` are the tombstones that this report adds:
+    one for each device that is removed or loses deployables, with the removed deployables.
+    ``added`` are the new deployables, by the addresses of device and deployable, and ``present``
+    the devices after the report. A deployable that moves to another device keeps its values.
     """
     tombstones = dict(stored)
     for device, tombstone in removed.items():

@@ -40,7 +40,7 @@ class JobKind(StrEnum):
 
 
 class JobState(StrEnum):
-    """State of a job; open ones are leased repeatedly until they end."""
+    """State of a job; open jobs are leased repeatedly until they end."""
 
     OPEN = "pending"
     DONE = "done"
@@ -84,8 +84,8 @@ def decide(kind: JobKind, status: AgentJobStatus | None, *, overdue: bool) -> Jo
 class WorkItem(Serializable):
     """One attach handle to prepare or release, or one deployable to program.
 
-    ``backend`` is the configured driver; ``device``, ``deployable`` and ``handle`` are addresses,
-    the last empty for work on the whole deployable. ``accel`` holds the ``accel:`` keys of the
+    ``backend`` is the configured driver; ``device``, ``deployable`` and ``handle`` are addresses.
+    ``handle`` is empty for work on the whole deployable. ``accel`` holds the ``accel:`` keys of the
     profile's group, without the prefix.
     """
 

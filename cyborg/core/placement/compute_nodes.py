@@ -34,9 +34,9 @@ def changed_nodes(
 
 
 def may_belong_to(host: str, identity: Identity, uuid: str, node: ComputeNode) -> bool:
-    """Return whether a compute node may be the one of a host.
+    """Return whether a compute node may belong to a host.
 
-    True for each of several hosts that may have it.
+    The result can be True for several hosts.
     """
     # A false positive costs a few calls; a false negative would leave a host unpublished.
     if identity.provider is not None:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Desired resource providers of a host, and the Placement calls that reconcile the actual ones.
+"""Desired resource providers of a host, and the Placement calls that create this state.
 
 Each deployable is one nested resource provider, below the compute node's provider or below the
-provider of the deployable that contains it. Providers that are not named here are never changed.
+provider of the deployable that contains it. Providers that are not in the desired state are never
+changed.
 """
 
 from collections.abc import Collection, Mapping
@@ -110,8 +111,8 @@ def build_providers(
     """Return the desired providers of one host's deployables, by uuid.
 
     ``root_uuid`` is the compute node's provider. A cordoned deployable keeps its total and has all
-    of it reserved: allocations stay valid and no new ones are possible. A deployable of no units
-    has no inventory, as Placement refuses a total of 0.
+    of it reserved: allocations stay valid and new allocations are impossible. A deployable with a
+    total of 0 has no inventory, because Placement rejects that total.
     """
     return {deployable.uuid: _build_provider(root_uuid, deployable) for deployable in deployables}
 
@@ -119,9 +120,9 @@ def build_providers(
 def plan_calls(
     desired: Mapping[str, Provider | None], actual: Mapping[str, Provider]
 ) -> tuple[Call, ...]:
-    """Return the calls that turn the actual providers into the desired ones; none if equal.
+    """Return the calls that change the actual to the desired providers; none if equal.
 
-    A ``desired`` value of None means that the provider is to be deleted. Parents are created before
+    A ``desired`` value of None means that the provider must be deleted. Parents are created before
     their children and deleted after them. Providers that are not in ``desired`` are ignored.
     """
     classes: set[str] = set()
@@ -213,7 +214,7 @@ def _build_provider(root_uuid: str, deployable: DeployableState) -> Provider:
 
 
 def _parents_first(providers: Mapping[str, Provider | None]) -> list[str]:
-    """Return the uuids in order of depth within ``providers``; a loop of parents ends the walk."""
+    """Return the uuids in order of depth within ``providers``, also if parents form a cycle."""
 
     def depth(uuid: str) -> int:
         steps, at = 0, providers[uuid]

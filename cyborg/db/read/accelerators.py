@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read accelerators: each attach handle, joined with the ARQ that owns it.
 
-``state`` is that of ``core.arq.accelerator``, ``state_reasons`` says why the device is not
-schedulable: ``core.inventory.device_state``. ``driver`` is None if the agent no longer has this
-backend.
+``state`` is an AcceleratorState. ``state_reasons`` are the conditions (DeviceCondition) that make
+the device unschedulable. ``driver`` is None if the agent no longer has this backend.
 """
 
 from collections.abc import Collection, Mapping
@@ -26,7 +25,7 @@ from cyborg.db.schema import attach_handles as table
 
 
 class AcceleratorRow(TypedDict):
-    """An attach handle; the fields of the ARQ are None without one."""
+    """An attach handle; the fields of the ARQ are None if no ARQ owns the handle."""
 
     uuid: str
     type: str
@@ -140,7 +139,7 @@ def find(
     resource_class: str | None = None,
     state: str | None = None,
 ) -> list[AcceleratorRow]:
-    """Return accelerators, in one statement; a marker adds one.
+    """Return accelerators; execute one statement, or two with a marker.
 
     ``project_id`` selects those owned by an ARQ of this project. ``driver`` is the name of a driver
     or of a backend.

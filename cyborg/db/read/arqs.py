@@ -14,7 +14,7 @@ from cyborg.db.schema import attach_handles as handles
 
 
 class ArqRow(TypedDict):
-    """An ARQ and its handle: without one the handle's fields are "", None and {}."""
+    """An ARQ and its handle; for an ARQ without a handle these fields are "", None and {}."""
 
     uuid: str
     state: str
@@ -66,7 +66,7 @@ def find(
     project_id: str | None = None,
     states: Collection[str] | None = None,
 ) -> list[ArqRow]:
-    """Return ARQs, in one statement; a marker adds one."""
+    """Return ARQs; execute one statement, or two with a marker."""
     query = _ALL
     if uuids is not None:
         query = query.where(table.c.uuid.in_(uuids))

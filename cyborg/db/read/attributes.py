@@ -44,7 +44,7 @@ def find(
     deployable_uuid: str | None = None,
     key: str | None = None,
 ) -> list[AttributeRow]:
-    """Return attributes, in one statement; a marker adds one."""
+    """Return attributes; execute one statement, or two with a marker."""
     query = (
         sa.select(*COLUMNS)
         .select_from(table)

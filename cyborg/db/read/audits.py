@@ -45,7 +45,7 @@ def find(
     host: str | None = None,
     state: str | None = None,
 ) -> list[AuditRow]:
-    """Return audits without their findings, in one statement; a marker adds one."""
+    """Return audits without their findings; execute one statement, or two with a marker."""
     query = sa.select(*COLUMNS)
     if host is not None:
         query = query.where(table.c.host == host)

@@ -75,10 +75,10 @@ def find(
     binary: str | None = None,
     function: str | None = None,
 ) -> list[AgentBackendRow]:
-    """Return backends with their functions, in three statements; a marker adds one.
+    """Return backends with their functions; execute three statements, or four with a marker.
 
-    ``function`` adds one statement, and selects the backends that offer this function and, of their
-    functions, this one and those below it.
+    ``function`` adds one statement: it selects the backends that offer this function, and shows
+    only this function and the functions below it.
     """
     query = (
         sa.select(
@@ -136,7 +136,7 @@ def functions(
 def ids_offering(connection: sa.Connection, function: str) -> set[int]:
     """Return the ids of the backends that offer a function, in one statement.
 
-    Reads every device of the function's resource classes, because the function tree is no column.
+    Reads every device of the function's resource classes, because functions are not a column.
     """
     query = (
         sa.select(table.c.id, deployables.c.resource_class, devices.c.vendor_board_info)

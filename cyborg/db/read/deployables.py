@@ -21,7 +21,7 @@ from cyborg.db.schema import deployables as table
 
 
 class DeployableRow(TypedDict):
-    """A deployable, its relatives, and the state of its provider."""
+    """A deployable, its parent, root and device, and the state of its provider."""
 
     uuid: str
     address: str
@@ -88,7 +88,7 @@ def find(
     hostname: str | None = None,
     rp_uuid: str | None = None,
 ) -> list[DeployableRow]:
-    """Return deployables, in two statements; a marker adds one."""
+    """Return deployables; execute two statements, or three with a marker."""
     query = (
         sa.select(*COLUMNS)
         .select_from(table)

@@ -35,7 +35,7 @@ def find(
     names: Collection[str] | None = None,
     uuids: Collection[str] | None = None,
 ) -> list[DeviceProfileRow]:
-    """Return device profiles, in one statement; a marker adds one."""
+    """Return device profiles; execute one statement, or two with a marker."""
     query = sa.select(*COLUMNS)
     if names is not None:
         query = query.where(table.c.name.in_(names))

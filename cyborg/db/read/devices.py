@@ -3,10 +3,10 @@
 
 Fields: uuid, hostname, address, backend, type, vendor, model, std_board_info and vendor_board_info
 (objects), numa_node, serial, health, health_reason, health_since, setup_required, reboot_required,
-status (set by the operator: enabled or maintaining), cordoned (its backend is disabled or
-being uninstalled), draining, programming (any deployable is being programmed), host_down,
-placement (the worst state of its resource providers: error, stale or in_sync; None without any),
-created_at, updated_at.
+status (set by the operator: enabled or maintaining), cordoned (its backend is disabled or being
+uninstalled), draining, programming (any deployable is being programmed), host_down, placement (the
+worst state of its resource providers: error, stale or in_sync; None if it has none), created_at,
+updated_at.
 """
 
 from collections.abc import Collection
@@ -116,7 +116,7 @@ def find(
     health: str | None = None,
     address: str | None = None,
 ) -> list[DeviceRow]:
-    """Return devices, in one statement; a marker adds one."""
+    """Return devices; execute one statement, or two with a marker."""
     query = sa.select(*COLUMNS).select_from(_FROM)
     if uuids is not None:
         query = query.where(table.c.uuid.in_(uuids))

@@ -72,11 +72,11 @@ def find_summaries(
     host: str | None = None,
     state: str | None = None,
 ) -> list[SummaryRow]:
-    """Return discoveries, in one statement; a marker adds one.
+    """Return discoveries; execute one statement, or two with a marker.
 
-    Rows: uuid, state (IN-PROGRESS while one backend is, else FAILED if one failed), created_at,
-    updated_at (the last change) and progress: the number of backends by state. ``host`` selects the
-    discoveries that include this host.
+    Rows: uuid, state (IN-PROGRESS while a backend is in progress, else FAILED if a backend failed),
+    created_at, updated_at (the last change) and progress: the number of backends by state. ``host``
+    selects the discoveries that include this host.
     """
     query = _SUMMARY
     if host is not None:

@@ -131,8 +131,8 @@ def find(
 ) -> list[DriverRow]:
     """Return drivers, in four statements: one for the names and three for the page.
 
-    ``host`` selects what is on this host. A driver's uuid is no column, so this function reads all
-    names, which are few, and paginates them in memory.
+    ``host`` selects the drivers and backends of this host. A driver's uuid is not a column, so this
+    function reads all names, which are few, and paginates them in memory.
     """
     drivers = [{"uuid": driver_uuid(name), "name": name} for name in _names(connection, host, type)]
     chosen = [row["name"] for row in paging.paginate_rows(drivers, page, SORTABLE)]

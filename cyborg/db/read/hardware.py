@@ -72,7 +72,7 @@ def find(
     host: str | None = None,
     driver: str | None = None,
 ) -> list[HardwareRow]:
-    """Return hardware, in one statement; a marker adds one.
+    """Return hardware; execute one statement, or two with a marker.
 
     Draining devices are left out. ``driver`` is the name of a driver or of a backend.
     """

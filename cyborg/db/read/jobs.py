@@ -63,7 +63,7 @@ def find(
     host: str | None = None,
     subject: str | None = None,
 ) -> list[JobRow]:
-    """Return jobs, in two statements; a marker adds one.
+    """Return jobs; execute two statements, or three with a marker.
 
     ``host`` selects jobs on this host and jobs with a step on it.
     """

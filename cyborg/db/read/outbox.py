@@ -53,7 +53,7 @@ def find(
     state: str | None = None,
     kind: str | None = None,
 ) -> list[MessageRow]:
-    """Return messages of the outbox, in one statement; a marker adds one."""
+    """Return messages of the outbox; execute one statement, or two with a marker."""
     query = sa.select(*COLUMNS)
     if uuids is not None:
         query = query.where(table.c.uuid.in_(uuids))

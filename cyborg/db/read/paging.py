@@ -57,7 +57,7 @@ def paginate(
 def paginate_rows(rows: Sequence[R], page: Page | None, sortable: Sequence[str]) -> list[R]:
     """Return the page of a list in memory, whose sort values must not be None.
 
-    For the few rows that are in no table. Raise Invalid as ``paginate`` does.
+    This is for short lists that are not in a table. Raise Invalid as ``paginate`` does.
     """
     page = page or Page()
     found = list(rows)

@@ -46,7 +46,7 @@ def find(
     host: str | None = None,
     stale: bool | None = None,
 ) -> list[ProviderRow]:
-    """Return providers, in one statement; a marker adds one."""
+    """Return providers; execute one statement, or two with a marker."""
     query = sa.select(*COLUMNS)
     if uuids is not None:
         query = query.where(table.c.uuid.in_(uuids))

@@ -54,7 +54,7 @@ def find(
     functions: bool = False,
     function: str | None = None,
 ) -> list[ServiceRow]:
-    """Return services with their backends, in two statements; a marker adds one.
+    """Return services with their backends; execute two statements, or three with a marker.
 
     ``functions`` adds two statements and the functions of each backend. ``function`` adds one
     statement, and selects the backends that offer this function and the agents with such a backend.

@@ -3,7 +3,7 @@
 
 Each state transition first locks the rows in the order of their ids. It is then one guarded UPDATE
 or DELETE: the guard is the list of states from which ``core.arq.states`` allows the transition, and
-the row count is the number of ARQs that made it.
+the row count is the number of ARQs whose state changed.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -170,9 +170,9 @@ def bind(
     """Bind ARQs, each to its provider; return how many were in an allowed state.
 
     ``state`` is Bound, or BindStarted if host work follows. ``providers`` maps ARQ ids to provider
-    uuids; ``projects`` maps the ids of ARQs whose project changes with the bind to the new project.
-    The ARQs use the instance's slots from ``first_slot`` on. Raise oslo.db's DBDuplicateEntry if
-    another bind for the instance uses one of these slots.
+    uuids; ``projects`` maps ARQ ids to the new projects, for ARQs whose project changes with the
+    bind. The ARQs use the instance's slots from ``first_slot`` on. Raise oslo.db's DBDuplicateEntry
+    if another bind for the instance uses one of these slots.
     """
     ids = sorted(providers)
     values: dict[str, Any] = {
@@ -227,7 +227,7 @@ def delete(tx: sa.Connection, ids: Collection[int]) -> int:
 
 
 def write_label(tx: sa.Connection, handle: str, label: Label, project_scope: str | None) -> bool:
-    """Set the label of the ARQ that owns the handle with this uuid; return whether one owns it.
+    """Set the label of the ARQ that owns the handle with this uuid; return whether it was set.
 
     ``project_scope`` is the only project whose ARQs the caller may see, None for all projects.
     ``updated_at`` does not change: the orphan collector uses it as the time of the bind.

@@ -66,7 +66,7 @@ def add(
     new: Iterable[tuple[int, AttachHandle]],
     dirty: Collection[tuple[int, str]] = (),
 ) -> None:
-    """Insert handles, each as (row id of its deployable, handle).
+    """Insert handles, each given as (row id of its deployable, handle).
 
     ``dirty`` has the (deployable id, address) of those that need cleaning before their first use.
     """
@@ -101,7 +101,7 @@ def update(tx: sa.Connection, changed: Mapping[int, AttachHandle]) -> None:
 
 
 def mark_draining(tx: sa.Connection, ids: Collection[int]) -> None:
-    """Mark handles, by row id, that are gone from the host but still owned or dirty."""
+    """Mark handles, by row id, that were removed from the host but are still owned or dirty."""
     for chunk in bulk.chunks(ids):
         tx.execute(sa.update(handles).where(handles.c.id.in_(chunk)).values(draining=True))
 
@@ -109,8 +109,8 @@ def mark_draining(tx: sa.Connection, ids: Collection[int]) -> None:
 def lock(tx: sa.Connection, ids: Collection[int]) -> set[int]:
     """Lock handles, by row id, against claims; return the ids of those that must not be deleted.
 
-    Those are owned and dirty handles. If a dirty handle were deleted and came back under the same
-    address, the cleaning job of the old one would clean the handle of the new owner.
+    Owned and dirty handles must not be deleted. If a dirty handle were deleted and came back under
+    the same address, the cleaning job of the old one would clean the handle of the new owner.
 
     SQLite has no row locks and needs none, because it allows one writer at a time.
     """
@@ -137,7 +137,7 @@ def force_clean(tx: sa.Connection, ids: Collection[int]) -> None:
 
 
 def delete_clean(tx: sa.Connection, ids: Collection[int]) -> int:
-    """Delete those of the handles, by row id, that are clean and not owned; return how many."""
+    """Delete the handles, by row id, that are clean and not owned; return their number."""
     return sum(
         tx.execute(
             sa.delete(handles).where(
@@ -153,7 +153,7 @@ def delete_clean(tx: sa.Connection, ids: Collection[int]) -> int:
 def owners(tx: sa.Connection, ids: Collection[int]) -> list[OwnerRow]:
     """Return the ARQs that own these handles.
 
-    The order is that of the ARQs' ids within each chunk of handles.
+    Within each chunk of handles the rows are ordered by ARQ id.
     """
     found: list[OwnerRow] = []
     for chunk in bulk.chunks(ids):

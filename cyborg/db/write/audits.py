@@ -85,7 +85,7 @@ def add(tx: sa.Connection, host: str | None, repair: bool, sources: Collection[S
 def lease(
     tx: sa.Connection, *, owner: str, now: datetime, until: datetime
 ) -> LeasedAuditRow | None:
-    """Lease the oldest open audit that is not leased; return its previous row, None without one.
+    """Lease the oldest open audit that is not leased; return its previous row, or None.
 
     ``owner`` must be unique to each call.
     """
@@ -120,7 +120,7 @@ def record_progress(
 ) -> bool:
     """Record that a host was audited and extend the lease; return whether ``owner`` had it.
 
-    ``findings`` has all findings so far, None if there are no new ones.
+    ``findings`` has all findings so far, None if there are no new findings.
     """
     values = {
         "last_host": host,
@@ -150,7 +150,7 @@ def _write(tx: sa.Connection, uuid: str, owner: str, values: Mapping[str, Any]) 
 
 
 def purge(tx: sa.Connection, cutoff: datetime, limit: int) -> int:
-    """Delete up to ``limit`` audits that ended before ``cutoff``; return how many."""
+    """Delete up to ``limit`` audits that ended before ``cutoff``; return their number."""
     old = sa.and_(audits.c.state.not_in(OPEN), audits.c.updated_at < cutoff)
     ids = tx.scalars(sa.select(audits.c.id).where(old).limit(limit)).all()
     if not ids:

@@ -201,7 +201,7 @@ def set_handle_counts(tx: sa.Connection, counts: Mapping[int, int]) -> None:
 
 
 def mark_draining(tx: sa.Connection, ids: Collection[int]) -> None:
-    """Mark deployables, by row id, that are gone from the host but have a bound handle."""
+    """Mark deployables, by row id, that were removed from the host but have a bound handle."""
     for chunk in bulk.chunks(ids):
         tx.execute(sa.update(deployables).where(deployables.c.id.in_(chunk)).values(draining=True))
 
@@ -264,7 +264,7 @@ def desired_state(tx: sa.Connection, providers: Collection[str]) -> list[Desired
 
 
 def add_attribute(tx: sa.Connection, deployable: str, row: NewAttributeRow) -> bool:
-    """Add an attribute to the deployable with this uuid; return whether it exists.
+    """Add an attribute to the deployable with this uuid; return whether the deployable exists.
 
     Raise oslo.db's DBDuplicateEntry if the deployable already has an attribute with this key, and
     DBReferenceError if the deployable is deleted concurrently.

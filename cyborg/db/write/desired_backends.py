@@ -44,7 +44,7 @@ class LockedAgentRow(TypedDict):
 
 
 def lock(tx: sa.Connection, host: str, epoch: str) -> LockedAgentRow | None:
-    """Return a host's agent, locked; None if its epoch is another."""
+    """Return a host's agent, locked; None if it has another epoch."""
     query = (
         sa.select(services.c.id, services.c.desired_generation, services.c.down_since)
         .where(services.c.binary == AGENT, services.c.host == host, services.c.epoch == epoch)
@@ -62,7 +62,7 @@ def lock_host(tx: sa.Connection, host: str) -> None:
 def lock_agents(tx: sa.Connection, agents: Collection[int]) -> dict[int, LockedAgentRow]:
     """Lock agents in the order of their row ids; return their rows by row id.
 
-    A caller that changes the desired state, or cordons devices, must hold these locks: it waits for
+    A caller that changes the desired state, or cordons devices, must hold these locks. So it waits for
     a report in progress, and the next report sees the change.
     """
     found: dict[int, LockedAgentRow] = {}
@@ -130,7 +130,7 @@ def agents_at_limit(tx: sa.Connection, agents: Collection[int], max_backends: in
 
 
 def removed_backends(tx: sa.Connection, host: str, backends: Collection[str]) -> set[str]:
-    """Return those of the backends of a host whose desired status is ABSENT."""
+    """Return the given backends of a host whose desired status is ABSENT."""
     query = (
         sa.select(table.c.backend)
         .join(services, services.c.id == table.c.service_id)
@@ -147,8 +147,8 @@ def removed_backends(tx: sa.Connection, host: str, backends: Collection[str]) ->
 def removed_with_drained_handles(tx: sa.Connection, limit: int) -> Sequence[tuple[str, str]]:
     """Return (host, backend) of removed backends that still have a drained handle.
 
-    Only of hosts that are down: on other hosts the next report deletes the handle. Owned handles
-    and dirty handles do not count.
+    Only hosts that are down are included: on other hosts the next report deletes the handle. Owned
+    handles and dirty handles are ignored.
     """
     query = (
         sa.select(services.c.host, table.c.backend)
@@ -182,8 +182,8 @@ def cordon(
 ) -> None:
     """Cordon backends, by agent and name, without a change on their hosts.
 
-    ``stored`` are the backends that already have a desired state. The caller must hold the agents'
-    rows.
+    ``stored`` are the backends that already have a desired state. The caller must hold locks on the
+    agents' rows.
     """
     old = [
         (agent, name, str(DesiredStatus.DISABLED))
@@ -211,10 +211,10 @@ def bump_generation(tx: sa.Connection, agents: Collection[int]) -> None:
 
 
 def write(tx: sa.Connection, service_id: int, desired: DesiredBackend) -> bool:
-    """Write the desired state of one backend; return whether this was possible.
+    """Write the desired state of one backend; return whether it was written.
 
-    It is not possible while the backend belongs to another driver. The caller must hold the agent's
-    row.
+    It is not written while the backend belongs to another driver. The caller must hold a lock on
+    the agent's row.
     """
     same_backend = sa.and_(table.c.service_id == service_id, table.c.backend == desired.backend)
     available = sa.or_(
@@ -245,8 +245,8 @@ def revert(
 ) -> None:
     """Restore the previous desired state of a backend if it still has this ``generation``.
 
-    None deletes the desired state, so that the host's configuration file applies. The caller must
-    hold the agent's row.
+    Without a previous state, delete the desired state, so that the host's configuration file
+    applies. The caller must hold a lock on the agent's row.
     """
     condition = sa.and_(
         table.c.service_id == service_id,
@@ -273,9 +273,9 @@ def revert(
 def uncordon(
     tx: sa.Connection, previous: Collection[tuple[int | None, str, Mapping[str, Any] | None]]
 ) -> None:
-    """Undo ``cordon``: ``previous`` has agent, backend and desired state (plain values) of each.
+    """Undo ``cordon``; ``previous`` has (agent, backend, desired state as plain values).
 
-    The caller must hold the agents' rows.
+    The caller must hold locks on the agents' rows.
     """
     statuses = [
         (agent, backend, None if values is None else str(values["status"]))

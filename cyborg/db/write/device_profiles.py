@@ -84,7 +84,7 @@ def delete(tx: sa.Connection, ids: Collection[int]) -> int:
 
 
 def usage(tx: sa.Connection, keys: Collection[str]) -> Mapping[str, int]:
-    """Return the number of ARQs by name of the named profiles that are in use."""
+    """Return the number of ARQs, by profile name, of the named profiles that are in use."""
     query = (
         sa.select(profiles.c.name, sa.func.count())
         .join(arqs, arqs.c.profile_id == profiles.c.id)

@@ -93,7 +93,7 @@ def add(
     new: Iterable[Device],
     tombstones: Mapping[str, Tombstone] = MappingProxyType({}),
 ) -> None:
-    """Insert devices of a host; ``tombstones`` has those to restore, by address."""
+    """Insert devices of a host; ``tombstones`` has tombstones to restore from, by address."""
     bulk.insert(
         tx,
         devices,
@@ -194,7 +194,7 @@ def count_dirty_handles(tx: sa.Connection, uuid: str) -> int:
 
 
 def mark_draining(tx: sa.Connection, ids: Collection[int]) -> None:
-    """Mark devices, by row id, that are gone from the host but have a bound handle."""
+    """Mark devices, by row id, that were removed from the host but have a bound handle."""
     for chunk in bulk.chunks(ids):
         tx.execute(sa.update(devices).where(devices.c.id.in_(chunk)).values(draining=True))
 
@@ -207,7 +207,7 @@ def delete(tx: sa.Connection, ids: Collection[int]) -> None:
 def set_status(tx: sa.Connection, uuid: str, status: str) -> bool | None:
     """Set the operator's status of a device.
 
-    Return whether this is a change, None if the device does not exist.
+    Return whether the status changed, None if the device does not exist.
     """
     same_uuid = devices.c.uuid == uuid
     changed = tx.execute(

@@ -48,7 +48,7 @@ def targets(tx: sa.Connection, host: str | None, driver: str | None) -> list[Tar
 
 
 def add(tx: sa.Connection, uuid: str, targets: Iterable[tuple[str, str]]) -> None:
-    """Record that a discovery was requested of these (host, backend) pairs."""
+    """Record that a discovery was requested from these (host, backend) pairs."""
     bulk.insert(
         tx,
         discoveries,
@@ -83,7 +83,7 @@ def record_outcomes(
 
 
 def fail_host(tx: sa.Connection, uuid: str, host: str, error: str) -> int:
-    """Record that a host could not be reached; return how many backends this failed."""
+    """Record that a host could not be reached; return the number of its failed backends."""
     return tx.execute(
         sa.update(discoveries)
         .where(
@@ -96,7 +96,7 @@ def fail_host(tx: sa.Connection, uuid: str, host: str, error: str) -> int:
 
 
 def purge(tx: sa.Connection, cutoff: datetime, limit: int) -> int:
-    """Delete up to ``limit`` rows created before ``cutoff``; return how many."""
+    """Delete up to ``limit`` rows created before ``cutoff``; return their number."""
     ids = tx.scalars(
         sa.select(discoveries.c.id)
         .where(discoveries.c.created_at < cutoff)
@@ -107,7 +107,7 @@ def purge(tx: sa.Connection, cutoff: datetime, limit: int) -> int:
 
 
 def fail_older(tx: sa.Connection, cutoff: datetime, error: str) -> int:
-    """Fail the rows created before ``cutoff`` that are still in progress; return how many."""
+    """Fail the rows created before ``cutoff`` that are still in progress; return their number."""
     return tx.execute(
         sa.update(discoveries)
         .where(discoveries.c.state == IN_PROGRESS, discoveries.c.created_at < cutoff)

@@ -32,7 +32,7 @@ class InstallationRow(TypedDict):
 
 
 def replace(tx: sa.Connection, service_id: int, entries: Sequence[DriverEntry]) -> None:
-    """Replace the installed drivers of an agent's host. The caller must hold the agent's row."""
+    """Replace the installed drivers of a host. The caller must hold a lock on the agent's row."""
     tx.execute(sa.delete(drivers).where(drivers.c.service_id == service_id))
     bulk.insert(tx, drivers, [{"service_id": service_id, **entry.to_dict()} for entry in entries])
     tx.execute(
@@ -88,7 +88,7 @@ def reported_backends(
 ) -> dict[tuple[int, str], str]:
     """Return the drivers of reported backends, by the agent's row id and the backend's name.
 
-    Of a driver's backends, or of all backends with a name.
+    ``driver`` and ``backend`` limit the result to this driver and to backends of this name.
     """
     query = sa.select(backends.c.service_id, backends.c.name, backends.c.driver)
     if driver is not None:

@@ -96,7 +96,7 @@ def lock_unclaimed(
 
     Without ``wait``, skip handles that another transaction has locked, so that concurrent claims
     lock different handles and do not wait for each other. A skipped handle becomes free again if
-    that transaction fails, so too few handles are final only with ``wait``. SQLite allows one
+    that transaction fails, so only with ``wait`` a lack of handles is certain. SQLite allows one
     writer at a time and has no row locks.
     """
     query = _LOCK_UNCLAIMED_WAITING if wait else _LOCK_UNCLAIMED
@@ -105,7 +105,7 @@ def lock_unclaimed(
 
 
 def all_handles(tx: sa.Connection, deployable_ids: Collection[int]) -> list[HandleStateRow]:
-    """Return every handle of the deployables with the reasons against it, to explain a refusal."""
+    """Return every handle of the deployables with the reasons why it cannot be claimed, if any."""
     owned = handles.c.arq_id.is_not(None)
     query = (
         sa.select(
@@ -128,8 +128,8 @@ def claim(
     """Assign handles to ARQs, both by id; return how many were assigned.
 
     Set ``needs_cleaning`` of these handles: whatever the result of the host work, they are cleaned
-    before their next claim. The guard checks the device again, so that no handle of a device
-    cordoned since the candidates were read is assigned.
+    before their next claim. The guard checks the device again: if the device was cordoned after the
+    candidates were read, its handle is not assigned.
     """
     values: dict[str, Any] = {"arq_id": sa.case(owners, value=handles.c.id)}
     if needs_cleaning:
@@ -142,7 +142,7 @@ def claim(
 
 
 def release(tx: sa.Connection, arq_ids: Collection[int], now: datetime) -> list[DirtyHandleRow]:
-    """Release the handles of ARQs, which the caller must have locked; return the dirty ones.
+    """Release the handles of ARQs, which the caller must have locked; return the dirty handles.
 
     A draining handle remains, without an owner, until the next report deletes it
     (``services.request_stale_reports`` requests one); its provider is marked stale.

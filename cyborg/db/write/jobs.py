@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write jobs: host work enqueued in the transaction whose state waits for it, and done later.
+"""Write jobs: host work that is enqueued in the transaction that needs it, and done later.
 
 A job is open until its outcome is recorded. That is one UPDATE guarded by the open state, so only
 the first of two concurrent outcomes is recorded. ``owner`` is the conductor that has leased the job
-until ``lease_until``. ``next_try_at`` is never later than that; after it any conductor may lease
-the job.
+until ``lease_until``. ``next_try_at`` is never later than ``lease_until``; after ``next_try_at``
+any conductor may lease the job.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -59,7 +59,7 @@ def enqueue(
     now: datetime,
     deadline: datetime | None,
 ) -> int:
-    """Enqueue a job, due at once, and return its row id."""
+    """Enqueue a job that is due immediately; return its row id."""
     key = tx.execute(
         sa.insert(jobs).values(
             uuid=str(uuid4()),
@@ -79,7 +79,7 @@ def enqueue(
 def lease(
     tx: sa.Connection, *, owner: str, now: datetime, until: datetime, limit: int
 ) -> list[JobRow]:
-    """Lease up to ``limit`` due jobs, by kind and within a kind the longest due first.
+    """Lease up to ``limit`` due jobs, ordered by kind and, within a kind, by due time.
 
     Return their previous rows, in which ``owner`` is the last owner.
     """
@@ -103,7 +103,7 @@ def lease(
 
 
 def expedite(tx: sa.Connection, host: str, now: datetime) -> int:
-    """Make a host's open jobs due at once, whatever their owner; return how many."""
+    """Make a host's open jobs due immediately, whatever their owner; return their number."""
     return tx.execute(
         sa.update(jobs).where(jobs.c.host == host, OPEN).values(next_try_at=now)
     ).rowcount
@@ -130,7 +130,7 @@ def end(tx: sa.Connection, ids: Collection[int], state: JobState, error: str | N
 
 
 def fail_host_jobs(tx: sa.Connection, host: str, error: str) -> int:
-    """Fail a host's open prepare and release jobs; return how many."""
+    """Fail a host's open prepare and release jobs; return their number."""
     kinds = (JobKind.PREPARE, JobKind.RELEASE)
     return tx.execute(
         sa.update(jobs)
@@ -150,14 +150,14 @@ def uuids(tx: sa.Connection, ids: Collection[int]) -> list[str]:
 
 
 def assign_arqs(tx: sa.Connection, ids: Collection[int], job_id: int) -> int:
-    """Let BindStarted ARQs wait for a job; return how many."""
+    """Let BindStarted ARQs wait for a job; return their number."""
     return tx.execute(
         sa.update(arqs).where(arqs.c.id.in_(sorted(ids))).values(job_id=job_id)
     ).rowcount
 
 
 def assign_cleaning(tx: sa.Connection, ids: Collection[int], job_id: int) -> int:
-    """Assign the cleaning of dirty handles without an owner to a job; return how many."""
+    """Assign the cleaning of dirty handles without an owner to a job; return their number."""
     h = attach_handles.c
     return tx.execute(
         sa.update(attach_handles)
@@ -229,7 +229,7 @@ def unassigned_dirty(
 
 
 def purge(tx: sa.Connection, cutoff: datetime, limit: int) -> int:
-    """Delete up to ``limit`` jobs that ended before ``cutoff``; return how many."""
+    """Delete up to ``limit`` jobs that ended before ``cutoff``; return their number."""
     old = (
         sa.select(jobs.c.id)
         .where(jobs.c.state != JobState.OPEN, jobs.c.next_try_at < cutoff)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write what the orphan collector finds about ARQs.
+"""Write the findings of the orphan collector about ARQs.
 
 These writes do not change ``updated_at``, which remains the time of the bind: the settle time of
-the orphan collector starts there.
+the orphan collector starts at this time.
 """
 
 from collections.abc import Collection
@@ -35,7 +35,7 @@ class FailedBindRow(TypedDict):
 def next_bound(tx: sa.Connection, provider: str, after: int, limit: int) -> list[BoundArqRow]:
     """Return the next bound ARQs after this provider and ARQ id, ordered by both.
 
-    A scan starts with "" and 0.
+    Start a scan with "" and 0.
     """
     r = arqs.c
     query = (
@@ -114,7 +114,10 @@ def assign_project(tx: sa.Connection, ids: Collection[int], instance: str, proje
 
 
 def delete_expired(tx: sa.Connection, cutoff: datetime, limit: int) -> int:
-    """Delete up to ``limit`` ARQs without instance, unchanged since ``cutoff``; return how many."""
+    """Delete up to ``limit`` ARQs without an instance, unchanged since ``cutoff``.
+
+    Return the number of deleted ARQs.
+    """
     old = sa.and_(arqs.c.state.in_(EXPIRING), cutoff > _LAST_CHANGE)
     ids = tx.scalars(sa.select(arqs.c.id).where(old).order_by(arqs.c.id).limit(limit)).all()
     if not ids:
@@ -135,7 +138,10 @@ def failed_binds(tx: sa.Connection, cutoff: datetime, limit: int) -> list[Failed
 
 
 def delete_failed(tx: sa.Connection, ids: Collection[int], cutoff: datetime) -> int:
-    """Delete those of the BindFailed ARQs that are unchanged since ``cutoff``; return how many."""
+    """Delete the BindFailed ARQs among ``ids`` that are unchanged since ``cutoff``.
+
+    Return the number of deleted ARQs.
+    """
     if not ids:
         return 0
     selected = arqs.c.id.in_(sorted(ids))
@@ -145,7 +151,7 @@ def delete_failed(tx: sa.Connection, ids: Collection[int], cutoff: datetime) -> 
 def reset_failed_age(
     tx: sa.Connection, ids: Collection[int], cutoff: datetime, now: datetime
 ) -> int:
-    """Restart the age of BindFailed ARQs at ``now``; return how many."""
+    """Set the start of the age of BindFailed ARQs to ``now``; return their number."""
     if not ids:
         return 0
     selected = arqs.c.id.in_(sorted(ids))

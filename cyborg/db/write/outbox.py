@@ -86,7 +86,7 @@ def add(tx: sa.Connection, kind: str, messages: Iterable[tuple[str, Mapping[str,
 
 
 def add_all(tx: sa.Connection, messages: Iterable[Message]) -> None:
-    """Add messages of any kinds, in one statement, or in none for no messages."""
+    """Add messages of any kinds in one statement; do nothing if there are no messages."""
     rows = [
         {"uuid": str(uuid4()), "kind": kind, "subject": subject, "payload": dict(payload)}
         for kind, subject, payload in messages
@@ -130,7 +130,7 @@ def _by_subject(rows: Iterable[LeasedMessageRow]) -> dict[str, list[LeasedMessag
 
 
 def _ready(rows: Iterable[LeasedMessageRow], now: datetime) -> list[LeasedMessageRow]:
-    """Return the messages of a subject, sorted by id, before the first that must wait."""
+    """Return the messages of a subject, sorted by id, before the first message that must wait."""
     ready: list[LeasedMessageRow] = []
     for row in rows:
         if row["older"] != len(ready) or (row["lease_until"] or datetime.min) >= now:
@@ -140,7 +140,7 @@ def _ready(rows: Iterable[LeasedMessageRow], now: datetime) -> list[LeasedMessag
 
 
 def delete_delivered(tx: sa.Connection, owner: str, ids: Collection[int]) -> int:
-    """Delete delivered messages that ``owner`` still has leased; return how many."""
+    """Delete delivered messages that ``owner`` still has leased; return their number."""
     return tx.execute(
         sa.delete(outbox).where(outbox.c.id.in_(sorted(ids)), outbox.c.owner == owner)
     ).rowcount
@@ -173,7 +173,7 @@ def record_failure(
 
 
 def release(tx: sa.Connection, owner: str, ids: Collection[int] | None = None) -> int:
-    """End the lease of these rows, or of all rows of ``owner``, early; return how many."""
+    """End the lease of these rows, or of all rows of ``owner``, early; return their number."""
     leased = outbox.c.owner == owner
     if ids is not None:
         leased = sa.and_(leased, outbox.c.id.in_(sorted(ids)))
@@ -181,7 +181,7 @@ def release(tx: sa.Connection, owner: str, ids: Collection[int] | None = None) -
 
 
 def retry(tx: sa.Connection, uuid: str, now: datetime) -> bool:
-    """Make a dead letter pending and due, with no failures; return whether it was dead."""
+    """Make a dead letter pending and due, reset its failures; return whether it was dead."""
     dead = sa.and_(outbox.c.uuid == uuid, outbox.c.state == DEAD)
     values = {"state": PENDING, "attempts": 0, "next_try_at": now}
     return tx.execute(sa.update(outbox).where(dead).values(values)).rowcount == 1
@@ -199,7 +199,10 @@ def state_of(tx: sa.Connection, uuid: str) -> str | None:
 
 
 def purge(tx: sa.Connection, cutoff: datetime, limit: int) -> int:
-    """Delete up to ``limit`` letters that are dead since before ``cutoff``; return how many."""
+    """Delete up to ``limit`` dead letters whose last failure was before ``cutoff``.
+
+    Return the number of deleted messages.
+    """
     old = sa.and_(outbox.c.state == DEAD, outbox.c.updated_at < cutoff)
     ids = tx.scalars(sa.select(outbox.c.id).where(old).limit(limit)).all()
     if not ids:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the program job of a deployable; while it has one, its handles are not allocated."""
+"""Write the program job of a deployable, whose handles are not allocated during the job."""
 
 from collections.abc import Sequence
 from typing import Any, TypedDict
@@ -90,7 +90,7 @@ def end(tx: sa.Connection, job_id: int, image: str | None) -> Sequence[str]:
 
 
 def detach_ended_jobs(tx: sa.Connection) -> int:
-    """Detach deployables from jobs that have already ended; return how many."""
+    """Detach deployables from jobs that have already ended; return their number."""
     ended = sa.select(jobs.c.id).where(jobs.c.state != JobState.OPEN)
     return tx.execute(
         sa.update(deployables).where(deployables.c.job_id.in_(ended)).values(job_id=None)

@@ -7,7 +7,7 @@ change in between raises the revision, so the row remains stale.
 
 ``verify_only`` marks a row that is only due for verification: its revision does not change, so it
 counts as published, and a difference in Placement is drift. Any change of the desired state clears
-it.
+this mark.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -39,7 +39,7 @@ class LeasedProviderRow(TypedDict):
 
 
 def mark_stale(tx: sa.Connection, host: str, changed: Mapping[str, str], now: datetime) -> None:
-    """Mark providers of a host stale, insert missing ones; ``changed`` has names by uuid."""
+    """Mark providers of a host stale, insert missing rows; ``changed`` has names by uuid."""
     stored: set[str] = set()
     for chunk in bulk.chunks(sorted(changed)):
         # The UPDATE comes first, so that a publisher cannot delete a row that is marked here.
@@ -59,12 +59,12 @@ def mark_stale(tx: sa.Connection, host: str, changed: Mapping[str, str], now: da
 
 
 def mark_stale_existing(tx: sa.Connection, uuids: Collection[str], now: datetime) -> int:
-    """Mark those of the providers that have a row stale; return how many."""
+    """Mark those providers stale that have a row; return their number."""
     return _update_stale(tx, providers.c.uuid.in_(sorted(uuids)), now)
 
 
 def mark_stale_of_device(tx: sa.Connection, device_uuid: str, now: datetime) -> int:
-    """Mark every provider of a device stale; return how many."""
+    """Mark every provider of a device stale; return their number."""
     of_device = (
         sa.select(deployables.c.rp_uuid)
         .join(devices, devices.c.id == deployables.c.device_id)
@@ -74,19 +74,22 @@ def mark_stale_of_device(tx: sa.Connection, device_uuid: str, now: datetime) -> 
 
 
 def schedule_verification_of_host(tx: sa.Connection, host: str, now: datetime) -> int:
-    """Schedule the verification of every provider of a host; return how many."""
+    """Schedule the verification of every provider of a host; return their number."""
     return _update_verify(tx, providers.c.host == host, now)
 
 
 def schedule_verification_of_hosts(tx: sa.Connection, hosts: Collection[str], now: datetime) -> int:
-    """Schedule the verification of every provider of these hosts; return how many."""
+    """Schedule the verification of every provider of these hosts; return their number."""
     return sum(_update_verify(tx, providers.c.host.in_(chunk), now) for chunk in bulk.chunks(hosts))
 
 
 def schedule_verification_of_settled(
     tx: sa.Connection, hosts: Collection[str], now: datetime
 ) -> int:
-    """Schedule the verification of those providers of hosts that are not stale; return how many."""
+    """Schedule the verification of the providers of hosts that are not stale.
+
+    Return the number of these providers.
+    """
     settled = providers.c.stale_since.is_(None)
     return sum(
         _update_verify(tx, sa.and_(providers.c.host.in_(chunk), settled), now)
@@ -100,7 +103,7 @@ def hosts(tx: sa.Connection) -> Sequence[str]:
 
 
 def mark_stale_of_hosts(tx: sa.Connection, hosts: Collection[str], now: datetime) -> int:
-    """Mark every provider of these hosts stale; return how many."""
+    """Mark every provider of these hosts stale; return their number."""
     return sum(_update_stale(tx, providers.c.host.in_(chunk), now) for chunk in bulk.chunks(hosts))
 
 
@@ -109,7 +112,7 @@ def schedule_verification_of_old(
 ) -> int:
     """Schedule the verification of up to ``limit`` providers unchanged since ``cutoff``.
 
-    Return how many.
+    Return the number of these providers.
     """
     old = (
         sa.select(providers.c.id)
@@ -253,10 +256,10 @@ def record_failures(
 
 
 def release_unanswered(tx: sa.Connection, failures: Iterable[tuple[str, str, str]]) -> None:
-    """End leases, each (owner, uuid, error), after a failure of Placement, and record the error.
+    """After a failure of Placement end leases and record errors, each as (owner, uuid, error).
 
-    The rows are due at once and this counts as no attempt, so that an outage of Placement causes no
-    further delay after its end.
+    The rows are due immediately and the attempt is not counted, so that an outage of Placement
+    causes no delay after its end.
     """
     rows = [
         {"leased_by": owner, "provider": uuid, "new_error": error}

@@ -97,7 +97,7 @@ def find_open(tx: sa.Connection, driver: str) -> JobRow | None:
 def enqueue(
     tx: sa.Connection, kind: Kind, driver: str, arguments: Mapping[str, Any], now: datetime
 ) -> tuple[int, str]:
-    """Enqueue a job, due at once; return its row id and uuid.
+    """Enqueue a job that is due immediately; return its row id and uuid.
 
     Raise oslo.db's DBDuplicateEntry if the driver already has an open job.
     """
@@ -142,7 +142,7 @@ def lease(
 ) -> list[LeasedJobRow]:
     """Lease up to ``limit`` due jobs and return them.
 
-    After ``next_try_at`` any conductor may lease the job of another.
+    After ``next_try_at`` any conductor may lease a job that another conductor has leased.
     """
     due = sa.and_(OPEN, jobs.c.next_try_at <= now)
     query = sa.select(*_LEASED).where(due).order_by(jobs.c.next_try_at, jobs.c.id).limit(limit)
@@ -178,7 +178,7 @@ def reschedule(tx: sa.Connection, job_id: int, until: datetime) -> None:
 
 
 def expedite(tx: sa.Connection, ids: Collection[int], now: datetime) -> None:
-    """Make jobs due at once."""
+    """Make jobs due immediately."""
     tx.execute(sa.update(jobs).where(jobs.c.id.in_(sorted(ids)), OPEN).values(next_try_at=now))
 
 
@@ -191,7 +191,7 @@ def update_arguments(
 
 
 def end(tx: sa.Connection, job_id: int, state: JobState, error: str | None) -> None:
-    """Record the outcome of a job, so that its driver can have another one.
+    """Record the outcome of a job, so that its driver can have another job.
 
     The caller must hold a lock on the job.
     """
@@ -236,7 +236,7 @@ def lock_waiting(tx: sa.Connection, host: str) -> list[int]:
 
 
 def pending_steps(tx: sa.Connection, host: str, ids: Collection[int]) -> list[PendingStepRow]:
-    """Return the steps of jobs that wait for a host's agent. The caller must hold the jobs."""
+    """Return the steps of jobs that wait for a host's agent; the caller has locked the jobs."""
     query = (
         sa.select(
             *(steps.c[name] for name in ("id", "job_id", "backend", "generation", "previous")),

@@ -37,8 +37,8 @@ def acquire_turn(
 ) -> bool:
     """Count an action if the last one was at or before ``cutoff``; return whether it was counted.
 
-    Conductors take turns with this. Raise oslo.db's DBDuplicateEntry if two conductors do this for
-    the first time concurrently: the other one has the turn.
+    Conductors use this to take turns. Raise oslo.db's DBDuplicateEntry if two conductors do this
+    for the first time concurrently: the other conductor has the turn.
     """
     if tx.execute(
         sa.update(table)

@@ -77,9 +77,9 @@ def heartbeat_if_unchanged(
     fields: HeartbeatFields,
     desired_generation: int | None = None,
 ) -> bool:
-    """Record a heartbeat if the daemon has the stored epoch and digest; return whether it has.
+    """Record a heartbeat if it has the stored epoch and digest; return whether it was recorded.
 
-    Also return False if the service is marked
+    ``fields`` has the other columns of a heartbeat. Also return False if the service is marked
     down, or if its generation is not ``desired_generation`` (None skips this check).
     """
     return bool(
@@ -132,7 +132,7 @@ def upsert_heartbeat(
 
 
 def delete(tx: sa.Connection, uuid: str, limit: datetime) -> bool:
-    """Delete a daemon if its last heartbeat was at or before ``limit``; return whether it was.
+    """Delete a daemon last seen at or before ``limit``; return whether it was deleted.
 
     This also deletes its backends, their desired state and its drivers.
     """
@@ -147,7 +147,7 @@ def find(tx: sa.Connection, uuid: str) -> DaemonRow | None:
 
 
 def open_jobs(tx: sa.Connection, host: str) -> Sequence[str]:
-    """Return the uuids of open jobs with a step on a host, or that program a deployable there."""
+    """Return the uuids of open jobs that have a step or program a deployable on a host."""
     steps = sa.exists().where(job_steps.c.job_id == jobs.c.id, job_steps.c.host == host)
     programs = sa.and_(jobs.c.host == host, jobs.c.kind == str(JobKind.PROGRAM))
     query = sa.select(jobs.c.uuid).where(
@@ -174,8 +174,8 @@ def mark_down(
 ) -> list[DownAgentRow]:
     """Mark up to ``max_agents`` agents down whose last heartbeat was at or before ``limit``.
 
-    Return the agents that this call marked: not those that another conductor marked, or that sent a
-    heartbeat meanwhile.
+    Return only the agents that this call marked. Agents that another conductor marked, or that sent
+    a heartbeat meanwhile, are left out.
     """
     unreachable = sa.and_(
         services.c.binary == AGENT,
@@ -227,7 +227,10 @@ def accept_report(
 
 
 def set_identity(tx: sa.Connection, host: str, identity: Mapping[str, Any]) -> None:
-    """Write the compute node names of a host's agent. The caller must hold the agent's row."""
+    """Write the compute node names of a host.
+
+    The caller must hold a lock on the agent's row.
+    """
     same_agent = sa.and_(services.c.binary == AGENT, services.c.host == host)
     tx.execute(sa.update(services).where(same_agent).values(identity=dict(identity)))
 
@@ -241,7 +244,7 @@ def identities(tx: sa.Connection, hosts: Collection[str]) -> dict[str, object]:
 
 
 def existing_hosts(tx: sa.Connection, names: Collection[str]) -> set[str]:
-    """Return those of the names that are hosts of agents."""
+    """Return the names in ``names`` that are hosts of agents."""
     query = sa.select(services.c.host).where(
         services.c.binary == AGENT, services.c.host.in_(sorted(names))
     )

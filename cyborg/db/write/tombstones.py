@@ -36,7 +36,7 @@ def replace(
     tombstones: Mapping[str, Tombstone],
     now: datetime,
 ) -> None:
-    """Replace the tombstones of a host; equal ones are not written."""
+    """Replace the tombstones of a host; unchanged tombstones are not written."""
     changed = sorted(a for a in {*stored, *tombstones} if stored.get(a) != tombstones.get(a))
     for chunk in bulk.chunks([address for address in changed if address in stored]):
         tx.execute(sa.delete(table).where(table.c.host == host, table.c.address.in_(chunk)))
@@ -62,7 +62,7 @@ def replace(
 
 
 def purge(tx: sa.Connection, cutoff: datetime, limit: int) -> int:
-    """Delete up to ``limit`` tombstones made before ``cutoff``; return how many.
+    """Delete up to ``limit`` tombstones created before ``cutoff``; return their number.
 
     Rows never change, so the oldest have the lowest ids and only these are read.
     """

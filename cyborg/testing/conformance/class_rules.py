@@ -126,7 +126,7 @@ def path_options_are_host_only(env: Environment) -> None:
 
 @rule("DEVICE_TYPE is a DeviceType or None; SUPPORT_LEVEL is a Support.", "Driver.SUPPORT_LEVEL")
 def declares_type_and_support(env: Environment) -> None:
-    """Check both attributes, which ``driver-list`` shows before the driver is used."""
+    """Check DEVICE_TYPE and SUPPORT_LEVEL, which operators see before they use the driver."""
     driver = env.subject.driver
     if not (driver.DEVICE_TYPE is None or isinstance(driver.DEVICE_TYPE, DeviceType)):
         raise RuleViolated(f"DEVICE_TYPE is {driver.DEVICE_TYPE!r}; expected a DeviceType or None")
@@ -159,7 +159,7 @@ def metadata_is_serialisable(env: Environment) -> None:
 
 @rule("An object can be created without any options.", "Driver.__init__")
 def defaults_are_usable(env: Environment) -> None:
-    """Check the defaults: ``enabled_drivers`` lists a driver without options."""
+    """Check that the driver works without options, as ``enabled_drivers`` uses it."""
     call = env.try_create(options={})
     if call.timed_out or call.error is not None:
         raise RuleViolated(f"without options it {describe_failure(call)}")
@@ -167,7 +167,7 @@ def defaults_are_usable(env: Environment) -> None:
 
 @rule("Any backend name is accepted and stored in backend.", "Driver.__init__")
 def accepts_any_backend_name(env: Environment) -> None:
-    """Check several names: operators choose them, and a driver can have several backends."""
+    """Check the constructor with several backend names, because operators choose these names."""
     for name in ("gen0", "Rack-3.left", "an_unknown_backend"):
         call = env.try_create(name)
         if call.timed_out or call.error is not None:
@@ -180,7 +180,7 @@ def accepts_any_backend_name(env: Environment) -> None:
 
 @rule("The constructor uses no file, process, socket or thread.", "Driver.__init__")
 def constructor_has_no_side_effects(env: Environment) -> None:
-    """Check for side effects: the agent creates all objects first, in its main thread."""
+    """Check that the constructor has no side effects: the agent calls it in its main thread."""
     call = env.try_create()
     if call.timed_out or call.error is not None:
         raise RuleViolated(describe_failure(call))
@@ -195,7 +195,7 @@ def constructor_has_no_side_effects(env: Environment) -> None:
 
 @rule("abilities is a frozenset of Ability, and each one is implemented.", "Driver.abilities")
 def abilities_are_implemented(env: Environment) -> None:
-    """Check the methods: the agent does not start if one is missing."""
+    """Check that the methods of each ability exist; otherwise the agent does not start."""
     driver = env.create()
     abilities = env.must_succeed("abilities", lambda: driver.abilities)
     if not isinstance(abilities, frozenset) or not all(isinstance(a, Ability) for a in abilities):
@@ -209,7 +209,7 @@ def abilities_are_implemented(env: Environment) -> None:
 
 @rule("UEVENT_SUBSYSTEMS is a frozenset of kernel subsystems.", "Driver.UEVENT_SUBSYSTEMS")
 def uevent_subsystems_are_valid(env: Environment) -> None:
-    """Check the type: a single string would be read as a set of letters."""
+    """Check that the value is a frozenset: the agent would read a string as a set of letters."""
     subsystems = getattr(env.subject.driver, "UEVENT_SUBSYSTEMS", None)
     if not isinstance(subsystems, frozenset):
         raise RuleViolated(f"UEVENT_SUBSYSTEMS is {subsystems!r}; expected a frozenset")

@@ -26,7 +26,7 @@ _ROUNDS = 3
 
 @rule("discover() raises no exception.", "Driver.discover")
 def discover_succeeds(env: Environment) -> None:
-    """Check the first discovery; an exception would be shown as the error of the backend."""
+    """Check that the first discovery raises no exception."""
     _, call = env.first_discovery
     if call.timed_out:
         raise RuleBlocked(describe_failure(call))
@@ -36,7 +36,7 @@ def discover_succeeds(env: Environment) -> None:
 
 @rule("discover() returns within the time limit.", "Driver.discover")
 def discover_is_in_time(env: Environment) -> None:
-    """Check the duration; a slow discovery sets the backend to ERROR and blocks a thread."""
+    """Check the duration of discover(); a slow discovery sets the backend to ERROR."""
     _, call = env.first_discovery
     if call.timed_out:
         raise RuleViolated(f"{describe_failure(call)}; the limit is {env.subject.limit:g} s")
@@ -44,7 +44,7 @@ def discover_is_in_time(env: Environment) -> None:
 
 @rule("discover() returns a sequence of Device.", "Driver.discover")
 def discover_returns_devices(env: Environment) -> None:
-    """Check the type: a generator can be read only once, and a set has no order."""
+    """Check the result type: a generator can be read only once, and a set has no order."""
     _, call = env.first_discovery
     if call.timed_out or call.error is not None:
         raise RuleBlocked(f"discover() {describe_failure(call)}")
@@ -57,7 +57,7 @@ def discover_returns_devices(env: Environment) -> None:
 
 @rule("The backend of each device is the backend of the object.", "Driver.discover")
 def devices_name_their_backend(env: Environment) -> None:
-    """Check two backends, to detect a constant name."""
+    """Check the devices of two backends, to detect a driver that sets a constant backend name."""
     for name in ("conformance", "conformance-2"):
         driver = env.create(name)
         for device in env.rediscover(driver):
@@ -69,7 +69,7 @@ def devices_name_their_backend(env: Environment) -> None:
 
 @rule("The type of each device is DEVICE_TYPE, unless that is None.", "Driver.discover")
 def devices_match_device_type(env: Environment) -> None:
-    """Check the types: operators select drivers by DEVICE_TYPE before they install them."""
+    """Check the device types: operators select drivers by DEVICE_TYPE before they install them."""
     expected = env.subject.driver.DEVICE_TYPE
     for device in env.discovered_devices()[1]:
         if expected is not None and device.type != expected:
@@ -80,7 +80,7 @@ def devices_match_device_type(env: Environment) -> None:
 
 @rule("The addresses of devices and of deployables are unique.", "Driver.discover")
 def addresses_are_unique(env: Environment) -> None:
-    """Check the addresses, which identify devices on the host and name the providers."""
+    """Check that addresses are unique: they identify devices and are part of provider names."""
     _, found = env.discovered_devices()
     device_addresses = [d.address for d in found]
     deployable_addresses = [p.address for d in found for p in d.deployables]
@@ -94,7 +94,7 @@ def addresses_are_unique(env: Environment) -> None:
 
 @rule("The address of each deployable fits into the name of a provider.", "Driver.discover")
 def provider_names_are_valid(env: Environment) -> None:
-    """Check the length: Placement accepts 200 characters for ``<host>_<address>``."""
+    """Check the address length: Placement accepts 200 characters for ``<host>_<address>``."""
     for device in env.discovered_devices()[1]:
         for deployable in device.deployables:
             name = provider_name("h" * MAX_HOST, deployable.address)
@@ -107,7 +107,7 @@ def provider_names_are_valid(env: Environment) -> None:
 
 @rule("Resource classes and traits are standard or custom ones.", "Driver.discover")
 def classes_and_traits_are_valid(env: Environment) -> None:
-    """Check the names; the agent omits a device with an invalid one."""
+    """Check resource classes and traits; the agent omits a device with an invalid name."""
     for device in env.discovered_devices()[1]:
         for deployable in device.deployables:
             if not is_accelerator_class(deployable.resource_class):
@@ -121,7 +121,7 @@ def classes_and_traits_are_valid(env: Environment) -> None:
 
 @rule("Devices survive serialisation unchanged.", "Driver.discover")
 def devices_are_serialisable(env: Environment) -> None:
-    """Check the types of all fields, such as a number in place of a text."""
+    """Check the types of all fields, to detect for example a number instead of a string."""
     for device in env.discovered_devices()[1]:
         try:
             received = Device.from_dict(json.loads(json.dumps(device.to_dict())))
@@ -133,7 +133,7 @@ def devices_are_serialisable(env: Environment) -> None:
 
 @rule("Repeated discoveries of an unchanged host are equal.", "Driver.discover")
 def discovery_is_stable(env: Environment) -> None:
-    """Check three discoveries, in any order; each difference causes a full report."""
+    """Check that three discoveries agree, in any order; each difference causes a full report."""
     driver, previous = env.discovered_devices()
     for _ in range(2):
         if change := difference(previous, env.rediscover(driver)):
@@ -142,7 +142,7 @@ def discovery_is_stable(env: Environment) -> None:
 
 @rule("Two objects of one backend discover equal devices.", "Driver.discover")
 def discovery_is_reproducible(env: Environment) -> None:
-    """Check a second object: after a restart of the agent all identities must be the same."""
+    """Check the devices of a second object: a restart of the agent must not change addresses."""
     _, previous = env.discovered_devices()
     if change := difference(previous, env.rediscover(env.create())):
         raise RuleViolated(f"another object: {change}")
@@ -150,7 +150,7 @@ def discovery_is_reproducible(env: Environment) -> None:
 
 @rule("discover() changes nothing: no write, process or connection.", "Driver.discover")
 def discover_is_read_only(env: Environment) -> None:
-    """Check the first and a later discovery; a side effect may occur only once."""
+    """Check two discoveries for side effects, because a side effect may occur only once."""
     driver, call = env.first_discovery
     for result in (call, env.call(driver.discover)):
         if result.effects:
@@ -159,7 +159,7 @@ def discover_is_read_only(env: Environment) -> None:
 
 @rule("discover() leaves no running thread.", "Driver.discover")
 def discover_leaks_no_thread(env: Environment) -> None:
-    """Check the threads; the agent has one thread for each backend."""
+    """Check that no thread remains after discover(); the agent has one thread per backend."""
     driver, call = env.first_discovery
     if call.timed_out:
         raise RuleBlocked(f"discover() {describe_failure(call)}")
@@ -170,7 +170,7 @@ def discover_leaks_no_thread(env: Environment) -> None:
 
 @rule("discover() does not leak file descriptors.", "Driver.discover")
 def discover_leaks_no_descriptor(env: Environment) -> None:
-    """Check repeated discoveries; a file that is opened once and kept is allowed."""
+    """Check that repeated discoveries do not open more files; one open file may be kept."""
     driver, _ = env.discovered_devices()
     counts = [_count_descriptors()]
     for _ in range(_ROUNDS):
@@ -182,7 +182,7 @@ def discover_leaks_no_descriptor(env: Environment) -> None:
 
 @rule("discover() raises no exception on a host with an empty sysfs.", "Driver.discover")
 def discover_accepts_empty_host(env: Environment) -> None:
-    """Check an empty host; missing hardware is no error."""
+    """Check a discovery on a host without devices: missing hardware must not be an error."""
     with env.empty_sysfs() as root:
         driver = env.create(sysfs_root=root)
         env.must_succeed("with an empty sysfs discover()", driver.discover)

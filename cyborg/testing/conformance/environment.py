@@ -2,7 +2,7 @@
 """Environment of the conformance rules: it calls a driver, measures it and records its effects.
 
 A Python audit hook receives every opened file, started process and connected socket. It does not
-receive what a C library does itself, so the kit cannot detect that.
+receive the actions of C libraries, so the kit cannot detect them.
 """
 
 import os
@@ -50,9 +50,9 @@ class DriverUnderTest:
     ``driver`` is called like in the agent: with the name of a backend, the options and the root of
     sysfs. ``limit`` is the timeout of each call in seconds. The driver may write or connect to
     paths that begin with one of ``allow``, such as the socket of the vendor's daemon. With
-    ``allow_work`` the rules prepare and release a handle of this host, and with the uuid ``image``
-    they program one; otherwise they change nothing. ``entry_point`` is the required name of the
-    driver. With ``external`` the driver is a separate process, and its class is a proxy.
+    ``allow_work`` the rules prepare and release a handle of this host. With the uuid ``image`` they
+    also program this image. Otherwise they change nothing. ``entry_point`` is the required name of
+    the driver. With ``external`` the driver is a separate process, and its class is a proxy.
     """
 
     driver: Any
@@ -192,7 +192,7 @@ class Environment:
         return self._first
 
     def discovered_devices(self) -> tuple[Driver, list[Device]]:
-        """Return the first object and its devices. Raise RuleBlocked without them."""
+        """Return the first object and its devices. Raise RuleBlocked if the discovery failed."""
         driver, call = self.first_discovery
         return driver, require_devices(call)
 
@@ -201,7 +201,7 @@ class Environment:
         return require_devices(self.call(driver.discover))
 
     def first_handle(self) -> tuple[Device, Deployable, AttachHandle]:
-        """Return the first handle with its device and deployable. Raise RuleBlocked without one."""
+        """Return the first handle with its device and deployable. Raise RuleBlocked without any."""
         for device in self.discovered_devices()[1]:
             for deployable in device.deployables:
                 for handle in deployable.handles:
@@ -219,7 +219,7 @@ class Environment:
         )
 
     def create_discovered(self) -> Any:
-        """Return a new object after its first discovery, which always precedes work."""
+        """Return a new object after its first discovery, as the agent always discovers first."""
         driver = self.create()
         self.rediscover(driver)
         return driver
@@ -245,7 +245,7 @@ class Environment:
 
 
 def require_devices(call: CallResult) -> list[Device]:
-    """Return the devices of a discovery. Raise RuleBlocked if it failed or returned others."""
+    """Return the devices of a discovery. Raise RuleBlocked if it failed or the result is bad."""
     if call.timed_out or call.error is not None:
         raise RuleBlocked(f"discover() {describe_failure(call)}")
     if not isinstance(call.value, Sequence) or not all(isinstance(d, Device) for d in call.value):

@@ -38,9 +38,9 @@ def connect_external(
 ) -> Iterator[type[Driver]]:
     """Yield a class whose objects call the external driver at ``<folder>/<name>.sock``.
 
-    ``limit`` is the timeout of a call and ``registration_timeout`` that of the driver's hello
-    message, in seconds. Raise Misconfigured for a folder that an agent would reject or that an
-    agent uses now, and TimedOut if the driver does not register.
+    ``limit`` is the timeout of a call and ``registration_timeout`` the timeout of the driver's
+    hello message, in seconds. Raise Misconfigured for a folder that an agent would reject or that
+    an agent uses now, and TimedOut if the driver does not register.
     """
     uid = owner_uid(folder)
     # Longer than the limit of the kit, so that a rule can report the timeout.

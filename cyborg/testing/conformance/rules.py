@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Registry of the conformance rules; each module of rules adds its own when it is imported."""
+"""Registry of the conformance rules; each module of rules adds its rules at its import."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

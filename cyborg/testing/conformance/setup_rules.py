@@ -32,7 +32,7 @@ partition_rule = partial(
 
 @setup_rule("setup() of a host that is set up raises no exception.")
 def setup_is_idempotent(env: Environment) -> None:
-    """Check repeated calls, also with a second object: a reload creates one."""
+    """Check repeated calls of setup(), also with a second object, as a reload creates one."""
     driver: Any = env.create()
     other: Any = env.create()
     env.must_succeed("setup()", driver.setup)
@@ -42,7 +42,7 @@ def setup_is_idempotent(env: Environment) -> None:
 
 @setup_rule("A repeated setup() does not change the result of discover().")
 def setup_preserves_devices(env: Environment) -> None:
-    """Check the devices: a reload must not remove anything that instances use."""
+    """Check that setup() keeps all devices: a reload must not remove devices in use."""
     driver: Any = env.create()
     env.must_succeed("setup()", driver.setup)
     original = env.rediscover(driver)
@@ -79,7 +79,7 @@ def layouts_are_valid(env: Environment) -> None:
 
 @layouts_rule("One of the layouts of a device is the current one.")
 def layouts_include_current(env: Environment) -> None:
-    """Check for the current layout, which is needed to restore a device."""
+    """Check that layouts() has the current layout, which is needed to restore a device."""
     driver, found = env.discovered_devices()
     for device in found:
         _current_layout(device, _layouts(env, driver, device))
@@ -87,7 +87,7 @@ def layouts_include_current(env: Environment) -> None:
 
 @layouts_rule("layouts() changes nothing: no write, process or connection.")
 def layouts_is_read_only(env: Environment) -> None:
-    """Check the effects of layouts() for the first device."""
+    """Check that layouts() of the first device has no side effects."""
     driver: Any
     driver, found = env.discovered_devices()
     for device in found[:1]:
@@ -98,7 +98,7 @@ def layouts_is_read_only(env: Environment) -> None:
 
 @partition_rule("discover() after partition() shows the layout, also after a repeated call.")
 def partition_is_discovered(env: Environment) -> None:
-    """Check the discoveries of two objects, then restore the device."""
+    """Check that two objects discover the new layout, then restore the device."""
     driver: Any = env.create_discovered()
     device, item = _first_device(env)
     layouts = _layouts(env, driver, device)
@@ -116,7 +116,7 @@ def partition_is_discovered(env: Environment) -> None:
 
 @partition_rule("partition() with an unknown layout raises an exception and changes nothing.")
 def partition_rejects_unknown_layout(env: Environment) -> None:
-    """Check an unknown layout: a device can change between layouts() and partition()."""
+    """Check that partition() rejects an unknown layout, because a device can change."""
     driver: Any = env.create_discovered()
     device, item = _first_device(env)
     original = _current_layout(device, _layouts(env, driver, device))

@@ -32,7 +32,7 @@ sanitise_rule = partial(
 
 @measure_rule("measure() returns within the time limit and raises no exception.")
 def measure_is_in_time(env: Environment) -> None:
-    """Check the duration; the agent calls measure() often, in the thread of discover()."""
+    """Check the duration of measure(), which the agent calls often, in the thread of discover()."""
     _, _, call = _measure(env)
     if call.timed_out or call.error is not None:
         raise RuleViolated(f"measure() {describe_failure(call)}")
@@ -40,7 +40,7 @@ def measure_is_in_time(env: Environment) -> None:
 
 @measure_rule("measure() returns measurements only of the given devices.")
 def measure_returns_measurements(env: Environment) -> None:
-    """Check the addresses: an unknown one indicates that the driver confuses devices."""
+    """Check the addresses of the measurements; an unknown address is an error of the driver."""
     _, found, call = _measure(env)
     measurements = _require_measurements(call)
     if not isinstance(measurements, Mapping):
@@ -58,7 +58,7 @@ def measure_returns_measurements(env: Environment) -> None:
 
 @measure_rule("measure() changes nothing: no write, process or connection.")
 def measure_is_read_only(env: Environment) -> None:
-    """Check the effects of measure()."""
+    """Check that measure() has no side effects."""
     _, _, call = _measure(env)
     if call.effects:
         raise RuleViolated(call.effects[0])
@@ -66,7 +66,7 @@ def measure_is_read_only(env: Environment) -> None:
 
 @measure_rule("measure() of no device or of a missing device raises no exception.")
 def measure_accepts_missing_devices(env: Environment) -> None:
-    """Check a missing device: a card can be removed after a discovery."""
+    """Check measure() for a missing device: a card can be removed after a discovery."""
     driver: Any
     driver, found = env.discovered_devices()
     cases: list[tuple[str, Sequence[Device]]] = [("no device", [])]
@@ -78,7 +78,7 @@ def measure_accepts_missing_devices(env: Environment) -> None:
 
 @measure_rule("The reason of a health state does not change while the state is the same.")
 def health_reasons_are_stable(env: Environment) -> None:
-    """Check two measurements: a new reason causes a report, so it must contain no reading."""
+    """Check that two measurements have the same reason, because a new reason causes a report."""
     driver, found, call = _measure(env)
     first = _require_measurements(call)
     second = _require_measurements(env.call(lambda: driver.measure(found)))
@@ -90,7 +90,7 @@ def health_reasons_are_stable(env: Environment) -> None:
 
 @prepare_rule("prepare() of a prepared handle raises no exception.")
 def prepare_is_idempotent(env: Environment) -> None:
-    """Check repeated calls; a restarted agent repeats all calls that it had started."""
+    """Check repeated calls of prepare(): a restarted agent repeats calls that it had started."""
     driver, other, item = env.create_discovered(), env.create_discovered(), env.first_item()
     try:
         env.must_succeed("prepare()", lambda: driver.prepare(item, INSTANCE))
@@ -107,7 +107,7 @@ def prepare_is_idempotent(env: Environment) -> None:
     changes_host=True,
 )
 def prepared_handles_are_discovered(env: Environment) -> None:
-    """Check the discovery: a handle that disappears is drained while its instance runs."""
+    """Check that a prepared handle is still discovered; otherwise it would be drained."""
     driver, item = env.create_discovered(), env.first_item()
     try:
         env.must_succeed("prepare()", lambda: driver.prepare(item, INSTANCE))
@@ -119,7 +119,7 @@ def prepared_handles_are_discovered(env: Environment) -> None:
 
 @release_rule("release() of a prepared handle, also repeated, raises no exception.")
 def release_is_idempotent(env: Environment) -> None:
-    """Check repeated calls, also with a second object as after a restart of the agent."""
+    """Check repeated calls of release(), also with a second object as after a restart."""
     driver, other, item = env.create_discovered(), env.create_discovered(), env.first_item()
     env.must_succeed("prepare()", lambda: driver.prepare(item, INSTANCE))
     env.must_succeed("release()", lambda: driver.release(item))
@@ -130,20 +130,20 @@ def release_is_idempotent(env: Environment) -> None:
 
 @release_rule("release() of a handle that was never prepared raises no exception.")
 def release_accepts_unprepared(env: Environment) -> None:
-    """Check this case: if one handle of a job fails, all handles of the job are released."""
+    """Check release() of an unprepared handle: a failed job releases all of its handles."""
     driver, item = env.create_discovered(), env.first_item()
     env.must_succeed("release()", lambda: driver.release(item))
 
 
 @release_rule("release() of a missing handle or device raises no exception.")
 def release_accepts_missing(env: Environment) -> None:
-    """Check missing items: after an exception the agent repeats the call without limit."""
+    """Check calls for missing items: after an exception the agent repeats the call forever."""
     _accept_missing(env, "release")
 
 
 @sanitise_rule("sanitise() of a handle, also repeated, raises no exception.")
 def sanitise_is_idempotent(env: Environment) -> None:
-    """Check repeated calls after release(), also with a second object."""
+    """Check repeated calls of sanitise() after release(), also with a second object."""
     driver, other, item = env.create_discovered(), env.create_discovered(), env.first_item()
     if Ability.PREPARES in driver.abilities:
         env.must_succeed("prepare()", lambda: driver.prepare(item, INSTANCE))
@@ -160,7 +160,7 @@ def sanitise_is_idempotent(env: Environment) -> None:
     changes_host=True,
 )
 def sanitised_handles_are_discovered(env: Environment) -> None:
-    """Check the handle: the next instance uses it."""
+    """Check that a sanitised handle is still discovered, because the next instance uses it."""
     driver, item = env.create_discovered(), env.first_item()
     env.must_succeed("sanitise()", lambda: driver.sanitise(item))
     _require_discovered(env.rediscover(driver), item)
@@ -173,7 +173,7 @@ def sanitised_handles_are_discovered(env: Environment) -> None:
 
 @sanitise_rule("sanitise() of a missing handle or device raises no exception.")
 def sanitise_accepts_missing(env: Environment) -> None:
-    """Check missing items: after an exception the agent repeats the call without limit."""
+    """Check calls for missing items: after an exception the agent repeats the call forever."""
     _accept_missing(env, "sanitise")
 
 
@@ -185,7 +185,7 @@ def sanitise_accepts_missing(env: Environment) -> None:
     needs_image=True,
 )
 def programmed_image_is_discovered(env: Environment) -> None:
-    """Check bitstream_id, from which the conductor learns the image of a deployable."""
+    """Check that the programmed image is discovered as the bitstream_id of the deployable."""
     image = env.subject.image
     driver, item = env.create_discovered(), env.first_item("")
     for call in ("program()", "program() again"):

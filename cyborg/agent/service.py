@@ -185,7 +185,8 @@ class AgentService:
         closing.join(max(0.0, end - time.monotonic()))
         if self._jobs is not None and (left := self._jobs.running()):
             LOG.warning(
-                "Abandoned %d jobs in progress: the conductor requests them after the restart",
+                "Abandoned %d jobs in progress: the conductor will request them again after the "
+                "restart",
                 len(left),
                 job=left,
             )

@@ -83,7 +83,9 @@ class _KeystoneErrors:
         except Exception as exc:
             if identity.ENVIRON in environ:
                 raise
-            raise Unavailable(f"keystone: {type(exc).__name__}: {exc}") from exc
+            raise Unavailable(
+                f"cannot check the token with keystone: {type(exc).__name__}: {exc}"
+            ) from exc
         if rejection is None:
             return response
         raise _rejection_error(*rejection)

@@ -63,10 +63,12 @@ def _read(stream: Any, length: str | None, limit: int, expired: Callable[[], boo
             chunk = stream.read(min(missing, _CHUNK_SIZE))
         except Exception as exc:  # each server has its own errors for a malformed chunk
             if expired():
-                raise http_exc.HTTPRequestTimeout("the body did not arrive in time") from exc
-            raise Invalid("body: ended early, or its chunks are malformed", field="body") from exc
+                raise http_exc.HTTPRequestTimeout(
+                    "the body of the request did not arrive in time"
+                ) from exc
+            raise Invalid("body: ended too early, or has malformed chunks", field="body") from exc
         if expired():
-            raise http_exc.HTTPRequestTimeout("the body did not arrive in time")
+            raise http_exc.HTTPRequestTimeout("the body of the request did not arrive in time")
         if not chunk:
             break
         chunks.append(chunk)

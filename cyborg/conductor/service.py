@@ -194,7 +194,7 @@ class ConductorService:
             self._heartbeat.start()
             self._ready.set()
             LOG.info(
-                "Conductor is ready, the owner of its leases is %s",
+                "Conductor is ready, its leases have the owner %s",
                 process_owner(self._conf.host),
                 host=self._conf.host,
             )

@@ -97,7 +97,9 @@ def _psycopg2_factory(connect_seconds: float) -> type:
             events = select.POLLIN if state == extensions.POLL_READ else select.POLLOUT
             if not _ready(connection.fileno(), events, seconds):
                 # psycopg2 closes the connection if its callback raises.
-                raise psycopg2.OperationalError(f"no answer from the server in {seconds:g} s")
+                raise psycopg2.OperationalError(
+                    f"no answer from the database server in {seconds:g} s"
+                )
 
     extensions.set_wait_callback(wait)
     return Connection

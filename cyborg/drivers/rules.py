@@ -173,7 +173,7 @@ def _resource_class(value: str | None) -> str | None:
         raise RuleSyntaxError(
             f"resource_class={value}",
             f"one of {', '.join(sorted(ACCELERATOR_CLASSES))}, or CUSTOM_NAME; other standard "
-            "resource classes are Nova's",
+            "resource classes belong to Nova",
         )
     return value
 

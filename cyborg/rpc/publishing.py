@@ -76,7 +76,9 @@ def publish(connection: Any, producer: Any, *args: Any, **kwargs: Any) -> Any:
         if not sent.count or kwargs.get("expiration") is None:
             raise
         _close_abruptly(connection)
-        raise Unconfirmed(f"no confirmation in {CONFIRM_TIMEOUT:g} s") from exc
+        raise Unconfirmed(
+            f"the message broker did not confirm the message in {CONFIRM_TIMEOUT:g} s"
+        ) from exc
 
 
 def count_consumers(connection: Any, queue: str) -> int:

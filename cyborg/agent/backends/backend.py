@@ -183,7 +183,7 @@ class Backend(LoopThread):
             try:
                 self._pending_check()
             except BaseException as exc:  # a SystemExit is a failure too
-                LOG.debug("Adoption check failed", backend=self.name, exc_info=True)
+                LOG.debug("Check of adopted devices failed", backend=self.name, exc_info=True)
                 return BackendSnapshot(self._error_state(error_text(exc)), self._discovered.devices)
         self._pending_check = None
         return None
@@ -194,7 +194,7 @@ class Backend(LoopThread):
             try:
                 self._pending_setup.setup()
             except BaseException as exc:  # a SystemExit is a failure too
-                LOG.debug("Setup failed", backend=self.name, exc_info=True)
+                LOG.debug("Driver setup failed", backend=self.name, exc_info=True)
                 return BackendSnapshot(
                     self._failed_state(f"setup: {error_text(exc)}"), self._discovered.devices
                 )
@@ -267,9 +267,12 @@ class Backend(LoopThread):
         remarks = tuple(dict.fromkeys(text for text in texts if text))[:MAX_REMARKS]
         for remark in remarks:
             if remark not in self._remarks:
-                LOG.warning("Driver remark: %s", remark, backend=self.name)
+                LOG.warning("Driver warns about its configuration: %s", remark, backend=self.name)
         if self._remarks and not remarks:
-            LOG.info("Earlier remarks of the driver no longer apply", backend=self.name)
+            LOG.info(
+                "Earlier warnings of the driver about its configuration no longer apply",
+                backend=self.name,
+            )
         self._remarks = remarks
 
     def _publish(self, number: int, snapshot: BackendSnapshot, *, finished: bool = False) -> None:

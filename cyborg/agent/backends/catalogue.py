@@ -161,9 +161,9 @@ def unknown_driver(name: str, installed: Sequence[str]) -> NotFound:
 def _describe(name: str, driver: Any) -> DriverEntry:
     """Return the entry of a driver's class. Raise TypeError or ValueError if it is invalid."""
     if not (isinstance(driver, type) and issubclass(driver, Driver)):
-        raise TypeError(f"{driver!r:.100} is not a class made from {Driver.__module__}.Driver")
+        raise TypeError(f"{driver!r:.100} is not a subclass of {Driver.__module__}.Driver")
     if driver.name != name:
-        raise ValueError(f"its class has the name {driver.name!r:.100}")
+        raise ValueError(f"its class has the name {driver.name!r:.100}, expected {name!r:.100}")
     if not (isinstance(driver.version, str) and driver.version):
         raise TypeError(f"its version {driver.version!r:.100} is not a non-empty string")
     subsystems = driver.UEVENT_SUBSYSTEMS

@@ -174,7 +174,7 @@ class DriverFactory:
             return []
         if applied.backend in self._conf.agent.external_drivers:
             LOG.error(
-                "Backend of the API ignored: [agent] external_drivers has the same name",
+                "Backend added over the API is ignored: [agent] external_drivers has the same name",
                 backend=applied.backend,
                 driver=applied.driver,
             )
@@ -244,7 +244,9 @@ class DriverFactory:
         instance = driver(backend, values, self._sysfs_root)
         instance.settings = list_settings(driver.OPTIONS, values, sources)
         if instance.backend != backend:
-            raise DriverFailed(f"the driver names its backend {instance.backend!r:.100}")
+            raise DriverFailed(
+                f"the driver calls its backend {instance.backend!r:.100}, expected {backend!r}"
+            )
         for ability in instance.abilities:
             if not isinstance(instance, ABILITY_INTERFACES[ability]):
                 raise Misconfigured(

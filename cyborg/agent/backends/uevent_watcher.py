@@ -143,7 +143,8 @@ class UeventWatcher(LoopThread):
         self._event_count += batch.events
         self._rediscoveries += bool(affected)
         LOG.debug(
-            "%d uevents of %s in %.2f s%s: %s rediscover; %d uevents, %d rediscoveries so far",
+            "Received %d uevents of subsystems %s in %.2f s%s, rediscovering backends: %s "
+            "(since start: %d uevents, %d rediscoveries)",
             batch.events,
             ", ".join(sorted(batch.subsystems)) or "nothing",
             batch.last - batch.first,

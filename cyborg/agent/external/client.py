@@ -94,7 +94,7 @@ def _call(
         if len(content) > MAX_RESPONSE:
             raise Invalid(f"longer than {MAX_RESPONSE} bytes (1 MiB)")
         if response.length:
-            raise Invalid(f"it ends {response.length} bytes early")
+            raise Invalid(f"the body ends {response.length} bytes too early")
         if not 200 <= response.status < 300:
             text = sanitize(content[: 4 * _MAX_TEXT].decode(errors="replace"))[:_MAX_TEXT]
             raise DriverFailed(

@@ -192,7 +192,9 @@ def load(conf: cfg.ConfigOpts, reserved: Sequence[str] = ()) -> ExternalDriverHo
     owner = directory.owner_uid(folder)
     for name in names:
         if not protocol.is_driver_name(name):
-            raise _misconfigured(name, "up to 40 of a-z, 0-9, _ and -, and not agent")
+            raise _misconfigured(
+                name, "a name of up to 40 characters a-z, 0-9, _ and -, other than agent"
+            )
         if name in reserved or name in drivers:
             raise _misconfigured(name, "a name that no other backend has")
         drivers[name] = ExternalDriver(

@@ -135,7 +135,7 @@ class RegistrationServer(socketserver.UnixStreamServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log an error that occurred before the thread of a request was started."""
         # oslo.log appends the exception in progress.
-        LOG.warning("Dropped a connection to the drivers' socket, its driver retries")
+        LOG.warning("Connection of an external driver closed after an error, the driver will retry")
 
     def log_rejected(self, pid: int, reason: str) -> None:
         """Log a rejected request. The first per process and minute at WARNING, others at INFO."""

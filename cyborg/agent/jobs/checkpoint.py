@@ -117,7 +117,8 @@ class Checkpoint:
             return {}
         if file_boot_id != self._boot_id:
             LOG.info(
-                "Host rebooted, discarding %d jobs of %s; the conductor requests open ones again",
+                "Host rebooted, discarding %d jobs of %s; the conductor will request open jobs "
+                "again",
                 len(jobs),
                 self._path,
             )

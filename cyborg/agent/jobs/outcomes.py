@@ -89,4 +89,6 @@ class Outcomes(Generic[K, V]):
                 "Conductor failed to process an outcome, retrying: %s", failure.message, **fields
             )
         elif failure is not None and not retry:
-            LOG.warning("Conductor rejected an outcome, dropped: %s", failure.message, **fields)
+            LOG.warning(
+                "Conductor rejected an outcome, discarding it: %s", failure.message, **fields
+            )

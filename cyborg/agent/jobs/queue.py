@@ -226,7 +226,10 @@ class JobQueue:
         if reported:
             self._report(spec, error)
         elif task.discarded:
-            LOG.info("Discarded job finished late: %s", error or "succeeded")
+            LOG.info(
+                "Driver finished a cancelled or timed-out job, result ignored: %s",
+                error or "succeeded",
+            )
             self._rediscover(spec)
 
     def _time_out(self, task: _Task) -> None:

@@ -119,7 +119,7 @@ class Reporter(LoopThread):
         except CyborgError as exc:
             failure = exc.message
         except Exception as exc:
-            LOG.debug("Call of the conductor failed", exc_info=True)
+            LOG.debug("Call to the conductor failed", exc_info=True)
             failure = f"{type(exc).__name__}: {exc}"
         else:
             if self._failure_log.reset():

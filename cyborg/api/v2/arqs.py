@@ -171,13 +171,13 @@ class Controller(Resource):
     ) -> None:
         """Delete the given ARQs, or all ARQs of an instance."""
         if (arqs is None) == (instance is None):
-            raise Invalid("expected either arqs or instance", field="arqs")
+            raise Invalid("query: give either arqs or instance, not both", field="arqs")
         if instance is not None and not request.caller.is_service:
             raise ServiceTokenRequired("deleting ARQs by instance requires a service token")
         if arqs is None:
             self._delete(request, None, instance)
         elif not arqs:
-            raise Invalid("arqs: expected uuids of accelerator requests", field="arqs")
+            raise Invalid("arqs: empty, expected uuids of accelerator requests", field="arqs")
         else:
             self._delete(request, [types.load(types.Uuid(), arq, "arqs") for arq in arqs], None)
 

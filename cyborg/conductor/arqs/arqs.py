@@ -168,7 +168,7 @@ class Arqs:
         """
         scope = check_optional_text("project_scope", project_scope)
         if (uuids is None) == (instance is None):
-            raise Invalid("expected either arqs or instance", field="arqs")
+            raise Invalid("give either arqs or instance, not both", field="arqs")
         if instance is not None:
             instance_uuid = parse_uuid(instance, "instance")
             result, _ = self._uow.run_once(

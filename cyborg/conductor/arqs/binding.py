@@ -196,7 +196,7 @@ def _reserve_instance_slots(
         )
     except db_exc.DBDuplicateEntry as exc:
         raise Conflict(
-            f"instance {instance} already has accelerator requests", instance=instance
+            f"instance {instance} already has other accelerator requests", instance=instance
         ) from exc
     if changed != len(todo):
         raise ClaimLost

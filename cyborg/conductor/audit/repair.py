@@ -95,7 +95,7 @@ class RepairExecutor:
         if uuid is None:
             raise AssertionError("a provider to delete has a uuid")
         if users := self._placement.allocations(uuid):
-            raise InUse(f"{len(users)} consumers have allocations of it now")
+            raise InUse(f"resource provider {uuid} now has allocations of {len(users)} consumers")
         self._placement.delete(uuid)
         # A report may have added the device since the audit, and the publisher be done with it:
         # mark the provider stale, so that it is created again.

@@ -24,7 +24,7 @@ def run_all(sweeps: Mapping[str, Callable[[], object]]) -> None:
         _, first = failures[0]
         for name, other in failures[1:]:
             if not is_expected(other):
-                LOG.error("Sweep of %s failed", name, exc_info=other)
+                LOG.error("Periodic sweep of %s failed", name, exc_info=other)
             elif not (isinstance(first, Unavailable) and isinstance(other, Unavailable)):
-                LOG.warning("Sweep of %s failed, retrying: %s", name, other)
+                LOG.warning("Periodic sweep of %s failed, retrying: %s", name, other)
         raise first

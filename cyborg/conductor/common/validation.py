@@ -17,7 +17,7 @@ MAX_BACKENDS = 256  # of one host
 def parse_backends(bodies: Any) -> list[BackendState]:
     """Parse the states of the backends of a host. Raise Invalid."""
     if not isinstance(bodies, Sequence) or len(bodies) > MAX_BACKENDS:
-        raise Invalid(f"drivers must be a list of at most {MAX_BACKENDS}", field="drivers")
+        raise Invalid(f"drivers must be a list of at most {MAX_BACKENDS} objects", field="drivers")
     try:
         states = [BackendState.load_without_details(body) for body in bodies]
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
@@ -56,7 +56,7 @@ def check_backends(states: Sequence[BackendState]) -> None:
                 field="backends",
             )
     if len({state.name for state in states}) != len(states):
-        raise Invalid("duplicate backend name in the list", field="drivers")
+        raise Invalid("two backends have the same name", field="drivers")
 
 
 def _check_length(kind: str, value: str | None, backend: str, max_length: int = 255) -> None:

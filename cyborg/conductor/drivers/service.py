@@ -278,7 +278,7 @@ class Drivers:
                 break
             # Another job for the driver was recorded concurrently; the retry sees it.
         else:
-            raise Conflict("driver is being changed concurrently, retry")
+            raise Conflict("another job for the driver is being created, retry")
         self._wake()
         if cordons:
             self._wake_publisher()

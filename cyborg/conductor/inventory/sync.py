@@ -158,7 +158,8 @@ class Writer:
             deleted = attach_handles.delete_clean(self._tx, handles)
             if deleted != len(handles):
                 raise Conflict(
-                    f"{len(handles) - deleted} handles were claimed during their removal"
+                    f"{len(handles) - deleted} handles that the report of host {self._host} "
+                    "removes were claimed meanwhile"
                 )
         if deployable_ids := self._row_ids(steps, Remove, DEPLOYABLE):
             deployables.delete(self._tx, deployable_ids)

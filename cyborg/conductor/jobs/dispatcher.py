@@ -140,7 +140,7 @@ class JobDispatcher:
             self_heal.increment(tx, CorrectiveAction.JOBS_TAKEN_OVER, len(others), now)
             for row in others:
                 LOG.info(
-                    "Took over a job whose lease of owner %s has expired",
+                    "Took over a job, because the lease of its owner %s has expired",
                     row["owner"],
                     job=row["uuid"],
                     host=row["host"],

@@ -60,7 +60,8 @@ class Programs:
             if loading == image:
                 return
             raise WrongState(
-                f"deployable {uuid} is being programmed with image {loading}: wait for its end",
+                f"deployable {uuid} is being programmed with image {loading}: wait until the job "
+                "has ended",
                 deployable=uuid,
             )
         if Ability.PROGRAMS not in row["abilities"]:

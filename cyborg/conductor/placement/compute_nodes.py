@@ -128,7 +128,7 @@ class ComputeNodeResolver:
             raise self._not_found(
                 host,
                 f"resource provider {provider!r}, set by [agent] resource_provider on host {host}, "
-                "is no compute node: it has a parent provider",
+                "is not a compute node: it has a parent provider",
             )
         return found
 

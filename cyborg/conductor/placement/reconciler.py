@@ -69,7 +69,10 @@ class ProviderReconciler:
                     drift += self._replace_foreign_provider(desired)
             else:
                 return drift
-        raise Conflict(f"concurrent changes, {MAX_ATTEMPTS} attempts failed: {conflict.message}")
+        raise Conflict(
+            f"other clients keep changing the resource provider, {MAX_ATTEMPTS} attempts failed: "
+            f"{conflict.message}"
+        )
 
     def _read(
         self, summary: ProviderSummary | None, desired: Provider | None

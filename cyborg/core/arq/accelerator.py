@@ -88,7 +88,7 @@ def parse_label(body: Any) -> Label:
 def parse_tags(value: Any) -> list[str]:
     """Parse the tags of a label. Raise Invalid with the field ``tags``."""
     if not isinstance(value, list | tuple) or len(value) > MAX_TAGS:
-        raise Invalid(f"tags: expected a list of at most {MAX_TAGS}", field="tags")
+        raise Invalid(f"tags: expected a list of at most {MAX_TAGS} tags", field="tags")
     return list(dict.fromkeys(check_text("tags", tag, MAX_TAG) for tag in value))
 
 

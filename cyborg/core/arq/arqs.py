@@ -23,7 +23,7 @@ def parse_uuids(values: Sequence[Any]) -> tuple[str, ...]:
     if not isinstance(values, Sequence) or isinstance(values, str | bytes) or not values:
         raise Invalid("expected a list of at least one ARQ uuid", field="arqs")
     if len(values) > MAX_ARQS:
-        raise Invalid(f"at most {MAX_ARQS} ARQs in one call", field="arqs")
+        raise Invalid(f"a call can have at most {MAX_ARQS} ARQs", field="arqs")
     return tuple(dict.fromkeys(parse_uuid(value, "arq uuid") for value in values))
 
 
@@ -65,14 +65,14 @@ def check_requests(requests: Sequence[BindRequest | UnbindRequest]) -> None:
     if not requests:
         raise Invalid("expected at least one ARQ to bind or unbind", field="body")
     if len(requests) > MAX_ARQS:
-        raise Invalid(f"at most {MAX_ARQS} requests in one call", field="body")
+        raise Invalid(f"a call can have at most {MAX_ARQS} requests", field="body")
     if len({type(item) for item in requests}) > 1:
         raise Invalid("one call either binds or unbinds, not both", field="op")
     if len({item.request for item in requests}) != len(requests):
         raise Invalid("duplicate ARQ uuid in the body", field="body")
     binds = [item for item in requests if isinstance(item, BindRequest)]
     if len({item.instance_uuid for item in binds}) > 1:
-        raise Invalid("one call binds for one instance", field="/instance_uuid")
+        raise Invalid("all ARQs of one call must have the same instance", field="/instance_uuid")
     if len({item.hostname for item in binds}) > 1:
         raise Invalid("all ARQs of one call must be bound on the same host", field="/hostname")
 

@@ -129,7 +129,7 @@ def parse_group(value: Any, field_name: str) -> Group:
                 f"{where}: the key must start with resources:, trait: or accel:", field=where
             )
     if not resources:
-        raise Invalid(f"{field_name} asks for no resources:<CLASS>", field=field_name)
+        raise Invalid(f"{field_name} has no key resources:<CLASS>", field=field_name)
     if both := traits["required"] & traits["forbidden"]:
         raise Invalid(f"{field_name} requires and forbids {sorted(both)[0]}", field=field_name)
     return Group(resources, frozenset(traits["required"]), frozenset(traits["forbidden"]), accel)
@@ -194,7 +194,7 @@ def _requirement(raw: Any, where: str) -> str:
 
 def _accel_key(name: str, where: str) -> str:
     if not _KEY.fullmatch(name):
-        raise Invalid(f"{where}: what follows accel: must match {_KEY.pattern}", field=where)
+        raise Invalid(f"{where}: the key after accel: must match {_KEY.pattern}", field=where)
     return name
 
 

@@ -102,16 +102,21 @@ def load_host(body: Any) -> DesiredHostState:
         ) from exc
     backends = host.backends
     if len(backends) > MAX_BACKENDS:
-        raise Invalid(f"{len(backends)} backends: at most {MAX_BACKENDS}", field="backends")
+        raise Invalid(
+            f"the desired state has {len(backends)} backends, at most {MAX_BACKENDS} are allowed",
+            field="backends",
+        )
     if len({backend.backend for backend in backends}) != len(backends):
-        raise Invalid("duplicate backend in the desired state", field="backends")
+        raise Invalid("the desired state has two backends of the same name", field="backends")
     return host
 
 
 def load_outcomes(body: Any) -> tuple[BackendOutcome, ...]:
     """Parse the results of desired backends. Raise Invalid if they are malformed."""
     if not isinstance(body, list) or len(body) > MAX_BACKENDS:
-        raise Invalid(f"outcomes must be a list of at most {MAX_BACKENDS}", field="outcomes")
+        raise Invalid(
+            f"outcomes must be a list of at most {MAX_BACKENDS} objects", field="outcomes"
+        )
     try:
         return tuple(map(BackendOutcome.from_dict, body))
     except (KeyError, TypeError, ValueError, AttributeError) as exc:

@@ -51,7 +51,9 @@ def _load_abilities(values: Any) -> tuple[str, ...]:
 
 def _load_options(values: Any) -> tuple[Option, ...]:
     if not isinstance(values, list) or len(values) > MAX_OPTIONS:
-        raise Invalid(f"a driver has at most {MAX_OPTIONS} options", field="drivers")
+        raise Invalid(
+            f"options of a driver must be a list of at most {MAX_OPTIONS} objects", field="drivers"
+        )
     return tuple(map(Option.from_dict, values))
 
 
@@ -86,10 +88,10 @@ def load(body: Any) -> tuple[DriverEntry, ...]:
     Raise Invalid, KeyError, TypeError or ValueError if they are malformed.
     """
     if not isinstance(body, list) or len(body) > MAX_ENTRIES:
-        raise Invalid(f"drivers must be a list of at most {MAX_ENTRIES}", field="drivers")
+        raise Invalid(f"drivers must be a list of at most {MAX_ENTRIES} objects", field="drivers")
     entries = tuple(map(DriverEntry.from_dict, body))
     if len({entry.name for entry in entries}) != len(entries):
-        raise Invalid("drivers: duplicate driver name", field="drivers")
+        raise Invalid("drivers: two drivers have the same name", field="drivers")
     return entries
 
 

@@ -80,7 +80,7 @@ def _device(body: Any, backend: str, kind: str) -> Device:
     number = _uuid(body.get("uuid"))
     address, serial, numa = (body.get(key) for key in ("address", "serial", "numa_node"))
     if address is None and number is None:
-        raise Invalid("hardware without an address and without a uuid", field="address")
+        raise Invalid("hardware has neither an address nor a uuid", field="address")
     pci = None if address is None else PciAddress.parse(string(address))
     identity = str(pci) if pci is not None else str(number)
     remote = specs.get("remote", 0)

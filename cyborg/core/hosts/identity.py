@@ -31,7 +31,10 @@ class Identity(Serializable):
         if self.compute_id is not None:
             object.__setattr__(self, "compute_id", parse_uuid(self.compute_id, "compute_id"))
         if len(self.names) > MAX_NAMES:
-            raise Invalid(f"a host has at most {MAX_NAMES} names", field="identity")
+            raise Invalid(
+                f"the host has {len(self.names)} names, at most {MAX_NAMES} are allowed",
+                field="identity",
+            )
         for name in [*self.names, *([] if self.provider is None else [self.provider])]:
             check_text("identity", name, MAX_NAME, subject="host name")
 

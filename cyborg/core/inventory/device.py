@@ -175,7 +175,7 @@ class Device(Serializable):
             if parent is not None and (parent not in addresses or parent == deployable.address):
                 raise Invalid(
                     f"deployable {deployable.address} of device {self.address} has the parent "
-                    f"{parent}, which is no other deployable of the device",
+                    f"{parent}, which is not another deployable of the device",
                     field="parent",
                 )
         _check_acyclic(self.address, {d.address: d.parent for d in self.deployables})

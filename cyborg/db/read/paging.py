@@ -45,7 +45,7 @@ def paginate(
     ascending = _is_ascending(page)
     if page.limit is not None:
         if page.limit < 1:
-            raise Invalid(f"limit: {page.limit} is not at least 1", field="limit")
+            raise Invalid(f"limit: found {page.limit}, expected 1 or more", field="limit")
         query = query.limit(page.limit)
     if page.marker is not None:
         position = _marker_position(connection, query, table, page.marker, key)
@@ -72,7 +72,7 @@ def paginate_rows(rows: Sequence[R], page: Page | None, sortable: Sequence[str])
             raise _unknown_marker(page.marker)
         found = found[positions[0] :]
     if page.limit is not None and page.limit < 1:
-        raise Invalid(f"limit: {page.limit} is not at least 1", field="limit")
+        raise Invalid(f"limit: found {page.limit}, expected 1 or more", field="limit")
     return found[: page.limit]
 
 

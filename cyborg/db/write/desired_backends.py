@@ -62,8 +62,8 @@ def lock_host(tx: sa.Connection, host: str) -> None:
 def lock_agents(tx: sa.Connection, agents: Collection[int]) -> dict[int, LockedAgentRow]:
     """Lock agents in the order of their row ids; return their rows by row id.
 
-    A caller that changes the desired state, or cordons devices, must hold these locks. So it waits for
-    a report in progress, and the next report sees the change.
+    A caller that changes the desired state, or cordons devices, must hold these locks. So it
+    waits for a report in progress, and the next report sees the change.
     """
     found: dict[int, LockedAgentRow] = {}
     for chunk in bulk.chunks(sorted(set(agents))):

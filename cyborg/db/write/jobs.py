@@ -72,7 +72,7 @@ def enqueue(
         )
     ).inserted_primary_key
     if key is None:
-        raise AssertionError("an INSERT of one row has a key")
+        raise AssertionError("an INSERT of one row must return its primary key")
     return int(key[0])
 
 

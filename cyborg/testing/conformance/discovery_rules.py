@@ -100,7 +100,7 @@ def provider_names_are_valid(env: Environment) -> None:
             name = provider_name("h" * MAX_HOST, deployable.address)
             if len(name) > MAX_PROVIDER or not name.isprintable():
                 raise RuleViolated(
-                    f"the address {deployable.address!r} is not 1 to {MAX_ADDRESS} "
+                    f"the address {deployable.address!r} does not have 1 to {MAX_ADDRESS} "
                     "printable characters"
                 )
 
@@ -145,7 +145,7 @@ def discovery_is_reproducible(env: Environment) -> None:
     """Check the devices of a second object: a restart of the agent must not change addresses."""
     _, previous = env.discovered_devices()
     if change := difference(previous, env.rediscover(env.create())):
-        raise RuleViolated(f"another object: {change}")
+        raise RuleViolated(f"discovery of a second object: {change}")
 
 
 @rule("discover() changes nothing: no write, process or connection.", "Driver.discover")

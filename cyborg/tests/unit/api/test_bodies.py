@@ -171,7 +171,7 @@ def test_body_malformed_chunk_is_400_with_one_log_line(
     with caplog.at_level(logging.INFO, "cyborg.api"):
         answer = api.call("POST", "/v2/device_profiles", **chunks(Malformed()))
     assert answer.status_int == 400
-    assert "chunks are malformed" in error_message(answer)
+    assert "malformed chunks" in error_message(answer)
     records = [r for r in caplog.records if r.name.startswith("cyborg.api")]
     assert [r.name for r in records] == ["cyborg.api.faults", "cyborg.api.access"]
     assert [(r.levelname, r.exc_info) for r in records] == [("INFO", None)] * 2

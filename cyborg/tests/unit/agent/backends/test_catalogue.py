@@ -85,7 +85,7 @@ def test_scan_finds_newly_installed_driver(install: Install) -> None:
         ("import sys; sys.exit(3)", "SystemExit: 3"),
         ("assert False, 'not on this host'", "AssertionError: not on this host"),
         ("def", "SyntaxError: "),
-        ("Made = 7", "TypeError: 7 is not a class made from cyborg.drivers.base.Driver"),
+        ("Made = 7", "TypeError: 7 is not a subclass of cyborg.drivers.base.Driver"),
         (HEAD + BODY.replace('"int", 1', '"int", object()'), "TypeError: Object of type object"),
         (HEAD + BODY.replace('"int"', '"real"'), "ValueError: unknown kind of option 'real'"),
         (HEAD + BODY.replace("version", "vision"), "AttributeError: "),

@@ -154,7 +154,7 @@ def broken(what: str) -> type[FakeDriver]:
         ("exits", "SystemExit: 3"),
         ("raises", "RuntimeError: no library"),
         ("forgets", "AttributeError: "),
-        ("misnames", "the driver names its backend 'another'"),
+        ("misnames", "the driver calls its backend 'another'"),
     ],
 )
 def test_load_drivers_constructor_error_fails_discovery(

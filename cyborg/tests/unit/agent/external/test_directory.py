@@ -44,8 +44,8 @@ def test_load_creates_backend_per_name(place: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (["agent"], "found 'agent'; expected up to 40 of a-z"),
-        (["../x"], "found '../x'; expected up to 40"),
+        (["agent"], "found 'agent'; expected a name of up to 40 characters a-z"),
+        (["../x"], "found '../x'; expected a name of up to 40"),
         (["a", "a"], "found 'a'; expected a name that no other backend has"),
         (["fake"], "found 'fake'; expected a name that no other"),
     ],

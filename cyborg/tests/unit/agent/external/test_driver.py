@@ -123,7 +123,11 @@ LIES: dict[str, tuple[str, str | Reply, str]] = {
     "deep JSON": ("/hardware", http_response(b"[" * 100_000), "the body is not JSON"),
     "no HTTP": ("/hardware", b"hello\r\n\r\n", "BadStatusLine"),
     "nothing": ("/discovery", b"", "RemoteDisconnected"),
-    "half an answer": ("/hardware", http_response({"hardware": []})[:-3], "it ends 3 bytes early"),
+    "half an answer": (
+        "/hardware",
+        http_response({"hardware": []})[:-3],
+        "the body ends 3 bytes too early",
+    ),
     "an error": (
         "/hardware",
         http_response(b"oh\x00no", 500),

@@ -57,7 +57,7 @@ def test_deliver_permanent_refusal_drops_outcome_with_warning(
     outcomes.deliver(outcomes.pending(), receiver.send)
     assert (receiver.taken, len(outcomes)) == ([("a", 0), ("c", 2)], 0)
     assert texts_of(caplog.records) == [
-        f"[job=b] Conductor rejected an outcome, dropped: {error.message}"
+        f"[job=b] Conductor rejected an outcome, discarding it: {error.message}"
     ]
 
 

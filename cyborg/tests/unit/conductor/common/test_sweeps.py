@@ -30,8 +30,8 @@ def test_run_all_raises_the_first_failure_and_logs_each_other(
         )
     errors = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert [record.getMessage() for record in errors] == [
-        "Sweep of tombstones failed",
-        "Sweep of audits failed",
+        "Periodic sweep of tombstones failed",
+        "Periodic sweep of audits failed",
     ]
     assert [record.exc_info and record.exc_info[0] for record in errors] == [
         ZeroDivisionError,
@@ -43,7 +43,7 @@ def test_run_all_logs_an_outage_behind_another_failure(caplog: pytest.LogCapture
     outage = failing(Unavailable("the database is away"))
     with pytest.raises(ZeroDivisionError):
         sweeps.run_all({"discoveries": failing(ZeroDivisionError("one")), "jobs": outage})
-    assert "Sweep of jobs failed, retrying: the database is away" in caplog.text
+    assert "Periodic sweep of jobs failed, retrying: the database is away" in caplog.text
 
 
 def test_run_all_raises_an_outage_of_the_database_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -152,7 +152,7 @@ def test_provider_with_parent_is_no_compute_node(env: Env) -> None:
     above = env.node("above")
     below = env.node("h1", parent=above)
     assert "nova-compute creates" in env.not_found_message(env.agent("h1", compute_id=below))
-    assert "no compute node" in env.not_found_message(env.agent("h2", provider=below))
+    assert "is not a compute node" in env.not_found_message(env.agent("h2", provider=below))
     assert "set by [agent] resource_provider" in env.not_found_message(
         env.agent("h3", provider="no such")
     )

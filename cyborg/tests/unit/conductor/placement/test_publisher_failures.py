@@ -82,7 +82,7 @@ def test_conflict_is_reread_and_retried(
         assert node.inventory(provider_uuid(node))[FAKE]["total"] == 5
         assert "OWNER_CYBORG" in node.traits(provider_uuid(node))
     else:
-        assert "concurrent changes" in provider_row(sqlite_engine)["error"]
+        assert "other clients keep changing" in provider_row(sqlite_engine)["error"]
 
 
 def test_rejected_provider_does_not_affect_others(

@@ -89,7 +89,7 @@ def test_load_devices_numa_node_minus_one_is_none() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"address": None, "uuid": None}, "hardware without an address and without a uuid"),
+        ({"address": None, "uuid": None}, "hardware has neither an address nor a uuid"),
         ({"address": "5a"}, "'5a' is not a PCI address"),
         ({"address": 5}, "TypeError expected a string"),
         ({"uuid": "x"}, "'x' is not a uuid"),

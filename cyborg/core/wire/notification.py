@@ -3,8 +3,8 @@
 
 An event type is ``<noun>.<verb>.<phase>``: ``start`` when a long operation begins, ``end`` when it
 is done, ``error`` when it failed; only ``error`` has the priority ERROR. The payload is one object
-in the schema of the noun. A new field raises the minor version of the schema. A removed field, or a field
-with a new meaning, raises the major version.
+in the schema of the noun. A new field raises the minor version of the schema. A removed field, or a
+field with a new meaning, raises the major version.
 """
 
 from collections.abc import Mapping

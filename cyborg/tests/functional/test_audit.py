@@ -24,8 +24,8 @@ Run = Callable[..., tuple[str, str]]
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneStack]:
     """Yield a separate stack, which the tests damage."""
     folder: Path = tmp_path_factory.mktemp("audit")
-    with running(folder, devices=2) as it:
-        yield it
+    with running(folder, devices=2) as new_stack:
+        yield new_stack
 
 
 @pytest.fixture

@@ -166,10 +166,10 @@ def send_malformed_requests(path: str, count: int, chance: random.Random) -> int
     """Send malformed requests to the driver socket; return the number of rejected ones."""
     hello = {"status": "READY", "endpoint": path.replace("agent", "crypto"), "type": "CRYPTO"}
     body = json.dumps(hello).encode()
-    good = b"POST /hello HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    valid_request = b"POST /hello HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
     rejections = 0
     for _ in range(count):
-        data = bytearray(good)
+        data = bytearray(valid_request)
         for _ in range(chance.randint(1, 6)):
             data[chance.randrange(len(data))] = chance.randrange(256)
         reply = b""
@@ -196,45 +196,47 @@ def test_malformed_messages_do_not_stop_the_daemons(
     with capsys.disabled():
         print(f"\nseed {seed}: CYBORG_TEST_SEED={seed} does it again")  # noqa: T201
     begun = time.monotonic()
-    sent: dict[str, MalformedMessage] = {}
+    messages: dict[str, MalformedMessage] = {}
     sizes: list[dict[str, Size]] = []
     rounds = (TO_CONDUCTOR + TO_AGENT) // ROUND
     for turn in range(rounds):
         share = TO_CONDUCTOR * ROUND // (TO_CONDUCTOR + TO_AGENT)
-        sent |= send_messages(env, env.conductor, share, chance)
-        sent |= send_messages(env, env.agent, ROUND - share, chance)
+        messages |= send_messages(env, env.conductor, share, chance)
+        messages |= send_messages(env, env.agent, ROUND - share, chance)
         env.answers()
         if turn in (rounds // 2 - 1, rounds - 1):
             wait_until("the queues are empty", env.empty, PATIENCE)
             sizes.append({d.name: size(d) for d in (env.conductor, env.agent)})
     refused = send_malformed_requests(env.socket_path, TO_SOCKET, chance)
     env.answers()
-    took = time.monotonic() - begun
-    kinds = Counter(bad.kind for bad in sent.values())
-    told = f"{len(sent)} messages and {TO_SOCKET} requests in {took:.0f} s: {dict(kinds)}"
-    record_property("summary", told)
+    duration = time.monotonic() - begun
+    kinds = Counter(message.kind for message in messages.values())
+    summary = (
+        f"{len(messages)} messages and {TO_SOCKET} requests in {duration:.0f} s: {dict(kinds)}"
+    )
+    record_property("summary", summary)
     with capsys.disabled():
-        print(f"{told}; {sizes}")  # noqa: T201
+        print(f"{summary}; {sizes}")  # noqa: T201
 
     for daemon in (env.conductor, env.agent):
         assert daemon.alive()
         log = log_lines(daemon)
-        odd = [line for line in log if "Unexpected error" in line or "Traceback" in line]
-        assert odd == []
+        error_lines = [line for line in log if "Unexpected error" in line or "Traceback" in line]
+        assert error_lines == []
         assert [line for line in log if "forged" in line and line.startswith("2026-01-01")] == []
-    assert unexpected_answers(env, sent) == {}
-    assert wrongly_logged(env, sent) == {}
+    assert unexpected_answers(env, messages) == {}
+    assert wrongly_logged(env, messages) == {}
     failures = [answer["failure"] for answer in env.raw.answers.values() if answer["failure"]]
     assert failures, "strangers are answered in oslo.messaging's own way"
     assert [text for text in failures if 'File \\"' in text] == [], "which shows nothing inside"
-    said = sum(bool(SOCKET_SAID.search(line)) for line in log_lines(env.agent))
-    assert said == refused, "each request is logged once"
+    socket_lines = sum(bool(SOCKET_SAID.search(line)) for line in log_lines(env.agent))
+    assert socket_lines == refused, "each request is logged once"
     before, after = sizes
-    for name, then in before.items():
+    for name, count_before in before.items():
         now = after[name]
-        assert now.memory < then.memory + MORE_MEMORY, (name, then, now)
-        assert now.threads < then.threads + MORE_THREADS, (name, then, now)
-        assert now.files < then.files + MORE_FILES, (name, then, now)
+        assert now.memory < count_before.memory + MORE_MEMORY, (name, count_before, now)
+        assert now.threads < count_before.threads + MORE_THREADS, (name, count_before, now)
+        assert now.files < count_before.files + MORE_FILES, (name, count_before, now)
 
 
 def unexpected_answers(env: FuzzEnv, messages: dict[str, MalformedMessage]) -> dict[str, Any]:

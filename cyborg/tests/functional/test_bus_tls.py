@@ -41,8 +41,8 @@ class ConductorEndpoint:
 class Certificates:
     """Two authorities: both sides trust the first, and no side the second."""
 
-    ours: Authority
-    theirs: Authority
+    trusted: Authority
+    foreign: Authority
     server: Pair
     client: Pair
 
@@ -51,8 +51,10 @@ class Certificates:
 def papers(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     """Return valid certificates for both sides."""
     folder = tmp_path_factory.mktemp("papers")
-    authority, theirs = Authority(folder, "ours"), Authority(folder, "theirs")
-    return Certificates(authority, theirs, authority.sign("server"), authority.sign("client"))
+    authority, foreign_authority = Authority(folder, "trusted"), Authority(folder, "foreign")
+    return Certificates(
+        authority, foreign_authority, authority.sign("server"), authority.sign("client")
+    )
 
 
 @contextmanager
@@ -62,11 +64,11 @@ def bus_by(
     """Yield a bus with a broker certificate and a daemon certificate, or none."""
     params = kombu.Connection(rabbit_url.replace("rabbit://", "amqp://", 1))
     secret = password or params.password
-    with tls_relay(params.port or 5672, server, papers.ours.certificate) as relay:
+    with tls_relay(params.port or 5672, server, papers.trusted.certificate) as relay:
         url = f"rabbit://{params.userid}:{secret}@127.0.0.1:{relay.port}/"
         with open_bus(url, rpc={"timeout": 3.0}) as bus:
             bus.conf.set_override("ssl", True, group=GROUP)
-            bus.conf.set_override("ssl_ca_file", str(papers.ours.certificate), group=GROUP)
+            bus.conf.set_override("ssl_ca_file", str(papers.trusted.certificate), group=GROUP)
             if client is not None:
                 bus.conf.set_override("ssl_cert_file", str(client.certificate), group=GROUP)
                 bus.conf.set_override("ssl_key_file", str(client.key), group=GROUP)
@@ -83,7 +85,7 @@ def test_rpc_call_over_tls_succeeds(rabbit_url: str, papers: Certificates) -> No
 
 
 @pytest.mark.parametrize(
-    ("server", "client", "told"),
+    ("server", "client", "message"),
     [
         ("of another authority", "good", "certificate verify failed"),
         ("expired", "good", "certificate has expired"),
@@ -98,12 +100,12 @@ def test_peer_without_valid_certificate_is_rejected(
     papers: Certificates,
     server: str,
     client: str,
-    told: str,
+    message: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with (
         bus_by(rabbit_url, papers, paper(papers, server), paper(papers, client)) as (bus, relay),
-        pytest.raises(Unavailable, match=f"(?i){told}") as raised,
+        pytest.raises(Unavailable, match=f"(?i){message}") as raised,
     ):
         bus.conductor().device_set_status("u", "enabled")
     assert f"broker at 127.0.0.1:{relay.port}" in raised.value.message
@@ -119,9 +121,9 @@ def paper(papers: Certificates, kind: str) -> Any:
     makers: dict[str, Callable[[], Any]] = {
         "good": lambda: papers.server,
         "none": lambda: None,
-        "expired": lambda: papers.ours.sign(name, days=-1),
-        "of another authority": lambda: papers.theirs.sign(name),
-        "of another host": lambda: papers.ours.sign(name, address="127.0.0.9"),
+        "expired": lambda: papers.trusted.sign(name, days=-1),
+        "of another authority": lambda: papers.foreign.sign(name),
+        "of another host": lambda: papers.trusted.sign(name, address="127.0.0.9"),
     }
     return makers[kind]()
 
@@ -129,7 +131,7 @@ def paper(papers: Certificates, kind: str) -> Any:
 def test_broker_without_tls_is_rejected(rabbit_url: str, papers: Certificates) -> None:
     with open_bus(rabbit_url, rpc={"timeout": 3.0}) as bus:
         bus.conf.set_override("ssl", True, group=GROUP)
-        bus.conf.set_override("ssl_ca_file", str(papers.ours.certificate), group=GROUP)
+        bus.conf.set_override("ssl_ca_file", str(papers.trusted.certificate), group=GROUP)
         with pytest.raises(Unavailable, match=r"(?i)ssl|EOF|reset"):
             bus.conductor().device_set_status("u", "enabled")
 

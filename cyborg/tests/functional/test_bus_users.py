@@ -82,8 +82,8 @@ class Broker:
         location = self.url.rpartition("@")[2].partition("/")[0]
         url = f"rabbit://{self.user(name)}:{PASSWORD}@{location}/{self.vhost}"
         # The topic is that of the page; this virtual host has no other user of it.
-        with open_bus(url, rpc={"topic": "cyborg", "timeout": 5.0, **rpc}) as it:
-            yield it
+        with open_bus(url, rpc={"topic": "cyborg", "timeout": 5.0, **rpc}) as new_bus:
+            yield new_bus
 
 
 class EchoEndpoint:

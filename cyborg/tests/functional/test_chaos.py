@@ -112,9 +112,9 @@ def differences(running: Cloud, engine: sa.Engine) -> list[str]:
         del tree[root.uuid]
         actual = {
             uuid: mapping.actual_provider(
-                known, placement.inventories(uuid), placement.traits(uuid)
+                expected_state, placement.inventories(uuid), placement.traits(uuid)
             )
-            for uuid, known in tree.items()
+            for uuid, expected_state in tree.items()
         }
         lines += [
             f"{host} {uuid}: wanted {expected.get(uuid)}, found {actual.get(uuid)}"

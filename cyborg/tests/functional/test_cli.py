@@ -50,9 +50,9 @@ def test_device_commands_show_and_update_a_device(cyborg: Run, ask: Callable[...
     rows = ask("device-list", "--host", HOST, "--type", "FPGA")
     assert [row["Host"] for row in rows] == [HOST]
     assert ask("device-list", "--vendor", "none-such") == []
-    shown = ask("device-show", rows[0]["UUID"])
-    assert shown["UUID"] == rows[0]["UUID"]
-    assert isinstance(shown["Board"], dict)
+    device = ask("device-show", rows[0]["UUID"])
+    assert device["UUID"] == rows[0]["UUID"]
+    assert isinstance(device["Board"], dict)
     assert rows[0]["UUID"] in cyborg("device-list", "--long")
     assert f"| {rows[0]['UUID'][:8]} |" in cyborg("device-list")
     table = list(csv.DictReader(io.StringIO(cyborg("device-list", "-f", "csv"))))
@@ -111,11 +111,11 @@ def test_arq_commands_create_bind_and_release(
 def test_driver_and_hardware_commands_list_objects(cyborg: Run, ask: Callable[..., Any]) -> None:
     (row,) = ask("driver-list", "--host", HOST, "--type", "FPGA", "--long")
     assert (row["Driver"], row["Hosts"][0]["status"]) == ("fake", "READY")
-    shown = ask("driver-show", row["UUID"])
+    driver = ask("driver-show", row["UUID"])
     # Its agent says hello between any two.
-    assert (row | {"Hosts": []}).items() <= (shown | {"Hosts": []}).items()
-    assert ask("driver-show", "fake") | {"Hosts": []} == shown | {"Hosts": []}
-    assert "num_devices" in [option["name"] for option in shown["Options"]]
+    assert (row | {"Hosts": []}).items() <= (driver | {"Hosts": []}).items()
+    assert ask("driver-show", "fake") | {"Hosts": []} == driver | {"Hosts": []}
+    assert "num_devices" in [option["name"] for option in driver["Options"]]
     assert "num_devices (int, 1): " in cyborg("driver-show", "fake")
     assert f"{HOST} INSTALLED" in cyborg("driver-show", "generic")
     assert f"{HOST} (fake) READY" in cyborg("driver-list")

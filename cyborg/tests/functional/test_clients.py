@@ -168,8 +168,8 @@ def test_openstack_accelerator_commands_succeed(
         assert arq["uuid"] in [row["uuid"] for row in run("arq list", "-f", "json")]
         run("arq show", arq["uuid"])
         project = ["any"] if own else []
-        where = (HOST, str(uuid4()), cloud.provider, *project)
-        output = run("arq bind", arq["uuid"], *where, status=1)
+        bind_target = (HOST, str(uuid4()), cloud.provider, *project)
+        output = run("arq bind", arq["uuid"], *bind_target, status=1)
         assert "requires a service token" in output
         assert "requires a service token" in run("arq unbind", arq["uuid"], status=1)
         run("arq delete", arq["uuid"])

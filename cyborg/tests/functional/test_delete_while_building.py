@@ -163,8 +163,8 @@ def test_all_orphans_of_the_provider_are_released(
         cloud.bind(server)
         cloud.delete_while_building(server)
     following = [cloud.schedule() for _ in range(3)]
-    made = {cloud.bind(one): one for one in following}
-    assert cloud.list_bound() == {bound_arq: servers[0], **made}
+    arqs_by_instance = {cloud.bind(one): one for one in following}
+    assert cloud.list_bound() == {bound_arq: servers[0], **arqs_by_instance}
     # One query for all of them.
     assert len([path for path in nova.requested_paths if "all_tenants" in path]) == 1
 
@@ -251,16 +251,16 @@ def test_orphan_found_by_the_collector_is_deleted_with_its_instance(
 ) -> None:
     """Nova no longer has the server: no service would delete an Unbound ARQ."""
     sqlite_cloud = Cloud(sqlite_engine, node, nova, count=3)
-    leaked, moved, running = (str(uuid4()) for _ in range(3))
-    sqlite_cloud.nova.add_server(moved, "elsewhere")
+    leaked, migrated, running = (str(uuid4()) for _ in range(3))
+    sqlite_cloud.nova.add_server(migrated, "elsewhere")
     sqlite_cloud.nova.add_server(running, sqlite_cloud.node.name)
-    made = {name: sqlite_cloud.orphan(name) for name in (leaked, moved, running)}
+    orphans = {name: sqlite_cloud.orphan(name) for name in (leaked, migrated, running)}
     tally = sqlite_cloud.conductor.orphan_collector.run_once()
     assert tally is not None
     assert (tally.released, tally.in_use) == (2, 1)
     states = {row["uuid"]: row["state"] for row in rows.read(sqlite_cloud.engine, schema.arqs)}
-    assert states == {made[moved]: "Unbound", made[running]: "Bound"}
-    assert sqlite_cloud.list_bound() == {made[running]: running}
+    assert states == {orphans[migrated]: "Unbound", orphans[running]: "Bound"}
+    assert sqlite_cloud.list_bound() == {orphans[running]: running}
 
 
 @pytest.mark.parametrize("spent_on", ["a failed bind", "another orphan"])

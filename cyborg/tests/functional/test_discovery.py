@@ -34,7 +34,7 @@ def mounted(app: Callable[..., Any], mount: str) -> Callable[..., Any]:
 
 
 @contextmanager
-def served(app: Callable[..., Any]) -> Iterator[str]:
+def serve_app(app: Callable[..., Any]) -> Iterator[str]:
     server = HttpServer("127.0.0.1", 0, "port")
     try:
         server.start(app)
@@ -50,7 +50,7 @@ def test_openstacksdk(sqlite_engine: sa.Engine, mount: str, tail: str) -> None:
     conf.set_override("auth_strategy", "noauth")
     env = ApiEnv(conf, sqlite_engine)
     card = rows.insert_card(sqlite_engine)
-    with served(mounted(env.app, mount)) as url:
+    with serve_app(mounted(env.app, mount)) as url:
         cloud = openstack.connect(
             load_yaml_config=False,
             load_envvars=False,
@@ -82,5 +82,5 @@ def test_openstacksdk(sqlite_engine: sa.Engine, mount: str, tail: str) -> None:
         # The client follows the links of several pages.
         for name in ("a", "b", "c"):
             rows.insert_profile(sqlite_engine, name)
-        assert [found.name for found in sdk.device_profiles(limit=1)] == ["a", "b", "c"]
+        assert [sdk_profile.name for sdk_profile in sdk.device_profiles(limit=1)] == ["a", "b", "c"]
         cloud.close()

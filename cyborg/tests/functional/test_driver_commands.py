@@ -25,8 +25,8 @@ Run = Callable[..., tuple[Any, str]]
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneStack]:
     """Yield a separate stack, whose drivers are changed."""
-    with running(tmp_path_factory.mktemp("drivers")) as it:
-        yield it
+    with running(tmp_path_factory.mktemp("drivers")) as new_stack:
+        yield new_stack
 
 
 @pytest.fixture
@@ -67,8 +67,8 @@ def statuses(cyborg: Run, driver: str) -> dict[str | None, str]:
 
 def test_driver_commands_install_update_and_uninstall(cyborg: Run) -> None:
     assert statuses(cyborg, "generic") == {None: "INSTALLED"}
-    made, err = cyborg("install-driver", "generic", *SECOND, "--host", HOST, *WAIT)
-    assert (made["State"], made["Progress"]) == ("done", {"done": 1})
+    install_job, err = cyborg("install-driver", "generic", *SECOND, "--host", HOST, *WAIT)
+    assert (install_job["State"], install_job["Progress"]) == ("done", {"done": 1})
     assert f"{HOST} (second) done" in err
     wait_until("it is there", lambda: statuses(cyborg, "generic") == {"second": "READY"})
     # An applied state succeeds at once.
@@ -89,11 +89,11 @@ def test_driver_commands_install_update_and_uninstall(cyborg: Run) -> None:
 
 def test_driver_install_failure_names_host_and_reason(cyborg: Run, tmp_path: Path) -> None:
     invalid_options = ("--config", "setup=fail", "--config", "num_devices=1")
-    made, err = cyborg(
+    job, err = cyborg(
         "install-driver", "fake", "--backend", "sick", *invalid_options, *WAIT, code=1
     )
-    (step,) = made["Steps"]
-    assert (made["State"], step["state"]) == ("failed", "failed")
+    (step,) = job["Steps"]
+    assert (job["State"], step["state"]) == ("failed", "failed")
     assert f"{HOST} (sick) failed: {step['error']}" in err
     assert "sick" not in statuses(cyborg, "fake")
 
@@ -152,11 +152,11 @@ def test_openstack_accelerator_commands_succeed(openstack: Run, cyborg: Run) -> 
     )
     # The agent sends a heartbeat between the two.
     assert shown_driver | {"Hosts": []} == same | {"Hosts": []}
-    made, err = openstack("driver", "install", "generic", *SECOND, *WAIT, *form)
-    assert made["State"] == "done"
+    job, err = openstack("driver", "install", "generic", *SECOND, *WAIT, *form)
+    assert job["State"] == "done"
     assert f"{HOST} (second) done" in err
-    assert openstack("job", "show", made["UUID"], *form)[0] == made
-    assert made["UUID"] in [row["UUID"] for row in openstack("job", "list", *form)[0]]
+    assert openstack("job", "show", job["UUID"], *form)[0] == job
+    assert job["UUID"] in [row["UUID"] for row in openstack("job", "list", *form)[0]]
     change = ("driver", "update", "generic", *SECOND, "--reload", *WAIT, *form)
     assert openstack(*change)[0]["State"] == "done"
     uninstall = ("driver", "uninstall", "generic", *SECOND, *WAIT, *form)
@@ -169,8 +169,8 @@ def test_openstack_accelerator_works_with_other_plugins_installed(openstack: Run
     (device,) = openstack("hardware", "list", *form)[0]
     (same,) = openstack("device", "list", *form)[0]
     assert same["uuid"] == device["UUID"]
-    found = openstack("service", "discover", "--wait", "--within", "60", *form)[0]
-    assert [row["State"] for row in found] == ["DONE"]
+    discovery = openstack("service", "discover", "--wait", "--within", "60", *form)[0]
+    assert [row["State"] for row in discovery] == ["DONE"]
     assert "cyborg-agent" in [row["Service"] for row in openstack("service", "list", *form)[0]]
     first, *_ = openstack("list", *form)[0]
     assert openstack("show", first["UUID"], *form)[0]["State"] == "free"

@@ -111,8 +111,8 @@ def test_agent_of_agent_extra_reports_its_device(agent_bin: Path, cloud: Cloud) 
     cloud.add("agent-compute-1", [agent_bin / "cyborg-agent", "--config-file", config])
 
     def providers() -> list[str]:
-        found = cloud.placement.get("/resource_providers").json()["resource_providers"]
-        return [p["name"] for p in found if p["name"].startswith("compute-1_")]
+        rows = cloud.placement.get("/resource_providers").json()["resource_providers"]
+        return [p["name"] for p in rows if p["name"].startswith("compute-1_")]
 
     assert len(wait_until("the card is in Placement", providers)) == 1
     assert cloud.daemons["agent-compute-1"].stop() == 0

@@ -69,20 +69,20 @@ def without_retries(
 @pytest.mark.parametrize("flow", FLOWS)
 def test_flow_matches_its_diagram(recordings: dict[str, Any], flow: str) -> None:
     picture = drawn_hops(f"flow-{flow}")
-    drawn = without_retries([hop.drawn for hop in hops(recordings, flow)], picture)
-    assert [one for one in drawn if one[2] not in ROUTINE and not placed(one)] == [
+    observed_hops = without_retries([hop.drawn for hop in hops(recordings, flow)], picture)
+    assert [one for one in observed_hops if one[2] not in ROUTINE and not placed(one)] == [
         one for one in picture if one[2] not in ROUTINE and not placed(one)
     ]
-    rest = iter(drawn)
-    missing = [one for one in picture if not placed(one) and one not in rest]
+    remaining = iter(observed_hops)
+    missing = [one for one in picture if not placed(one) and one not in remaining]
     assert missing == [], "periodic calls of the diagram occur in order"
 
 
 @pytest.mark.parametrize("flow", ["discover", "install"])
 def test_placement_is_updated_after_the_report(recordings: dict[str, Any], flow: str) -> None:
     assert drawn_hops(f"flow-{flow}")[-1] == ("conductor", "Placement", "PUT inventories")
-    seen = [hop.what for hop in hops(recordings, flow)]
-    assert seen.index("report") < seen.index("PUT inventories")
+    steps = [hop.what for hop in hops(recordings, flow)]
+    assert steps.index("report") < steps.index("PUT inventories")
 
 
 @pytest.mark.parametrize("flow", FLOWS)
@@ -90,13 +90,13 @@ def test_each_api_request_is_one_rpc_call_with_its_request_id(
     recordings: dict[str, Any], flow: str
 ) -> None:
     request_ids = recordings[flow]["request_ids"]
-    called = [
+    calls = [
         hop.request
         for hop in hops(recordings, flow)
         if (hop.sender, hop.receiver) == ("API", "conductor") and hop.what not in ROUTINE
     ]
     reads = flow == "bind"  # reads need no call
-    assert called == (request_ids[:-1] if reads else request_ids)
+    assert calls == (request_ids[:-1] if reads else request_ids)
     assert len(set(request_ids)) == len(request_ids)
 
 
@@ -111,18 +111,18 @@ def test_diagram_names_exist_in_the_code(flow: str) -> None:
     """The diagram shows messages of the contract, and the page includes the diagram."""
     on_bus = [hop for hop in drawn_hops(f"flow-{flow}") if hop[1] in CONTRACTS]
     assert on_bus
-    assert [what for _, to, what in on_bus if what not in CONTRACTS[to].methods] == []
+    assert [label for _, to, label in on_bus if label not in CONTRACTS[to].methods] == []
     page = (PICTURES / "flows.rst").read_text(encoding="utf-8")
     assert f".. image:: flow-{flow}.svg" in page
     texts = (PICTURES / f"flow-{flow}.svg").read_text(encoding="utf-8")
-    for _, _, what in drawn_hops(f"flow-{flow}"):
-        assert f'fill="#111">{what}' in texts, "the arrow's label is its title"
+    for _, _, label in drawn_hops(f"flow-{flow}"):
+        assert f'fill="#111">{label}' in texts, "the arrow's label is its title"
 
 
 @pytest.fixture(scope="module")
 def nova() -> Iterator[FakeNova]:
-    with serve_nova(FakeNova()) as it:
-        yield it
+    with serve_nova(FakeNova()) as fake_nova:
+        yield fake_nova
 
 
 @pytest.fixture(scope="module")
@@ -173,8 +173,8 @@ def test_request_id_is_the_same_from_api_to_event(separate_cloud: Cloud, nova: F
     (event,) = nova.calls[0]["events"]
     assert (event["server_uuid"], event["status"]) == (instance, "completed")
 
-    (said,) = lines(separate_cloud, "conductor-1", f"instance={instance}] Preparing 1 ARQ(s)")
-    assert request in said
+    (line,) = lines(separate_cloud, "conductor-1", f"instance={instance}] Preparing 1 ARQ(s)")
+    assert request in line
     (notice,) = wait_until(
         "a listener is told",
         lambda: lines(separate_cloud, "conductor-1", "accelerator_request.bind.start"),

@@ -190,10 +190,10 @@ class ApiObjects:
 
     def insert_real_names(self, case: AnyCase, data: st.DataObject) -> None:
         """Insert real names into a request at random, and sometimes a valid body."""
-        known = st.sampled_from(self.names.get(case.path.split("/")[1], [str(uuid4())]))
+        real_names = st.sampled_from(self.names.get(case.path.split("/")[1], [str(uuid4())]))
         for name in case.path_parameters or {}:
             if data.draw(OFTEN):
-                case.path_parameters[name] = data.draw(known)
+                case.path_parameters[name] = data.draw(real_names)
         for name in case.query or {}:
             if name in self.queries and data.draw(OFTEN):
                 case.query[name] = self.queries[name]
@@ -267,9 +267,9 @@ def check(case: AnyCase, answer: Any, documented: set[int]) -> None:
             case.validate_response(answer, checks=[response_schema_conformance])
 
 
-def _operation(found: Any) -> Any:
+def _operation(case: Any) -> Any:
     """Return an operation of the document, which must be valid."""
-    return found.ok()
+    return case.ok()
 
 
 def requests_of(operation: Any, mode: GenerationMode, count: int, ask: Callable[..., None]) -> None:
@@ -349,7 +349,7 @@ def test_random_openapi_requests_get_no_500(
     assert [record for record in own_records if record.levelno >= logging.ERROR] == []
     # Every operation succeeded at least once.
     unsuccessful = [
-        name for name, seen in tally.by_operation.items() if not any(s < 400 for s in seen)
+        name for name, statuses in tally.by_operation.items() if not any(s < 400 for s in statuses)
     ]
     assert set(unsuccessful) <= BEYOND, tally.by_operation
 

@@ -97,8 +97,8 @@ def test_query_of_400_uuids_is_accepted(server: Server) -> None:
     assert spoilt.status_code == 400
     assert "'the-last' is not a uuid" in spoilt.text
     # There is no conductor: the call is sent and not answered.
-    called = requests.delete(url, params={"arqs": ",".join(uuids)}, timeout=60)
-    assert called.status_code == 504
+    response = requests.delete(url, params={"arqs": ",".join(uuids)}, timeout=60)
+    assert response.status_code == 504
 
 
 def test_large_rejected_body_gets_a_response(server: Server) -> None:
@@ -164,21 +164,21 @@ def known_options() -> dict[str, set[str]]:
         ("keystone_authtoken", loading.get_auth_plugin_conf_options("password")),
         ("gpus", [cfg.StrOpt("driver"), *(cfg.StrOpt(o.name) for o in GenericDriver.OPTIONS)]),
     ]
-    known: dict[str, set[str]] = {}
+    options: dict[str, set[str]] = {}
     for group, group_options in declared:
-        known.setdefault(str(group), set()).update(option.dest for option in group_options)
-    return known
+        options.setdefault(str(group), set()).update(option.dest for option in group_options)
+    return options
 
 
 def test_starter_configuration_has_only_known_options() -> None:
     parser = configparser.RawConfigParser(default_section="")
     parser.read_string(code_block("/etc/cyborg/cyborg.conf"))
-    known = known_options()
+    options = known_options()
     unknown = {
         f"[{section}] {name}"
         for section in parser.sections()
         for name in parser[section]
-        if name not in known.get(section, ())
+        if name not in options.get(section, ())
     }
     assert unknown == set()
     assert parser["agent"]["enabled_backends"] == "gpus"

@@ -68,7 +68,7 @@ class Env:
         (row,) = rows.read(self.engine, schema.arqs, uuid=request)
         return str(row["state"])
 
-    def told(self, request: str) -> set[str]:
+    def event_statuses(self, request: str) -> set[str]:
         events = [event for call in self.nova.calls for event in call["events"]]
         return {event["status"] for event in events if event["tag"] == request}
 
@@ -153,8 +153,8 @@ def test_conductor_killed_at_each_point_loses_no_work(env: Env, point: str, seco
     # An uncommitted bind had no effect: Nova's retry, or this one, binds it.
     wait_until("the bind is answered", lambda: env.bind(request, instance) == 202)
     wait_until("the request is Bound", lambda: env.state(request) == "Bound")
-    wait_until("nova-event-sent", lambda: env.told(request))
-    assert env.told(request) == {"completed"}
+    wait_until("nova-event-sent", lambda: env.event_statuses(request))
+    assert env.event_statuses(request) == {"completed"}
     assert env.free() == HANDLES - 1
     if second:
         env.cloud.conductor("conductor-1")
@@ -173,7 +173,7 @@ def test_agent_killed_during_prepare_resumes_the_job(env: Env) -> None:
     env.gate.touch()
     env.cloud.agent(HOST)
     wait_until("the request is Bound", lambda: env.state(request) == "Bound")
-    wait_until("nova-event-sent", lambda: env.told(request) == {"completed"})
+    wait_until("nova-event-sent", lambda: env.event_statuses(request) == {"completed"})
     env.release(instance)
 
 
@@ -184,7 +184,7 @@ def test_agent_killed_during_prepare_fails_the_bind(env: Env) -> None:
     wait_until("the agent has begun", lambda: _started(env))
     env.cloud.daemons[f"agent-{HOST}"].kill()
     wait_until("the bind is undone", lambda: env.state(request) == "BindFailed")
-    wait_until("nova-event-sent", lambda: env.told(request) == {"failed"})
+    wait_until("nova-event-sent", lambda: env.event_statuses(request) == {"failed"})
     assert env.free() == HANDLES - 1, "what may be half prepared must not be given out"
     env.gate.touch()
     env.cloud.agent(HOST)

@@ -33,7 +33,7 @@ LIMIT = 16777216
 
 
 @dataclass
-class Served:
+class ReportEnv:
     """A conductor on a bus."""
 
     client: ConductorAPI
@@ -82,9 +82,9 @@ class Served:
         pytest.param("postgresql", marks=[pytest.mark.services, pytest.mark.matrix]),
     ],
 )
-def served(
+def env(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Served]:
+) -> Iterator[ReportEnv]:
     """Run a conductor on the bus inside the process and SQLite, then on real servers."""
     kind = request.param
     url = MEMORY if kind == "sqlite" else request.getfixturevalue("rabbit_url")
@@ -98,7 +98,7 @@ def served(
         uow = UnitOfWork(engine)
         conductor = build_conductor(bus.conf, uow, nobody, nobody, nobody)
         with bus.serving("conductor", IdempotentEndpoint(make_handlers(conductor), uow)):
-            yield Served(bus.conductor(), engine)
+            yield ReportEnv(bus.conductor(), engine)
 
 
 def padded(bytes_: int) -> list[Device]:
@@ -108,19 +108,19 @@ def padded(bytes_: int) -> list[Device]:
     return [card(n, 1, vendor_board_info=info) for n in range(bytes_ // size + 1)]
 
 
-def rejection_of(served: Served, message: dict[str, Any]) -> CyborgError:
+def rejection_of(env: ReportEnv, message: dict[str, Any]) -> CyborgError:
     """Send a report that must be rejected without an effect; return the error."""
-    before = served.tables()
+    before = env.tables()
     with pytest.raises(CyborgError) as raised:
-        served.client.report(message)
-    assert served.tables() == before
+        env.client.report(message)
+    assert env.tables() == before
     return raised.value
 
 
-def test_concurrent_reports_leave_one_consistent_state(served: Served) -> None:
-    bystander = served.host(card(0))
+def test_concurrent_reports_leave_one_consistent_state(env: ReportEnv) -> None:
+    bystander = env.host(card(0))
     host = Host(f"compute-{uuid4().hex[:8]}", devices=[card(n, 4) for n in range(8)])
-    served.hello(host)
+    env.hello(host)
     messages = []
     for _ in range(2):
         host.generation += 1
@@ -131,7 +131,7 @@ def test_concurrent_reports_leave_one_consistent_state(served: Served) -> None:
     def send(message: dict[str, Any]) -> None:
         gate.wait()
         try:
-            results.append(served.client.report(message))
+            results.append(env.client.report(message))
         except CyborgError as exc:
             results.append(exc)
 
@@ -142,109 +142,113 @@ def test_concurrent_reports_leave_one_consistent_state(served: Served) -> None:
         thread.join()
     assert {"accepted": True} in results
     # The second is stale, or arrived while the first was being recorded; the agent retries it.
-    assert {type(each) for each in results} <= {dict, Stale, Unavailable}
-    assert len(rows.read(served.engine, schema.devices, host=host.name)) == 8
-    assert served.hello(host)["report"] is False
-    assert served.hello(bystander)["report"] is False
+    assert {type(result) for result in results} <= {dict, Stale, Unavailable}
+    assert len(rows.read(env.engine, schema.devices, host=host.name)) == 8
+    assert env.hello(host)["report"] is False
+    assert env.hello(bystander)["report"] is False
 
 
-def test_report_of_old_epoch_is_rejected(served: Served) -> None:
-    host = served.host(card(0))
+def test_report_of_old_epoch_is_rejected(env: ReportEnv) -> None:
+    host = env.host(card(0))
     old = replace(host, devices=[], generation=host.generation + 1)
     host.epoch, host.generation = str(uuid4()), 0
-    served.hello(host)
-    rejection = rejection_of(served, old.message())
+    env.hello(host)
+    rejection = rejection_of(env, old.message())
     assert isinstance(rejection, Stale)
     assert host.name in rejection.message
     assert "stale report" in rejection.message
 
 
-def test_report_for_another_host_is_rejected(served: Served) -> None:
-    victim, forger = served.host(card(0)), served.host(card(0))
+def test_report_for_another_host_is_rejected(env: ReportEnv) -> None:
+    victim, forger = env.host(card(0)), env.host(card(0))
     forged = replace(forger, name=victim.name, devices=[], generation=99)
-    rejection = rejection_of(served, forged.message())
+    rejection = rejection_of(env, forged.message())
     assert isinstance(rejection, Stale)
-    assert served.hello(victim)["report"] is False
+    assert env.hello(victim)["report"] is False
 
 
-def test_report_with_another_hosts_provider_is_rejected(served: Served) -> None:
+def test_report_with_another_hosts_provider_is_rejected(env: ReportEnv) -> None:
     part = card().deployables[0]
-    owner = served.host(card(0, deployables=(replace(part, address="b_c"),)))
+    owner = env.host(card(0, deployables=(replace(part, address="b_c"),)))
     thief = Host(f"{owner.name}_b", devices=[card(deployables=(replace(part, address="c"),))])
-    served.hello(thief)
+    env.hello(thief)
     thief.generation = 1
-    rejection = rejection_of(served, thief.message())
+    rejection = rejection_of(env, thief.message())
     assert isinstance(rejection, Conflict)
     assert thief.name in rejection.message
     assert "belongs to host" in rejection.message
 
 
-def test_report_of_10_megabytes_is_accepted(served: Served) -> None:
-    bystander = served.host(card(0))
+def test_report_of_10_megabytes_is_accepted(env: ReportEnv) -> None:
+    bystander = env.host(card(0))
     host = Host(f"compute-{uuid4().hex[:8]}", devices=padded(10_000_000))
     assert 10_000_000 < len(json.dumps(host.message())) < LIMIT
-    served.tell(host, *host.devices)
-    assert len(rows.read(served.engine, schema.devices, host=host.name)) == len(host.devices)
-    assert served.hello(host)["report"] is False
-    assert served.hello(bystander)["report"] is False
+    env.tell(host, *host.devices)
+    assert len(rows.read(env.engine, schema.devices, host=host.name)) == len(host.devices)
+    assert env.hello(host)["report"] is False
+    assert env.hello(bystander)["report"] is False
 
 
-def test_report_over_the_limit_is_rejected_with_the_limit(served: Served) -> None:
-    host = served.host(card(0))
+def test_report_over_the_limit_is_rejected_with_the_limit(env: ReportEnv) -> None:
+    host = env.host(card(0))
     host.devices, host.generation = padded(LIMIT), host.generation + 1
-    rejection = rejection_of(served, host.message())
+    rejection = rejection_of(env, host.message())
     assert isinstance(rejection, Invalid)
     assert f"limit of {LIMIT}" in rejection.message
 
 
-def test_report_of_4096_handles_is_one_transaction(served: Served) -> None:
+def test_report_of_4096_handles_is_one_transaction(env: ReportEnv) -> None:
     begun: list[None] = []
     host = Host(f"compute-{uuid4().hex[:8]}", devices=[card(n, 16) for n in range(256)])
-    served.hello(host)
+    env.hello(host)
     host.generation = 1
 
     def begin(_: Any) -> None:
         begun.append(None)
 
-    sa.event.listen(served.engine, "begin", begin)
+    sa.event.listen(env.engine, "begin", begin)
     try:
-        assert served.client.report(host.message()) == {"accepted": True}
+        assert env.client.report(host.message()) == {"accepted": True}
     finally:
-        sa.event.remove(served.engine, "begin", begin)
+        sa.event.remove(env.engine, "begin", begin)
     assert len(begun) == 1
-    device_ids = {row["id"] for row in rows.read(served.engine, schema.devices, host=host.name)}
+    device_ids = {row["id"] for row in rows.read(env.engine, schema.devices, host=host.name)}
     parts = {
-        r["id"]
-        for r in rows.read(served.engine, schema.deployables)
-        if r["device_id"] in device_ids
+        r["id"] for r in rows.read(env.engine, schema.deployables) if r["device_id"] in device_ids
     }
-    handles = rows.read(served.engine, schema.attach_handles)
+    handles = rows.read(env.engine, schema.attach_handles)
     assert sum(row["deployable_id"] in parts for row in handles) == 4096
-    assert served.hello(host)["report"] is False
+    assert env.hello(host)["report"] is False
 
 
-def test_report_with_duplicate_address_is_rejected(served: Served) -> None:
-    host = served.host(card(0))
-    for odd, said in (
+def test_report_with_duplicate_address_is_rejected(env: ReportEnv) -> None:
+    host = env.host(card(0))
+    for report, message in (
         ((card(1), card(1)), "duplicate device 0000:01:00.0"),
         ((card(1), card(2, deployables=card(1).deployables)), "duplicate deployable 0000:01:00.0"),
     ):
         body = replace(host, generation=host.generation + 1).message()
-        dumped = [replace(host, devices=[device]).message()["devices"][0] for device in odd]
-        rejection = rejection_of(served, {**body, "devices": dumped})
+        dumped = [replace(host, devices=[device]).message()["devices"][0] for device in report]
+        rejection = rejection_of(env, {**body, "devices": dumped})
         assert isinstance(rejection, Invalid)
-        assert said in rejection.message
+        assert message in rejection.message
         assert host.name in rejection.message
     (device,) = replace(host, devices=[card(1, 1)]).message()["devices"]
     device["deployables"][0]["handles"] *= 2
     body = replace(host, generation=host.generation + 1).message()
-    rejection = rejection_of(served, {**body, "devices": [device]})
+    rejection = rejection_of(env, {**body, "devices": [device]})
     assert isinstance(rejection, Invalid)
     assert "duplicate handle address 0000" in rejection.message
 
 
-@pytest.mark.parametrize("odd", [{}, {"format": 99}, {"devices": 5}, {"generation": -1}], ids=str)
-def test_malformed_report_is_rejected(served: Served, odd: dict[str, Any]) -> None:
-    host = served.host(card(0))
-    body = {**replace(host, generation=host.generation + 1).message(), **odd} if odd else {}
-    assert isinstance(rejection_of(served, body), Invalid)
+@pytest.mark.parametrize(
+    "malformed", [{}, {"format": 99}, {"devices": 5}, {"generation": -1}], ids=str
+)
+def test_malformed_report_is_rejected(env: ReportEnv, malformed: dict[str, Any]) -> None:
+    host = env.host(card(0))
+    body = (
+        {**replace(host, generation=host.generation + 1).message(), **malformed}
+        if malformed
+        else {}
+    )
+    assert isinstance(rejection_of(env, body), Invalid)

@@ -115,13 +115,13 @@ def env(
 ) -> Iterator[Env]:
     port = oslo_messaging.TransportURL.parse(make_conf(), rabbit_url).hosts[0].port or 5672
     with relay(port) as wire:
-        it = Env(rabbit_url, wire, sqlite_engine, node, fake_nova)
-        it.service.start()
+        new_env = Env(rabbit_url, wire, sqlite_engine, node, fake_nova)
+        new_env.service.start()
         try:
-            assert it.service.wait_ready(20)
-            yield it
+            assert new_env.service.wait_ready(20)
+            yield new_env
         finally:
-            it.close()
+            new_env.close()
 
 
 def test_unreachable_broker_delays_only_notifications(env: Env) -> None:
@@ -146,7 +146,7 @@ def test_unreachable_broker_delays_only_notifications(env: Env) -> None:
     env.wire.restore()
     received = [env.heard.get(timeout=LONG) for _ in range(3)]
     wait_until("nothing waits", lambda: waiting(env) == [])
-    assert {who for who, _, _ in received} == {"cyborg-conductor:controller-1"}
+    assert {publisher for publisher, _, _ in received} == {"cyborg-conductor:controller-1"}
     assert [event for _, event, payload in received if payload["schema"] == "device"] == [
         "device.disable.end",
         "device.enable.end",

@@ -50,11 +50,11 @@ class Env:
 
 @pytest.fixture
 def env(standalone_stack: StandaloneStack) -> Iterator[Env]:
-    it = Env(standalone_stack)
-    yield it
-    with it.engine.begin() as tx:
-        tx.execute(sa.delete(schema.outbox).where(schema.outbox.c.kind == it.kind))
-    it.engine.dispose()
+    new_env = Env(standalone_stack)
+    yield new_env
+    with new_env.engine.begin() as tx:
+        tx.execute(sa.delete(schema.outbox).where(schema.outbox.c.kind == new_env.kind))
+    new_env.engine.dispose()
 
 
 @pytest.fixture
@@ -70,10 +70,10 @@ def cyborg(standalone_stack: StandaloneStack, capsys: Any) -> Callable[..., str]
 
 def test_outbox_shows_the_whole_message(env: Env) -> None:
     uuid = env.add(attempts=3, error="Nova answered 500")
-    (shown,) = env.get()["outbox"]
+    (message,) = env.get()["outbox"]
     for name in ("created_at", "next_try_at"):
-        assert shown.pop(name).endswith("+00:00")
-    assert shown == {
+        assert message.pop(name).endswith("+00:00")
+    assert message == {
         "uuid": uuid,
         "kind": env.kind,
         "subject": "s",
@@ -92,9 +92,9 @@ def test_outbox_list_filters_sorts_and_pages(env: Env) -> None:
     assert [m["uuid"] for m in env.get(state="pending")["outbox"]] == [pending]
     first = env.get(state="dead", sort_key="attempts", sort_dir="desc", limit="2")
     assert [m["attempts"] for m in first["outbox"]] == [3, 2]
-    rest = requests.get(first["outbox_links"][0]["href"], headers=VERSION, timeout=20).json()
-    assert [m["attempts"] for m in rest["outbox"]] == [1]
-    assert "outbox_links" not in rest
+    second_page = requests.get(first["outbox_links"][0]["href"], headers=VERSION, timeout=20).json()
+    assert [m["attempts"] for m in second_page["outbox"]] == [1]
+    assert "outbox_links" not in second_page
 
 
 def test_outbox_retries_and_deletes_only_dead_letters(env: Env) -> None:
@@ -124,7 +124,7 @@ def test_outbox_commands_list_retry_and_delete(env: Env, cyborg: Callable[..., s
     assert long[0]["Payload"] == {"a": {"b": [1, None]}}
     assert cyborg("outbox-retry", first) == ""
     assert listed("--state", "pending") == [first, waits]
-    told = cyborg("outbox-delete", second, waits, third, code=1)
-    assert waits in told
-    assert "only a dead letter can be deleted" in told
+    output = cyborg("outbox-delete", second, waits, third, code=1)
+    assert waits in output
+    assert "only a dead letter can be deleted" in output
     assert listed() == [first, waits]

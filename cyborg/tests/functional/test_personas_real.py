@@ -162,15 +162,15 @@ def arq(keystone_cloud: KeystoneCloud) -> Any:
 
 def test_arq_is_visible_to_its_project_only(keystone_cloud: KeystoneCloud, arq: str) -> None:
     # Callers that may read ARQs see it, or get 404.
-    see = {
+    visible = {
         *("reader", "member", "manager", "admin", "accelerator_admin"),
         *("service user", "service token", "admin elsewhere"),
     }
-    for name in (*see, "reader elsewhere", "member elsewhere"):
+    for name in (*visible, "reader elsewhere", "member elsewhere"):
         listing = keystone_cloud.call(name, "GET", ARQS)
-        assert (arq in [a["uuid"] for a in listing.json()["arqs"]]) == (name in see), name
+        assert (arq in [a["uuid"] for a in listing.json()["arqs"]]) == (name in visible), name
         detail = keystone_cloud.call(name, "GET", f"{ARQS}/{arq}")
-        assert detail.status_code == (200 if name in see else 404), name
+        assert detail.status_code == (200 if name in visible else 404), name
     rejection = keystone_cloud.call("member elsewhere", "DELETE", f"{ARQS}/{arq}")
     assert rejection.status_code == 404
     assert keystone_cloud.call("member", "GET", f"{ARQS}/{arq}").status_code == 200

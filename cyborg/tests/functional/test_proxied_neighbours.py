@@ -167,7 +167,7 @@ class Env:
             "fault": str(fault),
             "seconds": seconds,
             "slack": round(SLACK + LOAD_FACTOR * before, 2),
-            "get_longest": round(max(took for _, took, _ in answers), 2),
+            "get_longest": round(max(duration for _, duration, _ in answers), 2),
             "get_statuses": sorted({status for _, _, status in answers}, key=str),
             "sick_after": _unhealthy_after(health.answers, began),
             "well_after": _healthy_after(health.answers, ended),
@@ -219,14 +219,18 @@ _TOKEN = {"X-Auth-Token": "admin", "OpenStack-API-Version": "placement 1.39"}
 def _unhealthy_after(answers: list[Any], began: float) -> float | None:
     """Return the time of the first unhealthy answer, in seconds after the start of the fault."""
     durations = [
-        at + took - began for at, took, status in answers if status != 200 and began <= at + took
+        at + duration - began
+        for at, duration, status in answers
+        if status != 200 and began <= at + duration
     ]
     return round(min(durations), 2) if durations else None
 
 
 def _healthy_after(answers: list[Any], ended: float) -> float:
     """Return the time of the last unhealthy answer, in seconds after the end of the fault."""
-    durations: list[float] = [at + took - ended for at, took, status in answers if status != 200]
+    durations: list[float] = [
+        at + duration - ended for at, duration, status in answers if status != 200
+    ]
     return round(max([0.0, *durations]), 2)
 
 
@@ -264,12 +268,12 @@ def env(
 
 @pytest.mark.parametrize("fault", sample(FAULTS, Fault.HALF_OPEN))
 def test_database_fault_is_detected_and_recovery_is_seen(env: Env, fault: Fault) -> None:
-    seen = env.inject_fault("database", fault)
-    assert set(seen["get_statuses"]) <= {200, 503}, seen
-    assert seen["get_longest"] < GET_SECONDS + seen["slack"], seen
-    assert seen["sick_after"] is not None, seen
-    assert seen["sick_after"] < HEALTH_SECONDS + seen["slack"], seen
-    _check_return(env, seen)
+    observed = env.inject_fault("database", fault)
+    assert set(observed["get_statuses"]) <= {200, 503}, observed
+    assert observed["get_longest"] < GET_SECONDS + observed["slack"], observed
+    assert observed["sick_after"] is not None, observed
+    assert observed["sick_after"] < HEALTH_SECONDS + observed["slack"], observed
+    _check_return(env, observed)
 
 
 # The kind of database does not matter for the other services.
@@ -277,11 +281,11 @@ def test_database_fault_is_detected_and_recovery_is_seen(env: Env, fault: Fault)
 @pytest.mark.parametrize("fault", sample(FAULTS, Fault.RESET))
 @pytest.mark.parametrize("name", ["broker", "placement"])
 def test_reads_continue_while_another_service_fails(env: Env, name: str, fault: Fault) -> None:
-    seen = env.inject_fault(name, fault)
-    assert seen["get_statuses"] == [200], seen
-    assert seen["get_longest"] < GET_SECONDS + seen["slack"], seen
-    assert seen["sick_after"] is None, seen
-    _check_return(env, seen)
+    observed = env.inject_fault(name, fault)
+    assert observed["get_statuses"] == [200], observed
+    assert observed["get_longest"] < GET_SECONDS + observed["slack"], observed
+    assert observed["sick_after"] is None, observed
+    _check_return(env, observed)
 
 
 def _check_return(env: Env, observations: dict[str, Any]) -> None:

@@ -105,7 +105,7 @@ def test_two_concurrent_binds_for_one_instance(env: JobsEnv, at: str) -> None:
         lambda: env.bind(card, second, instance=instance),
     )
     assert_invariants(env)
-    errors = [bad for bad in (race.first, race.second) if bad is not None]
+    errors = [error for error in (race.first, race.second) if error is not None]
     assert len(errors) == 1
     assert isinstance(errors[0], Conflict)
     assert env.states() == {"Bound": 1, "Initial": 1}

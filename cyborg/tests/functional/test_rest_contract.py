@@ -46,8 +46,8 @@ def test_path_accepts_four_forms(site: Site) -> None:
 
 def test_head_and_options_are_answered(site: Site) -> None:
     for path, _ in routes(site, "get"):
-        got, head = site.request("GET", f"/v2{path}"), site.request("HEAD", f"/v2{path}")
-        assert head.status_code == got.status_code, path
+        get_response, head = site.request("GET", f"/v2{path}"), site.request("HEAD", f"/v2{path}")
+        assert head.status_code == get_response.status_code, path
         assert head.content == b"", path
         assert head.headers["Content-Type"] == "application/json"
         options = site.request("OPTIONS", f"/v2{path}")
@@ -119,7 +119,7 @@ def test_deployable_program_is_accepted(site: Site) -> None:
 
 
 def test_query_with_nul_character_gets_400(site: Site) -> None:
-    tried = 0
+    request_count = 0
     for method in ("get", "delete"):
         for path, operation in routes(site, method):
             for parameter in operation["parameters"]:
@@ -128,7 +128,7 @@ def test_query_with_nul_character_gets_400(site: Site) -> None:
                     answer = site.request(method.upper(), f"/v2{path}?{name}=a%00b")
                     assert answer.status_code == 400, answer.text
                     assert name in answer.text
-                    tried += 1
+                    request_count += 1
     for method in ("get", "post", "patch", "delete"):
         for path, _ in routes(site, method):
             if SOMETHING in path:
@@ -136,8 +136,8 @@ def test_query_with_nul_character_gets_400(site: Site) -> None:
                     method.upper(), f"/v2{path.replace(SOMETHING, 'a%00b')}", json={}
                 )
                 assert answer.status_code in (400, 404), answer.text
-                tried += 1
-    assert tried > 60
+                request_count += 1
+    assert request_count > 60
 
 
 @pytest.mark.parametrize(
@@ -166,8 +166,8 @@ def test_body_with_nul_character_gets_400(site: Site, method: str, path: str, bo
     text = json.dumps(body)
     words = {word for word in text.split('"')[1::2] if word}
     for word in words:
-        for odd in ("\\u0000", "\\ud800"):
-            spoilt = text.replace(f'"{word}"', f'"{word}{odd}"')
+        for character in ("\\u0000", "\\ud800"):
+            spoilt = text.replace(f'"{word}"', f'"{word}{character}"')
             answer = site.request(
                 method,
                 f"/v2/{path}",

@@ -49,10 +49,10 @@ def test_known_deviation_requires_its_status_and_message(
 ) -> None:
     (result,) = tempest.read(_stream(DEVIATION, status, f"tempest.lib.exceptions.{message}"))
     assert (result.test, result.outcome) == (DEVIATION, outcome)
-    named = {wrong.test for wrong in tempest.unexpected([result])}
-    assert (DEVIATION in named) == (outcome != "deviates")
+    unexpected_tests = {wrong.test for wrong in tempest.unexpected([result])}
+    assert (DEVIATION in unexpected_tests) == (outcome != "deviates")
     # The two others did not occur.
-    assert named >= set(tempest.DEVIATIONS) - {DEVIATION}
+    assert unexpected_tests >= set(tempest.DEVIATIONS) - {DEVIATION}
 
 
 def test_failure_and_unexpected_skip_are_unexpected() -> None:

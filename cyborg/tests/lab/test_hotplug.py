@@ -149,11 +149,11 @@ def lab(tmp_path_factory: pytest.TempPathFactory, rabbit_url: str) -> Iterator[L
         live.run(f"{BIN}/cyborg-agent --config-file /io/cyborg.conf >/io/agent.log 2>&1 &")
         try:
             running.start()
-            it = Lab(running, engine, live)
+            new_lab = Lab(running, engine, live)
             profile = {"name": "drive", "groups": [{f"resources:{NVME}": "1"}]}
-            it.call("POST", "/v2/device_profiles", json=[profile])
-            it.until("the drive is in Placement", lambda: it.offered(NVME), 90)
-            yield it
+            new_lab.call("POST", "/v2/device_profiles", json=[profile])
+            new_lab.until("the drive is in Placement", lambda: new_lab.offered(NVME), 90)
+            yield new_lab
         finally:
             running.stop()
 

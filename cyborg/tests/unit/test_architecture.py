@@ -89,15 +89,15 @@ def test_packages_have_no_mutual_imports() -> None:
 
 def imported_modules(path: Path) -> list[str]:
     """Return the modules that a file imports, late imports included."""
-    found = []
+    modules = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
+            modules += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.append(node.module)
+            modules.append(node.module)
             if node.module == "cyborg":
-                found += [f"cyborg.{alias.name}" for alias in node.names]
-    return found
+                modules += [f"cyborg.{alias.name}" for alias in node.names]
+    return modules
 
 
 @pytest.mark.slow

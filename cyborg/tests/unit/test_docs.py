@@ -50,15 +50,19 @@ def test_list_opts_has_every_registered_option() -> None:
     listed = {(g, o.dest) for g, options in opts.list_opts() for o in options}
     # Options of oslo.config itself and deprecated options of keystoneauth are not documented.
     own = set(cfg.ConfigOpts()._opts) | {"shell_completion"}
-    found = {("DEFAULT", name): info["opt"] for name, info in conf._opts.items() if name not in own}
+    all_options = {
+        ("DEFAULT", name): info["opt"] for name, info in conf._opts.items() if name not in own
+    }
     for group in conf._groups.values():
-        found |= {(group.name, name): info["opt"] for name, info in group._opts.items()}
-    registered = {key for key, option in found.items() if not option.deprecated_for_removal}
+        all_options |= {(group.name, name): info["opt"] for name, info in group._opts.items()}
+    registered = {key for key, option in all_options.items() if not option.deprecated_for_removal}
     assert sorted(registered - listed) == []
 
 
 def test_options_have_help() -> None:
-    options = [(group, option) for group, found in opts.list_opts() for option in found]
+    options = [
+        (group, option) for group, group_options in opts.list_opts() for option in group_options
+    ]
     assert [f"[{group}] {option.name}" for group, option in options if not option.help] == []
 
 
@@ -142,7 +146,7 @@ def test_docs_have_tox_environments() -> None:
 
 def test_docs_have_environment_variables() -> None:
     sources = [*(ROOT / "cyborg").rglob("*.py"), *(ROOT / "tools").glob("[a-z]*")]
-    used = {
+    variables = {
         name
         for path in sources
         if path.is_file() and path.name != "test_docs.py"
@@ -150,7 +154,8 @@ def test_docs_have_environment_variables() -> None:
     }
     text = page("contributor/testing") + page("install/index")
     assert (
-        sorted(n for n in used - {"CYBORG_TEST_RUN", "CYBORG_TEST_RECORD"} if n not in text) == []
+        sorted(n for n in variables - {"CYBORG_TEST_RUN", "CYBORG_TEST_RECORD"} if n not in text)
+        == []
     )
 
 
@@ -158,12 +163,14 @@ def test_docs_file_references_exist() -> None:
     pattern = re.compile(r"``((?:cyborg|tools|etc|doc|devstack|releasenotes)/[\w./-]+)``")
     generated = {"doc/build/html", "etc/cyborg/cyborg.conf.sample", "etc/cyborg/policy.yaml.sample"}
     others = [ROOT / "README.rst", ROOT / "CONTRIBUTING.rst", ROOT / "devstack" / "README.rst"]
-    found = {
+    references = {
         (path.name, name)
         for path in [*PAGES, *others]
         for name in pattern.findall(path.read_text(encoding="utf-8"))
     }
-    assert sorted(f for f in found if f[1] not in generated and not (ROOT / f[1]).exists()) == []
+    assert (
+        sorted(f for f in references if f[1] not in generated and not (ROOT / f[1]).exists()) == []
+    )
 
 
 def test_docs_page_references_exist() -> None:

@@ -55,15 +55,15 @@ print(*[name for name in {modules!r} if name in sys.modules])
 
 def closure(extra: str) -> set[str]:
     """Return the names of the distributions that this environment has for an extra."""
-    found: set[str] = set()
+    packages: set[str] = set()
     pending = [("cyborg", frozenset({"", extra}))]
-    seen = set()
+    visited = set()
     while pending:
         name, extras = pending.pop()
-        if (name, extras) in seen:
+        if (name, extras) in visited:
             continue
-        seen.add((name, extras))
-        found.add(name)
+        visited.add((name, extras))
+        packages.add(name)
         try:
             requires = metadata.requires(name) or []
         except metadata.PackageNotFoundError:
@@ -71,22 +71,22 @@ def closure(extra: str) -> set[str]:
         for requirement in map(Requirement, requires):
             marker = requirement.marker
             if marker is None or any(marker.evaluate({"extra": one}) for one in extras):
-                wanted = frozenset({"", *requirement.extras})
-                pending.append((str(canonicalize_name(requirement.name)), wanted))
-    return found
+                wanted_extras = frozenset({"", *requirement.extras})
+                pending.append((str(canonicalize_name(requirement.name)), wanted_extras))
+    return packages
 
 
 def direct(extra: str) -> set[str]:
     """Return the distributions that an extra names itself or by another extra of this package."""
-    found: set[str] = set()
+    names: set[str] = set()
     for requirement in map(Requirement, metadata.requires("cyborg") or []):
         if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
             if requirement.name == "cyborg":
                 for other in requirement.extras:
-                    found |= direct(other)
+                    names |= direct(other)
             else:
-                found.add(str(canonicalize_name(requirement.name)))
-    return found
+                names.add(str(canonicalize_name(requirement.name)))
+    return names
 
 
 def imported(path: Path) -> set[str]:
@@ -110,14 +110,14 @@ def python(code: str) -> "subprocess.CompletedProcess[str]":
 @pytest.mark.parametrize("extra", FILES)
 def test_extra_has_what_its_files_import(extra: str) -> None:
     providers = metadata.packages_distributions()
-    named = direct(extra)
+    dependencies = direct(extra)
     missing = set()
     for name in FILES[extra]:
         start = PACKAGE / name
         for path in sorted(start.rglob("*.py")) if start.is_dir() else [start]:
             for module in imported(path):
-                known = {str(canonicalize_name(d)) for d in providers.get(module, [module])}
-                if not known & named:
+                candidates = {str(canonicalize_name(d)) for d in providers.get(module, [module])}
+                if not candidates & dependencies:
                     missing.add((str(path.relative_to(PACKAGE)), module))
     assert sorted(missing) == []
 

@@ -30,9 +30,9 @@ Functions = dict[str, ast.FunctionDef]
 
 def sources() -> Iterator[tuple[str, ast.Module]]:
     for path in sorted(ROOT.rglob("*.py")):
-        where = path.relative_to(ROOT)
-        if where.parts[0] not in ("tests", "fixtures"):
-            yield str(where), ast.parse(path.read_text())
+        relative = path.relative_to(ROOT)
+        if relative.parts[0] not in ("tests", "fixtures"):
+            yield str(relative), ast.parse(path.read_text())
 
 
 def is_log(node: ast.AST) -> bool:
@@ -72,17 +72,19 @@ def called_functions(node: ast.AST) -> Iterator[tuple[int, str, bool]]:
 def logging_functions(tree: ast.Module) -> set[str]:
     """Return the functions of a module that log, directly or through others of the module."""
     functions = {f.name: f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef)}
-    found = {name for name, function in functions.items() if any(log_lines(function))}
+    functions_that_log = {name for name, function in functions.items() if any(log_lines(function))}
     while True:
         more = {
             name
             for name, function in functions.items()
-            if name not in found
-            and any(local and to in found for _, to, local in called_functions(function))
+            if name not in functions_that_log
+            and any(
+                local and to in functions_that_log for _, to, local in called_functions(function)
+            )
         }
         if not more:
-            return found
-        found |= more
+            return functions_that_log
+        functions_that_log |= more
 
 
 def handler_statements(tree: ast.Module) -> Iterator[ast.stmt]:
@@ -128,12 +130,12 @@ def test_messages_are_not_logged_within_except_blocks() -> None:
         for node in tree.body
         if isinstance(node, ast.FunctionDef) and any(log_lines(node))
     }
-    found = {
-        f"{where}:{line}"
-        for where, tree in trees.items()
+    findings = {
+        f"{module}:{line}"
+        for module, tree in trees.items()
         for line in found_in(tree, functions | METHODS)
     }
-    assert sorted(found) == [], "log after the except block"
+    assert sorted(findings) == [], "log after the except block"
 
 
 @pytest.mark.parametrize(

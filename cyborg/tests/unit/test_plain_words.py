@@ -44,10 +44,10 @@ class Tally:
     places: int = 0
     findings: list[str] = field(default_factory=list)
 
-    def add(self, place: str, text: str, found: Mapping[str, str]) -> None:
-        """Count one place; ``found`` maps each word in it to its replacement."""
+    def add(self, place: str, text: str, words: Mapping[str, str]) -> None:
+        """Count one place; ``words`` maps each listed word in the text to its replacement."""
         self.places += 1
-        for word, replacement in found.items():
+        for word, replacement in words.items():
             self.findings.append(f"{place}: {word!r} -> {replacement}: {text[:70]!r}")
 
     @property
@@ -65,8 +65,8 @@ def find_in_prose(text: str) -> dict[str, str]:
 def find_in_name(name: str) -> dict[str, str]:
     """Return the words of the lists that an identifier is or contains, with replacements."""
     whole = name.strip("_").lower()
-    found = {part: LISTS["parts"][part] for part in split_name(name) if part in LISTS["parts"]}
-    return found | ({whole: LISTS["names"][whole]} if whole in LISTS["names"] else {})
+    words = {part: LISTS["parts"][part] for part in split_name(name) if part in LISTS["parts"]}
+    return words | ({whole: LISTS["names"][whole]} if whole in LISTS["names"] else {})
 
 
 def split_name(name: str) -> list[str]:
@@ -77,41 +77,43 @@ def split_name(name: str) -> list[str]:
 @functools.cache
 def tallies() -> Mapping[str, Tally]:
     """Read every file once and return the tally of each kind."""
-    found = {kind: Tally() for kind in LIMITS}
+    tally_by_kind = {kind: Tally() for kind in LIMITS}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE).parts
-        where = str(path.relative_to(PACKAGE.parent))
+        file_name = str(path.relative_to(PACKAGE.parent))
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        add_tests(found, where, tree) if parts[0] == "tests" else add_code(found, where, tree)
+        add_tests(tally_by_kind, file_name, tree) if parts[0] == "tests" else add_code(
+            tally_by_kind, file_name, tree
+        )
     for path in sorted(DOC.rglob("*.rst")):
         lines = path.read_text(encoding="utf-8").splitlines()
         for number, line in enumerate(lines, start=1):
             if len(line.split()) >= MIN_WORDS:
                 place = f"{path.relative_to(PACKAGE.parent)}:{number}"
-                found["documentation"].add(place, line.strip(), find_in_prose(line))
-    return found
+                tally_by_kind["documentation"].add(place, line.strip(), find_in_prose(line))
+    return tally_by_kind
 
 
-def add_tests(found: Mapping[str, Tally], where: str, tree: ast.Module) -> None:
+def add_tests(totals: Mapping[str, Tally], place: str, tree: ast.Module) -> None:
     """Count the names of the tests of a file."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
             text = node.name.replace("_", " ")
-            found["test names"].add(f"{where}:{node.lineno}", text, find_in_prose(text))
+            totals["test names"].add(f"{place}:{node.lineno}", text, find_in_prose(text))
 
 
-def add_code(found: Mapping[str, Tally], where: str, tree: ast.Module) -> None:
+def add_code(totals: Mapping[str, Tally], place: str, tree: ast.Module) -> None:
     """Count the docstrings, identifiers and messages of a file."""
     for node in ast.walk(tree):
-        line = f"{where}:{getattr(node, 'lineno', 1)}"
+        line = f"{place}:{getattr(node, 'lineno', 1)}"
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (
             text := ast.get_docstring(node)
         ):
-            found["docstrings"].add(line, text, find_in_prose(text))
+            totals["docstrings"].add(line, text, find_in_prose(text))
         for name in new_names(node):
-            found["identifiers"].add(line, name, find_in_name(name))
+            totals["identifiers"].add(line, name, find_in_name(name))
         if text := message(node):
-            found["messages"].add(line, text, find_in_prose(text))
+            totals["messages"].add(line, text, find_in_prose(text))
 
 
 def new_names(node: ast.AST) -> Iterator[str]:
@@ -189,5 +191,5 @@ FloatOpt("x", help="Seconds to wait.")
 print("not a message")
 LOG.info("word")
 """
-    found = [text for node in ast.walk(ast.parse(code)) if (text := message(node))]
-    assert sorted(found) == ["Device %s is  removed", "Seconds to wait.", "the name   is empty"]
+    texts = [text for node in ast.walk(ast.parse(code)) if (text := message(node))]
+    assert sorted(texts) == ["Device %s is  removed", "Seconds to wait.", "the name   is empty"]

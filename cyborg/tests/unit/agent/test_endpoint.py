@@ -47,11 +47,11 @@ def ended() -> CallRecorder:
 def agent(
     drivers: list[ScriptedDriver], outcomes: CallRecorder, ended: CallRecorder, tmp_path: Path
 ) -> Iterator[AgentEndpoint]:
-    found = CallRecorder()
-    running = [Backend(driver, 3600, 3600, found) for driver in drivers]
+    recorder = CallRecorder()
+    running = [Backend(driver, 3600, 3600, recorder) for driver in drivers]
     for backend in running:
         backend.start()
-    found.wait_for(2)
+    recorder.wait_for(2)
     boot = tmp_path / "boot_id"
     boot.write_text("boot-1")
     jobs = JobQueue(running, Checkpoint(tmp_path / "jobs.json", boot), 8, ended)
@@ -92,14 +92,14 @@ def test_discovery_without_id_returns_new_uuid(
 
 
 def test_hardware_returns_devices_and_states(agent: AgentEndpoint) -> None:
-    both = agent.hardware(None)["hardware"]
-    assert [(h["address"], h["driver"], h["acc_specs"]["num"]) for h in both] == [
+    hardware = agent.hardware(None)["hardware"]
+    assert [(h["address"], h["driver"], h["acc_specs"]["num"]) for h in hardware] == [
         ("0000:01:00.0", "b0", 1),
         (SECOND, "b1", 1),
     ]
     states = agent.hardware(None)["backends"]
     assert [(s["name"], s["status"]) for s in states] == [("b0", "READY"), ("b1", "READY")]
-    assert agent.hardware(None, driver="b1") == {"hardware": both[1:], "backends": states[1:]}
+    assert agent.hardware(None, driver="b1") == {"hardware": hardware[1:], "backends": states[1:]}
 
 
 JOB = "5d1f1c5e-8a36-4d1c-9a40-0e6d8f3f6f5b"

@@ -40,12 +40,12 @@ def test_host_only_option_in_saved_state_fails_at_start(
         state["backends"][0][key]["config"] |= {"journal": str(target)}
     host.path.write_text(json.dumps(state))
     (tmp_path / "boot_id").write_text("boot-2")  # so that it would be set up again
-    again = start_host()
-    (backend,) = again.registry
+    restarted = start_host()
+    (backend,) = restarted.registry
     backend.rediscover()
     assert backend.driver.options == {}, "it stands in for a driver that cannot be made"
     assert not target.exists()
-    assert again.reconcile_to(conductor.set_desired("f1", setup="ok")) == {"f1": None}, (
+    assert restarted.reconcile_to(conductor.set_desired("f1", setup="ok")) == {"f1": None}, (
         "the API repairs it"
     )
 
@@ -91,8 +91,8 @@ def test_reference_driver_permission_removed_fails_after_restart(
 ) -> None:
     host = start_host()
     host.reconcile_to(conductor.set_desired("f1"))
-    again = start_host(allow_reference=False)
-    (backend,) = again.registry
+    restarted = start_host(allow_reference=False)
+    (backend,) = restarted.registry
     states: list[BackendStatus] = []
     backend.rediscover(lambda state: states.append(state.status))
     while not states:

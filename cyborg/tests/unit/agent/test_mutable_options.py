@@ -16,7 +16,7 @@ def test_mutable_options_of_agent_are_documented() -> None:
     cyborg.conf.register(conf, cyborg.conf.AGENT_GROUPS)
     log.register_options(conf)
     groups = [conf._opts, *(group._opts for group in conf._groups.values())]
-    mutable = {name for group in groups for name, known in group.items() if known["opt"].mutable}
+    mutable = {name for group in groups for name, option in group.items() if option["opt"].mutable}
     row = PAGE.read_text().partition("* - ``cyborg-agent``")[2].partition("* - ``cyborg-api``")[0]
     assert mutable == {"debug", "log_config_append"}
     assert all(f"``{name}``" in row for name in mutable)

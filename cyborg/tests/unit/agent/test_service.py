@@ -65,9 +65,9 @@ def test_agent_service_discovers_reports_runs_job_and_stops(bus: Bus, tmp_path: 
     assert (done["discovery_id"], done["drivers"][0]["status"]) == (DISCOVERY, "READY")
     (end,) = [body for name, body in conductor.recorded if name == "job_done"]
     assert end == {"job": job, "host": "compute-1", "state": "done", "error": None}
-    kept = json.loads((tmp_path / "state" / "agent" / "jobs-compute-1.json").read_text())
-    assert kept["boot_id"] == "boot-1"
-    assert kept["jobs"][job]["state"] == "completed"
+    checkpoint = json.loads((tmp_path / "state" / "agent" / "jobs-compute-1.json").read_text())
+    assert checkpoint["boot_id"] == "boot-1"
+    assert checkpoint["jobs"][job]["state"] == "completed"
 
 
 class DesiredStateConductor(Conductor):
@@ -100,14 +100,14 @@ def test_agent_service_desired_backend_over_bus_added_and_removed(bus: Bus, tmp_
         assert len(agent.hardware("compute-1", "f1")["hardware"]) == 2
         generation = desired.set_desired("f1", DesiredStatus.ABSENT)
         assert agent.sync_backends("compute-1", generation)["generation"] in (0, 1)
-        seen = len(conductor.calls.calls)
+        call_count = len(conductor.calls.calls)
         while len(applied := recorded_calls(conductor, "report_backend_outcomes")) < 2:
-            seen = len(conductor.calls.wait_for(seen + 1))
+            call_count = len(conductor.calls.wait_for(call_count + 1))
         service.stop()
         restarted = AgentService(bus.conf, bus.conductor(), bus.transport, tmp_path)
-        seen = len(conductor.calls.calls)
+        call_count = len(conductor.calls.calls)
         restarted.start()
-        conductor.calls.wait_for(seen + 1)
+        conductor.calls.wait_for(call_count + 1)
         restarted.stop()
     assert [one["outcomes"] for one in applied] == [
         [{"backend": "f1", "generation": number, "error": None}] for number in (1, 2)
@@ -122,8 +122,8 @@ def test_agent_service_desired_backend_over_bus_added_and_removed(bus: Bus, tmp_
     hellos = recorded_calls(conductor, "hello")
     assert hellos[0]["observed_generation"] == 0
     assert hellos[-1]["drivers"] == [], "nor in the next life"
-    kept = json.loads((tmp_path / "state" / "agent" / "backends-compute-1.json").read_text())
-    assert kept["generation"] == 2
+    state = json.loads((tmp_path / "state" / "agent" / "backends-compute-1.json").read_text())
+    assert state["generation"] == 2
 
 
 def recorded_calls(conductor: Conductor, name: str) -> list[Any]:

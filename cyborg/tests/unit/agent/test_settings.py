@@ -116,11 +116,11 @@ def test_start_adopted_device_missing_succeeds(
     host = start_host(sysfs_root=tree.root)
     host.reconcile_to(conductor.set_desired("gen", driver="generic", adopt=[CARD]))
     tree.remove_function(CARD)
-    again = start_host(sysfs_root=tree.root)
-    assert again.driver("gen").options["adopt"] == [CARD]
-    wanted = conductor.set_desired("gen", driver="generic", adopt=[CARD, OTHER])
-    assert again.reconcile_to(wanted) == {"gen": None}, "only what is added is checked"
-    remarks = state(again, "gen").remarks or ()
+    restarted = start_host(sysfs_root=tree.root)
+    assert restarted.driver("gen").options["adopt"] == [CARD]
+    generation = conductor.set_desired("gen", driver="generic", adopt=[CARD, OTHER])
+    assert restarted.reconcile_to(generation) == {"gen": None}, "only what is added is checked"
+    remarks = state(restarted, "gen").remarks or ()
     assert [remark.partition(" ")[0] for remark in remarks] == [CARD]
 
 

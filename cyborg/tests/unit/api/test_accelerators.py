@@ -57,11 +57,11 @@ def test_find_and_update_are_limited_to_own_project(
     for persona, visible, update_statuses in table:
         # Keystone's member role implies reader; a member without it would see nothing.
         roles = ("reader", *persona) if persona[0] == "member" else persona
-        found = call(roles, "GET", "").json["accelerators"]
-        assert {row["uuid"] for row in found} == visible, persona
+        accelerators = call(roles, "GET", "").json["accelerators"]
+        assert {row["uuid"] for row in accelerators} == visible, persona
         for uuid, status in update_statuses.items():
-            shown = call(roles, "GET", f"/{uuid}")
-            assert shown.status_int == (200 if uuid in visible else 404), (persona, uuid)
+            response = call(roles, "GET", f"/{uuid}")
+            assert response.status_int == (200 if uuid in visible else 404), (persona, uuid)
             updated = call(roles, "PATCH", f"/{uuid}", {"name": "-".join(persona)})
             assert updated.status_int == status, (persona, uuid)
     assert call(("admin", "x"), "GET", f"/{first}").json["name"] == "with_service_token-x"

@@ -124,8 +124,8 @@ def test_member_sees_arqs_of_own_project_only(
     other = rows.insert_arq(keystone_api.engine, profile, project_id="project-2")
     member = {"X-Auth-Token": fake_keystone.issue_token(["member", "reader"])}
     admin = {"X-Auth-Token": fake_keystone.issue_token(["admin"])}
-    found = keystone_api.call("GET", LIST, headers=member).json["arqs"]
-    assert [arq["uuid"] for arq in found] == [own]
+    arqs = keystone_api.call("GET", LIST, headers=member).json["arqs"]
+    assert [arq["uuid"] for arq in arqs] == [own]
     assert keystone_api.call("GET", f"{LIST}/{other}", headers=member).status_int == 404
     assert keystone_api.call("DELETE", f"{LIST}/{other}", headers=member).status_int == 404
     assert len(keystone_api.call("GET", LIST, headers=admin).json["arqs"]) == 2

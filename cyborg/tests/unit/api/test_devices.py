@@ -43,16 +43,16 @@ NEW = {
 
 
 def get_single(api: ApiEnv, collection: str) -> dict[str, Any]:
-    (found,) = api.get(f"/v2/{collection}")[collection]
-    assert api.get(f"/v2/{collection}/{found['uuid']}") == found
-    return dict(found)
+    (item,) = api.get(f"/v2/{collection}")[collection]
+    assert api.get(f"/v2/{collection}/{item['uuid']}") == item
+    return dict(item)
 
 
 def test_device_fields_by_version(api: ApiEnv) -> None:
     rows.insert_card(api.engine)
     for version, keys in (("2.0", BASE), ("2.2", BASE), ("2.3", BASE | {"status"})):
-        (found,) = api.get("/v2/devices", version)["devices"]
-        assert set(found) == keys
+        (device,) = api.get("/v2/devices", version)["devices"]
+        assert set(device) == keys
     assert set(get_single(api, "devices")) == BASE | {"status"} | NEW
 
 
@@ -65,11 +65,11 @@ def test_unhealthy_device_has_reason_and_time(api: ApiEnv) -> None:
         "serial": "S1",
     }
     rows.insert_card(api.engine, health="unhealthy", status="maintaining", **facts)
-    found = get_single(api, "devices")
-    assert (found["state"], found["state_reasons"]) == ("unhealthy", ["unhealthy", "maintaining"])
-    assert found["health_since"] == f"{since.isoformat()}+00:00"
-    shown = {key: found[key] for key in ("health_reason", "numa_node", "serial", "address")}
-    assert shown == {
+    device = get_single(api, "devices")
+    assert (device["state"], device["state_reasons"]) == ("unhealthy", ["unhealthy", "maintaining"])
+    assert device["health_since"] == f"{since.isoformat()}+00:00"
+    fields = {key: device[key] for key in ("health_reason", "numa_node", "serial", "address")}
+    assert fields == {
         "health_reason": "link down",
         "numa_node": 1,
         "serial": "S1",
@@ -82,8 +82,8 @@ def test_device_of_down_host_is_host_down(api: ApiEnv) -> None:
     rows.insert_card(api.engine, "compute-2", address="0000:02:00.0")
     agent = rows.insert_agent(api.engine)
     rows.update(api.engine, schema.services, agent, down_since=timeutils.utcnow())
-    found = api.get("/v2/devices")["devices"]
-    assert [device["state"] for device in found] == ["host_down", "ready"]
+    devices = api.get("/v2/devices")["devices"]
+    assert [device["state"] for device in devices] == ["host_down", "ready"]
 
 
 def test_device_with_programming_deployable_is_programming(api: ApiEnv) -> None:
@@ -99,14 +99,14 @@ def test_find_devices_filters_since_2_4(api: ApiEnv) -> None:
     rows.insert_card(api.engine, address="b", status="maintaining")
     rows.insert_card(api.engine, "compute-2", address="b")
 
-    def found(query: str) -> list[str]:
+    def find_addresses(query: str) -> list[str]:
         devices = api.get(f"/v2/devices?{query}")["devices"]
         return [f"{device['hostname']}/{device['address']}" for device in devices]
 
-    assert found("health=unhealthy") == ["compute-1/a"]
-    assert found("status=maintaining") == ["compute-1/b"]
-    assert found("address=b&hostname=compute-2") == ["compute-2/b"]
-    assert found("address=b&health=unhealthy") == []
+    assert find_addresses("health=unhealthy") == ["compute-1/a"]
+    assert find_addresses("status=maintaining") == ["compute-1/b"]
+    assert find_addresses("address=b&hostname=compute-2") == ["compute-2/b"]
+    assert find_addresses("address=b&health=unhealthy") == []
     for query in ("health=", "status=broken"):
         newest = {"OpenStack-API-Version": "accelerator 2.4"}
         assert api.call("GET", f"/v2/devices?{query}", headers=newest).status_int == 400
@@ -136,8 +136,8 @@ def test_deployable_placement_status(
     now = timeutils.utcnow()
     stale = None if values == {"published_revision": 1, "revision": 1} else now
     rows.update(api.engine, schema.providers, provider["id"], stale_since=stale, **values)
-    shown = get_single(api, "deployables")["placement"]
-    assert shown == {
+    placement = get_single(api, "deployables")["placement"]
+    assert placement == {
         "status": status,
         "stale_since": f"{now.isoformat()}+00:00" if since else None,
         "error": values.get("error"),

@@ -34,8 +34,8 @@ class FakeConductor:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         signature = inspect.signature(getattr(ConductorAPI, name))
 
-        def call(*args: Any, **named: Any) -> dict[str, str]:
-            bound = signature.bind(None, *args, **named).arguments
+        def call(*args: Any, **keywords: Any) -> dict[str, str]:
+            bound = signature.bind(None, *args, **keywords).arguments
             self.calls.append((name, {key: bound[key] for key in bound if key != "self"}))
             if self.error is not None:
                 raise self.error
@@ -46,9 +46,9 @@ class FakeConductor:
 
 @pytest.fixture
 def fake_conductor(api: ApiEnv) -> FakeConductor:
-    found = FakeConductor()
-    api.app = make_app(api.conf, found, Reader(api.engine))
-    return found
+    fake = FakeConductor()
+    api.app = make_app(api.conf, fake, Reader(api.engine))
+    return fake
 
 
 def test_driver_with_different_versions_on_two_hosts(api: ApiEnv) -> None:
@@ -67,14 +67,14 @@ def test_driver_with_different_versions_on_two_hosts(api: ApiEnv) -> None:
     rows.update(
         api.engine, schema.services, agent, last_seen_at=timeutils.utcnow().replace(year=2020)
     )
-    (found,) = api.get("/v2/drivers")["drivers"]
-    assert (found["name"], found["version"]) == ("generic", None)
-    assert found["uuid"] == driver_uuid("generic")
-    shown = [(h["host"], h["version"], h["state"], h["error"]) for h in found["hosts"]]
-    assert shown == [("compute-1", "1", "up", "no /sys"), ("compute-2", "2", "down", "no /sys")]
+    (driver,) = api.get("/v2/drivers")["drivers"]
+    assert (driver["name"], driver["version"]) == ("generic", None)
+    assert driver["uuid"] == driver_uuid("generic")
+    hosts = [(h["host"], h["version"], h["state"], h["error"]) for h in driver["hosts"]]
+    assert hosts == [("compute-1", "1", "up", "no /sys"), ("compute-2", "2", "down", "no /sys")]
     assert api.get("/v2/drivers?host=compute-2")["drivers"][0]["version"] == "2"
-    for key in ("generic", found["uuid"]):
-        details = {**found, "options": [], "effective_options": []}
+    for key in ("generic", driver["uuid"]):
+        details = {**driver, "options": [], "effective_options": []}
         assert api.get(f"/v2/drivers/{key}") == details
     answer = api.call("GET", "/v2/drivers/genric", None, LATEST)
     assert answer.status_int == 404
@@ -94,13 +94,13 @@ def test_driver_installed_but_unused(api: ApiEnv) -> None:
     facts = {"version": "1", "type": "GPU", "support": "supported", "abilities": ["measures"]}
     values = {"service_id": agent, "name": "acme", "options": [option], **facts}
     rows.insert(api.engine, schema.drivers, **values)
-    (found,) = api.get(f"{PATH}?type=GPU&host=compute-1")["drivers"]
-    assert {key: found[key] for key in facts} == facts
-    (host,) = found["hosts"]
+    (driver,) = api.get(f"{PATH}?type=GPU&host=compute-1")["drivers"]
+    assert {key: driver[key] for key in facts} == facts
+    (host,) = driver["hosts"]
     assert (host["backend"], host["status"], host["state"]) == (None, "INSTALLED", "up")
     assert (host["desired_status"], host["applied"]) == (None, None)
-    shown = {**found, "options": [option], "effective_options": []}
-    assert api.get(f"{PATH}/acme") == shown
+    details = {**driver, "options": [option], "effective_options": []}
+    assert api.get(f"{PATH}/acme") == details
     assert api.get(f"{PATH}?type=FPGA")["drivers"] == []
 
 
@@ -119,13 +119,13 @@ def test_driver_shows_effective_options_of_each_backend(api: ApiEnv) -> None:
             schema.backends,
             **{"service_id": agent, **state, "settings": settings, "remarks": [remark]},
         )
-    found = api.get(f"{PATH}/generic")["effective_options"]
-    assert found == [
+    effective_options = api.get(f"{PATH}/generic")["effective_options"]
+    assert effective_options == [
         {"host": "compute-1", "backend": "gen0", "options": settings},
         {"host": "compute-2", "backend": "gen0", "options": settings},
     ]
     on_host = api.get(f"{PATH}/generic?host=compute-2")
-    assert (on_host["effective_options"], len(on_host["hosts"])) == (found[1:], 1)
+    assert (on_host["effective_options"], len(on_host["hosts"])) == (effective_options[1:], 1)
     answer = api.call("GET", f"{PATH}/generic?host=none", None, LATEST)
     assert (answer.status_int, error_message(answer)) == (
         404,

@@ -36,9 +36,9 @@ def add(api: ApiEnv, kind: str = "install", *steps: str, **job: Any) -> str:
 def test_job_with_steps_on_many_hosts(api: ApiEnv) -> None:
     uuid = add(api, "update", "done", "rolled_back", "skipped", state="failed", error="no h1")
     (listed,) = api.get(PATH)["jobs"]
-    shown = api.get(f"{PATH}/{uuid}")
-    steps = shown.pop("steps")
-    assert shown == listed
+    job = api.get(f"{PATH}/{uuid}")
+    steps = job.pop("steps")
+    assert job == listed
     assert {key: listed[key] for key in ("uuid", "kind", "host", "subject", "state", "error")} == {
         **{"uuid": uuid, "kind": "update", "host": None, "subject": "generic"},
         **{"state": "failed", "error": "no h1"},
@@ -50,15 +50,15 @@ def test_job_with_steps_on_many_hosts(api: ApiEnv) -> None:
         ("h1", "rolled_back"),
         ("h2", "skipped"),
     ]
-    assert "secret" not in str([listed, shown])
+    assert "secret" not in str([listed, job])
 
 
 @pytest.mark.parametrize("kind", [*Kind, *JobKind])
 def test_find_filters_by_kind_and_state(api: ApiEnv, kind: str) -> None:
     for state in JobState:
         uuid = add(api, kind, state=state, host="compute-1")
-        (found,) = api.get(f"{PATH}?kind={kind}&state={state}&host=compute-1")["jobs"]
-        assert (found["uuid"], found["host"], found["progress"]) == (uuid, "compute-1", {})
+        (job,) = api.get(f"{PATH}?kind={kind}&state={state}&host=compute-1")["jobs"]
+        assert (job["uuid"], job["host"], job["progress"]) == (uuid, "compute-1", {})
     assert len(api.get(f"{PATH}?kind={kind}&subject=generic")["jobs"]) == len(JobState)
 
 

@@ -25,8 +25,8 @@ def test_links_start_with_mount_path(api: ApiEnv, mount: str) -> None:
     body = api.call("GET", "/v2", SCRIPT_NAME=mount).json
     assert body["links"] == [{"rel": "self", "href": f"{root}/v2"}]
     profile = {"name": "p", "groups": [{"resources:FPGA": "1"}]}
-    made = api.call("POST", "/device_profiles", profile, SCRIPT_NAME=mount).json
-    assert made["links"][0]["href"] == f"{root}/v2/device_profiles/{made['uuid']}"
+    created = api.call("POST", "/device_profiles", profile, SCRIPT_NAME=mount).json
+    assert created["links"][0]["href"] == f"{root}/v2/device_profiles/{created['uuid']}"
 
 
 @pytest.mark.parametrize(
@@ -158,9 +158,9 @@ def test_service_state_by_age_of_last_heartbeat(api: ApiEnv, age: int, state: st
     last_seen_at = timeutils.utcnow() - timedelta(seconds=age)
     agent = rows.insert_agent(api.engine)
     rows.update(api.engine, schema.services, agent, last_seen_at=last_seen_at)
-    shown = api.get("/v2/services")["services"][0]
+    service = api.get("/v2/services")["services"][0]
     # The state follows the heartbeat; down_since is set only when a conductor cordons the host.
-    assert (shown["state"], shown["down_since"]) == (state, None)
+    assert (service["state"], service["down_since"]) == (state, None)
 
 
 def test_agent_marked_down_shows_down_since(api: ApiEnv) -> None:
@@ -169,5 +169,5 @@ def test_agent_marked_down_shows_down_since(api: ApiEnv) -> None:
     rows.insert(api.engine, schema.backends, service_id=agent, **backend)
     rows.update(api.engine, schema.services, agent, down_since=since)
     for kind in ("daemon", "backend"):
-        (shown,) = api.get(f"/v2/services?kind={kind}")["services"]
-        assert shown["down_since"] == since.replace(tzinfo=UTC).isoformat()
+        (service,) = api.get(f"/v2/services?kind={kind}")["services"]
+        assert service["down_since"] == since.replace(tzinfo=UTC).isoformat()

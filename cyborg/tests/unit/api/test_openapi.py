@@ -46,11 +46,11 @@ def test_document_has_every_route(document: Any) -> None:
     for path, method, operation in operations(document):
         segments = ["*" if s.startswith("{") else s for s in path.strip("/").split("/")]
         documented["/".join(segments), method] = operation
-    served = {
+    routes = {
         (path, m): c for path, methods in build_routes(context).items() for m, c in methods.items()
     }
-    assert documented.keys() == served.keys()
-    for key, controller in served.items():
+    assert documented.keys() == routes.keys()
+    for key, controller in routes.items():
         spec, operation = controller.operation, documented[key]
         assert operation["summary"]
         assert spec.rule in operation["description"]
@@ -66,14 +66,16 @@ def test_document_has_every_route(document: Any) -> None:
 def test_document_has_every_status(document: Any) -> None:
     for path, method, operation in operations(document):
         statuses = set(operation["responses"])
-        where = (method, path)
-        assert statuses >= ALL, where
-        assert ({"408", "411", "413", "415"} <= statuses) == ("requestBody" in operation), where
-        assert ("504" in statuses) == (method != "GET"), where
-        assert ("409" in statuses) <= (method != "GET"), where
-        assert len([status for status in statuses if status < "300"]) == 1, where
+        operation_key = (method, path)
+        assert statuses >= ALL, operation_key
+        assert ({"408", "411", "413", "415"} <= statuses) == ("requestBody" in operation), (
+            operation_key
+        )
+        assert ("504" in statuses) == (method != "GET"), operation_key
+        assert ("409" in statuses) <= (method != "GET"), operation_key
+        assert len([status for status in statuses if status < "300"]) == 1, operation_key
         if "{" in path:
-            assert "404" in statuses, where
+            assert "404" in statuses, operation_key
     assert "423" in document["paths"]["/accelerator_requests"]["get"]["responses"]
     assert "409" in document["paths"]["/attributes"]["post"]["responses"]
 

@@ -35,11 +35,11 @@ def test_operations_match_policy_rules() -> None:
         if isinstance(rule, policy.DocumentedRuleDefault)
         for call in rule.operations
     }
-    served = {
+    rules_by_operation = {
         (controller.operation.rule, method, f"/v2/{path}")
         for method, path, controller in operations()
     }
-    assert served == documented
+    assert rules_by_operation == documented
 
 
 def test_operations_have_definitions() -> None:
@@ -53,24 +53,24 @@ def test_operations_have_definitions() -> None:
             assert wtypes.iscomplex(definition.return_type)
 
 
-def _check(datatype: Any, value: Any, where: str, optional: tuple[str, ...] = ()) -> None:
+def _check(datatype: Any, value: Any, path: str, optional: tuple[str, ...] = ()) -> None:
     """Check a value of a response against its WSME type, recursively."""
     if value is None:
         return
     if wtypes.isarray(datatype):
         for item in value:
-            _check(datatype.item_type, item, f"{where}[]", optional)
+            _check(datatype.item_type, item, f"{path}[]", optional)
     elif wtypes.iscomplex(datatype):
         attributes = {a.name: a for a in wtypes.list_attributes(datatype)}
-        assert set(value) <= set(attributes), where
+        assert set(value) <= set(attributes), path
         for name, attribute in attributes.items():
             if attribute.mandatory and name not in optional:
-                assert value.get(name) is not None, f"{where}.{name}"
-            _check(attribute.datatype, value.get(name), f"{where}.{name}", optional)
+                assert value.get(name) is not None, f"{path}.{name}"
+            _check(attribute.datatype, value.get(name), f"{path}.{name}", optional)
     elif wtypes.isusertype(datatype):
         datatype.validate(value)
     elif datatype.__name__ == "datetime" if isinstance(datatype, type) else False:
-        assert value.endswith("+00:00"), where
+        assert value.endswith("+00:00"), path
     else:
         wtypes.validate_value(datatype, value)
 
@@ -98,7 +98,7 @@ def test_responses_match_types(api: ApiEnv) -> None:
     (arq,) = api.create_arqs()
     assert api.bind(arq, card.provider).status_int == 202
     rollout(api)
-    shown = 0
+    count = 0
     for method, path, controller in operations():
         if method == "GET" and "*" not in path:
             body = api.get(f"/v2/{path}")
@@ -108,8 +108,8 @@ def test_responses_match_types(api: ApiEnv) -> None:
                     document = api.get(f"/v2/{path}/{row['uuid']}")
                     # A single object may have more fields than in a list.
                     assert row.items() <= document.get("device_profile", document).items()
-                    shown += 1
-    assert shown == 22
+                    count += 1
+    assert count == 22
 
 
 def test_device_has_no_status_before_2_3(api: ApiEnv) -> None:

@@ -85,9 +85,9 @@ def test_main_error_prints_one_line(
     arguments: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert app.main(arguments) == code
-    shown = capsys.readouterr()
-    assert message in shown.out + shown.err
-    assert "Traceback" not in shown.err
+    output = capsys.readouterr()
+    assert message in output.out + output.err
+    assert "Traceback" not in output.err
 
 
 @pytest.mark.parametrize("command", ["audit", "discover-services"])

@@ -29,6 +29,6 @@ def test_service_token_invalid_value_is_not_printed(
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
         parsed("--service-token", token)
-    shown = capsys.readouterr().err
-    assert "a token must be one word" in shown
-    assert token not in shown
+    stderr = capsys.readouterr().err
+    assert "a token must be one word" in stderr
+    assert token not in stderr

@@ -41,8 +41,8 @@ def cyborg(service: Service, capsys: pytest.CaptureFixture[str]) -> Iterator[Run
         def run(*arguments: str, code: int = 0) -> tuple[str, str]:
             options = ["--os-auth-type", "none", "--os-endpoint", url]
             assert app.main([*options, "discover-services", *arguments]) == code
-            shown = capsys.readouterr()
-            return shown.out, shown.err
+            output = capsys.readouterr()
+            return output.out, output.err
 
         yield run
 

@@ -30,13 +30,13 @@ def test_settings_shows_values_with_sources() -> None:
         {"name": "token", "value": "***", "source": "file"},
         {"name": "adopt", "value": [], "source": "default"},
     ]
-    shown = Settings([{"host": "compute-1", "backend": "gpus", "options": options}])
-    assert shown.human_readable().splitlines() == [
+    cell = Settings([{"host": "compute-1", "backend": "gpus", "options": options}])
+    assert cell.human_readable().splitlines() == [
         "gpus: devices = vendor=10de, vendor=1002 (api)",
         "gpus: token = *** (file)",
         "gpus: adopt = unset (default)",
     ]
-    assert shown.machine_readable()[0]["options"] == options
+    assert cell.machine_readable()[0]["options"] == options
 
 
 def test_options_marks_host_only_option() -> None:

@@ -38,6 +38,6 @@ def test_status_lists_required_steps(status: Any, text: str) -> None:
 
 def test_status_not_offered_shows_reason() -> None:
     status = {"setup_required": False, "reboot_required": False}
-    shown = Status(status, "vda holds the root file system")
-    assert shown.human_readable() == "not offered: vda holds the root file system"
-    assert shown.machine_readable() == status
+    cell = Status(status, "vda holds the root file system")
+    assert cell.human_readable() == "not offered: vda holds the root file system"
+    assert cell.machine_readable() == status

@@ -24,8 +24,8 @@ def job(state: str, *steps: tuple[str, str, str | None], error: str | None = Non
         **{"state": state, "subject": "generic", "host": None, "error": error, "attempts": 1},
         **{"progress": {}, "created_at": None, "updated_at": None},
         "steps": [
-            {"host": host, "backend": "gen0", "state": step, "error": why}
-            for host, step, why in steps
+            {"host": host, "backend": "gen0", "state": step, "error": reason}
+            for host, step, reason in steps
         ],
     }
 
@@ -39,10 +39,10 @@ class Service:
 
     def __call__(self, request: Request) -> Response:
         if request.method == "GET":
-            shown = self.states.pop(0)
-            if isinstance(shown, int):
-                return Response(json={"error_message": "away"}, status=shown)
-            return Response(json=shown)
+            state = self.states.pop(0)
+            if isinstance(state, int):
+                return Response(json={"error_message": "away"}, status=state)
+            return Response(json=state)
         body = request.json if request.body else None
         self.requests.append((request.method, request.path_qs.removeprefix("/v2"), body))
         return Response(json=STARTED, status=202)
@@ -63,10 +63,10 @@ def cyborg(service: Service, capsys: pytest.CaptureFixture[str]) -> Iterator[Run
 
         def run(*arguments: str, code: int = 0) -> tuple[str, str]:
             status = app.main(["--os-auth-type", "none", "--os-endpoint", url, *arguments])
-            shown = capsys.readouterr()
-            assert status == code, shown
-            assert "Traceback" not in shown.err
-            return shown.out, shown.err
+            output = capsys.readouterr()
+            assert status == code, output
+            assert "Traceback" not in output.err
+            return output.out, output.err
 
         yield run
 
@@ -141,8 +141,8 @@ def test_wait_prints_each_host_and_tolerates_failures(service: Service, cyborg: 
         job("done", ("a", "done", None), ("b", "pending_agent", None)),
     ]
     out, err = cyborg("update-driver", "g", "--reload", "--wait", "-f", "json")
-    shown = json.loads(out)
-    assert (shown["State"], [s["state"] for s in shown["Steps"]]) == (
+    printed_job = json.loads(out)
+    assert (printed_job["State"], [s["state"] for s in printed_job["Steps"]]) == (
         "done",
         ["done", "pending_agent"],
     )

@@ -17,22 +17,22 @@ def test_backends_shows_line_for_each_backend_and_function() -> None:
         },
         {"name": "gpus", "driver": "generic", "status": "ERROR", "error": "it hangs"},
     ]
-    shown = Backends(backends)
-    assert shown.human_readable().splitlines() == [
+    cell = Backends(backends)
+    assert cell.human_readable().splitlines() == [
         "qat (generic) READY",
         "  crypto.ipsec.aes: 1 of 4 used, 2 free",
         "gpus (generic) ERROR: it hangs",
     ]
-    assert shown.machine_readable() == backends
+    assert cell.machine_readable() == backends
     assert Backends(None).human_readable() == Backends([]).human_readable() == ""
 
 
 def test_status_of_down_agent_is_unknown() -> None:
     backend = {"name": "gpus", "driver": "generic", "status": "READY", "error": None}
     row = {"state": "down", "status": "READY", "backends": [backend]}
-    shown = services._format_row(row, Backends)
-    assert shown["status"] == "UNKNOWN"
-    assert shown["backends"].human_readable() == "gpus (generic) UNKNOWN"
+    formatted = services._format_row(row, Backends)
+    assert formatted["status"] == "UNKNOWN"
+    assert formatted["backends"].human_readable() == "gpus (generic) UNKNOWN"
     assert services._format_row({**row, "state": "late"}, Backends)["status"] == "READY"
 
 

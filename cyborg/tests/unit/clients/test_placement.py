@@ -47,9 +47,9 @@ def test_provider_is_created_read_and_deleted(node: Node) -> None:
 def test_find_quotes_the_name(node: Node) -> None:
     uuid = str(uuid4())
     node.placement.create(uuid, f"{node.name}&in_tree=x y/ü", None)
-    found = node.placement.find(f"{node.name}&in_tree=x y/ü")
-    assert found is not None
-    assert found.uuid == uuid
+    provider = node.placement.find(f"{node.name}&in_tree=x y/ü")
+    assert provider is not None
+    assert provider.uuid == uuid
 
 
 def test_errors_have_specific_classes(node: Node) -> None:
@@ -114,13 +114,17 @@ EMPTY = FakeResponse(200, {"resource_providers": []})
 MICROVERSIONS = [("1.26", "1.26"), ("1.39", "1.39"), ("1.99", "1.39")]
 
 
-@pytest.mark.parametrize(("maximum", "used"), MICROVERSIONS)
-def test_highest_common_microversion_is_used(maximum: str, used: str) -> None:
+@pytest.mark.parametrize(("maximum", "expected"), MICROVERSIONS)
+def test_highest_common_microversion_is_used(maximum: str, expected: str) -> None:
     fake = FakeAdapter(version(maximum), EMPTY, EMPTY)
     client = Placement(fake, 7.0)
     client.find("a")
     client.find("b")
-    assert [options.get("microversion") for _, _, options in fake.calls] == [None, used, used]
+    assert [options.get("microversion") for _, _, options in fake.calls] == [
+        None,
+        expected,
+        expected,
+    ]
     assert {options["timeout"] for _, _, options in fake.calls} == {7.0}
 
 

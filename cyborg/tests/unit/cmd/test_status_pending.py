@@ -87,7 +87,7 @@ def test_pending_shows_actions_and_pending_items(env: Env) -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "values", "what"),
+    ("table", "values", "item"),
     [
         ("outbox", {"state": "dead"}, "messages nova-event, dead"),
         ("jobs", {"deadline": datetime(2026, 1, 1)}, "jobs prepare, past their deadline"),
@@ -102,7 +102,7 @@ def test_pending_shows_actions_and_pending_items(env: Env) -> None:
     ],
 )
 def test_pending_marks_items_that_need_attention(
-    env: Env, table: str, values: dict[str, Any], what: str
+    env: Env, table: str, values: dict[str, Any], item: str
 ) -> None:
     env.create_schema()
     match table:
@@ -121,7 +121,7 @@ def test_pending_marks_items_that_need_attention(
     code, lines = env.pending()
     assert code == 1
     (marked,) = (line for line in lines.values() if line["needs_attention"])
-    assert what in marked["name"]
+    assert item in marked["name"]
     assert marked["count"] == 1
 
 

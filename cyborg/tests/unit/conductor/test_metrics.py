@@ -81,17 +81,17 @@ def test_scrape_returns_the_counts_of_the_database(env: Env) -> None:
         self_heal.increment(tx, CorrectiveAction.ORPHANS_RELEASED, 2, NOW)
     assert env.server.ensure()
     assert env.server.port == env.conf.conductor.metrics_port
-    found = env.scrape()
-    assert found["cyborg_database_up", ()] == 1
-    assert found["cyborg_arqs", ("Initial",)] == 1
-    assert found["cyborg_arqs", ("Bound",)] == 0
-    assert found["cyborg_handles", ("free",)] == 3
-    assert found["cyborg_devices", ("ok", "enabled")] == 1
-    assert found["cyborg_services", ("cyborg-agent", "up")] == 1
-    assert found["cyborg_providers", ()] == 1
-    assert found["cyborg_self_heal_actions_total", ("orphans_released",)] == 2
-    assert found["cyborg_self_heal_actions_total", ("jobs_undone",)] == 0
-    assert found["process_resident_memory_bytes", ()] > 0
+    samples = env.scrape()
+    assert samples["cyborg_database_up", ()] == 1
+    assert samples["cyborg_arqs", ("Initial",)] == 1
+    assert samples["cyborg_arqs", ("Bound",)] == 0
+    assert samples["cyborg_handles", ("free",)] == 3
+    assert samples["cyborg_devices", ("ok", "enabled")] == 1
+    assert samples["cyborg_services", ("cyborg-agent", "up")] == 1
+    assert samples["cyborg_providers", ()] == 1
+    assert samples["cyborg_self_heal_actions_total", ("orphans_released",)] == 2
+    assert samples["cyborg_self_heal_actions_total", ("jobs_undone",)] == 0
+    assert samples["process_resident_memory_bytes", ()] > 0
 
 
 def test_ages_are_those_of_pending_objects(sqlite_engine: sa.Engine) -> None:
@@ -103,16 +103,16 @@ def test_ages_are_those_of_pending_objects(sqlite_engine: sa.Engine) -> None:
     rows.insert(sqlite_engine, schema.jobs, **job, created_at=created_at)
     with sqlite_engine.begin() as tx:
         self_heal.increment(tx, CorrectiveAction.JOBS_UNDONE, 1, datetime(1970, 1, 2))
-    found = collect(DatabaseCollector(make_conf(), Reader(sqlite_engine), now=lambda: NOW))
-    assert found["cyborg_outbox_messages", ("nova-event", "pending")] == 1
-    assert found["cyborg_outbox_messages", ("nova-event", "dead")] == 1
-    assert found["cyborg_outbox_oldest_seconds", ("nova-event",)] == 90
-    assert found["cyborg_jobs_open", ("release",)] == 1
-    assert found["cyborg_jobs_overdue", ("release",)] == 0
-    assert found["cyborg_jobs_oldest_seconds", ("release",)] == 90
-    assert found["cyborg_placement_sync_lag_seconds", ()] == 0
+    samples = collect(DatabaseCollector(make_conf(), Reader(sqlite_engine), now=lambda: NOW))
+    assert samples["cyborg_outbox_messages", ("nova-event", "pending")] == 1
+    assert samples["cyborg_outbox_messages", ("nova-event", "dead")] == 1
+    assert samples["cyborg_outbox_oldest_seconds", ("nova-event",)] == 90
+    assert samples["cyborg_jobs_open", ("release",)] == 1
+    assert samples["cyborg_jobs_overdue", ("release",)] == 0
+    assert samples["cyborg_jobs_oldest_seconds", ("release",)] == 90
+    assert samples["cyborg_placement_sync_lag_seconds", ()] == 0
     # Timestamps of the database are UTC in every time zone of the conductor.
-    assert found["cyborg_self_heal_last_timestamp_seconds", ("jobs_undone",)] == 86400
+    assert samples["cyborg_self_heal_last_timestamp_seconds", ("jobs_undone",)] == 86400
 
 
 def test_scrape_within_the_cache_time_runs_no_statement(sqlite_engine: sa.Engine) -> None:
@@ -130,8 +130,8 @@ def test_scrape_within_the_cache_time_runs_no_statement(sqlite_engine: sa.Engine
 
 def test_database_outage_is_reported(tmp_path: Path) -> None:
     with engine_of(f"sqlite:///{tmp_path}/empty.db") as engine:
-        found = collect(DatabaseCollector(make_conf(), Reader(engine)))
-    assert found == {("cyborg_database_up", ()): 0}
+        samples = collect(DatabaseCollector(make_conf(), Reader(engine)))
+    assert samples == {("cyborg_database_up", ()): 0}
 
 
 def test_first_server_on_the_port_serves(env: Env, caplog: pytest.LogCaptureFixture) -> None:

@@ -84,8 +84,8 @@ def test_report_over_the_bus_creates_providers(
     bus.device_set_status(device["uuid"], "maintaining")
     with pytest.raises(NotFound):
         bus.device_set_status(str(uuid4()), "enabled")
-    made = bus.device_profile_create({"name": "p", "groups": [{"resources:CUSTOM_FAKE": "1"}]})
-    assert made["name"] == "p"
+    profile = bus.device_profile_create({"name": "p", "groups": [{"resources:CUSTOM_FAKE": "1"}]})
+    assert profile["name"] == "p"
     (arq,) = bus.arq_create("p", "project")["arqs"]
     bus.arq_delete([arq["uuid"]], None, None, False)
     bus.device_profile_delete(["p"])
@@ -164,7 +164,7 @@ def test_stop_while_waiting_for_the_database_succeeds(tmp_path: Any, node: Node)
 
 
 @pytest.mark.parametrize(
-    ("groups", "found"),
+    ("groups", "message"),
     [
         ({"placement": {"auth_type": "nonsense"}}, "placement"),
         ({"nova": {"auth_type": "nonsense"}}, "nova"),
@@ -172,10 +172,10 @@ def test_stop_while_waiting_for_the_database_succeeds(tmp_path: Any, node: Node)
     ],
     ids=str,
 )
-def test_start_with_invalid_configuration_is_refused(groups: dict[str, Any], found: str) -> None:
+def test_start_with_invalid_configuration_is_refused(groups: dict[str, Any], message: str) -> None:
     if "placement" not in groups:
         groups = groups | {"placement": {"endpoint_override": "http://127.0.0.1:1"}}
-    with pytest.raises(Misconfigured, match=found):
+    with pytest.raises(Misconfigured, match=message):
         ConductorService(options(**groups)).start()
 
 

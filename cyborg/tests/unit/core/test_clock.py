@@ -20,10 +20,10 @@ def test_estimate_error_is_at_most_half_round_trip(
     def true_time(clock: float) -> datetime:
         return START + timedelta(seconds=offset + clock)
 
-    found = estimate(true_time(sent + outbound), sent, sent + outbound + inbound)
-    error = abs((found.time_at(sent + later) - true_time(sent + later)).total_seconds())
-    assert error <= found.error + 1e-5
-    assert found.error_at(sent + later) >= found.error
+    result = estimate(true_time(sent + outbound), sent, sent + outbound + inbound)
+    error = abs((result.time_at(sent + later) - true_time(sent + later)).total_seconds())
+    assert error <= result.error + 1e-5
+    assert result.error_at(sent + later) >= result.error
 
 
 def test_is_better_first_sample_is_used() -> None:

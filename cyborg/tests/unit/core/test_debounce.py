@@ -29,9 +29,9 @@ def test_affects_subscribed_subsystems_or_overflow() -> None:
     assert affects(burst, PCI)
     assert not affects(burst, NET)
     assert affects(add(burst, 0.0, "net"), NET)
-    lost = mark_overflow(None, 0.0)
-    assert affects(lost, NET)
-    assert not affects(lost, frozenset()), "who watches nothing is left in peace"
+    overflowed = mark_overflow(None, 0.0)
+    assert affects(overflowed, NET)
+    assert not affects(overflowed, frozenset()), "who watches nothing is left in peace"
 
 
 @given(PAUSES)

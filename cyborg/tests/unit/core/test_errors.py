@@ -11,8 +11,8 @@ from cyborg.core.errors import KINDS, CyborgError
 
 @pytest.mark.parametrize("code", sorted(KINDS))
 def test_error_wire_round_trip(code: str) -> None:
-    sent = KINDS[code]("a message", field="name", count=2)
-    body = json.loads(json.dumps(sent.to_wire()))
+    error = KINDS[code]("a message", field="name", count=2)
+    body = json.loads(json.dumps(error.to_wire()))
     received = errors.from_wire(body)
     assert type(received) is KINDS[code]
     assert (received.message, received.details, str(received)) == (

@@ -59,9 +59,9 @@ def outputs() -> Iterator[tuple[Lines, Lines]]:
 def test_each_field_reaches_text_and_json(outputs: tuple[Lines, Lines]) -> None:
     text, json_lines = outputs
     LOG.warning("%d%% done", 5, **VALUES)
-    shown = " ".join(f"{name}={name}-1" for name in FIELDS)
+    rendered = " ".join(f"{name}={name}-1" for name in FIELDS)
     assert " WARNING cyborg.tests.log [" in text.last()
-    assert text.last().endswith(f"] [{shown}] 5% done")
+    assert text.last().endswith(f"] [{rendered}] 5% done")
     assert json_lines.extra() == VALUES
     line = json.loads(json_lines.last())
     assert (line["message"], line["msg"]) == ("5% done", "%d%% done")
@@ -133,25 +133,25 @@ def log_calls() -> Iterator[tuple[str, ast.Call]]:
 
 @pytest.mark.slow
 def test_all_fields_of_the_package_are_known() -> None:
-    known = {*FIELDS, "exc_info", "extra", "context", None}  # None is **fields
+    allowed = {*FIELDS, "exc_info", "extra", "context", None}  # None is **fields
     unknown = {
         f"{place}: {keyword.arg}"
         for place, call in log_calls()
         for keyword in call.keywords
-        if keyword.arg not in known
+        if keyword.arg not in allowed
     }
     assert unknown == set()
 
 
 def test_all_modules_have_a_logger_with_fields() -> None:
-    found = {
+    modules = {
         str(path.relative_to(ROOT))
         for path in sorted(ROOT.rglob("*.py"))
         if "tests" not in path.relative_to(ROOT).parts
         and path.relative_to(ROOT).parts[0] != "cli"
         and "LOG = log" in path.read_text()
     }
-    assert found == set()
+    assert modules == set()
 
 
 class Outage(Exception):

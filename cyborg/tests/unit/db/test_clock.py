@@ -148,7 +148,7 @@ def test_refresh_measures_once_an_interval_and_survives_an_outage(
 def test_no_service_module_reads_the_clock_of_its_host() -> None:
     """Check that services compare only the database's time; monotonic clocks measure durations."""
     root = Path(cyborg.__file__).parent
-    found = []
+    findings = []
     for path in sorted(path for name in PACKAGES for path in (root / name).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             # As a call or as a value, such as a parameter's default.
@@ -156,11 +156,11 @@ def test_no_service_module_reads_the_clock_of_its_host() -> None:
                 owner = node.value
                 name = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
                 if name in TIME_MODULES:
-                    found.append(f"{path.relative_to(root)}:{node.lineno} {name}.{node.attr}")
+                    findings.append(f"{path.relative_to(root)}:{node.lineno} {name}.{node.attr}")
             elif isinstance(node, ast.ImportFrom) and node.module in (
                 "time",
                 "oslo_utils.timeutils",
             ):
                 names = {alias.name for alias in node.names} & WALL_CLOCKS
-                found += [f"{path.relative_to(root)}:{node.lineno} {name}" for name in names]
-    assert found == []
+                findings += [f"{path.relative_to(root)}:{node.lineno} {name}" for name in names]
+    assert findings == []

@@ -18,9 +18,11 @@ from cyborg.tests.fixtures.databases.databases import SERVERS, engine_of, fresh_
 HEAD = migrate.head()
 
 
-def _same_type(context: Any, reflected: Any, column: Any, found: Any, expected: Any) -> bool | None:
+def _same_type(
+    context: Any, reflected: Any, column: Any, actual: Any, expected: Any
+) -> bool | None:
     # MariaDB keeps JSON as LONGTEXT with a check that the text is JSON.
-    if isinstance(expected, sa.JSON) and isinstance(found, mysql.LONGTEXT):
+    if isinstance(expected, sa.JSON) and isinstance(actual, mysql.LONGTEXT):
         return False
     return None
 

@@ -44,8 +44,8 @@ def test_names_and_addresses_are_unique(engine: sa.Engine) -> None:
 def test_names_are_case_and_accent_sensitive(engine: sa.Engine) -> None:
     for name in ("gzip", "GZIP", "gzíp"):
         rows.insert(engine, schema.device_profiles, name=name, groups=[])
-    found = rows.read(engine, schema.device_profiles, name="gzip")
-    assert [row["name"] for row in found] == ["gzip"]
+    profiles = rows.read(engine, schema.device_profiles, name="gzip")
+    assert [row["name"] for row in profiles] == ["gzip"]
 
 
 @pytest.mark.parametrize("column", ["name", "rp_uuid", "uuid"])

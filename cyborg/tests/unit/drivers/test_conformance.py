@@ -256,15 +256,15 @@ def test_fake_driver_passes_all_rules(options: dict[str, Any], root: Path) -> No
         entry_point="fake",
     )
     assert reasons_by_rule(results, *FAILURES) == {}
-    asked = {
+    parameters = {
         "measure_is_in_time": "sick",
         "prepare_is_idempotent": "prepare",
         "sanitise_is_idempotent": "sanitise",
         "layouts_are_valid": "divided",
     }
     left = reasons_by_rule(results, Outcome.SKIPPED)
-    assert {rule: rule not in left for rule in asked} == {
-        rule: option in driver_options for rule, option in asked.items()
+    assert {rule: rule not in left for rule in parameters} == {
+        rule: option in driver_options for rule, option in parameters.items()
     }
 
 

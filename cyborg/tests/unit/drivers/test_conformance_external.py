@@ -67,13 +67,13 @@ def test_c_driver_passes_every_rule(
             process.terminate()
     outcomes = {line.split()[0]: line.split()[1] for line in out[:-1]}
     assert {"FAILED", "blocked"} & set(outcomes.values()) == set()
-    tried = (
+    rules = (
         "discover_succeeds",
         "measure_is_in_time",
         "prepare_is_idempotent",
         "release_accepts_missing",
     )
-    assert {outcomes[rule] for rule in tried} == {"passed"}
+    assert {outcomes[rule] for rule in rules} == {"passed"}
     assert outcomes["imports_only_core_and_drivers"] == "skipped"
 
 
@@ -118,27 +118,27 @@ def test_external_driver_with_bad_response_fails_the_rule(
         register_soon(folder, abilities=["prepare", "release", "health"])
         limit = 0.3 if callable(reply) else 10.0
         work = target in ("/prepare", "/release")
-        found = reasons_by_rule(
+        reasons = reasons_by_rule(
             run_rules_on_external(str(folder), "crypto", limit=limit, work=work), *FAILURES
         )
-    assert rule in found
-    assert found[rule]
+    assert rule in reasons
+    assert reasons[rule]
 
 
 def test_external_driver_with_changing_cards_fails_stability_rules(folder: Path) -> None:
     numbers = iter(range(1, 1000))
 
-    def another(link: Any) -> None:
+    def next_reply(link: Any) -> None:
         address = f"0000:{next(numbers) % 256:02x}:00.0"
         link.sendall(
             external_drivers.http_response({"hardware": [external_drivers.hardware(address)]})
         )
 
     with external_drivers.ExternalDriverDouble(folder) as peer:
-        peer.replies["/hardware"] = another
+        peer.replies["/hardware"] = next_reply
         register_soon(folder)
-        broken = reasons_by_rule(run_rules_on_external(str(folder), "crypto"), Outcome.FAILED)
-    assert {"discovery_is_stable", "discovery_is_reproducible"} <= set(broken)
+        reasons = reasons_by_rule(run_rules_on_external(str(folder), "crypto"), Outcome.FAILED)
+    assert {"discovery_is_stable", "discovery_is_reproducible"} <= set(reasons)
 
 
 def test_external_driver_without_hello_times_out(folder: Path) -> None:

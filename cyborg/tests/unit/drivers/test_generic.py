@@ -110,11 +110,11 @@ def test_discover_bridges_are_never_offered(tree: SysfsTree) -> None:
 
 def test_discover_virtual_functions_are_handles_of_physical_function(tree: SysfsTree) -> None:
     tree.add_function(PF, totalvfs=16)
-    made = tree.enable_virtual_functions(PF, 3)
+    functions = tree.enable_virtual_functions(PF, 3)
     (device,) = discover(tree, "vendor=8086")
     (deployable,) = device.deployables
     assert (device.address, deployable.address) == (PF, PF)
-    assert [h.address for h in deployable.handles] == made
+    assert [h.address for h in deployable.handles] == functions
     assert deployable.traits == {"CUSTOM_PCI_VENDOR_8086", "CUSTOM_PCI_PRODUCT_8086_37C9"}
     assert deployable.attributes["sriov_totalvfs"] == "16"
     assert device.std_board_info["product_id"] == "37c8"
@@ -129,17 +129,17 @@ def test_discover_function_with_virtual_functions_is_not_offered(tree: SysfsTree
 
 def test_discover_only_matching_virtual_functions_are_handles(tree: SysfsTree) -> None:
     tree.add_function(PF, totalvfs=16)
-    made = tree.enable_virtual_functions(PF, 4)
-    (device,) = discover(tree, f"address={made[0]},action=skip", "product=37c9")
-    assert [h.address for h in device.deployables[0].handles] == made[1:]
+    functions = tree.enable_virtual_functions(PF, 4)
+    (device,) = discover(tree, f"address={functions[0]},action=skip", "product=37c9")
+    assert [h.address for h in device.deployables[0].handles] == functions[1:]
 
 
 def test_discover_each_resource_class_is_a_deployable(tree: SysfsTree) -> None:
     tree.add_function(PF, totalvfs=16)
-    made = tree.enable_virtual_functions(PF, 3)
-    (device,) = discover(tree, f"address={made[1]},resource_class=CUSTOM_FAST", "product=37c9")
-    shown = {p.address: (p.resource_class, len(p.handles)) for p in device.deployables}
-    assert shown == {PF: ("CUSTOM_QAT", 2), f"{PF}-CUSTOM_FAST": ("CUSTOM_FAST", 1)}
+    functions = tree.enable_virtual_functions(PF, 3)
+    (device,) = discover(tree, f"address={functions[1]},resource_class=CUSTOM_FAST", "product=37c9")
+    deployables = {p.address: (p.resource_class, len(p.handles)) for p in device.deployables}
+    assert deployables == {PF: ("CUSTOM_QAT", 2), f"{PF}-CUSTOM_FAST": ("CUSTOM_FAST", 1)}
 
 
 def test_discover_virtual_functions_without_physical_function_are_omitted(tree: SysfsTree) -> None:
@@ -199,18 +199,22 @@ def test_discover_adopted_and_released_devices(tree: SysfsTree) -> None:
     tree.add_function(whole, vendor="10de", product="20b5", class_code="030200")
     tree.add_function(single, vendor="10de", product="20b5", class_code="030200")
 
-    def found(**options: list[str]) -> dict[str, list[str]]:
+    def discover_handles(**options: list[str]) -> dict[str, list[str]]:
         rules = {"devices": ["vendor=10de,resource_class=CUSTOM_OURS", "action=skip,address=*"]}
         devices = GenericDriver("gen0", {**rules, **options}, tree.root).discover()
         return {d.address: [h.address for p in d.deployables for h in p.handles] for d in devices}
 
-    both = {whole: [whole], single: [single]}
-    assert found() == both
-    assert found(release=[single]) == {whole: [whole]}
-    assert found(adopt=[PF]) == {PF: [vf, other], **both}, "by all of its virtual functions"
-    assert found(adopt=[other]) == {PF: [other], **both}
-    assert found(adopt=["3D:00.0"], release=[vf]) == {PF: [other], **both}
-    assert found(adopt=["0000:77:00.0"]) == both, "what is not there is passed over"
+    expected_by_choice = {whole: [whole], single: [single]}
+    assert discover_handles() == expected_by_choice
+    assert discover_handles(release=[single]) == {whole: [whole]}
+    assert discover_handles(adopt=[PF]) == {PF: [vf, other], **expected_by_choice}, (
+        "by all of its virtual functions"
+    )
+    assert discover_handles(adopt=[other]) == {PF: [other], **expected_by_choice}
+    assert discover_handles(adopt=["3D:00.0"], release=[vf]) == {PF: [other], **expected_by_choice}
+    assert discover_handles(adopt=["0000:77:00.0"]) == expected_by_choice, (
+        "what is not there is passed over"
+    )
     (gpu, _) = GenericDriver("gen0", {"adopt": [whole, single]}, tree.root).discover()
     assert gpu.deployables[0].resource_class == "PGPU", "no rule says what it is"
 

@@ -151,7 +151,7 @@ def test_measure_suspended_function_is_not_read(env: Env) -> None:
 
 
 @pytest.mark.parametrize(
-    ("has", "rule", "expected"),
+    ("bound_driver", "rule", "expected"),
     [
         ("nvidia", "vendor=8086", HEALTHY),
         (None, "vendor=8086", HEALTHY),
@@ -169,9 +169,9 @@ def test_measure_suspended_function_is_not_read(env: Env) -> None:
     ],
 )
 def test_check_kernel_driver_compares_bound_driver(
-    tmp_path: Path, has: str | None, rule: str, expected: Measurement
+    tmp_path: Path, bound_driver: str | None, rule: str, expected: Measurement
 ) -> None:
-    assert Env(tmp_path, rule, kernel_driver=has).measure() == expected
+    assert Env(tmp_path, rule, kernel_driver=bound_driver).measure() == expected
 
 
 def test_check_kernel_driver_of_virtual_functions(tmp_path: Path) -> None:

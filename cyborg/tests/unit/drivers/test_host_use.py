@@ -36,13 +36,13 @@ def test_used_functions_idle_host_is_empty(host: HostTree, tmp_path: Path) -> No
     assert used_functions(tmp_path / "nowhere" / "sys") == {}
 
 
-@pytest.mark.parametrize("where", ["/", "/var/lib/nova"])
-def test_used_functions_disk_with_mounted_file_system(host: HostTree, where: str) -> None:
+@pytest.mark.parametrize("mount_point", ["/", "/var/lib/nova"])
+def test_used_functions_disk_with_mounted_file_system(host: HostTree, mount_point: str) -> None:
     nvme(host, 0, A, "p1")
     nvme(host, 1, B, "p1")
-    host.mount("nvme0n1p1", where)
-    what = "the root file system" if where == "/" else f"the file system {where}"
-    assert used_functions(host.root) == {A: f"nvme0n1p1 holds {what}"}
+    host.mount("nvme0n1p1", mount_point)
+    reason = "the root file system" if mount_point == "/" else f"the file system {mount_point}"
+    assert used_functions(host.root) == {A: f"nvme0n1p1 holds {reason}"}
 
 
 def test_used_functions_root_file_system_is_named_first(host: HostTree) -> None:
@@ -66,8 +66,8 @@ def test_used_functions_disks_below_raid_volume(host: HostTree) -> None:
     host.add_disk("md0", "virtual/block", slaves=["nvme0n1p1", "nvme1n1p1"])
     host.add_disk("dm-0", "virtual/block", slaves=["md0"])
     host.mount("dm-0", "/", source="/dev/mapper/vg-root")
-    found = used_functions(host.root)
-    assert found == {A: "dm-0 holds the root file system", B: "dm-0 holds the root file system"}
+    functions = used_functions(host.root)
+    assert functions == {A: "dm-0 holds the root file system", B: "dm-0 holds the root file system"}
 
 
 def test_used_functions_disk_of_unmounted_volume(host: HostTree) -> None:
@@ -100,8 +100,8 @@ def test_used_functions_controller_above_disk(host: HostTree) -> None:
     behind = "10000:e1:00.0"
     host.add_disk("nvme0n1", f"{BUS}/{A}/pci10000:e0/10000:e0:06.0/{behind}/nvme/nvme0")
     host.mount("nvme0n1", "/")
-    found = used_functions(host.root)
-    assert found[A] == found[behind] == "nvme0n1 holds the root file system"
+    functions = used_functions(host.root)
+    assert functions[A] == functions[behind] == "nvme0n1 holds the root file system"
     driver = GenericDriver("gen0", {"devices": ["address=*"]}, host.root)
     offered = {d.address for d in driver.discover() if d.deployables}
     assert offered == {B, C}
@@ -166,15 +166,15 @@ def test_used_functions_interface_below_vlan_on_bond(host: HostTree) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "carrier", "used"), [(0x1003, "1", True), (0x1002, "1", False), (0x1003, "0", True)]
+    ("flags", "carrier", "in_use"), [(0x1003, "1", True), (0x1002, "1", False), (0x1003, "0", True)]
 )
 def test_used_functions_port_of_bridge_without_addresses(
-    host: HostTree, flags: int, carrier: str, used: bool
+    host: HostTree, flags: int, carrier: str, in_use: bool
 ) -> None:
     host.add_interface("eth0", A, flags=flags, carrier=carrier)
     host.add_interface("ovs-system")
     host.stack_interfaces("ovs-system", "eth0")
-    expected = {A: "eth0 is an active port of ovs-system"} if used else {}
+    expected = {A: "eth0 is an active port of ovs-system"} if in_use else {}
     assert used_functions(host.root) == expected
 
 
@@ -226,11 +226,11 @@ def test_discover_boot_disk_and_nic_are_shown_but_not_offered(host: HostTree) ->
     host.add_interface("eth0", B)
     host.add_route("eth0")
     driver = GenericDriver("gen0", {"devices": ["address=*"], "adopt": [A]}, host.root)
-    found = {device.address: device for device in driver.discover()}
-    assert {address: len(d.deployables) for address, d in found.items()} == {A: 0, B: 0, C: 1}
-    assert found[A].vendor_board_info == {NOT_OFFERED: "vda holds the root file system"}
-    assert found[B].vendor_board_info == {NOT_OFFERED: "eth0 has the default route"}
-    assert found[C].vendor_board_info == {}
+    devices = {device.address: device for device in driver.discover()}
+    assert {address: len(d.deployables) for address, d in devices.items()} == {A: 0, B: 0, C: 1}
+    assert devices[A].vendor_board_info == {NOT_OFFERED: "vda holds the root file system"}
+    assert devices[B].vendor_board_info == {NOT_OFFERED: "eth0 has the default route"}
+    assert devices[C].vendor_board_info == {}
     assert driver.remarks == (
         f"{A} cannot be adopted: the host uses it: vda holds the root file system",
     )

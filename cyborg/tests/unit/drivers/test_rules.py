@@ -81,7 +81,7 @@ def test_matching_rule_first_match_applies() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "found", "expected"),
+    ("text", "rejected_text", "expected"),
     [
         ("", "", "key=value"),
         ("vendor", "vendor", "key=value"),
@@ -104,10 +104,10 @@ def test_matching_rule_first_match_applies() -> None:
         ("vendor=8086,action=burn", "action=burn", "one of offer, skip"),
     ],
 )
-def test_parse_invalid_rule_raises(text: str, found: str, expected: str) -> None:
+def test_parse_invalid_rule_raises(text: str, rejected_text: str, expected: str) -> None:
     with pytest.raises(RuleSyntaxError) as raised:
         parse(text)
-    assert raised.value.found == found
+    assert raised.value.found == rejected_text
     assert expected in raised.value.expected
 
 

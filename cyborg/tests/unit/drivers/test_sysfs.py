@@ -39,9 +39,9 @@ def test_pci_functions_returns_all_attributes(tree: SysfsTree) -> None:
 def test_pci_functions_virtual_function_has_physfn(tree: SysfsTree) -> None:
     tree.add_function("0000:3d:00.0", totalvfs=16)
     addresses = tree.enable_virtual_functions("0000:3d:00.0", 9)
-    found = {f.address: f for f in Sysfs(tree.root).pci_functions()}
-    assert found["0000:3d:00.0"].numvfs == 9
-    assert [a for a, f in found.items() if f.physfn == "0000:3d:00.0"] == addresses
+    functions = {f.address: f for f in Sysfs(tree.root).pci_functions()}
+    assert functions["0000:3d:00.0"].numvfs == 9
+    assert [a for a, f in functions.items() if f.physfn == "0000:3d:00.0"] == addresses
     assert addresses[-1] == "0000:3d:01.1"
 
 
@@ -82,8 +82,8 @@ def test_pci_functions_are_sorted_by_address(tree: SysfsTree) -> None:
     addresses = ["10000:e1:00.0", "0000:0a:00.1", "0000:0a:00.0", "0000:02:1f.7"]
     for address in addresses:
         tree.add_function(address)
-    found = [f.address for f in Sysfs(tree.root).pci_functions()]
-    assert found == ["0000:02:1f.7", "0000:0a:00.0", "0000:0a:00.1", "10000:e1:00.0"]
+    actual = [f.address for f in Sysfs(tree.root).pci_functions()]
+    assert actual == ["0000:02:1f.7", "0000:0a:00.0", "0000:0a:00.1", "10000:e1:00.0"]
 
 
 def test_pci_functions_removed_function_is_omitted(tree: SysfsTree) -> None:

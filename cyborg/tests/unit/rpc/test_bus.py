@@ -53,7 +53,7 @@ class Recorder:
 @pytest.fixture(
     scope="module", params=["memory", pytest.param("rabbit", marks=pytest.mark.services)]
 )
-def served(request: pytest.FixtureRequest) -> Iterator[tuple[Bus, Recorder]]:
+def bus_and_recorder(request: pytest.FixtureRequest) -> Iterator[tuple[Bus, Recorder]]:
     """One server for all tests: oslo.messaging takes a second to stop one."""
     url = MEMORY if request.param == "memory" else request.getfixturevalue("rabbit_url")
     endpoint = Recorder()
@@ -65,14 +65,14 @@ def served(request: pytest.FixtureRequest) -> Iterator[tuple[Bus, Recorder]]:
 
 
 @pytest.fixture
-def bus(served: tuple[Bus, Recorder]) -> Bus:
-    return served[0]
+def bus(bus_and_recorder: tuple[Bus, Recorder]) -> Bus:
+    return bus_and_recorder[0]
 
 
 @pytest.fixture
-def recorder(served: tuple[Bus, Recorder]) -> Recorder:
-    served[1].reset()
-    return served[1]
+def recorder(bus_and_recorder: tuple[Bus, Recorder]) -> Recorder:
+    bus_and_recorder[1].reset()
+    return bus_and_recorder[1]
 
 
 def test_call_transfers_plain_values(bus: Bus, recorder: Recorder) -> None:

@@ -131,7 +131,7 @@ NEWER = Contract(
 
 
 @pytest.mark.parametrize(
-    ("method", "given", "version", "left_out"),
+    ("method", "names", "version", "omitted"),
     [
         ("device_set_status", {"uuid", "status"}, "1.0", set()),
         ("arq_create", {"project_id"}, "1.0", {"color"}),
@@ -140,10 +140,10 @@ NEWER = Contract(
     ],
 )
 def test_minimal_call_returns_the_oldest_sufficient_version(
-    method: str, given: set[str], version: str, left_out: set[str]
+    method: str, names: set[str], version: str, omitted: set[str]
 ) -> None:
-    assert NEWER.minimal_call(method, given) == (version, frozenset(left_out))
-    assert Contract("x", "2.3", NEWER.methods).minimal_call(method, given)[0] == "2.0"
+    assert NEWER.minimal_call(method, names) == (version, frozenset(omitted))
+    assert Contract("x", "2.3", NEWER.methods).minimal_call(method, names)[0] == "2.0"
     assert Contract("x", "1.10", {"m": Method((), since="1.10")}).minimal_call("m", ())[0] == "1.10"
 
 

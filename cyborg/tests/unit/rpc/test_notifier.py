@@ -80,17 +80,21 @@ def test_send_delivers_by_priority_in_order(url: str) -> None:
     with listening(conf) as received:
         notifier = Notifier(conf)
         try:
-            sent = [message(n=1), message("deployable.program.error", "ERROR", n=2), message(n=3)]
-            assert notifier.send(sent) == [None, None, None]
-            found = [received.get(timeout=LONG) for _ in sent]
+            messages = [
+                message(n=1),
+                message("deployable.program.error", "ERROR", n=2),
+                message(n=3),
+            ]
+            assert notifier.send(messages) == [None, None, None]
+            deliveries = [received.get(timeout=LONG) for _ in messages]
         finally:
             notifier.cleanup()
     publisher_id = "cyborg-conductor:controller-1"
-    infos = [item for item in found if item[0] == "INFO"]
+    infos = [item for item in deliveries if item[0] == "INFO"]
     assert infos == [
         ("INFO", publisher_id, "device.enable.end", {"data": {"n": n}}) for n in (1, 3)
     ]
-    (error,) = [item for item in found if item[0] == "ERROR"]
+    (error,) = [item for item in deliveries if item[0] == "ERROR"]
     assert error == ("ERROR", publisher_id, "deployable.program.error", {"data": {"n": 2}})
 
 
@@ -171,18 +175,18 @@ def test_send_with_one_failure_returns_the_error(
 ) -> None:
     notifier = Notifier(options(MEMORY))
     driver = notifier._transport._driver
-    send, tried = driver.send_notification, []
+    send, attempts = driver.send_notification, []
 
     def fail_second(target: Any, ctxt: Any, body: Any, *args: Any, **kwargs: Any) -> None:
-        tried.append(body["payload"]["data"]["n"])
-        if tried[-1] == 2:
+        attempts.append(body["payload"]["data"]["n"])
+        if attempts[-1] == 2:
             raise failure
         send(target, ctxt, body, *args, **kwargs)
 
     monkeypatch.setattr(driver, "send_notification", fail_second)
     try:
         assert notifier.send([message(n=n) for n in (1, 2, 3)]) == answers
-        assert tried == all_tried
+        assert attempts == all_tried
     finally:
         notifier.cleanup()
 

@@ -21,15 +21,15 @@ def test_config_arguments_from_environment(tmp_path: Path) -> None:
         *("--config-file", "/c.conf"),
     ]
     assert config_arguments({"OS_CYBORG_CONFIG_DIR": folder}) == ["--config-dir", folder]
-    both = {"OS_CYBORG_CONFIG_DIR": folder, "OS_CYBORG_CONFIG_FILES": "x.conf;/y.conf"}
-    assert config_arguments(both) == [
+    environ = {"OS_CYBORG_CONFIG_DIR": folder, "OS_CYBORG_CONFIG_FILES": "x.conf;/y.conf"}
+    assert config_arguments(environ) == [
         *("--config-file", f"{folder}/x.conf"),
         "--config-file",
         "/y.conf",
     ]
     (tmp_path / "cyborg.conf").touch()
-    found = config_arguments({"OS_CYBORG_CONFIG_DIR": folder})
-    assert found == ["--config-file", f"{folder}/cyborg.conf"]
+    arguments = config_arguments({"OS_CYBORG_CONFIG_DIR": folder})
+    assert arguments == ["--config-file", f"{folder}/cyborg.conf"]
 
 
 def test_application_concurrent_first_requests_open_once() -> None:

@@ -32,16 +32,16 @@ def changed() -> CallRecorder:
 
 @pytest.fixture
 def make(changed: CallRecorder) -> Iterator[Make]:
-    made: list[tuple[Backend, ScriptedDriver]] = []
+    created: list[tuple[Backend, ScriptedDriver]] = []
 
     def build(driver: ScriptedDriver, timeout: float = NEVER, interval: float = NEVER) -> Backend:
         backend = Backend(driver, interval, timeout, changed)
-        made.append((backend, driver))
+        created.append((backend, driver))
         backend.start()
         return backend
 
     yield build
-    for backend, driver in made:
+    for backend, driver in created:
         backend.stop()
         driver.unblock()
         assert backend.join(LONG)
@@ -288,8 +288,8 @@ def end(backend: Backend) -> None:
 def test_setup_runs_before_discovery() -> None:
     driver, on_done = Ready(None), CallRecorder()
     backend = ready(driver, on_done)
-    ((found,),) = on_done.wait_for()
-    assert (found.status, driver.discover_calls) == (BackendStatus.READY, 1)
+    ((reported_state,),) = on_done.wait_for()
+    assert (reported_state.status, driver.discover_calls) == (BackendStatus.READY, 1)
     backend.rediscover(on_done)
     on_done.wait_for(2)
     assert len(driver.set_up.calls) == 1
@@ -299,8 +299,8 @@ def test_setup_runs_before_discovery() -> None:
 def test_setup_fails_no_discovery_runs() -> None:
     driver, on_done = Ready(DriverFailed("no power"), None), CallRecorder()
     backend = ready(driver, on_done)
-    ((found,),) = on_done.wait_for()
-    assert found == state(BackendStatus.ERROR, "setup: no power")
+    ((reported_state,),) = on_done.wait_for()
+    assert reported_state == state(BackendStatus.ERROR, "setup: no power")
     assert driver.discover_calls == 0
     backend.rediscover(on_done)
     assert on_done.wait_for(2)[1] == (state(BackendStatus.READY),), "it is tried again"
@@ -311,8 +311,8 @@ def test_setup_hangs_sets_error() -> None:
     driver, on_done = Ready(None), CallRecorder()
     driver.block()
     backend = ready(driver, on_done, SOON)
-    ((found,),) = on_done.wait_for()
-    assert found == state(BackendStatus.ERROR, f"setup takes longer than {SOON} s")
+    ((reported_state,),) = on_done.wait_for()
+    assert reported_state == state(BackendStatus.ERROR, f"setup takes longer than {SOON} s")
     assert driver.discover_calls == 0
     driver.unblock()
     driver.wait_for(1)

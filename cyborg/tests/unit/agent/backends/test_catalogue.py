@@ -51,30 +51,36 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 
 def test_catalogue_has_installed_drivers() -> None:
-    found = DriverCatalogue()
-    entries = {entry.name: entry for entry in found.entries}
+    catalogue = DriverCatalogue()
+    entries = {entry.name: entry for entry in catalogue.entries}
     assert set(entries) == {"fake", "generic"}
     fake = entries["fake"]
     assert (fake.version, fake.type, fake.support) == ("1.0", "FPGA", Support.REFERENCE)
     assert {"prepares", "programs", "measures"} <= set(fake.abilities)
     assert {option.name for option in fake.options} >= {"num_devices", "adopt", "release"}
     assert (entries["generic"].type, entries["generic"].support) == (None, Support.SUPPORTED)
-    assert found.driver("fake") is FakeDriver
-    assert found.driver("generic") is GenericDriver
-    assert registry.fingerprint(found.entries) == registry.fingerprint(DriverCatalogue().entries)
+    assert catalogue.driver("fake") is FakeDriver
+    assert catalogue.driver("generic") is GenericDriver
+    assert registry.fingerprint(catalogue.entries) == registry.fingerprint(
+        DriverCatalogue().entries
+    )
 
 
 def test_scan_finds_newly_installed_driver(install: Install) -> None:
-    found = DriverCatalogue()
+    catalogue = DriverCatalogue()
     with pytest.raises(NotFound, match=r"found 'mad'; expected one of the drivers of .*: fake, "):
-        found.driver("mad")
+        catalogue.driver("mad")
     install("made", HEAD + BODY)
-    found.scan()
-    (made,) = [entry for entry in found.entries if entry.name == "made"]
-    assert (made.version, made.support, made.abilities) == ("3", Support.UNKNOWN, ("measures",))
-    assert found.driver("made").name == "made"
+    catalogue.scan()
+    (new_entry,) = [entry for entry in catalogue.entries if entry.name == "made"]
+    assert (new_entry.version, new_entry.support, new_entry.abilities) == (
+        "3",
+        Support.UNKNOWN,
+        ("measures",),
+    )
+    assert catalogue.driver("made").name == "made"
     with pytest.raises(NotFound, match=r"found 'mad' \(did you mean made\?\)"):
-        found.driver("mad")
+        catalogue.driver("mad")
 
 
 @pytest.mark.parametrize(
@@ -104,26 +110,26 @@ def test_scan_broken_driver_does_not_affect_others(
     install: Install, code: str | None, error: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     install("made", code)
-    found = DriverCatalogue()
-    entries = {entry.name: entry for entry in found.entries}
+    catalogue = DriverCatalogue()
+    entries = {entry.name: entry for entry in catalogue.entries}
     assert set(entries) == {"fake", "generic", "made"}
     assert str(entries["made"].error).startswith(error)
     assert entries["made"].version is None
     with pytest.raises(DriverFailed, match="driver made cannot be loaded: "):
-        found.driver("made")
-    found.scan()
+        catalogue.driver("made")
+    catalogue.scan()
     loaded = [text for text in texts_of(caplog.records) if "Driver cannot be loaded" in text]
     assert len(loaded) == 1, "said once"
     assert loaded[0].startswith("[driver=made] ")
-    assert registry.load(registry.dump(found.entries)) == found.entries
+    assert registry.load(registry.dump(catalogue.entries)) == catalogue.entries
 
 
 def test_scan_repaired_driver_is_loaded(install: Install) -> None:
     install("made", "import nothing_like_it_anywhere")
-    found = DriverCatalogue()
+    catalogue = DriverCatalogue()
     install("made", HEAD + BODY)
-    found.scan()
-    assert found.driver("made").version == "3"
+    catalogue.scan()
+    assert catalogue.driver("made").version == "3"
 
 
 def test_scan_import_hangs_sets_error(install: Install, tmp_path: Path) -> None:
@@ -131,20 +137,20 @@ def test_scan_import_hangs_sets_error(install: Install, tmp_path: Path) -> None:
     hang = f"import os, time\nwhile not os.path.exists({str(gate)!r}):\n    time.sleep(0.01)\n"
     install("made", hang + HEAD + BODY)
     began = time.monotonic()
-    found = DriverCatalogue(import_timeout=1.0)
-    assert {entry.name for entry in found.entries} == {"fake", "generic", "made"}
+    catalogue = DriverCatalogue(import_timeout=1.0)
+    assert {entry.name for entry in catalogue.entries} == {"fake", "generic", "made"}
     with pytest.raises(DriverFailed, match=r"importing cyborg_test_made_\w+ takes longer than 1"):
-        found.driver("made")
+        catalogue.driver("made")
     threads = threading.active_count()
     for _ in range(20):
-        found.scan()
+        catalogue.scan()
     assert time.monotonic() - began < 15, "it is waited for once"
     assert threading.active_count() == threads
     gate.touch()
-    while found.entries[-1].error is not None:
+    while catalogue.entries[-1].error is not None:
         assert time.monotonic() - began < LONG
-        found.scan()
-    assert found.driver("made").version == "3"
+        catalogue.scan()
+    assert catalogue.driver("made").version == "3"
 
 
 def test_scan_duplicate_name_sets_error(install: Install, tmp_path: Path) -> None:
@@ -171,8 +177,8 @@ def test_entries_too_many_drivers_are_truncated(
         )
     lines = "".join(f"{name} = {module.stem}:{name}\n" for name in names)
     (tmp_path / "made-1.0.dist-info" / "entry_points.txt").write_text(f"[{NAMESPACE}]\n{lines}")
-    found = DriverCatalogue()
-    assert len(found.entries) == registry.MAX_ENTRIES
-    assert found.driver("m299").name == "m299", "told or not, it can be configured"
-    found.scan()
+    catalogue = DriverCatalogue()
+    assert len(catalogue.entries) == registry.MAX_ENTRIES
+    assert catalogue.driver("m299").name == "m299", "told or not, it can be configured"
+    catalogue.scan()
     assert caplog.text.count("302 drivers are installed, only the first 256 by name are") == 1

@@ -134,14 +134,14 @@ def test_load_drivers_ability_without_methods_raises_misconfigured(
         factory.load_drivers(conf, tmp_path)
 
 
-def broken(what: str) -> type[FakeDriver]:
+def broken(attribute: str) -> type[FakeDriver]:
     class Broken(FakeDriver):
         def __init__(self, backend: str, *more: Any) -> None:
-            if what == "exits":
+            if attribute == "exits":
                 sys.exit(3)
-            if what == "raises":
+            if attribute == "raises":
                 raise RuntimeError("no library")
-            if what == "forgets":
+            if attribute == "forgets":
                 return
             super().__init__("another", *more)
 
@@ -149,7 +149,7 @@ def broken(what: str) -> type[FakeDriver]:
 
 
 @pytest.mark.parametrize(
-    ("what", "said"),
+    ("fault", "message"),
     [
         ("exits", "SystemExit: 3"),
         ("raises", "RuntimeError: no library"),
@@ -158,12 +158,12 @@ def broken(what: str) -> type[FakeDriver]:
     ],
 )
 def test_load_drivers_constructor_error_fails_discovery(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, message: str
 ) -> None:
-    monkeypatch.setattr("cyborg.drivers.fake.FakeDriver", broken(what))
+    monkeypatch.setattr("cyborg.drivers.fake.FakeDriver", broken(fault))
     sick, generic = factory.load_drivers(read(tmp_path, "[agent]\nenabled_drivers = fake,generic"))
     assert (sick.name, generic.name) == ("fake", "generic")
-    with pytest.raises(DriverFailed, match=said):
+    with pytest.raises(DriverFailed, match=message):
         sick.discover()
 
 

@@ -35,11 +35,11 @@ def test_collect_all_discovering_has_no_digest() -> None:
 
 
 def test_collect_same_device_belongs_to_first_backend() -> None:
-    both = collect([snapshot("b0", A), snapshot("b1", A, B)])
-    assert [(d.address, d.backend) for d in both.devices] == [(A, "b0"), (B, "b1")]
-    assert both.states[0].error is None
-    assert both.states[1].error == f"{A} is ignored: backend b0 already reports it"
-    assert both.states[1].status is BackendStatus.READY
+    merged = collect([snapshot("b0", A), snapshot("b1", A, B)])
+    assert [(d.address, d.backend) for d in merged.devices] == [(A, "b0"), (B, "b1")]
+    assert merged.states[0].error is None
+    assert merged.states[1].error == f"{A} is ignored: backend b0 already reports it"
+    assert merged.states[1].status is BackendStatus.READY
 
 
 def test_collect_same_deployable_address_belongs_to_first_backend() -> None:
@@ -52,9 +52,9 @@ def test_collect_same_deployable_address_belongs_to_first_backend() -> None:
         BackendState("b0", "puppet", BackendStatus.READY),
         (replace(card(A, "b0"), deployables=same_part),),
     )
-    both = collect([first, other])
-    assert [d.address for d in both.devices] == [A, B]
-    Report("h", "e", 1, str(both.digest), both.states, both.devices)
+    merged = collect([first, other])
+    assert [d.address for d in merged.devices] == [A, B]
+    Report("h", "e", 1, str(merged.digest), merged.states, merged.devices)
 
 
 def test_collect_same_pci_function_belongs_to_first_backend() -> None:
@@ -67,24 +67,24 @@ def test_collect_same_pci_function_belongs_to_first_backend() -> None:
         )
         for name, at in (("b0", B), ("b1", "0000:09:00.0"))
     ]
-    both = collect([*views, snapshot("b2", A)])
-    assert [(d.address, d.backend) for d in both.devices] == [(B, "b0")]
-    assert both.states[1].error == "0000:09:00.0 is ignored: backend b0 already reports it"
-    assert both.states[2].error == f"{A} is ignored: backend b0 already reports it"
+    merged = collect([*views, snapshot("b2", A)])
+    assert [(d.address, d.backend) for d in merged.devices] == [(B, "b0")]
+    assert merged.states[1].error == "0000:09:00.0 is ignored: backend b0 already reports it"
+    assert merged.states[2].error == f"{A} is ignored: backend b0 already reports it"
 
 
 def test_collect_long_error_is_truncated() -> None:
     many = [f"0000:{n:02x}:00.0" for n in range(100)]
-    both = collect([snapshot("b0", *many), snapshot("b1", *many)])
-    assert len(str(both.states[1].error)) == MAX_ERROR
+    merged = collect([snapshot("b0", *many), snapshot("b1", *many)])
+    assert len(str(merged.states[1].error)) == MAX_ERROR
 
 
 def test_digest_depends_on_devices_and_states() -> None:
-    seen = {
+    digests = {
         collect([snapshot("b0", A)]).digest,
         collect([snapshot("b0", A, B)]).digest,
         collect([snapshot("b0", A, status=BackendStatus.ERROR)]).digest,
         collect([snapshot("b1", A)]).digest,
     }
-    assert len(seen) == 4
-    assert collect([snapshot("b0", A)]).digest in seen
+    assert len(digests) == 4
+    assert collect([snapshot("b0", A)]).digest in digests

@@ -33,11 +33,11 @@ def test_replace_same_name_returns_old_backend() -> None:
     registry, old, new = BackendRegistry(), backend("a"), backend("a")
     registry.replace(backend("b"))
     registry.replace(old)
-    seen = iter(registry)
-    assert next(seen) is old
+    iterator = iter(registry)
+    assert next(iterator) is old
     assert registry.replace(new) is old
     assert registry[0] is new
-    assert next(seen).name == "b", "who goes through it sees what there was"
+    assert next(iterator).name == "b", "who goes through it sees what there was"
     assert (registry.get("a"), registry.get("x")) == (new, None)
     assert registry.remove("a") is new
     assert registry.remove("a") is None

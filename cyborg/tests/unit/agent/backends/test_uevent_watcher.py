@@ -75,7 +75,7 @@ def watch(kernel: FakeKernel, backends: Sequence[Backend]) -> UeventWatcher:
     return UeventWatcher(backends, kernel.listen, kernel.clock)
 
 
-def turns(watcher: UeventWatcher, kernel: FakeKernel, until: float) -> list[float]:
+def run_until(watcher: UeventWatcher, kernel: FakeKernel, until: float) -> list[float]:
     """Poll until a time; return the pauses."""
     pauses = []
     while kernel.now < until:
@@ -86,7 +86,9 @@ def turns(watcher: UeventWatcher, kernel: FakeKernel, until: float) -> list[floa
     return pauses
 
 
-def looks(kernel: FakeKernel, backend: CountingBackend, until: float = 3.0) -> list[float]:
+def discovery_times(
+    kernel: FakeKernel, backend: CountingBackend, until: float = 3.0
+) -> list[float]:
     """Return the times of the rediscoveries, without the one after opening."""
     watcher = watch(kernel, [backend])
     assert watcher.open()
@@ -100,14 +102,14 @@ def looks(kernel: FakeKernel, backend: CountingBackend, until: float = 3.0) -> l
 
 def test_run_once_burst_rediscovers_once() -> None:
     kernel = FakeKernel((1.0, "pci"), (1.05, "pci"), (1.12, "pci"), (2.0, "pci"))
-    assert looks(kernel, CountingBackend("pci")) == pytest.approx(
+    assert discovery_times(kernel, CountingBackend("pci")) == pytest.approx(
         [1.12 + QUIET_PERIOD, 2.0 + QUIET_PERIOD]
     )
 
 
 def test_run_once_event_storm_rediscovers_periodically() -> None:
     storm = [(1.0 + n * QUIET_PERIOD / 2, "pci") for n in range(21)]  # a second long
-    times = looks(FakeKernel(*storm), CountingBackend("pci"))
+    times = discovery_times(FakeKernel(*storm), CountingBackend("pci"))
     assert times[0] == pytest.approx(1.0 + MAX_DELAY)
     assert len(times) in (2, 3)
     assert times[-1] > storm[-1][0]
@@ -122,7 +124,7 @@ def test_run_once_rediscovers_only_subscribed_backends() -> None:
     kernel = FakeKernel((1.0, "net"), (2.0, "pci"))
     watcher = watch(kernel, [cards, wires, unsubscribed])
     watcher.open()
-    turns(watcher, kernel, 3.0)
+    run_until(watcher, kernel, 3.0)
     assert kernel.opened == [{"net", "pci"}]
     assert (cards.rediscoveries, wires.rediscoveries, unsubscribed.rediscoveries) == (1, 2, 0)
 
@@ -132,7 +134,7 @@ def test_run_once_events_dropped_rediscovers_all() -> None:
     kernel = FakeKernel((1.0, "pci"), (1.01, EventsDropped()), (1.02, EventsDropped()))
     watcher = watch(kernel, [cards, wires, unsubscribed])
     watcher.open()
-    assert turns(watcher, kernel, 3.0) == []
+    assert run_until(watcher, kernel, 3.0) == []
     assert (cards.rediscoveries, wires.rediscoveries, unsubscribed.rediscoveries) == (1, 1, 0)
     assert (len(kernel.opened), kernel.closed) == (1, 0)
 
@@ -144,7 +146,7 @@ def test_run_once_source_fails_reopens_and_rediscovers_all(
     kernel = FakeKernel((1.0, SOURCE_ERROR))
     watcher = watch(kernel, [backend])
     watcher.open()
-    assert turns(watcher, kernel, 5.0) == [INITIAL_PAUSE]
+    assert run_until(watcher, kernel, 5.0) == [INITIAL_PAUSE]
     assert (len(kernel.opened), kernel.closed, backend.rediscoveries) == (2, 1, 1)
     (warning,) = [r for r in caplog.records if r.levelno >= logging.WARNING]
     assert "Cannot read uevents" in warning.getMessage()
@@ -167,7 +169,7 @@ def test_run_once_repeated_failures_back_off_and_warn_once(
     kernel = FakeKernel(*((0.0, SOURCE_ERROR) for _ in range(50)))
     watcher = watch(kernel, [CountingBackend("pci")])
     watcher.open()
-    pauses = turns(watcher, kernel, 500.0)
+    pauses = run_until(watcher, kernel, 500.0)
     assert pauses[:7] == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, MAX_PAUSE]
     assert set(pauses[7:]) == {MAX_PAUSE}
     assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) == 1
@@ -177,25 +179,25 @@ def test_run_once_failure_after_recovery_warns_again(caplog: pytest.LogCaptureFi
     kernel = FakeKernel((1.0, SOURCE_ERROR), (200.0, SOURCE_ERROR))
     watcher = watch(kernel, [CountingBackend("pci")])
     watcher.open()
-    assert turns(watcher, kernel, 300.0) == [INITIAL_PAUSE, INITIAL_PAUSE]
+    assert run_until(watcher, kernel, 300.0) == [INITIAL_PAUSE, INITIAL_PAUSE]
     assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) == 2
 
 
-@pytest.mark.parametrize("why", [ImportError("No library named udev"), SOURCE_ERROR])
+@pytest.mark.parametrize("error", [ImportError("No library named udev"), SOURCE_ERROR])
 def test_start_source_cannot_open_rediscovers_after_opening(
-    why: Exception, caplog: pytest.LogCaptureFixture
+    error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend = CountingBackend("pci")
     kernel = FakeKernel()
-    kernel.refuses = why
+    kernel.refuses = error
     watcher = watch(kernel, [backend])
     watcher.open()
-    assert turns(watcher, kernel, 10.0) == [1.0, 2.0, 4.0, 8.0]
+    assert run_until(watcher, kernel, 10.0) == [1.0, 2.0, 4.0, 8.0]
     assert (backend.rediscoveries, kernel.opened) == (0, [])
     (warning,) = [r for r in caplog.records if r.levelno >= logging.WARNING]
     assert "[agent] discovery_interval" in warning.getMessage()
     kernel.refuses = None
-    turns(watcher, kernel, 40.0)
+    run_until(watcher, kernel, 40.0)
     assert backend.rediscoveries == 1, "what came meanwhile is found"
 
 
@@ -250,12 +252,12 @@ def test_refresh_new_subsystem_reopens_and_rediscovers_all() -> None:
     assert kernel.opened == [{"pci"}], "nothing is new"
     backends.append(second)
     watcher.refresh()
-    turns(watcher, kernel, 3.0)
+    run_until(watcher, kernel, 3.0)
     assert (kernel.opened, kernel.closed) == ([frozenset({"pci"}), frozenset({"net", "pci"})], 1)
     assert (first.rediscoveries, second.rediscoveries) == (1, 2)
     backends.remove(first)
     watcher.refresh()
-    turns(watcher, kernel, 6.0)
+    run_until(watcher, kernel, 6.0)
     assert len(kernel.opened) == 2
     assert first.rediscoveries == 1
 

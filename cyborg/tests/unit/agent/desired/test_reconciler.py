@@ -116,25 +116,25 @@ def test_reconcile_failed_change_keeps_old_backend(
     outcomes = host.reconcile_to(conductor.set_desired("f0", DesiredStatus.DISABLED))
     assert str(outcomes["f1"]).startswith(error), "told each time, and not tried again"
     assert host.registry[1] is running[1]
-    kept = json.loads(host.path.read_text())["backends"][0]
-    assert kept["applied"]["config"] == {"num_devices": 2}
-    again = start_host(TWO)
-    assert again.driver("f1").options["num_devices"] == 2
-    host_comes_back = again.reconcile_to(conductor.set_desired("f1", num_devices=2))
+    record = json.loads(host.path.read_text())["backends"][0]
+    assert record["applied"]["config"] == {"num_devices": 2}
+    restarted = start_host(TWO)
+    assert restarted.driver("f1").options["num_devices"] == 2
+    host_comes_back = restarted.reconcile_to(conductor.set_desired("f1", num_devices=2))
     assert host_comes_back["f1"] is None
 
 
-@pytest.mark.parametrize("how", [{"hang": 2.0}, {"setup": "hang"}])
+@pytest.mark.parametrize("behaviour", [{"hang": 2.0}, {"setup": "hang"}])
 def test_reconcile_change_times_out_keeps_old_backend(
-    start_host: StartHost, conductor: ConductorDouble, how: dict[str, Any], tmp_path: Path
+    start_host: StartHost, conductor: ConductorDouble, behaviour: dict[str, Any], tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
     host = start_host(section("f1", gate=gate), timeout=0.2)
     host.reconcile_to(conductor.set_desired("f1"))
     running = host.registry[0]
-    outcomes = host.reconcile_to(conductor.set_desired("f1", **how))
-    what = "setup" if "setup" in how else "discovery"
-    assert outcomes == {"f1": f"{what} takes longer than 0.2 s"}
+    outcomes = host.reconcile_to(conductor.set_desired("f1", **behaviour))
+    step = "setup" if "setup" in behaviour else "discovery"
+    assert outcomes == {"f1": f"{step} takes longer than 0.2 s"}
     assert host.registry[0] is running
     gate.touch()
 
@@ -160,13 +160,13 @@ def test_start_uses_state_file_without_conductor(
     host.reconcile_to(conductor.set_desired("f1", DesiredStatus.ABSENT))
     host.reconcile_to(conductor.set_desired("f5", num_devices=4, address="0000:50:00.0"))
     conductor.unreachable = True
-    asked = len(conductor.calls.calls)
+    call_count = len(conductor.calls.calls)
     host = start_host(TWO)
     assert host.names() == ["f0", "f5"]
     assert host.driver("f5").options["num_devices"] == 4
-    assert len(conductor.calls.calls) == asked
+    assert len(conductor.calls.calls) == call_count
     host.reconciler.request(conductor.generation)
-    conductor.calls.wait_for(asked + 1)
+    conductor.calls.wait_for(call_count + 1)
     conductor.unreachable = False
     assert host.reconcile_to(conductor.generation) == {"f1": None, "f5": None}, "told in each life"
 
@@ -290,10 +290,12 @@ def test_request_repeat_reports_again(start_host: StartHost, conductor: Conducto
     host = start_host()
     generation = conductor.set_desired("f1")
     host.reconcile_to(generation)
-    running, asked = host.registry[0], len(conductor.calls.calls)
+    running, call_count = host.registry[0], len(conductor.calls.calls)
     host.reconciler.request(generation)
     host.reconciler.request(generation, repeat=True)
-    assert len(conductor.calls.wait_for(asked + 1)) == asked + 1, "a hello's answer is no question"
+    assert len(conductor.calls.wait_for(call_count + 1)) == call_count + 1, (
+        "a hello's answer is no question"
+    )
     assert len(host.reported.wait_for(2)) == 2
     assert host.registry[0] is running
 

@@ -59,20 +59,20 @@ class ExitingDriver(FakeDriver):
             sys.exit(7)
 
 
-@pytest.mark.parametrize("where", ["setup", "discover", "measure", "abilities"])
+@pytest.mark.parametrize("method", ["setup", "discover", "measure", "abilities"])
 def test_reconcile_driver_exits_fails_only_its_change(
     start_host: StartHost,
     conductor: ConductorDouble,
     monkeypatch: pytest.MonkeyPatch,
-    where: str,
+    method: str,
     tmp_path: Path,
 ) -> None:
     monkeypatch.setattr("cyborg.drivers.fake.FakeDriver", ExitingDriver)
     host = start_host(section("f1", sick=tmp_path / "sick"))
     host.reconcile_to(conductor.set_desired("f1"))
-    monkeypatch.setattr(ExitingDriver, "where", where)
+    monkeypatch.setattr(ExitingDriver, "where", method)
     error = host.reconcile_to(conductor.set_desired("f1", num_devices=2))["f1"]
-    if where != "measure":  # which fails no discovery
+    if method != "measure":  # which fails no discovery
         assert "SystemExit: 7" in str(error)
     monkeypatch.setattr(ExitingDriver, "where", "")
     assert host.reconcile_to(conductor.set_desired("f1", num_devices=3)) == {"f1": None}
@@ -87,26 +87,26 @@ def test_backend_driver_exits_recovers(
     host = start_host()
     host.reconcile_to(conductor.set_desired("f1"))
     (backend,) = host.registry
-    for where, status in (("discover", BackendStatus.ERROR), ("", BackendStatus.READY)):
-        monkeypatch.setattr(ExitingDriver, "where", where)
+    for method, status in (("discover", BackendStatus.ERROR), ("", BackendStatus.READY)):
+        monkeypatch.setattr(ExitingDriver, "where", method)
         assert rediscover_all(host)[0] is status
         assert len(backend.snapshot.devices) == 1
 
 
 def rediscover_all(host: ReconcilerHost) -> list[BackendStatus]:
     """Return the status of each backend after a discovery."""
-    found: list[BackendStatus] = []
+    statuses: list[BackendStatus] = []
     news = threading.Event()
 
     def record(state: BackendState) -> None:
-        found.append(state.status)
+        statuses.append(state.status)
         news.set()
 
     for backend in host.registry:
         news.clear()
         backend.rediscover(record)
         assert news.wait(20)
-    return found
+    return statuses
 
 
 def test_reconcile_killed_between_changes_resumes(
@@ -121,16 +121,16 @@ def test_reconcile_killed_between_changes_resumes(
     while not journal.exists():
         assert host.reconciler.reported_generation == 1
     # As a kill leaves it: nothing is written after this.
-    kept = tmp_path / "kept"
-    shutil.copy(host.path, kept)
+    copy = tmp_path / "kept"
+    shutil.copy(host.path, copy)
     host.stop()
-    shutil.copy(kept, host.path)
+    shutil.copy(copy, host.path)
     gate.touch()
-    again = start_host(text)
-    assert again.driver("f1").options["num_devices"] == 2, "its devices do not come and go"
-    assert again.state_file.generation == 1, "it has not come to the whole"
-    assert again.reconcile_to(conductor.generation) == {"f1": None, "f2": None}
-    assert again.state_file.generation == conductor.generation
+    restarted = start_host(text)
+    assert restarted.driver("f1").options["num_devices"] == 2, "its devices do not come and go"
+    assert restarted.state_file.generation == 1, "it has not come to the whole"
+    assert restarted.reconcile_to(conductor.generation) == {"f1": None, "f2": None}
+    assert restarted.state_file.generation == conductor.generation
 
 
 def test_reconcile_older_generation_after_database_restore_is_applied(

@@ -20,12 +20,12 @@ def place() -> Iterator[Path]:
 
 
 def conf(**values: object) -> cfg.ConfigOpts:
-    made = cfg.ConfigOpts()
-    options.register(made, options.AGENT_GROUPS)
-    made([], project="cyborg", default_config_files=[], default_config_dirs=[])
+    new_conf = cfg.ConfigOpts()
+    options.register(new_conf, options.AGENT_GROUPS)
+    new_conf([], project="cyborg", default_config_files=[], default_config_dirs=[])
     for name, value in values.items():
-        made.set_override(name, value, group="agent")
-    return made
+        new_conf.set_override(name, value, group="agent")
+    return new_conf
 
 
 def test_load_without_options_returns_none() -> None:
@@ -33,12 +33,12 @@ def test_load_without_options_returns_none() -> None:
 
 
 def test_load_creates_backend_per_name(place: Path) -> None:
-    made = driver.load(
+    driver_host = driver.load(
         conf(external_driver_dir=str(place), external_drivers=["a", "b-1"]), ["fake"]
     )
-    assert made is not None
-    assert list(made.drivers) == ["a", "b-1"]
-    assert made.drivers["a"].backend == "a"
+    assert driver_host is not None
+    assert list(driver_host.drivers) == ["a", "b-1"]
+    assert driver_host.drivers["a"].backend == "a"
 
 
 @pytest.mark.parametrize(

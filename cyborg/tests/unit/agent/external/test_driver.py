@@ -37,8 +37,8 @@ def place() -> Iterator[Path]:
 
 @pytest.fixture
 def peer(place: Path) -> Iterator[ExternalDriverDouble]:
-    with ExternalDriverDouble(place) as it:
-        yield it
+    with ExternalDriverDouble(place) as double:
+        yield double
 
 
 def driver(place: Path, hello: Hello | None = ALL, seconds: float = LONG) -> ExternalDriver:
@@ -200,21 +200,21 @@ def test_discovery_misbehaving_driver_sets_error(
     backend = Backend(driver(place, seconds=0.5), LONG, LONG)
     backend.start()
     assert rediscover(backend).error is None
-    before, good = backend.snapshot.devices, dict(peer.replies)
+    before, valid_replies = backend.snapshot.devices, dict(peer.replies)
     peer.replies[target] = getattr(peer, reply) if isinstance(reply, str) else reply
     state = rediscover(backend)
     assert state.status is (BackendStatus.READY if target == "/health" else BackendStatus.ERROR)
     with pytest.raises(AssertionError, match=message):
         raise AssertionError(state.error)
     assert backend.snapshot.devices == before
-    peer.replies.update(good)
+    peer.replies.update(valid_replies)
     peer.stopped.set()  # what hangs goes on
     peer.stop()
     assert "cannot call POST /discovery" in (rediscover(backend).error or "")
     assert backend.snapshot.devices == before
     Path(peer.path).unlink()
-    with ExternalDriverDouble(place) as again:
-        again.replies.update(good)
+    with ExternalDriverDouble(place) as restarted:
+        restarted.replies.update(valid_replies)
         assert rediscover(backend).error is None
     backend.stop()
     assert backend.join(LONG)

@@ -121,8 +121,8 @@ def test_server_replaces_stale_socket_only(place: Path) -> None:
     with pytest.raises(Misconfigured, match="another agent listens at"):
         RegistrationServer(path, os.getuid(), HelloRecorder())
     old = str(place / "old.sock")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as killed:
-        killed.bind(old)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stale_socket:
+        stale_socket.bind(old)
     RegistrationServer(old, os.getuid(), HelloRecorder()).stop()
     assert not (place / "old.sock").exists()
 
@@ -162,28 +162,28 @@ def test_server_thousand_malformed_requests_keeps_serving(
 ) -> None:
     """Each request is answered or disconnected, and the server keeps working."""
     chance = random.Random(7)
-    good = http_request(hello_body())
+    valid_request = http_request(hello_body())
     answers = set()
     for _ in range(1000):
-        data = bytearray(good)
+        data = bytearray(valid_request)
         for _ in range(chance.randint(1, 6)):
             data[chance.randrange(len(data) - 4)] = chance.randrange(256)
         # What is still whole ends at once, and what is not must not wait for its time to be over.
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
             link.settimeout(20)
             link.connect(str(place / "agent.sock"))
-            told = b""
+            response = b""
             try:
                 link.sendall(data)
                 link.shutdown(socket.SHUT_WR)
                 while more := link.recv(4096):
-                    told += more
+                    response += more
             except ConnectionError:
                 pass
-        answers.add(told.split(b" ")[1] if told.startswith(b"HTTP") else b"cut")
+        answers.add(response.split(b" ")[1] if response.startswith(b"HTTP") else b"cut")
     assert answers <= {b"200", b"400", b"404", b"501", b"505", b"cut"}
     assert {b"200", b"400"} <= answers
-    assert send_to_agent(place, good) == (200, {"name": "crypto"})
+    assert send_to_agent(place, valid_request) == (200, {"name": "crypto"})
 
 
 def test_server_unexpected_error_closes_connection(place: Path, caplog: Any) -> None:

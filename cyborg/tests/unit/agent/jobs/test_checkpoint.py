@@ -236,26 +236,26 @@ class Os:
     st.integers(0, 200),
 )
 def test_atomic_write_crash_at_any_call_leaves_complete_file(
-    notes: list[Any], calls: int, kept: int
+    notes: list[Any], calls: int, kept_bytes: int
 ) -> None:
     """Crash at each system call; then a new incarnation reads the file."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         boot, path = Path(folder, "boot_id"), Path(folder, "agent", "jobs-h.json")
         boot.write_text("boot-1")
-        opened, power = Checkpoint(path, boot, lambda: DAY_ONE), Os(calls, kept)
+        opened, power = Checkpoint(path, boot, lambda: DAY_ONE), Os(calls, kept_bytes)
         patch.setattr(atomic_file, "os", power)
-        written: list[dict[str, Any]] = [{}]
+        contents: list[dict[str, Any]] = [{}]
         possible = 2  # the last two of them
         try:
             for job, state, error in notes:
                 opened.record(job, "prepare", state, error)
-                written.append({**written[-1], job: (state, error)})
+                contents.append({**contents[-1], job: (state, error)})
                 opened.flush()
             possible = 1
         except Crash:
             pass
-        again = Checkpoint(path, boot, lambda: DAY_ONE)
-        found = {j: (e.state, e.error) for j in "abc" if (e := again.get(j)) is not None}
-        assert found in written[-possible:]
+        restarted = Checkpoint(path, boot, lambda: DAY_ONE)
+        entries = {j: (e.state, e.error) for j in "abc" if (e := restarted.get(j)) is not None}
+        assert entries in contents[-possible:]
         assert not path.with_name("jobs-h.json.broken").exists()
         power.off()

@@ -41,7 +41,7 @@ def test_execute_long_error_is_truncated(host: Host) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"),
+    ("spec", "expected"),
     [
         (work("p", backend="b9"), "prepare of h1: this host has no backend 'b9'; it has b0, plain"),
         (
@@ -56,9 +56,9 @@ def test_execute_long_error_is_truncated(host: Host) -> None:
         ),
     ],
 )
-def test_execute_missing_or_unable_driver_fails(host: Host, asked: JobSpec, expected: str) -> None:
+def test_execute_missing_or_unable_driver_fails(host: Host, spec: JobSpec, expected: str) -> None:
     host.start()
-    assert host.run(asked) == ("failed", expected)
+    assert host.run(spec) == ("failed", expected)
 
 
 def test_release_driver_without_prepare_succeeds(host: Host) -> None:

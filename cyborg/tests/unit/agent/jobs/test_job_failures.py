@@ -66,8 +66,8 @@ def test_job_timed_out_and_cancelled_uses_no_slot(host: Host) -> None:
 
 def test_job_timer_cannot_start_does_not_run(host: Host) -> None:
     host.timers.broken = True
-    told = ("failed", "unexpected error in the agent: RuntimeError: can't start new thread")
-    assert host.run(work("p")) == told
+    outcome = ("failed", "unexpected error in the agent: RuntimeError: can't start new thread")
+    assert host.run(work("p")) == outcome
     assert host.script.calls == []
 
 
@@ -107,10 +107,10 @@ def test_job_checkpoint_fails_at_end_outcome_is_reported(host: Host) -> None:
 
 def test_program_rediscovers_before_outcome(host: Host) -> None:
     host.start()
-    seen = host.driver.discover_calls
+    discover_count = host.driver.discover_calls
     host.driver.block()
     host.jobs.start(work("x", PROGRAM))
-    host.driver.wait_for(seen + 1)
+    host.driver.wait_for(discover_count + 1)
     assert host.outcomes.calls == []
     host.driver.unblock()
     assert host.outcomes.wait_for() == [(job_uuid("x"), "done", None)]
@@ -124,9 +124,9 @@ def test_program_finishing_late_rediscovers(host: Host) -> None:
     host.script.wait_for(("program", "h1"))
     host.timers.expire("x")
     host.outcomes.wait_for()
-    seen = host.driver.discover_calls
+    discover_count = host.driver.discover_calls
     host.script.unblock("h1")
-    host.driver.wait_for(seen + 1)
+    host.driver.wait_for(discover_count + 1)
     assert host.file("x") is CheckpointState.FAILED
     host.stop()
 

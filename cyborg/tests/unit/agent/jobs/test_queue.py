@@ -52,15 +52,15 @@ def test_start_repeated_runs_once(host: Host) -> None:
 @pytest.mark.parametrize("kind", [PREPARE, PROGRAM])
 def test_start_failed_job_returns_failed(host: Host, kind: JobKind) -> None:
     host.script.errors[str(kind)] = DriverFailed("no air")
-    what = "h1"
-    failed = {"state": "failed", "error": f"{kind} of {what}: no air"}
+    handle = "h1"
+    failed = {"state": "failed", "error": f"{kind} of {handle}: no air"}
     host.start()
     assert host.run(work("p", kind)) == ("failed", failed["error"])
     assert host.file("p") is CheckpointState.FAILED
     host.script.errors.clear()
     assert host.jobs.start(work("p", kind)) == failed
     assert host.new_queue().start(work("p", kind)) == failed
-    assert host.script.calls == [(str(kind), what)]
+    assert host.script.calls == [(str(kind), handle)]
     host.stop()
 
 
@@ -215,8 +215,8 @@ def test_prepare_backend_replaced_release_uses_new_driver(host: Host) -> None:
     assert new.script.calls == [], "it is not cut off"
     old.script.unblock("h1")
     # Each outcome is reported by its own thread, in any order.
-    told = {told[:2] for told in host.outcomes.wait_for(2)}
-    assert told == {(prepare.job_uuid, "done"), (release.job_uuid, "done")}
+    outcomes = {outcomes[:2] for outcomes in host.outcomes.wait_for(2)}
+    assert outcomes == {(prepare.job_uuid, "done"), (release.job_uuid, "done")}
     assert (old.script.calls, new.script.calls) == ([("prepare", "h1")], [("release", "h1")])
 
 

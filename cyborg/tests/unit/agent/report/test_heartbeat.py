@@ -37,8 +37,8 @@ class Conductor:
 
     def hello(self, *_: Any, **fields: Any) -> dict[str, Any]:
         self._note("hello", fields)
-        wanted = fields["digest"] is not None and fields["digest"] != self.digest
-        answer = {"interval": self.interval, "report": wanted}
+        needs_report = fields["digest"] is not None and fields["digest"] != self.digest
+        answer = {"interval": self.interval, "report": needs_report}
         return (
             answer
             if self.desired_generation is None
@@ -203,11 +203,11 @@ def test_run_once_lost_early_report_is_repeated_after_heartbeat(
 
 
 def test_run_once_changed_host_identity_is_reported(conductor: Direct, backend: Backend) -> None:
-    known = [Identity(names=("h",)), Identity("nova", names=("h",))]
-    reporter = Reporter("h", "e", conductor, [backend], identity=lambda: known[0])
+    identities = [Identity(names=("h",)), Identity("nova", names=("h",))]
+    reporter = Reporter("h", "e", conductor, [backend], identity=lambda: identities[0])
     for _ in range(2):
         reporter.run_once()
-    known.pop(0)
+    identities.pop(0)
     reporter.run_once()
     assert conductor.names() == ["hello", "report", "hello", "report"]
     reports = [body for name, body in conductor.recorded if name == "report"]

@@ -14,10 +14,12 @@ from cyborg.core.hosts.identity import Identity
 from cyborg.tests.fixtures.machine.options import make_conf
 
 
-def names(file: str | Path = "", provider: str | None = None, **how: Any) -> HostIdentityProvider:
+def names(
+    file: str | Path = "", provider: str | None = None, **arguments: Any
+) -> HostIdentityProvider:
     conf = make_conf(agent={"compute_id_file": str(file), "resource_provider": provider})
     system: dict[str, Any] = {"hostname": lambda: "Cn1", "resolve": lambda: "cn1.example.com"}
-    return HostIdentityProvider(conf, **system | how)
+    return HostIdentityProvider(conf, **system | arguments)
 
 
 def test_identity_has_hostname_and_fqdn() -> None:
@@ -29,10 +31,10 @@ def test_identity_has_hostname_and_fqdn() -> None:
 
 def test_identity_compute_id_file_written_later_is_read(tmp_path: Path) -> None:
     file, uuid = tmp_path / "compute_id", str(uuid4())
-    asked = names(file)
-    assert asked.identity().compute_id is None
+    provider = names(file)
+    assert provider.identity().compute_id is None
     file.write_text(f"{uuid.upper()}\n")
-    assert asked.identity().compute_id == uuid
+    assert provider.identity().compute_id == uuid
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage", b"\xff\xfe", b"x" * 5000])
@@ -41,9 +43,9 @@ def test_identity_invalid_compute_id_file_warns_once(
 ) -> None:
     file = tmp_path / "compute_id"
     file.write_bytes(content)
-    asked = names(file)
+    provider = names(file)
     for _ in range(3):
-        assert asked.identity().compute_id is None
+        assert provider.identity().compute_id is None
     assert len([r for r in caplog.records if "compute_id_file" in r.getMessage()]) == 1
 
 
@@ -55,16 +57,16 @@ def test_identity_unreadable_compute_id_file_warns(
 
 
 def test_identity_resolver_hangs_returns_hostname() -> None:
-    asked, free = threading.Event(), threading.Event()
+    called_event, free = threading.Event(), threading.Event()
 
     def resolve() -> str:
-        asked.set()
+        called_event.set()
         assert free.wait(20)
         return "cn1.example.com"
 
     slow = names(resolve=resolve, timeout=0.0)
     assert slow.identity().names == ("cn1",)
-    assert asked.wait(20)
+    assert called_event.wait(20)
     assert slow.identity().names == ("cn1",)
     free.set()
     (thread,) = [t for t in threading.enumerate() if t.name == "resolver"]

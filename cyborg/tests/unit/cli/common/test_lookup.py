@@ -58,14 +58,14 @@ def test_find_uuid_other_field() -> None:
 
 
 def test_find_uuids_sends_at_most_one_request() -> None:
-    rest = Listing()
-    assert find_uuids(rest, "/things", "things", [FIRST_UUID, SECOND_UUID]) == [
+    listing = Listing()
+    assert find_uuids(listing, "/things", "things", [FIRST_UUID, SECOND_UUID]) == [
         FIRST_UUID,
         SECOND_UUID,
     ]
-    assert rest.calls == 0
-    assert find_uuids(rest, "/things", "things", ["a0000000", "a0000001"]) == [
+    assert listing.calls == 0
+    assert find_uuids(listing, "/things", "things", ["a0000000", "a0000001"]) == [
         FIRST_UUID,
         SECOND_UUID,
     ]
-    assert rest.calls == 1
+    assert listing.calls == 1

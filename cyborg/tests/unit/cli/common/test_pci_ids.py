@@ -63,8 +63,8 @@ def test_parse_names_returns_vendors_and_products_only() -> None:
     ],
 )
 def test_add_names_known_ids_become_names(row: dict[str, Any], vendor: str, model: str) -> None:
-    shown = pci_ids.add_names(row, NAMES)
-    assert (shown["vendor"], shown["model"]) == (vendor, model)
+    device = pci_ids.add_names(row, NAMES)
+    assert (device["vendor"], device["model"]) == (vendor, model)
 
 
 @pytest.mark.parametrize("packed", [False, True])

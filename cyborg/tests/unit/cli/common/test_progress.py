@@ -27,14 +27,14 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    found = Clock()
-    monkeypatch.setattr(progress, "time", found)
-    return found
+    new_clock = Clock()
+    monkeypatch.setattr(progress, "time", new_clock)
+    return new_clock
 
 
-def responses(*given: dict[str, Any] | CommandError) -> Callable[[], dict[str, Any]]:
+def responses(*items: dict[str, Any] | CommandError) -> Callable[[], dict[str, Any]]:
     """Return a function that returns these responses in sequence and repeats the last one."""
-    remaining: Sequence[dict[str, Any] | CommandError] = given
+    remaining: Sequence[dict[str, Any] | CommandError] = items
 
     def fetch() -> dict[str, Any]:
         nonlocal remaining
@@ -46,9 +46,9 @@ def responses(*given: dict[str, Any] | CommandError) -> Callable[[], dict[str, A
     return fetch
 
 
-def measure(found: dict[str, Any]) -> Progress:
-    items: list[str] = found["items"]
-    pending = "two are pending" if found["open"] else None
+def measure(response: dict[str, Any]) -> Progress:
+    items: list[str] = response["items"]
+    pending = "two are pending" if response["open"] else None
     return Progress(len(items), 3, pending, [f"{item} is there" for item in items])
 
 
@@ -87,11 +87,11 @@ def test_wait_until_done_too_many_failures_raise() -> None:
         )
 
 
-@pytest.mark.parametrize("given", [[STARTED], [STARTED, UNAVAILABLE]])
-def test_wait_until_done_timeout_raises(clock: Clock, given: list[Any]) -> None:
+@pytest.mark.parametrize("items", [[STARTED], [STARTED, UNAVAILABLE]])
+def test_wait_until_done_timeout_raises(clock: Clock, items: list[Any]) -> None:
     message = (
-        "the broker is unavailable" if UNAVAILABLE in given else r"^two are pending after 2\.5 s$"
+        "the broker is unavailable" if UNAVAILABLE in items else r"^two are pending after 2\.5 s$"
     )
     with pytest.raises(CommandError, match=message):
-        wait_until_done(responses(*given), measure, "waiting", timeout=2.5, interval=1)
+        wait_until_done(responses(*items), measure, "waiting", timeout=2.5, interval=1)
     assert 2.5 <= clock.now < 2.6

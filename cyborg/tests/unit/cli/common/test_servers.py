@@ -38,10 +38,10 @@ def test_fetch_states_requests_each_server_once(monkeypatch: pytest.MonkeyPatch)
         return nova(request)
 
     with serving(respond) as url:
-        found = servers.fetch_states(
+        states = servers.fetch_states(
             rest(url, monkeypatch), ["a", "b", "a", "gone", "secret", "odd"]
         )
-    assert found == {
+    assert states == {
         "a": "ACTIVE",
         "b": "SHUTOFF",
         "gone": servers.NOT_FOUND,
@@ -62,8 +62,8 @@ def test_fetch_states_nova_unreachable_raises(monkeypatch: pytest.MonkeyPatch) -
 
 def test_fetch_states_unexpected_json_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(lambda _: Response(body=json.dumps("x").encode())) as url:
-        found = servers.fetch_states(rest(url, monkeypatch), ["a"])
-    assert found == {"a": "unknown (unexpected response from Nova)"}
+        states = servers.fetch_states(rest(url, monkeypatch), ["a"])
+    assert states == {"a": "unknown (unexpected response from Nova)"}
 
 
 def test_accelerator_list_detail_shows_server_status(
@@ -82,5 +82,5 @@ def test_accelerator_list_detail_shows_server_status(
         arguments = ["--os-auth-type", "none", "--os-endpoint", url]
         arguments += ["accelerator-list", "--detail", "-f", "json"]
         assert app.CyborgApp(arguments).run(arguments) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert [(row["UUID"], row["Server"]) for row in shown] == [("1", "SHUTOFF"), ("2", None)]
+    output = json.loads(capsys.readouterr().out)
+    assert [(row["UUID"], row["Server"]) for row in output] == [("1", "SHUTOFF"), ("2", None)]

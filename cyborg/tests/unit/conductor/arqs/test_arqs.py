@@ -50,8 +50,8 @@ def bound(engine: sa.Engine, card: rows.Card, count: int = 1, **values: Any) -> 
 
 
 def owners(engine: sa.Engine) -> list[int]:
-    found = rows.read(engine, schema.attach_handles)
-    return [row["arq_id"] for row in found if row["arq_id"] is not None]
+    handles = rows.read(engine, schema.attach_handles)
+    return [row["arq_id"] for row in handles if row["arq_id"] is not None]
 
 
 def test_create_returns_one_arq_for_each_unit_in_group_order(engine: sa.Engine, arqs: Arqs) -> None:
@@ -120,8 +120,8 @@ def test_unbind_of_draining_handle_marks_its_provider_stale(engine: sa.Engine, a
     (handle,) = [h for h in rows.read(engine, schema.attach_handles) if h["arq_id"]]
     rows.update(engine, schema.attach_handles, handle["id"], draining=True)
     arqs.unbind([{"request": uuid}], None)
-    (kept,) = rows.read(engine, schema.attach_handles, id=handle["id"])
-    assert (kept["draining"], kept["arq_id"]) == (True, None)
+    (handle_row,) = rows.read(engine, schema.attach_handles, id=handle["id"])
+    assert (handle_row["draining"], handle_row["arq_id"]) == (True, None)
     revisions = {row["uuid"]: row["revision"] for row in rows.read(engine, schema.providers)}
     assert revisions == {card.provider: 2, other.provider: 1}
     assert rows.read(engine, schema.providers, uuid=card.provider)[0]["stale_since"] is not None

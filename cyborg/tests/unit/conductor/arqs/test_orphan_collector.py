@@ -41,31 +41,31 @@ def test_orphan_is_suspected_and_released_after_grace_period(
     env: Env, caplog: pytest.LogCaptureFixture
 ) -> None:
     card = env.add_card()
-    kept, lost = env.add_bound_arq(card), env.add_bound_arq(card)
+    bound_arq, orphan = env.add_bound_arq(card), env.add_bound_arq(card)
     env.run_after()
-    assert env.row(lost)["orphan_since"] is None
-    env.deallocate(lost)
+    assert env.row(orphan)["orphan_since"] is None
+    env.deallocate(orphan)
     env.run_after()
-    suspected = env.row(lost)
+    suspected = env.row(orphan)
     assert (suspected["state"], suspected["orphan_since"]) == ("Bound", env.now)
     assert suspected["updated_at"] == START - timedelta(days=1)
     env.run_after(GRACE - 1)
-    assert env.row(lost)["state"] == "Bound"
+    assert env.row(orphan)["state"] == "Bound"
     env.run_after(INTERVAL)
     assert texts_of(caplog.records, logging.WARNING) == [
-        f"[provider={card.provider} arq={lost} instance={suspected['instance_uuid']}] Orphaned "
+        f"[provider={card.provider} arq={orphan} instance={suspected['instance_uuid']}] Orphaned "
         "ARQ was unbound: its instance has had no allocation on the resource provider since "
         f"{suspected['orphan_since']}"
     ]
-    freed = env.row(lost)
+    freed = env.row(orphan)
     assert (freed["state"], freed["instance_uuid"], freed["device_rp_uuid"]) == (
         "Unbound",
         None,
         None,
     )
     assert freed["orphan_since"] is None
-    assert env.handles(lost) == []
-    assert (env.row(kept)["state"], len(env.handles(kept))) == ("Bound", 1)
+    assert env.handles(orphan) == []
+    assert (env.row(bound_arq)["state"], len(env.handles(bound_arq))) == ("Bound", 1)
     counts = env.self_heal_counts()
     assert (counts["orphans_suspected"], counts["orphans_released"], counts["orphan_scans"]) == (
         1,
@@ -75,40 +75,40 @@ def test_orphan_is_suspected_and_released_after_grace_period(
 
 
 def test_restored_allocation_clears_suspicion(env: Env) -> None:
-    lost = env.add_bound_arq(env.add_card(), allocated=False)
+    orphan = env.add_bound_arq(env.add_card(), allocated=False)
     env.run_after()
-    assert env.row(lost)["orphan_since"] == env.now
-    env.allocate(lost)
+    assert env.row(orphan)["orphan_since"] == env.now
+    env.allocate(orphan)
     assert env.run_after().cleared == 1
-    assert env.row(lost)["orphan_since"] is None
-    env.deallocate(lost)
+    assert env.row(orphan)["orphan_since"] is None
+    env.deallocate(orphan)
     env.run_after(GRACE)
     # A new suspicion starts a new grace period.
-    assert (env.row(lost)["state"], env.row(lost)["orphan_since"]) == ("Bound", env.now)
+    assert (env.row(orphan)["state"], env.row(orphan)["orphan_since"]) == ("Bound", env.now)
 
 
 def test_bind_is_suspected_in_next_round(sqlite_env: Env) -> None:
     """The grace period starts with that round, not later."""
-    lost = sqlite_env.add_bound_arq(sqlite_env.add_card(), allocated=False, updated_at=START)
+    orphan = sqlite_env.add_bound_arq(sqlite_env.add_card(), allocated=False, updated_at=START)
     sqlite_env.run_after()
-    assert sqlite_env.row(lost)["orphan_since"] == sqlite_env.now
+    assert sqlite_env.row(orphan)["orphan_since"] == sqlite_env.now
     sqlite_env.run_after(GRACE)
-    assert sqlite_env.row(lost)["state"] == "Unbound"
+    assert sqlite_env.row(orphan)["state"] == "Unbound"
     assert sqlite_env.now - START <= timedelta(seconds=GRACE + 2 * INTERVAL)
 
 
 def test_arq_bound_after_query_is_not_suspected(sqlite_env: Env) -> None:
-    lost = sqlite_env.add_bound_arq(
+    orphan = sqlite_env.add_bound_arq(
         sqlite_env.add_card(), allocated=False, updated_at=START + timedelta(seconds=301)
     )
     sqlite_env.run_after()
-    assert sqlite_env.row(lost)["orphan_since"] is None
+    assert sqlite_env.row(orphan)["orphan_since"] is None
 
 
 def test_unknown_allocations_change_nothing(sqlite_env: Env) -> None:
     """If Placement is unavailable or lacks the provider, nothing is suspected or released."""
     card = sqlite_env.add_card()
-    lost = sqlite_env.add_bound_arq(card, allocated=False, orphan_since=START - timedelta(days=1))
+    orphan = sqlite_env.add_bound_arq(card, allocated=False, orphan_since=START - timedelta(days=1))
     unknown = rows.insert_card(sqlite_env.engine, sqlite_env.node.name, "0000:77:00.0")
     hidden = sqlite_env.add_bound_arq(
         unknown, allocated=False, orphan_since=START - timedelta(days=1)
@@ -116,10 +116,13 @@ def test_unknown_allocations_change_nothing(sqlite_env: Env) -> None:
     sqlite_env.placement.unreachable = True
     with pytest.raises(Unavailable):
         sqlite_env.run_after()
-    assert {sqlite_env.row(uuid)["state"] for uuid in (lost, hidden)} == {"Bound"}
+    assert {sqlite_env.row(uuid)["state"] for uuid in (orphan, hidden)} == {"Bound"}
     sqlite_env.placement.unreachable = False
     assert sqlite_env.run_after().released == 1
-    assert (sqlite_env.row(lost)["state"], sqlite_env.row(hidden)["state"]) == ("Unbound", "Bound")
+    assert (sqlite_env.row(orphan)["state"], sqlite_env.row(hidden)["state"]) == (
+        "Unbound",
+        "Bound",
+    )
 
 
 def test_each_provider_is_queried_once_for_any_page_size(
@@ -127,17 +130,17 @@ def test_each_provider_is_queried_once_for_any_page_size(
 ) -> None:
     monkeypatch.setattr(module, "PAGE", 2)
     cards = [sqlite_env.add_card(n, handles=5) for n in range(3)]
-    kept = [sqlite_env.add_bound_arq(card) for card in cards for _ in range(5)]
+    bound_arqs = [sqlite_env.add_bound_arq(card) for card in cards for _ in range(5)]
     stats = sqlite_env.run_after()
-    assert stats.checked == len(kept)
+    assert stats.checked == len(bound_arqs)
     assert sorted(sqlite_env.placement.queries) == sorted(card.provider for card in cards)
     assert (stats.suspected, stats.released) == (0, 0)
-    for uuid in kept[::2]:
+    for uuid in bound_arqs[::2]:
         sqlite_env.deallocate(uuid)
-    assert sqlite_env.run_after().suspected == len(kept[::2])
-    assert sqlite_env.run_after(GRACE).released == len(kept[::2])
-    assert {sqlite_env.row(uuid)["state"] for uuid in kept[::2]} == {"Unbound"}
-    assert {sqlite_env.row(uuid)["state"] for uuid in kept[1::2]} == {"Bound"}
+    assert sqlite_env.run_after().suspected == len(bound_arqs[::2])
+    assert sqlite_env.run_after(GRACE).released == len(bound_arqs[::2])
+    assert {sqlite_env.row(uuid)["state"] for uuid in bound_arqs[::2]} == {"Unbound"}
+    assert {sqlite_env.row(uuid)["state"] for uuid in bound_arqs[1::2]} == {"Bound"}
 
 
 def test_round_without_findings_executes_four_statements(sqlite_env: Env) -> None:
@@ -154,15 +157,15 @@ def test_round_without_findings_executes_four_statements(sqlite_env: Env) -> Non
 def test_change_just_before_release_prevents_it(env: Env, change: str) -> None:
     """The second query is the last moment for a concurrent change."""
     card = env.add_card()
-    lost = env.add_bound_arq(card, allocated=False, orphan_since=START - timedelta(days=1))
-    id_ = env.row(lost)["id"]
+    orphan = env.add_bound_arq(card, allocated=False, orphan_since=START - timedelta(days=1))
+    id_ = env.row(orphan)["id"]
 
     def change_concurrently() -> None:
         if len(env.placement.queries) < 2:
             return
         env.placement.before_answer = lambda: None
         if change == "allocated":
-            env.allocate(lost)
+            env.allocate(orphan)
         elif change == "unbound":
             rows.update(env.engine, schema.arqs, id_, state="Unbound", orphan_since=None)
         else:
@@ -177,8 +180,8 @@ def test_change_just_before_release_prevents_it(env: Env, change: str) -> None:
     env.placement.before_answer = change_concurrently
     assert env.run_after().released == 0
     assert len(env.placement.queries) == 2
-    assert env.row(lost)["state"] == ("Unbound" if change == "unbound" else "Bound")
-    assert len(env.handles(lost)) == 1
+    assert env.row(orphan)["state"] == ("Unbound" if change == "unbound" else "Bound")
+    assert len(env.handles(orphan)) == 1
     assert "orphans_released" not in env.self_heal_counts()
 
 
@@ -197,27 +200,27 @@ def test_round_runs_in_one_conductor_only(env: Env) -> None:
 
 def test_grace_period_of_zero_only_reports(sqlite_engine: sa.Engine, node: Node) -> None:
     env = Env(sqlite_engine, node, orphan_grace=0.0)
-    lost = env.add_bound_arq(env.add_card(), allocated=False)
+    orphan = env.add_bound_arq(env.add_card(), allocated=False)
     env.run_after()
     for _ in range(3):
         assert env.run_after(10 * GRACE).released == 0
-    assert env.row(lost)["state"] == "Bound"
-    assert env.row(lost)["orphan_since"] == START + timedelta(seconds=INTERVAL)
+    assert env.row(orphan)["state"] == "Bound"
+    assert env.row(orphan)["orphan_since"] == START + timedelta(seconds=INTERVAL)
 
 
 def test_round_without_nova_checks_nothing(sqlite_env: Env) -> None:
-    lost = sqlite_env.add_bound_arq(sqlite_env.add_card(), allocated=False)
+    orphan = sqlite_env.add_bound_arq(sqlite_env.add_card(), allocated=False)
     conf = make_conf(nova={"send_events": False})
     collector = OrphanCollector(
         conf, UnitOfWork(sqlite_env.engine), sqlite_env.placement, now=lambda: sqlite_env.now
     )
     assert collector.run_once() == RoundStats()
-    assert (sqlite_env.placement.queries, sqlite_env.row(lost)["orphan_since"]) == ([], None)
+    assert (sqlite_env.placement.queries, sqlite_env.row(orphan)["orphan_since"]) == ([], None)
     # A grace period set by the operator counts without Nova, too.
     conf.set_override("orphan_grace", 60.0, group="conductor")
     sqlite_env.now += timedelta(seconds=INTERVAL)
     collector.run_once()
-    assert sqlite_env.row(lost)["orphan_since"] == sqlite_env.now
+    assert sqlite_env.row(orphan)["orphan_since"] == sqlite_env.now
 
 
 def test_lost_placement_database_releases_nothing(
@@ -225,11 +228,13 @@ def test_lost_placement_database_releases_nothing(
 ) -> None:
     card = sqlite_env.add_card(handles=30)
     since = START - timedelta(days=1)
-    lost = [sqlite_env.add_bound_arq(card, allocated=False, orphan_since=since) for _ in range(21)]
+    orphans = [
+        sqlite_env.add_bound_arq(card, allocated=False, orphan_since=since) for _ in range(21)
+    ]
     assert sqlite_env.run_after().released == 0
     assert "21 of 21 bound ARQs have no allocation" in caplog.text
-    assert {sqlite_env.row(uuid)["state"] for uuid in lost} == {"Bound"}
-    sqlite_env.allocate(lost[0])
+    assert {sqlite_env.row(uuid)["state"] for uuid in orphans} == {"Bound"}
+    sqlite_env.allocate(orphans[0])
     assert sqlite_env.run_after().released == 20
 
 
@@ -270,14 +275,14 @@ def test_expired_unbound_arqs_are_deleted(engine: sa.Engine, node: Node) -> None
             ("BindFailed", {"updated_at": old}),
         )
     ]
-    kept = [
+    bound_arqs = [
         env.add_bound_arq(card, updated_at=old),
         rows.insert_arq(engine, env.profile, created_at=young),
         rows.insert_arq(engine, env.profile, created_at=old, state="Unbound", updated_at=young),
     ]
     assert env.run_after().expired == 3
     left = {row["uuid"] for row in rows.read(engine, schema.arqs)}
-    assert left == set(kept)
+    assert left == set(bound_arqs)
     assert left.isdisjoint(deleted)
     assert env.self_heal_counts()["unbound_expired"] == 3
 
@@ -310,7 +315,7 @@ def test_failed_arq_expires_only_without_its_instance(
     old = START - timedelta(days=2)
     existing, deleted_instance = str(uuid4()), str(uuid4())
     fake_nova.add_server(existing, env.node.name, "ERROR")
-    kept, deleted = (
+    bound_arq, deleted = (
         rows.insert_arq(
             engine,
             env.profile,
@@ -324,11 +329,11 @@ def test_failed_arq_expires_only_without_its_instance(
     if nova == "away":
         fake_nova.status = 503
         assert env.run_after().expired == 0
-        assert {env.row(uuid)["updated_at"] for uuid in (kept, deleted)} == {None}
+        assert {env.row(uuid)["updated_at"] for uuid in (bound_arq, deleted)} == {None}
         return
     assert env.run_after().expired == 1
-    assert [row["uuid"] for row in rows.read(engine, schema.arqs)] == [kept] != [deleted]
-    assert env.row(kept)["updated_at"] == env.now
+    assert [row["uuid"] for row in rows.read(engine, schema.arqs)] == [bound_arq] != [deleted]
+    assert env.row(bound_arq)["updated_at"] == env.now
     # Its age starts again, so that Nova is not queried in each round.
     queries = len(fake_nova.requested_paths)
     env.run_after()
@@ -338,10 +343,10 @@ def test_failed_arq_expires_only_without_its_instance(
 
 
 def test_orphan_with_prepared_handle_enqueues_cleaning(sqlite_env: Env) -> None:
-    lost = sqlite_env.add_bound_arq(
+    orphan = sqlite_env.add_bound_arq(
         sqlite_env.add_card(), allocated=False, orphan_since=START - timedelta(seconds=GRACE)
     )
-    (handle,) = sqlite_env.handles(lost)
+    (handle,) = sqlite_env.handles(orphan)
     rows.update(sqlite_env.engine, schema.attach_handles, handle["id"], needs_cleaning=True)
     assert sqlite_env.run_after().released == 1
     (after,) = rows.read(sqlite_env.engine, schema.attach_handles, id=handle["id"])
@@ -355,9 +360,9 @@ def test_orphan_with_prepared_handle_enqueues_cleaning(sqlite_env: Env) -> None:
 
 
 def test_stopped_collector_releases_nothing(sqlite_env: Env) -> None:
-    lost = sqlite_env.add_bound_arq(
+    orphan = sqlite_env.add_bound_arq(
         sqlite_env.add_card(), allocated=False, orphan_since=START - timedelta(days=1)
     )
     sqlite_env.collector.stop()
     assert sqlite_env.run_after() == RoundStats()
-    assert sqlite_env.row(lost)["state"] == "Bound"
+    assert sqlite_env.row(orphan)["state"] == "Bound"

@@ -254,8 +254,8 @@ def test_audit_with_expired_lease_is_continued_by_another_conductor(env: Env) ->
     assert env.new_runner().run_once() == 1
     row = env.row(uuid)
     assert (row["state"], row["hosts_done"], row["hosts_total"]) == ("DONE", 4, 4)
-    called = [host for host in env.agents.calls if host in names]
-    assert called.count(names[0]) == 1
+    hosts_called = [host for host in env.agents.calls if host in names]
+    assert hosts_called.count(names[0]) == 1
 
 
 def test_runner_without_lease_writes_nothing(sqlite_env: Env) -> None:

@@ -44,9 +44,9 @@ def conductor(engine: sa.Engine) -> IdempotentEndpoint:
 
 def call(request_id: str | None = None) -> CallContext:
     """Return the context of a new call."""
-    sent = CallSerializer().serialize_context(current())
+    context = CallSerializer().serialize_context(current())
     return ContextSerializer().deserialize_context(
-        sent if request_id is None else {**sent, "request_id": request_id}
+        context if request_id is None else {**context, "request_id": request_id}
     )
 
 
@@ -247,10 +247,10 @@ def test_too_large_answer_is_not_recorded(sqlite_engine: sa.Engine) -> None:
     uow, key = UnitOfWork(sqlite_engine), make_key("c", None, "m", {})
     with idempotency.call_context(key):
         uow.run_once(lambda tx: None, lambda _: "x" * (idempotency.MAX_ANSWER + 1))
-    found = uow.run(lambda tx: idempotency.find(tx, key))
-    assert found is not None
+    stored = uow.run(lambda tx: idempotency.find(tx, key))
+    assert stored is not None
     with pytest.raises(Unavailable, match="too large"):
-        idempotency.unwrap(found)
+        idempotency.unwrap(stored)
 
 
 def test_sweep_deletes_old_records_in_batches(engine: sa.Engine) -> None:

@@ -33,13 +33,13 @@ class FakeAgents:
 
     def find_driver(self, host: str, driver: str) -> Mapping[str, Any]:
         self.queried_hosts.append(host)
-        found = self.answers.get(host)
-        if isinstance(found, Exception):
-            raise found
-        if found == "hang":
+        entry = self.answers.get(host)
+        if isinstance(entry, Exception):
+            raise entry
+        if entry == "hang":
             self.proceed.wait(60)
-            found = ACME
-        return {"driver": found.to_dict() if isinstance(found, DriverEntry) else found}
+            entry = ACME
+        return {"driver": entry.to_dict() if isinstance(entry, DriverEntry) else entry}
 
 
 @pytest.fixture

@@ -42,8 +42,8 @@ def uninstall(cloud: Cloud, **overrides: Any) -> str:
 
 
 def devices(cloud: Cloud, host: str) -> list[tuple[str, bool, bool]]:
-    found = rows.read(cloud.engine, schema.devices, host=host)
-    return [(row["backend"], row["cordoned"], row["draining"]) for row in found]
+    device_rows = rows.read(cloud.engine, schema.devices, host=host)
+    return [(row["backend"], row["cordoned"], row["draining"]) for row in device_rows]
 
 
 def bind(cloud: Cloud, host: str) -> str:

@@ -25,8 +25,8 @@ pytestmark = pytest.mark.slow
 
 
 def desired_statuses(cloud: Cloud, backend: str = "fake") -> list[tuple[str, str]]:
-    found = rows.read(cloud.engine, schema.desired_backends, backend=backend)
-    return [(row["driver"], row["status"]) for row in found]
+    backend_rows = rows.read(cloud.engine, schema.desired_backends, backend=backend)
+    return [(row["driver"], row["status"]) for row in backend_rows]
 
 
 def test_concurrent_installs_with_one_backend_name_fail_once(sqlite_env: Cloud) -> None:
@@ -238,16 +238,16 @@ def test_conductor_killed_between_any_statements_is_recovered(cloud: Cloud) -> N
         return remaining[0] <= 0
 
     cloud.conf.set_override("driver_timeout", 100000.0, "conductor")
-    killed = 0
-    for start in (install, lambda it: update(it, config={"count": 2}), uninstall):
+    kill_count = 0
+    for start in (install, lambda drivers: update(drivers, config={"count": 2}), uninstall):
         job = start(cloud)
         for statements in range(1, 200):
-            killed += run_once_killed(statements)
+            kill_count += run_once_killed(statements)
             for name in HOSTS:
                 cloud.sync_agent(name)
             cloud.advance(6)
             if cloud.job(job)[0] != "pending":
                 break
         assert set(cloud.job(job)[2].values()) == {"done"}
-    assert killed > 40
+    assert kill_count > 40
     assert [devices(cloud, name) for name in HOSTS] == [[]] * 4

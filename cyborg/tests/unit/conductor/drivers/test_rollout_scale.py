@@ -53,9 +53,9 @@ def test_rollout_on_many_hosts_runs_a_bounded_number_of_statements(cloud: Cloud)
     counts: dict[str, int] = {}
 
     def count(name: str, work: Any) -> Any:
-        with count_statements(cloud.engine) as found:
+        with count_statements(cloud.engine) as statements:
             result = work()
-        counts[name] = len(found)
+        counts[name] = len(statements)
         return result
 
     job = count("install", lambda: install(cloud))

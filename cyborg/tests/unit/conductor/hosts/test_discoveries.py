@@ -62,8 +62,8 @@ def make_discoveries(
 
 
 def states(engine: sa.Engine, uuid: str) -> dict[tuple[str, str], str]:
-    found = rows.read(engine, schema.discoveries, uuid=uuid)
-    return {(row["host"], row["backend"]): row["state"] for row in found}
+    discovery_rows = rows.read(engine, schema.discoveries, uuid=uuid)
+    return {(row["host"], row["backend"]): row["state"] for row in discovery_rows}
 
 
 def join_threads(engine: sa.Engine) -> None:
@@ -114,7 +114,7 @@ def test_create_with_host_or_driver_calls_only_these_backends(
     uuid = make_discoveries(sqlite_engine, agents).create(host, driver)["uuid"]
     agents.wait(len({host_name for host_name, _ in targets}))
     assert set(states(sqlite_engine, uuid)) == targets
-    assert {called for _, called in agents.calls} == {driver}
+    assert {name for _, name in agents.calls} == {driver}
     join_threads(sqlite_engine)
 
 

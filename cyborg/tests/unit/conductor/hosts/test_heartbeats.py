@@ -266,8 +266,8 @@ def test_first_heartbeat_after_restart_schedules_verification_once(engine: sa.En
             tx.execute(sa.update(schema.providers).values(stale_since=None))
         # Its backends have no devices yet.
         hosts.heartbeat(second.name, second.epoch, "there", "READY", drivers, None, None)
-        found = rows.read(engine, schema.providers)
-        assert sum(row["stale_since"] is not None for row in found) == stale
+        provider_rows = rows.read(engine, schema.providers)
+        assert sum(row["stale_since"] is not None for row in provider_rows) == stale
 
 
 def test_report_with_the_provider_name_of_another_host_is_refused(engine: sa.Engine) -> None:

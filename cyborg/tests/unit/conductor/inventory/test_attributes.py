@@ -18,8 +18,8 @@ from cyborg.tests.fixtures.hosts.hosts import Host, card, make_hosts
 
 
 def add_deployable(engine: sa.Engine, host: str = "compute-1") -> str:
-    made = rows.insert_card(engine, host, handles=1)
-    (row,) = rows.read(engine, schema.deployables, id=made.deployable_id)
+    card = rows.insert_card(engine, host, handles=1)
+    (row,) = rows.read(engine, schema.deployables, id=card.deployable_id)
     return str(row["uuid"])
 
 
@@ -33,20 +33,20 @@ def read_attributes(engine: sa.Engine, uuid: str) -> dict[str, str]:
 
 def test_created_attribute_is_visible_until_deleted(engine: sa.Engine) -> None:
     owner, attributes = add_deployable(engine), Attributes(UnitOfWork(engine))
-    made = attributes.create(owner.upper(), "rack", "é 7")
+    created = attributes.create(owner.upper(), "rack", "é 7")
     with engine.connect() as connection:
         (row,) = read.find(connection)
-        assert read.get(connection, made["uuid"]) == row
+        assert read.get(connection, created["uuid"]) == row
     assert (row["deployable_uuid"], row["key"], row["value"]) == (owner, "rack", "é 7")
-    assert {k: v for k, v in made.items() if k != "created_at"} == {
+    assert {k: v for k, v in created.items() if k != "created_at"} == {
         k: v for k, v in row.items() if k != "created_at"
     }
-    assert made["created_at"] == f"{row['created_at'].isoformat()}+00:00"
+    assert created["created_at"] == f"{row['created_at'].isoformat()}+00:00"
     assert read_attributes(engine, owner) == {"rack": "é 7"}
-    attributes.delete(made["uuid"])
+    attributes.delete(created["uuid"])
     assert read_attributes(engine, owner) == {}
     with pytest.raises(NotFound):
-        attributes.delete(made["uuid"])
+        attributes.delete(created["uuid"])
 
 
 def test_create_with_existing_key_raises_conflict(engine: sa.Engine) -> None:
@@ -86,10 +86,10 @@ def test_create_for_unknown_deployable_raises_not_found(engine: sa.Engine) -> No
 def test_create_and_delete_execute_one_statement(sqlite_engine: sa.Engine) -> None:
     owner, attributes = add_deployable(sqlite_engine), Attributes(UnitOfWork(sqlite_engine))
     with count_statements(sqlite_engine) as statements:
-        made = attributes.create(owner, "rack", "7")
+        created = attributes.create(owner, "rack", "7")
     assert len(statements) == 1
     with count_statements(sqlite_engine) as statements:
-        attributes.delete(made["uuid"])
+        attributes.delete(created["uuid"])
     assert len(statements) == 1
 
 
@@ -122,10 +122,10 @@ def test_report_keeps_attributes_of_operators(engine: sa.Engine) -> None:
     (deployable,) = rows.read(engine, schema.deployables)
     attributes = Attributes(UnitOfWork(engine))
     attributes.create(deployable["uuid"], "rack", "7")
-    made = attributes.create(deployable["uuid"], "key", "the operator's")
+    created = attributes.create(deployable["uuid"], "key", "the operator's")
     assert read_attributes(engine, deployable["uuid"]) == {"key": "the operator's", "rack": "7"}
     host.send(hosts, card(serial="S2"))
     host.send(hosts, card(count=3))
     assert read_attributes(engine, deployable["uuid"]) == {"key": "the operator's", "rack": "7"}
-    attributes.delete(made["uuid"])
+    attributes.delete(created["uuid"])
     assert read_attributes(engine, deployable["uuid"]) == {"key": "value", "rack": "7"}

@@ -58,8 +58,10 @@ def test_removed_device_notifies_its_owners_only_once(
         ("accelerator_request.lost.error", uuid),
         ("accelerator_request.lost.error", other),
     ]
-    lost, first, _ = [row["payload"]["payload"]["data"] for row in rows.read(engine, schema.outbox)]
-    assert (lost["hostname"], lost["address"]) == ("compute-1", "0000:00:00.0")
+    removed_device, first, _ = [
+        row["payload"]["payload"]["data"] for row in rows.read(engine, schema.outbox)
+    ]
+    assert (removed_device["hostname"], removed_device["address"]) == ("compute-1", "0000:00:00.0")
     assert "0000:00:00.0" in first["error"]
     assert f"device 0000:00:00.0 was removed while in use by ARQs {uuid}" in caplog.text
     host.report(hosts)

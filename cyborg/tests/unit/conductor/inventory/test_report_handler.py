@@ -216,12 +216,12 @@ def test_moved_deployable_keeps_its_provider_name(engine: sa.Engine) -> None:
     deployable = replace(card().deployables[0], address="part")
     host.send(hosts, card(0, deployables=(deployable,)), card(1, deployables=()))
     host.send(hosts, card(0, deployables=()), card(1, deployables=(deployable,)))
-    (moved,) = rows.read(engine, schema.deployables)
-    assert moved["device_id"] == rows.read(engine, schema.devices)[1]["id"]
+    (deployable_row,) = rows.read(engine, schema.deployables)
+    assert deployable_row["device_id"] == rows.read(engine, schema.devices)[1]["id"]
     bind_handle(engine)
     host.send(hosts, card(0, deployables=(deployable,)), card(1, deployables=()))
     (draining,) = rows.read(engine, schema.deployables)
-    assert draining["id"] == moved["id"]
+    assert draining["id"] == deployable_row["id"]
     assert draining["draining"]
 
 
@@ -239,8 +239,8 @@ def test_dirty_handle_that_returns_stays_dirty(engine: sa.Engine) -> None:
     host.send(hosts, card(0))
     rows.update(engine, schema.attach_handles, 1, needs_cleaning=True)
     host.send(hosts)
-    (kept,) = rows.read(engine, schema.attach_handles)
-    assert (kept["draining"], kept["needs_cleaning"]) == (True, True)
+    (handle,) = rows.read(engine, schema.attach_handles)
+    assert (handle["draining"], handle["needs_cleaning"]) == (True, True)
     host.send(hosts, card(0))
     assert [row["needs_cleaning"] for row in rows.read(engine, schema.attach_handles)] == [
         True,

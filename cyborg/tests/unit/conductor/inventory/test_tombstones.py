@@ -19,7 +19,7 @@ from cyborg.tests.fixtures.machine.options import make_conf
 
 def inventory(engine: sa.Engine) -> list[tuple[str, str, str, list[tuple[str, str, str]]]]:
     """Return address, uuid, status of each device, and uuid and attributes of its deployables."""
-    found = []
+    items = []
     for device in rows.read(engine, schema.devices):
         deployables = rows.read(engine, schema.deployables, device_id=device["id"])
         attributes = [
@@ -27,8 +27,8 @@ def inventory(engine: sa.Engine) -> list[tuple[str, str, str, list[tuple[str, st
             for p in deployables
             for a in rows.read(engine, schema.attributes, deployable_id=p["id"])
         ]
-        found.append((device["address"], device["uuid"], device["status"], attributes))
-    return sorted(found)
+        items.append((device["address"], device["uuid"], device["status"], attributes))
+    return sorted(items)
 
 
 def report_and_customize(engine: sa.Engine, hosts: Hosts, host: Host, count: int = 2) -> None:

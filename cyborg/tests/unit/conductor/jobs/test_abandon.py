@@ -59,8 +59,8 @@ def set_prepared(cloud: Cloud, *, owned: bool, index: int = 0) -> int:
 
 
 def handles(cloud: Cloud) -> list[tuple[str, bool, bool]]:
-    found = rows.read(cloud.engine, schema.attach_handles)
-    return [(row["address"], row["needs_cleaning"], row["draining"]) for row in found]
+    handle_rows = rows.read(cloud.engine, schema.attach_handles)
+    return [(row["address"], row["needs_cleaning"], row["draining"]) for row in handle_rows]
 
 
 def release(cloud: Cloud, handle: int) -> None:

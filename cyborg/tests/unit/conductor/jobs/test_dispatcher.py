@@ -31,10 +31,10 @@ def test_successful_prepare_job_binds_the_requests(env: JobsEnv) -> None:
     assert env.handles() == {"owned": 2, "free": 14}
     assert env.events() == []
     assert env.jobs.run_once() == 1
-    (asked,) = env.agents.calls
-    assert (asked["host"], asked["kind"], asked["instance"]) == (card.host, "prepare", instance)
-    assert len({item["handle"] for item in asked["items"]}) == 2
-    assert {item["backend"] for item in asked["items"]} == {"fake"}
+    (call,) = env.agents.calls
+    assert (call["host"], call["kind"], call["instance"]) == (card.host, "prepare", instance)
+    assert len({item["handle"] for item in call["items"]}) == 2
+    assert {item["backend"] for item in call["items"]} == {"fake"}
     assert env.states() == {"Bound": 2}
     assert env.events() == ["completed"] * 2
     assert env.open_jobs() == []
@@ -205,10 +205,10 @@ def test_handle_whose_cleaning_fails_is_reserved_in_placement(sqlite_env: JobsEn
         from cyborg.db.write import deployables
 
         with sqlite_env.engine.connect() as connection:
-            found = mapping.desired_providers(
+            providers = mapping.desired_providers(
                 "root", deployables.desired_state(connection, [card.provider])
             )
-        (inventory,) = found[card.provider].inventories.values()
+        (inventory,) = providers[card.provider].inventories.values()
         return inventory.total, inventory.reserved
 
     assert provider() == (2, 0)
@@ -269,7 +269,7 @@ def test_job_refused_by_the_agent_fails(sqlite_env: JobsEnv) -> None:
 @pytest.mark.parametrize("malformed", ["\udcff", "nul\0", "x" * 5000, 7])
 def test_job_with_malformed_error_text_fails(env: JobsEnv, malformed: Any) -> None:
     env.bind(env.add_card())
-    env.agents.job = lambda *asked: {"state": "failed", "error": malformed}  # type: ignore[method-assign]
+    env.agents.job = lambda *args: {"state": "failed", "error": malformed}  # type: ignore[method-assign]
     env.jobs.run_once()
     assert env.states() == {"BindFailed": 1}
     assert env.events() == ["failed"]
@@ -278,7 +278,7 @@ def test_job_with_malformed_error_text_fails(env: JobsEnv, malformed: Any) -> No
 @pytest.mark.parametrize("answer", [None, [], "done", 7])
 def test_malformed_answer_of_the_agent_fails_the_job(sqlite_env: JobsEnv, answer: Any) -> None:
     sqlite_env.bind(sqlite_env.add_card())
-    sqlite_env.agents.job = lambda *asked: answer  # type: ignore[method-assign]
+    sqlite_env.agents.job = lambda *args: answer  # type: ignore[method-assign]
     sqlite_env.jobs.run_once()
     assert sqlite_env.states() == {"BindFailed": 1}
 
@@ -299,8 +299,8 @@ def test_bind_with_a_device_without_host_work_prepares_only_the_other(env: JobsE
     env.arqs.bind(bind_requests, None)
     assert env.states() == {"BindStarted": 2}
     env.jobs.run_once()
-    (asked,) = env.agents.calls
-    assert [item["device"] for item in asked["items"]] == ["0000:01:00.0"]
+    (call,) = env.agents.calls
+    assert [item["device"] for item in call["items"]] == ["0000:01:00.0"]
     assert env.states() == {"Bound": 2}
     env.arqs.delete(None, instance, None, allow_bound=True)
     assert env.handles() == {"dirty": 1, "free": 1}
@@ -339,11 +339,11 @@ def test_unreachable_host_does_not_delay_others(
     release = threading.Event()
     call_agent = sqlite_env.agents.job
 
-    def job(host: str, *rest: Any) -> Any:
+    def job(host: str, *args: Any) -> Any:
         if host == "dead":
             release.wait(30)
             raise TimedOut("no answer")
-        return call_agent(host, *rest)
+        return call_agent(host, *args)
 
     monkeypatch.setattr(sqlite_env.agents, "job", job)
     try:

@@ -35,9 +35,9 @@ def test_start_loads_an_image_and_blocks_claims(env: JobsEnv) -> None:
     (provider,) = rows.read(env.engine, schema.providers)
     assert provider["stale_since"] is not None
     env.jobs.run_once()
-    (asked,) = env.agents.calls
-    assert (asked["kind"], asked["image"]) == ("program", IMAGE)
-    assert asked["items"][0]["deployable"] == deployable(env)["address"]
+    (call,) = env.agents.calls
+    assert (call["kind"], call["image"]) == ("program", IMAGE)
+    assert call["items"][0]["deployable"] == deployable(env)["address"]
     assert (deployable(env)["bitstream_id"], deployable(env)["job_id"]) == (IMAGE, None)
     env.bind(card)
 

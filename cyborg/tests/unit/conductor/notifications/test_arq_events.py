@@ -43,9 +43,9 @@ def test_arq_lifecycle_is_recorded(engine: sa.Engine) -> None:
     card = rows.insert_card(engine)
     rows.insert_profile(engine)
     uuid, instance = run_lifecycle(make_arqs(engine, "messagingv2"), card)
-    found = rows.read(engine, schema.outbox)
+    messages = rows.read(engine, schema.outbox)
     prefix = "accelerator_request"
-    assert [row["payload"].get("event_type", row["kind"]) for row in found] == [
+    assert [row["payload"].get("event_type", row["kind"]) for row in messages] == [
         f"{prefix}.create.end",
         "nova-event",
         f"{prefix}.bind.end",
@@ -55,7 +55,7 @@ def test_arq_lifecycle_is_recorded(engine: sa.Engine) -> None:
         f"{prefix}.delete.end",
     ]
     notifications = [
-        row["payload"]["payload"]["data"] for row in found if row["kind"] == "notification"
+        row["payload"]["payload"]["data"] for row in messages if row["kind"] == "notification"
     ]
     assert {data["uuid"] for data in notifications} == {uuid}
     assert [data["state"] for data in notifications] == [

@@ -175,15 +175,15 @@ def test_arq_and_deployable_rows_have_all_payload_fields(engine: sa.Engine) -> N
         builder.record_program_finished(
             tx, deployable["uuid"], "i", succeeded=False, error="it is stuck"
         )
-    found = rows.read(engine, schema.outbox)
-    assert found[0]["kind"] == NOVA_EVENT
-    assert (found[1]["subject"], found[1]["payload"]["priority"]) == (uuid, "ERROR")
-    data = found[1]["payload"]["payload"]["data"]
+    messages = rows.read(engine, schema.outbox)
+    assert messages[0]["kind"] == NOVA_EVENT
+    assert (messages[1]["subject"], messages[1]["payload"]["priority"]) == (uuid, "ERROR")
+    data = messages[1]["payload"]["payload"]["data"]
     assert (data["state"], data["error"]) == ("BindFailed", "no such card")
     assert (data["device_profile_name"], data["project_id"]) == ("fpga", "project-1")
-    kinds = [row["payload"]["event_type"].rpartition(".")[2] for row in found[2:]]
+    kinds = [row["payload"]["event_type"].rpartition(".")[2] for row in messages[2:]]
     assert kinds == ["start", "end", "error"]
-    data = found[-1]["payload"]["payload"]["data"]
+    data = messages[-1]["payload"]["payload"]["data"]
     assert (data["rp_uuid"], data["hostname"]) == (card.provider, "compute-1")
     assert (data["image"], data["bitstream_id"], data["error"]) == ("i", None, "it is stuck")
 

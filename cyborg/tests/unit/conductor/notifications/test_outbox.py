@@ -151,8 +151,8 @@ def test_add_all_is_one_statement(sqlite_engine: sa.Engine) -> None:
         store.add_all(tx, [])
         store.add_all(tx, [("one", "s", {"a": 1}), ("other", "t", {"b": [2]})])
     assert [text.split()[0] for text in count.statements] == ["INSERT"]
-    found = rows.read(sqlite_engine, schema.outbox)
-    assert [(row["kind"], row["subject"], row["payload"]) for row in found] == [
+    messages = rows.read(sqlite_engine, schema.outbox)
+    assert [(row["kind"], row["subject"], row["payload"]) for row in messages] == [
         ("one", "s", {"a": 1}),
         ("other", "t", {"b": [2]}),
     ]

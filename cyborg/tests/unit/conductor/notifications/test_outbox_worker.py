@@ -108,17 +108,17 @@ def test_concurrent_conductors_deliver_once_and_in_order(env: Env) -> None:
 def test_stop_ends_after_current_request_and_releases_the_rest(sqlite_env: Env) -> None:
     for n in range(BATCH + 5):
         sqlite_env.add_events(f"{n:03}", server=f"server-{n:03}")
-    sent: list[int] = []
+    batch_sizes: list[int] = []
 
     def send(payloads: Sequence[object]) -> list[None]:
-        sent.append(len(payloads))
+        batch_sizes.append(len(payloads))
         worker.stop()
         return [None] * len(payloads)
 
     channel = Channel(NOVA_EVENT, "a destination", send, 5.0, 30.0)
     worker = OutboxWorker(sqlite_env.conf, sqlite_env.uow, channel, now=sqlite_env.clock.now)
     assert worker.run_once() == BATCH
-    assert sent == [BATCH]
+    assert batch_sizes == [BATCH]
     remaining = sqlite_env.rows()
     assert (len(remaining), {row["owner"] for row in remaining}) == (5, {None})
     assert sqlite_env.new_outbox().run_once() == 5

@@ -97,11 +97,11 @@ def env(sqlite_engine: sa.Engine, placement_adapter: Any) -> Iterator[Env]:
 
 
 def test_configured_provider_takes_precedence(env: Env) -> None:
-    named, other = env.node("nova-name"), env.node("h1")
+    configured, other = env.node("nova-name"), env.node("h1")
     by_name = env.agent("h1", provider=env.unique_name("nova-name"), compute_id=other)
-    by_uuid = env.agent("h2", provider=named.upper())
-    assert env.find(by_name) == named
-    assert env.find(by_uuid) == named
+    by_uuid = env.agent("h2", provider=configured.upper())
+    assert env.find(by_name) == configured
+    assert env.find(by_uuid) == configured
 
 
 def test_compute_id_precedes_host_name(env: Env) -> None:
@@ -200,14 +200,14 @@ def test_failed_list_of_root_providers_affects_no_other_host(
 
 
 def test_cached_result_costs_no_call_and_one_statement(env: Env) -> None:
-    found = {env.agent(f"h{n}"): env.node(f"h{n}") for n in range(5)}
-    assert {host: env.find(host) for host in found} == found
+    nodes = {env.agent(f"h{n}"): env.node(f"h{n}") for n in range(5)}
+    assert {host: env.find(host) for host in nodes} == nodes
     calls = env.calls.count
     with count_statements(env.engine) as count:
-        env.resolver.load_identities(found.keys())
-        assert {host: env.find(host) for host in found} == found
+        env.resolver.load_identities(nodes.keys())
+        assert {host: env.find(host) for host in nodes} == nodes
     assert (env.calls.count, len(count)) == (calls, 1)
-    first = next(iter(found))
+    first = next(iter(nodes))
     env.resolver.forget(first)
     env.find(first)
     assert env.calls.count > calls
@@ -219,8 +219,8 @@ def test_cached_result_costs_no_call_and_one_statement(env: Env) -> None:
 
 def test_cache_size_is_limited(env: Env, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_HOSTS", 2)
-    found = [env.agent(f"h{n}") for n in range(5)]
-    for n, host in enumerate(found):
+    hosts = [env.agent(f"h{n}") for n in range(5)]
+    for n, host in enumerate(hosts):
         env.not_found_message(host)
         env.node(f"h{n}")
         env.find(host)

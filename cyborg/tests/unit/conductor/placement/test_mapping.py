@@ -41,9 +41,9 @@ def insert_all(engine: sa.Engine) -> dict[str, dict[str, Any]]:
     facts = {key: down[key] for key in ("epoch", "status", "started_at", "last_seen_at")}
     other = facts | {"binary": "cyborg-conductor", "host": "late"}
     rows.insert(engine, schema.services, down_since=down["last_seen_at"], **other)
-    found = combinations()
+    cases = combinations()
     device, part, handle, request = [], [], [], []
-    for n, facts in enumerate(found, start=1):
+    for n, facts in enumerate(cases, start=1):
         same = {"setup_required", "reboot_required", "draining", "status", "health", "host"}
         device.append(
             {"id": n, "uuid": f"d{n}", "address": f"{n}", "backend": "b", "type": "FPGA"}
@@ -70,7 +70,7 @@ def insert_all(engine: sa.Engine) -> dict[str, dict[str, Any]]:
             (schema.arqs, request),
         ):
             tx.execute(sa.insert(table), values)
-    return {f"{n}": facts for n, facts in enumerate(found, start=1)}
+    return {f"{n}": facts for n, facts in enumerate(cases, start=1)}
 
 
 @pytest.mark.slow

@@ -42,9 +42,9 @@ def test_first_report_costs_three_calls_per_provider(
     count = tiers.scale(64)
     report_devices(sqlite_engine, node, *(card(n, 1) for n in range(count)))
     assert make_publisher(sqlite_engine, recording).run_once() == count
-    sent = recording.take()
+    calls = recording.take()
     assert len(node.children()) == count
-    assert len(sent) <= 3 * count + 1, sent[:5]
+    assert len(calls) <= 3 * count + 1, calls[:5]
 
 
 def test_change_of_one_device_costs_four_calls(
@@ -62,8 +62,8 @@ def test_change_of_one_device_costs_four_calls(
             assert publish.run_once() == 1
         reserved = node.inventory(provider_uuid(node, 7))["CUSTOM_FAKE"]["reserved"]
         assert reserved == (1 if change else 0)
-        sent = recording.take()
-        assert len(sent) == 4, sent
+        calls = recording.take()
+        assert len(calls) == 4, calls
         assert len(statements) <= 5, statements.statements
 
 
@@ -106,10 +106,10 @@ def test_verification_without_drift_only_reads(
     with sqlite_engine.begin() as tx:
         store.schedule_verification_of_host(tx, node.name, clock.now)
     assert publish.run_once() == 4
-    sent = recording.take()
+    calls = recording.take()
     # The compute node by name, the tree, and the inventories and traits of each provider.
-    assert len(sent) == 2 + 2 * 4
-    assert {call.split()[0] for call in sent} == {"GET"}
+    assert len(calls) == 2 + 2 * 4
+    assert {call.split()[0] for call in calls} == {"GET"}
 
 
 @pytest.mark.parametrize("cards", tiers.sample([1, 3], 3))

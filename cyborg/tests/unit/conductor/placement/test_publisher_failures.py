@@ -63,9 +63,9 @@ class ConcurrentWriter(Placement):
             self.set_traits(uuid, summary.generation, traits)
 
     def traits(self, uuid: str) -> frozenset[str]:
-        found = super().traits(uuid)
+        actual = super().traits(uuid)
         self._write_concurrently(uuid)
-        return found
+        return actual
 
 
 @pytest.mark.parametrize(("times", "done"), [(2, 1), (100, 0)])
@@ -177,9 +177,9 @@ def test_only_a_changed_publish_error_is_logged(
         return card(0, deployables=(deployable,))
 
     def lines() -> list[str]:
-        found = [r.getMessage() for r in caplog.records if "is not published" in r.getMessage()]
+        messages = [r.getMessage() for r in caplog.records if "is not published" in r.getMessage()]
         caplog.clear()
-        return found
+        return messages
 
     host = report_devices(sqlite_engine, node, card_with_trait("NO_SUCH_TRAIT_ONE"))
     publish = make_publisher(sqlite_engine, node.placement, clock)

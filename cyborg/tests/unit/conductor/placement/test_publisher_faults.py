@@ -112,11 +112,11 @@ def test_host_with_unexpected_error_does_not_affect_others(
     failing = FailingPlacement(node.client)
     failing.problem = problem
     assert make_publisher(sqlite_engine, failing).run_once() == 1
-    broken, published = rows.read(sqlite_engine, schema.providers)
+    failed, published = rows.read(sqlite_engine, schema.providers)
     assert (published["host"], published["stale_since"]) == (node.name, None)
     message = problem.message if isinstance(problem, Invalid) else "internal error"
-    assert message in broken["error"]
-    assert (broken["owner"], broken["attempts"]) == (None, 1)
+    assert message in failed["error"]
+    assert (failed["owner"], failed["attempts"]) == (None, 1)
 
 
 def test_unreadable_identity_does_not_affect_other_hosts(
@@ -128,9 +128,9 @@ def test_unreadable_identity_does_not_affect_other_hosts(
     names = [f"n{n}" for n in range(99)]
     rows.update(sqlite_engine, schema.services, agent["id"], identity={"names": names})
     assert make_publisher(sqlite_engine, node.placement).run_once() == 1
-    broken, published = rows.read(sqlite_engine, schema.providers)
+    failed, published = rows.read(sqlite_engine, schema.providers)
     assert (published["host"], published["stale_since"]) == (node.name, None)
-    assert "names" in broken["error"]
+    assert "names" in failed["error"]
 
 
 class InterruptedPlacement(Placement):
@@ -139,11 +139,11 @@ class InterruptedPlacement(Placement):
     after_read: Callable[[], None] | None = None
 
     def inventories(self, uuid: str) -> dict[str, dict[str, Any]]:
-        found = super().inventories(uuid)
+        actual = super().inventories(uuid)
         event, self.after_read = self.after_read, None
         if event is not None:
             event()
-        return found
+        return actual
 
 
 def test_conductor_with_expired_lease_overwrites_nothing(engine: sa.Engine, node: Node) -> None:

@@ -61,28 +61,28 @@ LOCKED: LockedArqRow = {
 def test_classify_invariants(
     arqs: list[BoundArq], consumers: dict[str, Any], grace_period: timedelta | None
 ) -> None:
-    found = classify(arqs, consumers, NOW, bound_before=NOW - BOUND, grace_period=grace_period)
-    flagged = [*found.suspects, *found.recovered, *found.orphans]
+    result = classify(arqs, consumers, NOW, bound_before=NOW - BOUND, grace_period=grace_period)
+    flagged = [*result.suspects, *result.recovered, *result.orphans]
     assert len({arq.uuid for arq in flagged}) == len(flagged)
-    assert {arq.uuid for arq in (*flagged, *found.unowned)} <= {arq.uuid for arq in arqs}
+    assert {arq.uuid for arq in (*flagged, *result.unowned)} <= {arq.uuid for arq in arqs}
     read = [arq for arq in arqs if consumers.get(arq.provider) is not None]
-    assert found.checked == len(read)
-    for arq in (*flagged, *found.unowned):
+    assert result.checked == len(read)
+    for arq in (*flagged, *result.unowned):
         assert arq in read
-    for arq in (*found.suspects, *found.orphans):
+    for arq in (*result.suspects, *result.orphans):
         assert arq.instance not in consumers[arq.provider]
-    for arq in (*found.recovered, *found.unowned):
+    for arq in (*result.recovered, *result.unowned):
         assert arq.instance in consumers[arq.provider]
-    for arq in found.suspects:
+    for arq in result.suspects:
         assert arq.orphan_since is None
         assert NOW - arq.bound_at >= BOUND
-    for arq in found.orphans:
+    for arq in result.orphans:
         assert grace_period is not None
         assert arq.orphan_since is not None
         assert NOW - arq.orphan_since >= GRACE
     # Whoever has an allocation is not under suspicion afterwards.
     left = {h.uuid for h in read if h.orphan_since and h.instance in consumers[h.provider]}
-    assert left == {arq.uuid for arq in found.recovered}
+    assert left == {arq.uuid for arq in result.recovered}
 
 
 @given(bound_arqs, st.integers(10, 2000), st.integers(0, 2000))
@@ -91,29 +91,29 @@ def test_classify_leak_is_orphan_after_grace_period(bound: BoundArq, step: int, 
     arq = replace(bound, orphan_since=None, bound_at=NOW)
     now = NOW + timedelta(seconds=first % step)
     for _ in range(10_000):
-        found = classify(
+        result = classify(
             [arq], {arq.provider: ["another"]}, now, bound_before=now, grace_period=GRACE
         )
-        if found.orphans:
+        if result.orphans:
             break
-        if found.suspects:
+        if result.suspects:
             arq = replace(arq, orphan_since=now)
         now += timedelta(seconds=step)
-    assert found.orphans == (arq,)
+    assert result.orphans == (arq,)
     assert now - NOW >= GRACE
     assert now - NOW < GRACE + timedelta(seconds=2 * step)
 
 
 def test_classify_unread_provider_is_skipped() -> None:
-    lost = replace(OLD, orphan_since=NOW - timedelta(days=1), owner_verified=False)
+    orphan = replace(OLD, orphan_since=NOW - timedelta(days=1), owner_verified=False)
     for view in ({}, {"p1": None}, {"p2": ["i1"]}):
-        assert classify([OLD, lost], view, NOW, bound_before=NOW, grace_period=GRACE).checked == 0
-    assert classify([lost], {"p1": []}, NOW, bound_before=NOW, grace_period=GRACE).orphans == (
-        lost,
+        assert classify([OLD, orphan], view, NOW, bound_before=NOW, grace_period=GRACE).checked == 0
+    assert classify([orphan], {"p1": []}, NOW, bound_before=NOW, grace_period=GRACE).orphans == (
+        orphan,
     )
     assert classify(
-        [lost], {"p1": ["i1"]}, NOW, bound_before=NOW, grace_period=GRACE
-    ).recovered == (lost,)
+        [orphan], {"p1": ["i1"]}, NOW, bound_before=NOW, grace_period=GRACE
+    ).recovered == (orphan,)
 
 
 def test_group_by_owner_known_projects_only() -> None:
@@ -123,7 +123,7 @@ def test_group_by_owner_known_projects_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lost", "of", "believed"),
+    ("orphans", "of", "allowed"),
     [
         (0, 0, True),
         (MIN_SAFETY_LIMIT, MIN_SAFETY_LIMIT, True),
@@ -132,8 +132,8 @@ def test_group_by_owner_known_projects_only() -> None:
         (51, 100, False),
     ],
 )
-def test_within_safety_limit(lost: int, of: int, believed: bool) -> None:
-    assert within_safety_limit(lost, of) is believed
+def test_within_safety_limit(orphans: int, of: int, allowed: bool) -> None:
+    assert within_safety_limit(orphans, of) is allowed
 
 
 @pytest.mark.parametrize(
@@ -172,12 +172,12 @@ def test_is_same_bind_modified_row_is_false(change: dict[str, Any]) -> None:
 def test_without_allocation_order() -> None:
     arqs = [replace(OLD, id=n, instance=f"i{n}") for n in range(4)]
     arqs[1] = replace(arqs[1], orphan_since=NOW)
-    found = without_allocation(arqs, {"i0"})
-    assert [arq.id for arq in found] == [1, 3, 2]
+    result = without_allocation(arqs, {"i0"})
+    assert [arq.id for arq in result] == [1, 3, 2]
 
 
 @pytest.mark.parametrize(
-    ("found", "expected"),
+    ("instance", "expected"),
     [
         (None, Presence.NOT_FOUND),
         (Instance("i", "DELETED"), Presence.NOT_FOUND),
@@ -189,8 +189,8 @@ def test_without_allocation_order() -> None:
     ],
     ids=str,
 )
-def test_classify_presence(found: Instance | None, expected: Presence) -> None:
-    assert classify_presence(found, "host-1") is expected
+def test_classify_presence(instance: Instance | None, expected: Presence) -> None:
+    assert classify_presence(instance, "host-1") is expected
 
 
 @pytest.mark.parametrize(
@@ -202,10 +202,12 @@ def test_classify_presence(found: Instance | None, expected: Presence) -> None:
         (
             {
                 "r": [
-                    {"provider": "p", "reason": why}
-                    for why in (HANDLE_TAKEN, BEING_CLEANED, DRAINING)
+                    {"provider": "p", "reason": reason}
+                    for reason in (HANDLE_TAKEN, BEING_CLEANED, DRAINING)
                 ],
-                "q": [{"provider": "o", "reason": why} for why in (TAKEN_IN_CALL, HANDLE_TAKEN)],
+                "q": [
+                    {"provider": "o", "reason": reason} for reason in (TAKEN_IN_CALL, HANDLE_TAKEN)
+                ],
             },
             ("o", "p"),
         ),

@@ -24,8 +24,10 @@ def test_expand_slots_one_per_unit_in_group_order(groups: list[Group]) -> None:
     slots = profile.expand_slots(groups)
     assert [s.group_id for s in slots] == sorted(s.group_id for s in slots)
     for number, group in enumerate(groups):
-        mine = [s.resource_class for s in slots if s.group_id == number]
-        assert {name: mine.count(name) for name in group.resources} == dict(group.resources)
+        group_classes = [s.resource_class for s in slots if s.group_id == number]
+        assert {name: group_classes.count(name) for name in group.resources} == dict(
+            group.resources
+        )
 
 
 def test_expand_slots_xilinx_fpga_has_two() -> None:

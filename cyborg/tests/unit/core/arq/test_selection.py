@@ -48,7 +48,7 @@ def test_choose_handles_all_or_none(
 ) -> None:
     by_id = {c.handle_id: c for c in offered}
     try:
-        chosen = choose_handles(demands, offered, random.Random(seed))
+        selected = choose_handles(demands, offered, random.Random(seed))
     except NotFound:
         assert {n.provider for n in demands} - {c.provider for c in offered}
         return
@@ -56,10 +56,10 @@ def test_choose_handles_all_or_none(
         assert exc.details["reasons"]
         assert set(exc.details["reasons"]) <= {n.arq_uuid for n in demands}
         return
-    assert set(chosen) == {n.arq_uuid for n in demands}
-    assert len(set(chosen.values())) == len(chosen)
+    assert set(selected) == {n.arq_uuid for n in demands}
+    assert len(set(selected.values())) == len(selected)
     for demand in demands:
-        candidate = by_id[chosen[demand.arq_uuid]]
+        candidate = by_id[selected[demand.arq_uuid]]
         assert candidate.provider == demand.provider
         assert explain_rejection(demand, candidate) == []
 

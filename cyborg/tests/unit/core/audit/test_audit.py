@@ -90,16 +90,20 @@ def without_provider(snapshot: HostSnapshot, n: int) -> HostSnapshot:
 
 
 def with_consumers(snapshot: HostSnapshot, n: int, **units: int) -> HostSnapshot:
-    found = dict(snapshot.placement.consumers)
-    found[provider_uuid(snapshot, n)] = {instance(int(i.strip("i"))): u for i, u in units.items()}
-    return replace(snapshot, placement=replace(snapshot.placement, consumers=found))
+    consumers_by_provider = dict(snapshot.placement.consumers)
+    consumers_by_provider[provider_uuid(snapshot, n)] = {
+        instance(int(i.strip("i"))): u for i, u in units.items()
+    }
+    return replace(snapshot, placement=replace(snapshot.placement, consumers=consumers_by_provider))
 
 
 def with_extra_provider(snapshot: HostSnapshot, **users: int) -> HostSnapshot:
     provider = Provider("lost", f"{HOST}_gone", ROOT, {}, frozenset())
     actual = {**snapshot.placement.actual, "lost": provider}
-    found = {**snapshot.placement.consumers, "lost": users}
-    return replace(snapshot, placement=replace(snapshot.placement, actual=actual, consumers=found))
+    consumers = {**snapshot.placement.consumers, "lost": users}
+    return replace(
+        snapshot, placement=replace(snapshot.placement, actual=actual, consumers=consumers)
+    )
 
 
 def with_arq(snapshot: HostSnapshot, **values: Any) -> HostSnapshot:
@@ -323,10 +327,15 @@ IN_FLIGHT: Mapping[str, Callable[[HostSnapshot], HostSnapshot]] = {
 @pytest.mark.parametrize("name", DEFECTS)
 def test_compare_single_defect_gives_one_finding(name: str) -> None:
     add_defect, kind, object_name, repair = DEFECTS[name]
-    (found,) = compare(add_defect(make_snapshot()))
-    assert (found.kind, found.object, found.repair, found.host) == (kind, object_name, repair, HOST)
-    assert any(source in found.explanation for source in ("hardware", "database", "Placement"))
-    body = found.to_dict(repaired=True)
+    (finding,) = compare(add_defect(make_snapshot()))
+    assert (finding.kind, finding.object, finding.repair, finding.host) == (
+        kind,
+        object_name,
+        repair,
+        HOST,
+    )
+    assert any(source in finding.explanation for source in ("hardware", "database", "Placement"))
+    body = finding.to_dict(repaired=True)
     assert (body["advice"], body["repaired"]) == (kind.advice, True)
 
 
@@ -358,8 +367,8 @@ def test_compare_one_of_two_units_allocated_gives_allocation_short() -> None:
     snapshot = with_consumers(
         replace(snapshot, database=replace(snapshot.database, arqs=rows)), 0, i0=1
     )
-    (found,) = compare(snapshot)
-    assert (found.kind, found.repair) == (K.ALLOCATION_SHORT, None)
+    (finding,) = compare(snapshot)
+    assert (finding.kind, finding.repair) == (K.ALLOCATION_SHORT, None)
 
 
 def test_compare_returned_drained_device_gives_device_returned() -> None:
@@ -369,8 +378,8 @@ def test_compare_returned_drained_device_gives_device_returned() -> None:
     second = replace(deployable.handles[1], draining=True, needs_cleaning=True, cleaning=True)
     deployables = (replace(deployable, draining=True, handles=(first, second)),)
     snapshot = with_device(snapshot, 0, draining=True, deployables=deployables)
-    (found,) = compare(snapshot)
-    assert (found.kind, found.object) == (K.DEVICE_RETURNED, "device 0000:00:00.0")
+    (finding,) = compare(snapshot)
+    assert (finding.kind, finding.object) == (K.DEVICE_RETURNED, "device 0000:00:00.0")
 
 
 def test_instances_to_verify_unlisted_or_mismatched_instances() -> None:
@@ -413,13 +422,14 @@ def test_compare_other_hardware_repairs_by_report_only(
 ) -> None:
     snapshot = consistent_host.consistent_snapshot(recorded)
     mixed = replace(snapshot, hardware=consistent_host.consistent_snapshot(observed).hardware)
-    seen, known = hardware_of(mixed).devices, hardware_of(snapshot).devices
-    found = compare(mixed)
-    assert {finding.repair for finding in found} <= {Repair.REPORT}
-    assert len({finding.key for finding in found}) == len(found)
-    assert (not found) == (
-        seen.keys() == known.keys()
+    observed_devices, original_devices = hardware_of(mixed).devices, hardware_of(snapshot).devices
+    findings = compare(mixed)
+    assert {finding.repair for finding in findings} <= {Repair.REPORT}
+    assert len({finding.key for finding in findings}) == len(findings)
+    assert (not findings) == (
+        observed_devices.keys() == original_devices.keys()
         and all(
-            device.deployables == known[address].deployables for address, device in seen.items()
+            device.deployables == original_devices[address].deployables
+            for address, device in observed_devices.items()
         )
     )

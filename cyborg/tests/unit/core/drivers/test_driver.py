@@ -60,5 +60,5 @@ def test_closest_names_and_format_hint() -> None:
     ],
 )
 def test_newest_row(versions: list[str | None], first: str | None) -> None:
-    found = newest_row([{"version": version} for version in versions])
-    assert (None if found is None else found["version"]) == first
+    row = newest_row([{"version": version} for version in versions])
+    assert (None if row is None else row["version"]) == first

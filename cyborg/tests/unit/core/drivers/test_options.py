@@ -10,7 +10,7 @@ from cyborg.core.drivers.options import Kind, Option
 from cyborg.core.errors import Invalid
 
 
-def made(kind: Kind) -> Option:
+def make_option(kind: Kind) -> Option:
     return Option("thing", kind, None, "A thing.")
 
 
@@ -32,7 +32,7 @@ def made(kind: Kind) -> Option:
     ],
 )
 def test_parse_value_valid(kind: Kind, value: Any, read: Any) -> None:
-    assert options.parse_value(made(kind), value) == read
+    assert options.parse_value(make_option(kind), value) == read
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_parse_value_valid(kind: Kind, value: Any, read: Any) -> None:
 )
 def test_parse_value_wrong_type_is_rejected(kind: Kind, value: Any) -> None:
     with pytest.raises(Invalid, match=f"thing: found .* expected a value of type {kind}"):
-        options.parse_value(made(kind), value)
+        options.parse_value(make_option(kind), value)
 
 
 ANYTHING = st.recursive(
@@ -67,18 +67,20 @@ ANYTHING = st.recursive(
 @given(st.sampled_from(["str", "int", "float", "bool", "list", "multi"]), ANYTHING)
 def test_parse_value_any_json_gives_value_or_invalid(kind: Kind, value: Any) -> None:
     try:
-        read = options.parse_value(made(kind), value)
+        read = options.parse_value(make_option(kind), value)
     except Invalid:
         return
-    assert options.parse_value(made(kind), read) == read, "what was read is read the same again"
+    assert options.parse_value(make_option(kind), read) == read, (
+        "what was read is read the same again"
+    )
 
 
 def test_parse_values_unknown_option_suggests_names() -> None:
     with pytest.raises(Invalid, match="no option 'tihng'; did you mean thing"):
-        options.parse_values([made("int")], {"tihng": 1})
+        options.parse_values([make_option("int")], {"tihng": 1})
     with pytest.raises(Invalid, match="must be an object"):
-        options.parse_values([made("int")], [1])
-    assert options.parse_values([made("int")], {"thing": "1"}) == {"thing": 1}
+        options.parse_values([make_option("int")], [1])
+    assert options.parse_values([make_option("int")], {"thing": "1"}) == {"thing": 1}
 
 
 @given(st.sampled_from(["str", "int", "float", "bool", "list", "multi"]))

@@ -75,9 +75,11 @@ def test_load_devices_remote_has_no_handles() -> None:
 
 
 def test_load_devices_several_handles() -> None:
-    named = [f"0000:5a:00.{n}" for n in (1, 2)]
-    (deployable,) = load_one(specs={"num": 2}, handles=named).deployables
-    assert [(h.address, h.type) for h in deployable.handles] == [(n, HandleType.PCI) for n in named]
+    addresses = [f"0000:5a:00.{n}" for n in (1, 2)]
+    (deployable,) = load_one(specs={"num": 2}, handles=addresses).deployables
+    assert [(h.address, h.type) for h in deployable.handles] == [
+        (n, HandleType.PCI) for n in addresses
+    ]
     (deployable,) = load_one(specs={"num": 9}, attach_type="TEST_PCI").deployables
     assert [h.address for h in deployable.handles][7:] == ["0000:5a:00.7", "0000:5a:01.0"]
 

@@ -122,7 +122,7 @@ def test_load_devices_any_value_gives_devices_or_invalid(value: Any, key: str) -
         piece["acc_specs"][key] = value
     for body in (value, {"hardware": value}, {"hardware": [value]}, {"hardware": [piece]}):
         try:
-            found = hardware.load_devices(body, "b0", "CRYPTO")
-            assert all(isinstance(device, Device) for device in found)
+            devices = hardware.load_devices(body, "b0", "CRYPTO")
+            assert all(isinstance(device, Device) for device in devices)
         except Invalid as exc:
             assert exc.message

@@ -68,9 +68,9 @@ def test_matching_nodes_other_domain_does_not_match(left: str, right: str) -> No
 
 @given(st.lists(NAME, max_size=4), st.lists(NAME, max_size=4))
 def test_matching_nodes_ignores_case_and_order(names: list[str], nodes: list[str]) -> None:
-    found = matching_nodes(names, nodes)
-    assert set(found) <= set(nodes)
-    assert matching_nodes([name.upper() for name in reversed(names)], reversed(nodes)) == found
+    matches = matching_nodes(names, nodes)
+    assert set(matches) <= set(nodes)
+    assert matching_nodes([name.upper() for name in reversed(names)], reversed(nodes)) == matches
     for name in names:
         assert name in matching_nodes([*names, name], [*nodes, name])
 

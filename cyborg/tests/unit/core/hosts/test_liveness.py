@@ -21,7 +21,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
-    ("silent", "state"),
+    ("gap", "state"),
     [
         (-5, Liveness.UP),
         (0, Liveness.UP),
@@ -32,15 +32,17 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
         (10**6, Liveness.DOWN),
     ],
 )
-def test_evaluate_missed_heartbeats_set_liveness(silent: float, state: Liveness) -> None:
-    assert evaluate(NOW - timedelta(seconds=silent), NOW, 10.0, 2, 6) is state
+def test_evaluate_missed_heartbeats_set_liveness(gap: float, state: Liveness) -> None:
+    assert evaluate(NOW - timedelta(seconds=gap), NOW, 10.0, 2, 6) is state
 
 
 @given(st.floats(0, 1000), st.floats(0, 1000))
 def test_evaluate_longer_gap_never_improves_liveness(left: float, right: float) -> None:
     order = list(Liveness)
-    less, more = sorted((left, right))
-    first, second = (evaluate(NOW - timedelta(seconds=s), NOW, 10.0, 2, 6) for s in (less, more))
+    shorter, longer = sorted((left, right))
+    first, second = (
+        evaluate(NOW - timedelta(seconds=s), NOW, 10.0, 2, 6) for s in (shorter, longer)
+    )
     assert order.index(first) <= order.index(second)
 
 
@@ -61,9 +63,9 @@ def may_declare_down(check: SelfCheck | None, at: float, offset: float = 0.0) ->
 
 
 def test_heartbeat_timeout_matches_evaluate() -> None:
-    for silent in (69.999, 70.0):
-        down = timedelta(seconds=silent) >= heartbeat_timeout(10.0, 6)
-        assert down == (evaluate(NOW - timedelta(seconds=silent), NOW, 10.0, 2, 6) is Liveness.DOWN)
+    for gap in (69.999, 70.0):
+        down = timedelta(seconds=gap) >= heartbeat_timeout(10.0, 6)
+        assert down == (evaluate(NOW - timedelta(seconds=gap), NOW, 10.0, 2, 6) is Liveness.DOWN)
 
 
 def test_can_declare_down_without_self_check_is_false() -> None:

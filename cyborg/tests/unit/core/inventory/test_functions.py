@@ -37,25 +37,25 @@ def holdings(draw: st.DrawFn) -> HandleUsage:
     return HandleUsage(draw(_CLASSES), total, used, free, json.dumps(draw(_TREES)))
 
 
-def shown(*usages: HandleUsage, within: str | None = None) -> dict[str, tuple[int, int, int]]:
+def summarize(*usages: HandleUsage, within: str | None = None) -> dict[str, tuple[int, int, int]]:
     return {
         f.name: (f.total, f.used, f.free) for f in functions.summarize_functions(usages, within)
     }
 
 
 def test_summarize_functions_contract_example() -> None:
-    assert shown(HandleUsage(CRYPTO, 2, 0, 2, EXAMPLE)) == {
+    assert summarize(HandleUsage(CRYPTO, 2, 0, 2, EXAMPLE)) == {
         "crypto": (2, 0, 2),
         "crypto.ipsec": (2, 0, 2),
         "crypto.ipsec.aes": (1, 0, 1),
         "crypto.ipsec.aes.3des": (1, 0, 1),
     }
     # Its tree speaks of two, but there is one that anybody could have.
-    assert set(shown(HandleUsage(CRYPTO, 1, 0, 1, EXAMPLE)).values()) == {(1, 0, 1)}
+    assert set(summarize(HandleUsage(CRYPTO, 1, 0, 1, EXAMPLE)).values()) == {(1, 0, 1)}
 
 
 def test_summarize_functions_used_handle_counts_for_every_function() -> None:
-    assert shown(HandleUsage(CRYPTO, 2, 1, 1, EXAMPLE)) == {
+    assert summarize(HandleUsage(CRYPTO, 2, 1, 1, EXAMPLE)) == {
         "crypto": (2, 1, 1),
         "crypto.ipsec": (2, 1, 1),
         "crypto.ipsec.aes": (1, 1, 0),
@@ -64,7 +64,7 @@ def test_summarize_functions_used_handle_counts_for_every_function() -> None:
 
 
 def test_summarize_functions_cordoned_device_counts_in_total_only() -> None:
-    assert shown(HandleUsage(CRYPTO, 2, 1, 0, '{"ipsec":1}')) == {
+    assert summarize(HandleUsage(CRYPTO, 2, 1, 0, '{"ipsec":1}')) == {
         "crypto": (2, 1, 0),
         "crypto.ipsec": (2, 1, 0),
     }
@@ -85,7 +85,7 @@ def test_summarize_functions_adds_devices_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tree", "found"),
+    ("tree", "expected"),
     [
         ("", ["crypto"]),
         ("no json", ["crypto"]),
@@ -99,33 +99,33 @@ def test_summarize_functions_adds_devices_by_name() -> None:
         ('{"num":{"deep":1}}', ["crypto", "crypto.num", "crypto.num.deep"]),
     ],
 )
-def test_summarize_functions_malformed_trees(tree: str, found: list[str]) -> None:
-    assert list(shown(HandleUsage(CRYPTO, 1, 0, 1, tree))) == found
+def test_summarize_functions_malformed_trees(tree: str, expected: list[str]) -> None:
+    assert list(summarize(HandleUsage(CRYPTO, 1, 0, 1, tree))) == expected
 
 
 def test_summarize_functions_normalised_keys_are_one_function() -> None:
     tree = '{"AES":{"num":1},"aes":{"num":3},"none":{"num":0}}'
-    found = shown(HandleUsage(CRYPTO, 4, 1, 3, tree))
-    assert found["crypto.aes"] == (3, 1, 2)
-    assert found["crypto.none"] == (0, 0, 0)
+    counts = summarize(HandleUsage(CRYPTO, 4, 1, 3, tree))
+    assert counts["crypto.aes"] == (3, 1, 2)
+    assert counts["crypto.none"] == (0, 0, 0)
 
 
 @given(st.lists(holdings(), max_size=5))
 def test_summarize_functions_invariants(usages: list[HandleUsage]) -> None:
-    found = shown(*usages)
-    assert list(found) == sorted(found)
-    for name, (total, used, free) in found.items():
+    functions = summarize(*usages)
+    assert list(functions) == sorted(functions)
+    for name, (total, used, free) in functions.items():
         assert used >= 0
         assert free >= 0
         assert used + free <= total
         root, dot, _ = name.rpartition(".")
         if dot:
-            assert found[root][0] >= total, "a part has no more than the whole"
-            assert found[root][1] >= used
+            assert functions[root][0] >= total, "a part has no more than the whole"
+            assert functions[root][1] >= used
     # Nothing is told of more than there is.
     for place in range(3):
         whole = sum((usage.total, usage.used, usage.free)[place] for usage in usages)
-        top_level = [counts for name, counts in found.items() if "." not in name]
+        top_level = [counts for name, counts in functions.items() if "." not in name]
         assert sum(counts[place] for counts in top_level) <= whole
 
 
@@ -133,31 +133,31 @@ def test_summarize_functions_invariants(usages: list[HandleUsage]) -> None:
 def test_summarize_functions_more_devices_never_reduce_counts(
     usage: HandleUsage, more: int
 ) -> None:
-    before, after = shown(usage), shown(*[usage] * more)
+    before, after = summarize(usage), summarize(*[usage] * more)
     assert after == {name: tuple(n * more for n in counts) for name, counts in before.items()}
 
 
 @given(holdings())
 def test_function_has_trait_and_resource_classes(usage: HandleUsage) -> None:
-    found = shown(usage)
-    traits = capability.build_traits(next(iter(found)), capability.decode_tree(usage.tree))
+    counts = summarize(usage)
+    traits = capability.build_traits(next(iter(counts)), capability.decode_tree(usage.tree))
     assert {
-        naming.make_custom_name(name.replace(".", "_")) for name in found if "." in name
+        naming.make_custom_name(name.replace(".", "_")) for name in counts if "." in name
     } == traits
-    for name in found:
+    for name in counts:
         assert usage.resource_class in functions.resource_classes_of(name)
         assert functions.parse_name(name.upper()) == name
         assert functions.has_function(usage.resource_class, usage.tree, name)
-        inner = shown(usage, within=name)
-        assert inner.keys() == {n for n in found if n == name or n.startswith(f"{name}.")}
-        assert inner.items() <= found.items()
+        inner = summarize(usage, within=name)
+        assert inner.keys() == {n for n in counts if n == name or n.startswith(f"{name}.")}
+        assert inner.items() <= counts.items()
     assert not functions.has_function(usage.resource_class, usage.tree, "crypto.no")
 
 
 def test_summarize_functions_within_matches_whole_elements() -> None:
     usage = HandleUsage(CRYPTO, 1, 0, 1, '{"ipsec":{"aes":1},"ipsec2":1}')
-    assert list(shown(usage, within="crypto.ipsec")) == ["crypto.ipsec", "crypto.ipsec.aes"]
-    assert shown(usage, within="crypto.ip") == shown(usage, within="ipsec") == {}
+    assert list(summarize(usage, within="crypto.ipsec")) == ["crypto.ipsec", "crypto.ipsec.aes"]
+    assert summarize(usage, within="crypto.ip") == summarize(usage, within="ipsec") == {}
 
 
 def test_resource_classes_of_custom_and_standard_class() -> None:
@@ -165,7 +165,7 @@ def test_resource_classes_of_custom_and_standard_class() -> None:
     assert functions.resource_classes_of("fpga") == {"FPGA", "CUSTOM_FPGA"}
     assert functions.resource_classes_of("nvme") == {"CUSTOM_NVME"}
     for name in os_resource_classes.STANDARDS:
-        (root,) = shown(HandleUsage(name, 1, 0, 1))
+        (root,) = summarize(HandleUsage(name, 1, 0, 1))
         assert name in functions.resource_classes_of(root)
 
 

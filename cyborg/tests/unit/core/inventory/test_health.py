@@ -32,9 +32,9 @@ def test_combine_orders_reasons_by_health() -> None:
 
 @given(st.lists(MEASUREMENTS, max_size=6))
 def test_combine_has_worst_health_and_distinct_reasons(measured: list[Measurement]) -> None:
-    found = combine(measured)
-    assert found.health == max((m.health for m in measured), key=RANK.index, default=Health.OK)
-    observed = [] if found.reason is None else found.reason.split("; ")
+    combined = combine(measured)
+    assert combined.health == max((m.health for m in measured), key=RANK.index, default=Health.OK)
+    observed = [] if combined.reason is None else combined.reason.split("; ")
     assert sorted(observed) == sorted({m.reason for m in measured if m.reason})
 
 
@@ -51,9 +51,9 @@ def play(
     now, observed = 0.0, []
     for pause, measured in story:
         now += pause
-        recovery, shown = apply_hysteresis(recovery, measured, now, QUIET)
-        assert (recovery is not None) == (shown.health is Health.UNHEALTHY)
-        observed.append((now, measured, shown))
+        recovery, published = apply_hysteresis(recovery, measured, now, QUIET)
+        assert (recovery is not None) == (published.health is Health.UNHEALTHY)
+        observed.append((now, measured, published))
     return observed
 
 
@@ -61,37 +61,41 @@ def play(
 def test_apply_hysteresis_unhealthy_until_recovery_window_passed(
     story: list[tuple[float, Measurement]],
 ) -> None:
-    well_since: float | None = None
-    ill = False
-    for now, measured, shown in play(story):
+    healthy_since: float | None = None
+    unhealthy = False
+    for now, measured, published in play(story):
         if measured.health is Health.UNHEALTHY:
-            ill, well_since = True, None
-            assert shown == measured
-        elif not ill:
-            assert shown == measured
+            unhealthy, healthy_since = True, None
+            assert published == measured
+        elif not unhealthy:
+            assert published == measured
         elif measured.health is Health.UNKNOWN:
-            well_since = None
-            assert shown.health is Health.UNHEALTHY
+            healthy_since = None
+            assert published.health is Health.UNHEALTHY
         else:
-            well_since = now if well_since is None else well_since
-            ill = now - well_since < QUIET
-            assert shown == (measured if not ill else shown)
-            assert (shown.health is Health.UNHEALTHY) == ill
+            healthy_since = now if healthy_since is None else healthy_since
+            unhealthy = now - healthy_since < QUIET
+            assert published == (measured if not unhealthy else published)
+            assert (published.health is Health.UNHEALTHY) == unhealthy
 
 
 @given(st.lists(st.floats(0, 5), max_size=10))
 def test_apply_hysteresis_reason_is_stable_during_recovery(pauses: list[float]) -> None:
-    observed = {shown for _, _, shown in play([(0.0, SICK), *((p, HEALTHY) for p in pauses)])[1:]}
+    observed = {
+        published for _, _, published in play([(0.0, SICK), *((p, HEALTHY) for p in pauses)])[1:]
+    }
     assert len(observed) <= 1
 
 
 def test_apply_hysteresis_recovery_reason_has_original_reason() -> None:
-    _, (_, _, shown) = play([(0.0, SICK), (5.0, HEALTHY)])
-    assert shown.reason == "recovering, healthy again after 60 s without a fault; was: link down"
+    _, (_, _, published) = play([(0.0, SICK), (5.0, HEALTHY)])
+    assert (
+        published.reason == "recovering, healthy again after 60 s without a fault; was: link down"
+    )
 
 
 @pytest.mark.parametrize("quiet", [0.0, 0.5])
 def test_apply_hysteresis_without_recovery_window(quiet: float) -> None:
     recovery, _ = apply_hysteresis(None, SICK, 1.0, quiet)
-    recovery, shown = apply_hysteresis(recovery, HEALTHY, 2.0, quiet)
-    assert (shown == HEALTHY) == (quiet == 0.0)
+    recovery, published = apply_hysteresis(recovery, HEALTHY, 2.0, quiet)
+    assert (published == HEALTHY) == (quiet == 0.0)

@@ -21,7 +21,7 @@ CLASSES = ("CUSTOM_MIG_1G", "CUSTOM_MIG_3G", "PGPU")
 
 def card(*counts_by_class: tuple[str, int]) -> Device:
     """Return a card of deployables given as (resource class, number of handles)."""
-    made = tuple(
+    deployables = tuple(
         Deployable(
             f"part-{place}",
             resource_class,
@@ -29,7 +29,7 @@ def card(*counts_by_class: tuple[str, int]) -> Device:
         )
         for place, (resource_class, count) in enumerate(counts_by_class)
     )
-    return Device("0000:01:00.0", DeviceType.GPU, "10de", "card", "b0", deployables=made)
+    return Device("0000:01:00.0", DeviceType.GPU, "10de", "card", "b0", deployables=deployables)
 
 
 @given(st.lists(st.tuples(st.sampled_from(CLASSES), st.integers(0, 4)), max_size=5))

@@ -14,17 +14,17 @@ CARD = Tombstone("device-1", "maintaining", {"p": RACK})
 def test_plan_restore_removed_device_is_restored() -> None:
     removed = plan_restore({}, {"d": CARD}, [], [])
     assert removed.tombstones == {"d": CARD}
-    back = plan_restore(removed.tombstones, {}, [("d", "p")], ["d"])
-    assert back.devices == {"d": CARD}
-    assert back.deployables == {("d", "p"): RACK}
-    assert back.tombstones == {}
+    restored = plan_restore(removed.tombstones, {}, [("d", "p")], ["d"])
+    assert restored.devices == {"d": CARD}
+    assert restored.deployables == {("d", "p"): RACK}
+    assert restored.tombstones == {}
 
 
 def test_plan_restore_missing_deployable_keeps_tombstone() -> None:
-    back = plan_restore({"d": CARD}, {}, [], ["d"])
-    assert back.devices == {"d": CARD}
-    assert back.tombstones == {"d": CARD}
-    later = plan_restore(back.tombstones, {}, [("d", "p")], ["d"])
+    restored = plan_restore({"d": CARD}, {}, [], ["d"])
+    assert restored.devices == {"d": CARD}
+    assert restored.tombstones == {"d": CARD}
+    later = plan_restore(restored.tombstones, {}, [("d", "p")], ["d"])
     assert later.deployables == {("d", "p"): RACK}
     assert later.tombstones == {}
 
@@ -38,9 +38,9 @@ def test_plan_restore_removed_deployable_of_present_device_has_tombstone() -> No
 
 def test_plan_restore_moved_deployable_keeps_values() -> None:
     old_tombstones = {"e": Tombstone("device-2", "enabled", {"p": DeployableTombstone("long-ago")})}
-    moved = plan_restore(old_tombstones, {"d": CARD}, [("e", "p")], ["d", "e"])
-    assert moved.deployables == {("e", "p"): RACK}
-    assert moved.tombstones == {}
+    restore_plan = plan_restore(old_tombstones, {"d": CARD}, [("e", "p")], ["d", "e"])
+    assert restore_plan.deployables == {("e", "p"): RACK}
+    assert restore_plan.tombstones == {}
 
 
 _ADDRESS = st.sampled_from(("a", "b", "c"))
@@ -52,14 +52,14 @@ def _worlds(draw: st.DrawFn) -> tuple[list[dict[str, frozenset[str]]], list[str]
     moments = []
     for _ in range(draw(st.integers(1, 6))):
         devices = draw(st.sets(_ADDRESS))
-        where = {
+        device_of = {
             deployable: draw(st.sampled_from([*sorted(devices), ""]))
             for deployable in ("p", "q")
             if devices
         }
         moments.append(
             {
-                d: frozenset(deployable for deployable, at in where.items() if at == d)
+                d: frozenset(deployable for deployable, at in device_of.items() if at == d)
                 for d in devices
             }
         )

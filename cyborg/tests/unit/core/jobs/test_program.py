@@ -61,8 +61,8 @@ _JSON = st.recursive(
 @given(_JSON)
 def test_parse_program_any_json_gives_uuid_or_invalid(value: Any) -> None:
     try:
-        found = parse_program(value)
+        image = parse_program(value)
     except Invalid as exc:
         assert exc.details["field"]
     else:
-        assert found == IMAGE
+        assert image == IMAGE

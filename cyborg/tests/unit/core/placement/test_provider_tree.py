@@ -31,11 +31,11 @@ IDS = [str(uuid.UUID(int=n)) for n in range(1, 6)]
 @st.composite
 def host_deployables(draw: st.DrawFn) -> list[DeployableState]:
     """Draw the deployables of one host, some within others."""
-    made: list[DeployableState] = []
+    deployables: list[DeployableState] = []
     for number in draw(st.lists(st.sampled_from(IDS), max_size=5, unique=True)):
         # In a variable: within the call, mypy infers the type of its result from the list.
         nested = draw(st.booleans())
-        made.append(
+        deployables.append(
             DeployableState(
                 uuid=number,
                 name=f"h_{number}",
@@ -43,10 +43,10 @@ def host_deployables(draw: st.DrawFn) -> list[DeployableState]:
                 traits=draw(st.frozensets(st.sampled_from(TRAITS))),
                 total=draw(st.integers(0, 4)),
                 cordoned=draw(st.booleans()),
-                parent_uuid=made[-1].uuid if made and nested else None,
+                parent_uuid=deployables[-1].uuid if deployables and nested else None,
             )
         )
-    return made
+    return deployables
 
 
 def execute_calls(actual: dict[str, Provider], calls: tuple[Call, ...]) -> dict[str, Provider]:
@@ -109,10 +109,10 @@ def test_plan_calls_deletes_children_before_parents(of: list[DeployableState]) -
 
 @given(host_deployables(), host_deployables())
 def test_plan_calls_foreign_provider_is_unchanged(
-    named: list[DeployableState], all_: list[DeployableState]
+    own: list[DeployableState], all_: list[DeployableState]
 ) -> None:
     actual = build_providers(ROOT, all_)
-    want = under(build_providers(ROOT, named), actual)
+    want = under(build_providers(ROOT, own), actual)
     foreign = set(actual) - set(want)
     for call in plan_calls(want, actual):
         match call:
@@ -172,8 +172,8 @@ def test_describe_drift_matches_plan_calls(
     desired, observed = single_provider(left_deployables[0]), single_provider(right_deployables[0])
     drift = describe_drift(desired, observed)
     calls = plan_calls({desired.uuid: desired}, {desired.uuid: observed})
-    placed = (desired.name, desired.parent_uuid) == (observed.name, observed.parent_uuid)
-    assert bool(drift) is (bool(calls) or not placed)
+    same_place = (desired.name, desired.parent_uuid) == (observed.name, observed.parent_uuid)
+    assert bool(drift) is (bool(calls) or not same_place)
     assert len(set(drift)) == len(drift)
 
 

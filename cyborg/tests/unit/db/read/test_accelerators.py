@@ -31,7 +31,7 @@ def assign_handle(
     return handle["uuid"], arq
 
 
-def found(engine: sa.Engine, **filters: Any) -> list[Any]:
+def find(engine: sa.Engine, **filters: Any) -> list[Any]:
     with engine.connect() as connection:
         return read.find(connection, **filters)
 
@@ -49,7 +49,7 @@ def test_find_shows_an_owned_accelerator(engine: sa.Engine) -> None:
     card = rows.insert_card(engine, handles=2, backend="gen0")
     label = {"label_name": "mine", "label_description": "d\ne", "label_tags": ["é", "b"]}
     handle, arq = assign_handle(engine, card, 1, instance_uuid=INSTANCE, instance_slot=0, **label)
-    free, owned = found(engine)
+    free, owned = find(engine)
     (device,) = rows.read(engine, schema.devices)
     (deployable,) = rows.read(engine, schema.deployables)
     (row,) = rows.read(engine, schema.attach_handles, uuid=handle)
@@ -96,7 +96,7 @@ def test_filters(engine: sa.Engine) -> None:
     other, _ = assign_handle(engine, second, project_id="project-2", state="BindStarted")
 
     def uuids(**filters: Any) -> list[str]:
-        return [row["uuid"] for row in found(engine, **filters)]
+        return [row["uuid"] for row in find(engine, **filters)]
 
     assert len(uuids()) == 3
     assert uuids(project_id="project-1") == uuids(instance_uuid=INSTANCE) == [bound]
@@ -107,9 +107,9 @@ def test_filters(engine: sa.Engine) -> None:
     assert uuids(state="bound") == [bound]
     with engine.connect() as connection:
         assert read.get(connection, bound, "project-2") is None
-        shown = read.get(connection, other, "project-2")
-    assert shown is not None
-    assert (shown["driver"], shown["state_reasons"]) == (None, ["unhealthy"])
+        accelerator = read.get(connection, other, "project-2")
+    assert accelerator is not None
+    assert (accelerator["driver"], accelerator["state_reasons"]) == (None, ["unhealthy"])
 
 
 @pytest.mark.parametrize("key", read.SORTABLE)
@@ -117,11 +117,11 @@ def test_pages_by_each_sort_key(engine: sa.Engine, key: str) -> None:
     for host in ("b", "a"):
         card = rows.insert_card(engine, host, handles=2)
         assign_handle(engine, card, label_name=f"name-{host}", project_id=host)
-    all_uuids = [row["uuid"] for row in found(engine, page=Page(sort_key=key, sort_dir="desc"))]
+    all_uuids = [row["uuid"] for row in find(engine, page=Page(sort_key=key, sort_dir="desc"))]
     found_values: list[str] = []
     while len(found_values) < 4:
         marker = found_values[-1] if found_values else None
-        found_values += [row["uuid"] for row in found(engine, page=Page(1, marker, key, "desc"))]
+        found_values += [row["uuid"] for row in find(engine, page=Page(1, marker, key, "desc"))]
     assert found_values == all_uuids
     assert len(set(found_values)) == 4
 
@@ -177,5 +177,5 @@ def test_find_needs_a_constant_number_of_statements(sqlite_engine: sa.Engine) ->
                 sqlite_engine, rows.insert_card(sqlite_engine, f"host-{number}-{n}", handles=2)
             )
         with count_statements(sqlite_engine) as count:
-            assert len(found(sqlite_engine)) >= 2 * number
+            assert len(find(sqlite_engine)) >= 2 * number
         assert len(count) == 1, count.statements

@@ -39,15 +39,15 @@ def test_arq_has_the_handle_that_it_owns(engine: sa.Engine) -> None:
     owner_id = rows.read(engine, schema.arqs, uuid=owner)[0]["id"]
     rows.update(engine, schema.attach_handles, handle["id"], arq_id=owner_id)
     with Reader(engine).connect() as connection:
-        found = arqs.get(connection, owner)
+        arq = arqs.get(connection, owner)
         plain = arqs.get(connection, bare)
-    assert found is not None
+    assert arq is not None
     assert plain is not None
-    assert set(found) == set(plain) == KEYS
-    assert found["attach_handle_type"] == "TEST_PCI"
-    assert found["attach_handle_uuid"] == handle["uuid"]
-    assert found["attach_handle_info"] == handle["info"] != {}
-    assert found["group"] == dict(rows.GROUPS[0])
+    assert set(arq) == set(plain) == KEYS
+    assert arq["attach_handle_type"] == "TEST_PCI"
+    assert arq["attach_handle_uuid"] == handle["uuid"]
+    assert arq["attach_handle_info"] == handle["info"] != {}
+    assert arq["group"] == dict(rows.GROUPS[0])
     assert (plain["attach_handle_type"], plain["attach_handle_uuid"]) == ("", None)
     assert plain["attach_handle_info"] == {}
 

@@ -44,7 +44,9 @@ def update_handle(engine: sa.Engine, card: rows.Card, **handle: Any) -> None:
     rows.update(engine, schema.attach_handles, first["id"], **handle)
 
 
-def found(engine: sa.Engine, **filters: Any) -> dict[str, dict[str, tuple[int, int, int]]]:
+def function_counts(
+    engine: sa.Engine, **filters: Any
+) -> dict[str, dict[str, tuple[int, int, int]]]:
     """Return the functions of backends; check that those of the services are equal."""
     with engine.connect() as connection:
         listed = backends.find(connection, **filters)
@@ -75,7 +77,7 @@ def test_functions_of_each_backend(engine: sa.Engine) -> None:
     rows.insert_card(
         engine, "one", "0000:04:00.0", handles=0, backend="nvme", resource_class="PGPU"
     )
-    assert found(engine) == {
+    assert function_counts(engine) == {
         "one/qat": {
             "crypto": (4, 0, 4),
             "crypto.ipsec": (4, 0, 4),
@@ -104,7 +106,7 @@ def test_functions_count_used_handles(engine: sa.Engine) -> None:
         engine, "one", "0000:02:00.0", handles=1, backend="qat", resource_class="CUSTOM_CRYPTO"
     )
     update_handle(engine, card)
-    offered = found(engine)["one/qat"]
+    offered = function_counts(engine)["one/qat"]
     # `num` of the first device is 2, of which one is owned.
     assert offered["crypto"] == (3, 1, 2)
     assert offered["crypto.ipsec.aes"] == (1, 1, 0)
@@ -123,7 +125,7 @@ def test_functions_with_a_handle_in_use_count_it(
 ) -> None:
     agent(engine, "one", "qat")
     update_handle(engine, crypto(engine), **handle)
-    assert found(engine)["one/qat"]["crypto.ipsec"] == counts
+    assert function_counts(engine)["one/qat"]["crypto.ipsec"] == counts
 
 
 @pytest.mark.parametrize(
@@ -149,13 +151,13 @@ def test_functions_of_a_cordoned_device_have_no_free_handle(
     agent(engine, "one", "qat")
     card = crypto(engine)
     update_handle(engine, card)
-    assert found(engine)["one/qat"]["crypto"] == (2, 1, 1)
+    assert function_counts(engine)["one/qat"]["crypto"] == (2, 1, 1)
     if "job_id" in change:
         job = {"kind": "program", "host": "one", "subject": "s", "arguments": {}, "state": "open"}
         change = {"job_id": rows.insert(engine, schema.jobs, **job)}
     (row,) = rows.read(engine, table)
     rows.update(engine, table, row["id"], **change)
-    assert found(engine)["one/qat"]["crypto"] == (2, 1, 0)
+    assert function_counts(engine)["one/qat"]["crypto"] == (2, 1, 0)
 
 
 def test_programming_blocks_only_its_deployable(engine: sa.Engine) -> None:
@@ -187,7 +189,7 @@ def test_programming_blocks_only_its_deployable(engine: sa.Engine) -> None:
     board = {"vendor_board_info": capability.to_board_info({"ipsec": 1})}
     rows.update(engine, schema.devices, card.device_id, **board)
     rows.update(engine, schema.deployables, other, job_id=job)
-    assert found(engine)["one/qat"] == {"crypto": (5, 0, 2), "crypto.ipsec": (5, 0, 2)}
+    assert function_counts(engine)["one/qat"] == {"crypto": (5, 0, 2), "crypto.ipsec": (5, 0, 2)}
 
 
 def test_free_handles_match_the_list_of_accelerators(sqlite_engine: sa.Engine) -> None:
@@ -200,7 +202,7 @@ def test_free_handles_match_the_list_of_accelerators(sqlite_engine: sa.Engine) -
     with engine.connect() as connection:
         free = accelerators.find(connection, state=AcceleratorState.FREE)
         all_accelerators = accelerators.find(connection)
-    assert found(engine)["one/qat"] == {"crypto": (len(all_accelerators), 1, len(free))}
+    assert function_counts(engine)["one/qat"] == {"crypto": (len(all_accelerators), 1, len(free))}
     assert len(free) == 4
 
 
@@ -218,7 +220,7 @@ def test_filter_by_function(engine: sa.Engine) -> None:
     def offering(function: str, **overrides: Any) -> dict[str, list[str]]:
         return {
             name: list(functions)
-            for name, functions in found(engine, function=function, **overrides).items()
+            for name, functions in function_counts(engine, function=function, **overrides).items()
         }
 
     assert offering("crypto.ipsec.aes") == {
@@ -262,6 +264,6 @@ def test_find_needs_a_constant_number_of_statements(sqlite_engine: sa.Engine) ->
             assert len(count) == cost, count.statements
         for cost, function in ((4, None), (5, "crypto")):
             with engine.connect() as connection, count_statements(engine) as count:
-                found = services.find(connection, functions=True, function=function)
-                assert len(found) >= number
+                page = services.find(connection, functions=True, function=function)
+                assert len(page) >= number
             assert len(count) == cost, count.statements

@@ -17,15 +17,15 @@ def test_device_has_its_host_and_boards(engine: sa.Engine) -> None:
     rows.insert_card(engine, std_board_info={"product_id": "1"}, numa_node=1)
     (row,) = rows.read(engine, schema.devices)
     with Reader(engine).connect() as connection:
-        found = devices.get(connection, row["uuid"])
-    assert found is not None
-    assert "host" not in found
-    assert "id" not in found
-    assert found["hostname"] == "compute-1"
-    assert found["std_board_info"] == {"product_id": "1"}
-    assert found["status"] == "enabled"
-    assert found["draining"] is False
-    assert found["updated_at"] is None
+        device = devices.get(connection, row["uuid"])
+    assert device is not None
+    assert "host" not in device
+    assert "id" not in device
+    assert device["hostname"] == "compute-1"
+    assert device["std_board_info"] == {"product_id": "1"}
+    assert device["status"] == "enabled"
+    assert device["draining"] is False
+    assert device["updated_at"] is None
 
 
 def test_filters_of_devices(engine: sa.Engine) -> None:

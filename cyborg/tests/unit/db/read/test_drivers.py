@@ -96,7 +96,7 @@ def test_find_merges_installed_reported_and_desired(cloud: sa.Engine) -> None:
         assert drivers.find(connection, type="FPGA") == [generic]
         assert drivers.find(connection, type="SSD") == []
         assert [row["name"] for row in drivers.find(connection, host="c")] == ["broken", "generic"]
-        shown = drivers.get(connection, "generic")
+        details = drivers.get(connection, "generic")
         assert drivers.get(connection, "nowhere") is None
         assert drivers.get(connection, "broken") == {**broken, **BARE}
     assert host_entries(acme) == [("a", "f", "NOT_REPORTED", "enabled", False, None)]
@@ -112,7 +112,7 @@ def test_find_merges_installed_reported_and_desired(cloud: sa.Engine) -> None:
     # The version that an agent runs takes precedence over the installed version.
     assert [entry["version"] for entry in generic["hosts"]] == ["1", "2", "2", "1.10", "1.8"]
     assert {**generic, **facts} == generic
-    assert shown == {**generic, **BARE, "options": [option]}
+    assert details == {**generic, **BARE, "options": [option]}
 
 
 def test_pages_and_host_filter(cloud: sa.Engine) -> None:

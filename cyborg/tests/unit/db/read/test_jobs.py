@@ -38,11 +38,11 @@ def job_uuids(engine: sa.Engine) -> list[str]:
 def test_job_has_its_progress_and_steps(engine: sa.Engine, job_uuids: list[str]) -> None:
     with engine.connect() as connection:
         first, second, third = jobs.find(connection)
-        shown = jobs.get(connection, job_uuids[0])
+        job = jobs.get(connection, job_uuids[0])
         assert jobs.get(connection, job_uuids[1]) == {**second, "steps": []}
         assert jobs.get(connection, "none-such") is None
     assert [row["uuid"] for row in (first, second, third)] == job_uuids
-    assert shown == {
+    assert job == {
         **first,
         "steps": [
             {"host": "a", "backend": "gen1", "state": "failed", "error": "no"},
@@ -53,11 +53,11 @@ def test_job_has_its_progress_and_steps(engine: sa.Engine, job_uuids: list[str])
     assert first["progress"] == {"done": 2, "failed": 1}
     assert (first["host"], first["state"], first["attempts"]) == (None, "pending", 0)
     assert (second["host"], second["attempts"], second["progress"]) == ("a", 2, {})
-    assert "secret" not in str([first, shown])
+    assert "secret" not in str([first, job])
 
 
 @pytest.mark.parametrize(
-    ("filters", "found"),
+    ("filters", "expected"),
     [
         ({"kind": "install"}, [0]),
         ({"state": "pending"}, [0, 1]),
@@ -70,11 +70,11 @@ def test_job_has_its_progress_and_steps(engine: sa.Engine, job_uuids: list[str])
     ],
 )
 def test_filters(
-    engine: sa.Engine, job_uuids: list[str], filters: dict[str, Any], found: list[int]
+    engine: sa.Engine, job_uuids: list[str], filters: dict[str, Any], expected: list[int]
 ) -> None:
     with engine.connect() as connection:
         listed = [row["uuid"] for row in jobs.find(connection, **filters)]
-    assert listed == [job_uuids[n] for n in found]
+    assert listed == [job_uuids[n] for n in expected]
 
 
 def test_pages(engine: sa.Engine, job_uuids: list[str]) -> None:

@@ -81,8 +81,8 @@ def test_find_without_a_page_is_in_the_order_of_creation(sqlite_engine: sa.Engin
             [{"uuid": f"u{n}", "name": f"n{5000 - n}", "groups": []} for n in range(5000)],
         )
     with Reader(sqlite_engine).connect() as connection:
-        found = profiles.find(connection)
-    assert [row["uuid"] for row in found] == [f"u{n}" for n in range(5000)]
+        result = profiles.find(connection)
+    assert [row["uuid"] for row in result] == [f"u{n}" for n in range(5000)]
 
 
 @pytest.mark.parametrize(

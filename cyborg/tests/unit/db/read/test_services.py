@@ -34,19 +34,19 @@ def test_service_has_its_backends(engine: sa.Engine) -> None:
     _agent(engine, "two", "well")
     _agent(engine, "three")
     with Reader(engine).connect() as connection:
-        found = services.find(connection)
-        service = services.get(connection, found[0]["uuid"])
+        result = services.find(connection)
+        service = services.get(connection, result[0]["uuid"])
         paged = services.find(
-            connection, page=Page(limit=2, sort_key="host", marker=found[0]["uuid"])
+            connection, page=Page(limit=2, sort_key="host", marker=result[0]["uuid"])
         )
-    assert service == found[0]
-    assert "id" not in found[0]
-    assert [(b["name"], b["status"], b["error"]) for b in found[0]["backends"]] == [
+    assert service == result[0]
+    assert "id" not in result[0]
+    assert [(b["name"], b["status"], b["error"]) for b in result[0]["backends"]] == [
         ("sick", "ERROR", "it hangs"),
         ("well", "READY", None),
     ]
-    assert not {"id", "service_id"} & set(found[0]["backends"][0])
-    assert [len(row["backends"]) for row in found] == [2, 1, 0]
+    assert not {"id", "service_id"} & set(result[0]["backends"][0])
+    assert [len(row["backends"]) for row in result] == [2, 1, 0]
     assert [(row["host"], len(row["backends"])) for row in paged] == [("three", 0), ("two", 1)]
 
 
@@ -85,15 +85,15 @@ def test_get_returns_all_parts_of_a_discovery(engine: sa.Engine) -> None:
         rows.insert(engine, schema.discoveries, uuid="d", host=host, backend=backend, state=state)
     rows.insert(engine, schema.discoveries, host="a", backend="x", state="IN-PROGRESS")
     with Reader(engine).connect() as connection:
-        found = discoveries.get(connection, "d")
-    assert found is not None
-    assert [(p["host"], p["backend"]) for p in found["backends"]] == [
+        discovery = discoveries.get(connection, "d")
+    assert discovery is not None
+    assert [(p["host"], p["backend"]) for p in discovery["backends"]] == [
         ("a", "x"),
         ("a", "y"),
         ("b", "x"),
     ]
-    assert found["updated_at"] is None
-    assert found["created_at"] == min(p["created_at"] for p in found["backends"])
+    assert discovery["updated_at"] is None
+    assert discovery["created_at"] == min(p["created_at"] for p in discovery["backends"])
 
 
 def test_provider_is_stale_until_its_revision_is_published(engine: sa.Engine) -> None:
@@ -131,9 +131,9 @@ def test_find_summaries_counts_the_parts_of_each_discovery(engine: sa.Engine) ->
             )
     with Reader(engine).connect() as connection:
         with count_statements(engine) as counted:
-            found = discoveries.find_summaries(connection)
+            summaries = discoveries.find_summaries(connection)
         assert len(counted) == 1
-        assert [(row["uuid"], row["state"], row["progress"]) for row in found] == [
+        assert [(row["uuid"], row["state"], row["progress"]) for row in summaries] == [
             ("a", "IN-PROGRESS", {"DONE": 1, "FAILED": 1, "IN-PROGRESS": 1}),
             ("b", "FAILED", {"DONE": 1, "FAILED": 1}),
             ("c", "DONE", {"DONE": 2}),

@@ -31,10 +31,10 @@ def read(engine: sa.Engine) -> Totals:
 
 
 def test_totals_of_an_empty_database_are_empty(engine: sa.Engine) -> None:
-    found = read(engine)
-    assert (found.arqs, found.handles, found.devices, found.services) == ({}, {}, {}, {})
-    assert (found.outbox, found.jobs, found.self_heal_actions) == ([], [], [])
-    assert (found.providers, found.oldest_stale, found.oldest_bind_started) == (0, None, None)
+    totals = read(engine)
+    assert (totals.arqs, totals.handles, totals.devices, totals.services) == ({}, {}, {}, {})
+    assert (totals.outbox, totals.jobs, totals.self_heal_actions) == ([], [], [])
+    assert (totals.providers, totals.oldest_stale, totals.oldest_bind_started) == (0, None, None)
 
 
 def test_totals_need_nine_statements(engine: sa.Engine) -> None:
@@ -86,28 +86,28 @@ def test_totals_need_nine_statements(engine: sa.Engine) -> None:
     rows.update(engine, schema.providers, second["id"], stale_since=ago(50), verify_only=True)
 
     with count_statements(engine) as counted:
-        found = read(engine)
+        totals = read(engine)
     assert len(counted) == 9
-    assert found.arqs == {"Initial": 1, "Bound": 2, "BindStarted": 2}
-    assert (found.orphans_suspected, found.owners_unverified) == (1, 1)
-    assert found.oldest_bind_started == ago(50)
-    assert found.handles == {"owned": 2, "dirty": 1, "draining": 1, "free": 1}
-    assert found.devices == {("enabled", "ok"): 1, ("maintaining", "unhealthy"): 1}
-    assert found.unhealthy == [
+    assert totals.arqs == {"Initial": 1, "Bound": 2, "BindStarted": 2}
+    assert (totals.orphans_suspected, totals.owners_unverified) == (1, 1)
+    assert totals.oldest_bind_started == ago(50)
+    assert totals.handles == {"owned": 2, "dirty": 1, "draining": 1, "free": 1}
+    assert totals.devices == {("enabled", "ok"): 1, ("maintaining", "unhealthy"): 1}
+    assert totals.unhealthy == [
         {"host": "compute-1", "address": "0000:02:00.0", "health_since": ago(60)}
     ]
-    assert found.services == {
+    assert totals.services == {
         ("cyborg-agent", "up"): 2,
         ("cyborg-agent", "late"): 2,
         ("cyborg-agent", "down"): 2,
     }
-    assert [tuple(row.values()) for row in found.outbox] == [
+    assert [tuple(row.values()) for row in totals.outbox] == [
         ("nova-event", "dead", 1, ago(90)),
         ("nova-event", "pending", 2, ago(20)),
     ]
-    assert found.jobs == [{"kind": "prepare", "count": 3, "overdue": 1, "oldest": ago(9)}]
-    assert (found.providers, found.providers_stale, found.providers_failing) == (2, 1, 1)
-    assert found.oldest_stale == ago(40)
+    assert totals.jobs == [{"kind": "prepare", "count": 3, "overdue": 1, "oldest": ago(9)}]
+    assert (totals.providers, totals.providers_stale, totals.providers_failing) == (2, 1, 1)
+    assert totals.oldest_stale == ago(40)
 
 
 @pytest.mark.parametrize("seconds", [0, 29.999, 30, 69.999, 70, 500])

@@ -69,7 +69,7 @@ def main(conf: cfg.ConfigOpts, argv: Sequence[str]) -> int:
 
 
 def pending_items(conf: cfg.ConfigOpts, totals: Totals, now: datetime) -> Iterator[PendingItem]:
-    """Yield all items in a fixed order, including most of those with count 0."""
+    """Yield all items in a fixed order, including most items whose count is 0."""
 
     def age(since: datetime | None) -> int | None:
         return None if since is None else max(0, int((now - since).total_seconds()))

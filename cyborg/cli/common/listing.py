@@ -33,7 +33,7 @@ class Lister(base.Command, lister.Lister):
     )
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Add the arguments; --long has a value also if the command does not offer it."""
+        """Add the arguments; ``long`` is False in a command that has no option --long."""
         parser = super().get_parser(prog_name)
         parser.set_defaults(long=False)
         return parser

@@ -3,7 +3,6 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import fields
 from datetime import datetime
 from typing import Any
 
@@ -82,14 +81,9 @@ def show(request: RequestContext, row: read.DeviceRow) -> dict[str, Any]:
         return request.serialize(Device, row, DEVICES.name, **more)
     if request.version < STATE_SINCE:
         return request.serialize(DeviceV23, row, DEVICES.name, **more)
-    columns: Mapping[str, Any] = row
-    facts = device_state.DeviceFacts(**{name: columns[name] for name in _FACTS})
-    status = device_state.evaluate(facts)
+    status = device_state.evaluate_row(row)
     more |= {"state": status.state, "state_reasons": list(status.reasons)}
     return request.serialize(DeviceV24, row, DEVICES.name, **more)
-
-
-_FACTS = tuple(field.name for field in fields(device_state.DeviceFacts))
 
 
 DEVICES = Collection("devices", "device", read, DeviceV24, show=show)

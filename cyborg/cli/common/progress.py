@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cyborg.cli.common.errors import CommandError
+from cyborg.threads.backoff import Backoff
 
 MAX_FAILURES = 5  # consecutive failed requests
 
@@ -50,17 +51,20 @@ def wait_until_done(
     )
     printed: set[str] = set()
     pending, failures = "no response", 0
+    # After a failure the service may need time to recover.
+    backoff = Backoff(2 * interval, timeout)
     with bar:
         task = bar.add_task(title, total=None)
         while True:
             try:
                 response = fetch()
             except CommandError:
-                failures += 1
+                failures, pause = failures + 1, backoff.next_delay()
                 if failures >= MAX_FAILURES or time.monotonic() > deadline:
                     raise
             else:
-                failures, state = 0, measure(response)
+                failures, pause, state = 0, interval, measure(response)
+                backoff.reset()
                 for line in state.lines:
                     if line not in printed:
                         printed.add(line)
@@ -71,5 +75,4 @@ def wait_until_done(
                 pending = state.pending
             if time.monotonic() > deadline:
                 raise CommandError(f"{pending} after {timeout:g} s")
-            # Back off after each failure: the service may need time to recover.
-            time.sleep(max(0.0, min(interval * 2**failures, deadline - time.monotonic())))
+            time.sleep(max(0.0, min(pause, deadline - time.monotonic())))

@@ -47,18 +47,7 @@ def is_cordoned(row: DesiredProviderRow) -> bool:
 
 def device_status(row: DesiredProviderRow) -> device_state.DeviceStatus:
     """Evaluate the device status of a row of ``deployables.desired_state``."""
-    return device_state.evaluate(
-        device_state.DeviceFacts(
-            status=row["device_status"],
-            health=row["health"],
-            setup_required=row["setup_required"],
-            reboot_required=row["reboot_required"],
-            cordoned=row["cordoned"],
-            programming=row["programming"],
-            draining=row["draining"],
-            host_down=row["host_down"],
-        )
-    )
+    return device_state.evaluate_row(row, status=row["device_status"])
 
 
 def _to_deployable(row: DesiredProviderRow) -> DeployableState:

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conditions of a device, with their descriptions, and the rule for its status."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
 from cyborg.core.described_enum import DescribedEnum
 from cyborg.core.inventory.device import Health
@@ -33,7 +35,7 @@ class DeviceFacts:
     is disabled, being uninstalled or cordoned, ``host_down`` if the agent is marked down.
     """
 
-    # The names are those of the columns: rows are passed as keyword arguments.
+    # The names are those of the columns, see ``evaluate_row``.
 
     status: str = ENABLED
     health: str = Health.OK
@@ -43,6 +45,9 @@ class DeviceFacts:
     programming: bool = False
     draining: bool = False
     host_down: bool = False
+
+
+FACTS = tuple(field.name for field in fields(DeviceFacts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,3 +84,10 @@ def evaluate(facts: DeviceFacts) -> DeviceStatus:
         DeviceCondition.DRAINING: facts.draining,
     }
     return DeviceStatus(tuple(state for state in reversed(DeviceCondition) if applies.get(state)))
+
+
+def evaluate_row(row: Mapping[Any, Any], **others: Any) -> DeviceStatus:
+    """Return the status of the device of a row; ``others`` are facts with another column."""
+    return evaluate(
+        DeviceFacts(**others, **{name: row[name] for name in FACTS if name not in others})
+    )

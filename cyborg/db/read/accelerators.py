@@ -6,7 +6,6 @@ the device unschedulable. ``driver`` is None if the agent no longer has this bac
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import fields
 from datetime import datetime
 from typing import Any, TypedDict, cast
 
@@ -82,8 +81,7 @@ COLUMNS = [
     _PROGRAMMING.label("programming"),
     _HOST_DOWN.label("host_down"),
 ]
-_FACTS = tuple(field.name for field in fields(device_state.DeviceFacts))
-_INTERNAL = {*_FACTS, "holder", "needs_cleaning"}
+_INTERNAL = {*device_state.FACTS, "holder", "needs_cleaning"}
 _FROM = (
     table.join(deployables, deployables.c.id == table.c.deployable_id)
     .join(devices, devices.c.id == deployables.c.device_id)
@@ -170,14 +168,10 @@ def get(
 
 
 def _row(row: Mapping[Any, Any]) -> AcceleratorRow:
-    # Some databases return a boolean expression as a number.
-    facts: dict[str, Any] = {name: row[name] for name in _FACTS} | {
-        name: bool(row[name]) for name in _FACTS if name not in ("status", "health")
-    }
-    condition = device_state.evaluate(device_state.DeviceFacts(**facts))
+    condition = device_state.evaluate_row(row)
     state = accelerator.evaluate(
         accelerator.AcceleratorFacts(
-            row["holder"], row["needs_cleaning"], facts["draining"], condition.schedulable
+            row["holder"], row["needs_cleaning"], bool(row["draining"]), condition.schedulable
         )
     )
     shown = {name: value for name, value in row.items() if name not in _INTERNAL}

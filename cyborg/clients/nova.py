@@ -19,7 +19,6 @@ MICROVERSION = "2.82"
 
 BOUND = "accelerator-request-bound"
 NOT_FOUND = 404
-NO_HOST_YET = 422
 
 _PATH = "/os-server-external-events"
 _PAGE = 1000  # servers per response, the maximum of Nova by default

@@ -3,7 +3,6 @@
 
 import re
 import uuid
-from collections.abc import Mapping
 from typing import Any
 
 from cyborg.core.errors import Invalid
@@ -38,13 +37,6 @@ def boolean(value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"expected true or false, found {type(value).__name__}")
     return value
-
-
-def string_map(value: Any) -> dict[str, str]:
-    """Return the value as a dict. Raise TypeError if it is not a mapping of strings to strings."""
-    if not isinstance(value, Mapping):
-        raise TypeError(f"expected an object, found {type(value).__name__}")
-    return {string(k): string(v) for k, v in value.items()}
 
 
 def check_text(

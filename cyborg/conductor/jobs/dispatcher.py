@@ -33,6 +33,7 @@ from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import jobs as store
 from cyborg.db.write import self_heal
 from cyborg.rpc.contract import AgentAPI
+from cyborg.threads.backoff import compute_delay
 
 LOG = get_logger(__name__)
 
@@ -304,4 +305,4 @@ def _parse_state(state: Any) -> AgentJobStatus:
 def _retry_delay(kind: JobKind, attempts: int) -> float:
     """Return the seconds until the next attempt, at most 10 for a job with a deadline."""
     max_delay = MAX_RETRY_DELAY if kind is JobKind.RELEASE else 10.0
-    return min(max_delay, 1.0 * 2.0 ** min(attempts, 12)) * random.uniform(0.5, 1.0)  # noqa: S311
+    return compute_delay(attempts, max_delay, random.uniform(0.0, 0.5))  # noqa: S311

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cyborg.core.errors import NoHandle, NotFound
+from cyborg.core.errors import NoHandle
 from cyborg.core.text import join_limited
 
 MAX_REASONS = 20  # of one ARQ, in the details of an error
@@ -60,15 +60,14 @@ def choose_handles(
 ) -> dict[str, int]:
     """Return a handle id for each demand, by ARQ uuid.
 
-    Raise NotFound if a provider has no candidate or is on another host. Raise NoHandle if a demand
-    cannot be met: its ``details['reasons']`` is
+    The caller has checked that the provider of each demand is on its host. Raise NoHandle if a
+    demand cannot be met: its ``details['reasons']`` is
     ``{ARQ uuid: [{"reason", "provider", "handles": count}]}``.
     """
-    # Shuffled: conductors that choose at the same time then seldom choose the same handles.
-    _check_providers(demands, candidates)
     pools: dict[str, list[Candidate]] = {}
     for candidate in candidates:
         pools.setdefault(candidate.provider, []).append(candidate)
+    # Shuffled: conductors that choose at the same time then seldom choose the same handles.
     for pool in pools.values():
         order.shuffle(pool)
     chosen: dict[str, int] = {}
@@ -78,7 +77,7 @@ def choose_handles(
     reasons: dict[str, list[dict[str, object]]] = {}
     for demand in demands:
         kind = (demand.provider, demand.resource_class, demand.required, demand.forbidden)
-        search = searches.setdefault(kind, _Search(pools[demand.provider]))
+        search = searches.setdefault(kind, _Search(pools.get(demand.provider, [])))
         found = search.next(demand, taken_ids)
         if found is not None:
             chosen[demand.arq_uuid] = found.handle_id
@@ -146,20 +145,6 @@ def explain_rejection(demand: Demand, candidate: Candidate) -> list[str]:
     reasons += [f"trait missing: {name}" for name in sorted(demand.required - candidate.traits)]
     reasons += [f"trait forbidden: {name}" for name in sorted(demand.forbidden & candidate.traits)]
     return reasons
-
-
-def _check_providers(demands: Sequence[Demand], candidates: Collection[Candidate]) -> None:
-    hosts = {candidate.provider: candidate.host for candidate in candidates}
-    for demand in demands:
-        host = hosts.get(demand.provider)
-        if host != demand.host:
-            where = "has no handle" if host is None else f"is on host {host}"
-            raise NotFound(
-                f"request {demand.arq_uuid}: resource provider {demand.provider} {where}, "
-                f"expected on host {demand.host}",
-                request=demand.arq_uuid,
-                provider=demand.provider,
-            )
 
 
 def _no_handle_message(reasons: Mapping[str, Sequence[Mapping[str, object]]]) -> str:

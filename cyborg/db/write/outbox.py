@@ -80,11 +80,6 @@ _LOCK_WHOLE = _PENDING.where(
 ).order_by(outbox.c.id)
 
 
-def add(tx: sa.Connection, kind: str, messages: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
-    """Add messages, each (subject, payload), in the transaction of the related change."""
-    add_all(tx, [(kind, subject, payload) for subject, payload in messages])
-
-
 def add_all(tx: sa.Connection, messages: Iterable[Message]) -> None:
     """Add messages of any kinds in one statement; do nothing if there are no messages."""
     rows = [

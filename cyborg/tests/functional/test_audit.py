@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from cyborg.cli import app
 from cyborg.conductor.audit import runner
 from cyborg.core import naming
-from cyborg.db.read import providers
+from cyborg.db import schema
 from cyborg.standalone.stack import StandaloneStack
 from cyborg.tests.fixtures.clouds.standalone import HOST, running
 from cyborg.tests.fixtures.databases.placement import make_allocation
@@ -77,7 +78,9 @@ def test_audit_finds_and_repairs_missing_provider(stack: StandaloneStack, cyborg
 def stale(stack: StandaloneStack) -> list[str]:
     """Return the names of the providers that are not published yet."""
     with stack.reader.connect() as connection:
-        return [row["name"] for row in providers.find(connection, stale=True)]
+        table = schema.providers
+        is_stale = table.c.published_revision < table.c.revision
+        return list(connection.scalars(sa.select(table.c.name).where(is_stale)))
 
 
 def test_audit_reports_allocation_without_owner(stack: StandaloneStack, cyborg: Run) -> None:

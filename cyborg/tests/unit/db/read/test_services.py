@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of reading services, discoveries and providers."""
-
-from datetime import timedelta
+"""Tests of reading services and discoveries."""
 
 import pytest
 import sqlalchemy as sa
 from oslo_utils import timeutils
 
 from cyborg.db import schema
-from cyborg.db.read import discoveries, providers, services
+from cyborg.db.read import discoveries, services
 from cyborg.db.read.paging import Page
 from cyborg.db.reader import Reader
 from cyborg.tests.fixtures.databases import rows
@@ -94,28 +92,6 @@ def test_get_returns_all_parts_of_a_discovery(engine: sa.Engine) -> None:
     ]
     assert discovery["updated_at"] is None
     assert discovery["created_at"] == min(p["created_at"] for p in discovery["backends"])
-
-
-def test_provider_is_stale_until_its_revision_is_published(engine: sa.Engine) -> None:
-    now = timeutils.utcnow() - timedelta(seconds=5)
-    rows.insert(engine, schema.providers, name="fresh", host="h", revision=3, published_revision=3)
-    rows.insert(
-        engine,
-        schema.providers,
-        name="stale",
-        host="h",
-        revision=3,
-        published_revision=2,
-        stale_since=now,
-    )
-    with count_statements(engine) as count, Reader(engine).connect() as connection:
-        fresh, stale = providers.find(connection, host="h")
-        assert providers.find(connection, stale=True) == [stale]
-        assert providers.find(connection, stale=False) == [fresh]
-        assert providers.get(connection, stale["uuid"]) == stale
-    assert len(count) == 4
-    assert (fresh["stale"], stale["stale"]) == (False, True)
-    assert stale["stale_since"] == now
 
 
 def test_find_summaries_counts_the_parts_of_each_discovery(engine: sa.Engine) -> None:

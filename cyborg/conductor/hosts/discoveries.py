@@ -12,9 +12,8 @@ import sqlalchemy as sa
 from oslo_config import cfg
 from oslo_context import context
 
-from cyborg.conductor.common import validation
 from cyborg.core.errors import CyborgError, NotFound
-from cyborg.core.inventory.report import BackendStatus
+from cyborg.core.inventory.report import BackendStatus, parse_backends
 from cyborg.core.log import get_logger
 from cyborg.core.validation import check_optional_text, check_text, parse_uuid
 from cyborg.db.unit_of_work import UnitOfWork
@@ -84,7 +83,7 @@ class Discoveries:
         host = check_text("host", host)
         outcomes = [
             (state.name, _OUTCOMES[state.status], state.error)
-            for state in validation.parse_backends(drivers)
+            for state in parse_backends(drivers)
             if state.status in _OUTCOMES
         ]
         self._uow.run(lambda tx: store.record_outcomes(tx, uuid, host, outcomes))

@@ -12,7 +12,6 @@ import sqlalchemy as sa
 from oslo_config import cfg
 from oslo_db import exception as db_exc
 
-from cyborg.conductor.common import validation
 from cyborg.conductor.hosts import failure_detector
 from cyborg.conductor.inventory import report_handler
 from cyborg.conductor.jobs import abandon
@@ -21,7 +20,7 @@ from cyborg.core.arq.states import ServiceStatus
 from cyborg.core.drivers.registry import fingerprint
 from cyborg.core.errors import Conflict, Invalid, Stale
 from cyborg.core.hosts.service import AGENT
-from cyborg.core.inventory.report import Report
+from cyborg.core.inventory.report import Report, parse_backends
 from cyborg.core.log import get_logger
 from cyborg.core.text import join_limited
 from cyborg.core.validation import check_integer, check_text, parse_uuid
@@ -104,7 +103,7 @@ class Hosts:
                 tx, AGENT, host, epoch, digest, now, fields, observed
             )
         ):
-            states = validation.parse_backends(drivers)
+            states = parse_backends(drivers)
 
             def register(
                 tx: sa.Connection,
@@ -331,7 +330,7 @@ class Hosts:
 
     def _parse_report(self, body: Mapping[str, Any]) -> Report:
         inventory = Report.load(body)
-        validation.check_report(inventory)
+        inventory.check_limits()
         return replace(inventory, epoch=parse_uuid(inventory.epoch, "epoch"))
 
 

@@ -13,18 +13,21 @@ from enum import StrEnum
 from operator import not_
 from typing import Any, Self
 
+from cyborg.core import naming
 from cyborg.core.codec import Serializable, as_list, wire
 from cyborg.core.drivers import registry
 from cyborg.core.drivers.options import Setting
-from cyborg.core.drivers.registry import DriverEntry
+from cyborg.core.drivers.registry import MAX_OPTIONS, DriverEntry
 from cyborg.core.errors import Invalid
 from cyborg.core.hosts.identity import NO_IDENTITY, Identity
 from cyborg.core.inventory.device import Device
 from cyborg.core.text import sanitize
-from cyborg.core.validation import integer, string
+from cyborg.core.validation import check_integer, integer, string
 
 FORMAT = 1
+MAX_BACKENDS = 256  # of one host
 MAX_REMARKS = 64  # of one backend
+MAX_PROVIDER_NAME = 200  # characters, as in Placement
 
 
 class BackendStatus(StrEnum):
@@ -76,6 +79,55 @@ class BackendState(Serializable):
         Raise KeyError, TypeError or ValueError if it is malformed.
         """
         return cls.from_dict({**body, "remarks": [], "settings": []}).without_details()
+
+    def check_limits(self) -> None:
+        """Raise Invalid, with the field, if the tables cannot store the state."""
+        _check_length("backend name", self.name)
+        _check_length("driver name", self.driver)
+        _check_length("error", self.error, self.name, 65535)
+        remarks, settings = self.remarks or (), self.settings or ()
+        for remark in remarks:
+            _check_length("remark", remark, self.name, 4096)
+        for setting in settings:
+            _check_length("option name", setting.name, self.name)
+        if len(remarks) > MAX_REMARKS or len(settings) > MAX_OPTIONS:
+            raise Invalid(
+                f"backend {self.name} has {len(remarks)} remarks and {len(settings)} options; at "
+                f"most {MAX_REMARKS} and {MAX_OPTIONS} are allowed",
+                field="backends",
+            )
+
+
+def check_backends(states: Sequence[BackendState]) -> None:
+    """Raise Invalid for the backends of one host that the tables cannot store."""
+    for state in states:
+        state.check_limits()
+    if len({state.name for state in states}) != len(states):
+        raise Invalid("two backends have the same name", field="drivers")
+
+
+def parse_backends(bodies: Any) -> list[BackendState]:
+    """Parse the states of the backends of a host. Raise Invalid."""
+    if not isinstance(bodies, Sequence) or len(bodies) > MAX_BACKENDS:
+        raise Invalid(f"drivers must be a list of at most {MAX_BACKENDS} objects", field="drivers")
+    try:
+        states = [BackendState.load_without_details(body) for body in bodies]
+    except (KeyError, TypeError, ValueError, AttributeError) as exc:
+        raise Invalid(f"malformed drivers: {type(exc).__name__} {exc}", field="drivers") from exc
+    check_backends(states)
+    return states
+
+
+def _check_length(
+    kind: str, value: str | None, backend: str | None = None, max_length: int = 255
+) -> None:
+    """Raise Invalid for text that is too long, or not printable apart from line ends."""
+    if value is None or (len(value) <= max_length and value.replace("\n", "").isprintable()):
+        return
+    owner = f" of {backend}" if backend else ""
+    raise Invalid(
+        f"{kind}{owner} has more than {max_length} characters or is not printable", field=kind
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +184,20 @@ class Report(Serializable):
             return cls.from_dict(body)
         except (KeyError, TypeError, ValueError, AttributeError) as exc:
             raise Invalid(f"malformed report: {type(exc).__name__} {exc}", field="report") from exc
+
+    def check_limits(self) -> None:
+        """Raise Invalid, with the field, if the tables cannot store the report.
+
+        Only a conductor checks it: an agent sends what it has.
+        """
+        check_backends(self.backends)
+        _check_length("host", self.host)
+        _check_length("digest", self.digest, max_length=64)
+        check_integer("generation", self.generation)
+        for device in self.devices:
+            for deployable in device.deployables:
+                name = naming.provider_name(self.host, deployable.address)
+                _check_length("provider name", name, max_length=MAX_PROVIDER_NAME)
 
 
 def digest(

@@ -21,7 +21,13 @@ from cyborg.core.inventory.device import (
     HandleType,
 )
 from cyborg.core.inventory.plan import flatten
-from cyborg.core.inventory.report import BackendState, BackendStatus, Report, digest
+from cyborg.core.inventory.report import (
+    BackendState,
+    BackendStatus,
+    Report,
+    digest,
+)
+from cyborg.core.validation import MAX_GENERATION
 from cyborg.tests.fixtures.hosts import strategies
 
 REPORT = Report(
@@ -186,3 +192,30 @@ def test_digest_covers_backends() -> None:
     ready = BackendState("a", "fake", BackendStatus.READY)
     failed = BackendState("a", "fake", BackendStatus.ERROR, "x")
     assert digest([], [ready]) != digest([], [failed])
+
+
+GEN0 = REPORT.backends[0]
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [
+        (replace(REPORT, host="h" * 256), "host"),
+        (replace(REPORT, host="a\tb"), "host"),
+        (replace(REPORT, digest="0" * 65), "digest"),
+        (replace(REPORT, generation=-1), "generation"),
+        (replace(REPORT, generation=MAX_GENERATION + 1), "generation"),
+        (replace(REPORT, host="h" * 200), "provider name"),
+        (replace(REPORT, backends=(GEN0, GEN0)), "drivers"),
+        (replace(REPORT, backends=(replace(GEN0, name="n" * 256),)), "backend name"),
+        (replace(REPORT, backends=(replace(GEN0, driver="n" * 256),)), "driver name"),
+        (replace(REPORT, backends=(replace(GEN0, remarks=("x",) * 65),)), "backends"),
+        (replace(REPORT, backends=(replace(GEN0, remarks=("x" * 4097,)),)), "remark"),
+    ],
+)
+def test_check_limits_names_the_field(changed: Report, field: str) -> None:
+    REPORT.check_limits()
+    replace(REPORT, generation=MAX_GENERATION).check_limits()
+    with pytest.raises(Invalid) as exc:
+        changed.check_limits()
+    assert exc.value.details["field"] == field

@@ -127,5 +127,13 @@ class Collection:
     def document(
         self, request: RequestContext, page: tuple[list[Any], str | None], show: Show | None = None
     ) -> dict[str, Any]:
-        """Return a page of the list as JSON."""
-        return request.collection(self.key or self.name, show or self.show_row, page, self.name)
+        """Return a page of the list as JSON; every page but the last has a link to the next one.
+
+        ``page`` is the rows and the marker of the next page, None on the last page.
+        """
+        rows, marker = page
+        key, show_row = self.key or self.name, show or self.show_row
+        document: dict[str, Any] = {key: [show_row(request, row) for row in rows]}
+        if marker is not None:
+            document[f"{key}_links"] = request.next_links(self.name, marker)
+        return document

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paging of collections: the parameters of a request and the links to the next page."""
+"""Paging of collections: the parameters of a request and the read of one page."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
-from urllib.parse import urlencode
 
 from cyborg.api.types import Enum, PositiveInt, Text
 from cyborg.db.read.paging import Page, Row
@@ -43,9 +42,3 @@ class PageRequest:
         if limit is None or len(rows) <= limit:
             return rows, None
         return rows[:limit], str(rows[limit - 1]["uuid"])
-
-
-def next_links(url: str, query: Sequence[tuple[str, str]], marker: str) -> list[dict[str, str]]:
-    """Return the links of a page that is not the last; ``marker`` starts the next page."""
-    other = [(key, value) for key, value in query if key != "marker"]
-    return [{"rel": "next", "href": f"{url}?{urlencode([*other, ('marker', marker)])}"}]

@@ -4,17 +4,15 @@
 import functools
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
+from urllib.parse import urlencode
 
 import pecan
 import webob
 
-from cyborg.api import identity, middleware, paging, types, versions
+from cyborg.api import identity, middleware, types, versions
 from cyborg.core.errors import Invalid
 from cyborg.db.read.paging import Row
-
-R = TypeVar("R", bound=Row)
 
 
 class Request(pecan.Request):  # type: ignore[misc]
@@ -68,23 +66,11 @@ class RequestContext:
             links.append({"href": f"{self._root}/{collection}/{uuid}", "rel": "bookmark"})
         return links
 
-    def collection(
-        self,
-        key: str,
-        show: Callable[["RequestContext", R], Mapping[str, Any]],
-        page: tuple[Sequence[R], str | None],
-        collection: str,
-    ) -> dict[str, Any]:
-        """Return the document of a list: the rows and, unless it is the last page, next links.
-
-        ``page`` is the rows and the marker of the next page, None on the last page.
-        """
-        rows, marker = page
-        document: dict[str, Any] = {key: [show(self, row) for row in rows]}
-        if marker is not None:
-            query = list(self._request.GET.items())
-            document[f"{key}_links"] = paging.next_links(self.url(collection), query, marker)
-        return document
+    def next_links(self, collection: str, marker: str) -> list[dict[str, str]]:
+        """Return the links of a page that is not the last; ``marker`` starts the next page."""
+        query = [(key, value) for key, value in self._request.GET.items() if key != "marker"]
+        query.append(("marker", marker))
+        return [{"rel": "next", "href": f"{self.url(collection)}?{urlencode(query)}"}]
 
     def serialize(self, datatype: Any, row: Row, collection: str, **more: Any) -> dict[str, Any]:
         """Return a row as the JSON object that its type describes, with a self link."""

@@ -3,8 +3,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from cliff import columns
@@ -165,32 +164,8 @@ def to_cell(value: Any, digits: int = UUID_LENGTH) -> Any:
     return value if is_scalar else Structure(value)
 
 
-def build_table(
-    shown: Columns, rows: Iterable[Mapping[str, Any]], *, short: bool = False
-) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
-    """Return headings and rows for a Lister.
-
-    ``short`` abbreviates displayed uuids to eight digits, or to more if the uuids of a column would
-    be ambiguous.
-    """
-    objects = list(rows)
-    formatters: list[Callable[[Any], Any]] = [
-        partial(to_cell, digits=_digits(row.get(key) for row in objects) if short else UUID_LENGTH)
-        for _, key in shown
-    ]
-    return (
-        tuple(heading for heading, _ in shown),
-        [
-            tuple(
-                formatter(row.get(key))
-                for (_, key), formatter in zip(shown, formatters, strict=True)
-            )
-            for row in objects
-        ],
-    )
-
-
-def _digits(values: Iterable[Any]) -> int:
+def uuid_digits(values: Iterable[Any]) -> int:
+    """Return the digits to display of the uuids of a column: eight, or more if ambiguous."""
     uuids = {value for value in values if isinstance(value, str) and UUID.fullmatch(value)}
     unambiguous = (n for n in UUID_PREFIXES if len({uuid[:n] for uuid in uuids}) == len(uuids))
     return next(unambiguous, UUID_LENGTH)
@@ -198,5 +173,4 @@ def _digits(values: Iterable[Any]) -> int:
 
 def build_object(shown: Columns, row: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[Any, ...]]:
     """Return headings and values for a ShowOne."""
-    headings, rows = build_table(shown, [row])
-    return headings, rows[0]
+    return tuple(heading for heading, _ in shown), tuple(to_cell(row.get(key)) for _, key in shown)

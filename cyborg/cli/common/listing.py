@@ -59,11 +59,14 @@ class Lister(base.Command, lister.Lister):
             short or collection.short,
             long or collection.long or short or collection.short,
         )
-        return formatting.build_table(
-            long if args.long or args.columns else short,
-            map(collection.format_row, rows),
-            short=not args.long,
-        )
+        shown = long if args.long or args.columns else short
+        objects = [collection.format_row(row) for row in rows]
+        columns = []
+        for _, key in shown:
+            values = [row.get(key) for row in objects]
+            digits = formatting.UUID_LENGTH if args.long else formatting.uuid_digits(values)
+            columns.append([formatting.to_cell(value, digits) for value in values])
+        return tuple(heading for heading, _ in shown), list(zip(*columns, strict=True))
 
     def produce_output(
         self,

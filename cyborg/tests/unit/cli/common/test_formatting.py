@@ -4,13 +4,13 @@ from cyborg.cli.common import formatting
 COLUMNS = (("UUID", "uuid"), ("Board", "std_board_info"))
 
 
-def test_build_table_structure_has_text_and_value() -> None:
-    _, rows = formatting.build_table(
-        COLUMNS, [{"uuid": "u", "std_board_info": '{"class": "0108"}'}]
+def test_build_object_structure_has_text_and_value() -> None:
+    _, cells = formatting.build_object(
+        COLUMNS, {"uuid": "u", "std_board_info": '{"class": "0108"}'}
     )
-    assert rows[0][0] == "u"
-    assert rows[0][1].human_readable() == "class=0108"
-    assert rows[0][1].machine_readable() == {"class": "0108"}
+    assert cells[0] == "u"
+    assert cells[1].human_readable() == "class=0108"
+    assert cells[1].machine_readable() == {"class": "0108"}
 
 
 def test_to_text_nested_structure() -> None:
@@ -43,17 +43,14 @@ FIRST_UUID, SIMILAR_UUID = (
 )
 
 
-def test_build_table_short_uuids_are_unambiguous() -> None:
+def test_uuid_digits_are_unambiguous() -> None:
     def shorten(*uuids: str | None) -> list[str]:
-        _, rows = formatting.build_table(
-            (("UUID", "uuid"),), [{"uuid": u} for u in uuids], short=True
-        )
-        return [str(row[0]) for row in rows]
+        digits = formatting.uuid_digits(uuids)
+        return [str(formatting.to_cell(uuid, digits)) for uuid in uuids if uuid is not None]
 
-    assert shorten(FIRST_UUID, FIRST_UUID, None) == [FIRST_UUID[:8], FIRST_UUID[:8], ""]
+    assert shorten(FIRST_UUID, FIRST_UUID, None) == [FIRST_UUID[:8], FIRST_UUID[:8]]
     assert shorten(FIRST_UUID, SIMILAR_UUID) == [FIRST_UUID[:13], SIMILAR_UUID[:13]]
-    _, ((cell,),) = formatting.build_table((("UUID", "uuid"),), [{"uuid": FIRST_UUID}])
-    assert cell == FIRST_UUID
+    assert formatting.to_cell(FIRST_UUID) == FIRST_UUID
 
 
 def test_to_cell_time_is_shown_without_microseconds() -> None:

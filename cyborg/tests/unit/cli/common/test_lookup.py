@@ -1,24 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lookup of objects by abbreviated uuids."""
 
+import argparse
 from typing import Any
 
 import pytest
 
+from cyborg.cli.common.collection import Collection
 from cyborg.cli.common.errors import CommandError
-from cyborg.cli.common.lookup import find_uuid, find_uuids
+from cyborg.cli.common.rest import RestClient
 
 FIRST_UUID = "a0000000-0000-4000-8000-00000000000a"
 SECOND_UUID = "a0000001-0000-4000-8000-00000000000b"
+THINGS = Collection("/things", (("UUID", "uuid"),), key="device_things")
 
 
-class Listing:
+class Listing(RestClient):
     """A service that lists two objects and counts the requests."""
 
     def __init__(self) -> None:
+        super().__init__(argparse.Namespace())
         self.calls = 0
 
-    def list_all(self, path: str, key: str, /) -> list[dict[str, Any]]:
+    def list_all(self, path: str, key: str, /, **params: Any) -> list[dict[str, Any]]:
+        assert (path, key, params) == ("/things", "device_things", {})
         self.calls += 1
         return [
             {"uuid": FIRST_UUID, "name": "beef"},
@@ -27,7 +32,7 @@ class Listing:
 
 
 def find(text: str, field: str = "uuid") -> str:
-    return find_uuid(Listing(), "/things", "device_things", text, field)
+    return THINGS.find_uuid(Listing(), text, field)
 
 
 @pytest.mark.parametrize(
@@ -58,14 +63,8 @@ def test_find_uuid_other_field() -> None:
 
 
 def test_find_uuids_sends_at_most_one_request() -> None:
-    listing = Listing()
-    assert find_uuids(listing, "/things", "things", [FIRST_UUID, SECOND_UUID]) == [
-        FIRST_UUID,
-        SECOND_UUID,
-    ]
-    assert listing.calls == 0
-    assert find_uuids(listing, "/things", "things", ["a0000000", "a0000001"]) == [
-        FIRST_UUID,
-        SECOND_UUID,
-    ]
-    assert listing.calls == 1
+    rest, uuids = Listing(), [FIRST_UUID, SECOND_UUID]
+    assert THINGS.find_uuids(rest, uuids) == uuids
+    assert rest.calls == 0
+    assert THINGS.find_uuids(rest, ["a0000000", "a0000001"]) == uuids
+    assert rest.calls == 1

@@ -8,8 +8,6 @@ from uuid import uuid4
 import oslo_messaging
 from oslo_context import context
 
-from cyborg.core.idempotency import MAX_ID
-
 # A credential allows its bearer everything, so none is sent to another process.
 _SECRETS = ("auth_token",)
 
@@ -18,6 +16,9 @@ SENDER = "sender"
 
 CALL_ID = "call_id"
 """Context key of the id of a call."""
+
+MAX_ID = 64
+"""Characters of a call id."""
 
 _LISTS = ("roles",)
 _FLAGS = ("is_admin", "read_only", "show_deleted", "is_admin_project")

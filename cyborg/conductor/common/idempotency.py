@@ -1,7 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Execute each changing RPC call once, even if several conductors receive copies of its message."""
+"""Execute each changing RPC call once, even if several conductors receive copies of its message.
+
+oslo.messaging publishes a call again when its connection fails before the broker has confirmed it,
+so that two conductors may each receive a copy. Each call has a random id, which its copies share.
+Two equal calls that a caller makes on purpose have different ids, even in one REST request.
+"""
 
 import functools
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -10,7 +16,6 @@ from typing import Any
 from oslo_config import cfg
 
 from cyborg.core.errors import CyborgError, TimedOut, Unavailable
-from cyborg.core.idempotency import make_key
 from cyborg.core.log import get_logger
 from cyborg.db import idempotency
 from cyborg.db.unit_of_work import UnitOfWork
@@ -131,3 +136,15 @@ class CallRecords:
             if batch < PURGE_BATCH:
                 break
         return deleted
+
+
+def make_key(
+    call_id: str, request_id: str | None, method: str, arguments: Mapping[str, Any]
+) -> str:
+    """Return the key of a call, 64 characters: equal for the copies of one call only.
+
+    ``arguments`` are plain values.
+    """
+    # Arguments are included: an id used twice by mistake must not get another call's answer.
+    body = json.dumps([call_id, request_id, method, arguments], sort_keys=True)
+    return hashlib.sha256(body.encode()).hexdigest()

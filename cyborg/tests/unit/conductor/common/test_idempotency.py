@@ -17,14 +17,20 @@ from cyborg.conductor.common.idempotency import (
     PURGE_BATCH,
     CallRecords,
     IdempotentEndpoint,
+    make_key,
 )
 from cyborg.conductor.manager import make_handlers
 from cyborg.conductor.wiring import build_conductor
 from cyborg.core.errors import Conflict, CyborgError, NoHandle, NotFound, TimedOut, Unavailable
-from cyborg.core.idempotency import MAX_ID, make_key
 from cyborg.db import idempotency, schema
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.rpc.context import CallContext, CallSerializer, ContextSerializer, current
+from cyborg.rpc.context import (
+    MAX_ID,
+    CallContext,
+    CallSerializer,
+    ContextSerializer,
+    current,
+)
 from cyborg.rpc.contract import CONDUCTOR
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements

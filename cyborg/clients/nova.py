@@ -18,7 +18,11 @@ MICROVERSION = "2.82"
 """The first microversion with the event accelerator-request-bound."""
 
 BOUND = "accelerator-request-bound"
-NOT_FOUND = 404
+ACCEPTED = 200
+NOT_FOUND = 404  # the instance does not exist
+NO_HOST_YET = 422  # the instance has no host, which is normal during its build
+
+_FINAL_CODES = frozenset({ACCEPTED, NOT_FOUND, NO_HOST_YET})
 
 _PATH = "/os-server-external-events"
 _PAGE = 1000  # servers per response, the maximum of Nova by default
@@ -30,18 +34,17 @@ class Nova(ServiceClient):
 
     SERVICE = "Nova"
 
-    def send(self, events: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
-        """Send events and return Nova's status code for each, in the same order.
+    def send(self, events: Sequence[Mapping[str, Any]]) -> list[str | None]:
+        """Send events; return for each its error, or None if it need not be sent again.
 
-        200: accepted. 422: the instance has no host yet, which is normal during its build. 404: the
-        instance does not exist. Raise Invalid if Nova rejects the whole request as invalid,
-        Unavailable if it fails or cannot be reached, TimedOut if it does not answer in time.
+        Raise Invalid if Nova rejects the whole request as wrong, Unavailable if it fails or cannot
+        be reached, TimedOut if it does not answer in time.
         """
         answer = self._call("POST", _PATH, json={"events": [dict(event) for event in events]})
         if answer.status_code in (200, 207):
-            return _codes(answer, events)
+            return _event_errors(answer, events)
         if answer.status_code == NOT_FOUND and _says_no_instance(answer):
-            return (NOT_FOUND,) * len(events)
+            return [None] * len(events)
         raise _refusal(answer, "events")
 
     def servers_on_host(self, host: str) -> frozenset[str]:
@@ -121,10 +124,10 @@ def make(conf: cfg.ConfigOpts) -> Nova:
     return Nova(adapter, conf.nova.request_timeout, describe(conf, "nova"))
 
 
-def _codes(answer: Any, events: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
-    """Return the status code of each event, 200 for an event that is not in the response."""
+def _event_errors(answer: Any, events: Sequence[Mapping[str, Any]]) -> list[str | None]:
+    """Return the error of each event; an event that is not in the response was accepted."""
     if answer.status_code == 200:
-        return (200,) * len(events)
+        return [None] * len(events)
     try:
         found = {
             (item.get("name"), item.get("server_uuid"), item.get("tag")): int(item["code"])
@@ -132,10 +135,13 @@ def _codes(answer: Any, events: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
         }
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise Unavailable(f"unexpected response from Nova: no list of events (207): {exc}") from exc
-    return tuple(
-        found.get((event.get("name"), event.get("server_uuid"), event.get("tag")), 200)
-        for event in events
-    )
+    keys = [(event.get("name"), event.get("server_uuid"), event.get("tag")) for event in events]
+    return [
+        None
+        if (code := found.get(key, ACCEPTED)) in _FINAL_CODES
+        else f"Nova answered {code} for this event"
+        for key in keys
+    ]
 
 
 def _refusal(answer: Any, field: str) -> Exception:

@@ -35,7 +35,7 @@ from cyborg.conductor.jobs.dispatcher import JobDispatcher
 from cyborg.conductor.jobs.programming import Programs
 from cyborg.conductor.notifications.arq_events import ArqEventRecorder
 from cyborg.conductor.notifications.notifications import NotificationBuilder, create_worker
-from cyborg.conductor.notifications.outbox import DeadLetters, NovaEventWorker
+from cyborg.conductor.notifications.outbox import DeadLetters, create_nova_worker
 from cyborg.conductor.notifications.outbox_worker import OutboxWorker
 from cyborg.conductor.placement.compute_node_watch import ComputeNodeWatch
 from cyborg.conductor.placement.publisher import Publisher
@@ -104,7 +104,7 @@ def build_conductor(
     notices = NotificationBuilder(conf, now=uow.clock)
     publisher = Publisher(conf, uow, placement and placement.with_timeout(options.publish_timeout))
     publisher_task = PeriodicTask("publisher", options.publish_interval, publisher.run_once)
-    outbox_workers: list[OutboxWorker] = [NovaEventWorker(conf, uow, nova)]
+    outbox_workers: list[OutboxWorker] = [create_nova_worker(conf, uow, nova)]
     outbox_task = _outbox_task("outbox", conf, outbox_workers[0])
     jobs = JobDispatcher(
         conf,

@@ -4,7 +4,6 @@
 An event may be delivered twice, which is harmless: Nova ignores events that it does not wait for.
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Protocol
@@ -13,22 +12,17 @@ import sqlalchemy as sa
 from oslo_config import cfg
 
 from cyborg.conductor.notifications.arq_events import NOVA_EVENT
-from cyborg.conductor.notifications.outbox_worker import BATCH, Channel, OutboxWorker
+from cyborg.conductor.notifications.outbox_worker import Channel, OutboxWorker
 from cyborg.core.errors import NotFound, WrongState
 from cyborg.core.log import get_logger
 from cyborg.core.validation import parse_uuid
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import outbox as store
 
-__all__ = ["BATCH", "DeadLetters", "NovaEventWorker"]
-
 LOG = get_logger(__name__)
 
 MAX_RETRY_DELAY = 30.0
 """Maximum seconds between two attempts. Short, because nova-compute waits 300 s for an event."""
-
-FINAL_STATUS_CODES = frozenset({200, 404, 422})
-"""Nova's codes that end an event: accepted; instance not found; instance without a host."""
 
 PURGE_BATCH = 1000  # dead letters deleted in one sweep
 
@@ -36,35 +30,18 @@ PURGE_BATCH = 1000  # dead letters deleted in one sweep
 class Sender(Protocol):
     """Interface of ``cyborg.clients.nova.Nova``."""
 
-    def send(self, events: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
-        """Post events; return the status code of each."""
+    def send(self, events: Sequence[Mapping[str, Any]]) -> list[str | None]:
+        """Send events; return for each its error, or None if it need not be sent again."""
 
 
-class NovaEventWorker(OutboxWorker):
-    """Outbox worker for events to Nova. Safe to run in several conductors."""
-
-    def __init__(
-        self,
-        conf: cfg.ConfigOpts,
-        uow: UnitOfWork,
-        nova: Sender,
-        *,
-        now: Callable[[], datetime] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """``now`` returns naive UTC; ``clock`` returns monotonic seconds."""
-
-        def send(events: Sequence[Mapping[str, Any]]) -> list[str | None]:
-            codes = nova.send(events)
-            return [
-                None if code in FINAL_STATUS_CODES else f"Nova answered {code} for this event"
-                for code in codes
-            ]
-
-        channel = Channel(
-            NOVA_EVENT, "Nova", send, conf.nova.request_timeout, MAX_RETRY_DELAY, "instance"
-        )
-        super().__init__(conf, uow, channel, now=now, clock=clock)
+def create_nova_worker(
+    conf: cfg.ConfigOpts, uow: UnitOfWork, nova: Sender, **clocks: Any
+) -> OutboxWorker:
+    """Create the worker that sends events to Nova; ``clocks`` are arguments of OutboxWorker."""
+    channel = Channel(
+        NOVA_EVENT, "Nova", nova.send, conf.nova.request_timeout, MAX_RETRY_DELAY, "instance"
+    )
+    return OutboxWorker(conf, uow, channel, **clocks)
 
 
 class DeadLetters:

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cyborg.clients.nova import Nova
-from cyborg.conductor.notifications.outbox import BATCH, MAX_RETRY_DELAY, NovaEventWorker
+from cyborg.conductor.notifications.outbox import MAX_RETRY_DELAY, create_nova_worker
+from cyborg.conductor.notifications.outbox_worker import BATCH
 from cyborg.db import schema
 from cyborg.db.write import outbox as store
 from cyborg.tests.fixtures.databases import rows
@@ -78,7 +79,7 @@ def test_failing_events_are_retried_with_increasing_delays_then_dead(env: Env) -
 
 def test_nova_timeout_releases_the_lease(sqlite_env: Env) -> None:
     sqlite_env.nova.hang = threading.Event()
-    sqlite_env.outbox = NovaEventWorker(
+    sqlite_env.outbox = create_nova_worker(
         sqlite_env.conf,
         sqlite_env.uow,
         Nova(sqlite_env.nova.adapter(), 0.2),

@@ -1,13 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A collection of the service: its path, its objects, and the columns of its tables."""
+"""A collection of the service: its path, its objects, and the columns of its tables.
 
+An object may be given by the abbreviated uuid that the tables show.
+"""
+
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cyborg.cli.common import formatting, lookup
-from cyborg.cli.common.errors import object_path
+from cyborg.cli.common import formatting
+from cyborg.cli.common.errors import CommandError, object_path
 from cyborg.cli.common.rest import RestClient
+
+MAX_NAMED = 3  # candidates in an error message
+# At least four digits: a shorter word such as "bad" is probably a name.
+_SHORT = re.compile(r"[0-9a-f]{4,8}|[0-9a-f]{8}-[0-9a-f-]{0,27}")
 
 
 @dataclass(frozen=True)
@@ -38,13 +46,42 @@ class Collection:
         return rest.list_all(self.path, self.rows_key, **filters)
 
     def find_uuids(self, rest: RestClient, texts: Iterable[str], field: str = "uuid") -> list[str]:
-        """Return the uuids that begin with the texts, as ``lookup.find_uuids`` does."""
-        return lookup.find_uuids(rest, self.path, self.rows_key, texts, field)
+        """Return the uuid of the object whose uuid begins with each text, with one request or none.
+
+        ``field`` is the key of the uuid in a row. A text that is no abbreviation, matches no uuid,
+        or is the name of an object is returned unchanged; the service validates it. Raise
+        CommandError if several uuids match.
+        """
+        names_or_uuids = list(texts)
+        if not any(map(_is_short, names_or_uuids)):
+            return names_or_uuids
+        rows = self.list_all(rest)
+        names = {row.get("name") for row in rows}
+        uuids = sorted({str(row[field]) for row in rows if row.get(field)})
+        return [
+            self._complete(text, uuids) if _is_short(text) and text not in names else text
+            for text in names_or_uuids
+        ]
 
     def find_uuid(self, rest: RestClient, text: str, field: str = "uuid") -> str:
-        """Return the uuid that begins with ``text``, as ``lookup.find_uuid`` does."""
+        """Return the uuid that begins with ``text``, as ``find_uuids`` does."""
         return self.find_uuids(rest, [text], field)[0]
+
+    def _complete(self, text: str, uuids: Iterable[str]) -> str:
+        matches = [uuid for uuid in uuids if uuid.startswith(text.lower())]
+        if len(matches) > 1:
+            named = ", ".join(matches[:MAX_NAMED]) + (", ..." if len(matches) > MAX_NAMED else "")
+            noun = self.rows_key.replace("_", " ")
+            raise CommandError(
+                f"{text} is ambiguous: {len(matches)} {noun} match ({named}); add more digits"
+            )
+        return matches[0] if matches else text
 
     def build_object(self, row: Mapping[str, Any]) -> Any:
         """Return the headings and values of one object."""
         return formatting.build_object(self.long, self.format_row(row))
+
+
+def _is_short(text: str) -> bool:
+    lower = text.lower()
+    return _SHORT.fullmatch(lower) is not None and formatting.UUID.fullmatch(lower) is None

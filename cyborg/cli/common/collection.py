@@ -12,6 +12,7 @@ from typing import Any
 from cyborg.cli.common import formatting
 from cyborg.cli.common.errors import CommandError, object_path
 from cyborg.cli.common.rest import RestClient
+from cyborg.core.text import join_limited
 
 MAX_NAMED = 3  # candidates in an error message
 # At least four digits: a shorter word such as "bad" is probably a name.
@@ -48,7 +49,7 @@ class Collection:
     def find_uuids(self, rest: RestClient, texts: Iterable[str], field: str = "uuid") -> list[str]:
         """Return the uuid of the object whose uuid begins with each text, with one request or none.
 
-        ``field`` is the key of the uuid in a row. A text that is no abbreviation, matches no uuid,
+        ``field`` is the key of the uuid in a row. A text that is not an abbreviation, matches no uuid,
         or is the name of an object is returned unchanged; the service validates it. Raise
         CommandError if several uuids match.
         """
@@ -70,7 +71,7 @@ class Collection:
     def _complete(self, text: str, uuids: Iterable[str]) -> str:
         matches = [uuid for uuid in uuids if uuid.startswith(text.lower())]
         if len(matches) > 1:
-            named = ", ".join(matches[:MAX_NAMED]) + (", ..." if len(matches) > MAX_NAMED else "")
+            named = join_limited(matches, MAX_NAMED)
             noun = self.rows_key.replace("_", " ")
             raise CommandError(
                 f"{text} is ambiguous: {len(matches)} {noun} match ({named}); add more digits"

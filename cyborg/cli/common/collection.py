@@ -49,8 +49,8 @@ class Collection:
     def find_uuids(self, rest: RestClient, texts: Iterable[str], field: str = "uuid") -> list[str]:
         """Return the uuid of the object whose uuid begins with each text, with one request or none.
 
-        ``field`` is the key of the uuid in a row. A text that is not an abbreviation, matches no uuid,
-        or is the name of an object is returned unchanged; the service validates it. Raise
+        ``field`` is the key of the uuid in a row. A text that is not an abbreviation, matches no
+        uuid, or is the name of an object is returned unchanged; the service validates it. Raise
         CommandError if several uuids match.
         """
         names_or_uuids = list(texts)

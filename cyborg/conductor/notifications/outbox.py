@@ -38,8 +38,13 @@ def create_nova_worker(
     conf: cfg.ConfigOpts, uow: UnitOfWork, nova: Sender, **clocks: Any
 ) -> OutboxWorker:
     """Create the worker that sends events to Nova; ``clocks`` are arguments of OutboxWorker."""
+
+    # A conductor that sends no events may have no client: it is first used by the first event.
+    def send(events: Sequence[Mapping[str, Any]]) -> list[str | None]:
+        return nova.send(events)
+
     channel = Channel(
-        NOVA_EVENT, "Nova", nova.send, conf.nova.request_timeout, MAX_RETRY_DELAY, "instance"
+        NOVA_EVENT, "Nova", send, conf.nova.request_timeout, MAX_RETRY_DELAY, "instance"
     )
     return OutboxWorker(conf, uow, channel, **clocks)
 

@@ -51,8 +51,16 @@ class HttpServer:
         if self._loop is None:
             self._socket.close()
             return
-        # The loop ends when its map is empty, and only its own thread may empty it. The lock
-        # delays this until pull_trigger has returned, because close_all also closes its pipe.
+        trigger = self._server.trigger
+        # Only the thread of the loop may change its map.
+        trigger.pull_trigger(lambda: wasyncore.dispatcher.close(self._server))
+        # The loop runs until here: it sends the responses, and a request that ends wakes it by
+        # writing to the pipe of the trigger.
+        self._server.task_dispatcher.shutdown(timeout=REQUEST_GRACE_PERIOD)
+        # A request that did not end in time must not write to the closed pipe.
+        self._server.pull_trigger = lambda: None
+        # The loop ends when its map is empty. The lock delays this until pull_trigger has returned,
+        # because close_all also closes the pipe.
         trigger_lock = threading.Lock()
 
         def close() -> None:
@@ -60,9 +68,8 @@ class HttpServer:
                 wasyncore.close_all(self._map)
 
         with trigger_lock:
-            self._server.trigger.pull_trigger(close)
+            trigger.pull_trigger(close)
         self._loop.join()
-        self._server.task_dispatcher.shutdown(timeout=REQUEST_GRACE_PERIOD)
         self._loop = None
 
 

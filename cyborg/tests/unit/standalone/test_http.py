@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
+import logging
 import socket
 import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import requests
 
 from cyborg.core.errors import Misconfigured
+from cyborg.standalone import http
 from cyborg.standalone.http import HttpServer
+from cyborg.tests.fixtures.machine.processes import wait_until
 
 
 def application(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
@@ -51,3 +55,54 @@ def test_server_port_in_use_is_reported() -> None:
         port = other.getsockname()[1]
         with pytest.raises(Misconfigured, match=f"127.0.0.1:{port}: Address already in use"):
             HttpServer("127.0.0.1", port, "port")
+
+
+class SlowApplication:
+    """An application whose requests wait for an event."""
+
+    def __init__(self) -> None:
+        self.entered, self.proceed = threading.Event(), threading.Event()
+
+    def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        self.entered.set()
+        assert self.proceed.wait(20)
+        return application(environ, start)
+
+
+def _is_closed(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_stop_sends_the_response_of_a_request_in_progress(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "REQUEST_GRACE_PERIOD", 20.0)
+    server, app = HttpServer("127.0.0.1", 0, "port"), SlowApplication()
+    server.start(app)
+    with ThreadPoolExecutor(2) as pool:
+        request = pool.submit(requests.get, server.url, timeout=20)
+        assert app.entered.wait(20)
+        stop = pool.submit(server.stop)
+        wait_until("the port is closed", lambda: _is_closed(int(server.url.rpartition(":")[2])))
+        app.proceed.set()
+        stop.result(20)
+        assert request.result(20).status_code == 200
+    assert [record.getMessage() for record in caplog.records if record.name == "waitress"] == []
+
+
+def test_request_that_outlasts_the_stop_logs_no_error(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "REQUEST_GRACE_PERIOD", 0.1)
+    threads = set(threading.enumerate())
+    server, app = HttpServer("127.0.0.1", 0, "port"), SlowApplication()
+    server.start(app)
+    with ThreadPoolExecutor(1) as pool:
+        request = pool.submit(requests.get, server.url, timeout=20)
+        assert app.entered.wait(20)
+        server.stop()
+        app.proceed.set()
+        assert isinstance(request.exception(20), requests.ConnectionError)
+    wait_until("the request has ended", lambda: set(threading.enumerate()) <= threads, 20)
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.matrix
+
 BENCH = Path(__file__).parents[3] / "tools" / "bench"
 MOST = 24
 """Statements of a boot and delete of one server, beginnings and ends of transactions among them."""

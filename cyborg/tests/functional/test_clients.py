@@ -33,7 +33,6 @@ from cyborg.tests.fixtures.clouds.clients import (
 from cyborg.tests.fixtures.clouds.keystone_cloud import HOST, KeystoneCloud
 from cyborg.tests.fixtures.clouds.keystone_stack import LOGINS, PASSWORD, REGION
 from cyborg.tests.fixtures.machine.processes import start_fork_server
-from cyborg.tests.fixtures.machine.tiers import sample
 
 pytestmark = [
     pytest.mark.services,
@@ -118,9 +117,10 @@ def test_openstacksdk(keystone_cloud: KeystoneCloud, record_property: Any) -> No
     assert {row.call.split()[0] for row in table.rows} == SDK_CALLS
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "distribution",
-    sample(["python-openstackclient", "python-cyborgclient"], "python-openstackclient"),
+    ["python-openstackclient", "python-cyborgclient"],
 )
 def test_openstack_accelerator_commands_succeed(
     keystone_cloud: KeystoneCloud, tmp_path: Path, record_property: Any, distribution: str

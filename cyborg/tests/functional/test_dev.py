@@ -108,6 +108,7 @@ def test_lint_runs_the_linters_of_tools_test(checkout: Checkout) -> None:
     assert checkout.run("lint").stdout == "test --lint\n"
 
 
+@pytest.mark.matrix
 def test_test_runs_pytest_with_arguments(checkout: Checkout) -> None:
     checkout.add("test_one.py", "def test_one() -> None: pass\ndef test_two() -> None: pass\n")
     process = checkout.run("test", "-q", "-p", "no:cacheprovider", "test_one.py", "-k", "two")
@@ -121,6 +122,7 @@ def test_note_creates_release_note(checkout: Checkout) -> None:
     assert "features:" in note.read_text()
 
 
+@pytest.mark.matrix
 def test_run_restarts_the_service_when_a_source_file_changes(
     checkout: Checkout, service: Daemon
 ) -> None:

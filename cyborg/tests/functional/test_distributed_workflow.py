@@ -17,6 +17,7 @@ import pytest
 from cyborg.tests.fixtures.clouds.cloud import Cloud, make_and_run_cloud
 from cyborg.tests.fixtures.databases.databases import fresh_database
 from cyborg.tests.fixtures.machine.processes import BIN, wait_until
+from cyborg.tests.fixtures.machine.tiers import sample
 
 HOSTS = ("compute-1", "compute-2")
 HANDLES = 4
@@ -28,7 +29,7 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module", params=["mysql", "postgresql"])
+@pytest.fixture(scope="module", params=sample(["mysql", "postgresql"], "mysql"))
 def running(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,

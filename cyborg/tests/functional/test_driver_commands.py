@@ -164,6 +164,7 @@ def test_openstack_accelerator_commands_succeed(openstack: Run, cyborg: Run) -> 
     assert "(HTTP 404)" in openstack("driver", "uninstall", "generic", code=1)[1]
 
 
+@pytest.mark.matrix
 def test_openstack_accelerator_works_with_other_plugins_installed(openstack: Run) -> None:
     form = ("-f", "json")
     (device,) = openstack("hardware", "list", *form)[0]

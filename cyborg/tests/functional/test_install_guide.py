@@ -50,6 +50,7 @@ def server(
         yield web_server
 
 
+@pytest.mark.matrix
 @pytest.mark.timeout(300)
 def test_server_restart_loses_no_keep_alive_request(server: Server) -> None:
     outcomes: Counter[object] = Counter()

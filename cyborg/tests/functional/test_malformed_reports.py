@@ -78,7 +78,7 @@ class ReportEnv:
     scope="module",
     params=[
         "sqlite",
-        pytest.param("mysql", marks=pytest.mark.services),
+        pytest.param("mysql", marks=[pytest.mark.services, pytest.mark.matrix]),
         pytest.param("postgresql", marks=[pytest.mark.services, pytest.mark.matrix]),
     ],
 )

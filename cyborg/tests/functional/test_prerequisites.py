@@ -114,6 +114,7 @@ def check_all_skipped(run: Run, words: str) -> None:
     assert [reason for reason in run.reasons if words not in reason] == []
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", [*guest.PROGRAMS, "kernel"])
 def test_lab_without_one_part_is_skipped(name: str, tmp_path: Path) -> None:
     """Module fixtures must not start a guest without a kernel."""
@@ -130,6 +131,7 @@ def test_guest_without_a_kernel_names_what_is_missing(
         guest.command_line(tmp_path, [], "1G")
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "script", [None, "echo 'stdio.h: No such file or directory' >&2; exit 1"], ids=["cc", "headers"]
 )
@@ -146,11 +148,13 @@ def test_driver_in_c_without_compiler_or_headers_is_skipped(
     check_all_skipped(run, "apt install gcc libc6-dev")
 
 
+@pytest.mark.matrix
 def test_installed_tree_without_git_is_skipped(machine: Machine) -> None:
     run = machine.pytest(f"{FUNCTIONAL}/test_install.py")
     check_all_skipped(run, "git is missing; apt install git")
 
 
+@pytest.mark.matrix
 def test_installed_tree_without_a_clone_is_skipped(machine: Machine) -> None:
     """Git also rejects a clone of another user."""
     machine.add("git", "echo 'fatal: detected dubious ownership' >&2; exit 128")
@@ -158,12 +162,14 @@ def test_installed_tree_without_a_clone_is_skipped(machine: Machine) -> None:
     check_all_skipped(run, "no git clone: fatal: detected dubious ownership")
 
 
+@pytest.mark.matrix
 def test_packages_without_any_pip_are_skipped(machine: Machine) -> None:
     (machine.folder / "pip.py").write_text("raise ModuleNotFoundError('No module named pip')\n")
     run = machine.pytest(f"{FUNCTIONAL}/test_driver_package.py", "-k", "found_by_the_agent")
     check_all_skipped(run, "no pip can install into")
 
 
+@pytest.mark.matrix
 def test_packages_in_an_environment_without_pip_are_installed(machine: Machine) -> None:
     """The pip of the base interpreter is used; the tests are skipped if it has none."""
     folder = machine.folder / "venv"
@@ -203,6 +209,7 @@ def test_service_that_does_not_answer_skips_its_tests(
     assert [text for text in run.reasons if reason in text], run.output
 
 
+@pytest.mark.matrix
 def test_broker_that_refuses_the_login_skips_its_tests(rabbit_url: str, machine: Machine) -> None:
     url = rabbit_url.replace("guest:guest@", "guest:wrong@")
     if url == rabbit_url:

@@ -29,7 +29,7 @@ class Collection:
 
     name: str  # first segment of its paths
     resource: str  # in the policy rules cyborg:<resource>:<action>
-    read: ModuleType  # with the functions find and get
+    read: ModuleType  # with the functions find and get that its operations use
     datatype: Any
     _: KW_ONLY
     since: versions.Version = versions.MINIMUM

@@ -98,7 +98,7 @@ def pending_items(conf: cfg.ConfigOpts, totals: Totals, now: datetime) -> Iterat
             yield PendingItem(name, jobs["overdue"], needs_attention=True)
     yield PendingItem("providers stale", totals.providers_stale, age(totals.oldest_stale))
     failing = totals.providers_failing
-    yield PendingItem("providers that Placement rejects", failing, needs_attention=failing > 0)
+    yield PendingItem("providers whose publishing failed", failing, needs_attention=failing > 0)
     for (binary, state), count in sorted(totals.services.items()):
         if state != "up":
             yield PendingItem(f"services {binary}, {state}", count, needs_attention=state == "down")

@@ -18,14 +18,20 @@ def sanitize(text: str, max_length: int = MAX_LENGTH) -> str:
 
 
 def join_limited(
-    texts: Sequence[str], limit: int, total: int | None = None, separator: str = ", "
+    texts: Sequence[str],
+    limit: int,
+    total: int | None = None,
+    *,
+    separator: str = ", ",
+    nouns: str = "",
 ) -> str:
-    """Return the first ``limit`` texts and the number of the others.
+    """Return the first ``limit`` texts and the number of the others, which are called ``nouns``.
 
-    ``total`` is set if ``texts`` are only some of so many.
+    ``total`` is the number of all texts, if ``texts`` are only some of them.
     """
     omitted = max(total or 0, len(texts)) - min(limit, len(texts))
-    return separator.join([*texts[:limit], *([f"{omitted} more"] if omitted else [])])
+    suffix = [f"{omitted} more {nouns}".rstrip()] if omitted else []
+    return separator.join([*texts[:limit], *suffix])
 
 
 def format_number(value: float) -> str:

@@ -49,15 +49,15 @@ def check_text(
 ) -> str:
     """Return the value. Raise Invalid unless it is a string of 1 to ``max_length`` characters.
 
-    They are printable, or in ``allowed`` except for one. The error names ``subject``, by default
-    ``field``.
+    Each is printable or in ``allowed``, and at least one is not in ``allowed``. The error names
+    ``subject``, by default ``field``.
     """
     plain = value if isinstance(value, str) else ""
     if allowed:
         plain = plain.translate(dict.fromkeys(map(ord, allowed)))
     if not plain or len(value) > max_length or not plain.isprintable():
         raise Invalid(
-            f"{subject or field}: invalid value {str(value)[:40]!r}, expected a string of 1 to "
+            f"{subject or field}: invalid value {_abbreviate(value)!r}, expected a string of 1 to "
             f"{max_length} printable characters",
             field=field,
         )
@@ -69,12 +69,17 @@ def check_optional_text(field: str, value: Any) -> str | None:
     return None if value is None else check_text(field, value)
 
 
-def check_integer(field: str, value: Any, max_value: int = MAX_GENERATION) -> int:
-    """Return the value. Raise Invalid unless it is an integer from 0 to ``max_value``."""
+def check_integer(
+    field: str, value: Any, max_value: int = MAX_GENERATION, *, subject: str | None = None
+) -> int:
+    """Return the value. Raise Invalid unless it is an integer from 0 to ``max_value``.
+
+    The error names ``subject``, by default ``field``.
+    """
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= max_value:
         raise Invalid(
-            f"{field}: invalid value {str(value)[:40]!r}, expected an integer from 0 to "
-            f"{max_value}",
+            f"{subject or field}: invalid value {_abbreviate(value)!r}, expected an integer from 0 "
+            f"to {max_value}",
             field=field,
         )
     return value
@@ -88,4 +93,10 @@ def parse_uuid(value: Any, field: str) -> str:
             raise ValueError
         return str(uuid.UUID(value))
     except ValueError:
-        raise Invalid(f"{field}: {str(value)[:60]!r} is not a uuid", field=field) from None
+        raise Invalid(f"{field}: {_abbreviate(value)!r} is not a uuid", field=field) from None
+
+
+def _abbreviate(value: Any) -> str:
+    """Return the start of a plain value, or the type of a list or an object, which may be large."""
+    is_plain = value is None or isinstance(value, str | int | float)
+    return str(value)[:60] if is_plain else type(value).__name__

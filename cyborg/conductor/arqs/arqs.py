@@ -403,7 +403,7 @@ def _load_requests(kind: type[R], items: Any) -> tuple[R, ...]:
     try:
         requests = tuple(kind.from_dict(item) for item in items)
     except KeyError as exc:
-        raise Invalid(f"{exc.args[0]} is missing", field=exc.args[0]) from exc
+        raise Invalid(f"/{exc.args[0]} is missing", field=f"/{exc.args[0]}") from exc
     except TypeError as exc:
         raise Invalid(f"malformed ARQ to bind or unbind: {exc}", field="requests") from exc
     check_requests(requests)

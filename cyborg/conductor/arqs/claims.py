@@ -123,7 +123,6 @@ def _to_candidate(
         handle_id=handle["id"],
         handle=handle["uuid"],
         provider=deployable["provider"],
-        host=deployable["host"],
         resource_class=deployable["resource_class"],
         traits=frozenset(deployable["traits"]),
         device_status=deployable["device_status"],

@@ -143,7 +143,7 @@ class TargetResolver:
             reasons = [f"{item.host}: {item.refusal}" for item in refused]
             raise Conflict(
                 f"driver {self.driver} cannot be used on {len(refused)} hosts: "
-                f"{join_limited(reasons, MAX_NAMED, separator='; ')}",
+                f"{join_limited(reasons, MAX_NAMED, separator='; ', nouns='hosts')}",
                 driver=self.driver,
                 hosts=[item.host for item in refused[:MAX_NAMED]],
             )

@@ -113,7 +113,7 @@ class FailureDetector:
                 "%d agents marked down (no heartbeat for %g s), devices cordoned on: %s",
                 len(marked),
                 self._limit.total_seconds(),
-                join_limited(sorted(hosts), MAX_NAMED),
+                join_limited(hosts, MAX_NAMED),
                 host=hosts,
             )
             self._wake_publisher()

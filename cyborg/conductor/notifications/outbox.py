@@ -39,7 +39,7 @@ def create_nova_worker(
 ) -> OutboxWorker:
     """Create the worker that sends events to Nova; ``clocks`` are arguments of OutboxWorker."""
 
-    # A conductor that sends no events may have no client: it is first used by the first event.
+    # The client is first used at the first event: a conductor that sends none may have no client.
     def send(events: Sequence[Mapping[str, Any]]) -> list[str | None]:
         return nova.send(events)
 

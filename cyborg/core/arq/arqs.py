@@ -65,16 +65,20 @@ def check_requests(requests: Sequence[BindRequest | UnbindRequest]) -> None:
     if not requests:
         raise Invalid("expected at least one ARQ to bind or unbind", field="body")
     if len(requests) > MAX_ARQS:
-        raise Invalid(f"a call can have at most {MAX_ARQS} requests", field="body")
+        raise _too_many_requests()
     if len({type(item) for item in requests}) > 1:
         raise Invalid("one call either binds or unbinds, not both", field="op")
     if len({item.request for item in requests}) != len(requests):
-        raise Invalid("duplicate ARQ uuid in the body", field="body")
+        raise Invalid("duplicate ARQ uuid in one call", field="body")
     binds = [item for item in requests if isinstance(item, BindRequest)]
     if len({item.instance_uuid for item in binds}) > 1:
         raise Invalid("all ARQs of one call must have the same instance", field="/instance_uuid")
     if len({item.hostname for item in binds}) > 1:
         raise Invalid("all ARQs of one call must be bound on the same host", field="/hostname")
+
+
+def _too_many_requests() -> Invalid:
+    return Invalid(f"a call can have at most {MAX_ARQS} requests", field="body")
 
 
 def parse_patch(body: Any) -> tuple[BindRequest | UnbindRequest, ...]:
@@ -85,6 +89,8 @@ def parse_patch(body: Any) -> tuple[BindRequest | UnbindRequest, ...]:
     """
     if not isinstance(body, Mapping) or not body:
         raise Invalid("the body must be an object of {arq uuid: [operations]}", field="body")
+    if len(body) > MAX_ARQS:
+        raise _too_many_requests()
     requests = tuple(_parse_operations(key, operations) for key, operations in body.items())
     check_requests(requests)
     return requests

@@ -41,7 +41,6 @@ class Candidate:
     handle_id: int
     handle: str
     provider: str
-    host: str
     resource_class: str
     traits: frozenset[str] = frozenset()
     device_status: str = "enabled"
@@ -157,4 +156,5 @@ def _no_handle_message(reasons: Mapping[str, Sequence[Mapping[str, object]]]) ->
         )
         for arq_uuid, rejected in reasons.items()
     ]
-    return f"no free attach handle: {join_limited(messages, 3, separator='. ')}"
+    shown = join_limited(messages, 3, separator=". ", nouns="requests")
+    return f"no free attach handle: {shown}"

@@ -200,7 +200,8 @@ class Layout:
         check_text("layout", self.name, MAX_TEXT)
         for resource_class, count in self.offers.items():
             check_text("resource class", resource_class, MAX_TEXT)
-            check_integer(f"layout {self.name}, handles of {resource_class}", count)
+            subject = f"layout {self.name}, handles of {resource_class}"
+            check_integer("offers", count, subject=subject)
 
     def matches(self, device: Device) -> bool:
         """Return whether the device has this layout."""

@@ -272,16 +272,20 @@ def count_handles_in_use(
 def holders(tx: sa.Connection, keys: Collection[tuple[str, str]], limit: int) -> list[HolderRow]:
     """Return up to ``limit`` ARQs that own handles of backends."""
     found: list[HolderRow] = []
-    for name in sorted({backend for _, backend in keys}):
-        for chunk in bulk.chunks(sorted(host for host, backend in keys if backend == name)):
-            query = (
-                sa.select(arqs.c.uuid, arqs.c.instance_uuid, devices.c.host, devices.c.backend)
-                .select_from(_HANDLES.join(arqs, arqs.c.id == attach_handles.c.arq_id))
-                .where(devices.c.host.in_(chunk), devices.c.backend == name)
-                .order_by(devices.c.host, arqs.c.id)
-                .limit(limit - len(found))
-            )
-            found += fetch_all(HolderRow, tx.execute(query))
+    pairs = sorted(keys)
+    # A pair has two parameters.
+    size = bulk.MAX_PARAMETERS // 2
+    for start in range(0, len(pairs), size):
+        query = (
+            sa.select(arqs.c.uuid, arqs.c.instance_uuid, devices.c.host, devices.c.backend)
+            .select_from(_HANDLES.join(arqs, arqs.c.id == attach_handles.c.arq_id))
+            .where(sa.tuple_(devices.c.host, devices.c.backend).in_(pairs[start : start + size]))
+            .order_by(devices.c.host, arqs.c.id)
+            .limit(limit - len(found))
+        )
+        found += fetch_all(HolderRow, tx.execute(query))
+        if len(found) == limit:
+            break
     return found
 
 

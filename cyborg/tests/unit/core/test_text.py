@@ -23,3 +23,7 @@ def test_join_limited_counts_omitted(texts: list[str], total: int | None, expect
 
 def test_join_limited_separates_count_like_texts() -> None:
     assert join_limited(["h1: no", "h2: no"], 1, separator="; ") == "h1: no; 1 more"
+
+
+def test_join_limited_names_what_it_omits() -> None:
+    assert join_limited(["a", "b", "c"], 1, nouns="hosts") == "a, 2 more hosts"

@@ -112,7 +112,7 @@ def test_valid_call_passes_with_its_sender(caplog: pytest.LogCaptureFixture) -> 
             {},
             "invalid reply queue 'cyborg.conductor'",
         ),
-        (call(_msg_id={}, _reply_q="reply_x"), {}, "_msg_id: invalid value '{}'"),
+        (call(_msg_id={}, _reply_q="reply_x"), {}, "_msg_id: invalid value 'dict'"),
     ],
 )
 def test_invalid_call_is_rejected_and_logged_once(

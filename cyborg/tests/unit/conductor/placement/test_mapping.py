@@ -94,7 +94,7 @@ def test_all_queries_agree_on_schedulable_deployables(engine: sa.Engine) -> None
         status = mapping.device_status(rendered[uuid])
         names = ("device_status", "health", "draining", "setup_required", "reboot_required")
         facts = {name: row[name] for name in (*names, "programming")}
-        candidate = Candidate(1, "h", uuid, "h", "FPGA", **facts)
+        candidate = Candidate(1, "h", uuid, "FPGA", **facts)
         rejections = explain_rejection(Demand("r", uuid, "h", "FPGA"), candidate)
         # Nova has chosen this host: an agent that is down does not prevent a bind.
         reasons = [reason for reason in status.reasons if reason != "host_down"]

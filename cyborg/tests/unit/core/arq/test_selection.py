@@ -13,14 +13,13 @@ from cyborg.core.arq.selection import Candidate, Demand, _Search, choose_handles
 from cyborg.core.errors import NoHandle
 
 NEED = Demand("r0", "rp", "h", "FPGA")
-FREE = Candidate(1, "u1", "rp", "h", "FPGA")
+FREE = Candidate(1, "u1", "rp", "FPGA")
 
 candidate_values = st.builds(
     Candidate,
     handle_id=st.integers(1, 8),
     handle=st.just("u"),
     provider=st.sampled_from(["rp", "rp2"]),
-    host=st.just("h"),
     resource_class=st.sampled_from(["FPGA", "PGPU"]),
     traits=st.frozensets(st.sampled_from(["CUSTOM_A", "CUSTOM_B"])),
     device_status=st.sampled_from(["enabled", "enabled", "maintaining"]),

@@ -18,6 +18,30 @@ class StoredRow(TypedDict):
     updated_at: datetime | None
 
 
+class DeviceColumns(TypedDict):
+    """The columns of a device, except its host and those of every table."""
+
+    uuid: str
+    address: str
+    backend: str
+    type: str
+    vendor: str
+    model: str
+    std_board_info: dict[str, Any]
+    vendor_board_info: dict[str, Any]
+    numa_node: int | None
+    serial: str | None
+    health: str
+    health_reason: str | None
+    health_since: datetime
+    setup_required: bool
+    reboot_required: bool
+    status: str
+    cordoned: bool
+    draining: bool
+    abilities: list[str]
+
+
 def fetch_all(kind: Callable[..., R], result: sa.CursorResult[Any]) -> list[R]:
     """Return the rows of a query whose columns are the keys of ``kind``, a TypedDict."""
     names = tuple(result.keys())

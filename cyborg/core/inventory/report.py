@@ -16,6 +16,7 @@ from typing import Any, Self
 from cyborg.core import naming
 from cyborg.core.codec import Serializable, as_list, wire
 from cyborg.core.drivers import registry
+from cyborg.core.drivers.desired_state import MAX_BACKENDS
 from cyborg.core.drivers.options import Setting
 from cyborg.core.drivers.registry import MAX_OPTIONS, DriverEntry
 from cyborg.core.errors import Invalid
@@ -25,7 +26,6 @@ from cyborg.core.text import sanitize
 from cyborg.core.validation import check_integer, integer, string
 
 FORMAT = 1
-MAX_BACKENDS = 256  # of one host
 MAX_REMARKS = 64  # of one backend
 MAX_PROVIDER_NAME = 200  # characters, as in Placement
 

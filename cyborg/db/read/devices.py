@@ -11,40 +11,22 @@ updated_at.
 
 from collections.abc import Collection
 from datetime import datetime
-from typing import Any, TypedDict, cast
+from typing import cast
 
 import sqlalchemy as sa
 
 from cyborg.core.hosts.service import AGENT
 from cyborg.db.read import paging
 from cyborg.db.read.paging import Page
+from cyborg.db.rows import DeviceColumns
 from cyborg.db.schema import deployables, providers, services
 from cyborg.db.schema import devices as table
 
 
-class DeviceRow(TypedDict):
+class DeviceRow(DeviceColumns):
     """A device; ``placement`` is the worst state of its resource providers."""
 
-    uuid: str
     hostname: str
-    address: str
-    backend: str
-    type: str
-    vendor: str
-    model: str
-    std_board_info: dict[str, Any]
-    vendor_board_info: dict[str, Any]
-    numa_node: int | None
-    serial: str | None
-    health: str
-    health_reason: str | None
-    health_since: datetime
-    setup_required: bool
-    reboot_required: bool
-    status: str
-    cordoned: bool
-    draining: bool
-    abilities: list[str]
     programming: bool
     host_down: bool
     placement: str | None

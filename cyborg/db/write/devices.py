@@ -12,35 +12,16 @@ import sqlalchemy as sa
 from cyborg.core.inventory.device import Device, DeviceType, Health, load_abilities
 from cyborg.core.inventory.tombstone import Tombstone
 from cyborg.db import bulk
-from cyborg.db.rows import StoredRow, fetch_all, fetch_first
+from cyborg.db.rows import DeviceColumns, StoredRow, fetch_all, fetch_first
 from cyborg.db.schema import arqs, attach_handles, deployables, devices
 
 ENABLED = "enabled"  # the status of a new device
 
 
-class DeviceRow(StoredRow):
+class DeviceRow(StoredRow, DeviceColumns):
     """All columns of a device."""
 
-    uuid: str
     host: str
-    address: str
-    backend: str
-    type: str
-    vendor: str
-    model: str
-    std_board_info: dict[str, Any]
-    vendor_board_info: dict[str, Any]
-    numa_node: int | None
-    serial: str | None
-    health: str
-    health_reason: str | None
-    health_since: datetime
-    setup_required: bool
-    reboot_required: bool
-    status: str
-    cordoned: bool
-    draining: bool
-    abilities: list[str]
 
 
 def of_host(tx: sa.Connection, host: str) -> list[DeviceRow]:

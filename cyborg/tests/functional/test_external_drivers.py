@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The external driver in C with the whole service: hello, publish, bind, release, kill."""
 
-import json
 import os
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 from cyborg.agent.external.directory import owner_uid
 from cyborg.agent.external.driver import ExternalDriver, ExternalDriverHost
 from cyborg.tests.fixtures.hosts import external_drivers
+from cyborg.tests.fixtures.machine.processes import run_script
 
 NOBODY = 65534
 
@@ -93,15 +92,7 @@ print(json.dumps(told))
 def test_c_driver_works_with_the_whole_service(tmp_path: Path) -> None:
     program = external_drivers.build_c_driver(tmp_path)
     with external_drivers.socket_folder() as place:
-        done = subprocess.run(
-            [sys.executable, "-c", SCRIPT, tmp_path, place, program],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=200,
-        )
-    assert done.returncode == 0, done.stderr
-    results = json.loads(done.stdout.splitlines()[-1])
+        results = run_script(SCRIPT, tmp_path, place, program)
     assert results["provider"] == "compute-1_0000:5a:00.0"
     assert set(results["traits"]) >= {"CUSTOM_CRYPTO_IPSEC_AES", "OWNER_CYBORG"}
     assert results["total"]["CUSTOM_CRYPTO"]["total"] == 4

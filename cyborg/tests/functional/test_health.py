@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A card becomes unhealthy in the whole service: cordoned, and uncordoned after recovery."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
+from cyborg.tests.fixtures.machine.processes import run_script
 from cyborg.tests.fixtures.machine.slowdown import measure_slowdown
 
 # In a separate process, because a process can have only one embedded Placement.
@@ -65,11 +63,7 @@ print(json.dumps(told))
 
 
 def test_unhealthy_card_is_cordoned_until_recovery_window_ends(tmp_path: Path) -> None:
-    process = subprocess.run(
-        [sys.executable, "-c", SCRIPT, tmp_path], capture_output=True, text=True, check=False
-    )
-    assert process.returncode == 0, process.stderr
-    results = json.loads(process.stdout.splitlines()[-1])
+    results = run_script(SCRIPT, tmp_path)
     first, second = "compute-1_0000:0c:00.0", "compute-1_0000:0d:00.0"
     assert results["before"] == {first: [0, 4], second: [0, 4]}
     assert results["sick"] == {first: [4, 4], second: [0, 4]}

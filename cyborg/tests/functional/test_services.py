@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The functions of a backend, from the driver's capability tree to service-list."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from cyborg.tests.fixtures.hosts import external_drivers
+from cyborg.tests.fixtures.machine.processes import run_script
 
 # In a separate process, because a process can have only one embedded Placement.
 SCRIPT = """
@@ -86,15 +84,7 @@ LEAF = "crypto.ipsec.aes.3des"
 def test_driver_services_reach_the_hardware_table(tmp_path: Path) -> None:
     program = external_drivers.build_c_driver(tmp_path)
     with external_drivers.socket_folder() as place:
-        process = subprocess.run(
-            [sys.executable, "-c", SCRIPT, tmp_path, place, program],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=200,
-        )
-    assert process.returncode == 0, process.stderr
-    results = json.loads(process.stdout.splitlines()[-1])
+        results = run_script(SCRIPT, tmp_path, place, program)
     crypto = {
         "crypto": [4, 0, 4],
         "crypto.ipsec": [4, 0, 4],

@@ -37,6 +37,9 @@ configure_cyborg() {
 
     if is_service_enabled cyborg-agent; then
         iniset "$CYBORG_CONF" agent enabled_drivers "$CYBORG_ENABLED_DRIVERS"
+        if is_service_enabled g-api; then
+            configure_keystoneauth glance
+        fi
     fi
     if is_service_enabled cyborg-api || is_service_enabled cyborg-cond; then
         iniset "$CYBORG_CONF" database connection "$(database_connection_url cyborg)"
@@ -57,7 +60,7 @@ configure_cyborg() {
     fi
 }
 
-# configure_keystoneauth SECTION: how the conductor authenticates with another service.
+# configure_keystoneauth SECTION: how a daemon authenticates with another service.
 configure_keystoneauth() {
     local section=$1
     iniset "$CYBORG_CONF" "$section" auth_type password

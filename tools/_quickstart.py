@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 import urllib.error
 import urllib.parse
@@ -190,28 +191,47 @@ def providers(service: Service) -> list[dict[str, Any]]:
 
 
 def published(service: Service, devices: int) -> list[dict[str, Any]]:
-    """Wait until every device is in Placement."""
+    """Wait until every device has an inventory in Placement."""
     end = time.monotonic() + 30
-    while len(found := providers(service)) < devices:
+    while True:
+        found = providers(service)
+        ready = sum(bool(provider["inventories"]) for provider in found)
+        if ready >= devices:
+            return found
         if time.monotonic() > end:
-            raise Failed(f"{len(found)} of {devices} devices are in Placement after 30 s")
+            raise Failed(f"{ready} of {devices} devices are in Placement after 30 s")
         time.sleep(0.1)
-    return found
 
 
-def show_withheld(service: Service) -> int:
-    """Print the devices that this machine itself uses and return their number."""
+def show_withheld(service: Service, devices: list[dict[str, Any]]) -> int:
+    """Print why devices are not schedulable; return the number that this machine itself uses."""
     hardware = cyborg(service, "hardware-list", "--long")
     withheld = [row for row in hardware if row["Not offered"] and not row["Specs"]["num"]]
     for row in withheld:
         say(f"   {row['Address']} is not offered: {row['Not offered']}")
+    used = {row["Address"] for row in withheld}
+    reasons: dict[str, list[str]] = {}
+    for device in devices:
+        if device["Undeliverable reason"] and device["Address"] not in used:
+            reasons.setdefault(device["Undeliverable reason"], []).append(device["Address"])
+    for reason, addresses in reasons.items():
+        for line in textwrap.wrap(f"{', '.join(addresses)}: {reason}", WIDTH):
+            say(f"   {line}")
     return len(withheld)
 
 
+def is_schedulable(provider: dict[str, Any]) -> bool:
+    """Return whether a provider has a unit that Placement can allocate.
+
+    Cyborg reserves the whole inventory of a device that cannot be attached to an instance.
+    """
+    return any(i["total"] > i["reserved"] for i in provider["inventories"].values())
+
+
 def groups(found: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """Return two FPGA functions of the fake card and, if there is one, a real PCI device."""
+    """Return two FPGA functions of the fake card and, if one is schedulable, a real PCI device."""
     profile_groups = [{"resources:FPGA": "2", "trait:CUSTOM_FAKE_DEVICE": "required"}]
-    real = [p for p in found if "CUSTOM_FAKE_DEVICE" not in p["traits"] and p["inventories"]]
+    real = [p for p in found if not is_fake(p) and is_schedulable(p)]
     if real:
         resource = next(iter(real[0]["inventories"]))
         traits = sorted(t for t in real[0]["traits"] if t.startswith("CUSTOM_"))
@@ -244,11 +264,10 @@ def run_demo(service: Service) -> str:
         cyborg(service, "discover-services", "--wait", read=False, show=True)
         cyborg(service, "device-list", read=False, show=True)
         devices = cyborg(service, "device-list", "--long")
-        found = published(service, len(devices) - show_withheld(service))
-        real = [p for p in found if PCI.search(p["name"]) and not is_fake(p)]
+        found = published(service, len(devices) - show_withheld(service, devices))
+        real = [p for p in found if PCI.search(p["name"]) and not is_fake(p) and is_schedulable(p)]
         if not real:
-            say("   No PCI device of this machine can be offered (no PCI bus, or all devices")
-            say("   are bridges or in use by the machine): continuing with the fake card only.")
+            say("   No PCI device of this machine is schedulable: continuing with the fake card.")
     with section("Creating a device profile"):
         profile_groups = groups(found)
         arguments = [
@@ -294,9 +313,15 @@ def run_demo(service: Service) -> str:
             raise Failed(f"expected every request to be Bound, found {sorted(states)}")
     with section("Inventories and usages in Placement"):
         show_table(
-            ("PROVIDER", "CLASS", "TOTAL", "USED"),
+            ("PROVIDER", "CLASS", "TOTAL", "RESERVED", "USED"),
             [
-                (p["name"], name, inventory["total"], p["usages"].get(name, 0))
+                (
+                    p["name"],
+                    name,
+                    inventory["total"],
+                    inventory["reserved"],
+                    p["usages"].get(name, 0),
+                )
                 for p in providers(service)
                 for name, inventory in p["inventories"].items()
             ],
@@ -316,7 +341,9 @@ def run_demo(service: Service) -> str:
 
 def summary(devices: int, real: list[str], bound: int) -> str:
     """Return a summary in one sentence; ``real`` are the providers of the PCI bus."""
-    what = f"{len(real)} PCI devices offered, such as {real[0]}" if real else "no PCI device"
+    what = "no schedulable PCI device"
+    if real:
+        what = f"{len(real)} schedulable PCI devices, such as {real[0]}"
     return (
         f"{devices} devices discovered ({what}; and a fake card), {bound} accelerators bound to an "
         "instance and released"

@@ -13,12 +13,14 @@ from cyborg.agent.backends.backend import Backend
 from cyborg.agent.backends.catalogue import DriverCatalogue
 from cyborg.agent.backends.factory import DriverFactory
 from cyborg.agent.backends.registry import BackendRegistry
+from cyborg.agent.backends.replay import open_replay
 from cyborg.agent.backends.uevent_watcher import UeventWatcher
 from cyborg.agent.desired.reconciler import BackendReconciler
 from cyborg.agent.desired.state_file import StateFile
 from cyborg.agent.endpoint import AgentEndpoint
 from cyborg.agent.external import driver as external
-from cyborg.agent.jobs.checkpoint import BOOT_ID, Checkpoint
+from cyborg.agent.images.factory import ClosableImageStore, make_image_store
+from cyborg.agent.jobs.checkpoint import BOOT_ID, Checkpoint, read_boot_id
 from cyborg.agent.jobs.queue import JobQueue
 from cyborg.agent.report.heartbeat import MAX_PAUSE, Reporter
 from cyborg.agent.report.host_identity import HostIdentityProvider
@@ -27,6 +29,7 @@ from cyborg.core.drivers.registry import DriverEntry
 from cyborg.core.errors import Unavailable
 from cyborg.core.log import get_logger
 from cyborg.drivers.base import Driver
+from cyborg.drivers.replay.host import ReplayedHost
 from cyborg.rpc.contract import ConductorAPI
 from cyborg.rpc.server import Server, make_server
 from cyborg.rpc.transport import Transport
@@ -66,6 +69,9 @@ class AgentService:
         self._jobs: JobQueue | None = None
         self._uevent_watcher: UeventWatcher | None = None
         self._external: external.ExternalDriverHost | None = None
+        self._images: ClosableImageStore | None = None
+        self.replayed: ReplayedHost | None = None
+        """The host that this agent replays, if any."""
 
     def start(self) -> None:
         """Start all threads and return; they retry while broker or conductor are unreachable.
@@ -75,9 +81,18 @@ class AgentService:
         conf = self._conf
         topic = f"{conf.rpc.topic}.agent"
         catalogue = self._catalogue = DriverCatalogue(conf.agent.discovery_timeout)
-        factory = DriverFactory(conf, catalogue, self._sysfs_root)
-        identity_provider = HostIdentityProvider(conf)
         state_dir = Path(conf.state_path, "agent")
+        self.replayed = open_replay(conf)
+        images = self._images = make_image_store(conf)
+        if self.replayed is None:
+            factory = DriverFactory(conf, catalogue, self._sysfs_root, images)
+        else:
+            self._sysfs_root, self._boot_id = self.replayed.sysfs_root, self.replayed.boot_id
+            create = self.replayed.create_driver
+            # An agent of the same name that manages this machine has other backends and jobs.
+            state_dir = state_dir / "replay"
+            factory = DriverFactory(conf, catalogue, self._sysfs_root, images, create, state_dir)
+        identity_provider = HostIdentityProvider(conf)
         state_file = StateFile(state_dir / f"backends-{conf.host}.json", self._boot_id)
         needs_setup = set(state_file.backends) if state_file.rebooted_since_setup else set()
         drivers = factory.load_all(state_file.backends)
@@ -93,6 +108,7 @@ class AgentService:
             registry,
             identity=identity_provider.identity,
             drivers=lambda: factory.entries,
+            boot_id=read_boot_id(self._boot_id),
         )
         for driver in [*drivers, *external_drivers.values()]:
             # A reboot has undone the setup of the backends of the API.
@@ -192,6 +208,8 @@ class AgentService:
             )
         if stuck := [b.name for b in self._registry if not b.join(0.0)]:
             LOG.warning("Abandoned %d discoveries still in progress", len(stuck), backend=stuck)
+        if self.replayed is not None:
+            self.replayed.close()
         self._stopped.set()
         LOG.info("Agent has stopped", host=self._conf.host)
 
@@ -248,6 +266,8 @@ class AgentService:
             self._stopping.wait(backoff.next_delay())
 
     def _close(self) -> None:
+        if self._images is not None:
+            self._images.close()
         if self._external is not None:
             self._external.stop()
         if self._server_thread is not None:

@@ -14,7 +14,7 @@ from cyborg.api.controller import ApiContext
 from cyborg.api.operation import ControllerMethod
 
 RouteTable = Mapping[str, Mapping[str, ControllerMethod]]
-_METHODS = ("GET", "POST", "PATCH", "DELETE")
+_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 
 def build_routes(context: ApiContext) -> RouteTable:

@@ -8,6 +8,12 @@
 2.3  ``status`` in devices
 2.4  accelerators, drivers, hardware, services, discoveries, jobs, the outbox and audits; state,
      health and other fields of devices; the Placement status of deployables
+2.5  ``deliverable``, ``undeliverable_reason`` and ``topology`` in devices, and the state
+     ``undeliverable``, which is ``setup_required`` at 2.4; their state ``restore_failed``,
+     which is ``unhealthy`` at 2.4;
+     the custody log and the layouts of a device; ``job_errors`` and ``desired_layout`` in
+     devices; ``error`` in
+     accelerators, and their state ``error``, which is ``dirty`` at 2.4
 ==== ==========================================================================
 """
 
@@ -19,7 +25,7 @@ from webob import exc
 
 SERVICE_TYPE = "accelerator"
 MINIMUM = (2, 0)
-MAXIMUM = (2, 4)
+MAXIMUM = (2, 5)
 VERSIONS = tuple(f"2.{minor}" for minor in range(MINIMUM[1], MAXIMUM[1] + 1))
 FIRST, LATEST = VERSIONS[0], VERSIONS[-1]
 

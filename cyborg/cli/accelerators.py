@@ -11,12 +11,12 @@ from cyborg.cli.common.base import argument, field_argument
 from cyborg.cli.common.collection import Collection
 from cyborg.cli.common.errors import CommandError
 
-STATES = ("draining", "preparing", "bound", "dirty", "cordoned", "free")
+STATES = ("draining", "preparing", "bound", "error", "dirty", "cordoned", "free")
 SHORT = formatting.columns_of(
     "uuid, name, resource_class=Class, hostname=Host, address, state, instance_uuid=Instance"
 )
 LONG = formatting.columns_of(
-    "driver, state_reasons, description, tags, type, vendor, model, backend, "
+    "driver, error, state_reasons, description, tags, type, vendor, model, backend, "
     "attach_handle_type=Handle, attach_handle_info=Handle info, device_uuid=Device, "
     "deployable_uuid=Deployable, rp_uuid=Provider, arq_uuid=Request, project_id=Project, "
     "created_at, updated_at",

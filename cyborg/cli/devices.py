@@ -12,7 +12,8 @@ from cyborg.core.wire.hardware import NOT_OFFERED
 SHORT = formatting.columns_of("uuid, type, model, hostname=Host, address, schedulable")
 LONG = formatting.columns_of(
     "vendor, status, state, state_reasons, placement, health, health_reason, health_since, "
-    "backend, numa_node, serial, std_board_info=Board, vendor_board_info=Vendor board, "
+    "backend, deliverable, undeliverable_reason, numa_node, topology, serial, layout, "
+    "desired_layout, job_errors, std_board_info=Board, vendor_board_info=Vendor board, "
     "created_at, updated_at",
     after=SHORT,
 )
@@ -56,6 +57,11 @@ class List(listing.Lister, of=DEVICES):
         field_argument("--address", help="only devices with this address, such as 0000:3b:00.0"),
         field_argument(
             "--status", choices=("enabled", "maintaining"), help="only devices with this status"
+        ),
+        field_argument(
+            "--deliverable",
+            choices=("true", "false"),
+            help="only devices that can, or cannot, be attached to an instance",
         ),
         field_argument(
             "--health", choices=("ok", "unhealthy", "unknown"), help="only devices with this health"

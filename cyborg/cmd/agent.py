@@ -16,6 +16,7 @@ from oslo_config import cfg
 from oslo_log import log
 
 import cyborg.conf
+from cyborg.agent.backends.replay import deny_host_work
 from cyborg.agent.service import AgentService
 from cyborg.core.errors import Misconfigured
 from cyborg.core.log import get_logger
@@ -33,9 +34,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         conf(sys.argv[1:] if argv is None else argv, project="cyborg", prog="cyborg-agent")
         log.setup(conf, "cyborg")
+        share_configuration(conf)
         transport = make_transport(conf)
         service = AgentService(conf, make_conductor_client(transport, conf), transport)
         signals = _Signals(conf, service)
+        deny_host_work(conf)
         service.start()
     except Misconfigured as exc:
         print(f"cyborg-agent: {exc.message}", file=sys.stderr)  # noqa: T201
@@ -47,6 +50,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     service.stop()
     _close(transport)
     return 0
+
+
+def share_configuration(conf: cfg.ConfigOpts) -> None:
+    """Make the configuration files known to oslo.privsep, which reads the global configuration."""
+    cfg.CONF(
+        [],
+        project="cyborg",
+        prog="cyborg-agent",
+        default_config_files=conf.config_file,
+        default_config_dirs=conf.config_dir,
+    )
 
 
 class _Signals:

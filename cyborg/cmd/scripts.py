@@ -13,6 +13,11 @@ def agent() -> int:
     return _run("cyborg-agent", "agent", "cyborg.cmd.agent")
 
 
+def capture() -> int:
+    """Run ``cyborg-capture``."""
+    return _run("cyborg-capture", "agent", "cyborg.cmd.capture")
+
+
 def client() -> int:
     """Run ``cyborg``."""
     return _run("cyborg", "client", "cyborg.cmd.client")

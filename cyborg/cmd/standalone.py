@@ -39,8 +39,10 @@ def _serve(args: argparse.Namespace, stop_requested: threading.Event) -> int:
     conf = _configuration(args, state)
     log.setup(conf, "cyborg")
     # A late import: it takes a second, which --help and invalid options should not cost.
+    from cyborg.agent.backends.replay import deny_host_work
     from cyborg.standalone.stack import StandaloneStack
 
+    deny_host_work(conf)
     stack = StandaloneStack(conf, state, report=_print)
     try:
         stack.start()

@@ -33,6 +33,7 @@ def make_handlers(conductor: Conductor) -> Mapping[str, Callable[..., Any]]:
         "arq_unbind": conductor.arqs.unbind,
         "arq_delete": conductor.arqs.delete,
         "device_set_status": conductor.devices.set_status,
+        "device_set_layout": conductor.partitions.start,
         "deployable_program": conductor.programs.start,
         "outbox_retry": conductor.dead_letters.retry,
         "outbox_delete": conductor.dead_letters.delete,

@@ -9,7 +9,7 @@ import errno
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 from wsgiref.simple_server import WSGIServer
 
@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 
 from cyborg.core.arq.states import ArqState
 from cyborg.core.errors import Unavailable
-from cyborg.core.hosts.liveness import Liveness
+from cyborg.core.hosts.liveness import Liveness, heartbeat_timeout
 from cyborg.core.inventory.device import Health
 from cyborg.core.log import get_logger
 from cyborg.core.self_heal import CorrectiveAction
@@ -212,13 +212,13 @@ class MetricsServer:
 def read_totals(conf: cfg.ConfigOpts, reader: Reader, now: Callable[[], datetime]) -> Totals:
     """Read all counts from the database. Raise Unavailable."""
     options, current = conf.conductor, now()
-    interval = timedelta(seconds=options.hello_interval)
+    interval = options.hello_interval
     with reader.connect() as connection:
         return totals.read(
             connection,
             now=current,
-            late_before=current - interval * (options.late_heartbeats + 1),
-            down_before=current - interval * (options.down_heartbeats + 1),
+            late_before=current - heartbeat_timeout(interval, options.late_heartbeats),
+            down_before=current - heartbeat_timeout(interval, options.down_heartbeats),
         )
 
 

@@ -18,6 +18,7 @@ from cyborg.conductor.audit.repair import RepairExecutor
 from cyborg.conductor.audit.runner import AuditRunner
 from cyborg.conductor.common import sweeps
 from cyborg.conductor.common.idempotency import CallRecords
+from cyborg.conductor.custody.sealer import CustodySealer
 from cyborg.conductor.device_profiles import DeviceProfiles
 from cyborg.conductor.drivers.lookup import DriverLookup
 from cyborg.conductor.drivers.rollout_controller import RolloutController
@@ -32,7 +33,9 @@ from cyborg.conductor.inventory.devices import Devices
 from cyborg.conductor.inventory.tombstones import Tombstones
 from cyborg.conductor.jobs.completion import JobResult
 from cyborg.conductor.jobs.dispatcher import JobDispatcher
+from cyborg.conductor.jobs.partitioning import Partitions
 from cyborg.conductor.jobs.programming import Programs
+from cyborg.conductor.jobs.reapply import LostValues
 from cyborg.conductor.notifications.arq_events import ArqEventRecorder
 from cyborg.conductor.notifications.notifications import NotificationBuilder, create_worker
 from cyborg.conductor.notifications.outbox import DeadLetters, create_nova_worker
@@ -59,6 +62,7 @@ class Conductor:
     attributes: Attributes
     audits: AuditRunner
     audit_task: PeriodicTask
+    custody_sealer: CustodySealer
     dead_letters: DeadLetters
     device_profiles: DeviceProfiles
     devices: Devices
@@ -70,6 +74,7 @@ class Conductor:
     jobs: JobDispatcher
     orphan_collector: OrphanCollector
     outbox_workers: Sequence[OutboxWorker]
+    partitions: Partitions
     programs: Programs
     publisher: Publisher
     rollouts: RolloutController
@@ -85,6 +90,7 @@ class Conductor:
             self.jobs.stop,
             self.orphan_collector.stop,
             self.audits.stop,
+            self.custody_sealer.stop,
             self.rollouts.stop,
             *(worker.stop for worker in self.outbox_workers),
         ):
@@ -103,7 +109,13 @@ def build_conductor(
     options = conf.conductor
     notices = NotificationBuilder(conf, now=uow.clock)
     publisher = Publisher(conf, uow, placement and placement.with_timeout(options.publish_timeout))
-    publisher_task = PeriodicTask("publisher", options.publish_interval, publisher.run_once)
+
+    def publish() -> None:
+        publisher.run_once()
+        if publisher.unfinished:
+            publisher_task.wake()
+
+    publisher_task = PeriodicTask("publisher", options.publish_interval, publish)
     outbox_workers: list[OutboxWorker] = [create_nova_worker(conf, uow, nova)]
     outbox_task = _outbox_task("outbox", conf, outbox_workers[0])
     jobs = JobDispatcher(
@@ -122,7 +134,14 @@ def build_conductor(
         recorder = ArqEventRecorder(conf, notices)
         releaser = OrphanReleaser(uow, recorder, jobs_task.wake, uow.clock)
         orphans = OrphanCheck(uow, placement, instances, releaser)
-    repair = RepairExecutor(uow, placement, publisher_task.wake, jobs_task.wake, now=uow.clock)
+    repair = RepairExecutor(
+        uow,
+        placement,
+        publisher_task.wake,
+        jobs_task.wake,
+        now=uow.clock,
+        release_timeout=options.release_timeout,
+    )
     audits = AuditRunner(conf, uow, agents, placement, instances, repair)
     audit_task = PeriodicTask("audits", options.hello_interval, audits.run_once)
     rollouts = RolloutController(
@@ -139,6 +158,9 @@ def build_conductor(
     failure_detector = FailureDetector(conf, uow, publisher_task.wake, notices)
     dead_letters = DeadLetters(conf, uow, outbox_task.wake)
     driver_lookup = DriverLookup(conf, uow, agents)
+    custody_sealer = CustodySealer(conf, uow)
+    partitions = Partitions(conf, uow, jobs_task.wake, publisher_task.wake)
+    programs = Programs(conf, uow, jobs_task.wake, notices)
     sweep = functools.partial(
         sweeps.run_all,
         {
@@ -148,8 +170,10 @@ def build_conductor(
             "tombstones": Tombstones(conf, uow).sweep,
             "call records": CallRecords(conf, uow).sweep,
             "jobs": jobs.sweep,
+            "lost layouts and images": LostValues(uow, partitions, programs).sweep,
             "dead letters": dead_letters.sweep,
             "audits": audits.sweep,
+            "custody records": custody_sealer.sweep,
         },
     )
     tasks = [
@@ -160,6 +184,7 @@ def build_conductor(
         audit_task,
         rollout_task,
         PeriodicTask("clock", INTERVAL, uow.clock.measure),
+        PeriodicTask("custody", options.custody_seal_interval, custody_sealer.run_once),
     ]
     if interval := options.orphan_scan_interval:
         tasks.append(PeriodicTask("orphan scan", interval, orphan_collector.run_once))
@@ -183,6 +208,7 @@ def build_conductor(
         attributes=Attributes(uow),
         audits=audits,
         audit_task=audit_task,
+        custody_sealer=custody_sealer,
         dead_letters=dead_letters,
         device_profiles=DeviceProfiles(uow, notices),
         devices=Devices(uow, publisher_task.wake, notices),
@@ -194,7 +220,8 @@ def build_conductor(
         jobs=jobs,
         orphan_collector=orphan_collector,
         outbox_workers=outbox_workers,
-        programs=Programs(conf, uow, jobs_task.wake, notices),
+        partitions=partitions,
+        programs=programs,
         publisher=publisher,
         rollouts=rollouts,
         services=Services(conf, uow, publisher_task.wake, notices),

@@ -7,7 +7,18 @@ from typing import Any
 
 from oslo_config import cfg
 
-from cyborg.conf import agent, api, conductor, database, default, nova, placement, rpc, standalone
+from cyborg.conf import (
+    agent,
+    api,
+    conductor,
+    database,
+    default,
+    glance,
+    nova,
+    placement,
+    rpc,
+    standalone,
+)
 from cyborg.core.errors import Misconfigured
 
 GROUPS: tuple[ModuleType, ...] = (
@@ -16,6 +27,7 @@ GROUPS: tuple[ModuleType, ...] = (
     api,
     conductor,
     database,
+    glance,
     nova,
     placement,
     rpc,
@@ -25,7 +37,7 @@ GROUPS: tuple[ModuleType, ...] = (
 
 # A service registers only what it reads, because some groups need libraries of their own: an agent
 # has none for the database, Placement and Nova.
-AGENT_GROUPS: tuple[ModuleType, ...] = (default, agent, conductor, rpc)
+AGENT_GROUPS: tuple[ModuleType, ...] = (default, agent, conductor, glance, rpc)
 API_GROUPS: tuple[ModuleType, ...] = (default, api, conductor, database, rpc)
 CONDUCTOR_GROUPS: tuple[ModuleType, ...] = (
     default,

@@ -91,6 +91,24 @@ OPTIONS = [
         "at the same time. A timed-out job does not count.",
     ),
     cfg.StrOpt(
+        "replay",
+        default="",
+        help="A capture file of cyborg-capture: the agent runs as the captured host. It reads "
+        "nothing of this machine and changes nothing on it: host work changes a private copy of "
+        "the capture. Only drivers whose host work is simulated run, and no external drivers. "
+        "Its devices exist in no machine, so do not use it in a cloud with users. Empty disables "
+        "it.",
+    ),
+    cfg.ListOpt(
+        "replay_faults",
+        default=[],
+        help="Faults of the replayed host: ADDRESS:FAULT[=COUNT][@OPERATION], such as "
+        "'0000:3b:00.0:eio=2@erase'. Faults: eio, ebusy, stuck_reset (the device does not come "
+        "back from a reset), disappears (it is removed from its slot during the work). Operations: "
+        "create, remove (mediated devices), erase (drives), configure (crypto accelerators); "
+        "without one, each is affected. Without a count, the fault is permanent.",
+    ),
+    cfg.StrOpt(
         "external_driver_dir",
         default="",
         help="The directory of the sockets for external drivers, which run in their own "

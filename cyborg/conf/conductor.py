@@ -131,10 +131,18 @@ OPTIONS = [
         "is undone and Nova gets a failure event. Nova waits 300 s by default.",
     ),
     cfg.FloatOpt(
+        "release_timeout",
+        default=600.0,
+        min=1.0,
+        help="Seconds for a host to clean the handle of an accelerator request that was unbound. "
+        "After this time the request is UnbindFailed until the handle is clean, and the "
+        "handle is reserved in Placement. The cleaning is retried without end.",
+    ),
+    cfg.FloatOpt(
         "program_timeout",
         default=1800.0,
         min=1.0,
-        help="Seconds for a host to load an image into a device.",
+        help="Seconds for a host to load an image into a device, or to change its layout.",
     ),
     cfg.FloatOpt(
         "orphan_scan_interval",
@@ -183,6 +191,22 @@ OPTIONS = [
         help="Seconds for which the tombstone of a removed device is kept, 30 days by default. A "
         "device that returns to the same address within this time keeps its uuid, the "
         "status that an operator set, and an operator's attributes. 0 keeps no tombstones.",
+    ),
+    cfg.FloatOpt(
+        "custody_seal_interval",
+        default=5.0,
+        min=0.1,
+        help="Seconds between two searches for new custody records, which are then added to the "
+        "hash chain of their device. A record that is changed before is not found by an audit.",
+    ),
+    cfg.IntOpt(
+        "custody_retention",
+        default=400,
+        min=0,
+        max=36500,
+        help="Days for which custody records are kept, also of devices that were removed. The "
+        "hash of the last deleted record is kept, so that the rest can be checked. 0 keeps them "
+        "for ever.",
     ),
     cfg.PortOpt(
         "metrics_port",

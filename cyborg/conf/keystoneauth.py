@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options of keystoneauth, for a section of another service.
 
-keystoneauth is imported late, because the agent does not need it.
+keystoneauth is imported late, because only an agent with an image service needs it.
 """
 
 from collections.abc import Sequence

@@ -64,6 +64,15 @@ class PciAddress:
         }
 
 
+def is_pci_address(text: str) -> bool:
+    """Return whether a text is the address of a PCI function."""
+    try:
+        PciAddress.parse(text)
+    except Invalid:
+        return False
+    return True
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class MdevAddress:
     """Address of a mediated device: its parent function, its mdev type and its uuid.

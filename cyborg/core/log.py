@@ -31,6 +31,7 @@ FIELDS = (
     "deployable",
     "arq",
     "instance",
+    "image",
 )
 """Names of fields, in the order of the text."""
 

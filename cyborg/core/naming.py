@@ -28,6 +28,15 @@ def provider_uuid(host: str, address: str) -> str:
     return str(uuid.uuid5(_PROVIDERS, provider_name(host, address)))
 
 
+def handle_uuid(host: str, deployable: str, handle: str) -> str:
+    """Return the uuid of an attach handle whose mediated device has the same uuid.
+
+    It depends on the host and the two addresses alone: the agent knows it without a database, and
+    no two hosts share one. Nova uses ``attach_handle_uuid`` as the uuid of the mediated device.
+    """
+    return str(uuid.uuid5(uuid.UUID(provider_uuid(host, deployable)), handle))
+
+
 def make_custom_name(text: str) -> str:
     """Return free text as a CUSTOM_ name of Placement: ``gzip-v2`` -> ``CUSTOM_GZIP_V2``.
 

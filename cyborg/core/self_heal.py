@@ -18,6 +18,10 @@ class CorrectiveAction(DescribedEnum):
     JOBS_TAKEN_OVER = "jobs_taken_over", "A job was taken over from a conductor that had stopped."
     JOBS_UNDONE = "jobs_undone", "A job that failed or timed out was undone."
     HANDLES_CLEANED = "handles_cleaned", "A handle was cleaned after a failed attempt."
+    HANDLES_RESTORED = (
+        "handles_restored",
+        "A bound handle was prepared again after its host had rebooted.",
+    )
     STUCK_BINDS_FAILED = (
         "stuck_binds_failed",
         "An ARQ in BindStarted without a job became BindFailed.",

@@ -40,6 +40,13 @@ class DeviceColumns(TypedDict):
     cordoned: bool
     draining: bool
     abilities: list[str]
+    deliverable: bool
+    undeliverable_reason: str | None
+    topology: dict[str, str]
+    layout: str | None
+    layouts: list[dict[str, Any]]
+    desired_layout: str | None
+    boot_check: str | None
 
 
 def fetch_all(kind: Callable[..., R], result: sa.CursorResult[Any]) -> list[R]:

@@ -17,6 +17,7 @@
     audits                          consistency checks that operators requested
     self_heal_counters              counts of corrections that conductors made
     idempotency_keys                completed calls, with their responses
+    custody_heads 0..1--n custody_records   custody logs of devices, by uuid: they outlive devices
 """
 
 from collections.abc import Sequence
@@ -88,6 +89,8 @@ services = _table(
     sa.Column("identity", Json, nullable=False, default=dict),
     # ``core.drivers.registry.fingerprint`` of the rows of drivers.
     sa.Column("drivers_digest", sa.String(64)),
+    # The boot of the host in which an agent last sent a heartbeat; None if the agent is older.
+    sa.Column("boot_id", sa.String(64)),
     # Generation of the desired state of its backends.
     sa.Column("desired_generation", sa.BigInteger, nullable=False, default=0),
     sa.UniqueConstraint("binary", "host"),
@@ -166,6 +169,17 @@ devices = _table(
     sa.Column("draining", sa.Boolean, nullable=False, default=False),
     # The abilities of its driver: ``core.inventory.device.Ability``.
     sa.Column("abilities", Json, nullable=False, default=list),
+    # Whether it can be attached to an instance; if not, the reason with its remedy.
+    sa.Column("deliverable", sa.Boolean, nullable=False, default=True),
+    sa.Column("undeliverable_reason", sa.String(255)),
+    sa.Column("topology", Json, nullable=False, default=dict),
+    # The current layout and the possible ones: ``core.inventory.device.Layout``.
+    sa.Column("layout", sa.String(255)),
+    sa.Column("layouts", Json, nullable=False, default=list),
+    # The layout that an operator applied last. No report changes it.
+    sa.Column("desired_layout", sa.String(255)),
+    # ``core.inventory.boot_check``: what its host did not keep over a reboot; None if nothing.
+    sa.Column("boot_check", sa.String(32), index=True),
     sa.UniqueConstraint("host", "address"),
 )
 
@@ -183,6 +197,8 @@ deployables = _table(
     # The agent's attributes. An operator's are in table attributes, and no report removes them.
     sa.Column("attributes", Json, nullable=False),
     sa.Column("bitstream_id", sa.String(255)),
+    # The image that an operator programmed last. No report changes it.
+    sa.Column("desired_image", sa.String(255)),
     sa.Column("num_accelerators", sa.Integer, nullable=False, default=0),
     sa.Column("draining", sa.Boolean, nullable=False, default=False),
     # The job that programs it now; meanwhile its handles are not allocated.
@@ -236,7 +252,7 @@ arqs = _table(
     # The slot among its instance's accelerators, from 0. Every first bind for an instance starts at
     # slot 0, so the unique key rejects the second of two concurrent binds.
     sa.Column("instance_slot", sa.Integer),
-    # The job for which this bind waits; None in every state except BindStarted.
+    # The job for which this bind waits in BindStarted; the restore job, if any, in Bound.
     _foreign_key("job_id", "jobs", "RESTRICT"),
     # Whether `project_id` is verified as the instance's project, not only taken from the token.
     sa.Column("owner_verified", sa.Boolean, nullable=False, default=True),
@@ -394,6 +410,44 @@ idempotency_keys = _table(
     sa.Column("key", sa.String(64), nullable=False, unique=True),
     # {"ok": response} or {"error": the error that the call returned after a change}.
     sa.Column("response", Json, nullable=False),
+)
+
+# Events of the custody logs: ``core.custody``. A row is inserted, and sealed once: sequence and
+# hash are None until a conductor has put the record into the chain of its device.
+custody_records = _table(
+    "custody_records",
+    _uuid(),
+    # No foreign key: the log of a device outlives the device.
+    sa.Column("device_uuid", sa.String(36), nullable=False),
+    sa.Column("host", sa.String(255), nullable=False),
+    sa.Column("event", sa.String(32), nullable=False),
+    sa.Column("recorded_at", Moment, nullable=False),
+    sa.Column("details", Json, nullable=False),
+    sa.Column("sequence", sa.BigInteger),
+    sa.Column("hash", sa.String(64)),
+    sa.UniqueConstraint("device_uuid", "sequence"),
+    # Finds the records to seal, in the order of their ids.
+    sa.Index(None, "sequence", "id"),
+    # Finds the hosts, and the devices of a host, for the audit.
+    sa.Index(None, "host", "device_uuid"),
+)
+
+# The ends of each chain: ``core.custody.chain``.
+custody_heads = _table(
+    "custody_heads",
+    sa.Column("device_uuid", sa.String(36), nullable=False, unique=True),
+    sa.Column("host", sa.String(255), nullable=False, index=True),
+    # The last record.
+    sa.Column("sequence", sa.BigInteger, nullable=False, default=0),
+    sa.Column("hash", sa.String(64), nullable=False),
+    # The last record that was removed after its retention, and the time of the next one.
+    sa.Column("base_sequence", sa.BigInteger, nullable=False, default=0),
+    sa.Column("base_hash", sa.String(64), nullable=False),
+    sa.Column("oldest_at", Moment, index=True),
+    # Where the next audit continues, and the time of the last audit.
+    sa.Column("checked_sequence", sa.BigInteger, nullable=False, default=0),
+    sa.Column("checked_hash", sa.String(64), nullable=False),
+    sa.Column("checked_at", Moment, nullable=False, default=utcnow()),
 )
 
 TABLES: Sequence[sa.Table] = tuple(metadata.sorted_tables)

@@ -20,19 +20,50 @@ from cyborg.core.errors import Misconfigured
 from cyborg.core.inventory.device import Ability, Device, DeviceType, Layout
 from cyborg.core.inventory.health import Measurement
 from cyborg.core.jobs.job import WorkItem
+from cyborg.drivers.images import ImageStore, NoImageStore
 
 __all__ = [
     "ABILITY_INTERFACES",
     "Driver",
     "Kind",
     "MeasureInterface",
+    "Memory",
     "Option",
     "PartitionInterface",
     "PrepareInterface",
     "ProgramInterface",
     "SanitiseInterface",
     "SetupInterface",
+    "VolatileMemory",
 ]
+
+
+class Memory(Protocol):
+    """Store of texts that a backend must know after a restart of the agent, by key.
+
+    An example is a property of a device that the host cannot read while a server uses the device.
+    """
+
+    def get(self, key: str) -> str | None:
+        """Return the text of a key; None if it is unknown."""
+
+    def put(self, key: str, text: str) -> None:
+        """Store the text of a key. A text that is stored already costs nothing."""
+
+
+class VolatileMemory:
+    """Memory that ends with the process."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, str] = {}
+
+    def get(self, key: str) -> str | None:
+        """Return the text of a key; None if it is unknown."""
+        return self._texts.get(key)
+
+    def put(self, key: str, text: str) -> None:
+        """Store the text of a key."""
+        self._texts[key] = text
 
 
 class Driver(abc.ABC):
@@ -53,6 +84,16 @@ class Driver(abc.ABC):
 
     settings: tuple[Setting, ...] = ()
     """Effective options, shown to operators; the agent sets this attribute."""
+    host: str = ""
+    """Name of the host in this service, for ``handle_uuid``; the agent sets this attribute."""
+    images: ImageStore = NoImageStore()
+    """Images of the image service, for drivers that load them; the agent sets this attribute."""
+    state_dir: Path | None = None
+    """Directory for small files that survive a restart of the agent; the agent sets this attribute.
+
+    The backends of a host share it: file names begin with the name of the driver. The driver
+    creates the directory. It works without one, and loses what it knows with the process.
+    """
 
     def __init__(
         self, backend: str, options: Mapping[str, Any], sysfs_root: str | Path = "/sys"
@@ -63,6 +104,7 @@ class Driver(abc.ABC):
         backend is misconfigured.
         """
         self.backend = backend
+        self.memory: Memory = VolatileMemory()  # the agent sets one that survives a restart
         self.options: dict[str, Any] = {o.name: o.default for o in self.OPTIONS} | dict(options)
         self.sysfs_root = Path(sysfs_root)
 

@@ -4,6 +4,7 @@
 Its handles have the type TEST_PCI, which Nova's libvirt driver ignores.
 """
 
+import hashlib
 import json
 import os
 import threading
@@ -126,6 +127,8 @@ class FakeDriver(Driver):
         self._simulate_work("prepare", item)
         if item.handle not in {h.address for h in self._deployable(item).handles}:
             raise DriverFailed(f"card {item.deployable} has no handle {item.handle}")
+        if self.options["fetch_images"]:
+            self._fetch_requested(item)
 
     def release(self, item: WorkItem) -> None:
         """Simulate the release with the configured result; the handle need not exist."""
@@ -157,7 +160,24 @@ class FakeDriver(Driver):
         """Simulate the programming with the configured result, and store the image in memory."""
         self._record("program", item, image=image)
         self._simulate_work("program", item)
-        self._images[self._deployable(item).address] = image
+        address = self._deployable(item).address
+        if self.options["fetch_images"]:
+            self._fetch(item, image)
+        self._images[address] = image
+
+    def _fetch_requested(self, item: WorkItem) -> None:
+        """Fetch the image that the device profile requests by its uuid or its function."""
+        image, function = item.accel.get("bitstream_id"), item.accel.get("function_id")
+        if image is None and function is not None:
+            image = self.images.find({"accel:function_id": function})
+        if image is not None:
+            self._fetch(item, image)
+
+    def _fetch(self, item: WorkItem, image: str) -> None:
+        """Fetch an image and record its digest."""
+        with self.images.open(image) as fetched, fetched.path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        self._record("fetch", item, image=fetched.uuid, sha256=digest)
 
     def _simulate_work(self, act: str, item: WorkItem) -> None:
         # The name "release" is taken by the option that lists released cards.

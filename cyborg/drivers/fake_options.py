@@ -52,6 +52,13 @@ OPTIONS = (
         "stops or the backend changes.",
     ),
     Option(
+        "fetch_images",
+        "bool",
+        False,
+        "Whether to fetch each image that is loaded, and those that device profiles request by "
+        "accel:bitstream_id or accel:function_id, from the image service. Their data are not used.",
+    ),
+    Option(
         "gate",
         "str",
         "",
@@ -89,7 +96,7 @@ OPTIONS = (
         "str",
         "",
         "Path of a file to which the driver appends a line of JSON at the start of each setup and "
-        "each prepare, release, sanitise and program call.",
+        "each prepare, release, sanitise and program call, and after each fetched image.",
         host_only=True,
     ),
 )

@@ -1,71 +1,77 @@
 # SPDX-License-Identifier: Apache-2.0
 """Driver for all devices on the PCI bus: rules select functions, sysfs describes them.
 
-The driver only reads: it binds and unbinds no kernel driver and creates no virtual functions. A
-function is offered as a whole, as one handle. A physical function with enabled virtual functions is
-not offered itself: the virtual functions that a rule matches are the handles of its deployable.
-Functions that the host itself uses, such as its boot disk, are shown and never offered
-(``host_use``).
+The driver binds and unbinds no kernel driver. It creates virtual functions only as a layout that an
+operator applies (``sriov``), and resets functions only with the option ``reset``. A function is
+offered as a whole, as one handle. A physical function with enabled virtual functions is not offered
+itself: the virtual functions that a rule matches are the handles of its deployable. Functions that
+the host itself uses, such as its boot disk, are shown and never offered (``host_use``). Functions
+that Nova cannot attach are shown and not scheduled (``iommu``).
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from cyborg.core.address import PciAddress
 from cyborg.core.drivers.registry import Support
 from cyborg.core.errors import DriverFailed, Invalid
-from cyborg.core.inventory.device import (
-    MAX_TEXT,
-    Ability,
-    AttachHandle,
-    Deployable,
-    Device,
-    DeviceType,
-    HandleType,
-)
+from cyborg.core.inventory import capability
+from cyborg.core.inventory.delivery import describe_host_use
+from cyborg.core.inventory.device import Ability, Device, DeviceType, Layout
 from cyborg.core.inventory.health import Measurement
+from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
 from cyborg.core.naming import make_custom_name
-from cyborg.core.wire.hardware import NOT_OFFERED
-from cyborg.drivers import health, host_use, hwdb, managed, pci_classes, rules
+from cyborg.core.text import join_limited
+from cyborg.drivers import (
+    health,
+    host_use,
+    hwdb,
+    managed,
+    pci_classes,
+    reset,
+    rules,
+    sriov,
+    topology,
+)
 from cyborg.drivers.base import Driver, Option
+from cyborg.drivers.iommu import IommuFacts
+from cyborg.drivers.pci.offers import (
+    Description,
+    Offer,
+    apply_obstacles,
+    board_info,
+    build_deployables,
+    describe_withheld,
+)
 from cyborg.drivers.sysfs import PciFunction, Sysfs
+
+__all__ = ["Description", "GenericDriver", "PciDriver"]
 
 LOG = get_logger(__name__)
 
-
-@dataclass(frozen=True, slots=True)
-class _Offer:
-    """A function that a rule selects. ``withheld`` is the reason for not offering it, or None."""
-
-    function: PciFunction
-    type: DeviceType
-    resource_class: str
-    traits: frozenset[str]
-    kernel_drivers: frozenset[str]
-    withheld: str | None = None
+MAX_ADDRESSES = 5  # of functions in a remark
 
 
-class GenericDriver(Driver):
-    """Driver that offers the PCI functions that its rules select."""
+class PciDriver(Driver):
+    """Base class of drivers that offer the PCI functions that their rules select."""
 
-    name = "generic"
-    version = "1.0"
     SUPPORT_LEVEL = Support.SUPPORTED
     UEVENT_SUBSYSTEMS = frozenset({"pci"})
-    OPTIONS = (
+    OPTIONS: ClassVar[tuple[Option, ...]] = (
         Option(
             "devices",
             "multi",
             (),
             "A rule that selects devices of the PCI bus, such as 'vendor=8086,product=37c8|37c9' "
             "or 'class=0302,address=0000:3d:*,resource_class=PGPU,traits=CUSTOM_A|CUSTOM_B'. Keys "
-            "that match: vendor, product, class (prefix of the class code), address (a pattern); "
-            "a|b means either, !a means not a. Keys that set properties: type, resource_class, "
-            "traits, action (offer, skip), kernel_driver (a|b: the device is unhealthy without one "
-            "of these). The option can be repeated. The first rule that matches a device applies; "
+            "that match: vendor, product, subsystem_vendor, subsystem_product, class (prefix of "
+            "the class code), address (a pattern), numa_node; a|b means either, !a means not a. "
+            "Keys that set properties: type, resource_class, traits, action (offer, skip), "
+            "kernel_driver (a|b: the device is unhealthy without one of these). The option can be "
+            "repeated. The first rule that matches a device applies; "
             "a device that matches no rule is ignored.",
         ),
         Option(
@@ -73,11 +79,22 @@ class GenericDriver(Driver):
             "list",
             health.DEFAULT,
             "Health checks of the devices: aer (uncorrectable PCIe errors increase), link (the "
-            "PCIe link is down), temperature (a sensor is critical), bus (the device does not "
+            "PCIe link is down), link_width (it has fewer lanes than the device and its slot "
+            "support), temperature (a sensor is critical), bus (the device does not "
             "respond on the bus), driver (the kernel driver is not one of the rule), xid (NVIDIA "
             "Xid errors in the kernel log, if the agent can read it). An empty list disables "
             "health measurement.",
         ),
+        Option(
+            "check_iommu",
+            "bool",
+            True,
+            "Check whether Nova can attach a function: the host has an IOMMU, VFIO is present, and "
+            "the IOMMU group has no function that another user may get. A device that fails the "
+            "check is shown and not scheduled. Without the check, attaching it to a server may "
+            "fail.",
+        ),
+        reset.OPTION,
         *managed.OPTIONS,
     )
 
@@ -102,8 +119,13 @@ class GenericDriver(Driver):
         if unknown := sorted(set(checks) - set(health.CHECKS)):
             raise self.misconfigured("health", unknown[0], f"one of {', '.join(health.CHECKS)}")
         log = kernel_log or ("/dev/kmsg" if local else None)
+        self._topology = topology.TopologyReader(self._sysfs)
         self._readers = health.HealthReader(self._sysfs, checks, log)
         self._managed = managed.read_options(self)
+        self._resetter = reset.Resetter(self)
+        self._layouts = sriov.Layouts(
+            self._sysfs, sriov.Settings(), self._offered_class, sriov.refuse
+        )
         # Kernel drivers required by the rules at the last discovery, by device and function.
         self._kernel_drivers: dict[str, dict[str, frozenset[str]]] = {}
         self._rules: list[rules.Rule] = []
@@ -117,10 +139,58 @@ class GenericDriver(Driver):
             except rules.RuleSyntaxError as exc:
                 raise self.misconfigured("devices", exc.found, exc.expected) from exc
 
+    def set_reset(self, run: reset.Reset) -> None:
+        """Reset functions by ``run``, for devices that are not of this host."""
+        self._resetter = reset.Resetter(self, run)
+
     @property
     def abilities(self) -> frozenset[Ability]:
-        """The driver measures health unless the option ``health`` is empty."""
-        return frozenset({Ability.MEASURES} if self.options["health"] else ())
+        """What the driver measures and resets follows from its options."""
+        found = {
+            Ability.MEASURES: self.options["health"],
+            Ability.SANITISES: self._resetter.enabled,
+        }
+        return frozenset(ability for ability, enabled in found.items() if enabled)
+
+    def is_candidate(self, function: PciFunction) -> bool:
+        """Return whether rules may select a function."""
+        return not function.class_code.startswith(pci_classes.BRIDGE)
+
+    def describe(self, card: PciFunction) -> Description:
+        """Return details of a card that the PCI bus does not know."""
+        return Description()
+
+    def default_type_and_class(self, function: PciFunction) -> tuple[DeviceType, str]:
+        """Return the type and the resource class of a function for which no rule sets them."""
+        return pci_classes.default_type_and_class(
+            function.vendor, function.product, function.class_code
+        )
+
+    def select(self, function: PciFunction) -> rules.Rule | None:
+        """Return the rule for a function; None if it is not offered unless it is adopted."""
+        return rules.matching_rule(self._rules, function)
+
+    def needs_iommu(self, function: PciFunction) -> bool:
+        """Return whether a function can be attached to an instance only with an IOMMU."""
+        return bool(self.options["check_iommu"])
+
+    def find_obstacle(self, function: PciFunction) -> str | None:
+        """Return why a function that Nova can attach is not scheduled, with a remedy, or None."""
+        required = self._resetter.policy is reset.ResetPolicy.REQUIRED
+        return reset.find_obstacle(self._sysfs, function) if required else None
+
+    def find_used(
+        self, functions: Mapping[str, PciFunction], previous: Mapping[str, str] | None = None
+    ) -> dict[str, str]:
+        """Return the addresses of functions that the host uses, each with a reason for people.
+
+        ``previous`` is the result of the last discovery.
+        """
+        return host_use.used_functions(self.sysfs_root, previous)
+
+    def sanitise(self, item: WorkItem) -> None:
+        """Reset the function of a handle, as the option ``reset`` says."""
+        self._resetter.reset(item.handle or item.device)
 
     def measure(self, devices: Sequence[Device]) -> Mapping[str, Measurement]:
         """Return the health of the devices that are present."""
@@ -130,29 +200,33 @@ class GenericDriver(Driver):
 
     @property
     def remarks(self) -> Sequence[str]:
-        """Rules that apply to no device, and adopted addresses that cannot be offered."""
+        """Rules without a device, addresses that cannot be adopted, functions without a reset."""
         return self._remarks
 
     def check_adoption(self, addresses: Sequence[str]) -> None:
         """Raise DriverFailed for an address without a function that can be offered."""
         functions = {f.address: f for f in self._sysfs.pci_functions()}
-        used = host_use.used_functions(self.sysfs_root)
+        used = self.find_used(functions)
         for address in addresses:
-            if (reason := _unadoptable(address, functions, used)) is not None:
+            if (reason := self._unadoptable(address, functions, used)) is not None:
                 raise DriverFailed(f"{address} cannot be adopted: {reason}")
 
     def discover(self) -> Sequence[Device]:
         """Return a device for each function that is offered, itself or as virtual functions.
 
-        A function that the host uses is returned without deployables, with the reason.
+        A function that the host uses is returned without deployables, with the reason. A device
+        without any function that can be attached is not deliverable; otherwise, functions that
+        cannot be attached are withheld.
         """
         functions = {f.address: f for f in self._sysfs.pci_functions()}
-        used = self._used = host_use.used_functions(self.sysfs_root, self._used)
+        used = self._used = self.find_used(functions, self._used)
         self._remarks = self._collect_remarks(functions, used)
-        whole: list[_Offer] = []  # functions that are offered as a whole
-        by_physfn: dict[str, list[_Offer]] = {}
+        iommu = IommuFacts(self._sysfs, functions.values())
+        whole: list[Offer] = []  # functions that are offered as a whole
+        by_physfn: dict[str, list[Offer]] = {}
         for function in functions.values():
             offer = self._offer(function, used.get(function.address))
+            offer = offer or self._physical_only(function)
             if offer is None:
                 continue
             if function.physfn is not None:
@@ -161,6 +235,15 @@ class GenericDriver(Driver):
                 whole.append(offer)
         cards = [(o.function, [o]) for o in whole]
         cards += [(functions[pf], vfs) for pf, vfs in by_physfn.items() if pf in functions]
+        handed_out = {
+            o.function.address for _, offers in cards for o in offers if o.withheld is None
+        }
+        cards = [
+            (card, apply_obstacles([self._with_obstacle(o, iommu, handed_out) for o in offers]))
+            for card, offers in cards
+        ]
+        self._remarks += self._reset_remarks(o for _, offers in cards for o in offers)
+        self._topology.forget_others({card.address: None for card, _ in cards})
         self._kernel_drivers = {
             card.address: {
                 o.function.address: o.kernel_drivers for o in offers if o.withheld is None
@@ -173,11 +256,39 @@ class GenericDriver(Driver):
             key=lambda device: PciAddress.parse(device.address),
         )
 
+    def _with_obstacle(self, offer: Offer, iommu: IommuFacts, offered: set[str]) -> Offer:
+        """Return an offer with the reason why its function cannot be attached, if any."""
+        if offer.withheld == sriov.NOT_SELECTED:
+            return offer
+        if self.needs_iommu(offer.function):
+            obstacle = iommu.find_obstacle(offer.function, offer.withheld, offered)
+        else:
+            obstacle = describe_host_use(offer.withheld)
+        return replace(offer, obstacle=obstacle or self.find_obstacle(offer.function))
+
+    def _reset_remarks(self, offers: Iterable[Offer]) -> tuple[str, ...]:
+        """Return a remark about functions that are offered and cannot be reset, if any."""
+        addresses = [
+            offer.function.address
+            for offer in offers
+            if (offer.withheld, offer.obstacle) == (None, None)
+            and self.needs_iommu(offer.function)
+            and not topology.can_reset(self._sysfs, offer.function.address)
+        ]
+        if not addresses:
+            return ()
+        names = join_limited(addresses, MAX_ADDRESSES)
+        return (
+            f"the kernel has no method to reset {names}: a server may find the state of another",
+        )
+
     def _collect_remarks(
         self, functions: Mapping[str, PciFunction], used: Mapping[str, str]
     ) -> tuple[str, ...]:
         """Return the remarks about rules and adopted addresses."""
-        offerable = [f for f in functions.values() if not _is_bridge(f)]
+        offerable = [f for f in functions.values() if self.is_candidate(f)]
+        virtual = map(self._layouts.find_virtual, offerable) if self._layouts.counts else ()
+        offerable += [function for function in virtual if function is not None]
         matching = {rules.matching_index(self._rules, function) for function in offerable}
         remarks: list[str] = []
         for number, text in enumerate(self.options["devices"]):
@@ -189,28 +300,26 @@ class GenericDriver(Driver):
                 problem = "matches no device of this host"
             remarks.append(f"rule {text!r} {problem}")
         for address in self._managed.adopted:
-            if (reason := _unadoptable(address, functions, used)) is not None:
+            if (reason := self._unadoptable(address, functions, used)) is not None:
                 remarks.append(f"{address} cannot be adopted: {reason}")
         return tuple(remarks)
 
-    def _offer(self, function: PciFunction, withheld: str | None) -> _Offer | None:
-        if _is_bridge(function):
+    def _offer(self, function: PciFunction, withheld: str | None) -> Offer | None:
+        if not self.is_candidate(function):
             return None
-        rule = rules.matching_rule(self._rules, function)
+        rule = self.select(function)
         adopted = self._managed.decision(function.address, function.physfn)
         if adopted is False or (adopted is None and rule is None):
             return None
         if rule is None:
             rule = rules.Rule()  # the class code determines type and resource class
         vendor, product = function.vendor, function.product
-        type_, resource_class = pci_classes.default_type_and_class(
-            vendor, product, function.class_code
-        )
+        type_, resource_class = self.default_type_and_class(function)
         traits = {
             make_custom_name(f"PCI_VENDOR_{vendor}"),
             make_custom_name(f"PCI_PRODUCT_{vendor}_{product}"),
         }
-        return _Offer(
+        return Offer(
             function,
             rule.type or type_,
             rule.resource_class or resource_class,
@@ -219,9 +328,45 @@ class GenericDriver(Driver):
             withheld,
         )
 
-    def _device(self, card: PciFunction, offers: Sequence[_Offer]) -> Device | None:
+    def _physical_only(self, card: PciFunction) -> Offer | None:
+        """Return a function that is shown because a layout has virtual functions of it, if any."""
+        function = self._layouts.find_virtual(card) if self._layouts.counts else None
+        offer = None if function is None else self._offer(function, None)
+        if offer is None:
+            return None
+        withheld = self._used.get(card.address, sriov.NOT_SELECTED)
+        return replace(offer, function=card, withheld=withheld)
+
+    def _offered_class(self, function: PciFunction) -> str | None:
+        """Return the resource class of a function; None if it is not offered."""
+        # A virtual function whose address is not known has that of its card, which can be in use.
+        predicted = function.physfn == function.address
+        offer = self._offer(function, None if predicted else self._used.get(function.address))
+        return None if offer is None or offer.withheld is not None else offer.resource_class
+
+    def _unadoptable(
+        self, address: str, functions: Mapping[str, PciFunction], used: Mapping[str, str]
+    ) -> str | None:
+        """Return why the function at an address cannot be offered; None if it can."""
+        if address not in functions:
+            return "the host has no PCI function at this address"
+        function = functions[address]
+        if function.class_code.startswith(pci_classes.BRIDGE):
+            return "it is a bridge, and bridges are never offered"
+        if not self.is_candidate(function):
+            return f"the driver {self.name} does not offer devices of class {function.class_code}"
+        return f"the host uses it: {used[address]}" if address in used else None
+
+    def _device(self, card: PciFunction, offers: Sequence[Offer]) -> Device | None:
         """Return the device of a function; log a warning and return None if it is invalid."""
         names = self._lookup(card.address)
+        description = self.describe(card)
+        layout, layout_traits = self._layouts.describe(card)
+        place = self._topology.read(card)
+        if description.firmware:
+            place["firmware_version"] = description.firmware
+        obstacles = [offer.obstacle for offer in offers]
+        deliverable = None in obstacles
         try:
             return Device(
                 address=card.address,
@@ -229,10 +374,20 @@ class GenericDriver(Driver):
                 vendor=card.vendor,
                 model=names.model or f"{card.vendor}:{card.product}",
                 backend=self.backend,
-                std_board_info=_board(card, names),
-                vendor_board_info=_withheld(card, offers),
+                std_board_info=board_info(card, names) | layout | dict(description.info),
+                serial=description.serial,
+                vendor_board_info=describe_withheld(card, offers)
+                | capability.to_board_info(description.tree),
                 numa_node=card.numa_node,
-                deployables=_deployables(card, [o for o in offers if o.withheld is None]),
+                deliverable=deliverable,
+                undeliverable_reason=None if deliverable else obstacles[0],
+                topology=place,
+                deployables=build_deployables(
+                    card,
+                    offers,
+                    description,
+                    layout_traits | topology.traits(card, place),
+                ),
             )
         except Invalid as exc:
             error = exc.message
@@ -245,82 +400,47 @@ class GenericDriver(Driver):
         return None
 
 
-def _is_bridge(function: PciFunction) -> bool:
-    return function.class_code.startswith(pci_classes.BRIDGE)
+class GenericDriver(PciDriver):
+    """Driver for all devices; it can create virtual functions as layouts."""
 
+    name = "generic"
+    version = "1.0"
+    CHANGES_USED_INTERFACES: ClassVar[bool] = False
+    """Whether a card can get virtual functions while the host uses its own network interface."""
+    OPTIONS = (*PciDriver.OPTIONS, *sriov.OPTIONS)
 
-def _unadoptable(
-    address: str, functions: Mapping[str, PciFunction], used: Mapping[str, str]
-) -> str | None:
-    """Return why the function at an address cannot be offered; None if it can."""
-    if address not in functions:
-        return "the host has no PCI function at this address"
-    if _is_bridge(functions[address]):
-        return "it is a bridge, and bridges are never offered"
-    return f"the host uses it: {used[address]}" if address in used else None
+    def __init__(
+        self,
+        backend: str,
+        options: Mapping[str, Any],
+        sysfs_root: str | Path = "/sys",
+        lookup: hwdb.Lookup | None = None,
+        kernel_log: str | Path | None = None,
+        set_count: sriov.SetCount | None = None,
+    ) -> None:
+        """Create the driver; ``set_count`` changes the number of virtual functions of a card.
 
-
-def _withheld(card: PciFunction, offers: Sequence[_Offer]) -> dict[str, str]:
-    """Return board info with the functions that are not offered and the reasons, if any."""
-    reasons = [
-        offer.withheld
-        if offer.function.address == card.address
-        else f"{offer.function.address}: {offer.withheld}"
-        for offer in offers
-        if offer.withheld is not None
-    ]
-    return {NOT_OFFERED: "; ".join(reasons)[:MAX_TEXT]} if reasons else {}
-
-
-def _deployables(card: PciFunction, offers: Sequence[_Offer]) -> tuple[Deployable, ...]:
-    """Return one deployable for each resource class.
-
-    The deployable of the first class has the address of the card, which is the provider name in
-    existing deployments. For any other class the address has the class name as a suffix.
-    """
-    by_class: dict[str, list[_Offer]] = {}
-    for offer in offers:
-        by_class.setdefault(offer.resource_class, []).append(offer)
-    return tuple(
-        Deployable(
-            address=card.address if number == 0 else f"{card.address}-{resource_class}",
-            resource_class=resource_class,
-            traits=frozenset().union(*(offer.traits for offer in group)),
-            handles=tuple(_handle(offer.function) for offer in group),
-            attributes=_attributes(card),
+        The default changes this host. With another sysfs root than /sys it changes nothing.
+        """
+        super().__init__(backend, options, sysfs_root, lookup, kernel_log)
+        local = self.sysfs_root == Path("/sys")
+        self._layouts = sriov.Layouts(
+            self._sysfs,
+            sriov.read_options(self, allow_network=self.CHANGES_USED_INTERFACES),
+            self._offered_class,
+            set_count or (sriov.set_count if local else sriov.refuse),
         )
-        for number, (resource_class, group) in enumerate(by_class.items())
-    )
 
+    @property
+    def abilities(self) -> frozenset[Ability]:
+        """The driver has layouts unless the option ``vf_counts`` is empty."""
+        return super().abilities | ({Ability.PARTITIONS} if self._layouts.counts else set())
 
-def _handle(function: PciFunction) -> AttachHandle:
-    info = PciAddress.parse(function.address).attach_info()
-    return AttachHandle(function.address, HandleType.PCI, info)
+    def layouts(self, device: Device) -> Sequence[Layout]:
+        """Return the numbers of virtual functions that a device can have, as layouts."""
+        return self._layouts.of_device(device)
 
-
-def _board(card: PciFunction, names: hwdb.Names) -> dict[str, str]:
-    info = {
-        "vendor_id": card.vendor,
-        "product_id": card.product,
-        "class": card.class_code,
-        "revision": card.revision,
-        "subsystem_vendor_id": card.subsystem_vendor,
-        "subsystem_product_id": card.subsystem_product,
-        "vendor_name": names.vendor,
-        "product_name": names.model,
-    }
-    return {key: value for key, value in info.items() if value is not None}
-
-
-def _attributes(card: PciFunction) -> dict[str, str]:
-    attributes = {
-        "class": card.class_code,
-        "iommu_group": card.iommu_group,
-        "kernel_driver": card.kernel_driver,
-        "numa_node": None if card.numa_node is None else str(card.numa_node),
-        "revision": card.revision,
-        "sriov_totalvfs": str(card.totalvfs) if card.totalvfs else None,
-        "subsystem_product": card.subsystem_product,
-        "subsystem_vendor": card.subsystem_vendor,
-    }
-    return {key: value for key, value in attributes.items() if value is not None}
+    def partition(self, item: WorkItem, layout: str) -> None:
+        """Change the number of virtual functions; see ``privileged.sriov.set_count``."""
+        self._layouts.apply(item.device, layout)
+        LOG.info("The layout is %s", layout, backend=self.backend, device=item.device)

@@ -14,15 +14,15 @@ from cyborg.core.inventory.device import Health
 from cyborg.core.inventory.health import HEALTHY, Measurement
 from cyborg.drivers.kernel_log import XidLog
 from cyborg.drivers.sysfs import Sysfs
+from cyborg.drivers.topology import NO_WIDTH, is_unknown_speed
 
-CHECKS = ("aer", "link", "temperature", "bus", "driver", "xid")
+CHECKS = ("aer", "link", "link_width", "temperature", "bus", "driver", "xid")
 """Names of all checks, as the option ``health`` lists them."""
 
 DEFAULT = ("aer", "link", "bus", "driver")
 """Checks that need no privilege and access only the configuration space of the device."""
 
 _AER = {"fatal": "aer_dev_fatal", "non-fatal": "aer_dev_nonfatal"}
-_NO_WIDTH = (None, 0, 255)  # a function without its own link, such as an integrated one
 _NO_RESPONSE = b"\xff\xff\xff\xff"
 
 
@@ -72,6 +72,8 @@ class HealthReader:
                 results.append(check_bus(self._sysfs, folder))
             if "link" in self._checks:
                 results.append(check_link(self._sysfs, folder))
+            if "link_width" in self._checks:
+                results.append(check_link_width(self._sysfs, folder))
             if "temperature" in self._checks:
                 results.append(check_temperature(self._sysfs, folder))
         return health.combine(m for m in results if m is not None)
@@ -123,12 +125,38 @@ def check_link(sysfs: Sysfs, folder: Path) -> Measurement | None:
     fastest = sysfs.read_text(folder / "max_link_speed")
     width = sysfs.read_int(folder / "current_link_width")
     speed = sysfs.read_text(folder / "current_link_speed")
-    if widest is None or widest in _NO_WIDTH or _unknown(fastest) or width is None or speed is None:
+    if (
+        widest is None
+        or widest in NO_WIDTH
+        or is_unknown_speed(fastest)
+        or width is None
+        or speed is None
+    ):
         return None
-    if width == 0 or _unknown(speed):
+    if width == 0 or is_unknown_speed(speed):
         return Measurement(Health.UNHEALTHY, "PCIe link down")
     if width < widest:
         return Measurement(Health.OK, f"PCIe link x{width}, the device supports x{widest}")
+    return HEALTHY
+
+
+def check_link_width(sysfs: Sysfs, folder: Path) -> Measurement | None:
+    """Return unhealthy if the link has fewer lanes than both the function and its slot support.
+
+    ``sysfs-bus-pci``, ``current_link_width`` and ``max_link_width``; those of the slot are at the
+    bridge above the function. Not the speed: an idle card lowers it to save power.
+    """
+    # The entry of the bus is a link, so ".." is the bridge and not the bus.
+    maxima = [sysfs.read_int(at / "max_link_width") for at in (folder, folder / "..")]
+    supported = [width for width in maxima if width is not None and width not in NO_WIDTH]
+    width = sysfs.read_int(folder / "current_link_width")
+    if maxima[0] in NO_WIDTH or width is None or width in NO_WIDTH:
+        return None
+    if width < min(supported):
+        return Measurement(
+            Health.UNHEALTHY,
+            f"PCIe link x{width}, the device and its slot support x{min(supported)}",
+        )
     return HEALTHY
 
 
@@ -192,10 +220,6 @@ def _total(text: str | None) -> int | None:
         if name.startswith("TOTAL_ERR_") and count.isdecimal():
             return int(count)
     return None
-
-
-def _unknown(speed: str | None) -> bool:
-    return speed is None or speed.startswith("Unknown")
 
 
 def _folder(address: str) -> Path:

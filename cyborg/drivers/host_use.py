@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Detection of PCI functions that the host itself uses, for its disks and its active NICs.
+"""Detection of PCI functions that the host uses: disks, active NICs and displays, mdev parents.
 
 This protects the host against rules that select too much. It reads sysfs, and the mounts, swap
 areas and routes of the agent's own namespaces in ``/proc``. It does not detect file systems whose
@@ -8,37 +8,68 @@ mount namespace.
 """
 
 import contextlib
+import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from cyborg.core.address import PciAddress
 from cyborg.core.errors import Invalid
-from cyborg.drivers.sysfs import Sysfs
+from cyborg.core.inventory.delivery import is_vfio
+from cyborg.drivers.sysfs import Sysfs, read_file
 
 MAX_PROC_BYTES = 4 * 1024 * 1024  # of one file in /proc; a container host has thousands of mounts
 MAX_DEPTH = 16  # of stacked block or network devices
 _UP = 0x1  # IFF_UP of <linux/if.h>
 _GLOBAL = "00"  # scope of an address in if_inet6
+_CARD, _CONNECTOR = re.compile(r"card[0-9]+"), re.compile(r"card[0-9]+-.+")
+_FRAMEBUFFER = re.compile(r"fb[0-9]+")
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
-def used_functions(sysfs_root: Path, previous: Mapping[str, str] | None = None) -> dict[str, str]:
+def used_functions(
+    sysfs_root: Path, previous: Mapping[str, str] | None = None, *, interfaces: bool = True
+) -> dict[str, str]:
     """Return the addresses of PCI functions that the host uses, each with a reason for people.
 
     ``/proc`` is the directory next to ``sysfs_root``. A device whose files cannot be read counts
     as unused. ``previous`` is the result of an earlier call: an interface that was in use, is up
     and has no link is still in use, because a network manager may remove its addresses until the
-    link is back.
+    link is back. Without ``interfaces``, a use by a network interface does not count.
     """
     host = _Host(sysfs_root)
     found: dict[str, str] = {}
-    for reasons in (host.disks(), host.interfaces()):
+    # The parents last: a driver that creates mediated devices ignores this reason only.
+    parents = mediated_parents(sysfs_root)
+    network = host.interfaces() if interfaces else {}
+    for reasons in (host.disks(), network, host.displays(), parents):
         for address, reason in reasons.items():
             found.setdefault(address, reason)
     if missing := (previous or {}).keys() - found.keys():
         unlinked = host.unlinked()
         found |= {address: (previous or {})[address] for address in missing & unlinked}
+    return found
+
+
+def mediated_parents(sysfs_root: Path) -> dict[str, str]:
+    """Return PCI functions that have mediated devices, each with a reason for people.
+
+    A server may use such a device: without its parent it would be lost. The physical function of a
+    parent counts as well. The folder of a device is in that of its parent
+    (``Documentation/driver-api/vfio-mediated-device.rst`` of the Linux kernel).
+    """
+    sysfs = Sysfs(sysfs_root)
+    devices = Path("bus/mdev/devices")
+    parents: set[str] = set()
+    for name in sysfs.list_names(devices):
+        # A device may disappear meanwhile, and a parent need not be on the PCI bus.
+        with contextlib.suppress(OSError, Invalid):
+            folder = Path(os.readlink(sysfs_root / devices / name))
+            parents.add(str(PciAddress.parse(folder.parent.name)))
+    found = dict.fromkeys(parents, "it has mediated devices, which servers may use")
+    for parent in sorted(parents):
+        if physfn := sysfs.read_link(f"bus/pci/devices/{parent}/physfn"):
+            found.setdefault(physfn, f"its virtual function {parent} has mediated devices")
     return found
 
 
@@ -84,6 +115,55 @@ class _Host:
                 continue
             for address in _functions(self._resolved(f"class/net/{name}/device")):
                 found.setdefault(address, f"{name} {reason}")
+        return found
+
+    def displays(self) -> dict[str, str]:
+        """Return functions that show something on a screen or a virtual console of the host.
+
+        They are the VGA device of the boot if a kernel driver has a display of it, functions with a
+        framebuffer, and those with an enabled connector. So a compute GPU without a screen counts
+        as unused, although its kernel driver makes a DRM device. A function that is bound to VFIO
+        counts as unused: ``vfio_pci_vga_init`` of ``drivers/vfio/pci/vfio_pci_core.c`` removes the
+        framebuffer of the firmware.
+
+        Sources: ``Documentation/gpu/vgaarbiter.rst`` (the default VGA device),
+        ``drivers/pci/pci-sysfs.c`` (``boot_vga``), ``Documentation/fb/framebuffer.rst``,
+        ``Documentation/admin-guide/sysfs-rules.rst`` (a class device is below its device) and
+        ``drivers/gpu/drm/drm_sysfs.c`` (``enabled`` of a connector) of the Linux kernel.
+        """
+        cards = self._displays_of("drm", _CARD)
+        framebuffers = self._displays_of("graphics", _FRAMEBUFFER)
+        found: dict[str, str] = {}
+        for address in cards | framebuffers:
+            folder = Path("bus/pci/devices") / address
+            driver = self._sysfs.read_link(folder / "driver")
+            if driver is not None and self._sysfs.read_text(folder / "boot_vga") == "1":
+                found[address] = f"it is the VGA device of the boot, bound to {driver}"
+        for address, name in framebuffers.items():
+            found.setdefault(address, f"it has the framebuffer {name}")
+        for address, connector in self._displays_of("drm", _CONNECTOR, enabled=True).items():
+            found.setdefault(address, f"its display output {connector} is enabled")
+        return found
+
+    def _displays_of(
+        self, class_: str, pattern: re.Pattern[str], *, enabled: bool = False
+    ) -> dict[str, str]:
+        """Return functions with a device of a class, each with the first name.
+
+        With ``enabled`` only devices that are enabled. Functions that are bound to VFIO are left
+        out.
+        """
+        found: dict[str, str] = {}
+        for name in self._sysfs.list_names(f"class/{class_}"):
+            path = f"class/{class_}/{name}"
+            if not pattern.fullmatch(name):
+                continue
+            if enabled and self._sysfs.read_text(f"{path}/enabled") != "enabled":
+                continue
+            # The first is the device itself; those above it are bridges.
+            for address in _functions(self._resolved(path))[:1]:
+                if not is_vfio(self._sysfs.read_link(f"bus/pci/devices/{address}/driver")):
+                    found.setdefault(address, name)
         return found
 
     def unlinked(self) -> set[str]:
@@ -197,15 +277,12 @@ class _Host:
         return bool((self._sysfs.read_int(f"class/net/{name}/flags") or 0) & _UP)
 
     def _resolved(self, path: str | Path) -> Path:
-        try:
-            return (self._root / path).resolve()
-        except (OSError, RuntimeError):  # a loop of symbolic links
-            return self._root
+        return self._sysfs.resolve(path) or self._root
 
     def _lines(self, path: str) -> list[str]:
         try:
-            with open(self._proc.root / path, "rb") as file:
-                return file.read(MAX_PROC_BYTES).decode(errors="replace").splitlines()
+            content = read_file(self._proc.root / path, MAX_PROC_BYTES)
+            return content.decode(errors="replace").splitlines()
         except OSError:
             return []
 

@@ -5,16 +5,19 @@ A rule is one line of ``key=value`` pairs. Keys that match a function::
 
     vendor=8086            four hexadecimal digits
     product=37c8|37c9      any of several values
+    subsystem_vendor=1028  of the card's maker; also subsystem_product
     class=0b40             prefix of the six digits of the class code
     address=0000:3d:*      a shell pattern
-    product=!37c9          any other value
+    numa_node=0            a number
+    product=!37c9          any other value, or none
 
 Keys that set properties of the matched functions::
 
     type=QAT  resource_class=CUSTOM_QAT  traits=CUSTOM_A|CUSTOM_B  action=offer|skip
     kernel_driver=vfio-pci|nvidia        it is unhealthy while bound to none of these
 
-All keys of a rule must match. In a list of rules the first that matches applies.
+All keys of a rule must match. In a list of rules the first that matches applies. There is no key
+for the current kernel driver: it changes while a server uses the function.
 """
 
 import fnmatch
@@ -27,12 +30,21 @@ from cyborg.core.inventory.device import DeviceType
 from cyborg.core.naming import ACCELERATOR_CLASSES, is_accelerator_class, is_trait
 from cyborg.drivers.sysfs import PciFunction
 
-MATCHERS = ("vendor", "product", "class", "address")
+MATCHERS = (
+    "vendor",
+    "product",
+    "subsystem_vendor",
+    "subsystem_product",
+    "class",
+    "address",
+    "numa_node",
+)
 RESULTS = ("type", "resource_class", "traits", "action", "kernel_driver")
 _ACTIONS = ("offer", "skip")
 _ID = re.compile(r"^[0-9a-f]{4}$")
 _CLASS = re.compile(r"^[0-9a-f]{1,6}$")
 _DRIVER = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
+_NUMBER = re.compile(r"^(0|[1-9][0-9]{0,4})$")
 _ADDRESS = re.compile(r"^[0-9a-f:.*?\[\]!-]{1,64}$")
 
 
@@ -62,8 +74,11 @@ class Rule:
 
     vendor: Values | None = None
     product: Values | None = None
+    subsystem_vendor: Values | None = None
+    subsystem_product: Values | None = None
     class_code: Values | None = None
     address: Values | None = None
+    numa_node: Values | None = None
     type: DeviceType | None = None
     resource_class: str | None = None
     traits: frozenset[str] = frozenset()
@@ -75,8 +90,11 @@ class Rule:
         return (
             _fits(self.vendor, function.vendor, operator.eq)
             and _fits(self.product, function.product, operator.eq)
+            and _fits(self.subsystem_vendor, function.subsystem_vendor, operator.eq)
+            and _fits(self.subsystem_product, function.subsystem_product, operator.eq)
             and _fits(self.class_code, function.class_code, str.startswith)
             and _fits(self.address, function.address, fnmatch.fnmatchcase)
+            and _fits(self.numa_node, _text(function.numa_node), operator.eq)
         )
 
 
@@ -100,12 +118,19 @@ def parse(text: str) -> Rule:
     return Rule(
         vendor=_values(pairs, "vendor", _ID, "four hexadecimal digits, such as vendor=8086"),
         product=_values(pairs, "product", _ID, "four hexadecimal digits, such as product=37c8"),
+        subsystem_vendor=_values(
+            pairs, "subsystem_vendor", _ID, "four hexadecimal digits, as subsystem_vendor=1028"
+        ),
+        subsystem_product=_values(
+            pairs, "subsystem_product", _ID, "four hexadecimal digits, as subsystem_product=1f9b"
+        ),
         class_code=_values(
             pairs, "class", _CLASS, "one to six hexadecimal digits, such as class=0b40"
         ),
         address=_values(
             pairs, "address", _ADDRESS, "a pattern of PCI addresses, such as address=0000:3d:*"
         ),
+        numa_node=_values(pairs, "numa_node", _NUMBER, "a number, such as numa_node=0"),
         type=_type(pairs.get("type")),
         resource_class=_resource_class(pairs.get("resource_class")),
         traits=_traits(pairs.get("traits")),
@@ -114,12 +139,18 @@ def parse(text: str) -> Rule:
     )
 
 
-def _fits(values: Values | None, found: str, fits: Callable[[str, str], bool]) -> bool:
+def _fits(values: Values | None, found: str | None, fits: Callable[[str, str], bool]) -> bool:
     if values is None:
         return True
+    if found is None:
+        return not values.accepted
     if any(fits(found, value) for value in values.rejected):
         return False
     return not values.accepted or any(fits(found, value) for value in values.accepted)
+
+
+def _text(number: int | None) -> str | None:
+    return None if number is None else str(number)
 
 
 def _pairs(text: str) -> dict[str, str]:

@@ -4,15 +4,22 @@
 ``Documentation/ABI/testing/sysfs-bus-pci`` of the Linux kernel describes the files.
 """
 
+import contextlib
+import errno
 import os
+import re
 from collections import Counter
+from collections.abc import Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from cyborg.core.address import PciAddress
 from cyborg.core.errors import Invalid
 
 MAX_BYTES = 4096  # of one attribute: sysfs returns at most one page
+_ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 MAX_SCANS = 3  # of the bus while virtual functions are created or removed
 
 
@@ -40,6 +47,49 @@ class PciFunction:
     totalvfs: int = 0
 
 
+class ReadObserver(Protocol):
+    """Observer of what is read, such as the recorder of a capture."""
+
+    def on_read(self, path: Path, content: bytes | None, error: int) -> None:
+        """Note the first bytes of a file, or the error number of a failed read."""
+
+    def on_list(self, path: Path) -> None:
+        """Note that a directory is listed."""
+
+    def on_link(self, path: Path) -> None:
+        """Note that a symbolic link is read."""
+
+
+_OBSERVER: ContextVar[ReadObserver | None] = ContextVar("sysfs_observer", default=None)
+
+
+@contextlib.contextmanager
+def observed_by(observer: ReadObserver) -> Iterator[None]:
+    """Let an observer see all that this thread reads in the block."""
+    token = _OBSERVER.set(observer)
+    try:
+        yield
+    finally:
+        _OBSERVER.reset(token)
+
+
+def read_file(path: Path, size: int) -> bytes:
+    """Return a file outside of sysfs, up to ``size`` bytes, by as many reads as it needs.
+
+    A file of ``/proc`` returns less than requested although it has more. Raise OSError.
+    """
+    try:
+        with open(path, "rb") as file:
+            content = file.read(size)
+    except OSError as exc:
+        if (observer := _OBSERVER.get()) is not None:
+            observer.on_read(path, None, exc.errno or errno.EIO)
+        raise
+    if (observer := _OBSERVER.get()) is not None:
+        observer.on_read(path, content, 0)
+    return content
+
+
 class Sysfs:
     """Reader of a sysfs tree. No method raises for a missing file or directory."""
 
@@ -53,14 +103,22 @@ class Sysfs:
 
     def read_bytes(self, path: str | Path, size: int = MAX_BYTES) -> bytes | None:
         """Return the first bytes of an attribute, up to ``size``; None if it cannot be read."""
+        content, error = self._read(self.root / path, size)
+        if (observer := _OBSERVER.get()) is not None:
+            observer.on_read(self.root / path, content, error)
+        return content
+
+    @staticmethod
+    def _read(path: Path, size: int) -> tuple[bytes | None, int]:
+        """Return the first bytes of a file, or None and the error number."""
         try:
-            handle = os.open(self.root / path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:
-            return None
+            handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as exc:
+            return None, exc.errno or errno.EIO
         try:
-            return os.read(handle, size)
-        except OSError:
-            return None
+            return os.read(handle, size), 0
+        except OSError as exc:
+            return None, exc.errno or errno.EIO
         finally:
             os.close(handle)
 
@@ -74,17 +132,47 @@ class Sysfs:
 
     def read_link(self, path: str | Path) -> str | None:
         """Return the last component of the target of a symbolic link; None if there is none."""
+        target = self._link_target(path)
+        return None if target is None else target.rpartition("/")[2] or None
+
+    def resolve(self, path: str | Path, *, strict: bool = False) -> Path | None:
+        """Return a path without symbolic links; None if its links form a loop.
+
+        With ``strict``, return None too if there is no file or directory at the path.
+        """
+        if (observer := _OBSERVER.get()) is not None:
+            observer.on_link(self.root / path)
         try:
-            return os.readlink(self.root / path).rpartition("/")[2] or None
-        except OSError:
+            return (self.root / path).resolve(strict=strict)
+        except (OSError, RuntimeError):
             return None
 
     def list_names(self, path: str | Path) -> list[str]:
         """Return the sorted names in a directory; an empty list if it does not exist."""
+        if (observer := _OBSERVER.get()) is not None:
+            observer.on_list(self.root / path)
         try:
             return sorted(os.listdir(self.root / path))
         except OSError:
             return []
+
+    def identity(self, path: str | Path) -> int | None:
+        """Return the inode number of a directory; None if it is absent.
+
+        The kernel gives another number to the directory of a device that it creates again.
+        """
+        try:
+            return (self.root / path).stat().st_ino
+        except OSError:
+            return None
+
+    def _link_target(self, path: str | Path) -> str | None:
+        if (observer := _OBSERVER.get()) is not None:
+            observer.on_link(self.root / path)
+        try:
+            return os.readlink(self.root / path)
+        except OSError:
+            return None
 
     def pci_functions(self) -> list[PciFunction]:
         """Return all functions of the PCI bus, sorted by address.
@@ -136,6 +224,23 @@ class Sysfs:
             numvfs=self.read_int(folder / "sriov_numvfs") or 0,
             totalvfs=self.read_int(folder / "sriov_totalvfs") or 0,
         )
+
+    def pci_path(self, address: str) -> tuple[str | None, list[str]]:
+        """Return the host bridge of a function, and the functions from there to the function.
+
+        The entry of the bus is a link into ``devices``, such as
+        ``../../../devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0``. The host bridge is ``0000:3a``.
+        """
+        target = self._link_target(f"bus/pci/devices/{address}")
+        if target is None:
+            return None, []
+        parts = target.split("/")
+        path: list[str] = []
+        for part in parts:
+            with contextlib.suppress(Invalid):
+                path.append(str(PciAddress.parse(part)))
+        roots = [p.removeprefix("pci") for p in parts if _ROOT.fullmatch(p)]
+        return (roots[0] if roots else None), path
 
     def _hex(self, path: Path, digits: int) -> str | None:
         value = self.read_int(path)

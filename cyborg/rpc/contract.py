@@ -109,8 +109,11 @@ class ConductorAPI(Protocol):
         digest: str | None,
         versions: Plain | None,
         observed_generation: int | None = None,
+        boot_id: str | None = None,
     ) -> dict[str, Any]:
         """Send an agent's heartbeat with the generation of the desired state that it runs.
+
+        Another ``boot_id`` than in the last heartbeat means that the host has rebooted.
 
         Return ``{"interval": seconds, "report": whether to report, "desired_generation":
         generation}``.
@@ -188,6 +191,12 @@ class ConductorAPI(Protocol):
 
     def device_set_status(self, uuid: str, status: str) -> None:
         """Enable a device, or set it to maintaining. Raise Invalid, NotFound."""
+
+    def device_set_layout(self, uuid: str, layout: str) -> dict[str, Any]:
+        """Start to apply a layout to a device; return ``{"uuid": of the job}``.
+
+        Raise Invalid, NotFound, InUse, WrongState.
+        """
 
     def deployable_program(self, uuid: str, image_uuid: str) -> None:
         """Start to load an image into a deployable. Raise Invalid, NotFound, InUse, WrongState."""

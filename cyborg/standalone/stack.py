@@ -59,11 +59,17 @@ class StandaloneStack:
     """
 
     def __init__(
-        self, conf: cfg.ConfigOpts, state: Path, report: Callable[[str], None] = _discard
+        self,
+        conf: cfg.ConfigOpts,
+        state: Path,
+        report: Callable[[str], None] = _discard,
+        sysfs_root: str | Path = "/sys",
     ) -> None:
+        """Create the stack; the drivers of its agent read ``sysfs_root``."""
         self._conf = conf
         self._state = state
         self._report = report
+        self._sysfs_root = sysfs_root
         self._undo = contextlib.ExitStack()
         self._api: HttpServer
         self._placement_http: HttpServer
@@ -128,7 +134,7 @@ class StandaloneStack:
         transport = make_transport(conf)
         self._undo.callback(transport.cleanup)
         self.conductor = make_conductor_client(transport, conf)
-        agent = AgentService(conf, self.conductor, transport)
+        agent = AgentService(conf, self.conductor, transport, self._sysfs_root)
         shutdown = _AgentShutdown(agent)
         self._undo.callback(shutdown.join)
         conductor = ConductorService(

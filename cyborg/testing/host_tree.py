@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builder of /sys and /proc trees with disks, mounts and network interfaces, for tests."""
+"""Builder of /sys and /proc trees with disks, mounts, interfaces and displays, for tests."""
 
 import os
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from cyborg.testing.sysfs_tree import SysfsTree
 
 
 class HostTree(SysfsTree):
-    """Simulated host with PCI functions, disks and network interfaces; ``proc`` is its /proc."""
+    """Simulated host with PCI functions, disks, interfaces and displays; ``proc`` is its /proc."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder / "sys")
@@ -86,6 +86,14 @@ class HostTree(SysfsTree):
         """Add an IPv4 route, by default the default route."""
         self._routes.append(f"{name} {destination} 00000000 0001 0 0 0 {mask} 0 0 0")
         self.write()
+
+    def add_display(self, function: str, name: str, *, enabled: bool | None = None) -> None:
+        """Add a framebuffer, DRM device or connector of a function; connectors can be enabled."""
+        class_ = "graphics" if name.startswith("fb") else "drm"
+        folder = (self.bus / function).resolve() / class_ / name
+        self._link(self.root / "class" / class_ / name, folder)
+        if enabled is not None:
+            (folder / "enabled").write_text("enabled\n" if enabled else "disabled\n")
 
     @staticmethod
     def _link(path: Path, target: Path) -> None:

@@ -8,12 +8,27 @@ from cyborg.core.address import PciAddress
 
 
 class SysfsTree:
-    """Simulated sysfs; pass ``root`` to a driver as ``sysfs_root``."""
+    """Simulated sysfs; pass ``root`` to a driver as ``sysfs_root``.
 
-    def __init__(self, root: Path) -> None:
+    With ``iommu`` each function has an IOMMU group of its own, and the driver vfio-pci is loaded
+    and refuses no model (``disable_denylist``).
+    """
+
+    def __init__(self, root: Path, *, iommu: bool = True) -> None:
         self.root = root
+        self.iommu = iommu
+        self._groups = 999  # the last group; tests name lower ones
+        if iommu:
+            self.load_vfio(disable_denylist=True)
         self.bus = root / "bus/pci/devices"
         self.bus.mkdir(parents=True, exist_ok=True)
+
+    def load_vfio(self, *, disable_denylist: bool) -> None:
+        """Load the driver vfio-pci, or change its parameter."""
+        (self.root / "bus/pci/drivers/vfio-pci").mkdir(parents=True, exist_ok=True)
+        folder = self.root / "module/vfio_pci/parameters"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "disable_denylist").write_text("Y\n" if disable_denylist else "N\n")
 
     def add_function(
         self,
@@ -26,8 +41,15 @@ class SysfsTree:
         iommu_group: str | None = None,
         numa_node: int = -1,
         totalvfs: int = 0,
+        vf_product: str = "37c9",
     ) -> Path:
-        """Add a function and return its folder; ``totalvfs`` is the limit of virtual functions."""
+        """Add a function and return its folder; ``totalvfs`` is the limit of virtual functions.
+
+        ``vf_product`` is the product id that the function announces for them.
+
+        Functions with the same ``iommu_group`` share it; the default is a new group, or none in a
+        tree without an IOMMU.
+        """
         PciAddress.parse(address)
         folder = self.root / "devices/pci0000:00" / address
         folder.mkdir(parents=True)
@@ -39,15 +61,22 @@ class SysfsTree:
             "subsystem_vendor": f"0x{vendor}",
             "subsystem_device": "0x0001",
             "numa_node": str(numa_node),
+            "reset": "",  # write-only
         }
         if totalvfs:
             files |= {"sriov_totalvfs": str(totalvfs), "sriov_numvfs": "0"}
+            files |= {"sriov_offset": "1", "sriov_stride": "1", "sriov_vf_device": vf_product}
+            files["sriov_drivers_autoprobe"] = "1"
         for name, value in files.items():
             (folder / name).write_text(f"{value}\n")
         if kernel_driver is not None:
             self._link(folder / "driver", self.root / "bus/pci/drivers" / kernel_driver)
+        groups = self.root / "kernel/iommu_groups"
+        if iommu_group is None and self.iommu:
+            self._groups += 1
+            iommu_group = str(self._groups)
         if iommu_group is not None:
-            self._link(folder / "iommu_group", self.root / "kernel/iommu_groups" / iommu_group)
+            self._link(folder / "iommu_group", groups / iommu_group)
         self._link(self.bus / address, folder)
         return folder
 
@@ -64,6 +93,7 @@ class SysfsTree:
             address = str(PciAddress(parent.domain, parent.bus, parent.device + device, function))
             path = self.add_function(address, product=product, class_code=class_code)
             self._link(path / "physfn", folder.resolve())
+            self._link(folder.resolve() / f"virtfn{number - 1}", path)
             addresses.append(address)
         return addresses
 

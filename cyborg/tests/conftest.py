@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every test may use."""
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -17,6 +18,9 @@ pytest_plugins = [
     "cyborg.tests.fixtures.clouds.standalone",
     "cyborg.tests.fixtures.clouds.keystone_cloud",
 ]
+
+# The default threshold runs the collector all the time: a tenth of the CPU time of the tests.
+gc.set_threshold(100_000, 50, 50)
 
 
 @pytest.fixture

@@ -16,12 +16,12 @@ from typing import Any
 
 from cyborg.agent.backends.health_tracker import HealthTracker
 from cyborg.core.errors import CyborgError, DriverFailed
-from cyborg.core.inventory.device import Device
+from cyborg.core.inventory.device import Ability, Device
 from cyborg.core.inventory.report import MAX_REMARKS, BackendState, BackendStatus
 from cyborg.core.log import get_logger
 from cyborg.core.naming import is_accelerator_class, is_trait
 from cyborg.core.text import sanitize
-from cyborg.drivers.base import Driver, SetupInterface
+from cyborg.drivers.base import Driver, PartitionInterface, SetupInterface
 from cyborg.threads.loop import LoopThread
 
 LOG = get_logger(__name__)
@@ -206,9 +206,7 @@ class Backend(LoopThread):
         try:
             devices, defects = _usable_devices(self.name, self.driver.discover())
             abilities = frozenset(self.driver.abilities)
-            devices = tuple(
-                d if d.abilities == abilities else replace(d, abilities=abilities) for d in devices
-            )
+            devices = tuple(self._describe(device, abilities, defects) for device in devices)
         except BaseException as exc:  # a SystemExit is a failure too
             LOG.debug("Discovery failed", backend=self.name, exc_info=True)
             self._discovered = BackendSnapshot(
@@ -223,6 +221,29 @@ class Backend(LoopThread):
             )
         # Measured before it is published: an unhealthy device must never be schedulable.
         return self._measure()
+
+    def _describe(
+        self, device: Device, abilities: frozenset[Ability], defects: list[str]
+    ) -> Device:
+        """Return a device with its abilities and its layouts.
+
+        If its layouts cannot be read, add an error to ``defects``; the device then has none.
+        """
+        plain = replace(device, abilities=abilities, layouts=(), layout=None)
+        if Ability.PARTITIONS not in abilities or not isinstance(self.driver, PartitionInterface):
+            return plain
+        try:
+            layouts = tuple(self.driver.layouts(device))
+            current = next((layout.name for layout in layouts if layout.matches(device)), None)
+            described = replace(plain, layouts=layouts, layout=current)
+            defect = _find_defect(self.name, described)
+        except Exception as exc:
+            LOG.debug("Layouts cannot be read", backend=self.name, exc_info=True)
+            defect = error_text(exc)
+        if defect is None:
+            return described
+        defects.append(f"layouts of device {device.address}: {defect}")
+        return plain
 
     def _measure(self) -> BackendSnapshot:
         """Return a snapshot of the last discovery with the current health of the devices."""

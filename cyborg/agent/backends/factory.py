@@ -15,6 +15,7 @@ from oslo_config import cfg
 
 from cyborg.agent.backends.backend import error_text
 from cyborg.agent.backends.catalogue import NAMESPACE, DriverCatalogue, unknown_driver
+from cyborg.agent.backends.memory import MemoryFile
 from cyborg.core.drivers.desired_state import DesiredBackend, DesiredStatus
 from cyborg.core.drivers.options import Source, list_settings
 from cyborg.core.drivers.reconcile import BackendRecord, merge_options
@@ -24,6 +25,7 @@ from cyborg.core.inventory.device import Device
 from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
 from cyborg.drivers.base import ABILITY_INTERFACES, Driver, Option
+from cyborg.drivers.images import ImageStore, NoImageStore
 
 __all__ = ["NAMESPACE", "DriverFactory", "load_drivers", "options_of"]
 
@@ -40,7 +42,11 @@ _KINDS: Mapping[str, Callable[..., cfg.Opt]] = {
 _DRIVER = [cfg.StrOpt("driver", help="The entry point of the backend's driver.")]
 # Sections that belong to the service or to its libraries.
 _RESERVED_SECTIONS = frozenset(
-    {"agent", "api", "conductor", "database", "default", "nova", "placement", "rpc", "standalone"}
+    {
+        *("agent", "api", "conductor", "database", "default", "glance", "nova", "placement"),
+        *("rpc", "standalone"),
+        *("barbican", "key_manager"),  # of castellan
+    }
 )
 
 
@@ -52,16 +58,35 @@ def load_drivers(conf: cfg.ConfigOpts, sysfs_root: str | Path = "/sys") -> list[
     return DriverFactory(conf, DriverCatalogue(), sysfs_root).load_all({})
 
 
+CreateDriver = Callable[[type[Driver], str, Mapping[str, Any]], Driver]
+"""Function that creates the driver of a backend with its options."""
+
+
 class DriverFactory:
     """Factory of drivers for configured and desired backends."""
 
     def __init__(
-        self, conf: cfg.ConfigOpts, catalogue: DriverCatalogue, sysfs_root: str | Path = "/sys"
+        self,
+        conf: cfg.ConfigOpts,
+        catalogue: DriverCatalogue,
+        sysfs_root: str | Path = "/sys",
+        images: ImageStore | None = None,
+        create: CreateDriver | None = None,
+        state_dir: Path | None = None,
     ) -> None:
-        """Read the configured backends. Raise Misconfigured if they are invalid."""
+        """Read the configured backends. Raise Misconfigured if they are invalid.
+
+        The drivers use ``images``, and keep their state below ``state_dir``. ``create`` creates the
+        drivers of a host that is not this one; the default passes the class ``sysfs_root``.
+        """
+        self._images = NoImageStore() if images is None else images
         self._conf = conf
         self._catalogue = catalogue
-        self._sysfs_root = sysfs_root
+        self._new_driver: CreateDriver = create or (
+            lambda driver, backend, values: driver(backend, values, sysfs_root)
+        )
+        self._state_dir = state_dir or Path(conf.state_path, "agent")
+        self._memory = MemoryFile(self._state_dir / f"memory-{conf.host}.json")
         self._configured = _read_configured(conf)
 
     @property
@@ -241,8 +266,12 @@ class DriverFactory:
         values: Mapping[str, Any],
         sources: Mapping[str, Source],
     ) -> Driver:
-        instance = driver(backend, values, self._sysfs_root)
+        instance = self._new_driver(driver, backend, values)
         instance.settings = list_settings(driver.OPTIONS, values, sources)
+        instance.host = str(self._conf.host)
+        instance.images = self._images
+        instance.state_dir = self._state_dir / f"drivers-{self._conf.host}"
+        instance.memory = self._memory.of(backend)
         if instance.backend != backend:
             raise DriverFailed(
                 f"the driver calls its backend {instance.backend!r:.100}, expected {backend!r}"

@@ -44,14 +44,19 @@ class RegistrationServer(socketserver.UnixStreamServer):
         handle_hello: HelloHandler,
         *,
         request_timeout: float = REQUEST_TIMEOUT,
+        stop_poll: float = 0.5,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Allow the uid ``owner`` and root to connect. Raise Misconfigured."""
+        """Allow the uid ``owner`` and root to connect. Raise Misconfigured.
+
+        ``stop`` takes up to ``stop_poll`` seconds.
+        """
         self.handle_hello = handle_hello
         self.request_timeout = request_timeout
         self._users: Collection[int] = (0, owner)
         self._owner = owner
         self._clock = clock
+        self._stop_poll = stop_poll
         self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._warned_at: dict[int, float] = {}
         self._lock = threading.Lock()
@@ -77,7 +82,10 @@ class RegistrationServer(socketserver.UnixStreamServer):
     def start(self) -> None:
         """Start to listen."""
         self._thread = threading.Thread(
-            target=self.serve_forever, name="external-drivers", daemon=True
+            target=self.serve_forever,
+            args=(self._stop_poll,),
+            name="external-drivers",
+            daemon=True,
         )
         self._thread.start()
 

@@ -9,7 +9,13 @@ from cyborg.core.errors import DriverFailed, NotFound
 from cyborg.core.inventory.device import Ability
 from cyborg.core.jobs.job import MAX_ERROR, JobKind, JobSpec, WorkItem
 from cyborg.core.log import get_logger
-from cyborg.drivers.base import Driver, PrepareInterface, ProgramInterface, SanitiseInterface
+from cyborg.drivers.base import (
+    Driver,
+    PartitionInterface,
+    PrepareInterface,
+    ProgramInterface,
+    SanitiseInterface,
+)
 
 LOG = get_logger(__name__)
 
@@ -46,7 +52,8 @@ def execute(
                     call()
             except BaseException as exc:  # a SystemExit is a failure too
                 LOG.debug("Job item failed", job=spec.job_uuid, device=item.device, exc_info=True)
-                errors.append(f"{spec.kind} of {item.handle or item.deployable}: {error_text(exc)}")
+                subject = item.handle or item.deployable or item.device
+                errors.append(f"{spec.kind} of {subject}: {error_text(exc)}")
                 if not releasing:
                     return errors[0][:MAX_ERROR]
     return "; ".join(errors)[:MAX_ERROR] or None
@@ -68,7 +75,7 @@ def _driver_call(
         )
     abilities = driver.abilities
     match spec.kind:
-        case JobKind.PREPARE if Ability.PREPARES in abilities and isinstance(
+        case JobKind.PREPARE | JobKind.RESTORE if Ability.PREPARES in abilities and isinstance(
             driver, PrepareInterface
         ):
             return partial(driver.prepare, item, spec.instance)
@@ -78,10 +85,38 @@ def _driver_call(
             driver, ProgramInterface
         ):
             return partial(driver.program, item, spec.image or "")
+        case JobKind.PARTITION if Ability.PARTITIONS in abilities and isinstance(
+            driver, PartitionInterface
+        ):
+            return partial(_partition, item, driver, spec.layout or "", spec.previous_layout)
     raise DriverFailed(
         f"backend {item.backend} (driver {driver.name}) does not support {spec.kind} "
         "in its configuration"
     )
+
+
+def _partition(
+    item: WorkItem, driver: PartitionInterface, layout: str, previous: str | None
+) -> None:
+    """Apply a layout; if that fails, restore the previous one. Raise DriverFailed."""
+    error = _try_partition(item, driver, layout)
+    if error is None:
+        return
+    if previous is not None and previous != layout:
+        restore_error = _try_partition(item, driver, previous)
+        if restore_error is not None:
+            error += f"; the previous layout {previous} cannot be restored: {restore_error}"
+    raise DriverFailed(error)
+
+
+def _try_partition(item: WorkItem, driver: PartitionInterface, layout: str) -> str | None:
+    """Apply a layout; return the error, or None."""
+    try:
+        driver.partition(item, layout)
+    except Exception as exc:
+        LOG.debug("Layout %s cannot be applied", layout, device=item.device, exc_info=True)
+        return error_text(exc)
+    return None
 
 
 def _clean(item: WorkItem, driver: Driver) -> None:

@@ -3,8 +3,8 @@
 
 A job waits while an earlier job locks one of its handles, then runs in its own thread. A driver
 that hangs cannot be interrupted: its job is reported failed at its timeout, but keeps its thread
-and locks until the driver returns. A late result is used only for release jobs. For others the
-conductor has already queued a release, which runs once the handle is free.
+and locks until the driver returns. A late result is used only for kinds that the conductor retries.
+For others it has already queued a release, which runs once the handle is free.
 """
 
 import threading
@@ -17,7 +17,14 @@ from cyborg.agent.jobs.checkpoint import Checkpoint, CheckpointState
 from cyborg.agent.jobs.executor import Aborted, RemovedDriverLookup, execute
 from cyborg.agent.jobs.outcomes import MAX_PENDING
 from cyborg.core.errors import Unavailable
-from cyborg.core.jobs.job import AgentJobStatus, JobKind, JobSpec, WorkItem
+from cyborg.core.jobs.job import (
+    INVENTORY_KINDS,
+    RETRIED_KINDS,
+    AgentJobStatus,
+    JobKind,
+    JobSpec,
+    WorkItem,
+)
 from cyborg.core.log import get_logger, log_fields
 
 LOG = get_logger(__name__)
@@ -40,7 +47,7 @@ class _Task:
     def discarded(self) -> bool:
         """Return whether the result of the driver is ignored."""
         return self.cancelled or (
-            self.timeout_error is not None and self.spec.kind is not JobKind.RELEASE
+            self.timeout_error is not None and self.spec.kind not in RETRIED_KINDS
         )
 
 
@@ -74,6 +81,7 @@ class JobQueue:
         self._lock = threading.Lock()
         self._stopped = False
         self._tasks: dict[str, _Task] = {}
+        self._rediscovering: set[str] = set()  # ended jobs whose devices are being discovered
 
     def start(self, spec: JobSpec) -> JobAnswer:
         """Enqueue a job, do not wait, and return its status: ``{"state", "error"}``. Idempotent.
@@ -126,6 +134,8 @@ class JobQueue:
                 if task.discarded
                 else _answer(AgentJobStatus.RUNNING)
             )
+        if spec.job_uuid in self._rediscovering:
+            return _answer(AgentJobStatus.RUNNING)
         entry = self._checkpoint.get(spec.job_uuid)
         if entry is None or entry.state is CheckpointState.STARTED:
             return None
@@ -133,7 +143,9 @@ class JobQueue:
             return _answer(AgentJobStatus.DONE)
         if entry.state is CheckpointState.CANCELLED:
             return _answer(AgentJobStatus.FAILED, CANCELLED)
-        return None if spec.kind is JobKind.RELEASE else _answer(AgentJobStatus.FAILED, entry.error)
+        if spec.kind in RETRIED_KINDS:
+            return None
+        return _answer(AgentJobStatus.FAILED, entry.error)
 
     def _cancel_superseded(self, spec: JobSpec) -> None:
         for job in spec.cancels:
@@ -221,6 +233,8 @@ class JobQueue:
             if reported:
                 state = CheckpointState.COMPLETED if error is None else CheckpointState.FAILED
                 self._checkpoint.record(spec.job_uuid, spec.kind, state, error)
+                if spec.kind in INVENTORY_KINDS:
+                    self._rediscovering.add(spec.job_uuid)
             del self._tasks[spec.job_uuid]
             self._start_ready()
         if reported:
@@ -233,8 +247,14 @@ class JobQueue:
             self._rediscover(spec)
 
     def _time_out(self, task: _Task) -> None:
-        """Fail a job that exceeds its timeout."""
+        """Fail a job that exceeds its timeout.
+
+        A partition job does not fail: its device must stay closed while the driver changes it.
+        """
         spec = task.spec
+        if spec.kind is JobKind.PARTITION:
+            LOG.warning("Job exceeds %g s, waiting for the driver", spec.timeout, job=spec.job_uuid)
+            return
         with self._lock:
             if self._tasks.get(spec.job_uuid) is not task:
                 return
@@ -263,13 +283,18 @@ class JobQueue:
             )
         state = AgentJobStatus.DONE if error is None else AgentJobStatus.FAILED
         # The changed device is reported before the outcome of the programming job.
-        self._rediscover(spec, lambda: self._on_done(spec.job_uuid, str(state), error))
+        self._rediscover(spec, lambda: self._finish(spec, state, error))
+
+    def _finish(self, spec: JobSpec, state: AgentJobStatus, error: str | None) -> None:
+        with self._lock:
+            self._rediscovering.discard(spec.job_uuid)
+        self._on_done(spec.job_uuid, str(state), error)
 
     def _rediscover(self, spec: JobSpec, callback: Callable[[], None] = lambda: None) -> None:
-        """Rediscover the backends of a programmed device; always call ``callback`` afterwards."""
+        """Rediscover the backends of a changed device; always call ``callback`` afterwards."""
         names = {item.backend for item in spec.items}
         affected = [backend for backend in self._backends if backend.name in names]
-        if spec.kind is not JobKind.PROGRAM or not affected:
+        if spec.kind not in INVENTORY_KINDS or not affected:
             callback()
             return
         first, *others = affected
@@ -279,9 +304,11 @@ class JobQueue:
 
 
 class _Locks:
-    """The handles and whole deployables that jobs lock."""
+    """The handles, whole deployables and whole devices that jobs lock."""
 
     def __init__(self) -> None:
+        self._devices: set[str] = set()  # of the locked handles and deployables
+        self._whole_devices: set[str] = set()
         self._handles: set[tuple[str, str]] = set()
         self._deployables: set[str] = set()  # of the locked handles
         self._whole_deployables: set[str] = set()
@@ -289,7 +316,9 @@ class _Locks:
     def conflicts(self, spec: JobSpec) -> bool:
         """Return whether a job needs anything that is locked."""
         return any(
-            item.deployable in self._whole_deployables
+            item.device in self._whole_devices
+            or (spec.kind is JobKind.PARTITION and item.device in self._devices)
+            or item.deployable in self._whole_deployables
             or (item.deployable, item.handle) in self._handles
             or (item.deployable in self._deployables and _needs_whole(spec, item))
             for item in spec.items
@@ -298,6 +327,10 @@ class _Locks:
     def add(self, spec: JobSpec) -> None:
         """Add the handles and deployables that a job locks."""
         for item in spec.items:
+            self._devices.add(item.device)
+            if spec.kind is JobKind.PARTITION:
+                self._whole_devices.add(item.device)
+                continue
             self._deployables.add(item.deployable)
             if _needs_whole(spec, item):
                 self._whole_deployables.add(item.deployable)

@@ -56,12 +56,13 @@ class Reporter(LoopThread):
         clock: Callable[[], float] = time.monotonic,
         identity: Callable[[], Identity] = lambda: NO_IDENTITY,
         drivers: Callable[[], Sequence[DriverEntry] | None] = lambda: None,
+        boot_id: str | None = None,
     ) -> None:
         """``clock`` is monotonic, in seconds: for heartbeats, reports and rate-limited logs.
 
         Before each heartbeat ``identity`` returns the names of the host and ``drivers`` the
-        installed drivers. Set ``desired_state`` to the reconciler to have heartbeats carry its
-        generation.
+        installed drivers. ``boot_id`` is that of the host. Set ``desired_state`` to the reconciler
+        to have heartbeats carry its generation.
         """
         super().__init__("reporter")
         self.desired_state: DesiredStateListener | None = None
@@ -73,6 +74,7 @@ class Reporter(LoopThread):
         self._clock = clock
         self._identity = identity
         self._drivers = drivers
+        self._boot_id = boot_id
         self._report_number = 0
         self._reported_digest: str | None = None  # of the last report of this epoch
         self._interval = 0.0  # seconds between heartbeats, from the conductor
@@ -238,6 +240,7 @@ class Reporter(LoopThread):
             observed_generation=None
             if self.desired_state is None
             else self.desired_state.reported_generation,
+            boot_id=self._boot_id,
         )
         self._interval = float(answer["interval"])
         self._heartbeat_at = self._clock() + self._interval

@@ -40,6 +40,10 @@ class HostIdentityProvider:
         options = conf.agent
         self._provider: str | None = (options.resource_provider or "").strip() or None
         self._compute_id_file: str | None = options.compute_id_file or None
+        if options.replay:
+            # The names of this machine would put the replayed devices below its compute node.
+            self._compute_id_file, name = None, str(conf.host)
+            hostname = resolve = lambda: name
         self._timeout = timeout
         self._last_error: str | None = None
         self._fqdn: str | None = None

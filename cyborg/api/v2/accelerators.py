@@ -11,17 +11,19 @@ from cyborg.api import types
 from cyborg.api.collection import Collection
 from cyborg.api.controller import Resource
 from cyborg.api.request_context import RequestContext
+from cyborg.api.v2.devices import conditions_at
 from cyborg.core.arq import accelerator as core
 from cyborg.core.arq.accelerator import AcceleratorState
 from cyborg.core.errors import Conflict, NotFound
 from cyborg.core.inventory.device_state import DeviceCondition
 from cyborg.db.read import accelerators as read
 
+ERROR_SINCE = (2, 5)
 LABEL = ("name", "description", "tags")
 
 
 class Accelerator(types.JsonObject):
-    """An accelerator: a unit that can be attached to one instance.
+    """An accelerator, at version 2.4: a unit that can be attached to one instance.
 
     ``state_reasons`` are the conditions of its device that prevent new bindings. While the
     accelerator is not bound, the fields of the ARQ and of the label are null, and ``tags`` is
@@ -54,6 +56,16 @@ class Accelerator(types.JsonObject):
     links = wtypes.wsattr([types.Link], mandatory=True)
 
 
+class AcceleratorV25(Accelerator):
+    """An accelerator, from version 2.5 on.
+
+    ``error`` is the last error of the job that cleans it, or that prepares it again after a reboot
+    of its host. Only administrators and services see the error.
+    """
+
+    error = wtypes.wsattr(str)
+
+
 _Tag = types.Text(core.MAX_TAG, min_length=1)
 
 
@@ -65,8 +77,20 @@ class Label(types.JsonObject):
     tags = wtypes.wsattr(types.Validated("tags", core.parse_tags, [_Tag]))
 
 
+def show(request: RequestContext, row: read.AcceleratorRow) -> dict[str, Any]:
+    """Return an accelerator as JSON. At 2.4 the state ``error`` is ``dirty``."""
+    more: dict[str, Any] = {"state_reasons": conditions_at(request, row["state_reasons"])}
+    if request.version < ERROR_SINCE:
+        if row["state"] == AcceleratorState.ERROR:
+            more["state"] = str(AcceleratorState.DIRTY)
+        return request.serialize(Accelerator, row, ACCELERATORS.name, **more)
+    if request.caller.project_scope is not None:
+        more["error"] = None
+    return request.serialize(AcceleratorV25, row, ACCELERATORS.name, **more)
+
+
 ACCELERATORS = Collection(
-    "accelerators", "accelerator", read, Accelerator, since=(2, 4), scoped=True
+    "accelerators", "accelerator", read, AcceleratorV25, since=(2, 4), scoped=True, show=show
 )
 
 
@@ -87,7 +111,7 @@ class Controller(Resource):
     @ACCELERATORS.operation(
         "PATCH accelerators/{uuid}",
         "update",
-        answer=Accelerator,
+        answer=AcceleratorV25,
         body=Label,
         raises=(NotFound, Conflict),
     )

@@ -2,7 +2,7 @@
 """/v2/devices: the cards and functions that agents discovered."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -21,10 +21,12 @@ from cyborg.db.read import devices as read
 
 STATUS_SINCE = (2, 3)
 STATE_SINCE = (2, 4)
+DELIVERABLE_SINCE = (2, 5)
 FILTERS = ("hostname", "type", "vendor")
 STATUSES = types.Enum("enabled", "maintaining")
 PATH = {"uuid": types.UuidOrName()}
-MORE_FILTERS = {"status": STATUSES, "health": types.Enum(*Health), "address": types.Text()}
+STATE_FILTERS = {"status": STATUSES, "health": types.Enum(*Health), "address": types.Text()}
+MORE_FILTERS = {**STATE_FILTERS, "deliverable": types.Enum("true", "false")}
 
 
 class Device(types.JsonObject):
@@ -49,7 +51,7 @@ class DeviceV23(Device):
 
 
 class DeviceV24(DeviceV23):
-    """A device, from version 2.4 on.
+    """A device, at version 2.4.
 
     Only accelerators of a device in state ``ready`` can be bound. ``state_reasons`` are all
     conditions that prevent this; ``state`` is the first of them. ``placement`` is the worst status
@@ -71,6 +73,45 @@ class DeviceV24(DeviceV23):
     placement = wtypes.wsattr(types.Enum("in_sync", "stale", "error"))
 
 
+class DeviceV25(DeviceV24):
+    """A device, from version 2.5 on.
+
+    A device that is not ``deliverable`` cannot be attached to an instance, for the reason
+    ``undeliverable_reason``. ``topology`` is its place in the host, such as ``pci_path``.
+    ``layout`` is the current layout of a device that can be partitioned, ``layouts`` are the names
+    of all its layouts, and ``desired_layout`` is the one that an operator applied last.
+    ``job_errors`` are the errors of jobs that are retried: the cleaning of a handle, or its
+    preparation after a reboot of the host.
+    """
+
+    deliverable = wtypes.wsattr(bool, mandatory=True)
+    undeliverable_reason = wtypes.wsattr(str)
+    topology = wtypes.wsattr({str: str}, mandatory=True)
+    layout = wtypes.wsattr(str)
+    layouts = wtypes.wsattr([str], mandatory=True)
+    desired_layout = wtypes.wsattr(str)
+    job_errors = wtypes.wsattr([str], mandatory=True)
+
+
+_NEAREST: Mapping[str, str] = {
+    DeviceCondition.UNDELIVERABLE: DeviceCondition.SETUP_REQUIRED,
+    DeviceCondition.RESTORE_FAILED: DeviceCondition.UNHEALTHY,
+}
+"""Conditions since 2.5, and those that older versions show instead."""
+
+
+def conditions_at(request: RequestContext, reasons: Iterable[str]) -> list[str]:
+    """Return conditions of a device as the version of a request knows them, without duplicates.
+
+    Before 2.5 an undeliverable device has the condition ``setup_required``: it is the nearest one,
+    because most remedies are a setup of the host. A device that could not be restored is
+    ``unhealthy``.
+    """
+    if request.version >= DELIVERABLE_SINCE:
+        return list(reasons)
+    return list(dict.fromkeys(_NEAREST.get(reason, reason) for reason in reasons))
+
+
 def show(request: RequestContext, row: read.DeviceRow) -> dict[str, Any]:
     """Return a device as JSON."""
     more: dict[str, Any] = {
@@ -82,11 +123,14 @@ def show(request: RequestContext, row: read.DeviceRow) -> dict[str, Any]:
     if request.version < STATE_SINCE:
         return request.serialize(DeviceV23, row, DEVICES.name, **more)
     status = device_state.evaluate_row(row)
-    more |= {"state": status.state, "state_reasons": list(status.reasons)}
-    return request.serialize(DeviceV24, row, DEVICES.name, **more)
+    reasons = conditions_at(request, status.reasons)
+    more |= {"state": (reasons or [status.state])[0], "state_reasons": reasons}
+    more["layouts"] = [layout["name"] for layout in row["layouts"]]
+    kind = DeviceV24 if request.version < DELIVERABLE_SINCE else DeviceV25
+    return request.serialize(kind, row, DEVICES.name, **more)
 
 
-DEVICES = Collection("devices", "device", read, DeviceV24, show=show)
+DEVICES = Collection("devices", "device", read, DeviceV25, show=show)
 
 
 class Controller(Resource):
@@ -99,11 +143,17 @@ class Controller(Resource):
             "filters.field": types.Repeated(types.Enum(*FILTERS)),
             "filters.value": types.Repeated(types.Text()),
         },
-        query_since=dict.fromkeys(MORE_FILTERS, STATE_SINCE),
+        query_since={
+            **dict.fromkeys(STATE_FILTERS, STATE_SINCE),
+            "deliverable": DELIVERABLE_SINCE,
+        },
     )
     def find(self, request: RequestContext, page: PageRequest, **filters: Any) -> Any:
         """List devices. Filters that no device matches give an empty list."""
-        criteria = _merge_filters(filters)
+        deliverable = filters.pop("deliverable")
+        criteria: dict[str, Any] | None = _merge_filters(filters)
+        if criteria is not None and deliverable is not None:
+            criteria["deliverable"] = deliverable == "true"
         rows = ([], None) if criteria is None else self.read_page(page, read.find, **criteria)
         return DEVICES.document(request, rows)
 
@@ -133,7 +183,7 @@ def _merge_filters(filters: Mapping[str, Any]) -> dict[str, str] | None:
     if len(fields) != len(values):
         raise Invalid("filters.field and filters.value must come in pairs", field="filters.field")
     merged: dict[str, str] = {}
-    names = (*FILTERS, *MORE_FILTERS)
+    names = (*FILTERS, *STATE_FILTERS)
     plain = [(name, filters[name]) for name in names if filters[name] is not None]
     for name, value in [*plain, *zip(fields, values, strict=True)]:
         if merged.setdefault(name, value) != value:

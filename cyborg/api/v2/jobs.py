@@ -32,8 +32,8 @@ class Step(types.JsonObject):
 class JobSummary(types.JsonObject):
     """A job without its steps; ``host`` is null for a job on many hosts.
 
-    ``subject`` is the name of a driver, or the uuid of an instance or a deployable. ``progress`` is
-    the number of steps by state.
+    ``subject`` is the name of a driver, or the uuid of an instance, a deployable or a device.
+    ``progress`` is the number of steps by state.
     """
 
     uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
@@ -73,7 +73,7 @@ STARTS_JOB: Mapping[str, Any] = {
 
 
 def serialize_created(
-    request: RequestContext, kind: Kind, result: Mapping[str, Any]
+    request: RequestContext, kind: Kind | JobKind, result: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return a new job as JSON, and set the Location header to its URL."""
     row = {"uuid": result["uuid"], "kind": str(kind), "state": str(JobState.OPEN)}

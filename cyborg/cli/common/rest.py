@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, urlsplit
 from cyborg.cli.common.errors import CommandError, Response, format_exception, format_fault
 
 # The newest microversion that these commands support.
-DEFAULT_MICROVERSION = "2.4"
+DEFAULT_MICROVERSION = "2.5"
 SERVICE = "accelerator"
 
 # Seconds for one call, unless the command line or clouds.yaml sets another timeout.

@@ -6,7 +6,7 @@ another order and a deadlock results, the unit of work runs the transaction agai
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from typing import Any, Protocol, TypeVar
 from uuid import uuid4
@@ -30,7 +30,13 @@ from cyborg.core.arq.arqs import (
     parse_uuids,
 )
 from cyborg.core.arq.orphans import providers_to_check
-from cyborg.core.arq.states import OWNING_STATES, ArqState, Step, source_states
+from cyborg.core.arq.states import (
+    OWNING_STATES,
+    UNBOUND_STATES,
+    ArqState,
+    Step,
+    source_states,
+)
 from cyborg.core.errors import (
     Invalid,
     NoHandle,
@@ -40,6 +46,7 @@ from cyborg.core.errors import (
     Unavailable,
     WrongState,
 )
+from cyborg.core.hosts.liveness import heartbeat_timeout
 from cyborg.core.log import get_logger
 from cyborg.core.validation import check_optional_text, parse_uuid
 from cyborg.db.unit_of_work import UnitOfWork
@@ -324,7 +331,7 @@ class Arqs:
         return BindContext(
             now=now,
             prepare_timeout=conf.prepare_timeout,
-            alive_since=now - timedelta(seconds=conf.hello_interval * (conf.down_heartbeats + 1)),
+            alive_since=now - heartbeat_timeout(conf.hello_interval, conf.down_heartbeats),
             project=owner,
             owner_verified=verified,
         )
@@ -335,7 +342,8 @@ class Arqs:
         rows = store.lock(tx, uuids, scope)
         if missing := sorted(set(uuids) - {row["uuid"] for row in rows}):
             raise arqs_not_found(missing)
-        todo = [row for row in rows if row["state"] != ArqState.UNBOUND]
+        # The host still cleans the handle of an ARQ in UnbindFailed: the ARQ is unbound already.
+        todo = [row for row in rows if row["state"] not in UNBOUND_STATES]
         for row in todo:
             if row["state"] not in source_states(Step.UNBIND):
                 raise WrongState(
@@ -362,7 +370,8 @@ class Arqs:
     def _release(
         self, tx: sa.Connection, rows: Sequence[store.ArqRow], *, keep: bool
     ) -> release.ReleaseResult:
-        result = release.release(tx, rows, keep=keep, now=self._now())
+        timeout = self._conf.conductor.release_timeout
+        result = release.release(tx, rows, keep=keep, now=self._now(), timeout=timeout)
         self._event_recorder.record_released(tx, rows, keep=keep, failed=result.failed_arqs)
         return result
 

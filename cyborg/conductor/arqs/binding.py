@@ -19,6 +19,7 @@ import sqlalchemy as sa
 from oslo_db import exception as db_exc
 
 from cyborg.conductor.arqs.claims import ClaimLost, check_providers, claim
+from cyborg.conductor.custody import entries
 from cyborg.core.arq.arqs import BindRequest, arqs_not_found
 from cyborg.core.arq.profile import parse_group
 from cyborg.core.arq.selection import Demand
@@ -85,7 +86,7 @@ def bind(
     if not todo:
         return BindResult()
     for row in todo:
-        _check_state(row)
+        _check_state(tx, row)
     if rows[0]["other_arqs"]:
         raise _instance_conflict(tx, instance, sorted(requests_by_uuid))
     demands = [_to_demand(row, requests_by_uuid[row["uuid"]]) for row in todo]
@@ -113,6 +114,9 @@ def bind(
         }
         for row in todo
     ]
+    by_provider = {row["provider"]: row for row in deployables}
+    of_arqs = {demand.arq_uuid: by_provider[demand.provider] for demand in demands}
+    entries.record_claimed(tx, updated, chosen, of_arqs, context.now)
     return BindResult(updated, bool(needs_prepare))
 
 
@@ -129,15 +133,20 @@ def _is_bound_as_requested(
     )
 
 
-def _check_state(row: store.ArqToBindRow) -> None:
+def _check_state(tx: sa.Connection, row: store.ArqToBindRow) -> None:
     allowed = source_states(Step.START)
-    if row["state"] not in allowed:
-        raise WrongState(
-            f"cannot bind ARQ {row['uuid']} in state {row['state']}, "
-            f"expected one of {', '.join(allowed)}",
-            request=row["uuid"],
-            state=row["state"],
-        )
+    if row["state"] in allowed:
+        return
+    reason = f"expected one of {', '.join(allowed)}"
+    if row["state"] == ArqState.UNBIND_FAILED:
+        reason = "because its last handle is not clean; wait until it is Unbound, or create another"
+        if (job := jobs.get_by_id(tx, row["job_id"] or 0)) is not None:
+            reason += f": host {job['host']}, job {job['uuid']}: {job['error']}"
+    raise WrongState(
+        f"cannot bind ARQ {row['uuid']} in state {row['state']}, {reason}",
+        request=row["uuid"],
+        state=row["state"],
+    )
 
 
 def _instance_conflict(tx: sa.Connection, instance: str, uuids: Sequence[str]) -> Conflict:
@@ -206,7 +215,7 @@ def _enqueue_prepare_job(
     tx: sa.Connection,
     todo: Sequence[store.ArqToBindRow],
     demands: Sequence[Demand],
-    chosen: Mapping[str, str],
+    chosen: Mapping[str, handle_claims.FreeHandleRow],
     deployables: Sequence[handle_claims.ClaimedProviderRow],
     instance: str,
     context: BindContext,
@@ -229,7 +238,7 @@ def _enqueue_prepare_job(
             backend=row["backend"],
             device=row["device"],
             deployable=row["address"],
-            handle=chosen[demand.arq_uuid],
+            handle=chosen[demand.arq_uuid]["address"],
             accel=demand.accel,
         )
         for demand in demands

@@ -27,21 +27,21 @@ def claim(
     *,
     needs_cleaning: Collection[str],
     wait: bool,
-) -> dict[str, str]:
-    """Claim a free handle of its provider for each demand; return handle addresses by ARQ uuid.
+) -> dict[str, FreeHandleRow]:
+    """Claim a free handle of its provider for each demand; return the handles by ARQ uuid.
 
     ``needs_cleaning`` has the providers whose handles must be cleaned after use. Handles that are
     claimed from these providers are marked. Raise NoHandle or ClaimLost.
     """
     units = Counter(demand.provider for demand in demands)
-    addresses: dict[int, str] = {}
+    rows: dict[int, FreeHandleRow] = {}
     free_handles: list[Candidate] = []
     for row in deployables:
         free = handle_claims.lock_unclaimed(
             tx, row["deployable_id"], units[row["provider"]], wait=wait
         )
         free_handles += [_to_candidate(row, handle) for handle in free]
-        addresses |= {handle["id"]: handle["address"] for handle in free}
+        rows |= {handle["id"]: handle for handle in free}
     if len(free_handles) != len(demands):
         # Without ``wait``, handles may be locked out of order: waiting now could be a deadlock.
         raise _explain_no_handle(tx, demands, deployables) if wait else ClaimLost
@@ -53,7 +53,7 @@ def claim(
     dirty = [handle.handle_id for handle in free_handles if handle.provider in needs_cleaning]
     if handle_claims.claim(tx, owners, needs_cleaning=dirty) != len(owners):
         raise ClaimLost
-    return {arq: addresses[handle] for arq, handle in chosen.items()}
+    return {arq: rows[handle] for arq, handle in chosen.items()}
 
 
 def check_providers(demands: Sequence[Demand], deployables: Sequence[ClaimedProviderRow]) -> None:
@@ -130,8 +130,10 @@ def _to_candidate(
         draining=deployable["draining"] or draining,
         setup_required=deployable["setup_required"],
         reboot_required=deployable["reboot_required"],
+        deliverable=deployable["deliverable"],
         backend_disabled=deployable["cordoned"],
         programming=deployable["programming"],
+        restore_failed=deployable["restore_failed"],
         in_use=in_use,
         dirty=dirty,
     )

@@ -48,13 +48,14 @@ class OrphanReleaser:
         """
         by_uuid = {arq.uuid: arq for arq in orphan_arqs}
         now = self._now()
+        timeout = self._event_recorder.conf.conductor.release_timeout
 
         def write(tx: sa.Connection) -> tuple[list[BoundArq], int]:
             rows = arq_store.lock(tx, sorted(by_uuid))
             rows = [row for row in rows if unchanged(row, by_uuid[row["uuid"]])]
             if not rows:
                 return [], 0
-            result = arq_release.release(tx, rows, keep=keep, now=now)
+            result = arq_release.release(tx, rows, keep=keep, now=now, timeout=timeout)
             self._event_recorder.record_released(
                 tx, rows, keep=keep, failed=result.failed_arqs, orphans=True
             )

@@ -10,17 +10,19 @@ import itertools
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import sqlalchemy as sa
 
+from cyborg.conductor.custody import entries
 from cyborg.core.arq.states import OWNING_STATES
 from cyborg.core.errors import WrongState
 from cyborg.core.jobs.job import JobKind, JobState, WorkItem
 from cyborg.db.write import arqs as store
-from cyborg.db.write import handle_claims, jobs
+from cyborg.db.write import handle_claims, jobs, providers
 
 MAX_HANDLES_PER_JOB = 64  # a job is one message
+CANCELLED_ERROR = "other ARQs of the same host work were unbound or deleted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,29 +41,41 @@ class ReleaseResult:
 
 
 def release(
-    tx: sa.Connection, rows: Sequence[store.ArqRow], *, keep: bool, now: datetime
+    tx: sa.Connection, rows: Sequence[store.ArqRow], *, keep: bool, now: datetime, timeout: float
 ) -> ReleaseResult:
     """Free the handles of locked ARQs (``store.lock``), then unbind (``keep``) or delete the ARQs.
 
-    Raise WrongState if the state of an ARQ does not allow it.
+    An unbound ARQ waits for the job that cleans its handle, which has ``timeout`` seconds until the
+    ARQ becomes UnbindFailed. Raise WrongState if the state of an ARQ does not allow it.
     """
     if not rows:
         return ReleaseResult(0)
     ids = [row["id"] for row in rows]
-    cancelled = sorted({row["job_id"] for row in rows if row["job_id"] is not None})
+    owning = [row for row in rows if row["state"] in OWNING_STATES]
+    # The job of an unbound ARQ cleans its former handle, and must go on without the ARQ.
+    cancelled = sorted({row["job_id"] for row in owning if row["job_id"] is not None})
     failed: Sequence[store.ArqRow] = ()
     cancelled_uuids: list[str] = []
     if cancelled:
         failed = [row for row in store.lock_of_jobs(tx, cancelled) if row["id"] not in ids]
         cancelled_uuids = jobs.uuids(tx, cancelled)
+        restores = set(jobs.failing_restores(tx, cancelled))
         jobs.end(tx, cancelled, JobState.CANCELLED, "its ARQs were unbound or deleted")
+        if uncordoned := [row for row in owning if row["job_id"] in restores]:
+            providers.mark_stale_existing(tx, store.providers_of(uncordoned), now)
         # Either all ARQs of an instance are bound, or none.
         store.fail_bind(tx, [row["id"] for row in failed])
-    owners = [row["id"] for row in rows if row["state"] in OWNING_STATES]
-    owners += [row["id"] for row in failed]
+    owners = [row["id"] for row in (*owning, *failed)]
+    entries.record_released(tx, owning, now, reason="unbound" if keep else "deleted")
+    entries.record_released(tx, failed, now, reason="bind_failed", error=CANCELLED_ERROR)
     dirty = handle_claims.release(tx, owners, now) if owners else ()
-    jobs_created = enqueue_cleaning(tx, dirty, now=now, cancelled_jobs=cancelled_uuids)
-    changed = store.unbind(tx, ids) if keep else store.delete(tx, ids)
+    cleaning = enqueue_cleaning(tx, dirty, now=now, timeout=timeout, cancelled_jobs=cancelled_uuids)
+    if keep:
+        owners_by_handle = {row["id"]: row["owner_id"] for row in dirty}
+        waits = {owners_by_handle[handle]: job for handle, job in cleaning.items()}
+        changed = store.unbind(tx, ids, {arq: job for arq, job in waits.items() if arq in ids})
+    else:
+        changed = store.delete(tx, ids)
     if changed != len(ids):
         raise WrongState(
             f"cannot {'unbind' if keep else 'delete'} {len(ids) - changed} of {len(ids)} ARQs "
@@ -71,7 +85,7 @@ def release(
     instances = defaultdict[str, list[str]](list)
     for row in rows:
         instances[row["instance_uuid"] or ""].append(row["uuid"])
-    return ReleaseResult(len(ids), jobs_created, failed, instances)
+    return ReleaseResult(len(ids), len(set(cleaning.values())), failed, instances)
 
 
 def fail_binds(
@@ -79,18 +93,22 @@ def fail_binds(
     rows: Sequence[store.ArqRow],
     *,
     now: datetime,
+    timeout: float,
     cancelled_jobs: Collection[str],
+    error: str | None = None,
 ) -> int:
     """Set locked ARQs from BindStarted to BindFailed and free their handles.
 
-    ``cancelled_jobs`` are the uuids of jobs that must no longer start. Return the number of release
-    jobs that undo the host work.
+    ``cancelled_jobs`` are the uuids of jobs that must no longer start, and ``error`` is why the
+    bind failed. Return the number of release jobs that undo the host work.
     """
     ids = [row["id"] for row in rows]
     if store.fail_bind(tx, ids) != len(ids):
         raise WrongState("the state of an ARQ changed during the rollback of its bind")
+    entries.record_released(tx, rows, now, reason="bind_failed", error=error)
     dirty = handle_claims.release(tx, ids, now)
-    return enqueue_cleaning(tx, dirty, now=now, cancelled_jobs=cancelled_jobs)
+    cleaning = enqueue_cleaning(tx, dirty, now=now, timeout=timeout, cancelled_jobs=cancelled_jobs)
+    return len(set(cleaning.values()))
 
 
 def enqueue_cleaning(
@@ -98,11 +116,18 @@ def enqueue_cleaning(
     handles: Sequence[handle_claims.DirtyHandleRow],
     *,
     now: datetime,
+    timeout: float,
     cancelled_jobs: Collection[str] = (),
-) -> int:
-    """Enqueue release jobs that clean these handles without owner; return the number of jobs."""
+    repeated: bool = False,
+) -> dict[int, int]:
+    """Enqueue release jobs that clean these handles without owner; return the jobs by handle.
+
+    Both are row ids. The deadline of the jobs is in ``timeout`` seconds; they are retried after it.
+    ``repeated``: earlier jobs of the handles have ended without cleaning them, and unbound ARQs
+    that waited for these jobs wait for the new ones.
+    """
     by_host = sorted(handles, key=lambda row: (row["host"], row["id"]))
-    jobs_created = 0
+    created: dict[int, int] = {}
     for host, rows in _batches_by_host(by_host):
         job = jobs.enqueue(
             tx,
@@ -114,11 +139,14 @@ def enqueue_cleaning(
                 "cancels": list(cancelled_jobs),
             },
             now=now,
-            deadline=None,
+            deadline=now + timedelta(seconds=timeout),
         )
-        jobs.assign_cleaning(tx, [row["id"] for row in rows], job)
-        jobs_created += 1
-    return jobs_created
+        ids = [row["id"] for row in rows]
+        if repeated:
+            store.replace_release_jobs(tx, ids, job)
+        jobs.assign_cleaning(tx, ids, job)
+        created |= dict.fromkeys(ids, job)
+    return created
 
 
 def _batches_by_host(

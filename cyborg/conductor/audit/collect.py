@@ -8,7 +8,7 @@ inconsistency are read one by one.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
@@ -28,6 +28,7 @@ from cyborg.core.audit.sources import (
     PlacementSnapshot,
 )
 from cyborg.core.errors import CyborgError, Invalid, NotFound
+from cyborg.core.hosts.liveness import heartbeat_timeout
 from cyborg.core.placement.provider_tree import Provider
 from cyborg.core.wire import hardware
 from cyborg.core.wire.hardware import Hardware
@@ -106,7 +107,7 @@ class SourceCollector:
             return None, "no agent of this host has ever sent a heartbeat"
         options = self._conf.conductor
         age = self._now() - row["last_seen_at"]
-        limit = timedelta(seconds=options.hello_interval) * (options.down_heartbeats + 1)
+        limit = heartbeat_timeout(options.hello_interval, options.down_heartbeats)
         if row["down_since"] is not None or age >= limit:
             # Do not call the agent: each host that is down would cost a timeout.
             return None, f"the last heartbeat of the agent was {age.total_seconds():.0f} s ago"

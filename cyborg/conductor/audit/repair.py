@@ -32,13 +32,18 @@ class RepairExecutor:
         wake_jobs: Callable[[], None],
         *,
         now: Callable[[], datetime],
+        release_timeout: float,
     ) -> None:
-        """Each wake-up function is called after a commit that adds work for its task."""
+        """Each wake-up function is called after a commit that adds work for its task.
+
+        ``release_timeout`` is [conductor] release_timeout, the seconds to clean a handle.
+        """
         self._uow = uow
         self._placement = placement
         self._wake_publisher = wake_publisher
         self._wake_jobs = wake_jobs
         self._now = now
+        self._release_timeout = release_timeout
 
     def apply(self, host: str, findings: Sequence[Finding]) -> list[dict[str, Any]]:
         """Run the repairs of the findings of a host; return the findings as plain values.
@@ -85,7 +90,7 @@ class RepairExecutor:
                 self._uow.run(lambda tx: providers.mark_stale(tx, host, names, now))
                 self._wake_publisher()
             case Repair.CLEAN:
-                self._uow.run(lambda tx: _clean(tx, ids, now))
+                self._uow.run(lambda tx: _clean(tx, ids, now, self._release_timeout))
                 self._wake_jobs()
             case Repair.RECONCILE:
                 self._uow.run(lambda tx: _mark_suspected(tx, ids, now))
@@ -104,8 +109,9 @@ class RepairExecutor:
             self._wake_publisher()
 
 
-def _clean(tx: sa.Connection, ids: Sequence[int], now: datetime) -> None:
-    release.enqueue_cleaning(tx, jobs.unassigned_dirty(tx, len(ids), ids), now=now)
+def _clean(tx: sa.Connection, ids: Sequence[int], now: datetime, timeout: float) -> None:
+    dirty = jobs.unassigned_dirty(tx, len(ids), ids)
+    release.enqueue_cleaning(tx, dirty, now=now, timeout=timeout, repeated=True)
 
 
 def _mark_suspected(tx: sa.Connection, ids: Sequence[int], now: datetime) -> None:

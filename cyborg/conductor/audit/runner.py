@@ -16,6 +16,7 @@ from oslo_config import cfg
 from cyborg.clients.nova import Nova
 from cyborg.clients.placement import Placement
 from cyborg.conductor.audit.collect import SourceCollector
+from cyborg.conductor.audit.custody import ChainChecker
 from cyborg.conductor.audit.lease import AuditLease, LeaseLost
 from cyborg.conductor.audit.repair import RepairExecutor
 from cyborg.conductor.common.lease_owner import new_owner
@@ -68,6 +69,7 @@ class AuditRunner:
         self._stopped = threading.Event()
         self._wait = wait or self._stopped.wait
         slowest = max(conf.placement.request_timeout, conf.rpc.timeout, conf.nova.request_timeout)
+        self._chains = ChainChecker(conf, uow, now=self._now)
         self._lease = max(conf.conductor.lease_timeout, 3 * slowest)
 
     def create(self, host: str | None, repair: bool) -> dict[str, Any]:
@@ -145,6 +147,7 @@ class AuditRunner:
             for host in lease.remaining_hosts():
                 failed_before = collector.nova_error is not None
                 findings = self._audit_host(collector, host)
+                findings = [*findings, *self._chains.check(host, lease.renew_if_due)]
                 if collector.nova_error is not None and not failed_before:
                     message = f"Nova: {collector.nova_error}; its servers were not compared"
                     findings = [*findings, Finding(host, Kind.NOVA_UNAVAILABLE, "nova", message)]
@@ -161,7 +164,9 @@ class AuditRunner:
             return lease.finish(State.FAILED, "internal error: the conductor's log has it")
 
     def _audit_host(self, collector: SourceCollector, host: str) -> Sequence[Finding]:
-        """Return the confirmed findings of a host."""
+        """Return the confirmed findings of a host, none if only custody logs of it are left."""
+        if not self._uow.run(lambda tx: store.has_inventory(tx, host)):
+            return []
         first = compare(collector.collect(host))
         # An unreachable agent has missed a timeout or longer: a recheck would add nothing.
         unreachable = [finding for finding in first if finding.kind is Kind.AGENT_UNREACHABLE]

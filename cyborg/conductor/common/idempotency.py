@@ -34,6 +34,7 @@ DEDUPLICATED_METHODS = frozenset(
         "arq_unbind",
         "arq_delete",
         "device_set_status",
+        "device_set_layout",
         "deployable_program",
         "outbox_retry",
         "outbox_delete",

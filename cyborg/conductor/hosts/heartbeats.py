@@ -14,12 +14,12 @@ from oslo_db import exception as db_exc
 
 from cyborg.conductor.hosts import failure_detector
 from cyborg.conductor.inventory import report_handler
-from cyborg.conductor.jobs import abandon
+from cyborg.conductor.jobs import abandon, restore
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.arq.states import ServiceStatus
 from cyborg.core.drivers.registry import fingerprint
 from cyborg.core.errors import Conflict, Invalid, Stale
-from cyborg.core.hosts.service import AGENT
+from cyborg.core.hosts.service import AGENT, has_rebooted
 from cyborg.core.inventory.report import Report, parse_backends
 from cyborg.core.log import get_logger
 from cyborg.core.text import join_limited
@@ -29,7 +29,7 @@ from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import backends as backend_store
 from cyborg.db.write import deployables as deployable_store
 from cyborg.db.write import desired_backends as wanted_store
-from cyborg.db.write import drivers, jobs, providers
+from cyborg.db.write import drivers, jobs, programming, providers
 from cyborg.db.write import services as store
 
 LOG = get_logger(__name__)
@@ -76,12 +76,15 @@ class Hosts:
         digest: str | None,
         versions: Mapping[str, Any] | None,
         observed_generation: int | None = None,
+        boot_id: str | None = None,
     ) -> dict[str, Any]:
         """Record an agent's heartbeat; return the time of the next, and whether a report is needed.
 
         A heartbeat without changes costs one UPDATE for an inventory of any size. A heartbeat from
         an agent marked down uncordons its host. ``observed_generation`` is the generation of the
-        desired state that the host has applied, None from an older agent. Raise Invalid.
+        desired state that the host has applied, None from an older agent. If ``boot_id`` is not
+        the last one, the host has rebooted, and its bound handles are prepared again. Raise
+        Invalid.
         """
         host, epoch = check_text("host", host), parse_uuid(epoch, "epoch")
         digest = check_text("digest", digest, 64) if digest else None
@@ -90,6 +93,8 @@ class Hosts:
             "status": check_text("status", status, 32),
             "versions": _check_versions(versions),
         }
+        if boot_id is not None:
+            fields["boot_id"] = check_text("boot_id", boot_id, 64)
         now = self._now()
         report_due = False
         observed = (
@@ -119,6 +124,15 @@ class Hosts:
                 if row["down_since"] is not None:
                     failure_detector.mark_up(tx, row, self._notices, now)
                     marked = providers.mark_stale_of_hosts(tx, [host], now)
+                if previous is not None and has_rebooted(previous["boot_id"], boot_id):
+                    # Before the jobs are locked: the locks of ARQs come first.
+                    restore.enqueue_restores(tx, host, now)
+                    marked += restore.enqueue_layouts(tx, host, now)
+                    # An unchanged inventory has lost nothing. Without a digest this is not known
+                    # yet: the next inventory is compared even if it is unchanged.
+                    changed = digest is None or row["digest"] != digest
+                    if changed and programming.start_boot_checks(tx, host):
+                        store.request_report(tx, host)
                 # The restart has lost the running jobs: ask the agent about them at once.
                 expedited = jobs.expedite(tx, host, now) if previous is not None else 0
                 return row, marked, previous, expedited

@@ -11,17 +11,19 @@ from datetime import datetime
 
 import sqlalchemy as sa
 
-from cyborg.conductor.inventory import device_events, sync
+from cyborg.conductor.custody import entries
+from cyborg.conductor.inventory import device_custody, device_events, sync
 from cyborg.conductor.inventory.sync import DEPLOYABLE, DEVICE, HANDLE, HostState
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core import naming
 from cyborg.core.inventory import plan
+from cyborg.core.inventory.boot_check import BootCheck
 from cyborg.core.inventory.device import Device
 from cyborg.core.inventory.plan import Add, Change, Key, Remove, Step, Stored
 from cyborg.core.inventory.report import BackendStatus, Report
 from cyborg.core.log import Remark
 from cyborg.core.text import join_limited
-from cyborg.db.write import attach_handles, desired_backends, providers
+from cyborg.db.write import attach_handles, desired_backends, programming, providers
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ def record_report(
     # A device in programming may leave the bus or be reported incompletely, and must not become
     # schedulable before the end. It stays unchanged; its host is asked for a report at the end.
     devices = [device for device in report.devices if device.address not in state.programming]
-    return _apply_plan(
+    result = _apply_plan(
         tx,
         report.host,
         state,
@@ -70,6 +72,14 @@ def record_report(
         keep_tombstones=keep_tombstones,
         has_overrides=has_overrides,
     )
+    if any(row["boot_check"] == BootCheck.AWAITING_REPORT for row in state.devices.values()):
+        programming.end_boot_checks(tx, report.host, {device.address for device in devices})
+    if not state.partitioned:
+        return result
+    # This report was requested at the end of the job, so it has the new layout.
+    changed = programming.detach(tx, state.partitioned)
+    providers.mark_stale_existing(tx, changed, now)
+    return replace(result, stale_providers=result.stale_providers + len(changed))
 
 
 def _apply_plan(
@@ -94,7 +104,9 @@ def _apply_plan(
     if not steps:
         return ReportResult(0, "no changes", remarks)
     target = plan.apply(state.stored, steps)
-    sync.Writer(tx, host, state, now, keep_tombstones=keep_tombstones).write(steps, target)
+    writer = sync.Writer(tx, host, state, now, keep_tombstones=keep_tombstones)
+    writer.write(steps, target)
+    device_custody.record_changes(tx, host, state, steps, writer.added, now)
     if has_overrides and any(_backend_changed(state, step) for step in steps):
         desired_backends.sync_cordon(tx, [host])
     remarks += device_events.record_removed_devices(tx, state, steps, notifications)
@@ -133,6 +145,8 @@ def remove_backend(
     removed = {step.key[1:] for step in steps if isinstance(step, Remove)}
     state.abandoned = {key for key in state.dirty if key[1:3] in removed}
     attach_handles.force_clean(tx, [state.ids[key] for key in state.abandoned])
+    abandoned = [(state.devices[k[1]]["uuid"], k[2], k[3]) for k in sorted(state.abandoned)]
+    entries.record_abandoned(tx, host, abandoned, now)
     state.bound -= state.abandoned
     result = _apply_plan(
         tx, host, state, (), relevant, now, notifications, keep_tombstones=keep_tombstones

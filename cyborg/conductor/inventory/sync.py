@@ -14,7 +14,7 @@ from typing import Any, cast
 import sqlalchemy as sa
 
 from cyborg.core.errors import Conflict
-from cyborg.core.inventory.device import AttachHandle, Deployable, Device
+from cyborg.core.inventory.device import AttachHandle, Deployable, Device, HandleType
 from cyborg.core.inventory.plan import Add, Change, Drain, Key, Record, Remove, Step, Stored
 from cyborg.core.inventory.tombstone import (
     DeployableTombstone,
@@ -22,7 +22,9 @@ from cyborg.core.inventory.tombstone import (
     Tombstone,
     plan_restore,
 )
-from cyborg.db.write import attach_handles, deployables, devices, tombstones
+from cyborg.core.jobs.job import JobState
+from cyborg.core.naming import handle_uuid
+from cyborg.db.write import attach_handles, deployables, devices, programming, tombstones
 from cyborg.db.write.devices import DeviceRow
 
 DEVICE, DEPLOYABLE, HANDLE = "device", "deployable", "handle"
@@ -41,10 +43,14 @@ class HostState:
     dirty: set[Key] = field(default_factory=set)  # keys of ``bound`` without an owner
     abandoned: set[Key] = field(default_factory=set)  # keys of ``dirty`` removed without cleaning
     programming: set[str] = field(default_factory=set)  # addresses of devices
+    partitioned: set[int] = field(default_factory=set)  # row ids of deployables whose job has ended
 
 
 def read_host_state(tx: sa.Connection, host: str) -> HostState:
-    """Read the state of a host, in three statements."""
+    """Read the state of a host, in three statements, or four if a device has no deployable.
+
+    The caller has locked the host's agent.
+    """
     state = HostState()
     for device in devices.of_host(tx, host):
         key: Key = (DEVICE, device["address"])
@@ -57,8 +63,14 @@ def read_host_state(tx: sa.Connection, host: str) -> HostState:
         state.uuids[key] = deployable["uuid"]
         state.ids[key] = deployable["id"]
         state.counts[key] = deployable["num_accelerators"]
-        if deployable["job_id"] is not None:
+        if deployable["job_state"] == JobState.OPEN:
             state.programming.add(deployable["device"])
+        elif deployable["job_id"] is not None:
+            state.partitioned.add(deployable["id"])
+    divided = {key[1] for key in state.stored if key[0] == DEPLOYABLE}
+    if state.devices.keys() - divided:
+        # A device without deployables can be partitioned too.
+        state.programming.update(row["device"] for row in programming.open_partitions(tx, host))
     for handle in attach_handles.of_host(tx, host):
         key = (HANDLE, handle["device"], handle["deployable"], handle["address"])
         state.stored[key] = Stored(attach_handles.to_handle(handle), handle["draining"])
@@ -94,6 +106,7 @@ class Writer:
         self._now = now
         self._keep_tombstones = keep_tombstones
         self._restore_plan = RestorePlan({}, {}, {})
+        self.added: dict[str, str] = {}  # uuids of new devices by address
 
     def write(self, steps: Sequence[Step], target: Mapping[Key, Stored]) -> None:
         """Write all steps; ``target`` is the state after them."""
@@ -183,7 +196,7 @@ class Writer:
     def _add(self, steps: Sequence[Step], counts: Counter[Key]) -> None:
         new = _values(steps, Add)
         if new_devices := [v for v in new.values() if isinstance(v, Device)]:
-            devices.add(self._tx, self._host, new_devices, self._restore_plan.devices)
+            self.added = devices.add(self._tx, self._host, new_devices, self._restore_plan.devices)
             for address, id_ in devices.ids_by_address(self._tx, self._host).items():
                 self._ids[DEVICE, address] = id_
         if new_deployables := [
@@ -211,6 +224,14 @@ class Writer:
                 (self._ids[DEPLOYABLE, *key], address)
                 for key, tombstone in self._restore_plan.deployables.items()
                 for address in tombstone.dirty_handles
+            },
+            # Nova takes the uuid of such a handle as the uuid of the mediated device.
+            {
+                (self._ids[DEPLOYABLE, k[1], k[2]], v.address): handle_uuid(
+                    self._host, k[2], v.address
+                )
+                for k, v in new.items()
+                if isinstance(v, AttachHandle) and v.type is HandleType.MDEV
             },
         )
 

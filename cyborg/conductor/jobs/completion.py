@@ -13,13 +13,16 @@ from typing import Any
 import sqlalchemy as sa
 
 from cyborg.conductor.arqs import release
+from cyborg.conductor.custody import entries
 from cyborg.conductor.notifications.arq_events import ArqEventRecorder
-from cyborg.core.jobs.job import JobKind, JobState
+from cyborg.core.arq.states import ArqState
+from cyborg.core.jobs.job import AFTER_REBOOT, JobKind, JobState
 from cyborg.core.self_heal import CorrectiveAction
 from cyborg.db.write import arqs as store
 from cyborg.db.write import jobs, programming, self_heal, services
 from cyborg.db.write import providers as publishing
 
+NOT_IN_TIME = "not completed in time"
 NO_PREPARE_JOB = "no open job prepares its device"
 SWEEP_LIMIT = 256  # objects of each kind that one sweep repairs
 OVERDUE_MARGIN = timedelta(minutes=5)  # past its deadline, until an unreadable job is failed
@@ -55,15 +58,30 @@ def complete_job(
         self_heal.increment(tx, CorrectiveAction.JOBS_UNDONE, 1, now)
     match kind:
         case JobKind.PREPARE if succeeded:
+            entries.record_prepared(tx, waiting, row, now)
             return _finish_binds(tx, waiting, recorder)
         case JobKind.PREPARE:
             return _fail_binds(tx, waiting, [row["uuid"]], now, recorder, error)
         case JobKind.RELEASE:
-            return _finish_cleaning(tx, row, now)
+            return _finish_cleaning(tx, row, waiting, now, recorder)
+        case JobKind.PARTITION:
+            failure = None if succeeded else error or "no reason given"
+            entries.record_partitioned(tx, row, failure, now)
+            # Reports during the job did not change the device. The next one has the new layout; the
+            # device stays closed until then.
+            services.request_report(tx, row["host"])
+            if succeeded and not row["arguments"].get(AFTER_REBOOT):
+                programming.set_desired_layout(tx, row["subject"], row["arguments"]["layout"])
+            return JobResult(1)
+        case JobKind.RESTORE:
+            entries.record_prepared(tx, waiting, row, now)
+            return _finish_restore(tx, row, waiting, now, recorder)
         case JobKind.PROGRAM:
             image: Any = row["arguments"].get("image")
             providers = programming.end(tx, row["id"], image if succeeded else None)
             publishing.mark_stale_existing(tx, providers, now)
+            failure = None if succeeded else error or "no reason given"
+            entries.record_programmed(tx, row, image, failure, now)
             recorder.notifications.record_program_finished(
                 tx, row["subject"], image, succeeded=succeeded, error=error
             )
@@ -72,13 +90,48 @@ def complete_job(
             return JobResult(1, providers=len(providers))
 
 
-def mark_uncleanable(tx: sa.Connection, job_id: int, now: datetime) -> None:
-    """Reserve, in Placement, the handles of a release job whose first attempt failed."""
-    publishing.mark_stale_existing(tx, jobs.providers_of(tx, job_id), now)
+def record_first_failure(
+    tx: sa.Connection,
+    row: jobs.JobRow,
+    waiting: Sequence[store.ArqRow],
+    error: str,
+    now: datetime,
+    *,
+    recorder: ArqEventRecorder,
+) -> None:
+    """Record the consequence of a first failed attempt of a job that is retried.
+
+    The dirty handles of a release job become reserved in Placement, and the whole device of a
+    restore job. The failure of a restore job is notified: its ARQ stays bound, and the next boot of
+    its instance may fail. ``waiting`` are the ARQs of the job, locked.
+    """
+    if row["kind"] == JobKind.RELEASE:
+        publishing.mark_stale_existing(tx, jobs.providers_of(tx, row["id"]), now)
+    elif row["kind"] == JobKind.RESTORE:
+        publishing.mark_stale_existing(tx, store.providers_of(waiting), now)
+        recorder.record_restore_failed(tx, waiting, error)
+
+
+def fail_unbinds(
+    tx: sa.Connection,
+    row: jobs.JobRow,
+    waiting: Sequence[store.ArqRow],
+    error: str,
+    *,
+    recorder: ArqEventRecorder,
+) -> int:
+    """Mark the unbound ARQs of a release job past its deadline UnbindFailed; return their number.
+
+    ``waiting`` are the ARQs of the job, locked. ARQs in UnbindFailed stay unchanged.
+    """
+    failed = [arq for arq in waiting if arq["state"] == ArqState.UNBOUND]
+    count = store.fail_unbind(tx, [arq["id"] for arq in failed], row["id"])
+    recorder.record_unbind_failed(tx, failed, row["host"], error)
+    return count
 
 
 def sweep(tx: sa.Connection, now: datetime, *, recorder: ArqEventRecorder) -> JobResult:
-    """Repair objects without an open job: requests in BindStarted, dirty handles.
+    """Repair objects without an open job: requests in BindStarted, dirty handles, unbound requests.
 
     The code never leaves such objects; a database that was restored or edited by hand can have
     them.
@@ -92,11 +145,18 @@ def sweep(tx: sa.Connection, now: datetime, *, recorder: ArqEventRecorder) -> Jo
         else JobResult()
     )
     dirty = jobs.unassigned_dirty(tx, SWEEP_LIMIT)
-    created = release.enqueue_cleaning(tx, dirty, now=now)
+    timeout = recorder.conf.conductor.release_timeout
+    cleaning = release.enqueue_cleaning(tx, dirty, now=now, timeout=timeout, repeated=True)
+    # The handles of the others were removed: there is nothing left to clean.
+    released = store.lock_released(tx, SWEEP_LIMIT)
+    _finish_unbinds(tx, released, recorder)
     freed = programming.detach_ended_jobs(tx)
     self_heal.increment(tx, CorrectiveAction.STUCK_BINDS_FAILED, len(stranded), now)
     return JobResult(
-        failed.count + len(dirty) + freed, failed.jobs + created, failed.events, failed.providers
+        failed.count + len(dirty) + len(released) + freed,
+        failed.jobs + len(set(cleaning.values())),
+        failed.events,
+        failed.providers,
     )
 
 
@@ -116,12 +176,50 @@ def _fail_binds(
     recorder: ArqEventRecorder,
     error: str | None,
 ) -> JobResult:
-    created = release.fail_binds(tx, rows, now=now, cancelled_jobs=cancels)
+    timeout = recorder.conf.conductor.release_timeout
+    created = release.fail_binds(
+        tx, rows, now=now, timeout=timeout, cancelled_jobs=cancels, error=error
+    )
     recorder.record_bind_failed(tx, rows, error)
     return JobResult(max(1, len(rows)), jobs=created, events=len(rows))
 
 
-def _finish_cleaning(tx: sa.Connection, row: jobs.JobRow, now: datetime) -> JobResult:
+def _finish_restore(
+    tx: sa.Connection,
+    job: jobs.JobRow,
+    rows: Sequence[store.ArqRow],
+    now: datetime,
+    recorder: ArqEventRecorder,
+) -> JobResult:
+    store.clear_job(tx, [row["id"] for row in rows])
+    self_heal.increment(tx, CorrectiveAction.HANDLES_RESTORED, len(rows), now)
+    recorder.record_restored(tx, rows)
+    # The device was cordoned only if an attempt failed.
+    if job["error"] is None:
+        return JobResult(1, events=len(rows))
+    providers = store.providers_of(rows)
+    publishing.mark_stale_existing(tx, providers, now)
+    return JobResult(1, events=len(rows), providers=len(providers))
+
+
+def _finish_unbinds(
+    tx: sa.Connection, rows: Sequence[store.ArqRow], recorder: ArqEventRecorder
+) -> None:
+    """Let locked ARQs no longer wait for the cleaning of their former handles."""
+    failed = [row for row in rows if row["state"] == ArqState.UNBIND_FAILED]
+    store.finish_unbind(tx, [row["id"] for row in rows])
+    recorder.record_unbound(tx, failed)
+
+
+def _finish_cleaning(
+    tx: sa.Connection,
+    row: jobs.JobRow,
+    waiting: Sequence[store.ArqRow],
+    now: datetime,
+    recorder: ArqEventRecorder,
+) -> JobResult:
+    entries.record_cleaned(tx, row, now)
+    _finish_unbinds(tx, waiting, recorder)
     providers = jobs.mark_cleaned(tx, row["id"])
     # The providers were reserved in Placement only if the first try failed (mark_uncleanable).
     if row["error"] is not None and providers:

@@ -18,20 +18,28 @@ import sqlalchemy as sa
 from oslo_config import cfg
 
 from cyborg.conductor.common.lease_owner import new_owner
+from cyborg.conductor.custody import entries
 from cyborg.conductor.jobs import completion
 from cyborg.conductor.jobs.abandon import abandon_cleaning
 from cyborg.conductor.jobs.completion import JobResult
 from cyborg.conductor.notifications.arq_events import ArqEventRecorder
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.errors import CyborgError, Invalid, NotFound, Unavailable
-from cyborg.core.jobs.job import MAX_ERROR, AgentJobStatus, JobDecision, JobKind, decide
+from cyborg.core.jobs.job import (
+    MAX_ERROR,
+    RETRIED_KINDS,
+    AgentJobStatus,
+    JobDecision,
+    JobKind,
+    decide,
+)
 from cyborg.core.log import Remark, get_logger, log_fields
 from cyborg.core.self_heal import CorrectiveAction
 from cyborg.core.text import sanitize
 from cyborg.core.validation import check_text, parse_uuid
 from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.db.write import arqs, self_heal
 from cyborg.db.write import jobs as store
-from cyborg.db.write import self_heal
 from cyborg.rpc.contract import AgentAPI
 from cyborg.threads.backoff import compute_delay
 
@@ -41,11 +49,18 @@ MAX_HOSTS = 64  # hosts whose agents are queried at the same time
 BATCH_SIZE = 64  # jobs that are leased together
 ROUND_TIMEOUT = 2.0  # seconds that a round waits for answers
 POLL_INTERVAL = 15.0  # seconds between two queries about a running job
-MAX_RETRY_DELAY = 600.0  # seconds between two attempts of a release
+MAX_RETRY_DELAYS = {JobKind.RELEASE: 600.0, JobKind.RESTORE: 60.0}
+"""Maximum seconds between two attempts of a job; a server may wait for a restored device."""
 RETENTION = timedelta(days=1)  # how long jobs that have ended can be looked up
+NO_REASON = "the agent gave no reason"
 PURGE_LIMIT = 1000  # ended jobs that one sweep deletes
 
-_SUBJECTS = {str(JobKind.PREPARE): "instance", str(JobKind.PROGRAM): "deployable"}
+_SUBJECTS = {
+    str(JobKind.PREPARE): "instance",
+    str(JobKind.PROGRAM): "deployable",
+    str(JobKind.PARTITION): "device",
+    str(JobKind.RESTORE): "instance",
+}
 """Log fields of the subjects of jobs."""
 
 
@@ -112,7 +127,7 @@ class JobDispatcher:
         if row is None or row["host"] != host:
             raise NotFound(f"host {host} has no job {uuid}", job=uuid)
         if status is not AgentJobStatus.RUNNING:
-            self._record(row, status, message)
+            self._record(row, status, message, row["owner"])
 
     def sweep(self) -> int:
         """Repair objects without an open job, purge old jobs; return the number of objects."""
@@ -197,7 +212,7 @@ class JobDispatcher:
             status, error = None, unreachable_reason
             if unreachable_reason is None:
                 status, error = self._query_agent(row)
-            self._record(row, status, error)
+            self._record(row, status, error, self._owner)
         except Unavailable as exc:
             store_error = exc.message
         except Exception:
@@ -214,7 +229,7 @@ class JobDispatcher:
         The status is None if the agent is unreachable; the error is the reason.
         """
         seconds = self._conf.conductor.prepare_timeout
-        if row["deadline"] is not None:
+        if row["deadline"] is not None and row["kind"] not in RETRIED_KINDS:
             # Query a job without time left too: it may have succeeded.
             seconds = max(1.0, (row["deadline"] - self._now()).total_seconds())
         try:
@@ -229,14 +244,21 @@ class JobDispatcher:
         except CyborgError as exc:
             return AgentJobStatus.FAILED, _clean_error(exc.message)
 
-    def _record(self, row: store.JobRow, status: AgentJobStatus | None, error: str | None) -> None:
+    def _record(
+        self,
+        row: store.JobRow,
+        status: AgentJobStatus | None,
+        error: str | None,
+        owner: str | None,
+    ) -> None:
+        """Record the answer of an agent about a job that the conductor ``owner`` has leased."""
         now, kind = self._now(), JobKind(row["kind"])
         fields = _log_fields(row)
         overdue = row["deadline"] is not None and now >= row["deadline"]
         decision = decide(kind, status, overdue=overdue)
         if decision is JobDecision.FINISH or decision is JobDecision.UNDO:
             succeeded = decision is JobDecision.FINISH
-            reason = error or ("not completed in time" if not succeeded else None)
+            reason = error or (completion.NOT_IN_TIME if not succeeded else None)
             result = self._uow.run(
                 lambda tx: completion.complete_job(
                     tx, row, succeeded, reason, now, recorder=self._event_recorder
@@ -268,10 +290,29 @@ class JobDispatcher:
                 )
                 if abandoned.count:
                     return abandoned, remarks
-                if row["error"] is None:
-                    completion.mark_uncleanable(tx, row["id"], now)
-            message = row["error"] if decision is JobDecision.WAIT else error
-            store.reschedule(tx, row["id"], self._owner, until=until, error=message)
+            # A restore whose agent does not answer has not failed.
+            failed = decision is JobDecision.RETRY and (
+                kind is not JobKind.RESTORE or status is AgentJobStatus.FAILED
+            )
+            message = (error or NO_REASON) if failed else row["error"]
+            late = overdue and kind is JobKind.RELEASE
+            if late and message is None:
+                message = completion.NOT_IN_TIME
+            first_failure = message is not None and row["error"] is None
+            # ARQs are locked before jobs, as in every transaction.
+            waiting = arqs.lock_of_jobs(tx, [row["id"]]) if late or first_failure else []
+            if not store.reschedule(tx, row["id"], owner, until=until, error=message):
+                return JobResult(), []  # another conductor has recorded an answer
+            if kind is JobKind.RELEASE and status is AgentJobStatus.FAILED:
+                entries.record_cleaning_failed(tx, row, error, now)
+            recorder = self._event_recorder
+            if first_failure:
+                completion.record_first_failure(
+                    tx, row, waiting, str(message), now, recorder=recorder
+                )
+            if late and completion.fail_unbinds(tx, row, waiting, str(message), recorder=recorder):
+                text = f"ARQs are UnbindFailed until their handles are clean: {message}"
+                return JobResult(), [Remark(text, {"arq": [arq["uuid"] for arq in waiting]})]
             return JobResult(), []
 
         abandoned, remarks = self._uow.run(write)
@@ -304,5 +345,5 @@ def _parse_state(state: Any) -> AgentJobStatus:
 
 def _retry_delay(kind: JobKind, attempts: int) -> float:
     """Return the seconds until the next attempt, at most 10 for a job with a deadline."""
-    max_delay = MAX_RETRY_DELAY if kind is JobKind.RELEASE else 10.0
+    max_delay = MAX_RETRY_DELAYS.get(kind, 10.0)
     return compute_delay(attempts, max_delay, random.uniform(0.0, 0.5))  # noqa: S311

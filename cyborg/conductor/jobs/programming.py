@@ -71,7 +71,7 @@ class Programs:
                 deployable=uuid,
             )
         # The locks block new claims of handles; earlier claims are visible.
-        if owners := store.lock_handles(tx, row["id"]):
+        if owners := store.lock_handles(tx, [row["id"]]):
             raise InUse(
                 f"deployable {uuid} is in use by {len(owners)} request(s): {', '.join(owners[:3])}",
                 deployable=uuid,
@@ -88,7 +88,7 @@ class Programs:
             now=now,
             deadline=now + timedelta(seconds=self._conf.conductor.program_timeout),
         )
-        if not store.start(tx, row["id"], job):
+        if not store.start(tx, [row["id"]], job):
             raise WrongState(f"deployable {uuid} was changed concurrently, retry", deployable=uuid)
         providers.mark_stale_existing(tx, [row["rp_uuid"]], now)
         self._notices.record_program_started(tx, uuid, image)

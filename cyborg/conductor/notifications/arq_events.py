@@ -75,6 +75,27 @@ class ArqEventRecorder:
         )
         outbox.add_all(tx, [*self._nova_messages(failed, FAILED), *messages])
 
+    def record_unbind_failed(self, tx: sa.Connection, rows: Rows, host: str, error: str) -> None:
+        """Record that a host could not clean the former handles of unbound ARQs in time."""
+        messages = self.notifications.build_messages(
+            Event.UNBIND_FAILED, rows, state=ArqState.UNBIND_FAILED, error=f"host {host}: {error}"
+        )
+        outbox.add_all(tx, messages)
+
+    def record_unbound(self, tx: sa.Connection, rows: Rows) -> None:
+        """Record that ARQs in UnbindFailed are Unbound, because their former handles are clean."""
+        messages = self.notifications.build_messages(Event.UNBOUND, rows, state=ArqState.UNBOUND)
+        outbox.add_all(tx, messages)
+
+    def record_restored(self, tx: sa.Connection, rows: Rows) -> None:
+        """Record that the devices of Bound ARQs were prepared again. Nova does not wait for it."""
+        outbox.add_all(tx, self.notifications.build_messages(Event.REQUEST_RESTORED, rows))
+
+    def record_restore_failed(self, tx: sa.Connection, rows: Rows, error: str | None) -> None:
+        """Record that the devices of Bound ARQs cannot be prepared again; it is retried."""
+        messages = self.notifications.build_messages(Event.RESTORE_FAILED, rows, error=error)
+        outbox.add_all(tx, messages)
+
     def _nova_messages(self, rows: Rows, status: str) -> list[outbox.Message]:
         if not self.conf.nova.send_events:
             return []

@@ -34,6 +34,7 @@ from cyborg.threads.rate_limited_log import RateLimitedLogger
 
 LOG = get_logger(__name__)
 
+MAX_RUN = 10.0  # seconds of one run, and up to one batch more
 BATCH = 64  # providers of one lease
 MAX_RETRY_DELAY = 60.0  # seconds; nova-compute creates the compute node when it first starts
 MAX_CONSECUTIVE_FAILURES = 16  # consecutive providers without an answer that end a run
@@ -97,6 +98,8 @@ class Publisher:
         self._consecutive_failures = 0
         self._placement_down = False
         self._stopped = threading.Event()
+        self.unfinished = False
+        """Whether the last run ended before all due providers were published."""
 
     def stop(self) -> None:
         """Make ``run_once`` return after the current provider."""
@@ -106,9 +109,12 @@ class Publisher:
         """Publish all due providers unless Placement is unavailable; return their number.
 
         A provider without an answer stays leased until the end of the run and is retried in the
-        next run: it does not delay other providers.
+        next run: it does not delay other providers. A run ends after MAX_RUN seconds, and
+        ``unfinished`` is then true: while others make providers stale all the time, that retry
+        would otherwise never come.
         """
-        count = 0
+        count, end = 0, self._clock() + MAX_RUN
+        self.unfinished = False
         self._consecutive_failures, self._placement_down = 0, False
         unanswered: list[tuple[str, str, str]] = []
         batch = self._uow.run(self._lease_batch)
@@ -117,7 +123,9 @@ class Publisher:
             unanswered += [(batch.owner, uuid, error) for uuid, error in result.unanswered.items()]
             count += len(result.published) + len(result.deleted)
             batch = self._uow.run(
-                lambda tx, batch=batch, result=result: self._record_and_lease(tx, batch, result)  # type: ignore[misc]
+                lambda tx, batch=batch, result=result: self._record_and_lease(  # type: ignore[misc]
+                    tx, batch, result, end
+                )
             )
         if unanswered:
             self._uow.run(lambda tx: store.release_unanswered(tx, unanswered))
@@ -146,11 +154,17 @@ class Publisher:
         return _Batch(owner, lease_end, rows, {row["uuid"]: row for row in desired})
 
     def _record_and_lease(
-        self, tx: sa.Connection, batch: _Batch, result: _BatchResult
+        self, tx: sa.Connection, batch: _Batch, result: _BatchResult, end: float
     ) -> _Batch | None:
-        """Record the results of a batch and lease the next one, unless Placement is unavailable."""
+        """Record the results of a batch and lease the next one.
+
+        Lease none if Placement is unavailable or the run ends.
+        """
         self._record(tx, batch, result)
-        return None if self._placement_down else self._lease_batch(tx)
+        if self._placement_down:
+            return None
+        self.unfinished = self._clock() >= end
+        return None if self.unfinished else self._lease_batch(tx)
 
     def _publish_batch(self, batch: _Batch) -> _BatchResult:
         """Publish leased rows until the lease is about to end or Placement is unavailable."""

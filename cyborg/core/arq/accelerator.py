@@ -25,6 +25,7 @@ class AcceleratorState(DescribedEnum):
     DRAINING = "draining", "No longer present on the host; removed when its owner releases it."
     PREPARING = "preparing", "Owned by an ARQ; the host prepares it."
     BOUND = "bound", "Owned by an ARQ; the instance can use it."
+    ERROR = "error", "Released, but the host failed to clean it; this is retried."
     DIRTY = "dirty", "Released; the host must clean it before the next use."
     CORDONED = "cordoned", "Free, but its device is not schedulable."
     FREE = "free", "Available for the next matching ARQ."
@@ -34,13 +35,15 @@ class AcceleratorState(DescribedEnum):
 class AcceleratorFacts:
     """Facts that decide the state of an accelerator.
 
-    ``owner_state`` is the state of the owning ARQ, None without an owner. ``draining`` is set if
-    the handle, its deployable or its device is draining. ``schedulable`` is the value in the
-    device's ``core.inventory.device_state.DeviceStatus``.
+    ``owner_state`` is the state of the owning ARQ, None without an owner. ``cleaning_failed`` is
+    set if the job that cleans it has failed at least once. ``draining`` is set if the handle, its
+    deployable or its device is draining. ``schedulable`` is the value in the device's
+    ``core.inventory.device_state.DeviceStatus``.
     """
 
     owner_state: str | None = None
     needs_cleaning: bool = False
+    cleaning_failed: bool = False
     draining: bool = False
     schedulable: bool = True
 
@@ -64,7 +67,7 @@ def evaluate(facts: AcceleratorFacts) -> AcceleratorState:
         started = facts.owner_state == ArqState.BIND_STARTED
         return AcceleratorState.PREPARING if started else AcceleratorState.BOUND
     if facts.needs_cleaning:
-        return AcceleratorState.DIRTY
+        return AcceleratorState.ERROR if facts.cleaning_failed else AcceleratorState.DIRTY
     return AcceleratorState.FREE if facts.schedulable else AcceleratorState.CORDONED
 
 

@@ -48,8 +48,10 @@ class Candidate:
     draining: bool = False
     setup_required: bool = False
     reboot_required: bool = False
+    deliverable: bool = True
     backend_disabled: bool = False
     programming: bool = False
+    restore_failed: bool = False
     in_use: bool = False
     dirty: bool = False
 
@@ -133,8 +135,12 @@ def explain_rejection(demand: Demand, candidate: Candidate) -> list[str]:
         reasons.append("setup required")
     if candidate.reboot_required:
         reasons.append("reboot required")
+    if not candidate.deliverable:
+        reasons.append("device cannot be attached to an instance")
     if candidate.programming:
         reasons.append("device is being programmed")
+    if candidate.restore_failed:
+        reasons.append("device could not be prepared again after a reboot of its host")
     if candidate.in_use:
         reasons.append(HANDLE_TAKEN)
     if candidate.dirty:

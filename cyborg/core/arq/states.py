@@ -17,7 +17,7 @@ class ArqState(DescribedEnum):
     BIND_FAILED = "BindFailed", "The host could not prepare the device; the ARQ owns no handle."
     UNBIND_FAILED = (
         "UnbindFailed",
-        "Exists for compatibility with other releases and is never entered.",
+        "Unbound, but the host could not clean the handle in time; this is retried.",
     )
     DELETING = "Deleting", "Being deleted; no further change is possible."
 
@@ -29,6 +29,8 @@ class Step(StrEnum):
     BIND = "bind"  # claim a handle that needs no job, or complete the job: ready for Nova
     FAIL_BIND = "fail_bind"
     UNBIND = "unbind"
+    FAIL_UNBIND = "fail_unbind"  # the deadline of the release job has passed
+    FINISH_UNBIND = "finish_unbind"  # the release job succeeded after its deadline
     DELETE = "delete"
 
 
@@ -45,24 +47,25 @@ TRANSITIONS: Mapping[tuple[ArqState, Step], ArqState] = {
     (_S.BOUND, Step.DELETE): _S.DELETING,
     (_S.UNBOUND, Step.START): _S.BIND_STARTED,
     (_S.UNBOUND, Step.BIND): _S.BOUND,
+    (_S.UNBOUND, Step.FAIL_UNBIND): _S.UNBIND_FAILED,
     (_S.UNBOUND, Step.DELETE): _S.DELETING,
     (_S.BIND_FAILED, Step.UNBIND): _S.UNBOUND,
     (_S.BIND_FAILED, Step.DELETE): _S.DELETING,
-    (_S.UNBIND_FAILED, Step.UNBIND): _S.UNBOUND,
+    (_S.UNBIND_FAILED, Step.FINISH_UNBIND): _S.UNBOUND,
     (_S.UNBIND_FAILED, Step.DELETE): _S.DELETING,
 }
 
 RESOLVED = frozenset({_S.BOUND, _S.BIND_FAILED, _S.DELETING})
 """States in which Nova stops waiting for the bind."""
 
-OWNING_STATES = frozenset({_S.BIND_STARTED, _S.BOUND, _S.UNBIND_FAILED})
+OWNING_STATES = frozenset({_S.BIND_STARTED, _S.BOUND})
 """States in which an ARQ owns an attach handle."""
 
-UNUSED_STATES = frozenset({_S.UNBIND_FAILED})
-"""States of the v2 API that no step enters.
+UNBOUND_STATES = frozenset({_S.UNBOUND, _S.UNBIND_FAILED})
+"""States of an ARQ that was unbound: its former handle may wait for its cleaning.
 
-An ARQ is unbound at once. A handle that the host then fails to clean stays dirty and is retried:
-no caller waits for it, and no ARQ is needed for it.
+The handle has no owner as soon as the ARQ is unbound, since no caller may wait for the host. If its
+cleaning is not done by the deadline, the ARQ becomes UnbindFailed, so that its user learns of it.
 """
 
 
@@ -79,7 +82,7 @@ def _check() -> None:
         if len({TRANSITIONS[s, step] for s in source_states(step)}) != 1:
             raise AssertionError(f"step {step} leads to more than one state")
     reached = {_S.INITIAL} | set(TRANSITIONS.values())
-    if missing := set(ArqState) - reached - UNUSED_STATES:
+    if missing := set(ArqState) - reached:
         raise AssertionError(f"states never reached: {sorted(missing)}")
     if final := {s for s in ArqState if s is not _S.DELETING} - {s for s, _ in TRANSITIONS}:
         raise AssertionError(f"states without a transition: {sorted(final)}")

@@ -131,6 +131,14 @@ class Kind(StrEnum):
         "instance_elsewhere",
         "Hard reboot or rebuild the server; if it does not use the device, delete the ARQ.",
     )
+    CUSTODY_BROKEN = (
+        "custody_broken",
+        "Find out who changed custody_records or custody_heads: compare them with a backup.",
+    )
+    CUSTODY_UNSEALED = (
+        "custody_unsealed",
+        "Check that a conductor runs, and read its log for errors about custody records.",
+    )
     NOVA_UNAVAILABLE = (
         "nova_unavailable",
         "Check that Nova answers and the user of [nova] may list all servers.",

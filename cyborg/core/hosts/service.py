@@ -4,3 +4,8 @@
 AGENT = "cyborg-agent"
 CONDUCTOR = "cyborg-conductor"
 API = "cyborg-api"
+
+
+def has_rebooted(previous: str | None, current: str | None) -> bool:
+    """Return whether two boot ids of a host are of different boots; False if one is unknown."""
+    return None not in (previous, current) and previous != current

@@ -24,6 +24,8 @@ MAX_ADDRESS = 120  # provider names are `<host>_<address>`, at most 200 characte
 MAX_TEXT = 255
 MAX_INFO_ENTRIES = 256  # in one of the maps of a device or deployable
 MAX_NUMA_NODE = 65535
+MAX_LAYOUTS = 64
+NO_REASON = "its driver gives no reason"
 
 
 class HandleType(StrEnum):
@@ -123,6 +125,36 @@ class Deployable(Serializable):
 
 
 @dataclass(frozen=True, slots=True)
+class Layout(Serializable):
+    """One way to partition a device.
+
+    ``offers`` is the number of handles of each resource class that a device with this layout has in
+    all its deployables. ``traits`` are traits of all these deployables that identify the layout
+    among others with the same ``offers``.
+    """
+
+    name: str
+    offers: Mapping[str, int]
+    traits: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        check_text("layout", self.name, MAX_TEXT)
+        for trait in self.traits:
+            check_text("trait", trait, MAX_TEXT)
+        for resource_class, count in self.offers.items():
+            check_text("resource class", resource_class, MAX_TEXT)
+            subject = f"layout {self.name}, handles of {resource_class}"
+            check_integer("offers", count, subject=subject)
+
+    def matches(self, device: "Device") -> bool:
+        """Return whether the device has this layout."""
+        offers = {name: count for name, count in self.offers.items() if count}
+        return offers == count_handles(device) and all(
+            self.traits <= deployable.traits for deployable in device.deployables
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Device(Serializable):
     """A card in one slot of the bus, with all its deployables.
 
@@ -130,6 +162,14 @@ class Device(Serializable):
     schedulable until it is set up, with ``reboot_required`` until the host has rebooted.
     ``abilities`` are the abilities of the backend; the agent sets them. ``health_reason`` is a
     sentence for people, or None.
+
+    A device that is not ``deliverable`` cannot be attached to an instance: it is shown and not
+    schedulable. ``undeliverable_reason`` says why and has a remedy; it is None for a deliverable
+    device. ``topology`` describes the place of the device in its host: see
+    ``drivers.topology``.
+
+    ``layouts`` are the possible layouts of a device that can be partitioned, and ``layout`` is the
+    name of the current one; the agent sets both.
     """
 
     address: str
@@ -147,6 +187,12 @@ class Device(Serializable):
     setup_required: bool = False
     reboot_required: bool = False
     abilities: frozenset[Ability] = field(default=frozenset(), metadata=wire(load=load_abilities))
+    # Left out with these values: the digest stays equal to that of an older release.
+    deliverable: bool = field(default=True, metadata=wire(omit=bool))
+    undeliverable_reason: str | None = field(default=None, metadata=wire(omit=not_))
+    topology: Mapping[str, str] = field(default_factory=dict, metadata=wire(omit=not_))
+    layout: str | None = field(default=None, metadata=wire(omit=not_))
+    layouts: tuple[Layout, ...] = field(default=(), metadata=wire(omit=not_))
     deployables: tuple[Deployable, ...] = field(default=(), metadata=wire(required=True))
 
     def __post_init__(self) -> None:
@@ -160,6 +206,11 @@ class Device(Serializable):
             object.__setattr__(
                 self, "health_reason", sanitize(self.health_reason, MAX_TEXT) or None
             )
+        if self.deliverable:
+            object.__setattr__(self, "undeliverable_reason", None)
+        elif isinstance(self.undeliverable_reason, str | None):
+            reason = sanitize(self.undeliverable_reason or "", MAX_TEXT).strip() or NO_REASON
+            object.__setattr__(self, "undeliverable_reason", reason)
         if self.numa_node is not None and not 0 <= self.numa_node <= MAX_NUMA_NODE:
             raise Invalid(
                 f"device {self.address}: numa_node {self.numa_node} out of range "
@@ -168,6 +219,14 @@ class Device(Serializable):
             )
         _clean_info(self, "std_board_info")
         _clean_info(self, "vendor_board_info")
+        _clean_info(self, "topology")
+        if len(self.layouts) > MAX_LAYOUTS:
+            raise Invalid(
+                f"device {self.address} has {len(self.layouts)} layouts, at most {MAX_LAYOUTS} are "
+                "allowed",
+                field="layouts",
+            )
+        _check_unique("layout", self.address, [layout.name for layout in self.layouts])
         _check_unique("deployable", self.address, [d.address for d in self.deployables])
         addresses = {d.address for d in self.deployables}
         for deployable in self.deployables:
@@ -183,31 +242,6 @@ class Device(Serializable):
     def without_deployables(self) -> "Device":
         """Return the device without its deployables."""
         return replace(self, deployables=())
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """One way to partition a device.
-
-    ``offers`` is the number of handles of each resource class that a device with this layout has in
-    all its deployables.
-    """
-
-    name: str
-    offers: Mapping[str, int]
-
-    def __post_init__(self) -> None:
-        check_text("layout", self.name, MAX_TEXT)
-        for resource_class, count in self.offers.items():
-            check_text("resource class", resource_class, MAX_TEXT)
-            subject = f"layout {self.name}, handles of {resource_class}"
-            check_integer("offers", count, subject=subject)
-
-    def matches(self, device: Device) -> bool:
-        """Return whether the device has this layout."""
-        return {name: count for name, count in self.offers.items() if count} == count_handles(
-            device
-        )
 
 
 def count_handles(device: Device) -> dict[str, int]:

@@ -15,9 +15,14 @@ class DeviceCondition(DescribedEnum):
     READY = "ready", "Its free handles can be allocated."
     SETUP_REQUIRED = "setup_required", "Its driver must be set up on the host."
     REBOOT_REQUIRED = "reboot_required", "The host must be rebooted."
+    UNDELIVERABLE = "undeliverable", "It cannot be attached to an instance."
     BACKEND_DISABLED = "disabled", "Its backend is disabled, being removed or cordoned."
     MAINTAINING = "maintaining", "Disabled by an operator; bound handles stay bound."
-    PROGRAMMING = "programming", "An image is being programmed."
+    PROGRAMMING = "programming", "An image is being programmed, or its layout is being changed."
+    RESTORE_FAILED = (
+        "restore_failed",
+        "A bound handle could not be prepared again after a reboot; this is retried.",
+    )
     UNHEALTHY = "unhealthy", "Its driver measured a fault."
     HOST_DOWN = "host_down", "The agent of its host is marked down."
     DRAINING = "draining", "No longer present on the host; bound handles stay."
@@ -33,6 +38,7 @@ class DeviceFacts:
 
     ``status`` is set by an operator, ``health`` by its driver. ``cordoned`` is set if its backend
     is disabled, being uninstalled or cordoned, ``host_down`` if the agent is marked down.
+    ``restore_failed`` is set while a restore job of a bound handle fails.
     """
 
     # The names are those of the columns, see ``evaluate_row``.
@@ -44,6 +50,8 @@ class DeviceFacts:
     cordoned: bool = False
     programming: bool = False
     draining: bool = False
+    deliverable: bool = True
+    restore_failed: bool = False
     host_down: bool = False
 
 
@@ -76,9 +84,11 @@ def evaluate(facts: DeviceFacts) -> DeviceStatus:
     applies = {
         DeviceCondition.SETUP_REQUIRED: facts.setup_required,
         DeviceCondition.REBOOT_REQUIRED: facts.reboot_required,
+        DeviceCondition.UNDELIVERABLE: not facts.deliverable,
         DeviceCondition.BACKEND_DISABLED: facts.cordoned,
         DeviceCondition.MAINTAINING: facts.status != ENABLED,
         DeviceCondition.PROGRAMMING: facts.programming,
+        DeviceCondition.RESTORE_FAILED: facts.restore_failed,
         DeviceCondition.UNHEALTHY: facts.health == Health.UNHEALTHY,
         DeviceCondition.HOST_DOWN: facts.host_down,
         DeviceCondition.DRAINING: facts.draining,

@@ -81,7 +81,7 @@ def has_function(resource_class: str, tree: str, name: str) -> bool:
 def resource_classes_of(name: str) -> frozenset[str]:
     """Return the resource classes whose devices can have a function."""
     root = name.partition(".")[0]
-    standard = {name for name in os_resource_classes.STANDARDS if _root(name) == root}
+    standard = {name for name in os_resource_classes.STANDARDS if root_of(name) == root}
     return frozenset({_CUSTOM + root.upper()} | standard)
 
 
@@ -97,14 +97,15 @@ def parse_name(text: str) -> str:
     return name
 
 
-def _root(resource_class: str) -> str:
+def root_of(resource_class: str) -> str:
+    """Return the first element of the functions of a resource class."""
     return _CLASS_ALIASES.get(resource_class) or resource_class.removeprefix(_CUSTOM).lower()
 
 
 # Cached: a cloud has thousands of devices of a few models.
 @functools.lru_cache(maxsize=128)
 def _limits(resource_class: str, text: str) -> tuple[tuple[str, int], ...]:
-    root = _root(resource_class)
+    root = root_of(resource_class)
     try:
         tree = capability.validate(capability.decode_tree(text))
         capability.build_traits(root, tree)

@@ -10,11 +10,21 @@ kind                  deadline passed or failed   cancelled (the ARQ is unbound 
 ====================  ==========================  =============================================
 prepare               ARQs become BindFailed, a   the agent refuses the job if it has not begun;
                       release job undoes it       a release job undoes it otherwise
-release               never: retried with a       not possible; the handle is dirty until it is
-                      growing delay               done
+release               retried with a growing      not possible; the handle is dirty until it is
+                      delay; after the deadline   done
+                      unbound ARQs are
+                      UnbindFailed until it is
+                      done
+restore               never: retried with a       the agent refuses the job if it has not begun;
+                      growing delay               a release job undoes it otherwise
 program               the deployable is           not possible
                       uncordoned, its bitstream
                       unknown
+partition             failed: the agent has       not possible
+                      restored the previous
+                      layout; it has no deadline,
+                      because the device must stay
+                      closed while it is changed
 ====================  ==========================  =============================================
 """
 
@@ -32,11 +42,26 @@ MAX_ERROR = 1000  # characters of a driver's error that are stored
 
 
 class JobKind(StrEnum):
-    """Kinds of jobs."""
+    """Kinds of jobs, in the order in which due jobs are leased.
 
+    Instances wait for the first two kinds, operators for the next two, and no caller for the last.
+    """
+
+    RESTORE = "restore"  # prepare a bound handle again after its host has rebooted
     PREPARE = "prepare"  # make handles ready for an instance
-    RELEASE = "release"  # undo that and clean the handles
+    PARTITION = "partition"  # change the layout of a device
     PROGRAM = "program"  # load an image into a deployable
+    RELEASE = "release"  # undo a prepare and clean the handles
+
+
+RETRIED_KINDS = frozenset({JobKind.RELEASE, JobKind.RESTORE})
+"""Kinds that are retried until they succeed. The others fail, and their work is undone."""
+
+AFTER_REBOOT = "after_reboot"
+"""Argument of a partition job that no operator has requested: it applies what a device had."""
+
+INVENTORY_KINDS = frozenset({JobKind.PROGRAM, JobKind.PARTITION})
+"""Kinds that change what a device reports: a discovery follows them."""
 
 
 class JobState(StrEnum):
@@ -73,9 +98,9 @@ def decide(kind: JobKind, status: AgentJobStatus | None, *, overdue: bool) -> Jo
     """
     if status is AgentJobStatus.DONE:
         return JobDecision.FINISH
-    if kind is JobKind.RELEASE:
+    if kind in RETRIED_KINDS:
         return JobDecision.WAIT if status is AgentJobStatus.RUNNING else JobDecision.RETRY
-    if status is AgentJobStatus.FAILED or overdue:
+    if status is AgentJobStatus.FAILED or (overdue and kind is not JobKind.PARTITION):
         return JobDecision.UNDO
     return JobDecision.WAIT if status is AgentJobStatus.RUNNING else JobDecision.RETRY
 
@@ -101,8 +126,9 @@ class JobSpec:
     """Specification of a job for an agent; all items succeed or none.
 
     ``timeout`` is the limit for the whole job on the host, in seconds. ``image`` is the uuid of the
-    image to program. ``instance`` is for the log and the driver. ``cancels`` are the uuids of jobs
-    that must not begin if their message arrives later.
+    image to program. ``layout`` is the layout to apply; if that fails, ``previous_layout`` is
+    restored, unless it is None. ``instance`` is for the log and the driver. ``cancels`` are the
+    uuids of jobs that must not begin if their message arrives later.
     """
 
     job_uuid: str
@@ -111,6 +137,8 @@ class JobSpec:
     timeout: float
     instance: str | None = None
     image: str | None = None
+    layout: str | None = None
+    previous_layout: str | None = None
     cancels: tuple[str, ...] = ()
 
 
@@ -126,6 +154,8 @@ def load_job_spec(job: Any, kind: Any, arguments: Any, seconds: Any) -> JobSpec:
             timeout=float(seconds),
             instance=_optional(arguments.get("instance")),
             image=_optional(arguments.get("image")),
+            layout=_optional(arguments.get("layout")),
+            previous_layout=_optional(arguments.get("previous_layout")),
             cancels=tuple(parse_uuid(uuid_, "cancels") for uuid_ in arguments.get("cancels", ())),
         )
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as exc:
@@ -139,6 +169,10 @@ def load_job_spec(job: Any, kind: Any, arguments: Any, seconds: Any) -> JobSpec:
     if (work.kind is JobKind.PROGRAM) != (work.image is not None):
         raise Invalid(
             "a program job must have an image, and no other job may have one", field="image"
+        )
+    if (work.kind is JobKind.PARTITION) != (work.layout is not None):
+        raise Invalid(
+            "a partition job must have a layout, and no other job may have one", field="layout"
         )
     return work
 

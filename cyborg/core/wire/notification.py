@@ -27,6 +27,10 @@ class Event(DescribedEnum):
         "The host could not prepare the device; the ARQ owns no handle.",
     )
     UNBOUND = "accelerator_request.unbind.end", "The ARQ released its handle."
+    UNBIND_FAILED = (
+        "accelerator_request.unbind.error",
+        "The host could not clean the released handle in time; this is retried.",
+    )
     REQUEST_DELETED = (
         "accelerator_request.delete.end",
         "The ARQ was deleted and its handle released.",
@@ -34,6 +38,14 @@ class Event(DescribedEnum):
     ORPHAN_FREED = (
         "accelerator_request.reclaim.end",
         "The instance has no allocation; the ARQ was unbound or deleted.",
+    )
+    REQUEST_RESTORED = (
+        "accelerator_request.restore.end",
+        "The device of a bound ARQ was prepared again after its host had rebooted.",
+    )
+    RESTORE_FAILED = (
+        "accelerator_request.restore.error",
+        "The device of a bound ARQ could not be prepared again; this is retried.",
     )
     PROFILE_CREATED = "device_profile.create.end", "A device profile was created."
     PROFILE_DELETED = "device_profile.delete.end", "A device profile was deleted."

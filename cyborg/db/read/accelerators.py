@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read accelerators: each attach handle, joined with the ARQ that owns it.
 
-``state`` is an AcceleratorState. ``state_reasons`` are the conditions (DeviceCondition) that make
-the device unschedulable. ``driver`` is None if the agent no longer has this backend.
+``state`` is an AcceleratorState. ``error`` is the last error of the job that cleans the handle, or
+that prepares it again after a reboot of its host; None if it has not failed. ``state_reasons`` are
+the conditions (DeviceCondition) that make the device unschedulable. ``driver`` is None if the agent
+no longer has this backend.
 """
 
 from collections.abc import Collection, Mapping
@@ -17,9 +19,10 @@ from cyborg.core.arq.states import ArqState
 from cyborg.core.hosts.service import AGENT
 from cyborg.core.inventory import device_state
 from cyborg.core.inventory.device import Health
+from cyborg.db import failed_restores
 from cyborg.db.read import paging
 from cyborg.db.read.paging import Page
-from cyborg.db.schema import arqs, backends, deployables, devices, services
+from cyborg.db.schema import arqs, backends, deployables, devices, jobs, services
 from cyborg.db.schema import attach_handles as table
 
 
@@ -47,13 +50,19 @@ class AcceleratorRow(TypedDict):
     tags: list[str]
     created_at: datetime
     updated_at: datetime | None
+    error: str | None
     state: str
     state_reasons: list[str]
 
 
 _DRAINING = sa.or_(table.c.draining, deployables.c.draining, devices.c.draining)
 _PROGRAMMING = deployables.c.job_id.is_not(None)
-_DEVICE_COLUMNS = ("status", "health", "setup_required", "reboot_required", "cordoned")
+_DEVICE_COLUMNS = (
+    *("status", "health", "setup_required", "reboot_required", "deliverable", "cordoned"),
+)
+_CLEANING = jobs.alias("cleaning")
+_OWNER_JOB = jobs.alias("owner_job")
+_CLEANING_FAILED = sa.and_(table.c.arq_id.is_(None), _CLEANING.c.error.is_not(None))
 _HOST_DOWN = services.c.down_since.is_not(None)
 COLUMNS = [
     table.c.uuid,
@@ -74,11 +83,13 @@ COLUMNS = [
     arqs.c.label_tags.label("tags"),
     table.c.created_at,
     table.c.updated_at,
+    sa.case((table.c.arq_id.is_(None), _CLEANING.c.error), else_=_OWNER_JOB.c.error).label("error"),
     arqs.c.state.label("holder"),
     table.c.needs_cleaning,
     _DRAINING.label("draining"),
     *(devices.c[name] for name in _DEVICE_COLUMNS),
     _PROGRAMMING.label("programming"),
+    failed_restores.IS_FAILED.label("restore_failed"),
     _HOST_DOWN.label("host_down"),
 ]
 _INTERNAL = {*device_state.FACTS, "holder", "needs_cleaning"}
@@ -91,6 +102,8 @@ _FROM = (
         sa.and_(backends.c.service_id == services.c.id, backends.c.name == devices.c.backend),
     )
     .outerjoin(arqs, arqs.c.id == table.c.arq_id)
+    .outerjoin(_CLEANING, _CLEANING.c.id == table.c.job_id)
+    .outerjoin(_OWNER_JOB, _OWNER_JOB.c.id == arqs.c.job_id)
 )
 _ALL = sa.select(*COLUMNS).select_from(_FROM)
 # Only for the filter; core computes the state in the result. A test compares the two.
@@ -98,6 +111,7 @@ STATE = sa.case(
     (_DRAINING, AcceleratorState.DRAINING),
     (arqs.c.state == ArqState.BIND_STARTED, AcceleratorState.PREPARING),
     (arqs.c.id.is_not(None), AcceleratorState.BOUND),
+    (sa.and_(table.c.needs_cleaning, _CLEANING_FAILED), AcceleratorState.ERROR),
     (table.c.needs_cleaning, AcceleratorState.DIRTY),
     (
         sa.or_(
@@ -106,7 +120,9 @@ STATE = sa.case(
             devices.c.health == Health.UNHEALTHY,
             devices.c.setup_required,
             devices.c.reboot_required,
+            sa.not_(devices.c.deliverable),
             _PROGRAMMING,
+            failed_restores.IS_FAILED,
             _HOST_DOWN,
         ),
         AcceleratorState.CORDONED,
@@ -171,7 +187,11 @@ def _row(row: Mapping[Any, Any]) -> AcceleratorRow:
     condition = device_state.evaluate_row(row)
     state = accelerator.evaluate(
         accelerator.AcceleratorFacts(
-            row["holder"], row["needs_cleaning"], bool(row["draining"]), condition.schedulable
+            row["holder"],
+            row["needs_cleaning"],
+            row["error"] is not None,
+            bool(row["draining"]),
+            condition.schedulable,
         )
     )
     shown = {name: value for name, value in row.items() if name not in _INTERNAL}

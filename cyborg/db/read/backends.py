@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from cyborg.core.inventory import capability, device_state
 from cyborg.core.inventory import functions as core_functions
 from cyborg.core.inventory.functions import HandleUsage
+from cyborg.db import failed_restores
 from cyborg.db.read import paging
 from cyborg.db.read.paging import Page
 from cyborg.db.schema import attach_handles, deployables, devices, services
@@ -64,7 +65,10 @@ SORTABLE = {
 }
 _IN_USE = sa.or_(attach_handles.c.arq_id.is_not(None), attach_handles.c.needs_cleaning)
 _IDLE = sa.not_(sa.or_(_IN_USE, attach_handles.c.draining))
-_DEVICE_COLUMNS = ("status", "health", "setup_required", "reboot_required", "cordoned", "draining")
+_DEVICE_COLUMNS = (
+    *("status", "health", "setup_required", "reboot_required", "deliverable", "cordoned"),
+    "draining",
+)
 
 
 def find(
@@ -75,7 +79,7 @@ def find(
     binary: str | None = None,
     function: str | None = None,
 ) -> list[AgentBackendRow]:
-    """Return backends with their functions; execute three statements, or four with a marker.
+    """Return backends with their functions; execute four statements, or five with a marker.
 
     ``function`` adds one statement: it selects the backends that offer this function, and shows
     only this function and the functions below it.
@@ -112,18 +116,20 @@ def functions(
 ) -> dict[int, list[FunctionRow]]:
     """Return the functions of backends by backend id.
 
-    The join of the backends table with ``chosen``, on ``joined``, selects the backends. Runs two
-    statements: one for the devices and one for their deployables.
+    The join of the backends table with ``chosen``, on ``joined``, selects the backends. Runs three
+    statements: for the devices, for failed restores and for their deployables.
     """
     source = _join_devices(chosen.join(table, joined))
     found = _devices(connection, source)
+    failed = failed_restores.providers(connection)
     usages_by_backend: dict[int, dict[tuple[int, str], HandleUsage]] = {}
     for row in _deployables(connection, source):
         if row["device_id"] in found:  # a device may be added between the two statements
             device = found[row["device_id"]]
             usages = usages_by_backend.setdefault(device.backend_id, {})
             key = row["device_id"], row["resource_class"]
-            usages[key] = device.add_deployable(row, usages.get(key))
+            is_failed = row["rp_uuid"] in failed
+            usages[key] = device.add_deployable(row, usages.get(key), restore_failed=is_failed)
     return {
         backend: [
             {"function": item.name, "total": item.total, "used": item.used, "free": item.free}
@@ -171,12 +177,17 @@ class _Device:
     facts: device_state.DeviceFacts
 
     def add_deployable(
-        self, deployable: Mapping[Any, Any], usage: HandleUsage | None
+        self,
+        deployable: Mapping[Any, Any],
+        usage: HandleUsage | None,
+        *,
+        restore_failed: bool,
     ) -> HandleUsage:
         """Return the usage of one resource class of the device, including this deployable."""
         facts = replace(
             self.facts,
             programming=deployable["job_id"] is not None,
+            restore_failed=restore_failed,
             draining=self.facts.draining or bool(deployable["draining"]),
         )
         free = deployable["idle"] if device_state.evaluate(facts).schedulable else 0
@@ -220,7 +231,8 @@ def _deployables(connection: sa.Connection, source: sa.FromClause) -> Iterable[s
     # GROUP BY names each column, because a server in strict mode may not detect that they depend on
     # the key. The backend comes first: with the key first SQLite would scan every deployable.
     columns = [
-        deployables.c[name] for name in ("device_id", "resource_class", "draining", "job_id")
+        deployables.c[name]
+        for name in ("device_id", "resource_class", "draining", "job_id", "rp_uuid")
     ]
     query = (
         sa.select(

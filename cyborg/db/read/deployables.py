@@ -47,7 +47,7 @@ class DeployableRow(TypedDict):
 
 _parent = table.alias("parents")
 _root = table.alias("roots")
-_INTERNAL = ("device_id", "parent_id", "root_id", "job_id", "draining")
+_INTERNAL = ("device_id", "parent_id", "root_id", "job_id", "draining", "desired_image")
 COLUMNS = [
     *(column for column in table.c if column.name not in _INTERNAL),
     _parent.c.uuid.label("parent_uuid"),

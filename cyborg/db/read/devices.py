@@ -3,12 +3,17 @@
 
 Fields: uuid, hostname, address, backend, type, vendor, model, std_board_info and vendor_board_info
 (objects), numa_node, serial, health, health_reason, health_since, setup_required, reboot_required,
-status (set by the operator: enabled or maintaining), cordoned (its backend is disabled or being
-uninstalled), draining, programming (any deployable is being programmed), host_down, placement (the
-worst state of its resource providers: error, stale or in_sync; None if it has none), created_at,
-updated_at.
+deliverable, undeliverable_reason, topology (an object), layout (the name of the current one),
+layouts (``core.inventory.device.Layout``), desired_layout (the one that an operator applied last),
+boot_check (``core.inventory.boot_check``), status (set by the operator: enabled or maintaining),
+cordoned (its backend is disabled or being uninstalled), draining, programming (any deployable is
+being programmed), restore_failed (of any deployable: ``db.failed_restores``), host_down, job_errors
+(the errors of open jobs that clean its handles, or prepare them again after a reboot; one text for
+each handle), placement (the worst state of its resource providers: error, stale or in_sync; None if
+it has none), created_at, updated_at.
 """
 
+from collections import defaultdict
 from collections.abc import Collection
 from datetime import datetime
 from typing import cast
@@ -16,11 +21,16 @@ from typing import cast
 import sqlalchemy as sa
 
 from cyborg.core.hosts.service import AGENT
+from cyborg.core.jobs.job import JobState
+from cyborg.db import failed_restores
 from cyborg.db.read import paging
 from cyborg.db.read.paging import Page
 from cyborg.db.rows import DeviceColumns
-from cyborg.db.schema import deployables, providers, services
+from cyborg.db.schema import arqs, attach_handles, deployables, jobs, providers, services
 from cyborg.db.schema import devices as table
+
+MAX_JOB_ERRORS = 16
+"""Maximum number of errors of one device."""
 
 
 class DeviceRow(DeviceColumns):
@@ -28,8 +38,10 @@ class DeviceRow(DeviceColumns):
 
     hostname: str
     programming: bool
+    restore_failed: bool
     host_down: bool
     placement: str | None
+    job_errors: list[str]
     created_at: datetime
     updated_at: datetime | None
 
@@ -42,6 +54,10 @@ COLUMNS = [
     .where(deployables.c.device_id == table.c.id, deployables.c.job_id.is_not(None))
     .correlate(table)
     .label("programming"),
+    sa.exists()
+    .where(deployables.c.device_id == table.c.id, failed_restores.IS_FAILED)
+    .correlate(table)
+    .label("restore_failed"),
     services.c.down_since.is_not(None).label("host_down"),
     sa.select(
         sa.func.max(
@@ -96,32 +112,61 @@ def find(
     hostname: str | None = None,
     status: str | None = None,
     health: str | None = None,
+    deliverable: bool | None = None,
     address: str | None = None,
 ) -> list[DeviceRow]:
-    """Return devices; execute one statement, or two with a marker."""
+    """Return devices; execute two statements, or three with a marker."""
     query = sa.select(*COLUMNS).select_from(_FROM)
     if uuids is not None:
         query = query.where(table.c.uuid.in_(uuids))
     equal = {"type": type, "vendor": vendor, "host": hostname, "status": status}
-    for name, value in (equal | {"health": health, "address": address}).items():
+    others = {"health": health, "deliverable": deliverable, "address": address}
+    for name, value in (equal | others).items():
         if value is not None:
             query = query.where(table.c[name] == value)
     query = paging.paginate(connection, query, table, page, SORTABLE)
+    found = connection.execute(query).mappings().all()
+    errors = _job_errors(connection, [row["uuid"] for row in found])
     return [
         # Some databases return a boolean expression as a number.
         cast(
             DeviceRow,
             {
                 **row,
+                "job_errors": errors.get(row["uuid"], [])[:MAX_JOB_ERRORS],
                 "programming": bool(row["programming"]),
+                "restore_failed": bool(row["restore_failed"]),
                 "host_down": bool(row["host_down"]),
                 "placement": _PLACEMENT[row["placement"]],
             },
         )
-        for row in connection.execute(query).mappings()
+        for row in found
     ]
 
 
 def get(connection: sa.Connection, uuid: str) -> DeviceRow | None:
     """Return one device, or None."""
     return next(iter(find(connection, uuids=[uuid])), None)
+
+
+def _job_errors(connection: sa.Connection, uuids: Collection[str]) -> dict[str, list[str]]:
+    """Return the errors of open jobs on handles of devices, by the uuid of the device."""
+    if not uuids:
+        return {}
+    j, h = jobs.c, attach_handles.c
+    cleaned = jobs.join(attach_handles, sa.and_(h.job_id == j.id, h.arq_id.is_(None)))
+    restored = jobs.join(arqs, arqs.c.job_id == j.id).join(attach_handles, h.arq_id == arqs.c.id)
+    queries = [
+        sa.select(table.c.uuid, h.id, h.address, j.kind, j.uuid.label("job"), j.error)
+        .select_from(
+            source.join(deployables, deployables.c.id == h.deployable_id).join(
+                table, table.c.id == deployables.c.device_id
+            )
+        )
+        .where(j.state == JobState.OPEN, j.error.is_not(None), table.c.uuid.in_(uuids))
+        for source in (cleaned, restored)
+    ]
+    found = defaultdict[str, list[str]](list)
+    for row in sorted(connection.execute(sa.union_all(*queries)), key=lambda row: row.id):
+        found[row.uuid].append(f"handle {row.address}, {row.kind} job {row.job}: {row.error}")
+    return found

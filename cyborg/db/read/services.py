@@ -32,6 +32,7 @@ class ServiceRow(TypedDict):
     down_since: datetime | None
     identity: dict[str, Any]
     drivers_digest: str | None
+    boot_id: str | None
     desired_generation: int
     created_at: datetime
     updated_at: datetime | None
@@ -56,7 +57,7 @@ def find(
 ) -> list[ServiceRow]:
     """Return services with their backends; execute two statements, or three with a marker.
 
-    ``functions`` adds two statements and the functions of each backend. ``function`` adds one
+    ``functions`` adds three statements and the functions of each backend. ``function`` adds one
     statement, and selects the backends that offer this function and the agents with such a backend.
     """
     query = sa.select(table)

@@ -13,10 +13,10 @@ from typing import Any, TypedDict
 import sqlalchemy as sa
 
 from cyborg.core.arq.accelerator import Label
-from cyborg.core.arq.states import ArqState, Step, source_states
+from cyborg.core.arq.states import UNBOUND_STATES, ArqState, Step, source_states
 from cyborg.core.jobs.job import JobState
 from cyborg.db.rows import fetch_all
-from cyborg.db.schema import arqs, attach_handles, jobs
+from cyborg.db.schema import arqs, attach_handles, deployables, devices, jobs
 
 
 class NewArqRow(TypedDict):
@@ -56,6 +56,19 @@ class ArqToBindRow(ArqRow):
     other_arqs: int
 
 
+class BoundHandleRow(TypedDict):
+    """A Bound ARQ with its profile group, and the addresses of its handle."""
+
+    id: int
+    instance_uuid: str
+    group: dict[str, str]
+    handle: str
+    deployable: str
+    device: str
+    backend: str
+    abilities: list[str]
+
+
 class ArqStateRow(TypedDict):
     """The state of an ARQ."""
 
@@ -87,8 +100,32 @@ def lock_of_instance(
 
 
 def lock_of_jobs(tx: sa.Connection, ids: Collection[int]) -> list[ArqRow]:
-    """Return the ARQs whose bind waits for these jobs, locked."""
+    """Return the ARQs that wait for these jobs, in the order of their ids, locked."""
     return _locked(tx, arqs.c.job_id.in_(ids), None)
+
+
+def lock_bound_without_job(tx: sa.Connection, host: str) -> list[BoundHandleRow]:
+    """Return the Bound ARQs of a host's devices that wait for no open job, locked."""
+    open_ = sa.exists().where(jobs.c.id == arqs.c.job_id, jobs.c.state == JobState.OPEN)
+    query = (
+        sa.select(
+            arqs.c.id,
+            arqs.c.instance_uuid,
+            arqs.c.group,
+            attach_handles.c.address.label("handle"),
+            deployables.c.address.label("deployable"),
+            devices.c.address.label("device"),
+            devices.c.backend,
+            devices.c.abilities,
+        )
+        .join(attach_handles, attach_handles.c.arq_id == arqs.c.id)
+        .join(deployables, deployables.c.id == attach_handles.c.deployable_id)
+        .join(devices, devices.c.id == deployables.c.device_id)
+        .where(devices.c.host == host, arqs.c.state == ArqState.BOUND, sa.not_(open_))
+        .order_by(arqs.c.id)
+        .with_for_update(of=arqs)
+    )
+    return fetch_all(BoundHandleRow, tx.execute(query))
 
 
 def lock_stranded(tx: sa.Connection, limit: int) -> list[ArqRow]:
@@ -181,6 +218,8 @@ def bind(
         "owner_verified": owner_verified,
         "orphan_since": None,
         "instance_uuid": instance,
+        # A bind does not wait for the cleaning of the handle of an earlier bind.
+        "job_id": None,
         "device_rp_uuid": _case_by_id(providers),
         "instance_slot": _case_by_id({id_: first_slot + n for n, id_ in enumerate(ids)}),
     }
@@ -204,19 +243,85 @@ def fail_bind(tx: sa.Connection, ids: Collection[int]) -> int:
     return _transition(tx, Step.FAIL_BIND, ids, {"state": ArqState.BIND_FAILED, "job_id": None})
 
 
-def unbind(tx: sa.Connection, ids: Collection[int]) -> int:
-    """Mark ARQs Unbound, without host and instance; return how many were in an allowed state."""
+def clear_job(tx: sa.Connection, ids: Collection[int]) -> None:
+    """Let Bound ARQs no longer wait for a restore job. The caller must hold their locks."""
+    tx.execute(
+        sa.update(arqs)
+        .where(arqs.c.id.in_(ids), arqs.c.state == ArqState.BOUND)
+        # The orphan collector uses updated_at as the time of the bind.
+        .values(job_id=None, updated_at=arqs.c.updated_at)
+    )
+
+
+def unbind(tx: sa.Connection, ids: Collection[int], jobs_by_arq: Mapping[int, int]) -> int:
+    """Mark ARQs Unbound, without host and instance; return how many were in an allowed state.
+
+    ``jobs_by_arq`` has the jobs that clean the former handles of ARQs, all by row id.
+    """
     values: dict[str, Any] = {
         "state": ArqState.UNBOUND,
         "hostname": None,
         "device_rp_uuid": None,
         "instance_uuid": None,
         "instance_slot": None,
-        "job_id": None,
+        "job_id": _case_by_id(jobs_by_arq) if jobs_by_arq else None,
         "orphan_since": None,
         "owner_verified": True,
     }
     return _transition(tx, Step.UNBIND, ids, values)
+
+
+def fail_unbind(tx: sa.Connection, ids: Collection[int], job_id: int) -> int:
+    """Mark Unbound ARQs that wait for this release job UnbindFailed; return how many did."""
+    state = {"state": ArqState.UNBIND_FAILED}
+    return _transition(tx, Step.FAIL_UNBIND, ids, state, arqs.c.job_id == job_id) if ids else 0
+
+
+def finish_unbind(tx: sa.Connection, ids: Collection[int]) -> int:
+    """Let unbound ARQs no longer wait for a release job; UnbindFailed ones become Unbound.
+
+    The caller must hold their locks. Return how many were UnbindFailed.
+    """
+    if not ids:
+        return 0
+    done = {"state": ArqState.UNBOUND, "job_id": None}
+    changed = _transition(tx, Step.FINISH_UNBIND, ids, done)
+    tx.execute(
+        sa.update(arqs)
+        .where(arqs.c.id.in_(ids), arqs.c.state == ArqState.UNBOUND)
+        # An unbound ARQ expires after a time without a change: this is none.
+        .values(job_id=None, updated_at=arqs.c.updated_at)
+    )
+    return changed
+
+
+def replace_release_jobs(tx: sa.Connection, handles: Collection[int], job_id: int) -> int:
+    """Let unbound ARQs that wait for the last cleaning job of handles wait for another job.
+
+    Return the number of ARQs. Call this before the handles are assigned to the other job.
+    """
+    h = attach_handles.c
+    old = sa.select(h.job_id).where(h.id.in_(sorted(handles)), h.job_id.is_not(None))
+    ids = tx.scalars(old.distinct()).all()
+    if not ids:
+        return 0
+    return tx.execute(
+        sa.update(arqs)
+        .where(arqs.c.job_id.in_(ids), arqs.c.state.in_(sorted(UNBOUND_STATES)))
+        .values(job_id=job_id, updated_at=arqs.c.updated_at)
+    ).rowcount
+
+
+def lock_released(tx: sa.Connection, limit: int) -> list[ArqRow]:
+    """Return up to ``limit`` unbound ARQs that wait for a job that has ended, locked."""
+    states = arqs.c.state.in_(sorted(UNBOUND_STATES))
+    ids = tx.scalars(
+        sa.select(arqs.c.id)
+        .join(jobs, jobs.c.id == arqs.c.job_id)
+        .where(states, jobs.c.state != JobState.OPEN)
+        .limit(limit)
+    ).all()
+    return _locked(tx, sa.and_(arqs.c.id.in_(ids), states), None) if ids else []
 
 
 def delete(tx: sa.Connection, ids: Collection[int]) -> int:
@@ -224,6 +329,11 @@ def delete(tx: sa.Connection, ids: Collection[int]) -> int:
     return tx.execute(
         sa.delete(arqs).where(arqs.c.id.in_(ids), arqs.c.state.in_(source_states(Step.DELETE)))
     ).rowcount
+
+
+def providers_of(rows: Collection[ArqRow]) -> list[str]:
+    """Return the uuids of the providers of ARQs."""
+    return sorted({row["device_rp_uuid"] for row in rows if row["device_rp_uuid"] is not None})
 
 
 def write_label(tx: sa.Connection, handle: str, label: Label, project_scope: str | None) -> bool:

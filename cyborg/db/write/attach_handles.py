@@ -65,17 +65,19 @@ def add(
     tx: sa.Connection,
     new: Iterable[tuple[int, AttachHandle]],
     dirty: Collection[tuple[int, str]] = (),
+    uuids: Mapping[tuple[int, str], str] | None = None,
 ) -> None:
     """Insert handles, each given as (row id of its deployable, handle).
 
-    ``dirty`` has the (deployable id, address) of those that need cleaning before their first use.
+    ``dirty`` has the (deployable id, address) of those that need cleaning before their first use,
+    ``uuids`` the uuids by (deployable id, address); any other handle gets a random one.
     """
     bulk.insert(
         tx,
         handles,
         [
             {
-                "uuid": str(uuid4()),
+                "uuid": (uuids or {}).get((deployable_id, h.address)) or str(uuid4()),
                 "deployable_id": deployable_id,
                 "address": h.address,
                 "type": str(h.type),

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from cyborg.core.audit.model import OPEN, Source, State
 from cyborg.core.hosts.service import AGENT
 from cyborg.db.rows import StoredRow, fetch_first
-from cyborg.db.schema import audits, devices, providers, services
+from cyborg.db.schema import audits, custody_heads, custody_records, devices, providers, services
 
 
 class LeasedAuditRow(StoredRow):
@@ -35,29 +35,82 @@ class LeasedAuditRow(StoredRow):
     lease_until: datetime | None
 
 
+COUNT_PAGE = 500
+"""Hosts that one statement counts."""
+
 # Hosts with an agent, and hosts of which only devices or providers are left.
-_HOSTS = sa.union(
+_INVENTORY = (
     sa.select(services.c.host).where(services.c.binary == AGENT),
     sa.select(devices.c.host),
     sa.select(providers.c.host),
-).subquery("hosts")
+)
+# Hosts of which only custody logs are left.
+_LOGS = (sa.select(custody_heads.c.host), sa.select(custody_records.c.host))
 
 
 def next_hosts(tx: sa.Connection, after: str, limit: int) -> Sequence[str]:
-    """Return the names of up to ``limit`` hosts after ``after``, in the order of the database."""
-    query = sa.select(_HOSTS.c.host).where(_HOSTS.c.host > after)
-    return tx.scalars(query.order_by(_HOSTS.c.host).limit(limit)).all()
+    """Return the names of up to ``limit`` hosts after ``after``, in the order of the database.
+
+    Each table is read by an index of its hosts, up to the limit.
+    """
+    *queries, records = [*_INVENTORY, *_LOGS]
+    pages: list[sa.FromClause] = [_distinct_hosts(query, after, limit) for query in queries]
+    # With an index MySQL and MariaDB read one entry of each host for DISTINCT, but all entries for
+    # the correlated subquery of the other query. The other databases do the opposite.
+    if tx.dialect.name in ("mysql", "mariadb"):
+        pages.append(_distinct_hosts(records, after, limit))
+    else:
+        pages.append(_recorded_hosts(after, limit))
+    hosts = sa.union(
+        *(sa.select(page.c.host).where(page.c.host.is_not(None)) for page in pages)
+    ).subquery("hosts")
+    return tx.scalars(sa.select(hosts.c.host).order_by(hosts.c.host).limit(limit)).all()
 
 
 def host_exists(tx: sa.Connection, host: str) -> bool:
+    """Return whether the database has an agent, a device, a provider or a custody log of a host."""
+    return _is_in(tx, host, [*_INVENTORY, *_LOGS])
+
+
+def has_inventory(tx: sa.Connection, host: str) -> bool:
     """Return whether the database has an agent, a device or a provider of a host."""
-    query = sa.select(_HOSTS.c.host).where(_HOSTS.c.host == host)
-    return tx.execute(query).first() is not None
+    return _is_in(tx, host, _INVENTORY)
 
 
 def count_hosts(tx: sa.Connection) -> int:
-    """Return the number of hosts."""
-    return int(tx.scalar(sa.select(sa.func.count()).select_from(_HOSTS)) or 0)
+    """Return the number of hosts; one statement for each COUNT_PAGE hosts."""
+    count, page = 0, next_hosts(tx, "", COUNT_PAGE)
+    while len(page) == COUNT_PAGE:
+        count += len(page)
+        page = next_hosts(tx, page[-1], COUNT_PAGE)
+    return count + len(page)
+
+
+def _distinct_hosts(query: sa.Select[tuple[str]], after: str, limit: int) -> sa.Subquery:
+    """Return a query of the next hosts of a table."""
+    host = query.selected_columns[0]
+    return query.where(host > after).distinct().order_by(host).limit(limit).subquery()
+
+
+def _recorded_hosts(after: str, limit: int) -> sa.CTE:
+    """Return a query of the next hosts with custody records, and a row with None at their end.
+
+    Each step finds one host by the index.
+    """
+    records = custody_records
+    first = sa.select(sa.func.min(records.c.host).label("host"), sa.literal(1).label("step"))
+    found = first.where(records.c.host > after).cte("recorded_hosts", recursive=True)
+    following = sa.select(sa.func.min(records.c.host)).where(records.c.host > found.c.host)
+    return found.union_all(
+        sa.select(following.scalar_subquery(), found.c.step + 1).where(
+            found.c.host.is_not(None), found.c.step < limit
+        )
+    )
+
+
+def _is_in(tx: sa.Connection, host: str, queries: Sequence[sa.Select[tuple[str]]]) -> bool:
+    conditions = [query.where(query.selected_columns[0] == host).exists() for query in queries]
+    return bool(tx.scalar(sa.select(sa.or_(*conditions))))
 
 
 def count_open(tx: sa.Connection) -> int:

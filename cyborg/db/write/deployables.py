@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from cyborg.core import naming
 from cyborg.core.hosts.service import AGENT
 from cyborg.core.inventory.device import Deployable
-from cyborg.db import bulk
+from cyborg.db import bulk, failed_restores
 from cyborg.db.rows import StoredRow, fetch_all
 from cyborg.db.schema import attach_handles, attributes, deployables, devices, jobs, services
 
@@ -31,11 +31,13 @@ class DeployableRow(StoredRow):
     traits: list[str]
     attributes: dict[str, Any]
     bitstream_id: str | None
+    desired_image: str | None
     num_accelerators: int
     draining: bool
     job_id: int | None
     device: str
     parent: str | None
+    job_state: str | None
 
 
 class DesiredProviderRow(TypedDict):
@@ -55,11 +57,13 @@ class DesiredProviderRow(TypedDict):
     total: int
     stuck: int
     programming: bool
+    restore_failed: bool
     draining: bool
     device_status: str
     health: str
     setup_required: bool
     reboot_required: bool
+    deliverable: bool
     cordoned: bool
     host_down: bool
     host: str
@@ -83,9 +87,11 @@ def of_host(tx: sa.Connection, host: str) -> list[DeployableRow]:
             deployables,
             devices.c.address.label("device"),
             parents.c.address.label("parent"),
+            jobs.c.state.label("job_state"),
         )
         .join(devices, devices.c.id == deployables.c.device_id)
         .outerjoin(parents, parents.c.id == deployables.c.parent_id)
+        .outerjoin(jobs, jobs.c.id == deployables.c.job_id)
         .where(devices.c.host == host)
     )
     return fetch_all(DeployableRow, tx.execute(query))
@@ -244,11 +250,13 @@ def desired_state(tx: sa.Connection, providers: Collection[str]) -> list[Desired
             total.label("total"),
             stuck.label("stuck"),
             deployables.c.job_id.is_not(None).label("programming"),
+            failed_restores.IS_FAILED.label("restore_failed"),
             sa.or_(deployables.c.draining, devices.c.draining).label("draining"),
             devices.c.status.label("device_status"),
             devices.c.health,
             devices.c.setup_required,
             devices.c.reboot_required,
+            devices.c.deliverable,
             devices.c.cordoned,
             services.c.down_since.is_not(None).label("host_down"),
             devices.c.host,

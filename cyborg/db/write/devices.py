@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import sqlalchemy as sa
 
-from cyborg.core.inventory.device import Device, DeviceType, Health, load_abilities
+from cyborg.core.inventory.device import Device, DeviceType, Health, Layout, load_abilities
 from cyborg.core.inventory.tombstone import Tombstone
 from cyborg.db import bulk
 from cyborg.db.rows import DeviceColumns, StoredRow, fetch_all, fetch_first
@@ -46,6 +46,11 @@ def to_device(row: DeviceRow) -> Device:
         setup_required=row["setup_required"],
         reboot_required=row["reboot_required"],
         abilities=load_abilities(row["abilities"]),
+        deliverable=row["deliverable"],
+        undeliverable_reason=row["undeliverable_reason"],
+        topology=row["topology"],
+        layout=row["layout"],
+        layouts=tuple(map(Layout.from_dict, row["layouts"])),
     )
 
 
@@ -64,6 +69,11 @@ def _reported(device: Device) -> dict[str, Any]:
         "setup_required": device.setup_required,
         "reboot_required": device.reboot_required,
         "abilities": sorted(device.abilities),
+        "deliverable": device.deliverable,
+        "undeliverable_reason": device.undeliverable_reason,
+        "topology": dict(device.topology),
+        "layout": device.layout,
+        "layouts": [layout.to_dict() for layout in device.layouts],
         "draining": False,
     }
 
@@ -73,22 +83,23 @@ def add(
     host: str,
     new: Iterable[Device],
     tombstones: Mapping[str, Tombstone] = MappingProxyType({}),
-) -> None:
-    """Insert devices of a host; ``tombstones`` has tombstones to restore from, by address."""
-    bulk.insert(
-        tx,
-        devices,
-        [
-            {
-                "uuid": tombstones[d.address].uuid if d.address in tombstones else str(uuid4()),
-                "status": tombstones[d.address].status if d.address in tombstones else ENABLED,
-                "host": host,
-                "address": d.address,
-                **_reported(d),
-            }
-            for d in new
-        ],
-    )
+) -> dict[str, str]:
+    """Insert devices of a host; return their uuids by address.
+
+    ``tombstones`` has tombstones to restore from, by address.
+    """
+    rows = [
+        {
+            "uuid": tombstones[d.address].uuid if d.address in tombstones else str(uuid4()),
+            "status": tombstones[d.address].status if d.address in tombstones else ENABLED,
+            "host": host,
+            "address": d.address,
+            **_reported(d),
+        }
+        for d in new
+    ]
+    bulk.insert(tx, devices, rows)
+    return {row["address"]: row["uuid"] for row in rows}
 
 
 def ids_by_address(tx: sa.Connection, host: str) -> dict[str, int]:

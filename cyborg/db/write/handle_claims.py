@@ -17,6 +17,7 @@ from typing import Any, TypedDict
 import sqlalchemy as sa
 
 from cyborg.core.inventory.device import Health
+from cyborg.db import failed_restores
 from cyborg.db.rows import fetch_all
 from cyborg.db.schema import attach_handles as handles
 from cyborg.db.schema import deployables, devices
@@ -34,7 +35,9 @@ class ClaimedProviderRow(TypedDict):
     provider: str
     address: str
     programming: bool
+    restore_failed: bool
     device: str
+    device_uuid: str
     backend: str
     abilities: list[str]
     resource_class: str
@@ -45,6 +48,7 @@ class ClaimedProviderRow(TypedDict):
     health: str
     setup_required: bool
     reboot_required: bool
+    deliverable: bool
     cordoned: bool
 
 
@@ -78,7 +82,10 @@ class DirtyHandleRow(TypedDict):
     host: str
 
 
-class _ReleasedHandleRow(DirtyHandleRow):
+class ReleasedHandleRow(DirtyHandleRow):
+    """A handle that was released, with its last owner."""
+
+    owner_id: int
     needs_cleaning: bool
     draining: bool
     rp_uuid: str
@@ -141,7 +148,7 @@ def claim(
     ).rowcount
 
 
-def release(tx: sa.Connection, arq_ids: Collection[int], now: datetime) -> list[DirtyHandleRow]:
+def release(tx: sa.Connection, arq_ids: Collection[int], now: datetime) -> list[ReleasedHandleRow]:
     """Release the handles of ARQs, which the caller must have locked; return the dirty handles.
 
     A draining handle remains, without an owner, until the next report deletes it
@@ -156,6 +163,7 @@ def release(tx: sa.Connection, arq_ids: Collection[int], now: datetime) -> list[
         sa.select(
             handles.c.id,
             handles.c.address,
+            handles.c.arq_id.label("owner_id"),
             handles.c.needs_cleaning,
             handles.c.draining,
             deployables.c.address.label("deployable"),
@@ -169,7 +177,7 @@ def release(tx: sa.Connection, arq_ids: Collection[int], now: datetime) -> list[
         .where(owned)
         .order_by(handles.c.id)
     )
-    rows = fetch_all(_ReleasedHandleRow, tx.execute(query))
+    rows = fetch_all(ReleasedHandleRow, tx.execute(query))
     if not rows:
         return []
     tx.execute(
@@ -195,7 +203,9 @@ _PROVIDERS = (
         deployables.c.rp_uuid.label("provider"),
         deployables.c.address,
         deployables.c.job_id.is_not(None).label("programming"),
+        failed_restores.IS_FAILED.label("restore_failed"),
         devices.c.address.label("device"),
+        devices.c.uuid.label("device_uuid"),
         devices.c.backend,
         devices.c.abilities,
         deployables.c.resource_class,
@@ -206,6 +216,7 @@ _PROVIDERS = (
         devices.c.health,
         devices.c.setup_required,
         devices.c.reboot_required,
+        devices.c.deliverable,
         devices.c.cordoned,
     )
     .join(devices, devices.c.id == deployables.c.device_id)
@@ -238,6 +249,11 @@ _SCHEDULABLE = sa.exists(
         devices.c.health != Health.UNHEALTHY,
         sa.not_(devices.c.setup_required),
         sa.not_(devices.c.reboot_required),
+        devices.c.deliverable,
     )
 )
-"""The device is schedulable: the guard of a claim, equal to ``core.inventory.device_state``."""
+"""The device is schedulable: the guard of a claim, equal to ``core.inventory.device_state``.
+
+The guard omits ``restore_failed``: if the restore fails after the candidates were read, the new
+bind has to prepare its own handle, and fails too. MariaDB would lock the jobs that it reads here.
+"""

@@ -8,13 +8,15 @@ any conductor may lease the job.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypedDict
 from uuid import uuid4
 
 import sqlalchemy as sa
 
-from cyborg.core.jobs.job import JobKind, JobState
+from cyborg.core.jobs.job import RETRIED_KINDS, JobKind, JobState, WorkItem
+from cyborg.db import bulk
 from cyborg.db.rows import StoredRow, fetch_all, fetch_first
 from cyborg.db.schema import arqs, attach_handles, deployables, devices, jobs
 from cyborg.db.write.handle_claims import DirtyHandleRow
@@ -39,6 +41,15 @@ class JobRow(StoredRow):
     error: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """A Bound ARQ whose handle must be prepared again, and the work for the agent."""
+
+    arq_id: int
+    instance: str
+    item: WorkItem
+
+
 class OverdueRow(TypedDict):
     """A job past its deadline."""
 
@@ -47,6 +58,8 @@ class OverdueRow(TypedDict):
 
 
 OPEN = jobs.c.state == JobState.OPEN
+
+_PRIORITY = sa.case({kind: number for number, kind in enumerate(JobKind)}, value=jobs.c.kind)
 
 
 def enqueue(
@@ -76,10 +89,49 @@ def enqueue(
     return int(key[0])
 
 
+def enqueue_restores(
+    tx: sa.Connection, host: str, restores: Collection[Restore], now: datetime
+) -> None:
+    """Enqueue a restore job for each Bound ARQ, due immediately; the ARQ waits for it."""
+    uuids_by_arq = {restore.arq_id: str(uuid4()) for restore in restores}
+    bulk.insert(
+        tx,
+        jobs,
+        [
+            {
+                "uuid": uuids_by_arq[restore.arq_id],
+                "kind": JobKind.RESTORE,
+                "host": host,
+                "subject": restore.instance,
+                "arguments": {"items": [restore.item.to_dict()], "instance": restore.instance},
+                "next_try_at": now,
+            }
+            for restore in restores
+        ],
+    )
+    # The handle may have been claimed when the driver did not prepare devices.
+    tx.execute(
+        sa.update(attach_handles)
+        .where(attach_handles.c.arq_id.in_(uuids_by_arq))
+        .values(needs_cleaning=True)
+    )
+    query = sa.select(jobs.c.uuid, jobs.c.id).where(jobs.c.uuid.in_(uuids_by_arq.values()))
+    ids = {row.uuid: row.id for row in tx.execute(query)}
+    tx.execute(
+        sa.update(arqs)
+        .where(arqs.c.id.in_(uuids_by_arq))
+        .values(
+            job_id=sa.case({arq: ids[uuid] for arq, uuid in uuids_by_arq.items()}, value=arqs.c.id),
+            # The orphan collector uses updated_at as the time of the bind.
+            updated_at=arqs.c.updated_at,
+        )
+    )
+
+
 def lease(
     tx: sa.Connection, *, owner: str, now: datetime, until: datetime, limit: int
 ) -> list[JobRow]:
-    """Lease up to ``limit`` due jobs, ordered by kind and, within a kind, by due time.
+    """Lease up to ``limit`` due jobs, in the order of ``JobKind`` and, within a kind, by due time.
 
     Return their previous rows, in which ``owner`` is the last owner.
     """
@@ -87,8 +139,8 @@ def lease(
     query = (
         sa.select(jobs)
         .where(due)
-        # By kind first: an instance waits for a prepare, but nothing waits for a release.
-        .order_by(jobs.c.kind, jobs.c.next_try_at, jobs.c.id)
+        # By kind first: an instance waits for a restore, but nothing waits for a release.
+        .order_by(_PRIORITY, jobs.c.next_try_at, jobs.c.id)
         .limit(limit)
         .with_for_update(skip_locked=True)
     )
@@ -110,9 +162,12 @@ def expedite(tx: sa.Connection, host: str, now: datetime) -> int:
 
 
 def reschedule(
-    tx: sa.Connection, job_id: int, owner: str, *, until: datetime, error: str | None
+    tx: sa.Connection, job_id: int, owner: str | None, *, until: datetime, error: str | None
 ) -> int:
-    """Set the next try of a job to ``until``, unless it has ended or has another owner."""
+    """Set the next try of a job to ``until``, unless it has ended or has another owner.
+
+    Return the number of changed jobs.
+    """
     return tx.execute(
         sa.update(jobs)
         .where(jobs.c.id == job_id, jobs.c.owner == owner, OPEN)
@@ -130,8 +185,8 @@ def end(tx: sa.Connection, ids: Collection[int], state: JobState, error: str | N
 
 
 def fail_host_jobs(tx: sa.Connection, host: str, error: str) -> int:
-    """Fail a host's open prepare and release jobs; return their number."""
-    kinds = (JobKind.PREPARE, JobKind.RELEASE)
+    """Fail a host's open jobs on handles; return their number."""
+    kinds = (JobKind.PREPARE, JobKind.RELEASE, JobKind.RESTORE, JobKind.PARTITION)
     return tx.execute(
         sa.update(jobs)
         .where(jobs.c.host == host, jobs.c.kind.in_(kinds), OPEN)
@@ -142,6 +197,17 @@ def fail_host_jobs(tx: sa.Connection, host: str, error: str) -> int:
 def get(tx: sa.Connection, uuid: str) -> JobRow | None:
     """Return a job's row, or None."""
     return fetch_first(JobRow, tx.execute(sa.select(jobs).where(jobs.c.uuid == uuid)))
+
+
+def get_by_id(tx: sa.Connection, id_: int) -> JobRow | None:
+    """Return a job's row by its row id, or None."""
+    return fetch_first(JobRow, tx.execute(sa.select(jobs).where(jobs.c.id == id_)))
+
+
+def failing_restores(tx: sa.Connection, ids: Collection[int]) -> Sequence[int]:
+    """Return the ids of the open restore jobs among ``ids`` that have failed at least once."""
+    failing = sa.and_(OPEN, jobs.c.kind == JobKind.RESTORE, jobs.c.error.is_not(None))
+    return tx.scalars(sa.select(jobs.c.id).where(jobs.c.id.in_(sorted(ids)), failing)).all()
 
 
 def uuids(tx: sa.Connection, ids: Collection[int]) -> list[str]:
@@ -179,8 +245,13 @@ def mark_cleaned(tx: sa.Connection, job_id: int) -> Sequence[str]:
 
 
 def overdue(tx: sa.Connection, cutoff: datetime, limit: int) -> list[OverdueRow]:
-    """Return up to ``limit`` open jobs with a deadline before ``cutoff``."""
-    query = sa.select(jobs.c.id, jobs.c.uuid).where(OPEN, jobs.c.deadline < cutoff).limit(limit)
+    """Return up to ``limit`` open jobs with a deadline before ``cutoff``.
+
+    Jobs that are retried after their deadline are left out.
+    """
+    ends = jobs.c.kind.not_in(sorted(RETRIED_KINDS))
+    query = sa.select(jobs.c.id, jobs.c.uuid).where(OPEN, ends, jobs.c.deadline < cutoff)
+    query = query.limit(limit)
     return fetch_all(OverdueRow, tx.execute(query))
 
 

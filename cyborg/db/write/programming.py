@@ -1,14 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the program job of a deployable, whose handles are not allocated during the job."""
+"""Write the program or partition job of deployables: no handle is allocated during the job.
 
-from collections.abc import Sequence
+The functions below ``start_boot_checks`` write what a host has lost with a reboot:
+``core.inventory.boot_check``.
+"""
+
+from collections.abc import Collection, Sequence
 from typing import Any, TypedDict
 
 import sqlalchemy as sa
 
-from cyborg.core.jobs.job import JobState
-from cyborg.db.rows import fetch_first
-from cyborg.db.schema import arqs, attach_handles, deployables, devices, jobs
+from cyborg.core.hosts.service import AGENT
+from cyborg.core.inventory.boot_check import BootCheck
+from cyborg.core.jobs.job import JobKind, JobState
+from cyborg.db import bulk
+from cyborg.db.rows import fetch_all, fetch_first
+from cyborg.db.schema import arqs, attach_handles, deployables, devices, jobs, services
 
 
 class ProgramRow(TypedDict):
@@ -23,6 +30,117 @@ class ProgramRow(TypedDict):
     backend: str
     host: str
     abilities: list[str]
+
+
+class PartitionRow(TypedDict):
+    """A device with the row id, provider and job of one of its deployables, None if it has none."""
+
+    address: str
+    host: str
+    backend: str
+    abilities: list[str]
+    layout: str | None
+    layouts: list[dict[str, Any]]
+    deployable_id: int | None
+    rp_uuid: str | None
+    job_id: int | None
+    arguments: dict[str, Any] | None
+
+
+class OpenPartitionRow(TypedDict):
+    """An open partition job of a device that may have no deployable."""
+
+    id: int
+    device: str
+    arguments: dict[str, Any]
+
+
+class LostDeviceRow(TypedDict):
+    """A device that lost its layout or images with a reboot, and that nothing uses."""
+
+    id: int
+    uuid: str
+    host: str
+    layout: str | None
+    desired_layout: str | None
+
+
+class LostImageRow(TypedDict):
+    """A deployable that lost the image of an operator."""
+
+    uuid: str
+    desired_image: str
+
+
+def lock_device(tx: sa.Connection, uuid: str) -> list[PartitionRow]:
+    """Return a device with each of its deployables, which are locked.
+
+    A device without deployables is one row. The result is empty if there is no such device.
+    """
+    ids = tx.scalars(
+        sa.select(deployables.c.id)
+        .join(devices, devices.c.id == deployables.c.device_id)
+        .where(devices.c.uuid == uuid)
+        .order_by(deployables.c.id)
+        .with_for_update(of=deployables)
+    ).all()
+    query = (
+        sa.select(
+            *(devices.c[name] for name in ("address", "host", "backend", "abilities")),
+            devices.c.layout,
+            devices.c.layouts,
+            deployables.c.id.label("deployable_id"),
+            deployables.c.rp_uuid,
+            deployables.c.job_id,
+            jobs.c.arguments,
+        )
+        .outerjoin(
+            deployables,
+            sa.and_(deployables.c.device_id == devices.c.id, deployables.c.id.in_(ids)),
+        )
+        .outerjoin(jobs, jobs.c.id == deployables.c.job_id)
+        .where(devices.c.uuid == uuid)
+        .order_by(deployables.c.id)
+    )
+    return fetch_all(PartitionRow, tx.execute(query))
+
+
+def open_partitions(tx: sa.Connection, host: str) -> list[OpenPartitionRow]:
+    """Return the open partition jobs of a host.
+
+    The job of a device without deployables is found only here. The caller holds the lock of the
+    host (``desired_backends.lock_host``), so that no other transaction adds one.
+    """
+    query = (
+        sa.select(jobs.c.id, devices.c.address.label("device"), jobs.c.arguments)
+        .join(devices, devices.c.uuid == jobs.c.subject)
+        .where(
+            jobs.c.host == host,
+            jobs.c.kind == str(JobKind.PARTITION),
+            jobs.c.state == str(JobState.OPEN),
+        )
+        .order_by(jobs.c.id)
+    )
+    return fetch_all(OpenPartitionRow, tx.execute(query))
+
+
+def devices_in_use(tx: sa.Connection, host: str) -> Sequence[str]:
+    """Return the uuids of the devices of a host with a layout and an existing, owned handle."""
+    query = (
+        sa.select(devices.c.uuid)
+        .join(deployables, deployables.c.device_id == devices.c.id)
+        .join(attach_handles, attach_handles.c.deployable_id == deployables.c.id)
+        .where(
+            devices.c.host == host,
+            devices.c.layout.is_not(None),
+            attach_handles.c.arq_id.is_not(None),
+            # A draining handle did not exist any more before the boot.
+            sa.not_(attach_handles.c.draining),
+        )
+        .distinct()
+        .order_by(devices.c.uuid)
+    )
+    return tx.scalars(query).all()
 
 
 def lock(tx: sa.Connection, uuid: str) -> ProgramRow | None:
@@ -51,31 +169,40 @@ def lock(tx: sa.Connection, uuid: str) -> ProgramRow | None:
     return fetch_first(ProgramRow, tx.execute(query))
 
 
-def lock_handles(tx: sa.Connection, deployable_id: int) -> Sequence[str]:
-    """Lock every handle of a deployable; return the uuids of the ARQs that own them."""
+def lock_handles(tx: sa.Connection, deployable_ids: Collection[int]) -> Sequence[str]:
+    """Lock every handle of deployables; return the uuids of the ARQs that own them."""
     tx.execute(
         sa.select(attach_handles.c.id)
-        .where(attach_handles.c.deployable_id == deployable_id)
+        .where(attach_handles.c.deployable_id.in_(deployable_ids))
         .order_by(attach_handles.c.id)
         .with_for_update()
     ).all()
     owners = (
         sa.select(arqs.c.uuid)
         .join(attach_handles, attach_handles.c.arq_id == arqs.c.id)
-        .where(attach_handles.c.deployable_id == deployable_id)
+        .where(attach_handles.c.deployable_id.in_(deployable_ids))
         .order_by(arqs.c.id)
     )
     return tx.scalars(owners).all()
 
 
-def start(tx: sa.Connection, deployable_id: int, job_id: int) -> bool:
-    """Assign a program job to a deployable; return False if it already has one."""
+def count_dirty(tx: sa.Connection, deployable_ids: Collection[int]) -> int:
+    """Return the number of handles of deployables that must be cleaned, and have no owner."""
+    h = attach_handles.c
+    query = sa.select(sa.func.count()).where(
+        h.deployable_id.in_(deployable_ids), h.needs_cleaning, h.arq_id.is_(None)
+    )
+    return int(tx.scalar(query) or 0)
+
+
+def start(tx: sa.Connection, deployable_ids: Collection[int], job_id: int) -> bool:
+    """Assign a job to deployables; return False if one of them already has one."""
     changed = tx.execute(
         sa.update(deployables)
-        .where(deployables.c.id == deployable_id, deployables.c.job_id.is_(None))
+        .where(deployables.c.id.in_(deployable_ids), deployables.c.job_id.is_(None))
         .values(job_id=job_id)
     ).rowcount
-    return bool(changed)
+    return changed == len(deployable_ids)
 
 
 def end(tx: sa.Connection, job_id: int, image: str | None) -> Sequence[str]:
@@ -85,13 +212,139 @@ def end(tx: sa.Connection, job_id: int, image: str | None) -> Sequence[str]:
     """
     programmed = deployables.c.job_id == job_id
     providers = tx.scalars(sa.select(deployables.c.rp_uuid).where(programmed)).all()
-    tx.execute(sa.update(deployables).where(programmed).values(job_id=None, bitstream_id=image))
+    values = {"job_id": None, "bitstream_id": image}
+    if image is not None:
+        values["desired_image"] = image
+    tx.execute(sa.update(deployables).where(programmed).values(**values))
     return providers
 
 
+def detach(tx: sa.Connection, deployable_ids: Collection[int]) -> Sequence[str]:
+    """Detach deployables from their ended jobs; return the uuids of the providers that remain.
+
+    The caller holds the lock of the host's inventory.
+    """
+    selected = deployables.c.id.in_(deployable_ids)
+    tx.execute(sa.update(deployables).where(selected).values(job_id=None))
+    return tx.scalars(sa.select(deployables.c.rp_uuid).where(selected)).all()
+
+
 def detach_ended_jobs(tx: sa.Connection) -> int:
-    """Detach deployables from jobs that have already ended; return their number."""
-    ended = sa.select(jobs.c.id).where(jobs.c.state != JobState.OPEN)
+    """Detach deployables from program jobs that have already ended; return their number.
+
+    A report detaches those of partition jobs, because it has the new layout.
+    """
+    ended = sa.select(jobs.c.id).where(
+        jobs.c.state != JobState.OPEN, jobs.c.kind == JobKind.PROGRAM
+    )
     return tx.execute(
         sa.update(deployables).where(deployables.c.job_id.in_(ended)).values(job_id=None)
     ).rowcount
+
+
+def set_desired_layout(tx: sa.Connection, device: str, layout: str) -> None:
+    """Record the layout that was applied to the device with this uuid.
+
+    A device that waits for a report still does so: its images are not known yet.
+    """
+    waits = devices.c.boot_check == BootCheck.AWAITING_REPORT
+    check = sa.case((waits, devices.c.boot_check), else_=None)
+    values = {"desired_layout": layout, "boot_check": check}
+    tx.execute(sa.update(devices).where(devices.c.uuid == device).values(**values))
+
+
+def start_boot_checks(tx: sa.Connection, host: str) -> int:
+    """Let the devices of a rebooted host with desired values wait for a report; return how many."""
+    has_image = (
+        sa.exists()
+        .where(deployables.c.device_id == devices.c.id, deployables.c.desired_image.is_not(None))
+        .correlate(devices)
+    )
+    desired = sa.or_(devices.c.desired_layout.is_not(None), has_image)
+    return tx.execute(
+        sa.update(devices)
+        .where(devices.c.host == host, desired)
+        .values(boot_check=BootCheck.AWAITING_REPORT)
+    ).rowcount
+
+
+def end_boot_checks(tx: sa.Connection, host: str, addresses: Collection[str]) -> int:
+    """Compare the devices of a report that wait for it; return how many have lost values.
+
+    Call this after the report is written. ``addresses`` are those of the reported devices.
+    """
+    query = sa.select(devices.c.id, devices.c.address, _LOST.label("lost")).where(
+        devices.c.host == host, devices.c.boot_check == BootCheck.AWAITING_REPORT
+    )
+    found = [row for row in tx.execute(query) if row.address in addresses]
+    for lost in (False, True):
+        for chunk in bulk.chunks([row.id for row in found if bool(row.lost) is lost]):
+            tx.execute(
+                sa.update(devices)
+                .where(devices.c.id.in_(chunk))
+                .values(boot_check=BootCheck.LOST if lost else None)
+            )
+    return sum(bool(row.lost) for row in found)
+
+
+def find_lost(tx: sa.Connection, limit: int, after: int = 0) -> list[LostDeviceRow]:
+    """Return up to ``limit`` devices that lost values and can get them again now.
+
+    They are ordered by id, beginning with the one that follows the id ``after``.
+    A device whose host is down, with a handle that is bound or dirty, or that is programmed, is
+    left out until that changes.
+    """
+    h = attach_handles.c
+    busy = (
+        sa.select(deployables.c.id)
+        .outerjoin(attach_handles, h.deployable_id == deployables.c.id)
+        .where(
+            deployables.c.device_id == devices.c.id,
+            sa.or_(h.arq_id.is_not(None), h.needs_cleaning, deployables.c.job_id.is_not(None)),
+        )
+        .correlate(devices)
+    )
+    agent = sa.and_(services.c.host == devices.c.host, services.c.binary == AGENT)
+    query = (
+        sa.select(*(devices.c[name] for name in LostDeviceRow.__annotations__))
+        .join(services, agent)
+        .where(
+            devices.c.boot_check == BootCheck.LOST,
+            devices.c.id > after,
+            sa.not_(devices.c.draining),
+            services.c.down_since.is_(None),
+            sa.not_(sa.exists(busy)),
+        )
+        .order_by(devices.c.id)
+        .limit(limit)
+    )
+    return fetch_all(LostDeviceRow, tx.execute(query))
+
+
+def lost_images(tx: sa.Connection, device_id: int) -> list[LostImageRow]:
+    """Return the deployables of a device that lost their images."""
+    query = (
+        sa.select(deployables.c.uuid, deployables.c.desired_image)
+        .where(deployables.c.device_id == device_id, _IMAGE_LOST)
+        .order_by(deployables.c.id)
+    )
+    return fetch_all(LostImageRow, tx.execute(query))
+
+
+def clear_boot_check(tx: sa.Connection, device_id: int) -> bool:
+    """End the check of a device with lost values; return False if it has another state."""
+    lost = sa.and_(devices.c.id == device_id, devices.c.boot_check == BootCheck.LOST)
+    return bool(tx.execute(sa.update(devices).where(lost).values(boot_check=None)).rowcount)
+
+
+_IMAGE_LOST = sa.and_(
+    deployables.c.desired_image.is_not(None),
+    sa.func.coalesce(deployables.c.bitstream_id, "") != deployables.c.desired_image,
+)
+_LOST = sa.or_(
+    sa.and_(
+        devices.c.desired_layout.is_not(None),
+        sa.func.coalesce(devices.c.layout, "") != devices.c.desired_layout,
+    ),
+    sa.exists().where(deployables.c.device_id == devices.c.id, _IMAGE_LOST).correlate(devices),
+)

@@ -29,9 +29,10 @@ from cyborg.db.schema import (
 
 
 class HeartbeatFields(TypedDict):
-    """Other columns of a heartbeat; only an agent has an endpoint."""
+    """Other columns of a heartbeat; only an agent has an endpoint and a boot id."""
 
     endpoint: NotRequired[str | None]
+    boot_id: NotRequired[str]
     status: str
     versions: dict[str, Any]
 
@@ -65,6 +66,7 @@ class IncarnationRow(TypedDict):
 
     endpoint: str | None
     last_seen_at: datetime
+    boot_id: str | None
 
 
 def heartbeat_if_unchanged(
@@ -104,7 +106,7 @@ def previous_incarnation(
     tx: sa.Connection, binary: str, host: str, epoch: str
 ) -> IncarnationRow | None:
     """Return a daemon's row if it has another epoch, else None."""
-    query = sa.select(services.c.endpoint, services.c.last_seen_at).where(
+    query = sa.select(*(services.c[name] for name in IncarnationRow.__annotations__)).where(
         services.c.binary == binary, services.c.host == host, services.c.epoch != epoch
     )
     return fetch_first(IncarnationRow, tx.execute(query))
@@ -147,7 +149,10 @@ def find(tx: sa.Connection, uuid: str) -> DaemonRow | None:
 
 
 def open_jobs(tx: sa.Connection, host: str) -> Sequence[str]:
-    """Return the uuids of open jobs that have a step or program a deployable on a host."""
+    """Return the uuids of open jobs that have a step, or program a device, on a host.
+
+    Partition jobs do not count: they have no deadline, and end with the removal of the host.
+    """
     steps = sa.exists().where(job_steps.c.job_id == jobs.c.id, job_steps.c.host == host)
     programs = sa.and_(jobs.c.host == host, jobs.c.kind == str(JobKind.PROGRAM))
     query = sa.select(jobs.c.uuid).where(

@@ -124,6 +124,18 @@ class _EffectRecorder:
 _RECORDER = _EffectRecorder()
 
 
+def _wait_for_exit(existing: set[threading.Thread]) -> list[threading.Thread]:
+    """Wait until all other threads have exited; return those that have not within the timeout."""
+    end = time.monotonic() + THREAD_EXIT_TIMEOUT
+    pause = threading.Event()
+    # Not join(), which refuses a thread that another thread is about to start.
+    while threads := [t for t in threading.enumerate() if t not in existing]:
+        if time.monotonic() >= end:
+            break
+        pause.wait(0.005)
+    return threads
+
+
 class Environment:
     """A driver under test. The first discovery is cached; every other call is repeated."""
 
@@ -151,11 +163,7 @@ class Environment:
             call.seconds = time.monotonic() - started_at
         if not call.timed_out:
             thread.join()
-            end = time.monotonic() + THREAD_EXIT_TIMEOUT
-            started = [t for t in threading.enumerate() if t not in existing]
-            for thread in started:
-                thread.join(max(0.0, end - time.monotonic()))
-            call.leaked_threads = sorted(t.name for t in started if t.is_alive())
+            call.leaked_threads = sorted(t.name for t in _wait_for_exit(existing))
         call.effects = [e for e in call.effects if not self._harmless(e)]
         return call
 

@@ -2,10 +2,11 @@
 """The distribution of the functional tests to several workers.
 
 The tests of a group run on one worker: those of a file, which share clouds and services, and those
-of all files with the keystone cloud, which takes long to start.
+of all files with the keystone cloud, which takes long to start. The lab tests are two groups, so
+that at most two guests run at the same time: each is an emulated machine with two processors.
 """
 
-from pathlib import PurePosixPath
+from pathlib import Path, PurePath
 from typing import Any
 
 import pytest
@@ -13,7 +14,11 @@ import pytest
 KEYSTONE = frozenset({"test_clients", "test_personas_real", "test_tempest"})
 """Files with the fixture ``keystone_cloud``."""
 
+LAB = sorted(path.stem for path in Path(__file__).parents[1].glob("lab/test_*.py"))
+
 LONGEST = (
+    "lab 0",
+    "lab 1",
     "test_tutorial",
     "keystone",
     "test_chaos",
@@ -29,7 +34,7 @@ LONGEST = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the tests of the longest groups first; the others stay in their order."""
     ranks = {name: rank for rank, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: ranks.get(group_of(item.path.stem), len(ranks)))
+    items.sort(key=lambda item: ranks.get(group_of(item.path), len(ranks)))
 
 
 # xdist's own groups (--dist loadgroup) have no effect with pytest 9.2, which ignores the change of
@@ -41,11 +46,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            return group_of(PurePosixPath(nodeid.partition("::")[0]).stem)
+            return group_of(PurePath(nodeid.partition("::")[0]))
 
     return GroupScheduling(config, log)
 
 
-def group_of(name: str) -> str:
+def group_of(path: PurePath) -> str:
     """Return the group of a test file."""
-    return "keystone" if name in KEYSTONE else name
+    if path.parent.name == "lab":
+        return f"lab {LAB.index(path.stem) % 2}"
+    return "keystone" if path.stem in KEYSTONE else path.stem

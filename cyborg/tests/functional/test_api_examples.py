@@ -18,6 +18,7 @@ PAGE = Path(__file__).parents[3] / "doc" / "source" / "api" / "index.rst"
 BASE = "http://controller:6666"
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _MOMENT = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?\+00:00$")
+_HASH = re.compile(r"[0-9a-f]{64}")
 _BLOCK = re.compile(r"^\.\. code-block:: text\n\n((?:   .*\n|\n)+)", re.MULTILINE)
 _CALL = re.compile(
     r"(GET|POST|PATCH|DELETE) (/\S*)\n(.*?)\n*^(\d{3})\n(.*)", re.DOTALL | re.MULTILINE
@@ -56,6 +57,8 @@ class UuidMapping:
         elif isinstance(expected, str) and _MOMENT.match(expected):
             # The time of an update depends on timing.
             assert actual is None or _MOMENT.match(actual), place
+        elif isinstance(expected, str) and _HASH.fullmatch(expected):
+            assert _HASH.fullmatch(actual), place
         elif place.endswith(".attempts"):
             # The number of attempts depends on timing.
             assert isinstance(actual, int), place
@@ -91,7 +94,7 @@ def test_api_page_examples_match_the_service(endpoint: str) -> None:
                 method,
                 endpoint + like.translate(path),
                 json=json.loads(like.translate(body)) if body.strip() else None,
-                headers={"OpenStack-API-Version": "accelerator 2.4"},
+                headers={"OpenStack-API-Version": "accelerator 2.5"},
                 timeout=30,
             )
 
@@ -99,6 +102,10 @@ def test_api_page_examples_match_the_service(endpoint: str) -> None:
             response = wait_until("the job ends", partial(answer_if, _finished, ask), 15)
         elif path.startswith("/v2/services?"):
             response = wait_until("the host has cleaned up", partial(answer_if, _free, ask), 15)
+        elif path.endswith("/custody"):
+            response = wait_until(
+                "the record is in the chain", partial(answer_if, _sealed, ask), 15
+            )
         elif "/discoveries/" in path:
             response = wait_until("the discovery ends", partial(answer_if, _ended, ask), 15)
         elif path.endswith("/deployables"):
@@ -120,6 +127,11 @@ def _ended(answer: requests.Response) -> requests.Response | None:
 
 def _finished(answer: requests.Response) -> requests.Response | None:
     return answer if answer.json().get("state") != "pending" else None
+
+
+def _sealed(answer: requests.Response) -> requests.Response | None:
+    log = answer.json()
+    return answer if log["chain"] and all(record["hash"] for record in log["custody"]) else None
 
 
 def _free(answer: requests.Response) -> requests.Response | None:

@@ -13,8 +13,11 @@ import pytest
 pytestmark = pytest.mark.matrix
 
 BENCH = Path(__file__).parents[3] / "tools" / "bench"
-MOST = 24
-"""Statements of a boot and delete of one server, beginnings and ends of transactions among them."""
+MOST = 27
+"""Statements of a boot and delete of one server, beginnings and ends of transactions among them.
+
+They are 24 on an idle machine. On a slow one a heartbeat is recorded during the six cycles.
+"""
 
 MOST_CALLS = 4
 """Calls of Placement for one device of a host that has changed."""
@@ -103,6 +106,16 @@ def test_first_report_is_one_transaction(
     assert many["report_commits"] == 1
     assert few["report_statements"] == many["report_statements"]
     assert many["floor_ms"] > 0
+
+
+def test_replay_has_no_problem() -> None:
+    words = "replay --hosts 2 --binds 16 --threads 2 --interval 1"
+    results = run_bench(*words.split())
+    assert (results["binds"], results["releases"]) == (16, 16)
+    assert results["devices"] == 14
+    assert (results["violations"], results["findings"]) == (0, 0)
+    assert results["chains"] >= 14
+    assert results["layouts"] > 0
 
 
 def test_hello_prints_one_row_for_each_step() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from cyborg.tests.fixtures.clouds.filled_service import Client, filled_service
+from cyborg.tests.fixtures.machine.processes import wait_until
 
 __all__ = ["filled_service"]
 
@@ -76,7 +77,8 @@ def compare(name: str, text: str) -> None:
 
 def test_each_list_command_has_a_golden_file() -> None:
     verbs = {entry.name for entry in metadata.entry_points(group="cyborg.cli")}
-    assert {name for name in verbs if name.endswith("-list")} <= {
+    others = {"device-layout-list"}  # test_layouts.py: no device of this service has layouts
+    assert {name for name in verbs if name.endswith("-list")} - others <= {
         command.split()[0] for command in LISTS
     }
 
@@ -105,3 +107,42 @@ def test_list_json_is_stable_and_has_full_uuids(filled_service: Client, command:
         assert "miss model info" not in json.dumps(row)
     text = json.dumps(parsed, indent=1) + "\n"
     compare(f"{file_name(command)}.json", Stable().text(text))
+
+
+def custody_command(client: Client) -> str:
+    """Return the command for the device that is bound, once all its records are in the chain."""
+    device = client.field("device-list --address 0000:0c:00.0")
+    command = f"device-custody {device}"
+
+    def is_sealed() -> bool:
+        listed = json.loads(client.run(f"{command} -f json")[0])
+        return all(row["No."] is not None for row in listed)
+
+    wait_until("the records are sealed", is_sealed)
+    return command
+
+
+def test_device_custody_table_fits_80_columns(
+    filled_service: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = custody_command(filled_service)
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+    out, _ = filled_service.run(command)
+    assert max(map(len, out.splitlines())) <= WIDTH
+    compare("device-custody.txt", Stable().text(out))
+
+
+def test_device_custody_json_is_stable(filled_service: Client) -> None:
+    command = custody_command(filled_service)
+    parsed = json.loads(filled_service.run(f"{command} -f json")[0])
+    text = json.dumps(parsed, indent=1) + "\n"
+    compare("device-custody.json", Stable().text(text))
+
+
+def test_device_custody_verify_computes_the_hashes(filled_service: Client) -> None:
+    command = custody_command(filled_service)
+    listed = json.loads(filled_service.run(f"{command} --long -f json")[0])
+    _, message = filled_service.run(f"{command} --verify --event claimed")
+    last = listed[-1]
+    expected = f"records 1 to {last['No.']} are unchanged; the last hash is {last['Hash']}\n"
+    assert message == expected

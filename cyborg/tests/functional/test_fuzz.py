@@ -38,6 +38,7 @@ from cyborg.tests.fixtures.machine.processes import wait_until
 
 AnyCase = Case[Any]
 REQUESTS = int(os.environ.get("CYBORG_TEST_FUZZ_REQUESTS", "1000"))
+ENOUGH = 1000  # With fewer requests, some operations get no valid one.
 RAW = REQUESTS // 5  # written by hand
 MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
 PATIENCE = 20.0  # seconds for one answer
@@ -51,9 +52,12 @@ SOME = settings(
     phases=[Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
-# A standalone service has no dead letters, its only card must stay, and its jobs end before they
-# can be cancelled.
-BEYOND = {"outbox.delete", "outbox.retry", "hardware.release", "jobs.cancel", "services.delete"}
+# A standalone service has no dead letters, its only card must stay and has no layouts, and its jobs
+# end before they can be cancelled.
+BEYOND = {
+    *("outbox.delete", "outbox.retry", "hardware.release", "jobs.cancel", "services.delete"),
+    "devices.set_layout",
+}
 OFTEN = st.sampled_from([True, True, True, False])
 ANYTHING = st.recursive(
     st.none()
@@ -347,11 +351,12 @@ def test_random_openapi_requests_get_no_500(
         record for record in caplog.records if not record.name.startswith("oslo.messaging._d")
     ]
     assert [record for record in own_records if record.levelno >= logging.ERROR] == []
-    # Every operation succeeded at least once.
-    unsuccessful = [
+    unsuccessful = {
         name for name, statuses in tally.by_operation.items() if not any(s < 400 for s in statuses)
-    ]
-    assert set(unsuccessful) <= BEYOND, tally.by_operation
+    }
+    if REQUESTS >= ENOUGH:
+        # Every operation succeeded at least once.
+        assert unsuccessful <= BEYOND, tally.by_operation
 
 
 # None of them is valid for any operation.

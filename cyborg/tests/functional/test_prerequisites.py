@@ -123,6 +123,16 @@ def test_lab_without_one_part_is_skipped(name: str, tmp_path: Path) -> None:
     check_all_skipped(machine.pytest(LAB, "--setup-only"), f"is missing; apt install {package}")
 
 
+@pytest.mark.matrix
+def test_modules_without_kernel_headers_are_skipped(machine: Machine) -> None:
+    """The rest of the lab does not need them."""
+    names = ("test_fpga_driver", "test_gpu_driver", "test_gpu_service")
+    files = [f"{LAB}/{name}.py" for name in names]
+    run = machine.pytest(*files, "--setup-only")
+    check_all_skipped(run, "the headers of the kernel 6.1.0-1-amd64")
+    assert all("linux-headers-6.1.0-1-amd64" in reason for reason in run.reasons)
+
+
 def test_guest_without_a_kernel_names_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

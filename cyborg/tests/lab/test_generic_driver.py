@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The generic driver on the PCI bus of a real kernel: an NVMe drive with SR-IOV."""
+"""The generic driver on the PCI bus of a real kernel: an NVMe drive with SR-IOV, and its IOMMU.
+
+Two functions of one slot without ACS share an IOMMU group.
+"""
 
 from typing import Any
 
@@ -9,12 +12,20 @@ from cyborg.tests.fixtures.machine import guest
 
 pytestmark = pytest.mark.lab
 
-DEVICES = (*guest.IOMMU, *guest.ROOT_PORT, *guest.NVME, *guest.EDU)
+FIRST, SECOND = "0000:00:1a.0", "0000:00:1a.1"
+SHARED = (
+    *("-device", "edu,addr=1a.0,multifunction=on"),
+    *("-device", "edu,addr=1a.1"),
+)
+DEVICES = (*guest.IOMMU, *guest.ROOT_PORT, *guest.NVME, *guest.EDU, *SHARED)
 
 
 @pytest.fixture(scope="module")
 def devices() -> list[Any]:
-    """Return the devices in the guest before and after the creation of two VFs."""
+    """Return the devices in the guest before and after the creation of two VFs.
+
+    Then those before vfio-pci is loaded, the functions of each IOMMU group, and errors of resets.
+    """
     devices: list[Any] = guest.run_program("virtual_functions", DEVICES)
     return devices
 
@@ -36,3 +47,52 @@ def test_virtual_functions_become_handles_of_one_provider(devices: list[Any]) ->
     assert len(addresses) == 2
     assert drives[0]["address"] not in addresses
     assert all(h["type"] == "PCI" for h in part["handles"])
+
+
+def test_function_with_own_group_is_deliverable(devices: list[Any]) -> None:
+    groups = devices[3].values()
+    for device in (*devices[0], *devices[1]):
+        if device["address"] not in (FIRST, SECOND):
+            assert device.get("deliverable", True), device
+            assert [device["address"]] in groups
+
+
+def test_functions_with_one_group_name_each_other(devices: list[Any]) -> None:
+    assert [FIRST, SECOND] in devices[3].values(), "the kernel put them into one group"
+    reasons = {d["address"]: d.get("undeliverable_reason", "") for d in devices[0]}
+    assert f"with {SECOND} (offered too): bind these" in reasons[FIRST]
+    assert f"with {FIRST} (offered too): bind these" in reasons[SECOND]
+
+
+def test_installed_vfio_that_is_not_loaded_changes_nothing(devices: list[Any]) -> None:
+    assert {d["address"]: d.get("deliverable", True) for d in devices[2]} == {
+        d["address"]: d.get("deliverable", True) for d in devices[0]
+    }
+
+
+def test_topology_of_the_drive(devices: list[Any]) -> None:
+    (drive,) = (d for d in devices[0] if d["type"] == "SSD")
+    topology = drive["topology"]
+    port, function = topology["pci_path"].split("/")
+    assert (topology["pci_root"], function) == ("0000:00", drive["address"])
+    assert port.startswith("0000:00:")
+    assert drive["address"] in devices[3][topology["iommu_group"]]
+    assert topology["max_link_width"] == "1"
+    assert topology["max_link_speed"].endswith("GT/s PCIe")
+    assert "flr" in topology["reset_methods"].split()
+
+
+def test_virtual_function_is_reset_unless_a_process_uses_it(devices: list[Any]) -> None:
+    resets = devices[4]
+    assert resets["no kernel driver"] == ""
+    assert resets["driver"] == "vfio-pci"
+    assert resets["vfio-pci"] == ""
+    assert "may still be used by a process: /dev/vfio/" in resets["in use"]
+    assert resets["free again"] == ""
+
+
+def test_functions_that_must_not_or_cannot_be_reset(devices: list[Any]) -> None:
+    resets = devices[4]
+    assert "the kernel driver nvme" in resets["with virtual functions"]
+    assert "the kernel has no method to reset it" in resets["no method"]
+    assert resets["no method, if possible"] == ""

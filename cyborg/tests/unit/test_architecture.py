@@ -73,6 +73,7 @@ def test_import_contracts() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_packages_have_no_mutual_imports() -> None:
     """No two packages import each other, even if the layers would allow it."""
     pairs = set()

@@ -20,8 +20,13 @@ from cyborg.core.arq import states
 from cyborg.core.inventory import capability
 from cyborg.core.inventory.device import AttachHandle, Deployable, Device
 from cyborg.drivers.base import Driver
+from cyborg.drivers.crypto.driver import CryptoDriver
 from cyborg.drivers.fake import FakeDriver
+from cyborg.drivers.fpga.driver import FpgaDriver
 from cyborg.drivers.generic import GenericDriver
+from cyborg.drivers.gpu.driver import GpuDriver
+from cyborg.drivers.nic.driver import NicDriver
+from cyborg.drivers.nvme import NvmeDriver
 from cyborg.drivers.rules import MATCHERS, RESULTS
 from cyborg.policies import list_rules
 from cyborg.rpc.contract import CONTRACTS
@@ -66,7 +71,11 @@ def test_options_have_help() -> None:
     assert [f"[{group}] {option.name}" for group, option in options if not option.help] == []
 
 
-@pytest.mark.parametrize("driver", [FakeDriver, GenericDriver], ids=lambda d: d.name)
+@pytest.mark.parametrize(
+    "driver",
+    [CryptoDriver, FakeDriver, FpgaDriver, GenericDriver, GpuDriver, NicDriver, NvmeDriver],
+    ids=lambda d: d.name,
+)
 def test_docs_have_driver_and_its_options(driver: type[Driver]) -> None:
     text = page("admin/drivers")
     assert re.search(rf"^{driver.name}\n=+$", text, re.MULTILINE)
@@ -75,7 +84,8 @@ def test_docs_have_driver_and_its_options(driver: type[Driver]) -> None:
 
 
 def test_entry_points_have_expected_drivers() -> None:
-    assert entry_points("cyborg.accelerator.driver") == ["fake", "generic"]
+    names = ["crypto", "fake", "fpga", "generic", "gpu", "nic", "nvme"]
+    assert entry_points("cyborg.accelerator.driver") == names
 
 
 @pytest.mark.parametrize("key", [*MATCHERS, *RESULTS])
@@ -89,6 +99,7 @@ def test_docs_have_command(program: str) -> None:
     assert re.search(rf"^{program}\n=+$", text, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_docs_of_client_commands_are_generated() -> None:
     assert ".. autoprogram-cliff:: cyborg.cli" in page("cli/cyborg")
     for name in entry_points("cyborg.cli"):
@@ -121,7 +132,9 @@ def test_docs_have_api_routes() -> None:
     plain = re.sub(r"\{uuid or name\}|\{uuid\}|[0-9a-f]{8}-[0-9a-f-]{27}", "*", text)
     documented = {
         (method, path.split("?")[0])
-        for method, path in re.findall(r"(GET|POST|PATCH|DELETE) /v2/([a-z_/*]+\S*?)[`\s]", plain)
+        for method, path in re.findall(
+            r"(GET|POST|PUT|PATCH|DELETE) /v2/([a-z_/*]+\S*?)[`\s]", plain
+        )
     }
     table = routes.build_routes(controller.ApiContext.__new__(controller.ApiContext))
     missing = {(m, path) for path, methods in table.items() for m in methods} - documented

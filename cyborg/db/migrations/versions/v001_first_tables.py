@@ -48,11 +48,18 @@ def upgrade() -> None:
         sa.Column("cordoned", sa.Boolean(), nullable=False),
         sa.Column("draining", sa.Boolean(), nullable=False),
         sa.Column("abilities", sa.JSON(), nullable=False),
+        sa.Column("deliverable", sa.Boolean(), nullable=False),
+        sa.Column("undeliverable_reason", sa.String(255)),
+        sa.Column("topology", sa.JSON(), nullable=False),
+        sa.Column("layout", sa.String(255)),
+        sa.Column("layouts", sa.JSON(), nullable=False),
+        sa.Column("desired_layout", sa.String(255)),
+        sa.Column("boot_check", sa.String(32)),
         _unique("devices", "uuid"),
         _unique("devices", "host", "address"),
     )
-    _index("devices", "type")
-    _index("devices", "vendor")
+    for column in ("boot_check", "type", "vendor"):
+        _index("devices", column)
     _table(
         "self_heal_counters",
         sa.Column("kind", sa.String(64), nullable=False),
@@ -191,6 +198,7 @@ def upgrade() -> None:
         sa.Column("down_since", MOMENT),
         sa.Column("identity", sa.JSON(), nullable=False),
         sa.Column("drivers_digest", sa.String(64)),
+        sa.Column("boot_id", sa.String(64)),
         sa.Column("desired_generation", sa.BigInteger(), nullable=False),
         _unique("services", "uuid"),
         _unique("services", "binary", "host"),
@@ -255,6 +263,7 @@ def upgrade() -> None:
         sa.Column("traits", sa.JSON(), nullable=False),
         sa.Column("attributes", sa.JSON(), nullable=False),
         sa.Column("bitstream_id", sa.String(255)),
+        sa.Column("desired_image", sa.String(255)),
         sa.Column("num_accelerators", sa.Integer(), nullable=False),
         sa.Column("draining", sa.Boolean(), nullable=False),
         sa.Column("job_id", KEY),
@@ -331,6 +340,41 @@ def upgrade() -> None:
         _unique("attributes", "deployable_id", "key"),
     )
     _index("attributes", "deployable_id")
+    _create_custody_tables()
+
+
+def _create_custody_tables() -> None:
+    _table(
+        "custody_records",
+        sa.Column("uuid", sa.String(36), nullable=False),
+        sa.Column("device_uuid", sa.String(36), nullable=False),
+        sa.Column("host", sa.String(255), nullable=False),
+        sa.Column("event", sa.String(32), nullable=False),
+        sa.Column("recorded_at", MOMENT, nullable=False),
+        sa.Column("details", sa.JSON(), nullable=False),
+        sa.Column("sequence", sa.BigInteger()),
+        sa.Column("hash", sa.String(64)),
+        _unique("custody_records", "uuid"),
+        _unique("custody_records", "device_uuid", "sequence"),
+    )
+    _index("custody_records", "sequence", "id")
+    _index("custody_records", "host", "device_uuid")
+    _table(
+        "custody_heads",
+        sa.Column("device_uuid", sa.String(36), nullable=False),
+        sa.Column("host", sa.String(255), nullable=False),
+        sa.Column("sequence", sa.BigInteger(), nullable=False),
+        sa.Column("hash", sa.String(64), nullable=False),
+        sa.Column("base_sequence", sa.BigInteger(), nullable=False),
+        sa.Column("base_hash", sa.String(64), nullable=False),
+        sa.Column("oldest_at", MOMENT),
+        sa.Column("checked_sequence", sa.BigInteger(), nullable=False),
+        sa.Column("checked_hash", sa.String(64), nullable=False),
+        sa.Column("checked_at", MOMENT, nullable=False),
+        _unique("custody_heads", "device_uuid"),
+    )
+    _index("custody_heads", "host")
+    _index("custody_heads", "oldest_at")
 
 
 def _table(name: str, *columns: Any) -> None:

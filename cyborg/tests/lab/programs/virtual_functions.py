@@ -1,9 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Print the devices that the generic driver finds before and after two VFs are created."""
+"""Print the devices that the generic driver finds before and after two VFs are created.
+
+Then the devices before the driver vfio-pci is loaded, with the kernel's own names of the groups,
+and the results of resets.
+"""
 
 import json
+import os
+import subprocess
+from pathlib import Path
 from typing import Any
 
+from cyborg.core.errors import DriverFailed
+from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.generic import GenericDriver
 from cyborg.tests.lab.programs.drive import load_driver
 
@@ -13,14 +22,56 @@ def discover(driver: GenericDriver) -> list[dict[str, Any]]:
     return [device.to_dict() for device in driver.discover()]
 
 
+def groups() -> dict[str, list[str]]:
+    """Return the functions of each IOMMU group, as the kernel lists them."""
+    return {
+        group.name: sorted(function.name for function in (group / "devices").iterdir())
+        for group in Path("/sys/kernel/iommu_groups").iterdir()
+    }
+
+
+def try_reset(address: str, policy: str = "required") -> str:
+    """Reset a function as after its use; return the error, or an empty text."""
+    driver = GenericDriver("gen0", {"reset": policy})
+    try:
+        driver.sanitise(WorkItem("gen0", address, address, address))
+    except DriverFailed as exc:
+        return exc.message
+    return ""
+
+
+def reset_functions(drive: Path) -> dict[str, str]:
+    """Return the results of resets of a virtual function in several states, and of others."""
+    folder = (drive / "virtfn0").resolve()
+    address, bus = folder.name, Path("/sys/bus/pci")
+    found = {"no kernel driver": try_reset(address)}
+    (folder / "driver_override").write_text("vfio-pci")
+    (bus / "drivers_probe").write_text(address)
+    found["driver"] = (folder / "driver").resolve().name
+    found["vfio-pci"] = try_reset(address)
+    group = os.open(f"/dev/vfio/{(folder / 'iommu_group').resolve().name}", os.O_RDWR)
+    found["in use"] = try_reset(address)
+    os.close(group)
+    found["free again"] = try_reset(address)
+    found["with virtual functions"] = try_reset(drive.name)
+    edu = next(path.name for path in (bus / "devices").iterdir() if not (path / "reset").exists())
+    found["no method"] = try_reset(edu)
+    found["no method, if possible"] = try_reset(edu, "if_possible")
+    return found
+
+
 def main() -> None:
-    """Print both lists."""
+    """Print the lists and the groups."""
     driver = GenericDriver("gen0", {"devices": ["class=0108", "vendor=1234,product=11e8"]})
     drive = load_driver()
+    unloaded = discover(driver)
+    subprocess.run(["modprobe", "vfio-pci"], check=True)
     before = discover(driver)
     (drive / "sriov_drivers_autoprobe").write_text("0")
     (drive / "sriov_numvfs").write_text("2")
-    print("RESULT " + json.dumps([before, discover(driver)]))  # noqa: T201
+    after, members = discover(driver), groups()
+    resets = reset_functions(drive)
+    print("RESULT " + json.dumps([before, after, unloaded, members, resets]))  # noqa: T201
 
 
 main()

@@ -60,6 +60,7 @@ def test_host_only_option_in_config_file_survives_changes(
     assert journal.exists()
 
 
+@pytest.mark.slow
 def test_reference_driver_without_permission_fails(
     start_host: StartHost, conductor: ConductorDouble
 ) -> None:

@@ -31,6 +31,7 @@ CARD = "0000:0c:00.0"
 HEAVY = ("sqlalchemy", "alembic", "oslo_db", "pecan", "wsme", "openstack", "keystoneauth1")
 
 
+@pytest.mark.slow
 def test_agent_service_discovers_reports_runs_job_and_stops(bus: Bus, tmp_path: Path) -> None:
     conductor = Conductor()
     bus.conf.set_override("host", "compute-1")
@@ -67,6 +68,7 @@ def test_agent_service_discovers_reports_runs_job_and_stops(bus: Bus, tmp_path: 
     assert end == {"job": job, "host": "compute-1", "state": "done", "error": None}
     checkpoint = json.loads((tmp_path / "state" / "agent" / "jobs-compute-1.json").read_text())
     assert checkpoint["boot_id"] == "boot-1"
+    assert recorded_calls(conductor, "hello")[0]["boot_id"] == "boot-1"
     assert checkpoint["jobs"][job]["state"] == "completed"
 
 
@@ -84,6 +86,7 @@ class DesiredStateConductor(Conductor):
         return self.desired.get_desired_backends(host, epoch)
 
 
+@pytest.mark.slow
 def test_agent_service_desired_backend_over_bus_added_and_removed(bus: Bus, tmp_path: Path) -> None:
     conductor = DesiredStateConductor()
     bus.conf.set_override("host", "compute-1")
@@ -118,7 +121,15 @@ def test_agent_service_desired_backend_over_bus_added_and_removed(bus: Bus, tmp_
     assert names[:4] == ["report", "report", "report_backend_outcomes", "report"]
     reports = recorded_calls(conductor, "report")
     assert [len(report.devices) for report in reports[:3]] == [0, 2, 0]
-    assert {entry.name for entry in reports[0].drivers} == {"fake", "generic"}
+    assert {entry.name for entry in reports[0].drivers} == {
+        "crypto",
+        "fake",
+        "fpga",
+        "generic",
+        "gpu",
+        "nic",
+        "nvme",
+    }
     hellos = recorded_calls(conductor, "hello")
     assert hellos[0]["observed_generation"] == 0
     assert hellos[-1]["drivers"] == [], "nor in the next life"
@@ -144,6 +155,7 @@ def test_start_other_sysfs_root_does_not_watch_uevents(
     """The kernel's uevents are only about its own sysfs."""
     memory_bus.conf.set_override("enabled_drivers", ["generic"], group="agent")
     memory_bus.conf.set_override("state_path", str(tmp_path / "state"))
+    memory_bus.conf.set_override("timeout", 0.1, group="rpc")
     service = AgentService(
         memory_bus.conf, memory_bus.conductor(), memory_bus.transport, tmp_path / "sys"
     )
@@ -237,6 +249,7 @@ def test_agent_command_signals_without_broker_are_handled(config: Path) -> None:
     assert "hunter2" not in text
 
 
+@pytest.mark.slow
 def test_stop_all_threads_hanging_ends_at_one_deadline(
     memory_bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:

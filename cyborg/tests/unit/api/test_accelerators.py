@@ -29,6 +29,31 @@ def keystone_api(sqlite_engine: sa.Engine, fake_keystone: FakeKeystone) -> ApiEn
     return env
 
 
+def test_error_of_the_host_is_hidden_from_a_project(
+    keystone_api: ApiEnv, fake_keystone: FakeKeystone
+) -> None:
+    job = rows.insert(
+        keystone_api.engine,
+        schema.jobs,
+        kind="restore",
+        host="compute-1",
+        subject="s",
+        arguments={},
+        error="no file /etc/secret",
+    )
+    (arq, _) = rows.read(keystone_api.engine, schema.arqs)
+    rows.update(keystone_api.engine, schema.arqs, arq["id"], job_id=job)
+    for roles, project, errors in (
+        (["reader"], "project-1", {None}),
+        (["accelerator_admin"], "x", {None, "no file /etc/secret"}),
+    ):
+        headers = {"X-Auth-Token": fake_keystone.issue_token(roles, project), **LATEST}
+        answer = keystone_api.call("GET", PATH, None, headers)
+        assert answer.status_int == 200
+        assert {row["error"] for row in answer.json["accelerators"]} == errors
+
+
+@pytest.mark.slow
 def test_find_and_update_are_limited_to_own_project(
     keystone_api: ApiEnv, fake_keystone: FakeKeystone
 ) -> None:

@@ -68,6 +68,7 @@ def test_keystone_hanging_times_out(sqlite_engine: sa.Engine, fake_keystone: Fak
     assert error_message(answer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answer", [b"", b"<html>", b"[]", b"null", b'{"token": null}'])
 def test_keystone_malformed_response_is_refused(
     keystone_api: ApiEnv,

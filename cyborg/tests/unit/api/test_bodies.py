@@ -89,6 +89,7 @@ def valid_bodies() -> dict[tuple[str, str], Any]:
         ("POST", "audits"): {"host": "h", "repair": False},
         ("PATCH", "deployables/*/program"): [program],
         ("PATCH", "deployables/*/program/*"): [program],
+        ("PUT", "devices/*/layout"): {"layout": "2"},
         ("POST", "device_profiles"): [profile],
         ("POST", "discoveries"): {"host": "h", "driver": "fake"},
         ("POST", "drivers"): driver,
@@ -231,6 +232,7 @@ class Slow(io.BytesIO):
         return b""
 
 
+@pytest.mark.slow
 def test_body_slow_is_408(api: ApiEnv) -> None:
     api.conf.set_override("body_timeout", 1.0, group="api")
     for length in ({}, {"CONTENT_LENGTH": "10"}):

@@ -41,6 +41,16 @@ NEW = {
     "placement",
 }
 
+NEWEST = {
+    "deliverable",
+    "undeliverable_reason",
+    "topology",
+    "layout",
+    "layouts",
+    "desired_layout",
+    "job_errors",
+}
+
 
 def get_single(api: ApiEnv, collection: str) -> dict[str, Any]:
     (item,) = api.get(f"/v2/{collection}")[collection]
@@ -53,7 +63,90 @@ def test_device_fields_by_version(api: ApiEnv) -> None:
     for version, keys in (("2.0", BASE), ("2.2", BASE), ("2.3", BASE | {"status"})):
         (device,) = api.get("/v2/devices", version)["devices"]
         assert set(device) == keys
-    assert set(get_single(api, "devices")) == BASE | {"status"} | NEW
+    (device,) = api.get("/v2/devices", "2.4")["devices"]
+    assert set(device) == BASE | {"status"} | NEW
+    assert set(get_single(api, "devices")) == BASE | {"status"} | NEW | NEWEST
+
+
+def test_undeliverable_device_shows_reason_topology_and_layout(api: ApiEnv) -> None:
+    topology = {"pci_path": "0000:00:1c.0/0000:01:00.0", "link_width": "8"}
+    facts: dict[str, Any] = {"deliverable": False, "undeliverable_reason": "no IOMMU: enable it"}
+    layout = {"name": "whole", "offers": {"FPGA": 16}, "traits": []}
+    more: dict[str, Any] = {"topology": topology, "layout": "whole"}
+    rows.insert_card(api.engine, layouts=[layout], **more, **facts)
+    device = get_single(api, "devices")
+    assert {key: device[key] for key in NEWEST} == facts | more | {
+        "layouts": ["whole"],
+        "desired_layout": None,
+        "job_errors": [],
+    }
+    assert (device["state"], device["state_reasons"]) == ("undeliverable", ["undeliverable"])
+    assert api.get("/v2/accelerators")["accelerators"][0]["state_reasons"] == ["undeliverable"]
+
+
+def test_undeliverable_device_before_2_5_requires_setup(api: ApiEnv) -> None:
+    """A new value of ``state`` needs a new version."""
+    rows.insert_card(api.engine, deliverable=False, setup_required=True, health="unhealthy")
+    (device,) = api.get("/v2/devices", "2.4")["devices"]
+    assert (device["state"], device["state_reasons"]) == (
+        "unhealthy",
+        ["unhealthy", "setup_required"],
+    )
+    (accelerator, *_) = api.get("/v2/accelerators", "2.4")["accelerators"]
+    assert accelerator["state_reasons"] == ["unhealthy", "setup_required"]
+
+
+def test_failed_restore_is_shown_since_2_5(api: ApiEnv) -> None:
+    card = rows.insert_card(api.engine, handles=2)
+    job = rows.insert(
+        api.engine,
+        schema.jobs,
+        kind="restore",
+        host=card.host,
+        subject="s",
+        arguments={},
+        error="it broke",
+    )
+    bind = {"state": "Bound", "device_rp_uuid": card.provider, "job_id": job}
+    rows.insert_arq(api.engine, rows.insert_profile(api.engine), **bind)
+    (arq,) = rows.read(api.engine, schema.arqs)
+    (first, _) = rows.read(api.engine, schema.attach_handles)
+    rows.update(api.engine, schema.attach_handles, first["id"], arq_id=arq["id"])
+    device = get_single(api, "devices")
+    assert (device["state"], device["state_reasons"]) == ("restore_failed", ["restore_failed"])
+    assert len(device["job_errors"]) == 1
+    (device,) = api.get("/v2/devices", "2.4")["devices"]
+    assert (device["state"], device["state_reasons"]) == ("unhealthy", ["unhealthy"])
+
+
+def test_failed_cleaning_is_shown_since_2_5(api: ApiEnv) -> None:
+    card = rows.insert_card(api.engine, handles=1)
+    job = rows.insert(
+        api.engine,
+        schema.jobs,
+        kind="release",
+        host=card.host,
+        subject="s",
+        arguments={},
+        error="it broke",
+    )
+    (handle,) = rows.read(api.engine, schema.attach_handles)
+    rows.update(api.engine, schema.attach_handles, handle["id"], needs_cleaning=True, job_id=job)
+    (accelerator,) = api.get("/v2/accelerators")["accelerators"]
+    assert (accelerator["state"], accelerator["error"]) == ("error", "it broke")
+    (accelerator,) = api.get("/v2/accelerators", "2.4")["accelerators"]
+    assert accelerator["state"] == "dirty"
+    assert "error" not in accelerator
+
+
+def test_find_devices_filters_by_deliverable(api: ApiEnv) -> None:
+    rows.insert_card(api.engine, address="a", deliverable=False)
+    rows.insert_card(api.engine, address="b")
+    for value, addresses in (("true", ["b"]), ("false", ["a"])):
+        devices = api.get(f"/v2/devices?deliverable={value}")["devices"]
+        assert [device["address"] for device in devices] == addresses
+    newest = {"OpenStack-API-Version": "accelerator 2.5"}
+    assert api.call("GET", "/v2/devices?deliverable=1", headers=newest).status_int == 400
 
 
 def test_unhealthy_device_has_reason_and_time(api: ApiEnv) -> None:
@@ -86,6 +179,7 @@ def test_device_of_down_host_is_host_down(api: ApiEnv) -> None:
     assert [device["state"] for device in devices] == ["host_down", "ready"]
 
 
+@pytest.mark.slow
 def test_device_with_programming_deployable_is_programming(api: ApiEnv) -> None:
     card = rows.insert_card(api.engine)
     job: dict[str, Any] = {"kind": "program", "host": "h", "subject": "s", "arguments": {}}

@@ -79,6 +79,7 @@ def test_random_bytes_as_bodies(env: ApiEnv, method: str, path: str, body: bytes
     assert_no_server_error(env, method, f"/v2/{path}", body, LATEST)
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(METHODS, PATHS, st.lists(st.tuples(WORDS, WORDS), max_size=3))
 def test_random_queries(env: ApiEnv, method: str, path: str, query: list[tuple[str, str]]) -> None:

@@ -73,6 +73,7 @@ def collect(collector: DatabaseCollector) -> Samples:
     }
 
 
+@pytest.mark.slow
 def test_scrape_returns_the_counts_of_the_database(env: Env) -> None:
     rows.insert_card(env.engine, handles=3)
     rows.insert_arq(env.engine, rows.insert_profile(env.engine))
@@ -134,6 +135,7 @@ def test_database_outage_is_reported(tmp_path: Path) -> None:
     assert samples == {("cyborg_database_up", ()): 0}
 
 
+@pytest.mark.slow
 def test_first_server_on_the_port_serves(env: Env, caplog: pytest.LogCaptureFixture) -> None:
     other = env.make_server()
     try:
@@ -163,6 +165,7 @@ def test_address_that_cannot_be_bound_is_logged_once(
     assert line.startswith("Cannot serve metrics: ")
 
 
+@pytest.mark.slow
 def test_conductor_waiting_for_its_database_serves_metrics(tmp_path: Path) -> None:
     port = free_port()
     conf = make_conf(

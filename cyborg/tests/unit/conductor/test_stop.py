@@ -51,6 +51,7 @@ def test_error_of_close_has_a_traceback_only_if_unexpected(
     assert bool(record.exc_info) is has_traceback
 
 
+@pytest.mark.slow
 def test_stop_with_everything_hanging_ends_at_one_deadline(
     hanging: Hanging,
     sqlite_engine: sa.Engine,

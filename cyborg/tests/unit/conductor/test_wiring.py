@@ -43,7 +43,8 @@ def test_all_objects_have_one_notification_builder(
 def test_options_decide_which_tasks_run(sqlite_engine: sa.Engine) -> None:
     least = build(sqlite_engine, orphan_scan_interval=0, compute_node_interval=0)
     names = [task.name for task in least.tasks]
-    assert names == ["publisher", "outbox", "jobs", "sweep", "audits", "rollouts", "clock"]
+    loops = ["publisher", "outbox", "jobs", "sweep", "audits", "rollouts", "clock", "custody"]
+    assert names == loops
     assert len(least.outbox_workers) == 1
     notifier = SimpleNamespace(send=None, timeout=1.0)
     most = build(sqlite_engine, notifier, orphan_scan_interval=60, compute_node_interval=10)

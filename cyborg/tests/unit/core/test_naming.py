@@ -42,6 +42,14 @@ def test_provider_uuid_differs_by_host_and_address(left: str, right: str) -> Non
     assert uuid.UUID(first).version == 5
 
 
+def test_handle_uuid_is_stable_and_differs_by_host_deployable_and_handle() -> None:
+    place = ("h", "0000:3d:00.0", "0000:3d:00.0/nvidia-222/0")
+    # A constant: with another one, an agent would not recognise its mediated devices.
+    assert naming.handle_uuid(*place) == "14f04b53-0c90-5aed-8348-24eba5debe67"
+    others = [(*place[:n], "other", *place[n + 1 :]) for n in range(3)]
+    assert len({naming.handle_uuid(*other) for other in (place, *others)}) == 4
+
+
 @pytest.mark.parametrize(
     ("name", "is_class", "is_trait"),
     [

@@ -145,6 +145,7 @@ def test_refresh_measures_once_an_interval_and_survives_an_outage(
     assert clock() == earlier
 
 
+@pytest.mark.slow
 def test_no_service_module_reads_the_clock_of_its_host() -> None:
     """Check that services compare only the database's time; monotonic clocks measure durations."""
     root = Path(cyborg.__file__).parent

@@ -51,6 +51,7 @@ def _tables(engine: sa.Engine) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_upgrade_matches_the_models(empty_engine: sa.Engine) -> None:
     migrate.upgrade(empty_engine)
     with empty_engine.connect() as connection:

@@ -17,6 +17,7 @@ from cyborg.db.read import (
     audit_sources,
     audits,
     backends,
+    custody,
     deployables,
     device_profiles,
     devices,
@@ -29,7 +30,7 @@ from cyborg.db.read import (
     services,
     totals,
 )
-from cyborg.tests.fixtures.databases.row_types import assert_rows_fit, fill
+from cyborg.tests.fixtures.databases.row_types import DEVICE, assert_rows_fit, fill
 
 Find = Callable[[sa.Connection], Sequence[Mapping[str, Any]]]
 
@@ -76,6 +77,11 @@ FINDERS: Mapping[type, Find] = {
         connection, functions=True, host="compute-1"
     )[0]["backends"],
     backends.FunctionRow: lambda connection: backends.find(connection)[0]["functions"],
+    custody.RecordRow: lambda connection: custody.find(connection, device_uuid=DEVICE),
+    custody.ChainRow: lambda connection: custody.chains_of_host(connection, "compute-1", 5),
+    custody.LateRow: lambda connection: custody.late(
+        connection, "compute-1", timeutils.utcnow() + timedelta(days=1)
+    ),
     deployables.DeployableRow: deployables.find,
     device_profiles.DeviceProfileRow: device_profiles.find,
     devices.DeviceRow: devices.find,

@@ -10,7 +10,7 @@ import pytest
 from cyborg.db import read, write
 
 MODULES = sorted(
-    path for package in (read, write) for path in Path(package.__path__[0]).glob("*.py")
+    path for package in (read, write) for path in Path(package.__path__[0]).rglob("*.py")
 )
 UNTYPED = {"Any", "Row", "RowMapping"}
 EXCEPTIONS = {"read/paging.py:paginate"}  # a query, not a row

@@ -32,7 +32,8 @@ from cyborg.db.write import (
     rollouts,
     services,
 )
-from cyborg.tests.fixtures.databases.row_types import INSTANCE, assert_rows_fit, fill
+from cyborg.db.write.custody import chains, records
+from cyborg.tests.fixtures.databases.row_types import DEVICE, INSTANCE, assert_rows_fit, fill
 
 NOW = timeutils.utcnow()
 LATER = NOW + timedelta(days=1)
@@ -50,13 +51,34 @@ def _heartbeat(tx: sa.Connection) -> services.HeartbeatRow:
     return services.upsert_heartbeat(tx, AGENT, HOST, _uuid(tx, schema.services), NOW, fields)
 
 
+def _release(tx: sa.Connection) -> list[handle_claims.ReleasedHandleRow]:
+    tx.execute(sa.update(schema.attach_handles).values(needs_cleaning=True))
+    return handle_claims.release(tx, [1], NOW)
+
+
+def _find_lost(tx: sa.Connection) -> list[programming.LostDeviceRow]:
+    tx.execute(sa.update(schema.attach_handles).values(needs_cleaning=False, arq_id=None))
+    tx.execute(sa.update(schema.devices).values(boot_check="lost", desired_layout="2"))
+    return programming.find_lost(tx, 5)
+
+
+def _find_lost_image(tx: sa.Connection) -> programming.LostImageRow:
+    tx.execute(sa.update(schema.deployables).values(desired_image="an image"))
+    return programming.lost_images(tx, 1)[0]
+
+
 FINDERS: Mapping[type, Callable[[sa.Connection], Any]] = {
     arqs.ArqRow: lambda tx: arqs.lock(tx, [_uuid(tx, schema.arqs)]),
     arqs.ArqToBindRow: lambda tx: arqs.lock_to_bind(tx, [_uuid(tx, schema.arqs)], INSTANCE),
+    arqs.BoundHandleRow: lambda tx: arqs.lock_bound_without_job(tx, HOST),
     arqs.ArqStateRow: lambda tx: arqs.other_arqs_of_instance(tx, INSTANCE, []),
     attach_handles.HandleRow: lambda tx: attach_handles.of_host(tx, HOST),
     attach_handles.OwnerRow: lambda tx: attach_handles.owners(tx, [1, 2]),
     audits.LeasedAuditRow: lambda tx: audits.lease(tx, **LEASE),
+    chains.HeadRow: lambda tx: chains.lock_heads(tx, [DEVICE]),
+    chains.UnsealedRow: lambda tx: chains.unsealed(tx, [DEVICE], 5),
+    records.HandleRow: lambda tx: records.handles_of_arqs(tx, [1]),
+    records.DeviceHostRow: lambda tx: records.device_of(tx, _uuid(tx, schema.deployables)),
     deployables.DeployableRow: lambda tx: deployables.of_host(tx, HOST),
     deployables.DesiredProviderRow: lambda tx: deployables.desired_state(
         tx, [_uuid(tx, schema.providers)]
@@ -76,13 +98,18 @@ FINDERS: Mapping[type, Callable[[sa.Connection], Any]] = {
     ),
     handle_claims.FreeHandleRow: lambda tx: handle_claims.lock_unclaimed(tx, 1, 5, wait=True),
     handle_claims.HandleStateRow: lambda tx: handle_claims.all_handles(tx, [1]),
+    handle_claims.ReleasedHandleRow: _release,
     handle_claims.DirtyHandleRow: lambda tx: jobs.unassigned_dirty(tx, 5),
     jobs.JobRow: lambda tx: jobs.lease(tx, limit=5, **LEASE),
     jobs.OverdueRow: lambda tx: jobs.overdue(tx, NOW, 5),
     BoundArqRow: lambda tx: orphans.next_bound(tx, "", 0, 5),
     orphans.FailedBindRow: lambda tx: orphans.failed_binds(tx, LATER, 5),
     outbox.LeasedMessageRow: lambda tx: outbox.lease(tx, "k", limit=5, **LEASE),
+    programming.OpenPartitionRow: lambda tx: programming.open_partitions(tx, HOST),
+    programming.PartitionRow: lambda tx: programming.lock_device(tx, _uuid(tx, schema.devices)),
     programming.ProgramRow: lambda tx: programming.lock(tx, _uuid(tx, schema.deployables)),
+    programming.LostDeviceRow: _find_lost,
+    programming.LostImageRow: lambda tx: [_find_lost_image(tx)],
     providers.LeasedProviderRow: lambda tx: providers.lease(tx, limit=5, **LEASE),
     rollouts.LeasedJobRow: lambda tx: rollouts.lease(tx, limit=5, **LEASE),
     rollouts.StepRow: lambda tx: rollouts.steps_of_job(tx, 1),

@@ -15,9 +15,14 @@ import pytest
 
 from cyborg.core.inventory.device import Ability, Device
 from cyborg.drivers import base
+from cyborg.drivers.crypto.driver import CryptoDriver
 from cyborg.drivers.fake import FakeDriver
+from cyborg.drivers.fpga.driver import FpgaDriver
 from cyborg.drivers.generic import GenericDriver
+from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.health import CHECKS
+from cyborg.drivers.nic.driver import NicDriver
+from cyborg.drivers.nvme import NvmeDriver
 from cyborg.testing.conformance import environment
 from cyborg.testing.conformance.command import main
 from cyborg.testing.conformance.kit import Outcome, Result, conformance, format_table, run_rules
@@ -34,6 +39,8 @@ from cyborg.tests.unit.drivers.bad_drivers import (
     WIPED,
     Good,
 )
+from cyborg.tests.unit.drivers.gpu.simulated_gpu import SimulatedGpuDriver, SimulatedKernel
+from cyborg.tests.unit.drivers.simulated_nvme import SimulatedNvmeDriver
 
 IMAGE = "5f0f0c86-1d5c-4c4b-9c3a-0d8f6f7a2f12"
 FAILURES = (Outcome.FAILED, Outcome.BLOCKED)
@@ -312,13 +319,54 @@ def test_generic_driver_passes_all_rules(options: dict[str, Any], tmp_path: Path
     )
 
 
+@pytest.mark.parametrize("class_by_capacity", [False, True])
+def test_nvme_driver_passes_all_rules(tmp_path: Path, class_by_capacity: bool) -> None:
+    tree = SysfsTree(tmp_path / "sys")
+    tree.add_function("0000:01:00.0", "144d", "a80a", "010802", kernel_driver="nvme")
+    tree.add_function("0000:02:00.0", "144d", "a80a", "010802", totalvfs=4)
+    tree.enable_virtual_functions("0000:02:00.0", 3, "a80a", "010802")
+    tree.add_function("0000:03:00.0")
+    results = run_rules(
+        SimulatedNvmeDriver,
+        {"devices": ("vendor=144d",), "class_by_capacity": class_by_capacity},
+        sysfs_root=tree.root,
+        work=True,
+        entry_point="nvme",
+    )
+    assert reasons_by_rule(results, *FAILURES) == {}
+
+
+def test_gpu_driver_passes_all_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = SimulatedKernel(tmp_path)
+    kernel.add_function("0000:3d:00.0", "10de", "1eb8", "030200", iommu_group="7")
+    kernel.add_function("0000:5e:00.0", "1002", "73bf", "030000", iommu_group="8")
+    kernel.add_parent("0000:3d:00.0", 4, {"nvidia-222": 1, "nvidia-223": 4})
+    kernel.add_parent("mtty", 24, {"mtty-1": 1, "mtty-2": 2})
+    kernel.redirect(monkeypatch)
+    results = run_rules(
+        SimulatedGpuDriver,
+        {
+            "devices": ("class=03",),
+            "mdev_types": ("vendor=10de,type=nvidia-222", "parent=mtty,type=mtty-2"),
+        },
+        sysfs_root=kernel.root,
+        work=True,
+        entry_point="gpu",
+    )
+    assert reasons_by_rule(results, *FAILURES) == {}
+    assert "prepare_is_idempotent" in reasons_by_rule(results, Outcome.PASSED)
+    assert kernel.devices() == []
+
+
 def test_all_drivers_of_this_package_are_tested_here() -> None:
     """Check setup.cfg: a new driver must be added to this file."""
     from importlib import metadata
 
     points = metadata.distribution("cyborg").entry_points
     drivers = {e.load() for e in points if e.group == "cyborg.accelerator.driver"}
-    assert drivers <= {FakeDriver, GenericDriver}
+    # The crypto, fpga and nic drivers: crypto/test_driver.py and so on.
+    others = {CryptoDriver, FpgaDriver, NicDriver}
+    assert drivers <= others | {FakeDriver, GenericDriver, GpuDriver, NvmeDriver}
 
 
 class TestCommand:

@@ -77,6 +77,7 @@ def test_c_driver_passes_every_rule(
     assert outcomes["imports_only_core_and_drivers"] == "skipped"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "reply", "rule"),
     [
@@ -125,6 +126,7 @@ def test_external_driver_with_bad_response_fails_the_rule(
     assert reasons[rule]
 
 
+@pytest.mark.slow
 def test_external_driver_with_changing_cards_fails_stability_rules(folder: Path) -> None:
     numbers = iter(range(1, 1000))
 
@@ -141,6 +143,7 @@ def test_external_driver_with_changing_cards_fails_stability_rules(folder: Path)
     assert {"discovery_is_stable", "discovery_is_reproducible"} <= set(reasons)
 
 
+@pytest.mark.slow
 def test_external_driver_without_hello_times_out(folder: Path) -> None:
     with pytest.raises(TimedOut, match="driver crypto did not register at "):
         run_rules_on_external(str(folder), "crypto", registration_timeout=0.05)

@@ -46,7 +46,12 @@ def test_discover_plain_function_is_one_handle(tree: SysfsTree) -> None:
         "subsystem_product_id": "0001",
     }
     assert (deployable.address, deployable.resource_class) == (PF, "CUSTOM_QAT")
-    assert deployable.traits == {"CUSTOM_PCI_VENDOR_8086", "CUSTOM_PCI_PRODUCT_8086_37C8"}
+    assert deployable.traits == {
+        "CUSTOM_PCI_VENDOR_8086",
+        "CUSTOM_PCI_PRODUCT_8086_37C8",
+        "CUSTOM_NUMA_NODE_1",
+        "CUSTOM_PCIE_ROOT_0000_00",
+    }
     assert deployable.attributes == {
         "class": "0b4000",
         "iommu_group": "17",
@@ -115,7 +120,11 @@ def test_discover_virtual_functions_are_handles_of_physical_function(tree: Sysfs
     (deployable,) = device.deployables
     assert (device.address, deployable.address) == (PF, PF)
     assert [h.address for h in deployable.handles] == functions
-    assert deployable.traits == {"CUSTOM_PCI_VENDOR_8086", "CUSTOM_PCI_PRODUCT_8086_37C9"}
+    assert deployable.traits == {
+        "CUSTOM_PCI_VENDOR_8086",
+        "CUSTOM_PCI_PRODUCT_8086_37C9",
+        "CUSTOM_PCIE_ROOT_0000_00",
+    }
     assert deployable.attributes["sriov_totalvfs"] == "16"
     assert device.std_board_info["product_id"] == "37c8"
 

@@ -27,7 +27,7 @@ class Env:
         self.tree = SysfsTree(root / "sys")
         self.folder = self.tree.add_function(PF, **function)
         self.log = root / "kmsg"
-        options = {"devices": [rule], "health": list(CHECKS)}
+        options = {"devices": [rule], "health": [c for c in CHECKS if c != "link_width"]}
         self.driver = GenericDriver("gen0", options, self.tree.root, kernel_log=self.log)
 
     def write(self, name: str, value: str) -> None:
@@ -103,6 +103,35 @@ def test_check_link_width_and_speed(
     env.write("max_link_width", widest)
     env.write("max_link_speed", fastest)
     assert env.measure() == expected
+
+
+@pytest.mark.parametrize(
+    ("width", "widest", "slot", "expected"),
+    [
+        ("16", "16", "16", HEALTHY),
+        ("8", "16", "16", unhealthy("PCIe link x8, the device and its slot support x16")),
+        ("8", "16", "8", HEALTHY),
+        ("4", "16", "8", unhealthy("PCIe link x4, the device and its slot support x8")),
+        ("8", "16", None, unhealthy("PCIe link x8, the device and its slot support x16")),
+        ("0", "16", "16", HEALTHY),
+        ("8", "0", "16", HEALTHY),
+        ("8", None, "16", HEALTHY),
+        (None, "16", "16", HEALTHY),
+    ],
+)
+def test_check_link_width_compares_device_and_slot(
+    env: Env, width: str | None, widest: str | None, slot: str | None, expected: Measurement
+) -> None:
+    files = {"current_link_width": width, "max_link_width": widest, "../max_link_width": slot}
+    for name, value in files.items():
+        if value is not None:
+            env.write(name, value)
+    driver = GenericDriver(
+        "gen0", {"devices": ["vendor=8086"], "health": ["link_width"]}, env.tree.root
+    )
+    assert driver.measure(driver.discover())[PF] == expected
+    env.write("power/runtime_status", "suspended")
+    assert driver.measure(driver.discover())[PF] == HEALTHY, "not woken"
 
 
 @pytest.mark.parametrize("folder", ["hwmon/hwmon3", "nvme/nvme0/hwmon2", "nvme/nvme0/hwmon/hwmon2"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Detection of disks and interfaces that the host itself uses."""
+"""Detection of disks, interfaces and displays that the host itself uses."""
 
 from pathlib import Path
 
@@ -214,6 +214,19 @@ def test_used_functions_interface_cycle_ends(host: HostTree) -> None:
     assert used_functions(host.root) == {}
 
 
+def test_used_functions_parent_of_mediated_device(host: HostTree) -> None:
+    devices = host.root / "bus/mdev/devices"
+    devices.mkdir(parents=True)
+    for folder in (f"{BUS}/{B}/{A}", "virtual/mtty/mtty"):
+        target = host.root / "devices" / folder / f"device-of-{folder[-1]}"
+        target.mkdir(parents=True)
+        (devices / target.name).symlink_to(target)
+    assert used_functions(host.root) == {A: "it has mediated devices, which servers may use"}
+    (devices / "device-of-0").unlink()
+    (devices / "device-of-0").symlink_to(host.root / "devices/absent")
+    assert used_functions(host.root) == {}
+
+
 def test_used_functions_malformed_proc_files_are_ignored(host: HostTree) -> None:
     for name in ("self/mountinfo", "swaps", "self/net/route", "self/net/if_inet6"):
         (host.proc / name).write_bytes(b"\xff\n - \n1 2 3 - x\n/dev/x\n\n")
@@ -250,3 +263,58 @@ def test_discover_unused_virtual_functions_of_active_card_are_offered(
     (device,) = driver.discover()
     assert [h.address for deployable in device.deployables for h in deployable.handles] == [second]
     assert device.vendor_board_info == {NOT_OFFERED: f"{first}: eth1 has a route"}
+
+
+DISPLAY = "0000:04:00.0"
+
+
+def add_gpu(host: HostTree, kernel_driver: str | None, boot_vga: str | None) -> None:
+    folder = host.add_function(DISPLAY, "1a03", "2000", "030000", kernel_driver=kernel_driver)
+    if boot_vga is not None:
+        (folder / "boot_vga").write_text(f"{boot_vga}\n")
+
+
+@pytest.mark.parametrize(
+    ("kernel_driver", "boot_vga", "displays", "expected"),
+    [
+        ("ast", "1", {"card0": None}, "it is the VGA device of the boot, bound to ast"),
+        ("ast", "1", {"fb0": None}, "it is the VGA device of the boot, bound to ast"),
+        ("ast", "1", {}, None),
+        ("nvidia", "0", {"card1": None, "card1-DP-1": False}, None),
+        ("nvidia", None, {"card1": None, "renderD128": None}, None),
+        ("amdgpu", "0", {"card1": None, "card1-DP-1": True}, "its display output card1-DP-1 is"),
+        ("amdgpu", "0", {"card1": None, "fb1": None}, "it has the framebuffer fb1"),
+        (None, "1", {"fb0": None}, "it has the framebuffer fb0"),
+        (None, "1", {}, None),
+        ("vfio-pci", "1", {"fb0": None, "card0": None, "card0-DP-1": True}, None),
+    ],
+    ids=[
+        *("boot display", "boot framebuffer", "no display driver"),
+        *("GPU without screen", "compute GPU", "screen", "console"),
+        *("firmware framebuffer", "no driver", "bound to VFIO"),
+    ],
+)
+def test_used_functions_display(
+    host: HostTree,
+    kernel_driver: str | None,
+    boot_vga: str | None,
+    displays: dict[str, bool | None],
+    expected: str | None,
+) -> None:
+    add_gpu(host, kernel_driver, boot_vga)
+    for name, enabled in displays.items():
+        host.add_display(DISPLAY, name, enabled=enabled)
+    used = used_functions(host.root)
+    assert set(used) == ({DISPLAY} if expected else set())
+    assert used.get(DISPLAY, "").startswith(expected or "")
+
+
+def test_discover_active_display_is_shown_but_not_offered(host: HostTree) -> None:
+    add_gpu(host, "ast", "1")
+    host.add_display(DISPLAY, "card0")
+    (device,) = GenericDriver("gen0", {"devices": ["class=03"]}, host.root).discover()
+    assert not device.deliverable
+    assert device.deployables == ()
+    assert device.vendor_board_info == {
+        NOT_OFFERED: "it is the VGA device of the boot, bound to ast"
+    }

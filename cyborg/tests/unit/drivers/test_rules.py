@@ -2,6 +2,7 @@
 """Rules of the generic driver: matching, precedence and syntax errors."""
 
 import contextlib
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -56,6 +57,29 @@ QAT = PciFunction("0000:3d:00.0", "8086", "37c8", "0b4000")
 )
 def test_rule_matches_function(text: str, fits: bool) -> None:
     assert parse(text).matches(QAT) is fits
+
+
+@pytest.mark.parametrize(
+    ("text", "fits", "fits_unknown"),
+    [
+        ("subsystem_vendor=1028", True, False),
+        ("subsystem_vendor=0x1028|8086", True, False),
+        ("subsystem_vendor=8086", False, False),
+        ("subsystem_vendor=!1028", False, True),
+        ("subsystem_vendor=!8086", True, True),
+        ("subsystem_product=1F9B", True, False),
+        ("subsystem_product=1f9b,subsystem_vendor=8086", False, False),
+        ("numa_node=1", True, False),
+        ("numa_node=0|1", True, False),
+        ("numa_node=0", False, False),
+        ("numa_node=!0", True, True),
+        ("numa_node=!1", False, True),
+    ],
+)
+def test_rule_matches_what_may_be_unknown(text: str, fits: bool, fits_unknown: bool) -> None:
+    card = replace(QAT, subsystem_vendor="1028", subsystem_product="1f9b", numa_node=1)
+    assert parse(text).matches(card) is fits
+    assert parse(text).matches(QAT) is fits_unknown
 
 
 def test_parse_result_keys() -> None:

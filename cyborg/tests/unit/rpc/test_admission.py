@@ -53,6 +53,7 @@ class Recorder:
         return lambda ctxt, **arguments: {}
 
 
+@pytest.mark.slow
 def test_report_over_the_limit_is_refused_and_accepted_later() -> None:
     recorder, answers = Recorder(), []
     opened = open_bus(MEMORY, conductor={"max_concurrent_reports": 2})

@@ -229,6 +229,7 @@ class Host:
         return {"state": "running", "error": None}
 
 
+@pytest.mark.slow
 def test_agent_client_calls_the_agent_of_the_host(bus: Bus) -> None:
     client = make_agent_client(bus.transport, bus.conf)
     with (
@@ -252,6 +253,7 @@ def test_call_takes_milliseconds(bus: Bus, recorder: Recorder) -> None:
     assert min(times) < 0.025, "a transport polls: fake:// takes 50 ms a call"
 
 
+@pytest.mark.slow
 def test_buses_of_one_process_are_separate(memory_bus: Bus) -> None:
     own, other = Recorder(), Recorder()
     with (

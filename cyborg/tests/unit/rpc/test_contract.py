@@ -34,6 +34,7 @@ GOLDEN = {
         "deployable_program": "1.0 (uuid, image_uuid)",
         "device_profile_create": "1.0 (profile)",
         "device_profile_delete": "1.0 (keys)",
+        "device_set_layout": "1.0 (uuid, layout)",
         "device_set_status": "1.0 (uuid, status)",
         "discovery_create": "1.0 ([host], [driver])",
         "discovery_done": "1.0 (discovery_id, host, drivers)",
@@ -43,7 +44,7 @@ GOLDEN = {
         "hardware_adopt": "1.0 (host, address, backend)",
         "hardware_release": "1.0 (uuid)",
         "hello": "1.0 (host, epoch, endpoint, status, drivers, digest, versions, "
-        "[observed_generation])",
+        "[observed_generation], [boot_id])",
         "job_cancel": "1.0 (uuid)",
         "job_done": "1.0 (job, host, state, error)",
         "outbox_delete": "1.0 (uuid)",
@@ -156,6 +157,7 @@ class Older:
         return lambda ctxt, **arguments: arguments
 
 
+@pytest.mark.slow
 def test_older_server_serves_the_known_calls_of_a_newer_client(memory_bus: Bus) -> None:
     newer = Client(NEWER, memory_bus.transport, memory_bus.conf)
     plain = {"device_profile_name": "p", "project_id": None}

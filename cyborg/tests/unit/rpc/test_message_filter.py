@@ -235,6 +235,7 @@ class SenderEndpoint:
         return lambda ctxt, **arguments: ctxt.sender
 
 
+@pytest.mark.slow
 def test_server_receives_the_sender_of_a_call(bus: Bus) -> None:
     with bus.serving("conductor", SenderEndpoint()):
         sender: Any = bus.conductor().arq_create("p", None)
@@ -244,6 +245,7 @@ def test_server_receives_the_sender_of_a_call(bus: Bus) -> None:
     assert ("broker user" in sender) is not memory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["__class__", "__init__", "_x", "_check", "run", "target", "stop", "__dict__"]
 )

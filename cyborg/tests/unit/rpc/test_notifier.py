@@ -75,6 +75,7 @@ def url(request: pytest.FixtureRequest) -> str:
     return MEMORY if memory else str(request.getfixturevalue("rabbit_url"))
 
 
+@pytest.mark.slow
 def test_send_delivers_by_priority_in_order(url: str) -> None:
     conf = options(url)
     with listening(conf) as received:

@@ -12,6 +12,7 @@ from cyborg.tests.fixtures.bus.broker import MEMORY, open_bus
 from cyborg.tests.fixtures.machine.processes import free_port
 
 
+@pytest.mark.slow
 def test_broker_outage_is_reported_in_time_without_the_password() -> None:
     url = f"rabbit://guest:hunter2@127.0.0.1:{free_port()}/"
     with open_bus(url, rpc={"timeout": 0.3}) as bus:

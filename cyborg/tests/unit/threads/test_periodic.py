@@ -95,6 +95,7 @@ def test_stop_of_task_that_never_started() -> None:
     assert task.join(0.1)
 
 
+@pytest.mark.slow
 def test_batch_delay_combines_wake_ups() -> None:
     started: queue.SimpleQueue[float] = queue.SimpleQueue()
     task = PeriodicTask("test", 1000.0, lambda: started.put(time.monotonic()), batch_delay=0.3)

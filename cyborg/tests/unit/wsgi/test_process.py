@@ -76,6 +76,7 @@ assert application({}, None) == [os.getpid()]
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_server_id_is_shared_by_children() -> None:
     assert server_id() == server_id()
     command = [

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loop of one backend: drivers that return devices, raise or hang."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,8 +9,9 @@ import pytest
 
 from cyborg.agent.backends.backend import Backend
 from cyborg.core.errors import DriverFailed
-from cyborg.core.inventory.device import Ability
+from cyborg.core.inventory.device import Ability, Device, Layout, count_handles
 from cyborg.core.inventory.report import BackendState, BackendStatus
+from cyborg.core.jobs.job import WorkItem
 from cyborg.tests.fixtures.hosts.scripted_driver import (
     LONG,
     CallRecorder,
@@ -226,6 +227,32 @@ def test_discovery_invalid_device_is_skipped(
     assert backend.snapshot.devices == (card(),)
     assert backend.snapshot.state.status is BackendStatus.READY
     assert expected in str(backend.snapshot.state.error)
+
+
+class LayoutDriver(ScriptedDriver):
+    """Driver with layouts, which cannot be read for some cards."""
+
+    abilities = frozenset({Ability.PARTITIONS})
+
+    def layouts(self, device: Device) -> Sequence[Layout]:
+        if device.address.startswith("0000:02"):
+            raise DriverFailed("no layouts today")
+        return [Layout("none", {}), Layout("whole", count_handles(device))]
+
+    def partition(self, item: WorkItem, layout: str) -> None:
+        raise DriverFailed("not here")
+
+
+def test_discovery_unreadable_layouts_affect_one_device(make: Make, changed: CallRecorder) -> None:
+    other = replace(card(), address="0000:02:00.0", deployables=())
+    backend = make(LayoutDriver(devices=[card(), other]))
+    changed.wait_for()
+    first, second = backend.snapshot.devices
+    assert (first.layout, [layout.name for layout in first.layouts]) == ("whole", ["none", "whole"])
+    assert (second.layout, second.layouts) == (None, ())
+    assert backend.snapshot.state == state(
+        BackendStatus.READY, "layouts of device 0000:02:00.0: no layouts today"
+    )
 
 
 def test_discovery_duplicate_address_sets_error(make: Make, changed: CallRecorder) -> None:

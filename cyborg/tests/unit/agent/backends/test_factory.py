@@ -67,8 +67,8 @@ num_handles = 2
     [
         (
             "[agent]\nenabled_drivers = genric",
-            r"\[agent\] enabled_drivers: found 'genric' \(did you mean generic\?\); expected one "
-            r"of the drivers of cyborg\.accelerator\.driver: .*fake, .*generic",
+            r"\[agent\] enabled_drivers: found 'genric' \(did you mean generic or nic\?\); "
+            r"expected one of the drivers of cyborg\.accelerator\.driver: .*fake, .*generic",
         ),
         (
             "[agent]\nenabled_backends = x\n[x]\ndriver = nothing_like_it",
@@ -134,6 +134,16 @@ def test_load_drivers_ability_without_methods_raises_misconfigured(
         factory.load_drivers(conf, tmp_path)
 
 
+def test_load_drivers_memory_survives_a_restart(tmp_path: Path) -> None:
+    text = f"[DEFAULT]\nhost = a\nstate_path = {tmp_path}\n[agent]\nenabled_backends = x, y\n"
+    text += "[x]\ndriver = fake\n[y]\ndriver = fake\naddress = 0001:00:00.0"
+    first, _ = factory.load_drivers(read(tmp_path, text), tmp_path)
+    first.memory.put("key", "text")
+    again = factory.load_drivers(read(tmp_path, text), tmp_path)
+    assert [driver.memory.get("key") for driver in again] == ["text", None]
+    assert (tmp_path / "agent/memory-a.json").exists()
+
+
 def broken(attribute: str) -> type[FakeDriver]:
     class Broken(FakeDriver):
         def __init__(self, backend: str, *more: Any) -> None:
@@ -177,3 +187,9 @@ def test_load_drivers_reserved_section_raises_misconfigured(tmp_path: Path, name
     with pytest.raises(Misconfigured, match=f"found '{name}', which is a"):
         builder.from_desired(DesiredBackend(name, "fake", DesiredStatus.ENABLED, 1))
     assert conf.host == host, "to oslo.config a section hides the option of its name"
+
+
+def test_load_drivers_sets_the_name_of_the_host(tmp_path: Path) -> None:
+    conf = read(tmp_path, "[DEFAULT]\nhost = compute-7\n[agent]\nenabled_drivers = fake\n")
+    (driver,) = factory.load_drivers(conf)
+    assert driver.host == "compute-7"

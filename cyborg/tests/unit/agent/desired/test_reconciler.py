@@ -66,6 +66,7 @@ def test_reconcile_unchanged_backend_keeps_running(
     assert host.registry[0] is not running, "the same once more is a reload"
 
 
+@pytest.mark.slow
 def test_reconcile_options_override_config_file(
     start_host: StartHost, conductor: ConductorDouble
 ) -> None:

@@ -251,6 +251,7 @@ def test_removed_driver_uninstalled_raises_driver_failed(
         host.removed_driver("f1")
 
 
+@pytest.mark.slow
 def test_restart_after_reboot_runs_setup_again(
     start_host: StartHost, conductor: ConductorDouble, tmp_path: Path
 ) -> None:

@@ -50,6 +50,7 @@ def place(recorder: HelloRecorder) -> Iterator[Path]:
             os.getuid(),
             recorder,
             request_timeout=PATIENCE,
+            stop_poll=0.01,
         )
         server.start()
         yield path
@@ -127,6 +128,7 @@ def test_server_replaces_stale_socket_only(place: Path) -> None:
     assert not (place / "old.sock").exists()
 
 
+@pytest.mark.slow
 def test_server_other_user_is_rejected(place: Path, recorder: HelloRecorder) -> None:
     path = str(place / "b.sock")
     server = RegistrationServer(path, os.getuid(), recorder)
@@ -186,6 +188,7 @@ def test_server_thousand_malformed_requests_keeps_serving(
     assert send_to_agent(place, valid_request) == (200, {"name": "crypto"})
 
 
+@pytest.mark.slow
 def test_server_unexpected_error_closes_connection(place: Path, caplog: Any) -> None:
     def fail(_: Any) -> dict[str, Any]:
         raise RuntimeError("unforeseen")

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Execution of a job's items, with failures and unsupported kinds."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from cyborg.agent.jobs.executor import execute
 from cyborg.core.errors import DriverFailed
-from cyborg.core.inventory.device import Ability
-from cyborg.core.jobs.job import JobSpec, WorkItem
+from cyborg.core.inventory.device import Ability, Device, Layout
+from cyborg.core.jobs.job import JobKind, JobSpec, WorkItem
 from cyborg.tests.fixtures.hosts.agent_jobs import (
     CARD,
     PREPARE,
@@ -59,6 +61,7 @@ def test_execute_long_error_is_truncated(host: Host) -> None:
 def test_execute_missing_or_unable_driver_fails(host: Host, spec: JobSpec, expected: str) -> None:
     host.start()
     assert host.run(spec) == ("failed", expected)
+    host.stop()
 
 
 def test_release_driver_without_prepare_succeeds(host: Host) -> None:
@@ -99,3 +102,45 @@ def test_release_removed_driver_fails_reports_error() -> None:
     error = execute(work("r", RELEASE, "h1", "h2", backend="b9"), {}, removed_driver=fail)
     assert error is not None
     assert error.startswith("release of h1: driver of b9 cannot be loaded: it left; release of h2")
+
+
+class LayoutDriver(ScriptedWorkDriver):
+    """Driver that can apply some layouts only."""
+
+    def __init__(self, *layouts: str) -> None:
+        super().__init__("b0")
+        self.possible = layouts
+        self.applied: list[str] = []
+        self.supported = frozenset({Ability.PARTITIONS})
+
+    def layouts(self, device: Device) -> Sequence[Layout]:
+        return [Layout(name, {}) for name in self.possible]
+
+    def partition(self, item: WorkItem, layout: str) -> None:
+        self.applied.append(layout)
+        if layout not in self.possible:
+            raise DriverFailed(f"no {layout}")
+
+
+@pytest.mark.parametrize(
+    ("possible", "previous", "error", "applied"),
+    [
+        (["2"], "1", None, ["2"]),
+        (["1"], "1", "partition of 0000:01:00.0: no 2", ["2", "1"]),
+        (["1"], None, "partition of 0000:01:00.0: no 2", ["2"]),
+        (
+            [],
+            "1",
+            "partition of 0000:01:00.0: no 2; the previous layout 1 cannot be restored: no 1",
+            ["2", "1"],
+        ),
+    ],
+)
+def test_failed_partition_restores_the_previous_layout(
+    possible: list[str], previous: str | None, error: str | None, applied: list[str]
+) -> None:
+    driver = LayoutDriver(*possible)
+    item = WorkItem("b0", CARD, "")
+    spec = JobSpec(job_uuid("l"), JobKind.PARTITION, (item,), LONG, None, None, "2", previous)
+    assert execute(spec, {"b0": driver}) == error
+    assert driver.applied == applied

@@ -73,6 +73,16 @@ def test_start_failed_release_runs_again(host: Host) -> None:
     assert host.jobs.start(work("r", RELEASE)) == DONE
 
 
+def test_start_failed_restore_prepares_again(host: Host) -> None:
+    host.script.errors["prepare"] = ZeroDivisionError("oh")
+    restore = work("x", JobKind.RESTORE)
+    assert host.run(restore) == ("failed", "restore of h1: ZeroDivisionError: oh")
+    host.script.errors.clear()
+    assert host.run(restore) == ("done", None)
+    assert host.script.calls == [("prepare", "h1")] * 2
+    assert host.jobs.start(restore) == DONE
+
+
 def test_start_job_interrupted_by_restart_runs_again(host: Host) -> None:
     host.checkpoint.record(job_uuid("p"), "prepare", CheckpointState.STARTED)
     host.checkpoint.flush()

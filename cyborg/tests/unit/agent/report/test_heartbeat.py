@@ -154,6 +154,7 @@ def test_run_once_first_round_sends_heartbeat_then_report(
         "digest": digest,
         "versions": {"rpc": "1.0", "drivers": {"puppet": "7"}},
         "observed_generation": None,
+        "boot_id": None,
     }
     uuid.UUID(reporter.epoch)
     assert (report.host, report.epoch, report.generation) == ("h", reporter.epoch, 1)
@@ -352,6 +353,7 @@ def test_run_once_failures_warn_once_per_interval(
     ]
 
 
+@pytest.mark.slow
 def test_reporter_over_bus_woken_reports_at_once(
     memory_bus: Bus, driver: ScriptedDriver, backend: Backend
 ) -> None:

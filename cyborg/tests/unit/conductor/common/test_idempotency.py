@@ -114,6 +114,7 @@ def test_equal_calls_are_executed_separately(engine: sa.Engine) -> None:
     assert len(rows.read(engine, schema.idempotency_keys)) == 3
 
 
+@pytest.mark.slow
 def test_copy_that_would_fail_gets_first_answer(engine: sa.Engine) -> None:
     first, second = conductor(engine), conductor(engine)
     create, delete, missing = call(), call(), call()

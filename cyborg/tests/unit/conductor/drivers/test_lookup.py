@@ -128,6 +128,7 @@ def test_lookup_ignores_failed_and_wrong_answers(
     assert names == {"fake", "other", "acme"}
 
 
+@pytest.mark.slow
 def test_lookup_of_hanging_agents_times_out(
     sqlite_engine: sa.Engine, agents: FakeAgents, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -36,6 +36,7 @@ def test_heartbeat_of_a_new_host_requests_a_report_once(engine: sa.Engine) -> No
     assert (backend["name"], backend["status"], backend["error"]) == ("fake", "READY", None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 256])
 def test_unchanged_heartbeat_runs_one_statement_at_any_size(
     engine: sa.Engine, devices: int

@@ -118,9 +118,12 @@ def test_service_delete_fails_the_jobs_of_the_host(engine: sa.Engine) -> None:
     for handle in rows.read(engine, schema.attach_handles):
         rows.update(engine, schema.attach_handles, handle["id"], needs_cleaning=True)
     uow = UnitOfWork(engine)
-    assert (
-        uow.run(lambda tx: release.enqueue_cleaning(tx, jobs.unassigned_dirty(tx, 9), now=NOW)) == 2
+    cleaning = uow.run(
+        lambda tx: release.enqueue_cleaning(
+            tx, jobs.unassigned_dirty(tx, 9), now=NOW, timeout=600.0
+        )
     )
+    assert len(set(cleaning.values())) == 2
     services(engine).delete(uuid)
     states = {row["host"]: row["state"] for row in rows.read(engine, schema.jobs)}
     assert states == {HOST: "failed", "compute-2": "pending"}

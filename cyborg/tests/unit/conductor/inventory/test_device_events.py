@@ -83,6 +83,7 @@ def health_since_values(engine: sa.Engine) -> list[datetime]:
     return [row["health_since"] for row in rows.read(engine, schema.devices)]
 
 
+@pytest.mark.slow
 def test_health_since_is_updated_when_health_changes(
     engine: sa.Engine, hosts: Hosts, clock: Clock
 ) -> None:

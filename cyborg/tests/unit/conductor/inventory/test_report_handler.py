@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from oslo_utils import timeutils
 
 from cyborg.core import naming
-from cyborg.core.inventory.device import Ability, Device, Health
+from cyborg.core.inventory.device import Ability, AttachHandle, Device, HandleType, Health
 from cyborg.core.inventory.report import BackendState, BackendStatus
 from cyborg.db import schema
 from cyborg.db.write import handle_claims
@@ -63,6 +63,23 @@ def test_first_report_creates_all_rows(engine: sa.Engine) -> None:
     assert [h["address"] for h in rows.read(engine, schema.attach_handles)] == ["0000", "0001"]
     assert stale(engine) == {"compute-1_0000:00:00.0": 1}
     assert len(woken) == 1
+
+
+def test_report_mediated_device_has_the_uuid_that_its_agent_knows(engine: sa.Engine) -> None:
+    slots = tuple(AttachHandle(f"mtty/mtty-2/{n}", HandleType.MDEV) for n in range(2))
+    whole = AttachHandle("0000:00:00.0", HandleType.PCI)
+    device = card()
+    (deployable,) = device.deployables
+    device = replace(device, deployables=(replace(deployable, handles=(*slots, whole)),))
+    for name in ("compute-1", "compute-2"):
+        Host(name).send(make_hosts(engine), device)
+    found = [h["uuid"] for h in rows.read(engine, schema.attach_handles) if h["type"] == "MDEV"]
+    assert found == [
+        naming.handle_uuid(name, deployable.address, slot.address)
+        for name in ("compute-1", "compute-2")
+        for slot in slots
+    ]
+    assert len({h["uuid"] for h in rows.read(engine, schema.attach_handles)}) == 6
 
 
 def count_report_statements(engine: sa.Engine, host: Host, devices: Sequence[Device]) -> list[str]:

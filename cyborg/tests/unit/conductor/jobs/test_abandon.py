@@ -79,15 +79,21 @@ def test_release_after_forced_uninstall_removes_the_device(
     cloud.run()
     assert devices(cloud, "c1") == [("fake", True, True)], "the device of an instance stays"
     release(cloud, handle)
+    removed = handles(cloud)
     workers.answers["release"] = answer
     run_jobs()
     assert (devices(cloud, "c1"), handles(cloud)) == ([], []), "device and handles are removed"
+    (address, _, _), *_ = removed
+    (record,) = rows.read(cloud.engine, schema.custody_records, event="cleaning_abandoned")
+    assert record["details"]["handle_address"] == address
+    (record,) = rows.read(cloud.engine, schema.custody_records, event="device_removed")
     run_jobs()
     assert {row["state"] for row in rows.read(cloud.engine, schema.jobs, kind="release")} == {
         "failed"
     }
 
 
+@pytest.mark.slow
 def test_forced_uninstall_on_a_down_host_removes_dirty_handles(cloud: Cloud) -> None:
     set_prepared(cloud, owned=False)
     cloud.mark_down("c1")

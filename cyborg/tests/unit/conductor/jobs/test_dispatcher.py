@@ -70,6 +70,7 @@ def test_failed_prepare_job_is_undone_and_notifies_nova(env: JobsEnv) -> None:
     assert (failed["state"], failed["error"], done["state"]) == ("failed", "it broke", "done")
 
 
+@pytest.mark.slow
 def test_unreachable_agent_is_queried_until_the_deadline(env: JobsEnv) -> None:
     env.bind(env.add_card())
     env.agents.answers = {"prepare": UNREACHABLE, "release": UNREACHABLE}
@@ -332,6 +333,7 @@ def test_release_of_many_handles_enqueues_several_jobs(sqlite_env: JobsEnv) -> N
     assert sqlite_env.handles() == {"free": 100}
 
 
+@pytest.mark.slow
 def test_unreachable_host_does_not_delay_others(
     sqlite_env: JobsEnv, monkeypatch: pytest.MonkeyPatch
 ) -> None:

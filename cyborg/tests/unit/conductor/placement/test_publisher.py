@@ -8,6 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.conductor.inventory.devices import Devices
+from cyborg.conductor.placement import publisher as publisher_module
 from cyborg.core.inventory.device import Health
 from cyborg.db import schema
 from cyborg.db.unit_of_work import UnitOfWork
@@ -59,7 +60,12 @@ def test_unchanged_provider_is_not_written(sqlite_engine: sa.Engine, node: Node)
 
 @pytest.mark.parametrize(
     "facts",
-    [{"health": Health.UNHEALTHY}, {"setup_required": True}, {"reboot_required": True}],
+    [
+        {"health": Health.UNHEALTHY},
+        {"setup_required": True},
+        {"reboot_required": True},
+        {"deliverable": False},
+    ],
     ids=str,
 )
 def test_unschedulable_device_is_reserved_in_full(
@@ -186,3 +192,18 @@ def test_deleted_tree_is_recreated(sqlite_engine: sa.Engine, node: Node) -> None
     report_devices(sqlite_engine, node, card(serial="touched"), host=host)
     assert make_publisher(sqlite_engine, node.placement).run_once() == 1
     assert len(node.children()) == 1
+
+
+def test_run_that_takes_long_ends_and_is_continued(
+    sqlite_engine: sa.Engine, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While reports make providers stale all the time, a run would otherwise never end."""
+    report_devices(sqlite_engine, node, card(0), card(1))
+    monkeypatch.setattr(publisher_module, "BATCH", 1)
+    monkeypatch.setattr(publisher_module, "MAX_RUN", 0.0)
+    publish = make_publisher(sqlite_engine, node.placement)
+    assert [(publish.run_once(), publish.unfinished) for _ in range(3)] == [
+        (1, True),
+        (1, True),
+        (0, False),
+    ]

@@ -21,6 +21,7 @@ FACTS = st.builds(
     st.booleans(),
     st.booleans(),
     st.booleans(),
+    st.booleans(),
 )
 
 
@@ -30,6 +31,7 @@ FACTS = st.builds(
         (AcceleratorFacts(), "free"),
         (AcceleratorFacts(schedulable=False), "cordoned"),
         (AcceleratorFacts(needs_cleaning=True, schedulable=False), "dirty"),
+        (AcceleratorFacts(needs_cleaning=True, cleaning_failed=True), "error"),
         (AcceleratorFacts(owner_state="BindStarted", needs_cleaning=True), "preparing"),
         (AcceleratorFacts(owner_state="Bound", needs_cleaning=True, schedulable=False), "bound"),
         (AcceleratorFacts(owner_state="UnbindFailed"), "bound"),
@@ -53,7 +55,7 @@ def test_evaluate_owned_handle_is_never_free(facts: AcceleratorFacts) -> None:
     assert (state is AcceleratorState.FREE) == free
     if state in (AcceleratorState.BOUND, AcceleratorState.PREPARING):
         assert facts.owner_state is not None
-    if state in (AcceleratorState.DIRTY, AcceleratorState.CORDONED):
+    if state in (AcceleratorState.ERROR, AcceleratorState.DIRTY, AcceleratorState.CORDONED):
         assert facts.owner_state is None
 
 

@@ -34,5 +34,12 @@ def test_start_from_states_without_handle_only() -> None:
     assert TRANSITIONS[ArqState.BIND_STARTED, Step.FAIL_BIND] not in OWNING_STATES
 
 
+def test_failed_unbind_is_left_only_by_itself_or_by_a_deletion() -> None:
+    assert ArqState.UNBIND_FAILED not in OWNING_STATES, "the handle has no owner"
+    steps = {step for state, step in TRANSITIONS if state is ArqState.UNBIND_FAILED}
+    assert steps == {Step.FINISH_UNBIND, Step.DELETE}
+    assert TRANSITIONS[ArqState.UNBIND_FAILED, Step.FINISH_UNBIND] is ArqState.UNBOUND
+
+
 def test_delete_is_allowed_from_every_other_state() -> None:
     assert set(states.source_states(Step.DELETE)) == set(ArqState) - {ArqState.DELETING}

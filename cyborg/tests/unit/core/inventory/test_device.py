@@ -1,12 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Validation of reported devices."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cyborg.core.errors import Invalid
-from cyborg.core.inventory.device import AttachHandle, Deployable, Device, DeviceType, HandleType
+from cyborg.core.inventory.device import (
+    MAX_TEXT,
+    AttachHandle,
+    Deployable,
+    Device,
+    DeviceType,
+    HandleType,
+)
 from cyborg.core.inventory.report import Report
 from cyborg.core.text import sanitize
 
@@ -80,3 +89,29 @@ def test_device_sanitises_labels_and_rejects_identifiers() -> None:
         Deployable("a", "PGPU", traits=frozenset({"CUSTOM_\ud800"}))
     with pytest.raises(Invalid, match="numa_node"):
         Device("a", DeviceType.GPU, "8086", "m", "gen0", numa_node=-1)
+
+
+def test_device_undeliverable_has_a_printable_reason() -> None:
+    def reason(deliverable: bool, text: str | None) -> str | None:
+        device = replace(card(), deliverable=deliverable, undeliverable_reason=text)
+        return device.undeliverable_reason
+
+    assert reason(True, "no IOMMU") is None
+    assert reason(False, "no\x00IOMMU\n") == "no IOMMU"
+    assert reason(False, None) == reason(False, "\x00") == "its driver gives no reason"
+    assert len(reason(False, "x" * 400) or "") <= MAX_TEXT
+
+
+def test_device_topology_is_limited_and_sanitised() -> None:
+    assert replace(card(), topology={"a\x00": "b\x00"}).topology == {"a": "b"}
+    with pytest.raises(Invalid, match="topology has 257 entries"):
+        replace(card(), topology={str(number): "" for number in range(257)})
+
+
+def test_device_new_fields_are_sent_only_if_set() -> None:
+    """The digest of a sender without these fields stays the same."""
+    fields = {"deliverable", "undeliverable_reason", "topology"}
+    assert fields.isdisjoint(card().to_dict())
+    device = replace(card(), deliverable=False, undeliverable_reason="r", topology={"a": "b"})
+    assert fields <= device.to_dict().keys()
+    assert Device.from_dict(device.to_dict()) == device

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layouts of a device."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -63,3 +65,15 @@ def test_count_handles_adds_deployables_of_one_class() -> None:
 def test_layout_malformed_is_rejected(name: str, offered: dict[str, int], message: str) -> None:
     with pytest.raises(Invalid, match=message):
         Layout(name, offered)
+
+
+def test_layout_with_traits_matches_device_with_these_traits() -> None:
+    device = card(("PGPU", 1))
+    (deployable,) = device.deployables
+    other = replace(device, deployables=(replace(deployable, traits=frozenset({"CUSTOM_A"})),))
+    layout = Layout("a", {"PGPU": 1}, frozenset({"CUSTOM_A"}))
+    assert layout.matches(other)
+    assert not layout.matches(device)
+    assert Layout("any", {"PGPU": 1}).matches(other)
+    with pytest.raises(Invalid):
+        Layout("b", {}, frozenset({""}))

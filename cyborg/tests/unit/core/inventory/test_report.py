@@ -136,6 +136,11 @@ def test_load_unknown_format_is_rejected(number: object) -> None:
         ("std_board_info", {"class": 7}),
         ("abilities", "prepares"),
         ("abilities", [7]),
+        ("deliverable", 1),
+        ("deliverable", None),
+        ("undeliverable_reason", 7),
+        ("topology", {"link_width": 8}),
+        ("topology", "0000:00"),
     ],
 )
 def test_load_wrong_type_is_rejected(key: str, value: Any) -> None:

@@ -73,6 +73,7 @@ def test_find_shows_an_owned_accelerator(engine: sa.Engine) -> None:
         "attach_handle_info": {"domain": "0000", "bus": "01", "device": "00", "function": "1"},
         "state": "bound",
         "state_reasons": [],
+        "error": None,
         "arq_uuid": arq,
         "instance_uuid": INSTANCE,
         "project_id": "project-1",
@@ -126,11 +127,21 @@ def test_pages_by_each_sort_key(engine: sa.Engine, key: str) -> None:
     assert len(set(found_values)) == 4
 
 
+@pytest.mark.slow
 def test_state_filter_matches_core(sqlite_engine: sa.Engine) -> None:
     engine = sqlite_engine
     agent = rows.insert_agent(engine)
     job = rows.insert(
         engine, schema.jobs, kind="program", host="h", subject="s", arguments={}, state="open"
+    )
+    failing = rows.insert(
+        engine,
+        schema.jobs,
+        kind="release",
+        host="h",
+        subject="s",
+        arguments={},
+        error="it broke",
     )
     card = rows.insert_card(engine, handles=1)
     (handle,) = rows.read(engine, schema.attach_handles)
@@ -140,6 +151,7 @@ def test_state_filter_matches_core(sqlite_engine: sa.Engine) -> None:
     choices: dict[tuple[sa.Table, int, str], list[Any]] = {
         (schema.attach_handles, handle["id"], "arq_id"): [None, request["id"]],
         (schema.attach_handles, handle["id"], "needs_cleaning"): [False, True],
+        (schema.attach_handles, handle["id"], "job_id"): [None, failing],
         (schema.attach_handles, handle["id"], "draining"): [False, True],
         (schema.deployables, card.deployable_id, "draining"): [False, True],
         (schema.devices, card.device_id, "draining"): [False, True],
@@ -150,6 +162,7 @@ def test_state_filter_matches_core(sqlite_engine: sa.Engine) -> None:
         (schema.devices, card.device_id, "health"): ["ok", "unknown", "unhealthy"],
         (schema.devices, card.device_id, "setup_required"): [False, True],
         (schema.devices, card.device_id, "reboot_required"): [False, True],
+        (schema.devices, card.device_id, "deliverable"): [True, False],
         (schema.deployables, card.deployable_id, "job_id"): [None, job],
         (schema.services, agent, "down_since"): [None, timeutils.utcnow()],
     }

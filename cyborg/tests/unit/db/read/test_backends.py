@@ -136,6 +136,7 @@ def test_functions_with_a_handle_in_use_count_it(
         (schema.devices, {"health": "unhealthy"}),
         (schema.devices, {"setup_required": True}),
         (schema.devices, {"reboot_required": True}),
+        (schema.devices, {"deliverable": False}),
         (schema.devices, {"cordoned": True}),
         (schema.devices, {"draining": True}),
         (schema.deployables, {"draining": True}),
@@ -258,11 +259,11 @@ def test_find_needs_a_constant_number_of_statements(sqlite_engine: sa.Engine) ->
             agent(engine, f"{number}-{n}", "qat", "gpu")
             for address in ("a", "b"):
                 crypto(engine, f"{number}-{n}", address=address)
-        for cost, function in ((3, None), (4, "crypto")):
+        for cost, function in ((4, None), (5, "crypto")):
             with engine.connect() as connection, count_statements(engine) as count:
                 assert len(backends.find(connection, function=function)) >= number
             assert len(count) == cost, count.statements
-        for cost, function in ((4, None), (5, "crypto")):
+        for cost, function in ((5, None), (6, "crypto")):
             with engine.connect() as connection, count_statements(engine) as count:
                 page = services.find(connection, functions=True, function=function)
                 assert len(page) >= number

@@ -147,6 +147,7 @@ def test_invalid_page_is_rejected(sqlite_engine: sa.Engine, page: Page, field: s
     assert raised.value.details["field"] == field
 
 
+@pytest.mark.slow
 def test_hardware_has_the_format_of_the_contract(engine: sa.Engine) -> None:
     agent(engine, "compute-1", {}, gen0="generic")
     board = {"vendor_id": "10de", "product_id": "1eb8"}

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copy of the data of an image into a file, checked while they arrive."""
+
+import hashlib
+import hmac
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
+
+from cyborg.core.errors import DriverFailed, TimedOut
+from cyborg.core.image import ImageMetadata
+from cyborg.core.log import get_logger
+
+LOG = get_logger(__name__)
+
+PROGRESS_INTERVAL = 5.0  # seconds between two lines of progress in the log
+_READ = 1 << 20
+
+
+class Deadline:
+    """A point in time. ``seconds`` is the time limit that the error names."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.seconds = seconds
+        self._clock = clock
+        self._end = clock() + seconds
+
+    def left(self) -> float:
+        """Return the remaining seconds, at least 0."""
+        return max(0.0, self._end - self._clock())
+
+    @property
+    def error(self) -> str:
+        """Return the error for a deadline that has passed."""
+        return (
+            f"not complete in {self.seconds:g} s; see whether Glance is slow, or raise [glance] "
+            "download_timeout"
+        )
+
+    def check(self) -> None:
+        """Raise TimedOut if the time is over."""
+        if not self.left():
+            raise TimedOut(self.error)
+
+
+class Signature(Protocol):
+    """Verification of the signature of an image, for one pass over its data."""
+
+    def update(self, chunk: bytes) -> None:
+        """Add data of the image."""
+
+    def verify(self) -> None:
+        """Raise DriverFailed if the signature is not that of the data."""
+
+
+class Digest:
+    """Digest of the data of an image, compared with that of the image service."""
+
+    def __init__(self, image: ImageMetadata, signature: Signature | None = None) -> None:
+        self._image = image
+        self._signature = signature
+        self._size = 0
+        self._hash = hashlib.new(image.algorithm or "")
+
+    def update(self, chunk: bytes) -> None:
+        """Add data. Raise DriverFailed as soon as there are more than expected."""
+        self._size += len(chunk)
+        if self._size > (self._image.size or 0):
+            raise DriverFailed(
+                f"image {self._image.uuid}: Glance sends more than the {self._image.size} bytes "
+                "that it declares; the download was stopped. Check the stores of Glance"
+            )
+        self._hash.update(chunk)
+        if self._signature is not None:
+            self._signature.update(chunk)
+
+    def verify(self) -> None:
+        """Raise DriverFailed if the data are not those of the image or have no valid signature."""
+        self.verify_digest()
+        if self._signature is not None:
+            self._signature.verify()
+
+    def verify_digest(self) -> None:
+        """Raise DriverFailed if the data are not those of the image."""
+        if self._size != self._image.size:
+            raise DriverFailed(
+                f"image {self._image.uuid}: Glance sent {self._size} bytes and declares "
+                f"{self._image.size}; check the stores of Glance"
+            )
+        if not hmac.compare_digest(self._hash.hexdigest(), self._image.digest or ""):
+            raise DriverFailed(
+                f"image {self._image.uuid}: the {self._image.algorithm} digest of the data is "
+                f"{self._hash.hexdigest()[:16]}..., expected {self._image.digest!s:.16}...: the "
+                "data were changed in a store of Glance or on the way; upload the image again"
+            )
+
+
+def copy(
+    image: ImageMetadata,
+    chunks: Iterable[bytes],
+    file: int,
+    check: Callable[[], None],
+    clock: Callable[[], float] = time.monotonic,
+    signature: Signature | None = None,
+) -> None:
+    """Write the data of an image to a file descriptor and verify them.
+
+    ``check`` is called for each chunk and raises an exception to stop the copy. Raise DriverFailed
+    if the data are not those of the image, and OSError.
+    """
+    digest = Digest(image, signature)
+    logged, size = clock(), 0
+    for chunk in chunks:
+        check()
+        digest.update(chunk)
+        left = memoryview(chunk)
+        while left:
+            left = left[os.write(file, left) :]
+        size += len(chunk)
+        now = clock()
+        if now - logged >= PROGRESS_INTERVAL:
+            logged = now
+            percent = 100 * size // (image.size or 1)
+            LOG.info("Downloading image, %d %% of %d bytes", percent, image.size, image=image.uuid)
+    digest.verify()
+
+
+def is_intact(image: ImageMetadata, file: int, signature: Signature | None = None) -> bool:
+    """Return whether the data in a file descriptor are those of the image.
+
+    Raise DriverFailed if they are and have no valid signature, and OSError.
+    """
+    digest = Digest(image, signature)
+    try:
+        for chunk in _read(file):
+            digest.update(chunk)
+        digest.verify_digest()
+    except DriverFailed:
+        return False
+    digest.verify()
+    return True
+
+
+def _read(file: int) -> Iterator[bytes]:
+    while chunk := os.read(file, _READ):
+        yield chunk

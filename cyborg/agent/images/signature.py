@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Signatures of images, verified by cursive with certificates of the key manager.
+
+An image is signed as Glance's and Nova's documentation of image signatures describes: its
+properties ``img_signature*`` have the signature, its methods, and the uuid of the certificate in
+the key manager (barbican), which castellan reads. This module needs the extra ``signatures``.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from castellan.common.exception import CastellanException
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cursive import certificate_utils, signature_utils
+from cursive.exception import CursiveException
+from keystoneauth1.exceptions import ClientException
+from oslo_context.context import RequestContext
+
+from cyborg.agent.images.download import Signature
+from cyborg.core.errors import DriverFailed, Invalid, Unavailable
+from cyborg.core.image import ImageMetadata
+from cyborg.core.validation import parse_uuid
+
+
+class _Context(RequestContext):
+    """Context of castellan's calls, with the credentials of section ``[glance]``."""
+
+    def __init__(self, auth: Any) -> None:
+        super().__init__()
+        self._auth = auth
+
+    def get_auth_plugin(self) -> Any:
+        """Return the authentication plug-in; castellan calls this."""
+        return self._auth
+
+
+class Signatures:
+    """Verification of the signatures of images."""
+
+    def __init__(self, auth: Any, trusted_certificates: tuple[str, ...]) -> None:
+        """``auth`` is a keystoneauth plug-in, the certificates are uuids of the key manager."""
+        self._context = _Context(auth)
+        self._trusted = trusted_certificates
+
+    def load(self, image: ImageMetadata) -> Callable[[], Signature]:
+        """Read and check the certificate of an image; return a factory of its verifications.
+
+        castellan has no timeout. Raise DriverFailed, and Unavailable if the key manager or keystone
+        cannot be reached.
+        """
+        properties = image.properties
+        if not signature_utils.should_create_verifier(properties):
+            raise DriverFailed(
+                f"image {image.uuid} has no signature, which [glance] require_signature demands: "
+                "sign it and set its properties img_signature*"
+            )
+        certificate = properties[signature_utils.CERT_UUID]
+        try:
+            # castellan makes a URL of it.
+            certificate = parse_uuid(certificate, signature_utils.CERT_UUID)
+            certificate_utils.verify_certificate(self._context, certificate, self._trusted)
+            value = signature_utils.get_signature(properties[signature_utils.SIGNATURE])
+            method = signature_utils.get_hash_method(properties[signature_utils.HASH_METHOD])
+            kind = signature_utils.SignatureKeyType.lookup(properties[signature_utils.KEY_TYPE])
+            key = signature_utils.get_public_key(self._context, certificate, kind)
+        except ClientException as exc:
+            raise Unavailable(f"the key manager cannot be reached: {exc}") from exc
+        except (Invalid, CursiveException, CastellanException) as exc:
+            raise _unusable(image, certificate, exc) from exc
+        except (UnsupportedAlgorithm, ValueError, TypeError, AttributeError) as exc:
+            # cursive expects that the secret is a well-formed certificate.
+            raise _unusable(image, certificate, exc) from exc
+
+        def make() -> Signature:
+            return _ImageSignature(image, kind.create_verifier(value, method, key))
+
+        return make
+
+
+class _ImageSignature:
+    def __init__(self, image: ImageMetadata, verifier: Any) -> None:
+        self._image = image
+        self._verifier = verifier
+
+    def update(self, chunk: bytes) -> None:
+        """Add data of the image."""
+        self._verifier.update(chunk)
+
+    def verify(self) -> None:
+        """Raise DriverFailed if the signature is not that of the data."""
+        try:
+            self._verifier.verify()
+        except InvalidSignature as exc:
+            raise DriverFailed(
+                f"image {self._image.uuid}: the signature does not fit the data and the "
+                "certificate; sign the image again, with the key of the certificate"
+            ) from exc
+
+
+def _unusable(image: ImageMetadata, certificate: str, exc: Exception) -> DriverFailed:
+    return DriverFailed(
+        f"image {image.uuid}: the signature cannot be verified with certificate "
+        f"{certificate:.40}: {exc}; check the properties img_signature*, the key manager, and "
+        "[glance] trusted_certificates"
+    )

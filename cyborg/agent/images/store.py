@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The images of a host: fetched from Glance, verified and cached.
+
+Glance is asked at each use of an image, also of a cached one: an image that was deleted or
+deactivated there is not loaded any more, and the cache needs no record of what was verified. A
+cached file is verified by its digest at each use, which takes a second per gigabyte: a record that
+it was verified before would not notice a damaged disk.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from cyborg.agent.images.download import Deadline, Signature, copy, is_intact
+from cyborg.agent.images.spool import Spool
+from cyborg.core.errors import DriverFailed, Forbidden, Invalid, NotFound, TimedOut, Unavailable
+from cyborg.core.image import ImageMetadata, ensure_loadable, select_image
+from cyborg.core.log import get_logger
+from cyborg.core.validation import parse_uuid
+from cyborg.drivers.images import CheckProperties, Image
+from cyborg.threads.bounded_call import BoundedCalls
+
+LOG = get_logger(__name__)
+
+T = TypeVar("T")
+SignatureFactory = Callable[[], Signature | None]
+
+MAX_CALLS = 16  # calls of Glance at a time, including those that exceeded their deadline
+MAX_FOUND = 5  # images of a list: more than an error names
+RETRY_PAUSE = 1.0  # seconds before the first repetition, more before each further one
+
+
+class ImageService(Protocol):
+    """Client of the image service; see cyborg.clients.glance."""
+
+    def get_image(self, uuid: str) -> ImageMetadata:
+        """Return the metadata of an image."""
+
+    def list_images(self, filters: Mapping[str, str], limit: int) -> list[ImageMetadata]:
+        """Return the first images that pass the filters."""
+
+    def download(self, uuid: str) -> AbstractContextManager[Iterator[bytes]]:
+        """Yield the chunks of an image."""
+
+    def project_id(self) -> str | None:
+        """Return the project of the credentials."""
+
+
+class SignatureService(Protocol):
+    """Verification of signatures; see cyborg.agent.images.signature."""
+
+    def load(self, image: ImageMetadata) -> Callable[[], Signature]:
+        """Return a factory of verifications of the image. Raise DriverFailed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of the downloads; the options of ``[glance]`` with these names describe them."""
+
+    max_image_size: int
+    download_timeout: float
+    retries: int
+
+
+class GlanceImageStore:
+    """Image store of an agent with an image service."""
+
+    def __init__(
+        self,
+        service: ImageService,
+        spool: Spool,
+        limits: Limits,
+        trusted_projects: tuple[str, ...] = (),
+        signatures: SignatureService | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        retry_pause: float = RETRY_PAUSE,
+    ) -> None:
+        """``spool`` is open; ``close`` closes it. With ``signatures`` each image must have one."""
+        self._service = service
+        self._spool = spool
+        self._limits = limits
+        self._trusted_projects = trusted_projects
+        self._signatures = signatures
+        self._clock = clock
+        self._retry_pause = retry_pause
+        self._calls = BoundedCalls("images", MAX_CALLS)
+        self._stopping = threading.Event()
+
+    def close(self) -> None:
+        """Stop the downloads and release the directory."""
+        self._stopping.set()
+        self._spool.close()
+
+    @contextmanager
+    def open(self, uuid: str, check: CheckProperties = lambda properties: None) -> Iterator[Image]:
+        """Return an image, fetched and verified; see ``ImageStore``."""
+        deadline = Deadline(self._limits.download_timeout, self._clock)
+        image = self._describe(uuid, deadline)
+        ensure_loadable(image, self._limits.max_image_size)
+        check(image.properties)
+        make_signature = self._load_signature(image, deadline)
+        with self._spool.use(image.uuid) as fetching:
+            # Another device may be waiting for the same image.
+            if not fetching.acquire(timeout=deadline.left()):
+                raise TimedOut(f"image {image.uuid}: {deadline.error}")
+            try:
+                self._ensure_cached(image, make_signature, deadline)
+            finally:
+                fetching.release()
+            path = self._spool.path(image.uuid)
+            yield Image(image.uuid, path, image.size or 0, image.properties)
+
+    def find(self, properties: Mapping[str, str]) -> str:
+        """Return the uuid of the only active image with these properties; see ``ImageStore``."""
+        if not properties:
+            raise DriverFailed("no image can be searched without a property")
+        deadline = Deadline(self._limits.download_timeout, self._clock)
+        return self._call("search of an image", lambda: self._find(properties), deadline)
+
+    def _find(self, properties: Mapping[str, str]) -> str:
+        own = self._service.project_id()
+        projects = tuple(dict.fromkeys([*([own] if own else []), *self._trusted_projects]))
+        found: list[ImageMetadata] = []
+        # One request for each owner: images of others cannot fill up a page.
+        for scope in ({"visibility": "public"}, *({"owner": name} for name in projects)):
+            filters = {**properties, **scope, "status": "active"}
+            found += self._service.list_images(filters, MAX_FOUND)
+        return select_image(found, properties, projects)
+
+    def _describe(self, uuid: str, deadline: Deadline) -> ImageMetadata:
+        try:
+            name = parse_uuid(uuid, "image")
+        except Invalid as exc:
+            raise DriverFailed(
+                f"{exc.message}: name the image by its uuid in the image service"
+            ) from exc
+        return self._call(f"image {name}", lambda: self._service.get_image(name), deadline)
+
+    def _load_signature(self, image: ImageMetadata, deadline: Deadline) -> SignatureFactory:
+        signatures = self._signatures
+        if signatures is None:
+            return lambda: None
+        return self._call(f"image {image.uuid}", lambda: signatures.load(image), deadline)
+
+    def _ensure_cached(
+        self, image: ImageMetadata, make_signature: SignatureFactory, deadline: Deadline
+    ) -> None:
+        """Download an image unless it is in the cache; record its use."""
+        try:
+            if not self._is_cached(image, make_signature()):
+                self._fetch(image, make_signature, deadline)
+            self._spool.touch(image.uuid)
+        except OSError as exc:
+            raise DriverFailed(
+                f"image {image.uuid} cannot be stored in {self._spool.folder}: {exc.strerror}; "
+                "correct [glance] spool_directory, its permissions or its disk"
+            ) from exc
+
+    def _is_cached(self, image: ImageMetadata, signature: Signature | None) -> bool:
+        file = self._spool.read(image.uuid, image.size or 0)
+        if file is None:
+            return False
+        try:
+            if is_intact(image, file, signature):
+                return True
+        finally:
+            os.close(file)
+        LOG.warning(
+            "Cached image is damaged, it is downloaded again; check the disk of %s",
+            self._spool.folder,
+            image=image.uuid,
+        )
+        return False
+
+    def _fetch(
+        self, image: ImageMetadata, make_signature: SignatureFactory, deadline: Deadline
+    ) -> None:
+        def check() -> None:
+            deadline.check()
+            self._ensure_running()
+
+        def download() -> None:
+            with (
+                self._spool.reserve(image.uuid, image.size or 0),
+                self._service.download(image.uuid) as chunks,
+                self._spool.write(image.uuid) as file,
+            ):
+                copy(image, chunks, file, check, self._clock, make_signature())
+
+        LOG.info("Downloading image of %d bytes", image.size, image=image.uuid)
+        begin = self._clock()
+        self._call(f"image {image.uuid}", download, deadline)
+        LOG.info("Downloaded image in %.1f s", self._clock() - begin, image=image.uuid)
+
+    def _call(self, subject: str, func: Callable[[], T], deadline: Deadline) -> T:
+        """Call the image service, again if it fails. Raise DriverFailed, Unavailable, TimedOut."""
+        attempt = 0
+        while True:
+            self._ensure_running()
+            try:
+                return self._calls.call(func, deadline.left())
+            except NotFound as exc:
+                raise DriverFailed(
+                    f"{subject} does not exist, or the agent may not read it ({exc.message}): "
+                    "check the uuid, and the project and role of the user in [glance]"
+                ) from exc
+            except (Forbidden, Invalid) as exc:
+                raise DriverFailed(f"{subject}: {exc.message}") from exc
+            except Unavailable as exc:
+                attempt += 1
+                if not deadline.left():
+                    raise TimedOut(f"{subject}: {deadline.error}") from exc
+                # Repeated logins with a wrong password could lock the user.
+                if attempt > self._limits.retries or exc.details.get("status") == 401:
+                    raise type(exc)(f"{subject}: {exc.message}", **exc.details) from exc
+                error = exc.message
+            pause = min(self._retry_pause * attempt, deadline.left())
+            LOG.warning("Request to Glance failed, retrying in %.1f s: %s", pause, error)
+            self._stopping.wait(pause)
+
+    def _ensure_running(self) -> None:
+        if self._stopping.is_set():
+            raise Unavailable("the agent is stopping")

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""/v2/devices/{uuid}/custody: the custody log of a device."""
+
+from datetime import datetime
+from typing import Any
+
+from wsme import types as wtypes
+
+from cyborg.api import types
+from cyborg.api.collection import Collection
+from cyborg.api.controller import Resource
+from cyborg.api.paging import PageRequest
+from cyborg.api.request_context import RequestContext
+from cyborg.core.custody.record import Event
+from cyborg.core.errors import NotFound
+from cyborg.db.read import custody as read
+
+EVENTS = types.Enum(*Event)
+
+
+class CustodyRecord(types.JsonObject):
+    """A record of a custody log.
+
+    ``details`` depends on ``event``. ``sequence`` and ``hash`` are null until a conductor has added
+    the record to the chain of the device.
+    """
+
+    uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
+    device_uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
+    hostname = wtypes.wsattr(str, mandatory=True)
+    event = wtypes.wsattr(EVENTS, mandatory=True)
+    recorded_at = wtypes.wsattr(datetime, mandatory=True)
+    details = wtypes.wsattr(types.Validated("object", dict), mandatory=True)
+    sequence = wtypes.wsattr(int)
+    hash = wtypes.wsattr(str)
+
+
+class CustodyChain(types.JsonObject):
+    """The ends of the hash chain of a device.
+
+    ``sequence`` and ``hash`` are those of the last record in the chain; ``base_sequence`` and
+    ``base_hash`` those of the last record that was deleted after its retention.
+    """
+
+    sequence = wtypes.wsattr(int, mandatory=True)
+    hash = wtypes.wsattr(str, mandatory=True)
+    base_sequence = wtypes.wsattr(int, mandatory=True)
+    base_hash = wtypes.wsattr(str, mandatory=True)
+
+
+class CustodyLog(types.JsonObject):
+    """A page of the custody log of a device; ``chain`` is null before the first sealed record."""
+
+    custody = wtypes.wsattr([CustodyRecord], mandatory=True)
+    chain = wtypes.wsattr(CustodyChain)
+    custody_links = wtypes.wsattr([types.Link])
+
+
+CUSTODY = Collection("devices", "custody", read, CustodyRecord, since=(2, 5), key="custody")
+
+
+class Controller(Resource):
+    """The operations on custody logs."""
+
+    @CUSTODY.operation(
+        "GET devices/{uuid}/custody",
+        "get_all",
+        answer=CustodyLog,
+        paged=True,
+        query={"event": EVENTS},
+        raises=(NotFound,),
+    )
+    def list_custody(
+        self, request: RequestContext, uuid: str, page: PageRequest, event: str | None
+    ) -> Any:
+        """List the custody records of a device, also of one that was removed."""
+        with self.context.reader.connect() as connection:
+            # Before the records, so that all records of the chain are in the list.
+            chain = read.chain(connection, uuid)
+            rows, marker = page.read(
+                lambda window: read.find(connection, page=window, device_uuid=uuid, event=event)
+            )
+            if not rows and chain is None and not read.has_device(connection, uuid):
+                raise NotFound(f"no device {uuid}")
+        document: dict[str, Any] = {
+            "custody": [
+                types.serialize(CustodyRecord, {**row, "hostname": row["host"]}) for row in rows
+            ],
+            "chain": None if chain is None else types.serialize(CustodyChain, chain),
+        }
+        if marker is not None:
+            path = f"devices/{uuid}/custody"
+            document["custody_links"] = request.next_links(path, marker)
+        return document

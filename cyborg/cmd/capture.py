@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``cyborg-capture``: writes what the drivers read on this host to one file. It changes nothing."""
+
+import argparse
+import importlib
+import secrets
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+
+from cyborg.core.capture.model import MAX_SOURCE, MAX_UEVENTS, Uevent
+from cyborg.core.capture.scrub import Scrubber, count_files
+from cyborg.core.errors import Invalid
+from cyborg.drivers.base import Driver
+from cyborg.drivers.replay.files import save_capture
+from cyborg.drivers.replay.recorder import record_host
+
+_GROUP = "cyborg.accelerator.driver"
+MAX_REPORTED = 10  # unreadable files
+MAX_WATCH = 86400.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write a capture; return the exit status."""
+    args = _parser().parse_args(argv)
+    if args.file.exists():
+        return _fail(f"{args.file} exists: name a new file")
+    if args.watch:
+        # Before the work: the error for a missing library names the extra that has it.
+        importlib.import_module("pyudev")
+    drivers = _load_drivers()
+    try:
+        capture, errors = record_host(drivers, args.source, args.sysfs_root)
+    except Invalid as exc:
+        return _fail(exc.message)
+    for error in errors:
+        _say(f"warning: {error}")
+    try:
+        if args.watch:
+            _say(f"watching uevents for {args.watch:g} s")
+            capture = replace(capture, uevents=tuple(_watch(args.watch)))
+    except OSError as exc:
+        return _fail(f"uevents cannot be watched: {exc}")
+    if args.scrub:
+        capture = Scrubber(secrets.token_bytes(32)).scrub(capture)
+    try:
+        size = save_capture(capture, args.file)
+    except Invalid as exc:
+        return _fail(exc.message)
+    except OSError as exc:
+        return _fail(f"{args.file}: {exc.strerror or exc}")
+    unreadable = sorted(capture.unreadable.items())
+    for path, error in unreadable[:MAX_REPORTED]:
+        _say(f"not readable: /{path}: {error}")
+    if len(unreadable) > MAX_REPORTED:
+        _say(f"not readable: {len(unreadable) - MAX_REPORTED} more files; run it as root")
+    _say(
+        f"{args.file}: {size} bytes, {len(capture.folders)} folders, "
+        f"{count_files(capture.folders)} files, {len(capture.uevents)} uevents"
+        f"{', scrubbed' if capture.scrubbed else ''}"
+    )
+    return 0
+
+
+def _load_drivers() -> list[type[Driver]]:
+    """Return the installed drivers; name those that cannot be loaded."""
+    found: list[type[Driver]] = []
+    for entry in sorted(metadata.entry_points(group=_GROUP), key=lambda entry: entry.name):
+        try:
+            driver = entry.load()
+        except Exception as exc:  # noqa: BLE001  of another package
+            _say(f"warning: driver {entry.name} cannot be loaded: {exc}")
+            continue
+        if isinstance(driver, type) and issubclass(driver, Driver):
+            found.append(driver)
+    return found
+
+
+def _watch(seconds: float) -> list[Uevent]:
+    """Return the kernel's uevents of the next seconds."""
+    import pyudev
+
+    monitor = pyudev.Monitor.from_netlink(pyudev.Context(), source="kernel")
+    monitor.start()
+    begin = time.monotonic()
+    found: list[Uevent] = []
+    while (left := begin + seconds - time.monotonic()) > 0 and len(found) < MAX_UEVENTS:
+        device = monitor.poll(left)
+        if device is not None:
+            at = round(time.monotonic() - begin, 3)
+            found.append(Uevent(at, str(device.action), str(device.subsystem), device.device_path))
+    return found
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="cyborg-capture",
+        description="Write the devices of this host, as the installed drivers read them, to one "
+        "file. It changes nothing on the host. As root it can read more files.",
+    )
+    add = parser.add_argument
+    add("--version", action="version", version=metadata.version("cyborg"))
+    add(
+        "file", type=Path, metavar="FILE", help="the new file; with the suffix .gz it is compressed"
+    )
+    add(
+        "--source",
+        type=_source,
+        required=True,
+        metavar="TEXT",
+        help="where the devices come from, for people: the card and the machine, or the document",
+    )
+    add(
+        "--scrub",
+        action="store_true",
+        help="replace serial numbers, unique ids, MAC and IP addresses and mount points; equal "
+        "values stay equal",
+    )
+    add(
+        "--watch",
+        type=_seconds,
+        default=0.0,
+        metavar="SECONDS",
+        help="record the uevents of the kernel for this time",
+    )
+    add(
+        "--sysfs-root",
+        type=Path,
+        default=Path("/sys"),
+        metavar="DIR",
+        help="the sysfs to read (%(default)s); /proc and /lib/modules are next to it",
+    )
+    return parser
+
+
+def _source(text: str) -> str:
+    if not text.strip() or len(text) > MAX_SOURCE or not text.isprintable():
+        raise argparse.ArgumentTypeError(f"expected 1 to {MAX_SOURCE} printable characters")
+    return text
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= MAX_WATCH:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected 0 to {MAX_WATCH:g} seconds")
+    return seconds
+
+
+def _fail(problem: str) -> int:
+    _say(problem)
+    return 1
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"cyborg-capture: {line}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Custody records of handles, written in the transaction of the change that they record.
+
+Each function takes at most two statements, however many handles there are.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+from cyborg.core.arq.profile import parse_group
+from cyborg.core.custody.record import MAX_ERROR, Entry, Event
+from cyborg.core.inventory.device import CLEANING_ABILITIES, Ability
+from cyborg.core.text import sanitize
+from cyborg.db.write.arqs import ArqRow
+from cyborg.db.write.custody import records
+from cyborg.db.write.custody.records import HandleRow
+from cyborg.db.write.handle_claims import ClaimedProviderRow, FreeHandleRow
+from cyborg.db.write.jobs import JobRow
+
+
+def record_claimed(
+    tx: sa.Connection,
+    arqs: Sequence[ArqRow],
+    claimed: Mapping[str, FreeHandleRow],
+    deployables: Mapping[str, ClaimedProviderRow],
+    now: datetime,
+) -> None:
+    """Record claims: ``claimed`` has the handle and ``deployables`` the deployable of each ARQ.
+
+    Both are by the ARQ's uuid; the rows of the ARQs are those after the bind.
+    """
+    entries = []
+    for arq in arqs:
+        handle, deployable = claimed[arq["uuid"]], deployables[arq["uuid"]]
+        details = {
+            "handle": handle["uuid"],
+            "handle_address": handle["address"],
+            "deployable_address": deployable["address"],
+            **_owner(arq),
+        }
+        entries.append(Entry(deployable["device_uuid"], deployable["host"], Event.CLAIMED, details))
+    records.add(tx, entries, now)
+
+
+def record_prepared(tx: sa.Connection, arqs: Sequence[ArqRow], job: JobRow, now: datetime) -> None:
+    """Record that the host has prepared the handles of ARQs, with the options of their profile."""
+    by_id = {arq["id"]: arq for arq in arqs}
+    if not by_id:
+        return
+    entries = []
+    for handle in records.handles_of_arqs(tx, by_id):
+        if Ability.PREPARES not in handle["abilities"]:
+            continue  # of another device of the instance, which needs no preparation
+        arq = by_id[handle["arq_id"] or 0]
+        accel = dict(parse_group(arq["group"], "group").accel)
+        details = {**_handle(handle), **_owner(arq), "accel": accel, "job": job["uuid"]}
+        entries.append(Entry(handle["device"], handle["host"], Event.PREPARED, details))
+    records.add(tx, entries, now)
+
+
+def record_released(
+    tx: sa.Connection,
+    arqs: Collection[ArqRow],
+    now: datetime,
+    *,
+    reason: str,
+    error: str | None = None,
+) -> None:
+    """Record the release of the handles of ARQs; the caller releases them afterwards.
+
+    ``error`` is why their bind failed, if it did.
+    """
+    by_id = {arq["id"]: arq for arq in arqs}
+    if not by_id:
+        return
+    entries = []
+    for handle in records.handles_of_arqs(tx, by_id):
+        details = {
+            **_handle(handle),
+            **_owner(by_id[handle["arq_id"] or 0]),
+            "reason": reason,
+            "needs_cleaning": bool(handle["needs_cleaning"]),
+            **_error(error),
+        }
+        entries.append(Entry(handle["device"], handle["host"], Event.RELEASED, details))
+    records.add(tx, entries, now)
+
+
+def record_cleaned(tx: sa.Connection, job: JobRow, now: datetime) -> None:
+    """Record that the host has cleaned the handles of a job, before they are marked as clean."""
+    _record_cleaning(tx, job, Event.CLEANED, job["error"], now)
+
+
+def record_cleaning_failed(
+    tx: sa.Connection, job: JobRow, error: str | None, now: datetime
+) -> None:
+    """Record a failed attempt to clean handles, unless the attempt before had the same error.
+
+    A device that cannot be cleaned is retried for ever; its log must not grow with it.
+    """
+    if job["error"] != error:
+        _record_cleaning(tx, job, Event.CLEANING_FAILED, error, now)
+
+
+def record_abandoned(
+    tx: sa.Connection,
+    host: str,
+    handles: Collection[tuple[str, str, str]],
+    now: datetime,
+) -> None:
+    """Record handles that are removed without cleaning.
+
+    Each is given as the uuid of its device and the addresses of its deployable and itself.
+    """
+    entries = [
+        Entry(
+            device,
+            host,
+            Event.CLEANING_ABANDONED,
+            {"handle_address": address, "deployable_address": deployable},
+        )
+        for device, deployable, address in handles
+    ]
+    records.add(tx, entries, now)
+
+
+def record_programmed(
+    tx: sa.Connection, job: JobRow, image: str | None, error: str | None, now: datetime
+) -> None:
+    """Record the result of a program job; ``error`` is None if it succeeded."""
+    row = records.device_of(tx, job["subject"])
+    if row is None:
+        return  # the deployable was removed
+    details: dict[str, Any] = {
+        "deployable": job["subject"],
+        "deployable_address": row["deployable"],
+        "image": image,
+        "job": job["uuid"],
+        **_error(error),
+    }
+    event = Event.PROGRAMMED if error is None else Event.PROGRAM_FAILED
+    records.add(tx, [Entry(row["device"], row["host"], event, details)], now)
+
+
+def record_partitioned(tx: sa.Connection, job: JobRow, error: str | None, now: datetime) -> None:
+    """Record the result of a partition job; ``error`` is None if it succeeded.
+
+    The subject of the job is the device, which may have been removed meanwhile.
+    """
+    details = {"layout": job["arguments"]["layout"], "job": job["uuid"], **_error(error)}
+    event = Event.PARTITIONED if error is None else Event.PARTITION_FAILED
+    records.add(tx, [Entry(job["subject"], job["host"], event, details)], now)
+
+
+def _record_cleaning(
+    tx: sa.Connection, job: JobRow, event: Event, error: str | None, now: datetime
+) -> None:
+    entries = []
+    for handle in records.handles_to_clean(tx, job["id"]):
+        details: dict[str, Any] = {
+            **_handle(handle),
+            "abilities": ",".join(sorted(CLEANING_ABILITIES & set(handle["abilities"]))),
+            "job": job["uuid"],
+            **_error(error),
+        }
+        entries.append(Entry(handle["device"], handle["host"], event, details))
+    records.add(tx, entries, now)
+
+
+def _handle(row: HandleRow) -> dict[str, Any]:
+    return {
+        "handle": row["uuid"],
+        "handle_address": row["address"],
+        "deployable_address": row["deployable"],
+    }
+
+
+def _owner(arq: ArqRow) -> dict[str, Any]:
+    return {
+        "arq": arq["uuid"],
+        "instance": arq["instance_uuid"],
+        "project": arq["project_id"],
+    }
+
+
+def _error(error: str | None) -> dict[str, str]:
+    return {} if error is None else {"error": sanitize(error, MAX_ERROR)}

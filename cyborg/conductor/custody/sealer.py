@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sealing of custody records into the chains of their devices, and deletion of old records.
+
+The transactions that bind and release only insert records. A periodic task puts them into chains,
+so that concurrent binds of handles of one device do not wait for one row. Every conductor runs the
+task: the lock of a chain's head decides which one seals it, and others skip it. A conductor that
+is killed between the two steps leaves records that the next round seals.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Collection
+from datetime import datetime, timedelta
+
+import sqlalchemy as sa
+from oslo_config import cfg
+from oslo_db import exception as db_exc
+
+from cyborg.core.custody.chain import Fault, Link, check_records, compute_hash
+from cyborg.core.custody.record import Record
+from cyborg.core.errors import Conflict
+from cyborg.core.log import get_logger
+from cyborg.db.read import custody as read
+from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.db.write.custody import chains
+
+LOG = get_logger(__name__)
+
+BATCH_SIZE = 256  # records that one transaction seals: SQLite's writers wait for it
+MAX_BATCHES = 64  # batches of one round
+MAX_FAILED = 1000  # devices whose records cannot be sealed: the round ends there
+PURGE_LIMIT = 500  # records of one chain, and chains, whose old records one sweep deletes
+
+
+class CustodySealer:
+    """Sealer of custody records; safe to run in several conductors."""
+
+    def __init__(
+        self,
+        conf: cfg.ConfigOpts,
+        uow: UnitOfWork,
+        *,
+        now: Callable[[], datetime] | None = None,
+    ) -> None:
+        self._retention = timedelta(days=conf.conductor.custody_retention)
+        self._uow = uow
+        self._now = now or uow.clock
+        self._stopped = threading.Event()
+        # Devices whose chain was changed by hand: their records must not fill the next batches.
+        self._failed: set[str] = set()
+
+    def run_once(self) -> int:
+        """Seal all records that are committed; return their number.
+
+        A device whose records cannot be sealed is retried once those of all others are sealed.
+        """
+        count = 0
+        for _ in range(MAX_BATCHES):
+            if self._stopped.is_set():
+                break
+            known = len(self._failed)
+            sealed = self._seal_batch()
+            count += sealed
+            at_end = not sealed and len(self._failed) == known
+            if at_end or len(self._failed) >= MAX_FAILED:
+                self._failed.clear()
+                break
+        return count
+
+    def sweep(self) -> int:
+        """Delete records that are older than the retention; return their number."""
+        if not self._retention:
+            return 0
+        cutoff = self._now() - self._retention
+        uuids = self._uow.run(lambda tx: chains.expired(tx, cutoff, PURGE_LIMIT))
+        deleted = 0
+        for uuid in uuids:
+            if self._stopped.is_set():
+                break
+            deleted += self._uow.run(lambda tx, uuid=uuid: _purge(tx, uuid, cutoff))  # type: ignore[misc]
+        self._uow.run(lambda tx: chains.delete_empty_heads(tx, cutoff))
+        return deleted
+
+    def stop(self) -> None:
+        """Make ``run_once`` and ``sweep`` return after the current transaction."""
+        self._stopped.set()
+
+    def _seal_batch(self) -> int:
+        hosts = self._uow.run(lambda tx: chains.unsealed_devices(tx, BATCH_SIZE, self._failed))
+        if not hosts:
+            return 0
+        try:
+            self._uow.run(lambda tx: chains.add_heads(tx, hosts))
+        except db_exc.DBDuplicateEntry:
+            return 0  # another conductor seals the first records of a device: retry in a round
+        with contextlib.suppress(db_exc.DBDuplicateEntry, Conflict):
+            return self._uow.run(lambda tx: _seal(tx, hosts))
+        # A chain was changed by hand. The others must not wait for its repair.
+        return sum(self._seal_one(uuid) for uuid in hosts)
+
+    def _seal_one(self, uuid: str) -> int:
+        error: Exception
+        try:
+            return self._uow.run(lambda tx: _seal(tx, [uuid]))
+        except (db_exc.DBDuplicateEntry, Conflict) as exc:
+            error = exc
+        self._failed.add(uuid)
+        LOG.error("Cannot seal custody records, audit the host: %s", error, device=uuid)
+        return 0
+
+
+def _seal(tx: sa.Connection, device_uuids: Collection[str]) -> int:
+    """Seal unsealed records of devices whose heads no other transaction has locked."""
+    locked = {head["device_uuid"]: head for head in chains.lock_heads(tx, device_uuids)}
+    if not locked:
+        return 0
+    tips = {uuid: Link(head["sequence"], head["hash"]) for uuid, head in locked.items()}
+    oldest = {uuid: head["oldest_at"] for uuid, head in locked.items()}
+    links: dict[int, Link] = {}
+    for row in chains.unsealed(tx, locked, BATCH_SIZE):
+        uuid = row["device_uuid"]
+        previous = tips[uuid]
+        record = Record(
+            uuid=row["uuid"],
+            device=uuid,
+            sequence=previous.sequence + 1,
+            time=row["recorded_at"],
+            host=row["host"],
+            event=row["event"],
+            details=row["details"],
+        )
+        tips[uuid] = links[row["id"]] = Link(record.sequence, compute_hash(record, previous.hash))
+        oldest[uuid] = oldest[uuid] or record.time
+    if not links:
+        return 0
+    if (sealed := chains.seal(tx, links)) != len(links):
+        raise Conflict(f"{len(links) - sealed} custody records were changed while being sealed")
+    changed = [uuid for uuid in locked if tips[uuid].sequence != locked[uuid]["sequence"]]
+    chains.advance(
+        tx,
+        {locked[uuid]["id"]: tips[uuid] for uuid in changed},
+        {locked[uuid]["id"]: time for uuid in changed if (time := oldest[uuid]) is not None},
+    )
+    return sealed
+
+
+def _purge(tx: sa.Connection, uuid: str, cutoff: datetime) -> int:
+    """Delete old records at the start of a chain, up to the first one that breaks the chain."""
+    heads = chains.lock_heads(tx, [uuid])
+    if not heads:
+        return 0  # its records are being sealed; retry in the next sweep
+    head = heads[0]
+    base = Link(head["base_sequence"], head["base_hash"])
+    oldest_at: datetime | None = None
+    for sealed in read.sealed_after(tx, uuid, base.sequence, PURGE_LIMIT + 1):
+        keep = sealed.record.time >= cutoff
+        if keep or sealed.record.sequence > head["base_sequence"] + PURGE_LIMIT:
+            oldest_at = sealed.record.time
+            break
+        position = check_records(base, [sealed])
+        if isinstance(position, Fault):
+            break  # evidence of a change; the audit reports it
+        base = position
+    return chains.delete_prefix(tx, head, base, oldest_at)

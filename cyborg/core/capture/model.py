@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Capture of a host: the files, links and folders that its drivers read, and its uevents.
+
+A capture is a text of JSON lines. The first line is the header, each other line is a folder or a
+uevent. ``doc/source/contributor/captures.rst`` describes the format. A file is text, or
+``{"base64": ...}``, or null: it exists, and its content is unknown.
+
+A capture may come from another person: no path and no link leaves its tree, and no path contains a
+link, so unpacking it cannot write outside of its folder.
+"""
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from cyborg.core.errors import Invalid
+from cyborg.core.validation import boolean, number, string
+
+_V = TypeVar("_V")
+FORMAT = "cyborg-capture"
+VERSION = 1
+MAX_TEXT = 64 * 1024 * 1024
+"""Bytes of a capture without compression."""
+MAX_FOLDERS = 100_000
+MAX_NAMES = 400_000
+"""Files and links of a capture."""
+MAX_FILE = 4 * 1024 * 1024
+"""Bytes of one file."""
+MAX_UEVENTS = 100_000
+MAX_SOURCE = 1000
+_MAX_PATH = 1024
+_MAX_NAME = 255
+_TOPS = frozenset({"sys", "proc", "lib"})
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """The files and symbolic links in a folder; a file with None has an unknown content."""
+
+    files: Mapping[str, bytes | None] = field(default_factory=dict)
+    links: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Uevent:
+    """An event of the kernel, with the seconds since the start of the watch."""
+
+    seconds: float
+    action: str
+    subsystem: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """A captured host; ``folders`` are by path, relative to the root directory of the host.
+
+    ``source`` tells people where the files come from. ``names`` are the names of the vendor and the
+    model by PCI address, ``unreadable`` the errors by path.
+    """
+
+    source: str
+    folders: Mapping[str, Folder]
+    kernel: str | None = None
+    scrubbed: bool = False
+    names: Mapping[str, tuple[str | None, str | None]] = field(default_factory=dict)
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+    uevents: tuple[Uevent, ...] = ()
+
+
+def dump(capture: Capture) -> Iterator[str]:
+    """Yield the lines of a capture, each with its line feed."""
+    header = {
+        "format": FORMAT,
+        "version": VERSION,
+        "source": capture.source,
+        "kernel": capture.kernel,
+        "scrubbed": capture.scrubbed,
+        "names": {key: list(names) for key, names in sorted(capture.names.items())},
+        "unreadable": dict(sorted(capture.unreadable.items())),
+    }
+    yield f"{json.dumps(header)}\n"
+    for path, folder in sorted(capture.folders.items()):
+        line: dict[str, Any] = {"dir": path}
+        if folder.files:
+            line["files"] = {n: _dump_content(c) for n, c in sorted(folder.files.items())}
+        if folder.links:
+            line["links"] = dict(sorted(folder.links.items()))
+        yield f"{json.dumps(line)}\n"
+    for event in capture.uevents:
+        values = [event.seconds, event.action, event.subsystem, event.path]
+        yield f"{json.dumps({'uevent': values})}\n"
+
+
+def parse(text: str) -> Capture:
+    """Return the capture of a text. Raise Invalid with the number of the line that is wrong."""
+    if len(text) > MAX_TEXT:
+        raise Invalid(f"the capture has more than {MAX_TEXT} bytes", field="capture")
+    lines = [(number_, line) for number_, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if not lines:
+        raise Invalid("the capture is empty", field="capture")
+    header = _parse_line(lines[0], _check_header)
+    folders: dict[str, Folder] = {}
+    uevents: list[Uevent] = []
+    for line in lines[1:]:
+        record = _parse_line(line, _parse_record)
+        if isinstance(record, Uevent):
+            uevents.append(record)
+        elif record[0] in folders:
+            raise Invalid(f"line {line[0]}: {record[0]} occurs twice", field="capture")
+        else:
+            folders[record[0]] = record[1]
+    check(folders, len(uevents))
+    return Capture(folders=folders, uevents=tuple(uevents), **header)
+
+
+def merge(source: str, captures: Sequence[Capture]) -> Capture:
+    """Return one host with all devices of several captures. Raise Invalid if two differ in a file.
+
+    It has no uevents: the captures were watched at different times.
+    """
+    files: dict[str, dict[str, bytes | None]] = {}
+    links: dict[str, dict[str, str]] = {}
+    for capture in captures:
+        for path, folder in capture.folders.items():
+            _unite(files.setdefault(path, {}), folder.files, path)
+            _unite(links.setdefault(path, {}), folder.links, path)
+    folders = {path: Folder(files[path], links[path]) for path in files}
+    check(folders)
+    return Capture(
+        source=source,
+        folders=folders,
+        kernel=next((c.kernel for c in captures if c.kernel is not None), None),
+        scrubbed=all(c.scrubbed for c in captures),
+        names={key: names for capture in captures for key, names in capture.names.items()},
+        unreadable={path: e for capture in captures for path, e in capture.unreadable.items()},
+    )
+
+
+def _unite(known: dict[str, _V], found: Mapping[str, _V], path: str) -> None:
+    for name, value in found.items():
+        if known.setdefault(name, value) != value:
+            raise Invalid(f"the captures differ in {path}/{name}", field="capture")
+
+
+def check(folders: Mapping[str, Folder], uevents: int = 0) -> None:
+    """Raise Invalid if a limit is exceeded, or if the path of a folder contains a file or link."""
+    names = sum(len(folder.files) + len(folder.links) for folder in folders.values())
+    for count, limit, unit in (
+        (len(folders), MAX_FOLDERS, "folders"),
+        (names, MAX_NAMES, "files and links"),
+        (uevents, MAX_UEVENTS, "uevents"),
+    ):
+        if count > limit:
+            raise Invalid(f"the capture has {count} {unit}, expected up to {limit}", field=unit)
+    for path, folder in folders.items():
+        if both := sorted(folder.files.keys() & folder.links.keys()):
+            raise Invalid(f"{path}/{both[0]} is a file and a link", field="capture")
+        for parent, name in _ancestors(path):
+            above = folders.get(parent)
+            if above is not None and (name in above.links or name in above.files):
+                raise Invalid(f"{path} is below {parent}/{name}, which is no folder", field="dir")
+
+
+def _ancestors(path: str) -> Iterator[tuple[str, str]]:
+    while "/" in path:
+        path, _, name = path.rpartition("/")
+        yield path, name
+
+
+def _parse_line(line: tuple[int, str], parse_body: Any) -> Any:
+    number_, text = line
+    try:
+        body = json.loads(text)
+        if not isinstance(body, dict):
+            raise TypeError("expected an object")
+        return parse_body(body)
+    except Invalid as exc:
+        raise Invalid(f"line {number_}: {exc.message}", field="capture") from exc
+    except (KeyError, TypeError, ValueError, RecursionError) as exc:
+        raise Invalid(f"line {number_}: {type(exc).__name__}: {exc}", field="capture") from exc
+
+
+def _check_header(body: Mapping[str, Any]) -> dict[str, Any]:
+    if body.get("format") != FORMAT:
+        raise Invalid(f"it is no capture: expected the format {FORMAT!r}", field="format")
+    if body.get("version") != VERSION:
+        raise Invalid(
+            f"version {body.get('version')!r} is unknown: expected {VERSION}", field="version"
+        )
+    source = string(body["source"])
+    if not source.strip() or len(source) > MAX_SOURCE or not source.isprintable():
+        raise Invalid(f"source: expected 1 to {MAX_SOURCE} printable characters", field="source")
+    kernel = body.get("kernel")
+    names: dict[str, tuple[str | None, str | None]] = {}
+    for address, value in _items(body.get("names", {}), MAX_NAMES):
+        vendor, model = value
+        names[address] = _name(vendor), _name(model)
+    return {
+        "source": source,
+        "kernel": None if kernel is None else _short(kernel),
+        "scrubbed": boolean(body.get("scrubbed", False)),
+        "names": names,
+        "unreadable": {p: _short(e) for p, e in _items(body.get("unreadable", {}), MAX_NAMES)},
+    }
+
+
+def _parse_record(body: Mapping[str, Any]) -> Uevent | tuple[str, Folder]:
+    if "uevent" in body:
+        seconds, *texts = body["uevent"]
+        action, subsystem, path = map(_short, texts)
+        return Uevent(number(seconds), action, subsystem, path)
+    path = string(body["dir"])
+    components = path.split("/")
+    if len(path) > _MAX_PATH or components[0] not in _TOPS:
+        raise Invalid(f"{path!r:.100} is no folder in {', '.join(sorted(_TOPS))}", field="dir")
+    for component in components:
+        _check_name(component)
+    files = {name: _load_content(c) for name, c in _items(body.get("files", {}), MAX_NAMES)}
+    links = {name: string(target) for name, target in _items(body.get("links", {}), MAX_NAMES)}
+    for name in (*files, *links):
+        _check_name(name)
+    for target in links.values():
+        check_link(path, target)
+    return path, Folder(files, links)
+
+
+def check_link(folder: str, target: str) -> None:
+    """Raise Invalid if a link in a folder may lead out of the tree.
+
+    ``..`` is permitted at the start only, where it follows a path without links.
+    """
+    parts = target.split("/")
+    ups = 0
+    while ups < len(parts) and parts[ups] == "..":
+        ups += 1
+    if len(target) > _MAX_PATH or ups > folder.count("/") + 1:
+        raise Invalid(f"the link to {target!r:.100} leaves the tree", field="links")
+    if parts[ups:]:
+        for part in parts[ups:]:
+            _check_name(part)
+
+
+def _check_name(name: str) -> None:
+    if name in ("", ".", "..") or "/" in name or len(name.encode()) > _MAX_NAME:
+        raise Invalid(f"{name!r:.100} is no name of a file", field="name")
+    if _CONTROL.search(name):
+        raise Invalid(f"{name!r:.100} has a control character", field="name")
+
+
+def _items(value: Any, limit: int) -> Iterable[tuple[str, Any]]:
+    if not isinstance(value, dict) or len(value) > limit:
+        raise TypeError(f"expected an object with up to {limit} members")
+    return [(string(key), member) for key, member in value.items()]
+
+
+def _name(value: Any) -> str | None:
+    return None if value is None else _short(value)
+
+
+def _short(value: Any) -> str:
+    text = string(value)
+    if len(text) > _MAX_PATH or _CONTROL.search(text):
+        raise ValueError(f"{text!r:.100} is too long or has control characters")
+    return text
+
+
+def _dump_content(content: bytes | None) -> Any:
+    if content is None:
+        return None
+    try:
+        text = content.decode()
+        if "\x00" not in text:
+            return text
+    except UnicodeDecodeError:
+        pass
+    return {"base64": base64.b64encode(content).decode()}
+
+
+def _load_content(value: Any) -> bytes | None:
+    if value is None:
+        return None
+    if isinstance(value, str):
+        content = value.encode()
+    else:
+        try:
+            content = base64.b64decode(string(value["base64"]), validate=True)
+        except binascii.Error as exc:
+            raise ValueError(f"base64: {exc}") from exc
+    if len(content) > MAX_FILE:
+        raise ValueError(f"a file has {len(content)} bytes, expected up to {MAX_FILE}")
+    return content

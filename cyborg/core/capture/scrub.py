@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replacement of what identifies a host or a device in a capture, each value always by the same.
+
+Serial numbers, UUIDs and other unique ids, MAC addresses, IP addresses and mount points are
+replaced by values of the same form, which a keyed hash derives. The key, the salt, is not stored:
+the same value has different replacements in two captures.
+"""
+
+import hashlib
+import hmac
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from cyborg.core.capture.model import Capture, Folder
+
+UNIQUE = frozenset(
+    {
+        *("serial", "serial_number", "unique_id", "subsysnqn", "wwid", "nguid", "eui", "uuid"),
+        *("phys_switch_id", "phys_port_id", "hostnqn", "hostid", "board_serial", "vpd", "dsn"),
+    }
+)
+"""Names of attributes whose whole value identifies a device or a host."""
+
+_UUID = re.compile(r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b")
+_MAC = re.compile(r"(?<![0-9a-fA-F:])(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}(?![0-9a-fA-F:])")
+_HEX = re.compile(r"\b(?:[0-9a-fA-F]{32}|[0-9a-fA-F]{8})\b")
+_NO_MAC = ("00:00:00:00:00:00", "ff:ff:ff:ff:ff:ff")
+_ADDRESSES = re.compile(r"proc/[^/]+/net/(route|ipv6_route|if_inet6)")
+_MOUNTS = re.compile(r"proc/[^/]+/mountinfo")
+
+
+class Scrubber:
+    """Replacement of identifying values with one salt."""
+
+    def __init__(self, salt: bytes) -> None:
+        self._salt = salt
+
+    def scrub(self, capture: Capture) -> Capture:
+        """Return the capture without values that identify the host or its devices."""
+        folders = {
+            self._text(path): Folder(
+                {self._text(n): self._content(f"{path}/{n}", c) for n, c in folder.files.items()},
+                {self._text(n): self._text(target) for n, target in folder.links.items()},
+            )
+            for path, folder in capture.folders.items()
+        }
+        return replace(
+            capture,
+            folders=folders,
+            unreadable={self._text(p): error for p, error in capture.unreadable.items()},
+            uevents=tuple(replace(e, path=self._text(e.path)) for e in capture.uevents),
+            scrubbed=True,
+        )
+
+    def value(self, text: str) -> str:
+        """Return a value of the same form: each digit and letter is replaced by one of its kind.
+
+        Hexadecimal digits stay hexadecimal digits, in the same case.
+        """
+        stream = self._stream(text, len(text))
+        hexadecimal = re.fullmatch(r"[0-9a-fA-F:.\-\s]*", text) is not None
+        return "".join(
+            _replace_character(c, byte, hexadecimal=hexadecimal)
+            for c, byte in zip(text, stream, strict=True)
+        )
+
+    def _stream(self, text: str, size: int) -> bytes:
+        found = b""
+        while len(found) < size:
+            block = f"{len(found)}:{text.strip().lower()}".encode()
+            found += hmac.digest(self._salt, block, hashlib.sha256)
+        return found[:size]
+
+    def _content(self, path: str, content: bytes | None) -> bytes | None:
+        if content is None:
+            return None
+        name = path.rpartition("/")[2]
+        if name in UNIQUE:
+            # Bytes without a text, such as VPD, are unique as a whole.
+            text = content.decode("latin-1")
+            stripped = text.strip()
+            return text.replace(stripped, self.value(stripped)).encode("latin-1")
+        try:
+            text = content.decode()
+        except UnicodeDecodeError:
+            return content
+        if _MOUNTS.fullmatch(path):
+            text = "".join(self._mount(line) for line in text.splitlines())
+        elif _ADDRESSES.fullmatch(path):
+            text = _HEX.sub(lambda m: self._address(m[0]), text)
+        return self._text(text).encode()
+
+    def _text(self, text: str) -> str:
+        text = _UUID.sub(lambda m: self.value(m[0]), text)
+        return _MAC.sub(lambda m: m[0] if m[0].lower() in _NO_MAC else self.value(m[0]), text)
+
+    def _address(self, text: str) -> str:
+        # Masks, the default route and flags are ones and zeros only, or start with zeros.
+        return (
+            text
+            if text.startswith("0000") or not set(text.lower()) - set("0f")
+            else self.value(text)
+        )
+
+    def _mount(self, line: str) -> str:
+        """Return a line of mountinfo with the device, a hidden mount point, and no options."""
+        fields, _, source = line.partition(" - ")
+        columns, device = fields.split(), source.split()
+        if len(columns) < 5 or len(device) < 2:
+            return ""
+        digest = self._stream(columns[4], 6).hex()
+        point = columns[4] if columns[4] in ("/", "/boot", "/boot/efi") else f"/mnt/{digest}"
+        name = device[1] if device[1].startswith("/dev/") else "none"
+        return f"{' '.join(columns[:3])} / {point} rw - {device[0]} {name} rw\n"
+
+
+def _replace_character(character: str, byte: int, *, hexadecimal: bool) -> str:
+    if character.isascii() and character.isdigit():
+        return str(byte % 10)
+    if character.isascii() and character.isalpha():
+        letters = "abcdef" if hexadecimal else "abcdefghijklmnopqrstuvwxyz"
+        letter = letters[byte % len(letters)]
+        return letter.upper() if character.isupper() else letter
+    return character if ord(character) < 128 else "?"
+
+
+def count_files(folders: Mapping[str, Folder]) -> int:
+    """Return the number of files with a known content."""
+    return sum(1 for f in folders.values() for c in f.files.values() if c is not None)

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decision whether Nova can attach a PCI function to an instance by VFIO, with the reason if not.
+
+VFIO gives an instance a whole IOMMU group (``Documentation/driver-api/vfio.rst`` of the Linux
+kernel). The group is usable if no driver of the host does DMA with another function of it: each
+other device is a bridge, has no driver, or has a driver that sets ``driver_managed_dma``. These
+are the VFIO drivers, ``pci-stub`` and ``pcieport`` (``drivers/pci/pci-stub.c``,
+``drivers/pci/pcie/portdrv.c``).
+"""
+
+from dataclasses import dataclass
+
+from cyborg.core.text import join_limited
+
+MAX_SHOWN = 3  # other functions of a group in a reason
+_VFIO = "vfio"
+_HARMLESS = frozenset({"pci-stub", "pcieport"})
+_PCI_BRIDGE = "0604"  # class of the bridges between PCI buses
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMember:
+    """Another device of the IOMMU group, usually a PCI function.
+
+    ``class_code`` has six digits; it is empty for a device that is not on the PCI bus.
+    ``same_card`` is whether it is a function of the same slot. ``offered`` is whether it is offered
+    itself, so that another instance may get it.
+    """
+
+    address: str
+    class_code: str
+    kernel_driver: str | None = None
+    same_card: bool = False
+    offered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionFacts:
+    """Facts that decide whether a function can be attached.
+
+    ``iommu_group`` is the number of its group, None if it has none. ``host_has_iommu`` is whether
+    the host has any group, ``host_has_vfio`` whether a VFIO driver is loaded or can be. ``denied``
+    is whether the denylist of vfio-pci contains the function and is in force. ``mapped`` is whether
+    the firmware requires a direct mapping of memory for the group. ``others`` are the other
+    functions of the group. ``host_use`` is how the host uses the function, None if it does not.
+    """
+
+    iommu_group: str | None
+    host_has_iommu: bool
+    host_has_vfio: bool
+    kernel_driver: str | None = None
+    others: tuple[GroupMember, ...] = ()
+    host_use: str | None = None
+    denied: bool = False
+    mapped: bool = False
+
+
+def find_obstacle(facts: FunctionFacts) -> str | None:
+    """Return the first reason why a function cannot be attached, with a remedy; None if it can."""
+    if facts.iommu_group is None and not facts.host_has_iommu:
+        return (
+            "the host has no IOMMU: enable VT-d or AMD-Vi in the firmware, and boot the kernel "
+            "with intel_iommu=on or amd_iommu=on, and iommu=pt"
+        )
+    if facts.iommu_group is None:
+        return (
+            "the IOMMU does not cover this function: use another slot, and remove igfx_off from "
+            "intel_iommu on the kernel command line"
+        )
+    bound = is_vfio(facts.kernel_driver)
+    if not facts.host_has_vfio and not bound:
+        return (
+            "the kernel driver vfio-pci is neither loaded nor installed: install the package of "
+            "the running kernel that contains it"
+        )
+    if facts.denied and not bound:
+        return (
+            "vfio-pci refuses this model by its denylist: use another device, or load vfio-pci "
+            "with disable_denylist=1 where you trust the users of the device"
+        )
+    if facts.mapped:
+        return (
+            f"the firmware requires a direct mapping of memory for IOMMU group {facts.iommu_group} "
+            "(RMRR or IVMD), which VFIO refuses: turn off the feature of the firmware that uses "
+            "the device, or use another slot"
+        )
+    if blocking := [other for other in facts.others if _blocks(other)]:
+        names = join_limited([_format(other) for other in blocking], MAX_SHOWN)
+        remedy = "use another slot, or one with ACS"
+        if any(other.same_card for other in blocking):
+            remedy = "bind these to vfio-pci and do not offer them, or use a slot with ACS"
+        return f"it shares IOMMU group {facts.iommu_group} with {names}: {remedy}"
+    return describe_host_use(facts.host_use)
+
+
+def describe_host_use(host_use: str | None) -> str | None:
+    """Return the reason for a function that the host uses, None if it does not."""
+    if host_use is None:
+        return None
+    return f"the host uses it: {host_use}; free it on the host, or use another device"
+
+
+def is_vfio(kernel_driver: str | None) -> bool:
+    """Return whether a kernel driver is vfio-pci or a variant of it for some devices.
+
+    The variants of the kernel (``drivers/vfio/pci``) have names such as ``mlx5_vfio_pci``,
+    ``nvgrace_gpu_vfio_pci`` and ``xe-vfio-pci``.
+    """
+    return kernel_driver is not None and _VFIO in kernel_driver
+
+
+def _blocks(other: GroupMember) -> bool:
+    """Return whether another device prevents that an instance gets the group."""
+    if other.class_code.startswith(_PCI_BRIDGE):
+        return False  # with any driver: older kernels permit it, newer ones bind pcieport
+    driver = other.kernel_driver
+    if driver is not None and driver not in _HARMLESS and not is_vfio(driver):
+        return True
+    # The group goes to one instance. What is not offered goes with it, such as the audio function
+    # of a GPU; what is offered may be allocated to another instance.
+    return other.offered
+
+
+def _format(other: GroupMember) -> str:
+    uses = [*([other.kernel_driver] if other.kernel_driver else [])]
+    uses += ["offered too"] if other.offered else []
+    return f"{other.address} ({', '.join(uses)})" if uses else other.address

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The deployables with a bound handle that the host failed to prepare again after a reboot.
+
+This follows from the open restore jobs, so that no column can be left behind when an ARQ with such
+a job is released. The subquery starts at the few open jobs; it does not depend on the outer query,
+so that a database runs it once.
+"""
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from cyborg.core.jobs.job import JobKind, JobState
+from cyborg.db.schema import arqs, deployables, jobs
+
+PROVIDERS: sa.Select[Any] = (
+    sa.select(arqs.c.device_rp_uuid)
+    .join(jobs, jobs.c.id == arqs.c.job_id)
+    .where(
+        jobs.c.state == JobState.OPEN,
+        jobs.c.kind == JobKind.RESTORE,
+        jobs.c.error.is_not(None),
+        # A NULL in the result would make the condition below NULL instead of false.
+        arqs.c.device_rp_uuid.is_not(None),
+    )
+)
+"""The uuids of the providers of these deployables."""
+
+IS_FAILED: sa.ColumnElement[bool] = deployables.c.rp_uuid.in_(PROVIDERS)
+"""The condition of the deployable."""
+
+
+def providers(connection: sa.Connection) -> set[str]:
+    """Return the uuids of the providers of these deployables."""
+    return set(connection.scalars(PROVIDERS))

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read the custody logs of devices, also of devices that no longer exist.
+
+Fields of a record: uuid, device_uuid, host, event, recorded_at (naive UTC), details (an object),
+and sequence and hash, both None until the record is sealed.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, TypedDict
+
+import sqlalchemy as sa
+
+from cyborg.core.custody.chain import Link, SealedRecord
+from cyborg.core.custody.record import Record
+from cyborg.db.read import paging
+from cyborg.db.read.paging import Page
+from cyborg.db.rows import fetch_all, fetch_first
+from cyborg.db.schema import custody_heads, devices
+from cyborg.db.schema import custody_records as table
+
+
+class RecordRow(TypedDict):
+    """A record of a custody log."""
+
+    uuid: str
+    device_uuid: str
+    host: str
+    event: str
+    recorded_at: datetime
+    details: dict[str, Any]
+    sequence: int | None
+    hash: str | None
+
+
+class ChainRow(TypedDict):
+    """The ends of the chain of a device, and where the next audit continues."""
+
+    device_uuid: str
+    sequence: int
+    hash: str
+    base_sequence: int
+    base_hash: str
+    checked_sequence: int
+    checked_hash: str
+
+
+class LateRow(TypedDict):
+    """The unsealed records of a device that are too old, and the oldest of them."""
+
+    device_uuid: str
+    count: int
+    oldest_at: datetime
+
+
+COLUMNS = [table.c[name] for name in RecordRow.__annotations__]
+SORTABLE = {name: table.c[name] for name in ("sequence", "recorded_at", "event")}
+_CHAINS = sa.select(*(custody_heads.c[name] for name in ChainRow.__annotations__))
+
+
+def find(
+    connection: sa.Connection,
+    *,
+    page: Page | None = None,
+    device_uuid: str,
+    event: str | None = None,
+) -> list[RecordRow]:
+    """Return records of a device in the order of their creation; two statements with a marker."""
+    query = sa.select(*COLUMNS).where(table.c.device_uuid == device_uuid)
+    if event is not None:
+        query = query.where(table.c.event == event)
+    query = paging.paginate(connection, query, table, page, SORTABLE)
+    return fetch_all(RecordRow, connection.execute(query))
+
+
+def chain(connection: sa.Connection, device_uuid: str) -> ChainRow | None:
+    """Return the ends of the chain of a device, None if no record of it was ever sealed."""
+    query = _CHAINS.where(custody_heads.c.device_uuid == device_uuid)
+    return fetch_first(ChainRow, connection.execute(query))
+
+
+def has_device(connection: sa.Connection, device_uuid: str) -> bool:
+    """Return whether a device exists."""
+    query = sa.select(devices.c.id).where(devices.c.uuid == device_uuid)
+    return connection.execute(query).first() is not None
+
+
+def chains_of_host(connection: sa.Connection, host: str, limit: int) -> list[ChainRow]:
+    """Return up to ``limit`` chains of a host, those first that were not checked for longest."""
+    query = _CHAINS.where(custody_heads.c.host == host)
+    query = query.order_by(custody_heads.c.checked_at, custody_heads.c.id).limit(limit)
+    return fetch_all(ChainRow, connection.execute(query))
+
+
+def sealed_after(
+    connection: sa.Connection, device_uuid: str, sequence: int, limit: int
+) -> list[SealedRecord]:
+    """Return up to ``limit`` sealed records of a device after a sequence number, in order."""
+    query = (
+        sa.select(*COLUMNS)
+        .where(table.c.device_uuid == device_uuid, table.c.sequence > sequence)
+        .order_by(table.c.sequence)
+        .limit(limit)
+    )
+    rows = fetch_all(RecordRow, connection.execute(query))
+    return [to_sealed_record(row) for row in rows]
+
+
+def devices_without_head(connection: sa.Connection, host: str, limit: int) -> Sequence[str]:
+    """Return the uuids of up to ``limit`` devices with sealed records of a host, but no head.
+
+    A head exists before the first record is sealed, and is deleted after the last one.
+    """
+    recorded = sa.select(table.c.device_uuid).where(table.c.host == host).distinct().subquery()
+    uuid = recorded.c.device_uuid
+    query = sa.select(uuid).where(sa.not_(_has_head(uuid))).order_by(uuid).limit(limit)
+    headless = connection.scalars(query).all()
+    if not headless:
+        return ()
+    # An own statement: as a semi-join MariaDB would read all records of all hosts first. Devices
+    # whose first record is not sealed yet are excluded.
+    sealed = sa.select(table.c.device_uuid).where(
+        table.c.device_uuid.in_(headless), table.c.sequence.is_not(None)
+    )
+    return connection.scalars(sealed.distinct().order_by(table.c.device_uuid)).all()
+
+
+def devices_without_log(connection: sa.Connection, host: str, limit: int) -> Sequence[str]:
+    """Return the uuids of up to ``limit`` existing devices of a host without record and head.
+
+    The transaction that inserts a device records it, and the head of an existing device is kept.
+    """
+    recorded = sa.exists().where(table.c.device_uuid == devices.c.uuid)
+    query = sa.select(devices.c.uuid).where(
+        devices.c.host == host, sa.not_(_has_head(devices.c.uuid)), sa.not_(recorded)
+    )
+    return connection.scalars(query.order_by(devices.c.uuid).limit(limit)).all()
+
+
+def _has_head(uuid: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
+    return sa.exists().where(custody_heads.c.device_uuid == uuid)
+
+
+def late(connection: sa.Connection, host: str, cutoff: datetime) -> list[LateRow]:
+    """Return the devices of a host with unsealed records from before ``cutoff``."""
+    query = (
+        sa.select(
+            table.c.device_uuid,
+            sa.func.count().label("count"),
+            sa.func.min(table.c.recorded_at).label("oldest_at"),
+        )
+        .where(table.c.sequence.is_(None), table.c.host == host, table.c.recorded_at < cutoff)
+        .group_by(table.c.device_uuid)
+        .order_by(table.c.device_uuid)
+    )
+    return fetch_all(LateRow, connection.execute(query))
+
+
+def to_sealed_record(row: RecordRow) -> SealedRecord:
+    """Return a sealed row as a value."""
+    record = Record(
+        uuid=row["uuid"],
+        device=row["device_uuid"],
+        sequence=row["sequence"] or 0,
+        time=row["recorded_at"],
+        host=row["host"],
+        event=row["event"],
+        details=row["details"],
+    )
+    return SealedRecord(record, row["hash"] or "")
+
+
+def tip(row: ChainRow) -> Link:
+    """Return the last record of a chain."""
+    return Link(row["sequence"], row["hash"])
+
+
+def base(row: ChainRow) -> Link:
+    """Return the last record that was removed after its retention, or the start of the chain."""
+    return Link(row["base_sequence"], row["base_hash"])

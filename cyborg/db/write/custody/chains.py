@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Seal custody records: give each a sequence number and a hash in the chain of its device.
+
+The row of a chain in ``custody_heads`` is locked by each transaction that changes the chain, so
+records are sealed one after the other, by any conductor. Rows are sealed in the order of their ids
+as far as they are committed. A transaction that commits late is sealed after others with higher
+ids; its events concern other handles than theirs, since it holds the locks of its own.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+from typing import Any, TypedDict
+
+import sqlalchemy as sa
+
+from cyborg.core.custody.chain import START, Link
+from cyborg.db.rows import fetch_all
+from cyborg.db.schema import custody_heads as heads
+from cyborg.db.schema import custody_records as table
+from cyborg.db.schema import devices
+
+
+class UnsealedRow(TypedDict):
+    """A record that is not sealed yet."""
+
+    id: int
+    uuid: str
+    device_uuid: str
+    host: str
+    event: str
+    recorded_at: datetime
+    details: dict[str, Any]
+
+
+class HeadRow(TypedDict):
+    """The ends of a chain."""
+
+    id: int
+    device_uuid: str
+    sequence: int
+    hash: str
+    base_sequence: int
+    base_hash: str
+    oldest_at: datetime | None
+
+
+def unsealed_devices(
+    tx: sa.Connection, limit: int, excluded: Collection[str] = ()
+) -> dict[str, str]:
+    """Return the hosts of the devices of the oldest ``limit`` unsealed records, by device uuid.
+
+    ``excluded`` are uuids of devices whose records are not selected.
+    """
+    query = sa.select(table.c.device_uuid, table.c.host).where(_UNSEALED)
+    if excluded:
+        query = query.where(table.c.device_uuid.not_in(sorted(excluded)))
+    rows = tx.execute(query.order_by(table.c.id).limit(limit))
+    return {row.device_uuid: row.host for row in rows}
+
+
+def add_heads(tx: sa.Connection, hosts: Mapping[str, str]) -> int:
+    """Insert the missing heads of these devices; return their number.
+
+    Raise oslo.db's DBDuplicateEntry if another transaction inserts one at the same time.
+    """
+    existing = tx.scalars(
+        sa.select(heads.c.device_uuid).where(heads.c.device_uuid.in_(sorted(hosts)))
+    )
+    missing = sorted(set(hosts) - set(existing))
+    if missing:
+        start = {"hash": START.hash, "base_hash": START.hash, "checked_hash": START.hash}
+        rows = [{"device_uuid": uuid, "host": hosts[uuid], **start} for uuid in missing]
+        tx.execute(sa.insert(heads), rows)
+    return len(missing)
+
+
+def lock_heads(tx: sa.Connection, device_uuids: Collection[str]) -> list[HeadRow]:
+    """Return the heads of devices, locked, without those that another transaction has locked."""
+    query = (
+        sa.select(*(heads.c[name] for name in HeadRow.__annotations__))
+        .where(heads.c.device_uuid.in_(sorted(device_uuids)))
+        .order_by(heads.c.device_uuid)
+        .with_for_update(skip_locked=True)
+    )
+    return fetch_all(HeadRow, tx.execute(query))
+
+
+def unsealed(tx: sa.Connection, device_uuids: Collection[str], limit: int) -> list[UnsealedRow]:
+    """Return up to ``limit`` unsealed records of devices whose heads the caller has locked."""
+    query = (
+        sa.select(*(table.c[name] for name in UnsealedRow.__annotations__))
+        .where(_UNSEALED, table.c.device_uuid.in_(sorted(device_uuids)))
+        .order_by(table.c.id)
+        .limit(limit)
+    )
+    return fetch_all(UnsealedRow, tx.execute(query))
+
+
+def seal(tx: sa.Connection, links: Mapping[int, Link]) -> int:
+    """Write sequence and hash of records, by row id; return how many were not sealed before."""
+    return tx.execute(
+        sa.update(table)
+        .where(table.c.id.in_(sorted(links)), _UNSEALED)
+        .values(
+            sequence=_case(table, {id_: link.sequence for id_, link in links.items()}),
+            hash=_case(table, {id_: link.hash for id_, link in links.items()}),
+        )
+    ).rowcount
+
+
+def advance(tx: sa.Connection, tips: Mapping[int, Link], oldest: Mapping[int, datetime]) -> None:
+    """Write the last record of chains, and the time of their first record, by row id of the head.
+
+    The caller has locked the heads.
+    """
+    tx.execute(
+        sa.update(heads)
+        .where(heads.c.id.in_(sorted(tips)))
+        .values(
+            sequence=_case(heads, {id_: link.sequence for id_, link in tips.items()}),
+            hash=_case(heads, {id_: link.hash for id_, link in tips.items()}),
+            oldest_at=_case(heads, oldest, heads.c.oldest_at.type),
+        )
+    )
+
+
+def expired(tx: sa.Connection, cutoff: datetime, limit: int) -> Sequence[str]:
+    """Return the uuids of up to ``limit`` devices whose first record is older than ``cutoff``."""
+    query = sa.select(heads.c.device_uuid).where(heads.c.oldest_at < cutoff)
+    return tx.scalars(query.order_by(heads.c.oldest_at).limit(limit)).all()
+
+
+def delete_prefix(tx: sa.Connection, head: HeadRow, base: Link, oldest_at: datetime | None) -> int:
+    """Delete the records of a chain up to ``base``, whose hash the head keeps; return their number.
+
+    ``oldest_at`` is the time of the next record, None if it must not be deleted either. The caller
+    has locked the head.
+    """
+    deleted = tx.execute(
+        sa.delete(table).where(
+            table.c.device_uuid == head["device_uuid"],
+            table.c.sequence > head["base_sequence"],
+            table.c.sequence <= base.sequence,
+        )
+    ).rowcount
+    tx.execute(
+        sa.update(heads)
+        .where(heads.c.id == head["id"])
+        .values(base_sequence=base.sequence, base_hash=base.hash, oldest_at=oldest_at)
+    )
+    return deleted
+
+
+def save_progress(tx: sa.Connection, reached: Mapping[str, Link], now: datetime) -> None:
+    """Record where the next audit of chains continues, by the uuid of the device."""
+    sequences = {uuid: link.sequence for uuid, link in reached.items()}
+    hashes = {uuid: link.hash for uuid, link in reached.items()}
+    tx.execute(
+        sa.update(heads)
+        .where(heads.c.device_uuid.in_(sorted(reached)))
+        .values(
+            checked_sequence=sa.case(sequences, value=heads.c.device_uuid),
+            checked_hash=sa.case(hashes, value=heads.c.device_uuid),
+            checked_at=now,
+        )
+    )
+
+
+def delete_empty_heads(tx: sa.Connection, cutoff: datetime) -> int:
+    """Delete the heads without records of devices that no longer exist; return their number.
+
+    ``cutoff`` excludes heads that were changed since.
+    """
+    recorded = sa.exists().where(table.c.device_uuid == heads.c.device_uuid)
+    known = sa.exists().where(devices.c.uuid == heads.c.device_uuid)
+    return tx.execute(
+        sa.delete(heads).where(
+            heads.c.oldest_at.is_(None),
+            heads.c.sequence == heads.c.base_sequence,
+            heads.c.created_at < cutoff,
+            sa.not_(recorded),
+            sa.not_(known),
+        )
+    ).rowcount
+
+
+def _case(rows: sa.Table, values: Mapping[int, Any], type_: Any = None) -> Any:
+    # One UPDATE with a CASE: an UPDATE for each row would hold the locks for longer.
+    if type_ is not None:
+        values = {id_: sa.literal(value, type_) for id_, value in values.items()}
+    return sa.case(values, value=rows.c.id)
+
+
+_UNSEALED = table.c.sequence.is_(None)

@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Driver for crypto accelerators: Intel QAT, virtio-crypto and AMD CCP.
+
+It discovers like the generic driver, but only functions whose ids are in ``families``. It adds what
+each accelerator can compute, and protects accelerators that the host's kernel uses. The services of
+a QAT device of the fourth generation are its layouts.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cyborg.core.address import PciAddress
+from cyborg.core.drivers.registry import Support
+from cyborg.core.errors import DriverFailed, Invalid
+from cyborg.core.inventory import health
+from cyborg.core.inventory.device import (
+    MAX_TEXT,
+    Ability,
+    Device,
+    DeviceType,
+    Health,
+    Layout,
+    count_handles,
+)
+from cyborg.core.inventory.health import Measurement
+from cyborg.core.jobs.job import WorkItem
+from cyborg.core.log import get_logger
+from cyborg.drivers import hwdb
+from cyborg.drivers.crypto import algorithms, services
+from cyborg.drivers.crypto.families import QAT, VIRTIO, family_of, has_secure_processor
+from cyborg.drivers.generic import Description, PciDriver
+from cyborg.drivers.sysfs import PciFunction
+
+LOG = get_logger(__name__)
+
+RESOURCE_CLASS = "CUSTOM_CRYPTO"
+
+FIXED = "fixed"
+"""Name of the only layout of a device whose services cannot be changed."""
+
+KERNEL_USE_HOLD = 300.0
+"""Seconds without a use by the kernel until a device is deliverable again.
+
+Any user of the host can start and end a use, by a socket of the family AF_ALG.
+"""
+
+SetServices = Callable[[str, str], None]
+_DOWN = Measurement(Health.UNHEALTHY, "the QAT device is stopped: qat/state is down")
+_SECURE = (
+    "it contains the security processor (PSP) of the host, which firmware, SEV and TPM depend on"
+)
+# Documentation/ABI/testing/sysfs-driver-ccp of Linux.
+_CCP_ATTRIBUTES = (
+    *("fused_part", "debug_lock_on", "tsme_status", "anti_rollback_status"),
+    *("rpmc_production_enabled", "rpmc_spirom_available", "hsp_tpm_available"),
+    *("rom_armor_enforced", "bootloader_version", "tee_version"),
+)
+
+
+def _set_services(address: str, layout: str) -> None:
+    # Imported here: without a change of services, the agent does not need oslo.privsep.
+    from cyborg.drivers import privileged
+    from cyborg.drivers.privileged import qat
+
+    privileged.call_in_process_as_root()
+    qat.set_services(address, layout)
+
+
+def _refuse(address: str, layout: str) -> None:
+    raise DriverFailed(f"{address} cannot be changed: it is not a device of this host")
+
+
+class CryptoDriver(PciDriver):
+    """Driver that offers crypto accelerators and their virtual functions."""
+
+    name = "crypto"
+    version = "1.0"
+    SUPPORT_LEVEL = Support.SUPPORTED
+    # The algorithms of a virtio device appear after its PCI function.
+    UEVENT_SUBSYSTEMS = PciDriver.UEVENT_SUBSYSTEMS | {"virtio"}
+
+    def __init__(
+        self,
+        backend: str,
+        options: Mapping[str, Any],
+        sysfs_root: str | Path = "/sys",
+        lookup: hwdb.Lookup | None = None,
+        kernel_log: str | Path | None = None,
+        set_services: SetServices | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Create the driver; ``set_services`` applies a layout to the device at an address.
+
+        ``clock`` returns seconds that never decrease.
+        The default changes devices of this host. With another sysfs root than /sys it changes none:
+        their addresses are not those of this host. ``/proc`` is the directory next to the root.
+        """
+        super().__init__(backend, options, sysfs_root, lookup, kernel_log)
+        self._set_services = set_services or (
+            _set_services if self.sysfs_root == Path("/sys") else _refuse
+        )
+        self._algorithms: tuple[algorithms.Algorithm, ...] = ()
+        # Cards with a function that the host's kernel can use, at the last discovery.
+        self._served: frozenset[str] = frozenset()
+        # What was read last, by address and product id: the kernel lists algorithms and has the
+        # attributes of a device only while it has the device itself, and not while a server has it.
+        self._trees: dict[tuple[str, str], algorithms.Tree] = {}
+        self._configured: dict[tuple[str, str], tuple[str, ...]] = {}
+        self._clock = clock
+        self._last_uses: dict[str, float] = {}  # by the kernel; by the module of a family
+        self._kernel_used: dict[str, str] = {}  # reasons by function, at the last discovery
+        self._changing: set[str] = set()  # devices that are stopped to change their services
+
+    @property
+    def abilities(self) -> frozenset[Ability]:
+        """The services of some devices can be changed."""
+        return super().abilities | {Ability.PARTITIONS}
+
+    def is_candidate(self, function: PciFunction) -> bool:
+        """Return whether a function is a known crypto accelerator."""
+        return family_of(function) is not None
+
+    def default_type_and_class(self, function: PciFunction) -> tuple[DeviceType, str]:
+        """Return the type of the family, and one resource class for all families."""
+        family = family_of(function)
+        return DeviceType.CRYPTO if family is None else family.type, RESOURCE_CLASS
+
+    def find_used(
+        self, functions: Mapping[str, PciFunction], previous: Mapping[str, str] | None = None
+    ) -> dict[str, str]:
+        """Return functions that the host uses; here also security processors.
+
+        Functions that the kernel computes with are not among them: they come and go with each
+        program that computes, and a provider must not. ``discover`` makes them undeliverable.
+        """
+        self._algorithms = algorithms.read_algorithms(self.sysfs_root.parent / "proc")
+        served = [function for function in functions.values() if self._is_served(function)]
+        self._served = frozenset(function.physfn or function.address for function in served)
+        present = {(function.address, function.product) for function in functions.values()}
+        self._trees = {key: tree for key, tree in self._trees.items() if key in present}
+        self._configured = {k: value for k, value in self._configured.items() if k in present}
+        self._kernel_used = self._find_kernel_used(served)
+        used = super().find_used(functions, previous)
+        for function in functions.values():
+            if has_secure_processor(function):
+                used[function.address] = _SECURE
+        return used
+
+    def check_adoption(self, addresses: Sequence[str]) -> None:
+        """Raise DriverFailed also for an accelerator that the kernel computes with."""
+        super().check_adoption(addresses)
+        for address in addresses:
+            if (reason := self._kernel_used.get(address)) is not None:
+                raise DriverFailed(f"{address} cannot be adopted: {reason}")
+
+    def discover(self) -> Sequence[Device]:
+        """Return the devices; one that the kernel computes with is not deliverable.
+
+        It keeps its deployables, so that its provider stays. Other functions of a card with virtual
+        functions cannot be attached either while the kernel computes with one of them.
+        """
+        return [self._with_kernel_use(device) for device in super().discover()]
+
+    def describe(self, card: PciFunction) -> Description:
+        """Return what an accelerator can compute, and the attributes of its kernel driver."""
+        folder = _folder(card.address)
+        names = {"services": "qat/cfg_services", "ring_pairs": "qat/num_rps"}
+        names |= {name: name for name in _CCP_ATTRIBUTES}
+        values = {key: self._sysfs.read_text(folder / path) for key, path in names.items()}
+        info = {key: value[:MAX_TEXT] for key, value in values.items() if value}
+        key = card.address, card.product
+        if found := services.parse(values["services"]):
+            self._configured[key] = found
+        configured, tree = self._configured.get(key), self._known_algorithms(card)
+        if configured is None:
+            return Description(info=info, tree=tree)
+        return Description(
+            info=info,
+            tree={name: tree.get(name, 1) for name in services.functions_of(configured)},
+            traits=frozenset({services.trait_of(services.layout_of(configured))}),
+        )
+
+    def measure(self, devices: Sequence[Device]) -> Mapping[str, Measurement]:
+        """Return the health of the devices that are present; a stopped QAT device is unhealthy.
+
+        A device has no attribute ``qat/state`` while it is bound to another kernel driver, such as
+        vfio-pci. A device whose services are being changed keeps its last measurement.
+        """
+        changing = frozenset(self._changing)  # a change may end while the devices are measured
+        found = dict(super().measure(devices))
+        for address, measurement in found.items():
+            if self._sysfs.read_text(_folder(address) / "qat/state") == "down":
+                found[address] = health.combine([_DOWN, measurement])
+        changing |= self._changing
+        return {a: measured for a, measured in found.items() if a not in changing}
+
+    def layouts(self, device: Device) -> Sequence[Layout]:
+        """Return the sets of services of a QAT device; a layout ``fixed`` for other devices.
+
+        The current layout is that of the last discovery, as are the traits of the device.
+        """
+        offers = count_handles(device)
+        key = device.address, device.std_board_info.get("product_id", "")
+        current = self._configured.get(key, ())
+        if not current:
+            return [Layout(FIXED, offers)]
+        names = dict.fromkeys([*services.LAYOUTS, services.layout_of(current)])
+        return [Layout(name, offers, frozenset({services.trait_of(name)})) for name in names]
+
+    def partition(self, item: WorkItem, layout: str) -> None:
+        """Change the services of a QAT device; see ``privileged.qat.set_services``."""
+        try:
+            address = str(PciAddress.parse(item.device))
+        except Invalid as exc:
+            raise DriverFailed(f"there is no device {item.device}") from exc
+        current = self._services(address)
+        if layout == (services.layout_of(current) if current else FIXED):
+            return
+        if not current:
+            raise DriverFailed(
+                f"the services of {address} cannot be changed: it has no readable attribute "
+                "qat/cfg_services"
+            )
+        if layout not in services.LAYOUTS:
+            raise DriverFailed(
+                f"{address} has no layout {layout!r}: expected one of {', '.join(services.LAYOUTS)}"
+            )
+        self._changing.add(address)
+        try:
+            self._set_services(address, layout)
+        finally:
+            self._changing.discard(address)
+        LOG.info("Services changed to %s", layout, backend=self.backend, device=address)
+
+    def _services(self, address: str) -> tuple[str, ...]:
+        return services.parse(self._sysfs.read_text(_folder(address) / "qat/cfg_services"))
+
+    def _is_served(self, function: PciFunction) -> bool:
+        """Return whether the host's kernel can compute with a function."""
+        family = family_of(function)
+        if family is None or function.kernel_driver not in family.kernel_drivers:
+            return False
+        if family is not VIRTIO:
+            return True
+        folder = _folder(function.address)
+        return any(
+            self._sysfs.read_link(folder / name / "driver") == VIRTIO.module
+            for name in self._sysfs.list_names(folder)
+            if name.startswith("virtio")
+        )
+
+    def _find_kernel_used(self, served: Iterable[PciFunction]) -> dict[str, str]:
+        """Return the functions that the kernel uses or has used lately, with constant reasons.
+
+        The kernel does not show which of several accelerators of a family computes, so all that are
+        bound to its drivers count as used.
+        """
+        now, found = self._clock(), dict[str, str]()
+        for function in served:
+            family = family_of(function)
+            if family is None or (family is QAT and function.numvfs):
+                continue  # with virtual functions, the physical one computes nothing itself
+            if any(a.users and a.belongs_to(family) for a in self._algorithms):
+                self._last_uses[family.module] = now
+            last = self._last_uses.get(family.module)
+            if last is not None and now - last < KERNEL_USE_HOLD:
+                found[function.address] = (
+                    f"the kernel of the host uses algorithms of {family.module}, and may compute "
+                    "them with this device: let it use others, or bind the device to vfio-pci"
+                )
+        return found
+
+    def _with_kernel_use(self, device: Device) -> Device:
+        """Return a device, not deliverable if the kernel uses a function that it offers."""
+        handles = (handle for part in device.deployables for handle in part.handles)
+        reason = next(
+            (self._kernel_used[h.address] for h in handles if h.address in self._kernel_used), None
+        )
+        if reason is None or not device.deliverable:
+            return device
+        return replace(device, deliverable=False, undeliverable_reason=reason)
+
+    def _known_algorithms(self, card: PciFunction) -> algorithms.Tree:
+        """Return the tree of the algorithms that the kernel has, or had last, with a card."""
+        family, key = family_of(card), (card.address, card.product)
+        if family is not None and card.address in self._served:
+            found = (a for a in self._algorithms if a.belongs_to(family))
+            if tree := algorithms.build_tree(found):
+                self._trees[key] = tree
+        return self._trees.get(key, {})
+
+
+def _folder(address: str) -> Path:
+    return Path("bus/pci/devices") / address

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PCI ids of crypto accelerators, by family, and how the host's kernel uses each family.
+
+Sources of the ids, and of the names of the kernel drivers:
+
+* Intel QAT: ``drivers/crypto/intel/qat/qat_common/adf_accel_devices.h`` and
+  ``include/linux/pci_ids.h`` of Linux. The ids of 200xx and d15xx, which Linux does not support,
+  are those of Intel's own driver (``adf_accel_devices.h``), and of DPDK for their virtual functions
+  (``drivers/common/qat/qat_device.c``);
+* virtio-crypto: device type 20 of the virtio specification 1.2, section 5; its PCI id is 0x1040
+  plus the type, section 4.1.2;
+* AMD CCP and PSP: the table in ``drivers/crypto/ccp/sp-pci.c`` of Linux.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cyborg.core.inventory.device import DeviceType
+from cyborg.drivers.sysfs import PciFunction
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A family of accelerators, which one kernel module serves.
+
+    ``kernel_drivers`` are the kernel drivers of its functions, as the links ``driver`` of the PCI
+    bus have them, whose algorithms the host's kernel can use. In ``/proc/crypto`` the algorithms
+    have the module ``module``, or, if it is built in, ``kernel`` and a name that matches
+    ``algorithms``. A function in ``secure`` contains the security processor of the host.
+    """
+
+    type: DeviceType
+    kernel_drivers: frozenset[str]
+    module: str
+    algorithms: re.Pattern[str]
+    secure: frozenset[str] = frozenset()
+
+
+QAT = Family(
+    DeviceType.QAT,
+    frozenset(
+        {
+            *("dh895xcc", "dh895xccvf", "c6xx", "c6xxvf", "c3xxx", "c3xxxvf"),
+            *("200xx", "200xxvf", "d15xx", "d15xxvf", "4xxx", "4xxxvf", "420xx", "420xxvf"),
+        }
+    ),
+    "intel_qat",
+    re.compile(r"qat[-_][a-z0-9_-]+"),
+)
+VIRTIO = Family(
+    DeviceType.CRYPTO,
+    frozenset({"virtio-pci"}),
+    "virtio_crypto",
+    re.compile(r"virtio[-_](crypto[-_][a-z0-9_-]+|pkcs1-rsa)"),
+)
+CCP = Family(
+    DeviceType.CRYPTO,
+    frozenset({"ccp"}),
+    "ccp_crypto",
+    re.compile(r"[a-z0-9-]+-ccp"),
+    # With psp_vdata in the table of sp-pci.c; the others are crypto engines alone.
+    frozenset({"1456", "1486", "15df", "14ca", "15c7", "1649", "17e0", "156e"}),
+)
+
+QAT_GEN4 = frozenset({"4940", "4942", "4944", "4946"})
+"""Product ids of physical functions with the attributes of ``sysfs-driver-qat``: 4xxx, 420xx."""
+
+_QAT_IDS = (
+    *("0435", "0443"),  # dh895xcc and its virtual function
+    *("37c8", "37c9"),  # c62x
+    *("19e2", "19e3"),  # c3xxx
+    *("18ee", "18ef"),  # 200xx
+    *("6f54", "6f55"),  # d15xx
+    *("4940", "4941"),  # 4xxx
+    *("4942", "4943"),  # 401xx
+    *("4944", "4945"),  # 402xx
+    *("4946", "4947"),  # 420xx
+)
+FAMILIES: Mapping[tuple[str, str], Family] = {
+    **{("8086", product): QAT for product in _QAT_IDS},
+    ("1af4", "1054"): VIRTIO,
+    **{("1022", product): CCP for product in ("1537", "1468", *CCP.secure)},
+}
+"""Families by vendor id and product id."""
+
+
+def family_of(function: PciFunction) -> Family | None:
+    """Return the family of a function; None if it is no known crypto accelerator."""
+    return FAMILIES.get((function.vendor, function.product))
+
+
+def has_secure_processor(function: PciFunction) -> bool:
+    """Return whether a function contains the security processor (PSP) of the host."""
+    family = family_of(function)
+    return family is not None and function.product in family.secure

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Driver for FPGA cards: discovery of their regions, and programming with images.
+
+Cards are offered as by the generic driver, but only those in ``families``, and those whose rule has
+``type=FPGA``. A card has one deployable for each region that has handles of its own. An image is
+loaded when an operator programs the deployable, or when a handle is prepared for a device profile
+with ``accel:bitstream_id`` or ``accel:function_id``.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cyborg.core.address import PciAddress
+from cyborg.core.drivers.registry import Support
+from cyborg.core.errors import DriverFailed, Invalid
+from cyborg.core.inventory import health
+from cyborg.core.inventory.device import (
+    MAX_TEXT,
+    Ability,
+    Deployable,
+    Device,
+    DeviceType,
+    Health,
+)
+from cyborg.core.inventory.health import Measurement
+from cyborg.core.jobs.job import WorkItem
+from cyborg.core.log import get_logger
+from cyborg.core.naming import make_custom_name
+from cyborg.core.validation import parse_uuid
+from cyborg.drivers import hwdb, rules
+from cyborg.drivers.base import Option
+from cyborg.drivers.fpga import cards, matching
+from cyborg.drivers.fpga.families import ProgrammerName, find_family
+from cyborg.drivers.fpga.loader import ImageLoader, parse_address
+from cyborg.drivers.fpga.programmers import Control, HostControl, NoControl
+from cyborg.drivers.fpga.records import RecordStore
+from cyborg.drivers.fpga.regions import CardRegions, Region, read_regions
+from cyborg.drivers.generic import Description, PciDriver
+from cyborg.drivers.sysfs import PciFunction
+
+LOG = get_logger(__name__)
+
+RESOURCE_CLASS = "FPGA"
+MIN_TIMEOUT, MAX_TIMEOUT = 10.0, 3600.0
+
+
+class FpgaDriver(PciDriver):
+    """Driver that offers FPGA cards and loads images into their regions."""
+
+    name = "fpga"
+    version = "1.0"
+    DEVICE_TYPE = DeviceType.FPGA
+    SUPPORT_LEVEL = Support.SUPPORTED
+    # The regions of a card appear after its PCI function.
+    UEVENT_SUBSYSTEMS = PciDriver.UEVENT_SUBSYSTEMS | {"fpga_manager", "fpga_region", "dfl"}
+    OPTIONS = (
+        *PciDriver.OPTIONS,
+        Option(
+            "programmer",
+            "str",
+            ProgrammerName.AUTO.value,
+            "How images are loaded: firmware (attribute of the FPGA manager, in kernels of "
+            "vendors), dfl (ioctl of the kernel, for Intel cards), fpgasupdate or fpgaconf (OPAE), "
+            "xbmgmt or xbutil (XRT, for Alveo cards), none, or auto, which is the one of the "
+            "family of a card.",
+        ),
+        Option(
+            "program_timeout",
+            "float",
+            300.0,
+            "Seconds after which a tool that loads an image is killed, 10 to 3600. The kernel "
+            "limits the other ways.",
+        ),
+    )
+
+    def __init__(
+        self,
+        backend: str,
+        options: Mapping[str, Any],
+        sysfs_root: str | Path = "/sys",
+        lookup: hwdb.Lookup | None = None,
+        kernel_log: str | Path | None = None,
+        control: Control | None = None,
+    ) -> None:
+        """Create the driver; ``control`` loads images.
+
+        The default changes this host. With another sysfs root than /sys it changes nothing.
+        """
+        super().__init__(backend, options, sysfs_root, lookup, kernel_log)
+        local = self.sysfs_root == Path("/sys")
+        try:
+            programmer = ProgrammerName(self.options["programmer"])
+        except ValueError as exc:
+            expected = f"one of {', '.join(ProgrammerName)}"
+            found = self.options["programmer"]
+            raise self.misconfigured("programmer", found, expected) from exc
+        timeout = self.options["program_timeout"]
+        if not MIN_TIMEOUT <= timeout <= MAX_TIMEOUT:
+            raise self.misconfigured("program_timeout", timeout, "10 to 3600 seconds")
+        self._records = RecordStore(lambda: self.state_dir)
+        self._loader = ImageLoader(
+            self._sysfs,
+            lambda: self.images,
+            self._records,
+            control or (HostControl() if local else NoControl(self.sysfs_root)),
+            programmer,
+            timeout,
+        )
+        # The regions that were read last, by address and product: the kernel has none of a card
+        # that is bound to vfio-pci for a server.
+        self._known: dict[tuple[str, str], CardRegions] = {}
+        self._functions: dict[str, PciFunction] = {}
+
+    @property
+    def abilities(self) -> frozenset[Ability]:
+        """The driver prepares handles and programs deployables."""
+        return super().abilities | {Ability.PREPARES, Ability.PROGRAMS}
+
+    def is_candidate(self, function: PciFunction) -> bool:
+        """Return whether a function is a known card, or a rule says that it is an FPGA."""
+        if find_family(function.vendor, function.product) is not None:
+            return True
+        rule = rules.matching_rule(self._rules, function)
+        return rule is not None and rule.type is DeviceType.FPGA
+
+    def default_type_and_class(self, function: PciFunction) -> tuple[DeviceType, str]:
+        """Return the type and the resource class of a function for which no rule sets them."""
+        return DeviceType.FPGA, RESOURCE_CLASS
+
+    def find_used(
+        self, functions: Mapping[str, PciFunction], previous: Mapping[str, str] | None = None
+    ) -> dict[str, str]:
+        """Return the addresses of functions that the host uses; read the regions."""
+        self._functions = dict(functions)
+        regions = read_regions(self._sysfs, functions.values())
+        present = {(function.address, function.product) for function in functions.values()}
+        self._known = {key: found for key, found in self._known.items() if key in present}
+        for address, found in regions.items():
+            if address in functions:
+                self._known[address, functions[address].product] = found
+        return super().find_used(functions, previous)
+
+    def describe(self, card: PciFunction) -> Description:
+        """Return the family of a card, its static region and its management function."""
+        family = find_family(card.vendor, card.product)
+        found = self._known.get((card.address, card.product), CardRegions())
+        info = {key: value[:MAX_TEXT] for key, value in found.info.items()}
+        if found.regions:
+            info["regions"] = str(len(found.regions))
+        traits: set[str] = set()
+        if family is not None:
+            info["family"] = family.name
+            traits.add(make_custom_name(f"FPGA_{family.name}"))
+        if (management := cards.find_management(card, self._functions)) is not None:
+            info["management_function"] = management
+        return Description(info=info, traits=frozenset(traits))
+
+    def discover(self) -> Sequence[Device]:
+        """Return the cards, with a deployable for each region that has handles of its own."""
+        return [self._with_regions(card) for card in super().discover()]
+
+    def measure(self, devices: Sequence[Device]) -> Mapping[str, Measurement]:
+        """Return the health of the cards; one whose FPGA manager shows an error is unhealthy.
+
+        So is one with a port in reset.
+        """
+        found = dict(super().measure(devices))
+        regions = read_regions(self._sysfs, self._functions.values())
+        for address, measured in list(found.items()):
+            for region in regions.get(address, CardRegions()).regions:
+                reason, state = region.obstacle, self._loader.manager_state(region)
+                if state is not None and state.endswith("error"):
+                    reason = f"the FPGA manager {region.manager} is in the state {state!r}"
+                if reason is not None:
+                    failed = Measurement(Health.UNHEALTHY, reason)
+                    found[address] = health.combine([failed, measured])
+        return found
+
+    def prepare(self, item: WorkItem, instance: str | None) -> None:
+        """Check that the host does not use a handle, and load the image of the device profile.
+
+        ``accel:bitstream_id`` is the uuid of an image. ``accel:function_id`` is a function: the
+        image with this property, and with that of the region if it shows one, is searched.
+        """
+        self._check_unused(item.handle)
+        bitstream, function = item.accel.get("bitstream_id"), item.accel.get("function_id")
+        if bitstream is not None and function is not None:
+            raise DriverFailed("the device profile has both accel:bitstream_id and function_id")
+        if bitstream is not None:
+            self._load(item, _parse_image(bitstream))
+        elif function is not None:
+            if (function_id := matching.parse_id(function)) is None:
+                raise DriverFailed(f"accel:function_id {function!r:.100} is not a function")
+            self._load(item, None, function_id)
+        offered = self._sysfs.pci_function(parse_address(item.handle))
+        if offered is None or offered.physfn is None:
+            self._change_records(self._records.mark_given, parse_address(item.device))
+
+    def release(self, item: WorkItem) -> None:
+        """Forget the images of a card that a server had as a whole: it could load others.
+
+        A server with a virtual function cannot: its region keeps the image. So does a card whose
+        preparation failed.
+        """
+        try:
+            card = str(PciAddress.parse(item.device))
+        except Invalid:
+            return  # something that was never prepared
+        self._change_records(self._records.forget_given, card)
+
+    def program(self, item: WorkItem, image: str) -> None:
+        """Load an image into a deployable; do nothing if it has the image."""
+        self._load(item, _parse_image(image))
+
+    def _load(self, item: WorkItem, image: str | None, function_id: str | None = None) -> None:
+        loaded = self._loader.load(item.device, item.deployable, image, function_id)
+        if loaded is not None:
+            LOG.info("Image %s was loaded", loaded, backend=self.backend, device=item.device)
+
+    def _change_records(self, change: Callable[[str], None], card: str) -> None:
+        try:
+            change(card)
+        except OSError as exc:
+            raise DriverFailed(
+                f"the record of the images of {card} cannot be written: {exc.strerror}"
+            ) from exc
+
+    def _with_regions(self, card: Device) -> Device:
+        """Return a card whose regions are deployables with their traits and images."""
+        function = self._functions.get(card.address)
+        if function is None or not card.deployables:
+            return card
+        known = self._known.get((card.address, function.product))
+        regions = cards.list_regions(self._sysfs, function, known)
+        parts = cards.split(self._sysfs, card, function, len(regions))
+        if not parts:
+            return card
+        return replace(
+            card,
+            deployables=tuple(
+                self._with_region(card.address, number, regions[number], deployable)
+                for number, deployable in parts
+            ),
+        )
+
+    def _with_region(
+        self, card: str, number: int, region: Region, deployable: Deployable
+    ) -> Deployable:
+        ids = {"REGION": region.interface_id, "FUNCTION": region.function_id}
+        record = self._loader.trusted_record(card, number, region)
+        if record is not None and ids["FUNCTION"] is None:
+            ids["FUNCTION"] = record.function_id
+        traits = {make_custom_name(f"FPGA_{kind}_{value}") for kind, value in ids.items() if value}
+        attributes = {
+            "region_id": region.interface_id,
+            "function_id": ids["FUNCTION"],
+            "fpga_region": region.name or None,
+            "fpga_manager": region.manager,
+        }
+        return replace(
+            deployable,
+            traits=deployable.traits | traits,
+            attributes={
+                **deployable.attributes,
+                **{key: value for key, value in attributes.items() if value},
+            },
+            bitstream_id=None if record is None else record.image,
+        )
+
+    def _check_unused(self, address: str) -> None:
+        """Raise DriverFailed if the host uses a function: the use can be a new one."""
+        handle = parse_address(address)
+        functions = {function.address: function for function in self._sysfs.pci_functions()}
+        used = super().find_used(functions, self._used)
+        if (reason := used.get(handle)) is not None:
+            raise DriverFailed(f"{handle} cannot be given to a server: {reason}")
+
+
+def _parse_image(text: str) -> str:
+    try:
+        return parse_uuid(text, "image")
+    except Invalid as exc:
+        raise DriverFailed(exc.message) from exc

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Known FPGA cards, by the ids of their PCI functions.
+
+Sources: ``drivers/fpga/dfl-pci.c`` of Linux for Intel; the tables of management and user functions
+in ``src/runtime_src/core/pcie/driver/linux/xocl/devices.h`` of AMD's XRT for Alveo, whose names are
+those of the PCI id database.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+INTEL, XILINX = "8086", "10ee"
+
+
+class ProgrammerName(StrEnum):
+    """Ways to load an image; ``programmers`` has one class for each except the first and last."""
+
+    AUTO = "auto"
+    FIRMWARE = "firmware"  # attribute "firmware" of the FPGA manager
+    DFL = "dfl"  # ioctl of the FPGA management engine
+    FPGASUPDATE = "fpgasupdate"
+    FPGACONF = "fpgaconf"
+    XBMGMT = "xbmgmt"
+    XBUTIL = "xbutil"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Cards of one kind: ``programmer`` loads images unless an option names another one.
+
+    The user function of an Alveo card has the id of its management function plus one.
+    """
+
+    name: str
+    programmer: ProgrammerName
+    has_management: bool = False
+
+
+def _intel(name: str, programmer: ProgrammerName, *products: str) -> dict[tuple[str, str], Family]:
+    family = Family(name, programmer)
+    return {(INTEL, product): family for product in products}
+
+
+_ALVEO: Mapping[str, str] = {
+    "5001": "U200",
+    "5005": "U250",
+    "5009": "U280",
+    "500d": "U280",
+    "5011": "U200",  # the ids 501x are those of shells with QDMA
+    "5015": "U250",
+    "5019": "U280",
+    "501d": "U280",
+    "5021": "U50",
+    "5059": "U55N",
+    "505d": "U55C",
+    "5061": "U50LV",
+    "506d": "U50C",
+}
+
+FAMILIES: Mapping[tuple[str, str], Family] = {
+    # The physical function, then the virtual ones.
+    **_intel("Intel PAC Arria 10", ProgrammerName.DFL, "09c4", "09c5"),
+    **_intel("Intel PAC D5005", ProgrammerName.DFL, "0b2b", "0b2c"),
+    # fpgasupdate writes the flash of an N3000: the new function needs a restart of the card.
+    **_intel("Intel PAC N3000", ProgrammerName.NONE, "0b30"),
+    **_intel("Intel DFL N6000", ProgrammerName.DFL, "bcce", "bccf"),
+    **_intel("Intel integrated FPGA", ProgrammerName.DFL, "bcbd", "bcbf", "bcc0", "bcc1"),
+    **{
+        (XILINX, product): Family(f"Alveo {name}", ProgrammerName.XBMGMT, has_management=True)
+        for product, name in _ALVEO.items()
+    },
+}
+"""Families by vendor and product id of the functions that are offered."""
+
+
+def find_family(vendor: str, product: str) -> Family | None:
+    """Return the family of a function that is offered; None for an unknown one."""
+    return FAMILIES.get((vendor, product))
+
+
+def management_product(user_product: str) -> str:
+    """Return the product id of the management function of an Alveo user function."""
+    return f"{int(user_product, 16) - 1:04x}"

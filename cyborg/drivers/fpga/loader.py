@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replacement of the image of a region: one at a time on a card, and undone if it fails."""
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from cyborg.core.address import PciAddress
+from cyborg.core.errors import CyborgError, DriverFailed, Invalid
+from cyborg.drivers.fpga import cards, matching
+from cyborg.drivers.fpga.families import ProgrammerName, find_family
+from cyborg.drivers.fpga.programmers import PROGRAMMERS, Control, Programmer, Target
+from cyborg.drivers.fpga.records import Record, RecordStore
+from cyborg.drivers.fpga.regions import MANAGERS, Region, read_regions
+from cyborg.drivers.images import Image, ImageStore
+from cyborg.drivers.sysfs import PciFunction, Sysfs
+
+# Cards of this host: two backends, or a backend and its successor, may have the same card.
+_LOCKS: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+_LOCKS_LOCK = threading.Lock()
+_Observed = tuple[str | None, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A region that is programmed: ``number`` is its number in the card of ``function``.
+
+    ``count`` is the number of regions of the card.
+    """
+
+    target: Target
+    number: int
+    function: PciFunction
+    count: int
+
+    @property
+    def card(self) -> str:
+        """Return the address of the card."""
+        return self.function.address
+
+    @property
+    def region(self) -> Region:
+        """Return the region as it was before."""
+        return self.target.region
+
+
+class ImageLoader:
+    """Loader of images into the regions of a host."""
+
+    def __init__(
+        self,
+        sysfs: Sysfs,
+        images: Callable[[], ImageStore],
+        records: RecordStore,
+        control: Control,
+        programmer: ProgrammerName,
+        timeout: float,
+    ) -> None:
+        """``timeout`` is the limit of a tool in seconds; ``images`` returns the store."""
+        self._sysfs = sysfs
+        self._images = images
+        self._records = records
+        self._control = control
+        self._programmer = programmer
+        self._timeout = timeout
+
+    def load(
+        self, device: str, deployable: str, image: str | None, function_id: str | None = None
+    ) -> str | None:
+        """Load an image, or the image with a function, unless the region has it.
+
+        Return the uuid of the image; None if there was nothing to do. Raise DriverFailed if the
+        image does not fit, or cannot be loaded; the error says which image the region has then.
+        """
+        card = parse_address(device)
+        with _card_lock(card):
+            place = self._find_place(card, deployable)
+            record = self.trusted_record(card, place.number, place.region)
+            if record is not None and (
+                record.image == image or (image is None and record.function_id == function_id)
+            ):
+                return None
+            programmer = self._find_programmer(place)
+            if image is None:
+                image = self._images().find(_properties(function_id or "", place.region))
+                if record is not None and record.image == image:
+                    return None
+            self._replace(place, programmer, image, record)
+        return image
+
+    def trusted_record(self, card: str, number: int, region: Region) -> Record | None:
+        """Return the record of the image of a region, if the region still has the image."""
+        record = self._records.get(card, number)
+        trusted = record is not None and record.is_trusted(region, self._boot_id())
+        return record if trusted else None
+
+    def manager_state(self, region: Region) -> str | None:
+        """Return the state of the FPGA manager of a region; None if it has none."""
+        if region.manager is None:
+            return None
+        return self._sysfs.read_text(MANAGERS / region.manager / "state")
+
+    def _find_place(self, card: str, deployable: str) -> Place:
+        """Return the region of a deployable. Raise DriverFailed if there is none."""
+        functions = {f.address: f for f in self._sysfs.pci_functions()}
+        if (function := functions.get(card)) is None:
+            raise DriverFailed(f"there is no card {card}")
+        found = read_regions(self._sysfs, functions.values()).get(card)
+        regions = cards.list_regions(self._sysfs, function, found)
+        if not regions:
+            raise DriverFailed(
+                f"{card} has no FPGA region: it is bound to the kernel driver "
+                f"{function.kernel_driver}; expected the FPGA driver of the card"
+            )
+        number = cards.parse_region(card, deployable, len(regions))
+        if number is None:
+            raise DriverFailed(f"{deployable} is not a region of {card}")
+        if len(regions) > 1 and function.numvfs != len(regions):
+            raise DriverFailed(
+                f"{card} is offered as a whole and has {len(regions)} regions: create a virtual "
+                "function for each"
+            )
+        target = Target(
+            card,
+            regions[number],
+            cards.find_management(function, functions),
+            function.kernel_driver,
+        )
+        return Place(target, number, function, len(regions))
+
+    def _find_programmer(self, place: Place) -> Programmer:
+        """Return the way to load images. Raise DriverFailed if there is none for a region."""
+        if place.function.numvfs > place.count:
+            raise DriverFailed(
+                f"{place.card} has {place.function.numvfs} virtual functions for {place.count} "
+                "region(s): an image would replace the function of other servers; create one "
+                "virtual function for each region"
+            )
+        name = self._programmer
+        if name is ProgrammerName.AUTO:
+            family = find_family(place.function.vendor, place.function.product)
+            name = ProgrammerName.FIRMWARE if family is None else family.programmer
+        if name is ProgrammerName.NONE:
+            raise DriverFailed(f"{place.card} cannot be programmed while the host runs")
+        obstacle = place.region.obstacle or PROGRAMMERS[name].find_obstacle(place.target)
+        if obstacle is not None:
+            raise DriverFailed(f"{place.card} cannot be programmed by {name}: {obstacle}")
+        return PROGRAMMERS[name]
+
+    def _replace(
+        self, place: Place, programmer: Programmer, image: str, previous: Record | None
+    ) -> None:
+        """Load an image; after a failure restore the previous one if the region has changed."""
+        before = self._observe(place)
+        error = self._try(place, programmer, image)
+        if error is None:
+            return
+        prefix = f"image {image} could not be loaded into {place.card}: {error}"
+        if before == self._observe(place) and not _may_have_changed(before):
+            if previous is not None:
+                self._records.put(place.card, place.number, previous)
+            raise DriverFailed(f"{prefix}; the region is unchanged")
+        if previous is None:
+            raise DriverFailed(f"{prefix}; the previous image is not known, so it was not restored")
+        try:
+            failure = self._try(place, programmer, previous.image)
+        except CyborgError as exc:  # the previous image cannot be fetched any more
+            failure = exc.message
+        if failure is not None:
+            raise DriverFailed(
+                f"{prefix}; the previous image {previous.image} could not be restored: {failure}"
+            )
+        raise DriverFailed(f"{prefix}; the region has its previous image {previous.image} again")
+
+    def _try(self, place: Place, programmer: Programmer, image: str) -> str | None:
+        """Load an image and record it; return the error, or None.
+
+        Raise DriverFailed or Unavailable for an image that cannot be fetched or does not fit:
+        nothing was changed then.
+        """
+
+        def check(properties: Mapping[str, str]) -> None:
+            matching.check_properties(
+                properties,
+                place.function.vendor,
+                place.function.product,
+                place.region.interface_id,
+            )
+
+        with self._images().open(image, check) as opened:
+            try:
+                self._records.forget(place.card, place.number)
+                programmer.load(place.target, opened, self._control, self._timeout)
+                self._record(place, opened)
+            except (CyborgError, OSError) as exc:
+                return exc.message if isinstance(exc, CyborgError) else str(exc)
+        return None
+
+    def _record(self, place: Place, image: Image) -> None:
+        """Record the image that was loaded. Raise DriverFailed if the region shows another one."""
+        region = self._current(place)
+        if region.obstacle is not None:
+            raise DriverFailed(region.obstacle)
+        stated = matching.parse_id(image.properties.get(matching.FUNCTION))
+        if stated is not None and region.function_id not in (None, stated):
+            raise DriverFailed(
+                f"the region has the function {region.function_id}, the image states {stated}"
+            )
+        boot_id = self._boot_id()
+        if boot_id is None or region.identity is None:
+            raise DriverFailed("the boot id of the host, or the region, cannot be read any more")
+        record = Record(image.uuid, stated, boot_id, region.identity, region.function_id)
+        self._records.put(place.card, place.number, record)
+
+    def _current(self, place: Place) -> Region:
+        """Return the region as it is now. Raise DriverFailed if it has disappeared."""
+        functions = self._sysfs.pci_functions()
+        found = read_regions(self._sysfs, functions).get(place.card)
+        regions = cards.list_regions(self._sysfs, place.function, found)
+        if place.number >= len(regions):
+            raise DriverFailed(f"{place.card} has lost its regions")
+        return regions[place.number]
+
+    def _observe(self, place: Place) -> _Observed:
+        """Return the state of the manager of a region, and the function of the region."""
+        functions = self._sysfs.pci_functions()
+        found = read_regions(self._sysfs, functions).get(place.card)
+        regions = cards.list_regions(self._sysfs, place.function, found)
+        shown = regions[place.number].function_id if place.number < len(regions) else None
+        return self.manager_state(place.region), shown
+
+    def _boot_id(self) -> str | None:
+        path = self._sysfs.root.parent / "proc/sys/kernel/random/boot_id"
+        return self._sysfs.read_text(path) or None
+
+
+def parse_address(text: str) -> str:
+    """Return a PCI address in the kernel's notation. Raise DriverFailed."""
+    try:
+        return str(PciAddress.parse(text))
+    except Invalid as exc:
+        raise DriverFailed(exc.message) from exc
+
+
+def _may_have_changed(observed: _Observed) -> bool:
+    """Return whether an attempt that shows nothing new may have changed a region.
+
+    That is so if there is no manager to show it, or if it showed an error before.
+    """
+    return observed[0] is None or observed[0].endswith("error")
+
+
+def _properties(function_id: str, region: Region) -> dict[str, str]:
+    """Return the properties of the images with a function for a region."""
+    found = {matching.FUNCTION: function_id}
+    return found | ({matching.REGION: region.interface_id} if region.interface_id else {})
+
+
+def _card_lock(card: str) -> threading.Lock:
+    """Return the lock of a card."""
+    with _LOCKS_LOCK:
+        return _LOCKS[card]

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ways to load an image into a region, behind one protocol.
+
+``firmware``     writes a file name to the attribute ``firmware`` of the FPGA manager. Kernels of
+                 vendors have it, such as ``drivers/fpga/fpga-mgr.c`` of linux-xlnx; upstream Linux
+                 has none
+``dfl``          ioctl ``DFL_FPGA_FME_PORT_PR`` of ``include/uapi/linux/fpga-dfl.h``
+``fpgasupdate``  the tools of OPAE, also for images signed for the card
+``fpgaconf``
+``xbmgmt``       the tools of XRT: by the management function, and by the user function while it is
+``xbutil``       bound to the kernel driver xocl
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from cyborg.core.errors import DriverFailed
+from cyborg.drivers.fpga.families import ProgrammerName
+from cyborg.drivers.fpga.gbs import read_header
+from cyborg.drivers.fpga.regions import Region
+from cyborg.drivers.images import Image
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A region to program: ``card`` is the address of its physical function.
+
+    ``management`` is the address of the management function of an Alveo card.
+    """
+
+    card: str
+    region: Region
+    management: str | None = None
+    kernel_driver: str | None = None
+
+
+class Control(Protocol):
+    """The changes of a card; ``privileged.fpga`` describes the functions."""
+
+    def load_firmware(self, manager: str, image: str, path: str, size: int) -> None:
+        """Load a file by the attribute ``firmware`` of a manager. Raise DriverFailed."""
+
+    def reconfigure(self, fme: str, port: int, path: str, size: int, offset: int) -> None:
+        """Load a file, from an offset, into a port of a DFL card. Raise DriverFailed."""
+
+    def run_tool(self, tool: str, address: str, path: str, size: int, timeout: float) -> None:
+        """Load a file by a tool of a vendor. Raise DriverFailed."""
+
+
+class HostControl:
+    """Changes of the cards of this host, by the privileged functions."""
+
+    def load_firmware(self, manager: str, image: str, path: str, size: int) -> None:
+        """Load a file by the attribute ``firmware`` of a manager."""
+        # Imported here: without this work, the agent does not need oslo.privsep.
+        from cyborg.drivers import privileged
+        from cyborg.drivers.privileged import fpga
+
+        privileged.call_in_process_as_root()
+        fpga.load_firmware(manager, image, path, size)
+
+    def reconfigure(self, fme: str, port: int, path: str, size: int, offset: int) -> None:
+        """Load a file, from an offset, into a port of a DFL card."""
+        from cyborg.drivers import privileged
+        from cyborg.drivers.privileged import fpga
+
+        privileged.call_in_process_as_root()
+        fpga.reconfigure(fme, port, path, size, offset)
+
+    def run_tool(self, tool: str, address: str, path: str, size: int, timeout: float) -> None:
+        """Load a file by a tool of a vendor."""
+        from cyborg.drivers import privileged
+        from cyborg.drivers.privileged import fpga
+
+        privileged.call_in_process_as_root()
+        fpga.run_tool(tool, address, path, size, timeout)
+
+
+class NoControl:
+    """Refusal of all changes: the cards of another sysfs are not those of this host."""
+
+    def __init__(self, sysfs_root: Path) -> None:
+        self._root = sysfs_root
+
+    def load_firmware(self, manager: str, image: str, path: str, size: int) -> None:
+        """Raise DriverFailed."""
+        raise self._error(manager)
+
+    def reconfigure(self, fme: str, port: int, path: str, size: int, offset: int) -> None:
+        """Raise DriverFailed."""
+        raise self._error(fme)
+
+    def run_tool(self, tool: str, address: str, path: str, size: int, timeout: float) -> None:
+        """Raise DriverFailed."""
+        raise self._error(address)
+
+    def _error(self, name: str) -> DriverFailed:
+        return DriverFailed(
+            f"{name} cannot be programmed: it is a device of {self._root}, not of this host"
+        )
+
+
+class Programmer(Protocol):
+    """One way to load images."""
+
+    def find_obstacle(self, target: Target) -> str | None:
+        """Return why no image can be loaded into a region; None if it can."""
+
+    def load(self, target: Target, image: Image, control: Control, timeout: float) -> None:
+        """Load an image. Raise DriverFailed."""
+
+
+class FirmwareProgrammer:
+    """Programmer by the attribute ``firmware`` of an FPGA manager."""
+
+    def find_obstacle(self, target: Target) -> str | None:
+        """Return why no image can be loaded into a region; None if it can."""
+        region = target.region
+        if region.manager is None:
+            return f"{region.name} has no FPGA manager of its own in /sys/class/fpga_manager"
+        if not region.has_firmware:
+            return (
+                f"the FPGA manager {region.manager} has no attribute firmware: the kernel of the "
+                "vendor is needed, or another programmer"
+            )
+        return None
+
+    def load(self, target: Target, image: Image, control: Control, timeout: float) -> None:
+        """Load an image; the kernel sets the limit of time."""
+        manager = target.region.manager or ""
+        control.load_firmware(manager, image.uuid, str(image.path), image.size)
+
+
+class DflProgrammer:
+    """Programmer by the ioctl of the FPGA management engine of a DFL card."""
+
+    def find_obstacle(self, target: Target) -> str | None:
+        """Return why no image can be loaded into a region; None if it can."""
+        region = target.region
+        if region.fme is None:
+            return (
+                "no management engine of the card is visible (dfl-fme): bind the physical function "
+                "to the kernel driver dfl-pci"
+            )
+        if region.port is None:
+            return f"{region.name} cannot be reconfigured, or the number of its port is not known"
+        return None
+
+    def load(self, target: Target, image: Image, control: Control, timeout: float) -> None:
+        """Load a GBS file; the kernel sets the limit of time."""
+        region, header = target.region, read_header(image.path)
+        if header.interface_id != region.interface_id:
+            raise DriverFailed(
+                f"the file of the image is for the interface id {header.interface_id}, that of the "
+                f"region is {region.interface_id}"
+            )
+        control.reconfigure(
+            region.fme or "", region.port or 0, str(image.path), image.size, header.offset
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ToolProgrammer:
+    """Programmer by a tool of a vendor; with ``management`` it gets the management function."""
+
+    tool: str
+    management: bool = False
+    kernel_driver: str | None = None
+
+    def find_obstacle(self, target: Target) -> str | None:
+        """Return why no image can be loaded into a region; None if it can."""
+        if self.management and target.management is None:
+            return "the management function of the card is not visible on this host"
+        if self.kernel_driver is not None and target.kernel_driver != self.kernel_driver:
+            return (
+                f"{target.card} is bound to the kernel driver {target.kernel_driver}: "
+                f"{self.tool} needs {self.kernel_driver}"
+            )
+        return None
+
+    def load(self, target: Target, image: Image, control: Control, timeout: float) -> None:
+        """Run the tool; ``timeout`` is in seconds."""
+        address = (target.management or "") if self.management else target.card
+        control.run_tool(self.tool, address, str(image.path), image.size, timeout)
+
+
+PROGRAMMERS: Mapping[ProgrammerName, Programmer] = {
+    ProgrammerName.FIRMWARE: FirmwareProgrammer(),
+    ProgrammerName.DFL: DflProgrammer(),
+    ProgrammerName.FPGASUPDATE: ToolProgrammer("fpgasupdate"),
+    ProgrammerName.FPGACONF: ToolProgrammer("fpgaconf"),
+    ProgrammerName.XBMGMT: ToolProgrammer("xbmgmt", management=True),
+    ProgrammerName.XBUTIL: ToolProgrammer("xbutil", kernel_driver="xocl"),
+}

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records of the images that the driver has loaded: the kernel does not keep them.
+
+A card has one file. A record is trusted only in the boot in which it was written, and only while
+the region is the one that the kernel had then and shows the same function. It is removed before a
+region is changed, so that a crash leaves no wrong record.
+"""
+
+import json
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from cyborg.core.log import get_logger
+from cyborg.drivers.fpga.regions import Region
+
+LOG = get_logger(__name__)
+
+MAX_BYTES = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The image of a region.
+
+    ``function_id`` is the function that the image states, ``shown`` the one that the kernel showed
+    after the image was loaded, and ``identity`` that of the region. ``given`` is set while a server
+    may have the card as a whole: it can load other images.
+    """
+
+    image: str
+    function_id: str | None
+    boot_id: str
+    identity: int
+    shown: str | None
+    given: bool = False
+
+    def is_trusted(self, region: Region, boot_id: str | None) -> bool:
+        """Return whether the region still has the image."""
+        return (
+            self.boot_id == boot_id
+            and self.identity == region.identity
+            and self.shown == region.function_id
+        )
+
+
+# One for all stores: a backend and its successor may have the same card.
+_LOCK = threading.Lock()
+
+
+class RecordStore:
+    """The records by card and number of the region; in memory without a directory. Thread-safe."""
+
+    def __init__(self, directory: Callable[[], Path | None]) -> None:
+        """``directory`` returns the directory of the files, or None."""
+        self._directory = directory
+        self._cards: dict[str, dict[str, Record]] = {}
+        self._lock = _LOCK
+
+    def get(self, card: str, number: int) -> Record | None:
+        """Return the record of a region, trusted or not."""
+        with self._lock:
+            return self._read(card).get(str(number))
+
+    def put(self, card: str, number: int, record: Record) -> None:
+        """Store the record of a region. Raise OSError."""
+        with self._lock:
+            self._write(card, {**self._read(card), str(number): record})
+
+    def forget(self, card: str, number: int) -> None:
+        """Remove the record of a region. Raise OSError."""
+        with self._lock:
+            self._update(card, lambda key, record: None if key == str(number) else record)
+
+    def mark_given(self, card: str) -> None:
+        """Mark the records of a card before a server gets the card as a whole. Raise OSError."""
+        with self._lock:
+            self._update(card, lambda key, record: replace(record, given=True))
+
+    def forget_given(self, card: str) -> None:
+        """Remove the records that are marked, when a server has returned a card. Raise OSError."""
+        with self._lock:
+            self._update(card, lambda key, record: None if record.given else record)
+
+    def _update(self, card: str, change: Callable[[str, Record], Record | None]) -> None:
+        found = self._read(card)
+        changed = {key: change(key, record) for key, record in found.items()}
+        left = {key: record for key, record in changed.items() if record is not None}
+        if left != found:
+            self._write(card, left)
+
+    def _path(self, card: str) -> Path | None:
+        directory = self._directory()
+        return None if directory is None else directory / f"fpga-{card}.json"
+
+    def _read(self, card: str) -> dict[str, Record]:
+        path = self._path(card)
+        if path is None:
+            return self._cards.get(card, {})
+        try:
+            with path.open("rb") as file:
+                body: Any = json.loads(file.read(MAX_BYTES))
+            return {str(number): Record(**fields) for number, fields in body.items()}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, TypeError, AttributeError) as exc:
+            error = str(exc)
+        LOG.warning(
+            "Record of loaded images cannot be read, their region counts as unknown: %s",
+            error,
+            device=card,
+        )
+        return {}
+
+    def _write(self, card: str, records: dict[str, Record]) -> None:
+        path = self._path(card)
+        if path is None:
+            self._cards[card] = records
+            return
+        body = {number: asdict(record) for number, record in records.items()}
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        new = path.with_suffix(".new")
+        # Not flushed to the disk: after a power failure no record is trusted.
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            json.dump(body, file)
+        os.replace(new, path)

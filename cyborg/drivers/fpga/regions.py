@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reader of the FPGA regions, managers and ports of a host.
+
+Sources in Linux: ``Documentation/ABI/testing/sysfs-class-fpga-manager``,
+``sysfs-class-fpga-region``, ``sysfs-platform-dfl-fme`` and ``sysfs-platform-dfl-port``, and
+``Documentation/fpga/dfl.rst``. A DFL card has a base region with the folders ``dfl-fme.N`` (the
+FPGA management engine) and ``dfl-port.N``; below the engine it has one region for each port that
+can be reconfigured. Sysfs does not show the port of a region: ``pr_mgmt_init`` of
+``drivers/fpga/dfl-fme-pr.c`` creates the regions in the order of the ports, so it is known if each
+port has a region.
+"""
+
+import contextlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cyborg.core.address import PciAddress
+from cyborg.core.errors import Invalid
+from cyborg.drivers.sysfs import PciFunction, Sysfs
+
+REGIONS, MANAGERS = Path("class/fpga_region"), Path("class/fpga_manager")
+_REGION = re.compile(r"region([0-9]{1,6})")
+_MANAGER = re.compile(r"fpga[0-9]{1,6}")
+_FME = re.compile(r"dfl-fme\.[0-9]{1,6}")
+_PORT = re.compile(r"dfl-port\.[0-9]{1,6}")
+_ID = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A region of a card.
+
+    ``interface_id`` is its ``compat_id``, which an image must fit; ``function_id`` is the
+    ``afu_id`` of its port: both are 32 hexadecimal digits, or None if the kernel does not show
+    them. ``manager`` is the name of the FPGA manager that loads images into it, and
+    ``has_firmware`` says whether the manager has the attribute ``firmware``. ``fme`` is the name
+    of the management engine of a DFL card and ``port`` the number of its port. A port that is
+    ``in_reset`` cannot be used: ``afu_id_show`` of ``drivers/fpga/dfl-afu-main.c`` answers EBUSY.
+    ``identity`` changes when the kernel creates the region again.
+    """
+
+    name: str
+    interface_id: str | None = None
+    function_id: str | None = None
+    manager: str | None = None
+    has_firmware: bool = False
+    fme: str | None = None
+    port: int | None = None
+    in_reset: bool = False
+    identity: int | None = None
+
+    @property
+    def obstacle(self) -> str | None:
+        """Return why the region cannot be used; None if it can."""
+        if not self.in_reset:
+            return None
+        return (
+            f"port {self.port} of {self.fme} is in reset, as after a failed reconfiguration: bind "
+            "the physical function to its kernel driver again"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CardRegions:
+    """Regions of a card in a constant order; ``info`` describes its static part."""
+
+    regions: tuple[Region, ...] = ()
+    info: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Folder:
+    """An entry of a class: its name, the folder of its device and the function it belongs to."""
+
+    name: str
+    path: Path
+    function: str
+
+
+def read_regions(sysfs: Sysfs, functions: Iterable[PciFunction]) -> dict[str, CardRegions]:
+    """Return the regions of all cards, by the address of the physical function."""
+    physical = {f.address: f.physfn or f.address for f in functions}
+    folders = _entries(sysfs, REGIONS, _REGION)
+    managers = _entries(sysfs, MANAGERS, _MANAGER)
+    found: dict[str, CardRegions] = {}
+    for card in sorted({physical.get(folder.function, folder.function) for folder in folders}):
+        own = [folder for folder in folders if folder.function == card]
+        if own:
+            ports = _read_ports(
+                sysfs, [f for f in folders if physical.get(f.function, f.function) == card]
+            )
+            found[card] = _read_card(sysfs, own, [m for m in managers if m.function == card], ports)
+    return found
+
+
+def _read_card(
+    sysfs: Sysfs, folders: list[_Folder], managers: list[_Folder], ports: Mapping[int, str | None]
+) -> CardRegions:
+    """Return the regions of a card; ``ports`` are its function ids by port."""
+    base = [folder for folder in folders if _children(sysfs, folder, _FME)]
+    parts = [folder for folder in folders if folder not in base]
+    info: dict[str, str] = {}
+    ports_num: int | None = None
+    for folder in base:
+        engine = folder.path / _children(sysfs, folder, _FME)[0]
+        names = {"static_region_id": "bitstream_id", "static_region_metadata": "bitstream_metadata"}
+        values = {key: sysfs.read_text(engine / name) for key, name in names.items()}
+        ports_num = sysfs.read_int(engine / "ports_num")
+        info = {key: value for key, value in values.items() if value}
+        if ports_num is not None:
+            info["ports"] = str(ports_num)
+    regions: list[Region] = []
+    for number, folder in enumerate(parts or base):
+        fme = next((part for part in folder.path.parts if _FME.fullmatch(part)), None)
+        port = number if fme is not None and len(parts) == ports_num else None
+        manager = _nearest(folder, managers)
+        regions.append(
+            Region(
+                name=folder.name,
+                interface_id=_read_id(sysfs, folder.path / "compat_id"),
+                function_id=None if port is None else ports.get(port),
+                manager=None if manager is None else manager.name,
+                has_firmware=manager is not None and "firmware" in sysfs.list_names(manager.path),
+                fme=fme,
+                port=port,
+                in_reset=port is not None and port in ports and ports[port] is None,
+                identity=sysfs.identity(folder.path),
+            )
+        )
+    return CardRegions(tuple(regions), info)
+
+
+def _read_ports(sysfs: Sysfs, folders: Iterable[_Folder]) -> dict[int, str | None]:
+    """Return the function ids of the ports in these base regions.
+
+    A port that was given to a virtual function is in the base region of that function.
+    """
+    found: dict[int, str | None] = {}
+    for folder in folders:
+        for name in _children(sysfs, folder, _PORT):
+            number = sysfs.read_int(folder.path / name / "id")
+            if number is not None:
+                found[number] = _read_id(sysfs, folder.path / name / "afu_id")
+    return found
+
+
+def _nearest(region: _Folder, managers: Iterable[_Folder]) -> _Folder | None:
+    """Return the manager that shares most of its path with a region; None if several do."""
+    ranked: dict[int, list[_Folder]] = {}
+    for manager in managers:
+        shared = 0
+        for one, other in zip(region.path.parts, manager.path.parts, strict=False):
+            if one != other:
+                break
+            shared += 1
+        ranked.setdefault(shared, []).append(manager)
+    best = ranked[max(ranked)] if ranked else []
+    return best[0] if len(best) == 1 else None
+
+
+def _entries(sysfs: Sysfs, folder: Path, form: re.Pattern[str]) -> list[_Folder]:
+    """Return the entries of a class that belong to PCI functions, in the order of their numbers."""
+    found: list[_Folder] = []
+    for name in sysfs.list_names(folder):
+        path = sysfs.resolve(folder / name, strict=True)
+        if form.fullmatch(name) and path is not None and (function := _function_of(path)):
+            found.append(_Folder(name, path, function))
+    return sorted(found, key=lambda entry: (len(entry.name), entry.name))
+
+
+def _function_of(path: Path) -> str | None:
+    """Return the PCI function that contains a device folder."""
+    for part in reversed(path.parts):
+        with contextlib.suppress(Invalid):
+            return str(PciAddress.parse(part))
+    return None
+
+
+def _children(sysfs: Sysfs, folder: _Folder, form: re.Pattern[str]) -> list[str]:
+    return [name for name in sysfs.list_names(folder.path) if form.fullmatch(name)]
+
+
+def _read_id(sysfs: Sysfs, path: Path) -> str | None:
+    text = (sysfs.read_text(path) or "").lower()
+    return text if _ID.fullmatch(text) else None

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gpu driver: whole GPUs, virtual functions and mediated devices."""

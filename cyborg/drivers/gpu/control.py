@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes of GPUs that need privileges, as the gpu driver calls them."""
+
+from pathlib import Path
+from typing import Protocol
+
+from cyborg.core.errors import DriverFailed
+from cyborg.drivers.gpu.mdev import is_present
+
+
+class GpuControl(Protocol):
+    """Creator and remover of mediated devices and of MIG instances; see ``privileged``."""
+
+    def create(self, parent: str, type_: str, device: str) -> None:
+        """Create a device, again if it exists and no process uses it. Raise DriverFailed."""
+
+    def remove(self, parent: str, type_: str, device: str) -> None:
+        """Remove a device. Raise DriverFailed unless it does not exist afterwards."""
+
+    def set_instances(self, address: str, profile: str | None) -> None:
+        """Replace the MIG instances of a GPU; see ``privileged.mig``. Raise DriverFailed."""
+
+
+class HostControl:
+    """Changes of this host, by the privileged functions."""
+
+    def create(self, parent: str, type_: str, device: str) -> None:
+        """Create a mediated device."""
+        # Imported here: without this work, the agent does not need oslo.privsep.
+        from cyborg.drivers import privileged
+        from cyborg.drivers.privileged import mdev
+
+        privileged.call_in_process_as_root()
+        mdev.create(parent, type_, device)
+
+    def remove(self, parent: str, type_: str, device: str) -> None:
+        """Remove a mediated device."""
+        from cyborg.drivers import privileged
+        from cyborg.drivers.privileged import mdev
+
+        privileged.call_in_process_as_root()
+        mdev.remove(parent, type_, device)
+
+    def set_instances(self, address: str, profile: str | None) -> None:
+        """Replace the MIG instances of a GPU."""
+        from cyborg.drivers import privileged
+        from cyborg.drivers.privileged import mig
+
+        privileged.call_in_process_as_root()
+        mig.set_instances(address, profile)
+
+
+class NoControl:
+    """Refusal of all changes: the devices of another sysfs are not those of this host."""
+
+    def __init__(self, sysfs_root: Path) -> None:
+        self._root = sysfs_root
+
+    def create(self, parent: str, type_: str, device: str) -> None:
+        """Raise DriverFailed."""
+        raise DriverFailed(f"{device} cannot be created: {parent} is not a device of this host")
+
+    def remove(self, parent: str, type_: str, device: str) -> None:
+        """Raise DriverFailed if the device exists."""
+        if is_present(self._root, device):
+            raise DriverFailed(f"{device} cannot be removed: {parent} is not a device of this host")
+
+    def set_instances(self, address: str, profile: str | None) -> None:
+        """Raise DriverFailed."""
+        raise DriverFailed(f"{address} cannot be partitioned: it is not a device of this host")

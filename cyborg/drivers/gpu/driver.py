@@ -1,0 +1,487 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Driver for GPUs: whole cards, virtual functions, and mediated devices that it creates.
+
+Whole functions are offered as by the generic driver. A rule of ``mdev_types`` makes a function a
+parent of mediated devices, which is then never offered as a whole. Each parent is a deployable, and
+each slot a handle. The mediated device of a slot exists only while an instance has the handle; its
+uuid is the one of the handle (``handle_uuid``). NVML, if it is installed, describes NVIDIA's cards
+(``nvml``).
+"""
+
+import contextlib
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cyborg.core.address import MdevAddress, PciAddress, is_pci_address
+from cyborg.core.drivers.registry import Support
+from cyborg.core.errors import DriverFailed, Invalid
+from cyborg.core.inventory.device import (
+    MAX_TEXT,
+    Ability,
+    AttachHandle,
+    Deployable,
+    Device,
+    DeviceType,
+    HandleType,
+    Layout,
+    count_handles,
+)
+from cyborg.core.inventory.health import Measurement
+from cyborg.core.jobs.job import WorkItem
+from cyborg.core.log import get_logger
+from cyborg.core.naming import handle_uuid, make_custom_name
+from cyborg.core.wire.hardware import NOT_OFFERED
+from cyborg.drivers import host_use, hwdb
+from cyborg.drivers.base import Option
+from cyborg.drivers.generic import Description, PciDriver
+from cyborg.drivers.gpu import mig
+from cyborg.drivers.gpu import rules as mdev_rules
+from cyborg.drivers.gpu.companions import COMPANIONS, find_companions
+from cyborg.drivers.gpu.control import GpuControl, HostControl, NoControl
+from cyborg.drivers.gpu.mdev import (
+    Slot,
+    SlotPlan,
+    limit_slots,
+    plan_slots,
+    read_types,
+)
+from cyborg.drivers.gpu.nvml import (
+    FactsReader,
+    GpuFacts,
+    NoNvml,
+    Nvml,
+    NvmlLibrary,
+    short_name,
+)
+from cyborg.drivers.gpu.rules import MdevRule
+from cyborg.drivers.rules import Rule, RuleSyntaxError
+from cyborg.drivers.sysfs import PciFunction
+
+LOG = get_logger(__name__)
+
+DISPLAY = "03"
+"""Base class code of display controllers; ``pci_classes`` names the specification."""
+
+_VENDOR_VFIO = (
+    "it has vGPUs without mediated devices (nvidia/current_vgpu_type), which Nova cannot attach: "
+    "libvirt would bind it to vfio-pci, and its vGPU would be lost; offer the card as a whole, or "
+    "use a release of the vGPU driver with mediated devices"
+)
+_WHOLE = "vfio-pci"
+_DETACHED = (None, _WHOLE, "pci-stub")  # kernel drivers with which VFIO gives a group to a guest
+_LOCK_TIMEOUT = 5.0  # seconds; a kernel driver can take longer to create a device
+# Some kernel drivers count a device as no longer available before its folder exists.
+_CHANGES = threading.Lock()
+
+
+class GpuDriver(PciDriver):
+    """Driver that offers GPUs, their virtual functions and mediated devices."""
+
+    name = "gpu"
+    version = "1.0"
+    DEVICE_TYPE = DeviceType.GPU
+    SUPPORT_LEVEL = Support.SUPPORTED
+    UEVENT_SUBSYSTEMS = frozenset({"pci", "mdev"})
+    OPTIONS = (
+        *PciDriver.OPTIONS,
+        Option(
+            "mdev_types",
+            "multi",
+            (),
+            "A rule that makes functions parents of mediated devices (vGPUs) of one type, such as "
+            "'address=0000:3d:00.0,type=nvidia-222,resource_class=VGPU,traits=CUSTOM_A'. The keys "
+            "that match are those of devices; parent=NAME matches a parent of /sys/class/mdev_bus "
+            "that is not on the PCI bus. type is a name in mdev_supported_types. max_per_card is "
+            "the number of devices that all parents of a card have together. The default of "
+            "resource_class is VGPU. The option can be repeated. The first rule that matches a "
+            "parent applies. A matched function is never offered as a whole.",
+        ),
+        Option(
+            "mig_layouts",
+            "bool",
+            False,
+            "Whether the GPU instances of NVIDIA cards in MIG mode are layouts that operators can "
+            "change. It needs the extra nvml and mediated devices (mdev_types).",
+        ),
+    )
+
+    def __init__(
+        self,
+        backend: str,
+        options: Mapping[str, Any],
+        sysfs_root: str | Path = "/sys",
+        lookup: hwdb.Lookup | None = None,
+        kernel_log: str | Path | None = None,
+        control: GpuControl | None = None,
+        nvml: Nvml | None = None,
+    ) -> None:
+        """Create the driver; ``control`` changes mediated devices and MIG instances.
+
+        The default changes this host. With another sysfs root than /sys it changes nothing, and
+        there is no NVML.
+        """
+        super().__init__(backend, options, sysfs_root, lookup, kernel_log)
+        local = self.sysfs_root == Path("/sys")
+        self._control = control or (HostControl() if local else NoControl(self.sysfs_root))
+        self._facts = FactsReader(nvml or (NvmlLibrary() if local else NoNvml()))
+        self._cards: dict[str, GpuFacts] = {}  # facts about cards at their last description
+        # Resource class of each parent of a card, and the MIG profiles of its enabled types.
+        self._mig_parents: dict[str, dict[str, tuple[str, frozenset[str]]]] = {}
+        self._mdev_rules: list[MdevRule] = []
+        self._mdev_remarks: tuple[str, ...] = ()
+        # Parents on the PCI bus that the running discovery has found, with their rules.
+        self._selected: dict[str, MdevRule] = {}
+        for text in self.options["mdev_types"]:
+            try:
+                self._mdev_rules.append(mdev_rules.parse(text))
+            except RuleSyntaxError as exc:
+                raise self.misconfigured("mdev_types", exc.found, exc.expected) from exc
+
+    @property
+    def abilities(self) -> frozenset[Ability]:
+        """The driver always prepares: a removed rule may have left mediated devices."""
+        layouts = {Ability.PARTITIONS} if self.options["mig_layouts"] else set()
+        return super().abilities | {Ability.PREPARES} | layouts
+
+    @property
+    def remarks(self) -> Sequence[str]:
+        """Remarks of the generic driver, rules without a parent, and parents without a slot."""
+        return (*super().remarks, *self._mdev_remarks)
+
+    def is_candidate(self, function: PciFunction) -> bool:
+        """Return whether a function is a display controller."""
+        return function.class_code.startswith(DISPLAY)
+
+    def select(self, function: PciFunction) -> Rule | None:
+        """Return the rule for a function, and remember a parent of mediated devices."""
+        rule = mdev_rules.rule_of_function(self._mdev_rules, function)
+        if rule is None:
+            return super().select(function)
+        self._selected[function.address] = rule
+        return Rule(type=DeviceType.GPU, resource_class=rule.resource_class)
+
+    def needs_iommu(self, function: PciFunction) -> bool:
+        """Return whether a function needs an IOMMU; the driver of a parent isolates its devices."""
+        return function.address not in self._selected and super().needs_iommu(function)
+
+    def find_obstacle(self, function: PciFunction) -> str | None:
+        """Return why a whole function is not scheduled; a parent itself is not reset.
+
+        libvirt binds a function with ``managed='yes'``, as Nova 34 sets it for each accelerator
+        (``_guest_add_accel_pci_devices`` of ``nova/virt/libvirt/driver.py``), to vfio-pci
+        (``virPCIDeviceBindToStub`` of ``src/util/virpci.c``). NVIDIA documents the attribute in the
+        Virtual GPU Software User Guide, for hypervisors with a vendor-specific VFIO framework.
+        """
+        if function.address in self._selected:
+            return None
+        folder = f"bus/pci/devices/{function.address}/nvidia"
+        if "current_vgpu_type" in self._sysfs.list_names(folder):
+            return _VENDOR_VFIO
+        return super().find_obstacle(function)
+
+    def find_used(
+        self, functions: Mapping[str, PciFunction], previous: Mapping[str, str] | None = None
+    ) -> dict[str, str]:
+        """Return functions that must not be offered, each with a reason for people.
+
+        A card that is offered as a whole has the other functions of its IOMMU group with it, so
+        they must not be used by kernel drivers of the host. A function that has mediated devices
+        must not be offered as a whole; a parent of ``mdev_types`` offers these devices instead.
+        """
+        found = super().find_used(functions, previous)
+        mediated = host_use.mediated_parents(self.sysfs_root)
+        for card in functions.values():
+            if mdev_rules.rule_of_function(self._mdev_rules, card) is not None:
+                # Any other use of the host counts: it has another reason.
+                if found.get(card.address) == mediated.get(card.address):
+                    found.pop(card.address, None)
+                continue
+            if card.iommu_group is None or not self.is_candidate(card):
+                continue
+            for other in find_companions(card, functions.values()):
+                if other.iommu_group == card.iommu_group and other.kernel_driver not in _DETACHED:
+                    found.setdefault(
+                        card.address,
+                        f"its {COMPANIONS[other.class_code[:4]]} function {other.address}, in the "
+                        f"same IOMMU group, is bound to {other.kernel_driver}; expected {_WHOLE}",
+                    )
+        return found
+
+    def describe(self, card: PciFunction) -> Description:
+        """Return the other functions of a card, such as its audio controller, and NVML's facts."""
+        slot = PciAddress.parse(card.address)
+        functions = (
+            self._sysfs.pci_function(str(replace(slot, function=number))) for number in range(8)
+        )
+        names = [
+            f"{other.address} ({COMPANIONS[other.class_code[:4]]})"
+            for other in find_companions(card, [f for f in functions if f is not None])
+        ]
+        facts = self._facts.read(card, self.memory)
+        self._cards[card.address] = facts
+        info = {
+            "other_functions": ", ".join(names)[:MAX_TEXT],
+            "memory_bytes": str(facts.memory or ""),
+            "ecc": facts.ecc,
+            "mig": facts.mig,
+        }
+        return Description(
+            serial=facts.uuid,
+            firmware=facts.vbios,
+            traits=frozenset(
+                {mig.trait_of(mig.current_layout(facts))}
+                if self.options["mig_layouts"] and mig.is_enabled(facts)
+                else ()
+            ),
+            info={key: value for key, value in info.items() if value},
+        )
+
+    def discover(self) -> Sequence[Device]:
+        """Return a device for each card with its parents, and for each parent without a card."""
+        self._selected, self._mig_parents = {}, {}
+        cards = super().discover()
+        with _changes_excluded():
+            plans = self._limited(
+                {
+                    parent: self._plan(parent, rule)
+                    for parent, rule in sorted(self._selected.items())
+                }
+            )
+            virtual = {
+                name: (rule, self._plan(name, rule))
+                for name in self._sysfs.list_names("class/mdev_bus")
+                if (rule := mdev_rules.rule_of_parent(self._mdev_rules, name)) is not None
+            }
+        self._cards = {card.address: self._facts_of(card.address) for card in cards}
+        devices = [self._with_slots(card, plans) for card in cards]
+        devices += [self._virtual_parent(name, *found) for name, found in virtual.items()]
+        everywhere = plans | {name: plan for name, (_, plan) in virtual.items()}
+        used = {rule.text for rule in self._selected.values()}
+        used |= {rule.text for rule, _ in virtual.values()}
+        self._mdev_remarks = (
+            *(
+                f"rule {rule.text!r} matches no parent of this host"
+                for rule in self._mdev_rules
+                if rule.text not in used
+            ),
+            *(f"{parent}: {plan.reason}" for parent, plan in everywhere.items() if plan.reason),
+        )
+        return devices
+
+    def measure(self, devices: Sequence[Device]) -> Mapping[str, Measurement]:
+        """Return the health of the cards; a parent that is not on the PCI bus has no health."""
+        return super().measure([device for device in devices if is_pci_address(device.address)])
+
+    def prepare(self, item: WorkItem, instance: str | None) -> None:
+        """Create the mediated device of a slot; check a function again for uses by the host.
+
+        The use, such as a mediated device that Nova created, can have begun since the discovery.
+        """
+        if is_pci_address(item.handle):
+            self._check_unused(item.handle)
+            return
+        try:
+            slot = Slot.parse(item.handle)
+        except Invalid as exc:
+            raise DriverFailed(exc.message) from exc
+        if slot.parent != item.deployable:
+            raise DriverFailed(f"{item.handle} is not a slot of {item.deployable}")
+        function = self._sysfs.pci_function(slot.parent) if is_pci_address(slot.parent) else None
+        if function is not None and function.kernel_driver == _WHOLE:
+            raise DriverFailed(f"{slot.parent} is bound to {_WHOLE}: a server may use all of it")
+        device = self._uuid(slot)
+        with _changes_excluded():
+            self._control.create(slot.parent, slot.type, device)
+        LOG.info(
+            "Mediated device %s of type %s is ready for instance %s",
+            device,
+            slot.type,
+            instance,
+            backend=self.backend,
+            device=item.device,
+        )
+
+    def release(self, item: WorkItem) -> None:
+        """Remove the mediated device of a slot, also of a type that no rule enables any more."""
+        try:
+            slot = Slot.parse(item.handle)
+        except Invalid:
+            return  # a function, or something that was never prepared
+        device = self._uuid(slot)
+        if slot.parent != item.deployable:
+            return
+        with _changes_excluded():
+            self._control.remove(slot.parent, slot.type, device)
+        LOG.info(
+            "Mediated device %s of type %s does not exist any more",
+            device,
+            slot.type,
+            backend=self.backend,
+            device=item.device,
+        )
+
+    def _check_unused(self, address: str) -> None:
+        """Raise DriverFailed if the host uses a function, also as a parent of mediated devices."""
+        address = str(PciAddress.parse(address))
+        functions = {function.address: function for function in self._sysfs.pci_functions()}
+        # A parent of mdev_types can have been given to a server before the rule existed.
+        used = host_use.mediated_parents(self.sysfs_root) | self.find_used(functions, self._used)
+        if (reason := used.get(address)) is not None:
+            raise DriverFailed(f"{address} cannot be given to a server: {reason}")
+
+    def _uuid(self, slot: Slot) -> str:
+        """Return the uuid of a slot; the conductor gives the attach handle the same."""
+        return handle_uuid(self.host, slot.parent, str(slot))
+
+    def _plan(self, parent: str, rule: MdevRule) -> SlotPlan:
+        """Return the plan of the type of a rule that has devices, or of the first with slots.
+
+        If none has slots, return that of the first type.
+        """
+        types = read_types(self._sysfs, parent)
+        if is_pci_address(parent):
+            card = self._card_of(parent)
+            known = self._facts_of(card).vgpu_profiles
+            names = [short_name(types[name].name or "") for name in rule.types if name in types]
+            profiles = frozenset(known[name] for name in names if name in known)
+            self._mig_parents.setdefault(card, {})[parent] = rule.resource_class, profiles
+        plans = [plan_slots(parent, name, types, self._uuid) for name in rule.types]
+        # Not the first with slots: servers may have the devices of another type.
+        return next(
+            (plan for plan in plans if plan.occupied),
+            next((plan for plan in plans if plan.slots), plans[0]),
+        )
+
+    def _card_of(self, parent: str) -> str:
+        return self._sysfs.read_link(f"bus/pci/devices/{parent}/physfn") or parent
+
+    def _facts_of(self, card: str) -> GpuFacts:
+        return self._cards.get(card, GpuFacts())
+
+    def _limited(self, plans: Mapping[str, SlotPlan]) -> dict[str, SlotPlan]:
+        """Return the plans with no more slots for each card than it can have devices."""
+        limited = dict(plans)
+        groups: dict[tuple[str, str], dict[str, SlotPlan]] = defaultdict(dict)
+        for parent, plan in plans.items():
+            groups[self._card_of(parent), plan.type][parent] = plan
+        for (card, _), group in groups.items():
+            facts, name = self._facts_of(card), _name_of(group.values())
+            # Each MIG-backed vGPU needs an instance. A rule overrides what NVML knows of a product.
+            limits = [facts.mig_instances.get(facts.vgpu_profiles.get(name, ""))]
+            limits += [self._selected[parent].max_per_card for parent in group]
+            limits.append(facts.max_vgpus.get(name))
+            limit = next((limit for limit in limits if limit is not None), None)
+            if limit is not None:
+                limited |= limit_slots(group, limit)
+        # A card whose other functions have its devices is not a problem to be shown.
+        full = {self._card_of(plan.slots[0].parent) for plan in plans.values() if plan.slots}
+        for parent, plan in plans.items():
+            if plan.exhausted and self._card_of(parent) in full:
+                limited[parent] = replace(plan, reason=None)
+        return limited
+
+    def layouts(self, device: Device) -> Sequence[Layout]:
+        """Return the layouts of a card in MIG mode; a layout ``fixed`` for other devices."""
+        facts, offers = self._facts_of(device.address), count_handles(device)
+        if not mig.is_enabled(facts):
+            return [Layout(mig.FIXED, offers)]
+        return mig.possible_layouts(facts, self._mig_parents.get(device.address, {}), offers)
+
+    def partition(self, item: WorkItem, layout: str) -> None:
+        """Replace the GPU instances of a card; see ``privileged.mig``."""
+        card = self._sysfs.pci_function(item.device) if is_pci_address(item.device) else None
+        self._facts.forget(item.device)  # somebody may have changed the instances
+        facts = GpuFacts() if card is None else self._facts.read(card, self.memory)
+        enabled = mig.is_enabled(facts)
+        if layout == (mig.current_layout(facts) if enabled else mig.FIXED):
+            return
+        profile = mig.profile_of(facts, layout) if enabled else None
+        if profile is None and not (enabled and layout == mig.NONE):
+            names = [mig.layout_of(*known) for known in facts.mig_profiles.items()]
+            raise DriverFailed(
+                f"{item.device} has no layout {layout!r}: expected {', '.join(names) or mig.FIXED}"
+            )
+        try:
+            with _changes_excluded():
+                self._control.set_instances(item.device, profile)
+        finally:
+            self._facts.forget(item.device)
+        LOG.info("GPU instances changed to %s", layout, backend=self.backend, device=item.device)
+
+    def _with_slots(self, card: Device, plans: Mapping[str, SlotPlan]) -> Device:
+        """Return a card whose parents offer slots instead of themselves."""
+        deployables: list[Deployable] = []
+        reasons = [text for text in [card.vendor_board_info.get(NOT_OFFERED)] if text]
+        for deployable in card.deployables:
+            parents = [h.address for h in deployable.handles if h.address in plans]
+            whole = tuple(h for h in deployable.handles if h.address not in plans)
+            if whole:
+                deployables.append(replace(deployable, handles=whole))
+            for parent in parents:
+                plan, rule = plans[parent], self._selected[parent]
+                deployables.append(self._parent(deployable, parent, rule, plan))
+                if plan.reason is not None:
+                    reasons.append(f"{parent}: {plan.reason}")
+        info = {NOT_OFFERED: "; ".join(reasons)[:MAX_TEXT]} if reasons else {}
+        return replace(
+            card,
+            deployables=tuple(deployables),
+            vendor_board_info={**card.vendor_board_info, **info},
+        )
+
+    def _virtual_parent(self, name: str, rule: MdevRule, plan: SlotPlan) -> Device:
+        """Return the device of a parent that is not on the PCI bus."""
+        # The kernel puts the name of the parent's driver before that of each type.
+        return Device(
+            address=name,
+            type=DeviceType.GPU,
+            vendor=plan.type.partition("-")[0],
+            model=name,
+            backend=self.backend,
+            vendor_board_info={NOT_OFFERED: plan.reason[:MAX_TEXT]} if plan.reason else {},
+            deployables=(self._parent(Deployable(name, rule.resource_class), name, rule, plan),),
+        )
+
+    def _parent(
+        self, template: Deployable, parent: str, rule: MdevRule, plan: SlotPlan
+    ) -> Deployable:
+        """Return the deployable of a parent, with the properties of ``template``."""
+        attributes = {"mdev_type": plan.type}
+        if plan.others:
+            attributes["mdevs_of_others"] = str(plan.others)
+        return replace(
+            template,
+            address=parent,
+            resource_class=rule.resource_class,
+            traits=template.traits | rule.traits | {make_custom_name(f"MDEV_{plan.type}")},
+            handles=tuple(self._handle(slot) for slot in plan.slots),
+            attributes={**template.attributes, **attributes},
+        )
+
+    def _handle(self, slot: Slot) -> AttachHandle:
+        if is_pci_address(slot.parent):
+            parent = PciAddress.parse(slot.parent)
+            info = MdevAddress(parent, slot.type, self._uuid(slot)).attach_info()
+        else:
+            info = {"parent": slot.parent, "asked_type": slot.type}
+        return AttachHandle(str(slot), HandleType.MDEV, info)
+
+
+def _name_of(plans: Iterable[SlotPlan]) -> str:
+    """Return the short name of the type of plans, which is empty if no plan has a slot."""
+    return next((short_name(plan.type_name) for plan in plans if plan.type_name), "")
+
+
+@contextlib.contextmanager
+def _changes_excluded() -> Iterator[None]:
+    """Exclude concurrent changes by this process, or continue after a limited time."""
+    acquired = _CHANGES.acquire(timeout=_LOCK_TIMEOUT)
+    try:
+        yield
+    finally:
+        if acquired:
+            _CHANGES.release()

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mediated devices of a host: parents, their types, and the slots that the driver offers.
+
+``Documentation/ABI/testing/sysfs-bus-vfio-mdev`` of the Linux kernel describes the files, and
+``Documentation/driver-api/vfio-mediated-device.rst`` the model. A parent has one folder for each
+type in ``mdev_supported_types``. ``available_instances`` is the number of devices of this type that
+can be created now: a driver of a parent may reduce it when devices of another type exist.
+
+A slot is a place for one mediated device of one type. Its number stays the same while it is used
+and over a boot of the host, and determines the uuid of its device.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cyborg.core.address import is_pci_address
+from cyborg.core.errors import DriverFailed, Invalid
+from cyborg.drivers.sysfs import MAX_SCANS, Sysfs
+
+PARENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,39}")
+"""Names of parents: one component of a path, never ``..``."""
+
+TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}")
+"""Names of types: one component of a path, never ``..``."""
+
+MAX_SLOTS = 256
+"""Slots of one parent; ``vfio_ap`` of s390, which is no GPU driver, reports 65536 instances."""
+
+DEVICES = Path("bus/mdev/devices")
+_SLOT = re.compile(rf"({PARENT.pattern})/({TYPE.pattern})/(0|[1-9][0-9]{{0,2}})")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Slot:
+    """A place for one mediated device; as text it is ``0000:3d:00.0/nvidia-222/0``."""
+
+    parent: str
+    type: str
+    number: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Slot":
+        """Parse the address of an attach handle. Raise Invalid if it is not one of a slot."""
+        found = _SLOT.fullmatch(text)
+        if found is None or int(found[3]) >= MAX_SLOTS:
+            raise Invalid(
+                f"{text!r} is not a slot: expected PARENT/TYPE/NUMBER", field="attach handle"
+            )
+        return cls(found[1], found[2], int(found[3]))
+
+    def __str__(self) -> str:
+        return f"{self.parent}/{self.type}/{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class MdevType:
+    """A type of a parent: the number of devices that can be created, and the existing ones."""
+
+    available: int
+    devices: frozenset[str]
+    name: str | None = None
+    description: str | None = None
+    device_api: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SlotPlan:
+    """Slots that a parent offers, or the reason why it has none.
+
+    ``others`` is the number of existing devices that are in no slot of this host, ``occupied`` are
+    the slots that have a device, ``type`` is the enabled type, and ``type_name`` the name that the
+    kernel gives it. ``exhausted`` is whether it has no slot because no device can be created.
+    """
+
+    slots: tuple[Slot, ...]
+    others: int
+    reason: str | None = None
+    occupied: frozenset[Slot] = frozenset()
+    type: str = ""
+    type_name: str | None = None
+    exhausted: bool = False
+
+
+def is_present(sysfs_root: Path, device: str) -> bool:
+    """Return whether a mediated device exists. Raise DriverFailed if that cannot be found out."""
+    try:
+        (sysfs_root / "bus").stat()  # without sysfs, no device would be found
+        (sysfs_root / DEVICES / device).lstat()
+    except FileNotFoundError as exc:
+        if exc.filename == str(sysfs_root / "bus"):
+            raise DriverFailed(f"{sysfs_root} is not a sysfs") from exc
+        return False
+    except OSError as exc:
+        raise DriverFailed(f"{exc.filename} cannot be read: {exc.strerror}") from exc
+    return True
+
+
+def types_folder(parent: str) -> Path:
+    """Return the folder with the types of a parent, relative to the root of sysfs."""
+    bus = "bus/pci/devices" if is_pci_address(parent) else "class/mdev_bus"
+    return Path(bus) / parent / "mdev_supported_types"
+
+
+def read_types(sysfs: Sysfs, parent: str) -> dict[str, MdevType]:
+    """Return the types of a parent by name; an empty mapping if it has none.
+
+    Devices may be created and removed meanwhile. The types are read up to MAX_SCANS times, until
+    the devices are the same before and after: a device is counted either as existing or as
+    available.
+    """
+    for _ in range(MAX_SCANS):
+        before = _read_devices(sysfs, parent)
+        types = {
+            name: _read_type(sysfs, types_folder(parent) / name, devices)
+            for name, devices in before.items()
+        }
+        if _read_devices(sysfs, parent) == before:
+            break
+    return types
+
+
+def plan_slots(
+    parent: str, enabled: str, types: Mapping[str, MdevType], uuid_of: Callable[[Slot], str]
+) -> SlotPlan:
+    """Return the slots of the enabled type.
+
+    Their number is that of the existing devices in slots and of the available ones. So it stays the
+    same when devices are created in slots, and decreases when others create devices. Slots with a
+    device come first, then those with the lowest numbers.
+    """
+    used = {name: _used_slots(parent, name, types[name], uuid_of) for name in types}
+    others = sum(len(types[name].devices) - len(used[name]) for name in types)
+    if not types:
+        reason = "it has no types of mediated devices: its vGPU driver is not loaded"
+        return SlotPlan((), 0, reason, type=enabled)
+    if enabled not in types:
+        reason = f"it has no type {enabled}, its types are {', '.join(types)}"
+        return SlotPlan((), others, reason, type=enabled)
+    occupied = used[enabled]
+    free = [number for number in range(MAX_SLOTS) if number not in occupied]
+    numbers = sorted([*occupied, *free[: types[enabled].available]])
+    if numbers:
+        return SlotPlan(
+            tuple(Slot(parent, enabled, number) for number in numbers),
+            others,
+            occupied=frozenset(Slot(parent, enabled, number) for number in occupied),
+            type=enabled,
+            type_name=types[enabled].name,
+        )
+    existing = [
+        f"{len(types[name].devices)} of {name} ({len(types[name].devices) - len(used[name])} not "
+        "created by this service)"
+        for name in types
+        if types[name].devices
+    ]
+    return SlotPlan(
+        (),
+        others,
+        f"no device of type {enabled} can be created; existing devices: "
+        f"{', '.join(existing) or 'none'}",
+        type=enabled,
+        exhausted=True,
+    )
+
+
+def limit_slots(plans: Mapping[str, SlotPlan], limit: int) -> dict[str, SlotPlan]:
+    """Return the plans of the parents of one card and one type with at most ``limit`` devices.
+
+    Virtual functions share the memory of their card, and each reports an available device until the
+    memory is used up. Slots with a device stay, devices of others count, and the other slots are
+    those of the first parents.
+    """
+    used = sum(plan.others + len(plan.occupied) for plan in plans.values())
+    free = max(0, limit - used)
+    limited: dict[str, SlotPlan] = {}
+    for parent, plan in sorted(plans.items()):
+        added = [slot for slot in plan.slots if slot not in plan.occupied][:free]
+        free -= len(added)
+        limited[parent] = replace(plan, slots=tuple(sorted({*plan.occupied, *added})))
+    return limited
+
+
+def _used_slots(
+    parent: str, name: str, found: MdevType, uuid_of: Callable[[Slot], str]
+) -> frozenset[int]:
+    """Return the numbers of the slots of a type that have a device."""
+    if not found.devices:
+        return frozenset()
+    return frozenset(n for n in range(MAX_SLOTS) if uuid_of(Slot(parent, name, n)) in found.devices)
+
+
+def _read_devices(sysfs: Sysfs, parent: str) -> dict[str, frozenset[str]]:
+    """Return the uuids of the existing devices by type."""
+    folder = types_folder(parent)
+    return {
+        name: frozenset(sysfs.list_names(folder / name / "devices"))
+        for name in sysfs.list_names(folder)
+        if TYPE.fullmatch(name)
+    }
+
+
+def _read_type(sysfs: Sysfs, folder: Path, devices: frozenset[str]) -> MdevType:
+    return MdevType(
+        available=max(0, sysfs.read_int(folder / "available_instances") or 0),
+        devices=devices,
+        name=sysfs.read_text(folder / "name"),
+        description=sysfs.read_text(folder / "description"),
+        device_api=sysfs.read_text(folder / "device_api"),
+    )

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Facts about NVIDIA GPUs from NVML, by the optional library ``nvidia-ml-py``.
+
+NVIDIA documents the functions in the NVML API Reference Guide: ``nvmlDeviceGetUUID``,
+``nvmlDeviceGetMemoryInfo``, ``nvmlDeviceGetEccMode``, ``nvmlDeviceGetVbiosVersion``,
+``nvmlDeviceGetMigMode``, ``nvmlDeviceGetSupportedVgpus``, ``nvmlVgpuTypeGetName`` and
+``nvmlVgpuTypeGetMaxInstances``; for MIG the section "Multi Instance GPU Management".
+
+NVML opens the device node of a GPU and keeps it open until ``nvmlShutdown``. The kernel cannot take
+a GPU with an open node from its driver, as libvirt must when a server gets it. So NVML is closed
+after each reading, and read once for each GPU.
+"""
+
+import contextlib
+import ctypes
+import importlib
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from cyborg.core.codec import Serializable
+from cyborg.core.errors import DriverFailed
+from cyborg.core.inventory.device import MAX_TEXT
+from cyborg.core.log import get_logger
+from cyborg.drivers.base import Memory
+from cyborg.drivers.sysfs import PciFunction
+
+LOG = get_logger(__name__)
+
+MODULE = "pynvml"
+"""The module of ``nvidia-ml-py``, which the extra ``nvml`` of this package installs."""
+
+NVIDIA = "10de"
+"""Vendor id of NVIDIA."""
+
+KERNEL_DRIVER = "nvidia"
+"""Kernel driver with which NVML knows a GPU."""
+
+_MODES = {0: "disabled", 1: "enabled"}  # nvmlEnableState_t, NVML_DEVICE_MIG_DISABLE and _ENABLE
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFacts(Serializable):
+    """Facts about one GPU; those that the GPU does not support are None.
+
+    ``memory`` are bytes. ``max_vgpus`` is how many vGPUs of a type the GPU can have, by the name of
+    the type without the name of the product line, such as ``A40-12Q``. A GPU in MIG mode also has
+    profiles of GPU instances, such as ``1g.10gb``: ``mig_profiles`` is how many instances it can
+    have of each, ``mig_instances`` how many it has, and ``vgpu_profiles`` the profile that each
+    MIG-backed type of vGPU needs.
+    """
+
+    uuid: str | None = None
+    memory: int | None = None
+    vbios: str | None = None
+    ecc: str | None = None
+    mig: str | None = None
+    max_vgpus: Mapping[str, int] = field(default_factory=dict)
+    mig_profiles: Mapping[str, int] = field(default_factory=dict)
+    mig_instances: Mapping[str, int] = field(default_factory=dict)
+    vgpu_profiles: Mapping[str, str] = field(default_factory=dict)
+
+
+class Nvml(Protocol):
+    """Source of facts about the GPUs of a host."""
+
+    def read(self, address: str) -> GpuFacts | None:
+        """Return the facts about the GPU at a PCI address; None if they cannot be read now."""
+
+
+class NoNvml:
+    """Source for a host without NVML, and for another sysfs than that of this host."""
+
+    def read(self, address: str) -> GpuFacts | None:
+        """Return None."""
+        return None
+
+
+class NvmlLibrary:
+    """Source that loads ``nvidia-ml-py`` at its first use, and NVML with it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # initialisation and shutdown are counted in the process
+        self._logged: set[str] = set()
+
+    def read(self, address: str) -> GpuFacts | None:
+        """Return the facts; log each different error once."""
+        try:
+            nvml = importlib.import_module(MODULE)
+        except ImportError:
+            return None  # the extra is not installed, which is a choice and not an error
+        error: str | None = None
+        try:
+            with self._lock, _opened(nvml):
+                return _read(nvml, address)
+        except nvml.NVMLError as exc:
+            error = str(exc)
+        if error not in self._logged:
+            self._logged.add(error)
+            LOG.warning("NVML cannot be read, its facts are unknown: %s", error, device=address)
+        return None
+
+
+class FactsReader:
+    """Reader of the facts about each GPU, once while it is bound to its kernel driver.
+
+    While a server uses a GPU, NVML does not know it. The last facts are then returned, also after a
+    restart of the agent, except ``max_vgpus``.
+    """
+
+    def __init__(self, source: Nvml) -> None:
+        self._source = source
+        self._facts: dict[tuple[str, str], GpuFacts] = {}  # by address and product id
+        self._current: set[tuple[str, str]] = set()  # read since they were bound
+
+    def read(self, card: PciFunction, memory: Memory) -> GpuFacts:
+        """Return the facts about a card; those of another vendor are None."""
+        if card.vendor != NVIDIA or card.physfn is not None:
+            return GpuFacts()
+        key = card.address, card.product
+        name = f"gpu {card.address} {card.product}"
+        if card.kernel_driver != KERNEL_DRIVER:
+            self._current.discard(key)
+        elif key not in self._current and (found := self._source.read(card.address)) is not None:
+            self._current.add(key)
+            self._facts[key] = found
+            # Types and profiles may be many, and are read again with the card.
+            kept = GpuFacts(found.uuid, found.memory, found.vbios, found.ecc, found.mig)
+            memory.put(name, json.dumps(kept.to_dict()))
+        if key not in self._facts:
+            self._facts[key] = _load(memory.get(name))
+        return self._facts[key]
+
+    def forget(self, address: str) -> None:
+        """Let the next call read the facts about a card again, because they have changed."""
+        self._current = {key for key in self._current if key[0] != address}
+
+
+@contextlib.contextmanager
+def _opened(nvml: Any) -> Iterator[None]:
+    nvml.nvmlInit()
+    try:
+        yield
+    finally:
+        nvml.nvmlShutdown()
+
+
+def replace_instances(address: str, profile: str | None) -> None:
+    """Replace the MIG instances of the GPU at an address; see ``privileged.mig``."""
+    try:
+        nvml = importlib.import_module(MODULE)
+    except ImportError as exc:
+        raise DriverFailed(f"{address} cannot be partitioned: nvidia-ml-py is missing") from exc
+    try:
+        with _opened(nvml):
+            device = nvml.nvmlDeviceGetHandleByPciBusId(address.encode())
+            if nvml.nvmlDeviceGetMigMode(device)[0] != nvml.NVML_DEVICE_MIG_ENABLE:
+                raise DriverFailed(f"{address} is not in MIG mode: enable it (nvidia-smi -mig 1)")
+            profiles = _read_profiles(nvml, device)
+            if profile is not None and profile not in profiles:
+                raise DriverFailed(
+                    f"{address} has no MIG profile {profile}: expected one of {', '.join(profiles)}"
+                )
+            for found in profiles.values():
+                for instance in _list_instances(nvml, device, found):
+                    _destroy(nvml, instance)
+            if profile is not None:
+                for _ in range(profiles[profile].instanceCount):
+                    _create(nvml, device, profiles[profile])
+    except nvml.NVMLError as exc:
+        raise DriverFailed(
+            f"the MIG instances of {address} could not be replaced by {profile or 'none'}: {exc}"
+        ) from exc
+
+
+def _read_profiles(nvml: Any, device: Any) -> dict[str, Any]:
+    """Return the profiles of GPU instances by name, without those that the GPU does not have."""
+    profiles: dict[str, Any] = {}
+    for number in range(nvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
+        with contextlib.suppress(nvml.NVMLError):
+            info = nvml.nvmlDeviceGetGpuInstanceProfileInfo(device, number)
+            # NVML writes "MIG 1g.10gb".
+            profiles.setdefault(short_name(_text(info.name)), info)
+    return profiles
+
+
+def _list_instances(nvml: Any, device: Any, profile: Any) -> list[Any]:
+    count = ctypes.c_uint(profile.instanceCount)
+    instances = (nvml.c_nvmlGpuInstance_t * max(1, profile.instanceCount))()
+    nvml.nvmlDeviceGetGpuInstances(device, profile.id, instances, ctypes.byref(count))
+    return list(instances[: count.value])
+
+
+def _destroy(nvml: Any, instance: Any) -> None:
+    """Destroy a GPU instance with its compute instances."""
+    for number in range(nvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
+        try:
+            info = nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(
+                instance, number, nvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
+            )
+        except nvml.NVMLError:
+            continue  # the instance has no such profile
+        count = ctypes.c_uint(info.instanceCount)
+        found = (nvml.c_nvmlComputeInstance_t * max(1, info.instanceCount))()
+        nvml.nvmlGpuInstanceGetComputeInstances(instance, info.id, found, ctypes.byref(count))
+        for compute in found[: count.value]:
+            nvml.nvmlComputeInstanceDestroy(compute)
+    nvml.nvmlGpuInstanceDestroy(instance)
+
+
+def _create(nvml: Any, device: Any, profile: Any) -> None:
+    """Create a GPU instance with one compute instance that has all of it."""
+    instance = nvml.nvmlDeviceCreateGpuInstance(device, profile.id)
+    for number in range(nvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
+        with contextlib.suppress(nvml.NVMLError):
+            info = nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(
+                instance, number, nvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
+            )
+            if info.sliceCount == profile.sliceCount:
+                break
+    else:
+        raise nvml.NVMLError(nvml.NVML_ERROR_NOT_FOUND)
+    nvml.nvmlGpuInstanceCreateComputeInstance(instance, info.id)
+
+
+def _load(text: str | None) -> GpuFacts:
+    try:
+        return GpuFacts.from_dict(json.loads(text)) if text else GpuFacts()
+    except (KeyError, TypeError, ValueError):
+        return GpuFacts()  # written by another release
+
+
+def short_name(vgpu_type: str) -> str:
+    """Return the name of a vGPU type without its product line: ``A40-12Q`` of ``NVIDIA A40-12Q``.
+
+    NVML and the file ``name`` of a mediated device type use different product lines for one type.
+    """
+    return (vgpu_type.split() or [""])[-1]
+
+
+def _read(nvml: Any, address: str) -> GpuFacts:
+    """Return the facts about a GPU. Raise NVMLError if NVML does not know it."""
+    device = nvml.nvmlDeviceGetHandleByPciBusId(address.encode())
+
+    def get(function: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except nvml.NVMLError:
+            return None  # many functions are not supported by all GPUs and versions
+
+    ecc, mig = get(nvml.nvmlDeviceGetEccMode, device), get(nvml.nvmlDeviceGetMigMode, device)
+    memory = get(nvml.nvmlDeviceGetMemoryInfo, device)
+    in_mig_mode = mig is not None and mig[0] == nvml.NVML_DEVICE_MIG_ENABLE
+    profiles = _read_profiles(nvml, device) if in_mig_mode else {}
+    names = {info.id: name for name, info in profiles.items()}
+    limits: dict[str, int] = {}
+    vgpu_profiles: dict[str, str] = {}
+    for vgpu_type in get(nvml.nvmlDeviceGetSupportedVgpus, device) or ():
+        name = short_name(_text(get(nvml.nvmlVgpuTypeGetName, vgpu_type)))
+        limit = get(nvml.nvmlVgpuTypeGetMaxInstances, device, vgpu_type)
+        # The type of a vGPU that is not MIG-backed has the id of no profile.
+        profile = get(nvml.nvmlVgpuTypeGetGpuInstanceProfileId, vgpu_type)
+        if name and limit:
+            limits[name] = int(limit)
+        if name and profile in names:
+            vgpu_profiles[name] = names[profile]
+    return GpuFacts(
+        uuid=_text(get(nvml.nvmlDeviceGetUUID, device)) or None,
+        memory=None if memory is None else int(memory.total),
+        vbios=_text(get(nvml.nvmlDeviceGetVbiosVersion, device)) or None,
+        ecc=None if ecc is None else _MODES.get(ecc[0]),
+        mig=None if mig is None else _MODES.get(mig[0]),
+        max_vgpus=limits,
+        mig_profiles={name: int(info.instanceCount) for name, info in profiles.items()},
+        mig_instances={
+            name: len(_list_instances(nvml, device, info)) for name, info in profiles.items()
+        },
+        vgpu_profiles=vgpu_profiles,
+    )
+
+
+def _text(value: str | bytes | None) -> str:
+    text = value.decode(errors="replace") if isinstance(value, bytes) else value or ""
+    return text[:MAX_TEXT]

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Facts about the IOMMU and VFIO of a host, read once for all functions of a discovery.
+
+Sources: ``iommu_group`` of a function and ``/sys/kernel/iommu_groups``
+(``Documentation/ABI/testing/sysfs-kernel-iommu_groups``), ``/sys/bus/pci/drivers``,
+``/sys/module``, and the indices of kmod in ``/lib/modules`` (modules.dep(5)).
+"""
+
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from cyborg.core.address import is_pci_address
+from cyborg.core.inventory import delivery
+from cyborg.core.inventory.delivery import FunctionFacts, GroupMember
+from cyborg.drivers.sysfs import PciFunction, Sysfs
+
+DENYLIST = frozenset(
+    (
+        *(("8086", product) for product in ("19e2", "19e3")),  # QAT C3xxx and its VFs
+        *(("8086", product) for product in ("37c8", "37c9")),  # QAT C62x
+        *(("8086", product) for product in ("0435", "0443")),  # QAT DH895xCC
+        *(("8086", product) for product in ("0b25", "0cfe")),  # DSA and IAA, since Linux 6.9.1
+    )
+)
+"""Vendor and product ids that vfio-pci refuses: ``vfio_pci_dev_in_denylist`` of the kernel's
+``drivers/vfio/pci/vfio_pci.c``."""
+
+MAX_INDEX_BYTES = 16 * 1024 * 1024  # of modules.dep; that of a distribution has less than one MiB
+_DIRECT = "direct"  # a region that must be mapped 1:1, unlike one that is direct-relaxable
+
+
+class IommuFacts:
+    """IOMMU groups of the PCI functions of a host, and whether it has a VFIO driver."""
+
+    def __init__(
+        self, sysfs: Sysfs, functions: Iterable[PciFunction], host_root: Path | None = None
+    ) -> None:
+        """Read the facts of a host; ``functions`` are all functions of its PCI bus.
+
+        ``host_root`` is the root directory of the host, by default the one above sysfs.
+        """
+        self._sysfs = sysfs
+        # By group, of those that were asked for.
+        self._mapped: dict[str, bool] = {}
+        self._others: dict[str, tuple[GroupMember, ...]] = {}  # devices that are not PCI functions
+        self._groups: dict[str, list[PciFunction]] = {}
+        for function in functions:
+            if function.iommu_group is not None:
+                self._groups.setdefault(function.iommu_group, []).append(function)
+        # A group may have no PCI function.
+        self._has_iommu = bool(self._groups) or bool(sysfs.list_names("kernel/iommu_groups"))
+        modules = sysfs.list_names("module")
+        self._has_vfio = (
+            "vfio_pci" in modules
+            or any(map(delivery.is_vfio, sysfs.list_names("bus/pci/drivers")))
+            or _is_installed(host_root or sysfs.root.parent)
+        )
+        # A loaded driver without the parameter is older than the list (Linux 5.9).
+        parameter = sysfs.read_text("module/vfio_pci/parameters/disable_denylist")
+        self._has_denylist = parameter == "N" or (parameter is None and "vfio_pci" not in modules)
+
+    def find_obstacle(
+        self, function: PciFunction, host_use: str | None, offered: Collection[str]
+    ) -> str | None:
+        """Return why a function cannot be attached to an instance; None if it can.
+
+        ``host_use`` is how the host uses it. ``offered`` are the addresses of all functions that
+        the backend offers.
+        """
+        group = self._groups.get(function.iommu_group or "", ())
+        return delivery.find_obstacle(
+            FunctionFacts(
+                iommu_group=function.iommu_group,
+                host_has_iommu=self._has_iommu,
+                host_has_vfio=self._has_vfio,
+                kernel_driver=function.kernel_driver,
+                others=self._other_devices(function.iommu_group)
+                + tuple(
+                    GroupMember(
+                        other.address,
+                        other.class_code,
+                        other.kernel_driver,
+                        same_card=_slot(other.address) == _slot(function.address),
+                        offered=other.address in offered,
+                    )
+                    for other in group
+                    if other.address != function.address
+                ),
+                host_use=host_use,
+                denied=self._has_denylist and (function.vendor, function.product) in DENYLIST,
+                mapped=self._is_mapped(function.iommu_group),
+            )
+        )
+
+    def _other_devices(self, group: str | None) -> tuple[GroupMember, ...]:
+        """Return the devices of a group that are not on the PCI bus, read once."""
+        if group is None:
+            return ()
+        if group not in self._others:
+            folder = Path("kernel/iommu_groups") / group / "devices"
+            names = [name for name in self._sysfs.list_names(folder) if not is_pci_address(name)]
+            self._others[group] = tuple(
+                GroupMember(name, "", self._sysfs.read_link(folder / name / "driver"))
+                for name in names
+            )
+        return self._others[group]
+
+    def _is_mapped(self, group: str | None) -> bool:
+        """Return whether a group has a region that must be mapped 1:1, read once.
+
+        Each line of ``reserved_regions`` has a first and a last address and a type. The kernel
+        gives no such group to VFIO: ``__iommu_device_set_domain`` of ``drivers/iommu/iommu.c``,
+        before Linux 6.6 ``intel_iommu_attach_device`` of ``drivers/iommu/intel/iommu.c``.
+        """
+        if group is None:
+            return False
+        if group not in self._mapped:
+            text = self._sysfs.read_text(f"kernel/iommu_groups/{group}/reserved_regions") or ""
+            self._mapped[group] = any(line.split()[2:] == [_DIRECT] for line in text.splitlines())
+        return self._mapped[group]
+
+
+def _slot(address: str) -> str:
+    return address.rpartition(".")[0]
+
+
+def _is_installed(root: Path) -> bool:
+    """Return whether the running kernel has vfio-pci built in or as a module.
+
+    libvirt loads the module when it attaches the first device. If the modules are not visible, as
+    in a container without ``/lib/modules``, the answer is that they contain it: a wrong answer
+    would close all devices of a host that works.
+    """
+    release = Sysfs(root).read_text("proc/sys/kernel/osrelease")
+    modules = Sysfs(root / "lib/modules" / (release or ""))
+    names = ("modules.dep", "modules.builtin") if release else ()
+    indices = [modules.read_bytes(name, MAX_INDEX_BYTES) for name in names]
+    found = [index for index in indices if index is not None]
+    return not found or any(b"/vfio-pci.ko" in index for index in found)

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Driver of network cards and their virtual functions."""

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Driver for network cards: their virtual functions for Neutron ports, and whole cards.
+
+It discovers like the generic driver, but only network controllers. It adds what a Neutron port with
+a device profile needs: the physical network of each handle, which Nova copies into the binding of
+the port, and a trait of the network, which a device profile requires. A card that the host uses is
+not offered as a whole; its virtual functions are.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from cyborg.core.drivers.registry import Support
+from cyborg.core.errors import Invalid
+from cyborg.core.inventory import health
+from cyborg.core.inventory.device import MAX_TEXT, Ability, Device, DeviceType, Health
+from cyborg.core.inventory.health import Measurement
+from cyborg.core.naming import make_custom_name
+from cyborg.drivers import hwdb, sriov
+from cyborg.drivers.base import Option
+from cyborg.drivers.generic import Description, GenericDriver
+from cyborg.drivers.nic import interfaces, networks
+from cyborg.drivers.nic.networks import Connection
+from cyborg.drivers.sysfs import PciFunction
+
+CLASS = "02"
+"""Base class code of network controllers; ``pci_classes`` names the specification."""
+
+PHYSICAL_NETWORK = "physical_network"
+"""Key of the attach handle info that Nova reads (``get_arq_pci_device_profile``)."""
+
+REPRESENTOR = "representor"
+"""Key of the attach handle info with the representor of a virtual function."""
+
+WHOLE, VIRTUAL = (make_custom_name(f"NIC_{kind}") for kind in ("PF", "VF"))
+"""Traits of a card that is offered as a whole, and of one that offers virtual functions."""
+
+_UP = 0x1  # IFF_UP of <linux/if.h>
+
+
+class NicDriver(GenericDriver):
+    """Driver that offers network cards and their virtual functions."""
+
+    name = "nic"
+    version = "1.0"
+    DEVICE_TYPE = DeviceType.NIC
+    SUPPORT_LEVEL = Support.SUPPORTED
+    # Drivers of network cards create virtual functions while their interface is up. What removes
+    # them from a server is checked for each virtual function.
+    CHANGES_USED_INTERFACES: ClassVar[bool] = True
+    OPTIONS = (
+        *GenericDriver.OPTIONS,
+        Option(
+            "physical_networks",
+            "list",
+            (),
+            "The physical networks of Neutron that cards are connected to, such as "
+            "physnet1:0000:3b:00.0,physnet2:ens1f1: the name of the network, and the address of "
+            "the physical function or its network interface. It applies to the virtual functions "
+            "of the card too. A card without a network cannot be used for Neutron ports.",
+        ),
+        Option(
+            "check_carrier",
+            "bool",
+            True,
+            "Whether a card is unhealthy while its network interface is up and has no link.",
+        ),
+    )
+
+    def __init__(
+        self,
+        backend: str,
+        options: Mapping[str, Any],
+        sysfs_root: str | Path = "/sys",
+        lookup: hwdb.Lookup | None = None,
+        kernel_log: str | Path | None = None,
+        set_count: sriov.SetCount | None = None,
+    ) -> None:
+        """Create the driver, as the generic driver."""
+        super().__init__(backend, options, sysfs_root, lookup, kernel_log, set_count)
+        try:
+            self._connections = networks.parse(self.options["physical_networks"])
+        except Invalid as exc:
+            raise self.misconfigured("physical_networks", exc.message, networks.EXPECTED) from exc
+        # What was read last, by card: a card has no interface while a server has all of it, and no
+        # speed without a link.
+        self._networks: dict[str, Connection] = {}
+        self._info: dict[str, dict[str, str]] = {}
+        self._unused: tuple[Connection, ...] = ()  # entries without a card
+
+    @property
+    def abilities(self) -> frozenset[Ability]:
+        """The driver also measures health if it checks the carrier."""
+        measures = {Ability.MEASURES} if self.options["check_carrier"] else set()
+        return super().abilities | measures
+
+    @property
+    def remarks(self) -> Sequence[str]:
+        """Remarks of the generic driver, and networks without a card."""
+        unused = (
+            f"physical_networks: {connection} matches no network card of this host"
+            for connection in self._unused
+        )
+        return (*super().remarks, *unused)
+
+    def is_candidate(self, function: PciFunction) -> bool:
+        """Return whether a function is a network controller."""
+        return function.class_code.startswith(CLASS)
+
+    def discover(self) -> Sequence[Device]:
+        """Return the cards; remember the networks that match none."""
+        devices = super().discover()
+        cards = {f.address: f for f in self._sysfs.pci_functions() if self.is_candidate(f)}
+        self._networks = {a: known for a, known in self._networks.items() if a in cards}
+        self._info = {a: info for a, info in self._info.items() if a in cards}
+        names = {name for address in cards for name in self._names(address)}
+        found = {*cards, *names, *(connection.card for connection in self._networks.values())}
+        self._unused = tuple(c for c in self._connections if c.card not in found)
+        return devices
+
+    def describe(self, card: PciFunction) -> Description:
+        """Return the interface and speed of a card, and what Nova needs of each function."""
+        network = self._find_network(card.address)
+        virtual = interfaces.virtual_functions(self._sysfs, card.address)
+        found = interfaces.representors(self._sysfs, card.address)
+        handle_info: dict[str, dict[str, str]] = {}
+        for number, address in (*virtual.items(), (None, card.address)):
+            info = {PHYSICAL_NETWORK: network} if network is not None else {}
+            if number is not None and number in found:
+                info[REPRESENTOR] = found[number]
+            handle_info[address] = info
+        traits = {VIRTUAL if card.numvfs else WHOLE}
+        if network is not None:
+            traits.add(networks.trait_of(network))
+        return Description(
+            info=self._read_info(card, network),
+            traits=frozenset(traits),
+            handle_info=handle_info,
+        )
+
+    def measure(self, devices: Sequence[Device]) -> Mapping[str, Measurement]:
+        """Return the health of the cards that are present; a card without a link is unhealthy."""
+        found = dict(super().measure(devices))
+        if not self.options["check_carrier"]:
+            return found
+        for address, measured in found.items():
+            if (carrier := self._measure_carrier(address)) is not None:
+                found[address] = health.combine([carrier, measured])
+        return found
+
+    def _names(self, address: str) -> list[str]:
+        return interfaces.of_function(self._sysfs, address)
+
+    def _find_network(self, address: str) -> str | None:
+        """Return the physical network of a card, or the last one while it has no interface."""
+        names = self._names(address)
+        for connection in self._connections:
+            if connection.card == address or connection.card in names:
+                self._networks[address] = connection
+                return connection.network
+        if names:
+            self._networks.pop(address, None)
+        known = self._networks.get(address)
+        return None if known is None else known.network
+
+    def _read_info(self, card: PciFunction, network: str | None) -> dict[str, str]:
+        """Return the board info of a card, with the last values of what is unknown now."""
+        names = self._names(card.address)
+        speeds = (self._sysfs.read_int(f"class/net/{name}/speed") for name in names)
+        speed = next((speed for speed in speeds if speed is not None and speed > 0), None)
+        info = {
+            "interface": ", ".join(names),
+            "link_speed_mbps": "" if speed is None else str(speed),
+            "switch_id": interfaces.switch_id(self._sysfs, card.address) or "",
+        }
+        known = self._info.get(card.address, {})
+        found = known | {key: value[:MAX_TEXT] for key, value in info.items() if value}
+        if names and not info["switch_id"]:
+            found.pop("switch_id", None)  # the mode switchdev ended
+        self._info[card.address] = found
+        return found | ({PHYSICAL_NETWORK: network} if network is not None else {})
+
+    def _measure_carrier(self, address: str) -> Measurement | None:
+        """Return unhealthy if an interface is up and has no link; None if no interface is up.
+
+        ``Documentation/ABI/testing/sysfs-class-net``: ``carrier`` cannot be read while an interface
+        is down.
+        """
+        found: Measurement | None = None
+        for name in self._names(address):
+            if not (self._sysfs.read_int(f"class/net/{name}/flags") or 0) & _UP:
+                continue
+            carrier = self._sysfs.read_text(f"class/net/{name}/carrier")
+            if carrier == "0":
+                return Measurement(Health.UNHEALTHY, f"the network interface {name} has no link")
+            found = health.HEALTHY if carrier == "1" else found
+        return found

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Network interfaces of PCI functions, and the representors of virtual functions.
+
+A network card in the mode ``switchdev`` has a switch inside. Each virtual function has a port of
+it, whose interface in the host is the representor. It has no link to a PCI function: its
+``phys_switch_id`` is that of the card's interface, and its ``phys_port_name`` has the numbers of
+the physical and the virtual function, such as ``pf0vf3`` (``Documentation/networking/
+representors.rst`` and ``switchdev.rst``, ``Documentation/ABI/testing/sysfs-class-net`` of the Linux
+kernel). The number of the physical function is the function number of its PCI address
+(``esw/devlink_port.c`` of ``mlx5_core`` and ``ice_devlink_create_vf_port`` of ``ice``).
+"""
+
+import re
+from pathlib import Path
+
+from cyborg.core.address import PciAddress
+from cyborg.drivers.sysfs import Sysfs
+
+_VIRTFN = re.compile(r"virtfn(0|[1-9][0-9]{0,4})")
+# A name with the prefix "c1" is of another controller: the host does not have its functions.
+_PORT = re.compile(r"(?:c0)?(?:p[0-9]+)?pf([0-9]+)vf([0-9]+)")
+
+
+def of_function(sysfs: Sysfs, address: str) -> list[str]:
+    """Return the network interfaces of a PCI function, without representors.
+
+    Those of a virtio card are below its virtio device. Interfaces in another network namespace are
+    not among them.
+    """
+    folder = Path("bus/pci/devices") / address
+    below = [folder, *(folder / n for n in sysfs.list_names(folder) if n.startswith("virtio"))]
+    names = [name for where in below for name in sysfs.list_names(where / "net")]
+    return [name for name in names if _representee(sysfs, name) is None]
+
+
+def virtual_functions(sysfs: Sysfs, address: str) -> dict[int, str]:
+    """Return the addresses of the virtual functions of a physical one by number, from 0."""
+    folder = Path("bus/pci/devices") / address
+    found: dict[int, str] = {}
+    for name in sysfs.list_names(folder):
+        if match := _VIRTFN.fullmatch(name):
+            target = sysfs.read_link(folder / name)
+            if target is not None:
+                found[int(match[1])] = target
+    return dict(sorted(found.items()))
+
+
+def switch_id(sysfs: Sysfs, address: str) -> str | None:
+    """Return the id of the switch inside a card, None without the mode ``switchdev``."""
+    ids = (sysfs.read_text(f"class/net/{n}/phys_switch_id") for n in of_function(sysfs, address))
+    return next((id_ for id_ in ids if id_), None)
+
+
+def representors(sysfs: Sysfs, address: str) -> dict[int, str]:
+    """Return the representors of the virtual functions of a physical one by number, from 0."""
+    switch = switch_id(sysfs, address)
+    if switch is None:
+        return {}
+    physical, found = PciAddress.parse(address).function, dict[int, str]()
+    for name in sysfs.list_names("class/net"):
+        if sysfs.read_text(f"class/net/{name}/phys_switch_id") != switch:
+            continue
+        numbers = _representee(sysfs, name)
+        if numbers is not None and numbers[0] == physical:
+            found[numbers[1]] = name
+    return found
+
+
+def _representee(sysfs: Sysfs, name: str) -> tuple[int, int] | None:
+    """Return the numbers of the physical and virtual function of a representor, None of others."""
+    match = _PORT.fullmatch(sysfs.read_text(f"class/net/{name}/phys_port_name") or "")
+    return None if match is None else (int(match[1]), int(match[2]))

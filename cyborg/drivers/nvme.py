@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Driver for NVMe controllers, which it erases between two servers.
+
+It discovers like the generic driver, but only NVMe controllers. ``nvme_admin`` chooses the method
+of erasure, ``privileged.nvme`` carries it out and proves it.
+
+With ``class_by_capacity`` the resource class follows from medium and capacity. The kernel knows
+both only while its nvme driver is bound, and not while a server uses the controller, so the class
+is kept in the memory of the backend.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cyborg.core.address import PciAddress
+from cyborg.core.drivers.registry import Support
+from cyborg.core.errors import DriverFailed, Invalid
+from cyborg.core.inventory.device import MAX_TEXT, Ability, Device, DeviceType
+from cyborg.core.jobs.job import WorkItem
+from cyborg.core.log import get_logger
+from cyborg.core.naming import make_custom_name
+from cyborg.drivers import hwdb, reset
+from cyborg.drivers.base import Option
+from cyborg.drivers.generic import Description, PciDriver
+from cyborg.drivers.sysfs import PciFunction
+
+LOG = get_logger(__name__)
+
+CLASS = "010802"
+"""Class code of an NVMe I/O controller; ``pci_classes`` names the specification."""
+
+MIN_TIMEOUT, MAX_TIMEOUT = 30.0, 86400.0
+"""Seconds of the option ``erase_timeout``."""
+
+Erase = Callable[[str, float], Mapping[str, Any]]
+_UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("B", 1.0))
+_UNKNOWN = (
+    "its capacity is unknown, and so is its resource class: bind it to the kernel driver nvme "
+    "until it is discovered, or set resource_class in a rule"
+)
+_SECTOR = 512  # bytes; the unit of "size" in /sys/class/block, whatever the block size is
+
+
+def _erase(address: str, timeout: float) -> Mapping[str, Any]:
+    # Imported here: without an erasure, the agent does not need oslo.privsep.
+    from cyborg.drivers import privileged
+    from cyborg.drivers.privileged import nvme
+
+    privileged.call_in_process_as_root()
+    result: Mapping[str, Any] = nvme.erase(address, timeout)
+    return result
+
+
+def _refuse(address: str, timeout: float) -> Mapping[str, Any]:
+    raise DriverFailed(f"{address} cannot be erased: it is not a controller of this host")
+
+
+class NvmeDriver(PciDriver):
+    """Driver that offers NVMe controllers and their virtual functions, and erases them."""
+
+    name = "nvme"
+    version = "1.0"
+    DEVICE_TYPE = DeviceType.SSD
+    SUPPORT_LEVEL = Support.SUPPORTED
+    OPTIONS = (
+        # An erasure is more than a reset.
+        *(option for option in PciDriver.OPTIONS if option is not reset.OPTION),
+        Option(
+            "erase_timeout",
+            "float",
+            3600.0,
+            "Seconds until the erasure of a controller fails. Overwriting a large drive takes "
+            "hours; a cryptographic erasure takes seconds.",
+        ),
+        Option(
+            "class_by_capacity",
+            "bool",
+            False,
+            "Whether the resource class of a controller for which no rule sets one follows from "
+            "its medium and capacity, such as CUSTOM_NVME_SSD_1_92TB. Virtual functions keep the "
+            "class CUSTOM_NVME.",
+        ),
+    )
+
+    def __init__(
+        self,
+        backend: str,
+        options: Mapping[str, Any],
+        sysfs_root: str | Path = "/sys",
+        lookup: hwdb.Lookup | None = None,
+        kernel_log: str | Path | None = None,
+        erase: Erase | None = None,
+    ) -> None:
+        """Create the driver; ``erase`` erases the controller at an address within a time.
+
+        The default erases controllers of this host. With another sysfs root than /sys it erases
+        none: their addresses are not those of this host.
+        """
+        super().__init__(backend, options, sysfs_root, lookup, kernel_log)
+        self._erase = erase or (_erase if self.sysfs_root == Path("/sys") else _refuse)
+        if not MIN_TIMEOUT <= self.options["erase_timeout"] <= MAX_TIMEOUT:
+            raise self.misconfigured(
+                "erase_timeout",
+                self.options["erase_timeout"],
+                f"{MIN_TIMEOUT:g} to {MAX_TIMEOUT:g}",
+            )
+        # Resource classes by address: as the last discovery read them, and as this one reports.
+        self._shown: dict[str, str | None] = {}
+        self._classes: dict[str, str | None] = {}
+
+    @property
+    def abilities(self) -> frozenset[Ability]:
+        """Each controller is erased before it is offered again."""
+        return super().abilities | {Ability.SANITISES}
+
+    def sanitise(self, item: WorkItem) -> None:
+        """Erase the controller of a handle; see ``privileged.nvme.erase``."""
+        try:
+            address = str(PciAddress.parse(item.handle or item.device))
+        except Invalid:
+            return  # no controller ever had this address
+        if self._sysfs.pci_function(address) is None:
+            # The contract lets a missing handle succeed. The data of a virtual function is on the
+            # drive, and may come back with it.
+            if address != item.device and self._sysfs.pci_function(item.device) is not None:
+                raise DriverFailed(
+                    f"{address} does not exist now, but {item.device}, which stores its data, "
+                    "does: enable its virtual functions"
+                )
+            return
+        result = self._erase(address, self.options["erase_timeout"])
+        if result["method"] is None:
+            return  # it disappeared a moment ago
+        LOG.info(
+            "Erased by %s: %s namespaces, none of %s samples can be read",
+            result["method"],
+            result["namespaces"],
+            result["samples"],
+            backend=self.backend,
+            device=item.device,
+        )
+
+    def is_candidate(self, function: PciFunction) -> bool:
+        """Return whether a function is an NVMe controller."""
+        return function.class_code == CLASS
+
+    def discover(self) -> Sequence[Device]:
+        """Return the controllers; one whose class is unknown is not deliverable."""
+        self._classes = {}
+        devices = super().discover()
+        self._shown = {address: self._shown[address] for address in self._classes}
+        return devices
+
+    def default_type_and_class(self, function: PciFunction) -> tuple[DeviceType, str]:
+        """Return the resource class of the capacity, if it is known and ``class_by_capacity``."""
+        type_, plain = super().default_type_and_class(function)
+        if not self.options["class_by_capacity"] or function.physfn is not None:
+            return type_, plain
+        # Once a discovery: a second reading may find another state.
+        if function.address not in self._classes:
+            self._classes[function.address] = self._find_class(function)
+        return type_, self._classes[function.address] or plain
+
+    def find_obstacle(self, function: PciFunction) -> str | None:
+        """Return why a controller is not scheduled: its class would change once it is known."""
+        rule = self.select(function)
+        unknown = self._classes.get(function.address, "") is None
+        if unknown and (rule is None or rule.resource_class is None):
+            return _UNKNOWN
+        return super().find_obstacle(function)
+
+    def _find_class(self, function: PciFunction) -> str | None:
+        """Return the class of a controller as it was reported before; None if it is unknown.
+
+        A class that differs from the one before is reported when two discoveries find it: the
+        kernel shows the namespaces of a controller one after another.
+        """
+        key, model = f"class {function.address}", f"{function.vendor}:{function.product}"
+        known_model, _, known = (self.memory.get(key) or "").partition(" ")
+        previous = known if known_model == model and known else None
+        shown = self._read_class(function.address)
+        confirmed = shown is not None and self._shown.get(function.address) == shown
+        self._shown[function.address] = shown
+        if shown is None or (previous is not None and shown != previous and not confirmed):
+            return previous
+        self.memory.put(key, f"{model} {shown}")
+        return shown
+
+    def _read_class(self, address: str) -> str | None:
+        """Return the class that follows from the namespaces; None if there is none to see."""
+        controller, namespaces = self._read_namespaces(address)
+        if not namespaces or self._sysfs.read_text(controller / "state") != "live":
+            return None
+        media = {self._sysfs.read_text(controller / n / "queue/rotational") for n in namespaces}
+        return resource_class_of(sum(namespaces.values()), rotational="1" in media)
+
+    def _read_namespaces(self, address: str) -> tuple[Path, dict[str, int]]:
+        """Return the folder of a controller, and its namespaces that have a capacity, in bytes."""
+        folder = Path("bus/pci/devices") / address / "nvme"
+        names = self._sysfs.list_names(folder)
+        controller = folder / names[0] if names else folder
+        sizes = {
+            name: self._sysfs.read_int(controller / name / "size")
+            for name in self._sysfs.list_names(controller)
+            if name.startswith("nvme")
+        }
+        return controller, {name: size * _SECTOR for name, size in sizes.items() if size}
+
+    def describe(self, card: PciFunction) -> Description:
+        """Return what the kernel's nvme driver knows of a controller, while it is bound to it."""
+        controller, namespaces = self._read_namespaces(card.address)
+        capacity = sum(namespaces.values())
+        info = {
+            "model_number": self._sysfs.read_text(controller / "model"),
+            "firmware": self._sysfs.read_text(controller / "firmware_rev"),
+            "capacity_bytes": str(capacity) if capacity else None,
+        }
+        return Description(
+            firmware=info["firmware"],
+            serial=self._sysfs.read_text(controller / "serial"),
+            info={key: value[:MAX_TEXT] for key, value in info.items() if value},
+        )
+
+
+def resource_class_of(capacity: int, *, rotational: bool) -> str:
+    """Return the resource class of a number of bytes, such as ``CUSTOM_NVME_SSD_1_92TB``.
+
+    The number is rounded to three digits, in decimal units, because drives that are sold with one
+    capacity differ in the following ones.
+    """
+    rounded = float(f"{capacity:.3g}")
+    unit, size = next((u, s) for u, s in _UNITS if rounded >= s or s == 1.0)
+    medium = "HDD" if rotational else "SSD"
+    return make_custom_name(f"NVME_{medium}_{rounded / size:g}{unit}")

@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Admin commands of NVMe controllers: their encoding, and which of them erases a controller.
+
+Commands and data structures are those of the NVM Express Base Specification, revision 2.0: Identify
+(5.17), Get Log Page (5.16), Sanitize (5.24) and Format NVM (5.14). ``<linux/nvme_ioctl.h>`` of the
+kernel defines ``struct nvme_passthru_cmd`` and the ioctl.
+"""
+
+import ctypes
+import fcntl
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cyborg.core.errors import DriverFailed
+
+COMMAND_TIMEOUT = 30.0
+"""Seconds for a command that does not erase."""
+
+_COMMAND = struct.Struct("<BBHIIIQQII6III")
+_ADMIN_IOCTL = 0xC0484E41  # _IOWR('N', 0x41, struct nvme_passthru_cmd)
+_IDENTIFY, _GET_LOG_PAGE, _FORMAT, _SANITIZE = 0x06, 0x02, 0x80, 0x84
+_CNS_NAMESPACE, _CNS_CONTROLLER, _CNS_ACTIVE_NAMESPACES = 0x00, 0x01, 0x02
+_CNS_ALLOCATED_NAMESPACES, _CNS_CONTROLLERS, _CNS_SECONDARY_CONTROLLERS = 0x10, 0x13, 0x15
+_SANITIZE_STATUS_LOG = 0x81
+_WHOLE_CONTROLLER = 0xFFFFFFFF
+_IDENTIFY_BYTES = 4096
+_LOG_BYTES = 512
+_PROGRESS_UNITS = 65536
+_OVERWRITE_ONCE = 1 << 4
+
+
+class Method(StrEnum):
+    """Methods to erase a controller or its namespaces, the strongest first."""
+
+    SANITIZE_CRYPTO = "sanitize, crypto erase"
+    SANITIZE_BLOCK = "sanitize, block erase"
+    SANITIZE_OVERWRITE = "sanitize, overwrite"
+    FORMAT_CRYPTO = "format, crypto erase"
+    FORMAT_ERASE = "format, user data erase"
+
+
+_SANITIZE_ACTIONS = {
+    Method.SANITIZE_CRYPTO: 4,
+    Method.SANITIZE_BLOCK: 2,
+    Method.SANITIZE_OVERWRITE: 3 | _OVERWRITE_ONCE,
+}
+SANITIZE_METHODS = frozenset(_SANITIZE_ACTIONS)
+"""Methods that erase the whole NVM subsystem."""
+
+_SECURE_ERASE = {Method.FORMAT_ERASE: 1, Method.FORMAT_CRYPTO: 2}
+
+
+class SanitizeState(StrEnum):
+    """Status of the most recent sanitize operation of an NVM subsystem."""
+
+    NEVER = "never sanitized"
+    DONE = "completed"
+    RUNNING = "in progress"
+    FAILED = "failed"
+
+
+_SANITIZE_STATES = {
+    0: SanitizeState.NEVER,
+    1: SanitizeState.DONE,
+    2: SanitizeState.RUNNING,
+    3: SanitizeState.FAILED,
+    4: SanitizeState.DONE,  # and all blocks are deallocated
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerInfo:
+    """What a controller supports.
+
+    With ``format_all`` a format erases every namespace. With ``manages_namespaces`` a user can
+    create, attach, detach and delete namespaces. With ``has_siblings`` the NVM subsystem may have
+    other controllers.
+    """
+
+    methods: tuple[Method, ...]
+    format_all: bool = False
+    manages_namespaces: bool = False
+    has_siblings: bool = False
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceInfo:
+    """A namespace: whether other controllers can use it, and its format as Format NVM takes it."""
+
+    shared: bool
+    format_bits: int
+
+
+def parse_controller(data: bytes) -> ControllerInfo:
+    """Parse the Identify Controller data structure."""
+    (oacs,) = struct.unpack_from("<H", data, 256)
+    (sanicap,) = struct.unpack_from("<I", data, 328)
+    (number,) = struct.unpack_from("<H", data, 78)
+    cmic, fna = data[76], data[524]
+    supported = {
+        Method.SANITIZE_CRYPTO: sanicap & 0x1,
+        Method.SANITIZE_BLOCK: sanicap & 0x2,
+        Method.SANITIZE_OVERWRITE: sanicap & 0x4,
+        Method.FORMAT_CRYPTO: oacs & 0x2 and fna & 0x4,
+        Method.FORMAT_ERASE: oacs & 0x2,
+    }
+    return ControllerInfo(
+        methods=tuple(method for method in Method if supported[method]),
+        # Bit 0: a format applies to all namespaces. Bit 1: a secure erase does.
+        format_all=bool(fna & 0x3),
+        manages_namespaces=bool(oacs & 0x8),
+        has_siblings=bool(cmic & 0x2),
+        number=number,
+    )
+
+
+def parse_namespace(data: bytes) -> NamespaceInfo:
+    """Parse the Identify Namespace data structure."""
+    last_format, flbas, dps, nmic = data[25], data[26], data[29], data[30]
+    # The bits are defined only with more than 16 formats.
+    upper = flbas >> 5 & 0x3 if last_format > 15 else 0
+    # LBA format, metadata settings, protection information and its location, upper LBA format.
+    format_bits = flbas & 0x1F | (dps & 0x7) << 5 | (dps >> 3 & 0x1) << 8 | upper << 12
+    return NamespaceInfo(shared=bool(nmic & 0x1), format_bits=format_bits)
+
+
+def parse_controllers(data: bytes) -> set[int]:
+    """Parse a Controller List data structure: the ids of controllers."""
+    (count,) = struct.unpack_from("<H", data)
+    return set(struct.unpack_from(f"<{min(count, 2047)}H", data, 2))
+
+
+def parse_idle_controllers(data: bytes) -> set[int]:
+    """Parse a Secondary Controller List: the ids of those that are offline, as without a VF."""
+    entries = [struct.unpack_from("<HHB", data, 32 * (n + 1)) for n in range(min(data[0], 127))]
+    return {number for number, _, state in entries if not state & 0x1}
+
+
+def parse_sanitize_status(data: bytes) -> tuple[SanitizeState, float]:
+    """Parse the Sanitize Status log: the state, and the progress from 0 to 1."""
+    progress, status = struct.unpack_from("<HH", data)
+    state = _SANITIZE_STATES.get(status & 0x7)
+    if state is None:
+        raise DriverFailed(f"the controller reports the unknown sanitize status {status & 0x7}")
+    return state, progress / _PROGRESS_UNITS
+
+
+def choose_method(
+    controller: ControllerInfo, namespaces: Sequence[NamespaceInfo], *, exclusive: bool
+) -> Method:
+    """Return the strongest method that erases nothing of another user.
+
+    ``exclusive`` means that no other controller of the NVM subsystem is in use: a sanitize
+    operation erases the whole subsystem. Raise DriverFailed if there is no such method.
+    """
+    if exclusive:
+        if controller.methods:
+            return controller.methods[0]
+        raise DriverFailed("the controller supports neither Sanitize nor Format NVM")
+    formats = [method for method in controller.methods if method in _SECURE_ERASE]
+    if not formats:
+        raise DriverFailed(
+            "the controller shares its NVM subsystem with others and does not support Format NVM, "
+            "which erases single namespaces"
+        )
+    if controller.format_all:
+        raise DriverFailed(
+            "Format NVM of this controller erases the namespaces of other controllers too"
+        )
+    if any(namespace.shared for namespace in namespaces):
+        raise DriverFailed(
+            "a namespace is shared with other controllers: attach private namespaces to it"
+        )
+    return formats[0]
+
+
+class Controller:
+    """The admin queue of a controller, by the descriptor of its character device."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def identify(self) -> ControllerInfo:
+        """Return what the controller supports."""
+        return parse_controller(self._identify(_CNS_CONTROLLER))
+
+    def namespace_ids(self) -> list[int]:
+        """Return the ids of the namespaces that are attached."""
+        return self._namespaces(_CNS_ACTIVE_NAMESPACES)
+
+    def allocated_namespace_ids(self) -> list[int]:
+        """Return the ids of all namespaces of the NVM subsystem."""
+        return self._namespaces(_CNS_ALLOCATED_NAMESPACES)
+
+    def is_alone(self, info: ControllerInfo) -> bool:
+        """Return whether no other controller of the NVM subsystem can be in use.
+
+        The others may be bound to vfio-pci, so sysfs does not show them.
+        """
+        if not info.has_siblings:
+            return True
+        try:
+            present = parse_controllers(self._identify(_CNS_CONTROLLERS))
+            idle = parse_idle_controllers(self._identify(_CNS_SECONDARY_CONTROLLERS))
+        except DriverFailed:
+            return False  # both lists are optional: without them, others must be assumed
+        return present - idle <= {info.number}
+
+    def identify_namespace(self, number: int) -> NamespaceInfo:
+        """Return the properties of a namespace."""
+        return parse_namespace(self._identify(_CNS_NAMESPACE, number))
+
+    def sanitize_status(self) -> tuple[SanitizeState, float]:
+        """Return the state of the most recent sanitize operation and its progress."""
+        dwords = _LOG_BYTES // 4 - 1
+        log = self._read(
+            _GET_LOG_PAGE, _WHOLE_CONTROLLER, _SANITIZE_STATUS_LOG | dwords << 16, _LOG_BYTES
+        )
+        return parse_sanitize_status(log)
+
+    def sanitize(self, method: Method) -> None:
+        """Start a sanitize operation; it ends in the background."""
+        self._execute(_SANITIZE, 0, _SANITIZE_ACTIONS[method], timeout=COMMAND_TIMEOUT)
+
+    def format(self, number: int, format_bits: int, method: Method, timeout: float) -> None:
+        """Format a namespace; ``format_bits`` are those of its NamespaceInfo."""
+        self._execute(_FORMAT, number, format_bits | _SECURE_ERASE[method] << 9, timeout=timeout)
+
+    def _namespaces(self, structure: int) -> list[int]:
+        data = self._identify(structure)
+        numbers = [number for (number,) in struct.iter_unpack("<I", data) if number]
+        if len(numbers) == _IDENTIFY_BYTES // 4:
+            raise DriverFailed(f"the controller has {len(numbers)} namespaces or more: too many")
+        return numbers
+
+    def _identify(self, structure: int, namespace: int = 0) -> bytes:
+        return self._read(_IDENTIFY, namespace, structure, _IDENTIFY_BYTES)
+
+    def _read(self, opcode: int, namespace: int, dword10: int, size: int) -> bytes:
+        buffer = ctypes.create_string_buffer(size)
+        self._execute(opcode, namespace, dword10, buffer, COMMAND_TIMEOUT)
+        return buffer.raw
+
+    def _execute(
+        self,
+        opcode: int,
+        namespace: int,
+        dword10: int,
+        buffer: "ctypes.Array[ctypes.c_char] | None" = None,
+        timeout: float = COMMAND_TIMEOUT,
+    ) -> None:
+        address, size = (0, 0) if buffer is None else (ctypes.addressof(buffer), len(buffer))
+        words = (dword10, 0, 0, 0, 0, 0)
+        command = bytearray(
+            _COMMAND.pack(
+                *(opcode, 0, 0, namespace, 0, 0, 0, address, 0, size, *words),
+                *(int(timeout * 1000), 0),
+            )
+        )
+        try:
+            status = fcntl.ioctl(self._descriptor, _ADMIN_IOCTL, command)
+        except OSError as exc:
+            raise DriverFailed(f"NVMe admin command {opcode:#04x}: {exc.strerror}") from exc
+        if status:
+            # Status code type in bits 10:8, status code in bits 7:0.
+            raise DriverFailed(
+                f"NVMe admin command {opcode:#04x} failed with status {status & 0x7FF:#x}"
+            )

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions that a driver offers, and the deployables and descriptions made of them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from cyborg.core.address import PciAddress
+from cyborg.core.inventory import capability
+from cyborg.core.inventory.device import (
+    MAX_TEXT,
+    AttachHandle,
+    Deployable,
+    DeviceType,
+    HandleType,
+)
+from cyborg.core.inventory.functions import root_of
+from cyborg.core.wire.hardware import NOT_OFFERED
+from cyborg.drivers import hwdb
+from cyborg.drivers.sysfs import PciFunction
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A function that a rule selects.
+
+    ``withheld`` is the reason for not offering it, or None. ``obstacle`` is the reason why it
+    cannot be attached to an instance, or None.
+    """
+
+    function: PciFunction
+    type: DeviceType
+    resource_class: str
+    traits: frozenset[str]
+    kernel_drivers: frozenset[str]
+    withheld: str | None = None
+    obstacle: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What a driver of one kind of device adds to the description of a card.
+
+    ``tree`` is a capability tree (``core.inventory.capability``). Its functions and ``traits``
+    become traits of all deployables of the card. ``handle_info`` are additions to the info of
+    handles, by the address of the function.
+    """
+
+    serial: str | None = None
+    info: Mapping[str, str] = field(default_factory=dict)
+    firmware: str | None = None
+    tree: Mapping[str, Any] = field(default_factory=dict)
+    traits: frozenset[str] = frozenset()
+    handle_info: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+
+def describe_withheld(card: PciFunction, offers: Sequence[Offer]) -> dict[str, str]:
+    """Return board info with the functions that are not offered and the reasons, if any."""
+    reasons = [
+        offer.withheld
+        if offer.function.address == card.address
+        else f"{offer.function.address}: {offer.withheld}"
+        for offer in offers
+        if offer.withheld is not None
+    ]
+    return {NOT_OFFERED: "; ".join(reasons)[:MAX_TEXT]} if reasons else {}
+
+
+def apply_obstacles(offers: list[Offer]) -> list[Offer]:
+    """Withhold the functions that cannot be attached, if others of the card can."""
+    if all(offer.obstacle is not None for offer in offers):
+        return offers
+    return [replace(o, withheld=o.obstacle) if o.withheld is None else o for o in offers]
+
+
+def build_deployables(
+    card: PciFunction, offers: Sequence[Offer], description: Description, traits: frozenset[str]
+) -> tuple[Deployable, ...]:
+    """Return one deployable for each resource class of which a function is offered.
+
+    ``traits`` are added to those of the description and of the offers.
+
+    The deployable of the first class has the address of the card, which is the provider name in
+    existing deployments. For any other class the address has the class name as a suffix. Withheld
+    functions count for the order: otherwise handles, bound ones too, would change their deployable
+    when the last function of the first class is withheld.
+    """
+    by_class: dict[str, list[Offer]] = {}
+    for offer in offers:
+        group = by_class.setdefault(offer.resource_class, [])
+        if offer.withheld is None:
+            group.append(offer)
+    return tuple(
+        Deployable(
+            address=card.address if number == 0 else f"{card.address}-{resource_class}",
+            resource_class=resource_class,
+            traits=traits.union(
+                description.traits,
+                capability.build_traits(root_of(resource_class), description.tree),
+                *(offer.traits for offer in group),
+            ),
+            handles=tuple(_handle(offer.function, description) for offer in group),
+            attributes=_attributes(card),
+        )
+        for number, (resource_class, group) in enumerate(by_class.items())
+        if group
+    )
+
+
+def _handle(function: PciFunction, description: Description) -> AttachHandle:
+    info = PciAddress.parse(function.address).attach_info()
+    more = description.handle_info.get(function.address, {})
+    return AttachHandle(function.address, HandleType.PCI, {**more, **info})
+
+
+def board_info(card: PciFunction, names: hwdb.Names) -> dict[str, str]:
+    """Return the ids and names of a card."""
+    info = {
+        "vendor_id": card.vendor,
+        "product_id": card.product,
+        "class": card.class_code,
+        "revision": card.revision,
+        "subsystem_vendor_id": card.subsystem_vendor,
+        "subsystem_product_id": card.subsystem_product,
+        "vendor_name": names.vendor,
+        "product_name": names.model,
+    }
+    return {key: value for key, value in info.items() if value is not None}
+
+
+def _attributes(card: PciFunction) -> dict[str, str]:
+    attributes = {
+        "class": card.class_code,
+        "iommu_group": card.iommu_group,
+        "kernel_driver": card.kernel_driver,
+        "numa_node": None if card.numa_node is None else str(card.numa_node),
+        "revision": card.revision,
+        "sriov_totalvfs": str(card.totalvfs) if card.totalvfs else None,
+        "subsystem_product": card.subsystem_product,
+        "subsystem_vendor": card.subsystem_vendor,
+    }
+    return {key: value for key, value in attributes.items() if value is not None}

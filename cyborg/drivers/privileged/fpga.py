@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programming of FPGA regions: the only privileged functions of the fpga driver.
+
+The kernel describes the search path of firmware in
+``Documentation/driver-api/firmware/fw_search_path.rst`` and the ioctl in
+``include/uapi/linux/fpga-dfl.h``.
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import mmap
+import os
+import re
+import signal
+import stat
+import struct
+import subprocess
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from cyborg.core.address import PciAddress
+from cyborg.core.errors import DriverFailed, Invalid
+from cyborg.drivers.privileged import CONTEXT
+from cyborg.drivers.privileged.attributes import write as _write
+from cyborg.drivers.sysfs import Sysfs
+
+MAX_IMAGE = 2**31 - 1  # bytes: the limit of a file that the kernel reads (kernel_read_file)
+MAX_PORTS = 256
+MAX_TIMEOUT = 3600.0
+_KILL_TIMEOUT = 10.0  # seconds until a killed process has ended; none in the kernel does
+MAX_OUTPUT = 300  # characters of a tool's error in a message
+_SYS, _DEV, _FIRMWARE = Path("/sys"), Path("/dev"), Path("/lib/firmware")
+_SEARCH_PATH = Path("module/firmware_class/parameters/path")
+_MANAGER, _FME = re.compile(r"fpga[0-9]{1,6}"), re.compile(r"dfl-fme\.[0-9]{1,6}")
+_PATH = re.compile(r"(/[^/\x00-\x1f\x7f]+)+")
+_READ_ERRORS = "firmware request error"
+
+# _IO(DFL_FPGA_MAGIC, DFL_FME_BASE + 0) of fpga-dfl.h: _IO has neither a direction nor a size
+# (include/uapi/asm-generic/ioctl.h), so the number is the magic number and the number of the call.
+_DFL_FPGA_MAGIC, _DFL_FME_BASE = 0xB6, 0x80
+DFL_FPGA_FME_PORT_PR = _DFL_FPGA_MAGIC << 8 | _DFL_FME_BASE
+# struct dfl_fpga_fme_port_pr: argsz, flags, port_id, buffer_size, buffer_address.
+_PORT_PR = struct.Struct("=IIIIQ")
+
+_TOOL_FOLDERS = ("/usr/bin", "/usr/local/bin", "/usr/sbin", "/opt/xilinx/xrt/bin")
+_TOOLS = ("fpgasupdate", "fpgaconf", "xbmgmt", "xbutil")
+
+
+@CONTEXT.entrypoint
+def load_firmware(manager: str, image: str, path: str, size: int) -> None:
+    """Load the file of an image by the attribute ``firmware`` of an FPGA manager.
+
+    The file of ``size`` bytes is copied to the search path of firmware for the time of the call.
+    Raise DriverFailed if there is no such manager, it has no such attribute, or it is not operating
+    afterwards.
+    """
+    name = _parse(manager, _MANAGER, "FPGA manager")
+    firmware = f"cyborg-{name}-{_parse_uuid(image)}.bin"
+    sysfs, folder = Sysfs(_SYS), _SYS / "class/fpga_manager" / name
+    if "firmware" not in sysfs.list_names(folder):
+        raise DriverFailed(f"the FPGA manager {name} does not exist or has no attribute firmware")
+    # The kernel searches this directory first if it is set.
+    search_path = Path(sysfs.read_text(_SEARCH_PATH) or _FIRMWARE)
+    with _open_image(path, size) as descriptor, _copied(descriptor, search_path / firmware):
+        try:
+            _write(folder / "firmware", firmware)
+        except OSError as exc:
+            state = sysfs.read_text(folder / "state")
+            hint = (
+                f"; the kernel did not find the file in {search_path}"
+                if state == _READ_ERRORS
+                else ""
+            )
+            raise DriverFailed(
+                f"the FPGA manager {name} refused the image: {exc.strerror}; its state is "
+                f"{state!r}{hint}"
+            ) from exc
+    if (state := sysfs.read_text(folder / "state")) != "operating":
+        raise DriverFailed(f"the FPGA manager {name} does not operate: its state is {state!r}")
+
+
+@CONTEXT.entrypoint
+def reconfigure(fme: str, port: int, path: str, size: int, offset: int) -> None:
+    """Load an image into a port of a DFL card by the ioctl ``DFL_FPGA_FME_PORT_PR``.
+
+    The image begins at byte ``offset`` of the file of ``size`` bytes. Raise DriverFailed if there
+    is no such management engine, or the kernel refuses.
+    """
+    name = _parse(fme, _FME, "FPGA management engine")
+    if not isinstance(port, int) or not 0 <= port < MAX_PORTS:
+        raise Invalid(f"{port!r} is not the number of a port", field="port")
+    with _open_image(path, size) as descriptor, _open_engine(name) as engine:
+        if not isinstance(offset, int) or not 0 <= offset < size:
+            raise Invalid(f"{offset!r} is not an offset in a file of {size} bytes", field="offset")
+        # A private copy, because only a writable buffer has an address in Python.
+        with mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY) as content:
+            start = ctypes.c_char.from_buffer(content)
+            argument = _PORT_PR.pack(
+                _PORT_PR.size, 0, port, size - offset, ctypes.addressof(start) + offset
+            )
+            try:
+                _ioctl(engine, DFL_FPGA_FME_PORT_PR, argument)
+            except OSError as exc:
+                raise DriverFailed(
+                    f"port {port} of {name} refused the image: {exc.strerror}{_status(name)}"
+                ) from exc
+            finally:
+                del start  # a mapping with a user cannot be closed
+
+
+@CONTEXT.entrypoint
+def run_tool(tool: str, address: str, path: str, size: int, timeout: float) -> None:
+    """Load an image into the card at a PCI address by a tool of its vendor.
+
+    Raise DriverFailed if the tool is not installed, fails, or does not end within ``timeout``
+    seconds; it is killed then.
+    """
+    if tool not in _TOOLS:
+        raise Invalid(f"{tool!r} is not one of {', '.join(_TOOLS)}", field="tool")
+    function = PciAddress.parse(address)
+    if not 0 < float(timeout) <= MAX_TIMEOUT:
+        raise DriverFailed(f"timeout {timeout:g} s out of range: expected up to {MAX_TIMEOUT:g} s")
+    program = next((f for f in _TOOL_FOLDERS if os.access(f"{f}/{tool}", os.X_OK)), None)
+    if program is None:
+        raise DriverFailed(f"{tool} is not installed: it is in none of {', '.join(_TOOL_FOLDERS)}")
+    with _open_image(path, size):
+        _run([f"{program}/{tool}", *_arguments(tool, function, path)], timeout)
+
+
+def _arguments(tool: str, function: PciAddress, path: str) -> list[str]:
+    """Return the arguments of a tool.
+
+    Sources: the manual pages of ``fpgasupdate`` and ``fpgaconf`` in OPAE, and of ``xbmgmt`` and
+    ``xbutil`` in XRT.
+    """
+    match tool:
+        case "fpgasupdate":
+            return [path, str(function)]
+        case "fpgaconf":
+            numbers = {
+                "--segment": function.domain,
+                "-B": function.bus,
+                "-D": function.device,
+                "-F": function.function,
+            }
+            return [text for key, value in numbers.items() for text in (key, f"{value:#x}")] + [
+                path
+            ]
+        case _:
+            return ["program", "--device", str(function), "--user", path]
+
+
+def _run(command: list[str], timeout: float) -> None:
+    # XRT finds its libraries by its setup script, or by this variable.
+    environment = {
+        "PATH": ":".join(_TOOL_FOLDERS),
+        "LANG": "C.UTF-8",
+        "XILINX_XRT": "/opt/xilinx/xrt",
+    }
+    name = os.path.basename(command[0])
+    try:
+        # A session of its own: xbmgmt and xbutil are scripts that start another process.
+        process = subprocess.Popen(  # noqa: S603  (a fixed program, parsed arguments)
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            cwd="/",
+            start_new_session=True,
+        )
+    except OSError as exc:
+        raise DriverFailed(f"{name} cannot be started: {exc.strerror}") from exc
+    output = _wait(process, name, timeout).decode(errors="replace").strip()
+    if process.returncode != 0:
+        raise DriverFailed(f"{name} failed with {process.returncode}: {output[-MAX_OUTPUT:]}")
+
+
+def _wait(process: "subprocess.Popen[bytes]", name: str, timeout: float) -> bytes:
+    """Return the output of a process. Raise DriverFailed at its timeout, with its group killed."""
+    try:
+        return process.communicate(timeout=timeout)[0]
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+    killed = f"{name} did not end within {timeout:g} s"
+    try:
+        process.communicate(timeout=_KILL_TIMEOUT)  # the end of the output: all have ended
+    except subprocess.TimeoutExpired:
+        raise DriverFailed(f"{killed} and cannot be killed: restart the host") from None
+    raise DriverFailed(f"{killed} and was killed")
+
+
+def _parse(name: str, form: re.Pattern[str], kind: str) -> str:
+    if not isinstance(name, str) or not form.fullmatch(name):
+        raise Invalid(f"{name!r} is not the name of an {kind}", field="name")
+    return name
+
+
+def _parse_uuid(image: str) -> str:
+    """Return the uuid of an image. Raise Invalid unless it is in the canonical form."""
+    try:
+        text = str(uuid.UUID(image))
+    except (ValueError, AttributeError, TypeError):
+        text = ""
+    if not text or text != image:
+        raise Invalid(f"{image!r} is not a uuid in the canonical form", field="image")
+    return text
+
+
+@contextlib.contextmanager
+def _open_image(path: str, size: int) -> Iterator[int]:
+    """Open the file of an image: a regular file of ``size`` bytes.
+
+    Raise Invalid for a path in another form, DriverFailed for another file.
+    """
+    if not isinstance(size, int) or not 0 < size <= MAX_IMAGE:
+        raise DriverFailed(f"an image of {size!r} bytes cannot be loaded: the limit is {MAX_IMAGE}")
+    if not isinstance(path, str) or not _PATH.fullmatch(path) or {".", ".."} & set(path.split("/")):
+        raise Invalid(f"{path!r} is not the absolute path of a file", field="path")
+    try:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(path, flags)
+    except OSError as exc:
+        raise DriverFailed(f"the image {path} cannot be opened: {exc.strerror}") from exc
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_size != size:
+            raise DriverFailed(f"{path} is not a regular file of {size} bytes")
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _copied(source: int, path: Path) -> Iterator[None]:
+    """Copy an open file to a path; remove the copy afterwards. Raise DriverFailed.
+
+    The end of the name is the uuid of the image.
+    """
+    try:
+        # Copies for the same manager that a killed process left.
+        for old in path.parent.glob(f"{path.stem[:-36]}*{path.suffix}"):
+            old.unlink(missing_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        target = os.open(path, flags, 0o600)
+        try:
+            while os.sendfile(target, source, None, mmap.PAGESIZE * 1024):
+                pass
+        finally:
+            os.close(target)
+        yield
+    except OSError as exc:
+        raise DriverFailed(
+            f"the image cannot be copied to {path.parent}, where the kernel searches it: "
+            f"{exc.strerror}"
+        ) from exc
+    finally:
+        # If this fails, the copy stays until the next image of the manager.
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _open_engine(name: str) -> Iterator[int]:
+    """Open the device node of a management engine.
+
+    Raise DriverFailed if it is absent or the node of another device.
+    """
+    path = _DEV / name
+    numbers = Sysfs(_SYS).read_text(Path("bus/platform/devices") / name / "dev")
+    if numbers is None:
+        raise DriverFailed(f"there is no FPGA management engine {name}")
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as exc:
+        raise DriverFailed(f"{path} cannot be opened: {exc.strerror}") from exc
+    try:
+        device = os.fstat(descriptor).st_rdev
+        if f"{os.major(device)}:{os.minor(device)}" != numbers:
+            raise DriverFailed(f"{path} is the node of another device")
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _status(fme: str) -> str:
+    """Return the errors that the manager of a management engine shows, as the end of a sentence.
+
+    ``Documentation/ABI/testing/sysfs-class-fpga-manager`` describes ``status``.
+    """
+    sysfs = Sysfs(_SYS)
+    for manager in sysfs.list_names("class/fpga_manager"):
+        folder = sysfs.resolve(Path("class/fpga_manager") / manager, strict=True)
+        text = sysfs.read_text(Path("class/fpga_manager") / manager / "status")
+        if folder is not None and fme in folder.parts and text:
+            return f"; the manager {manager} shows {' '.join(text.split())!r:.200}"
+    return ""
+
+
+def _ioctl(descriptor: int, request: int, argument: bytes) -> None:
+    fcntl.ioctl(descriptor, request, argument)

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Creation and removal of mediated devices: the only privileged functions of the gpu driver.
+
+``Documentation/ABI/testing/sysfs-bus-vfio-mdev`` of the Linux kernel describes the files.
+"""
+
+import errno
+import os
+import re
+import uuid
+from pathlib import Path
+
+from cyborg.core.errors import DriverFailed, Invalid
+from cyborg.drivers.gpu.mdev import DEVICES, PARENT, TYPE, is_present, types_folder
+from cyborg.drivers.privileged import CONTEXT
+from cyborg.drivers.privileged.attributes import write as _write
+from cyborg.drivers.sysfs import Sysfs
+
+_SYS, _DEV = Path("/sys"), Path("/dev")
+_GROUP = re.compile(r"[0-9]{1,9}")
+
+
+@CONTEXT.entrypoint
+def create(parent: str, type_: str, device: str) -> None:
+    """Create the mediated device with a uuid, of one type of a parent.
+
+    If it exists, remove it first, because of the data of its last user. If it may be in use, do
+    nothing: it is the device of a running server. Raise DriverFailed if the uuid belongs to a
+    device of another parent or type, if the parent has no such type, or if the kernel refuses.
+    """
+    text = _parse(parent, type_, device)
+    folder = types_folder(parent) / type_
+    if _exists(text, parent, type_):
+        if _find_use(text) is not None:
+            return
+        _remove(text, parent, type_)
+    sysfs = Sysfs(_SYS)
+    if type_ not in sysfs.list_names(folder.parent):
+        raise DriverFailed(f"{parent} has no type {type_} of mediated devices")
+    try:
+        _write(_SYS / folder / "create", text)
+    except OSError as exc:
+        # EEXIST: another process created it since the check.
+        if exc.errno != errno.EEXIST or not _exists(text, parent, type_):
+            raise DriverFailed(
+                f"a device of type {type_} could not be created at {parent}: {exc.strerror}; "
+                f"available instances: {sysfs.read_text(folder / 'available_instances')}"
+            ) from exc
+
+
+@CONTEXT.entrypoint
+def remove(parent: str, type_: str, device: str) -> None:
+    """Remove the mediated device with a uuid, of one type of a parent.
+
+    Do nothing if it does not exist. Raise DriverFailed if the uuid belongs to a device of another
+    parent or type, if a process uses the device or that cannot be found out, or if the kernel
+    refuses.
+    """
+    text = _parse(parent, type_, device)
+    if not _exists(text, parent, type_):
+        return
+    # A removal would wait for the end of the process.
+    if (use := _find_use(text)) is not None:
+        raise DriverFailed(f"{text} may still be used by a process: {use}")
+    _remove(text, parent, type_)
+
+
+def _remove(text: str, parent: str, type_: str) -> None:
+    """Remove an existing device that no process uses."""
+    try:
+        _write(_SYS / DEVICES / text / "remove", "1")
+    except OSError as exc:
+        if _exists(text, parent, type_):
+            raise DriverFailed(f"{text} could not be removed: {exc.strerror}") from exc
+
+
+def _parse(parent: str, type_: str, device: str) -> str:
+    """Return the uuid as the kernel writes it. Raise Invalid for an argument in another form."""
+    for name, form in ((parent, PARENT), (type_, TYPE)):
+        if not isinstance(name, str) or not form.fullmatch(name):
+            raise Invalid(f"{name!r} is not a name of sysfs", field="mediated device")
+    try:
+        text = str(uuid.UUID(device))
+    except (ValueError, AttributeError, TypeError) as exc:
+        raise Invalid(f"{device!r} is not a uuid", field="mediated device") from exc
+    if text != device:
+        raise Invalid(f"{device!r} is not a uuid in the canonical form", field="mediated device")
+    return text
+
+
+def _exists(device: str, parent: str, type_: str) -> bool:
+    """Return whether a device exists. Raise DriverFailed if its parent or type is another.
+
+    Raise it as well if that cannot be found out: an unreadable folder is no proof of absence.
+    """
+    if not is_present(_SYS, device):
+        return False
+    if device not in Sysfs(_SYS).list_names(types_folder(parent) / type_ / "devices"):
+        found = (_SYS / DEVICES / device / "mdev_type").resolve()
+        raise DriverFailed(
+            f"{device} is a device of {found.parent.parent.name}, type {found.name}; expected "
+            f"{parent}, type {type_}"
+        )
+    return True
+
+
+def _find_use(device: str) -> str | None:
+    """Return why a process may use a device; None if no process can.
+
+    The kernel permits one open descriptor of a VFIO group (``drivers/vfio/vfio_main.c`` of Linux
+    6.1). Without a device node of a group that VFIO has, as in a container without ``/dev/vfio``,
+    the use cannot be found out. ``class/vfio`` has the groups of VFIO, and ``vfio-dev`` of a device
+    shows that VFIO has it. Without a group, VFIO has no driver for the device, or the kernel has no
+    groups (``CONFIG_VFIO_GROUP``): the removal then waits for the process.
+    """
+    sysfs = Sysfs(_SYS)
+    group = sysfs.read_link(DEVICES / device / "iommu_group")
+    if group is None or not _GROUP.fullmatch(group):
+        return None
+    path = _DEV / "vfio" / group
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+    except FileNotFoundError:
+        if os.path.lexists(_SYS / "class/vfio" / group) or sysfs.list_names(
+            DEVICES / device / "vfio-dev"
+        ):
+            return f"{path} is missing; the agent, also in a container, needs /dev/vfio of the host"
+    except OSError as exc:
+        return f"{path} cannot be opened: {exc.strerror}"
+    return None

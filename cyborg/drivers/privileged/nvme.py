@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Erasure of an NVMe controller: the only privileged function of the nvme driver.
+
+The kernel describes the sysfs files in ``Documentation/ABI/testing/sysfs-bus-pci`` and
+``sysfs-bus-pci-drivers``; ``<linux/nvme_ioctl.h>`` defines the admin commands.
+"""
+
+import contextlib
+import mmap
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cyborg.core.address import PciAddress
+from cyborg.core.errors import DriverFailed
+from cyborg.drivers import host_use
+from cyborg.drivers.nvme_admin import (
+    SANITIZE_METHODS,
+    Controller,
+    ControllerInfo,
+    Method,
+    NamespaceInfo,
+    SanitizeState,
+    choose_method,
+)
+from cyborg.drivers.privileged import CONTEXT
+from cyborg.drivers.sysfs import Sysfs
+
+_T = TypeVar("_T")
+MAX_TIMEOUT = 86400.0
+_KERNEL_DRIVER = "nvme"
+_CLASS = "010802"  # non-volatile memory, NVM Express I/O controller
+_SYS, _DEV = Path("/sys"), Path("/dev")
+# Seconds. At its timeout, the kernel resets a controller in the middle of its work.
+_SHORTEST_FORMAT = 10.0
+_BIND_TIMEOUT = 15.0  # seconds until the kernel driver has created its devices
+_POLL_INTERVAL = 0.2
+_SAMPLES = 16  # of each namespace
+_SAMPLE_BYTES = 65536  # a multiple of the logical blocks that Linux supports
+_CONTROLLER = re.compile(r"nvme[0-9]+")
+_NAMESPACE = re.compile(r"nvme([0-9]+)(?:c[0-9]+)?n([0-9]+)")
+
+
+@CONTEXT.entrypoint
+def erase(address: str, timeout: float) -> dict[str, Any]:
+    """Erase the namespaces of the controller at a PCI address, and prove it by samples.
+
+    Random samples are written first and must not be readable afterwards. Return the method, the
+    number of namespaces and the number of samples. Raise DriverFailed, also if the host uses the
+    controller. A controller that no longer exists has nothing to erase: its method is None.
+    """
+    function = str(PciAddress.parse(address))
+    if not 0 < float(timeout) <= MAX_TIMEOUT:
+        raise DriverFailed(f"timeout {timeout:g} s out of range: expected up to {MAX_TIMEOUT:g} s")
+    try:
+        return _erase(function, time.monotonic() + timeout)
+    except OSError as exc:
+        raise DriverFailed(f"{function} could not be erased: {exc}") from exc
+
+
+def _erase(function: str, end: float) -> dict[str, Any]:
+    found = Sysfs(_SYS).pci_function(function)
+    if found is None:
+        return {"method": None, "namespaces": 0, "samples": 0}
+    if found.class_code != _CLASS:
+        raise DriverFailed(
+            f"{function} is not an NVMe controller: its class is {found.class_code}, "
+            f"expected {_CLASS}"
+        )
+    if found.numvfs:
+        raise DriverFailed(f"{function} has virtual functions, which others may use")
+    _check_unused(function)
+    folder = _SYS / "bus/pci/devices" / function
+    _bind_kernel_driver(folder)
+    # Only now the kernel shows what is on the disks.
+    _check_unused(function)
+    name = _wait_for(lambda: _controller_name(folder), f"{function} has no live NVMe device")
+    with _open(_DEV / name, os.O_RDWR, folder / "nvme" / name) as descriptor:
+        controller = Controller(descriptor)
+        info = controller.identify()
+        numbers = controller.namespace_ids()
+        namespaces = {number: controller.identify_namespace(number) for number in numbers}
+        exclusive = found.physfn is None and controller.is_alone(info)
+        method = choose_method(info, list(namespaces.values()), exclusive=exclusive)
+        _check_all_attached(controller, info, numbers, method)
+        disks = _wait_for(
+            lambda: _block_devices(folder / "nvme" / name, numbers),
+            f"{function} has not all block devices of its namespaces",
+        )
+        with contextlib.ExitStack() as open_disks:
+            # O_EXCL: the kernel refuses it while a disk is mounted or part of another device.
+            flags = os.O_RDWR | os.O_EXCL | os.O_DIRECT
+            descriptors = [
+                open_disks.enter_context(_open(_DEV / disk, flags, _SYS / "class/block" / disk))
+                for disk in disks
+            ]
+            work = (
+                _sanitize(controller, method, end)
+                if method in SANITIZE_METHODS
+                else _format(controller, namespaces, method, end)
+            )
+            _end_earlier_sanitize(controller, info, method, work, end)
+            if Sysfs(_SYS).read_int(f"bus/pci/devices/{function}/sriov_numvfs"):
+                raise DriverFailed(f"{function} has virtual functions, which others may use")
+            count = _prove(descriptors, work)
+    return {"method": str(method), "namespaces": len(numbers), "samples": count}
+
+
+def _check_unused(function: str) -> None:
+    if (reason := host_use.used_functions(_SYS).get(function)) is not None:
+        raise DriverFailed(f"{function} cannot be erased: {reason}")
+
+
+def _check_all_attached(
+    controller: Controller, info: ControllerInfo, numbers: list[int], method: Method
+) -> None:
+    """Raise DriverFailed if the controller may have data that is neither erased nor sampled."""
+    if not numbers:
+        raise DriverFailed("the controller has no attached namespace, so nothing can be proved")
+    if method in SANITIZE_METHODS or not info.manages_namespaces:
+        return
+    # The server could have detached a namespace: a format does not erase it.
+    if detached := sorted(set(controller.allocated_namespace_ids()) - set(numbers)):
+        raise DriverFailed(
+            f"namespace {detached[0]} is detached, so it cannot be formatted: attach or delete it"
+        )
+
+
+def _end_earlier_sanitize(
+    controller: Controller,
+    info: ControllerInfo,
+    method: Method,
+    work: Callable[[], None],
+    end: float,
+) -> None:
+    """Wait for a sanitize operation of the server or of an agent that was killed.
+
+    After a failed one, a controller accepts no write until another one succeeds.
+    """
+    if not set(info.methods) & SANITIZE_METHODS:
+        return
+    if _wait_for_sanitize(controller, end) is SanitizeState.FAILED:
+        if method not in SANITIZE_METHODS:
+            raise DriverFailed(
+                "a sanitize operation has failed, and others use the NVM subsystem, so it cannot "
+                "be repeated"
+            )
+        work()
+
+
+def _format(
+    controller: Controller, namespaces: dict[int, NamespaceInfo], method: Method, end: float
+) -> Callable[[], None]:
+    def work() -> None:
+        # One by one, also where one command erases all: each keeps its own format.
+        for number, namespace in namespaces.items():
+            remaining = end - time.monotonic()
+            if remaining < _SHORTEST_FORMAT:
+                raise DriverFailed("the namespaces could not be formatted in time")
+            controller.format(number, namespace.format_bits, method, remaining)
+
+    return work
+
+
+def _sanitize(controller: Controller, method: Method, end: float) -> Callable[[], None]:
+    def work() -> None:
+        controller.sanitize(method)
+        if (state := _wait_for_sanitize(controller, end)) is not SanitizeState.DONE:
+            raise DriverFailed(f"the sanitize operation did not succeed: {state}")
+
+    return work
+
+
+def _wait_for_sanitize(controller: Controller, end: float) -> SanitizeState:
+    while True:
+        state, progress = controller.sanitize_status()
+        if state is not SanitizeState.RUNNING:
+            return state
+        if time.monotonic() >= end:
+            raise DriverFailed(f"the sanitize operation did not end in time: {progress:.0%} done")
+        time.sleep(_POLL_INTERVAL)
+
+
+def _prove(descriptors: list[int], work: Callable[[], None]) -> int:
+    """Write samples, do the work, and check that no sample is left; return their number."""
+    samples: list[tuple[int, int, bytes]] = []
+    for descriptor in descriptors:
+        offsets = _offsets(os.lseek(descriptor, 0, os.SEEK_END))
+        if not offsets:
+            raise DriverFailed("the kernel cannot read a namespace, so nothing could be proved")
+        samples += [(descriptor, offset, os.urandom(_SAMPLE_BYTES)) for offset in offsets]
+    with mmap.mmap(-1, _SAMPLE_BYTES) as buffer:  # O_DIRECT needs an aligned buffer
+        for descriptor, offset, sample in samples:
+            buffer[:] = sample
+            os.pwritev(descriptor, [buffer], offset)
+        for descriptor in descriptors:
+            os.fsync(descriptor)
+        for descriptor, offset, sample in samples:
+            if _read(descriptor, offset, buffer) != sample:
+                raise DriverFailed(
+                    f"a sample at byte {offset} cannot be read back, so nothing could be proved"
+                )
+        work()
+        for descriptor, offset, sample in samples:
+            if _read(descriptor, offset, buffer) == sample:
+                raise DriverFailed(f"data at byte {offset} can still be read: nothing was erased")
+    return len(samples)
+
+
+def _offsets(size: int) -> list[int]:
+    """Return the offsets of the samples: the first and the last block, and some between."""
+    blocks = size // _SAMPLE_BYTES
+    count = min(_SAMPLES, blocks)
+    numbers = {(blocks - 1) * number // max(1, count - 1) for number in range(count)}
+    return sorted(number * _SAMPLE_BYTES for number in numbers)
+
+
+def _read(descriptor: int, offset: int, buffer: mmap.mmap) -> bytes:
+    buffer[:] = bytes(_SAMPLE_BYTES)
+    count = os.preadv(descriptor, [buffer], offset)
+    if count != _SAMPLE_BYTES:
+        raise DriverFailed(f"only {count} of {_SAMPLE_BYTES} bytes at byte {offset} can be read")
+    return buffer[:]
+
+
+def _bind_kernel_driver(folder: Path) -> None:
+    """Bind the function to the nvme driver, unless it is bound to it already.
+
+    libvirt does this when a server is deleted, except for a function that was bound to vfio-pci
+    before the server used it.
+    """
+    driver = Sysfs(folder).read_link("driver")
+    if driver == _KERNEL_DRIVER:
+        return
+    if driver not in (None, "vfio-pci"):
+        raise DriverFailed(
+            f"{folder.name} is bound to the kernel driver {driver}; expected {_KERNEL_DRIVER} or "
+            "vfio-pci"
+        )
+    if driver is not None:
+        _check_group_is_unused(folder)
+        (folder / "driver/unbind").write_text(folder.name)
+    override = Sysfs(folder).read_text("driver_override")
+    (folder / "driver_override").write_text(_KERNEL_DRIVER)
+    try:
+        (_SYS / "bus/pci/drivers_probe").write_text(folder.name)
+    finally:
+        # The kernel shows an unset override as "(null)".
+        previous = "" if override in (None, "(null)") else override
+        (folder / "driver_override").write_text(f"{previous}\n")
+
+
+def _check_group_is_unused(folder: Path) -> None:
+    """Raise DriverFailed while a process uses the VFIO group: an unbind would wait for it."""
+    group = Sysfs(folder).read_link("iommu_group")
+    path = _DEV / "vfio" / str(group)
+    try:
+        # The kernel permits one open descriptor of a group.
+        os.close(os.open(path, os.O_RDWR))
+    except OSError as exc:
+        raise DriverFailed(
+            f"{folder.name} may still be used by a process: {path} cannot be opened: {exc.strerror}"
+        ) from exc
+
+
+def _controller_name(folder: Path) -> str | None:
+    """Return the name of the controller; None until it accepts commands."""
+    sysfs = Sysfs(folder)
+    names = [name for name in sysfs.list_names("nvme") if _CONTROLLER.fullmatch(name)]
+    if not names or not (_DEV / names[0]).exists():
+        return None
+    return names[0] if sysfs.read_text(f"nvme/{names[0]}/state") == "live" else None
+
+
+def _block_devices(folder: Path, numbers: list[int]) -> list[str] | None:
+    """Return the names of the block devices of the namespaces; None while one is missing."""
+    found: dict[int, str] = {}
+    sysfs = Sysfs(folder)
+    for name in sysfs.list_names("."):
+        # With multi-path, nvme0c1n1 is a path to the block device nvme0n1.
+        if (match := _NAMESPACE.fullmatch(name)) is None:
+            continue
+        disk = f"nvme{match[1]}n{match[2]}"
+        number = sysfs.read_int(f"{name}/nsid")
+        if number is not None and (_DEV / disk).exists():
+            found[number] = disk
+    return [found[number] for number in numbers] if set(numbers) <= set(found) else None
+
+
+def _wait_for(read: Callable[[], _T | None], error: str) -> _T:
+    end = time.monotonic() + _BIND_TIMEOUT
+    while (value := read()) is None:
+        if time.monotonic() >= end:
+            raise DriverFailed(error)
+        time.sleep(_POLL_INTERVAL)
+    return value
+
+
+@contextlib.contextmanager
+def _open(path: Path, flags: int, device: Path) -> Iterator[int]:
+    """Open a device node; ``device`` is its sysfs folder.
+
+    Raise DriverFailed if the node is of another device, as after a hot-plug.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_CLOEXEC)
+    except OSError as exc:
+        raise DriverFailed(f"{path} cannot be opened: {exc.strerror}") from exc
+    try:
+        number = os.fstat(descriptor).st_rdev
+        if f"{os.major(number)}:{os.minor(number)}" != Sysfs(device).read_text("dev"):
+            raise DriverFailed(f"{path} is the node of another device")
+        yield descriptor
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reset of a PCI function: the only privileged function of the generic driver.
+
+``Documentation/ABI/testing/sysfs-bus-pci`` of the Linux kernel describes ``reset`` and
+``reset_method``; ``cyborg.drivers.reset`` says which functions can be reset.
+"""
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from cyborg.core.address import PciAddress
+from cyborg.core.errors import DriverFailed
+from cyborg.core.inventory.delivery import is_vfio
+from cyborg.drivers import host_use
+from cyborg.drivers.privileged import CONTEXT
+from cyborg.drivers.privileged.attributes import write as _write
+from cyborg.drivers.reset import find_current_obstacle
+from cyborg.drivers.sysfs import PciFunction, Sysfs
+
+_SYS, _DEV = Path("/sys"), Path("/dev")
+_GROUP = re.compile(r"[0-9]{1,9}")
+_UNNAMED = "reset"  # before Linux 5.15 the methods have no names
+
+
+@CONTEXT.entrypoint
+def reset(address: str) -> str | None:
+    """Reset the function at a PCI address; return its methods, the preferred one first.
+
+    Return None if the function does not exist. Raise DriverFailed, before anything is written, if
+    the host or a process uses the function, if it is bound to another kernel driver than those of
+    VFIO, or if it has virtual functions; and if the kernel fails to reset it.
+    """
+    parsed = str(PciAddress.parse(address))
+    sysfs = Sysfs(_SYS)
+    function = sysfs.pci_function(parsed)
+    if function is None:
+        return None
+    obstacle = find_current_obstacle(sysfs, function, host_use.used_functions(_SYS))
+    if obstacle is not None:
+        raise DriverFailed(f"{parsed} cannot be reset: {obstacle}")
+    folder = _SYS / "bus/pci/devices" / parsed
+    with _group_held(function):
+        try:
+            _write(folder / "reset", "1")
+        except OSError as exc:
+            if sysfs.pci_function(parsed) is None:
+                return None
+            raise DriverFailed(
+                f"{parsed} could not be reset: {exc.strerror} "
+                f"({sysfs.read_text(folder / 'reset_method') or _UNNAMED})"
+            ) from exc
+    return sysfs.read_text(folder / "reset_method") or _UNNAMED
+
+
+@contextlib.contextmanager
+def _group_held(function: PciFunction) -> Iterator[None]:
+    """Hold the VFIO group of a function open, so that no process can begin to use the function.
+
+    The kernel permits one open descriptor of a group (``drivers/vfio/vfio_main.c`` of Linux 6.1),
+    and none while a function is open by its own node (``drivers/vfio/group.c`` of later versions).
+    Raise DriverFailed if a process uses it, or if that cannot be found out. A function without a
+    VFIO driver has no group to open.
+    """
+    if not is_vfio(function.kernel_driver):
+        yield
+        return
+    group = function.iommu_group
+    path = _DEV / "vfio" / str(group)
+    if group is None or not _GROUP.fullmatch(group):
+        raise DriverFailed(
+            f"{function.address} is bound to {function.kernel_driver} and has no IOMMU group, so "
+            "it is unknown whether a process uses it"
+        )
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as exc:
+        raise DriverFailed(
+            f"{function.address} may still be used by a process: {path} cannot be opened: "
+            f"{exc.strerror}"
+        ) from exc
+    try:
+        yield
+    finally:
+        os.close(descriptor)

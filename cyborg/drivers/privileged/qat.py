@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Change of the services of a QAT device: the only privileged function of the crypto driver.
+
+The kernel describes ``qat/state`` and ``qat/cfg_services`` in
+``Documentation/ABI/testing/sysfs-driver-qat``, and ``sriov_numvfs`` in ``sysfs-bus-pci``. A device
+that is stopped loses its virtual functions (``adf_dev_shutdown`` in ``adf_init.c``), and the
+kernel refuses with EBUSY to stop a device that it computes with (``adf_sysfs.c``).
+"""
+
+import os
+from pathlib import Path
+from typing import Protocol
+
+from cyborg.core.address import PciAddress
+from cyborg.core.errors import DriverFailed
+from cyborg.drivers.crypto import services
+from cyborg.drivers.crypto.families import QAT_GEN4
+from cyborg.drivers.privileged import CONTEXT
+from cyborg.drivers.sysfs import Sysfs
+
+_SYS = Path("/sys")
+_KERNEL_DRIVERS = ("4xxx", "420xx")
+
+
+class Attributes(Protocol):
+    """The attributes of a QAT device in its sysfs folder ``qat``, and its virtual functions."""
+
+    def read(self, name: str) -> str | None:
+        """Return the value of an attribute; None if it cannot be read."""
+
+    def write(self, name: str, value: str) -> None:
+        """Write an attribute. Raise OSError if the kernel refuses the value."""
+
+    def has_virtual_functions(self) -> bool:
+        """Return whether the device has virtual functions now."""
+
+
+@CONTEXT.entrypoint
+def set_services(address: str, layout: str) -> None:
+    """Give the QAT device at a PCI address the services of a layout; ``services`` lists them.
+
+    Do nothing if it has them already. Raise DriverFailed if the device is not a physical function
+    of the fourth generation that is bound to its kernel driver, if it has virtual functions, or if
+    the kernel refuses the change. After an error in the change the old services and state are
+    restored, or the error says that they could not be.
+    """
+    function = str(PciAddress.parse(address))
+    if layout not in services.LAYOUTS:
+        raise DriverFailed(f"unknown layout {layout!r}: expected one of {sorted(services.LAYOUTS)}")
+    check_unused(Sysfs(_SYS), function)
+    folder = _SYS / "bus/pci/devices" / function / "qat"
+    change(function, _SysfsAttributes(folder), layout)
+
+
+def check_unused(sysfs: Sysfs, function: str) -> None:
+    """Raise DriverFailed unless a function is a QAT device whose services may be changed."""
+    found = sysfs.pci_function(function)
+    if found is None:
+        raise DriverFailed(f"there is no device {function}")
+    if found.vendor != "8086" or found.product not in QAT_GEN4:
+        raise DriverFailed(
+            f"{function} is {found.vendor}:{found.product}; expected the physical function of a "
+            "QAT device 4xxx or 420xx"
+        )
+    if found.kernel_driver not in _KERNEL_DRIVERS:
+        raise DriverFailed(
+            f"{function} is bound to the kernel driver {found.kernel_driver}; expected "
+            f"{' or '.join(_KERNEL_DRIVERS)}"
+        )
+    virtual = [f.address for f in sysfs.pci_functions() if f.physfn == function]
+    if found.numvfs or virtual:
+        raise DriverFailed(
+            f"{function} has virtual functions, which servers may use, and which a change would "
+            "remove: write 0 to its sriov_numvfs first"
+        )
+
+
+def change(function: str, device: Attributes, layout: str) -> None:
+    """Stop a device, give it the services of a layout, start it, and read everything back."""
+    old_state, old_value = device.read("state"), device.read("cfg_services")
+    expected = services.parse(services.LAYOUTS[layout])
+    if old_state not in ("up", "down") or not old_value:
+        raise DriverFailed(
+            f"the services of {function} cannot be changed: qat/state is {old_state}, "
+            f"qat/cfg_services is {old_value}"
+        )
+    if old_state == "up" and services.parse(old_value) == expected:
+        return
+    try:
+        _apply(device, services.LAYOUTS[layout], "up")
+        return
+    except OSError as exc:
+        error = f"{function} refused the services {layout}: {exc.strerror or exc}"
+    try:
+        # A device that the kernel refused to stop is unchanged, and would refuse again.
+        if _observe(device) != (old_state, services.parse(old_value)):
+            _apply(device, old_value, old_state)
+    except OSError as exc:
+        raise DriverFailed(
+            f"{error}; its services {old_value} could not be restored: {exc.strerror or exc}"
+        ) from exc
+    raise DriverFailed(f"{error}; it has its services {old_value} again")
+
+
+def _apply(device: Attributes, value: str, state: str) -> None:
+    """Give a device a value of ``cfg_services`` and a state. Raise OSError if that fails."""
+    if device.read("state") != "down":
+        # The host may have created some since the first check, for example by a udev rule.
+        if device.has_virtual_functions():
+            raise OSError("it has virtual functions, which servers may use and a stop would remove")
+        device.write("state", "down")
+    if services.parse(device.read("cfg_services")) != services.parse(value):
+        device.write("cfg_services", value)
+    if state == "up":
+        device.write("state", "up")
+    if (found := _observe(device)) != (state, services.parse(value)):
+        raise OSError(f"then it has the state {found[0]} and the services {';'.join(found[1])}")
+
+
+def _observe(device: Attributes) -> tuple[str | None, tuple[str, ...]]:
+    return device.read("state"), services.parse(device.read("cfg_services"))
+
+
+class _SysfsAttributes:
+    """Attributes of a device of this host."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def read(self, name: str) -> str | None:
+        return Sysfs(self._folder).read_text(name)
+
+    def has_virtual_functions(self) -> bool:
+        sysfs = Sysfs(self._folder.parent)
+        # The kernel creates the links virtfnN before it updates the number.
+        links = (name for name in sysfs.list_names("") if name.startswith("virtfn"))
+        return bool(sysfs.read_int("sriov_numvfs")) or any(links)
+
+    def write(self, name: str, value: str) -> None:
+        descriptor = os.open(self._folder / name, os.O_WRONLY | os.O_CLOEXEC | os.O_TRUNC)
+        try:
+            os.write(descriptor, f"{value}\n".encode())
+        finally:
+            os.close(descriptor)

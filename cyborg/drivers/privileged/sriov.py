@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Creation and removal of SR-IOV virtual functions: the privileged function of their layouts.
+
+``Documentation/ABI/testing/sysfs-bus-pci`` of the Linux kernel describes ``sriov_numvfs`` and
+``sriov_drivers_autoprobe``. ``sriov_numvfs_store`` of ``drivers/pci/iov.c`` changes a number other
+than 0 to 0 only (EBUSY), and needs a kernel driver that supports SR-IOV (ENOENT). It removes
+virtual functions that are in use too: ``vfio-pci`` then waits until their processes close them.
+"""
+
+import contextlib
+import errno
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from cyborg.core.address import PciAddress
+from cyborg.core.errors import DriverFailed, Invalid
+from cyborg.core.inventory.delivery import is_vfio
+from cyborg.drivers import host_use
+from cyborg.drivers.nic import interfaces
+from cyborg.drivers.privileged import CONTEXT
+from cyborg.drivers.privileged.attributes import write as _write
+from cyborg.drivers.sysfs import PciFunction, Sysfs
+
+_SYS, _DEV = Path("/sys"), Path("/dev")
+_GROUP = re.compile(r"[0-9]{1,9}")
+_NETWORK = "02"  # base class code of network controllers
+_USER_SPACE = ("uio_pci_generic", "igb_uio")  # kernel drivers whose users cannot be found out
+
+
+@CONTEXT.entrypoint
+def set_count(address: str, count: int, autoprobe: bool, allow_network: bool) -> None:
+    """Give the physical function at a PCI address this number of virtual functions.
+
+    Do nothing if it has it. ``autoprobe`` is whether kernel drivers bind to the new ones.
+    ``allow_network`` permits a network card whose own interface the host uses. Raise DriverFailed
+    if the host uses the function otherwise, if a virtual function is or may be in use, or if the
+    kernel refuses. After an error in the change it has the previous number again, or the error says
+    that it has not; its virtual functions are then new ones.
+    """
+    function = _parse(address, count, autoprobe, allow_network)
+    sysfs = Sysfs(_SYS)
+    card = sysfs.pci_function(function)
+    if card is None or not card.totalvfs:
+        raise DriverFailed(f"there is no physical function with SR-IOV at {function}")
+    if card.numvfs == count:
+        return
+    if count > card.totalvfs:
+        raise DriverFailed(f"{function} can have {card.totalvfs} virtual functions, not {count}")
+    if card.kernel_driver is None or is_vfio(card.kernel_driver):
+        raise DriverFailed(
+            f"{function} is bound to {card.kernel_driver or 'no kernel driver'}: bind it to its "
+            "own kernel driver, which creates virtual functions"
+        )
+    used = host_use.used_functions(_SYS)
+    _check_physical(card, used, allow_network)
+    folder = _SYS / "bus/pci/devices" / function
+    with _virtual_functions_reserved(sysfs, card, used):
+        if card.numvfs:
+            try:
+                _write(folder / "sriov_numvfs", "0")
+            except OSError as exc:
+                raise DriverFailed(
+                    f"the virtual functions of {function} cannot be removed: {exc.strerror or exc}"
+                ) from exc
+    _create(folder, card.numvfs, count, autoprobe)
+
+
+def _parse(address: str, count: int, autoprobe: bool, allow_network: bool) -> str:
+    function = str(PciAddress.parse(address))
+    if type(count) is not int or not 0 <= count <= 0xFFFF:
+        raise Invalid(f"{count!r} is not a number of virtual functions", field="count")
+    if type(autoprobe) is not bool or type(allow_network) is not bool:
+        raise Invalid("autoprobe and allow_network must be true or false", field="autoprobe")
+    return function
+
+
+def _check_physical(card: PciFunction, used: Mapping[str, str], allow_network: bool) -> None:
+    """Raise DriverFailed if the host uses a physical function in a way that forbids the change."""
+    reason = used.get(card.address)
+    if reason is not None and allow_network and card.class_code.startswith(_NETWORK):
+        reason = host_use.used_functions(_SYS, interfaces=False).get(card.address)
+    if reason is not None:
+        raise DriverFailed(f"{card.address} cannot be changed: the host uses it: {reason}")
+
+
+@contextlib.contextmanager
+def _virtual_functions_reserved(
+    sysfs: Sysfs, card: PciFunction, used: Mapping[str, str]
+) -> Iterator[None]:
+    """Keep others from opening the virtual functions of a card by VFIO during the block.
+
+    Raise DriverFailed if one is or may be in use.
+    """
+    functions = interfaces.virtual_functions(sysfs, card.address)
+    for number, name in interfaces.representors(sysfs, card.address).items():
+        if (bridge := sysfs.read_link(f"class/net/{name}/master")) is not None:
+            raise _used(functions.get(number, str(number)), f"{name} is a port of {bridge}")
+    with contextlib.ExitStack() as stack:
+        groups: set[str] = set()
+        for address in functions.values():
+            virtual = sysfs.pci_function(address)
+            if virtual is None:
+                continue
+            if (reason := used.get(address) or _find_use(sysfs, virtual)) is not None:
+                raise _used(address, reason)
+            # A driver of a vendor can register a function with VFIO itself (vfio_main.c).
+            registered = sysfs.list_names(f"bus/pci/devices/{address}/vfio-dev")
+            held = is_vfio(virtual.kernel_driver) or bool(registered)
+            if held and virtual.iommu_group not in groups:
+                groups.add(virtual.iommu_group or "")
+                descriptor = _open_group(address, virtual.iommu_group)
+                stack.callback(os.close, descriptor)
+        yield
+
+
+def _used(address: str, reason: str) -> DriverFailed:
+    return DriverFailed(
+        f"the virtual function {address} is or may be in use: {reason}; free it before the change"
+    )
+
+
+def _find_use(sysfs: Sysfs, function: PciFunction) -> str | None:
+    """Return why a virtual function may be in use although no other check shows it."""
+    if function.kernel_driver in _USER_SPACE:
+        return f"it is bound to {function.kernel_driver}, for a driver in user space"
+    driver = function.kernel_driver
+    if driver is None or is_vfio(driver) or not function.class_code.startswith(_NETWORK):
+        return None
+    if interfaces.of_function(sysfs, function.address):
+        return None
+    return (
+        f"it is bound to {driver} and has no network interface here: a container or a vDPA device "
+        "may have it"
+    )
+
+
+def _open_group(address: str, group: str | None) -> int:
+    """Open the VFIO group of a function: the kernel permits one open descriptor.
+
+    ``drivers/vfio/group.c``; the open fails too while a process has opened the function by the
+    other way of VFIO, ``/dev/vfio/devices``. Raise DriverFailed.
+    """
+    if group is None or not _GROUP.fullmatch(group):
+        raise _used(address, "it has no VFIO group, so its users cannot be found out")
+    path = _DEV / "vfio" / group
+    try:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as exc:
+        raise _used(address, f"{path} cannot be opened: {exc.strerror}") from exc
+
+
+def _create(folder: Path, previous: int, count: int, autoprobe: bool) -> None:
+    """Create virtual functions at a function without any; restore the previous number on error."""
+    before = Sysfs(folder).read_text("sriov_drivers_autoprobe")
+    try:
+        if count:
+            _set_autoprobe(folder, "1" if autoprobe else "0")
+        _enable(folder, count)
+        return
+    except OSError as exc:
+        error = f"{folder.name} cannot get {count} virtual functions: {exc.strerror or exc}"
+        others = exc.errno == errno.EBUSY and Sysfs(folder).read_int("sriov_numvfs")
+    if others:
+        # They can be in use already, and nothing of the previous ones is left to restore.
+        raise DriverFailed(f"{error}; another process has created {others} in the meantime")
+    try:
+        if Sysfs(folder).read_int("sriov_numvfs"):
+            _write(folder / "sriov_numvfs", "0")
+        _set_autoprobe(folder, before)
+        _enable(folder, previous)
+    except OSError as exc:
+        raise DriverFailed(
+            f"{error}; its {previous} virtual functions cannot be restored: {exc.strerror or exc}"
+        ) from exc
+    raise DriverFailed(f"{error}; it has {previous} again")
+
+
+def _set_autoprobe(folder: Path, value: str | None) -> None:
+    """Set whether kernel drivers bind to new virtual functions. Kernels before 4.12 cannot."""
+    found = Sysfs(folder).read_text("sriov_drivers_autoprobe")
+    if value is not None and found not in (None, value):
+        _write(folder / "sriov_drivers_autoprobe", value)
+
+
+def _enable(folder: Path, count: int) -> None:
+    """Create virtual functions at a function without any. Raise OSError unless it then has them."""
+    if count:
+        _write(folder / "sriov_numvfs", str(count))
+    # A kernel driver may create fewer, and the kernel then reports success.
+    if (found := Sysfs(folder).read_int("sriov_numvfs")) != count:
+        raise OSError(f"it has {found} after the change")

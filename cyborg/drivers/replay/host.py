@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A replayed host: the tree of a capture, its simulated kernel, and drivers that use only these.
+
+A driver is closed by default: only the drivers of SIMULATED run on a replayed host, because only
+these are known to read nothing but the tree and to do no work on the real host.
+"""
+
+import shutil
+import tempfile
+import uuid
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from cyborg.core.capture.faults import Fault
+from cyborg.core.capture.model import Capture
+from cyborg.core.errors import DriverFailed
+from cyborg.drivers.base import Driver
+from cyborg.drivers.generic import PciDriver
+from cyborg.drivers.hwdb import Lookup, Names
+from cyborg.drivers.replay.files import unpack
+from cyborg.drivers.replay.kernel import SimulatedKernel
+
+Arguments = Callable[[SimulatedKernel, Lookup], Mapping[str, Any]]
+
+SIMULATED: Mapping[str, Arguments] = {
+    "cyborg.drivers.fake:FakeDriver": lambda kernel, lookup: {},
+    "cyborg.drivers.generic:GenericDriver": lambda kernel, lookup: {"lookup": lookup},
+    "cyborg.drivers.crypto.driver:CryptoDriver": lambda kernel, lookup: {
+        "lookup": lookup,
+        "set_services": kernel.set_services,
+    },
+    "cyborg.drivers.gpu.driver:GpuDriver": lambda kernel, lookup: {
+        "lookup": lookup,
+        "control": kernel,
+    },
+    # Their defaults refuse all changes of devices that are not of this host.
+    "cyborg.drivers.fpga.driver:FpgaDriver": lambda kernel, lookup: {"lookup": lookup},
+    "cyborg.drivers.nic.driver:NicDriver": lambda kernel, lookup: {"lookup": lookup},
+    "cyborg.drivers.nvme:NvmeDriver": lambda kernel, lookup: {
+        "lookup": lookup,
+        "erase": kernel.erase,
+    },
+}
+"""Drivers that can run on a replayed host, with their arguments: what replaces their host work."""
+
+
+class ReplayedHost:
+    """A capture, unpacked into a private folder, which ``close`` removes.
+
+    Each unpacking is a boot of the host: it has a boot id of its own.
+    """
+
+    def __init__(self, capture: Capture, faults: Iterable[Fault] = ()) -> None:
+        """Unpack the capture. Raise OSError."""
+        self.capture = capture
+        self._folder = Path(tempfile.mkdtemp(prefix="cyborg-replay-"))
+        # Also at the end of a process that could not start its agent.
+        self._remove = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        try:
+            unpack(capture, self._folder)
+            self.boot_id = self._folder / "boot_id"
+            self.boot_id.write_text(f"{uuid.uuid4()}\n")
+        except OSError:
+            self.close()
+            raise
+        self.sysfs_root = self._folder / "sys"
+        self.kernel = SimulatedKernel(self.sysfs_root, faults)
+
+    def close(self) -> None:
+        """Remove the folder. Idempotent."""
+        self._remove()
+
+    def create_driver(
+        self, driver: type[Driver], backend: str, options: Mapping[str, Any]
+    ) -> Driver:
+        """Return a driver of the replayed host. Raise DriverFailed if it is not of SIMULATED."""
+        arguments = SIMULATED.get(f"{driver.__module__}:{driver.__qualname__}")
+        if arguments is None:
+            raise DriverFailed(
+                f"the driver {driver.name} cannot be replayed: its host work is not simulated"
+            )
+        made = driver(backend, options, self.sysfs_root, **arguments(self.kernel, self._names))
+        if isinstance(made, PciDriver):
+            made.set_reset(self.kernel.reset)
+        return made
+
+    def _names(self, address: str) -> Names:
+        return Names(*self.capture.names.get(address, (None, None)))

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Simulated kernel of a replayed host: host work changes the tree of the capture, and only that.
+
+It imports no privileged function. What each operation does follows the kernel:
+
+* mediated devices: ``Documentation/ABI/testing/sysfs-bus-vfio-mdev`` and ``drivers/vfio/mdev`` of
+  Linux. Types of NVIDIA exclude each other ("Virtual GPU Software User Guide", homogeneous vGPUs);
+  the devices of other parents share it in proportion, as those of ``samples/vfio-mdev/mtty.c``;
+* QAT: ``drivers/crypto/intel/qat/qat_common/adf_sysfs.c``;
+* NVMe drives: data of a server is a note that an erasure removes.
+"""
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cyborg.core.capture.faults import Fault, FaultKind, Operation
+from cyborg.core.errors import DriverFailed
+from cyborg.drivers import host_use
+from cyborg.drivers.gpu.mdev import DEVICES, is_present, types_folder
+from cyborg.drivers.sysfs import Sysfs
+
+_MAX_INSTANCE = re.compile(r"max_instance=([0-9]{1,4})")  # in the description of NVIDIA's types
+_ERRORS: Mapping[FaultKind, int] = {
+    FaultKind.EIO: errno.EIO,
+    FaultKind.EBUSY: errno.EBUSY,
+    # The kernel reports that a function did not come back from a reset.
+    FaultKind.STUCK_RESET: errno.ETIMEDOUT,
+    FaultKind.DISAPPEARS: errno.ENODEV,
+}
+_SAMPLES = 16  # of each namespace, as privileged.nvme takes
+
+
+@dataclass
+class _PendingFault:
+    fault: Fault
+    left: int | None
+
+
+class SimulatedKernel:
+    """The kernel of a replayed host. Thread-safe.
+
+    ``data`` has what servers left on drives, by PCI address: tests write it.
+    """
+
+    def __init__(self, sysfs_root: Path, faults: Iterable[Fault] = ()) -> None:
+        self.root = sysfs_root
+        self.sysfs = Sysfs(sysfs_root)
+        self.data: dict[str, str] = {}
+        self._faults = [_PendingFault(fault, fault.count) for fault in faults]
+        self._lock = threading.RLock()
+        self._capacities: dict[tuple[str, str], int] = {}
+
+    def check_fault(self, address: str, operation: Operation, *, resets: bool = True) -> None:
+        """Raise OSError if a fault of a device affects an operation; count the fault.
+
+        ``resets`` tells whether this step of the operation resets the device. A device that
+        disappears is removed from the tree.
+        """
+        with self._lock:
+            for pending in self._faults:
+                fault = pending.fault
+                if fault.address != address or fault.operation not in (None, operation):
+                    continue
+                if pending.left == 0 or (fault.kind is FaultKind.STUCK_RESET and not resets):
+                    continue
+                if pending.left is not None:
+                    pending.left -= 1
+                if fault.kind is FaultKind.DISAPPEARS:
+                    self.remove_function(address)
+                raise OSError(_ERRORS[fault.kind], os.strerror(_ERRORS[fault.kind]))
+
+    def remove_function(self, address: str) -> None:
+        """Remove a PCI function with its mediated devices and its entries in other folders."""
+        with self._lock:
+            entry = self.root / "bus/pci/devices" / address
+            folder = entry.resolve()
+            if not entry.is_symlink() or self.root.resolve() not in folder.parents:
+                return
+            entry.unlink()
+            shutil.rmtree(folder, ignore_errors=True)
+            for place in ("bus/mdev/devices", "class/mdev_bus", "class/net", "class/block"):
+                self._remove_dangling(self.root / place)
+            for group in (self.root / "kernel/iommu_groups").glob("*/devices"):
+                self._remove_dangling(group)
+
+    @staticmethod
+    def _remove_dangling(folder: Path) -> None:
+        for name in Sysfs(folder).list_names("."):
+            if not (folder / name).exists():
+                (folder / name).unlink(missing_ok=True)
+
+    # Mediated devices: the protocol gpu.driver.MdevControl.
+
+    def create(self, parent: str, type_: str, device: str) -> None:
+        """Create a mediated device, again if it exists. Raise DriverFailed."""
+        with self._lock, _failures(f"a device of type {type_} could not be created at {parent}"):
+            self.check_fault(parent, Operation.CREATE)
+            self._remove(parent, type_, device)
+            folder = self.root / types_folder(parent) / type_
+            if type_ not in self.sysfs.list_names(folder.parent):
+                raise DriverFailed(f"{parent} has no type {type_} of mediated devices")
+            if not self.sysfs.read_int(types_folder(parent) / type_ / "available_instances"):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._learn_capacities(parent)
+            path = folder.resolve().parent.parent / device
+            path.mkdir()
+            _link(path / "mdev_type", folder.resolve())
+            _link(folder.resolve() / "devices" / device, path)
+            _link(self.root / DEVICES / device, path)
+            self._count_instances(parent)
+
+    def remove(self, parent: str, type_: str, device: str) -> None:
+        """Remove a mediated device; do nothing if it does not exist. Raise DriverFailed."""
+        with self._lock, _failures(f"{device} could not be removed"):
+            if is_present(self.root, device):
+                self.check_fault(parent, Operation.REMOVE)
+                self._remove(parent, type_, device)
+
+    def _remove(self, parent: str, type_: str, device: str) -> None:
+        if not is_present(self.root, device):
+            return
+        types = types_folder(parent)
+        if device not in self.sysfs.list_names(types / type_ / "devices"):
+            raise DriverFailed(f"{device} is no device of {parent}, type {type_}")
+        self._learn_capacities(parent)
+        path = (self.root / DEVICES / device).resolve()
+        (self.root / types / type_ / "devices" / device).unlink()
+        (self.root / DEVICES / device).unlink()
+        shutil.rmtree(path)
+        self._count_instances(parent)
+
+    def _learn_capacities(self, parent: str) -> None:
+        """Store how many devices of each type an empty parent can have."""
+        types = types_folder(parent)
+        for name in self.sysfs.list_names(types):
+            if (parent, name) in self._capacities:
+                continue
+            text = self.sysfs.read_text(types / name / "description") or ""
+            match = _MAX_INSTANCE.search(text)
+            available = self.sysfs.read_int(types / name / "available_instances") or 0
+            existing = len(self.sysfs.list_names(types / name / "devices"))
+            self._capacities[parent, name] = int(match[1]) if match else available + existing
+
+    def _count_instances(self, parent: str) -> None:
+        """Write the available instances of each type of a parent."""
+        types = types_folder(parent)
+        names = self.sysfs.list_names(types)
+        counts = {name: len(self.sysfs.list_names(types / name / "devices")) for name in names}
+        capacity = {name: self._capacities[parent, name] for name in names}
+        used = sum(counts[name] / capacity[name] for name in names if capacity[name])
+        for name in names:
+            others = any(counts[other] for other in names if other != name)
+            if name.startswith("nvidia-"):
+                free = 0 if others else capacity[name] - counts[name]
+            else:
+                free = int(capacity[name] * (1 - used) + 1e-9)
+            (self.root / types / name / "available_instances").write_text(f"{max(0, free)}\n")
+
+    # Services of QAT devices: the type crypto.driver.SetServices.
+
+    def set_instances(self, address: str, profile: str | None) -> None:
+        """Raise DriverFailed: a capture has no answers of NVML."""
+        raise DriverFailed(f"{address} cannot be changed: MIG instances are not simulated")
+
+    def set_services(self, address: str, layout: str) -> None:
+        """Give a QAT device the services of a layout. Raise DriverFailed."""
+        # Its checks and its order of writes, on the attributes of the tree.
+        from cyborg.drivers.privileged import qat
+
+        with self._lock:
+            qat.check_unused(self.sysfs, address)
+            qat.change(address, _QatAttributes(self, address), layout)
+
+    # Reset of functions: the type reset.Reset.
+
+    def reset(self, address: str) -> str | None:
+        """Reset a function; return the methods, None if it disappeared. Raise DriverFailed."""
+        with self._lock, _failures(f"{address} could not be reset"):
+            if self.sysfs.pci_function(address) is None:
+                return None
+            self.check_fault(address, Operation.RESET)
+            return self.sysfs.read_text(f"bus/pci/devices/{address}/reset_method") or "reset"
+
+    # Erasure of drives: the type nvme.Erase.
+
+    def erase(self, address: str, timeout: float) -> Mapping[str, Any]:
+        """Erase a drive; return the method and counts, as ``privileged.nvme.erase`` does."""
+        del timeout
+        with self._lock, _failures(f"{address} could not be erased"):
+            found = self.sysfs.pci_function(address)
+            if found is None:
+                self.data.pop(address, None)
+                return {"method": None, "namespaces": 0, "samples": 0}
+            if found.numvfs:
+                raise DriverFailed(f"{address} has virtual functions, which others may use")
+            if (reason := host_use.used_functions(self.root).get(address)) is not None:
+                raise DriverFailed(f"{address} cannot be erased: {reason}")
+            self.check_fault(address, Operation.ERASE)
+            self.data.pop(address, None)
+            folder = Path("bus/pci/devices") / address / "nvme"
+            count = sum(
+                name.startswith("nvme")
+                for controller in self.sysfs.list_names(folder)
+                for name in self.sysfs.list_names(folder / controller)
+            )
+            return {"method": "simulated", "namespaces": count, "samples": _SAMPLES * count}
+
+
+class _QatAttributes:
+    """The attributes of a QAT device in the tree; see ``privileged.qat.Attributes``."""
+
+    def __init__(self, kernel: SimulatedKernel, address: str) -> None:
+        self._kernel = kernel
+        self._address = address
+        self._folder = Path("bus/pci/devices") / address
+
+    def read(self, name: str) -> str | None:
+        """Return the value of an attribute."""
+        return self._kernel.sysfs.read_text(self._folder / "qat" / name)
+
+    def write(self, name: str, value: str) -> None:
+        """Write an attribute. Raise OSError as the kernel does."""
+        # adf_dev_restart resets the device when it starts.
+        resets = (name, value) == ("state", "up")
+        self._kernel.check_fault(self._address, Operation.CONFIGURE, resets=resets)
+        if name == "cfg_services" and self.read("state") == "up":
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        (self._kernel.root / self._folder / "qat" / name).write_text(f"{value}\n")
+
+    def has_virtual_functions(self) -> bool:
+        """Return whether the device has virtual functions."""
+        return bool(self._kernel.sysfs.read_int(self._folder / "sriov_numvfs"))
+
+
+@contextlib.contextmanager
+def _failures(subject: str) -> Iterator[None]:
+    """Convert an error of the kernel to DriverFailed, as the privileged functions do."""
+    try:
+        yield
+    except OSError as exc:
+        raise DriverFailed(f"{subject}: {exc.strerror or exc}") from exc
+
+
+def _link(path: Path, target: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(os.path.relpath(target, path.parent.resolve()))

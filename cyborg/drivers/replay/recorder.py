@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recorder of what drivers read while they discover: the capture of this host, without writes.
+
+It runs each installed driver with options that select every device, and records the files, folders
+and links that ``drivers.sysfs`` reads. So the capture has what these drivers need, and a driver
+that reads more than these did needs a new capture.
+"""
+
+import errno
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cyborg.core.capture.model import MAX_FILE, Capture, Folder, check
+from cyborg.core.drivers.registry import Support
+from cyborg.core.errors import CyborgError
+from cyborg.core.inventory.device import Device
+from cyborg.core.log import get_logger
+from cyborg.drivers import health, hwdb
+from cyborg.drivers.base import Driver, MeasureInterface, PartitionInterface
+from cyborg.drivers.sysfs import Sysfs, observed_by
+
+LOG = get_logger(__name__)
+
+_MAX_LINKS = 40  # on one path, as the kernel permits
+_INDEX = "lib/modules/"
+_DENIED = (errno.EACCES, errno.EPERM)
+
+
+@dataclass
+class _Folder:
+    files: dict[str, bytes | None] = field(default_factory=dict)
+    links: dict[str, str] = field(default_factory=dict)
+
+
+class Recorder:
+    """Observer of reads below the root directory of a host."""
+
+    def __init__(self, root: Path) -> None:
+        """``root`` is the directory that contains ``sys`` and ``proc``."""
+        self._root = root
+        self._folders: dict[str, _Folder] = {}
+        self._targets: dict[str, str | None] = {}
+        self.unreadable: dict[str, str] = {}
+
+    @property
+    def folders(self) -> dict[str, Folder]:
+        """Return what was recorded so far."""
+        return {path: Folder(f.files, f.links) for path, f in self._folders.items() if path}
+
+    def on_read(self, path: Path, content: bytes | None, error: int) -> None:
+        """Record the content of a file, or that it cannot be read."""
+        place = self._find(path)
+        if place is None:
+            return
+        folder, _, name = place.rpartition("/")
+        if content is None:
+            if error in _DENIED:
+                self.unreadable[place] = errno.errorcode[error]
+            if (self._root / place).is_file():
+                self._folder(folder).files.setdefault(name, None)
+            return
+        if _INDEX in place:
+            # modules.dep has every module of the kernel; only VFIO is of interest.
+            lines = content.splitlines(keepends=True)
+            content = b"".join(line for line in lines if b"vfio" in line)
+        files = self._folder(folder).files
+        # A file may be read several times, with different limits.
+        if len(content) <= MAX_FILE and len(files.get(name) or b"") <= len(content):
+            files[name] = content
+
+    def on_list(self, path: Path) -> None:
+        """Record the names in a folder."""
+        place = self._find(path)
+        if place is None:
+            return
+        try:
+            with os.scandir(self._root / place) as entries:
+                found = list(entries)
+        except OSError as exc:
+            if exc.errno in _DENIED:
+                self.unreadable[place] = errno.errorcode[exc.errno]
+            return
+        folder = self._folder(place)
+        for entry in found:
+            if entry.is_symlink():
+                self._target(f"{place}/{entry.name}")
+            elif entry.is_dir(follow_symlinks=False):
+                self._folder(f"{place}/{entry.name}")
+            else:
+                folder.files.setdefault(entry.name, None)
+
+    def on_link(self, path: Path) -> None:
+        """Record the links on a path."""
+        place = self._find(path)
+        if place is not None and (self._root / place).is_dir():
+            self._folder(place)
+
+    def _find(self, path: Path) -> str | None:
+        """Return a path without links, relative to the root; record the links on it.
+
+        Return None for a path that does not exist in the tree.
+        """
+        try:
+            parts = [p for p in os.fspath(path.relative_to(self._root)).split("/") if p]
+        except ValueError:
+            return None
+        found: list[str] = []
+        links = 0
+        while parts:
+            part = parts.pop(0)
+            if part == ".":
+                continue
+            if part == "..":
+                if not found:
+                    return None
+                found.pop()
+                continue
+            place = "/".join([*found, part])
+            target = self._target(place)
+            if target is None:
+                found.append(part)
+                continue
+            links += 1
+            if links > _MAX_LINKS:
+                return None
+            parts = [*target.split("/"), *parts]
+        place = "/".join(found)
+        return place if place and os.path.lexists(self._root / place) else None
+
+    def _target(self, place: str) -> str | None:
+        """Return the relative target of a link and record it; None if it is no link."""
+        if place in self._targets:
+            return self._targets[place]
+        target: str | None = None
+        # This link names the process that reads it.
+        if place != "proc/self":
+            try:
+                target = os.readlink(self._root / place)
+            except OSError:
+                target = None
+        folder, _, name = place.rpartition("/")
+        if target is not None:
+            if target.startswith("/"):
+                target = os.path.relpath(target, f"/{folder}")
+            target = target.rstrip("/")
+            if folder:
+                self._folder(folder).links[name] = target
+        self._targets[place] = target
+        return target
+
+    def _folder(self, place: str) -> _Folder:
+        return self._folders.setdefault(place, _Folder())
+
+
+def options_for_capture(driver: type[Driver], sysfs: Sysfs) -> dict[str, Any]:
+    """Return options with which a driver looks at every device of a host.
+
+    They follow from the names of its options: ``devices`` selects all functions, ``health`` has all
+    checks, ``vf_counts`` and ``class_by_capacity`` are set, and ``mdev_types`` names all parents.
+    """
+    names = {option.name for option in driver.OPTIONS}
+    options: dict[str, Any] = {}
+    if "devices" in names:
+        options["devices"] = ["address=*"]
+    if "health" in names:
+        options["health"] = list(health.CHECKS)
+    if "vf_counts" in names:
+        options["vf_counts"] = ["1"]
+    if "class_by_capacity" in names:
+        options["class_by_capacity"] = True
+    if "mdev_types" in names:
+        parents = sysfs.list_names("class/mdev_bus")
+        functions = set(sysfs.list_names("bus/pci/devices"))
+        options["mdev_types"] = [
+            f"{'address' if name in functions else 'parent'}={name},type=any" for name in parents
+        ]
+    return options
+
+
+def record_host(
+    drivers: Sequence[type[Driver]],
+    source: str,
+    sysfs_root: Path = Path("/sys"),
+    lookup: hwdb.Lookup | None = None,
+) -> tuple[Capture, list[str]]:
+    """Return the capture of a host, and the errors of drivers, one sentence each.
+
+    ``lookup`` finds the names of the devices; the default is that of the drivers.
+    """
+    root = sysfs_root.parent
+    recorder = Recorder(root)
+    errors: list[str] = []
+    sysfs = Sysfs(sysfs_root)
+    with observed_by(recorder):
+        kernel = Sysfs(root).read_text("proc/sys/kernel/osrelease")
+        for driver in drivers:
+            if driver.SUPPORT_LEVEL is Support.REFERENCE:
+                continue  # its devices are no devices of the host
+            for options in _option_sets(driver, sysfs):
+                try:
+                    _run(driver(driver.name, options, sysfs_root))
+                except (CyborgError, OSError, ValueError) as exc:
+                    errors.append(f"driver {driver.name}: {type(exc).__name__}: {exc}")
+    if lookup is None:
+        lookup = hwdb.udev_names if sysfs_root == Path("/sys") else hwdb.no_names
+    # Where /lib is a link to /usr/lib, the capture has /lib as the folder.
+    folders = {path.removeprefix("usr/"): folder for path, folder in recorder.folders.items()}
+    folders = dict(_without_empty_parents(folders))
+    check(folders)
+    return (
+        Capture(
+            source=source,
+            folders=folders,
+            kernel=kernel,
+            names=dict(_names(sysfs, lookup)),
+            unreadable=recorder.unreadable,
+        ),
+        errors,
+    )
+
+
+def _option_sets(driver: type[Driver], sysfs: Sysfs) -> Iterator[dict[str, Any]]:
+    """Yield the options for each run of a driver.
+
+    A parent of mediated devices is looked at as a parent and as a whole.
+    """
+    options = options_for_capture(driver, sysfs)
+    yield options
+    if options.get("mdev_types"):
+        yield {**options, "mdev_types": []}
+
+
+def _run(driver: Driver) -> None:
+    devices: Sequence[Device] = driver.discover()
+    if isinstance(driver, MeasureInterface):
+        driver.measure(devices)
+    if isinstance(driver, PartitionInterface):
+        for device in devices:
+            driver.layouts(device)
+
+
+def _without_empty_parents(folders: Mapping[str, Folder]) -> Iterator[tuple[str, Folder]]:
+    """Yield the folders except those that are empty and contain others: these show them."""
+    parents = {path.rpartition("/")[0] for path in folders}
+    for path, folder in folders.items():
+        if (folder.files or folder.links or path not in parents) and path != "usr":
+            yield path, folder
+
+
+def _names(
+    sysfs: Sysfs, lookup: hwdb.Lookup
+) -> Iterator[tuple[str, tuple[str | None, str | None]]]:
+    for address in sysfs.list_names("bus/pci/devices"):
+        names = lookup(address)
+        if (names.vendor, names.model) != (None, None):
+            yield address, (names.vendor, names.model)

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reset of a PCI function after its use, and the reasons why a function cannot be reset.
+
+VFIO resets a function itself when a process opens and closes it, and ignores a failure
+(``vfio_pci_core_enable`` and ``vfio_pci_core_disable`` of ``drivers/vfio/pci/vfio_pci_core.c``).
+The reset of this module is an additional one, by the attribute ``reset``, whose failure is noticed.
+
+``Documentation/ABI/testing/sysfs-bus-pci`` of the Linux kernel describes ``reset`` and
+``reset_method``. The kernel tries the methods in their order (``__pci_reset_function_locked`` of
+``drivers/pci/pci.c``) and refuses a bus reset while the bus has another function
+(``pci_parent_bus_reset``). It waits at most 60 s for the function (``PCIE_RESET_READY_POLL_MS`` of
+``drivers/pci/pci.h``).
+"""
+
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from pathlib import Path
+
+from cyborg.core.address import PciAddress
+from cyborg.core.drivers.options import Option
+from cyborg.core.errors import DriverFailed, Invalid
+from cyborg.core.inventory.delivery import is_vfio
+from cyborg.core.log import get_logger
+from cyborg.drivers import host_use, topology
+from cyborg.drivers.base import Driver
+from cyborg.drivers.sysfs import PciFunction, Sysfs
+
+LOG = get_logger(__name__)
+
+
+LOCAL_ROOT = Path("/sys")
+
+
+class ResetPolicy(StrEnum):
+    """Values of the option ``reset``."""
+
+    NEVER = "never"
+    IF_POSSIBLE = "if_possible"
+    REQUIRED = "required"
+
+
+OPTION = Option(
+    "reset",
+    "str",
+    str(ResetPolicy.NEVER),
+    "Whether the agent resets a PCI function after each use, before it is offered again: never "
+    "(only VFIO resets it), if_possible (if the kernel has a method and no kernel driver of the "
+    "host is bound to it), or required (a function that cannot be reset is shown and not "
+    "scheduled). A function whose reset fails stays unavailable, and the reset is retried.",
+)
+
+RESETTABLE_DRIVERS = (None, "pci-stub")
+"""Kernel drivers, besides those of VFIO, with which a function can be reset.
+
+The kernel saves and restores only the configuration of a function. Few drivers of hosts restore its
+other state (``reset_prepare`` and ``reset_done`` in ``pci_dev_save_and_disable`` and
+``pci_dev_restore`` of ``drivers/pci/pci.c``), so others lose the device.
+"""
+
+Reset = Callable[[str], str | None]
+"""Reset of the function at an address; returns the methods, None if the function disappeared."""
+
+
+def find_obstacle(sysfs: Sysfs, function: PciFunction) -> str | None:
+    """Return why a function that no process uses cannot be reset, with a remedy; None if it can."""
+    driver = function.kernel_driver
+    if not topology.can_reset(sysfs, function.address):
+        return (
+            "the kernel has no method to reset it: enable one in its reset_method, use another "
+            "device, or set the option reset to if_possible"
+        )
+    if not is_vfio(driver) and driver not in RESETTABLE_DRIVERS:
+        return (
+            f"it cannot be reset while it is bound to the kernel driver {driver}: bind it to "
+            "vfio-pci at boot, or set the option reset to if_possible"
+        )
+    if function.numvfs:
+        return "a reset would remove its virtual functions: remove them on the host"
+    return None
+
+
+def find_current_obstacle(
+    sysfs: Sysfs, function: PciFunction, used: Mapping[str, str]
+) -> str | None:
+    """Return why a function cannot be reset now; ``used`` are the functions that the host uses."""
+    if (reason := used.get(function.address)) is not None:
+        return f"the host uses it: {reason}"
+    return find_obstacle(sysfs, function)
+
+
+def _reset_on_this_host(address: str) -> str | None:
+    """Reset a function of this host."""
+    # Imported here: without a reset, the agent does not need oslo.privsep.
+    from cyborg.drivers import privileged
+    from cyborg.drivers.privileged import pci_reset
+
+    privileged.call_in_process_as_root()
+    methods: str | None = pci_reset.reset(address)
+    return methods
+
+
+def _refuse(address: str) -> str | None:
+    raise DriverFailed(f"{address} cannot be reset: it is not a function of this host")
+
+
+class Resetter:
+    """The resets of a backend, by its option ``reset``; a driver without the option resets nothing.
+
+    ``run`` resets the function at an address. The default resets functions of this host. With
+    another sysfs root than /sys it resets none: their addresses are not those of this host.
+    """
+
+    def __init__(self, driver: Driver, run: Reset | None = None) -> None:
+        """Read the option. Raise Misconfigured for an unknown value."""
+        value = driver.options.get(OPTION.name, OPTION.default)
+        if value not in list(ResetPolicy):
+            raise driver.misconfigured(OPTION.name, value, f"one of {', '.join(ResetPolicy)}")
+        self.policy = ResetPolicy(value)
+        self._backend = driver.backend
+        self._sysfs = Sysfs(driver.sysfs_root)
+        local = driver.sysfs_root == LOCAL_ROOT
+        self._run = run or (_reset_on_this_host if local else _refuse)
+
+    @property
+    def enabled(self) -> bool:
+        """Return whether functions are reset after their use."""
+        return self.policy is not ResetPolicy.NEVER
+
+    def reset(self, handle: str) -> None:
+        """Reset the function of a handle, if it is one. Raise DriverFailed if that fails.
+
+        With ``if_possible`` a function that cannot be reset is left as it is.
+        """
+        try:
+            address = str(PciAddress.parse(handle))
+        except Invalid:
+            return  # no function, but for example a mediated device, which no longer exists
+        function = self._sysfs.pci_function(address)
+        if function is None or not self.enabled:
+            return
+        used = host_use.used_functions(self._sysfs.root)
+        obstacle = find_current_obstacle(self._sysfs, function, used)
+        if obstacle is not None and self.policy is ResetPolicy.IF_POSSIBLE:
+            LOG.info("Function not reset: %s", obstacle, backend=self._backend, device=address)
+        elif obstacle is not None:
+            raise DriverFailed(f"{address} cannot be reset: {obstacle}")
+        elif (methods := self._run(address)) is not None:
+            LOG.info("Function reset by %s", methods, backend=self._backend, device=address)

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layouts of physical functions: the numbers of SR-IOV virtual functions that they can have.
+
+``Documentation/ABI/testing/sysfs-bus-pci`` and ``drivers/pci/iov.c`` of the Linux kernel describe
+``sriov_numvfs``, ``sriov_totalvfs``, ``sriov_offset``, ``sriov_stride`` and ``sriov_vf_device``.
+The virtual function ``n``, from 0, has the routing id (bus, device and function as one number) of
+the physical function plus offset plus ``n`` times stride (``pci_iov_virtfn_bus``). It has the
+vendor id and the class code of the physical function ("Single Root I/O Virtualization and Sharing
+Specification" of the PCI-SIG, section 3.4.1).
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cyborg.core.address import PciAddress
+from cyborg.core.errors import DriverFailed
+from cyborg.core.inventory.device import MAX_LAYOUTS, Device, Layout, count_handles
+from cyborg.core.naming import make_custom_name
+from cyborg.drivers.base import Driver, Option
+from cyborg.drivers.sysfs import PciFunction, Sysfs
+
+OPTIONS = (
+    Option(
+        "vf_counts",
+        "list",
+        (),
+        "Numbers of SR-IOV virtual functions that a card can have, such as 0,4,8. Each number up "
+        "to the maximum of a card is a layout of it, such as vfs-4, which an operator applies. An "
+        "empty list: the driver creates no virtual functions.",
+    ),
+    Option(
+        "vf_autoprobe",
+        "bool",
+        False,
+        "Whether kernel drivers of the host bind to the virtual functions that the driver "
+        "creates. Nova needs no such driver, and without it the host cannot begin to use them.",
+    ),
+)
+
+FIXED = "fixed"
+"""Name of the only layout of a device without SR-IOV."""
+
+NUMVFS = "sriov_numvfs"
+"""Key of the board info with the number of virtual functions, if the driver has layouts."""
+
+NOT_SELECTED = "no rule selects it; its virtual functions are offered in another layout"
+"""Why a physical function is shown that is not offered itself."""
+
+MAX_VFS = 0xFFFF  # the registers have 16 bits
+_NAME = re.compile(r"vfs-(0|[1-9][0-9]{0,4})")
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,4}")
+_PRODUCT = re.compile(r"(0x)?[0-9a-f]{1,4}")
+
+SetCount = Callable[[str, int, bool, bool], None]
+"""``privileged.sriov.set_count``."""
+
+
+def set_count(address: str, count: int, autoprobe: bool, allow_network: bool) -> None:
+    """Call ``privileged.sriov.set_count``."""
+    # Imported here: without a change of layouts, the agent does not need oslo.privsep.
+    from cyborg.drivers import privileged
+    from cyborg.drivers.privileged import sriov
+
+    privileged.call_in_process_as_root()
+    sriov.set_count(address, count, autoprobe, allow_network)
+
+
+def refuse(address: str, count: int, autoprobe: bool, allow_network: bool) -> None:
+    """Refuse all changes: the devices of another sysfs are not those of this host."""
+    raise DriverFailed(f"{address} cannot be changed: it is not a device of this host")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Options of layouts, and whether the host may use the interface of a card during a change."""
+
+    counts: tuple[int, ...] = ()
+    autoprobe: bool = False
+    allow_network: bool = False
+
+
+def read_options(driver: Driver, *, allow_network: bool) -> Settings:
+    """Return the options of a driver; no counts without the options. Raise Misconfigured."""
+    texts = driver.options.get("vf_counts", ())
+    for text in texts:
+        if not _NUMBER.fullmatch(text) or int(text) > MAX_VFS:
+            raise driver.misconfigured("vf_counts", text, f"numbers from 0 to {MAX_VFS}")
+    counts = sorted({int(text) for text in texts})
+    # One more layout is the current one.
+    if len(counts) >= MAX_LAYOUTS:
+        raise driver.misconfigured("vf_counts", len(counts), f"fewer than {MAX_LAYOUTS} numbers")
+    autoprobe = bool(driver.options.get("vf_autoprobe", False))
+    return Settings(tuple(counts), autoprobe, allow_network)
+
+
+def layout_name(card: PciFunction) -> str:
+    """Return the name of the current layout of a card."""
+    return f"vfs-{card.numvfs}" if card.totalvfs else FIXED
+
+
+def trait_of(count: int) -> str:
+    """Return the trait of the deployables of a card with this number of virtual functions."""
+    return make_custom_name(f"SRIOV_VFS_{count}")
+
+
+def predict(sysfs: Sysfs, card: PciFunction, count: int) -> list[PciFunction]:
+    """Return the virtual functions that a card would have; an empty list if they are unknown.
+
+    Their subsystem ids are assumed to be those of the card, and so are their addresses if the card
+    shows none before they exist.
+    """
+    folder = Path("bus/pci/devices") / card.address
+    product = sysfs.read_text(folder / "sriov_vf_device")
+    if product is None or not _PRODUCT.fullmatch(product):
+        return []
+    return [
+        replace(
+            card,
+            address=address,
+            product=f"{int(product, 16):04x}",
+            physfn=card.address,
+            kernel_driver=None,
+            iommu_group=None,
+            numvfs=0,
+            totalvfs=0,
+        )
+        for address in _predict_addresses(sysfs, card, count)
+    ]
+
+
+def _predict_addresses(sysfs: Sysfs, card: PciFunction, count: int) -> list[str]:
+    folder = Path("bus/pci/devices") / card.address
+    offset = sysfs.read_int(folder / "sriov_offset") or 0
+    stride = sysfs.read_int(folder / "sriov_stride") or 0
+    at = PciAddress.parse(card.address)
+    first = (at.bus << 8 | at.device << 3 | at.function) + offset
+    # The registers are undefined while there is no virtual function.
+    if not offset or (count > 1 and not stride) or first + (count - 1) * stride > MAX_VFS:
+        return [card.address] * count
+    ids = [first + number * stride for number in range(count)]
+    return [str(PciAddress(at.domain, id_ >> 8, id_ >> 3 & 0x1F, id_ & 7)) for id_ in ids]
+
+
+def parse_layout(layout: str) -> int | None:
+    """Return the number of virtual functions of a layout, None for another name."""
+    found = _NAME.fullmatch(layout)
+    return None if found is None else int(found[1])
+
+
+class Layouts:
+    """Layouts of the cards of one backend."""
+
+    def __init__(
+        self,
+        sysfs: Sysfs,
+        settings: Settings,
+        offered_class: Callable[[PciFunction], str | None],
+        change: SetCount,
+    ) -> None:
+        """``offered_class`` returns the resource class of a function, None if it is not offered."""
+        self._sysfs = sysfs
+        self._settings = settings
+        self._offered_class = offered_class
+        self._change = change
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Configured numbers of virtual functions; without any, no device has layouts."""
+        return self._settings.counts
+
+    def describe(self, card: PciFunction) -> tuple[dict[str, str], frozenset[str]]:
+        """Return the board info and the traits of the layout of a card; nothing without layouts."""
+        if not self.counts or not card.totalvfs:
+            return {}, frozenset()
+        return {NUMVFS: str(card.numvfs)}, frozenset({trait_of(card.numvfs)})
+
+    def find_virtual(self, card: PciFunction) -> PciFunction | None:
+        """Return a virtual function that a card without any can have and the backend offers."""
+        if card.physfn is not None or card.numvfs:
+            return None
+        counts = [count for count in self.counts if 0 < count <= card.totalvfs]
+        functions = predict(self._sysfs, card, max(counts)) if counts else []
+        return next((f for f in functions if self._offered_class(f) is not None), None)
+
+    def of_device(self, device: Device) -> Sequence[Layout]:
+        """Return the layouts of a device, the one of its last discovery first."""
+        text = device.std_board_info.get(NUMVFS)
+        if text is None:
+            return [Layout(FIXED, count_handles(device))]
+        # The first: without any deployable, a device matches each layout that offers nothing.
+        current = int(text)
+        layouts = [Layout(f"vfs-{current}", count_handles(device), frozenset({trait_of(current)}))]
+        card = self._sysfs.pci_function(device.address)
+        for count in self.counts:
+            offers = None if card is None or count == current else self._predict(card, count)
+            if offers is not None:
+                layouts.append(Layout(f"vfs-{count}", offers, frozenset({trait_of(count)})))
+        return layouts
+
+    def apply(self, address: str, layout: str) -> None:
+        """Apply a layout to the device at an address. Raise DriverFailed."""
+        card = self._sysfs.pci_function(address)
+        if card is None:
+            raise DriverFailed(f"there is no device {address}")
+        if layout == layout_name(card):
+            return
+        counts = [n for n in self.counts if self._predict(card, n) is not None]
+        count = parse_layout(layout)
+        if count is None or count not in counts:
+            names = ", ".join(f"vfs-{n}" for n in counts) or layout_name(card)
+            raise DriverFailed(f"{address} has no layout {layout!r}: expected one of {names}")
+        self._change(address, count, self._settings.autoprobe, self._settings.allow_network)
+
+    def _predict(self, card: PciFunction, count: int) -> Mapping[str, int] | None:
+        """Return what a card offers with a number of virtual functions; None if it cannot be set.
+
+        A number is a layout only if the backend offers one of these virtual functions: otherwise
+        the device would disappear.
+        """
+        if not card.totalvfs or count > card.totalvfs:
+            return None
+        functions = predict(self._sysfs, card, count) if count else [replace(card, numvfs=0)]
+        names = map(self._offered_class, functions)
+        found = Counter(name for name in names if name is not None)
+        return found if found or not count else None

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Place of a PCI function in its host: path on the bus, IOMMU group, link, ways to reset it.
+
+Keys of the map, each left out if unknown:
+
+``pci_root``        the host bridge, domain and bus, such as ``0000:3a``
+``pci_path``        the functions from the root port to the function, separated by ``/``
+``iommu_group``     the number of its IOMMU group
+``max_link_width``  the number of lanes that the function supports
+``max_link_speed``  the highest speed that the function supports
+``reset_methods``   the ways in which the kernel can reset it, the preferred one first
+
+The current width and speed of the link are not part of it: an idle device lowers the speed, and a
+report that followed it would change all the time.
+
+``Documentation/ABI/testing/sysfs-bus-pci`` of the Linux kernel describes the files of the link and
+``reset_method``, ``Documentation/ABI/testing/sysfs-devices-power`` ``runtime_status``.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from cyborg.core.naming import make_custom_name
+from cyborg.drivers.sysfs import PciFunction, Sysfs
+
+NO_WIDTH = (None, 0, 63, 255)
+"""Values of a width for a function without its own link, such as an integrated one.
+
+63 is read from a function without power (D3cold), all of whose registers read as ones.
+"""
+
+ACTIVE = (None, "active", "unsupported")
+"""Values of ``power/runtime_status`` of a function with power; None without power management."""
+
+
+class TopologyReader:
+    """Reader of the topology of functions, with what was last read of each link.
+
+    The files of the link are registers of the function: reading them may resume a suspended one, or
+    return ones only. So they are read while the function is active.
+    """
+
+    def __init__(self, sysfs: Sysfs) -> None:
+        self._sysfs = sysfs
+        self._links: dict[str, dict[str, str]] = {}
+
+    def read(self, function: PciFunction) -> dict[str, str]:
+        """Return the topology of a function."""
+        folder = Path("bus/pci/devices") / function.address
+        root, path = self._sysfs.pci_path(function.address)
+        found = {
+            "pci_root": root,
+            "pci_path": "/".join(path),
+            "iommu_group": function.iommu_group,
+            "reset_methods": self._sysfs.read_text(folder / "reset_method"),
+        } | self._link(function.address, folder)
+        return {key: value for key, value in found.items() if value}
+
+    def forget_others(self, addresses: Mapping[str, object]) -> None:
+        """Forget the links of all functions except these."""
+        self._links = {a: link for a, link in self._links.items() if a in addresses}
+
+    def _link(self, address: str, folder: Path) -> dict[str, str]:
+        if self._sysfs.read_text(folder / "power/runtime_status") not in ACTIVE:
+            return self._links.get(address, {})
+        width = self._sysfs.read_int(folder / "max_link_width")
+        speed = self._sysfs.read_text(folder / "max_link_speed")
+        if width is None or width in NO_WIDTH or speed is None or is_unknown_speed(speed):
+            return self._links.get(address, {})
+        self._links[address] = {"max_link_width": str(width), "max_link_speed": speed}
+        return self._links[address]
+
+
+def traits(function: PciFunction, topology: Mapping[str, str]) -> frozenset[str]:
+    """Return the traits of a function for affinity, such as ``CUSTOM_NUMA_NODE_0``.
+
+    A standard trait exists neither for the NUMA node nor for the PCIe root of a device.
+    """
+    names = [] if function.numa_node is None else [f"NUMA_NODE_{function.numa_node}"]
+    if "pci_root" in topology:
+        names.append(f"PCIE_ROOT_{topology['pci_root']}")
+    return frozenset(map(make_custom_name, names))
+
+
+def can_reset(sysfs: Sysfs, address: str) -> bool:
+    """Return whether the kernel has a method to reset a function.
+
+    ``Documentation/ABI/testing/sysfs-bus-pci``: a function that cannot be reset has neither
+    ``reset_method`` nor ``reset``; kernels before 5.15 have ``reset`` alone. An administrator can
+    disable all methods, which makes ``reset_method`` empty.
+    """
+    folder = Path("bus/pci/devices") / address
+    names = sysfs.list_names(folder)
+    if "reset_method" in names:
+        return bool(sysfs.read_text(folder / "reset_method"))
+    return "reset" in names
+
+
+def is_unknown_speed(speed: str | None) -> bool:
+    """Return whether a link speed is missing, or ``Unknown`` as the kernel writes it."""
+    return speed is None or speed.startswith("Unknown")

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Captures of hosts with cards, for tests: each names its source in its first line.
+
+``doc/source/contributor/captures.rst`` lists them.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+from cyborg.core.capture.model import Capture, merge
+from cyborg.drivers.replay.files import load_capture
+
+FOLDER = Path(__file__).parent
+
+DRIVERS: Mapping[str, Mapping[str, object]] = MappingProxyType(
+    {
+        "crypto": {"devices": ["vendor=8086"]},
+        "gpu": {"mdev_types": ["vendor=10de,type=nvidia-593"]},
+        "nvme": {"devices": ["class=0108,resource_class=CUSTOM_NVME"]},
+        "generic": {"devices": ["vendor=8086,product=1889,resource_class=CUSTOM_VF"]},
+    }
+)
+"""Drivers of the families, with options that offer the devices of the captures."""
+
+RESOURCE_CLASSES: Mapping[str, str] = MappingProxyType(
+    {"crypto": "CUSTOM_CRYPTO", "gpu": "VGPU", "nvme": "CUSTOM_NVME", "generic": "CUSTOM_VF"}
+)
+"""Resource classes of the devices by driver."""
+
+
+def capture_names() -> list[str]:
+    """Return the names of the captures."""
+    return sorted(path.stem for path in FOLDER.glob("*.jsonl"))
+
+
+def load(name: str) -> Capture:
+    """Return a capture."""
+    return load_capture(FOLDER / f"{name}.jsonl")
+
+
+def load_all(names: Sequence[str] = ()) -> Capture:
+    """Return one host with the cards of several captures, by default of all."""
+    return merge("All captures of cards", [load(name) for name in names or capture_names()])

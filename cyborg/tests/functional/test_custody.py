@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Custody logs under load: binds and releases of one device from many threads, with sealers."""
+
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import sqlalchemy as sa
+
+from cyborg.conductor.custody.sealer import CustodySealer
+from cyborg.core.custody.chain import Fault, Link, check_records, check_tip
+from cyborg.core.errors import NoHandle
+from cyborg.db import schema
+from cyborg.db.read import custody as read
+from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.databases.databases import engine_of
+from cyborg.tests.fixtures.machine.options import make_conf
+from cyborg.tests.fixtures.machine.processes import wait_until
+from cyborg.tests.functional.test_claims import Env, at_once
+
+SERVERS = 48
+SEALS = 16
+THREADS = 32
+
+
+@pytest.fixture
+def env(engine: sa.Engine) -> Env:
+    return Env(engine)
+
+
+def boot_and_delete(env: Env, card: rows.Card, uuid: str) -> None:
+    """Bind an ARQ and delete it again; do nothing if no handle is free."""
+    instance = str(uuid4())
+    try:
+        env.bind([uuid], instance, card)
+    except NoHandle:
+        return
+    env.requests.delete(None, instance, None, allow_bound=True)
+
+
+@pytest.mark.slow
+def test_chain_of_a_device_is_whole_after_concurrent_binds_and_seals(env: Env) -> None:
+    card, uuids = rows.insert_card(env.engine, handles=16), env.make(SERVERS)
+    sealers = [CustodySealer(make_conf(), UnitOfWork(env.engine)) for _ in range(2)]
+    calls: list[Callable[[], Any]] = [partial(boot_and_delete, env, card, uuid) for uuid in uuids]
+    for number in range(SEALS):
+        calls.insert(number * 4, sealers[number % 2].run_once)
+    assert Counter(at_once(calls, THREADS)) == {"ok": SERVERS + SEALS}
+    sealers[0].run_once()
+    (device,) = rows.read(env.engine, schema.devices)
+    with env.engine.connect() as connection:
+        head = read.chain(connection, device["uuid"])
+        records = read.sealed_after(connection, device["uuid"], 0, 1000)
+    assert head is not None
+    reached = check_records(read.base(head), records)
+    assert not isinstance(reached, Fault), reached
+    assert check_tip(reached, read.tip(head)) is None
+    assert reached == Link(len(records), records[-1].hash)
+    assert rows.read(env.engine, schema.custody_records, sequence=None) == []
+    # Each handle is claimed and released in turns, and each claim is recorded.
+    owners: dict[str, str | None] = {}
+    for record in (sealed.record for sealed in records):
+        handle, arq = record.details["handle"], record.details["arq"]
+        expected = {"claimed": None, "released": arq}[record.event]
+        assert owners.get(handle) == expected, record
+        owners[handle] = arq if record.event == "claimed" else None
+    assert set(owners.values()) == {None}
+    events = Counter(sealed.record.event for sealed in records)
+    assert events["claimed"] == events["released"] == SERVERS - len(remaining(env))
+
+
+def remaining(env: Env) -> list[dict[str, Any]]:
+    """Return the ARQs that found no free handle."""
+    return rows.read(env.engine, schema.arqs, state="Initial")
+
+
+SEAL_AND_DIE = """
+import os, signal, sys
+import sqlalchemy as sa
+from cyborg.conductor.custody.sealer import CustodySealer
+from cyborg.db.engine import make_engine
+from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.tests.fixtures.machine.options import make_conf
+
+conf = make_conf(database={"connection": sys.argv[1]})
+engine = make_engine(conf)
+
+def before(connection, cursor, statement, *rest):
+    if sys.argv[2] in statement:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def commit(connection):
+    if sys.argv[2] == "COMMIT" and sealed:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def after(connection, cursor, statement, *rest):
+    sealed.extend([statement] if "UPDATE custody_heads" in statement else [])
+
+sealed = []
+sa.event.listen(engine, "before_cursor_execute", before)
+sa.event.listen(engine, "after_cursor_execute", after)
+sa.event.listen(engine, "commit", commit)
+CustodySealer(conf, UnitOfWork(engine)).run_once()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "point",
+    ["FROM custody_records", "INSERT INTO custody_heads", "UPDATE custody_records", "COMMIT"],
+)
+def test_killed_sealer_leaves_a_chain_that_another_continues(database_url: str, point: str) -> None:
+    with engine_of(database_url) as engine:
+        schema.metadata.create_all(engine)
+        env = Env(engine)
+        card = rows.insert_card(engine, handles=4)
+        for uuid in env.make(3):
+            boot_and_delete(env, card, uuid)
+        words = [sys.executable, "-c", SEAL_AND_DIE, database_url, point]
+        process = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+        assert process.returncode == -signal.SIGKILL, process.stderr
+        assert len(rows.read(engine, schema.custody_records, sequence=None)) == 6
+        sealer = CustodySealer(make_conf(), UnitOfWork(engine))
+        # A server may need a moment to find that the connection is lost and to release its locks.
+        wait_until("the records are sealed", lambda: sealer.run_once() or is_sealed(engine))
+        (device,) = rows.read(engine, schema.devices)
+        with engine.connect() as connection:
+            head = read.chain(connection, device["uuid"])
+            records = read.sealed_after(connection, device["uuid"], 0, 1000)
+        assert head is not None
+        assert check_records(read.base(head), records) == read.tip(head)
+        assert head["sequence"] == 6
+
+
+def is_sealed(engine: sa.Engine) -> bool:
+    return not rows.read(engine, schema.custody_records, sequence=None)

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replayed hosts in the whole service: a short day, and devices of each family that break."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cyborg.db import schema
+from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.hosts.replayed_day import Day
+from cyborg.tests.fixtures.hosts.replayed_hosts import Refused, ReplayedCloud, running
+from cyborg.tests.fixtures.machine.processes import wait_until
+from cyborg.tests.fixtures.machine.tiers import sample
+
+pytestmark = pytest.mark.slow
+
+GPU, OTHER_GPU = "0000:3b:00.0", "0000:af:00.0"
+DRIVE, OTHER_DRIVE = "0000:5e:00.0", "0000:d9:00.0"
+QAT, OTHER_QAT = "0000:6b:00.0", "0000:e8:00.0"
+FAULTS = {
+    "eio": "Input/output error",
+    "ebusy": "Device or resource busy",
+    "stuck_reset": "Connection timed out",
+    "disappears": "No such device",
+}
+HOSTS = {name.replace("_", "-"): name for name in FAULTS}  # a host for each fault
+DIRTY = "dirty"
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayedCloud]:
+    """Yield a cloud with a host for each fault, which affects a card of each family."""
+    faults = {
+        host: ",".join(f"{card}:{fault}" for card in (GPU, QAT)) for host, fault in HOSTS.items()
+    }
+    faults |= {
+        host: f"{faults[host]},{DRIVE}:{fault}@erase"
+        for host, fault in HOSTS.items()
+        if fault != "disappears"
+    }
+    faults[DIRTY] = f"{DRIVE}:eio=2@erase"
+    with running(tmp_path_factory.mktemp("broken"), [*HOSTS, DIRTY], faults=faults) as cloud:
+        yield cloud
+
+
+def test_day_leaves_nothing_behind(tmp_path_factory: pytest.TempPathFactory) -> None:
+    hosts = [f"compute-{n}" for n in range(4)]
+    with running(tmp_path_factory.mktemp("day"), hosts) as cloud:
+        day = Day(cloud, binds=60, threads=4)
+        figures = day.run()
+        wait_until("the last servers are cleaned up", lambda: not day.find_left_overs(), 60)
+        assert figures.violations == []
+        assert (len(figures.binds), len(figures.releases)) == (60, 60)
+        assert set(figures.families) == {"crypto", "generic", "gpu", "nvme"}
+        assert figures.layouts
+        assert cloud.audit() == []
+        chains, records = cloud.verify_custody()
+        assert chains > 20
+        assert records > 120
+
+
+@pytest.mark.parametrize("fault", sample(FAULTS, "disappears", "eio"))
+def test_gpu_that_breaks_fails_the_bind_with_its_reason(broken: ReplayedCloud, fault: str) -> None:
+    host = next(host for host, name in HOSTS.items() if name == fault)
+    with pytest.raises(Refused, match=f"could not be created at {GPU}: {FAULTS[fault]}"):
+        broken.bind(host, GPU, "VGPU")
+    server = broken.bind(host, OTHER_GPU, "VGPU")
+    assert broken.kernel(host).sysfs.list_names("bus/mdev/devices") != []
+    broken.release(server)
+
+
+@pytest.mark.parametrize("fault", sample(FAULTS, "stuck_reset", "ebusy"))
+def test_crypto_accelerator_that_breaks_fails_the_job_with_its_reason(
+    broken: ReplayedCloud, fault: str
+) -> None:
+    host = next(host for host, name in HOSTS.items() if name == fault)
+    job = broken.set_layout(host, QAT, "dc")
+    assert job["state"] == "failed"
+    assert FAULTS[fault] in str(job["error"])
+    assert broken.set_layout(host, OTHER_QAT, "dc")["state"] == "done"
+    if fault == "stuck_reset":
+        wait_until("it is unhealthy", lambda: broken.device(host, QAT)["health"] != "OK", 30)
+        assert "qat/state is down" in str(broken.device(host, QAT)["health_reason"])
+
+
+@pytest.mark.parametrize("fault", sample(("eio", "ebusy", "stuck_reset"), "stuck_reset"))
+def test_drive_that_cannot_be_erased_is_not_given_to_another_server(
+    broken: ReplayedCloud, fault: str
+) -> None:
+    host = next(host for host, name in HOSTS.items() if name == fault)
+    server = broken.bind(host, DRIVE, "CUSTOM_NVME")
+    kernel = broken.kernel(host)
+    kernel.data[DRIVE] = "secret"
+    broken.release(server)
+    wait_until("the erasure has failed", lambda: FAULTS[fault] in errors_of(broken, host), 30)
+    wait_until(
+        "the drive is reserved", lambda: broken.free_units(host, DRIVE, "CUSTOM_NVME") == 0, 30
+    )
+    with pytest.raises(Refused):
+        broken.bind(host, DRIVE, "CUSTOM_NVME")
+    assert kernel.data == {DRIVE: "secret"}
+    assert is_dirty(broken, host)
+    other = broken.bind(host, OTHER_DRIVE, "CUSTOM_NVME")
+    broken.release(other)
+
+
+def test_drive_whose_erasure_fails_twice_is_free_after_the_third(broken: ReplayedCloud) -> None:
+    server = broken.bind(DIRTY, DRIVE, "CUSTOM_NVME")
+    kernel = broken.kernel(DIRTY)
+    kernel.data[DRIVE] = "secret"
+    broken.release(server)
+    wait_until("the erasure has failed", lambda: "Input/output" in errors_of(broken, DIRTY), 30)
+    assert kernel.data == {DRIVE: "secret"}
+    wait_until("it is erased", lambda: not is_dirty(broken, DIRTY), 120)
+    assert kernel.data == {}
+    wait_until(
+        "it is offered again", lambda: broken.free_units(DIRTY, DRIVE, "CUSTOM_NVME") == 1, 30
+    )
+    broken.release(broken.bind(DIRTY, DRIVE, "CUSTOM_NVME"))
+
+
+def errors_of(cloud: ReplayedCloud, host: str) -> str:
+    """Return the errors of the jobs of a host."""
+    return " ".join(str(row["error"]) for row in rows.read(cloud.engine, schema.jobs, host=host))
+
+
+def is_dirty(cloud: ReplayedCloud, host: str) -> bool:
+    """Return whether the drive of a host must be erased before it can be bound again."""
+    devices: list[dict[str, Any]] = rows.read(cloud.engine, schema.devices, host=host)
+    (device,) = [row["id"] for row in devices if row["address"] == DRIVE]
+    (part,) = rows.read(cloud.engine, schema.deployables, device_id=device)
+    (handle,) = rows.read(cloud.engine, schema.attach_handles, deployable_id=part["id"])
+    return bool(handle["needs_cleaning"])

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write to an NVMe drive as a tenant does, erase it with the nvme driver, and print what is left.
+
+Four times: bound to the nvme kernel driver, bound to vfio-pci, bound to nothing, and while the host
+uses the drive. Also print its resource class by capacity in the first three cases.
+"""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from cyborg.agent.backends.memory import MemoryFile
+from cyborg.core.errors import DriverFailed
+from cyborg.core.jobs.job import WorkItem
+from cyborg.drivers.nvme import NvmeDriver
+from cyborg.tests.fixtures.machine.processes import wait_until
+
+DISK = Path("/dev/nvme0n1")
+PATTERN = b"secret of a tenant! " * 4096
+OFFSETS = (0, 8 << 20, (16 << 20) - len(PATTERN))
+BUS = Path("/sys/bus/pci")
+
+
+def write_pattern() -> None:
+    """Write the data of a tenant."""
+    wait_until("the disk is there", DISK.exists, 30)
+    with open(DISK, "r+b") as disk:
+        for offset in OFFSETS:
+            disk.seek(offset)
+            disk.write(PATTERN)
+        os.fsync(disk)
+    Path("/proc/sys/vm/drop_caches").write_text("3")
+
+
+def count_secrets() -> int:
+    """Return how often the data of the tenant can be found."""
+    Path("/proc/sys/vm/drop_caches").write_text("3")
+    return DISK.read_bytes().count(b"secret of a tenant!")
+
+
+def find_class() -> str:
+    """Return the resource class that an agent reports that has just started."""
+    driver = NvmeDriver("nvme0", {"devices": ["class=0108"], "class_by_capacity": True})
+    driver.memory = MemoryFile(Path("/tmp/memory.json")).of("nvme0")
+    (device,) = driver.discover()
+    return device.deployables[0].resource_class
+
+
+def main() -> None:
+    """Print the results."""
+    subprocess.run(["modprobe", "-a", "nvme", "vfio-pci"], check=True)
+    wait_until("the disk is there", DISK.exists, 30)
+    driver = NvmeDriver("nvme0", {"devices": ["class=0108"]})
+    (device,) = driver.discover()
+    item = WorkItem("nvme0", device.address, device.address, device.address)
+    folder = BUS / "devices" / device.address
+    results: list[list[Any]] = []
+    classes: list[str] = []
+    for kernel_driver in ("nvme", "vfio-pci", ""):
+        write_pattern()
+        written = count_secrets()
+        if kernel_driver != "nvme":
+            (folder / "driver/unbind").write_text(device.address)
+        if kernel_driver == "vfio-pci":
+            (folder / "driver_override").write_text(kernel_driver)
+            (BUS / "drivers_probe").write_text(device.address)
+            assert (folder / "driver").resolve().name == kernel_driver
+        classes.append(find_class())
+        driver.sanitise(item)
+        results.append([written, count_secrets()])
+    write_pattern()
+    with open(os.open(DISK, os.O_RDWR | os.O_EXCL), "rb"):  # as a mount does
+        try:
+            driver.sanitise(item)
+            error = ""
+        except DriverFailed as exc:
+            error = exc.message
+    results.append([error, count_secrets()])
+    print("RESULT " + json.dumps([device.to_dict(), results, classes]))  # noqa: T201
+
+
+main()

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The nvme driver on a real kernel: data of a tenant is gone after the erasure."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cyborg.tests.fixtures.machine import guest
+
+pytestmark = [pytest.mark.lab, pytest.mark.long]
+
+SIZE = 16 << 20
+SECRETS = 3 * 4096
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return the device, what was left of the data of a tenant, and classes by capacity."""
+    disk: Path = tmp_path_factory.mktemp("disk") / "disk.raw"
+    disk.write_bytes(bytes(SIZE))
+    devices = [*guest.IOMMU, *guest.ROOT_PORT, *guest.NVME]
+    devices += ["-drive", f"file={disk},format=raw,if=none,id=disk0"]
+    devices += ["-device", "nvme-ns,drive=disk0,bus=nvme0"]
+    return guest.run_program("erase", devices)
+
+
+def test_discover_describes_the_drive(results: Any) -> None:
+    device, _, _ = results
+    assert (device["type"], device["serial"]) == ("SSD", "lab0")
+    assert device["std_board_info"]["capacity_bytes"] == str(SIZE)
+    assert device["std_board_info"]["model_number"] == "QEMU NVMe Ctrl"
+    (part,) = device["deployables"]
+    assert part["resource_class"] == "CUSTOM_NVME"
+
+
+@pytest.mark.parametrize("case", [0, 1, 2], ids=["nvme", "vfio-pci", "no kernel driver"])
+def test_sanitise_leaves_no_data_of_a_tenant(results: Any, case: int) -> None:
+    _, counts, _ = results
+    assert counts[case] == [SECRETS, 0]
+
+
+def test_sanitise_drive_in_use_is_refused(results: Any) -> None:
+    _, counts, _ = results
+    assert counts[3] == ["/dev/nvme0n1 cannot be opened: Device or resource busy", SECRETS]
+
+
+def test_class_by_capacity_stays_while_the_kernel_does_not_show_the_capacity(results: Any) -> None:
+    assert results[2] == ["CUSTOM_NVME_SSD_16_8MB"] * 3

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The copy of a download into a file: its progress in the log and its deadline."""
+
+import hashlib
+import logging
+from pathlib import Path
+
+import pytest
+
+from cyborg.agent.images.download import Deadline, copy
+from cyborg.core.errors import TimedOut
+from cyborg.core.image import parse_metadata
+
+UUID = "4d5b0d6a-8f8c-4f67-9f4e-3f2d1c0b9a87"
+DATA = b"x" * 1000
+
+
+class Clock:
+    """A clock that moves by ``step`` seconds at each look."""
+
+    def __init__(self, step: float) -> None:
+        self._step = step
+        self._now = 0.0
+
+    def __call__(self) -> float:
+        self._now += self._step
+        return self._now
+
+
+def test_progress_is_logged_at_most_every_five_seconds(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    digest = hashlib.sha512(DATA).hexdigest()
+    image = parse_metadata(
+        {"id": UUID, "size": len(DATA), "os_hash_algo": "sha512", "os_hash_value": digest}
+    )
+    chunks = [DATA[:100]] * 10
+    with caplog.at_level(logging.INFO), (tmp_path / "file").open("wb") as file:
+        copy(image, chunks, file.fileno(), lambda: None, Clock(2.0))
+    assert (tmp_path / "file").read_bytes() == DATA
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == [f"Downloading image, {n} % of 1000 bytes" for n in (30, 60, 90)]
+    assert caplog.records[0].__dict__["extra"] == {"image": UUID}
+
+
+def test_deadline_that_has_passed_raises() -> None:
+    deadline = Deadline(5.0, Clock(2.0))
+    deadline.check()
+    deadline.check()
+    with pytest.raises(TimedOut, match=r"not complete in 5 s; .*\[glance\] download_timeout"):
+        deadline.check()
+    assert deadline.left() == 0.0

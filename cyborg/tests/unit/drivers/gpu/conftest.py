@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The simulated NVML, for the real binding of nvidia-ml-py."""
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cyborg.drivers.gpu import nvml
+
+SOURCE = Path(__file__).with_name("nvml_library.c")
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """Load the simulated library; the binding finds it by its name, because it is loaded."""
+    pytest.importorskip(nvml.MODULE, reason="nvidia-ml-py is not installed")
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("gcc is not installed")
+    path = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
+    soname = "-Wl,-soname,libnvidia-ml.so.1"
+    command = [
+        compiler,
+        "-shared",
+        "-fPIC",
+        "-Wall",
+        "-Werror",
+        soname,
+        "-o",
+        str(path),
+        str(SOURCE),
+    ]
+    subprocess.run(command, check=True)
+    return ctypes.CDLL(str(path))
+
+
+@pytest.fixture
+def library(built: ctypes.CDLL) -> Iterator[ctypes.CDLL]:
+    built.set_broken(0)
+    built.set_mig(0)
+    yield built
+    assert built.count_opened() == 0, "NVML must be closed, or the kernel cannot detach the GPU"

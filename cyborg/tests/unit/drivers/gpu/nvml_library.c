@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A simulated NVML with the functions that the gpu driver uses, for the real Python binding.
+ *
+ * Names and arguments are those of the NVML API Reference Guide. There are two GPUs: one with vGPU
+ * types, and an old one that supports little. The first one can be in MIG mode. It has seven slices,
+ * and its GPU instances have compute instances. Calls work between nvmlInit and nvmlShutdown only.
+ */
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { SUCCESS, UNINITIALIZED, INVALID, NOT_SUPPORTED, NOT_FOUND = 6, SMALL = 7, NOT_LOADED = 9 };
+enum { NO_RESOURCES = 23, IN_USE = 19, PROFILES = 3, SLICES = 7 };
+typedef struct {
+    unsigned version, id, p2p, slices, instances, counts[6];
+    unsigned long long megabytes;
+    char name[96];
+} Profile;
+typedef struct { unsigned version, id, slices, instances, counts[6]; char name[96]; } ComputeProfile;
+typedef struct { int used, profile, computes; } Instance;
+typedef struct { unsigned long long total, free, used; } Memory;
+static const char *const names[] = {"NVIDIA A40-12Q", "NVIDIA A40-24Q"};
+/* In MIG mode: types 1001 to 1003, each for the profile of its index. */
+static const char *const mig_names[] = {"GRID A100-1-10C", "GRID A100-2-20C", "GRID A100-7-80C"};
+static const unsigned ids[PROFILES] = {19, 14, 0}, slices[PROFILES] = {1, 2, 7};
+static const unsigned limits[PROFILES] = {7, 3, 1}, indices[PROFILES] = {0, 1, 4};
+static const char *const profile_names[] = {"MIG 1g.10gb", "MIG 2g.20gb", "MIG 7g.80gb"};
+static Instance instances[SLICES];
+static int opened, broken, mig, busy, failing, gpus[2];
+int reads; /* of GPUs, for the test */
+
+int count_opened(void) { return opened; }
+void set_broken(int value) { broken = value; }
+void set_mig(int value) { mig = value; memset(instances, 0, sizeof instances); busy = failing = 0; }
+void set_busy(int value) { busy = value; }       /* a process uses the instances */
+void set_failing(int value) { failing = value; } /* this many creations succeed, if not 0 */
+
+int count_instances(unsigned profile)
+{
+    int count = 0;
+    for (int number = 0; number < SLICES; number++)
+        count += instances[number].used && ids[instances[number].profile] == profile
+                 && instances[number].computes == 1;
+    return count;
+}
+int nvmlInitWithFlags(unsigned flags) { (void)flags; return broken ? NOT_LOADED : (opened++, SUCCESS); }
+int nvmlShutdown(void) { return opened ? (opened--, SUCCESS) : UNINITIALIZED; }
+
+const char *nvmlErrorString(int code)
+{
+    return code == NOT_LOADED ? "Driver Not Loaded" : code == IN_USE ? "In use by another client"
+           : code == NO_RESOURCES ? "Insufficient Resources" : "Not Found";
+}
+
+int nvmlDeviceGetHandleByPciBusId_v2(const char *address, void **device)
+{
+    if (!opened) return UNINITIALIZED;
+    reads++;
+    for (int number = 0; number < 2; number++)
+        if (!strcmp(address, number ? "0000:5e:00.0" : "0000:3d:00.0"))
+            return (*device = &gpus[number], SUCCESS);
+    return NOT_FOUND;
+}
+
+static int modern(const void *device) { return opened && device == &gpus[0]; }
+
+int nvmlDeviceGetUUID(void *device, char *uuid, unsigned length)
+{
+    snprintf(uuid, length, "GPU-%08d-0000-0000-0000-000000000000", modern(device));
+    return SUCCESS;
+}
+
+int nvmlDeviceGetVbiosVersion(void *device, char *version, unsigned length)
+{
+    snprintf(version, length, "94.02.5C.00.01");
+    return modern(device) ? SUCCESS : NOT_SUPPORTED;
+}
+
+int nvmlDeviceGetMemoryInfo(void *device, Memory *memory)
+{
+    (void)device;
+    memory->total = 48305799168ULL;
+    return opened ? SUCCESS : UNINITIALIZED;
+}
+
+int nvmlDeviceGetEccMode(void *device, unsigned *current, unsigned *pending)
+{
+    *current = 1, *pending = 0;
+    return modern(device) ? SUCCESS : NOT_SUPPORTED;
+}
+
+int nvmlDeviceGetMigMode(void *device, unsigned *current, unsigned *pending)
+{
+    *current = *pending = mig;
+    return modern(device) ? SUCCESS : NOT_SUPPORTED;
+}
+
+int nvmlDeviceGetSupportedVgpus(void *device, unsigned *count, unsigned *types)
+{
+    if (!modern(device)) return NOT_SUPPORTED;
+    if (*count < 2u + mig) return (*count = 2 + mig, SMALL);
+    if (mig) types[0] = 1001, types[1] = 1002, types[2] = 1003;
+    else types[0] = 561, types[1] = 563;
+    *count = 2 + mig;
+    return SUCCESS;
+}
+
+int nvmlVgpuTypeGetGpuInstanceProfileId(unsigned type, unsigned *profile)
+{
+    *profile = type > 1000 ? ids[type - 1001] : 0xFFFFFFFF;
+    return SUCCESS;
+}
+
+int nvmlVgpuTypeGetName(unsigned type, char *name, unsigned *length)
+{
+    snprintf(name, *length, "%s", type > 1000 ? mig_names[type - 1001] : names[type == 563]);
+    return SUCCESS;
+}
+
+int nvmlVgpuTypeGetMaxInstances(void *device, unsigned type, unsigned *count)
+{
+    *count = type > 1000 ? limits[type - 1001] : type == 561 ? 4 : 2;
+    return modern(device) ? SUCCESS : INVALID;
+}
+
+static int find(const unsigned *values, unsigned value)
+{
+    for (int number = 0; number < PROFILES; number++)
+        if (values[number] == value) return number;
+    return -1;
+}
+
+int nvmlDeviceGetGpuInstanceProfileInfoV(void *device, unsigned index, Profile *profile)
+{
+    int number = find(indices, index);
+    if (!modern(device) || !mig || number < 0) return NOT_SUPPORTED;
+    profile->id = ids[number], profile->slices = slices[number];
+    profile->instances = limits[number];
+    snprintf(profile->name, sizeof profile->name, "%s", profile_names[number]);
+    return SUCCESS;
+}
+
+int nvmlDeviceGetGpuInstances(void *device, unsigned profile, Instance **found, unsigned *count)
+{
+    if (!modern(device)) return INVALID;
+    *count = 0;
+    for (int number = 0; number < SLICES; number++)
+        if (instances[number].used && ids[instances[number].profile] == profile)
+            found[(*count)++] = &instances[number];
+    return SUCCESS;
+}
+
+int nvmlDeviceCreateGpuInstance(void *device, unsigned profile, Instance **created)
+{
+    unsigned used = 0;
+    int number = find(ids, profile);
+    if (!modern(device) || number < 0) return INVALID;
+    for (int other = 0; other < SLICES; other++)
+        used += instances[other].used ? slices[instances[other].profile] : 0;
+    if (used + slices[number] > SLICES || (failing && !--failing)) return NO_RESOURCES;
+    for (Instance *instance = instances; instance < instances + SLICES; instance++)
+        if (!instance->used) {
+            instance->used = 1, instance->profile = number, instance->computes = 0;
+            return (*created = instance, SUCCESS);
+        }
+    return NO_RESOURCES;
+}
+
+int nvmlGpuInstanceDestroy(Instance *instance)
+{
+    if (instance->computes) return IN_USE;
+    return (instance->used = 0, SUCCESS);
+}
+
+int nvmlGpuInstanceGetComputeInstanceProfileInfoV(
+    Instance *instance, unsigned index, unsigned engines, ComputeProfile *profile)
+{
+    int number = find(indices, index);
+    if (engines || number < 0 || slices[number] > slices[instance->profile]) return NOT_SUPPORTED;
+    profile->id = 100 + number, profile->slices = slices[number];
+    profile->instances = slices[instance->profile] / slices[number];
+    return SUCCESS;
+}
+
+int nvmlGpuInstanceGetComputeInstances(
+    Instance *instance, unsigned profile, Instance **found, unsigned *count)
+{
+    *count = 0;
+    if (instance->computes && profile == 100u + instance->profile) found[(*count)++] = instance;
+    return SUCCESS;
+}
+
+int nvmlGpuInstanceCreateComputeInstance(Instance *instance, unsigned profile, Instance **created)
+{
+    if (profile != 100u + instance->profile || instance->computes) return NO_RESOURCES;
+    instance->computes = 1;
+    return (*created = instance, SUCCESS);
+}
+
+int nvmlComputeInstanceDestroy(Instance *compute)
+{
+    if (busy) return IN_USE;
+    return (compute->computes = 0, SUCCESS);
+}

@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MIG layouts on a simulated kernel and a simulated NVML, with the real binding of NVML."""
+
+import ctypes
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cyborg.core.errors import DriverFailed, Invalid
+from cyborg.core.inventory.device import Ability, Device, Layout
+from cyborg.core.jobs.job import WorkItem
+from cyborg.drivers.gpu import mig as mig_layouts
+from cyborg.drivers.gpu import nvml
+from cyborg.drivers.gpu.driver import GpuDriver
+from cyborg.drivers.gpu.nvml import GpuFacts, NvmlLibrary
+from cyborg.drivers.privileged import mig
+from cyborg.testing.conformance.kit import Outcome, run_rules
+from cyborg.tests.unit.drivers.gpu.simulated_gpu import PrivilegedControl, SimulatedKernel
+
+CARD = "0000:3d:00.0"
+TYPES = {"nvidia-1001": 19, "nvidia-1002": 14, "nvidia-1003": 0}  # ids of their profiles
+SMALL, MEDIUM, LARGE = "7x1g.10gb", "3x2g.20gb", "1x7g.80gb"
+NAMES = dict(zip(TYPES, ("GRID A100-1-10C", "GRID A100-2-20C", "GRID A100-7-80C"), strict=True))
+
+
+class MigKernel(SimulatedKernel):
+    """A kernel whose virtual functions can have a device while the card has a free instance."""
+
+    def __init__(self, folder: Path, library: ctypes.CDLL) -> None:
+        super().__init__(folder)
+        self._library = library
+        self.add_function(CARD, "10de", "20b5", "030200", kernel_driver="nvidia", totalvfs=16)
+        self.parents = self.enable_virtual_functions(CARD, 16, "20b5", "030200")
+        for parent in self.parents:
+            self.add_parent(parent, 1, dict.fromkeys(TYPES, 1))
+            for type_, name in NAMES.items():
+                folder = self.bus / parent / "mdev_supported_types" / type_
+                (folder / "name").write_text(f"{name}\n")
+        self.update()
+
+    def write(self, path: Path, text: str) -> None:
+        super().write(path, text)
+        self.update()
+
+    def update(self) -> None:
+        """Write the number of available instances of each type of each function."""
+        used = dict.fromkeys(TYPES, 0)
+        for parent in self.parents:
+            for type_ in TYPES:
+                folder = self.bus / parent / "mdev_supported_types" / type_ / "devices"
+                used[type_] += len(list(folder.iterdir()))
+        for parent in self.parents:
+            for type_, profile in TYPES.items():
+                free = self._library.count_instances(profile) - used[type_]
+                count = min(1, max(0, free)) if self.units[parent] else 0
+                path = self.bus / parent / "mdev_supported_types" / type_ / "available_instances"
+                path.write_text(f"{count}\n")
+
+
+@pytest.fixture
+def kernel(tmp_path: Path, library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> MigKernel:
+    library.set_mig(1)
+    found = MigKernel(tmp_path, library)
+    found.redirect(monkeypatch)
+    monkeypatch.setattr(mig, "_SYS", found.root)
+    return found
+
+
+class Control(PrivilegedControl):
+    """The privileged functions in this process; the kernel follows the instances."""
+
+    kernel: MigKernel | None = None
+
+    def set_instances(self, address: str, profile: str | None) -> None:
+        """Replace the instances."""
+        super().set_instances(address, profile)
+        assert self.kernel is not None
+        self.kernel.update()
+
+
+class MigDriver(GpuDriver):
+    """The gpu driver with the privileged functions and NVML in this process."""
+
+    def __init__(
+        self, backend: str, options: Mapping[str, Any], sysfs_root: str | Path = "/sys"
+    ) -> None:
+        super().__init__(backend, options, sysfs_root, control=Control(), nvml=NvmlLibrary())
+
+
+OPTIONS = {
+    "mdev_types": [f"vendor=8086|10de,product=20b5,address=!{CARD},type={'|'.join(TYPES)}"],
+    "mig_layouts": True,
+}
+
+
+def make_driver(kernel: MigKernel, **options: Any) -> GpuDriver:
+    Control.kernel = kernel
+    driver = MigDriver("gpus", OPTIONS | options, kernel.root)
+    driver.host = "compute-1"
+    return driver
+
+
+def discover(driver: GpuDriver) -> Device:
+    (device,) = driver.discover()
+    return device
+
+
+def handles(device: Device) -> list[str]:
+    return [handle.address for part in device.deployables for handle in part.handles]
+
+
+def item(handle: str = "") -> WorkItem:
+    return WorkItem("gpus", CARD, handle.partition("/")[0], handle)
+
+
+def layouts(driver: GpuDriver) -> dict[str, Layout]:
+    return {layout.name: layout for layout in driver.layouts(discover(driver))}
+
+
+def current(driver: GpuDriver) -> list[str]:
+    device = discover(driver)
+    return [layout.name for layout in driver.layouts(device) if layout.matches(device)]
+
+
+def test_layouts_are_the_profiles_with_all_their_instances(kernel: MigKernel) -> None:
+    found = layouts(make_driver(kernel))
+    assert {name: dict(layout.offers) for name, layout in found.items()} == {
+        SMALL: {"VGPU": 7},
+        MEDIUM: {"VGPU": 3},
+        LARGE: {"VGPU": 1},
+        "none": {},
+    }
+    assert found[SMALL].traits == {"CUSTOM_MIG_7X1G_10GB"}
+
+
+def test_layouts_without_enabled_type_are_left_out(kernel: MigKernel) -> None:
+    rule = f"product=20b5,address=!{CARD},type=nvidia-1002,resource_class=CUSTOM_MIG"
+    driver = make_driver(kernel, mdev_types=[rule])
+    found = layouts(driver)
+    assert list(found) == [MEDIUM, "none"]
+    assert found[MEDIUM].offers == {"CUSTOM_MIG": 3}
+
+
+@pytest.mark.parametrize(
+    ("layout", "type_", "count", "profile"),
+    [
+        (SMALL, "nvidia-1001", 7, 19),
+        (MEDIUM, "nvidia-1002", 3, 14),
+        (LARGE, "nvidia-1003", 1, 0),
+    ],
+)
+def test_partition_is_discovered_with_its_slots(
+    kernel: MigKernel, library: ctypes.CDLL, layout: str, type_: str, count: int, profile: int
+) -> None:
+    driver = make_driver(kernel)
+    assert current(driver) == ["none"]
+    driver.partition(item(), layout)
+    assert library.count_instances(profile) == count
+    for known in (driver, make_driver(kernel)):
+        assert current(known) == [layout]
+    device = discover(driver)
+    assert [h.split("/")[1] for h in handles(device)] == [type_] * count
+    trait = f"CUSTOM_MDEV_{type_.upper().replace('-', '_')}"
+    assert all(trait in part.traits for part in device.deployables if part.handles)
+
+
+def test_partition_again_changes_nothing(kernel: MigKernel, library: ctypes.CDLL) -> None:
+    driver = make_driver(kernel)
+    driver.partition(item(), SMALL)
+    library.set_busy(1)  # a change would fail
+    driver.partition(item(), SMALL)
+    make_driver(kernel).partition(item(), SMALL)
+    assert current(driver) == [SMALL]
+
+
+def test_partition_replaces_instances_and_removes_them(
+    kernel: MigKernel, library: ctypes.CDLL
+) -> None:
+    driver = make_driver(kernel)
+    for layout in (SMALL, MEDIUM, LARGE, SMALL, "none"):
+        driver.partition(item(), layout)
+        assert current(driver) == [layout]
+    assert [library.count_instances(profile) for profile in TYPES.values()] == [0, 0, 0]
+
+
+def test_slots_stay_the_same_while_they_are_used(kernel: MigKernel) -> None:
+    driver = make_driver(kernel)
+    driver.partition(item(), MEDIUM)
+    before = handles(discover(driver))
+    for handle in before:
+        driver.prepare(item(handle), None)
+        assert handles(discover(driver)) == before
+    assert driver.remarks == (), "the other functions cannot have devices, as expected"
+    assert current(driver) == [MEDIUM]
+
+
+def test_partition_of_card_with_devices_is_refused(kernel: MigKernel) -> None:
+    driver = make_driver(kernel)
+    driver.partition(item(), SMALL)
+    driver.prepare(item(handles(discover(driver))[0]), None)
+    with pytest.raises(DriverFailed, match=f"{CARD} has mediated devices, which servers may use"):
+        driver.partition(item(), MEDIUM)
+    assert current(driver) == [SMALL]
+
+
+def test_partition_that_nvml_refuses_says_why(kernel: MigKernel, library: ctypes.CDLL) -> None:
+    driver = make_driver(kernel)
+    driver.partition(item(), SMALL)
+    library.set_busy(1)
+    with pytest.raises(DriverFailed, match=r"could not be replaced by 2g\.20gb: In use by another"):
+        driver.partition(item(), MEDIUM)
+    assert current(driver) == [SMALL]
+    library.set_busy(0)
+    library.set_failing(2)
+    with pytest.raises(DriverFailed, match="Insufficient Resources"):
+        driver.partition(item(), MEDIUM)
+    assert current(driver) == ["other"], "the agent applies the previous layout again"
+    driver.partition(item(), SMALL)
+    assert current(driver) == [SMALL]
+
+
+@pytest.mark.parametrize("layout", ["2x1g.10gb", "other", "fixed", "../x", ""])
+def test_partition_unknown_layout_changes_nothing(kernel: MigKernel, layout: str) -> None:
+    driver = make_driver(kernel)
+    driver.partition(item(), SMALL)
+    with pytest.raises(DriverFailed, match=f"expected {SMALL}, {MEDIUM}, {LARGE}"):
+        driver.partition(item(), layout)
+    assert current(driver) == [SMALL]
+
+
+def test_card_outside_mig_mode_has_one_layout(kernel: MigKernel, library: ctypes.CDLL) -> None:
+    library.set_mig(0)
+    kernel.update()
+    driver = make_driver(kernel)
+    device = discover(driver)
+    assert driver.layouts(device) == [Layout("fixed", {})]
+    driver.partition(item(), "fixed")
+    with pytest.raises(DriverFailed, match="expected fixed"):
+        driver.partition(item(), SMALL)
+
+
+def test_abilities_have_layouts_only_with_the_option(kernel: MigKernel) -> None:
+    assert Ability.PARTITIONS in make_driver(kernel).abilities
+    assert Ability.PARTITIONS not in make_driver(kernel, mig_layouts=False).abilities
+
+
+def test_instances_of_several_profiles_are_one_layout() -> None:
+    facts = GpuFacts(mig="enabled", mig_profiles={"1g": 7, "3g": 2})
+    for present, expected in (
+        ({"1g": 7, "3g": 0}, "7x1g"),
+        ({"1g": 3, "3g": 0}, "other"),
+        ({"1g": 1, "3g": 1}, "other"),
+        ({}, "none"),
+    ):
+        assert (
+            mig_layouts.current_layout(
+                GpuFacts(mig="enabled", mig_profiles=facts.mig_profiles, mig_instances=present)
+            )
+            == expected
+        )
+
+
+@pytest.mark.parametrize("profile", ["", "../1g", "1G.10GB", "1g 10gb", "1g\n", "x" * 33])
+def test_privileged_function_refuses_other_names(kernel: MigKernel, profile: str) -> None:
+    with pytest.raises(Invalid):
+        mig.set_instances(CARD, profile)
+
+
+def test_privileged_function_refuses_other_functions(
+    kernel: MigKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(DriverFailed, match="there is no device 0000:77"):
+        mig.set_instances("0000:77:00.0", None)
+    with pytest.raises(DriverFailed, match="expected a card bound to nvidia"):
+        mig.set_instances(kernel.parents[0], None)
+    with pytest.raises(
+        DriverFailed, match=r"has no MIG profile 3g\.40gb: expected one of 1g\.10gb"
+    ):
+        mig.set_instances(CARD, "3g.40gb")
+    monkeypatch.setattr(nvml, "MODULE", "no_such_binding")
+    with pytest.raises(DriverFailed, match="nvidia-ml-py is missing"):
+        mig.set_instances(CARD, None)
+
+
+def test_privileged_function_outside_mig_mode_fails(
+    kernel: MigKernel, library: ctypes.CDLL
+) -> None:
+    library.set_mig(0)
+    with pytest.raises(DriverFailed, match="is not in MIG mode: enable it"):
+        mig.set_instances(CARD, None)
+
+
+def test_partition_during_a_discovery_reads_the_card_itself(kernel: MigKernel) -> None:
+    """The methods run in different threads; a new object has not discovered anything yet."""
+    driver = make_driver(kernel)
+
+    def discover() -> None:
+        for _ in range(4):  # one after another, as the agent calls it
+            driver.discover()
+
+    thread = threading.Thread(target=discover)
+    thread.start()
+    driver.partition(item(), SMALL)
+    thread.join()
+    assert current(driver) == [SMALL]
+
+
+def test_gpu_driver_with_mig_layouts_passes_all_rules(kernel: MigKernel) -> None:
+    make_driver(kernel).partition(item(), SMALL)
+    results = run_rules(MigDriver, OPTIONS, sysfs_root=kernel.root, work=True, entry_point="gpu")
+    outcomes = {result.rule.name: (result.outcome, result.reason) for result in results}
+    failed = {n: r for n, r in outcomes.items() if r[0] in (Outcome.FAILED, Outcome.BLOCKED)}
+    # The class of a test module imports more than a driver may.
+    assert set(failed) <= {"imports_only_core_and_drivers"}
+    assert outcomes["partition_is_discovered"][0] is Outcome.PASSED
+    assert kernel.devices() == []
+
+
+def test_current_layout_has_what_the_card_offers() -> None:
+    """It can be less than the layout could have, such as beside a device of somebody else."""
+    facts = GpuFacts(mig="enabled", mig_profiles={"1g.10gb": 7}, mig_instances={"1g.10gb": 7})
+    parents = {f"0000:3d:00.{n}": ("VGPU", frozenset({"1g.10gb"})) for n in range(7)}
+    (layout,) = mig_layouts.possible_layouts(facts, parents, {"VGPU": 6})
+    assert (layout.name, layout.offers) == (SMALL, {"VGPU": 6})
+
+
+def test_card_whose_profiles_are_unknown_is_not_in_mig_mode() -> None:
+    """NVML cannot read the card now; what it was is still known."""
+    assert not mig_layouts.is_enabled(GpuFacts(mig="enabled"))

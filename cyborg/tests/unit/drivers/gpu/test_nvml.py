@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Facts of NVML: the real binding ``nvidia-ml-py`` on a simulated library, and their use."""
+
+import ctypes
+import json
+from pathlib import Path
+
+import pytest
+
+from cyborg.agent.backends.memory import MemoryFile
+from cyborg.core.inventory.device import Device
+from cyborg.drivers.base import VolatileMemory
+from cyborg.drivers.gpu import nvml
+from cyborg.drivers.gpu.driver import GpuDriver
+from cyborg.drivers.gpu.nvml import FactsReader, GpuFacts, NvmlLibrary, short_name
+from cyborg.drivers.sysfs import PciFunction
+from cyborg.testing.sysfs_tree import SysfsTree
+
+CARD, OLD, AMD = "0000:3d:00.0", "0000:5e:00.0", "0000:6e:00.0"
+UUID = "GPU-00000001-0000-0000-0000-000000000000"
+
+
+def test_read_returns_the_facts_of_a_gpu(library: ctypes.CDLL) -> None:
+    assert NvmlLibrary().read(CARD) == GpuFacts(
+        uuid=UUID,
+        memory=48305799168,
+        vbios="94.02.5C.00.01",
+        ecc="enabled",
+        mig="disabled",
+        max_vgpus={"A40-12Q": 4, "A40-24Q": 2},
+    )
+
+
+def test_read_leaves_out_what_a_gpu_does_not_support(library: ctypes.CDLL) -> None:
+    found = NvmlLibrary().read(OLD)
+    assert found is not None
+    assert found.memory == 48305799168
+    assert (found.vbios, found.ecc, found.mig, found.max_vgpus) == (None, None, None, {})
+
+
+def test_read_error_is_logged_once(library: ctypes.CDLL, caplog: pytest.LogCaptureFixture) -> None:
+    source = NvmlLibrary()
+    assert source.read("0000:77:00.0") is None
+    assert source.read("0000:77:00.0") is None
+    library.set_broken(1)
+    assert source.read(CARD) is None
+    assert [record.message for record in caplog.records] == [
+        "NVML cannot be read, its facts are unknown: Not Found",
+        "NVML cannot be read, its facts are unknown: Driver Not Loaded",
+    ]
+
+
+def test_read_without_binding_returns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "MODULE", "no_such_binding")
+    assert NvmlLibrary().read(CARD) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("NVIDIA A40-12Q", "A40-12Q"), ("GRID A100-1-5C", "A100-1-5C"), ("A40-1", "A40-1"), ("", "")],
+)
+def test_short_name_leaves_out_the_product_line(name: str, expected: str) -> None:
+    assert short_name(name) == expected
+
+
+class Source:
+    """A source with one answer, which counts its readings."""
+
+    def __init__(self, facts: GpuFacts | None) -> None:
+        self.facts = facts
+        self.count = 0
+
+    def read(self, address: str) -> GpuFacts | None:
+        self.count += 1
+        return self.facts
+
+
+def card(driver: str | None, vendor: str = "10de") -> PciFunction:
+    return PciFunction(CARD, vendor, "2235", "030200", kernel_driver=driver)
+
+
+def test_facts_are_read_once_while_bound() -> None:
+    source, memory = Source(GpuFacts(uuid="one", max_vgpus={"A40-12Q": 4})), VolatileMemory()
+    reader = FactsReader(source)
+    for _ in range(3):
+        assert reader.read(card("nvidia"), memory).uuid == "one"
+    assert source.count == 1
+    assert reader.read(card("vfio-pci"), memory).max_vgpus == {"A40-12Q": 4}
+    source.facts = GpuFacts(uuid="two")
+    assert reader.read(card("nvidia"), memory).uuid == "two"
+    assert source.count == 2
+
+
+def test_facts_that_cannot_be_read_are_tried_again() -> None:
+    source, memory = Source(None), VolatileMemory()
+    reader = FactsReader(source)
+    assert reader.read(card("nvidia"), memory) == GpuFacts()
+    source.facts = GpuFacts(uuid="one")
+    assert reader.read(card("nvidia"), memory).uuid == "one"
+
+
+def test_facts_of_a_gpu_in_use_survive_a_restart(tmp_path: Path) -> None:
+    facts = GpuFacts(uuid="one", memory=8, ecc="enabled", max_vgpus={"A40-12Q": 4})
+    FactsReader(Source(facts)).read(card("nvidia"), MemoryFile(tmp_path / "m").of("gpus"))
+    source = Source(None)
+    found = FactsReader(source).read(card("vfio-pci"), MemoryFile(tmp_path / "m").of("gpus"))
+    assert found == GpuFacts(uuid="one", memory=8, ecc="enabled")
+    assert source.count == 0
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", json.dumps({"memory": "much"})])
+def test_facts_of_another_release_are_ignored(text: str) -> None:
+    memory = VolatileMemory()
+    memory.put(f"gpu {CARD} 2235", text)
+    assert FactsReader(Source(None)).read(card("vfio-pci"), memory) == GpuFacts()
+
+
+def test_facts_of_other_vendors_are_not_read() -> None:
+    source = Source(GpuFacts(uuid="one"))
+    assert FactsReader(source).read(card("nvidia", "1002"), VolatileMemory()) == GpuFacts()
+    assert source.count == 0
+
+
+def test_discover_shows_the_facts_of_a_card(library: ctypes.CDLL, tmp_path: Path) -> None:
+    tree = SysfsTree(tmp_path / "sys")
+    tree.add_function(CARD, "10de", "2235", "030200", kernel_driver="nvidia")
+    tree.add_function(AMD, "1002", "73bf", "030000")
+    driver = GpuDriver("gpus", {"devices": ["class=03"]}, tree.root, nvml=NvmlLibrary())
+    found: dict[str, Device] = {device.address: device for device in driver.discover()}
+    assert found[CARD].serial == UUID
+    assert found[CARD].topology["firmware_version"] == "94.02.5C.00.01"
+    info = found[CARD].std_board_info
+    assert (info["memory_bytes"], info["ecc"], info["mig"]) == (
+        "48305799168",
+        "enabled",
+        "disabled",
+    )
+    assert found[AMD].serial is None
+    assert "memory_bytes" not in found[AMD].std_board_info
+    before = ctypes.c_int.in_dll(library, "reads").value
+    assert driver.discover() == list(found.values())
+    assert ctypes.c_int.in_dll(library, "reads").value == before

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The nvme driver and its commands without a controller."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cyborg.core.errors import DriverFailed
+from cyborg.drivers.nvme import NvmeDriver
+from cyborg.drivers.nvme_admin import Controller
+
+
+class SimulatedNvmeDriver(NvmeDriver):
+    """The nvme driver, which erases nothing."""
+
+    def __init__(
+        self, backend: str, options: Mapping[str, Any], sysfs_root: str | Path = "/sys"
+    ) -> None:
+        """Create the driver."""
+        result = {"method": "format, user data erase", "namespaces": 1, "samples": 16}
+        super().__init__(backend, options, sysfs_root, erase=lambda address, timeout: result)
+
+
+class ListedController(Controller):
+    """A controller with stored Identify data, by the number of the data structure."""
+
+    def __init__(self, answers: dict[int, bytes]) -> None:
+        super().__init__(-1)
+        self._answers = answers
+
+    def _identify(self, structure: int, namespace: int = 0) -> bytes:
+        if structure not in self._answers:
+            raise DriverFailed("NVMe admin command 0x06 failed with status 0x2")
+        return self._answers[structure]

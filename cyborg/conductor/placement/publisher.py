@@ -391,7 +391,7 @@ class Publisher:
 
     def _record(self, tx: sa.Connection, batch: _Batch, result: _BatchResult) -> None:
         now, owner = self._now(), batch.owner
-        store.record_published(tx, owner, result.published)
+        store.record_published(tx, owner, result.published, now)
         store.delete_published(tx, owner, result.deleted)
         store.record_failures(
             tx,

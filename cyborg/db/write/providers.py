@@ -185,8 +185,14 @@ def lease(
     return fetch_all(LeasedProviderRow, tx.execute(leased.order_by(providers.c.id)))
 
 
-def record_published(tx: sa.Connection, owner: str, revisions: Mapping[str, int]) -> None:
-    """Record the revisions that were published to Placement, by uuid."""
+def record_published(
+    tx: sa.Connection, owner: str, revisions: Mapping[str, int], now: datetime
+) -> None:
+    """Record the revisions that were published to Placement, by uuid.
+
+    A provider that was changed in the meantime is stale since ``now``: with its earlier time it
+    would be published before all others, and look as if it was never published.
+    """
     if not revisions:
         return
     tx.execute(
@@ -196,7 +202,7 @@ def record_published(tx: sa.Connection, owner: str, revisions: Mapping[str, int]
             published_revision=sa.bindparam("new_revision"),
             stale_since=sa.case(
                 (providers.c.revision == sa.bindparam("new_revision"), None),
-                else_=providers.c.stale_since,
+                else_=now,
             ),
             verify_only=False,
             error=None,

@@ -22,7 +22,8 @@ _COMMAND = struct.Struct("<BBHIIIQQII6III")
 _ADMIN_IOCTL = 0xC0484E41  # _IOWR('N', 0x41, struct nvme_passthru_cmd)
 _IDENTIFY, _GET_LOG_PAGE, _FORMAT, _SANITIZE = 0x06, 0x02, 0x80, 0x84
 _CNS_NAMESPACE, _CNS_CONTROLLER, _CNS_ACTIVE_NAMESPACES = 0x00, 0x01, 0x02
-_CNS_ALLOCATED_NAMESPACES, _CNS_CONTROLLERS, _CNS_SECONDARY_CONTROLLERS = 0x10, 0x13, 0x15
+_CNS_ALLOCATED_NAMESPACES, _CNS_NAMESPACE_CONTROLLERS = 0x10, 0x12
+_CNS_CONTROLLERS, _CNS_SECONDARY_CONTROLLERS = 0x13, 0x15
 _SANITIZE_STATUS_LOG = 0x81
 _WHOLE_CONTROLLER = 0xFFFFFFFF
 _IDENTIFY_BYTES = 4096
@@ -195,6 +196,11 @@ class Controller:
         """Return the ids of all namespaces of the NVM subsystem."""
         return self._namespaces(_CNS_ALLOCATED_NAMESPACES)
 
+    def detached_namespace_ids(self) -> list[int]:
+        """Return the ids of the namespaces of the NVM subsystem that no controller has."""
+        others = set(self.allocated_namespace_ids()) - set(self.namespace_ids())
+        return sorted(number for number in others if not self._has_controller(number))
+
     def is_alone(self, info: ControllerInfo) -> bool:
         """Return whether no other controller of the NVM subsystem can be in use.
 
@@ -228,6 +234,13 @@ class Controller:
     def format(self, number: int, format_bits: int, method: Method, timeout: float) -> None:
         """Format a namespace; ``format_bits`` are those of its NamespaceInfo."""
         self._execute(_FORMAT, number, format_bits | _SECURE_ERASE[method] << 9, timeout=timeout)
+
+    def _has_controller(self, namespace: int) -> bool:
+        try:
+            found = parse_controllers(self._identify(_CNS_NAMESPACE_CONTROLLERS, namespace))
+        except DriverFailed:
+            return False  # the list is optional: without it, the namespace must be assumed detached
+        return bool(found)
 
     def _namespaces(self, structure: int) -> list[int]:
         data = self._identify(structure)

@@ -122,8 +122,9 @@ def _check_all_attached(
         raise DriverFailed("the controller has no attached namespace, so nothing can be proved")
     if method in SANITIZE_METHODS or not info.manages_namespaces:
         return
-    # The server could have detached a namespace: a format does not erase it.
-    if detached := sorted(set(controller.allocated_namespace_ids()) - set(numbers)):
+    # The server could have detached a namespace: a format does not erase it. Those of other
+    # controllers, such as other virtual functions, are not erased with this one.
+    if detached := controller.detached_namespace_ids():
         raise DriverFailed(
             f"namespace {detached[0]} is detached, so it cannot be formatted: attach or delete it"
         )

@@ -63,6 +63,9 @@ class NvmeDriver(PciDriver):
     version = "1.0"
     DEVICE_TYPE = DeviceType.SSD
     SUPPORT_LEVEL = Support.SUPPORTED
+    # The serial number appears with the controller, the capacity with its namespaces: a real drive
+    # needs seconds after its PCI function was bound. ``block`` has uevents of all other disks too.
+    UEVENT_SUBSYSTEMS = PciDriver.UEVENT_SUBSYSTEMS | {"nvme", "nvme-generic"}
     OPTIONS = (
         # An erasure is more than a reset.
         *(option for option in PciDriver.OPTIONS if option is not reset.OPTION),

@@ -21,6 +21,7 @@ from cyborg.drivers.generic import PciDriver
 from cyborg.drivers.hwdb import Lookup, Names
 from cyborg.drivers.replay.files import unpack
 from cyborg.drivers.replay.kernel import SimulatedKernel
+from cyborg.drivers.replay.programming import SimulatedControl
 
 Arguments = Callable[[SimulatedKernel, Lookup], Mapping[str, Any]]
 
@@ -35,8 +36,11 @@ SIMULATED: Mapping[str, Arguments] = {
         "lookup": lookup,
         "control": kernel,
     },
-    # Their defaults refuse all changes of devices that are not of this host.
-    "cyborg.drivers.fpga.driver:FpgaDriver": lambda kernel, lookup: {"lookup": lookup},
+    "cyborg.drivers.fpga.driver:FpgaDriver": lambda kernel, lookup: {
+        "lookup": lookup,
+        "control": SimulatedControl(kernel),
+    },
+    # Its default refuses all changes of devices that are not of this host.
     "cyborg.drivers.nic.driver:NicDriver": lambda kernel, lookup: {"lookup": lookup},
     "cyborg.drivers.nvme:NvmeDriver": lambda kernel, lookup: {
         "lookup": lookup,
@@ -60,7 +64,8 @@ class ReplayedHost:
         self._remove = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         try:
             unpack(capture, self._folder)
-            self.boot_id = self._folder / "boot_id"
+            self.boot_id = self._folder / "proc/sys/kernel/random/boot_id"
+            self.boot_id.parent.mkdir(parents=True, exist_ok=True)
             self.boot_id.write_text(f"{uuid.uuid4()}\n")
         except OSError:
             self.close()

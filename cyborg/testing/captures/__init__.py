@@ -16,6 +16,7 @@ FOLDER = Path(__file__).parent
 DRIVERS: Mapping[str, Mapping[str, object]] = MappingProxyType(
     {
         "crypto": {"devices": ["vendor=8086"]},
+        "fpga": {"devices": ["vendor=8086,product=0b2b|0b2c"]},
         "gpu": {"mdev_types": ["vendor=10de,type=nvidia-593"]},
         "nvme": {"devices": ["class=0108,resource_class=CUSTOM_NVME"]},
         "generic": {"devices": ["vendor=8086,product=1889,resource_class=CUSTOM_VF"]},
@@ -24,7 +25,13 @@ DRIVERS: Mapping[str, Mapping[str, object]] = MappingProxyType(
 """Drivers of the families, with options that offer the devices of the captures."""
 
 RESOURCE_CLASSES: Mapping[str, str] = MappingProxyType(
-    {"crypto": "CUSTOM_CRYPTO", "gpu": "VGPU", "nvme": "CUSTOM_NVME", "generic": "CUSTOM_VF"}
+    {
+        "crypto": "CUSTOM_CRYPTO",
+        "fpga": "FPGA",
+        "gpu": "VGPU",
+        "nvme": "CUSTOM_NVME",
+        "generic": "CUSTOM_VF",
+    }
 )
 """Resource classes of the devices by driver."""
 

@@ -14,6 +14,7 @@ from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.fpga.driver import FpgaDriver
 from cyborg.drivers.privileged import fpga
 from cyborg.tests.fixtures.hosts.directory_images import DirectoryImages
+from cyborg.tests.fixtures.hosts.gbs import make_gbs
 from cyborg.tests.unit.drivers.fpga.simulated_fpga import (
     BUSY,
     HALF_WAY,
@@ -28,7 +29,6 @@ from cyborg.tests.unit.drivers.fpga.simulated_fpga import (
     USER,
     SimulatedFpgaDriver,
     SimulatedKernel,
-    make_gbs,
 )
 
 RULES = ("vendor=1234,type=FPGA", "address=*")

@@ -11,6 +11,7 @@ from cyborg.core.inventory.device import Device
 from cyborg.drivers.base import Driver
 from cyborg.drivers.crypto.driver import CryptoDriver
 from cyborg.drivers.fake import FakeDriver
+from cyborg.drivers.fpga.driver import FpgaDriver
 from cyborg.drivers.generic import GenericDriver
 from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.hwdb import Names
@@ -20,10 +21,12 @@ from cyborg.drivers.replay.host import ReplayedHost
 from cyborg.drivers.replay.recorder import record_host
 from cyborg.testing import captures
 from cyborg.tests.unit.drivers.crypto.simulated_qat import make_host
+from cyborg.tests.unit.drivers.fpga import simulated_fpga
 from cyborg.tests.unit.drivers.gpu.simulated_gpu import SimulatedKernel
 
 DRIVERS: Sequence[type[Driver]] = (CryptoDriver, GpuDriver, NvmeDriver, GenericDriver)
 CARD, DRIVE = "0000:0a:00.0", "0000:0b:00.0"
+CARD_DRIVERS: Sequence[type[Driver]] = (*DRIVERS, FpgaDriver)
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "crypto": {"devices": ["vendor=8086", "vendor=1af4", "vendor=1022"]},
     "gpu": {"devices": ["address=*"], "mdev_types": ["parent=mtty,type=mtty-1"]},
@@ -89,6 +92,21 @@ def test_replay_shows_parents_of_mediated_devices(tmp_path: Path) -> None:
         host.close()
 
 
+def test_replay_shows_regions_of_fpga_cards(tmp_path: Path) -> None:
+    kernel = simulated_fpga.SimulatedKernel(tmp_path)
+    kernel.add_plain_card()
+    kernel.add_dfl_card(ports=2, virtual=2)
+    capture, _ = record_host([FpgaDriver], "test", kernel.root)
+    host = ReplayedHost(capture)
+    try:
+        options = {"devices": ["address=*,type=FPGA"]}
+        replayed = host.create_driver(FpgaDriver, "fpga", options).discover()
+        assert replayed == FpgaDriver("fpga", options, kernel.root).discover()
+        assert sum(len(device.deployables) for device in replayed) == 3
+    finally:
+        host.close()
+
+
 def test_record_changes_nothing(tmp_path: Path) -> None:
     root = busy_host(tmp_path)
     before = sorted((str(p), p.lstat().st_mtime_ns) for p in tmp_path.rglob("*"))
@@ -128,7 +146,7 @@ def test_capture_of_a_card_names_its_source_and_has_its_devices(name: str) -> No
     try:
         devices = [
             device
-            for driver in DRIVERS
+            for driver in CARD_DRIVERS
             for device in host.create_driver(
                 driver, driver.name, captures.DRIVERS[driver.name]
             ).discover()

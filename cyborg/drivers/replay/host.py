@@ -22,12 +22,16 @@ from cyborg.drivers.hwdb import Lookup, Names
 from cyborg.drivers.replay.files import unpack
 from cyborg.drivers.replay.kernel import SimulatedKernel
 from cyborg.drivers.replay.programming import SimulatedControl
+from cyborg.drivers.replay.virtual_functions import SimulatedSriov
 
 Arguments = Callable[[SimulatedKernel, Lookup], Mapping[str, Any]]
 
 SIMULATED: Mapping[str, Arguments] = {
     "cyborg.drivers.fake:FakeDriver": lambda kernel, lookup: {},
-    "cyborg.drivers.generic:GenericDriver": lambda kernel, lookup: {"lookup": lookup},
+    "cyborg.drivers.generic:GenericDriver": lambda kernel, lookup: {
+        "lookup": lookup,
+        "set_count": SimulatedSriov(kernel).set_count,
+    },
     "cyborg.drivers.crypto.driver:CryptoDriver": lambda kernel, lookup: {
         "lookup": lookup,
         "set_services": kernel.set_services,
@@ -40,8 +44,10 @@ SIMULATED: Mapping[str, Arguments] = {
         "lookup": lookup,
         "control": SimulatedControl(kernel),
     },
-    # Its default refuses all changes of devices that are not of this host.
-    "cyborg.drivers.nic.driver:NicDriver": lambda kernel, lookup: {"lookup": lookup},
+    "cyborg.drivers.nic.driver:NicDriver": lambda kernel, lookup: {
+        "lookup": lookup,
+        "set_count": SimulatedSriov(kernel).set_count,
+    },
     "cyborg.drivers.nvme:NvmeDriver": lambda kernel, lookup: {
         "lookup": lookup,
         "erase": kernel.erase,

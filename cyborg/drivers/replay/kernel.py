@@ -107,6 +107,8 @@ class SimulatedKernel:
                 self._remove_dangling(self.root / place)
             for group in (self.root / "kernel/iommu_groups").glob("*/devices"):
                 self._remove_dangling(group)
+                if not self.sysfs.list_names(group):
+                    shutil.rmtree(group.parent)
 
     @staticmethod
     def _remove_dangling(folder: Path) -> None:

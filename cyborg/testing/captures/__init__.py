@@ -20,6 +20,11 @@ DRIVERS: Mapping[str, Mapping[str, object]] = MappingProxyType(
         "gpu": {"mdev_types": ["vendor=10de,type=nvidia-593"]},
         "nvme": {"devices": ["class=0108,resource_class=CUSTOM_NVME"]},
         "generic": {"devices": ["vendor=8086,product=1889,resource_class=CUSTOM_VF"]},
+        "nic": {
+            "devices": ["vendor=15b3,product=101e"],
+            "physical_networks": ["physnet1:0000:c1:00.0", "physnet2:ens3f0np0"],
+            "vf_counts": ["2", "4"],
+        },
     }
 )
 """Drivers of the families, with options that offer the devices of the captures."""
@@ -31,6 +36,7 @@ RESOURCE_CLASSES: Mapping[str, str] = MappingProxyType(
         "gpu": "VGPU",
         "nvme": "CUSTOM_NVME",
         "generic": "CUSTOM_VF",
+        "nic": "CUSTOM_NIC",
     }
 )
 """Resource classes of the devices by driver."""

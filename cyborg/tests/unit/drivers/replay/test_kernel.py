@@ -140,7 +140,7 @@ def test_function_that_disappears_takes_its_mediated_devices_along(make_host: Ma
     assert mdevs(host) == 1
     driver.release(work)
     assert GPU not in {device.address for device in driver.discover()}
-    assert list((host.sysfs_root / "kernel/iommu_groups/31/devices").iterdir()) == []
+    assert not (host.sysfs_root / "kernel/iommu_groups/31").exists()
 
 
 def test_erasure_removes_the_data_of_a_server(make_host: MakeHost) -> None:

@@ -15,6 +15,7 @@ from cyborg.drivers.fpga.driver import FpgaDriver
 from cyborg.drivers.generic import GenericDriver
 from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.hwdb import Names
+from cyborg.drivers.nic.driver import NicDriver
 from cyborg.drivers.nvme import NvmeDriver
 from cyborg.drivers.replay.files import load_capture, save_capture
 from cyborg.drivers.replay.host import ReplayedHost
@@ -26,7 +27,7 @@ from cyborg.tests.unit.drivers.gpu.simulated_gpu import SimulatedKernel
 
 DRIVERS: Sequence[type[Driver]] = (CryptoDriver, GpuDriver, NvmeDriver, GenericDriver)
 CARD, DRIVE = "0000:0a:00.0", "0000:0b:00.0"
-CARD_DRIVERS: Sequence[type[Driver]] = (*DRIVERS, FpgaDriver)
+CARD_DRIVERS: Sequence[type[Driver]] = (*DRIVERS, FpgaDriver, NicDriver)
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "crypto": {"devices": ["vendor=8086", "vendor=1af4", "vendor=1022"]},
     "gpu": {"devices": ["address=*"], "mdev_types": ["parent=mtty,type=mtty-1"]},

@@ -22,12 +22,15 @@ DRIVERS: Mapping[str, Mapping[str, object]] = MappingProxyType(
         "generic": {"devices": ["vendor=8086,product=1889,resource_class=CUSTOM_VF"]},
         "nic": {
             "devices": ["vendor=15b3,product=101e"],
-            "physical_networks": ["physnet1:0000:c1:00.0", "physnet2:ens3f0np0"],
-            "vf_counts": ["2", "4"],
+            "physical_networks": ("physnet1:0000:c1:00.0", "physnet2:ens3f0np0"),
+            "vf_counts": ("2", "4"),
         },
     }
 )
-"""Drivers of the families, with options that offer the devices of the captures."""
+"""Drivers of the families, with options that offer the devices of the captures.
+
+In a configuration file, a list is an option that is repeated, a tuple one with commas.
+"""
 
 RESOURCE_CLASSES: Mapping[str, str] = MappingProxyType(
     {

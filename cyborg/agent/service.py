@@ -146,8 +146,12 @@ class AgentService:
         if self._external is not None:
             self._external.start(self._on_hello)
         # uevents are only about the sysfs of this host, not about a sysfs_root elsewhere.
-        if conf.agent.watch_uevents and Path(self._sysfs_root) == Path("/sys"):
+        if conf.agent.watch_uevents and self.replayed is not None:
+            if self.replayed.capture.uevents:
+                self._uevent_watcher = UeventWatcher(registry, self.replayed.uevents.open)
+        elif conf.agent.watch_uevents and Path(self._sysfs_root) == Path("/sys"):
             self._uevent_watcher = UeventWatcher(registry)
+        if self._uevent_watcher is not None:
             # Before the first discovery, so that no change between the two is missed.
             self._uevent_watcher.start()
         for backend in registry:

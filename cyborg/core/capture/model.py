@@ -12,9 +12,10 @@ link, so unpacking it cannot write outside of its folder.
 import base64
 import binascii
 import json
+import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from cyborg.core.errors import Invalid
@@ -35,6 +36,7 @@ MAX_SOURCE = 1000
 _MAX_PATH = 1024
 _MAX_NAME = 255
 _TOPS = frozenset({"sys", "proc", "lib"})
+_GROUP = "iommu_group"  # link of a device
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -140,6 +142,28 @@ def merge(source: str, captures: Sequence[Capture]) -> Capture:
         names={key: names for capture in captures for key, names in capture.names.items()},
         unreadable={path: e for capture in captures for path, e in capture.unreadable.items()},
     )
+
+
+def select_device(capture: Capture, device: str) -> Capture:
+    """Return what a capture has below the folder of a device, its IOMMU group and links to it."""
+    own = {path: f for path, f in capture.folders.items() if _is_below(path, device)}
+    groups = {_target(path, f.links[_GROUP]) for path, f in own.items() if _GROUP in f.links}
+    folders: dict[str, Folder] = {}
+    for path, folder in capture.folders.items():
+        links = {n: t for n, t in folder.links.items() if _is_below(_target(path, t), device)}
+        if path in own or path in groups:
+            folders[path] = folder
+        elif links:
+            folders[path] = Folder({}, links)
+    return replace(capture, folders=folders, uevents=())
+
+
+def _target(folder: str, link: str) -> str:
+    return posixpath.normpath(f"{folder}/{link}")
+
+
+def _is_below(path: str, device: str) -> bool:
+    return path == device or path.startswith(f"{device}/")
 
 
 def _unite(known: dict[str, _V], found: Mapping[str, _V], path: str) -> None:

@@ -22,6 +22,7 @@ from cyborg.drivers.hwdb import Lookup, Names
 from cyborg.drivers.replay.files import unpack
 from cyborg.drivers.replay.kernel import SimulatedKernel
 from cyborg.drivers.replay.programming import SimulatedControl
+from cyborg.drivers.replay.uevents import RecordedUevents
 from cyborg.drivers.replay.virtual_functions import SimulatedSriov
 
 Arguments = Callable[[SimulatedKernel, Lookup], Mapping[str, Any]]
@@ -78,6 +79,7 @@ class ReplayedHost:
             raise
         self.sysfs_root = self._folder / "sys"
         self.kernel = SimulatedKernel(self.sysfs_root, faults)
+        self.uevents = RecordedUevents(capture, self.kernel)
 
     def close(self) -> None:
         """Remove the folder. Idempotent."""

@@ -39,10 +39,10 @@ _ERRORS: Mapping[FaultKind, int] = {
     FaultKind.DISAPPEARS: errno.ENODEV,
 }
 _PLACES = (
-    *("bus/mdev/devices", "bus/platform/devices", "class/mdev_bus", "class/net", "class/block"),
-    *("class/fpga_manager", "class/fpga_region"),
+    *("bus/pci/devices", "bus/mdev/devices", "bus/platform/devices"),
+    *("class/mdev_bus", "class/net", "class/block", "class/fpga_manager", "class/fpga_region"),
 )
-"""Folders with links to devices below PCI functions."""
+"""Folders with links to devices."""
 _SAMPLES = 16  # of each namespace, as privileged.nvme takes
 
 
@@ -93,15 +93,19 @@ class SimulatedKernel:
                 raise OSError(_ERRORS[fault.kind], os.strerror(_ERRORS[fault.kind]))
 
     def remove_function(self, address: str) -> None:
-        """Remove a PCI function with its virtual functions and its entries in other folders."""
+        """Remove a PCI function with its virtual functions."""
         with self.lock:
-            entry = self.root / "bus/pci/devices" / address
-            folder = entry.resolve()
-            if not entry.is_symlink() or self.root.resolve() not in folder.parents:
-                return
             for virtual in interfaces.virtual_functions(self.sysfs, address).values():
                 self.remove_function(virtual)
-            entry.unlink()
+            entry = self.root / "bus/pci/devices" / address
+            if entry.is_symlink():
+                self.remove_device(entry.resolve())
+
+    def remove_device(self, folder: Path) -> None:
+        """Remove the folder of a device and its entries in other folders."""
+        with self.lock:
+            if (self.root / "devices").resolve() not in folder.parents:
+                return
             shutil.rmtree(folder, ignore_errors=True)
             for place in _PLACES:
                 self._remove_dangling(self.root / place)

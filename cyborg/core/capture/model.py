@@ -63,7 +63,8 @@ class Capture:
     """A captured host; ``folders`` are by path, relative to the root directory of the host.
 
     ``source`` tells people where the files come from. ``names`` are the names of the vendor and the
-    model by PCI address, ``unreadable`` the errors by path.
+    model by PCI address, ``nvml`` the answers of NVML by PCI address, as the driver ``gpu`` stores
+    them, and ``unreadable`` the errors by path.
     """
 
     source: str
@@ -73,6 +74,7 @@ class Capture:
     names: Mapping[str, tuple[str | None, str | None]] = field(default_factory=dict)
     unreadable: Mapping[str, str] = field(default_factory=dict)
     uevents: tuple[Uevent, ...] = ()
+    nvml: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def dump(capture: Capture) -> Iterator[str]:
@@ -85,6 +87,7 @@ def dump(capture: Capture) -> Iterator[str]:
         "scrubbed": capture.scrubbed,
         "names": {key: list(names) for key, names in sorted(capture.names.items())},
         "unreadable": dict(sorted(capture.unreadable.items())),
+        **({"nvml": dict(sorted(capture.nvml.items()))} if capture.nvml else {}),
     }
     yield f"{json.dumps(header)}\n"
     for path, folder in sorted(capture.folders.items()):
@@ -141,6 +144,7 @@ def merge(source: str, captures: Sequence[Capture]) -> Capture:
         scrubbed=all(c.scrubbed for c in captures),
         names={key: names for capture in captures for key, names in capture.names.items()},
         unreadable={path: e for capture in captures for path, e in capture.unreadable.items()},
+        nvml={address: a for capture in captures for address, a in capture.nvml.items()},
     )
 
 
@@ -231,6 +235,7 @@ def _check_header(body: Mapping[str, Any]) -> dict[str, Any]:
         "scrubbed": boolean(body.get("scrubbed", False)),
         "names": names,
         "unreadable": {p: _short(e) for p, e in _items(body.get("unreadable", {}), MAX_NAMES)},
+        "nvml": {a: dict(_items(f, MAX_NAMES)) for a, f in _items(body.get("nvml", {}), MAX_NAMES)},
     }
 
 

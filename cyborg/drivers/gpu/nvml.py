@@ -103,6 +103,11 @@ class NvmlLibrary:
         return None
 
 
+def is_known(card: PciFunction) -> bool:
+    """Return whether NVML knows a card: a GPU of NVIDIA that is bound to its kernel driver."""
+    return (card.vendor, card.kernel_driver, card.physfn) == (NVIDIA, KERNEL_DRIVER, None)
+
+
 class FactsReader:
     """Reader of the facts about each GPU, once while it is bound to its kernel driver.
 

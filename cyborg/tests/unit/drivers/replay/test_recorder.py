@@ -7,13 +7,17 @@ from typing import Any
 
 import pytest
 
+from cyborg.core.capture.model import Capture
+from cyborg.core.errors import DriverFailed, Invalid
 from cyborg.core.inventory.device import Device
+from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.base import Driver
 from cyborg.drivers.crypto.driver import CryptoDriver
 from cyborg.drivers.fake import FakeDriver
 from cyborg.drivers.fpga.driver import FpgaDriver
 from cyborg.drivers.generic import GenericDriver
 from cyborg.drivers.gpu.driver import GpuDriver
+from cyborg.drivers.gpu.nvml import GpuFacts
 from cyborg.drivers.hwdb import Names
 from cyborg.drivers.nic.driver import NicDriver
 from cyborg.drivers.nvme import NvmeDriver
@@ -27,6 +31,15 @@ from cyborg.tests.unit.drivers.gpu.simulated_gpu import SimulatedKernel
 
 DRIVERS: Sequence[type[Driver]] = (CryptoDriver, GpuDriver, NvmeDriver, GenericDriver)
 CARD, DRIVE = "0000:0a:00.0", "0000:0b:00.0"
+UUID = "GPU-83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"
+MIG_FACTS = GpuFacts(
+    UUID,
+    40 * 2**30,
+    mig="enabled",
+    mig_profiles={"1g.5gb": 7},
+    mig_instances={"1g.5gb": 7},
+    vgpu_profiles={"A100-1-5C": "1g.5gb"},
+)
 CARD_DRIVERS: Sequence[type[Driver]] = (*DRIVERS, FpgaDriver, NicDriver)
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "crypto": {"devices": ["vendor=8086", "vendor=1af4", "vendor=1022"]},
@@ -91,6 +104,43 @@ def test_replay_shows_parents_of_mediated_devices(tmp_path: Path) -> None:
         assert slots == [4, 2]
     finally:
         host.close()
+
+
+class OneGpu:
+    """NVML of a host with one GPU of NVIDIA, in MIG mode."""
+
+    def read(self, address: str) -> GpuFacts | None:
+        assert address == CARD, "NVML knows no other card"
+        return MIG_FACTS
+
+
+def test_replay_shows_the_answers_of_nvml(tmp_path: Path) -> None:
+    kernel = SimulatedKernel(tmp_path)
+    kernel.add_function(CARD, "10de", "20b0", "030200", kernel_driver="nvidia")
+    kernel.add_function("0000:0f:00.0", "10de", "20b0", "030200", kernel_driver="vfio-pci")
+    kernel.add_parent(CARD, 4, {"nvidia-1": 1})
+    types = kernel.root / "bus/pci/devices" / CARD / "mdev_supported_types"
+    (types / "nvidia-1/name").write_text("NVIDIA A100-1-5C\n")
+    capture, _ = record_host(DRIVERS, "test", kernel.root, nvml=OneGpu())
+    save_capture(capture, tmp_path / "host.jsonl")
+    host = ReplayedHost(load_capture(tmp_path / "host.jsonl"))
+    try:
+        options = {"mdev_types": [f"address={CARD},type=nvidia-1"], "mig_layouts": True}
+        driver = host.create_driver(GpuDriver, "gpu", options)
+        assert isinstance(driver, GpuDriver)
+        (device,) = driver.discover()
+        assert (device.serial, device.std_board_info["memory_bytes"]) == (UUID, "42949672960")
+        names = [layout.name for layout in driver.layouts(device)]
+        assert names == ["7x1g.5gb"]
+        with pytest.raises(DriverFailed, match="MIG instances are not simulated"):
+            driver.partition(WorkItem("gpu", CARD, ""), "none")
+    finally:
+        host.close()
+
+
+def test_answers_of_nvml_are_checked() -> None:
+    with pytest.raises(Invalid, match="nvml: TypeError"):
+        ReplayedHost(Capture("x", {}, nvml={CARD: {"memory": "much"}}))
 
 
 def test_replay_shows_regions_of_fpga_cards(tmp_path: Path) -> None:

@@ -48,9 +48,9 @@ class SimulatedControl:
                 kernel.check_fault(card, Operation.PROGRAM)
             except OSError as exc:
                 # EBUSY is that of a region in use (fpga_region_get), before the port is touched.
-                if exc.errno in (errno.EIO, errno.ETIMEDOUT):
-                    afu_id.unlink(missing_ok=True)
-                    afu_id.mkdir(exist_ok=True)
+                if exc.errno in (errno.EIO, errno.ETIMEDOUT) and afu_id.is_file():
+                    afu_id.unlink()
+                    afu_id.mkdir()  # reads fail
                 if exc.errno in _STATES:
                     state.write_text(f"{_STATES[exc.errno]}\n")
                 raise

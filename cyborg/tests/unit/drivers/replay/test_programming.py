@@ -104,6 +104,14 @@ def test_port_stays_in_reset_after_a_failure(replay: Replay, fault: str, message
     assert replay.shown(CARD) == (FIRST, replay.first)
 
 
+def test_restoration_fails_with_its_reason(replay: Replay) -> None:
+    replay.prepare(OTHER, replay.first)
+    replay.host.kernel.add_fault(parse_fault(f"{OTHER}:eio"))
+    with pytest.raises(DriverFailed, match=r"could not be restored: port 0 of .* Input/output"):
+        replay.prepare(OTHER, replay.second)
+    assert replay.images.opened == [replay.first, replay.second, replay.first]
+
+
 @pytest.mark.parametrize("card", [CARD, OTHER])
 def test_card_that_disappears_leaves_nothing(replay: Replay, card: str) -> None:
     replay.host.kernel.add_fault(parse_fault(f"{card}:disappears@program"))

@@ -101,7 +101,10 @@ def log_fields(**fields: Any) -> Iterator[None]:
 
 
 class OutageFilter(logging.Filter):
-    """A logging filter that drops the traceback of some exceptions; oslo.log shows their text."""
+    """A logging filter that drops the tracebacks of ``outages``, the given types of exceptions.
+
+    oslo.log still appends the text of the exception.
+    """
 
     def __init__(self, outages: tuple[type[BaseException], ...]) -> None:
         super().__init__()
@@ -115,9 +118,9 @@ class OutageFilter(logging.Filter):
 
 
 def drop_tracebacks(names: Iterable[str], outages: tuple[type[BaseException], ...]) -> None:
-    """Drop the tracebacks of outages from the lines of loggers of libraries. Idempotent.
+    """Drop the tracebacks of ``outages`` from the lines of these loggers of libraries.
 
-    The formatters of oslo.log append the exception in progress to a warning or an error.
+    The formatters of oslo.log still append the text of the exception. A second call has no effect.
     """
     for name in names:
         logger = logging.getLogger(name)

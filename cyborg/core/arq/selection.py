@@ -59,7 +59,7 @@ class Candidate:
 def choose_handles(
     demands: Sequence[Demand], candidates: Sequence[Candidate], order: random.Random
 ) -> dict[str, int]:
-    """Return a handle id for each demand, by ARQ uuid.
+    """Return the id of the chosen handle of each demand, by ARQ uuid.
 
     The caller has checked that the provider of each demand is on its host. Raise NoHandle if a
     demand cannot be met: its ``details['reasons']`` is
@@ -97,9 +97,9 @@ def choose_handles(
 
 @dataclass(slots=True)
 class _Search:
-    """One pass over a provider's handles for all equal demands.
+    """One pass over the handles of a provider, shared by all equal demands.
 
-    A rejected handle stays rejected for them, so each handle is examined once.
+    A handle that one demand rejects is rejected by all of them. So each handle is examined once.
     """
 
     pool: Sequence[Candidate]
@@ -153,7 +153,7 @@ def explain_rejection(demand: Demand, candidate: Candidate) -> list[str]:
 
 
 def _no_handle_message(reasons: Mapping[str, Sequence[Mapping[str, object]]]) -> str:
-    """Return the message for the first ARQs; the details have all of them."""
+    """Return an error message with the reasons of the first three ARQs."""
     messages = [
         f"request {arq_uuid}: "
         + (

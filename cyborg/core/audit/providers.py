@@ -85,7 +85,10 @@ def _compare_provider(
 
 
 def _inventory_kind(desired: Mapping[str, Inventory], actual: Mapping[str, Inventory]) -> Kind:
-    """Return the kind of a difference: only one side is cordoned, or another difference."""
+    """Return the kind of a difference of inventories.
+
+    It is INVENTORY_DIFFERS, unless only one of the two is cordoned (has all units reserved).
+    """
     if desired.keys() == actual.keys():
         expected, offered = _is_schedulable(desired), _is_schedulable(actual)
         if expected != offered:

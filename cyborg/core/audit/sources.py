@@ -18,7 +18,10 @@ _DELETED = frozenset({"DELETED"})
 
 @dataclass(frozen=True, slots=True)
 class HandleRecord:
-    """An attach handle of the database; ``owner`` is its ARQ, ``cleaning`` is an open job."""
+    """An attach handle of the database; ``owner`` is the uuid of its ARQ.
+
+    ``cleaning`` is set if an open job cleans the handle.
+    """
 
     id: int
     address: str

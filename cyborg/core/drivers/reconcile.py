@@ -54,10 +54,10 @@ class PlannedAction:
 def plan(
     records: Mapping[str, BackendRecord], host: DesiredHostState, configured: Collection[str]
 ) -> tuple[PlannedAction, ...]:
-    """Return an action for each backend of the desired state or the records; stops are last.
+    """Return one action for each backend that has a desired state or a record; stops are last.
 
-    ``configured`` are the backends of the configuration file; a backend without a desired state
-    follows that file.
+    ``records`` are by backend name. ``configured`` has the names of the backends of the
+    configuration file; a backend without a desired state follows that file.
     """
     desired = {backend.backend: backend for backend in host.backends}
     actions = [

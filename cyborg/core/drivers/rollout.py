@@ -128,7 +128,7 @@ def desired_backend(
     previous: DesiredBackend | None,
     generation: int,
 ) -> DesiredBackend:
-    """Return the desired state of a backend that a job implies.
+    """Return the desired state that a job gives to a backend.
 
     ``previous`` is the desired state before the job. ``arguments`` are the arguments of the job:
     the options to change (None returns an option to the configuration file), and the desired status

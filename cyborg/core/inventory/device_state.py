@@ -97,7 +97,10 @@ def evaluate(facts: DeviceFacts) -> DeviceStatus:
 
 
 def evaluate_row(row: Mapping[Any, Any], **others: Any) -> DeviceStatus:
-    """Return the status of the device of a row; ``others`` are facts with another column."""
+    """Return the status of a device from a database row whose columns are named as the facts.
+
+    ``others`` are facts that are not taken from the row.
+    """
     return evaluate(
         DeviceFacts(**others, **{name: row[name] for name in FACTS if name not in others})
     )

@@ -2,8 +2,7 @@
 """Health of a device: combination of measurements, and hysteresis of its recovery.
 
 A device is shown as unhealthy immediately, but as healthy again only after all measurements of a
-whole recovery window were healthy. So a device that alternates is not cordoned and uncordoned each
-time.
+whole recovery window were healthy. So a device whose health alternates is not uncordoned each time.
 """
 
 from collections.abc import Iterable

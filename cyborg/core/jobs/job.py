@@ -24,7 +24,7 @@ partition             failed: the agent has       not possible
                       restored the previous
                       layout; it has no deadline,
                       because the device must stay
-                      closed while it is changed
+                      cordoned during the change
 ====================  ==========================  =============================================
 """
 

@@ -43,7 +43,7 @@ class Provider:
 
 @dataclass(frozen=True, slots=True)
 class DeployableState:
-    """A deployable of the database, as the source of its provider.
+    """Values of a deployable in the database, from which its provider is made.
 
     ``uncleanable`` counts the units that cannot be cleaned at present: they are reserved.
     """

@@ -36,9 +36,9 @@ class ObservedDevice:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """Answer of an agent: devices by address, and backends that are not ready with their errors.
+    """Answer of an agent: devices by address, and the errors of backends that are not ready.
 
-    The error is None for a backend in its first discovery.
+    The errors are by backend name; the error of a backend in its first discovery is None.
     """
 
     devices: Mapping[str, ObservedDevice] = field(default_factory=dict)

@@ -65,7 +65,10 @@ class Health:
         }
 
     def _start_check(self) -> bool:
-        """Return whether this probe must do the check; wait for the check of another probe."""
+        """Return whether this probe must check the database.
+
+        It must not if the last result is recent, or if another probe checks: then wait for that.
+        """
         with self._condition:
             if self._clock() - self._ended < CACHE_SECONDS:
                 return False

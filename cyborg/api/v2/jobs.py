@@ -33,7 +33,7 @@ class JobSummary(types.JsonObject):
     """A job without its steps; ``host`` is null for a job on many hosts.
 
     ``subject`` is the name of a driver, or the uuid of an instance, a deployable or a device.
-    ``progress`` is the number of steps by state.
+    ``progress`` is the number of steps in each state.
     """
 
     uuid = wtypes.wsattr(types.Uuid(), mandatory=True)

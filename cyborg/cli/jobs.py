@@ -29,7 +29,7 @@ class Steps(columns.FormattableColumn[Any]):
     """Steps of a job: one line for each backend, with its error."""
 
     def human_readable(self) -> str:
-        """Return the lines."""
+        """Return the value as lines of text."""
         return "\n".join(format_step(step) for step in self._value or ())
 
 
@@ -78,6 +78,9 @@ class Show(base.Show, of=JOBS):
 
 
 class Cancel(base.CallEach, of=JOBS):
-    """Cancel open driver jobs; backends that were only cordoned are uncordoned."""
+    """Cancel open driver jobs.
+
+    Steps in progress are finished. Backends that a job has only cordoned are uncordoned.
+    """
 
     ARGUMENTS = (argument("job", nargs="+", help="uuid of an open driver job"),)

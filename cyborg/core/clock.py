@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Estimates of the database's time, which all conductors and APIs use to compare timestamps.
 
-A sample queries the database's time. An estimate that assigns the answer to the middle between
-sending and receiving has an error of half the round trip at most. Between two samples the time
-passed on the local monotonic clock is added, so that a step of the host's wall clock has no effect.
+A sample queries the database's time. The estimate assumes that the database read its clock in the
+middle between sending and receiving, so its error is half the round trip at most. Between two
+samples the time passed on the local monotonic clock is added, so that a step of the host's wall
+clock has no effect.
 """
 
 from dataclasses import dataclass

@@ -105,7 +105,10 @@ def _fields_of(cls: Any) -> tuple[_Field, ...]:
 
 
 def _converters(annotation: Any) -> tuple[Convert | None, Convert]:
-    """Return the functions that dump and load values of a type; None if they are plain."""
+    """Return the functions that dump and load values of a type.
+
+    The first function is None if the values are plain: they need no conversion.
+    """
     if annotation is Any:
         return _dump_any, lambda value: value
     if annotation in _SCALARS:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Images of the image service: their metadata, and the decisions about them.
 
-The metadata are those of Glance's Images API v2 (https://docs.openstack.org/api-ref/image/v2/),
-which shows the custom properties of an image beside its own attributes.
+The metadata come from Glance's Images API v2 (https://docs.openstack.org/api-ref/image/v2/). It
+shows the custom properties of an image on the same level as its own attributes.
 """
 
 import hashlib

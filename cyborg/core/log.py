@@ -111,7 +111,7 @@ class OutageFilter(logging.Filter):
         self._outages = outages
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Remove the traceback of an outage; pass all records on."""
+        """Remove the traceback of an outage; return True, so that every record is logged."""
         if isinstance(record.exc_info, tuple) and isinstance(record.exc_info[1], self._outages):
             record.exc_info = None
         return True

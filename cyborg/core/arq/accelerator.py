@@ -21,7 +21,7 @@ MAX_TAGS = 50
 
 
 class AcceleratorState(DescribedEnum):
-    """States of an accelerator. If several apply, the first one of this list is shown."""
+    """States of an accelerator. If several states apply, the first in this list is shown."""
 
     DRAINING = "draining", "No longer present on the host; removed when its owner releases it."
     PREPARING = "preparing", "Owned by an ARQ; the host prepares it."
@@ -38,7 +38,7 @@ class AcceleratorFacts:
 
     ``owner_state`` is the state of the owning ARQ, None without an owner. ``cleaning_failed`` is
     set if the job that cleans the handle has failed at least once. ``draining`` is set if the
-    handle, its deployable or its device is draining. ``schedulable`` is that of the device: see
+    handle, its deployable or its device is draining. ``schedulable`` is set if the device is: see
     ``core.inventory.device_state.DeviceStatus``.
     """
 
@@ -60,7 +60,8 @@ class Label(TypedDict, total=False):
 def evaluate(facts: AcceleratorFacts) -> AcceleratorState:
     """Return the state of an accelerator.
 
-    An accelerator with an owner is BOUND, unless the owner is in state BindStarted.
+    An accelerator with an owner is PREPARING if the owner is in state BindStarted, else BOUND. A
+    draining accelerator is always DRAINING.
     """
     if facts.draining:
         return AcceleratorState.DRAINING

@@ -124,10 +124,10 @@ def classify(
 ) -> Classification:
     """Classify bound ARQs: does the instance of an ARQ have an allocation on its provider?
 
-    ``consumers`` has the instances with an allocation, by provider uuid. The ARQs of a provider
-    that is missing or None there are not classified: the provider was not read, or Placement does
-    not have it. Only ARQs bound at ``bound_before`` or earlier are suspected. Without a
-    ``grace_period`` there are no orphans.
+    ``consumers`` has the uuids of the instances with an allocation, by provider uuid. If a provider
+    is missing there, or has the value None, its ARQs are not classified: the provider was not read,
+    or Placement does not have it. Only ARQs bound at ``bound_before`` or earlier are suspected.
+    Without a ``grace_period`` there are no orphans.
     """
     # Nova allocates before it binds. An ARQ bound before Placement was read must be in the result.
     suspects, recovered, orphans, unowned = [], [], [], []

@@ -62,8 +62,8 @@ def choose_handles(
     """Return the id of the chosen handle of each demand, by ARQ uuid.
 
     The caller has checked that the provider of each demand is on its host. Raise NoHandle if a
-    demand cannot be met: its ``details['reasons']`` is
-    ``{ARQ uuid: [{"reason", "provider", "handles": count}]}``.
+    demand cannot be met. The ``details['reasons']`` of that error are ``{ARQ uuid: [{"reason",
+    "provider", "handles"}]}``, where "handles" is how many handles the reason excludes.
     """
     pools: dict[str, list[Candidate]] = {}
     for candidate in candidates:
@@ -107,7 +107,7 @@ class _Search:
     rejections: Counter[str] = field(default_factory=Counter)
 
     def next(self, demand: Demand, taken_ids: Collection[int]) -> Candidate | None:
-        """Return the next handle that fits, or None."""
+        """Return the next handle that fits the demand; None if no other handle fits."""
         while self.at < len(self.pool):
             candidate = self.pool[self.at]
             self.at += 1

@@ -101,7 +101,7 @@ class DatabaseSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class PlacementSnapshot:
-    """Providers in Placement: ours below the compute node, and the units of their consumers.
+    """Providers of this service in Placement, below one compute node, and their allocated units.
 
     ``missing`` is the reason why there is no compute node. ``actual`` and ``consumers`` are by
     provider uuid. Allocations of a provider that is not in ``consumers`` were not read.

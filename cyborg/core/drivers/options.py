@@ -105,8 +105,8 @@ def list_settings(
 def parse_values(options: Sequence[Option], config: Any, *, unset: bool = False) -> dict[str, Any]:
     """Parse option values from the API or the bus: JSON values, or text as on a command line.
 
-    With ``unset`` None is a valid value of every option: it removes the option from the desired
-    state. Raise Invalid for an unknown option (with similar names), for an option that is
+    If ``unset`` is set, None is a valid value of every option: it removes the option from the
+    desired state. Raise Invalid for an unknown option (with similar names), for an option that is
     host_only, and for a value of the wrong type.
     """
     if not isinstance(config, Mapping):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parsing of the hardware that an external driver reports, into devices.
 
-One piece of hardware is a device with one deployable of the same address. Hardware without a PCI
-address has no handles.
+Each element of the answer is a device with one deployable of the same address. An element without a
+PCI address has no handles.
 """
 
 import uuid

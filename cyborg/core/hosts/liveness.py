@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules for the liveness of services, and for when a conductor may declare one down."""
+"""Rules for the liveness of services, and for when a conductor may declare a service down."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta

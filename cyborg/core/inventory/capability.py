@@ -86,10 +86,9 @@ def decode_tree(text: str) -> dict[str, Any]:
 def function_limits(tree: Mapping[str, Any]) -> dict[tuple[str, ...], int]:
     """Return how many accelerators can have each function concurrently, by its path.
 
-    The value is UNLIMITED if the tree has no limit.
-    ``num`` limits its function and all functions below it; the path ``()`` is the whole
-    accelerator. Keys are normalised; if two keys become equal, the larger limit counts. The tree
-    must be valid.
+    The value is UNLIMITED if the tree has no limit. ``num`` limits its function and all functions
+    below it; the path ``()`` is the whole accelerator. Keys are normalised; if two keys become
+    equal, the larger limit counts. The tree must be valid.
     """
     found: dict[tuple[str, ...], int] = {}
     _limit(tree, (), UNLIMITED, found)

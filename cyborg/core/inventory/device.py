@@ -169,7 +169,7 @@ class Device(Serializable):
     ``drivers.topology``.
 
     ``layouts`` are the possible layouts of a device that can be partitioned, and ``layout`` is the
-    name of the current one; the agent sets both.
+    name of the current layout; the agent sets both.
     """
 
     address: str

@@ -60,7 +60,7 @@ def summarize_functions(
 ) -> tuple[Function, ...]:
     """Return the functions of all usages, sorted by name.
 
-    With ``within`` only the function of that name and those below it are returned.
+    With ``within`` only the function of that name and the functions below it are returned.
     """
     sums: dict[str, tuple[int, int, int]] = {}
     for usage in usages:
@@ -80,7 +80,7 @@ def has_function(resource_class: str, tree: str, name: str) -> bool:
 
 
 def resource_classes_of(name: str) -> frozenset[str]:
-    """Return the resource classes of the devices that can have a function, by its first element."""
+    """Return the resource classes of devices that can have the function of this name."""
     root = name.partition(".")[0]
     standard = {name for name in os_resource_classes.STANDARDS if root_of(name) == root}
     return frozenset({_CUSTOM + root.upper()} | standard)

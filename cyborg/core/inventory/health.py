@@ -41,7 +41,7 @@ class Recovery:
 def combine(measurements: Iterable[Measurement]) -> Measurement:
     """Return the combination of several measurements of a device; ok if there are none.
 
-    It has the worst health and all distinct reasons, those of the worst health first.
+    It has the worst health and all distinct reasons. Reasons for the worst health come first.
     """
     ranked = sorted(measurements, key=lambda m: _RANK[m.health])
     if not ranked:

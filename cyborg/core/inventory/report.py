@@ -48,7 +48,7 @@ class BackendState(Serializable):
 
     ``remarks`` are warnings about its configuration, ``settings`` its effective options. Both are
     None in a heartbeat. ``cordoned`` is set after too many failed discoveries in a row: its handles
-    that need host work are not allocated until a discovery succeeds.
+    that the host must prepare or clean are not allocated until a discovery succeeds.
     """
 
     name: str
@@ -136,7 +136,7 @@ class Report(Serializable):
 
     ``epoch`` is the uuid of the agent's process, ``generation`` counts its reports from 1, and
     ``digest`` is also in its heartbeats. A backend in ERROR has its last known devices. ``drivers``
-    are those installed on the host, None from an agent that does not report them.
+    are the drivers installed on the host, None from an agent that does not report them.
     """
 
     host: str

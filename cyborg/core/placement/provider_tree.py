@@ -37,7 +37,7 @@ class Provider:
 
     @property
     def cordoned(self) -> bool:
-        """Return whether all of its inventory is reserved."""
+        """Return whether all units of the provider are reserved."""
         return all(inv.reserved >= inv.total for inv in self.inventories.values())
 
 

@@ -82,8 +82,8 @@ def dump_device(device: Device, uuid: str | None = None) -> dict[str, Any]:
 def dump_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a database row of a device in the format of the contract.
 
-    The row also has host, driver (None if the agent no longer has the backend), backend and num. An
-    unknown type or health of a newer release is passed on unchanged.
+    In addition to its own columns the row has host, driver (None if the agent no longer has the
+    backend), backend and num. An unknown type or health of a newer release is not changed.
     """
     return {
         "uuid": row["uuid"],

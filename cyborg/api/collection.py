@@ -130,7 +130,7 @@ class Collection:
     def document(
         self, request: RequestContext, page: tuple[list[Any], str | None], show: Show | None = None
     ) -> dict[str, Any]:
-        """Return a page of the list as JSON; every page but the last has a link to the next one.
+        """Return a page of the list as JSON; every page but the last has a link to the next page.
 
         ``page`` is the rows and the marker of the next page, None on the last page.
         """

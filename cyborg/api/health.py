@@ -65,9 +65,10 @@ class Health:
         }
 
     def _start_check(self) -> bool:
-        """Return whether this probe must check the database.
+        """Return True if this probe has to check the database itself.
 
-        It must not if the last result is recent, or if another probe checks: then wait for that.
+        Return False if the last result is recent. If another probe is checking, wait for its
+        result if the last result is old, and return False.
         """
         with self._condition:
             if self._clock() - self._ended < CACHE_SECONDS:

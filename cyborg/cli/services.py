@@ -33,7 +33,7 @@ def effective_status(status: str, state: str) -> str:
 
 
 class Backends(columns.FormattableColumn[Any]):
-    """Backends of an agent: one line for each backend with its error, and for each function."""
+    """Backends of an agent: a line for each backend and its error, and a line for each function."""
 
     def human_readable(self) -> str:
         """Return the value as lines of text."""

@@ -38,8 +38,8 @@ class CustodyRecord(types.JsonObject):
 class CustodyChain(types.JsonObject):
     """The ends of the hash chain of a device.
 
-    ``sequence`` and ``hash`` are those of the last record in the chain; ``base_sequence`` and
-    ``base_hash`` those of the last record that was deleted after its retention.
+    ``sequence`` and ``hash`` are values of the last record in the chain. ``base_sequence`` and
+    ``base_hash`` are values of the last record that was deleted because of its age.
     """
 
     sequence = wtypes.wsattr(int, mandatory=True)

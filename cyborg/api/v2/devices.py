@@ -79,7 +79,7 @@ class DeviceV25(DeviceV24):
     A device that is not ``deliverable`` cannot be attached to an instance, for the reason
     ``undeliverable_reason``. ``topology`` is its place in the host, such as ``pci_path``.
     ``layout`` is the current layout of a device that can be partitioned, ``layouts`` are the names
-    of all its layouts, and ``desired_layout`` is the one that an operator applied last.
+    of all its layouts, and ``desired_layout`` is the layout that an operator applied last.
     ``job_errors`` are the errors of jobs that are retried: the cleaning of a handle, or its
     preparation after a reboot of the host.
     """

@@ -89,9 +89,7 @@ class AgentEndpoint:
         entry = self._find_driver(driver)
         return {"driver": None if entry is None else entry.to_dict()}
 
-    def job(
-        self, ctxt: Any, job: str, kind: str, arguments: Any, timeout: float
-    ) -> dict[str, str | None]:
+    def job(self, ctxt: Any, job: str, kind: str, arguments: Any, timeout: float) -> dict[str, Any]:
         """Enqueue a job or return its status. Idempotent. Raise Invalid and Unavailable."""
         return self._jobs.start(load_job_spec(job, kind, arguments, timeout))
 

@@ -11,8 +11,9 @@
 2.5  ``deliverable``, ``undeliverable_reason``, ``topology``, ``job_errors`` and
      ``desired_layout`` in devices; the device states ``undeliverable`` and
      ``restore_failed``, which 2.4 shows as ``setup_required`` and ``unhealthy``; the
-     custody log and the layouts of a device; ``error`` in accelerators, and the
-     accelerator state ``error``, which 2.4 shows as ``dirty``
+     custody log and the layouts of a device; ``activity`` in jobs; ``error`` in
+     accelerators, and the accelerator state ``error``, which 2.4 shows as ``dirty``;
+     ``accel:attach_target`` of new device profiles is checked
 ==== ==========================================================================
 """
 

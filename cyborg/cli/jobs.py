@@ -11,6 +11,7 @@ from cyborg.cli.common import base, formatting, listing
 from cyborg.cli.common.base import argument, field_argument
 from cyborg.cli.common.collection import Collection
 from cyborg.core.drivers.rollout import FAILED_STATES, Kind, StepState
+from cyborg.core.jobs.activity import parse_activity
 from cyborg.core.jobs.job import JobKind, JobState
 from cyborg.core.text import join_limited, sanitize
 
@@ -19,10 +20,18 @@ MAX_HOSTS = 20  # in one error message
 KINDS = [kind.value for kind in (*Kind, *JobKind)]
 STATES = [state.value for state in JobState]
 
-SHORT = formatting.columns_of("uuid, kind, subject, host, state, progress")
+SHORT = formatting.columns_of("uuid, kind, subject, host, state, progress, activity")
 LONG = formatting.columns_of("created_at, updated_at, attempts, error", after=SHORT)
 DETAIL = formatting.columns_of("steps", after=LONG)
-JOBS = Collection("/jobs", SHORT, LONG)
+
+
+def _format_row(job: Mapping[str, Any]) -> dict[str, Any]:
+    activity = job.get("activity")
+    text = str(parse_activity(activity) or "")
+    return {**job, "activity": formatting.Text(activity, text)}
+
+
+JOBS = Collection("/jobs", SHORT, LONG, format_row=_format_row)
 
 
 class Steps(columns.FormattableColumn[Any]):
@@ -53,7 +62,7 @@ def describe_failure(job: Mapping[str, Any]) -> str:
 
 def build_job(job: Mapping[str, Any]) -> Any:
     """Return the headings and values of a job."""
-    return formatting.build_object(DETAIL, {**job, "steps": Steps(job["steps"])})
+    return formatting.build_object(DETAIL, {**_format_row(job), "steps": Steps(job["steps"])})
 
 
 class List(listing.Lister, of=JOBS):

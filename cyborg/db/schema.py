@@ -357,6 +357,8 @@ jobs = _work_table(
     sa.Column("deadline", Moment),
     # Only one open job may have it. None for an ended job, and for host work.
     sa.Column("mutex_key", sa.String(255), unique=True),
+    # What the agent did at the last query: ``core.jobs.activity``. Of no meaning after the end.
+    sa.Column("activity", Json),
 )
 
 # ``core.drivers.rollout``: a step changes one backend on one host.

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from cyborg.core.errors import DriverFailed, TimedOut
 from cyborg.core.image import ImageMetadata
+from cyborg.core.jobs.activity import show_activity
 from cyborg.core.log import get_logger
 
 LOG = get_logger(__name__)
@@ -106,23 +107,28 @@ def copy(
 ) -> None:
     """Write the data of an image to a file descriptor and verify them.
 
-    ``check`` is called for each chunk and raises an exception to stop the copy. Raise DriverFailed
-    if the data are not those of the image, and OSError.
+    The activity of the current job shows how much is written. ``check`` is called for each chunk
+    and raises an exception to stop the copy. Raise DriverFailed if the data are not those of the
+    image, and OSError.
     """
     digest = Digest(image, signature)
     logged, size = clock(), 0
-    for chunk in chunks:
-        check()
-        digest.update(chunk)
-        left = memoryview(chunk)
-        while left:
-            left = left[os.write(file, left) :]
-        size += len(chunk)
-        now = clock()
-        if now - logged >= PROGRESS_INTERVAL:
-            logged = now
-            percent = 100 * size // (image.size or 1)
-            LOG.info("Downloading image, %d %% of %d bytes", percent, image.size, image=image.uuid)
+    with show_activity(f"fetch image {image.uuid}", image.size) as set_done:
+        for chunk in chunks:
+            check()
+            digest.update(chunk)
+            left = memoryview(chunk)
+            while left:
+                left = left[os.write(file, left) :]
+            size += len(chunk)
+            set_done(size)
+            now = clock()
+            if now - logged >= PROGRESS_INTERVAL:
+                logged = now
+                percent = 100 * size // (image.size or 1)
+                LOG.info(
+                    "Downloading image, %d %% of %d bytes", percent, image.size, image=image.uuid
+                )
     digest.verify()
 
 
@@ -131,10 +137,13 @@ def is_intact(image: ImageMetadata, file: int, signature: Signature | None = Non
 
     Raise DriverFailed if they are and have no valid signature, and OSError.
     """
-    digest = Digest(image, signature)
+    digest, size = Digest(image, signature), 0
     try:
-        for chunk in _read(file):
-            digest.update(chunk)
+        with show_activity(f"verify cached image {image.uuid}", image.size) as set_done:
+            for chunk in _read(file):
+                digest.update(chunk)
+                size += len(chunk)
+                set_done(size)
         digest.verify_digest()
     except DriverFailed:
         return False

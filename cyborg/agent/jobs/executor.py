@@ -7,6 +7,7 @@ from functools import partial
 from cyborg.agent.backends.backend import error_text
 from cyborg.core.errors import DriverFailed, NotFound
 from cyborg.core.inventory.device import Ability
+from cyborg.core.jobs.activity import show_activity
 from cyborg.core.jobs.job import MAX_ERROR, JobKind, JobSpec, WorkItem
 from cyborg.core.log import get_logger
 from cyborg.drivers.base import (
@@ -38,21 +39,23 @@ def execute(
     ``removed_driver`` looks up the driver of a removed backend, which is still needed to release
     its handles. The first failure ends a job, except a release, which continues with the other
     items. Other jobs start only if there is a driver for every item. Raise Aborted when
-    ``should_continue`` returns False before an item.
+    ``should_continue`` returns False before an item. The activity of the job shows the item.
     """
     errors: list[str] = []
     releasing = spec.kind is JobKind.RELEASE
+    total = len(spec.items) if len(spec.items) > 1 else None
     for dry_run in (True, False):
-        for item in () if dry_run and releasing else spec.items:
+        for number, item in enumerate(() if dry_run and releasing else spec.items):
             if not should_continue():
                 raise Aborted
+            subject = item.handle or item.deployable or item.device
             try:
                 call = _driver_call(spec, item, drivers, removed_driver)
                 if not dry_run:
-                    call()
+                    with show_activity(f"{spec.kind} {subject}", total, number):
+                        call()
             except BaseException as exc:  # a SystemExit is a failure too
                 LOG.debug("Job item failed", job=spec.job_uuid, device=item.device, exc_info=True)
-                subject = item.handle or item.deployable or item.device
                 errors.append(f"{spec.kind} of {subject}: {error_text(exc)}")
                 if not releasing:
                     return errors[0][:MAX_ERROR]

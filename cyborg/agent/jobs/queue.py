@@ -10,13 +10,15 @@ For others it has already queued a release, which runs once the handle is free.
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from cyborg.agent.backends.backend import Backend, error_text
 from cyborg.agent.jobs.checkpoint import Checkpoint, CheckpointState
 from cyborg.agent.jobs.executor import Aborted, RemovedDriverLookup, execute
 from cyborg.agent.jobs.outcomes import MAX_PENDING
 from cyborg.core.errors import Unavailable
+from cyborg.core.jobs.activity import Activity, ActivityRecorder
 from cyborg.core.jobs.job import (
     INVENTORY_KINDS,
     RETRIED_KINDS,
@@ -30,7 +32,7 @@ from cyborg.core.log import get_logger, log_fields
 LOG = get_logger(__name__)
 
 CANCELLED = "cancelled"
-JobAnswer = dict[str, str | None]
+JobAnswer = dict[str, Any]
 JobCallback = Callable[[str, str, str | None], None]
 
 
@@ -42,6 +44,7 @@ class _Task:
     thread: threading.Thread | None = None  # None until it starts
     timeout_error: str | None = None  # the error reported at its timeout
     cancelled: bool = False
+    activity: ActivityRecorder = field(default_factory=ActivityRecorder)
 
     @property
     def discarded(self) -> bool:
@@ -85,6 +88,8 @@ class JobQueue:
 
     def start(self, spec: JobSpec) -> JobAnswer:
         """Enqueue a job, do not wait, and return its status: ``{"state", "error"}``. Idempotent.
+
+        The status of a running job also has its ``activity``, if it is known.
 
         Raise Unavailable if the agent is stopping or has too many open jobs.
         """
@@ -132,7 +137,7 @@ class JobQueue:
             return (
                 _answer(AgentJobStatus.FAILED, task.timeout_error)
                 if task.discarded
-                else _answer(AgentJobStatus.RUNNING)
+                else _answer(AgentJobStatus.RUNNING, activity=task.activity.current)
             )
         if spec.job_uuid in self._rediscovering:
             return _answer(AgentJobStatus.RUNNING)
@@ -196,7 +201,7 @@ class JobQueue:
         return False
 
     def _run(self, task: _Task) -> None:
-        with log_fields(job=task.spec.job_uuid):
+        with log_fields(job=task.spec.job_uuid), task.activity.record():
             self._run_task(task)
 
     def _run_task(self, task: _Task) -> None:
@@ -342,5 +347,8 @@ def _needs_whole(spec: JobSpec, item: WorkItem) -> bool:
     return spec.kind is JobKind.PROGRAM or not item.handle
 
 
-def _answer(state: AgentJobStatus, error: str | None = None) -> JobAnswer:
-    return {"state": str(state), "error": error}
+def _answer(
+    state: AgentJobStatus, error: str | None = None, activity: Activity | None = None
+) -> JobAnswer:
+    answer: JobAnswer = {"state": str(state), "error": error}
+    return answer if activity is None else {**answer, "activity": activity.to_dict()}

@@ -25,6 +25,7 @@ from cyborg.conductor.jobs.completion import JobResult
 from cyborg.conductor.notifications.arq_events import ArqEventRecorder
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.errors import CyborgError, Invalid, NotFound, Unavailable
+from cyborg.core.jobs.activity import Activity, parse_activity
 from cyborg.core.jobs.job import (
     MAX_ERROR,
     RETRIED_KINDS,
@@ -49,6 +50,8 @@ MAX_HOSTS = 64  # hosts whose agents are queried at the same time
 BATCH_SIZE = 64  # jobs that are leased together
 ROUND_TIMEOUT = 2.0  # seconds that a round waits for answers
 POLL_INTERVAL = 15.0  # seconds between two queries about a running job
+POLL_INTERVALS = {JobKind.PROGRAM: 5.0}
+"""Shorter intervals: an operator looks at the activity of the job."""
 MAX_RETRY_DELAYS = {JobKind.RELEASE: 600.0, JobKind.RESTORE: 60.0}
 """Maximum seconds between two attempts of a job; a server may wait for a restored device."""
 RETENTION = timedelta(days=1)  # how long jobs that have ended can be looked up
@@ -209,10 +212,10 @@ class JobDispatcher:
     def _process_leased(self, row: store.JobRow, unreachable_reason: str | None) -> str | None:
         store_error: str | None = None
         try:
-            status, error = None, unreachable_reason
+            status, error, activity = None, unreachable_reason, None
             if unreachable_reason is None:
-                status, error = self._query_agent(row)
-            self._record(row, status, error, self._owner)
+                status, error, activity = self._query_agent(row)
+            self._record(row, status, error, self._owner, activity)
         except Unavailable as exc:
             store_error = exc.message
         except Exception:
@@ -223,8 +226,10 @@ class JobDispatcher:
             LOG.warning("Cannot process job now, will retry: %s", store_error)
         return None
 
-    def _query_agent(self, row: store.JobRow) -> tuple[AgentJobStatus | None, str | None]:
-        """Return the status and the error of a job from its agent.
+    def _query_agent(
+        self, row: store.JobRow
+    ) -> tuple[AgentJobStatus | None, str | None, Activity | None]:
+        """Return the status, the error and the activity of a job from its agent.
 
         The status is None if the agent is unreachable; the error is the reason.
         """
@@ -237,12 +242,13 @@ class JobDispatcher:
                 row["host"], row["uuid"], row["kind"], row["arguments"], seconds
             )
             if not isinstance(answer, Mapping):
-                return AgentJobStatus.FAILED, "malformed answer of the agent: not an object"
-            return _parse_state(answer.get("state")), _clean_error(answer.get("error"))
+                return AgentJobStatus.FAILED, "malformed answer of the agent: not an object", None
+            status, error = _parse_state(answer.get("state")), _clean_error(answer.get("error"))
+            return status, error, parse_activity(answer.get("activity"))
         except Unavailable as exc:
-            return None, _clean_error(exc.message)
+            return None, _clean_error(exc.message), None
         except CyborgError as exc:
-            return AgentJobStatus.FAILED, _clean_error(exc.message)
+            return AgentJobStatus.FAILED, _clean_error(exc.message), None
 
     def _record(
         self,
@@ -250,6 +256,7 @@ class JobDispatcher:
         status: AgentJobStatus | None,
         error: str | None,
         owner: str | None,
+        activity: Activity | None = None,
     ) -> None:
         """Record the answer of an agent about a job that the conductor ``owner`` has leased."""
         now, kind = self._now(), JobKind(row["kind"])
@@ -272,7 +279,9 @@ class JobDispatcher:
             self._on_result(result)
             return
         delay = (
-            POLL_INTERVAL if decision is JobDecision.WAIT else _retry_delay(kind, row["attempts"])
+            POLL_INTERVALS.get(kind, POLL_INTERVAL)
+            if decision is JobDecision.WAIT
+            else _retry_delay(kind, row["attempts"])
         )
         until = now + timedelta(seconds=delay)
         if row["deadline"] is not None and not overdue:
@@ -301,7 +310,9 @@ class JobDispatcher:
             first_failure = message is not None and row["error"] is None
             # ARQs are locked before jobs, as in every transaction.
             waiting = arqs.lock_of_jobs(tx, [row["id"]]) if late or first_failure else []
-            if not store.reschedule(tx, row["id"], owner, until=until, error=message):
+            if not store.reschedule(
+                tx, row["id"], owner, until=until, error=message, activity=activity
+            ):
                 return JobResult(), []  # another conductor has recorded an answer
             if kind is JobKind.RELEASE and status is AgentJobStatus.FAILED:
                 entries.record_cleaning_failed(tx, row, error, now)

@@ -15,6 +15,7 @@ from uuid import uuid4
 
 import sqlalchemy as sa
 
+from cyborg.core.jobs.activity import Activity
 from cyborg.core.jobs.job import RETRIED_KINDS, JobKind, JobState, WorkItem
 from cyborg.db import bulk
 from cyborg.db.rows import StoredRow, fetch_all, fetch_first
@@ -39,6 +40,7 @@ class JobRow(StoredRow):
     owner: str | None
     lease_until: datetime | None
     error: str | None
+    activity: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,16 +164,23 @@ def expedite(tx: sa.Connection, host: str, now: datetime) -> int:
 
 
 def reschedule(
-    tx: sa.Connection, job_id: int, owner: str | None, *, until: datetime, error: str | None
+    tx: sa.Connection,
+    job_id: int,
+    owner: str | None,
+    *,
+    until: datetime,
+    error: str | None,
+    activity: Activity | None,
 ) -> int:
     """Set the next try of a job to ``until``, unless it has ended or has another owner.
 
-    Return the number of changed jobs.
+    ``activity`` is stored in the same UPDATE. Return the number of changed jobs.
     """
+    shown = None if activity is None else activity.to_dict()
     return tx.execute(
         sa.update(jobs)
         .where(jobs.c.id == job_id, jobs.c.owner == owner, OPEN)
-        .values(lease_until=until, next_try_at=until, error=error)
+        .values(lease_until=until, next_try_at=until, error=error, activity=shown)
     ).rowcount
 
 

@@ -21,6 +21,7 @@ from oslo_db import exception as db_exc
 from cyborg.conductor.arqs.claims import ClaimLost, check_providers, claim
 from cyborg.conductor.custody import entries
 from cyborg.core.arq.arqs import BindRequest, arqs_not_found
+from cyborg.core.arq.attach_target import find_target
 from cyborg.core.arq.profile import parse_group
 from cyborg.core.arq.selection import Demand
 from cyborg.core.arq.states import ArqState, Step, source_states
@@ -261,7 +262,7 @@ def _ids(rows: Sequence[store.ArqToBindRow]) -> dict[str, int]:
 
 
 def _to_demand(row: store.ArqToBindRow, bind_request: BindRequest) -> Demand:
-    group = parse_group(row["group"], "group")
+    group, profile = parse_group(row["group"], "group"), row["device_profile_name"]
     return Demand(
         arq_uuid=row["uuid"],
         provider=bind_request.device_rp_uuid,
@@ -270,4 +271,6 @@ def _to_demand(row: store.ArqToBindRow, bind_request: BindRequest) -> Demand:
         required=group.required,
         forbidden=group.forbidden,
         accel=group.accel,
+        target=find_target(group, profile),
+        profile=profile,
     )

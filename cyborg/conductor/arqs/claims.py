@@ -136,4 +136,6 @@ def _to_candidate(
         restore_failed=deployable["restore_failed"],
         in_use=in_use,
         dirty=dirty,
+        device=deployable["device"],
+        info=handle["info"],
     )

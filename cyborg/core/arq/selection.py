@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from cyborg.core.arq.attach_target import AttachTarget, explain_missing_info
 from cyborg.core.errors import NoHandle
 from cyborg.core.text import join_limited
 
@@ -32,11 +33,16 @@ class Demand:
     required: frozenset[str] = frozenset()
     forbidden: frozenset[str] = frozenset()
     accel: Mapping[str, str] = field(default_factory=dict)
+    target: AttachTarget = AttachTarget.INSTANCE
+    profile: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One attach handle, with the facts that decide whether it can be allocated."""
+    """One attach handle, with the facts that decide whether it can be allocated.
+
+    ``device`` is the address of its device, for messages; ``info`` is what Nova gets of the handle.
+    """
 
     handle_id: int
     handle: str
@@ -54,6 +60,8 @@ class Candidate:
     restore_failed: bool = False
     in_use: bool = False
     dirty: bool = False
+    device: str = ""
+    info: Mapping[str, str] = field(default_factory=dict)
 
 
 def choose_handles(
@@ -77,7 +85,10 @@ def choose_handles(
     searches: dict[object, _Search] = {}
     reasons: dict[str, list[dict[str, object]]] = {}
     for demand in demands:
-        kind = (demand.provider, demand.resource_class, demand.required, demand.forbidden)
+        kind = (
+            *(demand.provider, demand.resource_class, demand.required, demand.forbidden),
+            *(demand.target, demand.profile),
+        )
         search = searches.setdefault(kind, _Search(pools.get(demand.provider, [])))
         found = search.next(demand, taken_ids)
         if found is not None:
@@ -149,6 +160,8 @@ def explain_rejection(demand: Demand, candidate: Candidate) -> list[str]:
         reasons.append(f"resource class differs: {candidate.resource_class}")
     reasons += [f"trait missing: {name}" for name in sorted(demand.required - candidate.traits)]
     reasons += [f"trait forbidden: {name}" for name in sorted(demand.forbidden & candidate.traits)]
+    missing = explain_missing_info(demand.target, candidate.info, candidate.device, demand.profile)
+    reasons += [missing] if missing else []
     return reasons
 
 

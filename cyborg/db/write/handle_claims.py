@@ -58,6 +58,7 @@ class FreeHandleRow(TypedDict):
     id: int
     uuid: str
     address: str
+    info: dict[str, str]
 
 
 class HandleStateRow(TypedDict):
@@ -66,6 +67,7 @@ class HandleStateRow(TypedDict):
     id: int
     uuid: str
     deployable_id: int
+    info: dict[str, str]
     taken: bool
     dirty: bool
     draining: bool
@@ -119,6 +121,7 @@ def all_handles(tx: sa.Connection, deployable_ids: Collection[int]) -> list[Hand
             handles.c.id,
             handles.c.uuid,
             handles.c.deployable_id,
+            handles.c.info,
             owned.label("taken"),
             sa.and_(handles.c.needs_cleaning, sa.not_(owned)).label("dirty"),
             handles.c.draining,
@@ -224,7 +227,7 @@ _PROVIDERS = (
     .order_by(deployables.c.id)
 )
 _CHOOSE_UNCLAIMED = (
-    sa.select(handles.c.id, handles.c.uuid, handles.c.address)
+    sa.select(handles.c.id, handles.c.uuid, handles.c.address, handles.c.info)
     # Otherwise MariaDB scans the free handles of the whole cloud and filters by deployable: a scan
     # that grows with the cloud and locks handles that concurrent claims then skip.
     .with_hint(handles, f"FORCE INDEX ({_CLAIM_INDEX})", "mysql")

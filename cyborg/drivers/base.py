@@ -39,16 +39,20 @@ __all__ = [
 
 
 class Memory(Protocol):
-    """Store of texts that a backend must know after a restart of the agent, by key.
+    """Store of texts that a driver must know after a restart of the agent, by key.
 
     An example is a property of a device that the host cannot read while a server uses the device.
+    All backends of a driver on a host share it, so that a device can change its backend.
     """
 
     def get(self, key: str) -> str | None:
         """Return the text of a key; None if it is unknown."""
 
-    def put(self, key: str, text: str) -> None:
-        """Store the text of a key. A text that is stored already costs nothing."""
+    def put(self, key: str, text: str | None) -> bool:
+        """Store the text of a key, or remove it; return whether a restart of the agent keeps that.
+
+        A text that is stored already costs nothing.
+        """
 
 
 class VolatileMemory:
@@ -61,9 +65,13 @@ class VolatileMemory:
         """Return the text of a key; None if it is unknown."""
         return self._texts.get(key)
 
-    def put(self, key: str, text: str) -> None:
-        """Store the text of a key."""
-        self._texts[key] = text
+    def put(self, key: str, text: str | None) -> bool:
+        """Store the text of a key, or remove it."""
+        if text is None:
+            self._texts.pop(key, None)
+        else:
+            self._texts[key] = text
+        return True
 
 
 class Driver(abc.ABC):
@@ -88,12 +96,6 @@ class Driver(abc.ABC):
     """Name of the host in this service, for ``handle_uuid``; the agent sets this attribute."""
     images: ImageStore = NoImageStore()
     """Images of the image service, for drivers that load them; the agent sets this attribute."""
-    state_dir: Path | None = None
-    """Directory for small files that survive a restart of the agent; the agent sets this attribute.
-
-    The backends of a host share it: file names begin with the name of the driver. The driver
-    creates the directory. It works without one, and loses what it knows with the process.
-    """
 
     def __init__(
         self, backend: str, options: Mapping[str, Any], sysfs_root: str | Path = "/sys"

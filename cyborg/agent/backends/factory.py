@@ -270,8 +270,7 @@ class DriverFactory:
         instance.settings = list_settings(driver.OPTIONS, values, sources)
         instance.host = str(self._conf.host)
         instance.images = self._images
-        instance.state_dir = self._state_dir / f"drivers-{self._conf.host}"
-        instance.memory = self._memory.of(backend)
+        instance.memory = self._memory.of(driver.name)
         if instance.backend != backend:
             raise DriverFailed(
                 f"the driver calls its backend {instance.backend!r:.100}, expected {backend!r}"

@@ -99,7 +99,7 @@ class FpgaDriver(PciDriver):
         timeout = self.options["program_timeout"]
         if not MIN_TIMEOUT <= timeout <= MAX_TIMEOUT:
             raise self.misconfigured("program_timeout", timeout, "10 to 3600 seconds")
-        self._records = RecordStore(lambda: self.state_dir)
+        self._records = RecordStore(lambda: self.memory)
         self._loader = ImageLoader(
             self._sysfs,
             lambda: self.images,

@@ -18,7 +18,7 @@ from typing import Any
 
 from cyborg.core.inventory.device import AttachHandle, Deployable, Device
 from cyborg.core.jobs.job import WorkItem
-from cyborg.drivers.base import Driver
+from cyborg.drivers.base import Driver, VolatileMemory
 
 INSTANCE = "5f0f0c86-1d5c-4c4b-9c3a-0d8f6f7a2f11"
 THREAD_EXIT_TIMEOUT = 1.0  # seconds that a thread may need to exit after a call
@@ -137,10 +137,14 @@ def _wait_for_exit(existing: set[threading.Thread]) -> list[threading.Thread]:
 
 
 class Environment:
-    """A driver under test. The first discovery is cached; every other call is repeated."""
+    """A driver under test. The first discovery is cached; every other call is repeated.
+
+    All objects of the driver have one memory, as those of an agent that restarts.
+    """
 
     def __init__(self, subject: DriverUnderTest) -> None:
         self.subject = subject
+        self._memory = VolatileMemory()
         self._first: tuple[Driver, CallResult] | None = None
 
     def call(self, act: Callable[[], Any]) -> CallResult:
@@ -178,6 +182,7 @@ class Environment:
         if call.timed_out or call.error is not None:
             raise RuleBlocked(f"cannot create an object: {describe_failure(call)}")
         driver: Driver = call.value
+        driver.memory = self._memory
         return driver
 
     def try_create(

@@ -30,6 +30,7 @@ from cyborg.tests.unit.drivers.fpga.simulated_fpga import (
     SimulatedFpgaDriver,
     SimulatedKernel,
 )
+from cyborg.tests.unit.drivers.fpga.test_driver import memory_of
 
 RULES = ("vendor=1234,type=FPGA", "address=*")
 FIRST, SECOND, THIRD = (f"{n}1111111-1111-4111-8111-111111111111" for n in (1, 2, 3))
@@ -46,7 +47,7 @@ def images(tmp_path: Path) -> DirectoryImages:
 
 def make_driver(kernel: SimulatedKernel, images: DirectoryImages, **options: Any) -> FpgaDriver:
     driver = SimulatedFpgaDriver("fpgas", {"devices": RULES, **options}, kernel.root)
-    driver.state_dir = kernel.root.parent / "state"
+    driver.memory = memory_of(kernel)
     driver.images = images
     return driver
 
@@ -114,8 +115,7 @@ def test_damaged_record_counts_as_unknown(kernel: SimulatedKernel, images: Direc
     kernel.add_plain_card()
     driver = make_driver(kernel, images)
     program(driver, FIRST)
-    assert driver.state_dir is not None
-    (driver.state_dir / f"fpga-{PLAIN}.json").write_text("{")
+    driver.memory.put(f"images {PLAIN}", "{")
     assert shown(driver) == [None]
 
 

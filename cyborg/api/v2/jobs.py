@@ -42,8 +42,8 @@ class JobSummary(types.JsonObject):
     """A job without its steps; ``host`` is null for a job on many hosts.
 
     ``subject`` is the name of a driver, or the uuid of an instance, a deployable or a device.
-    ``progress`` is the number of steps in each state. ``activity`` is shown from version 2.5 on, and
-    null unless the host works on the job.
+    ``progress`` is the number of steps in each state. ``activity`` is shown from version 2.5 on,
+    and null unless the host works on the job.
     """
 
     uuid = wtypes.wsattr(types.Uuid(), mandatory=True)

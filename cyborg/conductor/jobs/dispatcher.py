@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dispatcher of jobs (units of host work): each open job is leased by one conductor.
 
-A conductor leases the jobs that are due, queries the agent of each, and records the answer. The
-agent also calls when a job ends; the query only covers lost calls. Each step can run twice or be
-interrupted: the row is authoritative, and another conductor takes over an expired lease.
+A conductor leases the jobs that are due, queries the agent of each job, and records the answer. The
+agent also calls when a job ends; the query is needed only if this call is lost. Each step can run
+twice or be interrupted: the row is authoritative, and another conductor takes over an expired
+lease.
 """
 
 import random
@@ -189,7 +190,7 @@ class JobDispatcher:
         return thread
 
     def _process_queue(self, host: str) -> None:
-        """Process the jobs of a host in order; if its agent is unreachable, defer the others."""
+        """Process the jobs of a host in order; if its agent is unreachable, defer the rest."""
         unreachable_reason: str | None = None
         while True:
             with self._lock:
@@ -258,7 +259,7 @@ class JobDispatcher:
         owner: str | None,
         activity: Activity | None = None,
     ) -> None:
-        """Record the answer of an agent about a job that the conductor ``owner`` has leased."""
+        """Record the answer of an agent about a job that ``owner``, a conductor, has leased."""
         now, kind = self._now(), JobKind(row["kind"])
         fields = _log_fields(row)
         overdue = row["deadline"] is not None and now >= row["deadline"]
@@ -343,7 +344,10 @@ def _log_fields(row: store.JobRow) -> dict[str, Any]:
 
 
 def _clean_error(error: Any) -> str | None:
-    """Return an error text that every database accepts, so that it cannot keep a job open."""
+    """Return an error as a text that every database accepts, or None.
+
+    Without this, a job whose error cannot be stored would stay open.
+    """
     return None if error is None else sanitize(str(error), MAX_ERROR)
 
 

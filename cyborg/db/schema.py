@@ -17,7 +17,7 @@
     audits                          consistency checks that operators requested
     self_heal_counters              counts of corrections that conductors made
     idempotency_keys                completed calls, with their responses
-    custody_heads 0..1--n custody_records   custody logs of devices, by uuid: they outlive devices
+    custody_heads 0..1--n custody_records   custody logs; they name devices by uuid, not by row id
 """
 
 from collections.abc import Sequence

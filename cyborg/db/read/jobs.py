@@ -74,7 +74,7 @@ def find(
 ) -> list[JobRow]:
     """Return jobs; execute two statements, or three with a marker.
 
-    ``host`` selects jobs on this host and jobs with a step on it.
+    ``host`` selects the jobs on this host, and the jobs that have a step on this host.
     """
     query = sa.select(table.c.id, *COLUMNS)
     if kind is not None:

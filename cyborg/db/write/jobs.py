@@ -225,14 +225,14 @@ def uuids(tx: sa.Connection, ids: Collection[int]) -> list[str]:
 
 
 def assign_arqs(tx: sa.Connection, ids: Collection[int], job_id: int) -> int:
-    """Let BindStarted ARQs wait for a job; return their number."""
+    """Make BindStarted ARQs wait for a job; return their number."""
     return tx.execute(
         sa.update(arqs).where(arqs.c.id.in_(sorted(ids))).values(job_id=job_id)
     ).rowcount
 
 
 def assign_cleaning(tx: sa.Connection, ids: Collection[int], job_id: int) -> int:
-    """Assign the cleaning of dirty handles without an owner to a job; return their number."""
+    """Assign a cleaning job to dirty handles without an owner; return the number of handles."""
     h = attach_handles.c
     return tx.execute(
         sa.update(attach_handles)
@@ -256,7 +256,7 @@ def mark_cleaned(tx: sa.Connection, job_id: int) -> Sequence[str]:
 def overdue(tx: sa.Connection, cutoff: datetime, limit: int) -> list[OverdueRow]:
     """Return up to ``limit`` open jobs with a deadline before ``cutoff``.
 
-    Jobs that are retried after their deadline are left out.
+    Kinds of jobs that are retried even after their deadline are left out.
     """
     ends = jobs.c.kind.not_in(sorted(RETRIED_KINDS))
     query = sa.select(jobs.c.id, jobs.c.uuid).where(OPEN, ends, jobs.c.deadline < cutoff)

@@ -197,7 +197,7 @@ def _refuse(
     """Log a refused call; return the error as the answer."""
     LOG.log(
         level,
-        "%s refused %s: %s",
+        "Refused call %s %s: %s",
         subject,
         _sender(ctxt, arguments),
         _line(error),

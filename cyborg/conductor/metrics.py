@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metrics for Prometheus, counted in the database at each scrape.
 
-So every conductor returns the same values, and a restart loses none. Only the metrics named
+So every conductor returns the same values, and a restart resets no value. Only the metrics named
 ``process_*`` belong to the process that answers.
 """
 

@@ -120,7 +120,7 @@ def fail_unbinds(
     *,
     recorder: ArqEventRecorder,
 ) -> int:
-    """Mark the unbound ARQs of a release job past its deadline UnbindFailed; return their number.
+    """Change the Unbound ARQs of an overdue release job to UnbindFailed; return their number.
 
     ``waiting`` are the locked ARQs of the job. ARQs in UnbindFailed stay unchanged.
     """

@@ -307,7 +307,7 @@ class Publisher:
     def _cordon_in_place(
         self, row: DesiredProviderRow, summary: ProviderSummary | None, lease_end: float
     ) -> None:
-        """Cordon an existing provider at its current place while the compute node is missing."""
+        """Cordon an existing provider, without moving it, while the compute node is missing."""
         if summary is None or not mapping.is_cordoned(row):
             return
         (desired,) = mapping.desired_providers(summary.uuid, [row]).values()

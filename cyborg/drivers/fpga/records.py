@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of the images that the driver has loaded: the kernel does not keep them.
+"""Records of the images that the driver has loaded; the kernel has no such records.
 
-They are in the memory of the driver, one text a card. A record is trusted only in the boot in which
-it was written, and only while the region is the one that the kernel had then and shows the same
-function. It is removed before a region is changed, so that a crash leaves no wrong record.
+They are in the memory of the driver, one text for each card. A record is trusted only until the
+host reboots, and only while the region has the same identity and shows the same function id. The
+record of a region is removed before the region is changed, so that a crash leaves no wrong record.
 """
 
 import errno
@@ -22,11 +22,11 @@ LOG = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The image of a region.
+    """Record of the image in a region.
 
-    ``function_id`` is the function that the image states, ``shown`` the one that the kernel showed
-    after the image was loaded, and ``identity`` that of the region. ``given`` is set while a server
-    may have the card as a whole: it can load other images.
+    ``function_id`` is the function id in the properties of the image, and ``shown`` the function id
+    that the kernel showed after the image was loaded. ``identity`` is the identity of the region.
+    ``given`` is True while a server may use the card as a whole and can load other images.
     """
 
     image: str
@@ -37,7 +37,7 @@ class Record:
     given: bool = False
 
     def is_trusted(self, region: Region, boot_id: str | None) -> bool:
-        """Return whether the region still has the image."""
+        """Return whether the region still has the recorded image."""
         return (
             self.boot_id == boot_id
             and self.identity == region.identity
@@ -50,7 +50,7 @@ _LOCK = threading.Lock()
 
 
 class RecordStore:
-    """The records by card and number of the region. Thread-safe."""
+    """Store of the records, by card and number of the region. Thread-safe."""
 
     def __init__(self, memory: Callable[[], Memory]) -> None:
         """``memory`` returns the memory of the driver, which the agent sets later."""
@@ -78,7 +78,7 @@ class RecordStore:
             self._update(card, lambda key, record: replace(record, given=True))
 
     def forget_given(self, card: str) -> None:
-        """Remove the records that are marked, when a server has returned a card. Raise OSError."""
+        """Remove the marked records of a card that a server has released. Raise OSError."""
         with self._lock:
             self._update(card, lambda key, record: None if record.given else record)
 
@@ -99,7 +99,7 @@ class RecordStore:
         except (ValueError, TypeError, AttributeError) as exc:
             error = str(exc)
         LOG.warning(
-            "Record of loaded images cannot be read, their region counts as unknown: %s",
+            "Records of loaded images cannot be read, the images of the card count as unknown: %s",
             error,
             device=card,
         )

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Creation and removal of SR-IOV virtual functions: the privileged function of their layouts.
+"""Creation and removal of SR-IOV virtual functions, for layouts of physical functions.
 
 ``Documentation/ABI/testing/sysfs-bus-pci`` of the Linux kernel describes ``sriov_numvfs`` and
-``sriov_drivers_autoprobe``. ``sriov_numvfs_store`` of ``drivers/pci/iov.c`` changes a number other
-than 0 to 0 only (EBUSY), and needs a kernel driver that supports SR-IOV (ENOENT). It removes
-virtual functions that are in use too: ``vfio-pci`` then waits until their processes close them.
+``sriov_drivers_autoprobe``. ``sriov_numvfs_store`` of ``drivers/pci/iov.c`` can change a number
+only from 0 or to 0 (otherwise EBUSY), and needs a kernel driver that supports SR-IOV (otherwise
+ENOENT). It also removes virtual functions that are in use; ``vfio-pci`` then waits until the
+processes close them.
 """
 
 import contextlib
@@ -41,13 +42,13 @@ class Host:
 
 @CONTEXT.entrypoint
 def set_count(address: str, count: int, autoprobe: bool, allow_network: bool) -> None:
-    """Give the physical function at a PCI address this number of virtual functions.
+    """Set the number of virtual functions of the physical function at a PCI address.
 
-    Do nothing if it has it. ``autoprobe`` is whether kernel drivers bind to the new ones.
-    ``allow_network`` permits a network card whose own interface the host uses. Raise DriverFailed
-    if the host uses the function otherwise, if a virtual function is or may be in use, or if the
-    kernel refuses. After an error in the change it has the previous number again, or the error says
-    that it has not; its virtual functions are then new ones.
+    Do nothing if the number is already ``count``. If ``autoprobe`` is True, kernel drivers bind to
+    the new virtual functions. ``allow_network`` permits the change of a network card whose own
+    interface the host uses. Raise DriverFailed if the host uses the physical function in another
+    way, if a virtual function is or may be in use, or if the kernel refuses. If the change fails,
+    the previous number is restored with new virtual functions; the error says so if this fails too.
     """
     change(Host(_SYS, _DEV, _write), address, count, autoprobe, allow_network)
 
@@ -106,9 +107,9 @@ def _check_physical(
 def _virtual_functions_reserved(
     host: Host, card: PciFunction, used: Mapping[str, str]
 ) -> Iterator[None]:
-    """Keep others from opening the virtual functions of a card by VFIO during the block.
+    """Prevent that processes open the virtual functions of a card with VFIO during the block.
 
-    Raise DriverFailed if one is or may be in use.
+    Raise DriverFailed if a virtual function is or may be in use.
     """
     sysfs = Sysfs(host.sys)
     functions = interfaces.virtual_functions(sysfs, card.address)
@@ -155,10 +156,10 @@ def _find_use(sysfs: Sysfs, function: PciFunction) -> str | None:
 
 
 def _open_group(host: Host, address: str, group: str | None) -> int:
-    """Open the VFIO group of a function: the kernel permits one open descriptor.
+    """Open the VFIO group of a function, of which the kernel permits one open descriptor.
 
-    ``drivers/vfio/group.c``; the open fails too while a process has opened the function by the
-    other way of VFIO, ``/dev/vfio/devices``. Raise DriverFailed.
+    Raise DriverFailed if a process uses the group, or has opened the function in
+    ``/dev/vfio/devices`` instead (``drivers/vfio/group.c``).
     """
     if group is None or not _GROUP.fullmatch(group):
         raise _used(address, "it has no VFIO group, so its users cannot be found out")
@@ -170,7 +171,7 @@ def _open_group(host: Host, address: str, group: str | None) -> int:
 
 
 def _create(host: Host, folder: Path, previous: int, count: int, autoprobe: bool) -> None:
-    """Create virtual functions at a function without any; restore the previous number on error."""
+    """Create virtual functions at a card that has none; restore the previous number on error."""
     before = Sysfs(folder).read_text("sriov_drivers_autoprobe")
     try:
         if count:
@@ -192,7 +193,7 @@ def _create(host: Host, folder: Path, previous: int, count: int, autoprobe: bool
         raise DriverFailed(
             f"{error}; its {previous} virtual functions cannot be restored: {exc.strerror or exc}"
         ) from exc
-    raise DriverFailed(f"{error}; it has {previous} again")
+    raise DriverFailed(f"{error}; the previous number {previous} was restored")
 
 
 def _set_autoprobe(host: Host, folder: Path, value: str | None) -> None:
@@ -203,7 +204,7 @@ def _set_autoprobe(host: Host, folder: Path, value: str | None) -> None:
 
 
 def _enable(host: Host, folder: Path, count: int) -> None:
-    """Create virtual functions at a function without any. Raise OSError unless it then has them."""
+    """Create virtual functions at a card that has none. Raise OSError if it has not all of them."""
     if count:
         host.write(folder / "sriov_numvfs", str(count))
     # A kernel driver may create fewer, and the kernel then reports success.

@@ -105,7 +105,7 @@ def test_sanitise_missing_virtual_function_is_not_clean(
     host: HostTree, calls: list[tuple[str, float]]
 ) -> None:
     """Its data is on the drive, and it can come back with it."""
-    with pytest.raises(DriverFailed, match="enable its virtual functions"):
+    with pytest.raises(DriverFailed, match="enable the virtual functions of"):
         make_driver(host, calls).sanitise(item("0000:01:00.1"))
 
 

@@ -256,7 +256,7 @@ def test_denied_privileged_functions_fail_for_all(monkeypatch: pytest.MonkeyPatc
             lambda: mdev.remove(GPU, "nvidia-593", "x"),
         ]
         for call in calls:
-            with pytest.raises(DriverFailed, match="no work on this host: a test"):
+            with pytest.raises(DriverFailed, match="this process must not change its host: a test"):
                 call()
     finally:
         privileged.deny_calls(None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memories of the drivers of a host, in one file that survives a restart of the agent."""
+"""Texts that the drivers of a host store, in one file that survives a restart of the agent."""
 
 import json
 import threading
@@ -42,7 +42,7 @@ class MemoryFile:
         call writes it again. Raise ValueError for a text that is too long.
         """
         if max(len(key), len(text or "")) > MAX_TEXT:
-            raise ValueError(f"a driver may store {MAX_TEXT} characters: {key[:40]!r}")
+            raise ValueError(f"a key or its text has more than {MAX_TEXT} characters: {key[:40]!r}")
         error: str | None = None
         with self._lock:
             texts = self._loaded().setdefault(driver, {})
@@ -61,7 +61,7 @@ class MemoryFile:
             else:
                 self._unwritten = False
         if error is not None and first:
-            LOG.warning("Cannot write %s, a restart forgets it: %s", self._path, error)
+            LOG.warning("Cannot write %s, an agent restart loses changes: %s", self._path, error)
         return error is None
 
     def _loaded(self) -> dict[str, dict[str, str]]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ClosableImageStore(ImageStore, Protocol):
-    """Image store of an agent."""
+    """Image store that can be closed."""
 
     def close(self) -> None:
         """Stop the downloads and release the files."""

@@ -37,8 +37,8 @@ def execute(
     """Execute the items in order; return the error text, or None if all succeeded.
 
     ``removed_driver`` looks up the driver of a removed backend, which is still needed to release
-    its handles. The first failure ends a job, except a release, which continues with the other
-    items. Other jobs start only if there is a driver for every item. Raise Aborted when
+    its handles. The first failure ends the job. Only a release continues with the other items. A
+    job of another kind does not start unless there is a driver for every item. Raise Aborted when
     ``should_continue`` returns False before an item. The activity of the job shows the item.
     """
     errors: list[str] = []
@@ -68,7 +68,10 @@ def _driver_call(
     drivers: Mapping[str, Driver],
     removed_driver: RemovedDriverLookup,
 ) -> Callable[[], None]:
-    """Return the driver call for an item. Raise NotFound, or DriverFailed if unsupported."""
+    """Return a function that calls the driver for an item.
+
+    Raise NotFound without the backend, and DriverFailed if the driver does not support the job.
+    """
     driver = drivers.get(item.backend)
     if driver is None and spec.kind is JobKind.RELEASE:
         driver = removed_driver(item.backend)

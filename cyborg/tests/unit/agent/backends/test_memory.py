@@ -58,7 +58,7 @@ def test_file_that_cannot_be_written_is_logged_once_and_written_later(
     memory.put("b", "2")
     assert not memory.put("b", "2")
     assert (memory.get("a"), memory.get("b")) == ("1", "2")
-    assert caplog.text.count("a restart forgets it") == 1
+    assert caplog.text.count("an agent restart loses changes") == 1
     path.parent.unlink()
     assert memory.put("a", "1")
     assert MemoryFile(path).of("one").get("b") == "2"
@@ -81,5 +81,5 @@ def test_memory_is_bounded(path: Path) -> None:
     memory.put("new", "x")
     assert memory.get("0") is None
     assert memory.get("1") == memory.get("new") == "x"
-    with pytest.raises(ValueError, match="may store 65536 characters"):
+    with pytest.raises(ValueError, match="more than 65536 characters"):
         memory.put("new", "x" * (MAX_TEXT + 1))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Captures of hosts with cards, for tests: each names its source in its first line.
+"""Captures of hosts with cards, for tests. The first line of each capture names its source.
 
 ``doc/source/contributor/captures.rst`` lists them.
 """
@@ -51,10 +51,10 @@ def capture_names() -> list[str]:
 
 
 def load(name: str) -> Capture:
-    """Return a capture."""
+    """Return the capture with this name."""
     return load_capture(FOLDER / f"{name}.jsonl")
 
 
 def load_all(names: Sequence[str] = ()) -> Capture:
-    """Return one host with the cards of several captures, by default of all."""
+    """Return a capture of one host with the cards of several captures, by default of all."""
     return merge("All captures of cards", [load(name) for name in names or capture_names()])

@@ -83,7 +83,7 @@ class HealthReader:
         """Return unhealthy if uncorrectable PCIe errors increased since the last measurement.
 
         The first measurement only stores the counters. ``sysfs-bus-pci-devices-aer_stats``: the
-        last line is TOTAL_ERR_FATAL or TOTAL_ERR_NONFATAL.
+        last line of a file has the total (TOTAL_ERR_FATAL or TOTAL_ERR_NONFATAL).
         """
         previous, current = self._errors[address], dict[str, int]()
         for kind, name in _AER.items():

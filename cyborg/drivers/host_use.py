@@ -84,7 +84,7 @@ class _Host:
         self._proc = Sysfs(sysfs_root.parent / "proc")
 
     def disks(self) -> dict[str, str]:
-        """Return a reason by PCI function for disks with file systems, swap or parts of volumes."""
+        """Return the PCI functions whose disks the host uses: a reason by address."""
         uses: dict[str, str] = {}  # by the name of a block device
         for name, mount_point in self._mounts():
             root = mount_point == "/"
@@ -108,7 +108,7 @@ class _Host:
         return found
 
     def interfaces(self) -> dict[str, str]:
-        """Return a reason by PCI function for network interfaces that the host uses."""
+        """Return the PCI functions whose network interfaces the host uses: a reason by address."""
         used = self._routed_interfaces()
         found: dict[str, str] = {}
         for name in self._sysfs.list_names("class/net"):
@@ -120,7 +120,7 @@ class _Host:
         return found
 
     def displays(self) -> dict[str, str]:
-        """Return a reason by PCI function for displays of the host.
+        """Return the PCI functions that are displays of the host: a reason by address.
 
         A PCI function is a display of the host if it has a framebuffer or an enabled connector, or
         if it is the VGA device of the boot and has a display device of a kernel driver. A compute

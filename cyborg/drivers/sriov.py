@@ -4,9 +4,9 @@
 ``Documentation/ABI/testing/sysfs-bus-pci`` and ``drivers/pci/iov.c`` of the Linux kernel describe
 ``sriov_numvfs``, ``sriov_totalvfs``, ``sriov_offset``, ``sriov_stride`` and ``sriov_vf_device``. A
 routing id is bus, device and function as one number. The routing id of virtual function ``n``, from
-0, is ``routing id of the physical function + offset + n * stride`` (``pci_iov_virtfn_bus``). It has
-the vendor id and the class code of the physical function ("Single Root I/O Virtualization and
-Sharing Specification" of the PCI-SIG, section 3.4.1).
+0, is ``routing id of the physical function + offset + n * stride`` (``pci_iov_virtfn_bus``). A
+virtual function has the vendor id and the class code of its physical function ("Single Root I/O
+Virtualization and Sharing Specification" of the PCI-SIG, section 3.4.1).
 """
 
 import re

@@ -39,7 +39,7 @@ class Signatures:
     """Verification of the signatures of images."""
 
     def __init__(self, auth: Any, trusted_certificates: tuple[str, ...]) -> None:
-        """``auth`` is a keystoneauth plug-in, the certificates are uuids of the key manager."""
+        """``auth`` is a keystoneauth plug-in; ``trusted_certificates`` are barbican uuids."""
         self._context = _Context(auth)
         self._trusted = trusted_certificates
 

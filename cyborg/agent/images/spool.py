@@ -114,7 +114,7 @@ class Spool:
 
     @contextmanager
     def reserve(self, uuid: str, size: int) -> Iterator[None]:
-        """Make room for an image; remove other images if needed.
+        """Free space for an image of ``size`` bytes; remove other images if needed.
 
         Raise Unavailable if this is not enough.
         """
@@ -188,7 +188,7 @@ class Spool:
                 "when other devices have been programmed"
             )
         for name in evictions:
-            LOG.info("Removing image from the cache to make room", image=name)
+            LOG.info("Removing image from the cache to free space", image=name)
             os.unlink(self._folder / name)
 
     def _files(self) -> list[CachedFile]:

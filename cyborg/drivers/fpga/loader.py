@@ -177,7 +177,7 @@ class ImageLoader:
             raise DriverFailed(
                 f"{prefix}; the previous image {previous.image} could not be restored: {failure}"
             )
-        raise DriverFailed(f"{prefix}; the region has its previous image {previous.image} again")
+        raise DriverFailed(f"{prefix}; the previous image {previous.image} was restored")
 
     def _try(self, place: Place, programmer: Programmer, image: str) -> str | None:
         """Load an image and record it; return the error text, or None after success.

@@ -161,7 +161,7 @@ def _nearest(region: _Folder, managers: Iterable[_Folder]) -> _Folder | None:
 
 
 def _entries(sysfs: Sysfs, folder: Path, form: re.Pattern[str]) -> list[_Folder]:
-    """Return the entries of a class that belong to PCI functions, ordered by entry number."""
+    """Return the entries of a sysfs class that belong to PCI functions, ordered by number."""
     found: list[_Folder] = []
     for name in sysfs.list_names(folder):
         path = sysfs.resolve(folder / name, strict=True)

@@ -56,7 +56,11 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class MdevType:
-    """A type of a parent: the number of devices that can be created, and the existing ones."""
+    """Type of mediated devices at a parent.
+
+    ``available`` is the number of devices that can be created, ``devices`` has the uuids of
+    existing devices.
+    """
 
     available: int
     devices: frozenset[str]

@@ -113,8 +113,8 @@ def is_known(card: PciFunction) -> bool:
 class FactsReader:
     """Reader that reads the facts about each GPU once while its kernel driver is bound.
 
-    While a server uses a GPU, NVML does not know it. The last facts are then returned, also after a
-    restart of the agent, except ``max_vgpus``.
+    While a server uses a GPU, NVML does not show the GPU. The reader then returns the last facts
+    except ``max_vgpus``, also after a restart of the agent.
     """
 
     def __init__(self, source: Nvml) -> None:

@@ -5,7 +5,7 @@ A network card in the mode ``switchdev`` has an internal switch. Each virtual fu
 the switch, and the port has a network interface on the host: the representor. Sysfs does not link a
 representor to a PCI function. Its ``phys_switch_id`` equals the ``phys_switch_id`` of the card's
 interface, and its ``phys_port_name`` has the numbers of the physical and the virtual function, such
-as ``pf0vf3`` (``Documentation/networking/ representors.rst`` and ``switchdev.rst``,
+as ``pf0vf3`` (``Documentation/networking/representors.rst`` and ``switchdev.rst``,
 ``Documentation/ABI/testing/sysfs-class-net`` of the Linux kernel). The number of the physical
 function is the function number of its PCI address (``esw/devlink_port.c`` of ``mlx5_core`` and
 ``ice_devlink_create_vf_port`` of ``ice``).

@@ -216,7 +216,7 @@ def _parse_uuid(image: str) -> str:
 def _open_image(path: str, size: int) -> Iterator[int]:
     """Open the file of an image: a regular file of ``size`` bytes.
 
-    Raise Invalid if the path is not absolute, and DriverFailed if it is another file.
+    Raise Invalid if the path is not absolute, and DriverFailed if there is no such file.
     """
     if not isinstance(size, int) or not 0 < size <= MAX_IMAGE:
         raise DriverFailed(f"an image of {size!r} bytes cannot be loaded: the limit is {MAX_IMAGE}")

@@ -46,7 +46,7 @@ _NAMESPACE = re.compile(r"nvme([0-9]+)(?:c[0-9]+)?n([0-9]+)")
 
 @CONTEXT.entrypoint
 def erase(address: str, timeout: float) -> dict[str, Any]:
-    """Erase the namespaces of the controller at a PCI address, and verify it with samples.
+    """Erase the namespaces of the controller at a PCI address; verify the erasure with samples.
 
     Random samples are written before the erasure and must not be readable afterwards. ``timeout``
     is in seconds. Return the method (key ``method``) and the numbers of ``namespaces`` and

@@ -139,7 +139,7 @@ def test_images_of_glance_are_loaded_and_failures_keep_the_function(
     failing = add_image(glance, second, "fail")
     error = bind_image(lab, provider, failing, "BindFailed")
     assert "Input/output error" in error
-    assert "has its previous image" in error
+    assert "was restored" in error
     assert loaded(lab) == first
 
     assert bind_image(lab, provider, add_image(glance, second), "Bound") == ""

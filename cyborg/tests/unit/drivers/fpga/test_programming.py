@@ -196,7 +196,7 @@ def test_refused_image_is_replaced_by_the_previous_one(
     driver = make_driver(kernel, images)
     program(driver, FIRST)
     images.add(THIRD, REFUSED, region_id=INTERFACE)
-    with pytest.raises(DriverFailed, match=r"'write init error'; the region has its previous"):
+    with pytest.raises(DriverFailed, match=r"'write init error'; the previous image"):
         program(driver, THIRD)
     assert images.opened == [FIRST, THIRD, FIRST]
     assert shown(driver) == [FIRST]
@@ -213,8 +213,8 @@ def test_failure_half_way_restores_previous_image(
         program(driver, THIRD)
     assert caught.value.message == (
         f"image {THIRD} could not be loaded into {PLAIN}: the FPGA manager fpga0 refused the "
-        "image: Input/output error; its state is 'write error'; the region has its previous image "
-        f"{FIRST} again"
+        "image: Input/output error; its state is 'write error'; the previous image "
+        f"{FIRST} was restored"
     )
     assert [name[13:21] for _, name in kernel.writes] == [FIRST[:8], THIRD[:8], FIRST[:8]]
     assert shown(driver) == [FIRST]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """External (out-of-process) drivers; each is one backend of the host.
 
-A driver that sends invalid data, hangs, sends too much or exits fails only its own discoveries, and
+If a driver sends invalid data, hangs, sends too much or exits, only its own discoveries fail, and
 the state of its backend has the error. A response is used only after it was read and validated as a
 whole.
 """

@@ -60,7 +60,7 @@ class Spool:
 
     @property
     def folder(self) -> Path:
-        """Return the directory."""
+        """Return the path of the directory."""
         return self._folder
 
     def open(self) -> None:

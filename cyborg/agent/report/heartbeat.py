@@ -62,7 +62,7 @@ class Reporter(LoopThread):
 
         ``identity`` returns the names of the host, and ``drivers`` the installed drivers; both are
         called before each heartbeat. ``boot_id`` is the boot id of the host. Set ``desired_state``
-        to the reconciler to have heartbeats carry its generation.
+        to the reconciler, so that heartbeats include its generation.
         """
         super().__init__("reporter")
         self.desired_state: DesiredStateListener | None = None

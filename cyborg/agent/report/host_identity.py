@@ -58,7 +58,7 @@ class HostIdentityProvider:
         self._resolver_thread: threading.Thread | None = None
 
     def identity(self) -> Identity:
-        """Return the names that are known now."""
+        """Return the names of this host that are known now."""
         if self._resolver_thread is None:
             # The join has a timeout: a resolver that hangs only delays the first answer.
             self._resolver_thread = threading.Thread(

@@ -44,7 +44,7 @@ class Place:
 
     @property
     def region(self) -> Region:
-        """Return the region as it was before."""
+        """Return the region as it was before the programming."""
         return self.target.region
 
 
@@ -258,7 +258,7 @@ def _may_have_changed(observed: _Observed) -> bool:
 
 
 def _properties(function_id: str, region: Region) -> dict[str, str]:
-    """Return the properties by which to search for an image with a function for a region."""
+    """Return the properties of an image that implements a function and fits a region."""
     found = {matching.FUNCTION: function_id}
     return found | ({matching.REGION: region.interface_id} if region.interface_id else {})
 

@@ -79,7 +79,7 @@ class HostControl:
 
 
 class NoControl:
-    """Control that fails always; for a sysfs that is not the sysfs of this host."""
+    """Control that always fails; for a sysfs that is not the sysfs of this host."""
 
     def __init__(self, sysfs_root: Path) -> None:
         self._root = sysfs_root

@@ -149,7 +149,10 @@ class GpuDriver(PciDriver):
 
     @property
     def remarks(self) -> Sequence[str]:
-        """Return also warnings about rules without a parent and parents without a slot."""
+        """Return the warnings of the generic driver and about mediated devices.
+
+        The latter are about rules without a parent and parents without a slot.
+        """
         return (*super().remarks, *self._mdev_remarks)
 
     def is_candidate(self, function: PciFunction) -> bool:

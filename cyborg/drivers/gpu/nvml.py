@@ -183,7 +183,7 @@ def replace_instances(address: str, profile: str | None) -> None:
 
 
 def _read_profiles(nvml: Any, device: Any) -> dict[str, Any]:
-    """Return the profiles of GPU instances by name, without those that the GPU does not have."""
+    """Return the profiles of GPU instances that the GPU supports, by name."""
     profiles: dict[str, Any] = {}
     for number in range(nvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
         with contextlib.suppress(nvml.NVMLError):

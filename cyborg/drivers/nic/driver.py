@@ -97,7 +97,7 @@ class NicDriver(GenericDriver):
 
     @property
     def remarks(self) -> Sequence[str]:
-        """Return also a warning for each entry of ``physical_networks`` without a card."""
+        """Return the warnings of the generic driver, and one for each network without a card."""
         unused = (
             f"physical_networks: {connection} matches no network card of this host"
             for connection in self._unused

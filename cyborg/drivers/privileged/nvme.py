@@ -120,7 +120,9 @@ def _check_all_attached(
 ) -> None:
     """Raise DriverFailed if a namespace with data may be detached, so that it is not erased."""
     if not numbers:
-        raise DriverFailed("the controller has no attached namespace, so nothing can be proved")
+        raise DriverFailed(
+            "the controller has no attached namespace: an erasure cannot be verified"
+        )
     if method in SANITIZE_METHODS or not info.manages_namespaces:
         return
     # The server could have detached a namespace: a format does not erase it. Those of other
@@ -193,7 +195,7 @@ def _prove(descriptors: list[int], work: Callable[[], None]) -> int:
     for descriptor in descriptors:
         offsets = _offsets(os.lseek(descriptor, 0, os.SEEK_END))
         if not offsets:
-            raise DriverFailed("the kernel cannot read a namespace, so nothing could be proved")
+            raise DriverFailed("the kernel cannot read a namespace: an erasure cannot be verified")
         samples += [(descriptor, offset, os.urandom(_SAMPLE_BYTES)) for offset in offsets]
     with mmap.mmap(-1, _SAMPLE_BYTES) as buffer:  # O_DIRECT needs an aligned buffer
         for descriptor, offset, sample in samples:
@@ -204,7 +206,7 @@ def _prove(descriptors: list[int], work: Callable[[], None]) -> int:
         for descriptor, offset, sample in samples:
             if _read(descriptor, offset, buffer) != sample:
                 raise DriverFailed(
-                    f"a sample at byte {offset} cannot be read back, so nothing could be proved"
+                    f"a sample at byte {offset} cannot be read back: an erasure cannot be verified"
                 )
         work()
         for descriptor, offset, sample in samples:

@@ -197,14 +197,18 @@ def _create(host: Host, folder: Path, previous: int, count: int, autoprobe: bool
 
 
 def _set_autoprobe(host: Host, folder: Path, value: str | None) -> None:
-    """Set whether kernel drivers bind to new virtual functions. Kernels before 4.12 cannot."""
+    """Set whether kernel drivers bind to new virtual functions.
+
+    ``value`` is "1" or "0". Do nothing if it is None, or if the kernel has no such setting (before
+    4.12).
+    """
     found = Sysfs(folder).read_text("sriov_drivers_autoprobe")
     if value is not None and found not in (None, value):
         host.write(folder / "sriov_drivers_autoprobe", value)
 
 
 def _enable(host: Host, folder: Path, count: int) -> None:
-    """Create virtual functions at a card that has none. Raise OSError if it has not all of them."""
+    """Create virtual functions at a card that has none. Raise OSError if it then has fewer."""
     if count:
         host.write(folder / "sriov_numvfs", str(count))
     # A kernel driver may create fewer, and the kernel then reports success.

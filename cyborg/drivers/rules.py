@@ -61,7 +61,8 @@ class RuleSyntaxError(ValueError):
 class Values:
     """Values that a key matches.
 
-    These are the values in ``accepted``, or any value if it is empty, but no value in ``rejected``.
+    These are the values in ``accepted`` (any value if ``accepted`` is empty) that are not in
+    ``rejected``.
     """
 
     accepted: tuple[str, ...]

@@ -4,9 +4,9 @@
 ``crypto/proc.c`` of Linux writes the file: records of lines ``key : value`` with a blank line after
 each record. ``refcnt`` is 1 for an algorithm that is registered (``crypto_check_alg`` in
 ``crypto/algapi.c``) and increases by 1 for each transform that uses it (``crypto_mod_get`` in
-``crypto/api.c``). A template that is built on an algorithm adds nothing: it takes a reference only
-with a transform of its own (``crypto_register_instance``, ``crypto_spawn_tfm``). A self-test adds
-references until ``selftest`` is ``passed``.
+``crypto/api.c``). A template that is built on an algorithm increases the ``refcnt`` of the
+algorithm only when the template itself has a transform (``crypto_register_instance``,
+``crypto_spawn_tfm``). A self-test adds references until ``selftest`` is ``passed``.
 """
 
 import re
@@ -57,7 +57,7 @@ class Algorithm:
 
 
 def read_algorithms(proc_root: Path) -> tuple[Algorithm, ...]:
-    """Return the algorithms in the file ``crypto`` of a ``/proc`` that passed their self-test.
+    """Return the algorithms that passed their self-test, from ``crypto`` in a ``/proc`` folder.
 
     Return an empty tuple without the file. Only the first MAX_BYTES are read.
     """
@@ -68,7 +68,7 @@ def read_algorithms(proc_root: Path) -> tuple[Algorithm, ...]:
 
 
 def parse(text: str) -> tuple[Algorithm, ...]:
-    """Return the algorithms in a text like ``/proc/crypto`` that passed their self-test.
+    """Return the algorithms that passed their self-test, from a text like ``/proc/crypto``.
 
     A record that is malformed, incomplete or of an unknown kind is ignored.
     """

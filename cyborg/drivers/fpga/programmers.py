@@ -128,7 +128,7 @@ class FirmwareProgrammer:
         return None
 
     def load(self, target: Target, image: Image, control: Control, timeout: float) -> None:
-        """Load an image; the kernel sets the limit of time."""
+        """Load an image; the kernel limits the time."""
         manager = target.region.manager or ""
         control.load_firmware(manager, image.uuid, str(image.path), image.size)
 
@@ -149,7 +149,7 @@ class DflProgrammer:
         return None
 
     def load(self, target: Target, image: Image, control: Control, timeout: float) -> None:
-        """Load a GBS file; the kernel sets the limit of time."""
+        """Load a GBS file; the kernel limits the time."""
         region, header = target.region, read_header(image.path)
         if header.interface_id != region.interface_id:
             raise DriverFailed(

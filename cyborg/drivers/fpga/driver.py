@@ -171,11 +171,12 @@ class FpgaDriver(PciDriver):
         regions = read_regions(self._sysfs, self._functions.values())
         for address, measured in list(found.items()):
             for region in regions.get(address, CardRegions()).regions:
-                reason, state = region.obstacle, self._loader.manager_state(region)
+                reasons = [] if region.obstacle is None else [region.obstacle]
+                state = self._loader.manager_state(region)
                 if state is not None and state.endswith("error"):
-                    reason = f"the FPGA manager {region.manager} is in the state {state!r}"
-                if reason is not None:
-                    failed = Measurement(Health.UNHEALTHY, reason)
+                    reasons.append(f"the FPGA manager {region.manager} is in the state {state!r}")
+                if reasons:
+                    failed = Measurement(Health.UNHEALTHY, "; ".join(reasons))
                     found[address] = health.combine([failed, measured])
         return found
 

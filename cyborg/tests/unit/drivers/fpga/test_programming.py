@@ -452,6 +452,9 @@ def test_dfl_port_that_stays_in_reset_is_an_error_and_unhealthy(
     measured = driver.measure(driver.discover())[PAC]
     assert measured.health is Health.UNHEALTHY
     assert (measured.reason or "").startswith(reason)
+    (kernel.root / "class/fpga_manager/fpga0/state").write_text("write error\n")
+    both = driver.measure(driver.discover())[PAC].reason
+    assert both == f"{measured.reason}; the FPGA manager fpga0 is in the state 'write error'"
     assert shown(driver, PAC) == [None]
 
 

@@ -78,6 +78,9 @@ class Show(base.Show, of=JOBS):
 
 
 class Cancel(base.CallEach, of=JOBS):
-    """Cancel open driver jobs; backends that were only cordoned are uncordoned."""
+    """Cancel open driver jobs, and jobs that drain a device.
 
-    ARGUMENTS = (argument("job", nargs="+", help="uuid of an open driver job"),)
+    Backends and devices that were only cordoned are uncordoned.
+    """
+
+    ARGUMENTS = (argument("job", nargs="+", help="uuid of an open job"),)

@@ -22,6 +22,7 @@ from oslo_config import cfg
 from cyborg.conductor.common.lease_owner import new_owner
 from cyborg.conductor.drivers.notifier import GenerationNotifier, HostGeneration
 from cyborg.conductor.drivers.rollout_steps import StepExecutor, StepFailure, agent_ids
+from cyborg.conductor.jobs import draining
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.drivers import desired_state, rollout
 from cyborg.core.drivers.rollout import PENDING_STATES, Kind, Step, StepState
@@ -126,19 +127,22 @@ class RolloutController:
     def cancel(self, uuid: str) -> None:
         """Cancel a driver job: start no more steps and uncordon the backends of pending steps.
 
-        Steps in progress continue, and the job ends when they have ended. Raise Invalid, NotFound,
-        and WrongState if the job has ended or is not about a driver.
+        Steps in progress continue, and the job ends when they have ended. Also cancel a job that
+        drains a device for another layout. Raise Invalid, NotFound, and WrongState if the job has
+        ended or is another one.
         """
         job_uuid = parse_uuid(uuid, "uuid")
 
         def write(tx: sa.Connection) -> bool:
+            if draining.cancel(tx, job_uuid, self._now()):
+                return True
             job = store.lock(tx, job_uuid)
             if job is None:
                 raise NotFound(f"no job {job_uuid}", job=job_uuid)
             if job["mutex_key"] is None:
                 raise WrongState(
                     f"job {job_uuid} is {job['state']} ({job['kind']}): only an open job about "
-                    "a driver can be cancelled",
+                    "a driver, or one that drains a device, can be cancelled",
                     job=job_uuid,
                 )
             steps = store.steps_of_job(tx, job["id"])
@@ -155,7 +159,7 @@ class RolloutController:
 
         if self._uow.run_once(write):
             self._wake_publisher()
-        LOG.info("Cancelled driver job", job=job_uuid)
+        LOG.info("Cancelled job", job=job_uuid)
 
     def get_desired_state(self, host: str, epoch: str) -> dict[str, Any]:
         """Return the desired state of a host. Raise Invalid, and Stale for an unknown epoch."""

@@ -19,13 +19,14 @@ from oslo_config import cfg
 
 from cyborg.conductor.common.lease_owner import new_owner
 from cyborg.conductor.custody import entries
-from cyborg.conductor.jobs import completion
+from cyborg.conductor.jobs import completion, draining
 from cyborg.conductor.jobs.abandon import abandon_cleaning
 from cyborg.conductor.jobs.completion import JobResult
 from cyborg.conductor.notifications.arq_events import ArqEventRecorder
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.errors import CyborgError, Invalid, NotFound, Unavailable
 from cyborg.core.jobs.job import (
+    DRAINS,
     MAX_ERROR,
     RETRIED_KINDS,
     AgentJobStatus,
@@ -209,6 +210,9 @@ class JobDispatcher:
     def _process_leased(self, row: store.JobRow, unreachable_reason: str | None) -> str | None:
         store_error: str | None = None
         try:
+            if DRAINS in row["arguments"]:
+                self._drain(row)
+                return None
             status, error = None, unreachable_reason
             if unreachable_reason is None:
                 status, error = self._query_agent(row)
@@ -222,6 +226,14 @@ class JobDispatcher:
         if store_error is not None:
             LOG.warning("Cannot process job now, will retry: %s", store_error)
         return None
+
+    def _drain(self, row: store.JobRow) -> None:
+        """Check whether a job of a device that must be drained can begin."""
+        now = self._now()
+        result = self._uow.run(lambda tx: draining.advance(tx, row, self._owner, now, self._conf))
+        if result.count:
+            LOG.info("Draining of the device for another layout has ended", **_log_fields(row))
+            self._on_result(result)
 
     def _query_agent(self, row: store.JobRow) -> tuple[AgentJobStatus | None, str | None]:
         """Return the status and the error of a job from its agent.

@@ -20,11 +20,12 @@ restore               never: retried with a       the agent refuses the job if i
 program               the deployable is           not possible
                       uncordoned, its bitstream
                       unknown
-partition             failed: the agent has       not possible
-                      restored the previous
-                      layout; it has no deadline,
-                      because the device must stay
-                      closed while it is changed
+partition             failed: the agent has       while the device drains: it
+                      restored the previous       is open again, with its old
+                      layout; only draining has   layout
+                      a deadline, because the
+                      device must stay closed
+                      while it is changed
 ====================  ==========================  =============================================
 """
 
@@ -59,6 +60,9 @@ RETRIED_KINDS = frozenset({JobKind.RELEASE, JobKind.RESTORE})
 
 AFTER_REBOOT = "after_reboot"
 """Argument of a partition job that no operator has requested: it applies what a device had."""
+
+DRAINS = "drains"
+"""Argument of a partition job that waits until nothing uses its device; no agent has it yet."""
 
 INVENTORY_KINDS = frozenset({JobKind.PROGRAM, JobKind.PARTITION})
 """Kinds that change what a device reports: a discovery follows them."""

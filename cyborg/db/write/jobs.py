@@ -175,6 +175,28 @@ def reschedule(
     ).rowcount
 
 
+def end_drain(
+    tx: sa.Connection, job_id: int, owner: str | None, arguments: Mapping[str, Any], now: datetime
+) -> int:
+    """Let a job whose device has drained run now, unless it has ended or has another owner.
+
+    Return the number of changed jobs.
+    """
+    return tx.execute(
+        sa.update(jobs)
+        .where(jobs.c.id == job_id, jobs.c.owner == owner, OPEN)
+        .values(
+            arguments=dict(arguments),
+            deadline=None,
+            attempts=0,
+            error=None,
+            owner=None,
+            lease_until=None,
+            next_try_at=now,
+        )
+    ).rowcount
+
+
 def end(tx: sa.Connection, ids: Collection[int], state: JobState, error: str | None = None) -> int:
     """Record the outcome of jobs; return how many of them were open."""
     return tx.execute(
@@ -197,6 +219,12 @@ def fail_host_jobs(tx: sa.Connection, host: str, error: str) -> int:
 def get(tx: sa.Connection, uuid: str) -> JobRow | None:
     """Return a job's row, or None."""
     return fetch_first(JobRow, tx.execute(sa.select(jobs).where(jobs.c.uuid == uuid)))
+
+
+def lock(tx: sa.Connection, uuid: str) -> JobRow | None:
+    """Return a job's row, locked, or None."""
+    query = sa.select(jobs).where(jobs.c.uuid == uuid).with_for_update()
+    return fetch_first(JobRow, tx.execute(query))
 
 
 def get_by_id(tx: sa.Connection, id_: int) -> JobRow | None:
@@ -247,9 +275,10 @@ def mark_cleaned(tx: sa.Connection, job_id: int) -> Sequence[str]:
 def overdue(tx: sa.Connection, cutoff: datetime, limit: int) -> list[OverdueRow]:
     """Return up to ``limit`` open jobs with a deadline before ``cutoff``.
 
-    Jobs that are retried after their deadline are left out.
+    Jobs that are retried after their deadline are left out, and partition jobs, whose deadline ends
+    the draining of a device.
     """
-    ends = jobs.c.kind.not_in(sorted(RETRIED_KINDS))
+    ends = jobs.c.kind.not_in(sorted(RETRIED_KINDS | {JobKind.PARTITION}))
     query = sa.select(jobs.c.id, jobs.c.uuid).where(OPEN, ends, jobs.c.deadline < cutoff)
     query = query.limit(limit)
     return fetch_all(OverdueRow, tx.execute(query))

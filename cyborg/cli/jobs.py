@@ -78,7 +78,7 @@ class Show(base.Show, of=JOBS):
 
 
 class Cancel(base.CallEach, of=JOBS):
-    """Cancel open driver jobs, and jobs that drain a device.
+    """Cancel open driver jobs, and jobs that drain a device or are retried after a reboot.
 
     Backends and devices that were only cordoned are uncordoned.
     """

@@ -3,7 +3,7 @@
 
 A job waits while an earlier job locks one of its handles, then runs in its own thread. A driver
 that hangs cannot be interrupted: its job is reported failed at its timeout, but keeps its thread
-and locks until the driver returns. A late result is used only for kinds that the conductor retries.
+and locks until the driver returns. A late result is used only for jobs that the conductor retries.
 For others it has already queued a release, which runs once the handle is free.
 """
 
@@ -19,7 +19,6 @@ from cyborg.agent.jobs.outcomes import MAX_PENDING
 from cyborg.core.errors import Unavailable
 from cyborg.core.jobs.job import (
     INVENTORY_KINDS,
-    RETRIED_KINDS,
     AgentJobStatus,
     JobKind,
     JobSpec,
@@ -46,9 +45,7 @@ class _Task:
     @property
     def discarded(self) -> bool:
         """Return whether the result of the driver is ignored."""
-        return self.cancelled or (
-            self.timeout_error is not None and self.spec.kind not in RETRIED_KINDS
-        )
+        return self.cancelled or (self.timeout_error is not None and not self.spec.retried)
 
 
 class JobQueue:
@@ -143,7 +140,7 @@ class JobQueue:
             return _answer(AgentJobStatus.DONE)
         if entry.state is CheckpointState.CANCELLED:
             return _answer(AgentJobStatus.FAILED, CANCELLED)
-        if spec.kind in RETRIED_KINDS:
+        if spec.retried:
             return None
         return _answer(AgentJobStatus.FAILED, entry.error)
 

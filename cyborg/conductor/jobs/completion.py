@@ -16,7 +16,7 @@ from cyborg.conductor.arqs import release
 from cyborg.conductor.custody import entries
 from cyborg.conductor.notifications.arq_events import ArqEventRecorder
 from cyborg.core.arq.states import ArqState
-from cyborg.core.jobs.job import AFTER_REBOOT, JobKind, JobState
+from cyborg.core.jobs.job import AFTER_REBOOT, CANCELLED, JobKind, JobState
 from cyborg.core.self_heal import CorrectiveAction
 from cyborg.db.write import arqs as store
 from cyborg.db.write import jobs, programming, self_heal, services
@@ -52,6 +52,8 @@ def complete_job(
     # The lock of the requests comes first, as in every transaction that touches requests.
     waiting = store.lock_of_jobs(tx, [row["id"]])
     state = JobState.DONE if succeeded else JobState.FAILED
+    if state is JobState.FAILED and CANCELLED in row["arguments"]:
+        state = JobState.CANCELLED
     if not jobs.end(tx, [row["id"]], state, error):
         return JobResult()
     if not succeeded:
@@ -81,10 +83,7 @@ def complete_job(
             providers = programming.end(tx, row["id"], image if succeeded else None)
             publishing.mark_stale_existing(tx, providers, now)
             failure = None if succeeded else error or "no reason given"
-            entries.record_programmed(tx, row, image, failure, now)
-            recorder.notifications.record_program_finished(
-                tx, row["subject"], image, succeeded=succeeded, error=error
-            )
+            _record_programmed(tx, row, failure, now, recorder)
             # Reports during the programming did not change the device: request a new one.
             services.request_report(tx, row["host"])
             return JobResult(1, providers=len(providers))
@@ -103,13 +102,18 @@ def record_first_failure(
 
     The dirty handles of a release job become reserved in Placement, and the whole device of a
     restore job. The failure of a restore job is notified: its ARQ stays bound, and the next boot of
-    its instance may fail. ``waiting`` are the ARQs of the job, locked.
+    its instance may fail. ``waiting`` are the ARQs of the job, locked. The device of a layout or an
+    image that is applied again after a reboot is closed already.
     """
     if row["kind"] == JobKind.RELEASE:
         publishing.mark_stale_existing(tx, jobs.providers_of(tx, row["id"]), now)
     elif row["kind"] == JobKind.RESTORE:
         publishing.mark_stale_existing(tx, store.providers_of(waiting), now)
         recorder.record_restore_failed(tx, waiting, error)
+    elif row["kind"] == JobKind.PARTITION and AFTER_REBOOT in row["arguments"]:
+        entries.record_partitioned(tx, row, error, now)
+    elif row["kind"] == JobKind.PROGRAM and AFTER_REBOOT in row["arguments"]:
+        _record_programmed(tx, row, error, now, recorder)
 
 
 def fail_unbinds(
@@ -157,6 +161,21 @@ def sweep(tx: sa.Connection, now: datetime, *, recorder: ArqEventRecorder) -> Jo
         failed.jobs + len(set(cleaning.values())),
         failed.events,
         failed.providers,
+    )
+
+
+def _record_programmed(
+    tx: sa.Connection,
+    row: jobs.JobRow,
+    error: str | None,
+    now: datetime,
+    recorder: ArqEventRecorder,
+) -> None:
+    """Record the result of a program job; ``error`` is None if it succeeded."""
+    image: Any = row["arguments"].get("image")
+    entries.record_programmed(tx, row, image, error, now)
+    recorder.notifications.record_program_finished(
+        tx, row["subject"], image, succeeded=error is None, error=error
     )
 
 

@@ -26,13 +26,14 @@ from cyborg.conductor.notifications.arq_events import ArqEventRecorder
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.errors import CyborgError, Invalid, NotFound, Unavailable
 from cyborg.core.jobs.job import (
+    AFTER_REBOOT,
     DRAINS,
     MAX_ERROR,
-    RETRIED_KINDS,
     AgentJobStatus,
     JobDecision,
     JobKind,
     decide,
+    is_retried,
 )
 from cyborg.core.log import Remark, get_logger, log_fields
 from cyborg.core.self_heal import CorrectiveAction
@@ -52,6 +53,7 @@ ROUND_TIMEOUT = 2.0  # seconds that a round waits for answers
 POLL_INTERVAL = 15.0  # seconds between two queries about a running job
 MAX_RETRY_DELAYS = {JobKind.RELEASE: 600.0, JobKind.RESTORE: 60.0}
 """Maximum seconds between two attempts of a job; a server may wait for a restored device."""
+AFTER_REBOOT_DELAY = 60.0  # the same for a layout or image that is applied again
 RETENTION = timedelta(days=1)  # how long jobs that have ended can be looked up
 NO_REASON = "the agent gave no reason"
 PURGE_LIMIT = 1000  # ended jobs that one sweep deletes
@@ -240,8 +242,10 @@ class JobDispatcher:
 
         The status is None if the agent is unreachable; the error is the reason.
         """
-        seconds = self._conf.conductor.prepare_timeout
-        if row["deadline"] is not None and row["kind"] not in RETRIED_KINDS:
+        options, retried = self._conf.conductor, is_retried(JobKind(row["kind"]), row["arguments"])
+        program = row["kind"] == JobKind.PROGRAM
+        seconds = options.program_timeout if program else options.prepare_timeout
+        if row["deadline"] is not None and not retried:
             # Query a job without time left too: it may have succeeded.
             seconds = max(1.0, (row["deadline"] - self._now()).total_seconds())
         try:
@@ -267,7 +271,8 @@ class JobDispatcher:
         now, kind = self._now(), JobKind(row["kind"])
         fields = _log_fields(row)
         overdue = row["deadline"] is not None and now >= row["deadline"]
-        decision = decide(kind, status, overdue=overdue)
+        retried = is_retried(kind, row["arguments"])
+        decision = decide(kind, status, overdue=overdue, retried=retried)
         if decision is JobDecision.FINISH or decision is JobDecision.UNDO:
             succeeded = decision is JobDecision.FINISH
             reason = error or (completion.NOT_IN_TIME if not succeeded else None)
@@ -283,9 +288,7 @@ class JobDispatcher:
                     LOG.warning("Job (%s) failed: %s", kind, reason, **fields)
             self._on_result(result)
             return
-        delay = (
-            POLL_INTERVAL if decision is JobDecision.WAIT else _retry_delay(kind, row["attempts"])
-        )
+        delay = POLL_INTERVAL if decision is JobDecision.WAIT else _retry_delay(row)
         until = now + timedelta(seconds=delay)
         if row["deadline"] is not None and not overdue:
             until = min(until, row["deadline"])
@@ -302,9 +305,10 @@ class JobDispatcher:
                 )
                 if abandoned.count:
                     return abandoned, remarks
-            # A restore whose agent does not answer has not failed.
+            # Work after a reboot has not failed if the agent does not answer.
+            restores = kind is JobKind.RESTORE or AFTER_REBOOT in row["arguments"]
             failed = decision is JobDecision.RETRY and (
-                kind is not JobKind.RESTORE or status is AgentJobStatus.FAILED
+                not restores or status is AgentJobStatus.FAILED
             )
             message = (error or NO_REASON) if failed else row["error"]
             late = overdue and kind is JobKind.RELEASE
@@ -355,7 +359,9 @@ def _parse_state(state: Any) -> AgentJobStatus:
         raise Invalid(f"{str(state)[:40]!r} is not a job state", field="state") from None
 
 
-def _retry_delay(kind: JobKind, attempts: int) -> float:
+def _retry_delay(row: store.JobRow) -> float:
     """Return the seconds until the next attempt, at most 10 for a job with a deadline."""
-    max_delay = MAX_RETRY_DELAYS.get(kind, 10.0)
-    return compute_delay(attempts, max_delay, random.uniform(0.0, 0.5))  # noqa: S311
+    max_delay = MAX_RETRY_DELAYS.get(JobKind(row["kind"]), 10.0)
+    if AFTER_REBOOT in row["arguments"]:
+        max_delay = AFTER_REBOOT_DELAY
+    return compute_delay(row["attempts"], max_delay, random.uniform(0.0, 0.5))  # noqa: S311

@@ -17,13 +17,12 @@ from oslo_config import cfg
 from cyborg.conductor.jobs import layout_change
 from cyborg.conductor.jobs.completion import JobResult
 from cyborg.core.errors import CyborgError, Invalid, NotFound, WrongState
-from cyborg.core.jobs.job import DRAINS, JobKind, JobState
+from cyborg.core.jobs.job import DRAINS, JobState
 from cyborg.db.write import desired_backends, jobs
 from cyborg.db.write import programming as store
 from cyborg.threads.backoff import compute_delay
 
 MAX_DELAY = 10.0  # seconds between two checks
-CANCELLED = "cancelled by an operator"
 
 
 def advance(
@@ -63,35 +62,16 @@ def advance(
     return JobResult()
 
 
-def cancel(tx: sa.Connection, uuid: str, now: datetime) -> bool:
-    """Cancel a partition job and uncordon its device; return False for another kind of job.
-
-    Raise WrongState if the job does not wait any more.
-    """
-    job = jobs.get(tx, uuid)
-    if job is None or job["kind"] != JobKind.PARTITION:
-        return False
-    desired_backends.lock_host(tx, job["host"])
-    job = jobs.lock(tx, uuid)
-    if job is None or job["state"] != JobState.OPEN or DRAINS not in job["arguments"]:
-        raise WrongState(
-            f"job {uuid} cannot be cancelled: only a job that waits until its device is drained "
-            "can be",
-            job=uuid,
-        )
-    _end(tx, job, JobState.CANCELLED, CANCELLED, now)
-    return True
-
-
 def _fail(tx: sa.Connection, job: jobs.JobRow, owner: str, error: str, now: datetime) -> JobResult:
     if jobs.reschedule(tx, job["id"], owner, until=now, error=error):
-        return _end(tx, job, JobState.FAILED, error, now)
+        return end(tx, job, JobState.FAILED, error, now)
     return JobResult()
 
 
-def _end(
+def end(
     tx: sa.Connection, job: jobs.JobRow, state: JobState, error: str, now: datetime
 ) -> JobResult:
+    """End a job whose device drains, and uncordon the device. The caller has locked the job."""
     jobs.end(tx, [job["id"]], state, error)
     desired_backends.sync_cordon(tx, [job["host"]])
     rows = store.lock_device(tx, job["subject"])

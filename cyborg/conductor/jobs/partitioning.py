@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Partitioning of devices: a job applies a layout, and until it ends no handle is claimed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -11,7 +11,7 @@ from oslo_config import cfg
 from cyborg.conductor.jobs import layout_change
 from cyborg.core.errors import NotFound, WrongState
 from cyborg.core.inventory.device import MAX_TEXT
-from cyborg.core.jobs.job import DRAINS, JobKind, WorkItem
+from cyborg.core.jobs.job import AFTER_REBOOT, DRAINS, JobKind, WorkItem
 from cyborg.core.log import get_logger
 from cyborg.core.validation import check_text, parse_uuid
 from cyborg.db.read import devices
@@ -49,15 +49,24 @@ class Partitions:
         owns a handle of the device, and WrongState if a handle is dirty or the agent is down.
         """
         uuid, layout = parse_uuid(uuid, "uuid"), check_text("layout", layout, MAX_TEXT)
+        return self._start(uuid, layout, {DRAINS: True} if drain else {})
+
+    def start_again(self, uuid: str, layout: str) -> None:
+        """Enqueue a job, as ``start`` does, that applies what a device lost with a reboot."""
+        self._start(uuid, layout, {AFTER_REBOOT: True})
+
+    def _start(self, uuid: str, layout: str, options: Mapping[str, bool]) -> dict[str, str]:
         job = self._uow.run_once(
-            lambda tx: self._enqueue_job(tx, uuid, layout, drain), lambda job: {"uuid": job}
+            lambda tx: self._enqueue_job(tx, uuid, layout, options), lambda job: {"uuid": job}
         )
         LOG.info("Applying layout %s to device", layout, device=uuid)
         self._wake_jobs()
         self._wake_publisher()
         return {"uuid": job}
 
-    def _enqueue_job(self, tx: sa.Connection, uuid: str, layout: str, drain: bool) -> str:
+    def _enqueue_job(
+        self, tx: sa.Connection, uuid: str, layout: str, options: Mapping[str, bool]
+    ) -> str:
         device = devices.get(tx, uuid)
         if device is None:
             raise NotFound(f"no device {uuid}", device=uuid)
@@ -73,20 +82,22 @@ class Partitions:
             raise WrongState(
                 f"device {uuid} is being {change}: wait until the job has ended", device=uuid
             )
-        now, options = self._now(), self._conf.conductor
+        now = self._now()
         obstacle = layout_change.find_obstacle(tx, self._conf, now, uuid, rows)
-        if obstacle is not None and not drain:
+        if obstacle is not None and DRAINS not in options:
             raise obstacle
         item = WorkItem(backend=row["backend"], device=row["address"], deployable="")
         arguments: dict[str, Any] = {
             "items": [item.to_dict()],
             "layout": layout,
             "previous_layout": row["layout"],
+            **options,
         }
         deadline = None
         if obstacle is not None:
-            arguments[DRAINS] = True
-            deadline = now + timedelta(seconds=options.drain_timeout)
+            deadline = now + timedelta(seconds=self._conf.conductor.drain_timeout)
+        else:
+            arguments.pop(DRAINS, None)
         job = jobs.enqueue(
             tx,
             kind=JobKind.PARTITION,

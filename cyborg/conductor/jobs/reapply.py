@@ -2,8 +2,8 @@
 """Apply the layouts and images again that devices lost with a reboot of their host.
 
 ``core.inventory.boot_check`` has the rule. A device gets its layout first; its images only if the
-layout is right, since a layout replaces the deployables. There is one attempt for each reboot: a
-failed job is recorded like that of an operator, and the layout of the device shows the difference.
+layout is right, since a layout replaces the deployables. A job that fails is retried until it
+succeeds, an operator cancels it, or the device is removed.
 """
 
 from collections.abc import Callable
@@ -48,13 +48,13 @@ class LostValues:
         layout = device["desired_layout"]
         if layout is not None and layout != device["layout"]:
             attempts: list[Callable[[], object]] = [
-                lambda: self._partitions.start(device["uuid"], layout)
+                lambda: self._partitions.start_again(device["uuid"], layout)
             ]
             text = f"layout {layout}"
         else:
             rows = self._uow.run(lambda tx: store.lost_images(tx, device["id"]))
             attempts = [
-                lambda row=row: self._programs.start(row["uuid"], row["desired_image"])  # type: ignore[misc]
+                lambda row=row: self._programs.start_again(row["uuid"], row["desired_image"])  # type: ignore[misc]
                 for row in rows
             ]
             text = "an image"

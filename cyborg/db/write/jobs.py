@@ -15,7 +15,14 @@ from uuid import uuid4
 
 import sqlalchemy as sa
 
-from cyborg.core.jobs.job import RETRIED_KINDS, JobKind, JobState, WorkItem
+from cyborg.core.jobs.job import (
+    AFTER_REBOOT,
+    INVENTORY_KINDS,
+    RETRIED_KINDS,
+    JobKind,
+    JobState,
+    WorkItem,
+)
 from cyborg.db import bulk
 from cyborg.db.rows import StoredRow, fetch_all, fetch_first
 from cyborg.db.schema import arqs, attach_handles, deployables, devices, jobs
@@ -225,6 +232,15 @@ def lock(tx: sa.Connection, uuid: str) -> JobRow | None:
     """Return a job's row, locked, or None."""
     query = sa.select(jobs).where(jobs.c.uuid == uuid).with_for_update()
     return fetch_first(JobRow, tx.execute(query))
+
+
+def failed_changes(tx: sa.Connection, host: str) -> list[JobRow]:
+    """Return the open jobs of a host, locked, that have failed to apply what a reboot removed."""
+    query = sa.select(jobs).where(
+        OPEN, jobs.c.host == host, jobs.c.kind.in_(INVENTORY_KINDS), jobs.c.error.is_not(None)
+    )
+    rows = fetch_all(JobRow, tx.execute(query.with_for_update()))
+    return [row for row in rows if AFTER_REBOOT in row["arguments"]]
 
 
 def get_by_id(tx: sa.Connection, id_: int) -> JobRow | None:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -9,7 +11,7 @@ from cyborg.conductor.hosts.heartbeats import Hosts
 from cyborg.conductor.placement import mapping
 from cyborg.core.errors import NoHandle
 from cyborg.core.inventory import device_state
-from cyborg.core.inventory.device import Ability
+from cyborg.core.inventory.device import Ability, Layout
 from cyborg.core.jobs.job import JobState
 from cyborg.db import schema
 from cyborg.db.read import accelerators, devices
@@ -94,7 +96,7 @@ def test_only_prepared_devices_are_restored(sqlite_env: RebootEnv) -> None:
     assert sqlite_env.open_jobs() == []
 
 
-LAYOUT = {
+LAYOUT: dict[str, Any] = {
     "layout": "2",
     "layouts": [{"name": str(n), "offers": {"FPGA": n}, "traits": []} for n in (1, 2)],
 }
@@ -114,9 +116,12 @@ def read_partitioned(env: RebootEnv) -> tuple[str | None, int, int | None]:
     return device["layout"], len([h for h in handles if not h["draining"]]), part["job_id"]
 
 
-def report_partitioned(env: RebootEnv, layout: str, count: int) -> None:
+def report_partitioned(
+    env: RebootEnv, layout: str, count: int, layouts: Sequence[dict[str, Any]] = ()
+) -> None:
     """Let the agent report the card alone, with this layout and this number of handles."""
-    device = card(2, count, abilities=frozenset({Ability.PARTITIONS}), layout=layout)
+    facts = {"layout": layout, "layouts": tuple(map(Layout.from_dict, layouts))}
+    device = card(2, count, abilities=frozenset({Ability.PARTITIONS}), **facts)
     parts = tuple(replace(part, resource_class="FPGA") for part in device.deployables)
     env.agent.send(env.hosts, replace(device, deployables=parts))
 
@@ -135,13 +140,37 @@ def test_layout_of_a_device_in_use_is_applied_again_after_a_reboot(env: RebootEn
     assert env.states() == {"Bound": 1}
 
 
-def test_layout_that_cannot_be_applied_again_drains_what_is_bound(env: RebootEnv) -> None:
+def fail_layout(env: RebootEnv) -> None:
+    """Bind the card, and let its layout fail after a reboot."""
     env.bind(add_partitioned(env))
     env.reboot()
     env.agents.answers["partition"] = "failed"
     env.jobs.run_once()
+    assert read_partitioned(env)[:2] == ("2", 2)
+
+
+def test_layout_that_does_not_exist_any_more_is_given_up(env: RebootEnv) -> None:
+    """Another card is in the slot: what is bound is drained, and this is notified."""
+    fail_layout(env)
+    report_partitioned(env, "0", 0)
+    env.jobs.run_once()
+    assert env.open_jobs() == ["partition"], "without layouts, its kernel driver may be missing"
+    report_partitioned(env, "0", 0, LAYOUT["layouts"][:1])
+    env.jobs.run_once()
+    assert env.open_jobs() == []
     report_partitioned(env, "0", 0)
     assert read_partitioned(env) == ("0", 0, None)
+    assert env.states() == {"Bound": 1}
+
+
+def test_layout_of_a_device_that_is_gone_is_given_up(env: RebootEnv) -> None:
+    fail_layout(env)
+    env.agent.send(env.hosts)
+    env.jobs.run_once()
+    assert env.open_jobs() == []
+    env.agent.send(env.hosts)
+    (device,) = rows.read(env.engine, schema.devices, address="0000:02:00.0")
+    assert device["draining"]
     assert env.states() == {"Bound": 1}
 
 

@@ -67,8 +67,9 @@ def complete_job(
         case JobKind.RELEASE:
             return _finish_cleaning(tx, row, waiting, now, recorder)
         case JobKind.PARTITION:
-            failure = None if succeeded else error or "no reason given"
-            entries.record_partitioned(tx, row, failure, now)
+            _record_partitioned(
+                tx, row, None if succeeded else error or "no reason given", now, recorder
+            )
             # Reports during the job did not change the device. The next one has the new layout; the
             # device stays closed until then.
             services.request_report(tx, row["host"])
@@ -102,8 +103,8 @@ def record_first_failure(
 
     The dirty handles of a release job become reserved in Placement, and the whole device of a
     restore job. The failure of a restore job is notified: its ARQ stays bound, and the next boot of
-    its instance may fail. ``waiting`` are the ARQs of the job, locked. The device of a layout or an
-    image that is applied again after a reboot is closed already.
+    its instance may fail. ``waiting`` are the ARQs of the job, locked. The failure of a layout or
+    an image that is applied again after a reboot is notified too; its device is closed already.
     """
     if row["kind"] == JobKind.RELEASE:
         publishing.mark_stale_existing(tx, jobs.providers_of(tx, row["id"]), now)
@@ -111,7 +112,7 @@ def record_first_failure(
         publishing.mark_stale_existing(tx, store.providers_of(waiting), now)
         recorder.record_restore_failed(tx, waiting, error)
     elif row["kind"] == JobKind.PARTITION and AFTER_REBOOT in row["arguments"]:
-        entries.record_partitioned(tx, row, error, now)
+        _record_partitioned(tx, row, error, now, recorder)
     elif row["kind"] == JobKind.PROGRAM and AFTER_REBOOT in row["arguments"]:
         _record_programmed(tx, row, error, now, recorder)
 
@@ -161,6 +162,20 @@ def sweep(tx: sa.Connection, now: datetime, *, recorder: ArqEventRecorder) -> Jo
         failed.jobs + len(set(cleaning.values())),
         failed.events,
         failed.providers,
+    )
+
+
+def _record_partitioned(
+    tx: sa.Connection,
+    row: jobs.JobRow,
+    error: str | None,
+    now: datetime,
+    recorder: ArqEventRecorder,
+) -> None:
+    """Record the result of a partition job; ``error`` is None if it succeeded."""
+    entries.record_partitioned(tx, row, error, now)
+    recorder.notifications.record_layout_finished(
+        tx, row["subject"], row["arguments"]["layout"], error
     )
 
 

@@ -231,8 +231,10 @@ class JobDispatcher:
 
     def _drain(self, row: store.JobRow) -> None:
         """Check whether a job of a device that must be drained can begin."""
-        now = self._now()
-        result = self._uow.run(lambda tx: draining.advance(tx, row, self._owner, now, self._conf))
+        now, notifications = self._now(), self._event_recorder.notifications
+        result = self._uow.run(
+            lambda tx: draining.advance(tx, row, self._owner, now, self._conf, notifications)
+        )
         if result.count:
             LOG.info("Draining of the device for another layout has ended", **_log_fields(row))
             self._on_result(result)

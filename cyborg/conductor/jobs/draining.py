@@ -16,6 +16,7 @@ from oslo_config import cfg
 
 from cyborg.conductor.jobs import layout_change
 from cyborg.conductor.jobs.completion import JobResult
+from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.errors import CyborgError, Invalid, NotFound, WrongState
 from cyborg.core.jobs.job import DRAINS, JobState
 from cyborg.db.write import desired_backends, jobs
@@ -26,7 +27,12 @@ MAX_DELAY = 10.0  # seconds between two checks
 
 
 def advance(
-    tx: sa.Connection, job: jobs.JobRow, owner: str, now: datetime, conf: cfg.ConfigOpts
+    tx: sa.Connection,
+    job: jobs.JobRow,
+    owner: str,
+    now: datetime,
+    conf: cfg.ConfigOpts,
+    notifications: NotificationBuilder,
 ) -> JobResult:
     """Let a job of a device that nothing uses begin, or check again later.
 
@@ -38,7 +44,7 @@ def advance(
     try:
         rows = layout_change.lock_target(tx, uuid, job["host"], arguments["layout"])
     except (NotFound, WrongState, Invalid) as exc:
-        return _fail(tx, job, owner, exc.message, now)
+        return _fail(tx, job, owner, exc.message, now, notifications)
     if any(row["job_id"] is not None for row in rows):
         waits = WrongState(f"another job changes device {uuid}")
     else:
@@ -53,7 +59,7 @@ def advance(
         desired_backends.sync_cordon(tx, [job["host"]])
         return JobResult(1, jobs=1, providers=layout_change.mark_stale(tx, rows, now))
     if job["deadline"] is not None and now >= job["deadline"]:
-        return _fail(tx, job, owner, f"not drained in time: {waits.message}", now)
+        return _fail(tx, job, owner, f"not drained in time: {waits.message}", now, notifications)
     jitter = random.uniform(0.0, 0.5)  # noqa: S311
     until = now + timedelta(seconds=compute_delay(job["attempts"], MAX_DELAY, jitter))
     if job["deadline"] is not None:
@@ -62,8 +68,16 @@ def advance(
     return JobResult()
 
 
-def _fail(tx: sa.Connection, job: jobs.JobRow, owner: str, error: str, now: datetime) -> JobResult:
+def _fail(
+    tx: sa.Connection,
+    job: jobs.JobRow,
+    owner: str,
+    error: str,
+    now: datetime,
+    notifications: NotificationBuilder,
+) -> JobResult:
     if jobs.reschedule(tx, job["id"], owner, until=now, error=error):
+        notifications.record_layout_finished(tx, job["subject"], job["arguments"]["layout"], error)
         return end(tx, job, JobState.FAILED, error, now)
     return JobResult()
 

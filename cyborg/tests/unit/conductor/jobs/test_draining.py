@@ -8,10 +8,12 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.conductor.drivers.rollout_controller import RolloutController
+from cyborg.conductor.notifications.notifications import NOTIFICATION
 from cyborg.core.errors import InUse, NoHandle, WrongState
 from cyborg.core.jobs.job import JobState
 from cyborg.db import schema
 from cyborg.db.write import desired_backends
+from cyborg.rpc.notifier import GROUP, is_enabled
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.unit.conductor.jobs.test_partitioning import PartitionEnv
 
@@ -21,6 +23,9 @@ class DrainEnv(PartitionEnv):
 
     def __init__(self, engine: sa.Engine) -> None:
         super().__init__(engine)
+        is_enabled(self.conf)  # registers the options of notifications
+        self.conf.set_override("driver", ["log"], group=GROUP)
+        self.jobs = self.new_dispatcher()
         self.arq = self.add_arq()
         self.bind(self.card, self.arq)
         self.rollouts = RolloutController(self.conf, self.uow, self.agents, now=self.now)  # type: ignore[arg-type]
@@ -122,6 +127,9 @@ def test_drain_that_is_not_done_in_time_opens_the_device(env: DrainEnv) -> None:
     assert env.arq in row["error"]
     assert env.stale()
     assert env.kinds() == []
+    (notification,) = rows.read(env.engine, schema.outbox, kind=NOTIFICATION)
+    assert notification["payload"]["event_type"] == "device.layout.error"
+    assert notification["payload"]["payload"]["data"]["error"] == row["error"]
     env.bind(env.card)
 
 

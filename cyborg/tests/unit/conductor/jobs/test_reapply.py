@@ -18,12 +18,15 @@ from cyborg.db import schema
 from cyborg.db.read import devices
 from cyborg.db.reader import Reader
 from cyborg.db.write import programming
+from cyborg.rpc.notifier import GROUP, is_enabled
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.hosts.host_work import UNREACHABLE, JobsEnv
 from cyborg.tests.fixtures.hosts.hosts import Host, card
 
 LAYOUTS = (Layout("1", {"FPGA": 1}), Layout("4", {"FPGA": 4}))
 IMAGE = str(uuid4())
+APPLIED = ("device.layout.end", "1", None)
+FAILED = ("device.layout.error", "1", "it broke")
 
 
 class BootEnv(JobsEnv):
@@ -31,6 +34,9 @@ class BootEnv(JobsEnv):
 
     def __init__(self, engine: sa.Engine) -> None:
         super().__init__(engine)
+        is_enabled(self.conf)  # registers the options of notifications
+        self.conf.set_override("driver", ["log"], group=GROUP)
+        self.jobs = self.new_dispatcher()
         self.hosts = Hosts(self.conf, self.uow, now=self.now)
         self.partitions = Partitions(self.conf, self.uow, now=self.now)
         self.lost = LostValues(self.uow, self.partitions, self.programs)
@@ -109,6 +115,12 @@ class BootEnv(JobsEnv):
     def custody(self) -> list[str]:
         """Return the events of the custody log."""
         return [row["event"] for row in rows.read(self.engine, schema.custody_records)]
+
+    def notifications(self) -> list[tuple[str, str, str | None]]:
+        """Return type, layout and error of the notifications."""
+        found = [row["payload"] for row in rows.read(self.engine, schema.outbox)]
+        data = [(each["event_type"], each["payload"]["data"]) for each in found]
+        return [(event, fields["layout"], fields["error"]) for event, fields in data]
 
     def kinds(self) -> list[str]:
         """Return the kinds of the jobs that the sweep has created and the agent has done."""
@@ -230,6 +242,7 @@ def test_failed_layout_is_retried_and_shown(env: BootEnv) -> None:
     records = env.custody()
     assert env.retry() == ["partition"]
     assert env.custody() == records, "only the first failure is recorded"
+    assert env.notifications() == [APPLIED, FAILED]
     assert env.deployable["job_id"] is not None, "the device stays closed"
     env.agents.answers["partition"] = UNREACHABLE
     assert env.retry() == ["partition"]
@@ -238,6 +251,7 @@ def test_failed_layout_is_retried_and_shown(env: BootEnv) -> None:
     assert env.retry() == ["partition"]
     env.report("1")
     assert (env.device["layout"], env.errors(), env.open_jobs()) == ("1", [], [])
+    assert env.notifications() == [APPLIED, FAILED, APPLIED]
 
 
 def test_retried_layout_survives_another_reboot(sqlite_env: BootEnv) -> None:

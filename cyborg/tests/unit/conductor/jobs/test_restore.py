@@ -303,7 +303,7 @@ def test_failed_restore_cordons_its_device_alone(env: RebootEnv) -> None:
         assert [mapping.is_cordoned(row) for row in desired] == [True, False]
         (device, _) = devices.find(connection)
         (accelerator,) = accelerators.find(connection, instance_uuid=owner["instance_uuid"])
-        cordoned = accelerators.find(connection, state="cordoned")
+        cordoned = accelerators.find(connection, states=["cordoned"])
     (job,) = rows.read(env.engine, schema.jobs, kind="restore")
     (error,) = device["job_errors"]
     assert error.endswith(f", restore job {job['uuid']}: it broke")

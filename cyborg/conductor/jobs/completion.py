@@ -75,7 +75,7 @@ def complete_job(
             services.request_report(tx, row["host"])
             if succeeded and not row["arguments"].get(AFTER_REBOOT):
                 programming.set_desired_layout(tx, row["subject"], row["arguments"]["layout"])
-            return JobResult(1)
+            return JobResult(1, jobs=1)  # restores that waited for it
         case JobKind.RESTORE:
             entries.record_prepared(tx, waiting, row, now)
             return _finish_restore(tx, row, waiting, now, recorder)

@@ -48,7 +48,8 @@ MAX_ERROR = 1000  # characters of a driver's error that are stored
 class JobKind(StrEnum):
     """Kinds of jobs, in the order in which due jobs are leased.
 
-    Instances wait for the first two kinds, operators for the next two, and no caller for the last.
+    A restore comes after the partition job of its device (``db.write.jobs.lease``). Instances wait
+    for the first two kinds, operators for the next two, and no caller for the last.
     """
 
     RESTORE = "restore"  # prepare a bound handle again after its host has rebooted

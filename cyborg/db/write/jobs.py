@@ -67,6 +67,20 @@ class OverdueRow(TypedDict):
 OPEN = jobs.c.state == JobState.OPEN
 
 _PRIORITY = sa.case({kind: number for number, kind in enumerate(JobKind)}, value=jobs.c.kind)
+_partitions = jobs.alias("partitions")
+_NEEDS_LAYOUT = (
+    sa.exists()
+    .where(
+        arqs.c.job_id == jobs.c.id,
+        attach_handles.c.arq_id == arqs.c.id,
+        deployables.c.id == attach_handles.c.deployable_id,
+        _partitions.c.id == deployables.c.job_id,
+        _partitions.c.kind == JobKind.PARTITION,
+        _partitions.c.state == JobState.OPEN,
+        _partitions.c.error.is_(None),
+    )
+    .correlate(jobs)
+)
 
 
 def enqueue(
@@ -140,12 +154,14 @@ def lease(
 ) -> list[JobRow]:
     """Lease up to ``limit`` due jobs, in the order of ``JobKind`` and, within a kind, by due time.
 
-    Return their previous rows, in which ``owner`` is the last owner.
+    A restore waits until the layout of its device was applied again, or failed to be, since without
+    the layout its handle does not exist. Return the previous rows, in which ``owner`` is the last
+    owner.
     """
     due = sa.and_(OPEN, jobs.c.kind.in_(sorted(JobKind)), jobs.c.next_try_at <= now)
     query = (
         sa.select(jobs)
-        .where(due)
+        .where(due, sa.or_(jobs.c.kind != JobKind.RESTORE, sa.not_(_NEEDS_LAYOUT)))
         # By kind first: an instance waits for a restore, but nothing waits for a release.
         .order_by(_PRIORITY, jobs.c.next_try_at, jobs.c.id)
         .limit(limit)

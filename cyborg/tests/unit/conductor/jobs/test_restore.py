@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -138,6 +139,30 @@ def test_layout_of_a_device_in_use_is_applied_again_after_a_reboot(env: RebootEn
     report_partitioned(env, "2", 2)
     assert read_partitioned(env) == ("2", 2, None)
     assert env.states() == {"Bound": 1}
+
+
+@pytest.mark.parametrize("answer", ["done", "failed"])
+def test_layout_is_applied_before_the_handles_are_restored(env: RebootEnv, answer: str) -> None:
+    env.bind(add_partitioned(env, abilities=["partitions", "prepares"]))
+    env.bind_card()
+    env.reboot()
+    assert Counter(env.open_jobs()) == {"partition": 1, "restore": 2}
+    env.agents.answers["partition"] = "running"
+    for _ in range(2):
+        env.agents.calls.clear()
+        env.advance(20)
+        env.jobs.run_once()
+        assert set(env.agents.kinds()) <= {"partition", "restore"}
+        restored = {c["items"][0]["device"] for c in env.agents.calls if c["kind"] == "restore"}
+        assert "0000:02:00.0" not in restored, "its virtual functions do not exist yet"
+    assert env.open_jobs() != ["partition"], "the restore waits"
+    env.agents.answers["partition"] = answer
+    env.advance(20)
+    env.agents.calls.clear()
+    env.jobs.run_once()
+    env.jobs.run_once()
+    assert env.agents.kinds() == ["partition", "restore"]
+    assert env.open_jobs() == (["partition"] if answer == "failed" else [])
 
 
 def fail_layout(env: RebootEnv) -> None:

@@ -111,10 +111,12 @@ def record_first_failure(
     elif row["kind"] == JobKind.RESTORE:
         publishing.mark_stale_existing(tx, store.providers_of(waiting), now)
         recorder.record_restore_failed(tx, waiting, error)
-    elif row["kind"] == JobKind.PARTITION and AFTER_REBOOT in row["arguments"]:
-        _record_partitioned(tx, row, error, now, recorder)
-    elif row["kind"] == JobKind.PROGRAM and AFTER_REBOOT in row["arguments"]:
-        _record_programmed(tx, row, error, now, recorder)
+    elif AFTER_REBOOT in row["arguments"]:
+        partitions = row["kind"] == JobKind.PARTITION
+        record = _record_partitioned if partitions else _record_programmed
+        record(tx, row, error, now, recorder)
+        # The last report may already lack the device: ``cancellation.give_up_impossible``.
+        services.request_report(tx, row["host"])
 
 
 def fail_unbinds(

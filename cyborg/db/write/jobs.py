@@ -230,11 +230,10 @@ def end(tx: sa.Connection, ids: Collection[int], state: JobState, error: str | N
 
 
 def fail_host_jobs(tx: sa.Connection, host: str, error: str) -> int:
-    """Fail a host's open jobs on handles; return their number."""
-    kinds = (JobKind.PREPARE, JobKind.RELEASE, JobKind.RESTORE, JobKind.PARTITION)
+    """Fail a host's open jobs on devices and handles; return their number."""
     return tx.execute(
         sa.update(jobs)
-        .where(jobs.c.host == host, jobs.c.kind.in_(kinds), OPEN)
+        .where(jobs.c.host == host, jobs.c.kind.in_(sorted(JobKind)), OPEN)
         .values(state=JobState.FAILED, error=error, owner=None, lease_until=None)
     ).rowcount
 

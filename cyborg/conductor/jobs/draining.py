@@ -9,6 +9,7 @@ Locks are taken in one order: the agent of the host, deployables, handles, the j
 """
 
 import random
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 import sqlalchemy as sa
@@ -19,7 +20,7 @@ from cyborg.conductor.jobs.completion import JobResult
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.errors import CyborgError, Invalid, NotFound, WrongState
 from cyborg.core.jobs.job import DRAINS, JobState
-from cyborg.db.write import desired_backends, jobs
+from cyborg.db.write import desired_backends, devices, jobs
 from cyborg.db.write import programming as store
 from cyborg.threads.backoff import compute_delay
 
@@ -40,12 +41,18 @@ def advance(
     device. Do nothing if the conductor ``owner`` no longer has the job.
     """
     uuid, arguments = job["subject"], job["arguments"]
-    waits: CyborgError | None
+    waits: CyborgError | None = None
+    rows: Sequence[store.PartitionRow] = ()
     try:
         rows = layout_change.lock_target(tx, uuid, job["host"], arguments["layout"])
     except (NotFound, WrongState, Invalid) as exc:
-        return _fail(tx, job, owner, exc.message, now, notifications)
-    if any(row["job_id"] is not None for row in rows):
+        waits = exc
+    if not rows:
+        device = devices.by_uuid(tx, uuid)
+        # Without layouts, the kernel driver of the device may not be bound yet.
+        if waits is not None and (device is None or device["layouts"]):
+            return _fail(tx, job, owner, waits.message, now, notifications)
+    elif any(row["job_id"] is not None for row in rows):
         waits = WrongState(f"another job changes device {uuid}")
     else:
         waits = layout_change.find_obstacle(tx, conf, now, uuid, rows)

@@ -15,7 +15,7 @@ from cyborg.db import schema
 from cyborg.db.write import desired_backends
 from cyborg.rpc.notifier import GROUP, is_enabled
 from cyborg.tests.fixtures.databases import rows
-from cyborg.tests.unit.conductor.jobs.test_partitioning import PartitionEnv
+from cyborg.tests.unit.conductor.jobs.test_partitioning import ONE, PartitionEnv
 
 
 class DrainEnv(PartitionEnv):
@@ -183,7 +183,7 @@ def test_report_changes_a_device_that_drains(env: DrainEnv) -> None:
     assert env.job(job)["state"] == JobState.OPEN
 
 
-@pytest.mark.parametrize("values", [{"abilities": []}, {"layouts": []}])
+@pytest.mark.parametrize("values", [{"abilities": []}, {"layouts": [ONE]}])
 def test_drain_for_a_layout_that_disappears_fails(
     sqlite_env: DrainEnv, values: dict[str, Any]
 ) -> None:

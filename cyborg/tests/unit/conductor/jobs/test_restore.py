@@ -9,6 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.conductor.hosts.heartbeats import Hosts
+from cyborg.conductor.jobs.partitioning import Partitions
 from cyborg.conductor.placement import mapping
 from cyborg.core.errors import NoHandle
 from cyborg.core.inventory import device_state
@@ -163,6 +164,31 @@ def test_layout_is_applied_before_the_handles_are_restored(env: RebootEnv, answe
     env.jobs.run_once()
     assert env.agents.kinds() == ["partition", "restore"]
     assert env.open_jobs() == (["partition"] if answer == "failed" else [])
+
+
+def test_device_that_drains_gets_its_old_layout_after_a_reboot(env: RebootEnv) -> None:
+    """Its server still uses it, also after the reboot."""
+    (arq, card_) = (env.add_arq(), add_partitioned(env))
+    env.bind(card_, arq)
+    (device,) = rows.read(env.engine, schema.devices, address="0000:02:00.0")
+    drain = Partitions(env.conf, env.uow, now=env.now).start(device["uuid"], "1", True)["uuid"]
+    env.reboot()
+    assert env.open_jobs() == ["partition"] * 2
+    env.jobs.run_once()
+    assert [call["layout"] for call in env.agents.calls] == ["2"]
+    (job,) = rows.read(env.engine, schema.jobs, state="pending")
+    assert job["uuid"] == drain
+    report_partitioned(env, "2", 2)
+    assert read_partitioned(env) == ("2", 2, None)
+    env.arqs.delete([arq], None, None, allow_bound=True)
+    env.advance(20)
+    env.jobs.run_once()
+    assert env.open_jobs() == ["partition"], "without layouts, its kernel driver may be missing"
+    report_partitioned(env, "2", 2, LAYOUT["layouts"])
+    env.advance(20)
+    env.jobs.run_once()
+    env.jobs.run_once()
+    assert [call["layout"] for call in env.agents.calls] == ["2", "1"]
 
 
 def fail_layout(env: RebootEnv) -> None:

@@ -87,9 +87,9 @@ class Show(base.Show, of=JOBS):
 
 
 class Cancel(base.CallEach, of=JOBS):
-    """Cancel open driver jobs.
+    """Cancel open driver jobs, and jobs that drain a device or are retried after a reboot.
 
-    Steps in progress are finished. Backends that a job has only cordoned are uncordoned.
+    Steps in progress are finished. Backends and devices that were only cordoned are uncordoned.
     """
 
-    ARGUMENTS = (argument("job", nargs="+", help="uuid of an open driver job"),)
+    ARGUMENTS = (argument("job", nargs="+", help="uuid of an open job"),)

@@ -35,7 +35,7 @@ class List(listing.Lister, of=LAYOUTS):
 
 
 class Set(base.WaitCommand, lister.Lister, of=DEVICES):
-    """Apply a layout to devices that no request uses.
+    """Apply a layout to devices that no request uses, or with --drain when none uses them any more.
 
     Each device has its own job; an error of one device does not stop the others. The exit status is
     1 if a job cannot be created or, with --wait, does not succeed.
@@ -50,11 +50,16 @@ class Set(base.WaitCommand, lister.Lister, of=DEVICES):
         field_argument("--vendor", help="the devices of this vendor id"),
         argument("--model", help="the devices of this model, as in device-list"),
         argument("--all", action="store_true", help="all devices that can have this layout"),
+        argument(
+            "--drain",
+            action="store_true",
+            help="close each device and wait until its bound handles are released",
+        ),
     )
 
     def take_action(self, args: argparse.Namespace) -> Any:
         """Start the jobs, wait with --wait, and return a row for each device."""
-        rows = [self._start(args.layout, device) for device in self._find_devices(args)]
+        rows = [self._start(args, device) for device in self._find_devices(args)]
         if args.wait:
             rows = [self._wait(row, args.within) for row in rows]
         if not rows:
@@ -84,7 +89,7 @@ class Set(base.WaitCommand, lister.Lister, of=DEVICES):
             if args.model in (None, device["model"]) and args.layout in device["layouts"]
         ]
 
-    def _start(self, layout: str, device: Mapping[str, Any]) -> dict[str, Any]:
+    def _start(self, args: argparse.Namespace, device: Mapping[str, Any]) -> dict[str, Any]:
         """Start the job of a device; return its row."""
         row = {
             "device": device["uuid"],
@@ -96,7 +101,8 @@ class Set(base.WaitCommand, lister.Lister, of=DEVICES):
         }
         path = f"{DEVICES.object_path(device['uuid'])}/layout"
         try:
-            job = self.app.rest.call("PUT", path, {"layout": layout})
+            body = {"layout": args.layout, "drain": args.drain}
+            job = self.app.rest.call("PUT", path, body)
         except CommandError as exc:
             return {**row, "error": str(exc)}
         return {**row, "job": job["uuid"], "state": job["state"]}

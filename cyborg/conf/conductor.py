@@ -131,6 +131,14 @@ OPTIONS = [
         "is undone and Nova gets a failure event. Nova waits 300 s by default.",
     ),
     cfg.FloatOpt(
+        "drain_timeout",
+        default=86400.0,
+        min=1.0,
+        help="Seconds for which a device that gets another layout waits for the release of its "
+        "bound handles, if the request asked for that. After this time the device is open again "
+        "with its old layout.",
+    ),
+    cfg.FloatOpt(
         "release_timeout",
         default=600.0,
         min=1.0,

@@ -163,7 +163,7 @@ devices = _table(
     sa.Column("reboot_required", sa.Boolean, nullable=False),
     # Set by the operator: enabled or maintaining. No report changes it.
     sa.Column("status", sa.String(32), nullable=False, default="enabled"),
-    # The backend is disabled, being uninstalled or cordoned.
+    # The backend is disabled, being uninstalled or cordoned, or a partition job drains the device.
     sa.Column("cordoned", sa.Boolean, nullable=False, default=False),
     # The host no longer reports the device, but a handle of it is bound.
     sa.Column("draining", sa.Boolean, nullable=False, default=False),

@@ -192,10 +192,11 @@ class ConductorAPI(Protocol):
     def device_set_status(self, uuid: str, status: str) -> None:
         """Enable a device, or set it to maintaining. Raise Invalid, NotFound."""
 
-    def device_set_layout(self, uuid: str, layout: str) -> dict[str, Any]:
+    def device_set_layout(self, uuid: str, layout: str, drain: bool) -> dict[str, Any]:
         """Start to apply a layout to a device; return ``{"uuid": of the job}``.
 
-        Raise Invalid, NotFound, InUse, WrongState.
+        With ``drain`` the job waits until nothing uses the device. Raise Invalid, NotFound, InUse,
+        WrongState.
         """
 
     def deployable_program(self, uuid: str, image_uuid: str) -> None:
@@ -276,7 +277,7 @@ class ConductorAPI(Protocol):
         """
 
     def job_cancel(self, uuid: str) -> None:
-        """Cancel a driver job. Raise Invalid, NotFound, WrongState."""
+        """Cancel a driver job, or one that drains a device. Raise Invalid, NotFound, WrongState."""
 
     def get_desired_backends(self, host: str, epoch: str) -> dict[str, Any]:
         """Return the desired state of a host (``core.drivers.desired_state.DesiredHostState``).

@@ -3,9 +3,9 @@
 
 A job waits while an earlier job locks one of its handles, then runs in its own thread. A driver
 that hangs cannot be interrupted: its job is reported failed at its timeout, but keeps its thread
-and locks until the driver returns. A late result is used only for kinds of jobs that the conductor
-retries. For other kinds the conductor has already queued a release, which runs when the handle is
-no longer locked.
+and locks until the driver returns. A late result is used only for jobs that the conductor retries.
+For other jobs the conductor has already queued a release, which runs when the handle is no longer
+locked.
 """
 
 import threading
@@ -22,7 +22,6 @@ from cyborg.core.errors import Unavailable
 from cyborg.core.jobs.activity import Activity, ActivityRecorder
 from cyborg.core.jobs.job import (
     INVENTORY_KINDS,
-    RETRIED_KINDS,
     AgentJobStatus,
     JobKind,
     JobSpec,
@@ -50,9 +49,7 @@ class _Task:
     @property
     def discarded(self) -> bool:
         """Return whether the result of the driver must be ignored."""
-        return self.cancelled or (
-            self.timeout_error is not None and self.spec.kind not in RETRIED_KINDS
-        )
+        return self.cancelled or (self.timeout_error is not None and not self.spec.retried)
 
 
 class JobQueue:
@@ -149,7 +146,7 @@ class JobQueue:
             return _answer(AgentJobStatus.DONE)
         if entry.state is CheckpointState.CANCELLED:
             return _answer(AgentJobStatus.FAILED, CANCELLED)
-        if spec.kind in RETRIED_KINDS:
+        if spec.retried:
             return None
         return _answer(AgentJobStatus.FAILED, entry.error)
 

@@ -10,6 +10,7 @@ from wsme import types as wtypes
 from cyborg.api import types
 from cyborg.api.collection import Collection
 from cyborg.api.controller import Resource
+from cyborg.api.paging import PageRequest
 from cyborg.api.request_context import RequestContext
 from cyborg.api.v2.devices import conditions_at
 from cyborg.core.arq import accelerator as core
@@ -97,15 +98,39 @@ ACCELERATORS = Collection(
 class Controller(Resource):
     """The operations on accelerators."""
 
-    find = ACCELERATORS.find(
-        "List the accelerators of the caller's project, or all for administrators and services.",
-        {"host": "hostname", "instance": "instance_uuid"},
-        driver=types.Text(),
-        host=types.Text(),
-        instance=types.Uuid(),
-        resource_class=types.Text(),
-        state=types.Enum(*AcceleratorState),
+    @ACCELERATORS.list_operation(
+        query={
+            "driver": types.Text(),
+            "host": types.Text(),
+            "instance": types.Uuid(),
+            "resource_class": types.Text(),
+            "state": types.Enum(*AcceleratorState),
+        }
     )
+    def find(
+        self,
+        request: RequestContext,
+        page: PageRequest,
+        host: str | None,
+        instance: str | None,
+        state: str | None,
+        **filters: str | None,
+    ) -> Any:
+        """List the accelerators of the caller's project, or all for administrators and services."""
+        states = [] if state is None else [state]
+        if state == AcceleratorState.DIRTY and request.version < ERROR_SINCE:
+            states.append(AcceleratorState.ERROR)  # shown as dirty
+        rows = self.read_page(
+            page,
+            read.find,
+            hostname=host,
+            instance_uuid=instance,
+            states=states,
+            project_id=request.caller.project_scope,
+            **filters,
+        )
+        return ACCELERATORS.document(request, rows)
+
     get = ACCELERATORS.get("Show one accelerator.")
 
     @ACCELERATORS.operation(

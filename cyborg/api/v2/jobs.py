@@ -116,5 +116,5 @@ class Controller(Resource):
 
     @JOBS.operation("DELETE jobs/{uuid}", "cancel", raises=(NotFound, WrongState))
     def cancel(self, request: RequestContext, uuid: str) -> None:
-        """Cancel a driver job: it starts no new steps, and finishes the steps in progress."""
+        """Cancel a driver job, which ends its steps in progress, or a job that drains a device."""
         self.context.conductor.job_cancel(uuid)

@@ -34,9 +34,13 @@ class DeviceLayout(types.JsonObject):
 
 
 class LayoutChange(types.JsonObject):
-    """The name of the layout to apply to a device."""
+    """The name of the layout to apply to a device.
+
+    With ``drain``, the device is closed, and its job waits until no handle of it is in use.
+    """
 
     layout = wtypes.wsattr(types.Text(MAX_TEXT, min_length=1), mandatory=True)
+    drain = wtypes.wsattr(types.BOOLEAN)
 
 
 LAYOUTS = Collection("devices", "layout", read, DeviceLayout, since=(2, 5))
@@ -55,5 +59,5 @@ class Controller(Resource):
     @LAYOUTS.operation("PUT devices/{uuid}/layout", "set", body=LayoutChange, **jobs.STARTS_JOB)
     def set_layout(self, request: RequestContext, uuid: str, body: LayoutChange) -> Any:
         """Apply a layout to a device that no ARQ uses; a job does it in the background."""
-        result = self.context.conductor.device_set_layout(uuid, body.layout)
+        result = self.context.conductor.device_set_layout(uuid, body.layout, bool(body.drain))
         return jobs.serialize_created(request, JobKind.PARTITION, result)

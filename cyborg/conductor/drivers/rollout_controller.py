@@ -23,6 +23,8 @@ from oslo_config import cfg
 from cyborg.conductor.common.lease_owner import new_owner
 from cyborg.conductor.drivers.notifier import GenerationNotifier, HostGeneration
 from cyborg.conductor.drivers.rollout_steps import StepExecutor, StepFailure, agent_ids
+from cyborg.conductor.jobs import cancellation
+from cyborg.conductor.jobs.cancellation import BY_OPERATOR
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.drivers import desired_state, rollout
 from cyborg.core.drivers.rollout import PENDING_STATES, Kind, Step, StepState
@@ -42,8 +44,6 @@ BATCH_SIZE = 16  # jobs that are leased together
 POLL_INTERVAL = 5.0  # seconds between two iterations of a job with steps in progress
 MAX_OVERDUE = 64  # overdue steps that one iteration rolls back
 MAX_NAMED = 8  # hosts whose errors the job's error names
-
-CANCELLED = "cancelled by an operator"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,19 +127,22 @@ class RolloutController:
     def cancel(self, uuid: str) -> None:
         """Cancel a driver job: start no more steps and uncordon the backends of pending steps.
 
-        Steps in progress continue, and the job ends when they have ended. Raise Invalid, NotFound,
-        and WrongState if the job has ended or is not about a driver.
+        Steps in progress continue, and the job ends when they have ended. Also cancel a job that
+        drains a device, or that is retried after a reboot. Raise Invalid, NotFound, and WrongState
+        if the job has ended or is another one.
         """
         job_uuid = parse_uuid(uuid, "uuid")
 
         def write(tx: sa.Connection) -> bool:
+            if cancellation.cancel(tx, job_uuid, self._now()):
+                return True
             job = store.lock(tx, job_uuid)
             if job is None:
                 raise NotFound(f"no job {job_uuid}", job=job_uuid)
             if job["mutex_key"] is None:
                 raise WrongState(
                     f"job {job_uuid} is {job['state']} ({job['kind']}): only an open job about "
-                    "a driver can be cancelled",
+                    "a driver, or one that drains a device, can be cancelled",
                     job=job_uuid,
                 )
             steps = store.steps_of_job(tx, job["id"])
@@ -151,12 +154,12 @@ class RolloutController:
                     tx, job["id"], {**job["arguments"], "cancelled": True}, self._now()
                 )
             else:
-                store.end(tx, job["id"], JobState.CANCELLED, CANCELLED)
+                store.end(tx, job["id"], JobState.CANCELLED, BY_OPERATOR)
             return uncordoned
 
         if self._uow.run_once(write):
             self._wake_publisher()
-        LOG.info("Cancelled driver job", job=job_uuid)
+        LOG.info("Cancelled job", job=job_uuid)
 
     def get_desired_state(self, host: str, epoch: str) -> dict[str, Any]:
         """Return the desired state of a host. Raise Invalid, and Stale if the epoch is unknown."""
@@ -288,7 +291,7 @@ class RolloutController:
         named = join_limited(errors, MAX_NAMED, separator="; ")
         error = None if succeeded else f"{summary}; {named}"
         if job["arguments"].get("cancelled"):
-            state, error = JobState.CANCELLED, f"{CANCELLED}: {error or summary}"
+            state, error = JobState.CANCELLED, f"{BY_OPERATOR}: {error or summary}"
         store.end(tx, job["id"], state, error)
         LOG.log(
             logging.INFO if succeeded else logging.WARNING,

@@ -14,7 +14,7 @@ from oslo_db import exception as db_exc
 
 from cyborg.conductor.hosts import failure_detector
 from cyborg.conductor.inventory import report_handler
-from cyborg.conductor.jobs import abandon, restore
+from cyborg.conductor.jobs import abandon, cancellation, restore
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.arq.states import ServiceStatus
 from cyborg.core.drivers.registry import fingerprint
@@ -185,6 +185,7 @@ class Hosts:
                 # Another compute node may be the parent of the host's providers now.
                 marked += providers.mark_stale_of_hosts(tx, [inventory.host], now)
             keep_tombstones = self._conf.conductor.tombstone_ttl > 0
+            cancellation.give_up_impossible(tx, inventory, now)
             return (
                 report_handler.record_report(
                     tx,

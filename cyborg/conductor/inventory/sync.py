@@ -22,7 +22,7 @@ from cyborg.core.inventory.tombstone import (
     Tombstone,
     plan_restore,
 )
-from cyborg.core.jobs.job import JobState
+from cyborg.core.jobs.job import DRAINS, JobState
 from cyborg.core.naming import handle_uuid
 from cyborg.db.write import attach_handles, deployables, devices, programming, tombstones
 from cyborg.db.write.devices import DeviceRow
@@ -70,7 +70,11 @@ def read_host_state(tx: sa.Connection, host: str) -> HostState:
     divided = {key[1] for key in state.stored if key[0] == DEPLOYABLE}
     if state.devices.keys() - divided:
         # A device without deployables can be partitioned too.
-        state.programming.update(row["device"] for row in programming.open_partitions(tx, host))
+        state.programming.update(
+            job["device"]
+            for job in programming.open_partitions(tx, host)
+            if DRAINS not in job["arguments"]
+        )
     for handle in attach_handles.of_host(tx, host):
         key = (HANDLE, handle["device"], handle["deployable"], handle["address"])
         state.stored[key] = Stored(attach_handles.to_handle(handle), handle["draining"])

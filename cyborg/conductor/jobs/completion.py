@@ -16,7 +16,7 @@ from cyborg.conductor.arqs import release
 from cyborg.conductor.custody import entries
 from cyborg.conductor.notifications.arq_events import ArqEventRecorder
 from cyborg.core.arq.states import ArqState
-from cyborg.core.jobs.job import AFTER_REBOOT, JobKind, JobState
+from cyborg.core.jobs.job import AFTER_REBOOT, CANCELLED, JobKind, JobState
 from cyborg.core.self_heal import CorrectiveAction
 from cyborg.db.write import arqs as store
 from cyborg.db.write import jobs, programming, self_heal, services
@@ -52,6 +52,8 @@ def complete_job(
     # The lock of the requests comes first, as in every transaction that touches requests.
     waiting = store.lock_of_jobs(tx, [row["id"]])
     state = JobState.DONE if succeeded else JobState.FAILED
+    if state is JobState.FAILED and CANCELLED in row["arguments"]:
+        state = JobState.CANCELLED
     if not jobs.end(tx, [row["id"]], state, error):
         return JobResult()
     if not succeeded:
@@ -65,14 +67,15 @@ def complete_job(
         case JobKind.RELEASE:
             return _finish_cleaning(tx, row, waiting, now, recorder)
         case JobKind.PARTITION:
-            failure = None if succeeded else error or "no reason given"
-            entries.record_partitioned(tx, row, failure, now)
+            _record_partitioned(
+                tx, row, None if succeeded else error or "no reason given", now, recorder
+            )
             # Reports during the job did not change the device. The next one has the new layout; the
             # device stays closed until then.
             services.request_report(tx, row["host"])
             if succeeded and not row["arguments"].get(AFTER_REBOOT):
                 programming.set_desired_layout(tx, row["subject"], row["arguments"]["layout"])
-            return JobResult(1)
+            return JobResult(1, jobs=1)  # restores that waited for it
         case JobKind.RESTORE:
             entries.record_prepared(tx, waiting, row, now)
             return _finish_restore(tx, row, waiting, now, recorder)
@@ -81,10 +84,7 @@ def complete_job(
             providers = programming.end(tx, row["id"], image if succeeded else None)
             publishing.mark_stale_existing(tx, providers, now)
             failure = None if succeeded else error or "no reason given"
-            entries.record_programmed(tx, row, image, failure, now)
-            recorder.notifications.record_program_finished(
-                tx, row["subject"], image, succeeded=succeeded, error=error
-            )
+            _record_programmed(tx, row, failure, now, recorder)
             # Reports during the programming did not change the device: request a new one.
             services.request_report(tx, row["host"])
             return JobResult(1, providers=len(providers))
@@ -103,13 +103,21 @@ def record_first_failure(
 
     A failed release job makes its dirty handles reserved in Placement; a failed restore job makes
     the whole device reserved. Listeners are notified of a failed restore job, because its ARQ stays
-    bound, but the next boot of the instance may fail. ``waiting`` are the locked ARQs of the job.
+    bound, but the next boot of the instance may fail. Listeners are also notified if a layout or an
+    image cannot be applied again after a reboot; its device is closed already. ``waiting`` are the
+    locked ARQs of the job.
     """
     if row["kind"] == JobKind.RELEASE:
         publishing.mark_stale_existing(tx, jobs.providers_of(tx, row["id"]), now)
     elif row["kind"] == JobKind.RESTORE:
         publishing.mark_stale_existing(tx, store.providers_of(waiting), now)
         recorder.record_restore_failed(tx, waiting, error)
+    elif AFTER_REBOOT in row["arguments"]:
+        partitions = row["kind"] == JobKind.PARTITION
+        record = _record_partitioned if partitions else _record_programmed
+        record(tx, row, error, now, recorder)
+        # The last report may already lack the device: ``cancellation.give_up_impossible``.
+        services.request_report(tx, row["host"])
 
 
 def fail_unbinds(
@@ -158,6 +166,35 @@ def sweep(tx: sa.Connection, now: datetime, *, recorder: ArqEventRecorder) -> Jo
         failed.jobs + len(set(cleaning.values())),
         failed.events,
         failed.providers,
+    )
+
+
+def _record_partitioned(
+    tx: sa.Connection,
+    row: jobs.JobRow,
+    error: str | None,
+    now: datetime,
+    recorder: ArqEventRecorder,
+) -> None:
+    """Record the result of a partition job; ``error`` is None if it succeeded."""
+    entries.record_partitioned(tx, row, error, now)
+    recorder.notifications.record_layout_finished(
+        tx, row["subject"], row["arguments"]["layout"], error
+    )
+
+
+def _record_programmed(
+    tx: sa.Connection,
+    row: jobs.JobRow,
+    error: str | None,
+    now: datetime,
+    recorder: ArqEventRecorder,
+) -> None:
+    """Record the result of a program job; ``error`` is None if it succeeded."""
+    image: Any = row["arguments"].get("image")
+    entries.record_programmed(tx, row, image, error, now)
+    recorder.notifications.record_program_finished(
+        tx, row["subject"], image, succeeded=error is None, error=error
     )
 
 

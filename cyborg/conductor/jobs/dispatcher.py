@@ -20,7 +20,7 @@ from oslo_config import cfg
 
 from cyborg.conductor.common.lease_owner import new_owner
 from cyborg.conductor.custody import entries
-from cyborg.conductor.jobs import completion
+from cyborg.conductor.jobs import completion, draining
 from cyborg.conductor.jobs.abandon import abandon_cleaning
 from cyborg.conductor.jobs.completion import JobResult
 from cyborg.conductor.notifications.arq_events import ArqEventRecorder
@@ -28,12 +28,14 @@ from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.errors import CyborgError, Invalid, NotFound, Unavailable
 from cyborg.core.jobs.activity import Activity, parse_activity
 from cyborg.core.jobs.job import (
+    AFTER_REBOOT,
+    DRAINS,
     MAX_ERROR,
-    RETRIED_KINDS,
     AgentJobStatus,
     JobDecision,
     JobKind,
     decide,
+    is_retried,
 )
 from cyborg.core.log import Remark, get_logger, log_fields
 from cyborg.core.self_heal import CorrectiveAction
@@ -55,6 +57,7 @@ POLL_INTERVALS = {JobKind.PROGRAM: 5.0}
 """Shorter intervals: an operator looks at the activity of the job."""
 MAX_RETRY_DELAYS = {JobKind.RELEASE: 600.0, JobKind.RESTORE: 60.0}
 """Maximum seconds between two attempts of a job; a server may wait for a restored device."""
+AFTER_REBOOT_DELAY = 60.0  # the same for a layout or image that is applied again
 RETENTION = timedelta(days=1)  # how long jobs that have ended can be looked up
 NO_REASON = "the agent gave no reason"
 PURGE_LIMIT = 1000  # ended jobs that one sweep deletes
@@ -213,6 +216,9 @@ class JobDispatcher:
     def _process_leased(self, row: store.JobRow, unreachable_reason: str | None) -> str | None:
         store_error: str | None = None
         try:
+            if DRAINS in row["arguments"]:
+                self._drain(row)
+                return None
             status, error, activity = None, unreachable_reason, None
             if unreachable_reason is None:
                 status, error, activity = self._query_agent(row)
@@ -227,6 +233,16 @@ class JobDispatcher:
             LOG.warning("Cannot process job now, will retry: %s", store_error)
         return None
 
+    def _drain(self, row: store.JobRow) -> None:
+        """Check whether the job of a device that is being drained can begin."""
+        now, notifications = self._now(), self._event_recorder.notifications
+        result = self._uow.run(
+            lambda tx: draining.advance(tx, row, self._owner, now, self._conf, notifications)
+        )
+        if result.count:
+            LOG.info("Draining of the device for another layout has ended", **_log_fields(row))
+            self._on_result(result)
+
     def _query_agent(
         self, row: store.JobRow
     ) -> tuple[AgentJobStatus | None, str | None, Activity | None]:
@@ -234,8 +250,10 @@ class JobDispatcher:
 
         The status is None if the agent is unreachable; the error is the reason.
         """
-        seconds = self._conf.conductor.prepare_timeout
-        if row["deadline"] is not None and row["kind"] not in RETRIED_KINDS:
+        options, retried = self._conf.conductor, is_retried(JobKind(row["kind"]), row["arguments"])
+        program = row["kind"] == JobKind.PROGRAM
+        seconds = options.program_timeout if program else options.prepare_timeout
+        if row["deadline"] is not None and not retried:
             # Query a job without time left too: it may have succeeded.
             seconds = max(1.0, (row["deadline"] - self._now()).total_seconds())
         try:
@@ -263,7 +281,8 @@ class JobDispatcher:
         now, kind = self._now(), JobKind(row["kind"])
         fields = _log_fields(row)
         overdue = row["deadline"] is not None and now >= row["deadline"]
-        decision = decide(kind, status, overdue=overdue)
+        retried = is_retried(kind, row["arguments"])
+        decision = decide(kind, status, overdue=overdue, retried=retried)
         if decision is JobDecision.FINISH or decision is JobDecision.UNDO:
             succeeded = decision is JobDecision.FINISH
             reason = error or (completion.NOT_IN_TIME if not succeeded else None)
@@ -282,7 +301,7 @@ class JobDispatcher:
         delay = (
             POLL_INTERVALS.get(kind, POLL_INTERVAL)
             if decision is JobDecision.WAIT
-            else _retry_delay(kind, row["attempts"])
+            else _retry_delay(row)
         )
         until = now + timedelta(seconds=delay)
         if row["deadline"] is not None and not overdue:
@@ -300,9 +319,10 @@ class JobDispatcher:
                 )
                 if abandoned.count:
                     return abandoned, remarks
-            # A restore whose agent does not answer has not failed.
+            # Work after a reboot has not failed if the agent does not answer.
+            restores = kind is JobKind.RESTORE or AFTER_REBOOT in row["arguments"]
             failed = decision is JobDecision.RETRY and (
-                kind is not JobKind.RESTORE or status is AgentJobStatus.FAILED
+                not restores or status is AgentJobStatus.FAILED
             )
             message = (error or NO_REASON) if failed else row["error"]
             late = overdue and kind is JobKind.RELEASE
@@ -358,7 +378,9 @@ def _parse_state(state: Any) -> AgentJobStatus:
         raise Invalid(f"{str(state)[:40]!r} is not a job state", field="state") from None
 
 
-def _retry_delay(kind: JobKind, attempts: int) -> float:
+def _retry_delay(row: store.JobRow) -> float:
     """Return the seconds until the next attempt, at most 10 for a job with a deadline."""
-    max_delay = MAX_RETRY_DELAYS.get(kind, 10.0)
-    return compute_delay(attempts, max_delay, random.uniform(0.0, 0.5))  # noqa: S311
+    max_delay = MAX_RETRY_DELAYS.get(JobKind(row["kind"]), 10.0)
+    if AFTER_REBOOT in row["arguments"]:
+        max_delay = AFTER_REBOOT_DELAY
+    return compute_delay(row["attempts"], max_delay, random.uniform(0.0, 0.5))  # noqa: S311

@@ -1,27 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Partitioning of devices: a job applies a layout; no handle of the device is claimed meanwhile."""
 
-from collections.abc import Callable
-from datetime import datetime
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from typing import Any
 
 import sqlalchemy as sa
 from oslo_config import cfg
 
-from cyborg.core.errors import InUse, Invalid, NotFound, WrongState
-from cyborg.core.hosts.liveness import heartbeat_timeout
-from cyborg.core.inventory.device import MAX_TEXT, Ability
-from cyborg.core.jobs.job import JobKind, WorkItem
+from cyborg.conductor.jobs import layout_change
+from cyborg.core.errors import NotFound, WrongState
+from cyborg.core.inventory.device import MAX_TEXT
+from cyborg.core.jobs.job import AFTER_REBOOT, DRAINS, JobKind, WorkItem
 from cyborg.core.log import get_logger
-from cyborg.core.text import join_limited
 from cyborg.core.validation import check_text, parse_uuid
 from cyborg.db.read import devices
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import desired_backends, jobs, providers, services
-from cyborg.db.write import programming as store
+from cyborg.db.write import desired_backends, jobs
 
 LOG = get_logger(__name__)
-
-MAX_NAMED = 8  # layouts or ARQs in an error
 
 
 class Partitions:
@@ -43,103 +40,76 @@ class Partitions:
         self._wake_publisher = wake_publisher
         self._now = now or uow.clock
 
-    def start(self, uuid: str, layout: str) -> dict[str, str]:
+    def start(self, uuid: str, layout: str, drain: bool = False) -> dict[str, str]:
         """Enqueue a job that applies a layout to a device; return ``{"uuid": of the job}``.
 
-        If a job already applies this layout, return that job. Raise NotFound, Invalid for an
-        unknown layout, InUse if an ARQ owns a handle of the device, and WrongState if the device
-        cannot be partitioned now.
+        If a job already applies this layout, return that job. With ``drain``, close the device, and
+        let the job wait until nothing uses it. Raise NotFound, Invalid for an unknown layout, and
+        WrongState if the device cannot be partitioned. Without ``drain``, raise InUse if an ARQ
+        owns a handle of the device, and WrongState if a handle is dirty or the agent is down.
         """
         uuid, layout = parse_uuid(uuid, "uuid"), check_text("layout", layout, MAX_TEXT)
+        return self._start(uuid, layout, {DRAINS: True} if drain else {})
+
+    def start_again(self, uuid: str, layout: str) -> None:
+        """Enqueue a job, as ``start`` does, that applies what a device lost with a reboot."""
+        self._start(uuid, layout, {AFTER_REBOOT: True})
+
+    def _start(self, uuid: str, layout: str, options: Mapping[str, bool]) -> dict[str, str]:
         job = self._uow.run_once(
-            lambda tx: self._enqueue_job(tx, uuid, layout), lambda job: {"uuid": job}
+            lambda tx: self._enqueue_job(tx, uuid, layout, options), lambda job: {"uuid": job}
         )
         LOG.info("Applying layout %s to device", layout, device=uuid)
         self._wake_jobs()
         self._wake_publisher()
         return {"uuid": job}
 
-    def _enqueue_job(self, tx: sa.Connection, uuid: str, layout: str) -> str:
+    def _enqueue_job(
+        self, tx: sa.Connection, uuid: str, layout: str, options: Mapping[str, bool]
+    ) -> str:
         device = devices.get(tx, uuid)
         if device is None:
             raise NotFound(f"no device {uuid}", device=uuid)
-        # A report must not add a deployable meanwhile: it would not be closed.
-        desired_backends.lock_host(tx, device["hostname"])
-        rows = store.lock_device(tx, uuid)
-        if not rows:
-            raise NotFound(f"device {uuid} was removed", device=uuid)
-        # A device offers nothing in some layouts, such as a network card of the host that has no
-        # virtual functions: then it has no deployable that could be closed.
-        row, ids = rows[0], [id_ for row in rows if (id_ := row["deployable_id"]) is not None]
-        if Ability.PARTITIONS not in row["abilities"]:
-            raise WrongState(
-                f"device {uuid} of backend {row['backend']} on host {row['host']} cannot be "
-                "partitioned: its driver does not support this",
-                device=uuid,
-            )
-        names = [known["name"] for known in row["layouts"]]
-        if layout not in names:
-            raise Invalid(
-                f"device {uuid} has no layout {layout!r}: expected one of "
-                f"{join_limited(names, MAX_NAMED)}",
-                field="layout",
-            )
-        busy = [
-            (job_id, row["arguments"] or {})
-            for row in rows
-            if (job_id := row["job_id"]) is not None
-        ]
-        if not ids:
-            open_jobs = store.open_partitions(tx, row["host"])
-            busy = [(o["id"], o["arguments"]) for o in open_jobs if o["device"] == row["address"]]
-        if busy:
-            job_id, arguments = busy[0]
-            if len(busy) == len(rows) and arguments.get("layout") == layout:
-                return jobs.uuids(tx, [job_id])[0]
+        rows = layout_change.lock_target(tx, uuid, device["hostname"], layout)
+        row = rows[0]
+        if (open_job := layout_change.find_job(tx, uuid, rows)) is not None:
+            id_, given = open_job
+            if given.get("layout") == layout:
+                return jobs.uuids(tx, [id_])[0]
             change = "programmed"
-            if "layout" in arguments:
-                change = f"partitioned with layout {arguments['layout']}"
+            if "layout" in given:
+                change = f"partitioned with layout {given['layout']}"
             raise WrongState(
                 f"device {uuid} is being {change}: wait until the job has ended", device=uuid
             )
-        # The locks block new claims of handles; earlier claims are visible.
-        if owners := store.lock_handles(tx, ids):
-            raise InUse(
-                f"device {uuid} is in use by {len(owners)} request(s): "
-                f"{join_limited(owners, MAX_NAMED)}; disable the device and wait until they are "
-                "deleted",
-                device=uuid,
-                requests=list(owners[:MAX_NAMED]),
-            )
-        if dirty := store.count_dirty(tx, ids):
-            raise WrongState(
-                f"{dirty} handle(s) of device {uuid} are being cleaned: retry when this is done",
-                device=uuid,
-            )
-        now, options = self._now(), self._conf.conductor
-        last_seen = services.last_seen(tx, row["host"])
-        down_after = heartbeat_timeout(options.hello_interval, options.down_heartbeats)
-        if last_seen is None or last_seen < now - down_after:
-            raise WrongState(
-                f"device {uuid} cannot be partitioned: the agent of host {row['host']} is down",
-                device=uuid,
-            )
+        now = self._now()
+        obstacle = layout_change.find_obstacle(tx, self._conf, now, uuid, rows)
+        if obstacle is not None and DRAINS not in options:
+            raise obstacle
         item = WorkItem(backend=row["backend"], device=row["address"], deployable="")
+        arguments: dict[str, Any] = {
+            "items": [item.to_dict()],
+            "layout": layout,
+            "previous_layout": row["layout"],
+            **options,
+        }
+        deadline = None
+        if obstacle is not None:
+            deadline = now + timedelta(seconds=self._conf.conductor.drain_timeout)
+        else:
+            arguments.pop(DRAINS, None)
         job = jobs.enqueue(
             tx,
             kind=JobKind.PARTITION,
             host=row["host"],
             subject=uuid,
-            arguments={
-                "items": [item.to_dict()],
-                "layout": layout,
-                "previous_layout": row["layout"],
-            },
+            arguments=arguments,
             now=now,
-            deadline=None,
+            deadline=deadline,
         )
-        if not store.start(tx, ids, job):
-            raise WrongState(f"device {uuid} was changed concurrently, retry", device=uuid)
-        stale = [provider for row in rows if (provider := row["rp_uuid"]) is not None]
-        providers.mark_stale_existing(tx, stale, now)
+        if obstacle is None:
+            layout_change.close(tx, uuid, rows, job)
+        else:
+            desired_backends.sync_cordon(tx, [row["host"]])
+        layout_change.mark_stale(tx, rows, now)
         return jobs.uuids(tx, [job])[0]

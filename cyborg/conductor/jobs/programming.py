@@ -3,6 +3,7 @@
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from typing import Any
 
 import sqlalchemy as sa
 from oslo_config import cfg
@@ -10,7 +11,7 @@ from oslo_config import cfg
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.errors import InUse, NotFound, WrongState
 from cyborg.core.inventory.device import Ability
-from cyborg.core.jobs.job import JobKind, WorkItem
+from cyborg.core.jobs.job import AFTER_REBOOT, JobKind, WorkItem
 from cyborg.core.log import get_logger
 from cyborg.core.validation import parse_uuid
 from cyborg.db.unit_of_work import UnitOfWork
@@ -47,11 +48,18 @@ class Programs:
         being loaded.
         """
         uuid, image = parse_uuid(uuid, "uuid"), parse_uuid(image_uuid, "image_uuid")
-        self._uow.run_once(lambda tx: self._enqueue_job(tx, uuid, image))
+        self._start(uuid, image, after_reboot=False)
+
+    def start_again(self, uuid: str, image: str) -> None:
+        """Enqueue a job, as ``start`` does, that loads what a deployable lost with a reboot."""
+        self._start(uuid, image, after_reboot=True)
+
+    def _start(self, uuid: str, image: str, *, after_reboot: bool) -> None:
+        self._uow.run_once(lambda tx: self._enqueue_job(tx, uuid, image, after_reboot))
         LOG.info("Programming deployable with image %s", image, deployable=uuid)
         self._wake_jobs()
 
-    def _enqueue_job(self, tx: sa.Connection, uuid: str, image: str) -> None:
+    def _enqueue_job(self, tx: sa.Connection, uuid: str, image: str, after_reboot: bool) -> None:
         row = store.lock(tx, uuid)
         if row is None:
             raise NotFound(f"no deployable {uuid}", deployable=uuid)
@@ -78,15 +86,20 @@ class Programs:
                 requests=list(owners),
             )
         item = WorkItem(backend=row["backend"], device=row["device"], deployable=row["address"])
-        now = self._now()
+        now, deadline = self._now(), None
+        arguments: dict[str, Any] = {"items": [item.to_dict()], "image": image}
+        if after_reboot:
+            arguments[AFTER_REBOOT] = True
+        else:
+            deadline = now + timedelta(seconds=self._conf.conductor.program_timeout)
         job = jobs.enqueue(
             tx,
             kind=JobKind.PROGRAM,
             host=row["host"],
             subject=uuid,
-            arguments={"items": [item.to_dict()], "image": image},
+            arguments=arguments,
             now=now,
-            deadline=now + timedelta(seconds=self._conf.conductor.program_timeout),
+            deadline=deadline,
         )
         if not store.start(tx, [row["id"]], job):
             raise WrongState(f"deployable {uuid} was changed concurrently, retry", deployable=uuid)

@@ -3,8 +3,8 @@
 
 ``core.inventory.boot_check`` defines which values are lost. A device gets its layout first, and its
 images only when it has the layout, since a new layout replaces the deployables. There is one job
-for each lost value and reboot. A failed job is not repeated; the device then shows that ``layout``
-differs from ``desired_layout``.
+for each lost value and reboot. A job that fails is retried until it succeeds, an operator cancels
+it, or the device is removed.
 """
 
 from collections.abc import Callable
@@ -49,13 +49,13 @@ class LostValues:
         layout = device["desired_layout"]
         if layout is not None and layout != device["layout"]:
             attempts: list[Callable[[], object]] = [
-                lambda: self._partitions.start(device["uuid"], layout)
+                lambda: self._partitions.start_again(device["uuid"], layout)
             ]
             text = f"layout {layout}"
         else:
             rows = self._uow.run(lambda tx: store.lost_images(tx, device["id"]))
             attempts = [
-                lambda row=row: self._programs.start(row["uuid"], row["desired_image"])  # type: ignore[misc]
+                lambda row=row: self._programs.start_again(row["uuid"], row["desired_image"])  # type: ignore[misc]
                 for row in rows
             ]
             text = "an image"

@@ -15,7 +15,7 @@ from oslo_context import context
 
 from cyborg.conductor.notifications.outbox_worker import Channel, OutboxWorker
 from cyborg.core.wire.notification import OPTIONAL_FIELDS, SCHEMAS, Event
-from cyborg.db.read import deployables
+from cyborg.db.read import deployables, devices
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import outbox
 from cyborg.db.write.outbox import Message
@@ -90,6 +90,15 @@ class NotificationBuilder:
         """Record the result of programming a deployable with an image."""
         event = Event.PROGRAMMED if succeeded else Event.PROGRAM_FAILED
         self._record_for_deployable(tx, event, deployable, image=image, error=error)
+
+    def record_layout_finished(
+        self, tx: sa.Connection, device: str, layout: str, error: str | None
+    ) -> None:
+        """Record the result of applying a layout to a device; ``error`` is None if it succeeded."""
+        if self.enabled:
+            event = Event.LAYOUT_APPLIED if error is None else Event.LAYOUT_FAILED
+            rows = devices.find(tx, uuids=[device])
+            outbox.add_all(tx, self.build_messages(event, rows, layout=layout, error=error))
 
     def _record_for_deployable(
         self, tx: sa.Connection, event: Event, uuid: str, **fields: Any

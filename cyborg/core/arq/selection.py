@@ -137,7 +137,9 @@ def explain_rejection(demand: Demand, candidate: Candidate) -> list[str]:
     if candidate.device_status != "enabled":
         reasons.append("device is under maintenance")
     if candidate.backend_disabled:
-        reasons.append("its driver is disabled, being uninstalled or cordoned")
+        reasons.append(
+            "its driver is disabled, being uninstalled or cordoned, or it waits for another layout"
+        )
     if candidate.health == "unhealthy":
         reasons.append("device is unhealthy")
     if candidate.draining:

@@ -16,7 +16,10 @@ class DeviceCondition(DescribedEnum):
     SETUP_REQUIRED = "setup_required", "Its driver must be set up on the host."
     REBOOT_REQUIRED = "reboot_required", "The host must be rebooted."
     UNDELIVERABLE = "undeliverable", "It cannot be attached to an instance."
-    BACKEND_DISABLED = "disabled", "Its backend is disabled, being removed or cordoned."
+    BACKEND_DISABLED = (
+        "disabled",
+        "Its backend is disabled, being removed or cordoned, or it waits for another layout.",
+    )
     MAINTAINING = "maintaining", "Disabled by an operator; bound handles stay bound."
     PROGRAMMING = "programming", "An image is being programmed, or its layout is being changed."
     RESTORE_FAILED = (
@@ -37,7 +40,8 @@ class DeviceFacts:
     """Facts that decide the status of a device or deployable.
 
     ``status`` is set by an operator, ``health`` by its driver. ``cordoned`` is set if its backend
-    is disabled, cordoned or being uninstalled, ``host_down`` if the agent is marked down.
+    is disabled, cordoned or being uninstalled, or if it drains for another layout, ``host_down`` if
+    the agent is marked down.
     ``restore_failed`` is set while a restore job of a bound handle fails.
     """
 

@@ -17,14 +17,18 @@ release               retried with a growing      not possible; the handle is di
                       done
 restore               never: retried with a       the agent refuses the job if it has not begun;
                       growing delay               a release job undoes it otherwise
-program               the deployable is           not possible
-                      uncordoned, its bitstream
-                      unknown
-partition             failed: the agent has       not possible
-                      restored the previous
-                      layout; it has no deadline,
-                      because the device must stay
-                      cordoned during the change
+program               the deployable is           after a reboot: it is not
+                      uncordoned, its bitstream   retried any more
+                      unknown; after a reboot it
+                      is retried with a growing
+                      delay
+partition             failed: the agent has       while the device drains: it
+                      restored the previous       is open again, with its old
+                      layout; only draining has   layout
+                      a deadline, because the
+                      device must stay cordoned
+                      during the change; after a  after a reboot: as program
+                      reboot as program
 ====================  ==========================  =============================================
 """
 
@@ -44,8 +48,9 @@ MAX_ERROR = 1000  # characters of a driver's error that are stored
 class JobKind(StrEnum):
     """Kinds of jobs, in the order in which due jobs are leased.
 
-    Instances wait for jobs of the first two kinds, operators for jobs of the next two kinds.
-    Nothing waits for the last kind.
+    A restore comes after the partition job of its device (``db.write.jobs.lease``). Instances wait
+    for jobs of the first two kinds, operators for jobs of the next two kinds. Nothing waits for the
+    last kind.
     """
 
     RESTORE = "restore"  # prepare a bound handle again after its host has rebooted
@@ -59,7 +64,16 @@ RETRIED_KINDS = frozenset({JobKind.RELEASE, JobKind.RESTORE})
 """Kinds that are retried until they succeed. The others fail, and their work is undone."""
 
 AFTER_REBOOT = "after_reboot"
-"""Argument of a partition job that no operator has requested: it applies what a device had."""
+"""Argument of a partition or program job that applies again what a device had before a reboot.
+
+No operator has requested it, so it is retried like a restore, until an operator cancels it.
+"""
+
+CANCELLED = "cancelled"
+"""Argument of a job that an operator has cancelled, and that ends with its running work."""
+
+DRAINS = "drains"
+"""Argument of a partition job that waits until nothing uses its device; no agent has it yet."""
 
 INVENTORY_KINDS = frozenset({JobKind.PROGRAM, JobKind.PARTITION})
 """Kinds that change what a device reports: a discovery follows them."""
@@ -91,15 +105,24 @@ class JobDecision(StrEnum):
     RETRY = "retry"
 
 
-def decide(kind: JobKind, status: AgentJobStatus | None, *, overdue: bool) -> JobDecision:
+def is_retried(kind: JobKind, arguments: Mapping[str, Any]) -> bool:
+    """Return whether a job is retried after a failure."""
+    again = AFTER_REBOOT in arguments and CANCELLED not in arguments
+    return kind in RETRIED_KINDS or again
+
+
+def decide(
+    kind: JobKind, status: AgentJobStatus | None, *, overdue: bool, retried: bool
+) -> JobDecision:
     """Return the decision about a job from its status at the agent.
 
     ``status`` is None if the agent did not answer. ``overdue`` is set if the deadline of the job
-    has passed. Work that succeeded is never undone, even if it is reported late.
+    has passed, ``retried`` is the result of ``is_retried``. Work that succeeded is never undone,
+    even if it is reported late.
     """
     if status is AgentJobStatus.DONE:
         return JobDecision.FINISH
-    if kind in RETRIED_KINDS:
+    if retried:
         return JobDecision.WAIT if status is AgentJobStatus.RUNNING else JobDecision.RETRY
     if status is AgentJobStatus.FAILED or (overdue and kind is not JobKind.PARTITION):
         return JobDecision.UNDO
@@ -129,7 +152,8 @@ class JobSpec:
     ``timeout`` is the limit for the whole job on the host, in seconds. ``image`` is the uuid of the
     image to program. ``layout`` is the layout to apply; if that fails, ``previous_layout`` is
     restored, unless it is None. ``instance`` is for the log and the driver. ``cancels`` are the
-    uuids of jobs that must not begin if their message arrives later.
+    uuids of jobs that must not begin if their message arrives later. A ``retried`` job that has
+    failed runs again when it is requested again.
     """
 
     job_uuid: str
@@ -141,6 +165,7 @@ class JobSpec:
     layout: str | None = None
     previous_layout: str | None = None
     cancels: tuple[str, ...] = ()
+    retried: bool = False
 
 
 def load_job_spec(job: Any, kind: Any, arguments: Any, seconds: Any) -> JobSpec:
@@ -158,6 +183,7 @@ def load_job_spec(job: Any, kind: Any, arguments: Any, seconds: Any) -> JobSpec:
             layout=_optional(arguments.get("layout")),
             previous_layout=_optional(arguments.get("previous_layout")),
             cancels=tuple(parse_uuid(uuid_, "cancels") for uuid_ in arguments.get("cancels", ())),
+            retried=is_retried(JobKind(kind), arguments),
         )
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as exc:
         raise Invalid(f"malformed job: {type(exc).__name__} {exc}", field="arguments") from exc

@@ -57,6 +57,11 @@ class Event(DescribedEnum):
         "device.health.end",
         "A device was healthy for the recovery window and is uncordoned.",
     )
+    LAYOUT_APPLIED = "device.layout.end", "A layout was applied to a device."
+    LAYOUT_FAILED = (
+        "device.layout.error",
+        "A layout could not be applied to a device; after a reboot this is retried.",
+    )
     REQUEST_LOST = (
         "accelerator_request.lost.error",
         "The device of the ARQ's handle was removed from its host.",
@@ -82,7 +87,10 @@ class Event(DescribedEnum):
         "A host was requested to program an image into a deployable.",
     )
     PROGRAMMED = "deployable.program.end", "The image was programmed."
-    PROGRAM_FAILED = "deployable.program.error", "The image could not be programmed."
+    PROGRAM_FAILED = (
+        "deployable.program.error",
+        "The image could not be programmed; after a reboot this is retried.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +125,18 @@ SCHEMAS: Mapping[str, Schema] = {
         Schema(
             "device",
             "1.0",
-            ("uuid", "hostname", "address", "type", "vendor", "model", "health", "status"),
+            (
+                "uuid",
+                "hostname",
+                "address",
+                "type",
+                "vendor",
+                "model",
+                "health",
+                "status",
+                "layout",
+                "error",
+            ),
         ),
         Schema("service", "1.0", ("uuid", "binary", "hostname", "last_seen_at", "down_since")),
         Schema(

@@ -151,12 +151,12 @@ def find(
     hostname: str | None = None,
     instance_uuid: str | None = None,
     resource_class: str | None = None,
-    state: str | None = None,
+    states: Collection[str] = (),
 ) -> list[AcceleratorRow]:
     """Return accelerators; execute one statement, or two with a marker.
 
     ``project_id`` selects accelerators owned by an ARQ of this project. ``driver`` is the name of a
-    driver or of a backend.
+    driver or of a backend. Without ``states``, accelerators in all states are selected.
     """
     query = _ALL
     if uuids is not None:
@@ -168,10 +168,11 @@ def find(
         (devices.c.host, hostname),
         (arqs.c.instance_uuid, instance_uuid),
         (deployables.c.resource_class, resource_class),
-        (STATE, state),
     ):
         if value is not None:
             query = query.where(column == value)
+    if states:
+        query = query.where(STATE.in_(states))
     query = paging.paginate(connection, query, table, page, SORTABLE)
     return [_row(row) for row in connection.execute(query).mappings()]
 

@@ -9,8 +9,8 @@ boot_check (``core.inventory.boot_check``), status (set by the operator: enabled
 cordoned (its backend is disabled or being uninstalled), draining, programming (any deployable is
 being programmed), restore_failed (of any deployable: ``db.failed_restores``), host_down, job_errors
 (the errors of open jobs that clean its handles, or prepare them again after a reboot; one text for
-each handle), placement (the worst state of its resource providers: error, stale or in_sync; None if
-it has none), created_at, updated_at.
+each handle; and of those that apply a layout or an image), placement (the worst state of its
+resource providers: error, stale or in_sync; None if it has none), created_at, updated_at.
 """
 
 from collections import defaultdict
@@ -21,7 +21,7 @@ from typing import cast
 import sqlalchemy as sa
 
 from cyborg.core.hosts.service import AGENT
-from cyborg.core.jobs.job import JobState
+from cyborg.core.jobs.job import JobKind, JobState
 from cyborg.db import failed_restores
 from cyborg.db.read import paging
 from cyborg.db.read.paging import Page
@@ -150,12 +150,13 @@ def get(connection: sa.Connection, uuid: str) -> DeviceRow | None:
 
 
 def _job_errors(connection: sa.Connection, uuids: Collection[str]) -> dict[str, list[str]]:
-    """Return the errors of open jobs on handles of devices, by the uuid of the device."""
+    """Return the errors of open jobs on devices and their handles, by the uuid of the device."""
     if not uuids:
         return {}
     j, h = jobs.c, attach_handles.c
     cleaned = jobs.join(attach_handles, sa.and_(h.job_id == j.id, h.arq_id.is_(None)))
     restored = jobs.join(arqs, arqs.c.job_id == j.id).join(attach_handles, h.arq_id == arqs.c.id)
+    failed = sa.and_(j.state == JobState.OPEN, j.error.is_not(None), table.c.uuid.in_(uuids))
     queries = [
         sa.select(table.c.uuid, h.id, h.address, j.kind, j.uuid.label("job"), j.error)
         .select_from(
@@ -163,10 +164,22 @@ def _job_errors(connection: sa.Connection, uuids: Collection[str]) -> dict[str, 
                 table, table.c.id == deployables.c.device_id
             )
         )
-        .where(j.state == JobState.OPEN, j.error.is_not(None), table.c.uuid.in_(uuids))
+        .where(failed)
         for source in (cleaned, restored)
+    ]
+    programmed = jobs.join(deployables, deployables.c.job_id == j.id)
+    # Jobs of the whole device or of a deployable come first.
+    first = (table.c.uuid, sa.literal(0).label("id"), table.c.address, j.kind, j.uuid, j.error)
+    queries += [
+        sa.select(*first)
+        .select_from(jobs.join(table, table.c.uuid == j.subject))
+        .where(failed, j.kind == JobKind.PARTITION),
+        sa.select(*first)
+        .select_from(programmed.join(table, table.c.id == deployables.c.device_id))
+        .where(failed, j.kind == JobKind.PROGRAM),
     ]
     found = defaultdict[str, list[str]](list)
     for row in sorted(connection.execute(sa.union_all(*queries)), key=lambda row: row.id):
-        found[row.uuid].append(f"handle {row.address}, {row.kind} job {row.job}: {row.error}")
+        handle = f"handle {row.address}, " if row.id else ""
+        found[row.uuid].append(f"{handle}{row.kind} job {row.job}: {row.error}")
     return found

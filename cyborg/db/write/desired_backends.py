@@ -21,9 +21,10 @@ from cyborg.core.drivers.desired_state import (
 )
 from cyborg.core.hosts.service import AGENT
 from cyborg.core.inventory.device import CLEANING_ABILITIES
+from cyborg.core.jobs.job import DRAINS, JobKind, JobState
 from cyborg.db import bulk
 from cyborg.db.rows import fetch_all, fetch_first
-from cyborg.db.schema import attach_handles, backends, deployables, devices, services
+from cyborg.db.schema import attach_handles, backends, deployables, devices, jobs, services
 from cyborg.db.schema import desired_backends as table
 
 
@@ -306,9 +307,10 @@ def record_outcomes(tx: sa.Connection, service_id: int, outcomes: Sequence[Backe
 def sync_cordon(tx: sa.Connection, hosts: Collection[str]) -> int:
     """Cordon or uncordon each device of these hosts, as the state of its backend requires.
 
-    A device is cordoned if the desired status of its backend is not ENABLED, or if its backend is
-    cordoned and its handles need host work. Any other device is uncordoned. Return the number of
-    devices that changed; the caller must mark their providers stale.
+    A device is cordoned if the desired status of its backend is not ENABLED, if its backend is
+    cordoned and its handles need host work, or if it drains for another layout. Any other device is
+    uncordoned. Return the number of devices that changed; the caller must mark their providers
+    stale.
     """
     disabled = sa.exists().where(
         table.c.service_id == services.c.id,
@@ -320,7 +322,11 @@ def sync_cordon(tx: sa.Connection, hosts: Collection[str]) -> int:
     changed = 0
     for chunk in bulk.chunks(sorted(hosts)):
         on_hosts = devices.c.host.in_(chunk)
-        cordoned = sa.or_(disabled, devices.c.id.in_(_cordoned(tx, chunk)))
+        cordoned = sa.or_(
+            disabled,
+            devices.c.id.in_(_cordoned(tx, chunk)),
+            devices.c.uuid.in_(_draining(tx, chunk)),
+        )
         to_cordon = sa.update(devices).where(on_hosts, sa.not_(devices.c.cordoned), cordoned)
         to_uncordon = sa.update(devices).where(on_hosts, devices.c.cordoned, sa.not_(cordoned))
         changed += tx.execute(to_cordon.values(cordoned=True)).rowcount
@@ -341,6 +347,14 @@ def _cordoned(tx: sa.Connection, hosts: Collection[str]) -> list[int]:
         .order_by(devices.c.id)
     )
     return [row.id for row in tx.execute(query) if CLEANING_ABILITIES & set(row.abilities)]
+
+
+def _draining(tx: sa.Connection, hosts: Collection[str]) -> list[str]:
+    """Return the uuids of the devices with an open partition job that waits for their release."""
+    query = sa.select(jobs.c.subject, jobs.c.arguments).where(
+        jobs.c.state == JobState.OPEN, jobs.c.kind == JobKind.PARTITION, jobs.c.host.in_(hosts)
+    )
+    return [row.subject for row in tx.execute(query) if DRAINS in row.arguments]
 
 
 _COLUMNS = tuple(table.c[name] for name in ("backend", "driver", "status", "generation", "config"))

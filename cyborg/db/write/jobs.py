@@ -16,7 +16,14 @@ from uuid import uuid4
 import sqlalchemy as sa
 
 from cyborg.core.jobs.activity import Activity
-from cyborg.core.jobs.job import RETRIED_KINDS, JobKind, JobState, WorkItem
+from cyborg.core.jobs.job import (
+    AFTER_REBOOT,
+    INVENTORY_KINDS,
+    RETRIED_KINDS,
+    JobKind,
+    JobState,
+    WorkItem,
+)
 from cyborg.db import bulk
 from cyborg.db.rows import StoredRow, fetch_all, fetch_first
 from cyborg.db.schema import arqs, attach_handles, deployables, devices, jobs
@@ -62,6 +69,20 @@ class OverdueRow(TypedDict):
 OPEN = jobs.c.state == JobState.OPEN
 
 _PRIORITY = sa.case({kind: number for number, kind in enumerate(JobKind)}, value=jobs.c.kind)
+_partitions = jobs.alias("partitions")
+_NEEDS_LAYOUT = (
+    sa.exists()
+    .where(
+        arqs.c.job_id == jobs.c.id,
+        attach_handles.c.arq_id == arqs.c.id,
+        deployables.c.id == attach_handles.c.deployable_id,
+        _partitions.c.id == deployables.c.job_id,
+        _partitions.c.kind == JobKind.PARTITION,
+        _partitions.c.state == JobState.OPEN,
+        _partitions.c.error.is_(None),
+    )
+    .correlate(jobs)
+)
 
 
 def enqueue(
@@ -135,12 +156,14 @@ def lease(
 ) -> list[JobRow]:
     """Lease up to ``limit`` due jobs, in the order of ``JobKind`` and, within a kind, by due time.
 
-    Return their previous rows, in which ``owner`` is the last owner.
+    A restore waits until the layout of its device was applied again, or failed to be, since without
+    the layout its handle does not exist. Return the previous rows, in which ``owner`` is the last
+    owner.
     """
     due = sa.and_(OPEN, jobs.c.kind.in_(sorted(JobKind)), jobs.c.next_try_at <= now)
     query = (
         sa.select(jobs)
-        .where(due)
+        .where(due, sa.or_(jobs.c.kind != JobKind.RESTORE, sa.not_(_NEEDS_LAYOUT)))
         # By kind first: an instance waits for a restore, but nothing waits for a release.
         .order_by(_PRIORITY, jobs.c.next_try_at, jobs.c.id)
         .limit(limit)
@@ -184,6 +207,28 @@ def reschedule(
     ).rowcount
 
 
+def end_drain(
+    tx: sa.Connection, job_id: int, owner: str | None, arguments: Mapping[str, Any], now: datetime
+) -> int:
+    """Let a job whose device has drained run now, unless it has ended or has another owner.
+
+    Return the number of changed jobs.
+    """
+    return tx.execute(
+        sa.update(jobs)
+        .where(jobs.c.id == job_id, jobs.c.owner == owner, OPEN)
+        .values(
+            arguments=dict(arguments),
+            deadline=None,
+            attempts=0,
+            error=None,
+            owner=None,
+            lease_until=None,
+            next_try_at=now,
+        )
+    ).rowcount
+
+
 def end(tx: sa.Connection, ids: Collection[int], state: JobState, error: str | None = None) -> int:
     """Record the outcome of jobs; return how many of them were open."""
     return tx.execute(
@@ -194,11 +239,10 @@ def end(tx: sa.Connection, ids: Collection[int], state: JobState, error: str | N
 
 
 def fail_host_jobs(tx: sa.Connection, host: str, error: str) -> int:
-    """Fail a host's open jobs on handles; return their number."""
-    kinds = (JobKind.PREPARE, JobKind.RELEASE, JobKind.RESTORE, JobKind.PARTITION)
+    """Fail a host's open jobs on devices and handles; return their number."""
     return tx.execute(
         sa.update(jobs)
-        .where(jobs.c.host == host, jobs.c.kind.in_(kinds), OPEN)
+        .where(jobs.c.host == host, jobs.c.kind.in_(sorted(JobKind)), OPEN)
         .values(state=JobState.FAILED, error=error, owner=None, lease_until=None)
     ).rowcount
 
@@ -206,6 +250,21 @@ def fail_host_jobs(tx: sa.Connection, host: str, error: str) -> int:
 def get(tx: sa.Connection, uuid: str) -> JobRow | None:
     """Return a job's row, or None."""
     return fetch_first(JobRow, tx.execute(sa.select(jobs).where(jobs.c.uuid == uuid)))
+
+
+def lock(tx: sa.Connection, uuid: str) -> JobRow | None:
+    """Return a job's row, locked, or None."""
+    query = sa.select(jobs).where(jobs.c.uuid == uuid).with_for_update()
+    return fetch_first(JobRow, tx.execute(query))
+
+
+def failed_changes(tx: sa.Connection, host: str) -> list[JobRow]:
+    """Return the open jobs of a host, locked, that have failed to apply what a reboot removed."""
+    query = sa.select(jobs).where(
+        OPEN, jobs.c.host == host, jobs.c.kind.in_(INVENTORY_KINDS), jobs.c.error.is_not(None)
+    )
+    rows = fetch_all(JobRow, tx.execute(query.with_for_update()))
+    return [row for row in rows if AFTER_REBOOT in row["arguments"]]
 
 
 def get_by_id(tx: sa.Connection, id_: int) -> JobRow | None:
@@ -256,9 +315,10 @@ def mark_cleaned(tx: sa.Connection, job_id: int) -> Sequence[str]:
 def overdue(tx: sa.Connection, cutoff: datetime, limit: int) -> list[OverdueRow]:
     """Return up to ``limit`` open jobs with a deadline before ``cutoff``.
 
-    Kinds of jobs that are retried even after their deadline are left out.
+    Jobs that are retried even after their deadline are left out, and partition jobs, whose deadline
+    ends the draining of a device.
     """
-    ends = jobs.c.kind.not_in(sorted(RETRIED_KINDS))
+    ends = jobs.c.kind.not_in(sorted(RETRIED_KINDS | {JobKind.PARTITION}))
     query = sa.select(jobs.c.id, jobs.c.uuid).where(OPEN, ends, jobs.c.deadline < cutoff)
     query = query.limit(limit)
     return fetch_all(OverdueRow, tx.execute(query))

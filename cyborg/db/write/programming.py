@@ -52,9 +52,10 @@ class PartitionRow(TypedDict):
 
 
 class OpenPartitionRow(TypedDict):
-    """An open partition job of a device that may have no deployable."""
+    """An open partition job, with the uuid and the address of its device."""
 
     id: int
+    subject: str
     device: str
     arguments: dict[str, Any]
 
@@ -112,11 +113,12 @@ def lock_device(tx: sa.Connection, uuid: str) -> list[PartitionRow]:
 def open_partitions(tx: sa.Connection, host: str) -> list[OpenPartitionRow]:
     """Return the open partition jobs of a host.
 
-    The job of a device without deployables is found only here. The caller holds the lock of the
-    host (``desired_backends.lock_host``), so that no other transaction adds a job.
+    The job of a device that is being drained, or that has no deployables, is found only here. The
+    caller holds the lock of the host (``desired_backends.lock_host``), so that no other transaction
+    adds a job.
     """
     query = (
-        sa.select(jobs.c.id, devices.c.address.label("device"), jobs.c.arguments)
+        sa.select(jobs.c.id, jobs.c.subject, devices.c.address.label("device"), jobs.c.arguments)
         .join(devices, devices.c.uuid == jobs.c.subject)
         .where(
             jobs.c.host == host,

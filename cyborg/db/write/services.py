@@ -154,10 +154,12 @@ def find(tx: sa.Connection, uuid: str) -> DaemonRow | None:
 def open_jobs(tx: sa.Connection, host: str) -> Sequence[str]:
     """Return the uuids of open jobs that have a step, or program a device, on a host.
 
-    Partition jobs do not count: they have no deadline, and end with the removal of the host.
+    Jobs of the host without a deadline do not count: they end with the removal of the host.
     """
     steps = sa.exists().where(job_steps.c.job_id == jobs.c.id, job_steps.c.host == host)
-    programs = sa.and_(jobs.c.host == host, jobs.c.kind == str(JobKind.PROGRAM))
+    programs = sa.and_(
+        jobs.c.host == host, jobs.c.kind == str(JobKind.PROGRAM), jobs.c.deadline.is_not(None)
+    )
     query = sa.select(jobs.c.uuid).where(
         jobs.c.state == str(JobState.OPEN), sa.or_(steps, programs)
     )

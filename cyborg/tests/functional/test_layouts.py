@@ -52,7 +52,8 @@ class Env:
 def env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Env]:
     folder: Path = tmp_path_factory.mktemp("layouts")
     options = {"divided": folder / "divided"}
-    with running(folder, devices=2, handles=4, fake=options) as stack:
+    conductor = {"hello_interval": 0.5, "publish_interval": 0.5, "jobs_interval": 0.5}
+    with running(folder, devices=2, handles=4, fake=options, conductor=conductor) as stack:
         yield Env(stack)
 
 
@@ -73,8 +74,8 @@ def test_layout_changes_what_placement_offers(env: Env) -> None:
     assert env.total(CARDS[1]) == 4
 
 
-def test_layout_of_a_device_in_use_is_refused(env: Env) -> None:
-    device = env.device(CARDS[1])
+def bind_card(env: Env) -> str:
+    """Bind a request to the second card; return its uuid."""
     profile = {"name": "layouts", "groups": [{"resources:FPGA": "1"}]}
     env.call("POST", "device_profiles", json=[profile])
     created = env.call("POST", "accelerator_requests", json={"device_profile_name": "layouts"})
@@ -86,10 +87,26 @@ def test_layout_of_a_device_in_use_is_refused(env: Env) -> None:
     }
     patch = [{"op": "add", "path": f"/{key}", "value": value} for key, value in values.items()]
     assert env.call("PATCH", "accelerator_requests", json={arq: patch}).status_code == 202
+    return str(arq)
+
+
+def test_layout_of_a_device_in_use_is_refused_or_waits(env: Env) -> None:
+    device = env.device(CARDS[1])
+    arq = bind_card(env)
     refused = env.call("PUT", f"devices/{device['uuid']}/layout", json={"layout": "1"})
     assert refused.status_code == 409
     assert arq in refused.text
+    (row,) = env.run(f"device-layout-set 2 {device['uuid']} --drain")
+    wait_until("Placement offers nothing", lambda: env.total(CARDS[1]) == 0)
+    assert env.device(CARDS[1])["state"] == "disabled"
+    wait_until("the job names the request", lambda: arq in str(_job(env, row["Job"])["error"]))
+    env.client.run(f"job-cancel {row['Job']}")
+    wait_until("Placement offers the others", lambda: env.total(CARDS[1]) == 4)
+    change = {"layout": "2", "drain": True}
+    job = env.call("PUT", f"devices/{device['uuid']}/layout", json=change).json()["uuid"]
     assert env.call("DELETE", f"accelerator_requests?arqs={arq}").status_code == 204
+    wait_until("the job has ended", lambda: _state(env, job) == "done")
+    wait_until("Placement has two handles", lambda: env.total(CARDS[1]) == 2)
 
 
 def test_wrong_layouts_are_refused(env: Env) -> None:
@@ -121,5 +138,9 @@ def test_commands_list_and_set_layouts(env: Env) -> None:
     assert "no device" in env.client.run("device-layout-set 7 --all", 1)[1]
 
 
+def _job(env: Env, job: str) -> dict[str, Any]:
+    return dict(env.call("GET", f"jobs/{job}").json())
+
+
 def _state(env: Env, job: str) -> str:
-    return str(env.call("GET", f"jobs/{job}").json()["state"])
+    return str(_job(env, job)["state"])

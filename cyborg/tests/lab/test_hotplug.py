@@ -168,10 +168,20 @@ def test_removed_bound_virtual_function_is_drained(lab: Lab, record_property: An
     assert seconds_to_drain < SOON + SLOW
 
 
+def start_layout(lab: Lab, layout: str, drain: bool = False) -> str:
+    """Start to set the layout of the drive over the API; return the job."""
+    device = show_device(lab, DRIVE)
+    body = {"layout": layout, "drain": drain}
+    return str(lab.call("PUT", f"/v2/devices/{device['uuid']}/layout", json=body)["uuid"])
+
+
 def set_layout(lab: Lab, layout: str) -> None:
     """Set the layout of the drive over the API, and wait for its job."""
-    device = show_device(lab, DRIVE)
-    job = lab.call("PUT", f"/v2/devices/{device['uuid']}/layout", json={"layout": layout})["uuid"]
+    await_layout(lab, start_layout(lab, layout))
+
+
+def await_layout(lab: Lab, job: str) -> None:
+    """Wait until a layout is set."""
     lab.until("the job has ended", lambda: lab.call("GET", f"/v2/jobs/{job}")["state"] != "pending")
     assert lab.call("GET", f"/v2/jobs/{job}")["state"] == "done"
 
@@ -186,7 +196,10 @@ def test_layout_creates_virtual_functions_and_removes_free_ones(lab: Lab) -> Non
         set_layout(lab, "vfs-0")
     assert lab.guest.run("cat $drive/sriov_numvfs").split() == ["2"]
 
+    job = start_layout(lab, "vfs-0", drain=True)
+    lab.until("both functions are reserved", lambda: lab.inventory(provider) == (2, 2))
+    assert lab.guest.run("cat $drive/sriov_numvfs").split() == ["2"]
     lab.release(instance)
-    set_layout(lab, "vfs-0")
+    await_layout(lab, job)
     lab.until("the drive is whole again", lambda: lab.handles() == {DRIVE: False})
     lab.until("it is offered", lambda: lab.inventory(provider) == (1, 0))

@@ -106,6 +106,31 @@ def test_find_marker_of_other_project_is_rejected(
     assert "is not in this list" in error_message(answer)
 
 
+def test_failed_cleaning_is_dirty_before_2_5(api: ApiEnv) -> None:
+    rows.insert_card(api.engine, handles=2)
+    job = {"kind": "release", "host": "compute-1", "subject": "s", "arguments": {}, "error": "no"}
+    for handle, job_id in zip(
+        rows.read(api.engine, schema.attach_handles),
+        (rows.insert(api.engine, schema.jobs, **job), None),
+        strict=True,
+    ):
+        values = {"needs_cleaning": True, "job_id": job_id}
+        rows.update(api.engine, schema.attach_handles, handle["id"], **values)
+    found = {
+        version: [
+            row["state"]
+            for row in api.call(
+                "GET",
+                f"{PATH}?state=dirty",
+                None,
+                {"OpenStack-API-Version": f"accelerator {version}"},
+            ).json["accelerators"]
+        ]
+        for version in ("2.4", "2.5")
+    }
+    assert found == {"2.4": ["dirty", "dirty"], "2.5": ["dirty"]}
+
+
 def test_label_is_removed_with_binding(api: ApiEnv) -> None:
     card = rows.insert_card(api.engine, handles=2)
     api.create_profile()

@@ -89,7 +89,7 @@ def valid_bodies() -> dict[tuple[str, str], Any]:
         ("POST", "audits"): {"host": "h", "repair": False},
         ("PATCH", "deployables/*/program"): [program],
         ("PATCH", "deployables/*/program/*"): [program],
-        ("PUT", "devices/*/layout"): {"layout": "2"},
+        ("PUT", "devices/*/layout"): {"layout": "2", "drain": True},
         ("POST", "device_profiles"): [profile],
         ("POST", "discoveries"): {"host": "h", "driver": "fake"},
         ("POST", "drivers"): driver,

@@ -34,7 +34,7 @@ GOLDEN = {
         "deployable_program": "1.0 (uuid, image_uuid)",
         "device_profile_create": "1.0 (profile)",
         "device_profile_delete": "1.0 (keys)",
-        "device_set_layout": "1.0 (uuid, layout)",
+        "device_set_layout": "1.0 (uuid, layout, drain)",
         "device_set_status": "1.0 (uuid, status)",
         "discovery_create": "1.0 ([host], [driver])",
         "discovery_done": "1.0 (discovery_id, host, drivers)",

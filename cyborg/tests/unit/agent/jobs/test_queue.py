@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The job queue: each job runs once, jobs on one handle in order, others in parallel."""
 
+from dataclasses import replace
+
 import pytest
 
 from cyborg.agent.backends.backend import Backend
@@ -82,6 +84,17 @@ def test_start_failed_restore_prepares_again(host: Host) -> None:
     assert host.run(restore) == ("done", None)
     assert host.script.calls == [("prepare", "h1")] * 2
     assert host.jobs.start(restore) == DONE
+
+
+def test_start_failed_program_runs_again_only_if_it_is_retried(host: Host) -> None:
+    host.start()
+    host.script.errors["program"] = ZeroDivisionError("oh")
+    spec = work("x", PROGRAM, "")
+    failed = host.run(replace(spec, retried=True))
+    assert failed[0] == "failed"
+    host.script.errors.clear()
+    assert host.jobs.start(spec)["state"] == "failed"
+    assert host.run(replace(spec, retried=True)) == ("done", None)
 
 
 def test_start_job_interrupted_by_restart_runs_again(host: Host) -> None:

@@ -8,18 +8,25 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 
+from cyborg.conductor.drivers.rollout_controller import RolloutController
 from cyborg.conductor.hosts.heartbeats import Hosts
 from cyborg.conductor.jobs.partitioning import Partitions
 from cyborg.conductor.jobs.reapply import LostValues
+from cyborg.core.errors import WrongState
 from cyborg.core.inventory.device import Ability, Device, Layout
 from cyborg.db import schema
+from cyborg.db.read import devices
+from cyborg.db.reader import Reader
 from cyborg.db.write import programming
+from cyborg.rpc.notifier import GROUP, is_enabled
 from cyborg.tests.fixtures.databases import rows
-from cyborg.tests.fixtures.hosts.host_work import JobsEnv
+from cyborg.tests.fixtures.hosts.host_work import UNREACHABLE, JobsEnv
 from cyborg.tests.fixtures.hosts.hosts import Host, card
 
 LAYOUTS = (Layout("1", {"FPGA": 1}), Layout("4", {"FPGA": 4}))
 IMAGE = str(uuid4())
+APPLIED = ("device.layout.end", "1", None)
+FAILED = ("device.layout.error", "1", "it broke")
 
 
 class BootEnv(JobsEnv):
@@ -27,6 +34,9 @@ class BootEnv(JobsEnv):
 
     def __init__(self, engine: sa.Engine) -> None:
         super().__init__(engine)
+        is_enabled(self.conf)  # registers the options of notifications
+        self.conf.set_override("driver", ["log"], group=GROUP)
+        self.jobs = self.new_dispatcher()
         self.hosts = Hosts(self.conf, self.uow, now=self.now)
         self.partitions = Partitions(self.conf, self.uow, now=self.now)
         self.lost = LostValues(self.uow, self.partitions, self.programs)
@@ -91,6 +101,26 @@ class BootEnv(JobsEnv):
         handle = rows.read(self.engine, schema.attach_handles)[0]
         rows.update(self.engine, schema.attach_handles, handle["id"], arq_id=arq["id"])
         return instance
+
+    def retry(self) -> list[str]:
+        """Return the kinds of the jobs that the agent has got within the maximum delay."""
+        self.advance(100)
+        return self.kinds()
+
+    def errors(self) -> list[str]:
+        """Return the errors of jobs that the card shows."""
+        with Reader(self.engine).connect() as connection:
+            return devices.find(connection)[0]["job_errors"]
+
+    def custody(self) -> list[str]:
+        """Return the events of the custody log."""
+        return [row["event"] for row in rows.read(self.engine, schema.custody_records)]
+
+    def notifications(self) -> list[tuple[str, str, str | None]]:
+        """Return type, layout and error of the notifications."""
+        found = [row["payload"] for row in rows.read(self.engine, schema.outbox)]
+        data = [(each["event_type"], each["payload"]["data"]) for each in found]
+        return [(event, fields["layout"], fields["error"]) for event, fields in data]
 
     def kinds(self) -> list[str]:
         """Return the kinds of the jobs that the sweep has created and the agent has done."""
@@ -160,20 +190,21 @@ def test_device_without_a_desired_layout_is_left_as_it_is(sqlite_env: BootEnv) -
     assert env.kinds() == []
 
 
-def test_bound_device_gets_its_layout_after_the_release(env: BootEnv) -> None:
+def test_layout_of_a_bound_device_is_retried(env: BootEnv) -> None:
     env.apply_layout("4")
-    instance = env.bind_card()
+    env.bind_card()
     env.agents.answers["partition"] = "failed"
     env.reboot()
-    assert env.kinds() == ["partition"], "the one attempt for a device in use"
-    env.report("1")
-    assert env.device["boot_check"] == "lost"
-    assert env.kinds() == []
-    env.agents.answers["partition"] = "done"
-    env.arqs.delete(None, instance, None, allow_bound=True)
     assert env.kinds() == ["partition"]
+    env.report("1")
+    assert env.device["layout"] == "4", "bound handles are not drained meanwhile"
+    assert env.retry() == ["partition"]
+    env.agents.answers["partition"] = "done"
+    assert env.retry() == ["partition"]
     env.report("4")
     assert (env.device["layout"], env.device["desired_layout"]) == ("4", "4")
+    assert env.kinds() == []
+    assert env.open_jobs() == []
 
 
 def test_layout_of_a_device_in_use_is_not_the_desired_one(sqlite_env: BootEnv) -> None:
@@ -198,17 +229,88 @@ def test_image_is_checked_although_the_layout_was_applied_again(sqlite_env: Boot
     assert env.kinds() == ["program"]
 
 
-def test_failed_layout_is_tried_once_for_each_reboot(sqlite_env: BootEnv) -> None:
+def test_failed_layout_is_retried_and_shown(env: BootEnv) -> None:
+    env.apply_layout("1")
+    env.agents.answers["partition"] = "failed"
+    env.reboot()
+    env.report("4")
+    assert env.kinds() == ["partition"]
+    assert env.kinds() == [], "not at once"
+    (error,) = env.errors()
+    assert error.startswith("partition job ")
+    assert error.endswith(": it broke")
+    records = env.custody()
+    assert env.retry() == ["partition"]
+    assert env.custody() == records, "only the first failure is recorded"
+    assert env.notifications() == [APPLIED, FAILED]
+    assert env.deployable["job_id"] is not None, "the device stays closed"
+    env.agents.answers["partition"] = UNREACHABLE
+    assert env.retry() == ["partition"]
+    assert env.errors() == [error], "the error is that of the host"
+    env.agents.answers["partition"] = "done"
+    assert env.retry() == ["partition"]
+    env.report("1")
+    assert (env.device["layout"], env.errors(), env.open_jobs()) == ("1", [], [])
+    assert env.notifications() == [APPLIED, FAILED, APPLIED]
+
+
+def test_retried_layout_survives_another_reboot(sqlite_env: BootEnv) -> None:
     env = sqlite_env
     env.apply_layout("1")
     env.agents.answers["partition"] = "failed"
-    for _ in range(2):
-        env.reboot()
-        env.report("4")
-        assert env.kinds() == ["partition"]
-        env.report("4")
-        assert env.kinds() == []
-    assert (env.device["layout"], env.device["desired_layout"]) == ("4", "1")
+    env.reboot()
+    env.report("4")
+    env.kinds()
+    env.reboot()
+    env.agents.answers["partition"] = "done"
+    assert env.kinds() == ["partition"], "the same job, at once"
+    env.report("1")
+    assert env.kinds() == []
+    assert env.device["layout"] == "1"
+
+
+def test_failed_image_is_retried_and_shown(env: BootEnv) -> None:
+    env.program()
+    env.agents.answers["program"] = "failed"
+    env.reboot()
+    env.report("4")
+    assert env.kinds() == ["program"]
+    (call,) = env.agents.calls
+    assert call["seconds"] == env.conf.conductor.program_timeout
+    (error,) = env.errors()
+    assert error.startswith("program job ")
+    assert env.retry() == ["program"]
+    env.agents.answers["program"] = "done"
+    assert env.retry() == ["program"]
+    assert (env.deployable["bitstream_id"], env.errors()) == (IMAGE, [])
+
+
+@pytest.mark.parametrize(("kind", "layout"), [("partition", "1"), ("program", "4")])
+def test_cancelled_retry_ends_with_the_next_failure(
+    sqlite_env: BootEnv, kind: str, layout: str
+) -> None:
+    env = sqlite_env
+    rollouts = RolloutController(env.conf, env.uow, env.agents, now=env.now)  # type: ignore[arg-type]
+    if kind == "program":
+        env.program()
+    else:
+        env.apply_layout("1")
+    env.agents.answers[kind] = "failed"
+    env.reboot()
+    env.report("4")
+    env.kinds()
+    (job,) = rows.read(env.engine, schema.jobs, state="pending")
+    rollouts.cancel(job["uuid"])
+    assert env.open_jobs() == [kind], "the agent may work on it"
+    assert env.kinds() == [kind]
+    assert env.agents.calls[0]["cancelled"], "so that the agent does not begin again"
+    (job,) = rows.read(env.engine, schema.jobs, uuid=job["uuid"])
+    assert (job["state"], job["error"]) == ("cancelled", "it broke")
+    env.report("4")
+    assert (env.deployable["job_id"], env.errors()) == (None, [])
+    assert env.retry() == []
+    with pytest.raises(WrongState, match="cannot be cancelled"):
+        rollouts.cancel(job["uuid"])
 
 
 def test_layout_that_is_not_possible_yet_waits(sqlite_env: BootEnv) -> None:

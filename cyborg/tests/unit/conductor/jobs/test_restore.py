@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 from uuid import uuid4
 
 import pytest
 import sqlalchemy as sa
 
 from cyborg.conductor.hosts.heartbeats import Hosts
+from cyborg.conductor.jobs.partitioning import Partitions
 from cyborg.conductor.placement import mapping
 from cyborg.core.errors import NoHandle
 from cyborg.core.inventory import device_state
-from cyborg.core.inventory.device import Ability
+from cyborg.core.inventory.device import Ability, Layout
 from cyborg.core.jobs.job import JobState
 from cyborg.db import schema
 from cyborg.db.read import accelerators, devices
@@ -94,7 +98,7 @@ def test_only_prepared_devices_are_restored(sqlite_env: RebootEnv) -> None:
     assert sqlite_env.open_jobs() == []
 
 
-LAYOUT = {
+LAYOUT: dict[str, Any] = {
     "layout": "2",
     "layouts": [{"name": str(n), "offers": {"FPGA": n}, "traits": []} for n in (1, 2)],
 }
@@ -114,9 +118,12 @@ def read_partitioned(env: RebootEnv) -> tuple[str | None, int, int | None]:
     return device["layout"], len([h for h in handles if not h["draining"]]), part["job_id"]
 
 
-def report_partitioned(env: RebootEnv, layout: str, count: int) -> None:
+def report_partitioned(
+    env: RebootEnv, layout: str, count: int, layouts: Sequence[dict[str, Any]] = ()
+) -> None:
     """Let the agent report the card alone, with this layout and this number of handles."""
-    device = card(2, count, abilities=frozenset({Ability.PARTITIONS}), layout=layout)
+    facts = {"layout": layout, "layouts": tuple(map(Layout.from_dict, layouts))}
+    device = card(2, count, abilities=frozenset({Ability.PARTITIONS}), **facts)
     parts = tuple(replace(part, resource_class="FPGA") for part in device.deployables)
     env.agent.send(env.hosts, replace(device, deployables=parts))
 
@@ -135,13 +142,88 @@ def test_layout_of_a_device_in_use_is_applied_again_after_a_reboot(env: RebootEn
     assert env.states() == {"Bound": 1}
 
 
-def test_layout_that_cannot_be_applied_again_drains_what_is_bound(env: RebootEnv) -> None:
+@pytest.mark.parametrize("answer", ["done", "failed"])
+def test_layout_is_applied_before_the_handles_are_restored(env: RebootEnv, answer: str) -> None:
+    env.bind(add_partitioned(env, abilities=["partitions", "prepares"]))
+    env.bind_card()
+    env.reboot()
+    assert Counter(env.open_jobs()) == {"partition": 1, "restore": 2}
+    env.agents.answers["partition"] = "running"
+    for _ in range(2):
+        env.agents.calls.clear()
+        env.advance(20)
+        env.jobs.run_once()
+        assert set(env.agents.kinds()) <= {"partition", "restore"}
+        restored = {c["items"][0]["device"] for c in env.agents.calls if c["kind"] == "restore"}
+        assert "0000:02:00.0" not in restored, "its virtual functions do not exist yet"
+    assert env.open_jobs() != ["partition"], "the restore waits"
+    env.agents.answers["partition"] = answer
+    env.advance(20)
+    env.agents.calls.clear()
+    env.jobs.run_once()
+    env.jobs.run_once()
+    assert env.agents.kinds() == ["partition", "restore"]
+    assert env.open_jobs() == (["partition"] if answer == "failed" else [])
+
+
+def test_device_that_drains_gets_its_old_layout_after_a_reboot(env: RebootEnv) -> None:
+    """Its server still uses it, also after the reboot."""
+    (arq, card_) = (env.add_arq(), add_partitioned(env))
+    env.bind(card_, arq)
+    (device,) = rows.read(env.engine, schema.devices, address="0000:02:00.0")
+    drain = Partitions(env.conf, env.uow, now=env.now).start(device["uuid"], "1", True)["uuid"]
+    env.reboot()
+    assert env.open_jobs() == ["partition"] * 2
+    env.jobs.run_once()
+    assert [call["layout"] for call in env.agents.calls] == ["2"]
+    (job,) = rows.read(env.engine, schema.jobs, state="pending")
+    assert job["uuid"] == drain
+    report_partitioned(env, "2", 2)
+    assert read_partitioned(env) == ("2", 2, None)
+    env.arqs.delete([arq], None, None, allow_bound=True)
+    env.advance(20)
+    env.jobs.run_once()
+    assert env.open_jobs() == ["partition"], "without layouts, its kernel driver may be missing"
+    report_partitioned(env, "2", 2, LAYOUT["layouts"])
+    env.advance(20)
+    env.jobs.run_once()
+    env.jobs.run_once()
+    assert [call["layout"] for call in env.agents.calls] == ["2", "1"]
+
+
+def fail_layout(env: RebootEnv) -> None:
+    """Bind the card, and let its layout fail after a reboot."""
     env.bind(add_partitioned(env))
     env.reboot()
     env.agents.answers["partition"] = "failed"
     env.jobs.run_once()
+    assert read_partitioned(env)[:2] == ("2", 2)
+
+
+def test_layout_that_does_not_exist_any_more_is_given_up(env: RebootEnv) -> None:
+    """Another card is in the slot: what is bound is drained, and this is notified."""
+    fail_layout(env)
+    report_partitioned(env, "0", 0)
+    env.jobs.run_once()
+    assert env.open_jobs() == ["partition"], "without layouts, its kernel driver may be missing"
+    report_partitioned(env, "0", 0, LAYOUT["layouts"][:1])
+    env.jobs.run_once()
+    assert env.open_jobs() == []
     report_partitioned(env, "0", 0)
     assert read_partitioned(env) == ("0", 0, None)
+    assert env.states() == {"Bound": 1}
+
+
+def test_layout_of_a_device_that_is_gone_is_given_up(env: RebootEnv) -> None:
+    fail_layout(env)
+    (agent,) = rows.read(env.engine, schema.services)
+    assert agent["digest"] is None, "a report is requested: the last one may lack the device"
+    env.agent.send(env.hosts)
+    env.jobs.run_once()
+    assert env.open_jobs() == []
+    env.agent.send(env.hosts)
+    (device,) = rows.read(env.engine, schema.devices, address="0000:02:00.0")
+    assert device["draining"]
     assert env.states() == {"Bound": 1}
 
 
@@ -274,7 +356,7 @@ def test_failed_restore_cordons_its_device_alone(env: RebootEnv) -> None:
         assert [mapping.is_cordoned(row) for row in desired] == [True, False]
         (device, _) = devices.find(connection)
         (accelerator,) = accelerators.find(connection, instance_uuid=owner["instance_uuid"])
-        cordoned = accelerators.find(connection, state="cordoned")
+        cordoned = accelerators.find(connection, states=["cordoned"])
     (job,) = rows.read(env.engine, schema.jobs, kind="restore")
     (error,) = device["job_errors"]
     assert error.endswith(f", restore job {job['uuid']}: it broke")

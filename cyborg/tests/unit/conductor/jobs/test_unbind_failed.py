@@ -193,7 +193,7 @@ def test_handle_and_device_show_the_error(sqlite_env: UnbindEnv) -> None:
     (job,) = rows.read(env.engine, schema.jobs, kind="release")
     with env.engine.connect() as connection:
         states = [(row["state"], row["error"]) for row in accelerators.find(connection)]
-        selected = accelerators.find(connection, state="error")
+        selected = accelerators.find(connection, states=["error"])
         (device,) = devices.find(connection)
         (desired,) = deployables.desired_state(connection, [env.card.provider])
     assert sorted(states, key=str) == [("error", "it broke"), ("free", None)]

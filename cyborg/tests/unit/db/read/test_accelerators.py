@@ -104,8 +104,8 @@ def test_filters(engine: sa.Engine) -> None:
     assert uuids(project_id="") == uuids(project_id="project-1", hostname="compute-2") == []
     assert uuids(hostname="compute-2") == uuids(resource_class="PGPU") == [other]
     assert uuids(driver="generic") == uuids(driver="gen0") == uuids(hostname="compute-1")
-    assert uuids(driver="fake") == uuids(state="preparing") == [other]
-    assert uuids(state="bound") == [bound]
+    assert uuids(driver="fake") == uuids(states=["preparing"]) == [other]
+    assert uuids(states=["bound"]) == [bound]
     with engine.connect() as connection:
         assert read.get(connection, bound, "project-2") is None
         accelerator = read.get(connection, other, "project-2")
@@ -173,7 +173,7 @@ def test_state_filter_matches_core(sqlite_engine: sa.Engine) -> None:
                 for (table, id_, column), value in zip(columns, values, strict=True):
                     tx.execute(sa.update(table).where(table.c.id == id_).values({column: value}))
                 (row,) = read.find(tx)
-                matching = [s for s in AcceleratorState if read.find(tx, state=s)]
+                matching = [s for s in AcceleratorState if read.find(tx, states=[s])]
                 assert matching == [row["state"]], values
                 found_values.add(row["state"])
             # The second round is of a handle without an owner, on which only the device decides.

@@ -201,7 +201,7 @@ def test_free_handles_match_the_list_of_accelerators(sqlite_engine: sa.Engine) -
         card = crypto(engine, address=f"0000:0{number}:00.0", handles=3, **board, **device)
         update_handle(engine, card, needs_cleaning=bool(number % 2), draining=not number % 2)
     with engine.connect() as connection:
-        free = accelerators.find(connection, state=AcceleratorState.FREE)
+        free = accelerators.find(connection, states=[AcceleratorState.FREE])
         all_accelerators = accelerators.find(connection)
     assert function_counts(engine)["one/qat"] == {"crypto": (len(all_accelerators), 1, len(free))}
     assert len(free) == 4

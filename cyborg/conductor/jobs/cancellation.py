@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cancellation of jobs that change a device, within the transaction of the caller.
+
+A device that drains is uncordoned. A job that is retried after a reboot gets the argument
+CANCELLED: the agent may work on it, so it ends with the answer of the agent.
+"""
+
+from datetime import datetime
+
+import sqlalchemy as sa
+
+from cyborg.conductor.jobs import draining
+from cyborg.core.errors import WrongState
+from cyborg.core.inventory.report import BackendStatus, Report
+from cyborg.core.jobs.job import AFTER_REBOOT, CANCELLED, DRAINS, INVENTORY_KINDS, JobState
+from cyborg.db.write import desired_backends, jobs, rollouts
+
+BY_OPERATOR = "cancelled by an operator"
+
+
+def cancel(tx: sa.Connection, uuid: str, now: datetime) -> bool:
+    """Cancel a job that changes a device; return False for another kind of job.
+
+    If the device drains, uncordon it. A job after a reboot is not retried any more: it ends with
+    its running work. Raise WrongState for other jobs.
+    """
+    job = jobs.get(tx, uuid)
+    if job is None or job["kind"] not in INVENTORY_KINDS:
+        return False
+    desired_backends.lock_host(tx, job["host"])
+    job = jobs.lock(tx, uuid)
+    if job is not None and job["state"] == JobState.OPEN and DRAINS in job["arguments"]:
+        draining.end(tx, job, JobState.CANCELLED, BY_OPERATOR, now)
+    elif job is not None and job["state"] == JobState.OPEN and AFTER_REBOOT in job["arguments"]:
+        _give_up(tx, job, now)
+    else:
+        raise WrongState(
+            f"job {uuid} cannot be cancelled: only a job whose device drains, or that is retried "
+            "after a reboot, can be",
+            job=uuid,
+        )
+    return True
+
+
+def give_up_impossible(tx: sa.Connection, report: Report, now: datetime) -> int:
+    """Cancel the failed jobs after a reboot that a host reports as impossible; return their number.
+
+    The device is missing, or is another one that does not have the layout. The report after the end
+    of the job removes or drains it. The caller has locked the agent of the host.
+    """
+    ready = {b.name for b in report.backends if b.status is BackendStatus.READY}
+    reported = {device.address: device for device in report.devices}
+    count = 0
+    for job in jobs.failed_changes(tx, report.host):
+        (item,) = job["arguments"]["items"]
+        device, layout = reported.get(item["device"]), job["arguments"].get("layout")
+        # A device whose kernel driver is not bound yet has no layouts.
+        names = {known.name for known in device.layouts} if device is not None else set()
+        missing = device is None and item["backend"] in ready
+        if missing or (names and layout is not None and layout not in names):
+            _give_up(tx, job, now)
+            count += 1
+    return count
+
+
+def _give_up(tx: sa.Connection, job: jobs.JobRow, now: datetime) -> None:
+    rollouts.update_arguments(tx, job["id"], {**job["arguments"], CANCELLED: True}, now)

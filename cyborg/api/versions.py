@@ -9,8 +9,8 @@
 2.4  accelerators, drivers, hardware, services, discoveries, jobs, the outbox and audits; state,
      health and other fields of devices; the Placement status of deployables
 2.5  ``deliverable``, ``undeliverable_reason`` and ``topology`` in devices, and the state
-     ``undeliverable``, which is ``setup_required`` at 2.4; their state ``restore_failed``,
-     which is ``unhealthy`` at 2.4;
+     ``undeliverable``, which is ``setup_required`` at 2.4; their states ``restore_failed``
+     and ``failing``, which are ``unhealthy`` at 2.4;
      the custody log and the layouts of a device; ``job_errors`` and ``desired_layout`` in
      devices; ``error`` in
      accelerators, and their state ``error``, which is ``dirty`` at 2.4

@@ -7,6 +7,7 @@ from functools import partial
 from cyborg.agent.backends.backend import error_text
 from cyborg.core.errors import DriverFailed, NotFound
 from cyborg.core.inventory.device import Ability
+from cyborg.core.jobs.failures import describe_failure
 from cyborg.core.jobs.job import MAX_ERROR, JobKind, JobSpec, WorkItem
 from cyborg.core.log import get_logger
 from cyborg.drivers.base import (
@@ -52,8 +53,7 @@ def execute(
                     call()
             except BaseException as exc:  # a SystemExit is a failure too
                 LOG.debug("Job item failed", job=spec.job_uuid, device=item.device, exc_info=True)
-                subject = item.handle or item.deployable or item.device
-                errors.append(f"{spec.kind} of {subject}: {error_text(exc)}")
+                errors.append(describe_failure(spec.kind, item, error_text(exc)))
                 if not releasing:
                     return errors[0][:MAX_ERROR]
     return "; ".join(errors)[:MAX_ERROR] or None

@@ -40,13 +40,8 @@ class WorkHistory:
 
 
 def describe_subject(item: WorkItem) -> str:
-    """Return what a driver works on; no other item of the job has this text.
-
-    >>> describe_subject(WorkItem("gpu", "0000:3b:00.0", "0000:3b:00.0", "2"))
-    '0000:3b:00.0 handle 2'
-    """
-    subject = item.deployable or item.device
-    return f"{subject} handle {item.handle}" if item.handle not in ("", subject) else subject
+    """Return the address of what a driver works on."""
+    return item.handle or item.deployable or item.device
 
 
 def describe_failure(kind: JobKind, item: WorkItem, error: str) -> str:
@@ -59,14 +54,14 @@ def find_failed_item(
 ) -> tuple[WorkItem, str] | None:
     """Return the item that a job's error names, and the rest of the error.
 
-    An error without a name is that of the first item if all are of one device. Otherwise no device
-    can be blamed: return None.
+    An error without a name is that of the first item if all are of one device. If the device is not
+    certain, return None.
     """
-    for item in items:
-        prefix = describe_failure(kind, item, "")
-        if error.startswith(prefix):
-            return item, error.removeprefix(prefix)
-    return (items[0], error) if len({item.device for item in items}) == 1 else None
+    named = [item for item in items if error.startswith(describe_failure(kind, item, ""))]
+    found = named or items
+    if len({item.device for item in found}) != 1:
+        return None
+    return found[0], error.removeprefix(describe_failure(kind, found[0], ""))
 
 
 def build_failure(kind: JobKind, job: str, item: WorkItem, error: str, now: datetime) -> Failure:

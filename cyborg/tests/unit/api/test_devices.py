@@ -121,7 +121,11 @@ def test_failed_restore_is_shown_since_2_5(api: ApiEnv) -> None:
 
 def test_failing_device_is_shown_since_2_5(api: ApiEnv) -> None:
     failure = {"kind": "prepare", "job": "j", "subject": "s", "error": "it broke", "at": "now"}
-    facts = {"failing": True, "retry_at": datetime(2026, 1, 1), "failed_prepares": 3}
+    facts: dict[str, Any] = {
+        "failing": True,
+        "retry_at": datetime(2026, 1, 1),
+        "failed_prepares": 3,
+    }
     rows.insert_card(api.engine, job_failures=[failure], **facts)
     device = get_single(api, "devices")
     assert (device["state"], device["state_reasons"]) == ("failing", ["failing"])

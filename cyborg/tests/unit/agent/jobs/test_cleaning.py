@@ -11,7 +11,7 @@ from cyborg.core.errors import DriverFailed
 from cyborg.core.inventory.device import Ability
 from cyborg.core.jobs.job import JobSpec, WorkItem
 from cyborg.drivers.base import Driver
-from cyborg.tests.fixtures.hosts.agent_jobs import CARD, RELEASE, work
+from cyborg.tests.fixtures.hosts.agent_jobs import RELEASE, work
 from cyborg.tests.fixtures.hosts.scripted_driver import ScriptedDriver, WorkScript
 
 
@@ -67,7 +67,7 @@ def test_release_driver_without_prepare_is_sanitised() -> None:
 def test_release_fails_handle_is_not_sanitised() -> None:
     driver = Both(Ability.PREPARES, Ability.SANITISES)
     driver.hand.errors["release"] = DriverFailed("stuck")
-    assert done(work("r", RELEASE), driver) == f"release of {CARD} handle h1: stuck"
+    assert done(work("r", RELEASE), driver) == "release of h1: stuck"
     assert driver.hand.calls == [("release", "h1")]
 
 
@@ -75,9 +75,7 @@ def test_sanitise_fails_job_fails_and_others_are_sanitised() -> None:
     driver = Wiper(Ability.SANITISES)
     driver.hand.errors["sanitise"] = DriverFailed("the card is full of keys")
     error = done(work("r", RELEASE, "h1", "h2"), driver)
-    assert error == "; ".join(
-        f"release of {CARD} handle {h}: the card is full of keys" for h in ("h1", "h2")
-    )
+    assert error == "; ".join(f"release of {h}: the card is full of keys" for h in ("h1", "h2"))
     assert driver.hand.calls == [("sanitise", "h1"), ("sanitise", "h2")]
 
 
@@ -91,6 +89,4 @@ def test_release_without_sanitise_ability_does_not_sanitise(able: Any) -> None:
 def test_release_failed_driver_fails() -> None:
     driver = FailedDriver("b0", "acme", "driver acme cannot be loaded: ImportError: no library")
     error = done(work("r", RELEASE), driver)
-    assert error == (
-        f"release of {CARD} handle h1: driver acme cannot be loaded: ImportError: no library"
-    )
+    assert error == "release of h1: driver acme cannot be loaded: ImportError: no library"

@@ -52,23 +52,21 @@ def test_start_repeated_runs_once(host: Host) -> None:
 @pytest.mark.parametrize("kind", [PREPARE, PROGRAM])
 def test_start_failed_job_returns_failed(host: Host, kind: JobKind) -> None:
     host.script.errors[str(kind)] = DriverFailed("no air")
-    failed = {"state": "failed", "error": f"{kind} of {CARD} handle h1: no air"}
+    handle = "h1"
+    failed = {"state": "failed", "error": f"{kind} of {handle}: no air"}
     host.start()
     assert host.run(work("p", kind)) == ("failed", failed["error"])
     assert host.file("p") is CheckpointState.FAILED
     host.script.errors.clear()
     assert host.jobs.start(work("p", kind)) == failed
     assert host.new_queue().start(work("p", kind)) == failed
-    assert host.script.calls == [(str(kind), "h1")]
+    assert host.script.calls == [(str(kind), handle)]
     host.stop()
 
 
 def test_start_failed_release_runs_again(host: Host) -> None:
     host.script.errors["release"] = ZeroDivisionError("oh")
-    assert host.run(work("r", RELEASE)) == (
-        "failed",
-        f"release of {CARD} handle h1: ZeroDivisionError: oh",
-    )
+    assert host.run(work("r", RELEASE)) == ("failed", "release of h1: ZeroDivisionError: oh")
     host.script.errors.clear()
     assert host.run(work("r", RELEASE)) == ("done", None)
     assert host.script.calls == [("release", "h1")] * 2
@@ -78,10 +76,7 @@ def test_start_failed_release_runs_again(host: Host) -> None:
 def test_start_failed_restore_prepares_again(host: Host) -> None:
     host.script.errors["prepare"] = ZeroDivisionError("oh")
     restore = work("x", JobKind.RESTORE)
-    assert host.run(restore) == (
-        "failed",
-        f"restore of {CARD} handle h1: ZeroDivisionError: oh",
-    )
+    assert host.run(restore) == ("failed", "restore of h1: ZeroDivisionError: oh")
     host.script.errors.clear()
     assert host.run(restore) == ("done", None)
     assert host.script.calls == [("prepare", "h1")] * 2
@@ -212,7 +207,7 @@ def test_job_backend_replaced_keeps_old_driver(host: Host) -> None:
     del host.backends[0]
     assert host.run(work("x", PREPARE, "h3")) == (
         "failed",
-        f"prepare of {CARD} handle h3: this host has no backend 'b0'; it has plain",
+        "prepare of h3: this host has no backend 'b0'; it has plain",
     )
     host.script.unblock("h1")
     assert host.outcomes.wait_for(3)[2] == (spec.job_uuid, "done", None)

@@ -26,7 +26,13 @@ class FailureEnv(JobsEnv):
 
     def __init__(self, engine: sa.Engine) -> None:
         super().__init__(engine)
-        self.card, self.neighbour = self.add_card(), self.add_card(address=NEIGHBOUR)
+        self.card, self.neighbour = self.add_card(), self.add_card(address=NEIGHBOUR, handles=2)
+        handles = rows.read(
+            engine, schema.attach_handles, deployable_id=self.neighbour.deployable_id
+        )
+        for handle in handles:
+            address = f"{NEIGHBOUR}/{handle['address']}"
+            rows.update(engine, schema.attach_handles, handle["id"], address=address)
 
     def advance(self, seconds: float) -> None:
         """Advance the clock; the agent sends heartbeats in the meantime."""
@@ -89,8 +95,7 @@ def test_failed_prepare_is_shown_until_one_succeeds(env: FailureEnv) -> None:
     (error,) = env.device()["job_errors"]
     (item,) = job["arguments"]["items"]
     assert error == (
-        f"prepare of {CARD} handle {item['handle']} failed at 2026-01-01T00:00:00Z, "
-        f"job {job['uuid']}: it broke"
+        f"prepare of {item['handle']} failed at 2026-01-01T00:00:00Z, job {job['uuid']}: it broke"
     )
     assert env.device(NEIGHBOUR)["job_errors"] == []
     env.bind_well()
@@ -115,7 +120,7 @@ def test_error_names_the_card_of_a_request_for_two(sqlite_env: FailureEnv) -> No
     )
     (job,) = rows.read(env.engine, schema.jobs)
     (item,) = [item for item in job["arguments"]["items"] if item["device"] == NEIGHBOUR]
-    text = f"prepare of {NEIGHBOUR} handle {item['handle']}: it smokes"
+    text = f"prepare of {item['handle']}: it smokes"
     env.jobs.complete(job["uuid"], env.card.host, "failed", text)
     assert env.device()["job_errors"] == []
     (error,) = env.device(NEIGHBOUR)["job_errors"]

@@ -49,11 +49,11 @@ def complete_job(
     now: datetime,
     *,
     recorder: ArqEventRecorder,
-    known: bool = True,
+    reported: bool = True,
 ) -> JobResult:
     """End a job and apply its result; do nothing if the job has already ended.
 
-    ``known`` is whether the agent has reported the result.
+    ``reported`` is whether the agent has reported the result.
     """
     # The lock of the requests comes first, as in every transaction that touches requests.
     waiting = store.lock_of_jobs(tx, [row["id"]])
@@ -69,7 +69,7 @@ def complete_job(
         changed = failures.record_success(tx, row, now)
         return replace(result, providers=result.providers + changed)
     reason, conf = error or NO_REASON, recorder.conf
-    closed = failures.record_failure(tx, row, reason, now, conf, known=known)
+    closed = failures.record_failure(tx, row, reason, now, conf, reported=reported)
     return result if closed is None else replace(result, providers=1, closed=closed)
 
 

@@ -267,7 +267,7 @@ class JobDispatcher:
                     reason,
                     now,
                     recorder=self._event_recorder,
-                    known=status is AgentJobStatus.FAILED,
+                    reported=status is AgentJobStatus.FAILED,
                 )
             )
             if result.count:

@@ -27,12 +27,18 @@ OPEN_LIMIT = 256  # devices that one sweep opens
 
 
 def record_failure(
-    tx: sa.Connection, job: JobRow, error: str, now: datetime, conf: cfg.ConfigOpts, *, known: bool
+    tx: sa.Connection,
+    job: JobRow,
+    error: str,
+    now: datetime,
+    conf: cfg.ConfigOpts,
+    *,
+    reported: bool,
 ) -> str | None:
     """Record a failed job; return the uuid of its device if this closes it.
 
-    ``known`` is whether the agent has reported the failure. If it did not answer, the device is not
-    to blame.
+    ``reported`` is whether the agent has reported the failure. If it did not answer, the device is
+    not to blame.
     """
     kind, items = JobKind(job["kind"]), _items(job)
     found = find_failed_item(kind, items, error)
@@ -43,7 +49,7 @@ def record_failure(
     close_after = conf.conductor.device_close_after
     for row in devices.lock_history(tx, job["host"], {item.device}):
         old = _history(row)
-        counted = known and counts(item)
+        counted = reported and counts(item)
         new = add_failure(old, failure, counted=counted, close_after=close_after)
         retry_at = row["retry_at"]
         if new.failing and not old.failing:

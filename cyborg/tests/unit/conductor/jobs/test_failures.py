@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Failures that a device shows, and devices that are closed because their prepare jobs fail."""
 
-import json
 from typing import Any
 from uuid import uuid4
 
@@ -14,9 +13,10 @@ from cyborg.core.errors import NoHandle
 from cyborg.db import schema
 from cyborg.db.read import accelerators, devices
 from cyborg.db.write import deployables
+from cyborg.db.write import devices as store
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
-from cyborg.tests.fixtures.hosts.host_work import UNREACHABLE, JobsEnv
+from cyborg.tests.fixtures.hosts.host_work import START, UNREACHABLE, JobsEnv
 
 CARD, NEIGHBOUR = "0000:01:00.0", "0000:02:00.0"
 
@@ -243,23 +243,36 @@ def test_page_of_devices_costs_no_statement_for_failures(sqlite_env: FailureEnv)
     assert len(count) == 2
 
 
-def test_search_for_devices_to_open_uses_the_index(engine: sa.Engine) -> None:
-    """The plan of a cloud of which no device is failing."""
-    devices_of_cloud: list[dict[str, Any]] = [
+def test_searches_for_failures_use_an_index(engine: sa.Engine) -> None:
+    """The plans of a cloud of which no device is failing."""
+    cloud: list[dict[str, Any]] = [
         {**rows.DEVICE_VALUES, "uuid": str(uuid4()), "host": f"h{n}", "address": "1"}
         for n in range(1000)
     ]
+    explain, analyze = {
+        "sqlite": ("EXPLAIN QUERY PLAN", "ANALYZE"),
+        "postgresql": ("EXPLAIN", "ANALYZE devices"),
+    }.get(engine.dialect.name, ("EXPLAIN", "ANALYZE TABLE devices"))
+    executed: list[tuple[str, Any]] = []
+
+    def record(connection: Any, cursor: Any, statement: str, values: Any, *_: Any) -> None:
+        executed.append((statement, values))
+
     with engine.begin() as tx:
-        tx.execute(sa.insert(schema.devices), devices_of_cloud)
-    dialect = engine.dialect.name
-    explain = {"sqlite": "EXPLAIN QUERY PLAN ", "postgresql": "EXPLAIN (FORMAT JSON) "}.get(
-        dialect, "EXPLAIN "
+        tx.execute(sa.insert(schema.devices), cloud)
+    with engine.connect() as tx:
+        tx.execute(sa.text(analyze)).close()
+        sa.event.listen(tx, "before_cursor_execute", record)
+        assert store.open_due(tx, START, 5) == []
+        assert store.addresses_with_failures(tx, "h7", ["1", "2"]) == []
+        sa.event.remove(tx, "before_cursor_execute", record)
+        plans = [
+            # The text of a row is not complete, that of a tuple is.
+            str([tuple(row) for row in tx.exec_driver_sql(f"{explain} {statement}", values)])
+            for statement, values in executed
+        ]
+    unique = (
+        "host=? AND address=?" if engine.dialect.name == "sqlite" else "uq_devices_host_address"
     )
-    with engine.connect() as connection:
-        if dialect == "postgresql":
-            connection.execute(sa.text("ANALYZE devices"))
-        elif dialect != "sqlite":
-            connection.execute(sa.text("ANALYZE TABLE devices"))
-        query = "SELECT id, uuid FROM devices WHERE retry_at <= '2026-01-01' LIMIT 256"
-        plan = connection.execute(sa.text(explain + query)).mappings().all()
-    assert "ix_devices_retry_at" in json.dumps([dict(row) for row in plan], default=str)
+    assert "ix_devices_retry_at" in plans[0]
+    assert unique in plans[1]

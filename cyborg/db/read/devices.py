@@ -154,7 +154,7 @@ def get(connection: sa.Connection, uuid: str) -> DeviceRow | None:
 
 def _failures(row: Mapping[Any, Any]) -> Iterator[str]:
     """Yield texts about the ended jobs of a device that failed."""
-    if row["failing"]:
+    if row["retry_at"] is not None:
         until = f"{row['retry_at']:%Y-%m-%dT%H:%M:%SZ}"
         yield f"closed until {until}, because {row['failed_prepares']} prepare jobs failed in a row"
     for failure in row["job_failures"] or ():

@@ -10,7 +10,7 @@ LOG = get_logger(__name__)
 
 
 def atomic_write(path: Path, body: bytes) -> None:
-    """Replace a file atomically: after a crash it has all of the old content or all of the new.
+    """Replace a file atomically: after a crash it has the complete old or new content.
 
     Raise OSError.
     """
@@ -33,7 +33,7 @@ def atomic_write(path: Path, body: bytes) -> None:
 
 
 def quarantine(path: Path, exc: Exception, description: str, consequence: str) -> None:
-    """Rename a file that cannot be used; log the reason and the consequence."""
+    """Rename a damaged file; log the reason and the consequence."""
     aside = path.with_name(f"{path.name}.broken")
     LOG.warning(
         "%s %s cannot be used (%s: %s) and is moved to %s; %s",
@@ -50,4 +50,4 @@ def quarantine(path: Path, exc: Exception, description: str, consequence: str) -
         error = str(rename_error)
     else:
         return
-    LOG.warning("Cannot rename %s, it stays until the next write: %s", path, error)
+    LOG.warning("Cannot rename the damaged file %s, it stays until the next write: %s", path, error)

@@ -31,11 +31,11 @@ class AgentEndpoint:
         count_undelivered: Callable[[], int] = lambda: 0,
         find_driver: Callable[[str], DriverEntry | None] = lambda key: None,
     ) -> None:
-        """``on_discovered`` is called with the outcome of each backend of a requested discovery.
+        """``on_discovered`` gets the outcome of each backend when a requested discovery ends.
 
-        ``request_sync`` gets the desired generation and returns the generation reported last.
+        ``request_sync`` gets the desired generation and returns the last reported generation.
         ``count_undelivered`` returns the number of undelivered outcomes. ``find_driver`` scans for
-        installed drivers and returns the entry of a name or uuid, or None.
+        installed drivers and returns the entry of the driver with a name or uuid, or None.
         """
         self._host = host
         self._backends = backends
@@ -89,9 +89,7 @@ class AgentEndpoint:
         entry = self._find_driver(driver)
         return {"driver": None if entry is None else entry.to_dict()}
 
-    def job(
-        self, ctxt: Any, job: str, kind: str, arguments: Any, timeout: float
-    ) -> dict[str, str | None]:
+    def job(self, ctxt: Any, job: str, kind: str, arguments: Any, timeout: float) -> dict[str, Any]:
         """Enqueue a job or return its status. Idempotent. Raise Invalid and Unavailable."""
         return self._jobs.start(load_job_spec(job, kind, arguments, timeout))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent service: creates and connects backends, reconciler, jobs, reporter and server."""
+"""Agent service; it creates and connects backends, reconciler, jobs, reporter and server."""
 
 import threading
 import time
@@ -41,7 +41,7 @@ STOP_TIMEOUT = 5.0  # seconds that a stop waits for work in progress
 
 
 class AgentService:
-    """One agent; several may run in one process. The caller closes the transport."""
+    """One agent; a process can run several agents. The caller closes the transport."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class AgentService:
     def start(self) -> None:
         """Start all threads and return; they retry while broker or conductor are unreachable.
 
-        Raise Misconfigured, and then nothing is started.
+        Raise Misconfigured; in this case no thread is running.
         """
         conf = self._conf
         topic = f"{conf.rpc.topic}.agent"
@@ -146,8 +146,12 @@ class AgentService:
         if self._external is not None:
             self._external.start(self._on_hello)
         # uevents are only about the sysfs of this host, not about a sysfs_root elsewhere.
-        if conf.agent.watch_uevents and Path(self._sysfs_root) == Path("/sys"):
+        if conf.agent.watch_uevents and self.replayed is not None:
+            if self.replayed.capture.uevents:
+                self._uevent_watcher = UeventWatcher(registry, self.replayed.uevents.open)
+        elif conf.agent.watch_uevents and Path(self._sysfs_root) == Path("/sys"):
             self._uevent_watcher = UeventWatcher(registry)
+        if self._uevent_watcher is not None:
             # Before the first discovery, so that no change between the two is missed.
             self._uevent_watcher.start()
         for backend in registry:
@@ -180,7 +184,7 @@ class AgentService:
         self._stopped.wait()
 
     def stop(self) -> None:
-        """Stop all threads; abandon those that do not end in STOP_TIMEOUT seconds. Idempotent."""
+        """Stop all threads. Wait at most STOP_TIMEOUT seconds for their end. Idempotent."""
         if self._stopping.is_set():
             self._stopped.wait(2 * STOP_TIMEOUT)
             return
@@ -240,7 +244,7 @@ class AgentService:
             self._reporter.wake()
 
     def _on_backends_changed(self) -> None:
-        """Notify the users of the registry of a change."""
+        """Notify the uevent watcher and the reporter that the backends have changed."""
         if self._uevent_watcher is not None:
             self._uevent_watcher.refresh()
         self._wake()

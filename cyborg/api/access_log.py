@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Access log: one line for each request, with its request id, user and project in the context.
 
-The line has no text of the client: a method and a path that the API does not know are shown as -.
+The line has no text from the client: an unknown method or path is shown as ``-``.
 """
 
 import logging

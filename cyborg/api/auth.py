@@ -25,7 +25,7 @@ App = Callable[..., Iterable[bytes]]
 
 
 def add_authentication(app: App, conf: cfg.ConfigOpts, enforcer: policy.Enforcer) -> App:
-    """Wrap the app in the authentication layers of ``[DEFAULT] auth_strategy``."""
+    """Wrap the app in the authentication layers that ``[DEFAULT] auth_strategy`` selects."""
     if conf.auth_strategy == "noauth":
         return LoopbackAuth(_CallerMiddleware(app, enforcer, lambda: (_SERVICE_ROLE,)))
     check_config(conf)

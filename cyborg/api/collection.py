@@ -73,8 +73,8 @@ class Collection:
     ) -> Any:
         """Return the operation that lists the collection; ``query`` has the types of the filters.
 
-        The filters are parameters of ``read``; ``columns`` maps the filters that have another name
-        in ``read``.
+        Filters are passed to ``read`` as parameters of the same name, or of the name in
+        ``columns``.
         """
 
         def find(
@@ -92,7 +92,10 @@ class Collection:
     def get(
         self, description: str, answer: Any = None, show: Show | None = None, **fields: Any
     ) -> Any:
-        """Return the operation that shows one object, by default with the type of the list."""
+        """Return the operation that shows one object, by default with the type of the list's rows.
+
+        ``answer`` is another WSME type for the object, and ``show`` another function to show it.
+        """
 
         def get(resource: Resource, request: RequestContext, uuid: str) -> Any:
             row = self.read_row(resource, request, uuid)
@@ -127,7 +130,7 @@ class Collection:
     def document(
         self, request: RequestContext, page: tuple[list[Any], str | None], show: Show | None = None
     ) -> dict[str, Any]:
-        """Return a page of the list as JSON; every page but the last has a link to the next one.
+        """Return a page of the list as JSON; every page but the last has a link to the next page.
 
         ``page`` is the rows and the marker of the next page, None on the last page.
         """

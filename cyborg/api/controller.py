@@ -32,7 +32,7 @@ class Resource:
     def read_page(
         self, page: PageRequest, find: Callable[..., list[R]], **filters: Any
     ) -> tuple[list[R], str | None]:
-        """Return the rows of a page and the marker of the next one, None on the last page."""
+        """Return the rows of a page and the marker of the next page, None on the last page."""
         with self.context.reader.connect() as connection:
             return page.read(lambda window: find(connection, page=window, **filters))
 

@@ -65,7 +65,11 @@ class Health:
         }
 
     def _start_check(self) -> bool:
-        """Return whether this probe must do the check; wait for the check of another probe."""
+        """Return True if this probe has to check the database itself.
+
+        Return False if the last result is recent. If another probe is checking, wait for its
+        result if the last result is old, and return False.
+        """
         with self._condition:
             if self._clock() - self._ended < CACHE_SECONDS:
                 return False

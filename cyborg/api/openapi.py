@@ -48,7 +48,7 @@ _WRITE_STATUSES = {504}
 
 
 class Fault(types.JsonObject):
-    """An error. The string is a JSON object with faultcode, faultstring and debuginfo."""
+    """An error; ``error_message`` is a JSON text with faultcode, faultstring and debuginfo."""
 
     error_message = wtypes.wsattr(str, mandatory=True)
 

@@ -90,7 +90,7 @@ class ControllerMethod(Protocol):
 def operation(
     call: str, rule: str, *, path: Mapping[str, Any] = PATH_TYPES, **fields: Any
 ) -> Callable[[Callable[..., Any]], Any]:
-    """Expose a controller method with pecan; ``fields`` are those of ``Operation``.
+    """Expose a controller method with pecan; ``fields`` are more fields of its ``Operation``.
 
     ``call`` is the HTTP method and the path, such as ``GET devices/{uuid}``; ``path`` has the types
     of the path parameters.

@@ -238,7 +238,7 @@ def _converter(datatype: Any) -> Callable[[Any], Any]:
     if wtypes.isarray(datatype) and wtypes.iscomplex(datatype.item_type):
         return lambda rows: [serialize(datatype.item_type, row) for row in rows]
     if wtypes.iscomplex(datatype):
-        return functools.partial(serialize, datatype)
+        return lambda row: None if row is None else serialize(datatype, row)
     return lambda value: value
 
 

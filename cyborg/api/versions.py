@@ -4,16 +4,16 @@
 ==== ==========================================================================
 2.0  the base, used by Nova and openstacksdk, which request no version
 2.1  ``/project_id`` in the patch of accelerator requests, for administrators
-2.2  a device profile is shown by its name; here at any version
+2.2  no change: a device profile can be shown by its name at every version
 2.3  ``status`` in devices
 2.4  accelerators, drivers, hardware, services, discoveries, jobs, the outbox and audits; state,
      health and other fields of devices; the Placement status of deployables
-2.5  ``deliverable``, ``undeliverable_reason`` and ``topology`` in devices, and the state
-     ``undeliverable``, which is ``setup_required`` at 2.4; their states ``restore_failed``
-     and ``failing``, which are ``unhealthy`` at 2.4;
-     the custody log and the layouts of a device; ``job_errors`` and ``desired_layout`` in
-     devices; ``error`` in
-     accelerators, and their state ``error``, which is ``dirty`` at 2.4
+2.5  ``deliverable``, ``undeliverable_reason``, ``topology``, ``job_errors`` and
+     ``desired_layout`` in devices; the device states ``undeliverable``, ``restore_failed``
+     and ``failing``, which 2.4 shows as ``setup_required``, ``unhealthy`` and
+     ``unhealthy``; the custody log and the layouts of a device; ``activity`` in jobs;
+     ``error`` in accelerators, and the accelerator state ``error``, which 2.4 shows as
+     ``dirty``; ``accel:attach_target`` of new device profiles is checked
 ==== ==========================================================================
 """
 

@@ -125,7 +125,7 @@ class Bind(_TokenCommand, listing.Lister, of=ARQS):
         if len(providers) != len(args.arq):
             raise CommandError(
                 f"{len(args.arq)} requests but {len(args.provider)} providers: "
-                "use --provider once for all requests or once for each"
+                "use --provider once for all requests or once for each request"
             )
         arqs = self.find_uuids(args)
         providers = DEPLOYABLES.find_uuids(self.app.rest, providers, "rp_uuid")

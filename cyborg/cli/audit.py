@@ -18,7 +18,11 @@ LONG = formatting.columns_of("object, advice", after=SHORT)
 
 
 def _format_finding(finding: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the repair status: ``yes``, ``no`` with the error, or ``by --repair``."""
+    """Return the finding with its repair status as text.
+
+    The text is ``yes`` with the repair that was done, ``no`` with the error if there is one, or
+    ``by --repair`` if the option would repair it.
+    """
     if finding["repaired"]:
         status = f"yes: {finding['repair']}"
     elif finding["error"]:
@@ -95,7 +99,7 @@ def _measure(audit: Mapping[str, Any]) -> Progress:
 
 
 def format_summary(audit: Mapping[str, Any]) -> list[str]:
-    """Return the number of hosts and differences, and the advice for each kind."""
+    """Return a text with the numbers of hosts and differences, and the advice for each kind."""
     findings = audit["findings"]
     hosts = f"{audit['hosts_done']} host{'s' * (audit['hosts_done'] != 1)} compared"
     if not findings:

@@ -47,10 +47,10 @@ CUSTODY = Collection(
 
 
 class Custody(listing.Lister, of=CUSTODY):
-    """List the custody records of a device, also of one that was removed.
+    """List the custody records of a device, also of a removed device.
 
-    Each record has the hash of the one before it. With --verify, all hashes are computed again and
-    the command fails if one differs.
+    Each record has the hash of the previous record. With --verify, all hashes are computed again
+    and the command fails if a hash differs.
     """
 
     UNCUT_COLUMNS = ("Event",)
@@ -70,7 +70,10 @@ class Custody(listing.Lister, of=CUSTODY):
 
 
 def _verify_log(rest: RestClient, path: str) -> str:
-    """Read a whole log and check it; return a message. Raise CommandError if it is broken."""
+    """Read a whole custody log and check its hashes; return a message with the result.
+
+    Raise CommandError if a hash differs or a record is missing.
+    """
     one = {"limit": 1}
     before = rest.call("GET", path, params=one)["chain"]
     rows = rest.list_all(path, "custody")

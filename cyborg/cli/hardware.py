@@ -20,7 +20,7 @@ LONG = formatting.columns_of(
 
 
 class Specs(columns.FormattableColumn[Any]):
-    """Specifications of a device: number and type of its accelerators, and their functions."""
+    """Specifications of a device: number and type of its accelerators, and their capabilities."""
 
     def human_readable(self) -> str:
         """Return the specifications as text."""
@@ -39,7 +39,7 @@ class Status(columns.FormattableColumn[Any]):
         self._not_offered = not_offered
 
     def human_readable(self) -> str:
-        """Return the reasons, or ready."""
+        """Return why the device cannot be attached, or the text ``ready``."""
         if self._not_offered:
             return f"not offered: {self._not_offered}"
         status = self._value or {}

@@ -11,6 +11,7 @@ from cyborg.cli.common import base, formatting, listing
 from cyborg.cli.common.base import argument, field_argument
 from cyborg.cli.common.collection import Collection
 from cyborg.core.drivers.rollout import FAILED_STATES, Kind, StepState
+from cyborg.core.jobs.activity import parse_activity
 from cyborg.core.jobs.job import JobKind, JobState
 from cyborg.core.text import join_limited, sanitize
 
@@ -19,17 +20,25 @@ MAX_HOSTS = 20  # in one error message
 KINDS = [kind.value for kind in (*Kind, *JobKind)]
 STATES = [state.value for state in JobState]
 
-SHORT = formatting.columns_of("uuid, kind, subject, host, state, progress")
+SHORT = formatting.columns_of("uuid, kind, subject, host, state, progress, activity")
 LONG = formatting.columns_of("created_at, updated_at, attempts, error", after=SHORT)
 DETAIL = formatting.columns_of("steps", after=LONG)
-JOBS = Collection("/jobs", SHORT, LONG)
+
+
+def _format_row(job: Mapping[str, Any]) -> dict[str, Any]:
+    activity = job.get("activity")
+    text = str(parse_activity(activity) or "")
+    return {**job, "activity": formatting.Text(activity, text)}
+
+
+JOBS = Collection("/jobs", SHORT, LONG, format_row=_format_row)
 
 
 class Steps(columns.FormattableColumn[Any]):
     """Steps of a job: one line for each backend, with its error."""
 
     def human_readable(self) -> str:
-        """Return the lines."""
+        """Return the value as lines of text."""
         return "\n".join(format_step(step) for step in self._value or ())
 
 
@@ -53,7 +62,7 @@ def describe_failure(job: Mapping[str, Any]) -> str:
 
 def build_job(job: Mapping[str, Any]) -> Any:
     """Return the headings and values of a job."""
-    return formatting.build_object(DETAIL, {**job, "steps": Steps(job["steps"])})
+    return formatting.build_object(DETAIL, {**_format_row(job), "steps": Steps(job["steps"])})
 
 
 class List(listing.Lister, of=JOBS):
@@ -78,6 +87,9 @@ class Show(base.Show, of=JOBS):
 
 
 class Cancel(base.CallEach, of=JOBS):
-    """Cancel open driver jobs; backends that were only cordoned are uncordoned."""
+    """Cancel open driver jobs.
+
+    Steps in progress are finished. Backends that a job has only cordoned are uncordoned.
+    """
 
     ARGUMENTS = (argument("job", nargs="+", help="uuid of an open driver job"),)

@@ -21,7 +21,7 @@ RESULT = formatting.columns_of("device, hostname=Host, address, job, state, erro
 
 
 class List(listing.Lister, of=LAYOUTS):
-    """List the possible layouts of a device, and which one it has."""
+    """List the possible layouts of a device; one of them is its current layout."""
 
     ARGUMENTS = (argument("device", help="uuid of the device"),)
 
@@ -49,7 +49,7 @@ class Set(base.WaitCommand, lister.Lister, of=DEVICES):
         field_argument("--type", help="the devices of this type, such as GPU"),
         field_argument("--vendor", help="the devices of this vendor id"),
         argument("--model", help="the devices of this model, as in device-list"),
-        argument("--all", action="store_true", help="all devices that have this layout"),
+        argument("--all", action="store_true", help="all devices that can have this layout"),
     )
 
     def take_action(self, args: argparse.Namespace) -> Any:
@@ -58,14 +58,17 @@ class Set(base.WaitCommand, lister.Lister, of=DEVICES):
         if args.wait:
             rows = [self._wait(row, args.within) for row in rows]
         if not rows:
-            raise CommandError(f"no device with the layout {args.layout} matches")
+            raise CommandError(f"no matching device can have the layout {args.layout}")
         if any(row["error"] for row in rows):
             self._status = 1
         names = tuple(heading for heading, _ in RESULT)
         return names, [tuple(row[key] for _, key in RESULT) for row in rows]
 
     def _find_devices(self, args: argparse.Namespace) -> Sequence[Mapping[str, Any]]:
-        """Return the devices to change. With options, only those that have the layout."""
+        """Return the devices to change: the given devices, or those that the options select.
+
+        The options select only devices that can have the layout.
+        """
         rest, filters = self.app.rest, self.read_fields(args)
         selects = bool(filters or args.model or args.all)
         if selects == bool(args.device):

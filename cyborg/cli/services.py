@@ -33,10 +33,10 @@ def effective_status(status: str, state: str) -> str:
 
 
 class Backends(columns.FormattableColumn[Any]):
-    """Backends of an agent: one line for each backend with its error, and for each function."""
+    """Backends of an agent: a line for each backend and its error, and a line for each function."""
 
     def human_readable(self) -> str:
-        """Return the lines."""
+        """Return the value as lines of text."""
         return "\n".join(line for backend in self._value or () for line in _lines(backend))
 
 
@@ -44,7 +44,7 @@ class BackendsSummary(Backends):
     """Backends of an agent in one line: the status of one backend, or counts by status."""
 
     def human_readable(self) -> str:
-        """Return one line."""
+        """Return the value as one line of text."""
         backends = self._value or []
         if len(backends) == 1:
             return f"{backends[0]['name']} {backends[0]['status']}"
@@ -56,7 +56,7 @@ class Functions(columns.FormattableColumn[Any]):
     """Functions of a backend with the used and the total number of accelerators."""
 
     def human_readable(self) -> str:
-        """Return a line for each."""
+        """Return one line for each function."""
         return "\n".join(
             f"{function['function']} {function['used']}/{function['total']}"
             for function in self._value or ()

@@ -28,7 +28,7 @@ def describe(conf: cfg.ConfigOpts, section: str) -> str:
 def credentials_error(by: str, credentials: str, detail: str) -> Unavailable:
     """Return the error for a 401; ``credentials`` is the result of ``describe``."""
     return Unavailable(
-        f"{by} refused {credentials} (401): correct the user, the password or the project there; "
-        f"{detail}",
+        f"{by} refused {credentials} (401): correct the user, the password or the project of this "
+        f"section; {detail}",
         status=401,
     )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Client of Glance: read the metadata and the data of images.
 
-Redirects are refused: data from another place are those of another service, to which the token
-would be sent. See the reference at https://docs.openstack.org/api-ref/image/v2/.
+Redirects are refused: a redirect would send the token to another service, and its data would not
+come from Glance. See the reference at https://docs.openstack.org/api-ref/image/v2/.
 """
 
 import json
@@ -53,7 +53,7 @@ class Glance(ServiceClient):
         return image
 
     def list_images(self, filters: Mapping[str, str], limit: int) -> list[ImageMetadata]:
-        """Return the first images that pass the filters: attributes or custom properties."""
+        """Return the first page of the images whose attributes or properties equal the filters."""
         body = self._read(f"images?{urlencode({**filters, 'limit': str(limit)})}")
         rows = body.get("images") if isinstance(body, Mapping) else None
         if not isinstance(rows, list):
@@ -109,7 +109,7 @@ class Glance(ServiceClient):
             response.close()
 
     def _open(self, path: str, headers: Mapping[str, str]) -> Any:
-        """Return a response whose body is not read yet. Raise the error of another status."""
+        """Return a response whose body is not read yet. Raise an error for a status from 300 on."""
         response = self._request(
             "GET",
             f"{self._prefix()}{path}",
@@ -126,7 +126,7 @@ class Glance(ServiceClient):
             response.close()
 
     def _prefix(self) -> str:
-        """Return what precedes ``images``: the endpoint in a catalogue may have the version."""
+        """Return the path before ``images``: "/" if the endpoint has the version, else "/v2/"."""
         endpoint = self._ask_keystone(self._adapter.get_endpoint) or ""
         return "/" if _VERSION.search(urlsplit(endpoint).path.rstrip("/")) else "/v2/"
 

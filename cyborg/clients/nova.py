@@ -35,7 +35,7 @@ class Nova(ServiceClient):
     SERVICE = "Nova"
 
     def send(self, events: Sequence[Mapping[str, Any]]) -> list[str | None]:
-        """Send events; return for each its error, or None if it need not be sent again.
+        """Send events; return, for each event, its error, or None if no retry is needed.
 
         Raise Invalid if Nova rejects the whole request as wrong, Unavailable if it fails or cannot
         be reached, TimedOut if it does not answer in time.
@@ -85,7 +85,10 @@ class Nova(ServiceClient):
         return True
 
     def _read(self, path: str, *, allow_missing: bool = False) -> Any:
-        """Return the body of a response; None for a missing server with ``allow_missing``."""
+        """Return the parsed body of the response to a GET.
+
+        If ``allow_missing`` is True and there is no such server, return None.
+        """
         answer = self._call("GET", path)
         if allow_missing and answer.status_code == NOT_FOUND and _says_no_instance(answer):
             return None
@@ -125,7 +128,10 @@ def make(conf: cfg.ConfigOpts) -> Nova:
 
 
 def _event_errors(answer: Any, events: Sequence[Mapping[str, Any]]) -> list[str | None]:
-    """Return the error of each event; an event that is not in the response was accepted."""
+    """Return, for each event, its error, or None if no retry is needed.
+
+    An event that is not in the response was accepted.
+    """
     if answer.status_code == 200:
         return [None] * len(events)
     try:
@@ -152,7 +158,7 @@ def _refusal(answer: Any, field: str) -> Exception:
 
 
 def _instance(uuid: str, body: Any) -> Instance:
-    """Parse a server. Nova shows its host only to an administrator."""
+    """Parse a server of Nova's answer. Nova shows the host of a server only to an administrator."""
     if not isinstance(body, Mapping) or not isinstance(server := body.get("server"), Mapping):
         raise Unavailable("unexpected response from Nova: no server")
     host = "OS-EXT-SRV-ATTR:host"

@@ -36,7 +36,7 @@ _IN_USE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ProviderSummary:
-    """Provider in a list of Placement; ``generation`` guards the writes to it."""
+    """Provider as a list of Placement shows it; writes to the provider send ``generation``."""
 
     uuid: str
     name: str
@@ -57,7 +57,7 @@ class Placement(ServiceClient):
     def __init__(
         self, adapter: adapter.Adapter, timeout: float = 30.0, credentials: str | None = None
     ) -> None:
-        """Start with an empty cache; the arguments are those of ServiceClient."""
+        """Create a client with an empty cache; ServiceClient describes the arguments."""
         super().__init__(adapter, timeout, credentials)
         self._lock = threading.Lock()
         self._version: str | None = None
@@ -77,7 +77,7 @@ class Placement(ServiceClient):
         return {provider.uuid: provider for provider in self._list(query)}
 
     def root_providers(self) -> list[ProviderSummary]:
-        """Return every provider without a parent. The response is large: not for a hot path."""
+        """Return every provider without a parent. The response is large: do not call this often."""
         answer = self._call("GET", "/resource_providers")
         found = (_summary(body) for body in answer.json()["resource_providers"])
         return [provider for provider in found if provider.parent_uuid is None]

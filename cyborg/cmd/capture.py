@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _load_drivers() -> list[type[Driver]]:
-    """Return the installed drivers; name those that cannot be loaded."""
+    """Return the installed drivers; print a warning for each driver that cannot be loaded."""
     found: list[type[Driver]] = []
     for entry in sorted(metadata.entry_points(group=_GROUP), key=lambda entry: entry.name):
         try:
@@ -80,7 +80,7 @@ def _load_drivers() -> list[type[Driver]]:
 
 
 def _watch(seconds: float) -> list[Uevent]:
-    """Return the kernel's uevents of the next seconds."""
+    """Record uevents of the kernel for ``seconds``, or up to MAX_UEVENTS; return them."""
     import pyudev
 
     monitor = pyudev.Monitor.from_netlink(pyudev.Context(), source="kernel")

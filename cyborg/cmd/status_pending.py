@@ -69,7 +69,10 @@ def main(conf: cfg.ConfigOpts, argv: Sequence[str]) -> int:
 
 
 def pending_items(conf: cfg.ConfigOpts, totals: Totals, now: datetime) -> Iterator[PendingItem]:
-    """Yield all items in a fixed order, including most items whose count is 0."""
+    """Yield the items of pending work in a fixed order.
+
+    Messages, jobs and services give an item only if there are some; other items may have count 0.
+    """
 
     def age(since: datetime | None) -> int | None:
         return None if since is None else max(0, int((now - since).total_seconds()))

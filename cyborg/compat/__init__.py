@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Uses of names that libraries do not publish, which a new release of theirs may remove."""
+"""Code that uses private names of libraries: a new release of a library may remove them."""
 
 from collections.abc import Mapping
 

@@ -21,7 +21,7 @@ _count = 0
 
 
 def install() -> None:
-    """Make this the broker of ``memory://`` in this process. Idempotent."""
+    """Make kombu use ``Transport`` for ``memory://`` in this process. Idempotent."""
     kombu.transport.TRANSPORT_ALIASES["memory"] = f"{__name__}:Transport"
 
 

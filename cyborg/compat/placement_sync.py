@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of Placement, in this process, of having written its traits and resource classes."""
+"""Flags of Placement: has this process written the standard traits and resource classes?"""
 
 
 def reset() -> None:
-    """Let Placement write its traits and resource classes to the database that it opens next."""
+    """Clear the flags, so that Placement writes traits and classes to the next database too."""
     # A late import: Placement is an optional dependency and slow to import.
     from placement.objects import resource_class, trait
 

@@ -15,7 +15,10 @@ NOTIFICATIONS = "oslo_messaging_notifications"
 
 
 def register_options(conf: cfg.ConfigOpts, **defaults: Any) -> None:
-    """Register the options of oslo.messaging; ``defaults`` are those of the rabbit driver."""
+    """Register the options of oslo.messaging.
+
+    ``defaults`` are new defaults for options of the rabbit driver.
+    """
     cfg.set_defaults(impl_rabbit.rabbit_opts, **defaults)
     # oslo.messaging registers these two groups only with the global ConfigOpts, and reads them from
     # the given one.
@@ -25,7 +28,7 @@ def register_options(conf: cfg.ConfigOpts, **defaults: Any) -> None:
 
 
 def use_connections(transport: Any, make: Callable[..., "Connection"]) -> None:
-    """Let the rabbit driver make its connections with ``make``; do nothing for other drivers."""
+    """Make the rabbit driver create each connection with ``make``; do not change other drivers."""
     pool = getattr(transport._driver, "_connection_pool", None)
     if pool is not None:
         pool.connection_cls = make
@@ -40,7 +43,10 @@ def open_reply_queue(transport: Any) -> None:
 
 @contextlib.contextmanager
 def exclusive_connection(transport: Any) -> Iterator["Connection"]:
-    """Lock a connection of the pool for this thread; its heartbeat thread uses it too."""
+    """Lock a connection of the pool for this thread.
+
+    The lock also excludes the heartbeat thread of the connection.
+    """
     with (
         transport._driver._get_connection(common.PURPOSE_SEND, 1) as pooled,
         pooled.connection._connection_lock,
@@ -49,7 +55,10 @@ def exclusive_connection(transport: Any) -> Iterator["Connection"]:
 
 
 def record_send_errors(transport: Any, errors: list[Exception]) -> None:
-    """Append each error of a notification to ``errors``; oslo.messaging logs and drops it."""
+    """Append each error of sending a notification to ``errors``.
+
+    oslo.messaging logs such an error, and does not raise it to the caller.
+    """
     send = transport._send_notification
 
     def send_recording(*args: Any, **kwargs: Any) -> None:
@@ -63,9 +72,9 @@ def record_send_errors(transport: Any, errors: list[Exception]) -> None:
 
 
 def wrap_send(channel: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Replace the method of an AMQP channel that writes a message by ``wrap`` of it, once.
+    """Replace the method that sends a message on an AMQP channel by ``wrap(method)``.
 
-    Channels other than those of AMQP are not changed.
+    A second call for the same channel has no effect. Channels of other protocols are not changed.
     """
     send = getattr(channel, "_basic_publish", None)
     if send is None or hasattr(send, "wrapped"):
@@ -76,10 +85,10 @@ def wrap_send(channel: Any, wrap: Callable[[Callable[..., Any]], Callable[..., A
 
 
 class Connection(impl_rabbit.Connection):  # type: ignore[misc]
-    """Connection of the rabbit driver, whose subclass handles its messages."""
+    """Connection of the rabbit driver; a subclass can handle all messages in both directions."""
 
     def make_receiver(self, consumer: Any) -> Callable[[Any], None]:
-        """Return the function that gets each message to a consumer of the driver."""
+        """Return the function that receives each message for a consumer of the driver."""
         raise NotImplementedError
 
     def make_sender(self, channel: Any, producer: Any) -> Callable[..., Any]:
@@ -87,7 +96,7 @@ class Connection(impl_rabbit.Connection):  # type: ignore[misc]
         raise NotImplementedError
 
     def declare_consumer(self, consumer: Any) -> Any:
-        """Start a consumer."""
+        """Start a consumer, with the function of ``make_receiver`` as its callback."""
         consumer._callback = self.make_receiver(consumer)
         return super().declare_consumer(consumer)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metrics for Prometheus, counted in the database at each scrape.
 
-So every conductor returns the same values, and a restart loses none. Only the metrics named
+So every conductor returns the same values, and a restart resets no value. Only the metrics named
 ``process_*`` belong to the process that answers.
 """
 
@@ -130,7 +130,7 @@ class DatabaseCollector(Collector):
 
 
 class LoopCollector(Collector):
-    """Collector of the metric of the loops of this process; it needs no database."""
+    """Collector of the metric of overdue loops of this process; it needs no database."""
 
     def __init__(self, overdue: Callable[[], Mapping[str, float]]) -> None:
         self._overdue = overdue
@@ -174,7 +174,7 @@ class MetricsServer:
 
     @property
     def port(self) -> int | None:
-        """Return the served port, None while there is none."""
+        """Return the port on which metrics are served, None while they are not served."""
         return None if self._server is None else int(self._server.server_port)
 
     def ensure(self) -> bool:
@@ -232,7 +232,7 @@ def _empty() -> dict[str, Any]:
 
 
 def _fill(families: Mapping[str, Any], found: Totals, now: datetime) -> None:
-    """Add the samples of each family. A count without rows is 0, not absent."""
+    """Add the samples of each metric family. A count without rows is the sample 0."""
 
     def put(name: str, value: float, *labels: str) -> None:
         families[f"cyborg_{name}"].add_metric(labels, value)

@@ -259,7 +259,7 @@ def _close_in_thread(name: str, *steps: Callable[[], object]) -> threading.Threa
             except Exception:
                 LOG.exception("Unexpected error while closing %s", name)
             if error is not None:
-                LOG.warning("Failed to close %s, the connection is lost anyway: %s", name, error)
+                LOG.warning("Failed to close %s, continuing to stop: %s", name, error)
 
     thread = threading.Thread(target=attempt, name=name, daemon=True)
     thread.start()
@@ -267,7 +267,7 @@ def _close_in_thread(name: str, *steps: Callable[[], object]) -> threading.Threa
 
 
 def _close_with_timeout(threads: Sequence[threading.Thread], end: float) -> None:
-    """Wait for threads until ``end`` of the monotonic clock, then abandon the rest."""
+    """Wait for threads until ``end`` of the monotonic clock, then abandon them."""
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
     for thread in threads:

@@ -105,7 +105,7 @@ def build_conductor(
     nova: Nova,
     notifier: Notifier | None = None,
 ) -> Conductor:
-    """Return a conductor; ``notifier`` sends notifications, None if ``conf`` enables none."""
+    """Return a conductor; ``notifier`` is None if ``conf`` enables no notifications."""
     options = conf.conductor
     notices = NotificationBuilder(conf, now=uow.clock)
     publisher = Publisher(conf, uow, placement and placement.with_timeout(options.publish_timeout))

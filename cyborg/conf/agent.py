@@ -105,8 +105,9 @@ OPTIONS = [
         help="Faults of the replayed host: ADDRESS:FAULT[=COUNT][@OPERATION], such as "
         "'0000:3b:00.0:eio=2@erase'. Faults: eio, ebusy, stuck_reset (the device does not come "
         "back from a reset), disappears (it is removed from its slot during the work). Operations: "
-        "create, remove (mediated devices), erase (drives), configure (crypto accelerators); "
-        "without one, each is affected. Without a count, the fault is permanent.",
+        "create, remove (mediated devices, virtual functions), erase (drives), configure (crypto "
+        "accelerators), reset (functions), program (FPGA cards); without one, each is affected. "
+        "Without a count, the fault is permanent.",
     ),
     cfg.StrOpt(
         "external_driver_dir",

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of keystoneauth, for a section of another service.
+"""Options of keystoneauth, for a section with the client of a service, such as [placement].
 
-keystoneauth is imported late, because only an agent with an image service needs it.
+keystoneauth is imported late, because an agent without an image service does not need it.
 """
 
 from collections.abc import Sequence

@@ -39,7 +39,7 @@ class PciAddress:
 
     @classmethod
     def parse(cls, text: str) -> "PciAddress":
-        """Parse ``0000:3d:00.0``; the default domain is 0000. Raise Invalid for anything else."""
+        """Parse ``0000:3d:00.0``, or ``3d:00.0`` in domain 0000. Raise Invalid for other texts."""
         found = _PCI.fullmatch(text)
         if found is None:
             raise Invalid(
@@ -75,7 +75,7 @@ def is_pci_address(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True, order=True)
 class MdevAddress:
-    """Address of a mediated device: its parent function, its mdev type and its uuid.
+    """Address of a mediated device: its parent PCI function, its mdev type and its uuid.
 
     See ``Documentation/driver-api/vfio-mediated-device.rst`` of the Linux kernel.
     """

@@ -32,11 +32,11 @@ class _Exceptions:
 
 
 def wire(**exceptions: Any) -> Mapping[str, Any]:
-    """Return the ``metadata`` of a dataclass field that its annotation does not describe.
+    """Return the ``metadata`` of a dataclass field whose annotation does not say how to convert it.
 
-    ``dump`` and ``load`` convert its value. ``required`` is set for a field with a default that
-    must be present in plain values. The field is left out of the plain values if ``omit`` returns
-    true for its value.
+    The functions ``dump`` and ``load`` convert its value. ``required`` is set for a field with a
+    default that must be present in plain values. The field is left out of the plain values if the
+    function ``omit`` returns true for its value.
     """
     return {_WIRE: _Exceptions(**exceptions)}
 
@@ -47,7 +47,7 @@ class Serializable:
     __slots__ = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
+        """Return the fields as plain values, by name."""
         body = {}
         for item in _fields_of(cast(Any, type(self))):
             value = getattr(self, item.name)
@@ -105,7 +105,10 @@ def _fields_of(cls: Any) -> tuple[_Field, ...]:
 
 
 def _converters(annotation: Any) -> tuple[Convert | None, Convert]:
-    """Return the functions that dump and load values of a type; None if they are plain."""
+    """Return the functions that dump and load values of a type.
+
+    The first function is None if the values are plain: they need no conversion.
+    """
     if annotation is Any:
         return _dump_any, lambda value: value
     if annotation in _SCALARS:
@@ -123,7 +126,7 @@ def _converters(annotation: Any) -> tuple[Convert | None, Convert]:
         return str, annotation
     if issubclass(annotation, Serializable):
         return Serializable.to_dict, annotation.from_dict
-    raise TypeError(f"no conversion of {annotation}")
+    raise TypeError(f"no rule converts a field of type {annotation}")
 
 
 def _optional(annotation: Any) -> tuple[Convert | None, Convert]:

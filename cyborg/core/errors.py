@@ -8,7 +8,7 @@
     +-- NotFound                    not_found        no such object
     +-- Forbidden                   forbidden        the caller may not
     |   +-- ServiceTokenRequired    service_token    ... without a service token
-    |   +-- OverLimit               over_limit       ... more of these than are allowed
+    |   +-- OverLimit               over_limit       ... create more objects of this kind
     +-- Conflict                    conflict         a name or state already taken
     |   +-- InUse                   in_use           something depends on the object
     |   +-- WrongState              wrong_state      the object's state forbids it
@@ -17,7 +17,7 @@
     +-- Stale                       stale            a message of an earlier epoch or generation
     +-- Unavailable                 unavailable      another service does not answer
     |   +-- TimedOut                timed_out        ... within its timeout
-    +-- DriverFailed                driver_failed    a driver raised, hung or reported nonsense
+    +-- DriverFailed                driver_failed    a driver raised, hung or gave impossible values
     +-- Misconfigured               misconfigured    an option's value is not usable
 
 A kind has a stable ``code``, a message for people and ``details`` for machines. The codes are sent
@@ -105,7 +105,7 @@ class Unresolved(Conflict):
 
 
 class Stale(CyborgError):
-    """A host's message is of an earlier epoch or generation than the current one."""
+    """A host sent a message of an earlier epoch or generation than its current one."""
 
     code = "stale"
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Images of the image service: their metadata, and the decisions about them.
 
-The metadata are those of Glance's Images API v2 (https://docs.openstack.org/api-ref/image/v2/),
-which shows the custom properties of an image beside its own attributes.
+The metadata come from Glance's Images API v2 (https://docs.openstack.org/api-ref/image/v2/). It
+shows the custom properties of an image on the same level as its own attributes.
 """
 
 import hashlib
@@ -32,10 +32,11 @@ _ATTRIBUTES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ImageMetadata:
-    """Metadata of an image. ``algorithm`` and ``digest`` are those of its data, in hexadecimal.
+    """Metadata of an image.
 
-    ``size`` is in bytes. Attributes are None if the image service does not show them, as for an
-    image without data. ``properties`` are the custom properties.
+    ``digest`` is the hash of the image's data in hexadecimal, ``algorithm`` the name of the hash
+    algorithm. ``size`` is in bytes. Attributes are None if the image service does not show them, as
+    for an image without data. ``properties`` are the custom properties.
     """
 
     uuid: str
@@ -51,9 +52,9 @@ class ImageMetadata:
 
 
 def parse_metadata(body: Any) -> ImageMetadata:
-    """Parse an image of a response. Raise Invalid if it is malformed."""
+    """Parse the metadata of an image from a response of Glance. Raise Invalid if malformed."""
     if not isinstance(body, Mapping):
-        raise Invalid("expected an image, found no object")
+        raise Invalid(f"expected an image as an object, found {type(body).__name__}")
     size = body.get("size")
     if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 0):
         raise Invalid(f"size: invalid value {str(size)[:60]!r}, expected an integer")
@@ -85,10 +86,11 @@ def ensure_loadable(image: ImageMetadata, max_size: int) -> None:
 def select_image(
     images: Iterable[ImageMetadata], properties: Mapping[str, str], projects: Sequence[str]
 ) -> str:
-    """Return the uuid of the only active image with these properties that may be trusted.
+    """Return the uuid of the only trusted, active image that has these properties.
 
-    An image is trusted if it is public or belongs to one of the projects: anybody can set any
-    property of an own image. Raise DriverFailed if there is no such image, or more than one.
+    An image is trusted if it is public or belongs to one of ``projects``. Properties prove nothing,
+    because all users can set any property of their own images. Raise DriverFailed if there is no
+    such image, or more than one.
     """
     found = sorted(
         {
@@ -124,9 +126,9 @@ class CachedFile:
 
 
 def plan_evictions(files: Sequence[CachedFile], to_free: int) -> list[str] | None:
-    """Return which files to remove to free so many bytes: those unused for longest.
+    """Return the uuids of the files to remove to free ``to_free`` bytes, the oldest use first.
 
-    A file in use is never removed. Return None if the other files are too small.
+    A file in use is never removed. Return None if the other files have fewer bytes.
     """
     evictions: list[str] = []
     for file in sorted(files, key=lambda file: file.used_at):

@@ -101,23 +101,26 @@ def log_fields(**fields: Any) -> Iterator[None]:
 
 
 class OutageFilter(logging.Filter):
-    """A logging filter that drops the traceback of some exceptions; oslo.log shows their text."""
+    """A logging filter that drops the tracebacks of ``outages``, the given types of exceptions.
+
+    oslo.log still appends the text of the exception.
+    """
 
     def __init__(self, outages: tuple[type[BaseException], ...]) -> None:
         super().__init__()
         self._outages = outages
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Remove the traceback of an outage; pass all records on."""
+        """Remove the traceback of an outage; return True, so that every record is logged."""
         if isinstance(record.exc_info, tuple) and isinstance(record.exc_info[1], self._outages):
             record.exc_info = None
         return True
 
 
 def drop_tracebacks(names: Iterable[str], outages: tuple[type[BaseException], ...]) -> None:
-    """Drop the tracebacks of outages from the lines of loggers of libraries. Idempotent.
+    """Drop the tracebacks of ``outages`` from the lines of these loggers of libraries.
 
-    The formatters of oslo.log append the exception in progress to a warning or an error.
+    The formatters of oslo.log still append the text of the exception. A second call has no effect.
     """
     for name in names:
         logger = logging.getLogger(name)

@@ -44,7 +44,7 @@ def make_custom_name(text: str) -> str:
     """
     plain = re.sub(r"[^A-Z0-9]+", "_", text.upper()).strip("_").removeprefix("CUSTOM_")
     if not plain:
-        raise Invalid(f"{text!r} has no letter or digit to make a CUSTOM_ name from", field="name")
+        raise Invalid(f"{text!r} has no letter or digit, which a CUSTOM_ name needs", field="name")
     name = f"CUSTOM_{plain}"
     if len(name) > MAX_NAME:
         raise Invalid(f"{name[:40]}... is longer than {MAX_NAME} characters", field="name")

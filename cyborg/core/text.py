@@ -25,9 +25,10 @@ def join_limited(
     separator: str = ", ",
     nouns: str = "",
 ) -> str:
-    """Return the first ``limit`` texts and the number of the others, which are called ``nouns``.
+    """Join the first ``limit`` texts; end with the number of omitted texts: ``a, b, 3 more hosts``.
 
-    ``total`` is the number of all texts, if ``texts`` are only some of them.
+    ``nouns`` is the last word, here "hosts". ``total`` is the number of all texts if ``texts`` has
+    only some of them.
     """
     omitted = max(total or 0, len(texts)) - min(limit, len(texts))
     suffix = [f"{omitted} more {nouns}".rstrip()] if omitted else []

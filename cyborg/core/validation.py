@@ -49,8 +49,8 @@ def check_text(
 ) -> str:
     """Return the value. Raise Invalid unless it is a string of 1 to ``max_length`` characters.
 
-    Each is printable or in ``allowed``, and at least one is not in ``allowed``. The error names
-    ``subject``, by default ``field``.
+    Each character must be printable or in ``allowed``, and at least one must not be in ``allowed``.
+    The error message begins with ``subject``, by default ``field``.
     """
     plain = value if isinstance(value, str) else ""
     if allowed:
@@ -65,7 +65,7 @@ def check_text(
 
 
 def check_optional_text(field: str, value: Any) -> str | None:
-    """Return the value. Raise Invalid unless it is None or a text as of ``check_text``."""
+    """Return the value. Raise Invalid unless it is None, or a text that ``check_text`` accepts."""
     return None if value is None else check_text(field, value)
 
 
@@ -74,7 +74,7 @@ def check_integer(
 ) -> int:
     """Return the value. Raise Invalid unless it is an integer from 0 to ``max_value``.
 
-    The error names ``subject``, by default ``field``.
+    The error message begins with ``subject``, by default ``field``.
     """
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= max_value:
         raise Invalid(

@@ -31,9 +31,10 @@ def insert(tx: sa.Connection, table: sa.Table, rows: Sequence[Mapping[str, Any]]
 
 
 def update(tx: sa.Connection, table: sa.Table, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Update the row of each ``id`` with the other values; all rows must have the same keys.
+    """Update rows: ``id`` in each is the row id, the other keys are the new column values.
 
-    There is no guard and no row count: the caller must hold a lock that protects these rows.
+    All rows must have the same keys. There is no guard and no row count: the caller must hold a
+    lock that protects these rows.
     """
     values = [{f"new_{key}": value for key, value in row.items()} for row in rows]
     if not values:

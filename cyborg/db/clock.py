@@ -108,7 +108,10 @@ class DatabaseClock:
         return float("inf") if current is None else current.error_at(self._monotonic())
 
     def measure(self) -> Estimate:
-        """Query the database's time and return the estimate in use. Raise Unavailable."""
+        """Query the database's time; return the new estimate, or the old one if it is better.
+
+        Raise Unavailable.
+        """
         with self._measuring:
             self._tried_at = self._monotonic()
             with self._connect() as connection:
@@ -129,8 +132,8 @@ class DatabaseClock:
     def refresh(self) -> None:
         """Measure if the last attempt is INTERVAL old and no other thread is measuring.
 
-        This is for a process without a periodic task. If the database is down, keep the last
-        estimate, or raise Unavailable if there is none.
+        Use this in a process without a periodic task that calls ``measure``. If the database is
+        down, keep the last estimate. If there is no estimate, raise Unavailable.
         """
         if self._estimate is None:
             self.measure()

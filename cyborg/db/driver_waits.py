@@ -18,8 +18,8 @@ _PYMYSQL_LIMIT = "_read_timeout"
 def limit_engine(engine: sa.Engine, limits: Timeouts) -> None:
     """Apply the limits to each new connection of an engine.
 
-    PyMySQL, mysqlclient and psycopg2 support all limits. Any other driver gets only the limits that
-    its server enforces.
+    PyMySQL, mysqlclient and psycopg2 support all limits. With any other driver only the limits
+    apply that the database server enforces.
     """
     driver = engine.dialect.driver
 
@@ -86,7 +86,7 @@ def _psycopg2_factory(connect_seconds: float) -> type:
     from psycopg2 import extensions
 
     class Connection(extensions.connection):  # type: ignore[misc]
-        """Connection with a ``limit`` in seconds."""
+        """Connection that waits at most ``limit`` seconds for an answer of the server."""
 
         limit = connect_seconds
 

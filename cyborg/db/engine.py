@@ -116,9 +116,9 @@ def make_engine(
 ) -> sa.Engine:
     """Return an engine for ``[database] connection``. Raise Misconfigured.
 
-    With ``read_only`` the database rejects every change, each statement sees the data committed at
-    its start, and ``slave_connection`` is used if set. Without ``bounded`` statements have no time
-    limit, as a migration needs.
+    If ``read_only`` is True, the database rejects every change, each statement sees the data
+    committed at its start, and ``slave_connection`` is used if set. If ``bounded`` is False,
+    statements have no time limit: migrations need this.
     """
     text = (conf.database.slave_connection if read_only else None) or conf.database.connection
     if not text:
@@ -146,7 +146,7 @@ def make_engine(
 
 
 def wait_until_ready(engine: sa.Engine, stop: threading.Event, log: FieldLogger) -> bool:
-    """Wait, with backoff, until the database answers and has tables; log this once a minute.
+    """Wait, with backoff, until the database answers and has tables; log the wait once a minute.
 
     Return False if ``stop`` was set before that.
     """
@@ -215,8 +215,8 @@ def _tuned(url: sa.URL, read_only: bool, limits: Timeouts | None) -> sa.URL:
         return url.update_query_dict({"options": options, "connect_timeout": timeout})
     if "init_command" in url.query:
         raise Misconfigured(
-            "[database] connection sets init_command, which this service needs for the isolation "
-            "level: remove it",
+            "[database] connection sets init_command, which this service sets for the isolation "
+            "level: remove init_command from the URL",
             option="[database] connection",
         )
     characteristics = "ISOLATION LEVEL READ COMMITTED" + (", READ ONLY" if read_only else "")

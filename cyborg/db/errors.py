@@ -137,7 +137,7 @@ def _is_sqlite(error: BaseException) -> bool:
 
 
 def _wrapped(error: BaseException) -> BaseException:
-    """Return SQLAlchemy's error within oslo.db's, or the error itself."""
+    """Return the error of SQLAlchemy that an error of oslo.db contains, or the error itself."""
     inner = getattr(error, "inner_exception", None)
     return inner if isinstance(inner, BaseException) else error
 

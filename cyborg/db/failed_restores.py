@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The deployables with a bound handle that the host failed to prepare again after a reboot.
 
-This follows from the open restore jobs, so that no column can be left behind when an ARQ with such
-a job is released. The subquery starts at the few open jobs; it does not depend on the outer query,
-so that a database runs it once.
+These deployables are found by the open restore jobs. There is no column for them, which could keep
+an outdated value after the ARQ of such a job is released. The subquery starts at the few open jobs;
+it does not depend on the outer query, so that a database runs it once.
 """
 
 from typing import Any
@@ -31,5 +31,5 @@ IS_FAILED: sa.ColumnElement[bool] = deployables.c.rp_uuid.in_(PROVIDERS)
 
 
 def providers(connection: sa.Connection) -> set[str]:
-    """Return the uuids of the providers of these deployables."""
+    """Return the provider uuids of all deployables with a failed restore."""
     return set(connection.scalars(PROVIDERS))

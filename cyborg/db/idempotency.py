@@ -28,8 +28,8 @@ _current: ContextVar[str | None] = ContextVar("idempotency_key", default=None)
 class RepeatedCall(Exception):
     """Error: a copy of this call is already complete, so this call changed nothing.
 
-    ``key`` names the record. Not a ``CyborgError``, so that no code between the transaction and the
-    server handles it as one.
+    ``key`` is the key of the record. The class is no ``CyborgError``, so that no code between the
+    transaction and the server handles it as an error for the caller.
     """
 
     def __init__(self, key: str) -> None:

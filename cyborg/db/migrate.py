@@ -49,7 +49,9 @@ def version(engine: sa.Engine) -> str | None:
 
 
 def upgrade(engine: sa.Engine, revision: str = "head", report: Report = _quiet) -> str:
-    """Run the migrations up to a revision and return it; ``report`` gets a line for each.
+    """Run the migrations up to a revision; return this revision.
+
+    ``report`` is called with each line of the progress.
 
     Do nothing if the database is at this revision or a later one. Raise Invalid for an unknown
     revision, Conflict if a newer release upgraded the database or another upgrade does not end,
@@ -115,7 +117,10 @@ def _find(scripts: ScriptDirectory, revision: str) -> str | None:
 
 
 def _missing(scripts: ScriptDirectory, current: str | None, goal: str) -> list[str]:
-    """Return the migrations from ``current`` to ``goal``, last first; none if ``goal`` is older."""
+    """Return the revisions to run, newest first, to upgrade from ``current`` to ``goal``.
+
+    Return none if ``goal`` is not newer than ``current``.
+    """
     if current is None:
         return [script.revision for script in scripts.iterate_revisions(goal, "base")]
     if _find(scripts, current) is None:

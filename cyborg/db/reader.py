@@ -16,9 +16,9 @@ from cyborg.db.schema import services
 class Reader:
     """Provider of read-only connections. Thread-safe.
 
-    Created from configuration, it owns an engine on which the database rejects changes, on a
-    replica if one is configured. Created from an engine, it shares the pool of this engine.
-    ``clock`` is the clock of the database that it reads.
+    A reader that is created from configuration has its own engine, for which the database rejects
+    changes; the engine connects to the replica if one is configured. A reader that is created from
+    an engine shares the pool of this engine. ``clock`` is the clock of the database.
     """
 
     def __init__(self, source: cfg.ConfigOpts | sa.Engine) -> None:

@@ -11,7 +11,7 @@ R = TypeVar("R")
 
 
 class StoredRow(TypedDict):
-    """The columns of every table."""
+    """The columns that every table has."""
 
     id: int
     created_at: datetime
@@ -19,7 +19,7 @@ class StoredRow(TypedDict):
 
 
 class DeviceColumns(TypedDict):
-    """The columns of a device, except its host and those of every table."""
+    """The columns of a device, except ``host`` and the columns of ``StoredRow``."""
 
     uuid: str
     address: str

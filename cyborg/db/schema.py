@@ -17,7 +17,7 @@
     audits                          consistency checks that operators requested
     self_heal_counters              counts of corrections that conductors made
     idempotency_keys                completed calls, with their responses
-    custody_heads 0..1--n custody_records   custody logs of devices, by uuid: they outlive devices
+    custody_heads 0..1--n custody_records   custody logs; they name devices by uuid, not by row id
 """
 
 from collections.abc import Sequence
@@ -363,6 +363,8 @@ jobs = _work_table(
     sa.Column("deadline", Moment),
     # Only one open job may have it. None for an ended job, and for host work.
     sa.Column("mutex_key", sa.String(255), unique=True),
+    # What the agent did at the last query: ``core.jobs.activity``. Of no meaning after the end.
+    sa.Column("activity", Json),
 )
 
 # ``core.drivers.rollout``: a step changes one backend on one host.

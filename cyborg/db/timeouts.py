@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Time limits of a database connection: a connection that receives no data fails with an error.
 
-Without them a network that drops packets, or a stopped server process, blocks the waiting thread
-until the kernel ends the connection, which takes minutes to hours. The limits, from the shortest to
-the longest:
+Without time limits, a network that drops packets, or a stopped server process, blocks the waiting
+thread until the kernel ends the connection, which takes minutes to hours. The limits, from the
+shortest to the longest:
 
 ::
 
@@ -72,8 +72,8 @@ def keep_alive(url: sa.URL) -> sa.URL:
 def limit_url(url: sa.URL, limits: Timeouts) -> sa.URL:
     """Return a PostgreSQL URL with the limits that its server enforces.
 
-    Values in the URL take precedence: ``connect_timeout``, ``tcp_user_timeout``, and each setting
-    within ``options``, where the last one of a name applies.
+    Values that the URL already has take precedence: ``connect_timeout``, ``tcp_user_timeout``, and
+    each setting in ``options``.
     """
     settings = {
         "lock_timeout": limits.lock,

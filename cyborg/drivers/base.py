@@ -39,20 +39,24 @@ __all__ = [
 
 
 class Memory(Protocol):
-    """Store of texts that a backend must know after a restart of the agent, by key.
+    """Key-value store of the texts that a driver needs after a restart of the agent.
 
     An example is a property of a device that the host cannot read while a server uses the device.
+    All backends of a driver on a host share it, so that a device can change its backend.
     """
 
     def get(self, key: str) -> str | None:
         """Return the text of a key; None if it is unknown."""
 
-    def put(self, key: str, text: str) -> None:
-        """Store the text of a key. A text that is stored already costs nothing."""
+    def put(self, key: str, text: str | None) -> bool:
+        """Store the text of a key, or remove it; return whether a restart of the agent keeps that.
+
+        Do nothing if the key already has this text.
+        """
 
 
 class VolatileMemory:
-    """Memory that ends with the process."""
+    """Memory whose texts are lost when the process ends."""
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
@@ -61,9 +65,13 @@ class VolatileMemory:
         """Return the text of a key; None if it is unknown."""
         return self._texts.get(key)
 
-    def put(self, key: str, text: str) -> None:
-        """Store the text of a key."""
-        self._texts[key] = text
+    def put(self, key: str, text: str | None) -> bool:
+        """Store the text of a key, or remove it."""
+        if text is None:
+            self._texts.pop(key, None)
+        else:
+            self._texts[key] = text
+        return True
 
 
 class Driver(abc.ABC):
@@ -88,12 +96,6 @@ class Driver(abc.ABC):
     """Name of the host in this service, for ``handle_uuid``; the agent sets this attribute."""
     images: ImageStore = NoImageStore()
     """Images of the image service, for drivers that load them; the agent sets this attribute."""
-    state_dir: Path | None = None
-    """Directory for small files that survive a restart of the agent; the agent sets this attribute.
-
-    The backends of a host share it: file names begin with the name of the driver. The driver
-    creates the directory. It works without one, and loses what it knows with the process.
-    """
 
     def __init__(
         self, backend: str, options: Mapping[str, Any], sysfs_root: str | Path = "/sys"
@@ -110,7 +112,7 @@ class Driver(abc.ABC):
 
     @property
     def abilities(self) -> frozenset[Ability]:
-        """Abilities of this backend with its current options. The agent reports them.
+        """Return the abilities that this backend has with its options; the agent reports them.
 
         For each ability the driver must have the methods of its ``ABILITY_INTERFACES`` protocol.
         """
@@ -118,7 +120,7 @@ class Driver(abc.ABC):
 
     @property
     def remarks(self) -> Sequence[str]:
-        """Warnings about the configuration, one sentence each.
+        """Return warnings about the configuration, one sentence each.
 
         An example is a rule that matches no device of this host. The agent reads the warnings after
         each discovery, shows them with the backend and logs them when they change. Identical hosts
@@ -186,11 +188,10 @@ class SanitiseInterface(Protocol):
     def sanitise(self, item: WorkItem) -> None:
         """Wipe the memory, keys and files of the previous user of a handle.
 
-        The agent calls this after the instance has released the handle, after ``release`` if the
-        driver has it, and before the handle can be claimed again; also if no instance ever used it.
-        It must be idempotent, and succeed for a handle or device that no longer exists. After an
-        exception the handle stays unavailable, the error is shown to the operator, and the agent
-        retries.
+        The agent calls this before a released handle can be claimed again, after ``release`` if the
+        driver has that method. It calls this also for a handle that no instance ever used. It must
+        be idempotent, and succeed for a handle or device that no longer exists. After an exception
+        the handle stays unavailable, the error is shown to the operator, and the agent retries.
         """
 
 
@@ -213,11 +214,11 @@ class PartitionInterface(Protocol):
         """Return the possible layouts of a device, including the current one. Change nothing."""
 
     def partition(self, item: WorkItem, layout: str) -> None:
-        """Apply the layout of this name to the device of the item; do nothing if it is applied.
+        """Apply the layout of this name to the device of the item, unless the device has it.
 
         The item names no deployable and no handle, and no handle of the device is in use. The next
-        discovery must show the new layout, also in another agent process. Raise DriverFailed for a
-        layout that the device does not support, and leave the device unchanged in this case.
+        discovery must show the new layout, also after a restart of the agent. Raise DriverFailed
+        for a layout that the device does not support, and leave the device unchanged in this case.
         """
 
 

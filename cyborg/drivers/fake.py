@@ -46,7 +46,7 @@ _MODES = {
 
 
 class FakeDriver(Driver):
-    """Simulator of cards, each on its own PCI bus, whose functions are the handles."""
+    """Simulator of cards, each on its own PCI bus; the PCI functions of a card are its handles."""
 
     name = "fake"
     version = "1.0"
@@ -79,7 +79,7 @@ class FakeDriver(Driver):
 
     @property
     def abilities(self) -> frozenset[Ability]:
-        """Cards can be programmed; the options add further abilities."""
+        """Return PROGRAMS and the abilities that the options enable."""
         abilities = {Ability.PROGRAMS}
         if self.options["prepare"] != "none":
             abilities.add(Ability.PREPARES)
@@ -141,14 +141,14 @@ class FakeDriver(Driver):
         self._simulate_work("sanitise", item)
 
     def layouts(self, device: Device) -> Sequence[Layout]:
-        """Return the layouts with one handle, half of the handles, and all handles."""
+        """Return three layouts: one handle, half of the handles, and all handles."""
         total = self.options["num_handles"]
         return [
             Layout(str(n), {"FPGA": n}) for n in sorted({min(1, total), total // 2 or total, total})
         ]
 
     def partition(self, item: WorkItem, layout: str) -> None:
-        """Store the number of handles in the file of the option ``divided``."""
+        """Write the number of handles of the layout to the file of the option ``divided``."""
         card = next((d for d in self.discover() if d.address == item.device), None)
         if card is None or layout not in {supported.name for supported in self.layouts(card)}:
             raise DriverFailed(f"card {item.device} cannot be divided into {layout}")
@@ -166,7 +166,7 @@ class FakeDriver(Driver):
         self._images[address] = image
 
     def _fetch_requested(self, item: WorkItem) -> None:
-        """Fetch the image that the device profile requests by its uuid or its function."""
+        """Fetch the image that the device profile requests by its uuid or its function id."""
         image, function = item.accel.get("bitstream_id"), item.accel.get("function_id")
         if image is None and function is not None:
             image = self.images.find({"accel:function_id": function})

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Driver for all devices on the PCI bus: rules select functions, sysfs describes them.
+"""Driver for all devices on the PCI bus: rules select PCI functions, sysfs describes them.
 
-The driver binds and unbinds no kernel driver. It creates virtual functions only as a layout that an
-operator applies (``sriov``), and resets functions only with the option ``reset``. A function is
-offered as a whole, as one handle. A physical function with enabled virtual functions is not offered
-itself: the virtual functions that a rule matches are the handles of its deployable. Functions that
-the host itself uses, such as its boot disk, are shown and never offered (``host_use``). Functions
-that Nova cannot attach are shown and not scheduled (``iommu``).
+The driver binds and unbinds no kernel driver. It creates virtual functions only when an operator
+applies a layout (``sriov``), and resets PCI functions only with the option ``reset``. A PCI
+function is offered as a whole, as one handle. A physical function with enabled virtual functions is
+not offered itself: the virtual functions that a rule matches are the handles of its deployable. PCI
+functions that the host itself uses, such as its boot disk, are shown but never offered
+(``host_use``). PCI functions that Nova cannot attach are shown but not scheduled (``iommu``).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -106,10 +106,10 @@ class PciDriver(Driver):
         lookup: hwdb.Lookup | None = None,
         kernel_log: str | Path | None = None,
     ) -> None:
-        """Create the driver. ``lookup`` returns display names of a function.
+        """Create the driver. ``lookup`` returns the display names of a PCI function.
 
-        The defaults are udev for ``lookup`` and /dev/kmsg for ``kernel_log``; with another sysfs
-        root than /sys there are no names and no kernel log.
+        The defaults are udev for ``lookup`` and /dev/kmsg for ``kernel_log``. If the sysfs root is
+        not /sys, the defaults are no names and no kernel log.
         """
         super().__init__(backend, options, sysfs_root)
         self._sysfs = Sysfs(sysfs_root)
@@ -140,12 +140,12 @@ class PciDriver(Driver):
                 raise self.misconfigured("devices", exc.found, exc.expected) from exc
 
     def set_reset(self, run: reset.Reset) -> None:
-        """Reset functions by ``run``, for devices that are not of this host."""
+        """Set the function that resets a PCI function, for devices that this host does not have."""
         self._resetter = reset.Resetter(self, run)
 
     @property
     def abilities(self) -> frozenset[Ability]:
-        """What the driver measures and resets follows from its options."""
+        """Return MEASURES and SANITISES if the options ``health`` and ``reset`` enable them."""
         found = {
             Ability.MEASURES: self.options["health"],
             Ability.SANITISES: self._resetter.enabled,
@@ -153,43 +153,46 @@ class PciDriver(Driver):
         return frozenset(ability for ability, enabled in found.items() if enabled)
 
     def is_candidate(self, function: PciFunction) -> bool:
-        """Return whether rules may select a function."""
+        """Return whether rules may select a PCI function."""
         return not function.class_code.startswith(pci_classes.BRIDGE)
 
     def describe(self, card: PciFunction) -> Description:
-        """Return details of a card that the PCI bus does not know."""
+        """Return details of a card that the PCI bus does not show."""
         return Description()
 
     def default_type_and_class(self, function: PciFunction) -> tuple[DeviceType, str]:
-        """Return the type and the resource class of a function for which no rule sets them."""
+        """Return the default type and resource class of a PCI function; a rule overrides them."""
         return pci_classes.default_type_and_class(
             function.vendor, function.product, function.class_code
         )
 
     def select(self, function: PciFunction) -> rules.Rule | None:
-        """Return the rule for a function; None if it is not offered unless it is adopted."""
+        """Return the rule for a PCI function; None if only an adoption makes it offered."""
         return rules.matching_rule(self._rules, function)
 
     def needs_iommu(self, function: PciFunction) -> bool:
-        """Return whether a function can be attached to an instance only with an IOMMU."""
+        """Return whether a PCI function can be attached to an instance only with an IOMMU."""
         return bool(self.options["check_iommu"])
 
     def find_obstacle(self, function: PciFunction) -> str | None:
-        """Return why a function that Nova can attach is not scheduled, with a remedy, or None."""
+        """Return why a PCI function is not scheduled although Nova can attach it, with a remedy.
+
+        Return None if the PCI function is scheduled.
+        """
         required = self._resetter.policy is reset.ResetPolicy.REQUIRED
         return reset.find_obstacle(self._sysfs, function) if required else None
 
     def find_used(
         self, functions: Mapping[str, PciFunction], previous: Mapping[str, str] | None = None
     ) -> dict[str, str]:
-        """Return the addresses of functions that the host uses, each with a reason for people.
+        """Return the PCI functions that the host uses: a text with the reason by address.
 
         ``previous`` is the result of the last discovery.
         """
         return host_use.used_functions(self.sysfs_root, previous)
 
     def sanitise(self, item: WorkItem) -> None:
-        """Reset the function of a handle, as the option ``reset`` says."""
+        """Reset the PCI function of a handle according to the option ``reset``."""
         self._resetter.reset(item.handle or item.device)
 
     def measure(self, devices: Sequence[Device]) -> Mapping[str, Measurement]:
@@ -200,11 +203,15 @@ class PciDriver(Driver):
 
     @property
     def remarks(self) -> Sequence[str]:
-        """Rules without a device, addresses that cannot be adopted, functions without a reset."""
+        """Return the warnings of the last discovery.
+
+        They are about rules without a device, addresses that cannot be adopted, and PCI functions
+        that cannot be reset.
+        """
         return self._remarks
 
     def check_adoption(self, addresses: Sequence[str]) -> None:
-        """Raise DriverFailed for an address without a function that can be offered."""
+        """Raise DriverFailed if an address has no PCI function that can be offered."""
         functions = {f.address: f for f in self._sysfs.pci_functions()}
         used = self.find_used(functions)
         for address in addresses:
@@ -212,11 +219,11 @@ class PciDriver(Driver):
                 raise DriverFailed(f"{address} cannot be adopted: {reason}")
 
     def discover(self) -> Sequence[Device]:
-        """Return a device for each function that is offered, itself or as virtual functions.
+        """Return a device for each card that is offered as a whole or as virtual functions.
 
-        A function that the host uses is returned without deployables, with the reason. A device
-        without any function that can be attached is not deliverable; otherwise, functions that
-        cannot be attached are withheld.
+        A PCI function that the host uses becomes a device without deployables, with the reason. A
+        device is not deliverable if none of its PCI functions can be attached. If only some of them
+        can be attached, the others are not offered.
         """
         functions = {f.address: f for f in self._sysfs.pci_functions()}
         used = self._used = self.find_used(functions, self._used)
@@ -257,7 +264,7 @@ class PciDriver(Driver):
         )
 
     def _with_obstacle(self, offer: Offer, iommu: IommuFacts, offered: set[str]) -> Offer:
-        """Return an offer with the reason why its function cannot be attached, if any."""
+        """Return an offer with the reason why its PCI function cannot be attached, if any."""
         if offer.withheld == sriov.NOT_SELECTED:
             return offer
         if self.needs_iommu(offer.function):
@@ -267,7 +274,7 @@ class PciDriver(Driver):
         return replace(offer, obstacle=obstacle or self.find_obstacle(offer.function))
 
     def _reset_remarks(self, offers: Iterable[Offer]) -> tuple[str, ...]:
-        """Return a remark about functions that are offered and cannot be reset, if any."""
+        """Return a warning about PCI functions that are offered but cannot be reset, if any."""
         addresses = [
             offer.function.address
             for offer in offers
@@ -279,13 +286,14 @@ class PciDriver(Driver):
             return ()
         names = join_limited(addresses, MAX_ADDRESSES)
         return (
-            f"the kernel has no method to reset {names}: a server may find the state of another",
+            f"the kernel has no method to reset {names}: a server may find data of the previous "
+            "server",
         )
 
     def _collect_remarks(
         self, functions: Mapping[str, PciFunction], used: Mapping[str, str]
     ) -> tuple[str, ...]:
-        """Return the remarks about rules and adopted addresses."""
+        """Return the warnings about rules and adopted addresses."""
         offerable = [f for f in functions.values() if self.is_candidate(f)]
         virtual = map(self._layouts.find_virtual, offerable) if self._layouts.counts else ()
         offerable += [function for function in virtual if function is not None]
@@ -329,7 +337,10 @@ class PciDriver(Driver):
         )
 
     def _physical_only(self, card: PciFunction) -> Offer | None:
-        """Return a function that is shown because a layout has virtual functions of it, if any."""
+        """Return an offer of a card without virtual functions that another layout would offer.
+
+        The offer is withheld: the card is only shown. Return None for any other card.
+        """
         function = self._layouts.find_virtual(card) if self._layouts.counts else None
         offer = None if function is None else self._offer(function, None)
         if offer is None:
@@ -338,7 +349,7 @@ class PciDriver(Driver):
         return replace(offer, function=card, withheld=withheld)
 
     def _offered_class(self, function: PciFunction) -> str | None:
-        """Return the resource class of a function; None if it is not offered."""
+        """Return the resource class of a PCI function; None if it is not offered."""
         # A virtual function whose address is not known has that of its card, which can be in use.
         predicted = function.physfn == function.address
         offer = self._offer(function, None if predicted else self._used.get(function.address))
@@ -347,7 +358,7 @@ class PciDriver(Driver):
     def _unadoptable(
         self, address: str, functions: Mapping[str, PciFunction], used: Mapping[str, str]
     ) -> str | None:
-        """Return why the function at an address cannot be offered; None if it can."""
+        """Return why the PCI function at an address cannot be offered; None if it can."""
         if address not in functions:
             return "the host has no PCI function at this address"
         function = functions[address]
@@ -358,7 +369,7 @@ class PciDriver(Driver):
         return f"the host uses it: {used[address]}" if address in used else None
 
     def _device(self, card: PciFunction, offers: Sequence[Offer]) -> Device | None:
-        """Return the device of a function; log a warning and return None if it is invalid."""
+        """Return the device of a card; log a warning and return None if the device is invalid."""
         names = self._lookup(card.address)
         description = self.describe(card)
         layout, layout_traits = self._layouts.describe(card)
@@ -392,7 +403,7 @@ class PciDriver(Driver):
         except Invalid as exc:
             error = exc.message
         LOG.warning(
-            "Device omitted, it cannot be reported: %s",
+            "Device omitted, because its data are invalid: %s",
             error,
             backend=self.backend,
             device=card.address,
@@ -401,7 +412,7 @@ class PciDriver(Driver):
 
 
 class GenericDriver(PciDriver):
-    """Driver for all devices; it can create virtual functions as layouts."""
+    """Driver for all PCI devices; its layouts are numbers of virtual functions."""
 
     name = "generic"
     version = "1.0"
@@ -420,7 +431,8 @@ class GenericDriver(PciDriver):
     ) -> None:
         """Create the driver; ``set_count`` changes the number of virtual functions of a card.
 
-        The default changes this host. With another sysfs root than /sys it changes nothing.
+        The default ``set_count`` changes this host. If the sysfs root is not /sys, it raises
+        DriverFailed.
         """
         super().__init__(backend, options, sysfs_root, lookup, kernel_log)
         local = self.sysfs_root == Path("/sys")
@@ -433,14 +445,14 @@ class GenericDriver(PciDriver):
 
     @property
     def abilities(self) -> frozenset[Ability]:
-        """The driver has layouts unless the option ``vf_counts`` is empty."""
+        """Return the abilities; PARTITIONS is one unless the option ``vf_counts`` is empty."""
         return super().abilities | ({Ability.PARTITIONS} if self._layouts.counts else set())
 
     def layouts(self, device: Device) -> Sequence[Layout]:
-        """Return the numbers of virtual functions that a device can have, as layouts."""
+        """Return a layout for each number of virtual functions that a device can have."""
         return self._layouts.of_device(device)
 
     def partition(self, item: WorkItem, layout: str) -> None:
         """Change the number of virtual functions; see ``privileged.sriov.set_count``."""
         self._layouts.apply(item.device, layout)
-        LOG.info("The layout is %s", layout, backend=self.backend, device=item.device)
+        LOG.info("Layout %s applied", layout, backend=self.backend, device=item.device)

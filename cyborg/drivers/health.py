@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Health checks of PCI functions, based on sysfs and the kernel log.
 
-Each check returns a measurement, or None if the health is unknown, because a file is missing or the
-function is suspended. A suspended function is not woken. Each check names the kernel document of
-the files that it reads, in ``Documentation/ABI/testing`` unless stated otherwise.
+Each check returns a measurement. It returns None if the health is unknown, because a file is
+missing or the PCI function is suspended. A suspended PCI function is not resumed. Each check names
+the kernel document of the files that it reads, in ``Documentation/ABI/testing`` unless stated
+otherwise.
 """
 
 from collections.abc import Collection, Mapping
@@ -27,7 +28,7 @@ _NO_RESPONSE = b"\xff\xff\xff\xff"
 
 
 class HealthReader:
-    """Health checks of the functions of one backend, with the last values of error counters."""
+    """Health checks of one backend's PCI functions, with the last values of error counters."""
 
     def __init__(
         self, sysfs: Sysfs, checks: Collection[str], kernel_log: str | Path | None
@@ -41,11 +42,11 @@ class HealthReader:
     def measure(
         self, functions: Mapping[str, Mapping[str, Collection[str]]]
     ) -> dict[str, Measurement]:
-        """Return the health of functions by address.
+        """Return the health of PCI functions by address.
 
-        ``functions`` maps the address of each function to a mapping of addresses, its own and those
-        of its virtual functions, to the required kernel drivers; an empty collection permits any
-        driver. The result omits functions that are absent.
+        ``functions`` maps the address of each PCI function to a second mapping. The second mapping
+        has the required kernel drivers of this PCI function and of its virtual functions, by
+        address; an empty collection permits any driver. Absent PCI functions are not in the result.
         """
         if self._xids is not None:
             self._xids.read()
@@ -82,7 +83,7 @@ class HealthReader:
         """Return unhealthy if uncorrectable PCIe errors increased since the last measurement.
 
         The first measurement only stores the counters. ``sysfs-bus-pci-devices-aer_stats``: the
-        last line is TOTAL_ERR_FATAL or TOTAL_ERR_NONFATAL.
+        last line of a file has the total (TOTAL_ERR_FATAL or TOTAL_ERR_NONFATAL).
         """
         previous, current = self._errors[address], dict[str, int]()
         for kind, name in _AER.items():
@@ -98,9 +99,9 @@ class HealthReader:
 
 
 def check_bus(sysfs: Sysfs, folder: Path) -> Measurement | None:
-    """Return unhealthy if the configuration space reads as ones: the function does not respond.
+    """Return unhealthy if the configuration space reads as 0xff: the function does not respond.
 
-    ``sysfs-bus-pci``, ``config``. A virtual function is not checked: its vendor id reads as ones,
+    ``sysfs-bus-pci``, ``config``. A virtual function is not checked: its vendor id reads as 0xffff,
     according to the SR-IOV specification.
     """
     if sysfs.read_link(folder / "physfn") is not None:
@@ -116,7 +117,7 @@ def check_bus(sysfs: Sysfs, folder: Path) -> Measurement | None:
 
 
 def check_link(sysfs: Sysfs, folder: Path) -> Measurement | None:
-    """Return unhealthy if the link is down; report a link narrower than the maximum as OK.
+    """Return unhealthy if the link is down. A link narrower than the maximum is healthy.
 
     ``sysfs-bus-pci``, ``current_link_speed`` and related files. Many cards are in narrow slots. The
     speed is not reported: an idle card lowers it to save power.
@@ -143,8 +144,9 @@ def check_link(sysfs: Sysfs, folder: Path) -> Measurement | None:
 def check_link_width(sysfs: Sysfs, folder: Path) -> Measurement | None:
     """Return unhealthy if the link has fewer lanes than both the function and its slot support.
 
-    ``sysfs-bus-pci``, ``current_link_width`` and ``max_link_width``; those of the slot are at the
-    bridge above the function. Not the speed: an idle card lowers it to save power.
+    ``sysfs-bus-pci``, ``current_link_width`` and ``max_link_width``. The files of the slot are in
+    the folder of the bridge above the function. The speed is not checked: an idle card lowers it to
+    save power.
     """
     # The entry of the bus is a link, so ".." is the bridge and not the bus.
     maxima = [sysfs.read_int(at / "max_link_width") for at in (folder, folder / "..")]
@@ -190,7 +192,7 @@ def check_temperature(sysfs: Sysfs, folder: Path) -> Measurement | None:
 def check_kernel_driver(
     sysfs: Sysfs, address: str, required: Collection[str]
 ) -> Measurement | None:
-    """Return unhealthy if a function is not bound to one of the required kernel drivers.
+    """Return unhealthy if a PCI function is not bound to one of the required kernel drivers.
 
     ``sysfs-bus-pci``: the link ``driver``.
     """
@@ -206,7 +208,7 @@ def check_kernel_driver(
 
 
 def _hwmons(sysfs: Sysfs, folder: Path) -> list[Path]:
-    """Return the sensor folders of a device; the sensors of an NVMe drive are at its controller."""
+    """Return the sensor folders of a PCI function; for an NVMe drive those of its controller."""
     below = [folder, *(folder / "nvme" / name for name in sysfs.list_names(folder / "nvme"))]
     at = [(where / "hwmon", name) for where in below for name in sysfs.list_names(where / "hwmon")]
     # The sensors of the controller are directly in its folder.

@@ -3,8 +3,8 @@
 
 This protects the host against rules that select too much. It reads sysfs, and the mounts, swap
 areas and routes of the agent's own namespaces in ``/proc``. It does not detect file systems whose
-devices the kernel does not list there, such as ZFS, and disks that are mounted only in another
-mount namespace.
+devices the kernel does not list there, such as ZFS. It does not detect disks that are mounted only
+in another mount namespace either.
 """
 
 import contextlib
@@ -30,12 +30,13 @@ _OCTAL = re.compile(r"\\([0-7]{3})")
 def used_functions(
     sysfs_root: Path, previous: Mapping[str, str] | None = None, *, interfaces: bool = True
 ) -> dict[str, str]:
-    """Return the addresses of PCI functions that the host uses, each with a reason for people.
+    """Return the PCI functions that the host uses: a text with the reason by address.
 
-    ``/proc`` is the directory next to ``sysfs_root``. A device whose files cannot be read counts
-    as unused. ``previous`` is the result of an earlier call: an interface that was in use, is up
-    and has no link is still in use, because a network manager may remove its addresses until the
-    link is back. Without ``interfaces``, a use by a network interface does not count.
+    ``/proc`` is the directory next to ``sysfs_root``. A device whose files cannot be read counts as
+    unused. ``previous`` is the result of an earlier call. A network interface that was in use then
+    still counts as used if it is up without a link, because a network manager may remove its
+    addresses until the link is back. If ``interfaces`` is False, network interfaces do not count as
+    a use.
     """
     host = _Host(sysfs_root)
     found: dict[str, str] = {}
@@ -52,11 +53,12 @@ def used_functions(
 
 
 def mediated_parents(sysfs_root: Path) -> dict[str, str]:
-    """Return PCI functions that have mediated devices, each with a reason for people.
+    """Return the PCI functions with mediated devices: a text with the reason by address.
 
-    A server may use such a device: without its parent it would be lost. The physical function of a
-    parent counts as well. The folder of a device is in that of its parent
-    (``Documentation/driver-api/vfio-mediated-device.rst`` of the Linux kernel).
+    A server may use a mediated device, which disappears without its parent. If the parent is a
+    virtual function, its physical function is also returned. The sysfs folder of a mediated device
+    is in the folder of its parent (``Documentation/driver-api/vfio-mediated-device.rst`` of the
+    Linux kernel).
     """
     sysfs = Sysfs(sysfs_root)
     devices = Path("bus/mdev/devices")
@@ -82,7 +84,7 @@ class _Host:
         self._proc = Sysfs(sysfs_root.parent / "proc")
 
     def disks(self) -> dict[str, str]:
-        """Return functions whose disks contain file systems, swap or parts of other devices."""
+        """Return the PCI functions whose disks the host uses: a reason by address."""
         uses: dict[str, str] = {}  # by the name of a block device
         for name, mount_point in self._mounts():
             root = mount_point == "/"
@@ -106,7 +108,7 @@ class _Host:
         return found
 
     def interfaces(self) -> dict[str, str]:
-        """Return functions whose network interfaces carry traffic of the host."""
+        """Return the PCI functions whose network interfaces the host uses: a reason by address."""
         used = self._routed_interfaces()
         found: dict[str, str] = {}
         for name in self._sysfs.list_names("class/net"):
@@ -118,13 +120,13 @@ class _Host:
         return found
 
     def displays(self) -> dict[str, str]:
-        """Return functions that show something on a screen or a virtual console of the host.
+        """Return the PCI functions that are displays of the host: a reason by address.
 
-        They are the VGA device of the boot if a kernel driver has a display of it, functions with a
-        framebuffer, and those with an enabled connector. So a compute GPU without a screen counts
-        as unused, although its kernel driver makes a DRM device. A function that is bound to VFIO
-        counts as unused: ``vfio_pci_vga_init`` of ``drivers/vfio/pci/vfio_pci_core.c`` removes the
-        framebuffer of the firmware.
+        A PCI function is a display of the host if it has a framebuffer or an enabled connector, or
+        if it is the VGA device of the boot and has a display device of a kernel driver. A compute
+        GPU without a screen counts as unused, although its kernel driver creates a DRM device. A
+        PCI function that is bound to VFIO counts as unused: ``vfio_pci_vga_init`` of
+        ``drivers/vfio/pci/vfio_pci_core.c`` removes the framebuffer of the firmware.
 
         Sources: ``Documentation/gpu/vgaarbiter.rst`` (the default VGA device),
         ``drivers/pci/pci-sysfs.c`` (``boot_vga``), ``Documentation/fb/framebuffer.rst``,
@@ -148,10 +150,10 @@ class _Host:
     def _displays_of(
         self, class_: str, pattern: re.Pattern[str], *, enabled: bool = False
     ) -> dict[str, str]:
-        """Return functions with a device of a class, each with the first name.
+        """Return the PCI functions with a device of a class: the first device name by address.
 
-        With ``enabled`` only devices that are enabled. Functions that are bound to VFIO are left
-        out.
+        With ``enabled`` only enabled devices count. PCI functions that are bound to VFIO are
+        omitted.
         """
         found: dict[str, str] = {}
         for name in self._sysfs.list_names(f"class/{class_}"):
@@ -167,7 +169,7 @@ class _Host:
         return found
 
     def unlinked(self) -> set[str]:
-        """Return functions with a network interface that is up and has no link."""
+        """Return the PCI functions with a network interface that is up and has no link."""
         found: set[str] = set()
         for name in self._sysfs.list_names("class/net"):
             if self._is_up(name) and self._sysfs.read_text(f"class/net/{name}/carrier") == "0":
@@ -175,7 +177,7 @@ class _Host:
         return found
 
     def _mounts(self) -> Iterable[tuple[str, str]]:
-        """Return mounted block devices, each with its mount point."""
+        """Yield the name and the mount point of each mounted block device."""
         for process in ("self", "1"):  # "1" is for a root agent in its own mount namespace
             for line in self._lines(f"{process}/mountinfo"):
                 fields, _, source = line.partition(" - ")
@@ -198,7 +200,7 @@ class _Host:
                 yield name
 
     def _block_name(self, path: str) -> str | None:
-        """Return the kernel name of a block device in /dev; None if there is none."""
+        """Return the kernel name of the block device at a path in /dev; None if it is unknown."""
         name = path.removeprefix("/dev/").replace("/", "!")
         if self._sysfs.list_names(f"class/block/{name}"):
             return name
@@ -209,7 +211,7 @@ class _Host:
         return None
 
     def _functions_of_disk(self, name: str, depth: int = 0) -> list[str]:
-        """Return the functions on the path to a block device or to the devices below it."""
+        """Return the PCI functions on the paths to a block device and its underlying devices."""
         path = self._resolved(f"class/block/{name}")
         found = _functions(path)
         if depth == MAX_DEPTH:
@@ -228,7 +230,7 @@ class _Host:
         return found
 
     def _routed_interfaces(self) -> dict[str, str]:
-        """Return interfaces with routes or addresses, each with a reason."""
+        """Return the network interfaces with routes or addresses: a reason by name."""
         found: dict[str, str] = {}
         for line in self._lines("self/net/if_inet6"):
             fields = line.split()
@@ -288,10 +290,10 @@ class _Host:
 
 
 def _functions(path: Path) -> list[str]:
-    """Return the PCI functions on a sysfs path, in reverse order.
+    """Return the addresses of the PCI functions on a sysfs path, the last one on the path first.
 
-    The functions after the first are bridges or, for NVMe drives behind Intel VMD, a controller
-    that is not a bridge.
+    The first address is the device itself. The others are bridges or, for NVMe drives behind Intel
+    VMD, a controller that is not a bridge.
     """
     found: list[str] = []
     for part in reversed(path.parts):

@@ -13,7 +13,7 @@ LOG = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Display names of the vendor and the model of a function; None if unknown."""
+    """Display names of the vendor and the model of a PCI function; None if unknown."""
 
     vendor: str | None = None
     model: str | None = None
@@ -24,12 +24,12 @@ Lookup = Callable[[str], Names]
 
 
 def no_names(address: str) -> Names:
-    """Return no names. This is the lookup for a sysfs tree of another host."""
+    """Return no names; for a sysfs that is not the sysfs of this host."""
     return Names()
 
 
 def udev_names(address: str) -> Names:
-    """Return the names that udev stored when it detected the device."""
+    """Return the names that udev stored for the PCI function at an address."""
     context = _context()
     if context is None:
         return Names()
@@ -47,7 +47,7 @@ def udev_names(address: str) -> Names:
 
 @functools.cache
 def _context() -> Any:
-    """Return the libudev context; None, with one warning, on a host without libudev."""
+    """Return the libudev context; without libudev log one warning and return None."""
     try:
         import pyudev
 
@@ -59,6 +59,6 @@ def _context() -> Any:
 
 
 def _plain(name: Any) -> str | None:
-    """Return a name that is valid in a report: printable and at most 255 characters."""
+    """Return a name without unprintable characters and with at most 255 characters."""
     text = "".join(c if c.isprintable() else " " for c in str(name or "")).strip()
     return text[:255] or None

@@ -36,12 +36,12 @@ class ImageStore(Protocol):
     def open(
         self, uuid: str, check: CheckProperties = lambda properties: None
     ) -> AbstractContextManager[Image]:
-        """Return an image, fetched and verified; its file exists until the context ends.
+        """Yield an image, fetched and verified; its file exists until the context ends.
 
-        ``check`` gets the custom properties before anything is fetched, and raises DriverFailed if
-        the image does not fit the device. Raise DriverFailed for an image that does not exist, is
-        not active, is too large, arrives too slowly, or has another digest or signature than the
-        image service says; Unavailable if the service does not answer.
+        ``check`` is called with the custom properties before the image is fetched. It raises
+        DriverFailed if the image does not fit the device. Raise DriverFailed also for an image that
+        does not exist, is not active, is too large, arrives too slowly, or has another digest or
+        signature than the image service says; Unavailable if the service does not answer.
         """
 
     def find(self, properties: Mapping[str, str]) -> str:
@@ -63,7 +63,7 @@ class NoImageStore:
 
     def find(self, properties: Mapping[str, str]) -> str:
         """Raise DriverFailed."""
-        raise DriverFailed(f"no image can be searched: {_REMEDY}")
+        raise DriverFailed(f"images cannot be searched: {_REMEDY}")
 
 
 _REMEDY = "this agent has no image service; set the section [glance] of its configuration"

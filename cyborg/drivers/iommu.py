@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts about the IOMMU and VFIO of a host, read once for all functions of a discovery.
+"""Facts about the IOMMU and VFIO of a host, read once for each discovery.
 
-Sources: ``iommu_group`` of a function and ``/sys/kernel/iommu_groups``
+Sources: ``iommu_group`` of a PCI function and ``/sys/kernel/iommu_groups``
 (``Documentation/ABI/testing/sysfs-kernel-iommu_groups``), ``/sys/bus/pci/drivers``,
 ``/sys/module``, and the indices of kmod in ``/lib/modules`` (modules.dep(5)).
 """
@@ -35,9 +35,9 @@ class IommuFacts:
     def __init__(
         self, sysfs: Sysfs, functions: Iterable[PciFunction], host_root: Path | None = None
     ) -> None:
-        """Read the facts of a host; ``functions`` are all functions of its PCI bus.
+        """Read the facts of a host; ``functions`` are all its PCI functions.
 
-        ``host_root`` is the root directory of the host, by default the one above sysfs.
+        ``host_root`` is the root directory of the host, by default the parent directory of sysfs.
         """
         self._sysfs = sysfs
         # By group, of those that were asked for.
@@ -62,10 +62,10 @@ class IommuFacts:
     def find_obstacle(
         self, function: PciFunction, host_use: str | None, offered: Collection[str]
     ) -> str | None:
-        """Return why a function cannot be attached to an instance; None if it can.
+        """Return why a PCI function cannot be attached to an instance; None if it can.
 
-        ``host_use`` is how the host uses it. ``offered`` are the addresses of all functions that
-        the backend offers.
+        ``host_use`` describes how the host uses the PCI function, or is None. ``offered`` are the
+        addresses of all PCI functions that the backend offers.
         """
         group = self._groups.get(function.iommu_group or "", ())
         return delivery.find_obstacle(
@@ -93,7 +93,7 @@ class IommuFacts:
         )
 
     def _other_devices(self, group: str | None) -> tuple[GroupMember, ...]:
-        """Return the devices of a group that are not on the PCI bus, read once."""
+        """Return the devices of an IOMMU group that are not on the PCI bus; read them once."""
         if group is None:
             return ()
         if group not in self._others:
@@ -106,11 +106,12 @@ class IommuFacts:
         return self._others[group]
 
     def _is_mapped(self, group: str | None) -> bool:
-        """Return whether a group has a region that must be mapped 1:1, read once.
+        """Return whether an IOMMU group has an address range that must be mapped 1:1; read it once.
 
-        Each line of ``reserved_regions`` has a first and a last address and a type. The kernel
-        gives no such group to VFIO: ``__iommu_device_set_domain`` of ``drivers/iommu/iommu.c``,
-        before Linux 6.6 ``intel_iommu_attach_device`` of ``drivers/iommu/intel/iommu.c``.
+        Each line of ``reserved_regions`` has a first address, a last address and a type. The kernel
+        does not give a group with such a range to VFIO: ``__iommu_device_set_domain`` of
+        ``drivers/iommu/iommu.c``, before Linux 6.6 ``intel_iommu_attach_device`` of
+        ``drivers/iommu/intel/iommu.c``.
         """
         if group is None:
             return False
@@ -128,8 +129,8 @@ def _is_installed(root: Path) -> bool:
     """Return whether the running kernel has vfio-pci built in or as a module.
 
     libvirt loads the module when it attaches the first device. If the modules are not visible, as
-    in a container without ``/lib/modules``, the answer is that they contain it: a wrong answer
-    would close all devices of a host that works.
+    in a container without ``/lib/modules``, return True: a wrong False would make all devices of a
+    working host unavailable.
     """
     release = Sysfs(root).read_text("proc/sys/kernel/osrelease")
     modules = Sysfs(root / "lib/modules" / (release or ""))

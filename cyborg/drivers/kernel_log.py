@@ -126,6 +126,6 @@ class XidLog:
 
 
 def _is_from_kernel(head: str) -> bool:
-    """Return whether the kernel wrote a record: the records of programs have a facility."""
+    """Return whether the kernel wrote a record; records of other programs have a facility."""
     level = head.partition(",")[0]
     return level.isdecimal() and int(level) >> 3 == 0

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Devices that an operator adds to a backend (adopts) or removes from it (releases) at run time.
 
-A driver supports this if it has the options of ``OPTIONS``: the service adds an address to one of
-the lists, removes it from the other, and recreates the backend.
+A driver supports this if its options include ``OPTIONS``. The service then adds an address to one
+of these lists, removes it from the other list, and recreates the backend.
 """
 
 from collections.abc import Sequence
@@ -57,7 +57,7 @@ class AdoptionInterface(Protocol):
     """Interface of a driver that checks whether a device can be adopted."""
 
     def check_adoption(self, addresses: Sequence[str]) -> None:
-        """Raise DriverFailed if no device that can be offered exists at one of these addresses.
+        """Raise DriverFailed if one of these addresses has no device that can be offered.
 
         The agent calls this with the addresses that a change adds to ``adopt``, before the first
         discovery of the changed backend. Devices that were adopted before are not checked.

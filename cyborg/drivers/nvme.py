@@ -2,11 +2,11 @@
 """Driver for NVMe controllers, which it erases between two servers.
 
 It discovers like the generic driver, but only NVMe controllers. ``nvme_admin`` chooses the method
-of erasure, ``privileged.nvme`` carries it out and proves it.
+of erasure. ``privileged.nvme`` erases and verifies the erasure.
 
-With ``class_by_capacity`` the resource class follows from medium and capacity. The kernel knows
-both only while its nvme driver is bound, and not while a server uses the controller, so the class
-is kept in the memory of the backend.
+With ``class_by_capacity`` the resource class depends on medium and capacity. The kernel shows both
+only while its nvme driver is bound, and not while a server uses the controller. So the class is
+stored in the memory of the backend.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -63,6 +63,9 @@ class NvmeDriver(PciDriver):
     version = "1.0"
     DEVICE_TYPE = DeviceType.SSD
     SUPPORT_LEVEL = Support.SUPPORTED
+    # The serial number appears with the controller, the capacity with its namespaces: a real drive
+    # needs seconds after its PCI function was bound. ``block`` has uevents of all other disks too.
+    UEVENT_SUBSYSTEMS = PciDriver.UEVENT_SUBSYSTEMS | {"nvme", "nvme-generic"}
     OPTIONS = (
         # An erasure is more than a reset.
         *(option for option in PciDriver.OPTIONS if option is not reset.OPTION),
@@ -92,10 +95,10 @@ class NvmeDriver(PciDriver):
         kernel_log: str | Path | None = None,
         erase: Erase | None = None,
     ) -> None:
-        """Create the driver; ``erase`` erases the controller at an address within a time.
+        """Create the driver; ``erase(address, seconds)`` erases a controller within this time.
 
-        The default erases controllers of this host. With another sysfs root than /sys it erases
-        none: their addresses are not those of this host.
+        The default ``erase`` erases controllers of this host. If the sysfs root is not /sys, it
+        raises DriverFailed, because the addresses are not those of this host.
         """
         super().__init__(backend, options, sysfs_root, lookup, kernel_log)
         self._erase = erase or (_erase if self.sysfs_root == Path("/sys") else _refuse)
@@ -111,7 +114,7 @@ class NvmeDriver(PciDriver):
 
     @property
     def abilities(self) -> frozenset[Ability]:
-        """Each controller is erased before it is offered again."""
+        """Return the abilities, always with SANITISES: a released controller is erased."""
         return super().abilities | {Ability.SANITISES}
 
     def sanitise(self, item: WorkItem) -> None:
@@ -125,8 +128,8 @@ class NvmeDriver(PciDriver):
             # drive, and may come back with it.
             if address != item.device and self._sysfs.pci_function(item.device) is not None:
                 raise DriverFailed(
-                    f"{address} does not exist now, but {item.device}, which stores its data, "
-                    "does: enable its virtual functions"
+                    f"{address} does not exist now, but its data are still on {item.device}: "
+                    f"enable the virtual functions of {item.device}"
                 )
             return
         result = self._erase(address, self.options["erase_timeout"])
@@ -142,18 +145,21 @@ class NvmeDriver(PciDriver):
         )
 
     def is_candidate(self, function: PciFunction) -> bool:
-        """Return whether a function is an NVMe controller."""
+        """Return whether a PCI function is an NVMe controller."""
         return function.class_code == CLASS
 
     def discover(self) -> Sequence[Device]:
-        """Return the controllers; one whose class is unknown is not deliverable."""
+        """Return the controllers; a controller of unknown resource class is not deliverable."""
         self._classes = {}
         devices = super().discover()
         self._shown = {address: self._shown[address] for address in self._classes}
         return devices
 
     def default_type_and_class(self, function: PciFunction) -> tuple[DeviceType, str]:
-        """Return the resource class of the capacity, if it is known and ``class_by_capacity``."""
+        """Return the type and resource class of a controller.
+
+        With ``class_by_capacity`` the class depends on the capacity, if the capacity is known.
+        """
         type_, plain = super().default_type_and_class(function)
         if not self.options["class_by_capacity"] or function.physfn is not None:
             return type_, plain
@@ -163,7 +169,10 @@ class NvmeDriver(PciDriver):
         return type_, self._classes[function.address] or plain
 
     def find_obstacle(self, function: PciFunction) -> str | None:
-        """Return why a controller is not scheduled: its class would change once it is known."""
+        """Return why a controller is not scheduled, for example because its class is not known yet.
+
+        Return None if the controller is scheduled.
+        """
         rule = self.select(function)
         unknown = self._classes.get(function.address, "") is None
         if unknown and (rule is None or rule.resource_class is None):
@@ -171,10 +180,11 @@ class NvmeDriver(PciDriver):
         return super().find_obstacle(function)
 
     def _find_class(self, function: PciFunction) -> str | None:
-        """Return the class of a controller as it was reported before; None if it is unknown.
+        """Return the resource class of a controller to report; None if it is unknown.
 
-        A class that differs from the one before is reported when two discoveries find it: the
-        kernel shows the namespaces of a controller one after another.
+        A class that differs from the stored class is reported only after two discoveries have found
+        it, because the kernel shows the namespaces of a controller one after another. Otherwise the
+        stored class is returned.
         """
         key, model = f"class {function.address}", f"{function.vendor}:{function.product}"
         known_model, _, known = (self.memory.get(key) or "").partition(" ")
@@ -188,7 +198,7 @@ class NvmeDriver(PciDriver):
         return shown
 
     def _read_class(self, address: str) -> str | None:
-        """Return the class that follows from the namespaces; None if there is none to see."""
+        """Return the resource class for the capacity of the namespaces; None if none is visible."""
         controller, namespaces = self._read_namespaces(address)
         if not namespaces or self._sysfs.read_text(controller / "state") != "live":
             return None
@@ -196,7 +206,10 @@ class NvmeDriver(PciDriver):
         return resource_class_of(sum(namespaces.values()), rotational="1" in media)
 
     def _read_namespaces(self, address: str) -> tuple[Path, dict[str, int]]:
-        """Return the folder of a controller, and its namespaces that have a capacity, in bytes."""
+        """Return the sysfs folder of a controller, and its namespaces: the bytes by name.
+
+        Namespaces without a capacity are omitted.
+        """
         folder = Path("bus/pci/devices") / address / "nvme"
         names = self._sysfs.list_names(folder)
         controller = folder / names[0] if names else folder
@@ -208,7 +221,7 @@ class NvmeDriver(PciDriver):
         return controller, {name: size * _SECTOR for name, size in sizes.items() if size}
 
     def describe(self, card: PciFunction) -> Description:
-        """Return what the kernel's nvme driver knows of a controller, while it is bound to it."""
+        """Return model, firmware, serial and capacity while the kernel's nvme driver is bound."""
         controller, namespaces = self._read_namespaces(card.address)
         capacity = sum(namespaces.values())
         info = {
@@ -226,8 +239,8 @@ class NvmeDriver(PciDriver):
 def resource_class_of(capacity: int, *, rotational: bool) -> str:
     """Return the resource class of a number of bytes, such as ``CUSTOM_NVME_SSD_1_92TB``.
 
-    The number is rounded to three digits, in decimal units, because drives that are sold with one
-    capacity differ in the following ones.
+    The number is rounded to three significant digits, in decimal units, because drives of the same
+    nominal capacity differ in the other digits.
     """
     rounded = float(f"{capacity:.3g}")
     unit, size = next((u, s) for u, s in _UNITS if rounded >= s or s == 1.0)

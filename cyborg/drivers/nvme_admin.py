@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Admin commands of NVMe controllers: their encoding, and which of them erases a controller.
+"""Admin commands of NVMe controllers, and the choice of the command that erases.
 
 Commands and data structures are those of the NVM Express Base Specification, revision 2.0: Identify
 (5.17), Get Log Page (5.16), Sanitize (5.24) and Format NVM (5.14). ``<linux/nvme_ioctl.h>`` of the
@@ -22,7 +22,8 @@ _COMMAND = struct.Struct("<BBHIIIQQII6III")
 _ADMIN_IOCTL = 0xC0484E41  # _IOWR('N', 0x41, struct nvme_passthru_cmd)
 _IDENTIFY, _GET_LOG_PAGE, _FORMAT, _SANITIZE = 0x06, 0x02, 0x80, 0x84
 _CNS_NAMESPACE, _CNS_CONTROLLER, _CNS_ACTIVE_NAMESPACES = 0x00, 0x01, 0x02
-_CNS_ALLOCATED_NAMESPACES, _CNS_CONTROLLERS, _CNS_SECONDARY_CONTROLLERS = 0x10, 0x13, 0x15
+_CNS_ALLOCATED_NAMESPACES, _CNS_NAMESPACE_CONTROLLERS = 0x10, 0x12
+_CNS_CONTROLLERS, _CNS_SECONDARY_CONTROLLERS = 0x13, 0x15
 _SANITIZE_STATUS_LOG = 0x81
 _WHOLE_CONTROLLER = 0xFFFFFFFF
 _IDENTIFY_BYTES = 4096
@@ -72,7 +73,7 @@ _SANITIZE_STATES = {
 
 @dataclass(frozen=True, slots=True)
 class ControllerInfo:
-    """What a controller supports.
+    """Capabilities of a controller.
 
     With ``format_all`` a format erases every namespace. With ``manages_namespaces`` a user can
     create, attach, detach and delete namespaces. With ``has_siblings`` the NVM subsystem may have
@@ -88,7 +89,11 @@ class ControllerInfo:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceInfo:
-    """A namespace: whether other controllers can use it, and its format as Format NVM takes it."""
+    """Properties of a namespace.
+
+    ``shared`` is True if other controllers can use the namespace. ``format_bits`` is its format,
+    encoded for the command Format NVM.
+    """
 
     shared: bool
     format_bits: int
@@ -128,19 +133,22 @@ def parse_namespace(data: bytes) -> NamespaceInfo:
 
 
 def parse_controllers(data: bytes) -> set[int]:
-    """Parse a Controller List data structure: the ids of controllers."""
+    """Return the controller ids of a Controller List data structure."""
     (count,) = struct.unpack_from("<H", data)
     return set(struct.unpack_from(f"<{min(count, 2047)}H", data, 2))
 
 
 def parse_idle_controllers(data: bytes) -> set[int]:
-    """Parse a Secondary Controller List: the ids of those that are offline, as without a VF."""
+    """Return the ids of the offline controllers of a Secondary Controller List.
+
+    The controller of a virtual function that is not enabled is offline.
+    """
     entries = [struct.unpack_from("<HHB", data, 32 * (n + 1)) for n in range(min(data[0], 127))]
     return {number for number, _, state in entries if not state & 0x1}
 
 
 def parse_sanitize_status(data: bytes) -> tuple[SanitizeState, float]:
-    """Parse the Sanitize Status log: the state, and the progress from 0 to 1."""
+    """Return the state and the progress (0 to 1) of a Sanitize Status log."""
     progress, status = struct.unpack_from("<HH", data)
     state = _SANITIZE_STATES.get(status & 0x7)
     if state is None:
@@ -151,7 +159,7 @@ def parse_sanitize_status(data: bytes) -> tuple[SanitizeState, float]:
 def choose_method(
     controller: ControllerInfo, namespaces: Sequence[NamespaceInfo], *, exclusive: bool
 ) -> Method:
-    """Return the strongest method that erases nothing of another user.
+    """Return the strongest method that erases no data of other users.
 
     ``exclusive`` means that no other controller of the NVM subsystem is in use: a sanitize
     operation erases the whole subsystem. Raise DriverFailed if there is no such method.
@@ -178,22 +186,27 @@ def choose_method(
 
 
 class Controller:
-    """The admin queue of a controller, by the descriptor of its character device."""
+    """Admin queue of a controller, opened as the file descriptor of its character device."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     def identify(self) -> ControllerInfo:
-        """Return what the controller supports."""
+        """Return the capabilities of the controller."""
         return parse_controller(self._identify(_CNS_CONTROLLER))
 
     def namespace_ids(self) -> list[int]:
-        """Return the ids of the namespaces that are attached."""
+        """Return the ids of the namespaces that are attached to the controller."""
         return self._namespaces(_CNS_ACTIVE_NAMESPACES)
 
     def allocated_namespace_ids(self) -> list[int]:
         """Return the ids of all namespaces of the NVM subsystem."""
         return self._namespaces(_CNS_ALLOCATED_NAMESPACES)
+
+    def detached_namespace_ids(self) -> list[int]:
+        """Return the ids of the namespaces of the NVM subsystem that no controller has."""
+        others = set(self.allocated_namespace_ids()) - set(self.namespace_ids())
+        return sorted(number for number in others if not self._has_controller(number))
 
     def is_alone(self, info: ControllerInfo) -> bool:
         """Return whether no other controller of the NVM subsystem can be in use.
@@ -226,14 +239,23 @@ class Controller:
         self._execute(_SANITIZE, 0, _SANITIZE_ACTIONS[method], timeout=COMMAND_TIMEOUT)
 
     def format(self, number: int, format_bits: int, method: Method, timeout: float) -> None:
-        """Format a namespace; ``format_bits`` are those of its NamespaceInfo."""
+        """Format a namespace; take ``format_bits`` from its NamespaceInfo."""
         self._execute(_FORMAT, number, format_bits | _SECURE_ERASE[method] << 9, timeout=timeout)
+
+    def _has_controller(self, namespace: int) -> bool:
+        try:
+            found = parse_controllers(self._identify(_CNS_NAMESPACE_CONTROLLERS, namespace))
+        except DriverFailed:
+            return False  # the list is optional: without it, the namespace must be assumed detached
+        return bool(found)
 
     def _namespaces(self, structure: int) -> list[int]:
         data = self._identify(structure)
         numbers = [number for (number,) in struct.iter_unpack("<I", data) if number]
         if len(numbers) == _IDENTIFY_BYTES // 4:
-            raise DriverFailed(f"the controller has {len(numbers)} namespaces or more: too many")
+            raise DriverFailed(
+                f"the controller has {len(numbers)} or more namespaces, which is too many"
+            )
         return numbers
 
     def _identify(self, structure: int, namespace: int = 0) -> bytes:

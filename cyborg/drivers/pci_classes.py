@@ -2,7 +2,7 @@
 """Default device type and resource class of a PCI function, derived from its class code.
 
 Class codes are defined in the "PCI Code and ID Assignment Specification" of the PCI-SIG, section 1.
-A rule of the generic driver can override these defaults.
+A rule of a driver can override these defaults.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ _BY_CLASS: Mapping[str, tuple[DeviceType, str]] = {
 
 
 def default_type_and_class(vendor: str, product: str, class_code: str) -> tuple[DeviceType, str]:
-    """Return the type and the resource class of a function for which no rule sets them."""
+    """Return the default type and resource class of a PCI function; a rule overrides them."""
     if vendor == _INTEL and class_code.startswith("0b40"):
         return DeviceType.QAT, "CUSTOM_QAT"  # Intel's co-processors are QuickAssist
     for length in (4, 2):

@@ -3,7 +3,7 @@
 
 VFIO resets a function itself when a process opens and closes it, and ignores a failure
 (``vfio_pci_core_enable`` and ``vfio_pci_core_disable`` of ``drivers/vfio/pci/vfio_pci_core.c``).
-The reset of this module is an additional one, by the attribute ``reset``, whose failure is noticed.
+This module resets the function once more, by the attribute ``reset``, and detects a failure.
 
 ``Documentation/ABI/testing/sysfs-bus-pci`` of the Linux kernel describes ``reset`` and
 ``reset_method``. The kernel tries the methods in their order (``__pci_reset_function_locked`` of
@@ -62,7 +62,7 @@ Reset = Callable[[str], str | None]
 
 
 def find_obstacle(sysfs: Sysfs, function: PciFunction) -> str | None:
-    """Return why a function that no process uses cannot be reset, with a remedy; None if it can."""
+    """Return why an unused PCI function cannot be reset, with a remedy; None if it can."""
     driver = function.kernel_driver
     if not topology.can_reset(sysfs, function.address):
         return (
@@ -82,14 +82,17 @@ def find_obstacle(sysfs: Sysfs, function: PciFunction) -> str | None:
 def find_current_obstacle(
     sysfs: Sysfs, function: PciFunction, used: Mapping[str, str]
 ) -> str | None:
-    """Return why a function cannot be reset now; ``used`` are the functions that the host uses."""
+    """Return why a PCI function cannot be reset now; None if it can.
+
+    ``used`` has a reason for each PCI function that the host uses, by address.
+    """
     if (reason := used.get(function.address)) is not None:
         return f"the host uses it: {reason}"
     return find_obstacle(sysfs, function)
 
 
 def _reset_on_this_host(address: str) -> str | None:
-    """Reset a function of this host."""
+    """Reset the PCI function at an address of this host; return its reset methods."""
     # Imported here: without a reset, the agent does not need oslo.privsep.
     from cyborg.drivers import privileged
     from cyborg.drivers.privileged import pci_reset
@@ -104,10 +107,11 @@ def _refuse(address: str) -> str | None:
 
 
 class Resetter:
-    """The resets of a backend, by its option ``reset``; a driver without the option resets nothing.
+    """Reset of a backend's PCI functions according to its option ``reset``.
 
-    ``run`` resets the function at an address. The default resets functions of this host. With
-    another sysfs root than /sys it resets none: their addresses are not those of this host.
+    A driver without the option resets nothing. ``run`` resets the PCI function at an address. The
+    default ``run`` resets PCI functions of this host. If the sysfs root is not /sys, it raises
+    DriverFailed, because the addresses are not those of this host.
     """
 
     def __init__(self, driver: Driver, run: Reset | None = None) -> None:
@@ -123,13 +127,14 @@ class Resetter:
 
     @property
     def enabled(self) -> bool:
-        """Return whether functions are reset after their use."""
+        """Return whether PCI functions are reset after their use."""
         return self.policy is not ResetPolicy.NEVER
 
     def reset(self, handle: str) -> None:
-        """Reset the function of a handle, if it is one. Raise DriverFailed if that fails.
+        """Reset a handle that is a PCI function. Raise DriverFailed if the reset fails.
 
-        With ``if_possible`` a function that cannot be reset is left as it is.
+        Do nothing for other handles. With ``reset = if_possible``, a PCI function that cannot be
+        reset is not changed and no error is raised.
         """
         try:
             address = str(PciAddress.parse(handle))
@@ -141,8 +146,13 @@ class Resetter:
         used = host_use.used_functions(self._sysfs.root)
         obstacle = find_current_obstacle(self._sysfs, function, used)
         if obstacle is not None and self.policy is ResetPolicy.IF_POSSIBLE:
-            LOG.info("Function not reset: %s", obstacle, backend=self._backend, device=address)
+            LOG.info("PCI function not reset: %s", obstacle, backend=self._backend, device=address)
         elif obstacle is not None:
             raise DriverFailed(f"{address} cannot be reset: {obstacle}")
         elif (methods := self._run(address)) is not None:
-            LOG.info("Function reset by %s", methods, backend=self._backend, device=address)
+            LOG.info(
+                "PCI function reset, its reset methods: %s",
+                methods,
+                backend=self._backend,
+                device=address,
+            )

@@ -1,23 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules that select functions of the PCI bus.
+"""Rules that select PCI functions.
 
 A rule is one line of ``key=value`` pairs. Keys that match a function::
 
     vendor=8086            four hexadecimal digits
     product=37c8|37c9      any of several values
-    subsystem_vendor=1028  of the card's maker; also subsystem_product
+    subsystem_vendor=1028  vendor id of the card's maker; also subsystem_product
     class=0b40             prefix of the six digits of the class code
     address=0000:3d:*      a shell pattern
-    numa_node=0            a number
-    product=!37c9          any other value, or none
+    numa_node=0            a decimal number
+    product=!37c9          any value except this one, or no value
 
 Keys that set properties of the matched functions::
 
     type=QAT  resource_class=CUSTOM_QAT  traits=CUSTOM_A|CUSTOM_B  action=offer|skip
-    kernel_driver=vfio-pci|nvidia        it is unhealthy while bound to none of these
+    kernel_driver=vfio-pci|nvidia        the function is unhealthy while bound to another driver
 
-All keys of a rule must match. In a list of rules the first that matches applies. There is no key
-for the current kernel driver: it changes while a server uses the function.
+A rule matches if all its keys match. In a list of rules the first one that matches applies. There
+is no key for the current kernel driver, because it changes while a server uses the function.
 """
 
 import fnmatch
@@ -49,7 +49,7 @@ _ADDRESS = re.compile(r"^[0-9a-f:.*?\[\]!-]{1,64}$")
 
 
 class RuleSyntaxError(ValueError):
-    """Syntax error of a rule: the text that was found, and the text that is expected there."""
+    """Syntax error of a rule; ``found`` is the wrong text, ``expected`` describes a valid text."""
 
     def __init__(self, found: str, expected: str) -> None:
         super().__init__(f"found {found!r}; expected {expected}")
@@ -59,7 +59,10 @@ class RuleSyntaxError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """Values that a key matches: ``accepted`` (empty: any value), except ``rejected``."""
+    """Values that a key matches.
+
+    These are the values in ``accepted``, or any value if it is empty, but no value in ``rejected``.
+    """
 
     accepted: tuple[str, ...]
     rejected: tuple[str, ...]
@@ -67,7 +70,9 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule. If ``type`` or ``resource_class`` is None, the class code determines it.
+    """A rule for PCI functions.
+
+    If ``type`` or ``resource_class`` is None, the class code of the function determines it.
 
     An empty ``kernel_drivers`` permits any kernel driver, or none.
     """
@@ -86,7 +91,7 @@ class Rule:
     kernel_drivers: frozenset[str] = frozenset()
 
     def matches(self, function: PciFunction) -> bool:
-        """Return whether every key of the rule matches the function."""
+        """Return whether every key of the rule matches the PCI function."""
         return (
             _fits(self.vendor, function.vendor, operator.eq)
             and _fits(self.product, function.product, operator.eq)
@@ -99,7 +104,7 @@ class Rule:
 
 
 def matching_rule(rules: Sequence[Rule], function: PciFunction) -> Rule | None:
-    """Return the first rule that matches a function.
+    """Return the first rule that matches a PCI function.
 
     Return None if no rule matches, or if the action of that rule is skip.
     """
@@ -108,7 +113,7 @@ def matching_rule(rules: Sequence[Rule], function: PciFunction) -> Rule | None:
 
 
 def matching_index(rules: Sequence[Rule], function: PciFunction) -> int | None:
-    """Return the index of the first rule that matches a function; None if no rule matches."""
+    """Return the index of the first rule that matches a PCI function; None if no rule matches."""
     return next((n for n, rule in enumerate(rules) if rule.matches(function)), None)
 
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layouts of physical functions: the numbers of SR-IOV virtual functions that they can have.
+"""Layouts of physical functions: each layout is a number of SR-IOV virtual functions.
 
 ``Documentation/ABI/testing/sysfs-bus-pci`` and ``drivers/pci/iov.c`` of the Linux kernel describe
-``sriov_numvfs``, ``sriov_totalvfs``, ``sriov_offset``, ``sriov_stride`` and ``sriov_vf_device``.
-The virtual function ``n``, from 0, has the routing id (bus, device and function as one number) of
-the physical function plus offset plus ``n`` times stride (``pci_iov_virtfn_bus``). It has the
-vendor id and the class code of the physical function ("Single Root I/O Virtualization and Sharing
-Specification" of the PCI-SIG, section 3.4.1).
+``sriov_numvfs``, ``sriov_totalvfs``, ``sriov_offset``, ``sriov_stride`` and ``sriov_vf_device``. A
+routing id is bus, device and function as one number. The routing id of virtual function ``n``, from
+0, is ``routing id of the physical function + offset + n * stride`` (``pci_iov_virtfn_bus``). A
+virtual function has the vendor id and the class code of its physical function ("Single Root I/O
+Virtualization and Sharing Specification" of the PCI-SIG, section 3.4.1).
 """
 
 import re
@@ -69,13 +69,16 @@ def set_count(address: str, count: int, autoprobe: bool, allow_network: bool) ->
 
 
 def refuse(address: str, count: int, autoprobe: bool, allow_network: bool) -> None:
-    """Refuse all changes: the devices of another sysfs are not those of this host."""
+    """Raise DriverFailed; for a sysfs that is not the sysfs of this host."""
     raise DriverFailed(f"{address} cannot be changed: it is not a device of this host")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Options of layouts, and whether the host may use the interface of a card during a change."""
+    """Options of layouts.
+
+    If ``allow_network`` is True, a card can be changed while the host uses its interface.
+    """
 
     counts: tuple[int, ...] = ()
     autoprobe: bool = False
@@ -83,7 +86,10 @@ class Settings:
 
 
 def read_options(driver: Driver, *, allow_network: bool) -> Settings:
-    """Return the options of a driver; no counts without the options. Raise Misconfigured."""
+    """Return the settings from a driver's options. Raise Misconfigured for an invalid value.
+
+    A driver without the options has no counts.
+    """
     texts = driver.options.get("vf_counts", ())
     for text in texts:
         if not _NUMBER.fullmatch(text) or int(text) > MAX_VFS:
@@ -107,10 +113,10 @@ def trait_of(count: int) -> str:
 
 
 def predict(sysfs: Sysfs, card: PciFunction, count: int) -> list[PciFunction]:
-    """Return the virtual functions that a card would have; an empty list if they are unknown.
+    """Return the ``count`` virtual functions that a card would have; an empty list if unknown.
 
-    Their subsystem ids are assumed to be those of the card, and so are their addresses if the card
-    shows none before they exist.
+    The virtual functions are assumed to have the subsystem ids of the card. They have the address
+    of the card if the card does not show their addresses before they exist.
     """
     folder = Path("bus/pci/devices") / card.address
     product = sysfs.read_text(folder / "sriov_vf_device")
@@ -145,7 +151,7 @@ def _predict_addresses(sysfs: Sysfs, card: PciFunction, count: int) -> list[str]
 
 
 def parse_layout(layout: str) -> int | None:
-    """Return the number of virtual functions of a layout, None for another name."""
+    """Return the number of virtual functions of a layout; None if the name is not ``vfs-N``."""
     found = _NAME.fullmatch(layout)
     return None if found is None else int(found[1])
 
@@ -160,7 +166,7 @@ class Layouts:
         offered_class: Callable[[PciFunction], str | None],
         change: SetCount,
     ) -> None:
-        """``offered_class`` returns the resource class of a function, None if it is not offered."""
+        """``offered_class`` returns a PCI function's resource class; None if it is not offered."""
         self._sysfs = sysfs
         self._settings = settings
         self._offered_class = offered_class
@@ -168,17 +174,20 @@ class Layouts:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Configured numbers of virtual functions; without any, no device has layouts."""
+        """Return the configured numbers of virtual functions; if empty, no device has layouts."""
         return self._settings.counts
 
     def describe(self, card: PciFunction) -> tuple[dict[str, str], frozenset[str]]:
-        """Return the board info and the traits of the layout of a card; nothing without layouts."""
+        """Return board info and traits of a card's current layout; both empty without layouts."""
         if not self.counts or not card.totalvfs:
             return {}, frozenset()
         return {NUMVFS: str(card.numvfs)}, frozenset({trait_of(card.numvfs)})
 
     def find_virtual(self, card: PciFunction) -> PciFunction | None:
-        """Return a virtual function that a card without any can have and the backend offers."""
+        """Return a virtual function that the backend would offer if the card had it, or None.
+
+        Return None also for a card that has virtual functions now.
+        """
         if card.physfn is not None or card.numvfs:
             return None
         counts = [count for count in self.counts if 0 < count <= card.totalvfs]
@@ -186,7 +195,7 @@ class Layouts:
         return next((f for f in functions if self._offered_class(f) is not None), None)
 
     def of_device(self, device: Device) -> Sequence[Layout]:
-        """Return the layouts of a device, the one of its last discovery first."""
+        """Return the layouts of a device; the first is the layout of the last discovery."""
         text = device.std_board_info.get(NUMVFS)
         if text is None:
             return [Layout(FIXED, count_handles(device))]
@@ -201,7 +210,7 @@ class Layouts:
         return layouts
 
     def apply(self, address: str, layout: str) -> None:
-        """Apply a layout to the device at an address. Raise DriverFailed."""
+        """Apply a layout to the device at an address. Raise DriverFailed if this fails."""
         card = self._sysfs.pci_function(address)
         if card is None:
             raise DriverFailed(f"there is no device {address}")
@@ -215,10 +224,10 @@ class Layouts:
         self._change(address, count, self._settings.autoprobe, self._settings.allow_network)
 
     def _predict(self, card: PciFunction, count: int) -> Mapping[str, int] | None:
-        """Return what a card offers with a number of virtual functions; None if it cannot be set.
+        """Return the handles by resource class of a card with ``count`` virtual functions, or None.
 
-        A number is a layout only if the backend offers one of these virtual functions: otherwise
-        the device would disappear.
+        Return None if the card cannot have this number, or if the backend would offer no handle:
+        the device would disappear then.
         """
         if not card.totalvfs or count > card.totalvfs:
             return None

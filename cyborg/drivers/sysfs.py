@@ -25,11 +25,11 @@ MAX_SCANS = 3  # of the bus while virtual functions are created or removed
 
 @dataclass(frozen=True, slots=True)
 class PciFunction:
-    """A function on the PCI bus; ids are lower-case hexadecimal numbers without ``0x``.
+    """A PCI function; ids are lower-case hexadecimal numbers without ``0x``.
 
     ``class_code`` has six digits: base class, sub-class, programming interface. ``physfn`` is the
-    address of the physical function of a virtual function. ``numvfs`` and ``totalvfs`` are 0
-    without SR-IOV.
+    address of the physical function if this is a virtual function. ``numvfs`` and ``totalvfs`` are
+    the current and the maximum number of virtual functions, 0 without SR-IOV.
     """
 
     address: str
@@ -48,16 +48,16 @@ class PciFunction:
 
 
 class ReadObserver(Protocol):
-    """Observer of what is read, such as the recorder of a capture."""
+    """Observer of what a Sysfs object reads, such as the recorder of a capture."""
 
     def on_read(self, path: Path, content: bytes | None, error: int) -> None:
-        """Note the first bytes of a file, or the error number of a failed read."""
+        """Record the first bytes of a file, or the error number of a failed read."""
 
     def on_list(self, path: Path) -> None:
-        """Note that a directory is listed."""
+        """Record that a directory is listed."""
 
     def on_link(self, path: Path) -> None:
-        """Note that a symbolic link is read."""
+        """Record that a symbolic link is read."""
 
 
 _OBSERVER: ContextVar[ReadObserver | None] = ContextVar("sysfs_observer", default=None)
@@ -65,7 +65,7 @@ _OBSERVER: ContextVar[ReadObserver | None] = ContextVar("sysfs_observer", defaul
 
 @contextlib.contextmanager
 def observed_by(observer: ReadObserver) -> Iterator[None]:
-    """Let an observer see all that this thread reads in the block."""
+    """Notify an observer of everything that this thread reads in the block."""
     token = _OBSERVER.set(observer)
     try:
         yield
@@ -74,9 +74,9 @@ def observed_by(observer: ReadObserver) -> Iterator[None]:
 
 
 def read_file(path: Path, size: int) -> bytes:
-    """Return a file outside of sysfs, up to ``size`` bytes, by as many reads as it needs.
+    """Return the first ``size`` bytes of a file outside of sysfs; read several times if needed.
 
-    A file of ``/proc`` returns less than requested although it has more. Raise OSError.
+    One read of a file in ``/proc`` can return fewer bytes than the file has. Raise OSError.
     """
     try:
         with open(path, "rb") as file:
@@ -136,7 +136,7 @@ class Sysfs:
         return None if target is None else target.rpartition("/")[2] or None
 
     def resolve(self, path: str | Path, *, strict: bool = False) -> Path | None:
-        """Return a path without symbolic links; None if its links form a loop.
+        """Return a path with its symbolic links resolved; None if the links form a loop.
 
         With ``strict``, return None too if there is no file or directory at the path.
         """
@@ -159,7 +159,7 @@ class Sysfs:
     def identity(self, path: str | Path) -> int | None:
         """Return the inode number of a directory; None if it is absent.
 
-        The kernel gives another number to the directory of a device that it creates again.
+        If the kernel removes a device and creates it again, its directory has another number.
         """
         try:
             return (self.root / path).stat().st_ino
@@ -175,12 +175,12 @@ class Sysfs:
             return None
 
     def pci_functions(self) -> list[PciFunction]:
-        """Return all functions of the PCI bus, sorted by address.
+        """Return all PCI functions, sorted by address.
 
         The kernel creates and removes virtual functions one by one, and updates ``sriov_numvfs``
-        after the last one. The bus is scanned up to MAX_SCANS times until the number of virtual
-        functions is ``sriov_numvfs``. No event marks the end of a removal: the uevents come about
-        one second earlier.
+        after the last one. So the bus is scanned again, up to MAX_SCANS times, until the number of
+        virtual functions equals ``sriov_numvfs``. The uevents of a removal arrive about one second
+        before its end, so they cannot be used for this.
         """
         for _ in range(MAX_SCANS):
             functions = self._functions()
@@ -200,7 +200,7 @@ class Sysfs:
         return [function for function in found if function is not None]
 
     def pci_function(self, address: str) -> PciFunction | None:
-        """Return the function at an address; None if there is none."""
+        """Return the PCI function at an address; None if there is none."""
         folder = Path("bus/pci/devices") / address
         vendor = self._hex(folder / "vendor", 4)
         product = self._hex(folder / "device", 4)
@@ -226,9 +226,9 @@ class Sysfs:
         )
 
     def pci_path(self, address: str) -> tuple[str | None, list[str]]:
-        """Return the host bridge of a function, and the functions from there to the function.
+        """Return the host bridge of a PCI function and the addresses from there to the function.
 
-        The entry of the bus is a link into ``devices``, such as
+        The entry of a PCI function on the bus is a link, such as
         ``../../../devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0``. The host bridge is ``0000:3a``.
         """
         target = self._link_target(f"bus/pci/devices/{address}")

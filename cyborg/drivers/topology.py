@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Place of a PCI function in its host: path on the bus, IOMMU group, link, ways to reset it.
+"""Topology of a PCI function: path on the bus, IOMMU group, link, reset methods.
 
-Keys of the map, each left out if unknown:
+The topology is a map with these keys; an unknown key is omitted:
 
 ``pci_root``        the host bridge, domain and bus, such as ``0000:3a``
-``pci_path``        the functions from the root port to the function, separated by ``/``
+``pci_path``        the addresses from the root port to the function, separated by ``/``
 ``iommu_group``     the number of its IOMMU group
 ``max_link_width``  the number of lanes that the function supports
 ``max_link_speed``  the highest speed that the function supports
 ``reset_methods``   the ways in which the kernel can reset it, the preferred one first
 
-The current width and speed of the link are not part of it: an idle device lowers the speed, and a
-report that followed it would change all the time.
+The map does not have the current width and speed of the link: an idle device lowers the speed, and
+so the report of the host would change all the time.
 
 ``Documentation/ABI/testing/sysfs-bus-pci`` of the Linux kernel describes the files of the link and
 ``reset_method``, ``Documentation/ABI/testing/sysfs-devices-power`` ``runtime_status``.
@@ -34,10 +34,11 @@ ACTIVE = (None, "active", "unsupported")
 
 
 class TopologyReader:
-    """Reader of the topology of functions, with what was last read of each link.
+    """Reader of the topology of PCI functions; it stores the last read link of each function.
 
-    The files of the link are registers of the function: reading them may resume a suspended one, or
-    return ones only. So they are read while the function is active.
+    The files of the link are registers of the PCI function. Reading them may resume a suspended
+    function, or return invalid values. So they are read only while the function is active;
+    otherwise the last read values are returned.
     """
 
     def __init__(self, sysfs: Sysfs) -> None:
@@ -45,7 +46,7 @@ class TopologyReader:
         self._links: dict[str, dict[str, str]] = {}
 
     def read(self, function: PciFunction) -> dict[str, str]:
-        """Return the topology of a function."""
+        """Return the topology of a PCI function."""
         folder = Path("bus/pci/devices") / function.address
         root, path = self._sysfs.pci_path(function.address)
         found = {
@@ -57,7 +58,7 @@ class TopologyReader:
         return {key: value for key, value in found.items() if value}
 
     def forget_others(self, addresses: Mapping[str, object]) -> None:
-        """Forget the links of all functions except these."""
+        """Forget the stored links of all PCI functions except these."""
         self._links = {a: link for a, link in self._links.items() if a in addresses}
 
     def _link(self, address: str, folder: Path) -> dict[str, str]:
@@ -72,9 +73,9 @@ class TopologyReader:
 
 
 def traits(function: PciFunction, topology: Mapping[str, str]) -> frozenset[str]:
-    """Return the traits of a function for affinity, such as ``CUSTOM_NUMA_NODE_0``.
+    """Return the affinity traits of a PCI function, such as ``CUSTOM_NUMA_NODE_0``.
 
-    A standard trait exists neither for the NUMA node nor for the PCIe root of a device.
+    The traits are custom: os-traits has none for the NUMA node or the PCIe root of a device.
     """
     names = [] if function.numa_node is None else [f"NUMA_NODE_{function.numa_node}"]
     if "pci_root" in topology:
@@ -83,7 +84,7 @@ def traits(function: PciFunction, topology: Mapping[str, str]) -> frozenset[str]
 
 
 def can_reset(sysfs: Sysfs, address: str) -> bool:
-    """Return whether the kernel has a method to reset a function.
+    """Return whether the kernel has a method to reset a PCI function.
 
     ``Documentation/ABI/testing/sysfs-bus-pci``: a function that cannot be reset has neither
     ``reset_method`` nor ``reset``; kernels before 5.15 have ``reset`` alone. An administrator can

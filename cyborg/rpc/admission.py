@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Limit of the reports that a process handles concurrently, because each uses much memory.
 
-A report over the limit is refused before it is parsed, so that waiting reports use no memory. Its
-agent sends a current report later, after a delay that doubles.
+A report over the limit is refused before it is parsed, so that waiting reports use no memory. The
+agent of a refused report sends its current report later; the delay doubles with each refusal.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from cyborg.core.errors import Unavailable
 
 
 class ReportAdmission:
-    """Limit of concurrent reports: one for a host, ``max_concurrent_reports`` for all hosts."""
+    """Limit of concurrent reports: one for each host, ``max_concurrent_reports`` for all hosts."""
 
     def __init__(self, max_concurrent_reports: int) -> None:
         self._max = max_concurrent_reports
@@ -23,7 +23,7 @@ class ReportAdmission:
 
     @contextlib.contextmanager
     def admitted(self, report: Any) -> Iterator[None]:
-        """Count a report until the end of the block. Raise Unavailable if the limit is reached."""
+        """Count a report within the block. Raise Unavailable if the limit is reached."""
         name = report.get("host") if isinstance(report, Mapping) else None
         # A report without a host name is refused later as malformed; here it has the name "".
         host = name if isinstance(name, str) else ""

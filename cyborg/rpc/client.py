@@ -91,7 +91,7 @@ class Client:
             raise TimedOut(f"{subject} did not answer in {self._conf.rpc.timeout:g} s") from exc
         except oslo_messaging.RemoteError as exc:
             raise Unavailable(
-                f"{subject} was rejected by the server: {exc.exc_type}; check its version"
+                f"{subject} was rejected by the server: {exc.exc_type}; check the server's version"
             ) from exc
         except oslo_messaging.MessageUndeliverable as exc:
             if sent.count > 1:  # only the last copy was returned
@@ -110,7 +110,7 @@ class Client:
     def _await_server(self, queue: str, subject: str) -> None:
         """Wait up to SERVER_WAIT until a server listens. Raise Unavailable if none does.
 
-        A message without a listener would stay in its queue. Its caller would wait for the whole
+        Without a server the message would stay in the queue. The caller would wait for the whole
         timeout and not know whether the call was carried out.
         """
         end = time.monotonic() + min(SERVER_WAIT, self._conf.rpc.timeout)
@@ -133,12 +133,12 @@ class Client:
 
 
 def make_conductor_client(transport: Transport, conf: cfg.ConfigOpts) -> ConductorAPI:
-    """Return an RPC client of any conductor; it sends the context of the thread's request."""
+    """Return an RPC client that calls any conductor with the thread's request context."""
     return cast(ConductorAPI, _Proxy(CONDUCTOR, ConductorAPI, transport, conf))
 
 
 def make_agent_client(transport: Transport, conf: cfg.ConfigOpts) -> AgentAPI:
-    """Return an RPC client of the agents; it sends the context of the thread's request."""
+    """Return an RPC client that calls the agent of a host with the thread's request context."""
     return cast(AgentAPI, _Proxy(AGENT, AgentAPI, transport, conf))
 
 

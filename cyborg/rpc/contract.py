@@ -333,7 +333,8 @@ class AgentAPI(Protocol):
     ) -> dict[str, Any]:
         """Start a job (``core.jobs.job.JobSpec``), or query its state if it was started before.
 
-        Return ``{"state": "running" | "done" | "failed", "error": str or None}``. Raise Invalid.
+        Return ``{"state": "running" | "done" | "failed", "error": str or None}``, and of a running
+        job its ``activity`` (``core.jobs.activity``) if the agent knows it. Raise Invalid.
         """
 
 

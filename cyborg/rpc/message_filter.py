@@ -128,7 +128,7 @@ class MessageFilter:
         self._recent_ids: deque[str] = deque(maxlen=_MAX_IDS)
 
     def __call__(self, raw: Any) -> None:
-        """Validate a message and pass it on; reject an invalid one, which discards it."""
+        """Validate a message and pass it on; reject an invalid message, which discards it."""
         fields: dict[str, Any] = {}
         message = raw
         refusal: str | None = None
@@ -224,7 +224,7 @@ def check_call(fields: dict[str, Any]) -> None:
 def check_answer(fields: dict[str, Any]) -> None:
     """Raise Invalid for a malformed answer; reduce a failure to its class name and message.
 
-    From the other parts of a failure, oslo.messaging would create an exception object in this
+    oslo.messaging would use the other parts of a failure to create an exception object in this
     process.
     """
     _check_name(fields, "_msg_id", needed=True)

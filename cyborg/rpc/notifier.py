@@ -37,7 +37,7 @@ class Notifier:
     """Sender of the notifications of one publisher; a send takes at most ``timeout`` seconds."""
 
     def __init__(self, conf: cfg.ConfigOpts) -> None:
-        """Do not connect before the first send. Raise Misconfigured."""
+        """Create the sender, which connects at the first message. Raise Misconfigured."""
         register_options(conf)
         installed = {entry.name for entry in metadata.entry_points(group=DRIVERS)}
         if unknown := sorted(set(conf[GROUP].driver) - installed - {""}):
@@ -57,11 +57,11 @@ class Notifier:
         self._thread: threading.Thread | None = None
 
     def send(self, messages: Sequence[Mapping[str, Any]]) -> list[str | None]:
-        """Send messages of ``core.wire.notification``; return for each its error, or None.
+        """Send messages of ``core.wire.notification``; return, for each message, its error or None.
 
-        An invalid message does not stop the others. After an error of the broker, the rest is not
-        sent. Raise Unavailable if the broker did not accept the first message, and TimedOut if it
-        did not answer in time: the message may be sent later.
+        After an invalid message, the next messages are sent. After an error of the broker, the next
+        messages are not sent. Raise Unavailable if the broker did not accept the first message, and
+        TimedOut if it did not answer in time: the message may be sent later.
         """
         if self._thread is not None and self._thread.is_alive():
             raise Unavailable(

@@ -89,7 +89,7 @@ class _Dispatcher(oslo_messaging.RPCDispatcher):  # type: ignore[misc]
     def dispatch(self, incoming: Any) -> Any:
         """Answer a call. Raise ExpectedException for an unknown method.
 
-        The caller may have a newer version, so it gets the error, but without a traceback.
+        The caller, which may have a newer version, gets the error; no traceback is logged.
         """
         try:
             return super().dispatch(incoming)
@@ -197,7 +197,7 @@ def _refuse(
     """Log a refused call; return the error as the answer."""
     LOG.log(
         level,
-        "%s refused %s: %s",
+        "Refused call %s %s: %s",
         subject,
         _sender(ctxt, arguments),
         _line(error),

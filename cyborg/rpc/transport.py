@@ -109,7 +109,7 @@ class Transport:
             raise Unavailable(f"the message broker at {self.broker_address} does not answer{error}")
 
     def record_answer(self, queue: str) -> None:
-        """Record that a server of a queue has just answered."""
+        """Record that a server that listens to a queue has just answered."""
         self._answered[queue] = time.monotonic()
 
     def has_server(self, queue: str) -> bool:
@@ -167,7 +167,7 @@ class Transport:
         self._log_error(error)
 
     def _log_error(self, error: str) -> None:
-        """Log the error if it differs from the last one."""
+        """Log the error if it differs from the last logged error."""
         message = sanitize(error.partition(" (retrying in")[0].replace("\n", " "), 500)
         if message != self._last_error:
             LOG.error("The message broker at %s does not answer: %s", self.broker_address, message)

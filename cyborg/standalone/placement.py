@@ -2,7 +2,7 @@
 """OpenStack Placement embedded in this process, on a SQLite file.
 
 Placement keeps its database, its policy and its sync state in module globals, so that a process can
-have only one Placement at a time: a new one closes the previous one. Requests are served one after
+have only one Placement at a time: opening another one closes it. Requests are served one after
 another, since SQLite has one writer and Placement fails if the file is locked.
 """
 

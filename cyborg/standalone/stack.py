@@ -190,7 +190,10 @@ class _AgentShutdown:
         self._thread = threading.Thread(target=agent.stop, name="agent-shutdown", daemon=True)
 
     def start(self) -> None:
-        """Start to stop the agent; wait for its final call while the conductor still serves."""
+        """Begin to stop the agent; wait up to FINAL_CALL_TIMEOUT seconds for its last RPC call.
+
+        The conductor must still run, because it answers that call.
+        """
         self._thread.start()
         self._thread.join(FINAL_CALL_TIMEOUT)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Test double of Glance over HTTP: it shows images and sends their data, also wrong data.
 
-It has only what the agent requests of the Images API v2, and neither users nor policies. It was
-compared with a real Glance by one functional test of Cyborg.
+It has only the part of the Images API v2 that the agent uses, without users and policies. A
+functional test of Cyborg compares it with a real Glance.
 """
 
 import hashlib
@@ -23,12 +23,12 @@ _DRIP_INTERVAL = 0.01  # seconds between two bytes
 class FakeGlance:
     """Double of Glance whose responses the test configures.
 
-    ``images`` are the metadata by uuid, ``sent`` the data that are really sent. ``status`` and
-    ``data_status`` are the status of the responses with metadata and with data; ``headers`` are
-    more headers of the latter. The next ``breaks`` responses with data end in the middle. With
-    ``chunked`` no length is declared. Responses wait for the Event ``hang``, data for the Event
-    ``gate``, and data arrive byte by byte until the Event ``drip`` is set. ``requested_paths`` are
-    the paths of all requests.
+    ``images`` has the metadata by uuid, and ``sent`` the data that are sent, by uuid. ``status`` is
+    the HTTP status of responses with metadata, and ``data_status`` of responses with data;
+    ``headers`` are additional headers of responses with data. The next ``breaks`` responses with
+    data end in the middle of the data. With ``chunked`` responses have no Content-Length. All
+    responses wait for the Event ``hang``, and data wait for the Event ``gate``. Data are sent byte
+    by byte until the Event ``drip`` is set. ``requested_paths`` are the paths of all requests.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class FakeGlance:
         return [path.split("/")[-2] for path in self.requested_paths if path.endswith("/file")]
 
     def show(self, path: str) -> tuple[int, Any]:
-        """Return status and body of a request for metadata."""
+        """Return the status and body of the response to a request for metadata."""
         if self.status != 200 or self.body is not None:
             return self.status, self.body if self.body is not None else {}
         url = urlsplit(path)

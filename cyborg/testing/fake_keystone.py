@@ -24,7 +24,7 @@ class FakeKeystone:
     ) -> str:
         """Return a token of a user with these roles, scoped to a project or, if None, unscoped.
 
-        ``fields`` are further fields of the token, such as ``system``.
+        ``fields`` are additional fields of the token, such as ``system``.
         """
         name = f"token-{len(self._tokens)}"
         self._tokens[name] = {
@@ -43,7 +43,7 @@ class FakeKeystone:
         return {"auth_type": "admin_token", "endpoint": f"{self.url}/v3", "token": "the-api"}
 
     def answer(self, path: str, headers: Message) -> tuple[int, Any]:
-        """Return status and body of a GET request."""
+        """Return the status and body of the response to a GET request."""
         if path.endswith("/auth/tokens"):
             token = self._tokens.get(headers.get("X-Subject-Token", ""))
             return (200, {"token": token}) if token else (404, {"error": {"code": 404}})
@@ -71,7 +71,7 @@ def serve_keystone() -> Iterator[FakeKeystone]:
             self.wfile.write(text)
 
         def do_POST(self) -> None:
-            """Reject every password like keystone."""
+            """Reject every password with the response of keystone."""
             self.rfile.read(int(self.headers.get("Content-Length", 0)))
             message = "The request you have made requires authentication."
             text = json.dumps({"error": {"code": 401, "title": "Unauthorized", "message": message}})

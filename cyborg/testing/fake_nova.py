@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Test double of Nova over HTTP: it records external events and shows servers."""
+"""Test double of Nova over HTTP; it records external events and shows servers."""
 
 import json
 import threading
@@ -15,11 +15,11 @@ from keystoneauth1 import adapter, noauth, session
 class FakeNova:
     """Double of Nova whose responses the test configures.
 
-    ``status`` is the status of each response. ``codes`` maps a tag to the code of its event, 200 by
-    default. A call with one of ``refused_servers`` fails with 400. If ``is_admin`` is False, the
-    user sees no servers of other projects. Responses wait for the Event ``hang``. ``servers`` are
-    the servers by uuid, ``page_size`` is the maximum length of a list, and ``requested_paths`` are
-    the paths of all GET requests.
+    ``status`` is the HTTP status of each response. ``codes`` maps the tag of an event to its code
+    in the response, 200 by default. A request with events of one of ``refused_servers`` fails with
+    400. If ``is_admin`` is False, the user sees no servers of other projects. Responses wait for
+    the Event ``hang``. ``servers`` are the servers by uuid, ``page_size`` is the maximum length of
+    a list, and ``requested_paths`` are the paths of all GET requests.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class FakeNova:
         }
 
     def show(self, path: str) -> tuple[int, Any]:
-        """Return status and body of a GET request."""
+        """Return the status and body of the response to a GET request."""
         self.requested_paths.append(path)
         if self.status != 200 or self.body is not None:
             return self.status, self.body
@@ -81,7 +81,7 @@ class FakeNova:
         return [event["tag"] for call in self.calls for event in call["events"]]
 
     def answer(self, path: str, headers: dict[str, str], body: Any) -> tuple[int, Any]:
-        """Record a POST request with events and return status and body."""
+        """Record a POST request with events; return the status and body of the response."""
         self.calls.append({"path": path, "headers": headers, "events": body["events"]})
         if self.hang is not None:
             self.hang.wait(10)

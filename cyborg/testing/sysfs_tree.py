@@ -10,8 +10,8 @@ from cyborg.core.address import PciAddress
 class SysfsTree:
     """Simulated sysfs; pass ``root`` to a driver as ``sysfs_root``.
 
-    With ``iommu`` each function has an IOMMU group of its own, and the driver vfio-pci is loaded
-    and refuses no model (``disable_denylist``).
+    If ``iommu`` is True, each PCI function has its own IOMMU group, and the driver vfio-pci is
+    loaded and accepts all models (``disable_denylist``).
     """
 
     def __init__(self, root: Path, *, iommu: bool = True) -> None:
@@ -43,12 +43,12 @@ class SysfsTree:
         totalvfs: int = 0,
         vf_product: str = "37c9",
     ) -> Path:
-        """Add a function and return its folder; ``totalvfs`` is the limit of virtual functions.
+        """Add a PCI function and return its folder; ``totalvfs`` limits its virtual functions.
 
-        ``vf_product`` is the product id that the function announces for them.
+        ``vf_product`` is the product id of its virtual functions.
 
-        Functions with the same ``iommu_group`` share it; the default is a new group, or none in a
-        tree without an IOMMU.
+        PCI functions with the same ``iommu_group`` are in one group. The default is a new group, or
+        no group in a tree without an IOMMU.
         """
         PciAddress.parse(address)
         folder = self.root / "devices/pci0000:00" / address
@@ -98,7 +98,7 @@ class SysfsTree:
         return addresses
 
     def remove_function(self, address: str) -> None:
-        """Remove a function, but keep its link, as a reader may see it during a removal."""
+        """Remove the folder of a PCI function but not its link, as during a removal."""
         folder = (self.bus / address).resolve()
         for name in folder.iterdir():
             name.unlink()

@@ -14,14 +14,14 @@ class LoopThread:
     """Base class of a thread that calls ``run_once`` until it is stopped."""
 
     def __init__(self, name: str, *, run_at_start: bool = True) -> None:
-        """The first round begins at the start or, without ``run_at_start``, after a ``wake``."""
+        """If ``run_at_start`` is False, the first round begins only after a ``wake``."""
         self._run_at_start = run_at_start
         self._wake = threading.Event()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def run_once(self) -> float | None:
-        """Run one round; return the seconds until the next, None to wait for a wake-up."""
+        """Run one round; return the seconds until the next round, None to wait for ``wake``."""
         raise NotImplementedError
 
     def on_end(self) -> None:

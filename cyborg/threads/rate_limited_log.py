@@ -38,6 +38,6 @@ class RateLimitedLogger:
             self._logger.info("%s recovered", subject)
 
     def reset(self) -> bool:
-        """End the failure without a message; return whether it was logged."""
+        """End the failure without a log line; return whether the failure had been logged."""
         logged, self._last = self._last is not None, None
         return logged

@@ -7,8 +7,9 @@ files: sys.argv is the command line of the server and is ignored.
 ::
 
     OS_CYBORG_CONFIG_FILES    configuration files, separated by semicolons
-    OS_CYBORG_CONFIG_DIR      the directory of those files that have a relative path; if no files
-                              are given, its cyborg.conf, or all its *.conf if it has none
+    OS_CYBORG_CONFIG_DIR      the directory of the files that are given by a relative path. If no
+                              files are given, its file cyborg.conf is read or, without such a
+                              file, all its files *.conf
 
 Without both variables, oslo.config finds the files in ~/.cyborg and /etc/cyborg.
 """

@@ -32,7 +32,7 @@ StateCallback = Callable[[BackendState], None]
 
 @dataclass(frozen=True, slots=True)
 class BackendSnapshot:
-    """State and devices of a backend at one moment."""
+    """State and devices of a backend at one point in time."""
 
     state: BackendState
     devices: tuple[Device, ...] = ()
@@ -54,12 +54,12 @@ class Backend(LoopThread):
         cordon_after: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Discover every ``interval`` seconds; a step may take ``timeout`` seconds.
+        """Discover every ``interval`` seconds; ``timeout`` limits each step, in seconds.
 
         ``health_interval`` is the time in seconds between measurements, if the driver measures. An
-        unhealthy device must be measured healthy for ``recovery_window`` seconds of ``clock``.
-        ``needs_setup`` runs the driver's setup, if it has one, before the first discovery. After
-        ``cordon_after`` consecutive failures the state is cordoned; 0 disables this.
+        unhealthy device must be measured healthy for ``recovery_window`` seconds of ``clock``. With
+        ``needs_setup``, the driver's setup (if the driver has one) runs before the first discovery.
+        After ``cordon_after`` consecutive failures the state is cordoned; 0 disables this.
         """
         super().__init__(f"backend-{driver.backend}")
         self.driver = driver
@@ -120,7 +120,7 @@ class Backend(LoopThread):
         self._wake.set()
 
     def run_once(self) -> float:
-        """Run the steps up to a discovery; return the seconds until the next discovery."""
+        """Run the pending check and setup, and a discovery; return the seconds to the next one."""
         if self._pending_check is not None:
             self._run_with_watchdog("adoption check", self._run_check, discovers=True)
         if self._pending_check is None and self._pending_setup is not None:
@@ -131,7 +131,7 @@ class Backend(LoopThread):
         return self._interval
 
     def on_end(self) -> None:
-        """Call the callbacks of discoveries that will no longer run."""
+        """Call the callbacks of requested discoveries that will not run any more."""
         with self._lock:
             self._ended = True
             callbacks, self._next_callbacks = self._next_callbacks, []
@@ -225,9 +225,10 @@ class Backend(LoopThread):
     def _describe(
         self, device: Device, abilities: frozenset[Ability], defects: list[str]
     ) -> Device:
-        """Return a device with its abilities and its layouts.
+        """Return a device with the abilities of its driver and its layouts.
 
-        If its layouts cannot be read, add an error to ``defects``; the device then has none.
+        If the layouts cannot be read, add an error to ``defects`` and return the device without
+        layouts.
         """
         plain = replace(device, abilities=abilities, layouts=(), layout=None)
         if Ability.PARTITIONS not in abilities or not isinstance(self.driver, PartitionInterface):
@@ -257,13 +258,13 @@ class Backend(LoopThread):
         return BackendSnapshot(state, self._health.apply_to(devices))
 
     def _on_timeout(self, number: int, step: str, discovers: bool) -> None:
-        """Publish an error for an overdue step. If the step returns later, its result is used."""
+        """Publish an error for an overdue step. If the step returns later, publish its result."""
         error = f"{step} takes longer than {self._timeout:g} s"
         state = self._failed_state(error) if discovers else self._error_state(error)
         self._publish(number, BackendSnapshot(state, self._snapshot.devices))
 
     def _failed_state(self, message: str) -> BackendState:
-        """Return the state after one more failed setup or discovery."""
+        """Count a failed setup or discovery; return the resulting state of the backend."""
         with self._lock:
             self._failures += 1
         return self._error_state(message)
@@ -283,7 +284,7 @@ class Backend(LoopThread):
         return BackendState(self.name, name, status, error, self._remarks, settings)
 
     def _update_remarks(self) -> None:
-        """Read the driver's remarks; log new remarks, and log once when there are no more."""
+        """Read the driver's warnings; log new warnings, and log once when no warning is left."""
         texts = [sanitize(str(remark))[:MAX_ERROR] for remark in self.driver.remarks]
         remarks = tuple(dict.fromkeys(text for text in texts if text))[:MAX_REMARKS]
         for remark in remarks:
@@ -291,7 +292,7 @@ class Backend(LoopThread):
                 LOG.warning("Driver warns about its configuration: %s", remark, backend=self.name)
         if self._remarks and not remarks:
             LOG.info(
-                "Earlier warnings of the driver about its configuration no longer apply",
+                "Driver has no more warnings about its configuration",
                 backend=self.name,
             )
         self._remarks = remarks
@@ -326,7 +327,7 @@ def error_text(exc: BaseException) -> str:
 
 
 def _usable_devices(backend: str, found: Sequence[Any]) -> tuple[tuple[Device, ...], list[str]]:
-    """Return the devices that can be reported, and one error for each other device.
+    """Return the valid devices, and one error text for each invalid device.
 
     One invalid device must not make the whole report of the host invalid.
     """

@@ -28,7 +28,7 @@ IMPORT_TIMEOUT = 60.0  # seconds
 
 
 class DriverCatalogue:
-    """Drivers found by the last scan. Thread-safe, also during a scan."""
+    """Catalogue of the drivers that the last scan found. Thread-safe, also during a scan."""
 
     def __init__(self, import_timeout: float = IMPORT_TIMEOUT) -> None:
         """``import_timeout`` limits the import of each driver, in seconds."""
@@ -41,7 +41,7 @@ class DriverCatalogue:
 
     @property
     def entries(self) -> tuple[DriverEntry, ...]:
-        """Return the installed drivers, used or not; the first MAX_ENTRIES by name."""
+        """Return the entries of the first MAX_ENTRIES installed drivers by name, used or not."""
         return tuple(entry for entry, _ in self._drivers.values())[:MAX_ENTRIES]
 
     @property
@@ -50,7 +50,7 @@ class DriverCatalogue:
         return list(self._drivers)
 
     def driver(self, name: str) -> type[Driver]:
-        """Return a driver's class. Raise NotFound, and DriverFailed if it cannot be loaded."""
+        """Return the class of a driver. Raise NotFound or, if it cannot be loaded, DriverFailed."""
         entry, driver = self._drivers.get(name, (None, None))
         if entry is None:
             raise unknown_driver(name, self.names)
@@ -109,7 +109,7 @@ class DriverCatalogue:
             return DriverEntry(name, error=_error_text(exc)), None
 
     def _load(self, point: EntryPoint) -> Any:
-        """Import a driver in a thread, which is abandoned if it hangs. Raise the import's error."""
+        """Import a driver in a thread. Raise the import's error, or an error at the timeout."""
         pending = self._pending_imports.get(point)
         if pending is None:
             pending = _Import(point)
@@ -159,7 +159,10 @@ def unknown_driver(name: str, installed: Sequence[str]) -> NotFound:
 
 
 def _describe(name: str, driver: Any) -> DriverEntry:
-    """Return the entry of a driver's class. Raise TypeError or ValueError if it is invalid."""
+    """Return the catalogue entry for a driver's class.
+
+    Raise TypeError or ValueError if the metadata of the class are invalid.
+    """
     if not (isinstance(driver, type) and issubclass(driver, Driver)):
         raise TypeError(f"{driver!r:.100} is not a subclass of {Driver.__module__}.Driver")
     if driver.name != name:

@@ -76,8 +76,9 @@ class DriverFactory:
     ) -> None:
         """Read the configured backends. Raise Misconfigured if they are invalid.
 
-        The drivers use ``images``, and keep their state below ``state_dir``. ``create`` creates the
-        drivers of a host that is not this one; the default passes the class ``sysfs_root``.
+        The drivers use ``images``, and store their state below ``state_dir``. ``create`` creates
+        the object of a driver class, for example for a replayed host; the default passes
+        ``sysfs_root`` to the class.
         """
         self._images = NoImageStore() if images is None else images
         self._conf = conf
@@ -238,9 +239,9 @@ class DriverFactory:
     def _read_section(
         self, driver: type[Driver], backend: str
     ) -> tuple[dict[str, Any], dict[str, Source]]:
-        """Return the values of a driver's options, and the source of those set in the file.
+        """Return the values of a driver's options, and the sources of the values in the file.
 
-        The other values are defaults. Raise Misconfigured.
+        Options that are not in the file have their defaults. Raise Misconfigured.
         """
         self._conf.register_opts(options_of(driver), group=backend)
         values: dict[str, Any] = {}
@@ -270,8 +271,7 @@ class DriverFactory:
         instance.settings = list_settings(driver.OPTIONS, values, sources)
         instance.host = str(self._conf.host)
         instance.images = self._images
-        instance.state_dir = self._state_dir / f"drivers-{self._conf.host}"
-        instance.memory = self._memory.of(backend)
+        instance.memory = self._memory.of(driver.name)
         if instance.backend != backend:
             raise DriverFailed(
                 f"the driver calls its backend {instance.backend!r:.100}, expected {backend!r}"
@@ -317,7 +317,10 @@ class FailedDriver(Driver):
 
 
 def _read_configured(conf: cfg.ConfigOpts) -> dict[str, tuple[str, str]]:
-    """Return backend -> (driver, option that names the driver). Raise Misconfigured."""
+    """Return a pair by name of backend: the driver, and the option that names the driver.
+
+    Raise Misconfigured.
+    """
     backends: dict[str, tuple[str, str]] = {}
     for option in ("enabled_backends", "enabled_drivers"):
         for backend in conf.agent[option]:
@@ -343,12 +346,14 @@ def _check_section_name(conf: cfg.ConfigOpts, backend: str, option: str) -> None
     section = backend.lower()  # sections are found in lower case
     if section in _RESERVED_SECTIONS or section.startswith(("oslo_", "keystone_")) or not backend:
         raise Misconfigured(
-            f"{option}: found {backend!r}, which is a section of the service; expected another name"
+            f"{option}: found {backend!r}, which is a section of the service itself; "
+            "expected another name"
         )
     # In oslo.config a section hides an option of the same name.
     if backend in conf and not isinstance(conf[backend], cfg.ConfigOpts.GroupAttr):
         raise Misconfigured(
-            f"{option}: found {backend!r}, which is an option of the service; expected another name"
+            f"{option}: found {backend!r}, which is an option of the service itself; "
+            "expected another name"
         )
 
 

@@ -88,7 +88,10 @@ class HealthTracker:
 
 
 def _validate(answer: Any) -> Mapping[str, Measurement]:
-    """Return the answer of ``measure``. Raise DriverFailed if it is malformed."""
+    """Return the measurements that a driver's ``measure`` returned, by device address.
+
+    Raise DriverFailed if they are malformed.
+    """
     if not isinstance(answer, Mapping) or not all(
         isinstance(measurement, Measurement)
         and isinstance(measurement.health, Health)

@@ -61,7 +61,10 @@ def collect(
 
 
 def _exclusive_addresses(device: Device) -> list[str]:
-    """Return the addresses that only one backend may report, so that none is allocated twice."""
+    """Return the addresses of the deployables and PCI handles of a device.
+
+    Only one backend may report each of them, so that none is allocated twice.
+    """
     return [
         *(deployable.address for deployable in device.deployables),
         *(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memories of the drivers of a host, in one file that survives a restart of the agent."""
+"""Texts that the drivers of a host store, in one file that survives a restart of the agent."""
 
 import json
 import threading
@@ -12,44 +12,45 @@ from cyborg.core.log import get_logger
 LOG = get_logger(__name__)
 
 MAX_TEXTS = 1024
-"""Texts of one backend; the oldest one is dropped for another."""
+"""Texts of one driver; the oldest one is dropped for another."""
 
-MAX_TEXT = 1024  # characters of a key or a text
+MAX_TEXT = 65536  # characters of a key or a text
 
 
 class MemoryFile:
-    """The texts of all backends of a host. Thread-safe; the file is read at the first use."""
+    """The texts of all drivers of a host. Thread-safe; the file is read at the first use."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()
-        self._texts: dict[str, dict[str, str]] | None = None  # by backend and key
+        self._texts: dict[str, dict[str, str]] | None = None  # by driver and key
         self._unwritten = False
 
-    def of(self, backend: str) -> "BackendMemory":
-        """Return the memory of a backend."""
-        return BackendMemory(self, backend)
+    def of(self, driver: str) -> "DriverMemory":
+        """Return the memory of a driver."""
+        return DriverMemory(self, driver)
 
-    def get(self, backend: str, key: str) -> str | None:
+    def get(self, driver: str, key: str) -> str | None:
         """Return a text; None if it is unknown."""
         with self._lock:
-            return self._loaded().get(backend, {}).get(key)
+            return self._loaded().get(driver, {}).get(key)
 
-    def put(self, backend: str, key: str, text: str) -> None:
-        """Store a text, and write the file if the text is new.
+    def put(self, driver: str, key: str, text: str | None) -> bool:
+        """Store or remove a text, and write the file if that changes it.
 
-        Raise ValueError for a text that is too long. If the file cannot be written, log a warning;
-        the next call writes it again.
+        Return whether the file has the change. If it cannot be written, log a warning; the next
+        call writes it again. Raise ValueError for a text that is too long.
         """
-        if max(len(key), len(text)) > MAX_TEXT:
-            raise ValueError(f"a driver may store {MAX_TEXT} characters: {key[:40]!r}")
+        if max(len(key), len(text or "")) > MAX_TEXT:
+            raise ValueError(f"a key or its text has more than {MAX_TEXT} characters: {key[:40]!r}")
         error: str | None = None
         with self._lock:
-            texts = self._loaded().setdefault(backend, {})
+            texts = self._loaded().setdefault(driver, {})
             if texts.get(key) == text and not self._unwritten:
-                return
+                return True
             texts.pop(key, None)
-            texts[key] = text
+            if text is not None:
+                texts[key] = text
             while len(texts) > MAX_TEXTS:
                 del texts[next(iter(texts))]
             first = not self._unwritten
@@ -60,7 +61,8 @@ class MemoryFile:
             else:
                 self._unwritten = False
         if error is not None and first:
-            LOG.warning("Cannot write %s, a restart forgets it: %s", self._path, error)
+            LOG.warning("Cannot write %s, an agent restart loses changes: %s", self._path, error)
+        return error is None
 
     def _loaded(self) -> dict[str, dict[str, str]]:
         if self._texts is None:
@@ -72,8 +74,8 @@ class MemoryFile:
         try:
             body: Any = json.loads(self._path.read_bytes())
             return {
-                str(backend): {str(key): str(text) for key, text in texts.items()}
-                for backend, texts in body.items()
+                str(driver): {str(key): str(text) for key, text in texts.items()}
+                for driver, texts in body.items()
             }
         except FileNotFoundError:
             return {}
@@ -84,17 +86,17 @@ class MemoryFile:
         return {}
 
 
-class BackendMemory:
-    """The memory of one backend, for its driver."""
+class DriverMemory:
+    """The memory of one driver."""
 
-    def __init__(self, file: MemoryFile, backend: str) -> None:
+    def __init__(self, file: MemoryFile, driver: str) -> None:
         self._file = file
-        self._backend = backend
+        self._driver = driver
 
     def get(self, key: str) -> str | None:
         """Return the text of a key; None if it is unknown."""
-        return self._file.get(self._backend, key)
+        return self._file.get(self._driver, key)
 
-    def put(self, key: str, text: str) -> None:
-        """Store the text of a key."""
-        self._file.put(self._backend, key, text)
+    def put(self, key: str, text: str | None) -> bool:
+        """Store the text of a key, or remove it; return whether a restart keeps that."""
+        return self._file.put(self._driver, key, text)

@@ -2,8 +2,8 @@
 """Reading of the kernel's uevents with libudev.
 
 The events come from the kernel, not from udevd. So udevd does not have to run, and no event waits
-for its rules, which may take seconds for a card with many functions. Only the subsystem of an event
-is used; sysfs is the source of truth.
+for the rules of udevd, which may take seconds for a card with many PCI functions. Only the
+subsystem of an event is used; sysfs is the source of truth.
 """
 
 import contextlib
@@ -35,8 +35,8 @@ class EventSource(Protocol):
         """Return the subsystems of the events since the last call, one for each event.
 
         Wait up to ``seconds`` for the first event; None waits without limit. Return an empty list
-        after the timeout, or after ``wake``. Raise EventsDropped, and OSError if the source is
-        broken.
+        after the timeout, or after ``wake``. Raise EventsDropped if the kernel dropped events, and
+        OSError if the source is broken.
         """
 
     def wake(self) -> None:
@@ -47,10 +47,13 @@ class EventSource(Protocol):
 
 
 class NetlinkSource:
-    """Source of the kernel's events of some subsystems; it receives events once it is created."""
+    """Source of the kernel's events of some subsystems; it receives events from its creation on."""
 
     def __init__(self, subsystems: Iterable[str], buffer: int = BUFFER_SIZE) -> None:
-        """Use a buffer of ``buffer`` bytes. Raise OSError, or ImportError without libudev."""
+        """Open a socket with a buffer of ``buffer`` bytes.
+
+        Raise OSError, or ImportError without libudev.
+        """
         import pyudev  # here, because it loads libudev, which other agents do not need
 
         self._monitor: Any = pyudev.Monitor.from_netlink(pyudev.Context(), source="kernel")

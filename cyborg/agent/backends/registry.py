@@ -11,9 +11,9 @@ from cyborg.agent.backends.backend import Backend
 class BackendRegistry(Sequence[Backend]):
     """Ordered backends. Each change replaces the whole tuple, so an iteration is consistent.
 
-    The order decides which backend owns a device that two backends find, so it does not depend on
-    when a backend was added: first the backends of ``first`` in the given order, then the others by
-    name, then those of ``last``.
+    If two backends find the same device, the first one owns it. So the order does not depend on
+    when a backend was added. It is: the backends named in ``first`` in their order, then all others
+    by name, then the backends named in ``last`` in their order.
     """
 
     def __init__(self, first: Sequence[str] = (), last: Sequence[str] = ()) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replay of a captured host: an agent that knows nothing of the machine on which it runs."""
+"""Replay of a captured host: the agent uses no device of the machine on which it runs."""
 
 from pathlib import Path
 
@@ -17,8 +17,8 @@ LOG = get_logger(__name__)
 def open_replay(conf: cfg.ConfigOpts) -> ReplayedHost | None:
     """Return the host of ``[agent] replay``; None if the agent manages its own machine.
 
-    Raise Misconfigured if the capture or the faults are not usable, or external drivers are
-    enabled: they run in processes of their own, with the devices of this machine.
+    Raise Misconfigured if the capture or the faults are invalid. Raise it also if external drivers
+    are enabled, because they run in their own processes and use the devices of this machine.
     """
     options = conf.agent
     if not options.replay:
@@ -46,9 +46,9 @@ def open_replay(conf: cfg.ConfigOpts) -> ReplayedHost | None:
 
 
 def deny_host_work(conf: cfg.ConfigOpts) -> None:
-    """Let the privileged functions of this process fail if its agent replays a capture.
+    """Make the privileged Python functions of this process fail if its agent replays a capture.
 
-    No simulated driver calls them: this is a second barrier.
+    Simulated drivers do not call these functions; this is an additional protection.
     """
     if conf.agent.replay:
         # Imported here: other agents do not need oslo.privsep until they have host work.

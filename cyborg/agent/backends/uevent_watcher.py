@@ -62,8 +62,8 @@ class UeventWatcher(LoopThread):
     def refresh(self) -> None:
         """Subscribe to the uevents of the current backends. Call this after a backend was added.
 
-        All backends rediscover, to find changes between a discovery and this call. Do not call it
-        concurrently with ``start`` or itself.
+        Make all backends rediscover, to find changes between their last discovery and this call. Do
+        not call it concurrently with ``start`` or itself.
         """
         if self._subsystems_needed() <= self._subsystems or self._stopped.is_set():
             return
@@ -103,7 +103,7 @@ class UeventWatcher(LoopThread):
         self._close()
 
     def _read(self) -> bool:
-        """Add new events to the batch; return whether the source works."""
+        """Read new events and add them to the batch; return whether the source works."""
         source, due = self._source, self._batch.due if self._batch else None
         if source is None:
             return False
@@ -191,7 +191,7 @@ class UeventWatcher(LoopThread):
             source.close()
 
     def _log_failure(self, exc: Exception) -> None:
-        """Log a failure: the first as a warning, others at DEBUG until a source works again."""
+        """Log a failure: the first at WARNING, others at DEBUG until a source works again."""
         LOG.log(
             logging.DEBUG if self._warned else logging.WARNING,
             "Cannot read uevents, retrying; until then device changes are found only "

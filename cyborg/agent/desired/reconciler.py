@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reconciliation of this host's backends with their desired state, without interruption.
 
-Make before break: a new backend is created, set up and discovers while the old one still runs, and
-replaces it only when it is READY. After a failure the old backend stays active and the error is
-reported to the conductor. Lost messages are recovered by the next heartbeat, whose answer carries
-the desired generation.
+Make before break: a new backend is created, is set up and discovers while the old backend still
+runs. It replaces the old backend only when it is READY. After a failure the old backend stays
+active and the error is reported to the conductor. Lost messages are recovered by the next
+heartbeat, whose answer carries the desired generation.
 """
 
 import threading
@@ -34,7 +34,7 @@ ReportOutcomes = Callable[[int, Sequence[BackendOutcome]], None]
 
 
 class Stopping(Exception):
-    """The agent is stopping."""
+    """The agent is stopping; raised to end a reconciliation."""
 
 
 class BackendReconciler(LoopThread):
@@ -103,13 +103,13 @@ class BackendReconciler(LoopThread):
                 self._target_generation = None
 
     def stop(self) -> None:
-        """Start no more changes."""
+        """Request that no more backends are changed."""
         with self._lock:
             super().stop()
         self._step_ended.set()
 
     def run_once(self) -> None:
-        """Reconcile once, and log why it failed."""
+        """Reconcile once; if that fails, log the reason."""
         context.RequestContext()  # a request id for the lines and calls of this round
         error: str | None = None
         try:
@@ -183,7 +183,10 @@ class BackendReconciler(LoopThread):
         )
 
     def _execute(self, planned: PlannedAction) -> str | None:
-        """Execute an action; return None, or an error if the action failed and changed nothing."""
+        """Execute an action; return None after success. After a failure return the error text.
+
+        An action that failed has changed nothing.
+        """
         if self._stopped.is_set():
             raise Stopping
         if planned.action is Action.STOP:

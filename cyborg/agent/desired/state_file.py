@@ -41,7 +41,7 @@ class StateFile:
         self._setup_boot = self._boot_id
 
     def write(self, generation: int, backends: Mapping[str, BackendRecord]) -> None:
-        """Persist the backends of a generation. Raise OSError, but update the state in memory."""
+        """Store the backends of a generation in memory, then in the file. Raise OSError."""
         if not self.rebooted_since_setup:
             self.record_setup()
         self.generation, self.backends = generation, dict(backends)

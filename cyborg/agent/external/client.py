@@ -26,7 +26,7 @@ _UCRED = struct.Struct("3i")  # struct ucred of unix(7): pid, uid, gid
 
 
 def peer_credentials(connection: socket.socket) -> tuple[int, int]:
-    """Return pid and uid of the peer: SO_PEERCRED of unix(7)."""
+    """Return the pid and uid of a socket's peer process (SO_PEERCRED of unix(7))."""
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     pid, uid, _ = _UCRED.unpack(data)
     return pid, uid
@@ -42,7 +42,7 @@ def call(
     users: Collection[int],
     clock: Callable[[], float] = time.monotonic,
 ) -> Any:
-    """Return the JSON body of the driver's response.
+    """Call an external driver; return the JSON body of its response.
 
     Raise TimedOut after ``seconds``. Raise DriverFailed if the driver cannot be reached, returns an
     error or an invalid response, or if its uid is not one of ``users``.

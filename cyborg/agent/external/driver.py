@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""External (out-of-process) drivers, each a backend like any other.
+"""External (out-of-process) drivers; each is one backend of the host.
 
 A driver that sends invalid data, hangs, sends too much or exits fails only its own discoveries, and
 the state of its backend has the error. A response is used only after it was read and validated as a
@@ -82,8 +82,8 @@ class ExternalDriver(Driver):
     def release(self, item: WorkItem) -> None:
         """Release a handle. Raise DriverFailed and TimedOut.
 
-        Before the driver has registered it is unknown whether it must release anything: the call
-        fails and is retried.
+        Raise DriverFailed also before the driver has registered, because it is unknown whether it
+        must release anything. The conductor then retries.
         """
         if Ability.PREPARES in self._registered_hello().abilities:
             self._call_work("/release", {"item": item.to_dict()})
@@ -179,7 +179,9 @@ class ExternalDriverHost:
 
 
 def load(conf: cfg.ConfigOpts, reserved: Sequence[str] = ()) -> ExternalDriverHost | None:
-    """Return the configured external drivers, or None; ``reserved`` are the other backends.
+    """Return the configured external drivers, or None.
+
+    ``reserved`` has the names of the other backends, which no external driver may have.
 
     Raise Misconfigured.
     """

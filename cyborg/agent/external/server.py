@@ -30,9 +30,10 @@ HelloHandler = Callable[[Any], dict[str, Any]]
 
 
 class RegistrationServer(socketserver.UnixStreamServer):
-    """Listens from ``start`` to ``stop``. ``handle_hello`` gets a hello and returns the response.
+    """HTTP server between ``start`` and ``stop``; ``handle_hello`` answers each hello.
 
-    If ``handle_hello`` raises Unavailable, the status is 429; for any other CyborgError it is 400.
+    If ``handle_hello`` raises Unavailable, the HTTP status is 429; for any other CyborgError it is
+    400.
     """
 
     request_queue_size = 64
@@ -112,7 +113,7 @@ class RegistrationServer(socketserver.UnixStreamServer):
         return True
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve in a new thread; the connection is shut down at the request timeout."""
+        """Serve a connection in a new thread; shut the connection down at the request timeout."""
         threading.Thread(
             target=self._serve, args=(request,), name="external-driver-request", daemon=True
         ).start()
@@ -185,7 +186,7 @@ class _Request(BaseHTTPRequestHandler):
     raw_requestline: bytes  # set by BaseHTTPRequestHandler
 
     def parse_request(self) -> bool:
-        """Read the first line and the headers; an empty first line gets no response."""
+        """Read the first line and the headers; send no response to an empty first line."""
         if not self.raw_requestline.strip():
             self._log_rejected("the request begins with an empty line")
             return False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copy of the data of an image into a file, checked while they arrive."""
+"""Download of the data of an image into a file, verified while the data arrive."""
 
 import hashlib
 import hmac
@@ -10,6 +10,7 @@ from typing import Protocol
 
 from cyborg.core.errors import DriverFailed, TimedOut
 from cyborg.core.image import ImageMetadata
+from cyborg.core.jobs.activity import show_activity
 from cyborg.core.log import get_logger
 
 LOG = get_logger(__name__)
@@ -19,7 +20,7 @@ _READ = 1 << 20
 
 
 class Deadline:
-    """A point in time. ``seconds`` is the time limit that the error names."""
+    """Point in time at which a call must end. The error text names the limit ``seconds``."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds = seconds
@@ -45,17 +46,17 @@ class Deadline:
 
 
 class Signature(Protocol):
-    """Verification of the signature of an image, for one pass over its data."""
+    """Verification of the signature of an image; it reads the data once."""
 
     def update(self, chunk: bytes) -> None:
         """Add data of the image."""
 
     def verify(self) -> None:
-        """Raise DriverFailed if the signature is not that of the data."""
+        """Raise DriverFailed if the signature is not valid for the data."""
 
 
 class Digest:
-    """Digest of the data of an image, compared with that of the image service."""
+    """Digest of the data of an image, compared with the digest in the image service."""
 
     def __init__(self, image: ImageMetadata, signature: Signature | None = None) -> None:
         self._image = image
@@ -64,7 +65,7 @@ class Digest:
         self._hash = hashlib.new(image.algorithm or "")
 
     def update(self, chunk: bytes) -> None:
-        """Add data. Raise DriverFailed as soon as there are more than expected."""
+        """Add data. Raise DriverFailed as soon as there are more bytes than expected."""
         self._size += len(chunk)
         if self._size > (self._image.size or 0):
             raise DriverFailed(
@@ -76,13 +77,13 @@ class Digest:
             self._signature.update(chunk)
 
     def verify(self) -> None:
-        """Raise DriverFailed if the data are not those of the image or have no valid signature."""
+        """Raise DriverFailed if the size, the digest or the signature is wrong."""
         self.verify_digest()
         if self._signature is not None:
             self._signature.verify()
 
     def verify_digest(self) -> None:
-        """Raise DriverFailed if the data are not those of the image."""
+        """Raise DriverFailed if the size or the digest is wrong."""
         if self._size != self._image.size:
             raise DriverFailed(
                 f"image {self._image.uuid}: Glance sent {self._size} bytes and declares "
@@ -106,35 +107,43 @@ def copy(
 ) -> None:
     """Write the data of an image to a file descriptor and verify them.
 
-    ``check`` is called for each chunk and raises an exception to stop the copy. Raise DriverFailed
-    if the data are not those of the image, and OSError.
+    The activity of the current job shows how much is written. ``check`` is called for each chunk
+    and raises an exception to stop the copy. Raise DriverFailed if the size, digest or signature is
+    wrong, and OSError.
     """
     digest = Digest(image, signature)
     logged, size = clock(), 0
-    for chunk in chunks:
-        check()
-        digest.update(chunk)
-        left = memoryview(chunk)
-        while left:
-            left = left[os.write(file, left) :]
-        size += len(chunk)
-        now = clock()
-        if now - logged >= PROGRESS_INTERVAL:
-            logged = now
-            percent = 100 * size // (image.size or 1)
-            LOG.info("Downloading image, %d %% of %d bytes", percent, image.size, image=image.uuid)
+    with show_activity(f"fetch image {image.uuid}", image.size) as set_done:
+        for chunk in chunks:
+            check()
+            digest.update(chunk)
+            left = memoryview(chunk)
+            while left:
+                left = left[os.write(file, left) :]
+            size += len(chunk)
+            set_done(size)
+            now = clock()
+            if now - logged >= PROGRESS_INTERVAL:
+                logged = now
+                percent = 100 * size // (image.size or 1)
+                LOG.info(
+                    "Downloading image, %d %% of %d bytes", percent, image.size, image=image.uuid
+                )
     digest.verify()
 
 
 def is_intact(image: ImageMetadata, file: int, signature: Signature | None = None) -> bool:
-    """Return whether the data in a file descriptor are those of the image.
+    """Return whether the data in a file descriptor have the size and digest of the image.
 
-    Raise DriverFailed if they are and have no valid signature, and OSError.
+    Raise DriverFailed if the digest is right but the signature is not valid. Raise OSError.
     """
-    digest = Digest(image, signature)
+    digest, size = Digest(image, signature), 0
     try:
-        for chunk in _read(file):
-            digest.update(chunk)
+        with show_activity(f"verify cached image {image.uuid}", image.size) as set_done:
+            for chunk in _read(file):
+                digest.update(chunk)
+                size += len(chunk)
+                set_done(size)
         digest.verify_digest()
     except DriverFailed:
         return False

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ClosableImageStore(ImageStore, Protocol):
-    """Image store of an agent."""
+    """Image store that can be closed."""
 
     def close(self) -> None:
         """Stop the downloads and release the files."""
@@ -31,9 +31,6 @@ def make_image_store(conf: cfg.ConfigOpts) -> ClosableImageStore:
 
     Raise Misconfigured.
     """
-    # The spool belongs to the agent that manages this machine, which may have the same name.
-    if conf.agent.replay:
-        return _NoImageStore()
     # Without the section keystoneauth is not imported.
     if options.GROUP not in map(str.lower, conf.list_all_sections()):
         return _NoImageStore()
@@ -54,7 +51,9 @@ def make_image_store(conf: cfg.ConfigOpts) -> ClosableImageStore:
         )
     client = glance.make(conf)
     signatures = _make_signatures(client.auth, section) if section.require_signature else None
-    default = Path(conf.state_path, "agent", f"images-{conf.host}")
+    # An agent of the same name that manages this machine has another spool.
+    folder = Path(conf.state_path, "agent", "replay" if conf.agent.replay else "")
+    default = folder / f"images-{conf.host}"
     spool = Spool(Path(section.spool_directory or default), section.cache_size)
     spool.open()
     limits = Limits(section.max_image_size, section.download_timeout, section.retries)

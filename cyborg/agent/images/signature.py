@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Signatures of images, verified by cursive with certificates of the key manager.
 
-An image is signed as Glance's and Nova's documentation of image signatures describes: its
-properties ``img_signature*`` have the signature, its methods, and the uuid of the certificate in
-the key manager (barbican), which castellan reads. This module needs the extra ``signatures``.
+Glance's and Nova's documentation describes how an image is signed. Its properties
+``img_signature*`` have the signature, the names of the hash method and key type, and the uuid of
+the certificate. castellan reads the certificate from the key manager (barbican). This module needs
+the extra ``signatures``.
 """
 
 from collections.abc import Callable
@@ -38,12 +39,12 @@ class Signatures:
     """Verification of the signatures of images."""
 
     def __init__(self, auth: Any, trusted_certificates: tuple[str, ...]) -> None:
-        """``auth`` is a keystoneauth plug-in, the certificates are uuids of the key manager."""
+        """``auth`` is a keystoneauth plug-in; ``trusted_certificates`` are barbican uuids."""
         self._context = _Context(auth)
         self._trusted = trusted_certificates
 
     def load(self, image: ImageMetadata) -> Callable[[], Signature]:
-        """Read and check the certificate of an image; return a factory of its verifications.
+        """Read and check the certificate of an image; return a function that creates verifiers.
 
         castellan has no timeout. Raise DriverFailed, and Unavailable if the key manager or keystone
         cannot be reached.
@@ -87,7 +88,7 @@ class _ImageSignature:
         self._verifier.update(chunk)
 
     def verify(self) -> None:
-        """Raise DriverFailed if the signature is not that of the data."""
+        """Raise DriverFailed if the signature is not valid for the data."""
         try:
             self._verifier.verify()
         except InvalidSignature as exc:

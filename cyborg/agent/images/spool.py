@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The directory of downloaded images: a cache with a maximum size.
 
-A complete image has its uuid as file name, an incomplete one the suffix ``.part``. An image is
-renamed after its digest was verified and its data are on the disk, so a kill or a power failure
-leaves incomplete files only, which the next start removes. The time of the last use of an image is
-the modification time of its file: there is no index that could differ from the files.
+The file name of a complete image is its uuid; an incomplete image has the suffix ``.part``. An
+image is renamed after its digest was verified and its data are on the disk. So after a kill or a
+power failure an image that was being downloaded is incomplete, and the next start removes it. The
+time of the last use of an image is the modification time of its file: there is no index that could
+differ from the files.
 """
 
 import contextlib
@@ -32,13 +33,13 @@ _INCOMPLETE = re.compile(rf"{_UUID.pattern}\.\d+{re.escape(PART)}")
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the free space for this process in the file system of a directory."""
+    """Return the bytes that this process can use in the file system of a directory."""
     status = os.statvfs(folder)
     return status.f_bavail * status.f_frsize
 
 
 class Spool:
-    """The images of one agent in a directory that only its user can read or write.
+    """Cache of the images of one agent, in a directory that only the agent's user can access.
 
     Methods raise OSError if the file system fails.
     """
@@ -46,7 +47,7 @@ class Spool:
     def __init__(
         self, folder: Path, max_bytes: int, free: Callable[[Path], int] = free_bytes
     ) -> None:
-        """Use a directory for up to ``max_bytes`` of images; ``free`` measures its free space."""
+        """Use a directory for up to ``max_bytes`` of images; ``free`` returns its free bytes."""
         self._folder = folder
         self._max_bytes = max_bytes
         self._free = free
@@ -99,7 +100,7 @@ class Spool:
 
     @contextmanager
     def use(self, uuid: str) -> Iterator[threading.Lock]:
-        """Keep an image in the directory; yield the lock of its download."""
+        """Prevent the removal of an image during the block; yield the lock for its download."""
         with self._lock:
             self._users[uuid] += 1
             fetching = self._fetching.setdefault(uuid, threading.Lock())
@@ -113,7 +114,10 @@ class Spool:
 
     @contextmanager
     def reserve(self, uuid: str, size: int) -> Iterator[None]:
-        """Make room for the download of an image, by removing others. Raise Unavailable."""
+        """Free space for an image of ``size`` bytes; remove other images if needed.
+
+        Raise Unavailable if this is not enough.
+        """
         token = next(self._tokens)
         with self._lock:
             self._evict(uuid, size)
@@ -132,7 +136,7 @@ class Spool:
         return self._folder / uuid
 
     def read(self, uuid: str, size: int) -> int | None:
-        """Return a file descriptor of a complete image, None if there is none of this size."""
+        """Return a file descriptor of a complete image; None if no image has this uuid and size."""
         try:
             file = os.open(self.path(uuid), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -144,7 +148,7 @@ class Spool:
         return None
 
     def touch(self, uuid: str) -> None:
-        """Record a use of an image."""
+        """Set the time of the last use of an image to now."""
         os.utime(self.path(uuid), follow_symlinks=False)
 
     @contextmanager
@@ -171,7 +175,7 @@ class Spool:
             raise
 
     def _evict(self, uuid: str, size: int) -> None:
-        """Remove images until one of this size fits into the limit and onto the disk."""
+        """Remove images until an image of this size fits into the limit and the free space."""
         files = [file for file in self._files() if file.uuid != uuid]
         reserved = sum(self._reserved.values())
         total = sum(file.size for file in files) + reserved
@@ -184,7 +188,7 @@ class Spool:
                 "when other devices have been programmed"
             )
         for name in evictions:
-            LOG.info("Removing image from the cache", image=name)
+            LOG.info("Removing image from the cache to free space", image=name)
             os.unlink(self._folder / name)
 
     def _files(self) -> list[CachedFile]:
@@ -214,7 +218,7 @@ class Spool:
         self._lock_file = file
 
     def _clean(self) -> None:
-        """Remove incomplete images. Other unknown files are not ours to remove."""
+        """Remove incomplete images, but no other unknown files."""
         for name in os.listdir(self._folder):
             if _INCOMPLETE.fullmatch(name):
                 LOG.info("Removing incomplete download %s", name)

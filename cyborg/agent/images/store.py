@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The images of a host: fetched from Glance, verified and cached.
 
-Glance is asked at each use of an image, also of a cached one: an image that was deleted or
-deactivated there is not loaded any more, and the cache needs no record of what was verified. A
-cached file is verified by its digest at each use, which takes a second per gigabyte: a record that
-it was verified before would not notice a damaged disk.
+The metadata are read from Glance at each use of an image, also if it is cached. So an image that
+was deleted or deactivated in Glance is not loaded any more. A cached file is verified by its digest
+at each use, which takes a second per gigabyte. A record of an earlier verification would be faster,
+but would not detect a damaged disk.
 """
 
 import os
@@ -41,20 +41,20 @@ class ImageService(Protocol):
         """Return the metadata of an image."""
 
     def list_images(self, filters: Mapping[str, str], limit: int) -> list[ImageMetadata]:
-        """Return the first images that pass the filters."""
+        """Return the first images that match the filters."""
 
     def download(self, uuid: str) -> AbstractContextManager[Iterator[bytes]]:
         """Yield the chunks of an image."""
 
     def project_id(self) -> str | None:
-        """Return the project of the credentials."""
+        """Return the project id of the credentials."""
 
 
 class SignatureService(Protocol):
     """Verification of signatures; see cyborg.agent.images.signature."""
 
     def load(self, image: ImageMetadata) -> Callable[[], Signature]:
-        """Return a factory of verifications of the image. Raise DriverFailed."""
+        """Return a function that creates verifiers for the image. Raise DriverFailed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class GlanceImageStore:
         clock: Callable[[], float] = time.monotonic,
         retry_pause: float = RETRY_PAUSE,
     ) -> None:
-        """``spool`` is open; ``close`` closes it. With ``signatures`` each image must have one."""
+        """``spool`` must be open. If ``signatures`` is set, each image must have a signature."""
         self._service = service
         self._spool = spool
         self._limits = limits
@@ -117,7 +117,7 @@ class GlanceImageStore:
     def find(self, properties: Mapping[str, str]) -> str:
         """Return the uuid of the only active image with these properties; see ``ImageStore``."""
         if not properties:
-            raise DriverFailed("no image can be searched without a property")
+            raise DriverFailed("images cannot be searched without a property")
         deadline = Deadline(self._limits.download_timeout, self._clock)
         return self._call("search of an image", lambda: self._find(properties), deadline)
 
@@ -149,7 +149,7 @@ class GlanceImageStore:
     def _ensure_cached(
         self, image: ImageMetadata, make_signature: SignatureFactory, deadline: Deadline
     ) -> None:
-        """Download an image unless it is in the cache; record its use."""
+        """Download an image, unless the cache has it; record its use."""
         try:
             if not self._is_cached(image, make_signature()):
                 self._fetch(image, make_signature, deadline)
@@ -170,7 +170,7 @@ class GlanceImageStore:
         finally:
             os.close(file)
         LOG.warning(
-            "Cached image is damaged, it is downloaded again; check the disk of %s",
+            "Cached image is damaged, downloading it again; check the disk of %s",
             self._spool.folder,
             image=image.uuid,
         )
@@ -197,7 +197,10 @@ class GlanceImageStore:
         LOG.info("Downloaded image in %.1f s", self._clock() - begin, image=image.uuid)
 
     def _call(self, subject: str, func: Callable[[], T], deadline: Deadline) -> T:
-        """Call the image service, again if it fails. Raise DriverFailed, Unavailable, TimedOut."""
+        """Call the image service; retry after a failure.
+
+        Raise DriverFailed, Unavailable or TimedOut.
+        """
         attempt = 0
         while True:
             self._ensure_running()

@@ -46,7 +46,7 @@ class CheckpointEntry(Serializable):
 
 
 class Checkpoint:
-    """The entries, in memory and in the file. Thread-safe."""
+    """Store of the entries, in memory and in a file. Thread-safe."""
 
     def __init__(
         self,
@@ -137,9 +137,9 @@ def read_boot_id(path: str | Path = BOOT_ID) -> str:
 
 
 def _pruned(entries: Mapping[str, CheckpointEntry], now: float) -> dict[str, CheckpointEntry]:
-    """Return the entries without jobs that ended long ago and, above the limit, without the oldest.
+    """Remove jobs that ended long ago and, above the limit, the oldest; return the others.
 
-    Jobs in state STARTED are dropped last.
+    Jobs in state STARTED are removed last.
     """
     kept = {
         job: entry

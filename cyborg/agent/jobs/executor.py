@@ -7,7 +7,8 @@ from functools import partial
 from cyborg.agent.backends.backend import error_text
 from cyborg.core.errors import DriverFailed, NotFound
 from cyborg.core.inventory.device import Ability
-from cyborg.core.jobs.failures import describe_failure
+from cyborg.core.jobs.activity import show_activity
+from cyborg.core.jobs.failures import describe_failure, describe_subject
 from cyborg.core.jobs.job import MAX_ERROR, JobKind, JobSpec, WorkItem
 from cyborg.core.log import get_logger
 from cyborg.drivers.base import (
@@ -37,20 +38,23 @@ def execute(
     """Execute the items in order; return the error text, or None if all succeeded.
 
     ``removed_driver`` looks up the driver of a removed backend, which is still needed to release
-    its handles. The first failure ends a job, except a release, which continues with the other
-    items. Other jobs start only if there is a driver for every item. Raise Aborted when
-    ``should_continue`` returns False before an item.
+    its handles. The first failure ends the job. Only a release continues with the other items. A
+    job of another kind does not start unless there is a driver for every item. Raise Aborted when
+    ``should_continue`` returns False before an item. The activity of the job shows the item.
     """
     errors: list[str] = []
     releasing = spec.kind is JobKind.RELEASE
+    total = len(spec.items) if len(spec.items) > 1 else None
     for dry_run in (True, False):
-        for item in () if dry_run and releasing else spec.items:
+        for number, item in enumerate(() if dry_run and releasing else spec.items):
             if not should_continue():
                 raise Aborted
+            subject = describe_subject(item)
             try:
                 call = _driver_call(spec, item, drivers, removed_driver)
                 if not dry_run:
-                    call()
+                    with show_activity(f"{spec.kind} {subject}", total, number):
+                        call()
             except BaseException as exc:  # a SystemExit is a failure too
                 LOG.debug("Job item failed", job=spec.job_uuid, device=item.device, exc_info=True)
                 errors.append(describe_failure(spec.kind, item, error_text(exc)))
@@ -65,7 +69,10 @@ def _driver_call(
     drivers: Mapping[str, Driver],
     removed_driver: RemovedDriverLookup,
 ) -> Callable[[], None]:
-    """Return the driver call for an item. Raise NotFound, or DriverFailed if unsupported."""
+    """Return a function that calls the driver for an item.
+
+    Raise NotFound without the backend, and DriverFailed if the driver does not support the job.
+    """
     driver = drivers.get(item.backend)
     if driver is None and spec.kind is JobKind.RELEASE:
         driver = removed_driver(item.backend)

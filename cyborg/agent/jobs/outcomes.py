@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Outcomes of jobs and discoveries, kept until the conductor has accepted them."""
+"""Outcomes of jobs and discoveries, stored until the conductor has accepted them."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ class Outcomes(Generic[K, V]):
     """Undelivered outcomes, the oldest first, at most one for each key. Thread-safe."""
 
     def __init__(self, subject: str) -> None:
-        """``subject`` is the log field of a key, such as ``job``."""
+        """``subject`` is the name of the log field that has the key, such as ``job``."""
         self._subject = subject
         self._lock = threading.Lock()
         self._pending: dict[K, V] = {}
@@ -44,7 +44,7 @@ class Outcomes(Generic[K, V]):
             return len(self._pending)
 
     def put(self, key: K, outcome: V) -> None:
-        """Keep an outcome until it is delivered, in place of an undelivered one of the same key."""
+        """Store an outcome until it is delivered; replace an undelivered one with the same key."""
         with self._lock:
             self._pending.pop(key, None)
             self._pending[key] = outcome

@@ -3,20 +3,23 @@
 
 A job waits while an earlier job locks one of its handles, then runs in its own thread. A driver
 that hangs cannot be interrupted: its job is reported failed at its timeout, but keeps its thread
-and locks until the driver returns. A late result is used only for kinds that the conductor retries.
-For others it has already queued a release, which runs once the handle is free.
+and locks until the driver returns. A late result is used only for kinds of jobs that the conductor
+retries. For other kinds the conductor has already queued a release, which runs when the handle is
+no longer locked.
 """
 
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from cyborg.agent.backends.backend import Backend, error_text
 from cyborg.agent.jobs.checkpoint import Checkpoint, CheckpointState
 from cyborg.agent.jobs.executor import Aborted, RemovedDriverLookup, execute
 from cyborg.agent.jobs.outcomes import MAX_PENDING
 from cyborg.core.errors import Unavailable
+from cyborg.core.jobs.activity import Activity, ActivityRecorder
 from cyborg.core.jobs.job import (
     INVENTORY_KINDS,
     RETRIED_KINDS,
@@ -30,7 +33,7 @@ from cyborg.core.log import get_logger, log_fields
 LOG = get_logger(__name__)
 
 CANCELLED = "cancelled"
-JobAnswer = dict[str, str | None]
+JobAnswer = dict[str, Any]
 JobCallback = Callable[[str, str, str | None], None]
 
 
@@ -42,17 +45,18 @@ class _Task:
     thread: threading.Thread | None = None  # None until it starts
     timeout_error: str | None = None  # the error reported at its timeout
     cancelled: bool = False
+    activity: ActivityRecorder = field(default_factory=ActivityRecorder)
 
     @property
     def discarded(self) -> bool:
-        """Return whether the result of the driver is ignored."""
+        """Return whether the result of the driver must be ignored."""
         return self.cancelled or (
             self.timeout_error is not None and self.spec.kind not in RETRIED_KINDS
         )
 
 
 class JobQueue:
-    """The jobs of this host, in order of arrival."""
+    """Queue of the jobs of this host, in order of arrival."""
 
     def __init__(
         self,
@@ -86,6 +90,8 @@ class JobQueue:
     def start(self, spec: JobSpec) -> JobAnswer:
         """Enqueue a job, do not wait, and return its status: ``{"state", "error"}``. Idempotent.
 
+        The status of a running job also has its ``activity``, if it is known.
+
         Raise Unavailable if the agent is stopping or has too many open jobs.
         """
         with self._lock:
@@ -105,7 +111,7 @@ class JobQueue:
         return answer
 
     def stop(self) -> None:
-        """Start no more jobs or items; an interrupted job runs again when it is requested again."""
+        """Start no more jobs or items. An interrupted job runs again when it is requested again."""
         with self._lock:
             self._stopped = True
 
@@ -124,7 +130,7 @@ class JobQueue:
             return [job for job, task in self._tasks.items() if task.thread is not None]
 
     def _current_answer(self, spec: JobSpec) -> JobAnswer | None:
-        """Return the status of a known job, None if the job must run."""
+        """Return the status of a known job; None if the job must be enqueued."""
         task = self._tasks.get(spec.job_uuid)
         if task is not None:
             if task.cancelled:
@@ -132,7 +138,7 @@ class JobQueue:
             return (
                 _answer(AgentJobStatus.FAILED, task.timeout_error)
                 if task.discarded
-                else _answer(AgentJobStatus.RUNNING)
+                else _answer(AgentJobStatus.RUNNING, activity=task.activity.current)
             )
         if spec.job_uuid in self._rediscovering:
             return _answer(AgentJobStatus.RUNNING)
@@ -196,7 +202,7 @@ class JobQueue:
         return False
 
     def _run(self, task: _Task) -> None:
-        with log_fields(job=task.spec.job_uuid):
+        with log_fields(job=task.spec.job_uuid), task.activity.record():
             self._run_task(task)
 
     def _run_task(self, task: _Task) -> None:
@@ -249,7 +255,7 @@ class JobQueue:
     def _time_out(self, task: _Task) -> None:
         """Fail a job that exceeds its timeout.
 
-        A partition job does not fail: its device must stay closed while the driver changes it.
+        A partition job does not fail: its device must stay unavailable while the driver changes it.
         """
         spec = task.spec
         if spec.kind is JobKind.PARTITION:
@@ -291,7 +297,7 @@ class JobQueue:
         self._on_done(spec.job_uuid, str(state), error)
 
     def _rediscover(self, spec: JobSpec, callback: Callable[[], None] = lambda: None) -> None:
-        """Rediscover the backends of a changed device; always call ``callback`` afterwards."""
+        """Rediscover the backends whose devices a job changed; then call ``callback``."""
         names = {item.backend for item in spec.items}
         affected = [backend for backend in self._backends if backend.name in names]
         if spec.kind not in INVENTORY_KINDS or not affected:
@@ -314,7 +320,7 @@ class _Locks:
         self._whole_deployables: set[str] = set()
 
     def conflicts(self, spec: JobSpec) -> bool:
-        """Return whether a job needs anything that is locked."""
+        """Return whether a job needs a handle, deployable or device that is locked."""
         return any(
             item.device in self._whole_devices
             or (spec.kind is JobKind.PARTITION and item.device in self._devices)
@@ -325,7 +331,7 @@ class _Locks:
         )
 
     def add(self, spec: JobSpec) -> None:
-        """Add the handles and deployables that a job locks."""
+        """Add the handles, deployables and devices that a job locks."""
         for item in spec.items:
             self._devices.add(item.device)
             if spec.kind is JobKind.PARTITION:
@@ -342,5 +348,8 @@ def _needs_whole(spec: JobSpec, item: WorkItem) -> bool:
     return spec.kind is JobKind.PROGRAM or not item.handle
 
 
-def _answer(state: AgentJobStatus, error: str | None = None) -> JobAnswer:
-    return {"state": str(state), "error": error}
+def _answer(
+    state: AgentJobStatus, error: str | None = None, activity: Activity | None = None
+) -> JobAnswer:
+    answer: JobAnswer = {"state": str(state), "error": error}
+    return answer if activity is None else {**answer, "activity": activity.to_dict()}

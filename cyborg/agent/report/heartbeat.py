@@ -45,7 +45,7 @@ class DesiredStateListener(Protocol):
 
 
 class Reporter(LoopThread):
-    """Sends this agent's heartbeats and reports. One instance per process lifetime (epoch)."""
+    """Sender of this agent's heartbeats and reports; one object for each epoch of the agent."""
 
     def __init__(
         self,
@@ -58,11 +58,11 @@ class Reporter(LoopThread):
         drivers: Callable[[], Sequence[DriverEntry] | None] = lambda: None,
         boot_id: str | None = None,
     ) -> None:
-        """``clock`` is monotonic, in seconds: for heartbeats, reports and rate-limited logs.
+        """``clock`` returns monotonic seconds, for heartbeats, reports and rate-limited logs.
 
-        Before each heartbeat ``identity`` returns the names of the host and ``drivers`` the
-        installed drivers. ``boot_id`` is that of the host. Set ``desired_state`` to the reconciler
-        to have heartbeats carry its generation.
+        ``identity`` returns the names of the host, and ``drivers`` the installed drivers; both are
+        called before each heartbeat. ``boot_id`` is the boot id of the host. Set ``desired_state``
+        to the reconciler to have heartbeats carry its generation.
         """
         super().__init__("reporter")
         self.desired_state: DesiredStateListener | None = None
@@ -105,7 +105,7 @@ class Reporter(LoopThread):
     def add_backend_outcomes(self, generation: int, outcomes: Sequence[BackendOutcome]) -> None:
         """Queue the outcomes of a generation; they are sent after the report of its devices.
 
-        They replace undelivered outcomes of an older generation.
+        The outcomes replace undelivered outcomes of an older generation.
         """
         with self._lock:
             self._backend_outcomes = (generation, outcomes)
@@ -176,8 +176,8 @@ class Reporter(LoopThread):
     def _has_changed(self, inventory: Inventory) -> bool:
         """Return whether the inventory differs from the last report of this epoch.
 
-        False before the first report and after a failed one: a heartbeat must come first, because
-        the conductor may still have another epoch.
+        Return False before the first report and after a failed report: then a heartbeat must be
+        sent first, because the conductor may still know another epoch.
         """
         return self._reported_digest is not None and inventory.digest not in (
             None,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of this host in Nova, to find the compute node provider that is its parent."""
+"""Names of this host in Nova, by which the conductor finds its compute node provider."""
 
 import socket
 import threading
@@ -23,7 +23,7 @@ MAX_COMPUTE_ID = 1024  # characters of a compute_id file; nova writes 36
 class HostIdentityProvider:
     """Provider of the host's names and compute id.
 
-    The resolver is called once. If its answer comes late, only later identities have the FQDN. The
+    The resolver of DNS names is called once. Identities have the FQDN only after its answer. The
     compute id file is read each time, because nova-compute may write it after the agent has
     started.
     """
@@ -76,7 +76,7 @@ class HostIdentityProvider:
             LOG.info("Cannot resolve this host's FQDN: %s", exc)
 
     def _compute_id(self) -> str | None:
-        """Return the content of the compute id file, None if it is missing or invalid."""
+        """Return the content of the compute id file; None if the file is missing or invalid."""
         if self._compute_id_file is None:
             return None
         try:

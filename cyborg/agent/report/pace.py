@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a changed inventory may be reported ahead of the next heartbeat."""
+"""Rate limit of the reports that are sent before the next heartbeat."""
 
 BURST = 16
 """Reports that may follow each other without a pause: the virtual functions of a card come and go
@@ -10,9 +10,9 @@ MIN_PAUSE = 1.0
 
 
 class ReportPace:
-    """A token bucket: a burst of BURST reports, then one for each heartbeat interval.
+    """Token bucket: a burst of BURST reports, then one report for each heartbeat interval.
 
-    Times are seconds of a clock that counts upwards.
+    Times are in seconds of a monotonic clock.
     """
 
     def __init__(self) -> None:
@@ -21,10 +21,11 @@ class ReportPace:
         self._sent_at = float("-inf")
 
     def next_report(self, now: float, interval: float, *, urgent: bool) -> float | None:
-        """Return the earliest time for the next report; None to wait for the next heartbeat.
+        """Return the earliest time for a report; None if it must wait for the next heartbeat.
 
-        ``interval`` is the time between two heartbeats. The answer to the next heartbeat requests
-        the report if it was not sent before. ``urgent`` is set if an outcome waits for the report.
+        ``interval`` is the time between two heartbeats. If the report is not sent before the next
+        heartbeat, the answer to that heartbeat requests it. ``urgent`` is set if an outcome waits
+        for the report.
         """
         if self._refilled_at is not None and interval > 0:
             refill = max(0.0, now - self._refilled_at) / interval
@@ -35,7 +36,7 @@ class ReportPace:
         return max(now, self._sent_at + MIN_PAUSE) if urgent else None
 
     def sent(self, now: float) -> None:
-        """Count a sent report, whether a change or a heartbeat caused it."""
+        """Count a sent report, also a report that a heartbeat caused."""
         # Below zero: a heartbeat's report and a change's must not share one interval for ever.
         self._tokens = max(-1.0, self._tokens - 1)
         self._sent_at = now

@@ -23,7 +23,7 @@ LABEL = ("name", "description", "tags")
 
 
 class Accelerator(types.JsonObject):
-    """An accelerator, at version 2.4: a unit that can be attached to one instance.
+    """An accelerator as version 2.4 shows it: a unit that can be attached to one instance.
 
     ``state_reasons`` are the conditions of its device that prevent new bindings. While the
     accelerator is not bound, the fields of the ARQ and of the label are null, and ``tags`` is
@@ -57,10 +57,10 @@ class Accelerator(types.JsonObject):
 
 
 class AcceleratorV25(Accelerator):
-    """An accelerator, from version 2.5 on.
+    """An accelerator as versions from 2.5 on show it.
 
-    ``error`` is the last error of the job that cleans it, or that prepares it again after a reboot
-    of its host. Only administrators and services see the error.
+    ``error`` is the last error of the job that cleans the accelerator, or that prepares it again
+    after a reboot of its host. Only administrators and services see the error.
     """
 
     error = wtypes.wsattr(str)
@@ -78,7 +78,7 @@ class Label(types.JsonObject):
 
 
 def show(request: RequestContext, row: read.AcceleratorRow) -> dict[str, Any]:
-    """Return an accelerator as JSON. At 2.4 the state ``error`` is ``dirty``."""
+    """Return an accelerator as JSON. Version 2.4 shows the state ``error`` as ``dirty``."""
     more: dict[str, Any] = {"state_reasons": conditions_at(request, row["state_reasons"])}
     if request.version < ERROR_SINCE:
         if row["state"] == AcceleratorState.ERROR:

@@ -50,7 +50,7 @@ class AcceleratorRequest(types.JsonObject):
 
 
 class AcceleratorRequestCreate(types.JsonObject):
-    """The device profile whose accelerator requests are created."""
+    """The name of the device profile from which accelerator requests are created."""
 
     device_profile_name = wtypes.wsattr(types.Text(65536, lines=True), mandatory=True)
 
@@ -93,7 +93,11 @@ class Controller(Resource):
         bind_state: str | None,
         page: PageRequest,
     ) -> Any:
-        """List ARQs. With instance and bind_state, fail with 423 unless all ARQs are resolved."""
+        """List ARQs.
+
+        With both instance and bind_state, the response is 423 until all ARQs of the instance are
+        resolved: bound, failed to bind, or being deleted.
+        """
         scope = request.caller.project_scope
         states = sorted(RESOLVED) if bind_state and not instance else None
         with self.context.reader.connect() as connection:

@@ -38,8 +38,8 @@ class CustodyRecord(types.JsonObject):
 class CustodyChain(types.JsonObject):
     """The ends of the hash chain of a device.
 
-    ``sequence`` and ``hash`` are those of the last record in the chain; ``base_sequence`` and
-    ``base_hash`` those of the last record that was deleted after its retention.
+    ``sequence`` and ``hash`` are values of the last record in the chain. ``base_sequence`` and
+    ``base_hash`` are values of the last record that was deleted because of its age.
     """
 
     sequence = wtypes.wsattr(int, mandatory=True)
@@ -49,7 +49,7 @@ class CustodyChain(types.JsonObject):
 
 
 class CustodyLog(types.JsonObject):
-    """A page of the custody log of a device; ``chain`` is null before the first sealed record."""
+    """A page of the custody log of a device; ``chain`` is null while the chain has no record."""
 
     custody = wtypes.wsattr([CustodyRecord], mandatory=True)
     chain = wtypes.wsattr(CustodyChain)
@@ -73,7 +73,7 @@ class Controller(Resource):
     def list_custody(
         self, request: RequestContext, uuid: str, page: PageRequest, event: str | None
     ) -> Any:
-        """List the custody records of a device, also of one that was removed."""
+        """List the custody records of a device, also of a removed device."""
         with self.context.reader.connect() as connection:
             # Before the records, so that all records of the chain are in the list.
             chain = read.chain(connection, uuid)

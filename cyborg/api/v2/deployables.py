@@ -37,7 +37,7 @@ class Deployable(types.JsonObject):
 
 
 class PlacementStatus(types.JsonObject):
-    """Whether Placement is up to date; ``error`` has the reason if not, and what to do."""
+    """Whether Placement is up to date; ``error`` says why it is not and what to do, or is null."""
 
     status = wtypes.wsattr(types.Enum("in_sync", "stale", "error"), mandatory=True)
     stale_since = wtypes.wsattr(datetime)
@@ -45,7 +45,10 @@ class PlacementStatus(types.JsonObject):
 
 
 class DeployableV24(Deployable):
-    """A deployable, from version 2.4 on; ``draining``: it was removed from its host while bound."""
+    """A deployable as versions from 2.4 on show it.
+
+    ``draining`` is true if it was removed from its host while an ARQ was bound to it.
+    """
 
     draining = wtypes.wsattr(bool, mandatory=True)
     placement = wtypes.wsattr(PlacementStatus, mandatory=True)

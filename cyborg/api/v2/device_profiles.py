@@ -10,9 +10,12 @@ from cyborg.api import types
 from cyborg.api.collection import Collection
 from cyborg.api.controller import Resource
 from cyborg.api.request_context import RequestContext
+from cyborg.core.arq.attach_target import check_targets
 from cyborg.core.arq.profile import parse_groups, parse_name
 from cyborg.core.errors import Conflict, InUse, Invalid, NotFound
 from cyborg.db.read import device_profiles as read
+
+TARGET_SINCE = (2, 5)
 
 
 def _groups(value: Any) -> list[dict[str, str]]:
@@ -80,7 +83,9 @@ class Controller(Resource):
         raises=(Conflict,),
     )
     def create(self, request: RequestContext, body: DeviceProfileCreate) -> Any:
-        """Create a device profile."""
+        """Create a device profile; from version 2.5 on, ``accel:attach_target`` is checked."""
+        if request.version >= TARGET_SINCE:
+            check_targets(parse_groups(body.groups))
         row = self.context.conductor.device_profile_create(
             {
                 "name": body.name,

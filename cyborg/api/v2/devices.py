@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v2/devices: the cards and functions that agents discovered."""
+"""/v2/devices: the devices that agents discovered, such as cards."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -30,7 +30,7 @@ MORE_FILTERS = {**STATE_FILTERS, "deliverable": types.Enum("true", "false")}
 
 
 class Device(types.JsonObject):
-    """A device, up to version 2.2."""
+    """A device as versions up to 2.2 show it."""
 
     uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
     type = wtypes.wsattr(str, mandatory=True)
@@ -45,13 +45,13 @@ class Device(types.JsonObject):
 
 
 class DeviceV23(Device):
-    """A device, at version 2.3; ``status`` is set by the operator."""
+    """A device as version 2.3 shows it; ``status`` is set by the operator."""
 
     status = wtypes.wsattr(STATUSES, mandatory=True)
 
 
 class DeviceV24(DeviceV23):
-    """A device, at version 2.4.
+    """A device as version 2.4 shows it.
 
     Only accelerators of a device in state ``ready`` can be bound. ``state_reasons`` are all
     conditions that prevent this; ``state`` is the first of them. ``placement`` is the worst status
@@ -74,12 +74,12 @@ class DeviceV24(DeviceV23):
 
 
 class DeviceV25(DeviceV24):
-    """A device, from version 2.5 on.
+    """A device as versions from 2.5 on show it.
 
     A device that is not ``deliverable`` cannot be attached to an instance, for the reason
     ``undeliverable_reason``. ``topology`` is its place in the host, such as ``pci_path``.
     ``layout`` is the current layout of a device that can be partitioned, ``layouts`` are the names
-    of all its layouts, and ``desired_layout`` is the one that an operator applied last.
+    of all its layouts, and ``desired_layout`` is the layout that an operator applied last.
     ``job_errors`` are the errors of the last failed job of each kind, until one of the kind
     succeeds, and those of the open jobs that clean its handles or prepare them again after a reboot
     of the host.
@@ -103,11 +103,10 @@ _NEAREST: Mapping[str, str] = {
 
 
 def conditions_at(request: RequestContext, reasons: Iterable[str]) -> list[str]:
-    """Return conditions of a device as the version of a request knows them, without duplicates.
+    """Return the conditions of a device for the version of a request, without duplicates.
 
-    Before 2.5 an undeliverable device has the condition ``setup_required``: it is the nearest one,
-    because most remedies are a setup of the host. A device that could not be restored, or is
-    failing, is ``unhealthy``.
+    Versions before 2.5 show ``setup_required`` for ``undeliverable``, because most remedies are a
+    setup of the host, and ``unhealthy`` for ``restore_failed`` and ``failing``.
     """
     if request.version >= DELIVERABLE_SINCE:
         return list(reasons)
@@ -180,7 +179,10 @@ class Controller(Resource):
 
 
 def _merge_filters(filters: Mapping[str, Any]) -> dict[str, str] | None:
-    """Return plain and ``filters.field`` filters as one dict; None if two are contradictory."""
+    """Return one dict of all filters: ``name=value`` and pairs of ``filters.field`` and ``.value``.
+
+    Return None if a field has two different values, because then no device matches.
+    """
     fields, values = filters["filters.field"] or [], filters["filters.value"] or []
     if len(fields) != len(values):
         raise Invalid("filters.field and filters.value must come in pairs", field="filters.field")

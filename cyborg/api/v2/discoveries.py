@@ -28,7 +28,7 @@ class BackendDiscovery(types.JsonObject):
 
 
 class Discovery(types.JsonObject):
-    """A discovery: in progress while any backend is in progress, then failed if any failed."""
+    """A discovery: in progress until all backends have finished, then failed if any has failed."""
 
     uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
     state = wtypes.wsattr(State, mandatory=True)
@@ -39,7 +39,7 @@ class Discovery(types.JsonObject):
 
 
 class DiscoverySummary(types.JsonObject):
-    """A discovery in a list; ``progress`` is the number of backends by state."""
+    """A discovery in a list; ``progress`` is the number of backends in each state."""
 
     uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
     state = wtypes.wsattr(State, mandatory=True)
@@ -58,7 +58,10 @@ class DiscoveryCreated(types.JsonObject):
 
 
 class DiscoveryCreate(types.JsonObject):
-    """The backends that discover: all, or those of a host or of a driver (or backend name)."""
+    """The backends that run a discovery: all, or only those of a host or of a driver.
+
+    ``driver`` is the name of a driver or of a backend.
+    """
 
     host = wtypes.wsattr(types.Text(min_length=1))
     driver = wtypes.wsattr(types.Text(min_length=1))

@@ -146,8 +146,8 @@ class DriverOption(types.JsonObject):
 class DriverSummary(types.JsonObject):
     """A driver; ``version`` is the installed version, null if it differs between hosts.
 
-    ``type`` is the type of the devices that it discovers, null for any. ``abilities`` are those
-    that the driver can have, depending on its configuration.
+    ``type`` is the type of the devices that it discovers, null if they can have any type.
+    ``abilities`` are all abilities that the driver can have, depending on its configuration.
     """
 
     uuid = wtypes.wsattr(types.Uuid(), mandatory=True)

@@ -18,6 +18,7 @@ from cyborg.db.read import jobs as read
 
 KIND = types.Enum(*Kind, *JobKind)
 STATE = types.Enum(*JobState)
+ACTIVITY_SINCE = (2, 5)
 
 
 class Step(types.JsonObject):
@@ -29,11 +30,20 @@ class Step(types.JsonObject):
     error = wtypes.wsattr(str)
 
 
+class Activity(types.JsonObject):
+    """What the host of a job does at the moment: ``done`` of ``total`` parts of a step, or null."""
+
+    step = wtypes.wsattr(str, mandatory=True)
+    done = wtypes.wsattr(int)
+    total = wtypes.wsattr(int)
+
+
 class JobSummary(types.JsonObject):
     """A job without its steps; ``host`` is null for a job on many hosts.
 
     ``subject`` is the name of a driver, or the uuid of an instance, a deployable or a device.
-    ``progress`` is the number of steps by state.
+    ``progress`` is the number of steps in each state. ``activity`` is shown from version 2.5 on,
+    and null unless the host works on the job.
     """
 
     uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
@@ -44,6 +54,7 @@ class JobSummary(types.JsonObject):
     error = wtypes.wsattr(str)
     attempts = wtypes.wsattr(int, mandatory=True)
     progress = wtypes.wsattr({str: int}, mandatory=True)
+    activity = wtypes.wsattr(Activity)
     created_at = wtypes.wsattr(datetime, mandatory=True)
     updated_at = wtypes.wsattr(datetime)
     links = wtypes.wsattr([types.Link], mandatory=True)
@@ -80,7 +91,15 @@ def serialize_created(
     return request.created(JobCreated, row, JOBS.name)
 
 
-JOBS = Collection("jobs", "job", read, JobSummary, since=(2, 4))
+def show(request: RequestContext, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a job as JSON, with its steps if the row has them."""
+    body = request.serialize(Job if "steps" in row else JobSummary, row, JOBS.name)
+    if request.version < ACTIVITY_SINCE:
+        del body["activity"]
+    return body
+
+
+JOBS = Collection("jobs", "job", read, JobSummary, since=(2, 4), show=show)
 
 
 class Controller(Resource):
@@ -93,7 +112,7 @@ class Controller(Resource):
         host=types.Text(),
         subject=types.Text(),
     )
-    get = JOBS.get("Show a job with its steps.", Job)
+    get = JOBS.get("Show a job with its steps.", Job, show)
 
     @JOBS.operation("DELETE jobs/{uuid}", "cancel", raises=(NotFound, WrongState))
     def cancel(self, request: RequestContext, uuid: str) -> None:

@@ -34,7 +34,7 @@ class DeviceLayout(types.JsonObject):
 
 
 class LayoutChange(types.JsonObject):
-    """The name of the layout that a device gets."""
+    """The name of the layout to apply to a device."""
 
     layout = wtypes.wsattr(types.Text(MAX_TEXT, min_length=1), mandatory=True)
 

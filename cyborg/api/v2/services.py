@@ -21,9 +21,10 @@ from cyborg.db.read import services as read
 
 
 class Function(types.JsonObject):
-    """A function that a backend offers, and the number of accelerators with it.
+    """A function that a backend offers, such as encryption, and the accelerators that have it.
 
-    ``used`` accelerators are bound or being cleaned; ``free`` accelerators can be bound now.
+    ``total``, ``used`` and ``free`` are numbers of accelerators: ``used`` accelerators are bound or
+    being cleaned, ``free`` accelerators can be bound now.
     """
 
     function = wtypes.wsattr(str, mandatory=True)
@@ -33,9 +34,9 @@ class Function(types.JsonObject):
 
 
 class Backend(types.JsonObject):
-    """One configured driver of an agent; ``error`` is null if there is none.
+    """One configured driver of an agent; ``error`` is null without an error.
 
-    ``functions`` are those of its devices, ordered by name.
+    ``functions`` are the functions of the backend's devices, ordered by name.
     """
 
     uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
@@ -47,7 +48,7 @@ class Backend(types.JsonObject):
 
 
 class Service(types.JsonObject):
-    """A daemon with its backends, or, with kind backend, one backend with the state of its daemon.
+    """A daemon with its backends, or one backend with the state of its daemon: see ``kind``.
 
     ``state`` is the liveness according to the last heartbeat. ``down_since`` is when an agent was
     marked down and its host cordoned, or null.
@@ -83,7 +84,10 @@ class Controller(Resource):
     def find(
         self, request: RequestContext, kind: str | None, page: PageRequest, **filters: str | None
     ) -> Any:
-        """List daemons with their backends; kind selects daemons only, or one row per backend.
+        """List daemons with their backends.
+
+        With kind ``daemon`` the rows have no backends; with kind ``backend`` there is one row for
+        each backend, and no row for a daemon.
 
         With ``function``, list only services that offer it, and show only this function and the
         functions below it.

@@ -151,7 +151,7 @@ class CallEach(Command):
     SUFFIX = ""  # of the path of an object
 
     def take_action(self, args: argparse.Namespace) -> None:
-        """Call the service for each object, also after an error; then raise CommandError."""
+        """Call the service for each object. Raise CommandError at the end if a call failed."""
         errors = []
         for uuid in self.find_uuids(args):
             try:

@@ -47,11 +47,11 @@ class Collection:
         return rest.list_all(self.path, self.rows_key, **filters)
 
     def find_uuids(self, rest: RestClient, texts: Iterable[str], field: str = "uuid") -> list[str]:
-        """Return the uuid of the object whose uuid begins with each text, with one request or none.
+        """Return for each text the uuid that begins with it; list the objects once if needed.
 
         ``field`` is the key of the uuid in a row. A text that is not an abbreviation, matches no
         uuid, or is the name of an object is returned unchanged; the service validates it. Raise
-        CommandError if several uuids match.
+        CommandError if several uuids begin with a text.
         """
         names_or_uuids = list(texts)
         if not any(map(_is_short, names_or_uuids)):

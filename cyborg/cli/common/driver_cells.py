@@ -15,7 +15,7 @@ class Hosts(columns.FormattableColumn[Any]):
     """Hosts of a driver: one line for each backend with its error."""
 
     def human_readable(self) -> str:
-        """Return the lines."""
+        """Return the value as lines of text."""
         return "\n".join(_format_host(host) for host in self._value or ())
 
 
@@ -23,7 +23,7 @@ class HostsWithRemarks(Hosts):
     """Hosts of a driver with the remarks of each backend about its configuration."""
 
     def human_readable(self) -> str:
-        """Return the lines."""
+        """Return the value as lines of text."""
         lines = []
         for host in self._value or ():
             lines.append(_format_host(host))
@@ -35,7 +35,7 @@ class HostsSummary(Hosts):
     """Hosts of a driver in one line: the name of one backend, or counts by status."""
 
     def human_readable(self) -> str:
-        """Return one line."""
+        """Return the value as one line of text."""
         hosts = self._value or []
         if len(hosts) == 1:
             return _format_host({**hosts[0], "error": None})
@@ -47,7 +47,7 @@ class Options(columns.FormattableColumn[Any]):
     """Options of a driver: one line for each option."""
 
     def human_readable(self) -> str:
-        """Return the lines."""
+        """Return the value as lines of text."""
         return "\n".join(
             f"{o['name']} ({o['kind']}, {formatting.to_text(o['default']) or 'unset'}"
             f"{', host file only' if o.get('host_only') else ''}): {o['help']}"
@@ -56,10 +56,10 @@ class Options(columns.FormattableColumn[Any]):
 
 
 class Settings(columns.FormattableColumn[Any]):
-    """Effective options of the backends of one host: one line for each with its source."""
+    """Effective options of the backends of one host: one line for each option and its source."""
 
     def human_readable(self) -> str:
-        """Return the lines."""
+        """Return the value as lines of text."""
         return "\n".join(
             f"{backend['backend']}: {option['name']} = "
             f"{formatting.to_text(option['value']) or 'unset'} ({option['source']})"

@@ -42,7 +42,7 @@ class Cell(columns.FormattableColumn[Any]):
     """A value with a display text. Cells are sorted by value; empty cells are last."""
 
     def human_readable(self) -> str:
-        """Return the text."""
+        """Return the display text."""
         return "" if self._value is None else str(self._value)
 
     def __lt__(self, other: object) -> bool:
@@ -57,7 +57,7 @@ class Structure(Cell):
     """An object or list, displayed as ``key=value`` text."""
 
     def human_readable(self) -> str:
-        """Return the text."""
+        """Return the display text."""
         return to_text(self._value)
 
 
@@ -69,7 +69,7 @@ class Text(Cell):
         self._text = text
 
     def human_readable(self) -> str:
-        """Return the text."""
+        """Return the display text."""
         return self._text
 
 
@@ -148,9 +148,10 @@ def _depth(text: str) -> int:
 
 
 def to_cell(value: Any, digits: int = UUID_LENGTH) -> Any:
-    """Return a value or a cell for cliff; a JSON string is parsed.
+    """Return a value in the form that cliff can print: a plain value or a cell.
 
-    ``digits`` is the number of displayed characters of a uuid.
+    A string that is JSON is parsed first. ``digits`` is the number of displayed characters of a
+    uuid.
     """
     value = _parse_json(value)
     if isinstance(value, columns.FormattableColumn):
@@ -165,7 +166,10 @@ def to_cell(value: Any, digits: int = UUID_LENGTH) -> Any:
 
 
 def uuid_digits(values: Iterable[Any]) -> int:
-    """Return the digits to display of the uuids of a column: eight, or more if ambiguous."""
+    """Return how many digits of each uuid to display in a column of these values.
+
+    They are eight, or more if the first eight digits of two uuids are equal.
+    """
     uuids = {value for value in values if isinstance(value, str) and UUID.fullmatch(value)}
     unambiguous = (n for n in UUID_PREFIXES if len({uuid[:n] for uuid in uuids}) == len(uuids))
     return next(unambiguous, UUID_LENGTH)

@@ -12,6 +12,7 @@ from cyborg.cli.common.base import Argument, argument, field_argument
 from cyborg.cli.common.progress import Progress
 from cyborg.cli.jobs import JOBS, build_job, describe_failure, format_step
 from cyborg.core.drivers.rollout import FAILED_STATES, FINAL_STATES, StepState
+from cyborg.core.jobs.activity import parse_activity
 from cyborg.core.jobs.job import JobState
 
 STARTED = formatting.columns_of("uuid, kind, state")
@@ -24,13 +25,20 @@ WAIT_ARGUMENTS = (
 
 
 def job_progress(job: Mapping[str, Any]) -> Progress:
-    """Return the progress of a job, with one line for each backend that has started."""
-    steps = job["steps"]
+    """Return the progress of a job, with one line for each backend that has started.
+
+    The progress of a job without backends is its activity on its host.
+    """
+    steps, activity = job["steps"], parse_activity(job.get("activity"))
+    total = len(steps)
     done = sum(step["state"] in FINAL_STATES for step in steps)
-    pending = f"job {job['uuid']} is {job['state']}, {done} of {len(steps)} backends have finished"
-    message = pending if job["state"] == JobState.OPEN else None
+    pending = f"job {job['uuid']} is {job['state']}, {done} of {total} backends have finished"
     lines = [format_step(step) for step in steps if step["state"] != StepState.WAITING]
-    return Progress(done, len(steps), message, lines)
+    if activity is not None:
+        done, total = activity.done or 0, activity.total or 0
+        pending = f"job {job['uuid']} is {job['state']}: {activity}"
+        lines.append(activity.step)
+    return Progress(done, total, pending if job["state"] == JobState.OPEN else None, lines)
 
 
 class JobCommand(base.WaitCommand, show.ShowOne):

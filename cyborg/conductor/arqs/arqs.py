@@ -114,7 +114,7 @@ class Arqs:
         )
 
     def create(self, device_profile_name: str, project_id: str | None) -> dict[str, Any]:
-        """Create an ARQ for each unit of the profile; return their rows under ``arqs``.
+        """Create an ARQ for each unit of the profile; return ``{"arqs": [row of each ARQ]}``.
 
         Raise NotFound if the profile does not exist or is deleted concurrently.
         """
@@ -140,10 +140,10 @@ class Arqs:
     ) -> None:
         """Bind all the given ARQs, or none.
 
-        A request has the keys request, hostname, device_rp_uuid, instance_uuid and optionally
-        project_id. ``instance_project`` limits the bind to instances of this project; None means
-        unrestricted. Raise Invalid, NotFound (ARQ or provider), WrongState, Conflict (the instance
-        has other ARQs), NoHandle with the reasons.
+        A request has the keys request (uuid of the ARQ), hostname, device_rp_uuid, instance_uuid
+        and optionally project_id. ``instance_project`` limits the bind to instances of this
+        project; None means unrestricted. Raise Invalid, NotFound (ARQ or provider), WrongState,
+        Conflict (the instance has other ARQs), NoHandle with the reasons.
         """
         scope = check_optional_text("project_scope", project_scope)
         bind_requests = _load_requests(BindRequest, requests)
@@ -151,7 +151,7 @@ class Arqs:
         self._bind(bind_requests, scope, project)
 
     def unbind(self, requests: Sequence[Mapping[str, Any]], project_scope: str | None) -> None:
-        """Unbind all the given ARQs, or none; each request has the key request.
+        """Unbind all the given ARQs, or none; a request is ``{"request": uuid of an ARQ}``.
 
         Raise Invalid, NotFound, WrongState.
         """
@@ -170,7 +170,7 @@ class Arqs:
         """Delete ARQs by uuid, or all ARQs of an instance, and free their handles.
 
         An instance without ARQs is not an error. With uuids, the existing ARQs are deleted even if
-        others do not exist; NotFound then lists the missing ARQs. Raise ServiceTokenRequired, and
+        some do not exist; NotFound then lists the missing ARQs. Raise ServiceTokenRequired, and
         delete nothing, if an ARQ owns a handle and ``allow_bound`` is False.
         """
         scope = check_optional_text("project_scope", project_scope)
@@ -222,8 +222,8 @@ class Arqs:
         rows = _build_rows(profile, project_id, self._now())
         if is_limited and profile["used"] + len(rows) > limit:
             raise OverLimit(
-                f"project {project_id} has {profile['used']} of at most {limit} accelerator "
-                f"requests, cannot create {len(rows)} more; delete unused ones",
+                f"project {project_id} has {profile['used']} accelerator requests and the limit is "
+                f"{limit}, cannot create {len(rows)} more; delete unused accelerator requests",
                 limit=limit,
                 used=profile["used"],
             )
@@ -266,7 +266,8 @@ class Arqs:
     ) -> binding.BindResult | NoHandle:
         """Bind in one transaction; retry if concurrent transactions claim the handles.
 
-        Return a NoHandle error for the caller to log and raise.
+        Return the result. If no handle is free, return the NoHandle error, which the caller logs
+        and raises.
         """
         for attempt in range(MAX_ATTEMPTS):
             work = partial(
@@ -356,7 +357,11 @@ class Arqs:
     def _delete(
         self, tx: sa.Connection, rows: Sequence[store.ArqRow], allow_bound: bool
     ) -> tuple[release.ReleaseResult, set[str]]:
-        """Delete locked ARQs; return the result and the uuids of the rows."""
+        """Delete locked ARQs; return the result, and the uuids of all given ARQs.
+
+        Skip ARQs that are already being deleted. Raise ServiceTokenRequired, and delete nothing,
+        if an ARQ owns a handle and ``allow_bound`` is False.
+        """
         if not allow_bound and any(row["state"] in OWNING_STATES for row in rows):
             bound = sorted(row["uuid"] for row in rows if row["state"] in OWNING_STATES)
             raise ServiceTokenRequired(
@@ -406,7 +411,7 @@ def _build_rows(
 
 
 def _load_requests(kind: type[R], items: Any) -> tuple[R, ...]:
-    """Parse the requests of a call. Raise Invalid with the field."""
+    """Parse the requests of a bind or unbind call. Raise Invalid, which names the wrong field."""
     if not isinstance(items, Sequence) or isinstance(items, str | bytes):
         raise Invalid("expected a list of ARQs to bind or unbind", field="requests")
     try:
@@ -428,7 +433,7 @@ def _created(rows: Sequence[store.NewArqRow]) -> dict[str, Any]:
 
 
 def _to_response(row: store.NewArqRow) -> dict[str, Any]:
-    """Return a new ARQ as the read API shows it: unbound, without database ids."""
+    """Convert the row of a new, unbound ARQ to the dictionary that the API shows."""
     public = {key: value for key, value in row.items() if key != "profile_id"}
     return public | {
         "hostname": None,

@@ -7,8 +7,8 @@ first and then fails on the unique key. A call that starts later finds the ARQs 
 In both cases the error is Conflict, even if handles are free.
 
 If one of the devices must be prepared on its host, all the ARQs become BindStarted and wait for one
-job; then all are Bound or all are BindFailed. Errors that are found without host work are raised
-here.
+job; then all are Bound or all are BindFailed. Errors that do not come from host work are raised by
+``bind``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,6 +21,7 @@ from oslo_db import exception as db_exc
 from cyborg.conductor.arqs.claims import ClaimLost, check_providers, claim
 from cyborg.conductor.custody import entries
 from cyborg.core.arq.arqs import BindRequest, arqs_not_found
+from cyborg.core.arq.attach_target import find_target
 from cyborg.core.arq.profile import parse_group
 from cyborg.core.arq.selection import Demand
 from cyborg.core.arq.states import ArqState, Step, source_states
@@ -50,9 +51,10 @@ class BindContext:
 
 @dataclass(frozen=True, slots=True)
 class BindResult:
-    """Result of a bind: the new rows of the ARQs, without those that were bound before.
+    """Result of a bind: the rows of the ARQs that this call has bound, as they are now.
 
-    With ``host_work_pending``, the ARQs are BindStarted and wait for a job.
+    An ARQ that an earlier call has bound is left out. If ``host_work_pending`` is True, the ARQs
+    are BindStarted and wait for a job.
     """
 
     arqs: Sequence[store.ArqRow] = ()
@@ -123,7 +125,7 @@ def bind(
 def _is_bound_as_requested(
     row: store.ArqToBindRow, bind_request: BindRequest, context: BindContext
 ) -> bool:
-    """Return whether the ARQ is, or is being, bound as requested: a repeated bind is allowed."""
+    """Return whether an earlier, equal request has bound, or is binding, the ARQ."""
     return (
         row["state"] in (ArqState.BOUND, ArqState.BIND_STARTED)
         and row["hostname"] == bind_request.hostname
@@ -220,7 +222,7 @@ def _enqueue_prepare_job(
     instance: str,
     context: BindContext,
 ) -> None:
-    """Enqueue the host work in the same transaction. Raise NoHandle if the agent is down."""
+    """Enqueue the job that prepares the devices. Raise NoHandle if the agent is down."""
     host = demands[0].host
     last_seen = agents.last_seen(tx, host)
     if last_seen is None or last_seen < context.alive_since:
@@ -261,7 +263,7 @@ def _ids(rows: Sequence[store.ArqToBindRow]) -> dict[str, int]:
 
 
 def _to_demand(row: store.ArqToBindRow, bind_request: BindRequest) -> Demand:
-    group = parse_group(row["group"], "group")
+    group, profile = parse_group(row["group"], "group"), row["device_profile_name"]
     return Demand(
         arq_uuid=row["uuid"],
         provider=bind_request.device_rp_uuid,
@@ -270,4 +272,6 @@ def _to_demand(row: store.ArqToBindRow, bind_request: BindRequest) -> Demand:
         required=group.required,
         forbidden=group.forbidden,
         accel=group.accel,
+        target=find_target(group, profile),
+        profile=profile,
     )

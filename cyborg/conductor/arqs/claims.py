@@ -28,10 +28,10 @@ def claim(
     needs_cleaning: Collection[str],
     wait: bool,
 ) -> dict[str, FreeHandleRow]:
-    """Claim a free handle of its provider for each demand; return the handles by ARQ uuid.
+    """Claim, for each demand, a free handle of the demanded provider; return them by ARQ uuid.
 
-    ``needs_cleaning`` has the providers whose handles must be cleaned after use. Handles that are
-    claimed from these providers are marked. Raise NoHandle or ClaimLost.
+    ``needs_cleaning`` has the uuids of the providers whose handles must be cleaned after use. The
+    column ``needs_cleaning`` of such a handle is set with the claim. Raise NoHandle or ClaimLost.
     """
     units = Counter(demand.provider for demand in demands)
     rows: dict[int, FreeHandleRow] = {}
@@ -79,7 +79,7 @@ def check_providers(demands: Sequence[Demand], deployables: Sequence[ClaimedProv
 def _explain_no_handle(
     tx: sa.Connection, demands: Sequence[Demand], deployables: Sequence[ClaimedProviderRow]
 ) -> Exception:
-    """Return an error with the reasons why each handle of the providers is rejected."""
+    """Return the NoHandle error, with the reasons why each handle cannot be claimed."""
     by_id = {row["deployable_id"]: row for row in deployables}
     handles = handle_claims.all_handles(tx, sorted(by_id))
     candidates = [
@@ -137,4 +137,6 @@ def _to_candidate(
         restore_failed=deployable["restore_failed"],
         in_use=in_use,
         dirty=dirty,
+        device=deployable["device"],
+        info=handle["info"],
     )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Query Nova whether instances exist, with limits on the number of queries and on time.
 
-A 404 proves that an instance does not exist only for a user who can list the servers of all
-projects: Nova also answers 404 for a server of another project.
+For a user who cannot list the servers of all projects, Nova answers 404 for a server of another
+project. So a 404 proves that an instance does not exist only if the user can list all servers.
 """
 
 import time
@@ -41,7 +41,10 @@ class InstanceQuery:
         self._sees_all: bool | None = None
 
     def get_presence(self, instance: str, hostname: str | None) -> Presence:
-        """Return whether an instance with a device of host ``hostname`` exists in Nova."""
+        """Return whether an instance exists in Nova, from the cache if it was queried before.
+
+        ``hostname`` is the host of the device that is bound to the instance.
+        """
         if instance not in self._answers:
             self._answers[instance] = self._query_nova(instance, hostname)
         return self._answers[instance]
@@ -72,6 +75,6 @@ class InstanceQuery:
             if not self._sees_all:
                 LOG.warning(
                     "The Nova user of [nova] cannot list the servers of all projects, so a 404 "
-                    "does not prove that a server is deleted: it releases no orphaned ARQ"
+                    "does not prove that a server is deleted; no orphaned ARQ is released"
                 )
         return bool(self._sees_all)

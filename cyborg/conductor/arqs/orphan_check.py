@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Release orphaned ARQs of the providers of a bind that finds no free handle.
 
-A server that is deleted while it is built leaves a bound ARQ behind. Placement allocates its unit
-again immediately, so the next bind at the provider finds no free handle. The bind does not wait for
-the orphan collector: it compares the owners of the handles with the allocations of the provider. An
-ARQ is released if its instance has no allocation there and does not exist in Nova. Both sources
-must agree, because there is no grace period here: nothing is released if Placement lost its
-allocations, or if the Nova user cannot see all projects.
+A server that is deleted while it is built leaves a bound ARQ behind. Placement can allocate the
+unit of this ARQ to another server immediately, and the bind for that server then finds no free
+handle. The bind does not wait for the orphan collector: it compares the owners of the handles with
+the allocations of the provider. An ARQ is released if its instance has no allocation there and does
+not exist in Nova. Placement and Nova must agree, because there is no grace period here: nothing is
+released if Placement lost its allocations, or if the Nova user cannot see all projects.
 """
 
 import threading

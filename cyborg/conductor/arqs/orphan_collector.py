@@ -142,7 +142,10 @@ class OrphanCollector:
             return False
 
     def _grace_period(self) -> timedelta | None:
-        """Return the grace period: 0 to release nothing, None in an installation without Nova."""
+        """Return the grace period; 0 means that no orphan is released.
+
+        Return None in an installation without Nova.
+        """
         seconds = self._conf.conductor.orphan_grace
         if seconds is None:
             seconds = DEFAULT_GRACE if self._conf.nova.send_events else None
@@ -170,7 +173,11 @@ class OrphanCollector:
         bound_before: datetime,
         stats: RoundStats,
     ) -> None:
-        """Classify the ARQs of one provider; ARQs bound after the query are too new to classify."""
+        """Classify the ARQs of one provider and write the suspected and the recovered ARQs.
+
+        ARQs bound after ``bound_before`` are not classified: their allocation may be newer than
+        the answer of Placement.
+        """
         if self._stopped.is_set():
             return
         consumers, now = self._list_consumers(provider), self._now()
@@ -193,7 +200,10 @@ class OrphanCollector:
                 self._assign_owners(found, stats)
 
     def _list_consumers(self, provider: str) -> frozenset[str] | None:
-        """Return the consumers with allocations on a provider, or None if unknown."""
+        """Return the consumers with allocations of a provider.
+
+        Return None if the provider does not exist, or if Placement rejects the request.
+        """
         try:
             found = self._placement.allocations(provider)
         except Unavailable:

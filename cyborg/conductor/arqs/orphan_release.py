@@ -42,9 +42,10 @@ class OrphanReleaser:
         keep: bool,
         unchanged: Callable[[orphans.LockedArqRow, BoundArq], bool] = orphans.is_same_bind,
     ) -> list[BoundArq]:
-        """Unbind (``keep``) or delete ARQs in one transaction; return the released ARQs.
+        """Unbind ARQs if ``keep`` is True, else delete them; return the released ARQs.
 
-        ``unchanged`` compares the locked row with the ARQ as read before; changed ARQs are skipped.
+        All is one transaction. ``unchanged`` compares a locked row with the ARQ as it was read
+        before the lock; an ARQ that has changed is skipped.
         """
         by_uuid = {arq.uuid: arq for arq in orphan_arqs}
         now = self._now()

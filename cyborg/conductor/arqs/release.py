@@ -43,10 +43,11 @@ class ReleaseResult:
 def release(
     tx: sa.Connection, rows: Sequence[store.ArqRow], *, keep: bool, now: datetime, timeout: float
 ) -> ReleaseResult:
-    """Free the handles of locked ARQs (``store.lock``), then unbind (``keep``) or delete the ARQs.
+    """Free the handles of locked ARQs (``store.lock``), then unbind or delete the ARQs.
 
-    An unbound ARQ waits for the job that cleans its handle, which has ``timeout`` seconds until the
-    ARQ becomes UnbindFailed. Raise WrongState if the state of an ARQ does not allow it.
+    Unbind the ARQs if ``keep`` is True, else delete them. An unbound ARQ waits for the job that
+    cleans its former handle; if the job takes longer than ``timeout`` seconds, the ARQ becomes
+    UnbindFailed. Raise WrongState if the state of an ARQ does not allow it.
     """
     if not rows:
         return ReleaseResult(0)
@@ -120,11 +121,12 @@ def enqueue_cleaning(
     cancelled_jobs: Collection[str] = (),
     repeated: bool = False,
 ) -> dict[int, int]:
-    """Enqueue release jobs that clean these handles without owner; return the jobs by handle.
+    """Enqueue release jobs that clean these dirty handles.
 
-    Both are row ids. The deadline of the jobs is in ``timeout`` seconds; they are retried after it.
-    ``repeated``: earlier jobs of the handles have ended without cleaning them, and unbound ARQs
-    that waited for these jobs wait for the new ones.
+    Return, by the row id of each handle, the row id of its job. The deadline of the jobs is in
+    ``timeout`` seconds; after the deadline they are still retried. ``repeated`` is True if earlier
+    jobs have ended without cleaning the handles: unbound ARQs that waited for an earlier job then
+    wait for the new job.
     """
     by_host = sorted(handles, key=lambda row: (row["host"], row["id"]))
     created: dict[int, int] = {}

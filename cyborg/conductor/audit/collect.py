@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collection of the four sources of an audit for one host.
 
-The database takes six statements. Placement takes one call for the tree of the host and three for
-each of Cyborg's providers. Nova lists the servers of the host; servers with a suspected
-inconsistency are read one by one.
+The database is read with six statements. Placement is read with one call for the provider tree of
+the host, and three calls for each of Cyborg's providers. Nova is asked for the list of the servers
+on the host; servers with a suspected inconsistency are read one by one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -41,7 +41,8 @@ from cyborg.rpc.contract import AgentAPI
 class SourceCollector:
     """Collector of the sources of one audit.
 
-    ``nova_error`` is the first error of Nova, which is not called again after it.
+    ``nova_error`` is the first error of a call to Nova, None before it. After an error Nova is not
+    called again.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class SourceCollector:
         now: Callable[[], datetime],
         renew_lease: Callable[[], None],
     ) -> None:
-        """``nova`` is None without Nova.
+        """``nova`` is None in an installation without Nova.
 
         ``renew_lease`` is called between calls that may take long; its exceptions propagate.
         """
@@ -73,8 +74,8 @@ class SourceCollector:
     def collect(self, host: str, recheck: Sequence[Finding] | None = None) -> HostSnapshot:
         """Return the data of all sources about a host.
 
-        With ``recheck``, read only the data that can confirm these findings. Raise Unavailable if
-        Placement or the database does not answer.
+        If ``recheck`` has findings, read only the data that can confirm these findings. Raise
+        Unavailable if Placement or the database does not answer.
         """
         found, unreachable_reason = None, None
         if recheck is None or any(
@@ -119,7 +120,7 @@ class SourceCollector:
     def _collect_placement(
         self, host: str, records: DatabaseSnapshot, recheck: Sequence[Finding] | None
     ) -> tuple[str | None, PlacementSnapshot]:
-        """Return the compute node provider's uuid, and Cyborg's providers in Placement."""
+        """Return the compute node provider's uuid, or None, and Cyborg's providers in Placement."""
         try:
             root = self._compute_nodes.find(host)
             tree = self._placement.tree(root.uuid)
@@ -148,8 +149,8 @@ class SourceCollector:
     ) -> dict[str, ProviderSummary]:
         """Return Cyborg's providers, identified by the database, the owner trait or the name.
 
-        Providers of others are not read. An expected provider that is not in the tree is read by
-        its uuid: it may have another parent.
+        Providers of other services are not read. An expected provider that is not in the tree is
+        read by its uuid: it may have another parent.
         """
         with_trait = self._placement.tree(root, naming.OWNER_TRAIT)
         deployable_providers = {

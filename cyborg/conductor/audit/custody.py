@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check of the custody chains of a host, in pages, with a limit on the records of one audit.
 
-A chain that is longer than what is left of the limit is continued by the next audit of the host.
-After a complete check the next audit begins at the start again.
+If the limit ends the check of a chain early, the next audit of the host continues where the check
+ended. After a complete check, the next audit checks the chain from the start again.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ LATE_INTERVALS = 10  # or after this many intervals of the sealer, if that is lo
 
 
 class ChainChecker:
-    """Checker of the custody chains of one host after the other."""
+    """Checker of the custody chains of hosts."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class ChainChecker:
     def _check_chain(
         self, row: ChainRow, limit: int, renew_lease: Callable[[], None]
     ) -> tuple[Link, Fault | None]:
-        """Check up to about ``limit`` records; return the last position, and the fault if any."""
+        """Check up to about ``limit`` records; return the last checked record and any fault."""
         position = start = _start(row)
         while position.sequence - start.sequence < limit:
             renew_lease()
@@ -97,7 +97,11 @@ class ChainChecker:
         return position, check_tip(position, read.tip(row)) if at_end else None
 
     def _check_end(self, row: ChainRow, later: Sequence[SealedRecord]) -> Fault | None:
-        """Return a fault if records are after the end of a chain, and were not sealed meanwhile."""
+        """Return a fault if records follow the end that the head of the chain names, else None.
+
+        ``later`` are the records that were read after this end. It is no fault if they were sealed
+        after ``row`` was read.
+        """
         if not later:
             return None
         current = self._uow.run(lambda tx: read.chain(tx, row["device_uuid"]))
@@ -107,9 +111,10 @@ class ChainChecker:
         return check_tip(Link(first.record.sequence, first.hash), read.tip(current))
 
     def _is_confirmed(self, row: ChainRow, fault: Fault, renew_lease: Callable[[], None]) -> bool:
-        """Check a chain again; return whether it has the same fault.
+        """Check a chain again; return whether the fault is found at the same record again.
 
-        Otherwise its first records were deleted after their retention while they were read.
+        If not, it is no fault: the first records of the chain were deleted, at the end of their
+        retention, while the chain was read.
         """
         current = self._uow.run(lambda tx: read.chain(tx, row["device_uuid"]))
         if current is None:
@@ -125,7 +130,7 @@ class ChainChecker:
         return again is not None and again.sequence == fault.sequence
 
     def _missing_heads(self, host: str) -> list[Finding]:
-        """Return the devices whose records have no head, and those that have neither."""
+        """Return findings for devices with sealed records but no head, or with no record at all."""
         headless = self._uow.run(lambda tx: read.devices_without_head(tx, host, MAX_CHAINS))
         empty = self._uow.run(lambda tx: read.devices_without_log(tx, host, MAX_CHAINS))
         explanations = [
@@ -153,7 +158,10 @@ class ChainChecker:
 
 
 def _start(row: ChainRow) -> Link:
-    """Return where to continue: after an incomplete check, or else at the start."""
+    """Return the record after which the check of a chain begins.
+
+    After an incomplete check it is the last checked record, else the base of the chain.
+    """
     if row["base_sequence"] < row["checked_sequence"] < row["sequence"]:
         return Link(row["checked_sequence"], row["checked_hash"])
     return read.base(row)

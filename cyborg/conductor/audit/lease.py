@@ -83,7 +83,10 @@ class AuditLease:
     def record(
         self, host: str, findings: Sequence[Finding], repairs: RepairExecutor | None
     ) -> None:
-        """Record the findings of a host; repair them first with ``repairs``. Raise LeaseLost."""
+        """Record the findings of a host, after ``repairs``, if any, has repaired them.
+
+        Raise LeaseLost.
+        """
         self.renew_if_due()
         results = (
             repairs.apply(host, findings)
@@ -123,7 +126,10 @@ class AuditLease:
         return self._uow.run(lambda tx: store.end(tx, self.uuid, self._owner, state, error))
 
     def _append_findings(self, host: str, results: Sequence[Mapping[str, Any]]) -> bool:
-        """Append findings up to MAX_FINDINGS, then one TOO_MANY; return whether any was added."""
+        """Append findings up to MAX_FINDINGS; return whether the list of findings has changed.
+
+        If there are more, append one finding of the kind TOO_MANY in place of the rest.
+        """
         free = MAX_FINDINGS - len(self._findings)
         if not results or free < 0:
             return False

@@ -46,9 +46,10 @@ class RepairExecutor:
         self._release_timeout = release_timeout
 
     def apply(self, host: str, findings: Sequence[Finding]) -> list[dict[str, Any]]:
-        """Run the repairs of the findings of a host; return the findings as plain values.
+        """Run the repairs of the findings of a host; return each finding as a dictionary.
 
-        ``repaired`` is True if the repair was done or enqueued, else ``error`` has the reason.
+        In a finding with a repair, ``repaired`` is True if the repair was done or enqueued, else
+        ``error`` is why it failed.
         """
         results: dict[Repair, str | None] = {}
         for repair in Repair:
@@ -96,9 +97,9 @@ class RepairExecutor:
                 self._uow.run(lambda tx: _mark_suspected(tx, ids, now))
 
     def _delete_provider(self, uuid: str | None) -> None:
-        """Delete a provider; Placement refuses this while it has allocations or children."""
+        """Delete a provider of Placement. Raise InUse while it has allocations or children."""
         if uuid is None:
-            raise AssertionError("a provider to delete has a uuid")
+            raise AssertionError("the finding lacks the uuid of the provider to delete")
         if users := self._placement.allocations(uuid):
             raise InUse(f"resource provider {uuid} now has allocations of {len(users)} consumers")
         self._placement.delete(uuid)

@@ -54,7 +54,7 @@ class AuditRunner:
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], object] | None = None,
     ) -> None:
-        """``nova`` is None without Nova.
+        """``nova`` is None in an installation without Nova.
 
         ``now`` returns naive UTC, ``clock`` monotonic seconds. ``wait`` sleeps before a recheck.
         """
@@ -164,7 +164,11 @@ class AuditRunner:
             return lease.finish(State.FAILED, "internal error: the conductor's log has it")
 
     def _audit_host(self, collector: SourceCollector, host: str) -> Sequence[Finding]:
-        """Return the confirmed findings of a host, none if only custody logs of it are left."""
+        """Return the confirmed findings of a host.
+
+        Return none for a host that has only custody logs in the database: ``ChainChecker`` checks
+        these.
+        """
         if not self._uow.run(lambda tx: store.has_inventory(tx, host)):
             return []
         first = compare(collector.collect(host))

@@ -142,7 +142,9 @@ class CallRecords:
 def make_key(
     call_id: str, request_id: str | None, method: str, arguments: Mapping[str, Any]
 ) -> str:
-    """Return the key of a call, 64 characters: equal for the copies of one call only.
+    """Return a key of 64 characters, which is the same for all copies of one call.
+
+    Different calls have different keys.
 
     ``arguments`` are plain values.
     """

@@ -28,7 +28,7 @@ class LoopWatch:
         self._loops += loops
 
     def overdue(self) -> dict[str, float]:
-        """Return, by task name, the seconds since the last run of an overdue task, 0.0 for others.
+        """Return, by task name, the seconds since the last run if the task is overdue, else 0.0.
 
         An overdue task is logged once a minute, and its recovery once.
         """

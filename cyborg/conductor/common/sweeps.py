@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sweeps of a conductor, such as that of the failure detector, as one periodic task."""
+"""The sweeps of a conductor, such as ``FailureDetector.sweep``, as one periodic task."""
 
 from collections.abc import Callable, Mapping
 
@@ -10,9 +10,10 @@ LOG = get_logger(__name__)
 
 
 def run_all(sweeps: Mapping[str, Callable[[], object]]) -> None:
-    """Run each sweep. Raise the first failure and log each other one.
+    """Run every sweep, even if others fail; raise the first failure and log the other failures.
 
-    If the database is unavailable, all fail alike, and only the first is raised.
+    ``sweeps`` maps names for the log to functions. While the database is unavailable, all sweeps
+    fail with the same error, which is raised once and not logged here.
     """
     failures: list[tuple[str, Exception]] = []
     for name, sweep in sweeps.items():

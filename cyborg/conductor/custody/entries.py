@@ -28,9 +28,10 @@ def record_claimed(
     deployables: Mapping[str, ClaimedProviderRow],
     now: datetime,
 ) -> None:
-    """Record claims: ``claimed`` has the handle and ``deployables`` the deployable of each ARQ.
+    """Record that ARQs have claimed handles.
 
-    Both are by the ARQ's uuid; the rows of the ARQs are those after the bind.
+    ``arqs`` are the rows of the ARQs after the bind. ``claimed`` has the handle, and
+    ``deployables`` the deployable, of each ARQ by the uuid of the ARQ.
     """
     entries = []
     for arq in arqs:
@@ -97,9 +98,9 @@ def record_cleaned(tx: sa.Connection, job: JobRow, now: datetime) -> None:
 def record_cleaning_failed(
     tx: sa.Connection, job: JobRow, error: str | None, now: datetime
 ) -> None:
-    """Record a failed attempt to clean handles, unless the attempt before had the same error.
+    """Record a failed attempt to clean handles, unless the previous attempt had the same error.
 
-    A device that cannot be cleaned is retried for ever; its log must not grow with it.
+    The cleaning of a device is retried without end; its custody log must not grow with each try.
     """
     if job["error"] != error:
         _record_cleaning(tx, job, Event.CLEANING_FAILED, error, now)
@@ -111,9 +112,9 @@ def record_abandoned(
     handles: Collection[tuple[str, str, str]],
     now: datetime,
 ) -> None:
-    """Record handles that are removed without cleaning.
+    """Record that handles are removed without cleaning.
 
-    Each is given as the uuid of its device and the addresses of its deployable and itself.
+    A handle is (uuid of its device, address of its deployable, address of the handle).
     """
     entries = [
         Entry(
@@ -148,7 +149,7 @@ def record_programmed(
 def record_partitioned(tx: sa.Connection, job: JobRow, error: str | None, now: datetime) -> None:
     """Record the result of a partition job; ``error`` is None if it succeeded.
 
-    The subject of the job is the device, which may have been removed meanwhile.
+    The job names the uuid of the device; the row of the device may no longer exist.
     """
     details = {"layout": job["arguments"]["layout"], "job": job["uuid"], **_error(error)}
     event = Event.PARTITIONED if error is None else Event.PARTITION_FAILED

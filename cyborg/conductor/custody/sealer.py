@@ -3,8 +3,8 @@
 
 The transactions that bind and release only insert records. A periodic task puts them into chains,
 so that concurrent binds of handles of one device do not wait for one row. Every conductor runs the
-task: the lock of a chain's head decides which one seals it, and others skip it. A conductor that
-is killed between the two steps leaves records that the next round seals.
+task: it locks the head of a chain, and skips a chain whose head another conductor has locked.
+Records that a killed conductor has not sealed are sealed by the next round of any conductor.
 """
 
 import contextlib
@@ -52,7 +52,8 @@ class CustodySealer:
     def run_once(self) -> int:
         """Seal all records that are committed; return their number.
 
-        A device whose records cannot be sealed is retried once those of all others are sealed.
+        If the records of a device cannot be sealed, skip the device until the records of all other
+        devices are sealed; then retry.
         """
         count = 0
         for _ in range(MAX_BATCHES):
@@ -105,12 +106,19 @@ class CustodySealer:
         except (db_exc.DBDuplicateEntry, Conflict) as exc:
             error = exc
         self._failed.add(uuid)
-        LOG.error("Cannot seal custody records, audit the host: %s", error, device=uuid)
+        LOG.error(
+            "Cannot seal custody records, retrying; run an audit of the host: %s",
+            error,
+            device=uuid,
+        )
         return 0
 
 
 def _seal(tx: sa.Connection, device_uuids: Collection[str]) -> int:
-    """Seal unsealed records of devices whose heads no other transaction has locked."""
+    """Seal unsealed records of devices; return their number.
+
+    Skip devices whose heads another transaction has locked.
+    """
     locked = {head["device_uuid"]: head for head in chains.lock_heads(tx, device_uuids)}
     if not locked:
         return 0
@@ -145,7 +153,10 @@ def _seal(tx: sa.Connection, device_uuids: Collection[str]) -> int:
 
 
 def _purge(tx: sa.Connection, uuid: str, cutoff: datetime) -> int:
-    """Delete old records at the start of a chain, up to the first one that breaks the chain."""
+    """Delete the records of a chain older than ``cutoff``; return their number.
+
+    Stop before the first record whose hash is wrong: the audit reports it.
+    """
     heads = chains.lock_heads(tx, [uuid])
     if not heads:
         return 0  # its records are being sealed; retry in the next sweep

@@ -66,7 +66,7 @@ class DriverLookup:
         self._calls.stop()
 
     def _query_agents(self, key: str, hosts: Collection[str]) -> dict[str, DriverEntry]:
-        """Query agents in parallel; return the driver entries of those that answered in time."""
+        """Query agents in parallel; return the driver entries of the answers that came in time."""
         found: dict[str, DriverEntry] = {}
         pending, timed_out = len(hosts), False
         changed = threading.Condition()
@@ -89,7 +89,7 @@ class DriverLookup:
             if pending:
                 LOG.warning(
                     "Driver lookup: %d of %d agents did not answer within %.1f s, their hosts "
-                    "count as without the driver",
+                    "are treated as without the driver",
                     pending,
                     len(hosts),
                     self._seconds,

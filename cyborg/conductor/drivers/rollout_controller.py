@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Controller of driver rollouts: advance the steps of driver jobs and record their outcomes.
 
-Each iteration of a job is one transaction: it reads the states of the steps, asks ``core.rollout``
-for the plan, writes the desired state of the hosts to change, and ends the job if it is complete.
+Each iteration of a job is one transaction: it reads the states of the steps, calls
+``core.drivers.rollout`` for the plan, writes the desired state of the hosts to change, and ends the
+job if it is complete.
 Agents are notified after the commit; an agent that misses the notification syncs with its next
 heartbeat. A crash at any point is recovered by the next iteration.
 
@@ -103,7 +104,7 @@ class RolloutController:
     def _process(self, row: store.LeasedJobRow) -> bool:
         """Run one iteration of a job; return whether to requeue it. Raise Unavailable.
 
-        An unreadable job is logged and does not block others.
+        An unreadable job is logged and does not block other jobs.
         """
         try:
             with log_fields(job=row["uuid"]):
@@ -158,7 +159,7 @@ class RolloutController:
         LOG.info("Cancelled driver job", job=job_uuid)
 
     def get_desired_state(self, host: str, epoch: str) -> dict[str, Any]:
-        """Return the desired state of a host. Raise Invalid, and Stale for an unknown epoch."""
+        """Return the desired state of a host. Raise Invalid, and Stale if the epoch is unknown."""
         host, epoch = check_text("host", host), parse_uuid(epoch, "epoch")
         state = self._uow.run(lambda tx: desired_backends.of_host(tx, host, epoch))
         if state is None:

@@ -26,7 +26,7 @@ LOG = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StepFailure:
-    """A failed step with its kind of job, its host and the row id of its agent."""
+    """A failed step, with the kind of its job, its host and the row id of the host's agent."""
 
     step: store.StepRow | store.PendingStepRow
     kind: str
@@ -154,5 +154,5 @@ class StepExecutor:
 
 
 def agent_ids(steps: Sequence[store.StepRow]) -> list[int]:
-    """Return the row ids of the agents of steps, without deleted agents."""
+    """Return the row ids of the agents of steps; leave out agents that were deleted."""
     return [step["service_id"] for step in steps if step["service_id"] is not None]

@@ -285,7 +285,7 @@ class Drivers:
         return {"uuid": uuid}
 
     def _acquire_job(self, tx: sa.Connection, kind: Kind, driver: str) -> OpenJob:
-        """Create a job for a driver, or return the open one.
+        """Create a job for a driver, or return the open job of the driver.
 
         Call this before reading the driver's backends: afterwards no other job can change them.
         """

@@ -62,9 +62,10 @@ class HostDriver:
 class BackendTarget:
     """Backend on one host.
 
-    ``desired`` is None if only the host's configuration file has the backend. ``previous`` is its
-    desired state (``DesiredBackend``) as plain values. ``applied`` is whether its agent has
-    reported that state.
+    ``desired`` is its desired status, None if only the host's configuration file has the backend.
+    ``previous`` is its desired state before the change (``DesiredBackend`` as plain values), None
+    if there is none. ``applied`` is whether the agent has reported that the desired state is
+    applied.
     """
 
     service_id: int
@@ -169,7 +170,10 @@ class TargetResolver:
     def backends_by_key(
         self, *, driver: str | None = None, backend: str | None = None
     ) -> dict[tuple[int, str], BackendTarget]:
-        """Return the reported and the desired backends by agent (row id) and name."""
+        """Return the reported and the desired backends.
+
+        The key is the row id of the agent and the name of the backend.
+        """
         reported = read.reported_backends(self._tx, driver, backend)
         stored = desired_backends.find(self._tx, driver, backend)
         targets: dict[tuple[int, str], BackendTarget] = {}
@@ -226,7 +230,7 @@ class TargetResolver:
         ):
             raise Conflict(
                 f"{join_limited(full, MAX_NAMED)}: limit of {MAX_BACKENDS} backend names is "
-                "reached, including uninstalled backends; reuse one of these names",
+                "reached; reuse a name of the host, such as that of an uninstalled backend",
                 hosts=full[:MAX_NAMED],
             )
 

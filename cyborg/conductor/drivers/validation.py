@@ -71,7 +71,10 @@ def driver_in_use(
 
 
 def ensure_unused(holders: Sequence[str], dirty: int, address: str, host: str) -> None:
-    """Raise InUse if requests hold the device, or if its handles (``dirty``) are being cleaned."""
+    """Raise InUse if ARQs own handles of the device, or if handles of it are being cleaned.
+
+    ``holders`` are the uuids of these ARQs, ``dirty`` is the number of handles to be cleaned.
+    """
     if not holders and not dirty:
         return
     reason = f"{dirty} of its handles are being cleaned"

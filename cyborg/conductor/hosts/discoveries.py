@@ -49,9 +49,9 @@ class Discoveries:
         self._calls = FanOut("discovery")
 
     def create(self, host: str | None = None, driver: str | None = None) -> dict[str, Any]:
-        """Start a discovery of backends: of all, of a host, of a driver or both.
+        """Start a discovery of the backends of a host and a driver; None selects all.
 
-        Return the uuid of the discovery without waiting; the results are stored in its rows. Raise
+        Do not wait for the results, which are stored later. Return the discovery's uuid. Raise
         NotFound, with similar names, if there is no such host or backend.
         """
         host = check_optional_text("host", host)

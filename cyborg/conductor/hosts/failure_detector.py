@@ -135,16 +135,17 @@ class FailureDetector:
 def mark_up(
     tx: sa.Connection, row: store.DownAgentRow, notices: NotificationBuilder, now: datetime
 ) -> None:
-    """Mark an agent up that was marked down; its row is locked.
+    """Mark an agent up that was marked down, and record the notification.
 
-    The caller marks the providers of the host and wakes the publisher.
+    The caller has locked the agent's row, marks the providers of the host stale and wakes
+    the publisher.
     """
     store.mark_up(tx, row["id"])
     outbox.add_all(tx, notices.build_messages(Event.SERVICE_UP, [_payload(row, now)]))
 
 
 def _payload(row: store.DownAgentRow, last_seen_at: datetime) -> dict[str, Any]:
-    """Return the notification payload of an agent's row, with timestamps in UTC."""
+    """Return the payload of the notification that an agent is down or up; its times are UTC."""
     timestamps = {
         name: time_.replace(tzinfo=UTC).isoformat()
         for name, time_ in (("last_seen_at", last_seen_at), ("down_since", row["down_since"]))

@@ -78,13 +78,12 @@ class Hosts:
         observed_generation: int | None = None,
         boot_id: str | None = None,
     ) -> dict[str, Any]:
-        """Record an agent's heartbeat; return the time of the next, and whether a report is needed.
+        """Record an agent's heartbeat; return the answer of ``ConductorAPI.hello``.
 
         A heartbeat without changes costs one UPDATE for an inventory of any size. A heartbeat from
         an agent marked down uncordons its host. ``observed_generation`` is the generation of the
-        desired state that the host has applied, None from an older agent. If ``boot_id`` is not
-        the last one, the host has rebooted, and its bound handles are prepared again. Raise
-        Invalid.
+        desired state that the host has applied, None from an older agent. If ``boot_id`` has
+        changed, the host has rebooted, and its bound handles are prepared again. Raise Invalid.
         """
         host, epoch = check_text("host", host), parse_uuid(epoch, "epoch")
         digest = check_text("digest", digest, 64) if digest else None
@@ -159,8 +158,8 @@ class Hosts:
         """Record the inventory of a host in one transaction and wake the publisher on changes.
 
         Raise Stale if the report is from a previous epoch of the agent or is not newer than the
-        last one, Invalid if it is malformed, Conflict if another host already has one of its unique
-        names.
+        last accepted report, Invalid if it is malformed, Conflict if another host already uses one
+        of its provider names.
         """
         inventory = self._parse_report(report)
         now = self._now()
@@ -221,9 +220,9 @@ class Hosts:
         versions: Mapping[str, Any] | None,
         status: str | None = None,
     ) -> dict[str, Any]:
-        """Record the heartbeat of a daemon other than an agent; return when the next is due.
+        """Record the heartbeat of a daemon other than an agent. Raise Invalid.
 
-        ``now`` of the answer is this conductor's time, naive UTC in ISO 8601. Raise Invalid.
+        Return the answer of ``ConductorAPI.service_hello``.
         """
         binary, host = check_text("binary", binary, 64), check_text("host", host)
         epoch = parse_uuid(epoch, "epoch")
@@ -268,7 +267,7 @@ class Hosts:
         """Remove force-uninstalled backends of hosts that are down.
 
         Return the number of backends and of changed providers. Each backend has its own
-        transaction, so that a failure affects no other.
+        transaction, so that a failure affects no other backend.
         """
         removed = stale = 0
         for host, backend in self._uow.run(
@@ -296,9 +295,9 @@ class Hosts:
         return removed, stale
 
     def _run_report(self, inventory: Report, work: Callable[[sa.Connection], T]) -> T:
-        """Run a report's transaction; retry it once on a duplicate key.
+        """Run a report's transaction and return its result; retry it once on a duplicate key.
 
-        Another transaction may have written the same row first; then the retry succeeds. Raise
+        The retry succeeds if another transaction has just written the same row. Otherwise raise
         Conflict, which names the cause.
         """
         addresses = {
@@ -330,8 +329,8 @@ class Hosts:
             )
         raise Conflict(
             f"the report of host {inventory.host} breaks a uniqueness constraint of the database "
-            f"({errors.constraint_name(duplicate)}), and no other host has its provider names: the "
-            "conductor's log has the key",
+            f"({errors.constraint_name(duplicate)}), although no other host uses its provider "
+            "names; see the duplicate key in the conductor's log",
             host=inventory.host,
         ) from duplicate
 

@@ -26,8 +26,8 @@ class Attributes:
     def create(self, deployable: str, key: str, value: str) -> dict[str, Any]:
         """Add an attribute to the deployable with this uuid; return its row as plain values.
 
-        It hides an attribute with the same key that the agent reports. Raise Invalid, NotFound, and
-        Conflict if an operator has already added this key.
+        The new attribute hides an attribute with the same key that the agent reports. Raise
+        Invalid, NotFound, and Conflict if an operator has already added this key.
         """
         owner = parse_uuid(deployable, "deployable_id")
         now = self._uow.clock()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Custody records of devices that a host reports, no longer reports, or reports by other means."""
+"""Custody records of devices that are new, removed, or moved to another backend in a report."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -21,9 +21,10 @@ def record_changes(
     added: Mapping[str, str],
     now: datetime,
 ) -> None:
-    """Record new and removed devices, and changed backends, in one statement or none.
+    """Record the devices that steps add, remove or move to another backend.
 
     ``added`` has the uuids of new devices by address; ``state`` is the state before the steps.
+    Executes one statement, and none without such a step.
     """
     records.add(
         tx,

@@ -24,10 +24,10 @@ def record_health_changes(
     steps: Sequence[Step],
     notifications: NotificationBuilder,
 ) -> list[Remark]:
-    """Write notifications of devices whose health changed; return remarks, one for each device.
+    """Write notifications of devices whose health changed; return a log remark for each device.
 
-    Call this after the steps are written. Only changes from or to UNHEALTHY count; UNKNOWN counts
-    as healthy. Executes at most three statements, and none without a change.
+    Call this after the steps of the report are written. Only changes from or to UNHEALTHY count;
+    UNKNOWN counts as healthy. Executes at most three statements, and none without a change.
     """
     changed = _changed_health(state, steps)
     if not changed:
@@ -64,11 +64,11 @@ def record_health_changes(
 def record_removed_devices(
     tx: sa.Connection, state: HostState, steps: Sequence[Step], notifications: NotificationBuilder
 ) -> list[Remark]:
-    """Write notifications of objects that begin to drain; return remarks, one for each device.
+    """Write notifications of bound devices and handles that begin to drain.
 
-    A device has a notification if all of it is removed, an ARQ if its handle is removed. Handles
-    without an owner are only being cleaned and have none. Executes at most two statements, and none
-    without a drain.
+    Return a log remark for each device. There is a notification for each device that is removed as
+    a whole, and for each ARQ whose handle is removed. A handle without an owner is only being
+    cleaned: it causes no notification. Executes at most two statements, and none without a drain.
     """
     drained = {step.key for step in steps if isinstance(step, Drain)}
     if not drained:

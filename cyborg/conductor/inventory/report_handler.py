@@ -28,9 +28,10 @@ from cyborg.db.write import attach_handles, desired_backends, programming, provi
 
 @dataclass(frozen=True, slots=True)
 class ReportResult:
-    """Result of recording a report: the number of stale providers, and texts for the log.
+    """Result of recording a report.
 
-    ``abandoned`` is the number of handles that were removed without cleaning.
+    ``stale_providers`` is the number of providers to publish, ``summary`` and ``remarks`` are texts
+    for the log, ``abandoned`` is the number of handles that were removed without cleaning.
     """
 
     stale_providers: int
@@ -53,8 +54,8 @@ def record_report(
 ) -> ReportResult:
     """Update the tables from a report, mark changed providers stale and record notifications.
 
-    ``keep_tombstones``: keep tombstones of removed devices and restore returning devices from
-    them. ``has_overrides``: the host has desired backends set by operators.
+    If ``keep_tombstones`` is True, keep tombstones of removed devices, and restore returning
+    devices from them. ``has_overrides`` is whether operators have set desired backends of the host.
     """
     state = sync.read_host_state(tx, report.host)
     relevant = _exclude_failed_backends(state.stored, report, state.programming)
@@ -167,9 +168,10 @@ def _exclude_failed_backends(
 ) -> dict[Key, Stored]:
     """Return the stored records that the report may change.
 
-    Devices that are being programmed are excluded, and unreported devices of backends that are not
-    READY. An agent reports the last known devices of a failed backend. After a restart it knows
-    none, which does not mean that the devices were removed.
+    Two kinds of devices are left out: devices that are being programmed, and devices of a backend
+    that is not READY if they are missing in the report. An agent reports the last known devices of
+    a failed backend. After its restart the agent knows none of them, so their absence does not mean
+    that they were removed.
     """
     failed = {b.name for b in report.backends if b.status is not BackendStatus.READY}
     reported = {device.address for device in report.devices}

@@ -98,7 +98,7 @@ class Writer:
         *,
         keep_tombstones: bool,
     ) -> None:
-        """``keep_tombstones``: write tombstones of removals, and restore additions from them."""
+        """``keep_tombstones``: write tombstones of removed objects, restore objects from them."""
         self._tx = tx
         self._host = host
         self._state = state

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Completion of jobs: end a job and apply its result in one transaction.
 
-Locks are taken in the order of every other transaction: requests, handles, then the job. If two
-transactions record a result, the second finds the job ended and changes nothing.
+Locks are taken in the same order as in every other transaction: ARQs, handles, then the job. If two
+transactions record a result, the second finds that the job has ended, and changes nothing.
 """
 
 from collections.abc import Sequence
@@ -127,9 +127,9 @@ def record_first_failure(
 ) -> None:
     """Record the consequence of a first failed attempt of a job that is retried.
 
-    The dirty handles of a release job become reserved in Placement, and the whole device of a
-    restore job. The failure of a restore job is notified: its ARQ stays bound, and the next boot of
-    its instance may fail. ``waiting`` are the ARQs of the job, locked.
+    A failed release job makes its dirty handles reserved in Placement; a failed restore job makes
+    the whole device reserved. Listeners are notified of a failed restore job, because its ARQ stays
+    bound, but the next boot of the instance may fail. ``waiting`` are the locked ARQs of the job.
     """
     if row["kind"] == JobKind.RELEASE:
         publishing.mark_stale_existing(tx, jobs.providers_of(tx, row["id"]), now)
@@ -146,9 +146,9 @@ def fail_unbinds(
     *,
     recorder: ArqEventRecorder,
 ) -> int:
-    """Mark the unbound ARQs of a release job past its deadline UnbindFailed; return their number.
+    """Change the Unbound ARQs of an overdue release job to UnbindFailed; return their number.
 
-    ``waiting`` are the ARQs of the job, locked. ARQs in UnbindFailed stay unchanged.
+    ``waiting`` are the locked ARQs of the job. ARQs in UnbindFailed stay unchanged.
     """
     failed = [arq for arq in waiting if arq["state"] == ArqState.UNBOUND]
     count = store.fail_unbind(tx, [arq["id"] for arq in failed], row["id"])
@@ -157,10 +157,11 @@ def fail_unbinds(
 
 
 def sweep(tx: sa.Connection, now: datetime, *, recorder: ArqEventRecorder) -> JobResult:
-    """Repair objects without an open job: requests in BindStarted, dirty handles, unbound requests.
+    """Repair objects that wait for a job that has ended or does not exist.
 
-    The code never leaves such objects; a database that was restored or edited by hand can have
-    them.
+    They are ARQs in BindStarted, dirty handles, and unbound ARQs whose former handle was cleaned.
+    Only a database that was restored or edited by hand can have such objects. Also end jobs that
+    are past their deadline.
     """
     late = jobs.overdue(tx, now - OVERDUE_MARGIN, SWEEP_LIMIT)
     jobs.end(tx, [row["id"] for row in late], JobState.FAILED, "not completed in time")
@@ -232,7 +233,7 @@ def _finish_restore(
 def _finish_unbinds(
     tx: sa.Connection, rows: Sequence[store.ArqRow], recorder: ArqEventRecorder
 ) -> None:
-    """Let locked ARQs no longer wait for the cleaning of their former handles."""
+    """Record that the former handles of locked ARQs are clean: UnbindFailed becomes Unbound."""
     failed = [row for row in rows if row["state"] == ArqState.UNBIND_FAILED]
     store.finish_unbind(tx, [row["id"] for row in rows])
     recorder.record_unbound(tx, failed)

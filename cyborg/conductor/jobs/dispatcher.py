@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dispatcher of jobs (units of host work): each open job is leased by one conductor.
 
-A conductor leases the jobs that are due, queries the agent of each, and records the answer. The
-agent also calls when a job ends; the query only covers lost calls. Each step can run twice or be
-interrupted: the row is authoritative, and another conductor takes over an expired lease.
+A conductor leases the jobs that are due, queries the agent of each job, and records the answer. The
+agent also calls when a job ends; the query is needed only if this call is lost. Each step can run
+twice or be interrupted: the row is authoritative, and another conductor takes over an expired
+lease.
 """
 
 import random
@@ -25,6 +26,7 @@ from cyborg.conductor.jobs.completion import JobResult
 from cyborg.conductor.notifications.arq_events import ArqEventRecorder
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.errors import CyborgError, Invalid, NotFound, Unavailable
+from cyborg.core.jobs.activity import Activity, parse_activity
 from cyborg.core.jobs.job import (
     MAX_ERROR,
     RETRIED_KINDS,
@@ -49,6 +51,8 @@ MAX_HOSTS = 64  # hosts whose agents are queried at the same time
 BATCH_SIZE = 64  # jobs that are leased together
 ROUND_TIMEOUT = 2.0  # seconds that a round waits for answers
 POLL_INTERVAL = 15.0  # seconds between two queries about a running job
+POLL_INTERVALS = {JobKind.PROGRAM: 5.0}
+"""Shorter intervals: an operator looks at the activity of the job."""
 MAX_RETRY_DELAYS = {JobKind.RELEASE: 600.0, JobKind.RESTORE: 60.0}
 """Maximum seconds between two attempts of a job; a server may wait for a restored device."""
 RETENTION = timedelta(days=1)  # how long jobs that have ended can be looked up
@@ -186,7 +190,7 @@ class JobDispatcher:
         return thread
 
     def _process_queue(self, host: str) -> None:
-        """Process the jobs of a host in order; if its agent is unreachable, defer the others."""
+        """Process the jobs of a host in order; if its agent is unreachable, defer the rest."""
         unreachable_reason: str | None = None
         while True:
             with self._lock:
@@ -209,10 +213,10 @@ class JobDispatcher:
     def _process_leased(self, row: store.JobRow, unreachable_reason: str | None) -> str | None:
         store_error: str | None = None
         try:
-            status, error = None, unreachable_reason
+            status, error, activity = None, unreachable_reason, None
             if unreachable_reason is None:
-                status, error = self._query_agent(row)
-            self._record(row, status, error, self._owner)
+                status, error, activity = self._query_agent(row)
+            self._record(row, status, error, self._owner, activity)
         except Unavailable as exc:
             store_error = exc.message
         except Exception:
@@ -223,8 +227,10 @@ class JobDispatcher:
             LOG.warning("Cannot process job now, will retry: %s", store_error)
         return None
 
-    def _query_agent(self, row: store.JobRow) -> tuple[AgentJobStatus | None, str | None]:
-        """Return the status and the error of a job from its agent.
+    def _query_agent(
+        self, row: store.JobRow
+    ) -> tuple[AgentJobStatus | None, str | None, Activity | None]:
+        """Return the status, the error and the activity of a job from its agent.
 
         The status is None if the agent is unreachable; the error is the reason.
         """
@@ -237,12 +243,13 @@ class JobDispatcher:
                 row["host"], row["uuid"], row["kind"], row["arguments"], seconds
             )
             if not isinstance(answer, Mapping):
-                return AgentJobStatus.FAILED, "malformed answer of the agent: not an object"
-            return _parse_state(answer.get("state")), _clean_error(answer.get("error"))
+                return AgentJobStatus.FAILED, "malformed answer of the agent: not an object", None
+            status, error = _parse_state(answer.get("state")), _clean_error(answer.get("error"))
+            return status, error, parse_activity(answer.get("activity"))
         except Unavailable as exc:
-            return None, _clean_error(exc.message)
+            return None, _clean_error(exc.message), None
         except CyborgError as exc:
-            return AgentJobStatus.FAILED, _clean_error(exc.message)
+            return AgentJobStatus.FAILED, _clean_error(exc.message), None
 
     def _record(
         self,
@@ -250,8 +257,9 @@ class JobDispatcher:
         status: AgentJobStatus | None,
         error: str | None,
         owner: str | None,
+        activity: Activity | None = None,
     ) -> None:
-        """Record the answer of an agent about a job that the conductor ``owner`` has leased."""
+        """Record the answer of an agent about a job that ``owner``, a conductor, has leased."""
         now, kind = self._now(), JobKind(row["kind"])
         fields = _log_fields(row)
         overdue = row["deadline"] is not None and now >= row["deadline"]
@@ -286,7 +294,9 @@ class JobDispatcher:
             self._on_result(result)
             return
         delay = (
-            POLL_INTERVAL if decision is JobDecision.WAIT else _retry_delay(kind, row["attempts"])
+            POLL_INTERVALS.get(kind, POLL_INTERVAL)
+            if decision is JobDecision.WAIT
+            else _retry_delay(kind, row["attempts"])
         )
         until = now + timedelta(seconds=delay)
         if row["deadline"] is not None and not overdue:
@@ -315,7 +325,9 @@ class JobDispatcher:
             first_failure = message is not None and row["error"] is None
             # ARQs are locked before jobs, as in every transaction.
             waiting = arqs.lock_of_jobs(tx, [row["id"]]) if late or first_failure else []
-            if not store.reschedule(tx, row["id"], owner, until=until, error=message):
+            if not store.reschedule(
+                tx, row["id"], owner, until=until, error=message, activity=activity
+            ):
                 return JobResult(), []  # another conductor has recorded an answer
             if kind is JobKind.RELEASE and status is AgentJobStatus.FAILED:
                 entries.record_cleaning_failed(tx, row, error, now)
@@ -346,7 +358,10 @@ def _log_fields(row: store.JobRow) -> dict[str, Any]:
 
 
 def _clean_error(error: Any) -> str | None:
-    """Return an error text that every database accepts, so that it cannot keep a job open."""
+    """Return an error as a text that every database accepts, or None.
+
+    Without this, a job whose error cannot be stored would stay open.
+    """
     return None if error is None else sanitize(str(error), MAX_ERROR)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Partitioning of devices: a job applies a layout, and until it ends no handle is claimed."""
+"""Partitioning of devices: a job applies a layout; no handle of the device is claimed meanwhile."""
 
 from collections.abc import Callable
 from datetime import datetime
@@ -74,7 +74,7 @@ class Partitions:
         if Ability.PARTITIONS not in row["abilities"]:
             raise WrongState(
                 f"device {uuid} of backend {row['backend']} on host {row['host']} cannot be "
-                "partitioned: its driver has no such ability",
+                "partitioned: its driver does not support this",
                 device=uuid,
             )
         names = [known["name"] for known in row["layouts"]]

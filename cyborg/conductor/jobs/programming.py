@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programming of deployables: a job loads an image, and until it ends no handle is claimed."""
+"""Programming of deployables: a job loads an image; no handle is claimed before its end."""
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -67,7 +67,7 @@ class Programs:
         if Ability.PROGRAMS not in row["abilities"]:
             raise WrongState(
                 f"deployable {uuid} of backend {row['backend']} on host {row['host']} cannot be "
-                "programmed: its driver has no such ability",
+                "programmed: its driver does not support this",
                 deployable=uuid,
             )
         # The locks block new claims of handles; earlier claims are visible.

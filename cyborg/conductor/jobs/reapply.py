@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Apply the layouts and images again that devices lost with a reboot of their host.
 
-``core.inventory.boot_check`` has the rule. A device gets its layout first; its images only if the
-layout is right, since a layout replaces the deployables. There is one attempt for each reboot: a
-failed job is recorded like that of an operator, and the layout of the device shows the difference.
+``core.inventory.boot_check`` defines which values are lost. A device gets its layout first, and its
+images only when it has the layout, since a new layout replaces the deployables. There is one job
+for each lost value and reboot. A failed job is not repeated; the device then shows that ``layout``
+differs from ``desired_layout``.
 """
 
 from collections.abc import Callable
@@ -33,7 +34,7 @@ class LostValues:
         self._last = 0  # id of the last device of the previous sweep; devices that wait stay found
 
     def sweep(self) -> int:
-        """Create the jobs that are possible now; return the number of devices."""
+        """Create the jobs that are possible now; return the number of devices with new jobs."""
         after = self._last
         found = self._uow.run(lambda tx: store.find_lost(tx, MAX_DEVICES, after))
         self._last = found[-1]["id"] if len(found) == MAX_DEVICES else 0
@@ -42,8 +43,8 @@ class LostValues:
     def _apply(self, device: store.LostDeviceRow) -> bool:
         """Create the jobs of a device; return False if the device must wait.
 
-        If the conductor is killed before the last transaction, the device is found again after the
-        end of its job.
+        The last transaction records that the device is done. If the conductor is killed before it,
+        a later sweep finds the device again, after the end of its job.
         """
         layout = device["desired_layout"]
         if layout is not None and layout != device["layout"]:

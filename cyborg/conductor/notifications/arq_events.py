@@ -26,7 +26,7 @@ FAILED = "failed"
 class ArqEventRecorder:
     """Recorder of ARQ events in the outbox, for Nova and for notification listeners.
 
-    Each method executes one INSERT for both.
+    Each method executes one INSERT for the messages to Nova and to the listeners.
     """
 
     conf: cfg.ConfigOpts
@@ -40,7 +40,7 @@ class ArqEventRecorder:
         )
 
     def record_bind_started(self, tx: sa.Connection, rows: Rows) -> None:
-        """Record that host work for ARQs starts. Nova gets no event before its end."""
+        """Record that host work for ARQs starts. Nova gets an event at its end only."""
         state = ArqState.BIND_STARTED
         outbox.add_all(tx, self.notifications.build_messages(Event.BIND_STARTED, rows, state=state))
 
@@ -60,9 +60,10 @@ class ArqEventRecorder:
     def record_released(
         self, tx: sa.Connection, rows: Rows, *, keep: bool, failed: Rows = (), orphans: bool = False
     ) -> None:
-        """Record that ARQs are unbound (``keep``) or deleted, and binds that failed because of it.
+        """Record that ARQs were unbound if ``keep`` is True, else that they were deleted.
 
-        Nova gets events only for ``failed``: it requested the unbind or the deletion itself.
+        ``failed`` are other ARQs, whose bind failed because of this. Nova gets events only for
+        ``failed``, because Nova itself requested the unbind or the deletion.
         """
         state = ArqState.UNBOUND if keep else ArqState.DELETING
         event = Event.UNBOUND if keep else Event.REQUEST_DELETED
@@ -88,11 +89,11 @@ class ArqEventRecorder:
         outbox.add_all(tx, messages)
 
     def record_restored(self, tx: sa.Connection, rows: Rows) -> None:
-        """Record that the devices of Bound ARQs were prepared again. Nova does not wait for it."""
+        """Record that the devices of Bound ARQs were prepared again. Nova gets no event."""
         outbox.add_all(tx, self.notifications.build_messages(Event.REQUEST_RESTORED, rows))
 
     def record_restore_failed(self, tx: sa.Connection, rows: Rows, error: str | None) -> None:
-        """Record that the devices of Bound ARQs cannot be prepared again; it is retried."""
+        """Record that a host could not prepare the devices of Bound ARQs again, and will retry."""
         messages = self.notifications.build_messages(Event.RESTORE_FAILED, rows, error=error)
         outbox.add_all(tx, messages)
 

@@ -34,7 +34,7 @@ class Sender(Protocol):
     timeout: float
 
     def send(self, messages: Sequence[Mapping[str, Any]]) -> list[str | None]:
-        """Send messages; return for each its error, or None if it was sent."""
+        """Send messages; return, for each message, its error, or None if it was sent."""
 
 
 class NotificationBuilder:
@@ -108,7 +108,7 @@ def _value_of(name: str, row: Mapping[Any, Any], common: Mapping[str, Any]) -> A
 def create_worker(
     conf: cfg.ConfigOpts, uow: UnitOfWork, sender: Sender, **clocks: Any
 ) -> OutboxWorker:
-    """Create the worker that sends notifications; ``clocks`` are arguments of OutboxWorker."""
+    """Create the worker that sends notifications; ``clocks`` are passed to OutboxWorker."""
     channel = Channel(
         NOTIFICATION, "notification listeners", sender.send, sender.timeout, MAX_RETRY_DELAY
     )

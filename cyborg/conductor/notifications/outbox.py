@@ -31,13 +31,13 @@ class Sender(Protocol):
     """Interface of ``cyborg.clients.nova.Nova``."""
 
     def send(self, events: Sequence[Mapping[str, Any]]) -> list[str | None]:
-        """Send events; return for each its error, or None if it need not be sent again."""
+        """Send events; return, for each event, its error, or None if no retry is needed."""
 
 
 def create_nova_worker(
     conf: cfg.ConfigOpts, uow: UnitOfWork, nova: Sender, **clocks: Any
 ) -> OutboxWorker:
-    """Create the worker that sends events to Nova; ``clocks`` are arguments of OutboxWorker."""
+    """Create the worker that sends events to Nova; ``clocks`` are passed to OutboxWorker."""
 
     # The client is first used at the first event: a conductor that sends none may have no client.
     def send(events: Sequence[Mapping[str, Any]]) -> list[str | None]:
@@ -67,7 +67,7 @@ class DeadLetters:
         self._now = now or uow.clock
 
     def retry(self, uuid: str) -> None:
-        """Deliver a dead letter again, now. Raise Invalid, NotFound, WrongState."""
+        """Make a dead letter due for delivery again. Raise Invalid, NotFound, WrongState."""
         uuid_, now = parse_uuid(uuid, "uuid"), self._now()
         self._change(uuid_, "retried", lambda tx: store.retry(tx, uuid_, now))
         LOG.info("Retrying dead letter", message_id=uuid_)

@@ -200,7 +200,8 @@ class OutboxWorker:
 class _Lease:
     """Lease of a batch of messages, long enough for two requests that time out.
 
-    ``ended`` is set early if the destination is unavailable; unsent messages are then released.
+    ``ended`` is set before this time if the destination is unavailable; messages that were not sent
+    are then released.
     """
 
     def __init__(self, conf: cfg.ConfigOpts, channel: Channel, now: datetime, clock: float) -> None:
@@ -218,7 +219,10 @@ class _Lease:
 
 
 def _batches(rows: Sequence[store.LeasedMessageRow]) -> Iterator[list[store.LeasedMessageRow]]:
-    """Split messages into batches; a subject stays together unless it exceeds BATCH messages."""
+    """Split messages into batches of at most BATCH messages.
+
+    The messages of one subject are in one batch, unless they are more than BATCH.
+    """
     batch: list[store.LeasedMessageRow] = []
     for group in _by_subject(rows):
         if batch and len(batch) + len(group) > BATCH:

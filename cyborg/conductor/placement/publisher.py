@@ -54,7 +54,7 @@ class _BatchResult:
     repaired: int = 0
 
     def has_result(self, row: LeasedProviderRow) -> bool:
-        """Return whether the row was published, deleted, failed or unanswered."""
+        """Return whether the batch has a result for the row, which may be a failure."""
         uuid = row["uuid"]
         return (
             uuid in self.published
@@ -108,10 +108,10 @@ class Publisher:
     def run_once(self) -> int:
         """Publish all due providers unless Placement is unavailable; return their number.
 
-        A provider without an answer stays leased until the end of the run and is retried in the
-        next run: it does not delay other providers. A run ends after MAX_RUN seconds, and
-        ``unfinished`` is then true: while others make providers stale all the time, that retry
-        would otherwise never come.
+        If Placement does not answer about a provider, the provider stays leased until the end of
+        the run and is retried in the next run, so it does not delay other providers. New stale
+        providers could extend a run without end. So a run ends after MAX_RUN seconds;
+        ``unfinished`` is True if it was ended so.
         """
         count, end = 0, self._clock() + MAX_RUN
         self.unfinished = False
@@ -156,9 +156,9 @@ class Publisher:
     def _record_and_lease(
         self, tx: sa.Connection, batch: _Batch, result: _BatchResult, end: float
     ) -> _Batch | None:
-        """Record the results of a batch and lease the next one.
+        """Record the results of a batch; lease and return the next batch.
 
-        Lease none if Placement is unavailable or the run ends.
+        Return None, and lease no rows, if Placement is unavailable or the run ends.
         """
         self._record(tx, batch, result)
         if self._placement_down:
@@ -271,7 +271,10 @@ class Publisher:
     def _find_compute_node(
         self, host: str, *, refresh: bool
     ) -> tuple[ProviderSummary | None, NotFound | None]:
-        """Return the compute node provider or the error; ``refresh`` ignores the cache."""
+        """Return the compute node provider and None, or None and the error.
+
+        If ``refresh`` is True, ignore the cache.
+        """
         if refresh:
             self._compute_nodes.forget(host)
         try:
@@ -304,7 +307,7 @@ class Publisher:
     def _cordon_in_place(
         self, row: DesiredProviderRow, summary: ProviderSummary | None, lease_end: float
     ) -> None:
-        """Cordon an existing provider at its current place while the compute node is missing."""
+        """Cordon an existing provider, without moving it, while the compute node is missing."""
         if summary is None or not mapping.is_cordoned(row):
             return
         (desired,) = mapping.desired_providers(summary.uuid, [row]).values()
@@ -341,7 +344,7 @@ class Publisher:
     def _record_unreachable(
         self, rows: Sequence[LeasedProviderRow], exc: Unavailable, result: _BatchResult
     ) -> None:
-        """Record rows without an answer, and check whether Placement answers at all."""
+        """Record rows for which Placement gave no answer; check whether Placement is down."""
         self._consecutive_failures += 1
         result.unanswered |= {row["uuid"]: exc.message for row in rows}
         self._failure_log.warn(
@@ -363,7 +366,7 @@ class Publisher:
     def _record_host_failure(
         self, rows: Sequence[LeasedProviderRow], error: str, result: _BatchResult
     ) -> None:
-        """Record the error of a whole host for all its remaining rows."""
+        """Record an error of a whole host for all rows of the host that have no result yet."""
         for row in [row for row in rows if not result.has_result(row)]:
             self._record_failure(result, row, error)
 
@@ -374,7 +377,10 @@ class Publisher:
         error: str,
         cause: NotFound | None = None,
     ) -> None:
-        """Record an error; ``cause`` is an error of the whole host that is already logged."""
+        """Record the error of a provider.
+
+        ``cause`` is the error if it concerns the whole host and is already logged, else None.
+        """
         # Logged once for each error. ComputeNodeResolver logs a missing compute node once for the
         # host, so it is not logged for each provider.
         is_logged = error == row["error"] or cause is not None
@@ -391,7 +397,7 @@ class Publisher:
 
     def _record(self, tx: sa.Connection, batch: _Batch, result: _BatchResult) -> None:
         now, owner = self._now(), batch.owner
-        store.record_published(tx, owner, result.published)
+        store.record_published(tx, owner, result.published, now)
         store.delete_published(tx, owner, result.deleted)
         store.record_failures(
             tx,

@@ -37,12 +37,12 @@ class ProviderReconciler:
     ) -> tuple[str, ...]:
         """Reconcile a provider, or delete it if ``desired`` is None; return the drift as texts.
 
-        ``summary`` is the provider in Placement, None if it probably does not exist. With
-        ``verify_only``, the desired state has not changed, so each difference is drift.
-        ``lease_expired`` is checked before every write without a generation check and before
-        re-reading. Raise Stale if the lease has expired, Conflict if other clients keep writing or
-        another provider has the name, InUse if allocations prevent a removal (the inventory is then
-        fully reserved), and other errors of Placement.
+        ``summary`` is the provider in Placement, None if it probably does not exist. If
+        ``verify_only`` is True, the desired state has not changed, so each difference is drift.
+        ``lease_expired`` is called before the provider is read again, and before each write that
+        Placement does without a generation check. Raise Stale if it returns True, Conflict if other
+        clients keep writing or another provider has the name, InUse if allocations prevent a
+        removal (the inventory is then fully reserved), and other errors of Placement.
         """
         if desired is None:
             # It may be in a tree that is no longer the tree of the host.
@@ -94,7 +94,10 @@ class ProviderReconciler:
         actual: Provider | None,
         inventories: Mapping[str, Mapping[str, Any]],
     ) -> None:
-        """Execute the calls that write the difference, starting from the generation read before."""
+        """Execute the calls that write the difference between the actual and the desired state.
+
+        The first write carries the generation of ``summary``.
+        """
         placement = self._placement
         generation = summary.generation if summary else 0
         if summary is not None and desired is not None and _needs_move(summary, desired):
@@ -123,10 +126,11 @@ class ProviderReconciler:
         desired: Mapping[str, Inventory],
         actual: Mapping[str, Mapping[str, Any]],
     ) -> int:
-        """Set inventories. Reserve obsolete inventories with allocations in full and raise InUse.
+        """Set the inventories of a provider; return its new generation.
 
-        The allocated units may be the same hardware as units of the new inventories. So the same
-        number of units is reserved in the new inventories, too.
+        If an inventory to remove has allocations, reserve it in full and raise InUse. Its allocated
+        units may be the same hardware as units of the new inventories. So the same number of units
+        is reserved in the new inventories, too.
         """
         body = mapping.inventories_body(desired)
         try:
@@ -205,7 +209,7 @@ def order_by_depth(
     tree: Mapping[str, ProviderSummary],
     desired: Mapping[str, Provider],
 ) -> list[LeasedProviderRow]:
-    """Sort rows: parents before children, then removals, with children before parents."""
+    """Sort rows: desired providers, parents first; then providers to delete, children first."""
     parents = {uuid: summary.parent_uuid for uuid, summary in tree.items()}
     parents |= {uuid: provider.parent_uuid for uuid, provider in desired.items()}
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Accelerators as users see them: an attach handle with its state and its owner's label.
 
-The label (name, description, tags) belongs to the ARQ that owns the handle, and is removed with it.
+The label (name, description, tags) belongs to the ARQ that owns the handle, and is removed with
+the ARQ.
 """
 
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ MAX_TAGS = 50
 
 
 class AcceleratorState(DescribedEnum):
-    """States of an accelerator. If several apply, the first one of this list is shown."""
+    """States of an accelerator. If several states apply, the first in this list is shown."""
 
     DRAINING = "draining", "No longer present on the host; removed when its owner releases it."
     PREPARING = "preparing", "Owned by an ARQ; the host prepares it."
@@ -36,8 +37,8 @@ class AcceleratorFacts:
     """Facts that decide the state of an accelerator.
 
     ``owner_state`` is the state of the owning ARQ, None without an owner. ``cleaning_failed`` is
-    set if the job that cleans it has failed at least once. ``draining`` is set if the handle, its
-    deployable or its device is draining. ``schedulable`` is the value in the device's
+    set if the job that cleans the handle has failed at least once. ``draining`` is set if the
+    handle, its deployable or its device is draining. ``schedulable`` is set if the device is: see
     ``core.inventory.device_state.DeviceStatus``.
     """
 
@@ -49,7 +50,7 @@ class AcceleratorFacts:
 
 
 class Label(TypedDict, total=False):
-    """The fields of a label to change."""
+    """New values of the fields of a label; a field that is missing does not change."""
 
     name: str | None
     description: str | None
@@ -59,7 +60,8 @@ class Label(TypedDict, total=False):
 def evaluate(facts: AcceleratorFacts) -> AcceleratorState:
     """Return the state of an accelerator.
 
-    An accelerator with an owner is BOUND, unless the owner is in state BindStarted.
+    An accelerator with an owner is PREPARING if the owner is in state BindStarted, else BOUND. A
+    draining accelerator is always DRAINING.
     """
     if facts.draining:
         return AcceleratorState.DRAINING

@@ -22,7 +22,7 @@ MIN_SAFETY_LIMIT = 20
 
 
 class BoundArqRow(TypedDict):
-    """The columns of a bound ARQ, which has an instance and a provider."""
+    """Database columns of a bound ARQ; its instance and its provider are never None."""
 
     id: int
     uuid: str
@@ -37,7 +37,7 @@ class BoundArqRow(TypedDict):
 
 
 class LockedArqRow(TypedDict):
-    """The columns of an ARQ in any state that show whether its bind has changed."""
+    """Database columns of a locked ARQ, which show whether its bind has changed meanwhile."""
 
     state: str
     instance_uuid: str | None
@@ -122,11 +122,12 @@ def classify(
     bound_before: datetime,
     grace_period: timedelta | None,
 ) -> Classification:
-    """Classify ARQs by the ``consumers`` that have allocations on each provider.
+    """Classify bound ARQs: does the instance of an ARQ have an allocation on its provider?
 
-    If the value of a provider is None or missing, it was not read, or Placement does not have it.
-    Only ARQs bound at ``bound_before`` or earlier are suspected. Without a ``grace_period`` there
-    are no orphans.
+    ``consumers`` has the uuids of the instances with an allocation, by provider uuid. If a provider
+    is missing there, or has the value None, its ARQs are not classified: the provider was not read,
+    or Placement does not have it. Only ARQs bound at ``bound_before`` or earlier are suspected.
+    Without a ``grace_period`` there are no orphans.
     """
     # Nova allocates before it binds. An ARQ bound before Placement was read must be in the result.
     suspects, recovered, orphans, unowned = [], [], [], []
@@ -152,14 +153,14 @@ def classify(
 
 
 def within_safety_limit(orphans: int, checked: int) -> bool:
-    """Return whether this number of orphans among the checked ARQs may be released."""
+    """Return whether the orphans are few enough to be released; both arguments count ARQs."""
     # If most ARQs have no allocation at once, Placement has probably lost them (a restored or new
     # database). Releasing the devices of running instances would allocate them twice.
     return orphans <= MIN_SAFETY_LIMIT or 2 * orphans <= checked
 
 
 def is_unchanged(row: LockedArqRow, arq: BoundArq) -> bool:
-    """Return whether a locked row is still the suspected ARQ that was classified."""
+    """Return whether a locked row still has the bind and ``orphan_since`` of the classified ARQ."""
     return (
         row["state"] == ArqState.BOUND
         and row["instance_uuid"] == arq.instance
@@ -170,7 +171,7 @@ def is_unchanged(row: LockedArqRow, arq: BoundArq) -> bool:
 
 
 def is_same_bind(row: LockedArqRow, arq: BoundArq) -> bool:
-    """Return whether a locked row still has the bind that was read."""
+    """Return whether a locked row still has the same bind as ``arq``, which was read before."""
     return bool(
         row["state"] == ArqState.BOUND
         and row["instance_uuid"] == arq.instance
@@ -184,7 +185,7 @@ def without_allocation(
 ) -> tuple[BoundArq, ...]:
     """Return the ARQs whose instance is not among the consumers.
 
-    ARQs that are suspected for the longest time come first, then the others by descending id.
+    Suspected ARQs come first, the oldest suspicion first. The others follow by descending id.
     """
     missing = [arq for arq in arqs if arq.instance not in consumers]
     return tuple(sorted(missing, key=lambda arq: (arq.orphan_since or datetime.max, -arq.id)))
@@ -211,7 +212,10 @@ def providers_to_check(reasons: Mapping[str, Sequence[Mapping[str, Any]]]) -> tu
 def group_by_owner(
     unowned: Iterable[BoundArq], projects: Mapping[str, str | None]
 ) -> Mapping[tuple[str, str], tuple[int, ...]]:
-    """Return the ids of the ARQs whose project is known, by (instance, project)."""
+    """Return ids of ARQs by (instance, project); skip ARQs whose project is unknown.
+
+    ``projects`` has the project of each instance.
+    """
     by_owner: dict[tuple[str, str], list[int]] = {}
     for arq in unowned:
         if (project := projects.get(arq.instance)) is not None:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from cyborg.core.arq.attach_target import AttachTarget, explain_missing_info
 from cyborg.core.errors import NoHandle
 from cyborg.core.text import join_limited
 
@@ -32,11 +33,16 @@ class Demand:
     required: frozenset[str] = frozenset()
     forbidden: frozenset[str] = frozenset()
     accel: Mapping[str, str] = field(default_factory=dict)
+    target: AttachTarget = AttachTarget.INSTANCE
+    profile: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One attach handle, with the facts that decide whether it can be allocated."""
+    """One attach handle, with the facts that decide whether it can be allocated.
+
+    ``device`` is the address of its device, for messages; ``info`` is what Nova gets of the handle.
+    """
 
     handle_id: int
     handle: str
@@ -55,16 +61,18 @@ class Candidate:
     failing: bool = False
     in_use: bool = False
     dirty: bool = False
+    device: str = ""
+    info: Mapping[str, str] = field(default_factory=dict)
 
 
 def choose_handles(
     demands: Sequence[Demand], candidates: Sequence[Candidate], order: random.Random
 ) -> dict[str, int]:
-    """Return a handle id for each demand, by ARQ uuid.
+    """Return the id of the chosen handle of each demand, by ARQ uuid.
 
     The caller has checked that the provider of each demand is on its host. Raise NoHandle if a
-    demand cannot be met: its ``details['reasons']`` is
-    ``{ARQ uuid: [{"reason", "provider", "handles": count}]}``.
+    demand cannot be met. The ``details['reasons']`` of that error are ``{ARQ uuid: [{"reason",
+    "provider", "handles"}]}``, where "handles" is how many handles the reason excludes.
     """
     pools: dict[str, list[Candidate]] = {}
     for candidate in candidates:
@@ -78,7 +86,10 @@ def choose_handles(
     searches: dict[object, _Search] = {}
     reasons: dict[str, list[dict[str, object]]] = {}
     for demand in demands:
-        kind = (demand.provider, demand.resource_class, demand.required, demand.forbidden)
+        kind = (
+            *(demand.provider, demand.resource_class, demand.required, demand.forbidden),
+            *(demand.target, demand.profile),
+        )
         search = searches.setdefault(kind, _Search(pools.get(demand.provider, [])))
         found = search.next(demand, taken_ids)
         if found is not None:
@@ -98,9 +109,9 @@ def choose_handles(
 
 @dataclass(slots=True)
 class _Search:
-    """One pass over a provider's handles for all equal demands.
+    """One pass over the handles of a provider, shared by all equal demands.
 
-    A rejected handle stays rejected for them, so each handle is examined once.
+    A handle that one demand rejects is rejected by all of them. So each handle is examined once.
     """
 
     pool: Sequence[Candidate]
@@ -108,7 +119,7 @@ class _Search:
     rejections: Counter[str] = field(default_factory=Counter)
 
     def next(self, demand: Demand, taken_ids: Collection[int]) -> Candidate | None:
-        """Return the next handle that fits, or None."""
+        """Return the next handle that fits the demand; None if no other handle fits."""
         while self.at < len(self.pool):
             candidate = self.pool[self.at]
             self.at += 1
@@ -142,11 +153,13 @@ def explain_rejection(demand: Demand, candidate: Candidate) -> list[str]:
         reasons.append(f"resource class differs: {candidate.resource_class}")
     reasons += [f"trait missing: {name}" for name in sorted(demand.required - candidate.traits)]
     reasons += [f"trait forbidden: {name}" for name in sorted(demand.forbidden & candidate.traits)]
+    missing = explain_missing_info(demand.target, candidate.info, candidate.device, demand.profile)
+    reasons += [missing] if missing else []
     return reasons
 
 
 def _no_handle_message(reasons: Mapping[str, Sequence[Mapping[str, object]]]) -> str:
-    """Return the message for the first ARQs; the details have all of them."""
+    """Return an error message with the reasons of the first three ARQs."""
     messages = [
         f"request {arq_uuid}: "
         + (

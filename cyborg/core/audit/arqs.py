@@ -82,7 +82,10 @@ def _instance_gone_repair(snapshot: HostSnapshot, arq: ArqRecord) -> Repair | No
 def _compare_allocations(
     snapshot: HostSnapshot, settled: Sequence[ArqRecord], misplaced: Collection[str | None]
 ) -> Iterator[Finding]:
-    """Compare the units of instances, except instances that change or are ``misplaced``."""
+    """Compare the allocated units of each instance with its bound ARQs, provider by provider.
+
+    Skip instances that Nova or an ARQ is changing, and ``misplaced`` instances.
+    """
     moving = {arq.instance for arq in snapshot.database.arqs if not arq.is_settled(snapshot.now)}
     bound: dict[str, dict[str, list[ArqRecord]]] = {}
     for arq in settled:

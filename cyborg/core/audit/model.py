@@ -184,7 +184,7 @@ class Finding:
 
 
 def confirmed(first: Collection[Finding], second: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return the findings that both comparisons have, as the second one has them.
+    """Return the findings of the second comparison whose keys the first comparison also has.
 
     Changes that were in progress at the first comparison are complete at the second. New findings
     of the second comparison are dropped, because it reads only the objects of the first findings.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Audit of the providers that the database implies against those in Placement."""
+"""Audit of the desired providers, which follow from the database, against Placement."""
 
 from collections.abc import Iterator, Mapping
 
@@ -85,7 +85,11 @@ def _compare_provider(
 
 
 def _inventory_kind(desired: Mapping[str, Inventory], actual: Mapping[str, Inventory]) -> Kind:
-    """Return the kind of a difference: only one side is cordoned, or another difference."""
+    """Return the kind of a difference of inventories.
+
+    It is PROVIDER_CORDONED if only Placement has all units reserved, PROVIDER_NOT_CORDONED if only
+    the database does. Otherwise, or if the resource classes differ, it is INVENTORY_DIFFERS.
+    """
     if desired.keys() == actual.keys():
         expected, offered = _is_schedulable(desired), _is_schedulable(actual)
         if expected != offered:

@@ -18,7 +18,10 @@ _DELETED = frozenset({"DELETED"})
 
 @dataclass(frozen=True, slots=True)
 class HandleRecord:
-    """An attach handle of the database; ``owner`` is its ARQ, ``cleaning`` is an open job."""
+    """An attach handle of the database; ``owner`` is the uuid of its ARQ.
+
+    ``cleaning`` is set if an open job cleans the handle.
+    """
 
     id: int
     address: str
@@ -98,7 +101,7 @@ class DatabaseSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class PlacementSnapshot:
-    """Providers in Placement: ours below the compute node, and the units of their consumers.
+    """Providers of this service in Placement, below one compute node, and their allocated units.
 
     ``missing`` is the reason why there is no compute node. ``actual`` and ``consumers`` are by
     provider uuid. Allocations of a provider that is not in ``consumers`` were not read.

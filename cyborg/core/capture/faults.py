@@ -25,11 +25,12 @@ class FaultKind(StrEnum):
 class Operation(StrEnum):
     """Simulated host work."""
 
-    CREATE = "create"  # of a mediated device
-    REMOVE = "remove"  # of a mediated device
+    CREATE = "create"  # of a mediated device, or of virtual functions
+    REMOVE = "remove"  # of a mediated device, or of virtual functions
     ERASE = "erase"  # of a drive
     CONFIGURE = "configure"  # services of a crypto accelerator
     RESET = "reset"  # of a PCI function
+    PROGRAM = "program"  # of a region of an FPGA card
 
 
 _FAULT = re.compile(r"(.+):([a-z_]+)(?:=([1-9][0-9]{0,3}))?(?:@([a-z]+))?")

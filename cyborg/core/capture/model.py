@@ -12,9 +12,10 @@ link, so unpacking it cannot write outside of its folder.
 import base64
 import binascii
 import json
+import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from cyborg.core.errors import Invalid
@@ -35,6 +36,7 @@ MAX_SOURCE = 1000
 _MAX_PATH = 1024
 _MAX_NAME = 255
 _TOPS = frozenset({"sys", "proc", "lib"})
+_GROUP = "iommu_group"  # link of a device
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -61,7 +63,8 @@ class Capture:
     """A captured host; ``folders`` are by path, relative to the root directory of the host.
 
     ``source`` tells people where the files come from. ``names`` are the names of the vendor and the
-    model by PCI address, ``unreadable`` the errors by path.
+    model by PCI address, ``nvml`` the answers of NVML by PCI address, as the driver ``gpu`` stores
+    them, and ``unreadable`` the errors by path.
     """
 
     source: str
@@ -71,6 +74,7 @@ class Capture:
     names: Mapping[str, tuple[str | None, str | None]] = field(default_factory=dict)
     unreadable: Mapping[str, str] = field(default_factory=dict)
     uevents: tuple[Uevent, ...] = ()
+    nvml: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def dump(capture: Capture) -> Iterator[str]:
@@ -83,6 +87,7 @@ def dump(capture: Capture) -> Iterator[str]:
         "scrubbed": capture.scrubbed,
         "names": {key: list(names) for key, names in sorted(capture.names.items())},
         "unreadable": dict(sorted(capture.unreadable.items())),
+        **({"nvml": dict(sorted(capture.nvml.items()))} if capture.nvml else {}),
     }
     yield f"{json.dumps(header)}\n"
     for path, folder in sorted(capture.folders.items()):
@@ -139,7 +144,30 @@ def merge(source: str, captures: Sequence[Capture]) -> Capture:
         scrubbed=all(c.scrubbed for c in captures),
         names={key: names for capture in captures for key, names in capture.names.items()},
         unreadable={path: e for capture in captures for path, e in capture.unreadable.items()},
+        nvml={address: a for capture in captures for address, a in capture.nvml.items()},
     )
+
+
+def select_device(capture: Capture, device: str) -> Capture:
+    """Return what a capture has below the folder of a device, its IOMMU group and links to it."""
+    own = {path: f for path, f in capture.folders.items() if _is_below(path, device)}
+    groups = {_target(path, f.links[_GROUP]) for path, f in own.items() if _GROUP in f.links}
+    folders: dict[str, Folder] = {}
+    for path, folder in capture.folders.items():
+        links = {n: t for n, t in folder.links.items() if _is_below(_target(path, t), device)}
+        if path in own or path in groups:
+            folders[path] = folder
+        elif links:
+            folders[path] = Folder({}, links)
+    return replace(capture, folders=folders, uevents=())
+
+
+def _target(folder: str, link: str) -> str:
+    return posixpath.normpath(f"{folder}/{link}")
+
+
+def _is_below(path: str, device: str) -> bool:
+    return path == device or path.startswith(f"{device}/")
 
 
 def _unite(known: dict[str, _V], found: Mapping[str, _V], path: str) -> None:
@@ -207,6 +235,7 @@ def _check_header(body: Mapping[str, Any]) -> dict[str, Any]:
         "scrubbed": boolean(body.get("scrubbed", False)),
         "names": names,
         "unreadable": {p: _short(e) for p, e in _items(body.get("unreadable", {}), MAX_NAMES)},
+        "nvml": {a: dict(_items(f, MAX_NAMES)) for a, f in _items(body.get("nvml", {}), MAX_NAMES)},
     }
 
 

@@ -50,6 +50,10 @@ class Scrubber:
             folders=folders,
             unreadable={self._text(p): error for p, error in capture.unreadable.items()},
             uevents=tuple(replace(e, path=self._text(e.path)) for e in capture.uevents),
+            nvml={
+                address: {k: self._text(v) if isinstance(v, str) else v for k, v in facts.items()}
+                for address, facts in capture.nvml.items()
+            },
             scrubbed=True,
         )
 

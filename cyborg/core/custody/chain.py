@@ -36,7 +36,7 @@ class SealedRecord:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """The first record of a chain that differs from what its hashes prove, and the difference."""
+    """The first wrong record of a chain: its sequence number, and what is wrong."""
 
     sequence: int
     explanation: str
@@ -62,7 +62,7 @@ def serialize(record: Record, previous_hash: str) -> bytes:
 
 
 def compute_hash(record: Record, previous_hash: str) -> str:
-    """Return the hash of a record in hexadecimal; ``previous_hash`` is that of the one before."""
+    """Return the hash of a record in hexadecimal; ``previous_hash`` is the previous record's."""
     return hashlib.sha256(serialize(record, previous_hash)).hexdigest()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Desired state of a host: backends in addition to, or in place of, those of its configuration.
+"""Desired state of a host: backends that add to, or replace, the backends of its configuration.
 
 The conductor stores it, with a generation for the host that rises with each change. When the
 generation differs from its own, the agent fetches the desired state, applies it and reports the
@@ -34,7 +34,7 @@ class DesiredStatus(StrEnum):
 class DesiredBackend(Serializable):
     """Desired state of one backend.
 
-    ``config`` has the options that override the host's configuration file, or the defaults.
+    ``config`` has option values that override the host's configuration file and the defaults.
     ``generation`` is the host's generation at the last change of the backend.
     """
 

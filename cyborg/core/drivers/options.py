@@ -39,10 +39,10 @@ def _load_kind(value: Any) -> Any:
 class Option(Serializable):
     """One option of a driver, in the configuration section named after the backend.
 
-    A ``host_only`` option is read from the host's configuration file only. It is required for file
-    paths, commands and everything else that would let an API user act as the agent's user. The
-    value of a ``secret`` is never shown. Raise ValueError for a secret that is not host_only:
-    values from the API are stored in the database.
+    A ``host_only`` option is read from the host's configuration file only. An option must be
+    host_only if it is a file path, a command or anything else that would let an API user act as
+    the agent's user. The value of a ``secret`` is never shown. Raise ValueError for a secret that
+    is not host_only: values from the API are stored in the database.
     """
 
     name: str
@@ -105,8 +105,8 @@ def list_settings(
 def parse_values(options: Sequence[Option], config: Any, *, unset: bool = False) -> dict[str, Any]:
     """Parse option values from the API or the bus: JSON values, or text as on a command line.
 
-    With ``unset`` None is a valid value of every option: it removes the option from the desired
-    state. Raise Invalid for an unknown option (with similar names), for an option that is
+    If ``unset`` is set, None is a valid value of every option: it removes the option from the
+    desired state. Raise Invalid for an unknown option (with similar names), for an option that is
     host_only, and for a value of the wrong type.
     """
     if not isinstance(config, Mapping):

@@ -2,7 +2,7 @@
 """Plan of a host's reconciliation: the actions from its current to its desired backends.
 
 A desired state that cannot be applied leaves the backend unchanged. So a host records two states
-of each backend: the last desired one and the applied one.
+of each backend: the last desired state and the applied state.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -21,8 +21,8 @@ class BackendRecord(Serializable):
     """Record of one backend on its host.
 
     ``desired`` is the last desired state, and ``error`` the reason why it could not be applied.
-    ``applied`` is the state in effect: ``desired``, or after an error the previous one. None means
-    the configuration file.
+    ``applied`` is the state in effect: equal to ``desired`` or, after an error, the previously
+    applied state. None means the options of the configuration file.
     """
 
     desired: DesiredBackend
@@ -54,10 +54,10 @@ class PlannedAction:
 def plan(
     records: Mapping[str, BackendRecord], host: DesiredHostState, configured: Collection[str]
 ) -> tuple[PlannedAction, ...]:
-    """Return an action for each backend of the desired state or the records; stops are last.
+    """Return one action for each backend that has a desired state or a record; stops are last.
 
-    ``configured`` are the backends of the configuration file; a backend without a desired state
-    follows that file.
+    ``records`` are by backend name. ``configured`` has the names of the backends of the
+    configuration file; a backend without a desired state follows that file.
     """
     desired = {backend.backend: backend for backend in host.backends}
     actions = [
@@ -94,7 +94,7 @@ def merge_options(
 ) -> dict[str, Any]:
     """Return the value of each option: ``config`` overrides ``section``, which overrides defaults.
 
-    ``section`` has options from the configuration file, ``config`` those of the desired state.
+    ``section`` has options from the configuration file, ``config`` options of the desired state.
     Raise Invalid for a name or a value of ``config`` that the options do not allow.
     """
     defaults = {o.name: list(o.default) if o.kind in LISTS else o.default for o in options}

@@ -61,10 +61,10 @@ def _load_options(values: Any) -> tuple[Option, ...]:
 class DriverEntry(Serializable):
     """One driver installed on a host.
 
-    ``type`` is the ``DeviceType`` of its devices, None for any type. ``abilities`` are those that
-    it may have, depending on its configuration. ``error`` is the reason why it cannot be imported;
-    then only the name is known. ``installable`` is False if the host's configuration does not allow
-    a backend of it to be added over the API.
+    ``type`` is the ``DeviceType`` of its devices, None for any type. ``abilities`` has each ability
+    that the driver may have, depending on its configuration. ``error`` is the reason why it cannot
+    be imported; then only the name is known. ``installable`` is False if the host's configuration
+    does not allow users of the API to add a backend of the driver.
     """
 
     name: str = field(metadata=wire(load=_load_name))

@@ -3,7 +3,7 @@
 
 Each backend on each host is one step. An update runs one step at a time and stops at the first
 failure: that host is rolled back and the remaining steps are skipped. The steps of an install or
-uninstall run in parallel, and the failure of one does not stop the others.
+uninstall run in parallel, and a failed step does not stop the other steps.
 """
 
 from collections import Counter
@@ -128,7 +128,7 @@ def desired_backend(
     previous: DesiredBackend | None,
     generation: int,
 ) -> DesiredBackend:
-    """Return the desired state of a backend that a job implies.
+    """Return the desired state that a job gives to a backend.
 
     ``previous`` is the desired state before the job. ``arguments`` are the arguments of the job:
     the options to change (None returns an option to the configuration file), and the desired status

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parsing of the hardware that an external driver reports, into devices.
 
-One piece of hardware is a device with one deployable of the same address. Hardware without a PCI
-address has no handles.
+Each element of the answer is a device with one deployable of the same address. An element without a
+PCI address has no handles.
 """
 
 import uuid
@@ -32,7 +32,7 @@ _CLASSES = {"FPGA": "FPGA", "GPU": "PGPU"}  # standard classes of whole devices
 
 
 def load_devices(body: Any, backend: str, kind: str) -> tuple[Device, ...]:
-    """Parse the answer to GET /hardware. Raise Invalid for the first malformed piece.
+    """Parse the answer to GET /hardware. Raise Invalid for the first malformed element.
 
     ``kind`` is the default device type.
     """
@@ -42,7 +42,7 @@ def load_devices(body: Any, backend: str, kind: str) -> tuple[Device, ...]:
     pieces = body["hardware"]
     if len(pieces) > MAX_HARDWARE:
         raise Invalid(
-            f"the answer has {len(pieces)} pieces of hardware, at most {MAX_HARDWARE} allowed",
+            f"hardware has {len(pieces)} elements, at most {MAX_HARDWARE} are allowed",
             field="hardware",
         )
     devices: list[Device] = []
@@ -114,7 +114,7 @@ def _device(body: Any, backend: str, kind: str) -> Device:
 
 
 def _handles(body: Mapping[str, Any], num: Any, pci: PciAddress | None) -> tuple[AttachHandle, ...]:
-    """Return ``num`` handles: those named in ``handles``, or the function itself."""
+    """Return ``num`` handles: the PCI functions of ``handles``, by default the device itself."""
     num = check_integer("num", num, MAX_HANDLES)
     if pci is None:
         return ()
@@ -132,7 +132,9 @@ def _handles(body: Mapping[str, Any], num: Any, pci: PciAddress | None) -> tuple
         # Test handles are never attached: their addresses need not exist.
         found = [PciAddress(pci.domain, pci.bus, n // 8, n % 8) for n in range(num)]
     else:
-        raise Invalid(f"num is {num}: handles must list the PCI functions", field="handles")
+        raise Invalid(
+            f"num is {num}: expected {num} addresses of PCI functions in handles", field="handles"
+        )
     if len(found) != num:
         raise Invalid(f"num is {num} but handles has {len(found)} addresses", field="handles")
     return tuple(AttachHandle(str(address), form, address.attach_info()) for address in found)

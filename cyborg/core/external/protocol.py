@@ -42,7 +42,7 @@ class Hello:
 
 
 def is_driver_name(name: str) -> bool:
-    """Return whether a driver name is valid: at most 40 of ``a-z``, digits, ``_`` and ``-``."""
+    """Return whether a driver name is valid: up to 40 of ``a-z``, ``0-9``, ``_`` and ``-``."""
     return bool(_NAME.fullmatch(name)) and name != AGENT_SOCKET
 
 
@@ -81,7 +81,7 @@ def parse_hello(body: Any, folder: str) -> Hello:
         )
     if not _KIND.fullmatch(kind):
         raise Invalid(
-            f"the hello has type {kind[:40]!r}: expected one such as CRYPTO", field="type"
+            f"the hello has type {kind[:40]!r}: expected a type such as CRYPTO", field="type"
         )
     return Hello(name, kind.upper(), _abilities(calls))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names by which Nova may know a host: its compute node is the parent of our providers."""
+"""Names that Nova may use for a host: they find its compute node, the parent of our providers."""
 
 import difflib
 from collections.abc import Iterable, Sequence
@@ -72,7 +72,10 @@ def matching_nodes(names: Sequence[str], nodes: Iterable[str]) -> tuple[str, ...
 
 
 def closest_names(name: str, nodes: Iterable[str], max_names: int = 3) -> tuple[str, ...]:
-    """Return the node names most similar to ``name``, best first; compare up to MAX_COMPARED."""
+    """Return up to ``max_names`` node names that are similar to ``name``, best first.
+
+    Only the first MAX_COMPARED nodes are compared.
+    """
     folded = {node.casefold(): node for node in sorted(nodes)[:MAX_COMPARED]}
     return tuple(folded[n] for n in difflib.get_close_matches(name.casefold(), folded, max_names))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules for the liveness of services, and for when a conductor may declare one down."""
+"""Rules for the liveness of services, and for when a conductor may declare a service down."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -17,9 +17,10 @@ class Liveness(StrEnum):
 
 
 def heartbeat_timeout(interval_seconds: float, missed: int) -> timedelta:
-    """Return the time after the last heartbeat at which ``missed`` heartbeats count as missed.
+    """Return how long after the last heartbeat the number of missed heartbeats reaches ``missed``.
 
-    A heartbeat counts as missed when a whole interval has passed without it.
+    This is ``(missed + 1) * interval_seconds``: a heartbeat is missed one interval after it was
+    due.
     """
     return timedelta(seconds=interval_seconds) * (missed + 1)
 
@@ -33,8 +34,8 @@ def evaluate(
 ) -> Liveness:
     """Return the liveness of a service by the number of its missed heartbeats.
 
-    ``late_heartbeats`` missed heartbeats make it late, ``down_heartbeats`` make it down. A last
-    heartbeat in the future, which a step of the clock can cause, is up.
+    ``late_heartbeats`` missed heartbeats make it late, ``down_heartbeats`` make it down. A service
+    is up if its last heartbeat is in the future, which a step of the clock can cause.
     """
     elapsed = now - last_seen
     if elapsed >= heartbeat_timeout(interval_seconds, down_heartbeats):

@@ -3,9 +3,9 @@
 
 A device has desired values if an operator has applied a layout or programmed an image. When the
 agent sends its first heartbeat after a reboot, such a device waits for the next report. If that
-report has other values, the values are lost and are applied again as soon as nothing uses the
-device. Other reports do not start this, because an administrator of the host may change a device
-on purpose.
+report has other values, the desired values are lost: they are applied again as soon as nothing uses
+the device. Other reports are not compared with the desired values, because an administrator of the
+host may change a device on purpose.
 """
 
 from enum import StrEnum

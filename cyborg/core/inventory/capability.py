@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The capability tree of an accelerator: ``{"num": 2, "ipsec": {"aes": {"3des": 50, "num": 1}}}``.
 
-A key is a function and its value has the variants of the function. ``num`` is a count, not a
-function. A value of ``0``, ``false``, ``null`` or ``""`` means that the accelerator does not have
-the function. The tree is stored as the driver reports it, and flattened to traits for Placement.
+A key is a function: a capability such as encryption, not a PCI function. Its value has the variants
+of the function. ``num`` is a count, not a function. A value of ``0``, ``false``, ``null`` or ``""``
+means that the accelerator does not have the function. The tree is stored as the driver reports it,
+and flattened to traits for Placement.
 """
 
 import json
@@ -83,11 +84,11 @@ def decode_tree(text: str) -> dict[str, Any]:
 
 
 def function_limits(tree: Mapping[str, Any]) -> dict[tuple[str, ...], int]:
-    """Return, for each function, how many accelerators can have it concurrently, or UNLIMITED.
+    """Return how many accelerators can have each function concurrently, by its path.
 
-    ``num`` limits its function and all functions below it; the path ``()`` is the whole
-    accelerator. Keys are normalised; if two keys become equal, the larger limit counts. The tree
-    must be valid.
+    The value is UNLIMITED if the tree has no limit. ``num`` limits its function and all functions
+    below it; the path ``()`` is the whole accelerator. Keys are normalised; if two keys become
+    equal, the larger limit counts. The tree must be valid.
     """
     found: dict[tuple[str, ...], int] = {}
     _limit(tree, (), UNLIMITED, found)

@@ -2,10 +2,10 @@
 """Decision whether Nova can attach a PCI function to an instance by VFIO, with the reason if not.
 
 VFIO gives an instance a whole IOMMU group (``Documentation/driver-api/vfio.rst`` of the Linux
-kernel). The group is usable if no driver of the host does DMA with another function of it: each
-other device is a bridge, has no driver, or has a driver that sets ``driver_managed_dma``. These
-are the VFIO drivers, ``pci-stub`` and ``pcieport`` (``drivers/pci/pci-stub.c``,
-``drivers/pci/pcie/portdrv.c``).
+kernel). The group is usable if no driver of the host does DMA with another device of the group.
+So each other device must be a bridge, have no driver, or have a driver that sets
+``driver_managed_dma``. The drivers that set it are the VFIO drivers, ``pci-stub`` and ``pcieport``
+(``drivers/pci/pci-stub.c``, ``drivers/pci/pcie/portdrv.c``).
 """
 
 from dataclasses import dataclass
@@ -23,8 +23,8 @@ class GroupMember:
     """Another device of the IOMMU group, usually a PCI function.
 
     ``class_code`` has six digits; it is empty for a device that is not on the PCI bus.
-    ``same_card`` is whether it is a function of the same slot. ``offered`` is whether it is offered
-    itself, so that another instance may get it.
+    ``same_card`` is set if it is a PCI function of the same card. ``offered`` is set if it is
+    an attach handle too, so that another instance may get it.
     """
 
     address: str
@@ -36,13 +36,16 @@ class GroupMember:
 
 @dataclass(frozen=True, slots=True)
 class FunctionFacts:
-    """Facts that decide whether a function can be attached.
+    """Facts that decide whether a PCI function can be attached.
 
-    ``iommu_group`` is the number of its group, None if it has none. ``host_has_iommu`` is whether
-    the host has any group, ``host_has_vfio`` whether a VFIO driver is loaded or can be. ``denied``
-    is whether the denylist of vfio-pci contains the function and is in force. ``mapped`` is whether
-    the firmware requires a direct mapping of memory for the group. ``others`` are the other
-    functions of the group. ``host_use`` is how the host uses the function, None if it does not.
+    ``iommu_group`` is the number of its IOMMU group, None without a group. ``others`` are the other
+    devices of the group. ``host_use`` is how the host uses the PCI function, None if it does not.
+    The booleans are set if
+
+    * ``host_has_iommu``: the host has at least one IOMMU group;
+    * ``host_has_vfio``: a VFIO driver is loaded, or can be loaded;
+    * ``denied``: the PCI function is in the denylist of vfio-pci, and the list is enabled;
+    * ``mapped``: the firmware requires a direct mapping of memory for the group.
     """
 
     iommu_group: str | None
@@ -56,7 +59,7 @@ class FunctionFacts:
 
 
 def find_obstacle(facts: FunctionFacts) -> str | None:
-    """Return the first reason why a function cannot be attached, with a remedy; None if it can."""
+    """Return why a PCI function cannot be attached, with a remedy; None if it can be."""
     if facts.iommu_group is None and not facts.host_has_iommu:
         return (
             "the host has no IOMMU: enable VT-d or AMD-Vi in the firmware, and boot the kernel "
@@ -94,14 +97,14 @@ def find_obstacle(facts: FunctionFacts) -> str | None:
 
 
 def describe_host_use(host_use: str | None) -> str | None:
-    """Return the reason for a function that the host uses, None if it does not."""
+    """Return the reason and the remedy if the host uses a PCI function; None if it does not."""
     if host_use is None:
         return None
     return f"the host uses it: {host_use}; free it on the host, or use another device"
 
 
 def is_vfio(kernel_driver: str | None) -> bool:
-    """Return whether a kernel driver is vfio-pci or a variant of it for some devices.
+    """Return whether a kernel driver is vfio-pci, or its variant for a family of devices.
 
     The variants of the kernel (``drivers/vfio/pci``) have names such as ``mlx5_vfio_pci``,
     ``nvgrace_gpu_vfio_pci`` and ``xe-vfio-pci``.
@@ -110,7 +113,7 @@ def is_vfio(kernel_driver: str | None) -> bool:
 
 
 def _blocks(other: GroupMember) -> bool:
-    """Return whether another device prevents that an instance gets the group."""
+    """Return whether this other device of the group makes it impossible to attach the group."""
     if other.class_code.startswith(_PCI_BRIDGE):
         return False  # with any driver: older kernels permit it, newer ones bind pcieport
     driver = other.kernel_driver

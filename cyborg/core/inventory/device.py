@@ -129,8 +129,8 @@ class Layout(Serializable):
     """One way to partition a device.
 
     ``offers`` is the number of handles of each resource class that a device with this layout has in
-    all its deployables. ``traits`` are traits of all these deployables that identify the layout
-    among others with the same ``offers``.
+    all its deployables. ``traits`` are traits that each of these deployables has; they distinguish
+    layouts with the same ``offers``.
     """
 
     name: str
@@ -169,7 +169,7 @@ class Device(Serializable):
     ``drivers.topology``.
 
     ``layouts`` are the possible layouts of a device that can be partitioned, and ``layout`` is the
-    name of the current one; the agent sets both.
+    name of the current layout; the agent sets both.
     """
 
     address: str

@@ -10,7 +10,7 @@ from cyborg.core.inventory.device import Health
 
 
 class DeviceCondition(DescribedEnum):
-    """Conditions of a device. If several apply, the last one of this list is shown."""
+    """Conditions of a device. If several conditions apply, the last in this list is shown."""
 
     READY = "ready", "Its free handles can be allocated."
     SETUP_REQUIRED = "setup_required", "Its driver must be set up on the host."
@@ -41,7 +41,7 @@ class DeviceFacts:
     """Facts that decide the status of a device or deployable.
 
     ``status`` is set by an operator, ``health`` by its driver. ``cordoned`` is set if its backend
-    is disabled, being uninstalled or cordoned, ``host_down`` if the agent is marked down.
+    is disabled, cordoned or being uninstalled, ``host_down`` if the agent is marked down.
     ``restore_failed`` is set while a restore job of a bound handle fails, ``failing`` after several
     prepare jobs in a row failed (``core.jobs.failures``).
     """
@@ -104,7 +104,10 @@ def evaluate(facts: DeviceFacts) -> DeviceStatus:
 
 
 def evaluate_row(row: Mapping[Any, Any], **others: Any) -> DeviceStatus:
-    """Return the status of the device of a row; ``others`` are facts with another column."""
+    """Return the status of a device from a database row whose columns are named as the facts.
+
+    ``others`` are facts that are not taken from the row.
+    """
     return evaluate(
         DeviceFacts(**others, **{name: row[name] for name in FACTS if name not in others})
     )

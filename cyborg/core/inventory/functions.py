@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of a backend such as ``crypto.ipsec.aes``, and the number of accelerators of each.
+"""Functions of a backend, and the number of accelerators that have each function.
 
-The first element of a name is the resource class in lower case without ``CUSTOM_``; ``PGPU`` is
+A function is a capability of a device, such as ``crypto.ipsec.aes``; it is not a PCI function. The
+first element of its name is the resource class in lower case without ``CUSTOM_``; ``PGPU`` is
 ``gpu``. The other elements are a path in the capability tree of the device. A device without a
-valid tree has the first element alone. In upper case, with the prefix ``CUSTOM_`` and ``_`` for the
-dots, a function is the trait that a profile requires.
+valid tree has only the function named after its resource class. A profile requires a function by
+its trait: ``CUSTOM_CRYPTO_IPSEC_AES`` for ``crypto.ipsec.aes``.
 
 An accelerator is a handle. The total of a function is the number of handles of its devices; for
 each device it is limited by every ``num`` on the path. Handles that have an owner or are being
@@ -31,10 +32,10 @@ _CLASS_ALIASES = {"PGPU": "gpu"}
 
 @dataclass(frozen=True, slots=True)
 class HandleUsage:
-    """Numbers of handles of one resource class on one device: ``free`` can be allocated now.
+    """Numbers of handles of one resource class on one device: in total, used and free.
 
-    ``used`` have an owner or are being cleaned. ``tree`` is the capability tree as
-    ``capability.encoded_text`` returns it.
+    Used handles have an owner or are being cleaned, free handles can be allocated now. ``tree`` is
+    the device's capability tree as ``capability.encoded_text`` returns it.
     """
 
     resource_class: str
@@ -59,7 +60,7 @@ def summarize_functions(
 ) -> tuple[Function, ...]:
     """Return the functions of all usages, sorted by name.
 
-    With ``within`` only the function of that name and those below it are returned.
+    With ``within`` only the function of that name and the functions below it are returned.
     """
     sums: dict[str, tuple[int, int, int]] = {}
     for usage in usages:
@@ -74,12 +75,12 @@ def summarize_functions(
 
 
 def has_function(resource_class: str, tree: str, name: str) -> bool:
-    """Return whether a device of this resource class and tree has a function, used or not."""
+    """Return whether a device of this resource class and capability tree has the function."""
     return any(offered == name for offered, _ in _limits(resource_class, tree))
 
 
 def resource_classes_of(name: str) -> frozenset[str]:
-    """Return the resource classes whose devices can have a function."""
+    """Return the resource classes of devices that can have the function of this name."""
     root = name.partition(".")[0]
     standard = {name for name in os_resource_classes.STANDARDS if root_of(name) == root}
     return frozenset({_CUSTOM + root.upper()} | standard)
@@ -98,7 +99,7 @@ def parse_name(text: str) -> str:
 
 
 def root_of(resource_class: str) -> str:
-    """Return the first element of the functions of a resource class."""
+    """Return the first element of the function names of a resource class."""
     return _CLASS_ALIASES.get(resource_class) or resource_class.removeprefix(_CUSTOM).lower()
 
 

@@ -2,8 +2,7 @@
 """Health of a device: combination of measurements, and hysteresis of its recovery.
 
 A device is shown as unhealthy immediately, but as healthy again only after all measurements of a
-whole recovery window were healthy. So a device that alternates is not cordoned and uncordoned each
-time.
+whole recovery window were healthy. So a device whose health alternates is not uncordoned each time.
 """
 
 from collections.abc import Iterable
@@ -42,7 +41,7 @@ class Recovery:
 def combine(measurements: Iterable[Measurement]) -> Measurement:
     """Return the combination of several measurements of a device; ok if there are none.
 
-    It has the worst health and all distinct reasons, those of the worst health first.
+    It has the worst health and all distinct reasons. Reasons for the worst health come first.
     """
     ranked = sorted(measurements, key=lambda m: _RANK[m.health])
     if not ranked:

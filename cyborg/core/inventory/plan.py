@@ -24,7 +24,7 @@ Record = Device | Deployable | AttachHandle
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A record of the database; a draining one is removed when it is released."""
+    """A record of the database; a draining record is removed when it is released."""
 
     value: Record
     draining: bool = False

@@ -48,7 +48,7 @@ class BackendState(Serializable):
 
     ``remarks`` are warnings about its configuration, ``settings`` its effective options. Both are
     None in a heartbeat. ``cordoned`` is set after too many failed discoveries in a row: its handles
-    that need host work are not allocated until a discovery succeeds.
+    that the host must prepare or clean are not allocated until a discovery succeeds.
     """
 
     name: str
@@ -81,7 +81,7 @@ class BackendState(Serializable):
         return cls.from_dict({**body, "remarks": [], "settings": []}).without_details()
 
     def check_limits(self) -> None:
-        """Raise Invalid, with the field, if the tables cannot store the state."""
+        """Raise Invalid, with the field, if the database cannot store the state."""
         _check_length("backend name", self.name)
         _check_length("driver name", self.driver)
         _check_length("error", self.error, self.name, 65535)
@@ -99,7 +99,7 @@ class BackendState(Serializable):
 
 
 def check_backends(states: Sequence[BackendState]) -> None:
-    """Raise Invalid for the backends of one host that the tables cannot store."""
+    """Raise Invalid if the database cannot store these backends of one host."""
     for state in states:
         state.check_limits()
     if len({state.name for state in states}) != len(states):
@@ -136,7 +136,7 @@ class Report(Serializable):
 
     ``epoch`` is the uuid of the agent's process, ``generation`` counts its reports from 1, and
     ``digest`` is also in its heartbeats. A backend in ERROR has its last known devices. ``drivers``
-    are those installed on the host, None from an agent that does not report them.
+    are the drivers installed on the host, None from an agent that does not report them.
     """
 
     host: str
@@ -186,9 +186,9 @@ class Report(Serializable):
             raise Invalid(f"malformed report: {type(exc).__name__} {exc}", field="report") from exc
 
     def check_limits(self) -> None:
-        """Raise Invalid, with the field, if the tables cannot store the report.
+        """Raise Invalid, with the field, if the database cannot store the report.
 
-        Only a conductor checks it: an agent sends what it has.
+        Only conductors call this; an agent sends its report unchecked.
         """
         check_backends(self.backends)
         _check_length("host", self.host)

@@ -31,7 +31,7 @@ class DeployableTombstone:
 
 @dataclass(frozen=True, slots=True)
 class Tombstone:
-    """Values of a device to restore; ``deployables`` are its removed deployables, by address.
+    """Values to restore if a device returns; ``deployables`` has removed deployables by address.
 
     A device that is still present has a tombstone, too, if some of its deployables were removed.
     """

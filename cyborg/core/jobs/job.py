@@ -24,7 +24,7 @@ partition             failed: the agent has       not possible
                       restored the previous
                       layout; it has no deadline,
                       because the device must stay
-                      closed while it is changed
+                      cordoned during the change
 ====================  ==========================  =============================================
 """
 
@@ -44,7 +44,8 @@ MAX_ERROR = 1000  # characters of a driver's error that are stored
 class JobKind(StrEnum):
     """Kinds of jobs, in the order in which due jobs are leased.
 
-    Instances wait for the first two kinds, operators for the next two, and no caller for the last.
+    Instances wait for jobs of the first two kinds, operators for jobs of the next two kinds.
+    Nothing waits for the last kind.
     """
 
     RESTORE = "restore"  # prepare a bound handle again after its host has rebooted
@@ -91,10 +92,10 @@ class JobDecision(StrEnum):
 
 
 def decide(kind: JobKind, status: AgentJobStatus | None, *, overdue: bool) -> JobDecision:
-    """Return the decision about a job from its ``status``; None if the agent did not answer.
+    """Return the decision about a job from its status at the agent.
 
-    ``overdue`` is set if the deadline of the job has passed. Work that succeeded is never undone,
-    even if it is reported late.
+    ``status`` is None if the agent did not answer. ``overdue`` is set if the deadline of the job
+    has passed. Work that succeeded is never undone, even if it is reported late.
     """
     if status is AgentJobStatus.DONE:
         return JobDecision.FINISH

@@ -28,7 +28,7 @@ def parse_program(body: Any) -> str:
 
 
 def _only(value: Any, name: str, keys: tuple[str, ...]) -> Mapping[str, Any]:
-    """Return the object of a list of one object, which must have exactly these keys."""
+    """Return the single object of a list. Raise Invalid unless it has exactly these keys."""
     if not isinstance(value, list) or len(value) != 1 or not isinstance(value[0], Mapping):
         raise Invalid(f"{name}: expected a list of one object", field=name)
     found = value[0]

@@ -37,13 +37,13 @@ class Provider:
 
     @property
     def cordoned(self) -> bool:
-        """Return whether all of its inventory is reserved."""
+        """Return whether all units of the provider are reserved."""
         return all(inv.reserved >= inv.total for inv in self.inventories.values())
 
 
 @dataclass(frozen=True, slots=True)
 class DeployableState:
-    """A deployable of the database, as the source of its provider.
+    """Values of a deployable in the database, from which its provider is made.
 
     ``uncleanable`` counts the units that cannot be cleaned at present: they are reserved.
     """

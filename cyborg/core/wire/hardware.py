@@ -36,9 +36,9 @@ class ObservedDevice:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """Answer of an agent: devices by address, and backends that are not ready with their errors.
+    """Answer of an agent: devices by address, and the errors of backends that are not ready.
 
-    The error is None for a backend in its first discovery.
+    The errors are by backend name; the error of a backend in its first discovery is None.
     """
 
     devices: Mapping[str, ObservedDevice] = field(default_factory=dict)
@@ -82,8 +82,8 @@ def dump_device(device: Device, uuid: str | None = None) -> dict[str, Any]:
 def dump_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a database row of a device in the format of the contract.
 
-    The row also has host, driver (None if the agent no longer has the backend), backend and num. An
-    unknown type or health of a newer release is passed on unchanged.
+    In addition to its own columns the row has host, driver (None if the agent no longer has the
+    backend), backend and num. An unknown type or health of a newer release is not changed.
     """
     return {
         "uuid": row["uuid"],

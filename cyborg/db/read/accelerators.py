@@ -157,8 +157,8 @@ def find(
 ) -> list[AcceleratorRow]:
     """Return accelerators; execute one statement, or two with a marker.
 
-    ``project_id`` selects those owned by an ARQ of this project. ``driver`` is the name of a driver
-    or of a backend.
+    ``project_id`` selects accelerators owned by an ARQ of this project. ``driver`` is the name of a
+    driver or of a backend.
     """
     query = _ALL
     if uuids is not None:

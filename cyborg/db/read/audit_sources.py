@@ -25,7 +25,7 @@ from cyborg.db.schema import attach_handles as handles
 
 
 class AgentRow(TypedDict):
-    """The time of an agent's last heartbeat, and since when it is marked down."""
+    """The time of an agent's last heartbeat, and the time when it was marked down, or None."""
 
     last_seen_at: datetime
     down_since: datetime | None

@@ -19,7 +19,10 @@ from cyborg.db.schema import backends as table
 
 
 class FunctionRow(TypedDict):
-    """A function of ``cyborg.core.inventory.functions``, computed from a backend's devices."""
+    """A capability such as ``crypto.ipsec.aes``, computed from the devices of a backend.
+
+    ``cyborg.core.inventory.functions`` defines the names and the numbers.
+    """
 
     function: str
     total: int
@@ -28,7 +31,7 @@ class FunctionRow(TypedDict):
 
 
 class BackendRow(TypedDict):
-    """A backend of an agent; with its ``functions`` on request."""
+    """A backend of an agent; with its capabilities (``functions``) on request."""
 
     uuid: str
     name: str
@@ -80,10 +83,10 @@ def find(
     binary: str | None = None,
     function: str | None = None,
 ) -> list[AgentBackendRow]:
-    """Return backends with their functions; execute four statements, or five with a marker.
+    """Return backends with their capabilities; execute four statements, or five with a marker.
 
-    ``function`` adds one statement: it selects the backends that offer this function, and shows
-    only this function and the functions below it.
+    ``function`` is the name of a capability. It selects the backends that offer the capability, and
+    limits the result to this capability and those below it. It adds one statement.
     """
     query = (
         sa.select(
@@ -115,10 +118,11 @@ def functions(
     chosen: sa.FromClause,
     within: str | None = None,
 ) -> dict[int, list[FunctionRow]]:
-    """Return the functions of backends by backend id.
+    """Return the capabilities of backends by backend id.
 
-    The join of the backends table with ``chosen``, on ``joined``, selects the backends. Runs three
-    statements: for the devices, for failed restores and for their deployables.
+    The backends are selected by a join of the table with ``chosen``; ``joined`` is the condition of
+    the join. ``within`` limits the result to a capability and those below it. Executes three
+    statements: for the devices, the failed restores and the deployables.
     """
     source = _join_devices(chosen.join(table, joined))
     found = _devices(connection, source)
@@ -141,9 +145,10 @@ def functions(
 
 
 def ids_offering(connection: sa.Connection, function: str) -> set[int]:
-    """Return the ids of the backends that offer a function, in one statement.
+    """Return the ids of the backends that offer a capability, in one statement.
 
-    Reads every device of the function's resource classes, because functions are not a column.
+    Reads every device of the resource classes of the capability, because no column has
+    capabilities.
     """
     query = (
         sa.select(table.c.id, deployables.c.resource_class, devices.c.vendor_board_info)
@@ -159,9 +164,10 @@ def ids_offering(connection: sa.Connection, function: str) -> set[int]:
 
 
 def id_in(column: sa.ColumnElement[int], ids: Collection[int]) -> sa.ColumnElement[bool]:
-    """Return the condition that a column is in ``ids``, which may be too many to bind.
+    """Return the condition that the value of a column is in ``ids``.
 
-    The ids are integers from this database, so it is safe to write them into the statement.
+    The ids are written into the statement, because they may be too many for bound parameters. This
+    is safe, because they are integers from this database.
     """
     kind = sa.BigInteger()
     return column.in_(
@@ -184,7 +190,10 @@ class _Device:
         *,
         restore_failed: bool,
     ) -> HandleUsage:
-        """Return the usage of one resource class of the device, including this deployable."""
+        """Add the handles of a deployable to the usage of its resource class on this device.
+
+        Return the new usage. ``usage`` is None for the first deployable of the resource class.
+        """
         facts = replace(
             self.facts,
             programming=deployable["job_id"] is not None,

@@ -46,7 +46,7 @@ class ChainRow(TypedDict):
 
 
 class LateRow(TypedDict):
-    """The unsealed records of a device that are too old, and the oldest of them."""
+    """The number of old unsealed records of a device, and the time of the oldest record."""
 
     device_uuid: str
     count: int
@@ -86,7 +86,7 @@ def has_device(connection: sa.Connection, device_uuid: str) -> bool:
 
 
 def chains_of_host(connection: sa.Connection, host: str, limit: int) -> list[ChainRow]:
-    """Return up to ``limit`` chains of a host, those first that were not checked for longest."""
+    """Return up to ``limit`` chains of a host, the least recently checked chain first."""
     query = _CHAINS.where(custody_heads.c.host == host)
     query = query.order_by(custody_heads.c.checked_at, custody_heads.c.id).limit(limit)
     return fetch_all(ChainRow, connection.execute(query))
@@ -109,7 +109,8 @@ def sealed_after(
 def devices_without_head(connection: sa.Connection, host: str, limit: int) -> Sequence[str]:
     """Return the uuids of up to ``limit`` devices with sealed records of a host, but no head.
 
-    A head exists before the first record is sealed, and is deleted after the last one.
+    Such a head was deleted by hand: a head exists before the first record is sealed, and is deleted
+    after the last record.
     """
     recorded = sa.select(table.c.device_uuid).where(table.c.host == host).distinct().subquery()
     uuid = recorded.c.device_uuid
@@ -126,9 +127,10 @@ def devices_without_head(connection: sa.Connection, host: str, limit: int) -> Se
 
 
 def devices_without_log(connection: sa.Connection, host: str, limit: int) -> Sequence[str]:
-    """Return the uuids of up to ``limit`` existing devices of a host without record and head.
+    """Return the uuids of up to ``limit`` existing devices of a host with no record and no head.
 
-    The transaction that inserts a device records it, and the head of an existing device is kept.
+    They were deleted by hand: each new device gets a record in the same transaction, and this
+    service never deletes the head of an existing device.
     """
     recorded = sa.exists().where(table.c.device_uuid == devices.c.uuid)
     query = sa.select(devices.c.uuid).where(

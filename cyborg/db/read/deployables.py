@@ -4,8 +4,8 @@
 Fields: uuid, parent_uuid and root_uuid (None for a root), device_uuid, hostname, driver_name (the
 backend that discovered the device), address, name, rp_uuid, resource_class, traits, attributes (the
 agent's, overridden by the operator's), bitstream_id, num_accelerators, draining (of the deployable
-or its device), created_at, updated_at; and of its resource provider stale (Placement does not have
-the current revision), stale_since and error.
+or its device), created_at, updated_at. Three fields are about the resource provider: stale
+(Placement does not have the current revision), stale_since and error.
 """
 
 from collections.abc import Collection

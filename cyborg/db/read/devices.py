@@ -3,8 +3,8 @@
 
 Fields: uuid, hostname, address, backend, type, vendor, model, std_board_info and vendor_board_info
 (objects), numa_node, serial, health, health_reason, health_since, setup_required, reboot_required,
-deliverable, undeliverable_reason, topology (an object), layout (the name of the current one),
-layouts (``core.inventory.device.Layout``), desired_layout (the one that an operator applied last),
+deliverable, undeliverable_reason, topology (an object), layout (the name of the current layout),
+layouts (``core.inventory.device.Layout``), desired_layout (the last layout that an operator chose),
 boot_check (``core.inventory.boot_check``), status (set by the operator: enabled or maintaining),
 cordoned (its backend is disabled or being uninstalled), draining, programming (any deployable is
 being programmed), restore_failed (of any deployable: ``db.failed_restores``), host_down, job_errors

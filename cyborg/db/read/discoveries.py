@@ -74,9 +74,9 @@ def find_summaries(
 ) -> list[SummaryRow]:
     """Return discoveries; execute one statement, or two with a marker.
 
-    Rows: uuid, state (IN-PROGRESS while a backend is in progress, else FAILED if a backend failed),
-    created_at, updated_at (the last change) and progress: the number of backends by state. ``host``
-    selects the discoveries that include this host.
+    Fields: uuid, state (IN-PROGRESS while a backend is in progress, else FAILED if a backend
+    failed), created_at, updated_at (the last change) and progress: the number of backends by
+    state. ``host`` selects the discoveries that include this host.
     """
     query = _SUMMARY
     if host is not None:

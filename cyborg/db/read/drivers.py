@@ -42,7 +42,10 @@ class HostDriverRow(TypedDict):
 
 
 class DriverRow(TypedDict):
-    """A driver with its hosts, ordered by host and backend; the uuid is derived from the name."""
+    """A driver with its rows per host, ordered by host and backend.
+
+    The uuid is derived from the name of the driver.
+    """
 
     uuid: str
     name: str
@@ -54,7 +57,7 @@ class DriverRow(TypedDict):
 
 
 class EffectiveOptionsRow(TypedDict):
-    """The options that an agent reported for a backend, each {name, value, source}."""
+    """The options that an agent reported for a backend; an option is {name, value, source}."""
 
     host: str
     backend: str
@@ -62,7 +65,7 @@ class EffectiveOptionsRow(TypedDict):
 
 
 class DriverDetailsRow(DriverRow):
-    """A driver with its options, each {name, kind, default, help, ...}."""
+    """A driver with its options; an option is {name, kind, default, help, ...}."""
 
     options: list[dict[str, Any]]
     effective_options: list[EffectiveOptionsRow]
@@ -142,7 +145,7 @@ def find(
 def get(connection: sa.Connection, key: str, host: str | None = None) -> DriverDetailsRow | None:
     """Return one driver by its name or its uuid, or None; a name takes precedence over a uuid.
 
-    ``host`` selects what is on this host.
+    ``host`` limits the result to the drivers and backends of this host.
     """
     all_names = names(connection)
     # A driver's name may look like the uuid of another driver: the name takes precedence.

@@ -8,6 +8,7 @@ from typing import Any, TypedDict, cast
 
 import sqlalchemy as sa
 
+from cyborg.core.jobs.job import JobState
 from cyborg.db.read import paging
 from cyborg.db.read.paging import Page
 from cyborg.db.rows import fetch_all
@@ -16,7 +17,10 @@ from cyborg.db.schema import jobs as table
 
 
 class JobRow(TypedDict):
-    """A job; ``progress`` is the number of its steps by state."""
+    """A job; ``progress`` is the number of its steps by state.
+
+    ``activity`` is what the host of an open job does (``core.jobs.activity``), None if unknown.
+    """
 
     uuid: str
     kind: str
@@ -28,6 +32,7 @@ class JobRow(TypedDict):
     created_at: datetime
     updated_at: datetime | None
     progress: dict[str, int]
+    activity: Any
 
 
 class StepRow(TypedDict):
@@ -47,7 +52,11 @@ class JobDetailsRow(JobRow):
 
 # Without the arguments: a driver's configuration may contain secrets.
 _SHOWN = ("uuid", "kind", "host", "subject", "state", "error", "attempts")
-COLUMNS = [*(table.c[name] for name in _SHOWN), table.c.created_at, table.c.updated_at]
+COLUMNS = [
+    *(table.c[name] for name in (*_SHOWN, "activity")),
+    table.c.created_at,
+    table.c.updated_at,
+]
 SORTABLE = {
     **{name: table.c[name] for name in _SHOWN if name != "error"},
     **{name: table.c[name] for name in ("created_at", "updated_at")},
@@ -65,7 +74,7 @@ def find(
 ) -> list[JobRow]:
     """Return jobs; execute two statements, or three with a marker.
 
-    ``host`` selects jobs on this host and jobs with a step on it.
+    ``host`` selects the jobs on this host, and the jobs that have a step on this host.
     """
     query = sa.select(table.c.id, *COLUMNS)
     if kind is not None:
@@ -102,7 +111,11 @@ def get(connection: sa.Connection, uuid: str) -> JobDetailsRow | None:
 
 def _row(row: Mapping[Any, Any], progress: dict[str, int]) -> JobRow:
     shown = {name: value for name, value in row.items() if name != "id"}
-    computed = {"host": row["host"] or None, "progress": dict(sorted(progress.items()))}
+    computed = {
+        "host": row["host"] or None,
+        "progress": dict(sorted(progress.items())),
+        "activity": row["activity"] if row["state"] == JobState.OPEN else None,
+    }
     return cast(JobRow, {**shown, **computed})
 
 

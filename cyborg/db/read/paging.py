@@ -137,7 +137,7 @@ def _after_marker(
 
 
 def _nulls_first(key: sa.ColumnElement[Any]) -> list[sa.ColumnElement[Any]]:
-    """Return the sort term that puts nulls first on every database, if the column is nullable."""
+    """Return sort terms that put nulls first on every database; none if the column has no nulls."""
     return [sa.case((key.is_(None), 0), else_=1)] if _is_nullable(key) else []
 
 

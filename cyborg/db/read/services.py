@@ -57,8 +57,9 @@ def find(
 ) -> list[ServiceRow]:
     """Return services with their backends; execute two statements, or three with a marker.
 
-    ``functions`` adds three statements and the functions of each backend. ``function`` adds one
-    statement, and selects the backends that offer this function and the agents with such a backend.
+    ``functions`` adds the capabilities of each backend, with three statements. ``function`` is the
+    name of a capability: it selects the backends that offer the capability, and their agents, with
+    one statement more.
     """
     query = sa.select(table)
     if uuids is not None:

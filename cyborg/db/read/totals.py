@@ -37,7 +37,7 @@ class UnhealthyRow(TypedDict):
 
 
 class OutboxCountRow(TypedDict):
-    """The number of messages of one kind and state, and the earliest time that one was created."""
+    """The number of messages of one kind and state, and the creation time of the oldest message."""
 
     kind: str
     state: str
@@ -46,7 +46,10 @@ class OutboxCountRow(TypedDict):
 
 
 class JobCountRow(TypedDict):
-    """The number of open jobs of one kind, how many are past their deadline, and the oldest."""
+    """The number of open jobs of one kind, and the creation time of the oldest job.
+
+    ``overdue`` is the number of jobs past their deadline.
+    """
 
     kind: str
     count: int
@@ -85,8 +88,8 @@ def read(
 ) -> Totals:
     """Return all counts, in nine statements.
 
-    A service whose last heartbeat came at or before ``late_before`` or ``down_before`` is late or
-    down.
+    A service is down if its last heartbeat came at or before ``down_before``, else late if it came
+    at or before ``late_before``.
     """
     r = arqs.c
     arqs_by_state = _all(

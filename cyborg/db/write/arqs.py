@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write accelerator requests (ARQs).
 
-Each state transition first locks the rows in the order of their ids. It is then one guarded UPDATE
-or DELETE: the guard is the list of states from which ``core.arq.states`` allows the transition, and
-the row count is the number of ARQs whose state changed.
+A state transition first locks the rows in the order of their ids, and then executes one guarded
+UPDATE or DELETE. The guard is the list of states from which ``core.arq.states`` allows the
+transition; the row count is the number of ARQs whose state changed.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -51,7 +51,7 @@ class ArqRow(NewArqRow):
 
 
 class ArqToBindRow(ArqRow):
-    """An ARQ, and the number of other ARQs of the instance."""
+    """An ARQ to bind, and the number of other ARQs of the instance."""
 
     other_arqs: int
 
@@ -146,8 +146,8 @@ def lock_to_bind(
 ) -> list[ArqToBindRow]:
     """Return the ARQs with these uuids as ``lock`` does, with the extra key ``other_arqs``.
 
-    ``other_arqs`` is the number of other ARQs of the instance. The unique key of the instance's
-    slots detects an ARQ that is bound after this statement.
+    ``other_arqs`` is the number of ARQs of the instance that are not among these ARQs. An ARQ that
+    is bound after this statement is detected by the unique key of the instance's slots.
     """
     query = _LOCK_TO_BIND if project_scope is None else _LOCK_TO_BIND_SCOPED
     values = {"uuids": sorted(uuids), "instance": instance, "scope": project_scope}
@@ -204,7 +204,7 @@ def bind(
     state: ArqState,
     owner_verified: bool,
 ) -> int:
-    """Bind ARQs, each to its provider; return how many were in an allowed state.
+    """Bind ARQs, each to its provider; return how many were changed.
 
     ``state`` is Bound, or BindStarted if host work follows. ``providers`` maps ARQ ids to provider
     uuids; ``projects`` maps ARQ ids to the new projects, for ARQs whose project changes with the
@@ -231,20 +231,20 @@ def bind(
 
 
 def finish_bind(tx: sa.Connection, ids: Collection[int]) -> int:
-    """Mark ARQs Bound after their host work; return how many were in an allowed state."""
+    """Mark ARQs Bound after their host work; return how many were changed."""
     values = {"state": ArqState.BOUND, "job_id": None}
     return _transition(tx, Step.BIND, ids, values, arqs.c.state == ArqState.BIND_STARTED)
 
 
 def fail_bind(tx: sa.Connection, ids: Collection[int]) -> int:
-    """Mark ARQs BindFailed, keep their instance; return how many were in an allowed state."""
+    """Mark ARQs BindFailed, keep their instance; return how many were changed."""
     if not ids:
         return 0
     return _transition(tx, Step.FAIL_BIND, ids, {"state": ArqState.BIND_FAILED, "job_id": None})
 
 
 def clear_job(tx: sa.Connection, ids: Collection[int]) -> None:
-    """Let Bound ARQs no longer wait for a restore job. The caller must hold their locks."""
+    """Clear the restore job that Bound ARQs wait for. The caller must hold locks on the ARQs."""
     tx.execute(
         sa.update(arqs)
         .where(arqs.c.id.in_(ids), arqs.c.state == ArqState.BOUND)
@@ -254,9 +254,9 @@ def clear_job(tx: sa.Connection, ids: Collection[int]) -> None:
 
 
 def unbind(tx: sa.Connection, ids: Collection[int], jobs_by_arq: Mapping[int, int]) -> int:
-    """Mark ARQs Unbound, without host and instance; return how many were in an allowed state.
+    """Mark ARQs Unbound, clear their host and instance; return how many were changed.
 
-    ``jobs_by_arq`` has the jobs that clean the former handles of ARQs, all by row id.
+    ``jobs_by_arq`` maps row ids of ARQs to the row ids of the jobs that clean their former handles.
     """
     values: dict[str, Any] = {
         "state": ArqState.UNBOUND,
@@ -272,15 +272,15 @@ def unbind(tx: sa.Connection, ids: Collection[int], jobs_by_arq: Mapping[int, in
 
 
 def fail_unbind(tx: sa.Connection, ids: Collection[int], job_id: int) -> int:
-    """Mark Unbound ARQs that wait for this release job UnbindFailed; return how many did."""
+    """Change Unbound ARQs that wait for this release job to UnbindFailed; return their number."""
     state = {"state": ArqState.UNBIND_FAILED}
     return _transition(tx, Step.FAIL_UNBIND, ids, state, arqs.c.job_id == job_id) if ids else 0
 
 
 def finish_unbind(tx: sa.Connection, ids: Collection[int]) -> int:
-    """Let unbound ARQs no longer wait for a release job; UnbindFailed ones become Unbound.
+    """Clear the release job that unbound ARQs wait for, and change UnbindFailed to Unbound.
 
-    The caller must hold their locks. Return how many were UnbindFailed.
+    The caller must hold locks on the ARQs. Return how many were UnbindFailed.
     """
     if not ids:
         return 0
@@ -296,9 +296,10 @@ def finish_unbind(tx: sa.Connection, ids: Collection[int]) -> int:
 
 
 def replace_release_jobs(tx: sa.Connection, handles: Collection[int], job_id: int) -> int:
-    """Let unbound ARQs that wait for the last cleaning job of handles wait for another job.
+    """Make the unbound ARQs that wait for the cleaning of these handles wait for a new job.
 
-    Return the number of ARQs. Call this before the handles are assigned to the other job.
+    Return the number of ARQs. Call this before ``jobs.assign_cleaning``, which replaces the old job
+    of the handles.
     """
     h = attach_handles.c
     old = sa.select(h.job_id).where(h.id.in_(sorted(handles)), h.job_id.is_not(None))
@@ -325,7 +326,7 @@ def lock_released(tx: sa.Connection, limit: int) -> list[ArqRow]:
 
 
 def delete(tx: sa.Connection, ids: Collection[int]) -> int:
-    """Delete ARQs that own no handle; return how many were in an allowed state."""
+    """Delete ARQs that own no handle; return how many were deleted."""
     return tx.execute(
         sa.delete(arqs).where(arqs.c.id.in_(ids), arqs.c.state.in_(source_states(Step.DELETE)))
     ).rowcount

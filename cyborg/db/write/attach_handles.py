@@ -57,7 +57,7 @@ def of_host(tx: sa.Connection, host: str) -> list[HandleRow]:
 
 
 def to_handle(row: HandleRow) -> AttachHandle:
-    """Return a row as the reported handle."""
+    """Convert a row to the value that describes a reported handle."""
     return AttachHandle(row["address"], HandleType(row["type"]), row["info"])
 
 
@@ -69,8 +69,9 @@ def add(
 ) -> None:
     """Insert handles, each given as (row id of its deployable, handle).
 
-    ``dirty`` has the (deployable id, address) of those that need cleaning before their first use,
-    ``uuids`` the uuids by (deployable id, address); any other handle gets a random one.
+    ``dirty`` has the (deployable id, address) of the handles that need cleaning before their first
+    use. ``uuids`` has the uuids of handles by (deployable id, address); a handle without an entry
+    gets a random uuid.
     """
     bulk.insert(
         tx,
@@ -91,7 +92,7 @@ def add(
 
 
 def update(tx: sa.Connection, changed: Mapping[int, AttachHandle]) -> None:
-    """Write the reported values by row id; a draining handle becomes available again."""
+    """Write the reported values of handles, by row id; draining handles become available again."""
     bulk.update(
         tx,
         handles,
@@ -109,10 +110,11 @@ def mark_draining(tx: sa.Connection, ids: Collection[int]) -> None:
 
 
 def lock(tx: sa.Connection, ids: Collection[int]) -> set[int]:
-    """Lock handles, by row id, against claims; return the ids of those that must not be deleted.
+    """Lock handles, by row id, against claims; return the ids of handles that must stay.
 
-    Owned and dirty handles must not be deleted. If a dirty handle were deleted and came back under
-    the same address, the cleaning job of the old one would clean the handle of the new owner.
+    Owned and dirty handles must not be deleted. If a dirty handle were deleted, and a handle with
+    the same address were added later, the cleaning job of the deleted handle could clean the new
+    handle while an ARQ owns it.
 
     SQLite has no row locks and needs none, because it allows one writer at a time.
     """
@@ -131,7 +133,7 @@ def lock(tx: sa.Connection, ids: Collection[int]) -> set[int]:
 def force_clean(tx: sa.Connection, ids: Collection[int]) -> None:
     """Mark dirty handles, by row id, as clean without cleaning, so that they can be deleted.
 
-    The caller must delete them in the same transaction, so that no ARQ can claim one.
+    The caller must delete them in the same transaction, so that no ARQ can claim them.
     """
     for chunk in bulk.chunks(ids):
         unowned = sa.and_(handles.c.id.in_(chunk), handles.c.arq_id.is_(None))

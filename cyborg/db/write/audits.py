@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write audits that operators requested. If a conductor stops, another one continues its audit.
+"""Write audits that operators requested. If a conductor stops, another conductor continues.
 
-The lease guards every write of a conductor: one that has lost the lease changes nothing.
+The lease guards every write of a conductor: a conductor that has lost the lease changes nothing.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -93,9 +93,9 @@ def _distinct_hosts(query: sa.Select[tuple[str]], after: str, limit: int) -> sa.
 
 
 def _recorded_hosts(after: str, limit: int) -> sa.CTE:
-    """Return a query of the next hosts with custody records, and a row with None at their end.
+    """Return a query of the next hosts with custody records; the row after the last host is None.
 
-    Each step finds one host by the index.
+    Each step of the recursive query finds one host by the index.
     """
     records = custody_records
     first = sa.select(sa.func.min(records.c.host).label("host"), sa.literal(1).label("step"))
@@ -138,7 +138,7 @@ def add(tx: sa.Connection, host: str | None, repair: bool, sources: Collection[S
 def lease(
     tx: sa.Connection, *, owner: str, now: datetime, until: datetime
 ) -> LeasedAuditRow | None:
-    """Lease the oldest open audit that is not leased; return its previous row, or None.
+    """Lease the oldest open audit that is not leased; return its row before the lease, or None.
 
     ``owner`` must be unique to each call.
     """

@@ -16,11 +16,11 @@ from cyborg.db.schema import backends, desired_backends, services
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """The agent whose backends were replaced, by the id of its row, and what the change requires.
+    """Result of the replacement of the backends of an agent.
 
-    ``has_overrides`` is whether new devices may need a cordon, because an operator changed a
-    backend or a backend is cordoned. ``changed_cordons`` are the names of the backends that were
-    cordoned or uncordoned.
+    ``agent`` is the row id of the agent. ``has_overrides`` is whether new devices may need a
+    cordon, because an operator changed a backend or a backend is cordoned. ``changed_cordons`` are
+    the names of the backends that were cordoned or uncordoned.
     """
 
     agent: int
@@ -31,7 +31,7 @@ class Replacement:
 
 
 def replace(tx: sa.Connection, host: str, states: Sequence[BackendState]) -> Replacement:
-    """Replace the backends of a host's agent; rows without a change are not written.
+    """Replace the backends of a host's agent; rows that do not change are not written.
 
     Remarks and settings that are None in the report keep their old values. The caller must hold a
     lock on the agent's row.

@@ -43,10 +43,11 @@ class DeployableRow(StoredRow):
 class DesiredProviderRow(TypedDict):
     """The data for the desired state of a provider.
 
-    ``parent`` is the uuid of a provider. ``total`` counts handles that are not draining or are
-    owned, ``stuck`` those of them whose cleaning job fails at present. The deployable or its device
-    is ``draining``. ``host_down`` is whether the agent is marked down, False without an agent.
-    ``identity`` is the names of the compute node that the agent reported, None without an agent.
+    ``parent`` is the uuid of the parent provider. ``total`` is the number of all handles without
+    draining handles that have no owner. ``stuck`` is the number of dirty handles whose cleaning job
+    has failed and is retried. ``draining`` is whether the deployable or its device is draining.
+    ``host_down`` is whether the agent is marked down, False without an agent. ``identity`` has the
+    names of the compute node that the agent reported, None without an agent.
     """
 
     uuid: str
@@ -99,7 +100,10 @@ def of_host(tx: sa.Connection, host: str) -> list[DeployableRow]:
 
 
 def to_deployable(row: DeployableRow) -> Deployable:
-    """Return a row of ``of_host`` as the reported deployable, without its handles."""
+    """Convert a row of ``of_host`` to the value that describes a reported deployable.
+
+    The value has no handles.
+    """
     return Deployable(
         address=row["address"],
         resource_class=row["resource_class"],
@@ -128,8 +132,8 @@ def add(
 ) -> None:
     """Insert deployables, each as (row id of its device, deployable, number of handles).
 
-    ``uuids`` maps addresses to the uuids that restored deployables had. ``set_parents`` writes
-    their parents.
+    ``uuids`` maps the addresses of restored deployables to their former uuids. ``set_parents``
+    writes the parents of the new deployables.
     """
     bulk.insert(
         tx,
@@ -177,12 +181,15 @@ def ids_by_address(tx: sa.Connection, host: str) -> dict[tuple[str, str], int]:
 
 
 def update(tx: sa.Connection, changed: Mapping[int, Deployable]) -> None:
-    """Write the reported values by row id; a draining deployable becomes available again."""
+    """Write the reported values of deployables, by row id.
+
+    A draining deployable becomes available again.
+    """
     bulk.update(tx, deployables, [{"id": id_, **_reported(d)} for id_, d in changed.items()])
 
 
 def set_parents(tx: sa.Connection, parents: Mapping[int, tuple[int | None, int]]) -> None:
-    """Write the row ids of parent and root, by row id."""
+    """Write the row ids of the parent and the root of deployables, by row id of the deployable."""
     # Nearly all deployables have no parent: these need only one statement.
     without_parent = [id_ for id_, (parent, _) in parents.items() if parent is None]
     for chunk in bulk.chunks(without_parent):
@@ -214,12 +221,15 @@ def mark_draining(tx: sa.Connection, ids: Collection[int]) -> None:
 
 
 def delete(tx: sa.Connection, ids: Collection[int]) -> None:
-    """Delete deployables by row id. Raise oslo.db's DBReferenceError if one still has handles."""
+    """Delete deployables by row id. Raise oslo.db's DBReferenceError if handles still exist."""
     bulk.delete(tx, deployables, ids)
 
 
 def desired_state(tx: sa.Connection, providers: Collection[str]) -> list[DesiredProviderRow]:
-    """Return the data for the desired state of providers, by uuid; no row for one to be deleted."""
+    """Return the data for the desired state of the providers with these uuids.
+
+    A provider that must be deleted from Placement has no row.
+    """
     parents = deployables.alias("parents")
     total = (
         sa.select(sa.func.count())

@@ -62,8 +62,8 @@ def lock_host(tx: sa.Connection, host: str) -> None:
 def lock_agents(tx: sa.Connection, agents: Collection[int]) -> dict[int, LockedAgentRow]:
     """Lock agents in the order of their row ids; return their rows by row id.
 
-    A caller that changes the desired state, or cordons devices, must hold these locks. So it
-    waits for a report in progress, and the next report sees the change.
+    A caller that changes the desired state, or cordons devices, must hold these locks. So the
+    caller waits for a report in progress, and the next report sees the change.
     """
     found: dict[int, LockedAgentRow] = {}
     for chunk in bulk.chunks(sorted(set(agents))):
@@ -180,7 +180,7 @@ def cordon(
     stored: Collection[tuple[int, str]],
     targets: Collection[tuple[int, str]],
 ) -> None:
-    """Cordon backends, by agent and name, without a change on their hosts.
+    """Cordon backends, given as (agent, name), in the database only; their hosts do nothing.
 
     ``stored`` are the backends that already have a desired state. The caller must hold locks on the
     agents' rows.
@@ -213,7 +213,7 @@ def bump_generation(tx: sa.Connection, agents: Collection[int]) -> None:
 def write(tx: sa.Connection, service_id: int, desired: DesiredBackend) -> bool:
     """Write the desired state of one backend; return whether it was written.
 
-    It is not written while the backend belongs to another driver. The caller must hold a lock on
+    Nothing is written while the backend belongs to another driver. The caller must hold a lock on
     the agent's row.
     """
     same_backend = sa.and_(table.c.service_id == service_id, table.c.backend == desired.backend)
@@ -304,9 +304,10 @@ def record_outcomes(tx: sa.Connection, service_id: int, outcomes: Sequence[Backe
 
 
 def sync_cordon(tx: sa.Connection, hosts: Collection[str]) -> int:
-    """Cordon the devices of hosts whose backend's desired status is not ENABLED, uncordon others.
+    """Cordon or uncordon each device of these hosts, as the state of its backend requires.
 
-    Also cordon devices of a cordoned backend whose handles need host work. Return the number of
+    A device is cordoned if the desired status of its backend is not ENABLED, or if its backend is
+    cordoned and its handles need host work. Any other device is uncordoned. Return the number of
     devices that changed; the caller must mark their providers stale.
     """
     disabled = sa.exists().where(

@@ -42,7 +42,7 @@ def of_host(tx: sa.Connection, host: str) -> list[DeviceRow]:
 
 
 def to_device(row: DeviceRow) -> Device:
-    """Return a row as the reported device, without its deployables."""
+    """Convert a row to the value that describes a reported device, without its deployables."""
     return Device(
         address=row["address"],
         type=DeviceType(row["type"]),
@@ -98,7 +98,7 @@ def add(
 ) -> dict[str, str]:
     """Insert devices of a host; return their uuids by address.
 
-    ``tombstones`` has tombstones to restore from, by address.
+    ``tombstones`` has, by address, the tombstones from which devices are restored.
     """
     rows = [
         {
@@ -131,7 +131,7 @@ def by_addresses(tx: sa.Connection, host: str, addresses: Collection[str]) -> li
 
 
 def update(tx: sa.Connection, changed: Mapping[int, Device], now: datetime) -> None:
-    """Write the reported values by row id; a draining device becomes available again.
+    """Write the reported values of devices, by row id; draining devices become available again.
 
     ``health_since`` becomes ``now`` if the health changes.
     """
@@ -182,7 +182,7 @@ def holders(tx: sa.Connection, uuid: str) -> list[str]:
 
 
 def count_dirty_handles(tx: sa.Connection, uuid: str) -> int:
-    """Return the number of dirty handles of a device without an owner."""
+    """Return the number of handles of a device that need cleaning and have no owner."""
     query = (
         sa.select(sa.func.count())
         .select_from(attach_handles)
@@ -204,7 +204,7 @@ def mark_draining(tx: sa.Connection, ids: Collection[int]) -> None:
 
 
 def delete(tx: sa.Connection, ids: Collection[int]) -> None:
-    """Delete devices by row id. Raise oslo.db's DBReferenceError if one still has handles."""
+    """Delete devices by row id. Raise oslo.db's DBReferenceError if handles still exist."""
     bulk.delete(tx, devices, ids)
 
 

@@ -30,7 +30,7 @@ class TargetRow(TypedDict):
 
 
 def targets(tx: sa.Connection, host: str | None, driver: str | None) -> list[TargetRow]:
-    """Return the backends to discover.
+    """Return the backends of a host and a driver; None selects all.
 
     ``driver`` is the name of a driver or of a backend.
     """

@@ -45,8 +45,8 @@ def replace(tx: sa.Connection, service_id: int, entries: Sequence[DriverEntry]) 
 def add(tx: sa.Connection, entries: Mapping[int, DriverEntry]) -> None:
     """Add a driver that was found on hosts, by the row ids of their agents.
 
-    Lock the agents. Keep a driver that an agent has already reported. The next report of each agent
-    replaces all drivers of its host.
+    This function locks the agents. It does not change a driver that an agent has already reported.
+    The next report of each agent replaces all drivers of its host.
     """
     ids = sorted(entries)
     for chunk in bulk.chunks(ids):
@@ -77,7 +77,7 @@ def agents(tx: sa.Connection) -> list[AgentRow]:
 
 
 def installations(tx: sa.Connection, name: str) -> dict[int, InstallationRow]:
-    """Return the installations of a driver, by the row id of each agent with it."""
+    """Return the installations of a driver, by the row id of the agent that reported it."""
     columns = (drivers.c.options, drivers.c.error, drivers.c.installable)
     query = sa.select(drivers.c.service_id, *columns).where(drivers.c.name == name)
     return {row["service_id"]: row for row in fetch_all(InstallationRow, tx.execute(query))}

@@ -25,10 +25,10 @@ from cyborg.db.write import providers as publishing
 
 
 class ClaimedProviderRow(TypedDict):
-    """What decides whether handles of a provider may be allocated.
+    """Data that decide whether handles of a provider may be claimed.
 
-    ``provider`` is its uuid, ``device`` the address of its device. ``programming`` is whether a job
-    programs it; the device or the deployable is ``draining``.
+    ``provider`` is the uuid of the provider, ``device`` the address of its device. ``programming``
+    is whether a job programs the deployable, ``draining`` whether it or its device is draining.
     """
 
     deployable_id: int
@@ -59,14 +59,16 @@ class FreeHandleRow(TypedDict):
     id: int
     uuid: str
     address: str
+    info: dict[str, str]
 
 
 class HandleStateRow(TypedDict):
-    """A handle with the reasons against its claim."""
+    """A handle, with the reasons why it cannot be claimed."""
 
     id: int
     uuid: str
     deployable_id: int
+    info: dict[str, str]
     taken: bool
     dirty: bool
     draining: bool
@@ -93,7 +95,7 @@ class ReleasedHandleRow(DirtyHandleRow):
 
 
 def providers(tx: sa.Connection, uuids: Collection[str]) -> list[ClaimedProviderRow]:
-    """Return the data that decides whether handles of providers may be allocated, one row each."""
+    """Return the data that decide whether handles may be claimed, one row for each provider."""
     return fetch_all(ClaimedProviderRow, tx.execute(_PROVIDERS, {"uuids": sorted(uuids)}))
 
 
@@ -120,6 +122,7 @@ def all_handles(tx: sa.Connection, deployable_ids: Collection[int]) -> list[Hand
             handles.c.id,
             handles.c.uuid,
             handles.c.deployable_id,
+            handles.c.info,
             owned.label("taken"),
             sa.and_(handles.c.needs_cleaning, sa.not_(owned)).label("dirty"),
             handles.c.draining,
@@ -133,7 +136,7 @@ def all_handles(tx: sa.Connection, deployable_ids: Collection[int]) -> list[Hand
 def claim(
     tx: sa.Connection, owners: Mapping[int, int], *, needs_cleaning: Collection[int] = ()
 ) -> int:
-    """Assign handles to ARQs, both by id; return how many were assigned.
+    """Assign each handle to its ARQ in ``owners``, by row id; return how many were assigned.
 
     Set ``needs_cleaning`` of these handles: whatever the result of the host work, they are cleaned
     before their next claim. The guard checks the device again: if the device was cordoned after the
@@ -153,7 +156,7 @@ def release(tx: sa.Connection, arq_ids: Collection[int], now: datetime) -> list[
     """Release the handles of ARQs, which the caller must have locked; return the dirty handles.
 
     A draining handle remains, without an owner, until the next report deletes it
-    (``services.request_stale_reports`` requests one); its provider is marked stale.
+    (``services.request_stale_reports`` requests a report); its provider is marked stale.
     """
     owned = handles.c.arq_id.in_(arq_ids)
     clean = sa.and_(sa.not_(handles.c.needs_cleaning), sa.not_(handles.c.draining))
@@ -226,7 +229,7 @@ _PROVIDERS = (
     .order_by(deployables.c.id)
 )
 _CHOOSE_UNCLAIMED = (
-    sa.select(handles.c.id, handles.c.uuid, handles.c.address)
+    sa.select(handles.c.id, handles.c.uuid, handles.c.address, handles.c.info)
     # Otherwise MariaDB scans the free handles of the whole cloud and filters by deployable: a scan
     # that grows with the cloud and locks handles that concurrent claims then skip.
     .with_hint(handles, f"FORCE INDEX ({_CLAIM_INDEX})", "mysql")

@@ -15,6 +15,7 @@ from uuid import uuid4
 
 import sqlalchemy as sa
 
+from cyborg.core.jobs.activity import Activity
 from cyborg.core.jobs.job import RETRIED_KINDS, JobKind, JobState, WorkItem
 from cyborg.db import bulk
 from cyborg.db.rows import StoredRow, fetch_all, fetch_first
@@ -39,6 +40,7 @@ class JobRow(StoredRow):
     owner: str | None
     lease_until: datetime | None
     error: str | None
+    activity: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,16 +164,23 @@ def expedite(tx: sa.Connection, host: str, now: datetime) -> int:
 
 
 def reschedule(
-    tx: sa.Connection, job_id: int, owner: str | None, *, until: datetime, error: str | None
+    tx: sa.Connection,
+    job_id: int,
+    owner: str | None,
+    *,
+    until: datetime,
+    error: str | None,
+    activity: Activity | None,
 ) -> int:
     """Set the next try of a job to ``until``, unless it has ended or has another owner.
 
-    Return the number of changed jobs.
+    ``activity`` is stored in the same UPDATE. Return the number of changed jobs.
     """
+    shown = None if activity is None else activity.to_dict()
     return tx.execute(
         sa.update(jobs)
         .where(jobs.c.id == job_id, jobs.c.owner == owner, OPEN)
-        .values(lease_until=until, next_try_at=until, error=error)
+        .values(lease_until=until, next_try_at=until, error=error, activity=shown)
     ).rowcount
 
 
@@ -216,14 +225,14 @@ def uuids(tx: sa.Connection, ids: Collection[int]) -> list[str]:
 
 
 def assign_arqs(tx: sa.Connection, ids: Collection[int], job_id: int) -> int:
-    """Let BindStarted ARQs wait for a job; return their number."""
+    """Make BindStarted ARQs wait for a job; return their number."""
     return tx.execute(
         sa.update(arqs).where(arqs.c.id.in_(sorted(ids))).values(job_id=job_id)
     ).rowcount
 
 
 def assign_cleaning(tx: sa.Connection, ids: Collection[int], job_id: int) -> int:
-    """Assign the cleaning of dirty handles without an owner to a job; return their number."""
+    """Assign a cleaning job to dirty handles without an owner; return the number of handles."""
     h = attach_handles.c
     return tx.execute(
         sa.update(attach_handles)
@@ -247,7 +256,7 @@ def mark_cleaned(tx: sa.Connection, job_id: int) -> Sequence[str]:
 def overdue(tx: sa.Connection, cutoff: datetime, limit: int) -> list[OverdueRow]:
     """Return up to ``limit`` open jobs with a deadline before ``cutoff``.
 
-    Jobs that are retried after their deadline are left out.
+    Kinds of jobs that are retried even after their deadline are left out.
     """
     ends = jobs.c.kind.not_in(sorted(RETRIED_KINDS))
     query = sa.select(jobs.c.id, jobs.c.uuid).where(OPEN, ends, jobs.c.deadline < cutoff)

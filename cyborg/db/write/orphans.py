@@ -33,7 +33,7 @@ class FailedBindRow(TypedDict):
 
 
 def next_bound(tx: sa.Connection, provider: str, after: int, limit: int) -> list[BoundArqRow]:
-    """Return the next bound ARQs after this provider and ARQ id, ordered by both.
+    """Return the next bound ARQs after a provider and ARQ id, ordered by provider and ARQ id.
 
     Start a scan with "" and 0.
     """
@@ -101,7 +101,7 @@ def clear_suspicion(tx: sa.Connection, ids: Collection[int]) -> int:
 
 
 def assign_project(tx: sa.Connection, ids: Collection[int], instance: str, project: str) -> int:
-    """Assign ARQs of an instance to its verified project; return how many were unverified."""
+    """Assign ARQs of an instance to its verified project; return how many have changed."""
     return tx.execute(
         sa.update(arqs)
         .where(

@@ -97,8 +97,8 @@ def lease(
 
     The rows are in the order of writing. The lease of a due message includes the older messages of
     its subject, due or not. Skip messages that another owner has leased, and later messages of
-    their subjects. ``owner`` must be unique to each call, to distinguish the rows from those of an
-    earlier lease of the same conductor.
+    their subjects. ``owner`` must be unique to each call, to distinguish the rows from the rows of
+    an earlier lease of the same conductor.
     """
     values = {"kind": kind, "now": now, "max_messages": limit}
     due = _by_subject(fetch_all(LeasedMessageRow, tx.execute(_LOCK_DUE, values)))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the program or partition job of deployables: no handle is allocated during the job.
+"""Write which program or partition job changes a deployable: no handle is claimed during the job.
 
-The functions below ``start_boot_checks`` write what a host has lost with a reboot:
-``core.inventory.boot_check``.
+``start_boot_checks`` and the later functions write which layouts and images a host has lost with a
+reboot: see ``core.inventory.boot_check``.
 """
 
 from collections.abc import Collection, Sequence
@@ -19,7 +19,7 @@ from cyborg.db.schema import arqs, attach_handles, deployables, devices, jobs, s
 
 
 class ProgramRow(TypedDict):
-    """A deployable, with its program job and that job's arguments, and its device's address."""
+    """A deployable, with the id and the arguments of its program job, and data of its device."""
 
     id: int
     address: str
@@ -33,7 +33,11 @@ class ProgramRow(TypedDict):
 
 
 class PartitionRow(TypedDict):
-    """A device with the row id, provider and job of one of its deployables, None if it has none."""
+    """A device and one of its deployables.
+
+    The fields from ``deployable_id`` on are about the deployable, None if the device has none.
+    ``job_id`` and ``arguments`` are about the job of the deployable, None if it has no job.
+    """
 
     address: str
     host: str
@@ -73,9 +77,9 @@ class LostImageRow(TypedDict):
 
 
 def lock_device(tx: sa.Connection, uuid: str) -> list[PartitionRow]:
-    """Return a device with each of its deployables, which are locked.
+    """Lock the deployables of a device; return one row for each.
 
-    A device without deployables is one row. The result is empty if there is no such device.
+    A device without deployables has one row. The result is empty if there is no such device.
     """
     ids = tx.scalars(
         sa.select(deployables.c.id)
@@ -109,7 +113,7 @@ def open_partitions(tx: sa.Connection, host: str) -> list[OpenPartitionRow]:
     """Return the open partition jobs of a host.
 
     The job of a device without deployables is found only here. The caller holds the lock of the
-    host (``desired_backends.lock_host``), so that no other transaction adds one.
+    host (``desired_backends.lock_host``), so that no other transaction adds a job.
     """
     query = (
         sa.select(jobs.c.id, devices.c.address.label("device"), jobs.c.arguments)
@@ -125,7 +129,10 @@ def open_partitions(tx: sa.Connection, host: str) -> list[OpenPartitionRow]:
 
 
 def devices_in_use(tx: sa.Connection, host: str) -> Sequence[str]:
-    """Return the uuids of the devices of a host with a layout and an existing, owned handle."""
+    """Return the uuids of the devices of a host that have a layout and are in use.
+
+    A device is in use if an ARQ owns one of its handles that is not draining.
+    """
     query = (
         sa.select(devices.c.uuid)
         .join(deployables, deployables.c.device_id == devices.c.id)
@@ -187,7 +194,7 @@ def lock_handles(tx: sa.Connection, deployable_ids: Collection[int]) -> Sequence
 
 
 def count_dirty(tx: sa.Connection, deployable_ids: Collection[int]) -> int:
-    """Return the number of handles of deployables that must be cleaned, and have no owner."""
+    """Return the number of handles, of these deployables, that need cleaning and have no owner."""
     h = attach_handles.c
     query = sa.select(sa.func.count()).where(
         h.deployable_id.in_(deployable_ids), h.needs_cleaning, h.arq_id.is_(None)
@@ -196,7 +203,7 @@ def count_dirty(tx: sa.Connection, deployable_ids: Collection[int]) -> int:
 
 
 def start(tx: sa.Connection, deployable_ids: Collection[int], job_id: int) -> bool:
-    """Assign a job to deployables; return False if one of them already has one."""
+    """Assign a job to deployables; return False if one of the deployables already has a job."""
     changed = tx.execute(
         sa.update(deployables)
         .where(deployables.c.id.in_(deployable_ids), deployables.c.job_id.is_(None))
@@ -206,9 +213,9 @@ def start(tx: sa.Connection, deployable_ids: Collection[int], job_id: int) -> bo
 
 
 def end(tx: sa.Connection, job_id: int, image: str | None) -> Sequence[str]:
-    """Detach a job from its deployable and set the loaded image, None if unknown.
+    """Detach a job from its deployable, and write the loaded image, None if it is unknown.
 
-    Return the uuid of the provider, in a list.
+    Return a list with the provider uuid of the deployable.
     """
     programmed = deployables.c.job_id == job_id
     providers = tx.scalars(sa.select(deployables.c.rp_uuid).where(programmed)).all()
@@ -220,7 +227,9 @@ def end(tx: sa.Connection, job_id: int, image: str | None) -> Sequence[str]:
 
 
 def detach(tx: sa.Connection, deployable_ids: Collection[int]) -> Sequence[str]:
-    """Detach deployables from their ended jobs; return the uuids of the providers that remain.
+    """Detach deployables from their ended jobs; return the provider uuids of these deployables.
+
+    Deployables that no longer exist are left out.
 
     The caller holds the lock of the host's inventory.
     """
@@ -232,7 +241,7 @@ def detach(tx: sa.Connection, deployable_ids: Collection[int]) -> Sequence[str]:
 def detach_ended_jobs(tx: sa.Connection) -> int:
     """Detach deployables from program jobs that have already ended; return their number.
 
-    A report detaches those of partition jobs, because it has the new layout.
+    The deployables of a partition job are detached by the report that has the new layout.
     """
     ended = sa.select(jobs.c.id).where(
         jobs.c.state != JobState.OPEN, jobs.c.kind == JobKind.PROGRAM
@@ -245,7 +254,8 @@ def detach_ended_jobs(tx: sa.Connection) -> int:
 def set_desired_layout(tx: sa.Connection, device: str, layout: str) -> None:
     """Record the layout that was applied to the device with this uuid.
 
-    A device that waits for a report still does so: its images are not known yet.
+    If the device has a boot check that waits for a report, the check continues: it is not known yet
+    which images the device has lost.
     """
     waits = devices.c.boot_check == BootCheck.AWAITING_REPORT
     check = sa.case((waits, devices.c.boot_check), else_=None)
@@ -254,7 +264,10 @@ def set_desired_layout(tx: sa.Connection, device: str, layout: str) -> None:
 
 
 def start_boot_checks(tx: sa.Connection, host: str) -> int:
-    """Let the devices of a rebooted host with desired values wait for a report; return how many."""
+    """Start the boot check of each device of a rebooted host that has a desired layout or image.
+
+    The check waits for the next report. Return the number of devices.
+    """
     has_image = (
         sa.exists()
         .where(deployables.c.device_id == devices.c.id, deployables.c.desired_image.is_not(None))
@@ -269,9 +282,10 @@ def start_boot_checks(tx: sa.Connection, host: str) -> int:
 
 
 def end_boot_checks(tx: sa.Connection, host: str, addresses: Collection[str]) -> int:
-    """Compare the devices of a report that wait for it; return how many have lost values.
+    """Compare the desired values with the reported values, for devices with a boot check.
 
-    Call this after the report is written. ``addresses`` are those of the reported devices.
+    Return how many devices have lost a layout or image. Call this after the report is written.
+    ``addresses`` are the addresses of the reported devices.
     """
     query = sa.select(devices.c.id, devices.c.address, _LOST.label("lost")).where(
         devices.c.host == host, devices.c.boot_check == BootCheck.AWAITING_REPORT
@@ -290,9 +304,9 @@ def end_boot_checks(tx: sa.Connection, host: str, addresses: Collection[str]) ->
 def find_lost(tx: sa.Connection, limit: int, after: int = 0) -> list[LostDeviceRow]:
     """Return up to ``limit`` devices that lost values and can get them again now.
 
-    They are ordered by id, beginning with the one that follows the id ``after``.
-    A device whose host is down, with a handle that is bound or dirty, or that is programmed, is
-    left out until that changes.
+    The devices are ordered by id; only ids greater than ``after`` are returned. A device is left
+    out while its host is down, a handle of the device is owned or dirty, or the device is being
+    programmed.
     """
     h = attach_handles.c
     busy = (
@@ -332,7 +346,7 @@ def lost_images(tx: sa.Connection, device_id: int) -> list[LostImageRow]:
 
 
 def clear_boot_check(tx: sa.Connection, device_id: int) -> bool:
-    """End the check of a device with lost values; return False if it has another state."""
+    """End the boot check of a device with lost values; return False if it is in another state."""
     lost = sa.and_(devices.c.id == device_id, devices.c.boot_check == BootCheck.LOST)
     return bool(tx.execute(sa.update(devices).where(lost).values(boot_check=None)).rowcount)
 

@@ -24,7 +24,8 @@ from cyborg.db.schema import deployables, devices, providers
 class LeasedProviderRow(TypedDict):
     """A stale provider to publish.
 
-    ``published_revision`` is 0 if it was never published, ``error`` is that of the last attempt.
+    ``published_revision`` is 0 if the provider was never published. ``error`` is the error of the
+    last attempt, None if there was none.
     """
 
     id: int
@@ -39,7 +40,10 @@ class LeasedProviderRow(TypedDict):
 
 
 def mark_stale(tx: sa.Connection, host: str, changed: Mapping[str, str], now: datetime) -> None:
-    """Mark providers of a host stale, insert missing rows; ``changed`` has names by uuid."""
+    """Mark providers of a host stale; insert a row for a provider that has none.
+
+    ``changed`` maps the uuids of the providers to their names.
+    """
     stored: set[str] = set()
     for chunk in bulk.chunks(sorted(changed)):
         # The UPDATE comes first, so that a publisher cannot delete a row that is marked here.
@@ -59,7 +63,7 @@ def mark_stale(tx: sa.Connection, host: str, changed: Mapping[str, str], now: da
 
 
 def mark_stale_existing(tx: sa.Connection, uuids: Collection[str], now: datetime) -> int:
-    """Mark those providers stale that have a row; return their number."""
+    """Mark providers stale, without inserting missing rows; return the number of marked rows."""
     return _update_stale(tx, providers.c.uuid.in_(sorted(uuids)), now)
 
 
@@ -86,9 +90,9 @@ def schedule_verification_of_hosts(tx: sa.Connection, hosts: Collection[str], no
 def schedule_verification_of_settled(
     tx: sa.Connection, hosts: Collection[str], now: datetime
 ) -> int:
-    """Schedule the verification of the providers of hosts that are not stale.
+    """Schedule the verification of providers of hosts, except the providers that are stale.
 
-    Return the number of these providers.
+    Return the number of scheduled providers.
     """
     settled = providers.c.stale_since.is_(None)
     return sum(
@@ -162,8 +166,8 @@ def lease(
 ) -> list[LeasedProviderRow]:
     """Lease up to ``limit`` due stale providers, the longest stale first.
 
-    Skip those that another owner has leased. ``owner`` must be unique to each call, to distinguish
-    the rows from those of an earlier lease of the same conductor.
+    Skip providers that another owner has leased. ``owner`` must be unique to each call, to
+    distinguish the rows from those of an earlier lease of the same conductor.
     """
     due = sa.and_(
         providers.c.stale_since.is_not(None),
@@ -185,8 +189,14 @@ def lease(
     return fetch_all(LeasedProviderRow, tx.execute(leased.order_by(providers.c.id)))
 
 
-def record_published(tx: sa.Connection, owner: str, revisions: Mapping[str, int]) -> None:
-    """Record the revisions that were published to Placement, by uuid."""
+def record_published(
+    tx: sa.Connection, owner: str, revisions: Mapping[str, int], now: datetime
+) -> None:
+    """Record the revisions that were published to Placement, by uuid.
+
+    If a provider was changed during the publishing, it remains stale, but since ``now``: with the
+    earlier time it would be published before all others, and look as if it was never published.
+    """
     if not revisions:
         return
     tx.execute(
@@ -196,7 +206,7 @@ def record_published(tx: sa.Connection, owner: str, revisions: Mapping[str, int]
             published_revision=sa.bindparam("new_revision"),
             stale_since=sa.case(
                 (providers.c.revision == sa.bindparam("new_revision"), None),
-                else_=providers.c.stale_since,
+                else_=now,
             ),
             verify_only=False,
             error=None,
@@ -256,10 +266,10 @@ def record_failures(
 
 
 def release_unanswered(tx: sa.Connection, failures: Iterable[tuple[str, str, str]]) -> None:
-    """After a failure of Placement end leases and record errors, each as (owner, uuid, error).
+    """End leases of providers without an answer of Placement, and record their errors.
 
-    The rows are due immediately and the attempt is not counted, so that an outage of Placement
-    causes no delay after its end.
+    A failure is (owner, provider uuid, error). The rows are due immediately, and the attempt is not
+    counted, so that an outage of Placement causes no delay after its end.
     """
     rows = [
         {"leased_by": owner, "provider": uuid, "new_error": error}

@@ -41,7 +41,11 @@ class _StepKeyRow(TypedDict):
 
 
 class StepRow(_StepKeyRow):
-    """A step, the row id of its host's agent, and whether that is marked down or has no row."""
+    """A step of a job.
+
+    ``service_id`` is the row id of the host's agent, None if the agent was deleted. ``down`` is
+    whether the agent is marked down or was deleted.
+    """
 
     host: str
     state: str
@@ -157,7 +161,7 @@ def lease(
 
 
 def lock_leased(tx: sa.Connection, job_id: int, owner: str) -> LeasedJobRow | None:
-    """Lock a job; return it as ``lease`` does, None unless it is open and leased by ``owner``."""
+    """Lock an open job that ``owner`` has leased; return it as ``lease`` does, else None."""
     query = sa.select(*_LEASED).where(jobs.c.id == job_id, jobs.c.owner == owner, OPEN)
     return fetch_first(LeasedJobRow, tx.execute(query.with_for_update()))
 

@@ -35,10 +35,11 @@ def increment(tx: sa.Connection, kind: CorrectiveAction, n: int, now: datetime) 
 def acquire_turn(
     tx: sa.Connection, kind: CorrectiveAction, cutoff: datetime, now: datetime
 ) -> bool:
-    """Count an action if the last one was at or before ``cutoff``; return whether it was counted.
+    """Count an action, unless the last action was counted after ``cutoff``.
 
-    Conductors use this to take turns. Raise oslo.db's DBDuplicateEntry if two conductors do this
-    for the first time concurrently: the other conductor has the turn.
+    Return whether the action was counted. Several conductors use this to do an action only once in
+    a period. Raise oslo.db's DBDuplicateEntry if two conductors insert the counter concurrently:
+    the other conductor has the turn.
     """
     if tx.execute(
         sa.update(table)

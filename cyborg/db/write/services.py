@@ -29,7 +29,10 @@ from cyborg.db.schema import (
 
 
 class HeartbeatFields(TypedDict):
-    """Other columns of a heartbeat; only an agent has an endpoint and a boot id."""
+    """The columns of a heartbeat without epoch and digest.
+
+    Only an agent has ``endpoint`` and ``boot_id``.
+    """
 
     endpoint: NotRequired[str | None]
     boot_id: NotRequired[str]
@@ -217,8 +220,8 @@ def accept_report(
 ) -> bool:
     """Accept a report and lock the agent's row; return whether the report must be recorded.
 
-    Reject a report with another epoch, one that is not newer than the last accepted report, and one
-    from an agent marked down, which must send a heartbeat first.
+    Return False for a report with another epoch, for a report that is not newer than the last
+    accepted report, and for a report of an agent marked down, which must send a heartbeat first.
     """
     same_agent = sa.and_(
         services.c.binary == AGENT, services.c.host == host, services.c.epoch == epoch
@@ -241,7 +244,7 @@ def set_identity(tx: sa.Connection, host: str, identity: Mapping[str, Any]) -> N
 
 
 def identities(tx: sa.Connection, hosts: Collection[str]) -> dict[str, object]:
-    """Return the compute node names of the agents of these hosts, by host; not parsed."""
+    """Return the compute node names that the agents of these hosts reported, by host, unparsed."""
     query = sa.select(services.c.host, services.c.identity).where(
         services.c.binary == AGENT, services.c.host.in_(sorted(hosts))
     )
@@ -249,7 +252,7 @@ def identities(tx: sa.Connection, hosts: Collection[str]) -> dict[str, object]:
 
 
 def existing_hosts(tx: sa.Connection, names: Collection[str]) -> set[str]:
-    """Return the names in ``names`` that are hosts of agents."""
+    """Return the names in ``names`` of hosts that have an agent."""
     query = sa.select(services.c.host).where(
         services.c.binary == AGENT, services.c.host.in_(sorted(names))
     )

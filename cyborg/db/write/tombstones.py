@@ -76,7 +76,10 @@ def purge(tx: sa.Connection, cutoff: datetime, limit: int) -> int:
 def attributes_of(
     tx: sa.Connection, deployables: Collection[int]
 ) -> dict[int, tuple[Attribute, ...]]:
-    """Return operators' attributes by the deployable's row id; omit deployables without any."""
+    """Return operators' attributes by the row id of the deployable.
+
+    A deployable without such attributes has no entry.
+    """
     found: dict[int, tuple[Attribute, ...]] = {}
     for chunk in bulk.chunks(deployables):
         query = (sa.select(attributes).where(attributes.c.deployable_id.in_(chunk))).order_by(

@@ -57,9 +57,9 @@ class Algorithm:
 
 
 def read_algorithms(proc_root: Path) -> tuple[Algorithm, ...]:
-    """Return the tested algorithms in the file ``crypto`` of a ``/proc``; empty without the file.
+    """Return the algorithms in the file ``crypto`` of a ``/proc`` that passed their self-test.
 
-    Only the first MAX_BYTES are read.
+    Return an empty tuple without the file. Only the first MAX_BYTES are read.
     """
     try:
         return parse(read_file(proc_root / "crypto", MAX_BYTES).decode(errors="replace"))
@@ -68,9 +68,9 @@ def read_algorithms(proc_root: Path) -> tuple[Algorithm, ...]:
 
 
 def parse(text: str) -> tuple[Algorithm, ...]:
-    """Return the tested algorithms of a text in the format of ``/proc/crypto``.
+    """Return the algorithms in a text like ``/proc/crypto`` that passed their self-test.
 
-    A record that is malformed, incomplete, in its self-test or without a known kind is ignored.
+    A record that is malformed, incomplete or of an unknown kind is ignored.
     """
     records, end, _ = text.rpartition("\n\n")
     parsed = [_parse_record(record) for record in records.split("\n\n")] if end else []
@@ -94,7 +94,7 @@ def parse(text: str) -> tuple[Algorithm, ...]:
 
 
 def _parse_record(text: str) -> dict[str, str]:
-    """Return the known keys of a record; empty if the record is not valid."""
+    """Return the values of a record by key; an empty dictionary if the record is not valid."""
     record: dict[str, str] = {}
     for line in text.strip("\n").split("\n"):
         match = _LINE.fullmatch(line)
@@ -132,9 +132,10 @@ def build_tree(algorithms: Iterable[Algorithm]) -> Tree:
 def parse_name(name: str, *, first_is_primitive: bool = False) -> tuple[str, str] | None:
     """Return the primitive and the mode of an algorithm's name; None if it is malformed.
 
-    A name is a primitive, or a template with names as arguments. The last argument, or the first
-    one, has the primitive: ``rfc3686(ctr(aes))`` is ``aes`` with the mode ``rfc3686_ctr``, and
-    ``authenc(hmac(sha1),cbc(aes))`` is ``aes`` with the mode ``cbc_hmac_sha1``.
+    A name is a primitive, or a template with names as arguments. The primitive is in the last
+    argument, or with ``first_is_primitive`` in the first argument: ``rfc3686(ctr(aes))`` is ``aes``
+    with the mode ``rfc3686_ctr``, and ``authenc(hmac(sha1),cbc(aes))`` is ``aes`` with the mode
+    ``cbc_hmac_sha1``.
     """
     tokens = _TOKEN.findall(name)
     if len(name) > MAX_NAME or "".join(tokens) != name:
@@ -149,7 +150,7 @@ def parse_name(name: str, *, first_is_primitive: bool = False) -> tuple[str, str
 def _parse_expression(
     tokens: Sequence[str], position: int, depth: int, first: bool
 ) -> tuple[int, list[str] | None]:
-    """Return the position after an expression, and its primitive and modes; None if malformed."""
+    """Parse an expression; return the next position and ``[primitive, *modes]``, or None."""
     if depth > _MAX_DEPTH or position >= len(tokens) or tokens[position] in "(),":
         return position, None
     word = tokens[position]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Driver for crypto accelerators: Intel QAT, virtio-crypto and AMD CCP.
 
-It discovers like the generic driver, but only functions whose ids are in ``families``. It adds what
-each accelerator can compute, and protects accelerators that the host's kernel uses. The services of
-a QAT device of the fourth generation are its layouts.
+It discovers like the generic driver, but only PCI functions whose ids are in ``families``. It adds
+the algorithms that each accelerator can compute, and does not offer accelerators that the host's
+kernel uses. Each set of services of a QAT device of the fourth generation is a layout.
 """
 
 import time
@@ -94,9 +94,10 @@ class CryptoDriver(PciDriver):
     ) -> None:
         """Create the driver; ``set_services`` applies a layout to the device at an address.
 
-        ``clock`` returns seconds that never decrease.
-        The default changes devices of this host. With another sysfs root than /sys it changes none:
-        their addresses are not those of this host. ``/proc`` is the directory next to the root.
+        ``clock`` returns seconds that never decrease. The default ``set_services`` changes devices
+        of this host. If the sysfs root is not /sys, it raises DriverFailed, because the addresses
+        are not those of this host. The driver reads ``proc`` in the parent directory of the sysfs
+        root.
         """
         super().__init__(backend, options, sysfs_root, lookup, kernel_log)
         self._set_services = set_services or (
@@ -116,11 +117,11 @@ class CryptoDriver(PciDriver):
 
     @property
     def abilities(self) -> frozenset[Ability]:
-        """The services of some devices can be changed."""
+        """Return the abilities; they include PARTITIONS, to change the services of QAT devices."""
         return super().abilities | {Ability.PARTITIONS}
 
     def is_candidate(self, function: PciFunction) -> bool:
-        """Return whether a function is a known crypto accelerator."""
+        """Return whether a PCI function is a known crypto accelerator."""
         return family_of(function) is not None
 
     def default_type_and_class(self, function: PciFunction) -> tuple[DeviceType, str]:
@@ -131,10 +132,11 @@ class CryptoDriver(PciDriver):
     def find_used(
         self, functions: Mapping[str, PciFunction], previous: Mapping[str, str] | None = None
     ) -> dict[str, str]:
-        """Return functions that the host uses; here also security processors.
+        """Return the PCI functions that the host uses, including security processors.
 
-        Functions that the kernel computes with are not among them: they come and go with each
-        program that computes, and a provider must not. ``discover`` makes them undeliverable.
+        Accelerators with which the kernel computes are not included: this use begins and ends with
+        each program, and a provider must not appear and disappear with it. ``discover`` marks these
+        accelerators as not deliverable instead.
         """
         self._algorithms = algorithms.read_algorithms(self.sysfs_root.parent / "proc")
         served = [function for function in functions.values() if self._is_served(function)]
@@ -150,22 +152,22 @@ class CryptoDriver(PciDriver):
         return used
 
     def check_adoption(self, addresses: Sequence[str]) -> None:
-        """Raise DriverFailed also for an accelerator that the kernel computes with."""
+        """Raise DriverFailed also for an accelerator with which the kernel computes."""
         super().check_adoption(addresses)
         for address in addresses:
             if (reason := self._kernel_used.get(address)) is not None:
                 raise DriverFailed(f"{address} cannot be adopted: {reason}")
 
     def discover(self) -> Sequence[Device]:
-        """Return the devices; one that the kernel computes with is not deliverable.
+        """Return the devices; a device with which the kernel computes is not deliverable.
 
-        It keeps its deployables, so that its provider stays. Other functions of a card with virtual
-        functions cannot be attached either while the kernel computes with one of them.
+        Such a device keeps its deployables, so that its provider stays. If the kernel computes with
+        one virtual function of a card, the whole card is not deliverable.
         """
         return [self._with_kernel_use(device) for device in super().discover()]
 
     def describe(self, card: PciFunction) -> Description:
-        """Return what an accelerator can compute, and the attributes of its kernel driver."""
+        """Return what an accelerator can compute, and its attributes in sysfs."""
         folder = _folder(card.address)
         names = {"services": "qat/cfg_services", "ring_pairs": "qat/num_rps"}
         names |= {name: name for name in _CCP_ATTRIBUTES}
@@ -198,9 +200,9 @@ class CryptoDriver(PciDriver):
         return {a: measured for a, measured in found.items() if a not in changing}
 
     def layouts(self, device: Device) -> Sequence[Layout]:
-        """Return the sets of services of a QAT device; a layout ``fixed`` for other devices.
+        """Return a layout for each set of services of a QAT device; ``fixed`` for other devices.
 
-        The current layout is that of the last discovery, as are the traits of the device.
+        The current layout is the layout that the last discovery found.
         """
         offers = count_handles(device)
         key = device.address, device.std_board_info.get("product_id", "")
@@ -239,7 +241,7 @@ class CryptoDriver(PciDriver):
         return services.parse(self._sysfs.read_text(_folder(address) / "qat/cfg_services"))
 
     def _is_served(self, function: PciFunction) -> bool:
-        """Return whether the host's kernel can compute with a function."""
+        """Return whether the host's kernel can compute with a PCI function."""
         family = family_of(function)
         if family is None or function.kernel_driver not in family.kernel_drivers:
             return False
@@ -253,10 +255,10 @@ class CryptoDriver(PciDriver):
         )
 
     def _find_kernel_used(self, served: Iterable[PciFunction]) -> dict[str, str]:
-        """Return the functions that the kernel uses or has used lately, with constant reasons.
+        """Return a reason by address for each PCI function that the kernel uses or recently used.
 
-        The kernel does not show which of several accelerators of a family computes, so all that are
-        bound to its drivers count as used.
+        The kernel does not show which accelerator of a family computes. So every accelerator that
+        is bound to a driver of the family counts as used. The reasons do not change during the use.
         """
         now, found = self._clock(), dict[str, str]()
         for function in served:
@@ -274,7 +276,7 @@ class CryptoDriver(PciDriver):
         return found
 
     def _with_kernel_use(self, device: Device) -> Device:
-        """Return a device, not deliverable if the kernel uses a function that it offers."""
+        """Return a device; it is not deliverable if the kernel uses one of its handles."""
         handles = (handle for part in device.deployables for handle in part.handles)
         reason = next(
             (self._kernel_used[h.address] for h in handles if h.address in self._kernel_used), None
@@ -284,7 +286,10 @@ class CryptoDriver(PciDriver):
         return replace(device, deliverable=False, undeliverable_reason=reason)
 
     def _known_algorithms(self, card: PciFunction) -> algorithms.Tree:
-        """Return the tree of the algorithms that the kernel has, or had last, with a card."""
+        """Return the capability tree of the algorithms that a card can compute.
+
+        While the kernel cannot compute with the card, return the last known tree.
+        """
         family, key = family_of(card), (card.address, card.product)
         if family is not None and card.address in self._served:
             found = (a for a in self._algorithms if a.belongs_to(family))

@@ -22,12 +22,13 @@ from cyborg.drivers.sysfs import PciFunction
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A family of accelerators, which one kernel module serves.
+    """A family of accelerators with the same kernel module.
 
-    ``kernel_drivers`` are the kernel drivers of its functions, as the links ``driver`` of the PCI
-    bus have them, whose algorithms the host's kernel can use. In ``/proc/crypto`` the algorithms
-    have the module ``module``, or, if it is built in, ``kernel`` and a name that matches
-    ``algorithms``. A function in ``secure`` contains the security processor of the host.
+    ``kernel_drivers`` are names of drivers of the PCI bus. The host's kernel can compute with a PCI
+    function that is bound to one of them. The algorithms have the module ``module`` in
+    ``/proc/crypto``; if the module is built in, they have the module ``kernel`` and a name that
+    matches ``algorithms``. ``secure`` has the product ids of the PCI functions that contain the
+    security processor of the host.
     """
 
     type: DeviceType
@@ -86,11 +87,11 @@ FAMILIES: Mapping[tuple[str, str], Family] = {
 
 
 def family_of(function: PciFunction) -> Family | None:
-    """Return the family of a function; None if it is no known crypto accelerator."""
+    """Return the family of a PCI function; None if it is not a known crypto accelerator."""
     return FAMILIES.get((function.vendor, function.product))
 
 
 def has_secure_processor(function: PciFunction) -> bool:
-    """Return whether a function contains the security processor (PSP) of the host."""
+    """Return whether a PCI function contains the security processor (PSP) of the host."""
     family = family_of(function)
     return family is not None and function.product in family.secure

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sets of services of a QAT device, as the attribute ``qat/cfg_services`` has them.
+"""Sets of services of a QAT device: the values of its attribute ``qat/cfg_services``.
 
 ``Documentation/ABI/testing/sysfs-driver-qat`` of Linux describes the attribute: services are
 separated by ``;``, their order has no meaning, a 4xxx device has at most two, and ``dcc`` is never
@@ -26,7 +26,7 @@ LAYOUTS: Mapping[str, str] = {
 
 
 def parse(text: str | None) -> tuple[str, ...]:
-    """Return the sorted services of a value; empty if it has none, or an unknown one."""
+    """Return the sorted services of a value; an empty tuple if any of them is unknown."""
     found = frozenset((text or "").split(";"))
     return tuple(sorted(found)) if found <= SERVICES else ()
 
@@ -42,5 +42,5 @@ def trait_of(layout: str) -> str:
 
 
 def functions_of(services: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the functions of services: ``dcc`` also compresses like ``dc``."""
+    """Return the capabilities of these services: ``dcc`` also compresses like ``dc``."""
     return tuple(sorted({*services, *(["dc"] if "dcc" in services else [])}))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of a card, and the regions that its deployables stand for."""
+"""PCI functions of an FPGA card, and the FPGA region of each of its deployables."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,10 +14,11 @@ _SUFFIX = "-region"
 
 
 def list_regions(sysfs: Sysfs, card: PciFunction, found: CardRegions | None) -> list[Region]:
-    """Return the regions of a card; ``found`` are those that the kernel shows.
+    """Return the regions of a card; ``found`` are the regions that the kernel shows.
 
-    The kernel shows none of an Alveo card: its region belongs to the user function, whose folder
-    gets another identity when the function is removed and added again.
+    The kernel shows no region of an Alveo card. Such a card has one region, with the identity of
+    the sysfs folder of its user function; a function that is removed and added again has a new
+    identity.
     """
     if found is not None and found.regions:
         return list(found.regions)
@@ -28,7 +29,7 @@ def list_regions(sysfs: Sysfs, card: PciFunction, found: CardRegions | None) -> 
 
 
 def find_management(card: PciFunction, functions: Mapping[str, PciFunction]) -> str | None:
-    """Return the management function of an Alveo card: in the same slot, with the id before."""
+    """Return the address of the management PCI function of an Alveo card, or None."""
     family = find_family(card.vendor, card.product)
     if family is None or not family.has_management:
         return None
@@ -44,9 +45,9 @@ def split(
 ) -> list[tuple[int, Deployable]]:
     """Return the deployables of a card, each with the number of its region.
 
-    ``count`` is the number of regions. Return an empty list if it is not known which function uses
-    which region. With a virtual function for each port, the kernel has given the ports to them in
-    order (``dfl_fpga_cdev_config_ports_vf`` of ``drivers/fpga/dfl.c``).
+    ``count`` is the number of regions. Return an empty list if it is not known which PCI function
+    uses which region. If there are as many virtual functions as ports, virtual function ``n`` has
+    port ``n`` (``dfl_fpga_cdev_config_ports_vf`` of ``drivers/fpga/dfl.c``).
     """
     if count == 1:
         return [(0, deployable) for deployable in card.deployables]
@@ -72,9 +73,9 @@ def split(
 
 
 def parse_region(card: str, deployable: str, count: int) -> int | None:
-    """Return the number of the region of a deployable; None if it has none.
+    """Return the number of the region of a deployable; None if the deployable has no region.
 
-    ``count`` is the number of regions of the card: its only region is that of all deployables.
+    ``count`` is the number of regions of the card. If it is 1, all deployables have region 0.
     """
     if deployable == card or (count == 1 and deployable.startswith(f"{card}-")):
         return 0

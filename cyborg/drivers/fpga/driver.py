@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Driver for FPGA cards: discovery of their regions, and programming with images.
 
-Cards are offered as by the generic driver, but only those in ``families``, and those whose rule has
-``type=FPGA``. A card has one deployable for each region that has handles of its own. An image is
+Cards are offered as by the generic driver, but only cards in ``families`` and cards whose rule has
+``type=FPGA``. A card has one deployable for each region that has its own handles. An image is
 loaded when an operator programs the deployable, or when a handle is prepared for a device profile
 with ``accel:bitstream_id`` or ``accel:function_id``.
 """
@@ -86,7 +86,8 @@ class FpgaDriver(PciDriver):
     ) -> None:
         """Create the driver; ``control`` loads images.
 
-        The default changes this host. With another sysfs root than /sys it changes nothing.
+        The default ``control`` changes this host. If the sysfs root is not /sys, it raises
+        DriverFailed.
         """
         super().__init__(backend, options, sysfs_root, lookup, kernel_log)
         local = self.sysfs_root == Path("/sys")
@@ -99,7 +100,7 @@ class FpgaDriver(PciDriver):
         timeout = self.options["program_timeout"]
         if not MIN_TIMEOUT <= timeout <= MAX_TIMEOUT:
             raise self.misconfigured("program_timeout", timeout, "10 to 3600 seconds")
-        self._records = RecordStore(lambda: self.state_dir)
+        self._records = RecordStore(lambda: self.memory)
         self._loader = ImageLoader(
             self._sysfs,
             lambda: self.images,
@@ -115,24 +116,24 @@ class FpgaDriver(PciDriver):
 
     @property
     def abilities(self) -> frozenset[Ability]:
-        """The driver prepares handles and programs deployables."""
+        """Return the abilities; they include PREPARES and PROGRAMS."""
         return super().abilities | {Ability.PREPARES, Ability.PROGRAMS}
 
     def is_candidate(self, function: PciFunction) -> bool:
-        """Return whether a function is a known card, or a rule says that it is an FPGA."""
+        """Return whether a PCI function is a known FPGA card, or its rule has ``type=FPGA``."""
         if find_family(function.vendor, function.product) is not None:
             return True
         rule = rules.matching_rule(self._rules, function)
         return rule is not None and rule.type is DeviceType.FPGA
 
     def default_type_and_class(self, function: PciFunction) -> tuple[DeviceType, str]:
-        """Return the type and the resource class of a function for which no rule sets them."""
+        """Return the default type and resource class of a PCI function; a rule overrides them."""
         return DeviceType.FPGA, RESOURCE_CLASS
 
     def find_used(
         self, functions: Mapping[str, PciFunction], previous: Mapping[str, str] | None = None
     ) -> dict[str, str]:
-        """Return the addresses of functions that the host uses; read the regions."""
+        """Read the regions, and return the PCI functions that the host uses, with the reasons."""
         self._functions = dict(functions)
         regions = read_regions(self._sysfs, functions.values())
         present = {(function.address, function.product) for function in functions.values()}
@@ -158,13 +159,13 @@ class FpgaDriver(PciDriver):
         return Description(info=info, traits=frozenset(traits))
 
     def discover(self) -> Sequence[Device]:
-        """Return the cards, with a deployable for each region that has handles of its own."""
+        """Return the cards, with a deployable for each region that has its own handles."""
         return [self._with_regions(card) for card in super().discover()]
 
     def measure(self, devices: Sequence[Device]) -> Mapping[str, Measurement]:
-        """Return the health of the cards; one whose FPGA manager shows an error is unhealthy.
+        """Return the health of the cards by address.
 
-        So is one with a port in reset.
+        A card is unhealthy if an FPGA manager of it shows an error or a port of it is in reset.
         """
         found = dict(super().measure(devices))
         regions = read_regions(self._sysfs, self._functions.values())
@@ -181,8 +182,9 @@ class FpgaDriver(PciDriver):
     def prepare(self, item: WorkItem, instance: str | None) -> None:
         """Check that the host does not use a handle, and load the image of the device profile.
 
-        ``accel:bitstream_id`` is the uuid of an image. ``accel:function_id`` is a function: the
-        image with this property, and with that of the region if it shows one, is searched.
+        ``accel:bitstream_id`` is the uuid of an image. With ``accel:function_id`` the driver
+        searches for the image with this property and, if the region shows an interface id, with the
+        property ``accel:region_id`` of the region.
         """
         self._check_unused(item.handle)
         bitstream, function = item.accel.get("bitstream_id"), item.accel.get("function_id")
@@ -199,10 +201,11 @@ class FpgaDriver(PciDriver):
             self._change_records(self._records.mark_given, parse_address(item.device))
 
     def release(self, item: WorkItem) -> None:
-        """Forget the images of a card that a server had as a whole: it could load others.
+        """Forget the recorded images of a card that a server used as a whole.
 
-        A server with a virtual function cannot: its region keeps the image. So does a card whose
-        preparation failed.
+        Such a server can have loaded other images. A server with a virtual function cannot load
+        images, so the record of its region stays. The records also stay if the preparation had
+        failed.
         """
         try:
             card = str(PciAddress.parse(item.device))
@@ -211,7 +214,7 @@ class FpgaDriver(PciDriver):
         self._change_records(self._records.forget_given, card)
 
     def program(self, item: WorkItem, image: str) -> None:
-        """Load an image into a deployable; do nothing if it has the image."""
+        """Load an image into the region of a deployable, unless the region has the image."""
         self._load(item, _parse_image(image))
 
     def _load(self, item: WorkItem, image: str | None, function_id: str | None = None) -> None:
@@ -228,7 +231,7 @@ class FpgaDriver(PciDriver):
             ) from exc
 
     def _with_regions(self, card: Device) -> Device:
-        """Return a card whose regions are deployables with their traits and images."""
+        """Return a card with a deployable, its traits and its image for each region."""
         function = self._functions.get(card.address)
         if function is None or not card.deployables:
             return card
@@ -270,7 +273,7 @@ class FpgaDriver(PciDriver):
         )
 
     def _check_unused(self, address: str) -> None:
-        """Raise DriverFailed if the host uses a function: the use can be a new one."""
+        """Raise DriverFailed if the host uses a PCI function now; the use may have just begun."""
         handle = parse_address(address)
         functions = {function.address: function for function in self._sysfs.pci_functions()}
         used = super().find_used(functions, self._used)

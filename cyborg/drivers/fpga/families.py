@@ -14,7 +14,7 @@ INTEL, XILINX = "8086", "10ee"
 
 
 class ProgrammerName(StrEnum):
-    """Ways to load an image; ``programmers`` has one class for each except the first and last."""
+    """Ways to load an image; ``programmers`` has a class for each except AUTO and NONE."""
 
     AUTO = "auto"
     FIRMWARE = "firmware"  # attribute "firmware" of the FPGA manager
@@ -28,7 +28,7 @@ class ProgrammerName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Cards of one kind: ``programmer`` loads images unless an option names another one.
+    """Cards of one kind; ``programmer`` is the way to load images unless an option sets another.
 
     The user function of an Alveo card has the id of its management function plus one.
     """
@@ -76,7 +76,7 @@ FAMILIES: Mapping[tuple[str, str], Family] = {
 
 
 def find_family(vendor: str, product: str) -> Family | None:
-    """Return the family of a function that is offered; None for an unknown one."""
+    """Return the family of a PCI function with these ids; None if the ids are unknown."""
     return FAMILIES.get((vendor, product))
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parser of the header of a GBS file, the format of images for Intel's DFL cards.
 
-The file begins with a magic number of 16 bytes, the length of the metadata (32 bits,
-little-endian) and the metadata, a JSON document with the ids of the interface and of the function
+The file begins with a magic number of 16 bytes, the length of the metadata (32 bits, little-endian)
+and the metadata, a JSON document with the ids of the interface and of the image's function
 (``afu-image``). The raw image follows. Source: ``libbitstream/metadatav1.c`` and ``bitstream.c`` of
 OPAE.
 """

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replacement of the image of a region: one at a time on a card, and undone if it fails."""
+"""Replacement of the image of a region, with the previous image restored after a failure.
+
+Only one image is loaded at a time on each card.
+"""
 
 import threading
 from collections import defaultdict
@@ -24,9 +27,9 @@ _Observed = tuple[str | None, str | None]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A region that is programmed: ``number`` is its number in the card of ``function``.
+    """A region to program; ``number`` is the number of the region on its card.
 
-    ``count`` is the number of regions of the card.
+    ``function`` is the physical function of the card, ``count`` its number of regions.
     """
 
     target: Target
@@ -57,7 +60,7 @@ class ImageLoader:
         programmer: ProgrammerName,
         timeout: float,
     ) -> None:
-        """``timeout`` is the limit of a tool in seconds; ``images`` returns the store."""
+        """``timeout`` limits the run of a tool, in seconds; ``images`` returns the image store."""
         self._sysfs = sysfs
         self._images = images
         self._records = records
@@ -68,10 +71,10 @@ class ImageLoader:
     def load(
         self, device: str, deployable: str, image: str | None, function_id: str | None = None
     ) -> str | None:
-        """Load an image, or the image with a function, unless the region has it.
+        """Load the image with a uuid, or with a function id, unless the region already has it.
 
         Return the uuid of the image; None if there was nothing to do. Raise DriverFailed if the
-        image does not fit, or cannot be loaded; the error says which image the region has then.
+        image does not fit or cannot be loaded; the error says which image is then in the region.
         """
         card = parse_address(device)
         with _card_lock(card):
@@ -96,7 +99,7 @@ class ImageLoader:
         return record if trusted else None
 
     def manager_state(self, region: Region) -> str | None:
-        """Return the state of the FPGA manager of a region; None if it has none."""
+        """Return the state of the FPGA manager of a region; None if the region has no manager."""
         if region.manager is None:
             return None
         return self._sysfs.read_text(MANAGERS / region.manager / "state")
@@ -130,7 +133,7 @@ class ImageLoader:
         return Place(target, number, function, len(regions))
 
     def _find_programmer(self, place: Place) -> Programmer:
-        """Return the way to load images. Raise DriverFailed if there is none for a region."""
+        """Return the programmer for a region. Raise DriverFailed if none can load an image."""
         if place.function.numvfs > place.count:
             raise DriverFailed(
                 f"{place.card} has {place.function.numvfs} virtual functions for {place.count} "
@@ -151,7 +154,10 @@ class ImageLoader:
     def _replace(
         self, place: Place, programmer: Programmer, image: str, previous: Record | None
     ) -> None:
-        """Load an image; after a failure restore the previous one if the region has changed."""
+        """Load an image; after a failure restore the previous image if the region has changed.
+
+        Raise DriverFailed after each failure.
+        """
         before = self._observe(place)
         error = self._try(place, programmer, image)
         if error is None:
@@ -171,13 +177,13 @@ class ImageLoader:
             raise DriverFailed(
                 f"{prefix}; the previous image {previous.image} could not be restored: {failure}"
             )
-        raise DriverFailed(f"{prefix}; the region has its previous image {previous.image} again")
+        raise DriverFailed(f"{prefix}; the previous image {previous.image} was restored")
 
     def _try(self, place: Place, programmer: Programmer, image: str) -> str | None:
-        """Load an image and record it; return the error, or None.
+        """Load an image and record it; return the error text, or None after success.
 
-        Raise DriverFailed or Unavailable for an image that cannot be fetched or does not fit:
-        nothing was changed then.
+        Raise DriverFailed or Unavailable if the image cannot be fetched or does not fit; in this
+        case nothing was changed.
         """
 
         def check(properties: Mapping[str, str]) -> None:
@@ -198,7 +204,7 @@ class ImageLoader:
         return None
 
     def _record(self, place: Place, image: Image) -> None:
-        """Record the image that was loaded. Raise DriverFailed if the region shows another one."""
+        """Record the loaded image. Raise DriverFailed if the region shows another function id."""
         region = self._current(place)
         if region.obstacle is not None:
             raise DriverFailed(region.obstacle)
@@ -209,7 +215,7 @@ class ImageLoader:
             )
         boot_id = self._boot_id()
         if boot_id is None or region.identity is None:
-            raise DriverFailed("the boot id of the host, or the region, cannot be read any more")
+            raise DriverFailed("the boot id of the host or the region can no longer be read")
         record = Record(image.uuid, stated, boot_id, region.identity, region.function_id)
         self._records.put(place.card, place.number, record)
 
@@ -223,7 +229,7 @@ class ImageLoader:
         return regions[place.number]
 
     def _observe(self, place: Place) -> _Observed:
-        """Return the state of the manager of a region, and the function of the region."""
+        """Return the state of the FPGA manager of a region and the function id of the region."""
         functions = self._sysfs.pci_functions()
         found = read_regions(self._sysfs, functions).get(place.card)
         regions = cards.list_regions(self._sysfs, place.function, found)
@@ -236,7 +242,7 @@ class ImageLoader:
 
 
 def parse_address(text: str) -> str:
-    """Return a PCI address in the kernel's notation. Raise DriverFailed."""
+    """Return a PCI address in the kernel's notation. Raise DriverFailed if it is malformed."""
     try:
         return str(PciAddress.parse(text))
     except Invalid as exc:
@@ -244,15 +250,15 @@ def parse_address(text: str) -> str:
 
 
 def _may_have_changed(observed: _Observed) -> bool:
-    """Return whether an attempt that shows nothing new may have changed a region.
+    """Return whether an attempt may have changed a region although its state is the same.
 
-    That is so if there is no manager to show it, or if it showed an error before.
+    True if no manager shows a state, or if the manager showed an error before the attempt.
     """
     return observed[0] is None or observed[0].endswith("error")
 
 
 def _properties(function_id: str, region: Region) -> dict[str, str]:
-    """Return the properties of the images with a function for a region."""
+    """Return the properties by which to search for an image with a function for a region."""
     found = {matching.FUNCTION: function_id}
     return found | ({matching.REGION: region.interface_id} if region.interface_id else {})
 

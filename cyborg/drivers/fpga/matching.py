@@ -30,7 +30,7 @@ def parse_id(text: str | None) -> str | None:
 def check_properties(
     properties: Mapping[str, str], vendor: str, product: str, interface_id: str | None
 ) -> None:
-    """Raise DriverFailed unless an image fits a region of a card.
+    """Raise DriverFailed if an image does not fit a region of a card.
 
     An image must name the interface id of the region. If the kernel does not show one, the image
     must name the vendor and the product of the card instead, and no region.

@@ -37,7 +37,7 @@ class Target:
 
 
 class Control(Protocol):
-    """The changes of a card; ``privileged.fpga`` describes the functions."""
+    """Methods that load images into a card; ``privileged.fpga`` describes them."""
 
     def load_firmware(self, manager: str, image: str, path: str, size: int) -> None:
         """Load a file by the attribute ``firmware`` of a manager. Raise DriverFailed."""
@@ -50,7 +50,7 @@ class Control(Protocol):
 
 
 class HostControl:
-    """Changes of the cards of this host, by the privileged functions."""
+    """Control that loads images into the cards of this host."""
 
     def load_firmware(self, manager: str, image: str, path: str, size: int) -> None:
         """Load a file by the attribute ``firmware`` of a manager."""
@@ -79,7 +79,7 @@ class HostControl:
 
 
 class NoControl:
-    """Refusal of all changes: the cards of another sysfs are not those of this host."""
+    """Control that fails always; for a sysfs that is not the sysfs of this host."""
 
     def __init__(self, sysfs_root: Path) -> None:
         self._root = sysfs_root
@@ -163,7 +163,10 @@ class DflProgrammer:
 
 @dataclass(frozen=True, slots=True)
 class ToolProgrammer:
-    """Programmer by a tool of a vendor; with ``management`` it gets the management function."""
+    """Programmer by a tool of a vendor.
+
+    With ``management`` the tool gets the address of the management function.
+    """
 
     tool: str
     management: bool = False

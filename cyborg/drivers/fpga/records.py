@@ -1,34 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of the images that the driver has loaded: the kernel does not keep them.
+"""Records of the images that the driver has loaded; the kernel has no such records.
 
-A card has one file. A record is trusted only in the boot in which it was written, and only while
-the region is the one that the kernel had then and shows the same function. It is removed before a
-region is changed, so that a crash leaves no wrong record.
+They are in the memory of the driver, one text for each card. A record is trusted only until the
+host reboots, and only while the region has the same identity and shows the same function id. The
+record of a region is removed before the region is changed, so that a crash leaves no wrong record.
 """
 
+import errno
 import json
-import os
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from cyborg.core.log import get_logger
+from cyborg.drivers.base import Memory
 from cyborg.drivers.fpga.regions import Region
 
 LOG = get_logger(__name__)
 
-MAX_BYTES = 65536
-
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The image of a region.
+    """Record of the image in a region.
 
-    ``function_id`` is the function that the image states, ``shown`` the one that the kernel showed
-    after the image was loaded, and ``identity`` that of the region. ``given`` is set while a server
-    may have the card as a whole: it can load other images.
+    ``function_id`` is the function id in the properties of the image, and ``shown`` the function id
+    that the kernel showed after the image was loaded. ``identity`` is the identity of the region.
+    ``given`` is True while a server may use the card as a whole and can load other images.
     """
 
     image: str
@@ -39,7 +37,7 @@ class Record:
     given: bool = False
 
     def is_trusted(self, region: Region, boot_id: str | None) -> bool:
-        """Return whether the region still has the image."""
+        """Return whether the region still has the recorded image."""
         return (
             self.boot_id == boot_id
             and self.identity == region.identity
@@ -47,17 +45,16 @@ class Record:
         )
 
 
-# One for all stores: a backend and its successor may have the same card.
+# One for all stores: a backend and its successor have one memory, and may have the same card.
 _LOCK = threading.Lock()
 
 
 class RecordStore:
-    """The records by card and number of the region; in memory without a directory. Thread-safe."""
+    """Store of the records, by card and number of the region. Thread-safe."""
 
-    def __init__(self, directory: Callable[[], Path | None]) -> None:
-        """``directory`` returns the directory of the files, or None."""
-        self._directory = directory
-        self._cards: dict[str, dict[str, Record]] = {}
+    def __init__(self, memory: Callable[[], Memory]) -> None:
+        """``memory`` returns the memory of the driver, which the agent sets later."""
+        self._memory = memory
         self._lock = _LOCK
 
     def get(self, card: str, number: int) -> Record | None:
@@ -81,7 +78,7 @@ class RecordStore:
             self._update(card, lambda key, record: replace(record, given=True))
 
     def forget_given(self, card: str) -> None:
-        """Remove the records that are marked, when a server has returned a card. Raise OSError."""
+        """Remove the marked records of a card that a server has released. Raise OSError."""
         with self._lock:
             self._update(card, lambda key, record: None if record.given else record)
 
@@ -92,39 +89,27 @@ class RecordStore:
         if left != found:
             self._write(card, left)
 
-    def _path(self, card: str) -> Path | None:
-        directory = self._directory()
-        return None if directory is None else directory / f"fpga-{card}.json"
-
     def _read(self, card: str) -> dict[str, Record]:
-        path = self._path(card)
-        if path is None:
-            return self._cards.get(card, {})
-        try:
-            with path.open("rb") as file:
-                body: Any = json.loads(file.read(MAX_BYTES))
-            return {str(number): Record(**fields) for number, fields in body.items()}
-        except FileNotFoundError:
+        text = self._memory().get(_key(card))
+        if text is None:
             return {}
-        except (OSError, ValueError, TypeError, AttributeError) as exc:
+        try:
+            body: Any = json.loads(text)
+            return {str(number): Record(**fields) for number, fields in body.items()}
+        except (ValueError, TypeError, AttributeError) as exc:
             error = str(exc)
         LOG.warning(
-            "Record of loaded images cannot be read, their region counts as unknown: %s",
+            "Records of loaded images cannot be read, the images of the card count as unknown: %s",
             error,
             device=card,
         )
         return {}
 
     def _write(self, card: str, records: dict[str, Record]) -> None:
-        path = self._path(card)
-        if path is None:
-            self._cards[card] = records
-            return
         body = {number: asdict(record) for number, record in records.items()}
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        new = path.with_suffix(".new")
-        # Not flushed to the disk: after a power failure no record is trusted.
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with open(descriptor, "w", encoding="utf-8") as file:
-            json.dump(body, file)
-        os.replace(new, path)
+        if not self._memory().put(_key(card), json.dumps(body) if body else None):
+            raise OSError(errno.EIO, "the memory of the drivers cannot be written")
+
+
+def _key(card: str) -> str:
+    return f"images {card}"

@@ -5,9 +5,9 @@ Sources in Linux: ``Documentation/ABI/testing/sysfs-class-fpga-manager``,
 ``sysfs-class-fpga-region``, ``sysfs-platform-dfl-fme`` and ``sysfs-platform-dfl-port``, and
 ``Documentation/fpga/dfl.rst``. A DFL card has a base region with the folders ``dfl-fme.N`` (the
 FPGA management engine) and ``dfl-port.N``; below the engine it has one region for each port that
-can be reconfigured. Sysfs does not show the port of a region: ``pr_mgmt_init`` of
-``drivers/fpga/dfl-fme-pr.c`` creates the regions in the order of the ports, so it is known if each
-port has a region.
+can be reconfigured. Sysfs does not show the port of a region. ``pr_mgmt_init`` of
+``drivers/fpga/dfl-fme-pr.c`` creates the regions in the order of the ports. So the port of a region
+is known only if each port has a region.
 """
 
 import contextlib
@@ -32,11 +32,11 @@ _ID = re.compile(r"[0-9a-f]{32}")
 class Region:
     """A region of a card.
 
-    ``interface_id`` is its ``compat_id``, which an image must fit; ``function_id`` is the
-    ``afu_id`` of its port: both are 32 hexadecimal digits, or None if the kernel does not show
+    ``interface_id`` is the ``compat_id`` of the region, which an image must fit. ``function_id`` is
+    the ``afu_id`` of its port. Both are 32 hexadecimal digits, or None if the kernel does not show
     them. ``manager`` is the name of the FPGA manager that loads images into it, and
-    ``has_firmware`` says whether the manager has the attribute ``firmware``. ``fme`` is the name
-    of the management engine of a DFL card and ``port`` the number of its port. A port that is
+    ``has_firmware`` says whether the manager has the attribute ``firmware``. ``fme`` is the name of
+    the management engine of a DFL card and ``port`` the number of its port. A port that is
     ``in_reset`` cannot be used: ``afu_id_show`` of ``drivers/fpga/dfl-afu-main.c`` answers EBUSY.
     ``identity`` changes when the kernel creates the region again.
     """
@@ -64,7 +64,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class CardRegions:
-    """Regions of a card in a constant order; ``info`` describes its static part."""
+    """Regions of a card in a constant order; ``info`` describes the static part of the card."""
 
     regions: tuple[Region, ...] = ()
     info: Mapping[str, str] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class CardRegions:
 
 @dataclass(frozen=True, slots=True)
 class _Folder:
-    """An entry of a class: its name, the folder of its device and the function it belongs to."""
+    """An entry of a sysfs class: its name, device folder and the address of its PCI function."""
 
     name: str
     path: Path
@@ -98,7 +98,7 @@ def read_regions(sysfs: Sysfs, functions: Iterable[PciFunction]) -> dict[str, Ca
 def _read_card(
     sysfs: Sysfs, folders: list[_Folder], managers: list[_Folder], ports: Mapping[int, str | None]
 ) -> CardRegions:
-    """Return the regions of a card; ``ports`` are its function ids by port."""
+    """Return the regions of a card; ``ports`` has the function id of each port by port number."""
     base = [folder for folder in folders if _children(sysfs, folder, _FME)]
     parts = [folder for folder in folders if folder not in base]
     info: dict[str, str] = {}
@@ -133,9 +133,9 @@ def _read_card(
 
 
 def _read_ports(sysfs: Sysfs, folders: Iterable[_Folder]) -> dict[int, str | None]:
-    """Return the function ids of the ports in these base regions.
+    """Return the function ids in these base regions by port number.
 
-    A port that was given to a virtual function is in the base region of that function.
+    A port that is assigned to a virtual function is in the base region of that function.
     """
     found: dict[int, str | None] = {}
     for folder in folders:
@@ -147,7 +147,7 @@ def _read_ports(sysfs: Sysfs, folders: Iterable[_Folder]) -> dict[int, str | Non
 
 
 def _nearest(region: _Folder, managers: Iterable[_Folder]) -> _Folder | None:
-    """Return the manager that shares most of its path with a region; None if several do."""
+    """Return the manager whose path has most folders in common with a region; None for a tie."""
     ranked: dict[int, list[_Folder]] = {}
     for manager in managers:
         shared = 0
@@ -161,7 +161,7 @@ def _nearest(region: _Folder, managers: Iterable[_Folder]) -> _Folder | None:
 
 
 def _entries(sysfs: Sysfs, folder: Path, form: re.Pattern[str]) -> list[_Folder]:
-    """Return the entries of a class that belong to PCI functions, in the order of their numbers."""
+    """Return the entries of a sysfs class that belong to PCI functions, ordered by number."""
     found: list[_Folder] = []
     for name in sysfs.list_names(folder):
         path = sysfs.resolve(folder / name, strict=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other functions of a graphics card, such as its audio controller."""
+"""Other PCI functions of a graphics card, such as its audio controller."""
 
 from collections.abc import Iterable, Mapping
 
@@ -14,7 +14,7 @@ COMPANIONS: Mapping[str, str] = {
 
 
 def find_companions(card: PciFunction, functions: Iterable[PciFunction]) -> list[PciFunction]:
-    """Return the other functions of a card that belong to graphics, sorted by address."""
+    """Return the other PCI functions of a graphics card, such as audio, sorted by address."""
     place = card.address.rpartition(".")[0]
     return sorted(
         (

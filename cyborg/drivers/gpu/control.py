@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes of GPUs that need privileges, as the gpu driver calls them."""
+"""Privileged changes of GPUs, for the gpu driver."""
 
 from pathlib import Path
 from typing import Protocol
@@ -12,17 +12,20 @@ class GpuControl(Protocol):
     """Creator and remover of mediated devices and of MIG instances; see ``privileged``."""
 
     def create(self, parent: str, type_: str, device: str) -> None:
-        """Create a device, again if it exists and no process uses it. Raise DriverFailed."""
+        """Create a mediated device; if it exists and no process uses it, remove it first.
+
+        Raise DriverFailed.
+        """
 
     def remove(self, parent: str, type_: str, device: str) -> None:
-        """Remove a device. Raise DriverFailed unless it does not exist afterwards."""
+        """Remove a mediated device, if it exists. Raise DriverFailed if it cannot be removed."""
 
     def set_instances(self, address: str, profile: str | None) -> None:
         """Replace the MIG instances of a GPU; see ``privileged.mig``. Raise DriverFailed."""
 
 
 class HostControl:
-    """Changes of this host, by the privileged functions."""
+    """Control that changes the GPUs of this host."""
 
     def create(self, parent: str, type_: str, device: str) -> None:
         """Create a mediated device."""
@@ -51,7 +54,7 @@ class HostControl:
 
 
 class NoControl:
-    """Refusal of all changes: the devices of another sysfs are not those of this host."""
+    """Control that refuses changes; for a sysfs that is not the sysfs of this host."""
 
     def __init__(self, sysfs_root: Path) -> None:
         self._root = sysfs_root

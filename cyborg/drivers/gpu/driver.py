@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Driver for GPUs: whole cards, virtual functions, and mediated devices that it creates.
 
-Whole functions are offered as by the generic driver. A rule of ``mdev_types`` makes a function a
-parent of mediated devices, which is then never offered as a whole. Each parent is a deployable, and
-each slot a handle. The mediated device of a slot exists only while an instance has the handle; its
-uuid is the one of the handle (``handle_uuid``). NVML, if it is installed, describes NVIDIA's cards
-(``nvml``).
+Whole PCI functions are offered as by the generic driver. A rule of ``mdev_types`` makes a PCI
+function a parent of mediated devices; a parent is never offered as a whole. Each parent is a
+deployable, and each slot of it (``mdev``) is a handle. The mediated device of a slot exists only
+while an instance has the handle. The device has the same uuid as the handle (``handle_uuid``).
+NVML, if it is installed, describes NVIDIA's cards (``nvml``).
 """
 
 import contextlib
@@ -121,8 +121,8 @@ class GpuDriver(PciDriver):
     ) -> None:
         """Create the driver; ``control`` changes mediated devices and MIG instances.
 
-        The default changes this host. With another sysfs root than /sys it changes nothing, and
-        there is no NVML.
+        The defaults use this host. If the sysfs root is not /sys, the default ``control`` refuses
+        changes, and the default ``nvml`` has no facts.
         """
         super().__init__(backend, options, sysfs_root, lookup, kernel_log)
         local = self.sysfs_root == Path("/sys")
@@ -143,21 +143,21 @@ class GpuDriver(PciDriver):
 
     @property
     def abilities(self) -> frozenset[Ability]:
-        """The driver always prepares: a removed rule may have left mediated devices."""
+        """Return the abilities, always with PREPARES: a removed rule can leave mediated devices."""
         layouts = {Ability.PARTITIONS} if self.options["mig_layouts"] else set()
         return super().abilities | {Ability.PREPARES} | layouts
 
     @property
     def remarks(self) -> Sequence[str]:
-        """Remarks of the generic driver, rules without a parent, and parents without a slot."""
+        """Return also warnings about rules without a parent and parents without a slot."""
         return (*super().remarks, *self._mdev_remarks)
 
     def is_candidate(self, function: PciFunction) -> bool:
-        """Return whether a function is a display controller."""
+        """Return whether a PCI function is a display controller."""
         return function.class_code.startswith(DISPLAY)
 
     def select(self, function: PciFunction) -> Rule | None:
-        """Return the rule for a function, and remember a parent of mediated devices."""
+        """Return the rule for a PCI function; record it if it is a parent of mediated devices."""
         rule = mdev_rules.rule_of_function(self._mdev_rules, function)
         if rule is None:
             return super().select(function)
@@ -165,16 +165,19 @@ class GpuDriver(PciDriver):
         return Rule(type=DeviceType.GPU, resource_class=rule.resource_class)
 
     def needs_iommu(self, function: PciFunction) -> bool:
-        """Return whether a function needs an IOMMU; the driver of a parent isolates its devices."""
+        """Return whether a PCI function needs an IOMMU; a parent of mediated devices does not."""
         return function.address not in self._selected and super().needs_iommu(function)
 
     def find_obstacle(self, function: PciFunction) -> str | None:
-        """Return why a whole function is not scheduled; a parent itself is not reset.
+        """Return why a PCI function is not scheduled, or None; a parent has no obstacle.
+
+        A function with vGPUs but without mediated devices (attribute ``nvidia/current_vgpu_type``)
+        is not scheduled.
 
         libvirt binds a function with ``managed='yes'``, as Nova 34 sets it for each accelerator
         (``_guest_add_accel_pci_devices`` of ``nova/virt/libvirt/driver.py``), to vfio-pci
         (``virPCIDeviceBindToStub`` of ``src/util/virpci.c``). NVIDIA documents the attribute in the
-        Virtual GPU Software User Guide, for hypervisors with a vendor-specific VFIO framework.
+        "Virtual GPU Software User Guide", for hypervisors with a vendor-specific VFIO framework.
         """
         if function.address in self._selected:
             return None
@@ -186,11 +189,12 @@ class GpuDriver(PciDriver):
     def find_used(
         self, functions: Mapping[str, PciFunction], previous: Mapping[str, str] | None = None
     ) -> dict[str, str]:
-        """Return functions that must not be offered, each with a reason for people.
+        """Return the PCI functions that must not be offered: a text with the reason by address.
 
-        A card that is offered as a whole has the other functions of its IOMMU group with it, so
-        they must not be used by kernel drivers of the host. A function that has mediated devices
-        must not be offered as a whole; a parent of ``mdev_types`` offers these devices instead.
+        A server that gets a whole card also gets the companion functions in its IOMMU group. So a
+        card is not offered while a kernel driver of the host uses such a function. A PCI function
+        with mediated devices is not offered either, unless a rule of ``mdev_types`` makes it a
+        parent.
         """
         found = super().find_used(functions, previous)
         mediated = host_use.mediated_parents(self.sysfs_root)
@@ -212,7 +216,7 @@ class GpuDriver(PciDriver):
         return found
 
     def describe(self, card: PciFunction) -> Description:
-        """Return the other functions of a card, such as its audio controller, and NVML's facts."""
+        """Return the facts of NVML about a card, and its other PCI functions, such as audio."""
         slot = PciAddress.parse(card.address)
         functions = (
             self._sysfs.pci_function(str(replace(slot, function=number))) for number in range(8)
@@ -241,7 +245,7 @@ class GpuDriver(PciDriver):
         )
 
     def discover(self) -> Sequence[Device]:
-        """Return a device for each card with its parents, and for each parent without a card."""
+        """Return a device for each card, and for each parent that is not on the PCI bus."""
         self._selected, self._mig_parents = {}, {}
         cards = super().discover()
         with _changes_excluded():
@@ -277,9 +281,10 @@ class GpuDriver(PciDriver):
         return super().measure([device for device in devices if is_pci_address(device.address)])
 
     def prepare(self, item: WorkItem, instance: str | None) -> None:
-        """Create the mediated device of a slot; check a function again for uses by the host.
+        """Create the mediated device of a slot, or check that the host does not use a function.
 
-        The use, such as a mediated device that Nova created, can have begun since the discovery.
+        The check is for handles that are whole PCI functions. A use, such as a mediated device that
+        Nova created, can have begun since the discovery.
         """
         if is_pci_address(item.handle):
             self._check_unused(item.handle)
@@ -292,7 +297,9 @@ class GpuDriver(PciDriver):
             raise DriverFailed(f"{item.handle} is not a slot of {item.deployable}")
         function = self._sysfs.pci_function(slot.parent) if is_pci_address(slot.parent) else None
         if function is not None and function.kernel_driver == _WHOLE:
-            raise DriverFailed(f"{slot.parent} is bound to {_WHOLE}: a server may use all of it")
+            raise DriverFailed(
+                f"{slot.parent} is bound to {_WHOLE}: a server may use the whole card"
+            )
         device = self._uuid(slot)
         with _changes_excluded():
             self._control.create(slot.parent, slot.type, device)
@@ -306,7 +313,7 @@ class GpuDriver(PciDriver):
         )
 
     def release(self, item: WorkItem) -> None:
-        """Remove the mediated device of a slot, also of a type that no rule enables any more."""
+        """Remove the mediated device of a slot, also if no rule enables its type any more."""
         try:
             slot = Slot.parse(item.handle)
         except Invalid:
@@ -317,7 +324,7 @@ class GpuDriver(PciDriver):
         with _changes_excluded():
             self._control.remove(slot.parent, slot.type, device)
         LOG.info(
-            "Mediated device %s of type %s does not exist any more",
+            "Mediated device %s of type %s removed",
             device,
             slot.type,
             backend=self.backend,
@@ -325,7 +332,7 @@ class GpuDriver(PciDriver):
         )
 
     def _check_unused(self, address: str) -> None:
-        """Raise DriverFailed if the host uses a function, also as a parent of mediated devices."""
+        """Raise DriverFailed if the host uses a PCI function or it has mediated devices."""
         address = str(PciAddress.parse(address))
         functions = {function.address: function for function in self._sysfs.pci_functions()}
         # A parent of mdev_types can have been given to a server before the rule existed.
@@ -334,13 +341,14 @@ class GpuDriver(PciDriver):
             raise DriverFailed(f"{address} cannot be given to a server: {reason}")
 
     def _uuid(self, slot: Slot) -> str:
-        """Return the uuid of a slot; the conductor gives the attach handle the same."""
+        """Return the uuid of a slot, which is also the uuid of its attach handle."""
         return handle_uuid(self.host, slot.parent, str(slot))
 
     def _plan(self, parent: str, rule: MdevRule) -> SlotPlan:
-        """Return the plan of the type of a rule that has devices, or of the first with slots.
+        """Return the slot plan of a parent for one of the types of its rule.
 
-        If none has slots, return that of the first type.
+        Prefer the type that has devices in slots, then the first type with slots, then the first
+        type of the rule.
         """
         types = read_types(self._sysfs, parent)
         if is_pci_address(parent):
@@ -363,7 +371,7 @@ class GpuDriver(PciDriver):
         return self._cards.get(card, GpuFacts())
 
     def _limited(self, plans: Mapping[str, SlotPlan]) -> dict[str, SlotPlan]:
-        """Return the plans with no more slots for each card than it can have devices."""
+        """Return the plans, with at most as many slots for each card as it can have devices."""
         limited = dict(plans)
         groups: dict[tuple[str, str], dict[str, SlotPlan]] = defaultdict(dict)
         for parent, plan in plans.items():
@@ -413,7 +421,7 @@ class GpuDriver(PciDriver):
         LOG.info("GPU instances changed to %s", layout, backend=self.backend, device=item.device)
 
     def _with_slots(self, card: Device, plans: Mapping[str, SlotPlan]) -> Device:
-        """Return a card whose parents offer slots instead of themselves."""
+        """Return a card in which the deployable of each parent has slots as its handles."""
         deployables: list[Deployable] = []
         reasons = [text for text in [card.vendor_board_info.get(NOT_OFFERED)] if text]
         for deployable in card.deployables:
@@ -472,13 +480,13 @@ class GpuDriver(PciDriver):
 
 
 def _name_of(plans: Iterable[SlotPlan]) -> str:
-    """Return the short name of the type of plans, which is empty if no plan has a slot."""
+    """Return the short name of the mediated device type of plans; empty if no plan has a slot."""
     return next((short_name(plan.type_name) for plan in plans if plan.type_name), "")
 
 
 @contextlib.contextmanager
 def _changes_excluded() -> Iterator[None]:
-    """Exclude concurrent changes by this process, or continue after a limited time."""
+    """Lock mediated devices against other threads; after _LOCK_TIMEOUT continue without lock."""
     acquired = _CHANGES.acquire(timeout=_LOCK_TIMEOUT)
     try:
         yield

@@ -4,10 +4,10 @@
 ``Documentation/ABI/testing/sysfs-bus-vfio-mdev`` of the Linux kernel describes the files, and
 ``Documentation/driver-api/vfio-mediated-device.rst`` the model. A parent has one folder for each
 type in ``mdev_supported_types``. ``available_instances`` is the number of devices of this type that
-can be created now: a driver of a parent may reduce it when devices of another type exist.
+can be created now. Devices of another type on the same parent may reduce this number.
 
-A slot is a place for one mediated device of one type. Its number stays the same while it is used
-and over a boot of the host, and determines the uuid of its device.
+A slot is a place for one mediated device of one type. The number of a slot does not change while
+the slot is used or when the host reboots. It determines the uuid of the device in the slot.
 """
 
 import re
@@ -42,7 +42,7 @@ class Slot:
 
     @classmethod
     def parse(cls, text: str) -> "Slot":
-        """Parse the address of an attach handle. Raise Invalid if it is not one of a slot."""
+        """Parse the address of an attach handle. Raise Invalid if it is not the text of a slot."""
         found = _SLOT.fullmatch(text)
         if found is None or int(found[3]) >= MAX_SLOTS:
             raise Invalid(
@@ -56,7 +56,11 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class MdevType:
-    """A type of a parent: the number of devices that can be created, and the existing ones."""
+    """Type of mediated devices at a parent.
+
+    ``available`` is the number of devices that can be created, ``devices`` has the uuids of
+    existing devices.
+    """
 
     available: int
     devices: frozenset[str]
@@ -69,9 +73,10 @@ class MdevType:
 class SlotPlan:
     """Slots that a parent offers, or the reason why it has none.
 
-    ``others`` is the number of existing devices that are in no slot of this host, ``occupied`` are
-    the slots that have a device, ``type`` is the enabled type, and ``type_name`` the name that the
-    kernel gives it. ``exhausted`` is whether it has no slot because no device can be created.
+    ``others`` is the number of existing devices that are in no slot, because another program
+    created them. ``occupied`` are the slots that have a device. ``type`` is the enabled type, and
+    ``type_name`` the content of its file ``name``. ``exhausted`` is True if the parent has no slot
+    because no device of the type can be created.
     """
 
     slots: tuple[Slot, ...]
@@ -84,13 +89,13 @@ class SlotPlan:
 
 
 def is_present(sysfs_root: Path, device: str) -> bool:
-    """Return whether a mediated device exists. Raise DriverFailed if that cannot be found out."""
+    """Return whether a mediated device exists. Raise DriverFailed if sysfs cannot be read."""
     try:
         (sysfs_root / "bus").stat()  # without sysfs, no device would be found
         (sysfs_root / DEVICES / device).lstat()
     except FileNotFoundError as exc:
         if exc.filename == str(sysfs_root / "bus"):
-            raise DriverFailed(f"{sysfs_root} is not a sysfs") from exc
+            raise DriverFailed(f"{sysfs_root} is not the root of a sysfs") from exc
         return False
     except OSError as exc:
         raise DriverFailed(f"{exc.filename} cannot be read: {exc.strerror}") from exc
@@ -106,9 +111,8 @@ def types_folder(parent: str) -> Path:
 def read_types(sysfs: Sysfs, parent: str) -> dict[str, MdevType]:
     """Return the types of a parent by name; an empty mapping if it has none.
 
-    Devices may be created and removed meanwhile. The types are read up to MAX_SCANS times, until
-    the devices are the same before and after: a device is counted either as existing or as
-    available.
+    The types are read again, up to MAX_SCANS times, if devices are created or removed during the
+    reading. So each device is counted once, as existing or as available.
     """
     for _ in range(MAX_SCANS):
         before = _read_devices(sysfs, parent)
@@ -124,11 +128,13 @@ def read_types(sysfs: Sysfs, parent: str) -> dict[str, MdevType]:
 def plan_slots(
     parent: str, enabled: str, types: Mapping[str, MdevType], uuid_of: Callable[[Slot], str]
 ) -> SlotPlan:
-    """Return the slots of the enabled type.
+    """Return the slots of a parent for the enabled type.
 
-    Their number is that of the existing devices in slots and of the available ones. So it stays the
-    same when devices are created in slots, and decreases when others create devices. Slots with a
-    device come first, then those with the lowest numbers.
+    ``uuid_of`` returns the uuid of the device of a slot.
+
+    The number of slots is ``devices in slots + available devices``. It does not change when a
+    device is created in a slot, and decreases when another program creates a device. All slots with
+    a device are included, and then the free slots with the lowest numbers.
     """
     used = {name: _used_slots(parent, name, types[name], uuid_of) for name in types}
     others = sum(len(types[name].devices) - len(used[name]) for name in types)
@@ -166,11 +172,11 @@ def plan_slots(
 
 
 def limit_slots(plans: Mapping[str, SlotPlan], limit: int) -> dict[str, SlotPlan]:
-    """Return the plans of the parents of one card and one type with at most ``limit`` devices.
+    """Return the plans of one card and one type, with at most ``limit`` devices together.
 
-    Virtual functions share the memory of their card, and each reports an available device until the
-    memory is used up. Slots with a device stay, devices of others count, and the other slots are
-    those of the first parents.
+    ``plans`` are by parent. Virtual functions share the memory of their card, and each one reports
+    an available device until the memory is used up. Slots with a device stay, and devices of other
+    programs count. The remaining slots are given to the parents in the order of their addresses.
     """
     used = sum(plan.others + len(plan.occupied) for plan in plans.values())
     free = max(0, limit - used)
@@ -185,7 +191,7 @@ def limit_slots(plans: Mapping[str, SlotPlan], limit: int) -> dict[str, SlotPlan
 def _used_slots(
     parent: str, name: str, found: MdevType, uuid_of: Callable[[Slot], str]
 ) -> frozenset[int]:
-    """Return the numbers of the slots of a type that have a device."""
+    """Return the numbers of the slots of a type in which a device exists."""
     if not found.devices:
         return frozenset()
     return frozenset(n for n in range(MAX_SLOTS) if uuid_of(Slot(parent, name, n)) in found.devices)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layouts of a GPU in MIG mode: as many GPU instances of one profile as it can have.
+"""Layouts of a GPU in MIG mode: the maximum number of GPU instances of one profile.
 
-A server gets no GPU instance itself, but a mediated device (MIG-backed vGPU) that uses one. NVIDIA
-documents this in "Configuring a GPU for MIG-Backed vGPUs" of the NVIDIA AI Enterprise and Virtual
-GPU Software guides, and the profiles in the NVML API Reference Guide, "Multi Instance GPU
-Management".
+A server does not get a GPU instance, but a mediated device (MIG-backed vGPU) that uses a GPU
+instance. NVIDIA documents this in "Configuring a GPU for MIG-Backed vGPUs" of the NVIDIA AI
+Enterprise and Virtual GPU Software guides, and the profiles in the NVML API Reference Guide, "Multi
+Instance GPU Management".
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ OTHER = "other"
 
 
 def is_enabled(facts: GpuFacts) -> bool:
-    """Return whether a card is in MIG mode, and NVML has shown what it can have."""
+    """Return whether a card is in MIG mode and its MIG profiles are known."""
     return facts.mig == "enabled" and bool(facts.mig_profiles)
 
 
@@ -35,7 +35,7 @@ def layout_of(profile: str, count: int) -> str:
 
 
 def current_layout(facts: GpuFacts) -> str:
-    """Return the name of the layout that a card in MIG mode has."""
+    """Return the name of the current layout of a card in MIG mode."""
     present = {profile: count for profile, count in facts.mig_instances.items() if count}
     if not present:
         return NONE
@@ -45,7 +45,7 @@ def current_layout(facts: GpuFacts) -> str:
 
 
 def profile_of(facts: GpuFacts, layout: str) -> str | None:
-    """Return the profile of the layout with this name; None if there is none."""
+    """Return the MIG profile of the layout with this name; None for an unknown name."""
     found = (p for p, count in facts.mig_profiles.items() if layout_of(p, count) == layout)
     return next(found, None)
 
@@ -58,10 +58,11 @@ def trait_of(layout: str) -> str:
 def possible_layouts(
     facts: GpuFacts, parents: Mapping[str, tuple[str, frozenset[str]]], offers: Mapping[str, int]
 ) -> list[Layout]:
-    """Return the layouts of a card in MIG mode that offer a device, and the current one.
+    """Return the layouts of a card in MIG mode that offer handles, and the current layout.
 
-    ``parents`` are the resource class of each parent of mediated devices, by address, and the
-    profiles of its enabled types. ``offers`` are the handles that the card has now.
+    ``parents`` has, by the address of each parent of mediated devices, its resource class and the
+    MIG profiles of its enabled types. ``offers`` is the current number of handles by resource
+    class.
     """
     layouts: dict[str, Layout] = {}
     for profile, count in facts.mig_profiles.items():

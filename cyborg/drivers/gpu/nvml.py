@@ -6,9 +6,9 @@ NVIDIA documents the functions in the NVML API Reference Guide: ``nvmlDeviceGetU
 ``nvmlDeviceGetMigMode``, ``nvmlDeviceGetSupportedVgpus``, ``nvmlVgpuTypeGetName`` and
 ``nvmlVgpuTypeGetMaxInstances``; for MIG the section "Multi Instance GPU Management".
 
-NVML opens the device node of a GPU and keeps it open until ``nvmlShutdown``. The kernel cannot take
-a GPU with an open node from its driver, as libvirt must when a server gets it. So NVML is closed
-after each reading, and read once for each GPU.
+NVML opens the device node of a GPU and keeps it open until ``nvmlShutdown``. While the node is
+open, libvirt cannot unbind the GPU from its kernel driver, which it must do when a server gets the
+GPU. So NVML is closed after each reading, and each GPU is read once.
 """
 
 import contextlib
@@ -43,13 +43,13 @@ _MODES = {0: "disabled", 1: "enabled"}  # nvmlEnableState_t, NVML_DEVICE_MIG_DIS
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts(Serializable):
-    """Facts about one GPU; those that the GPU does not support are None.
+    """Facts about one GPU; facts that the GPU does not support are None.
 
-    ``memory`` are bytes. ``max_vgpus`` is how many vGPUs of a type the GPU can have, by the name of
-    the type without the name of the product line, such as ``A40-12Q``. A GPU in MIG mode also has
-    profiles of GPU instances, such as ``1g.10gb``: ``mig_profiles`` is how many instances it can
-    have of each, ``mig_instances`` how many it has, and ``vgpu_profiles`` the profile that each
-    MIG-backed type of vGPU needs.
+    ``memory`` is in bytes. ``max_vgpus`` has the maximum number of vGPUs by type; a type is named
+    without its product line, such as ``A40-12Q``. A GPU in MIG mode also has profiles of GPU
+    instances, such as ``1g.10gb``: ``mig_profiles`` has the maximum number of instances by profile,
+    ``mig_instances`` the current number by profile, and ``vgpu_profiles`` the profile that each
+    type of MIG-backed vGPU needs.
     """
 
     uuid: str | None = None
@@ -71,7 +71,7 @@ class Nvml(Protocol):
 
 
 class NoNvml:
-    """Source for a host without NVML, and for another sysfs than that of this host."""
+    """Source without facts, for a host without NVML or a simulated sysfs."""
 
     def read(self, address: str) -> GpuFacts | None:
         """Return None."""
@@ -79,14 +79,14 @@ class NoNvml:
 
 
 class NvmlLibrary:
-    """Source that loads ``nvidia-ml-py`` at its first use, and NVML with it."""
+    """Source that uses NVML; it imports ``nvidia-ml-py`` at the first use."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # initialisation and shutdown are counted in the process
         self._logged: set[str] = set()
 
     def read(self, address: str) -> GpuFacts | None:
-        """Return the facts; log each different error once."""
+        """Return the facts, or None; log each different error once."""
         try:
             nvml = importlib.import_module(MODULE)
         except ImportError:
@@ -99,15 +99,22 @@ class NvmlLibrary:
             error = str(exc)
         if error not in self._logged:
             self._logged.add(error)
-            LOG.warning("NVML cannot be read, its facts are unknown: %s", error, device=address)
+            LOG.warning(
+                "Cannot read NVML, the facts about the GPU are unknown: %s", error, device=address
+            )
         return None
 
 
-class FactsReader:
-    """Reader of the facts about each GPU, once while it is bound to its kernel driver.
+def is_known(card: PciFunction) -> bool:
+    """Return whether NVML knows a card: a GPU of NVIDIA that is bound to its kernel driver."""
+    return (card.vendor, card.kernel_driver, card.physfn) == (NVIDIA, KERNEL_DRIVER, None)
 
-    While a server uses a GPU, NVML does not know it. The last facts are then returned, also after a
-    restart of the agent, except ``max_vgpus``.
+
+class FactsReader:
+    """Reader that reads the facts about each GPU once while its kernel driver is bound.
+
+    While a server uses a GPU, NVML does not show the GPU. The reader then returns the last facts
+    except ``max_vgpus``, also after a restart of the agent.
     """
 
     def __init__(self, source: Nvml) -> None:
@@ -116,7 +123,7 @@ class FactsReader:
         self._current: set[tuple[str, str]] = set()  # read since they were bound
 
     def read(self, card: PciFunction, memory: Memory) -> GpuFacts:
-        """Return the facts about a card; those of another vendor are None."""
+        """Return the facts about a card; a card of another vendor has no facts."""
         if card.vendor != NVIDIA or card.physfn is not None:
             return GpuFacts()
         key = card.address, card.product
@@ -134,7 +141,7 @@ class FactsReader:
         return self._facts[key]
 
     def forget(self, address: str) -> None:
-        """Let the next call read the facts about a card again, because they have changed."""
+        """Make the next call of ``read`` read a card again, because its facts have changed."""
         self._current = {key for key in self._current if key[0] != address}
 
 
@@ -211,7 +218,7 @@ def _destroy(nvml: Any, instance: Any) -> None:
 
 
 def _create(nvml: Any, device: Any, profile: Any) -> None:
-    """Create a GPU instance with one compute instance that has all of it."""
+    """Create a GPU instance with one compute instance that uses all slices of the GPU instance."""
     instance = nvml.nvmlDeviceCreateGpuInstance(device, profile.id)
     for number in range(nvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
         with contextlib.suppress(nvml.NVMLError):

@@ -3,9 +3,9 @@
 
 A rule is one line of ``key=value`` pairs. Either it selects functions of the PCI bus by the keys of
 ``cyborg.drivers.rules``, or ``parent`` is the name of a parent that is not on the PCI bus. ``type``
-is the name of the type in ``mdev_supported_types``, or several names of which the first applies
-that has a device, or can have one; ``max_per_card`` the number of devices that all
-parents of a card have together::
+is the name of the type in ``mdev_supported_types``, or several names: then the first type that has
+a device applies, or else the first that can have one. ``max_per_card`` is the maximum number of
+devices of all parents of a card together::
 
     address=0000:3d:*,type=nvidia-222,resource_class=VGPU,traits=CUSTOM_A|CUSTOM_B
     vendor=10de,product=2236,type=nvidia-558,max_per_card=4

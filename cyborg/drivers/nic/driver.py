@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Driver for network cards: their virtual functions for Neutron ports, and whole cards.
 
-It discovers like the generic driver, but only network controllers. It adds what a Neutron port with
-a device profile needs: the physical network of each handle, which Nova copies into the binding of
-the port, and a trait of the network, which a device profile requires. A card that the host uses is
-not offered as a whole; its virtual functions are.
+It discovers like the generic driver, but only network controllers. For Neutron ports with a device
+profile it adds the physical network to each handle, which Nova copies into the binding of the port,
+and a trait of the network, which a device profile can require. A card that the host uses is not
+offered as a whole, but its virtual functions are offered.
 """
 
 from collections.abc import Mapping, Sequence
@@ -77,7 +77,7 @@ class NicDriver(GenericDriver):
         kernel_log: str | Path | None = None,
         set_count: sriov.SetCount | None = None,
     ) -> None:
-        """Create the driver, as the generic driver."""
+        """Create the driver; the parameters are those of the generic driver."""
         super().__init__(backend, options, sysfs_root, lookup, kernel_log, set_count)
         try:
             self._connections = networks.parse(self.options["physical_networks"])
@@ -91,13 +91,13 @@ class NicDriver(GenericDriver):
 
     @property
     def abilities(self) -> frozenset[Ability]:
-        """The driver also measures health if it checks the carrier."""
+        """Return the abilities, with MEASURES if the option ``check_carrier`` is set."""
         measures = {Ability.MEASURES} if self.options["check_carrier"] else set()
         return super().abilities | measures
 
     @property
     def remarks(self) -> Sequence[str]:
-        """Remarks of the generic driver, and networks without a card."""
+        """Return also a warning for each entry of ``physical_networks`` without a card."""
         unused = (
             f"physical_networks: {connection} matches no network card of this host"
             for connection in self._unused
@@ -105,11 +105,11 @@ class NicDriver(GenericDriver):
         return (*super().remarks, *unused)
 
     def is_candidate(self, function: PciFunction) -> bool:
-        """Return whether a function is a network controller."""
+        """Return whether a PCI function is a network controller."""
         return function.class_code.startswith(CLASS)
 
     def discover(self) -> Sequence[Device]:
-        """Return the cards; remember the networks that match none."""
+        """Return the cards; record the entries of ``physical_networks`` without a card."""
         devices = super().discover()
         cards = {f.address: f for f in self._sysfs.pci_functions() if self.is_candidate(f)}
         self._networks = {a: known for a, known in self._networks.items() if a in cards}
@@ -120,7 +120,7 @@ class NicDriver(GenericDriver):
         return devices
 
     def describe(self, card: PciFunction) -> Description:
-        """Return the interface and speed of a card, and what Nova needs of each function."""
+        """Return the interface and speed of a card, and the handle info that Nova needs."""
         network = self._find_network(card.address)
         virtual = interfaces.virtual_functions(self._sysfs, card.address)
         found = interfaces.representors(self._sysfs, card.address)
@@ -153,7 +153,10 @@ class NicDriver(GenericDriver):
         return interfaces.of_function(self._sysfs, address)
 
     def _find_network(self, address: str) -> str | None:
-        """Return the physical network of a card, or the last one while it has no interface."""
+        """Return the physical network of a card, or None.
+
+        While the card has no network interface, return its last known physical network.
+        """
         names = self._names(address)
         for connection in self._connections:
             if connection.card == address or connection.card in names:
@@ -165,7 +168,7 @@ class NicDriver(GenericDriver):
         return None if known is None else known.network
 
     def _read_info(self, card: PciFunction, network: str | None) -> dict[str, str]:
-        """Return the board info of a card, with the last values of what is unknown now."""
+        """Return the board info of a card; keys that are unknown now have their last values."""
         names = self._names(card.address)
         speeds = (self._sysfs.read_int(f"class/net/{name}/speed") for name in names)
         speed = next((speed for speed in speeds if speed is not None and speed > 0), None)

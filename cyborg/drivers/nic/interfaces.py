@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Network interfaces of PCI functions, and the representors of virtual functions.
 
-A network card in the mode ``switchdev`` has a switch inside. Each virtual function has a port of
-it, whose interface in the host is the representor. It has no link to a PCI function: its
-``phys_switch_id`` is that of the card's interface, and its ``phys_port_name`` has the numbers of
-the physical and the virtual function, such as ``pf0vf3`` (``Documentation/networking/
-representors.rst`` and ``switchdev.rst``, ``Documentation/ABI/testing/sysfs-class-net`` of the Linux
-kernel). The number of the physical function is the function number of its PCI address
-(``esw/devlink_port.c`` of ``mlx5_core`` and ``ice_devlink_create_vf_port`` of ``ice``).
+A network card in the mode ``switchdev`` has an internal switch. Each virtual function has a port of
+the switch, and the port has a network interface on the host: the representor. Sysfs does not link a
+representor to a PCI function. Its ``phys_switch_id`` equals the ``phys_switch_id`` of the card's
+interface, and its ``phys_port_name`` has the numbers of the physical and the virtual function, such
+as ``pf0vf3`` (``Documentation/networking/representors.rst`` and ``switchdev.rst``,
+``Documentation/ABI/testing/sysfs-class-net`` of the Linux kernel). The number of the physical
+function is the function number of its PCI address (``esw/devlink_port.c`` of ``mlx5_core`` and
+``ice_devlink_create_vf_port`` of ``ice``).
 """
 
 import re
@@ -24,8 +25,8 @@ _PORT = re.compile(r"(?:c0)?(?:p[0-9]+)?pf([0-9]+)vf([0-9]+)")
 def of_function(sysfs: Sysfs, address: str) -> list[str]:
     """Return the network interfaces of a PCI function, without representors.
 
-    Those of a virtio card are below its virtio device. Interfaces in another network namespace are
-    not among them.
+    A virtio card has its interfaces in the folder of its virtio device. Interfaces in other network
+    namespaces are not returned.
     """
     folder = Path("bus/pci/devices") / address
     below = [folder, *(folder / n for n in sysfs.list_names(folder) if n.startswith("virtio"))]
@@ -34,7 +35,7 @@ def of_function(sysfs: Sysfs, address: str) -> list[str]:
 
 
 def virtual_functions(sysfs: Sysfs, address: str) -> dict[int, str]:
-    """Return the addresses of the virtual functions of a physical one by number, from 0."""
+    """Return the addresses of a physical function's virtual functions by number, from 0."""
     folder = Path("bus/pci/devices") / address
     found: dict[int, str] = {}
     for name in sysfs.list_names(folder):
@@ -46,13 +47,13 @@ def virtual_functions(sysfs: Sysfs, address: str) -> dict[int, str]:
 
 
 def switch_id(sysfs: Sysfs, address: str) -> str | None:
-    """Return the id of the switch inside a card, None without the mode ``switchdev``."""
+    """Return the id of a card's internal switch; None if it is not in the mode ``switchdev``."""
     ids = (sysfs.read_text(f"class/net/{n}/phys_switch_id") for n in of_function(sysfs, address))
     return next((id_ for id_ in ids if id_), None)
 
 
 def representors(sysfs: Sysfs, address: str) -> dict[int, str]:
-    """Return the representors of the virtual functions of a physical one by number, from 0."""
+    """Return the interface names of the representors of a card by virtual function number."""
     switch = switch_id(sysfs, address)
     if switch is None:
         return {}
@@ -67,6 +68,6 @@ def representors(sysfs: Sysfs, address: str) -> dict[int, str]:
 
 
 def _representee(sysfs: Sysfs, name: str) -> tuple[int, int] | None:
-    """Return the numbers of the physical and virtual function of a representor, None of others."""
+    """Return the physical and virtual function number of a representor; None for others."""
     match = _PORT.fullmatch(sysfs.read_text(f"class/net/{name}/phys_port_name") or "")
     return None if match is None else (int(match[1]), int(match[2]))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The option ``physical_networks``: which network card is connected to which network.
 
-Neutron and the option mean the same physical networks, by name. Neutron's own trait of a physical
-network, for ports with guaranteed bandwidth, is ``CUSTOM_PHYSNET_<NAME>`` too
-(``neutron_lib/placement/utils.py``, ``physnet_trait``).
+The option uses Neutron's names of physical networks. The trait ``CUSTOM_PHYSNET_<NAME>`` is the
+same that Neutron uses for ports with guaranteed bandwidth (``neutron_lib/placement/utils.py``,
+``physnet_trait``).
 """
 
 import re
@@ -26,14 +26,14 @@ _INTERFACE = re.compile(r"[A-Za-z0-9_.-]{1,15}")
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """A network card, by the address of its physical function or by its interface."""
+    """A physical network and its card: the address of a physical function, or an interface."""
 
     network: str
     card: str
 
     @property
     def is_address(self) -> bool:
-        """Return whether the card is named by its address."""
+        """Return whether ``card`` is a PCI address, not a network interface."""
         return ":" in self.card
 
     def __str__(self) -> str:
@@ -41,7 +41,7 @@ class Connection:
 
 
 def parse(texts: Iterable[str]) -> tuple[Connection, ...]:
-    """Parse the entries of the option. Raise Invalid, whose ``found`` is the wrong entry."""
+    """Parse the entries of the option. Raise Invalid with the wrong entry as its message."""
     found: dict[str, Connection] = {}
     traits: dict[str, str] = {}
     for text in texts:

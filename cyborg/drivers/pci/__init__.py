@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the drivers of functions of the PCI bus have in common."""
+"""Code that all drivers of PCI functions share."""

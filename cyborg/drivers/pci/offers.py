@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that a driver offers, and the deployables and descriptions made of them."""
+"""PCI functions that a driver offers, and the deployables and board info built from them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,10 +22,10 @@ from cyborg.drivers.sysfs import PciFunction
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A function that a rule selects.
+    """A PCI function that a rule selects, or that is adopted.
 
-    ``withheld`` is the reason for not offering it, or None. ``obstacle`` is the reason why it
-    cannot be attached to an instance, or None.
+    ``withheld`` is the reason why the PCI function is not offered, or None. ``obstacle`` is the
+    reason why it cannot be attached to an instance, or None.
     """
 
     function: PciFunction
@@ -39,11 +39,11 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What a driver of one kind of device adds to the description of a card.
+    """Data that a driver of one kind of device adds to the description of a card.
 
-    ``tree`` is a capability tree (``core.inventory.capability``). Its functions and ``traits``
-    become traits of all deployables of the card. ``handle_info`` are additions to the info of
-    handles, by the address of the function.
+    ``tree`` is a capability tree (``core.inventory.capability``). The capabilities of the tree and
+    ``traits`` become traits of all deployables of the card. ``handle_info`` has additional info of
+    handles by the address of the PCI function.
     """
 
     serial: str | None = None
@@ -55,7 +55,7 @@ class Description:
 
 
 def describe_withheld(card: PciFunction, offers: Sequence[Offer]) -> dict[str, str]:
-    """Return board info with the functions that are not offered and the reasons, if any."""
+    """Return board info with the PCI functions that are not offered and the reasons, if any."""
     reasons = [
         offer.withheld
         if offer.function.address == card.address
@@ -67,7 +67,7 @@ def describe_withheld(card: PciFunction, offers: Sequence[Offer]) -> dict[str, s
 
 
 def apply_obstacles(offers: list[Offer]) -> list[Offer]:
-    """Withhold the functions that cannot be attached, if others of the card can."""
+    """Withhold offers that cannot be attached, if others of the card can be attached."""
     if all(offer.obstacle is not None for offer in offers):
         return offers
     return [replace(o, withheld=o.obstacle) if o.withheld is None else o for o in offers]
@@ -76,14 +76,14 @@ def apply_obstacles(offers: list[Offer]) -> list[Offer]:
 def build_deployables(
     card: PciFunction, offers: Sequence[Offer], description: Description, traits: frozenset[str]
 ) -> tuple[Deployable, ...]:
-    """Return one deployable for each resource class of which a function is offered.
+    """Return a deployable for each resource class of the offered PCI functions of a card.
 
-    ``traits`` are added to those of the description and of the offers.
+    Each deployable has ``traits``, the traits of the description and the traits of its offers.
 
-    The deployable of the first class has the address of the card, which is the provider name in
-    existing deployments. For any other class the address has the class name as a suffix. Withheld
-    functions count for the order: otherwise handles, bound ones too, would change their deployable
-    when the last function of the first class is withheld.
+    The deployable of the first class has the address of the card, so that existing deployments keep
+    the provider name. For any other class the address has the class name as a suffix. Withheld
+    offers count for the order of the classes. Otherwise bound handles could change their deployable
+    when all offers of the first class become withheld.
     """
     by_class: dict[str, list[Offer]] = {}
     for offer in offers:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that need privileges, each as narrow as its purpose allows.
+"""Python functions that need privileges, each as narrow as its purpose allows.
 
-An agent without privileges calls them in a second process, which oslo.privsep starts with the
-command of ``[cyborg_privileged] helper_command`` and which keeps only the capabilities below. An
-agent that runs as root calls them in its own process. They trust no argument: each is parsed again,
-and every path is derived from parsed values.
+An agent without privileges calls them in a second process. oslo.privsep starts this process by
+``[cyborg_privileged] helper_command``, and it has only the Linux capabilities that CONTEXT lists.
+An agent that runs as root calls the Python functions in its own process. They validate every
+argument, and build every path from validated values.
 """
 
 import functools
@@ -23,10 +23,10 @@ _denial: str | None = None
 
 
 class _Context(priv_context.PrivContext):
-    """The functions of this package, which ``deny_calls`` closes."""
+    """Context of the privileged Python functions; ``deny_calls`` can disable them."""
 
     def entrypoint(self, func: Callable[..., Any]) -> functools.partial[Any]:
-        """Return the privileged function; a call raises DriverFailed if calls are denied."""
+        """Return the privileged Python function; it raises DriverFailed if calls are denied."""
         call = super().entrypoint(func)
         found = functools.partial(_call_unless_denied, call)
         vars(found).update(vars(call))  # the mark of an entry point
@@ -35,7 +35,7 @@ class _Context(priv_context.PrivContext):
 
 def _call_unless_denied(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if _denial is not None:
-        raise DriverFailed(f"no work on this host: {_denial}")
+        raise DriverFailed(f"this process must not change its host: {_denial}")
     return call(*args, **kwargs)
 
 
@@ -51,12 +51,12 @@ CONTEXT = _Context(
 
 
 def call_in_process_as_root() -> None:
-    """Call the functions in this process if it runs as root: it has the privileges already."""
+    """Run the privileged Python functions in this process if it is a process of root."""
     if os.geteuid() == 0:
         CONTEXT.set_client_mode(False)
 
 
 def deny_calls(reason: str | None) -> None:
-    """Let all privileged functions of this process fail with a reason; None permits them again."""
+    """Make each privileged function of this process raise an error; None permits them again."""
     global _denial  # noqa: PLW0603  of the process, as the context is
     _denial = reason

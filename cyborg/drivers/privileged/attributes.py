@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes of sysfs attributes, for the privileged functions; the caller has parsed the path."""
+"""Writes of sysfs attributes, for the privileged functions.
+
+The caller must have validated the path.
+"""
 
 import os
 from pathlib import Path
 
 
 def write(path: Path, text: str) -> None:
-    """Write an attribute by one call, without creating a file. Raise OSError."""
+    """Write an attribute with one system call; do not create a file. Raise OSError."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(descriptor, text.encode())

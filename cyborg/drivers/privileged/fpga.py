@@ -52,9 +52,9 @@ _TOOLS = ("fpgasupdate", "fpgaconf", "xbmgmt", "xbutil")
 def load_firmware(manager: str, image: str, path: str, size: int) -> None:
     """Load the file of an image by the attribute ``firmware`` of an FPGA manager.
 
-    The file of ``size`` bytes is copied to the search path of firmware for the time of the call.
-    Raise DriverFailed if there is no such manager, it has no such attribute, or it is not operating
-    afterwards.
+    During the call, a copy of the file of ``size`` bytes is in the search path of firmware. Raise
+    DriverFailed if the manager or its attribute does not exist, or if the manager is not in the
+    state ``operating`` afterwards.
     """
     name = _parse(manager, _MANAGER, "FPGA manager")
     firmware = f"cyborg-{name}-{_parse_uuid(image)}.bin"
@@ -85,8 +85,8 @@ def load_firmware(manager: str, image: str, path: str, size: int) -> None:
 def reconfigure(fme: str, port: int, path: str, size: int, offset: int) -> None:
     """Load an image into a port of a DFL card by the ioctl ``DFL_FPGA_FME_PORT_PR``.
 
-    The image begins at byte ``offset`` of the file of ``size`` bytes. Raise DriverFailed if there
-    is no such management engine, or the kernel refuses.
+    The image begins at byte ``offset`` of the file of ``size`` bytes. Raise DriverFailed if the
+    management engine does not exist or the kernel refuses the image.
     """
     name = _parse(fme, _FME, "FPGA management engine")
     if not isinstance(port, int) or not 0 <= port < MAX_PORTS:
@@ -114,8 +114,8 @@ def reconfigure(fme: str, port: int, path: str, size: int, offset: int) -> None:
 def run_tool(tool: str, address: str, path: str, size: int, timeout: float) -> None:
     """Load an image into the card at a PCI address by a tool of its vendor.
 
-    Raise DriverFailed if the tool is not installed, fails, or does not end within ``timeout``
-    seconds; it is killed then.
+    Raise DriverFailed if the tool is not installed or fails. Kill the tool and raise DriverFailed
+    if it does not end within ``timeout`` seconds.
     """
     if tool not in _TOOLS:
         raise Invalid(f"{tool!r} is not one of {', '.join(_TOOLS)}", field="tool")
@@ -179,7 +179,10 @@ def _run(command: list[str], timeout: float) -> None:
 
 
 def _wait(process: "subprocess.Popen[bytes]", name: str, timeout: float) -> bytes:
-    """Return the output of a process. Raise DriverFailed at its timeout, with its group killed."""
+    """Return the output of a process.
+
+    At the timeout kill the process group and raise DriverFailed.
+    """
     try:
         return process.communicate(timeout=timeout)[0]
     except subprocess.TimeoutExpired:
@@ -213,7 +216,7 @@ def _parse_uuid(image: str) -> str:
 def _open_image(path: str, size: int) -> Iterator[int]:
     """Open the file of an image: a regular file of ``size`` bytes.
 
-    Raise Invalid for a path in another form, DriverFailed for another file.
+    Raise Invalid if the path is not absolute, and DriverFailed if there is no such file.
     """
     if not isinstance(size, int) or not 0 < size <= MAX_IMAGE:
         raise DriverFailed(f"an image of {size!r} bytes cannot be loaded: the limit is {MAX_IMAGE}")
@@ -237,7 +240,7 @@ def _open_image(path: str, size: int) -> Iterator[int]:
 def _copied(source: int, path: Path) -> Iterator[None]:
     """Copy an open file to a path; remove the copy afterwards. Raise DriverFailed.
 
-    The end of the name is the uuid of the image.
+    The name of the copy ends with the uuid of the image.
     """
     try:
         # Copies for the same manager that a killed process left.
@@ -266,7 +269,7 @@ def _copied(source: int, path: Path) -> Iterator[None]:
 def _open_engine(name: str) -> Iterator[int]:
     """Open the device node of a management engine.
 
-    Raise DriverFailed if it is absent or the node of another device.
+    Raise DriverFailed if the node is absent or belongs to another device.
     """
     path = _DEV / name
     numbers = Sysfs(_SYS).read_text(Path("bus/platform/devices") / name / "dev")
@@ -286,7 +289,7 @@ def _open_engine(name: str) -> Iterator[int]:
 
 
 def _status(fme: str) -> str:
-    """Return the errors that the manager of a management engine shows, as the end of a sentence.
+    """Return the errors that the FPGA manager of an engine shows, as text to append.
 
     ``Documentation/ABI/testing/sysfs-class-fpga-manager`` describes ``status``.
     """

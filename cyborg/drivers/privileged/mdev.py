@@ -22,11 +22,12 @@ _GROUP = re.compile(r"[0-9]{1,9}")
 
 @CONTEXT.entrypoint
 def create(parent: str, type_: str, device: str) -> None:
-    """Create the mediated device with a uuid, of one type of a parent.
+    """Create a mediated device with a uuid and a type at a parent.
 
-    If it exists, remove it first, because of the data of its last user. If it may be in use, do
-    nothing: it is the device of a running server. Raise DriverFailed if the uuid belongs to a
-    device of another parent or type, if the parent has no such type, or if the kernel refuses.
+    If the device exists and no process can use it, remove it first, because it may have data of its
+    last user. If the device may be in use, do nothing: it belongs to a running server. Raise
+    DriverFailed if the uuid belongs to a device of another parent or type, if the parent does not
+    have the type, or if the kernel refuses.
     """
     text = _parse(parent, type_, device)
     folder = types_folder(parent) / type_
@@ -50,11 +51,11 @@ def create(parent: str, type_: str, device: str) -> None:
 
 @CONTEXT.entrypoint
 def remove(parent: str, type_: str, device: str) -> None:
-    """Remove the mediated device with a uuid, of one type of a parent.
+    """Remove the mediated device with a uuid and a type at a parent.
 
-    Do nothing if it does not exist. Raise DriverFailed if the uuid belongs to a device of another
-    parent or type, if a process uses the device or that cannot be found out, or if the kernel
-    refuses.
+    Do nothing if the device does not exist. Raise DriverFailed if the uuid belongs to a device of
+    another parent or type, if a process uses the device, if this cannot be determined, or if the
+    kernel refuses.
     """
     text = _parse(parent, type_, device)
     if not _exists(text, parent, type_):
@@ -89,9 +90,9 @@ def _parse(parent: str, type_: str, device: str) -> str:
 
 
 def _exists(device: str, parent: str, type_: str) -> bool:
-    """Return whether a device exists. Raise DriverFailed if its parent or type is another.
+    """Return whether a device exists. Raise DriverFailed if it has another parent or type.
 
-    Raise it as well if that cannot be found out: an unreadable folder is no proof of absence.
+    Raise DriverFailed also if a folder cannot be read, because this does not prove absence.
     """
     if not is_present(_SYS, device):
         return False
@@ -108,10 +109,11 @@ def _find_use(device: str) -> str | None:
     """Return why a process may use a device; None if no process can.
 
     The kernel permits one open descriptor of a VFIO group (``drivers/vfio/vfio_main.c`` of Linux
-    6.1). Without a device node of a group that VFIO has, as in a container without ``/dev/vfio``,
-    the use cannot be found out. ``class/vfio`` has the groups of VFIO, and ``vfio-dev`` of a device
-    shows that VFIO has it. Without a group, VFIO has no driver for the device, or the kernel has no
-    groups (``CONFIG_VFIO_GROUP``): the removal then waits for the process.
+    6.1). So a group that cannot be opened may be in use. If VFIO has a group but its device node is
+    missing, as in a container without ``/dev/vfio``, the use cannot be determined. ``class/vfio``
+    lists the groups of VFIO, and a device of VFIO has a folder ``vfio-dev``. A device without a
+    group has no VFIO driver, or the kernel has no groups (``CONFIG_VFIO_GROUP``); the kernel then
+    waits with the removal until no process uses the device.
     """
     sysfs = Sysfs(_SYS)
     group = sysfs.read_link(DEVICES / device / "iommu_group")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replacement of the MIG instances of a GPU, by NVML.
+"""Replacement of the MIG instances of a GPU with NVML.
 
 NVIDIA documents the functions in the NVML API Reference Guide, "Multi Instance GPU Management", and
 the order of the work in "Configuring a GPU for MIG-Backed vGPUs" of the NVIDIA AI Enterprise guide:
@@ -22,11 +22,12 @@ _PROFILE = re.compile(r"[0-9a-z][0-9a-z.+-]{0,31}")
 
 @CONTEXT.entrypoint
 def set_instances(address: str, profile: str | None) -> None:
-    """Replace all MIG instances of a GPU by as many of one profile as it can have, or by none.
+    """Replace all MIG instances of a GPU by the maximum number of one profile, or by none.
 
-    The profile is a name such as ``1g.10gb``. Raise DriverFailed, before anything is changed, if
-    the function is no GPU of NVIDIA's driver, is not in MIG mode, has mediated devices, or has no
-    such profile; and if NVML fails, for example because a process uses an instance.
+    The profile is a name such as ``1g.10gb``. Raise DriverFailed before any change if the PCI
+    function is not a GPU with NVIDIA's kernel driver, is not in MIG mode, has mediated devices, or
+    does not have the profile. Raise DriverFailed also if NVML fails, for example because a process
+    uses an instance.
     """
     function = str(PciAddress.parse(address))
     if profile is not None and (not isinstance(profile, str) or not _PROFILE.fullmatch(profile)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Erasure of an NVMe controller: the only privileged function of the nvme driver.
+"""Erasure of an NVMe controller: the only privileged operation of the nvme driver.
 
 The kernel describes the sysfs files in ``Documentation/ABI/testing/sysfs-bus-pci`` and
 ``sysfs-bus-pci-drivers``; ``<linux/nvme_ioctl.h>`` defines the admin commands.
@@ -46,11 +46,12 @@ _NAMESPACE = re.compile(r"nvme([0-9]+)(?:c[0-9]+)?n([0-9]+)")
 
 @CONTEXT.entrypoint
 def erase(address: str, timeout: float) -> dict[str, Any]:
-    """Erase the namespaces of the controller at a PCI address, and prove it by samples.
+    """Erase the namespaces of the controller at a PCI address; verify the erasure with samples.
 
-    Random samples are written first and must not be readable afterwards. Return the method, the
-    number of namespaces and the number of samples. Raise DriverFailed, also if the host uses the
-    controller. A controller that no longer exists has nothing to erase: its method is None.
+    Random samples are written before the erasure and must not be readable afterwards. ``timeout``
+    is in seconds. Return the method (key ``method``) and the numbers of ``namespaces`` and
+    ``samples``. Raise DriverFailed if the erasure fails or the host uses the controller. If the
+    controller no longer exists, nothing is erased and the method is None.
     """
     function = str(PciAddress.parse(address))
     if not 0 < float(timeout) <= MAX_TIMEOUT:
@@ -117,13 +118,14 @@ def _check_unused(function: str) -> None:
 def _check_all_attached(
     controller: Controller, info: ControllerInfo, numbers: list[int], method: Method
 ) -> None:
-    """Raise DriverFailed if the controller may have data that is neither erased nor sampled."""
+    """Raise DriverFailed if a namespace with data may be detached, so that it is not erased."""
     if not numbers:
         raise DriverFailed("the controller has no attached namespace, so nothing can be proved")
     if method in SANITIZE_METHODS or not info.manages_namespaces:
         return
-    # The server could have detached a namespace: a format does not erase it.
-    if detached := sorted(set(controller.allocated_namespace_ids()) - set(numbers)):
+    # The server could have detached a namespace: a format does not erase it. Those of other
+    # controllers, such as other virtual functions, are not erased with this one.
+    if detached := controller.detached_namespace_ids():
         raise DriverFailed(
             f"namespace {detached[0]} is detached, so it cannot be formatted: attach or delete it"
         )
@@ -136,17 +138,18 @@ def _end_earlier_sanitize(
     work: Callable[[], None],
     end: float,
 ) -> None:
-    """Wait for a sanitize operation of the server or of an agent that was killed.
+    """Wait for the end of a sanitize operation that a server or a killed agent started.
 
-    After a failed one, a controller accepts no write until another one succeeds.
+    If that operation failed, do ``work`` once before samples are written: a controller accepts no
+    write after a failed sanitize operation until another one succeeds.
     """
     if not set(info.methods) & SANITIZE_METHODS:
         return
     if _wait_for_sanitize(controller, end) is SanitizeState.FAILED:
         if method not in SANITIZE_METHODS:
             raise DriverFailed(
-                "a sanitize operation has failed, and others use the NVM subsystem, so it cannot "
-                "be repeated"
+                "an earlier sanitize operation failed, and cannot be repeated while other "
+                "controllers of the NVM subsystem are in use"
             )
         work()
 
@@ -185,7 +188,7 @@ def _wait_for_sanitize(controller: Controller, end: float) -> SanitizeState:
 
 
 def _prove(descriptors: list[int], work: Callable[[], None]) -> int:
-    """Write samples, do the work, and check that no sample is left; return their number."""
+    """Write samples, call ``work``, check that no sample is left; return the number of samples."""
     samples: list[tuple[int, int, bytes]] = []
     for descriptor in descriptors:
         offsets = _offsets(os.lseek(descriptor, 0, os.SEEK_END))
@@ -211,7 +214,7 @@ def _prove(descriptors: list[int], work: Callable[[], None]) -> int:
 
 
 def _offsets(size: int) -> list[int]:
-    """Return the offsets of the samples: the first and the last block, and some between."""
+    """Return the byte offsets of the samples: the first and the last block, and some between."""
     blocks = size // _SAMPLE_BYTES
     count = min(_SAMPLES, blocks)
     numbers = {(blocks - 1) * number // max(1, count - 1) for number in range(count)}
@@ -229,7 +232,7 @@ def _read(descriptor: int, offset: int, buffer: mmap.mmap) -> bytes:
 def _bind_kernel_driver(folder: Path) -> None:
     """Bind the function to the nvme driver, unless it is bound to it already.
 
-    libvirt does this when a server is deleted, except for a function that was bound to vfio-pci
+    libvirt binds it again when a server is deleted, except if the function was bound to vfio-pci
     before the server used it.
     """
     driver = Sysfs(folder).read_link("driver")
@@ -254,7 +257,10 @@ def _bind_kernel_driver(folder: Path) -> None:
 
 
 def _check_group_is_unused(folder: Path) -> None:
-    """Raise DriverFailed while a process uses the VFIO group: an unbind would wait for it."""
+    """Raise DriverFailed if a process uses the VFIO group of a function.
+
+    An unbind would wait for this process.
+    """
     group = Sysfs(folder).read_link("iommu_group")
     path = _DEV / "vfio" / str(group)
     try:
@@ -267,7 +273,7 @@ def _check_group_is_unused(folder: Path) -> None:
 
 
 def _controller_name(folder: Path) -> str | None:
-    """Return the name of the controller; None until it accepts commands."""
+    """Return the name of the controller; None while it does not accept commands."""
     sysfs = Sysfs(folder)
     names = [name for name in sysfs.list_names("nvme") if _CONTROLLER.fullmatch(name)]
     if not names or not (_DEV / names[0]).exists():
@@ -276,7 +282,7 @@ def _controller_name(folder: Path) -> str | None:
 
 
 def _block_devices(folder: Path, numbers: list[int]) -> list[str] | None:
-    """Return the names of the block devices of the namespaces; None while one is missing."""
+    """Return the block device names of the namespaces; None while a block device is missing."""
     found: dict[int, str] = {}
     sysfs = Sysfs(folder)
     for name in sysfs.list_names("."):
@@ -303,7 +309,7 @@ def _wait_for(read: Callable[[], _T | None], error: str) -> _T:
 def _open(path: Path, flags: int, device: Path) -> Iterator[int]:
     """Open a device node; ``device`` is its sysfs folder.
 
-    Raise DriverFailed if the node is of another device, as after a hot-plug.
+    Raise DriverFailed if the node belongs to another device, as after a hot-plug.
     """
     try:
         descriptor = os.open(path, flags | os.O_CLOEXEC)

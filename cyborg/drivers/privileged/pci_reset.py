@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reset of a PCI function: the only privileged function of the generic driver.
+"""Reset of a PCI function, for drivers with the option ``reset``.
 
 ``Documentation/ABI/testing/sysfs-bus-pci`` of the Linux kernel describes ``reset`` and
 ``reset_method``; ``cyborg.drivers.reset`` says which functions can be reset.
@@ -27,11 +27,12 @@ _UNNAMED = "reset"  # before Linux 5.15 the methods have no names
 
 @CONTEXT.entrypoint
 def reset(address: str) -> str | None:
-    """Reset the function at a PCI address; return its methods, the preferred one first.
+    """Reset the PCI function at an address; return its reset methods, the preferred one first.
 
-    Return None if the function does not exist. Raise DriverFailed, before anything is written, if
-    the host or a process uses the function, if it is bound to another kernel driver than those of
-    VFIO, or if it has virtual functions; and if the kernel fails to reset it.
+    The methods are one text, separated by blanks. Return None if the PCI function does not exist.
+    Raise DriverFailed without a reset if the host or a process uses the PCI function, if it is
+    bound to a kernel driver that does not permit a reset, or if it has virtual functions. Raise
+    DriverFailed also if the kernel fails to reset it.
     """
     parsed = str(PciAddress.parse(address))
     sysfs = Sysfs(_SYS)
@@ -57,12 +58,12 @@ def reset(address: str) -> str | None:
 
 @contextlib.contextmanager
 def _group_held(function: PciFunction) -> Iterator[None]:
-    """Hold the VFIO group of a function open, so that no process can begin to use the function.
+    """Keep the VFIO group of a function open, so that no process can begin to use the function.
 
-    The kernel permits one open descriptor of a group (``drivers/vfio/vfio_main.c`` of Linux 6.1),
-    and none while a function is open by its own node (``drivers/vfio/group.c`` of later versions).
-    Raise DriverFailed if a process uses it, or if that cannot be found out. A function without a
-    VFIO driver has no group to open.
+    The kernel permits one open descriptor of a group (``drivers/vfio/vfio_main.c`` of Linux 6.1).
+    It permits none while the device node of a PCI function of the group is open
+    (``drivers/vfio/group.c`` of later versions). Raise DriverFailed if a process uses the function,
+    or if this cannot be determined. A function without a VFIO driver has no group to open.
     """
     if not is_vfio(function.kernel_driver):
         yield

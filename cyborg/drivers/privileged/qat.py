@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Change of the services of a QAT device: the only privileged function of the crypto driver.
+"""Change of the services of a QAT device, for the crypto driver.
 
 The kernel describes ``qat/state`` and ``qat/cfg_services`` in
 ``Documentation/ABI/testing/sysfs-driver-qat``, and ``sriov_numvfs`` in ``sysfs-bus-pci``. A device
-that is stopped loses its virtual functions (``adf_dev_shutdown`` in ``adf_init.c``), and the
-kernel refuses with EBUSY to stop a device that it computes with (``adf_sysfs.c``).
+that is stopped loses its virtual functions (``adf_dev_shutdown`` in ``adf_init.c``). The kernel
+refuses with EBUSY to stop a device with which it computes (``adf_sysfs.c``).
 """
 
 import os
@@ -23,7 +23,7 @@ _KERNEL_DRIVERS = ("4xxx", "420xx")
 
 
 class Attributes(Protocol):
-    """The attributes of a QAT device in its sysfs folder ``qat``, and its virtual functions."""
+    """Access to the attributes of a QAT device in its sysfs folder ``qat``."""
 
     def read(self, name: str) -> str | None:
         """Return the value of an attribute; None if it cannot be read."""
@@ -37,12 +37,12 @@ class Attributes(Protocol):
 
 @CONTEXT.entrypoint
 def set_services(address: str, layout: str) -> None:
-    """Give the QAT device at a PCI address the services of a layout; ``services`` lists them.
+    """Set the services of the QAT device at a PCI address to those of a layout.
 
-    Do nothing if it has them already. Raise DriverFailed if the device is not a physical function
-    of the fourth generation that is bound to its kernel driver, if it has virtual functions, or if
-    the kernel refuses the change. After an error in the change the old services and state are
-    restored, or the error says that they could not be.
+    The module ``services`` lists the layouts. Do nothing if the device has the services already.
+    Raise DriverFailed if the device is not a physical function of the fourth generation that is
+    bound to its kernel driver, if it has virtual functions, or if the kernel refuses the change. If
+    the change fails, the old services and state are restored; the error says so if this fails too.
     """
     function = str(PciAddress.parse(address))
     if layout not in services.LAYOUTS:
@@ -53,7 +53,7 @@ def set_services(address: str, layout: str) -> None:
 
 
 def check_unused(sysfs: Sysfs, function: str) -> None:
-    """Raise DriverFailed unless a function is a QAT device whose services may be changed."""
+    """Raise DriverFailed if a PCI function is not a QAT device whose services may be changed."""
     found = sysfs.pci_function(function)
     if found is None:
         raise DriverFailed(f"there is no device {function}")
@@ -76,7 +76,10 @@ def check_unused(sysfs: Sysfs, function: str) -> None:
 
 
 def change(function: str, device: Attributes, layout: str) -> None:
-    """Stop a device, give it the services of a layout, start it, and read everything back."""
+    """Stop a device, set the services of a layout, start it, and verify the attributes.
+
+    Raise DriverFailed after a failure; first try to restore the old services and state.
+    """
     old_state, old_value = device.read("state"), device.read("cfg_services")
     expected = services.parse(services.LAYOUTS[layout])
     if old_state not in ("up", "down") or not old_value:
@@ -99,11 +102,11 @@ def change(function: str, device: Attributes, layout: str) -> None:
         raise DriverFailed(
             f"{error}; its services {old_value} could not be restored: {exc.strerror or exc}"
         ) from exc
-    raise DriverFailed(f"{error}; it has its services {old_value} again")
+    raise DriverFailed(f"{error}; its services {old_value} were restored")
 
 
 def _apply(device: Attributes, value: str, state: str) -> None:
-    """Give a device a value of ``cfg_services`` and a state. Raise OSError if that fails."""
+    """Set ``cfg_services`` and the state of a device. Raise OSError if the device refuses."""
     if device.read("state") != "down":
         # The host may have created some since the first check, for example by a udev rule.
         if device.has_virtual_functions():
@@ -114,7 +117,9 @@ def _apply(device: Attributes, value: str, state: str) -> None:
     if state == "up":
         device.write("state", "up")
     if (found := _observe(device)) != (state, services.parse(value)):
-        raise OSError(f"then it has the state {found[0]} and the services {';'.join(found[1])}")
+        raise OSError(
+            f"after the change the state is {found[0]} and the services are {';'.join(found[1])}"
+        )
 
 
 def _observe(device: Attributes) -> tuple[str | None, tuple[str, ...]]:

@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Creation and removal of SR-IOV virtual functions: the privileged function of their layouts.
+"""Creation and removal of SR-IOV virtual functions, for layouts of physical functions.
 
 ``Documentation/ABI/testing/sysfs-bus-pci`` of the Linux kernel describes ``sriov_numvfs`` and
-``sriov_drivers_autoprobe``. ``sriov_numvfs_store`` of ``drivers/pci/iov.c`` changes a number other
-than 0 to 0 only (EBUSY), and needs a kernel driver that supports SR-IOV (ENOENT). It removes
-virtual functions that are in use too: ``vfio-pci`` then waits until their processes close them.
+``sriov_drivers_autoprobe``. ``sriov_numvfs_store`` of ``drivers/pci/iov.c`` can change a number
+only from 0 or to 0 (otherwise EBUSY), and needs a kernel driver that supports SR-IOV (otherwise
+ENOENT). It also removes virtual functions that are in use; ``vfio-pci`` then waits until the
+processes close them.
 """
 
 import contextlib
 import errno
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from cyborg.core.address import PciAddress
@@ -29,18 +31,32 @@ _NETWORK = "02"  # base class code of network controllers
 _USER_SPACE = ("uio_pci_generic", "igb_uio")  # kernel drivers whose users cannot be found out
 
 
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Where a change is done: sysfs, the device nodes, and the write of an attribute."""
+
+    sys: Path
+    dev: Path
+    write: Callable[[Path, str], None]
+
+
 @CONTEXT.entrypoint
 def set_count(address: str, count: int, autoprobe: bool, allow_network: bool) -> None:
-    """Give the physical function at a PCI address this number of virtual functions.
+    """Set the number of virtual functions of the physical function at a PCI address.
 
-    Do nothing if it has it. ``autoprobe`` is whether kernel drivers bind to the new ones.
-    ``allow_network`` permits a network card whose own interface the host uses. Raise DriverFailed
-    if the host uses the function otherwise, if a virtual function is or may be in use, or if the
-    kernel refuses. After an error in the change it has the previous number again, or the error says
-    that it has not; its virtual functions are then new ones.
+    Do nothing if the number is already ``count``. If ``autoprobe`` is True, kernel drivers bind to
+    the new virtual functions. ``allow_network`` permits the change of a network card whose own
+    interface the host uses. Raise DriverFailed if the host uses the physical function in another
+    way, if a virtual function is or may be in use, or if the kernel refuses. If the change fails,
+    the previous number is restored with new virtual functions; the error says so if this fails too.
     """
+    change(Host(_SYS, _DEV, _write), address, count, autoprobe, allow_network)
+
+
+def change(host: Host, address: str, count: int, autoprobe: bool, allow_network: bool) -> None:
+    """Change the number of virtual functions of a host; see ``set_count``."""
     function = _parse(address, count, autoprobe, allow_network)
-    sysfs = Sysfs(_SYS)
+    sysfs = Sysfs(host.sys)
     card = sysfs.pci_function(function)
     if card is None or not card.totalvfs:
         raise DriverFailed(f"there is no physical function with SR-IOV at {function}")
@@ -53,18 +69,18 @@ def set_count(address: str, count: int, autoprobe: bool, allow_network: bool) ->
             f"{function} is bound to {card.kernel_driver or 'no kernel driver'}: bind it to its "
             "own kernel driver, which creates virtual functions"
         )
-    used = host_use.used_functions(_SYS)
-    _check_physical(card, used, allow_network)
-    folder = _SYS / "bus/pci/devices" / function
-    with _virtual_functions_reserved(sysfs, card, used):
+    used = host_use.used_functions(host.sys)
+    _check_physical(host, card, used, allow_network)
+    folder = host.sys / "bus/pci/devices" / function
+    with _virtual_functions_reserved(host, card, used):
         if card.numvfs:
             try:
-                _write(folder / "sriov_numvfs", "0")
+                host.write(folder / "sriov_numvfs", "0")
             except OSError as exc:
                 raise DriverFailed(
                     f"the virtual functions of {function} cannot be removed: {exc.strerror or exc}"
                 ) from exc
-    _create(folder, card.numvfs, count, autoprobe)
+    _create(host, folder, card.numvfs, count, autoprobe)
 
 
 def _parse(address: str, count: int, autoprobe: bool, allow_network: bool) -> str:
@@ -76,23 +92,26 @@ def _parse(address: str, count: int, autoprobe: bool, allow_network: bool) -> st
     return function
 
 
-def _check_physical(card: PciFunction, used: Mapping[str, str], allow_network: bool) -> None:
+def _check_physical(
+    host: Host, card: PciFunction, used: Mapping[str, str], allow_network: bool
+) -> None:
     """Raise DriverFailed if the host uses a physical function in a way that forbids the change."""
     reason = used.get(card.address)
     if reason is not None and allow_network and card.class_code.startswith(_NETWORK):
-        reason = host_use.used_functions(_SYS, interfaces=False).get(card.address)
+        reason = host_use.used_functions(host.sys, interfaces=False).get(card.address)
     if reason is not None:
         raise DriverFailed(f"{card.address} cannot be changed: the host uses it: {reason}")
 
 
 @contextlib.contextmanager
 def _virtual_functions_reserved(
-    sysfs: Sysfs, card: PciFunction, used: Mapping[str, str]
+    host: Host, card: PciFunction, used: Mapping[str, str]
 ) -> Iterator[None]:
-    """Keep others from opening the virtual functions of a card by VFIO during the block.
+    """Prevent that processes open the virtual functions of a card with VFIO during the block.
 
-    Raise DriverFailed if one is or may be in use.
+    Raise DriverFailed if a virtual function is or may be in use.
     """
+    sysfs = Sysfs(host.sys)
     functions = interfaces.virtual_functions(sysfs, card.address)
     for number, name in interfaces.representors(sysfs, card.address).items():
         if (bridge := sysfs.read_link(f"class/net/{name}/master")) is not None:
@@ -110,7 +129,7 @@ def _virtual_functions_reserved(
             held = is_vfio(virtual.kernel_driver) or bool(registered)
             if held and virtual.iommu_group not in groups:
                 groups.add(virtual.iommu_group or "")
-                descriptor = _open_group(address, virtual.iommu_group)
+                descriptor = _open_group(host, address, virtual.iommu_group)
                 stack.callback(os.close, descriptor)
         yield
 
@@ -136,28 +155,28 @@ def _find_use(sysfs: Sysfs, function: PciFunction) -> str | None:
     )
 
 
-def _open_group(address: str, group: str | None) -> int:
-    """Open the VFIO group of a function: the kernel permits one open descriptor.
+def _open_group(host: Host, address: str, group: str | None) -> int:
+    """Open the VFIO group of a function, of which the kernel permits one open descriptor.
 
-    ``drivers/vfio/group.c``; the open fails too while a process has opened the function by the
-    other way of VFIO, ``/dev/vfio/devices``. Raise DriverFailed.
+    Raise DriverFailed if a process uses the group, or has opened the function in
+    ``/dev/vfio/devices`` instead (``drivers/vfio/group.c``).
     """
     if group is None or not _GROUP.fullmatch(group):
         raise _used(address, "it has no VFIO group, so its users cannot be found out")
-    path = _DEV / "vfio" / group
+    path = host.dev / "vfio" / group
     try:
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as exc:
         raise _used(address, f"{path} cannot be opened: {exc.strerror}") from exc
 
 
-def _create(folder: Path, previous: int, count: int, autoprobe: bool) -> None:
-    """Create virtual functions at a function without any; restore the previous number on error."""
+def _create(host: Host, folder: Path, previous: int, count: int, autoprobe: bool) -> None:
+    """Create virtual functions at a card that has none; restore the previous number on error."""
     before = Sysfs(folder).read_text("sriov_drivers_autoprobe")
     try:
         if count:
-            _set_autoprobe(folder, "1" if autoprobe else "0")
-        _enable(folder, count)
+            _set_autoprobe(host, folder, "1" if autoprobe else "0")
+        _enable(host, folder, count)
         return
     except OSError as exc:
         error = f"{folder.name} cannot get {count} virtual functions: {exc.strerror or exc}"
@@ -167,27 +186,27 @@ def _create(folder: Path, previous: int, count: int, autoprobe: bool) -> None:
         raise DriverFailed(f"{error}; another process has created {others} in the meantime")
     try:
         if Sysfs(folder).read_int("sriov_numvfs"):
-            _write(folder / "sriov_numvfs", "0")
-        _set_autoprobe(folder, before)
-        _enable(folder, previous)
+            host.write(folder / "sriov_numvfs", "0")
+        _set_autoprobe(host, folder, before)
+        _enable(host, folder, previous)
     except OSError as exc:
         raise DriverFailed(
             f"{error}; its {previous} virtual functions cannot be restored: {exc.strerror or exc}"
         ) from exc
-    raise DriverFailed(f"{error}; it has {previous} again")
+    raise DriverFailed(f"{error}; the previous number {previous} was restored")
 
 
-def _set_autoprobe(folder: Path, value: str | None) -> None:
+def _set_autoprobe(host: Host, folder: Path, value: str | None) -> None:
     """Set whether kernel drivers bind to new virtual functions. Kernels before 4.12 cannot."""
     found = Sysfs(folder).read_text("sriov_drivers_autoprobe")
     if value is not None and found not in (None, value):
-        _write(folder / "sriov_drivers_autoprobe", value)
+        host.write(folder / "sriov_drivers_autoprobe", value)
 
 
-def _enable(folder: Path, count: int) -> None:
-    """Create virtual functions at a function without any. Raise OSError unless it then has them."""
+def _enable(host: Host, folder: Path, count: int) -> None:
+    """Create virtual functions at a card that has none. Raise OSError if it has not all of them."""
     if count:
-        _write(folder / "sriov_numvfs", str(count))
+        host.write(folder / "sriov_numvfs", str(count))
     # A kernel driver may create fewer, and the kernel then reports success.
     if (found := Sysfs(folder).read_int("sriov_numvfs")) != count:
         raise OSError(f"it has {found} after the change")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Capture files, plain or compressed by gzip, and their unpacking into a folder."""
 
+import contextlib
 import gzip
 import io
 import os
@@ -53,7 +54,7 @@ def save_capture(capture: Capture, path: Path) -> int:
 
 
 def unpack(capture: Capture, root: Path) -> None:
-    """Write the tree of a capture below an empty folder. Raise OSError.
+    """Write the tree of a capture below a folder; links that exist stay. Raise OSError.
 
     A file whose content is unknown becomes an empty folder: its name exists, and a read of it fails
     as it did, or would say nothing true. Links are made last: no path contains one.
@@ -68,6 +69,7 @@ def unpack(capture: Capture, root: Path) -> None:
                 (here / name).write_bytes(content)
     for path, folder in capture.folders.items():
         for name, target in folder.links.items():
-            (root / path / name).symlink_to(target)
+            with contextlib.suppress(FileExistsError):
+                (root / path / name).symlink_to(target)
     for top in ("sys/bus/pci/devices", "proc"):
         (root / top).mkdir(parents=True, exist_ok=True)

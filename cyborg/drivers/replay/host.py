@@ -15,35 +15,31 @@ from typing import Any
 
 from cyborg.core.capture.faults import Fault
 from cyborg.core.capture.model import Capture
-from cyborg.core.errors import DriverFailed
+from cyborg.core.errors import DriverFailed, Invalid
 from cyborg.drivers.base import Driver
 from cyborg.drivers.generic import PciDriver
-from cyborg.drivers.hwdb import Lookup, Names
+from cyborg.drivers.gpu.nvml import GpuFacts
+from cyborg.drivers.hwdb import Names
 from cyborg.drivers.replay.files import unpack
 from cyborg.drivers.replay.kernel import SimulatedKernel
+from cyborg.drivers.replay.programming import SimulatedControl
+from cyborg.drivers.replay.uevents import RecordedUevents
+from cyborg.drivers.replay.virtual_functions import SimulatedSriov
 
-Arguments = Callable[[SimulatedKernel, Lookup], Mapping[str, Any]]
 
-SIMULATED: Mapping[str, Arguments] = {
-    "cyborg.drivers.fake:FakeDriver": lambda kernel, lookup: {},
-    "cyborg.drivers.generic:GenericDriver": lambda kernel, lookup: {"lookup": lookup},
-    "cyborg.drivers.crypto.driver:CryptoDriver": lambda kernel, lookup: {
-        "lookup": lookup,
-        "set_services": kernel.set_services,
-    },
-    "cyborg.drivers.gpu.driver:GpuDriver": lambda kernel, lookup: {
-        "lookup": lookup,
-        "control": kernel,
-    },
-    # Their defaults refuse all changes of devices that are not of this host.
-    "cyborg.drivers.fpga.driver:FpgaDriver": lambda kernel, lookup: {"lookup": lookup},
-    "cyborg.drivers.nic.driver:NicDriver": lambda kernel, lookup: {"lookup": lookup},
-    "cyborg.drivers.nvme:NvmeDriver": lambda kernel, lookup: {
-        "lookup": lookup,
-        "erase": kernel.erase,
-    },
-}
-"""Drivers that can run on a replayed host, with their arguments: what replaces their host work."""
+class RecordedNvml:
+    """The answers of NVML in a capture: the protocol ``gpu.nvml.Nvml``."""
+
+    def __init__(self, capture: Capture) -> None:
+        """Raise Invalid for answers that are malformed."""
+        try:
+            self._facts = {a: GpuFacts.from_dict(facts) for a, facts in capture.nvml.items()}
+        except (KeyError, TypeError, ValueError) as exc:
+            raise Invalid(f"nvml: {type(exc).__name__}: {exc}", field="nvml") from exc
+
+    def read(self, address: str) -> GpuFacts | None:
+        """Return the facts about a GPU; None if the capture has none."""
+        return self._facts.get(address)
 
 
 class ReplayedHost:
@@ -53,20 +49,23 @@ class ReplayedHost:
     """
 
     def __init__(self, capture: Capture, faults: Iterable[Fault] = ()) -> None:
-        """Unpack the capture. Raise OSError."""
+        """Unpack the capture. Raise OSError, and Invalid for malformed answers of NVML."""
         self.capture = capture
+        self.nvml = RecordedNvml(capture)
         self._folder = Path(tempfile.mkdtemp(prefix="cyborg-replay-"))
         # Also at the end of a process that could not start its agent.
         self._remove = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         try:
             unpack(capture, self._folder)
-            self.boot_id = self._folder / "boot_id"
+            self.boot_id = self._folder / "proc/sys/kernel/random/boot_id"
+            self.boot_id.parent.mkdir(parents=True, exist_ok=True)
             self.boot_id.write_text(f"{uuid.uuid4()}\n")
         except OSError:
             self.close()
             raise
         self.sysfs_root = self._folder / "sys"
         self.kernel = SimulatedKernel(self.sysfs_root, faults)
+        self.uevents = RecordedUevents(capture, self.kernel)
 
     def close(self) -> None:
         """Remove the folder. Idempotent."""
@@ -81,10 +80,44 @@ class ReplayedHost:
             raise DriverFailed(
                 f"the driver {driver.name} cannot be replayed: its host work is not simulated"
             )
-        made = driver(backend, options, self.sysfs_root, **arguments(self.kernel, self._names))
+        made = driver(backend, options, self.sysfs_root, **arguments(self))
         if isinstance(made, PciDriver):
             made.set_reset(self.kernel.reset)
         return made
 
-    def _names(self, address: str) -> Names:
+    def find_names(self, address: str) -> Names:
+        """Return the names of a function, as the capture has them."""
         return Names(*self.capture.names.get(address, (None, None)))
+
+
+Arguments = Callable[[ReplayedHost], Mapping[str, Any]]
+
+SIMULATED: Mapping[str, Arguments] = {
+    "cyborg.drivers.fake:FakeDriver": lambda host: {},
+    "cyborg.drivers.generic:GenericDriver": lambda host: {
+        "lookup": host.find_names,
+        "set_count": SimulatedSriov(host.kernel).set_count,
+    },
+    "cyborg.drivers.crypto.driver:CryptoDriver": lambda host: {
+        "lookup": host.find_names,
+        "set_services": host.kernel.set_services,
+    },
+    "cyborg.drivers.gpu.driver:GpuDriver": lambda host: {
+        "lookup": host.find_names,
+        "control": host.kernel,
+        "nvml": host.nvml,
+    },
+    "cyborg.drivers.fpga.driver:FpgaDriver": lambda host: {
+        "lookup": host.find_names,
+        "control": SimulatedControl(host.kernel),
+    },
+    "cyborg.drivers.nic.driver:NicDriver": lambda host: {
+        "lookup": host.find_names,
+        "set_count": SimulatedSriov(host.kernel).set_count,
+    },
+    "cyborg.drivers.nvme:NvmeDriver": lambda host: {
+        "lookup": host.find_names,
+        "erase": host.kernel.erase,
+    },
+}
+"""Drivers that can run on a replayed host, with their arguments: what replaces their host work."""

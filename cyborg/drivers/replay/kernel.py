@@ -7,6 +7,8 @@ It imports no privileged function. What each operation does follows the kernel:
   Linux. Types of NVIDIA exclude each other ("Virtual GPU Software User Guide", homogeneous vGPUs);
   the devices of other parents share it in proportion, as those of ``samples/vfio-mdev/mtty.c``;
 * QAT: ``drivers/crypto/intel/qat/qat_common/adf_sysfs.c``;
+* programming of FPGAs: ``programming``;
+* virtual functions: ``virtual_functions``;
 * NVMe drives: data of a server is a note that an erasure removes.
 """
 
@@ -25,6 +27,7 @@ from cyborg.core.capture.faults import Fault, FaultKind, Operation
 from cyborg.core.errors import DriverFailed
 from cyborg.drivers import host_use
 from cyborg.drivers.gpu.mdev import DEVICES, is_present, types_folder
+from cyborg.drivers.nic import interfaces
 from cyborg.drivers.sysfs import Sysfs
 
 _MAX_INSTANCE = re.compile(r"max_instance=([0-9]{1,4})")  # in the description of NVIDIA's types
@@ -35,6 +38,11 @@ _ERRORS: Mapping[FaultKind, int] = {
     FaultKind.STUCK_RESET: errno.ETIMEDOUT,
     FaultKind.DISAPPEARS: errno.ENODEV,
 }
+_PLACES = (
+    *("bus/pci/devices", "bus/mdev/devices", "bus/platform/devices"),
+    *("class/mdev_bus", "class/net", "class/block", "class/fpga_manager", "class/fpga_region"),
+)
+"""Folders with links to devices."""
 _SAMPLES = 16  # of each namespace, as privileged.nvme takes
 
 
@@ -54,9 +62,16 @@ class SimulatedKernel:
         self.root = sysfs_root
         self.sysfs = Sysfs(sysfs_root)
         self.data: dict[str, str] = {}
-        self._faults = [_PendingFault(fault, fault.count) for fault in faults]
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
+        self._faults: list[_PendingFault] = []
         self._capacities: dict[tuple[str, str], int] = {}
+        for fault in faults:
+            self.add_fault(fault)
+
+    def add_fault(self, fault: Fault) -> None:
+        """Let a device show a fault from now on."""
+        with self.lock:
+            self._faults.append(_PendingFault(fault, fault.count))
 
     def check_fault(self, address: str, operation: Operation, *, resets: bool = True) -> None:
         """Raise OSError if a fault of a device affects an operation; count the fault.
@@ -64,7 +79,7 @@ class SimulatedKernel:
         ``resets`` tells whether this step of the operation resets the device. A device that
         disappears is removed from the tree.
         """
-        with self._lock:
+        with self.lock:
             for pending in self._faults:
                 fault = pending.fault
                 if fault.address != address or fault.operation not in (None, operation):
@@ -78,18 +93,26 @@ class SimulatedKernel:
                 raise OSError(_ERRORS[fault.kind], os.strerror(_ERRORS[fault.kind]))
 
     def remove_function(self, address: str) -> None:
-        """Remove a PCI function with its mediated devices and its entries in other folders."""
-        with self._lock:
+        """Remove a PCI function with its virtual functions."""
+        with self.lock:
+            for virtual in interfaces.virtual_functions(self.sysfs, address).values():
+                self.remove_function(virtual)
             entry = self.root / "bus/pci/devices" / address
-            folder = entry.resolve()
-            if not entry.is_symlink() or self.root.resolve() not in folder.parents:
+            if entry.is_symlink():
+                self.remove_device(entry.resolve())
+
+    def remove_device(self, folder: Path) -> None:
+        """Remove the folder of a device and its entries in other folders."""
+        with self.lock:
+            if (self.root / "devices").resolve() not in folder.parents:
                 return
-            entry.unlink()
             shutil.rmtree(folder, ignore_errors=True)
-            for place in ("bus/mdev/devices", "class/mdev_bus", "class/net", "class/block"):
+            for place in _PLACES:
                 self._remove_dangling(self.root / place)
             for group in (self.root / "kernel/iommu_groups").glob("*/devices"):
                 self._remove_dangling(group)
+                if not self.sysfs.list_names(group):
+                    shutil.rmtree(group.parent)
 
     @staticmethod
     def _remove_dangling(folder: Path) -> None:
@@ -101,7 +124,7 @@ class SimulatedKernel:
 
     def create(self, parent: str, type_: str, device: str) -> None:
         """Create a mediated device, again if it exists. Raise DriverFailed."""
-        with self._lock, _failures(f"a device of type {type_} could not be created at {parent}"):
+        with self.lock, failures(f"a device of type {type_} could not be created at {parent}"):
             self.check_fault(parent, Operation.CREATE)
             self._remove(parent, type_, device)
             folder = self.root / types_folder(parent) / type_
@@ -112,14 +135,14 @@ class SimulatedKernel:
             self._learn_capacities(parent)
             path = folder.resolve().parent.parent / device
             path.mkdir()
-            _link(path / "mdev_type", folder.resolve())
-            _link(folder.resolve() / "devices" / device, path)
-            _link(self.root / DEVICES / device, path)
+            make_link(path / "mdev_type", folder.resolve())
+            make_link(folder.resolve() / "devices" / device, path)
+            make_link(self.root / DEVICES / device, path)
             self._count_instances(parent)
 
     def remove(self, parent: str, type_: str, device: str) -> None:
         """Remove a mediated device; do nothing if it does not exist. Raise DriverFailed."""
-        with self._lock, _failures(f"{device} could not be removed"):
+        with self.lock, failures(f"{device} could not be removed"):
             if is_present(self.root, device):
                 self.check_fault(parent, Operation.REMOVE)
                 self._remove(parent, type_, device)
@@ -167,7 +190,7 @@ class SimulatedKernel:
     # Services of QAT devices: the type crypto.driver.SetServices.
 
     def set_instances(self, address: str, profile: str | None) -> None:
-        """Raise DriverFailed: a capture has no answers of NVML."""
+        """Raise DriverFailed: what types a parent has with other instances is not recorded."""
         raise DriverFailed(f"{address} cannot be changed: MIG instances are not simulated")
 
     def set_services(self, address: str, layout: str) -> None:
@@ -175,7 +198,7 @@ class SimulatedKernel:
         # Its checks and its order of writes, on the attributes of the tree.
         from cyborg.drivers.privileged import qat
 
-        with self._lock:
+        with self.lock:
             qat.check_unused(self.sysfs, address)
             qat.change(address, _QatAttributes(self, address), layout)
 
@@ -183,7 +206,7 @@ class SimulatedKernel:
 
     def reset(self, address: str) -> str | None:
         """Reset a function; return the methods, None if it disappeared. Raise DriverFailed."""
-        with self._lock, _failures(f"{address} could not be reset"):
+        with self.lock, failures(f"{address} could not be reset"):
             if self.sysfs.pci_function(address) is None:
                 return None
             self.check_fault(address, Operation.RESET)
@@ -194,7 +217,7 @@ class SimulatedKernel:
     def erase(self, address: str, timeout: float) -> Mapping[str, Any]:
         """Erase a drive; return the method and counts, as ``privileged.nvme.erase`` does."""
         del timeout
-        with self._lock, _failures(f"{address} could not be erased"):
+        with self.lock, failures(f"{address} could not be erased"):
             found = self.sysfs.pci_function(address)
             if found is None:
                 self.data.pop(address, None)
@@ -241,7 +264,7 @@ class _QatAttributes:
 
 
 @contextlib.contextmanager
-def _failures(subject: str) -> Iterator[None]:
+def failures(subject: str) -> Iterator[None]:
     """Convert an error of the kernel to DriverFailed, as the privileged functions do."""
     try:
         yield
@@ -249,6 +272,7 @@ def _failures(subject: str) -> Iterator[None]:
         raise DriverFailed(f"{subject}: {exc.strerror or exc}") from exc
 
 
-def _link(path: Path, target: Path) -> None:
+def make_link(path: Path, target: Path) -> None:
+    """Create a relative link, as the kernel has them."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.symlink_to(os.path.relpath(target, path.parent.resolve()))

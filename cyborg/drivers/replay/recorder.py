@@ -20,6 +20,7 @@ from cyborg.core.inventory.device import Device
 from cyborg.core.log import get_logger
 from cyborg.drivers import health, hwdb
 from cyborg.drivers.base import Driver, MeasureInterface, PartitionInterface
+from cyborg.drivers.gpu.nvml import NoNvml, Nvml, NvmlLibrary, is_known
 from cyborg.drivers.sysfs import Sysfs, observed_by
 
 LOG = get_logger(__name__)
@@ -185,12 +186,14 @@ def record_host(
     source: str,
     sysfs_root: Path = Path("/sys"),
     lookup: hwdb.Lookup | None = None,
+    nvml: Nvml | None = None,
 ) -> tuple[Capture, list[str]]:
     """Return the capture of a host, and the errors of drivers, one sentence each.
 
-    ``lookup`` finds the names of the devices; the default is that of the drivers.
+    ``lookup`` finds the names of the devices, ``nvml`` the facts about GPUs; the defaults are those
+    of the drivers.
     """
-    root = sysfs_root.parent
+    root, local = sysfs_root.parent, sysfs_root == Path("/sys")
     recorder = Recorder(root)
     errors: list[str] = []
     sysfs = Sysfs(sysfs_root)
@@ -205,7 +208,7 @@ def record_host(
                 except (CyborgError, OSError, ValueError) as exc:
                     errors.append(f"driver {driver.name}: {type(exc).__name__}: {exc}")
     if lookup is None:
-        lookup = hwdb.udev_names if sysfs_root == Path("/sys") else hwdb.no_names
+        lookup = hwdb.udev_names if local else hwdb.no_names
     # Where /lib is a link to /usr/lib, the capture has /lib as the folder.
     folders = {path.removeprefix("usr/"): folder for path, folder in recorder.folders.items()}
     folders = dict(_without_empty_parents(folders))
@@ -217,6 +220,7 @@ def record_host(
             kernel=kernel,
             names=dict(_names(sysfs, lookup)),
             unreadable=recorder.unreadable,
+            nvml=dict(_facts(sysfs, nvml or (NvmlLibrary() if local else NoNvml()))),
         ),
         errors,
     )
@@ -248,6 +252,13 @@ def _without_empty_parents(folders: Mapping[str, Folder]) -> Iterator[tuple[str,
     for path, folder in folders.items():
         if (folder.files or folder.links or path not in parents) and path != "usr":
             yield path, folder
+
+
+def _facts(sysfs: Sysfs, nvml: Nvml) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the answers of NVML about the GPUs that it knows, by address."""
+    for function in sysfs.pci_functions():
+        if is_known(function) and (facts := nvml.read(function.address)) is not None:
+            yield function.address, facts.to_dict()
 
 
 def _names(

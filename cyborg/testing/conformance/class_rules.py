@@ -104,10 +104,11 @@ def options_are_valid(env: Environment) -> None:
 
 @rule("Options for paths and commands are host_only, options for secrets are secret.", "Option")
 def path_options_are_host_only(env: Environment) -> None:
-    """Check that values set over the API cannot make the agent read, write or run anything.
+    """Check that an option that is a path or a command is ``host_only``.
 
-    The meaning of an option is guessed from its name, default and help. Only options whose kind is
-    text can hold a path.
+    Otherwise a value set over the API could make the agent read, write or run a file. The meaning
+    of an option is guessed from its name, default and help. Only options whose kind is text can
+    hold a path.
     """
     for option in getattr(env.subject.driver, "OPTIONS", ()):
         if option.kind not in _TEXTS:
@@ -159,7 +160,7 @@ def metadata_is_serialisable(env: Environment) -> None:
 
 @rule("An object can be created without any options.", "Driver.__init__")
 def defaults_are_usable(env: Environment) -> None:
-    """Check that the driver works without options, as ``enabled_drivers`` uses it."""
+    """Check that a driver object can be created without options, as by ``enabled_drivers``."""
     call = env.try_create(options={})
     if call.timed_out or call.error is not None:
         raise RuleViolated(f"without options it {describe_failure(call)}")
@@ -209,7 +210,7 @@ def abilities_are_implemented(env: Environment) -> None:
 
 @rule("UEVENT_SUBSYSTEMS is a frozenset of kernel subsystems.", "Driver.UEVENT_SUBSYSTEMS")
 def uevent_subsystems_are_valid(env: Environment) -> None:
-    """Check that the value is a frozenset: the agent would read a string as a set of letters."""
+    """Check that UEVENT_SUBSYSTEMS is a frozenset: the agent would read a string as letters."""
     subsystems = getattr(env.subject.driver, "UEVENT_SUBSYSTEMS", None)
     if not isinstance(subsystems, frozenset):
         raise RuleViolated(f"UEVENT_SUBSYSTEMS is {subsystems!r}; expected a frozenset")

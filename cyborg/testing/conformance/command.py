@@ -130,7 +130,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _load(name: str) -> tuple[Any, str | None]:
-    """Return a class and the name of its entry point, or None. Raise Misconfigured."""
+    """Return a driver class, and the name of its entry point or None. Raise Misconfigured."""
     module, colon, attribute = name.partition(":")
     try:
         if colon:
@@ -150,14 +150,14 @@ def _load(name: str) -> tuple[Any, str | None]:
 
 
 def _check_options(driver: Any, options: Mapping[str, Any], sysfs_root: str) -> None:
-    """Raise Misconfigured if the driver rejects the options; this is not a failed rule."""
+    """Raise Misconfigured if the driver rejects the options, which is no violation of a rule."""
     call = Environment(DriverUnderTest(driver, options, sysfs_root)).try_create()
     if isinstance(call.error, Misconfigured):
         raise call.error
 
 
 def _options(driver: Any, arguments: Sequence[str]) -> dict[str, Any]:
-    """Parse options like those of the configuration file. Raise Misconfigured."""
+    """Return the values of ``KEY=VALUE`` options by name. Raise Misconfigured."""
     declared = {option.name: option for option in getattr(driver, "OPTIONS", ())}
     options: dict[str, Any] = {}
     for argument in arguments:

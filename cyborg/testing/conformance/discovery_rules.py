@@ -133,7 +133,7 @@ def devices_are_serialisable(env: Environment) -> None:
 
 @rule("Repeated discoveries of an unchanged host are equal.", "Driver.discover")
 def discovery_is_stable(env: Environment) -> None:
-    """Check that three discoveries agree, in any order; each difference causes a full report."""
+    """Check that three discoveries return the same devices; a difference causes a full report."""
     driver, previous = env.discovered_devices()
     for _ in range(2):
         if change := difference(previous, env.rediscover(driver)):
@@ -142,7 +142,7 @@ def discovery_is_stable(env: Environment) -> None:
 
 @rule("Two objects of one backend discover equal devices.", "Driver.discover")
 def discovery_is_reproducible(env: Environment) -> None:
-    """Check the devices of a second object: a restart of the agent must not change addresses."""
+    """Check that a second object finds the same devices, as after a restart of the agent."""
     _, previous = env.discovered_devices()
     if change := difference(previous, env.rediscover(env.create())):
         raise RuleViolated(f"discovery of a second object: {change}")
@@ -170,7 +170,7 @@ def discover_leaks_no_thread(env: Environment) -> None:
 
 @rule("discover() does not leak file descriptors.", "Driver.discover")
 def discover_leaks_no_descriptor(env: Environment) -> None:
-    """Check that repeated discoveries do not open more files; one open file may be kept."""
+    """Check that repeated discoveries do not leave more and more files open."""
     driver, _ = env.discovered_devices()
     counts = [_count_descriptors()]
     for _ in range(_ROUNDS):
@@ -193,7 +193,7 @@ def _count_descriptors() -> int:
 
 
 def difference(previous: Sequence[Device], current: Sequence[Device]) -> str | None:
-    """Describe the first difference of two discoveries; None if at most their order differs."""
+    """Return the first difference of two discoveries as text; None if only the order differs."""
     first, second = ({d.address: _flatten(d) for d in devices} for devices in (previous, current))
     for address in sorted({*first, *second}):
         if address not in first or address not in second:

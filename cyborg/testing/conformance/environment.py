@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Environment of the conformance rules: it calls a driver, measures it and records its effects.
+"""Environment of the rules: it calls a driver, and records the time and effects of the calls.
 
 A Python audit hook receives every opened file, started process and connected socket. It does not
 receive the actions of C libraries, so the kit cannot detect them.
@@ -18,7 +18,7 @@ from typing import Any
 
 from cyborg.core.inventory.device import AttachHandle, Deployable, Device
 from cyborg.core.jobs.job import WorkItem
-from cyborg.drivers.base import Driver
+from cyborg.drivers.base import Driver, VolatileMemory
 
 INSTANCE = "5f0f0c86-1d5c-4c4b-9c3a-0d8f6f7a2f11"
 THREAD_EXIT_TIMEOUT = 1.0  # seconds that a thread may need to exit after a call
@@ -47,12 +47,13 @@ class RuleBlocked(AssertionError):
 class DriverUnderTest:
     """A driver and the parameters of its test.
 
-    ``driver`` is called like in the agent: with the name of a backend, the options and the root of
-    sysfs. ``limit`` is the timeout of each call in seconds. The driver may write or connect to
-    paths that begin with one of ``allow``, such as the socket of the vendor's daemon. With
-    ``allow_work`` the rules prepare and release a handle of this host. With the uuid ``image`` they
-    also program this image. Otherwise they change nothing. ``entry_point`` is the required name of
-    the driver. With ``external`` the driver is a separate process, and its class is a proxy.
+    The class ``driver`` is called as by the agent: with the name of a backend, the options and the
+    root of sysfs. ``limit`` is the timeout of each call in seconds. The driver may write or connect
+    to paths that begin with one of ``allow``, such as the socket of the vendor's daemon. If
+    ``allow_work`` is True, the rules prepare and release a handle of this host. If ``image`` is the
+    uuid of an image, the rules also program this image. Otherwise the rules do not change the host.
+    ``entry_point`` is the required name of the driver. With ``external`` the driver is a separate
+    process, and its class is a proxy.
     """
 
     driver: Any
@@ -80,7 +81,7 @@ class CallResult:
 
 
 class _EffectRecorder:
-    """Recorder of the effects of threads that start during a call, one call at a time."""
+    """Recorder of the effects of a call and of threads that start in it; one call at a time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -125,7 +126,7 @@ _RECORDER = _EffectRecorder()
 
 
 def _wait_for_exit(existing: set[threading.Thread]) -> list[threading.Thread]:
-    """Wait until all other threads have exited; return those that have not within the timeout."""
+    """Wait until threads have ended; return the threads that are alive after the timeout."""
     end = time.monotonic() + THREAD_EXIT_TIMEOUT
     pause = threading.Event()
     # Not join(), which refuses a thread that another thread is about to start.
@@ -137,10 +138,14 @@ def _wait_for_exit(existing: set[threading.Thread]) -> list[threading.Thread]:
 
 
 class Environment:
-    """A driver under test. The first discovery is cached; every other call is repeated."""
+    """Calls of a driver under test. Only the result of the first discovery is cached.
+
+    All objects of the driver share one memory, as they do after a restart of the agent.
+    """
 
     def __init__(self, subject: DriverUnderTest) -> None:
         self.subject = subject
+        self._memory = VolatileMemory()
         self._first: tuple[Driver, CallResult] | None = None
 
     def call(self, act: Callable[[], Any]) -> CallResult:
@@ -178,6 +183,7 @@ class Environment:
         if call.timed_out or call.error is not None:
             raise RuleBlocked(f"cannot create an object: {describe_failure(call)}")
         driver: Driver = call.value
+        driver.memory = self._memory
         return driver
 
     def try_create(
@@ -209,7 +215,7 @@ class Environment:
         return require_devices(self.call(driver.discover))
 
     def first_handle(self) -> tuple[Device, Deployable, AttachHandle]:
-        """Return the first handle with its device and deployable. Raise RuleBlocked without any."""
+        """Return the first handle with its device and deployable, or raise RuleBlocked."""
         for device in self.discovered_devices()[1]:
             for deployable in device.deployables:
                 for handle in deployable.handles:
@@ -233,7 +239,10 @@ class Environment:
         return driver
 
     def must_succeed(self, name: str, act: Callable[[], Any]) -> Any:
-        """Return the value of a call; ``name`` describes it. Raise RuleViolated if it fails."""
+        """Call a function and return its value. Raise RuleViolated if the call fails.
+
+        ``name`` describes the call in the error.
+        """
         call = self.call(act)
         if call.timed_out or call.error is not None:
             raise RuleViolated(f"{name}: {describe_failure(call)}")
@@ -253,7 +262,7 @@ class Environment:
 
 
 def require_devices(call: CallResult) -> list[Device]:
-    """Return the devices of a discovery. Raise RuleBlocked if it failed or the result is bad."""
+    """Return the devices of a discovery. Raise RuleBlocked if it failed or is invalid."""
     if call.timed_out or call.error is not None:
         raise RuleBlocked(f"discover() {describe_failure(call)}")
     if not isinstance(call.value, Sequence) or not all(isinstance(d, Device) for d in call.value):
@@ -262,7 +271,7 @@ def require_devices(call: CallResult) -> list[Device]:
 
 
 def describe_failure(call: CallResult) -> str:
-    """Return the reason for which a call failed."""
+    """Return the reason why a call failed, as the end of a sentence."""
     if call.timed_out:
         return f"has not returned after {call.seconds:.1f} s"
     return f"raised {type(call.error).__name__}: {call.error}"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conformance kit for external drivers: the kit takes the place of the agent.
 
-All rules apply except those that inspect a Python class. Side effects of the process itself are not
-detected: its vendor must verify that it only reads.
+All rules apply except those that inspect a Python class. Side effects of the driver process are not
+detected; its vendor must verify that it only reads.
 """
 
 import threading
@@ -39,8 +39,8 @@ def connect_external(
     """Yield a class whose objects call the external driver at ``<folder>/<name>.sock``.
 
     ``limit`` is the timeout of a call and ``registration_timeout`` the timeout of the driver's
-    hello message, in seconds. Raise Misconfigured for a folder that an agent would reject or that
-    an agent uses now, and TimedOut if the driver does not register.
+    hello message, in seconds. Raise Misconfigured if an agent would reject the folder, or if an
+    agent is using it. Raise TimedOut if the driver does not register.
     """
     uid = owner_uid(folder)
     # Longer than the limit of the kit, so that a rule can report the timeout.
@@ -51,7 +51,7 @@ def connect_external(
     agent.start(lambda _: registered.set())
 
     class Process(ExternalDriver):
-        """Proxy of the external driver; all backends use the same process."""
+        """Proxy of the external driver; all objects call the same process."""
 
         def __init__(
             self, backend: str, options: Mapping[str, Any], sysfs_root: str | Path = "/sys"

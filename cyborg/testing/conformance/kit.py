@@ -17,9 +17,9 @@ For an external driver the kit takes the place of the agent::
 
     python -m cyborg.testing.conformance --socket /run/cyborg/drivers/crypto.sock
 
-The exit status is 0 if no rule failed, 1 if a rule failed or was blocked, and 2 if the kit could
-not start. Rules for setup, prepare, release, sanitise, program and partition change the host and
-run only on request.
+The exit status is 0 if no rule failed or was blocked, 1 if a rule failed or was blocked, and 2 if
+the kit could not start. Rules for setup, prepare, release, sanitise, program and partition change
+the host and run only on request.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -108,7 +108,7 @@ class Check:
             raise RuleBlocked(str(exc)) from exc
 
     def _skip_reason(self) -> str | None:
-        """Return why the rule is skipped; None if it is not."""
+        """Return why the rule is skipped; None if it must run."""
         rule, subject = self.rule, self._env.subject
         if rule.needs_class and subject.external:
             return "the driver is an external process"
@@ -149,10 +149,11 @@ def conformance(
     """Return a check for each rule; the checks share the first discovery of the driver.
 
     ``options`` are parsed options of the backend. ``limit`` is the timeout of each call in seconds.
-    The driver may write or connect to paths that begin with one of ``allow``. With ``work`` the
-    rules set up this host; prepare, release and wipe a handle; partition a device and restore it;
-    and program ``image``, a uuid, as far as the driver supports this. ``entry_point`` is the name
-    under which the driver is installed. ``external`` marks the proxy of an external driver.
+    The driver may write or connect to paths that begin with one of ``allow``. If ``work`` is True,
+    the rules also change this host: they set it up, prepare, release and wipe a handle, partition a
+    device and restore it, and program the image with the uuid ``image``. Rules for an ability that
+    the driver does not have are skipped. ``entry_point`` is the name under which the driver is
+    installed. ``external`` marks the proxy of an external driver.
     """
     env = Environment(
         DriverUnderTest(
@@ -173,7 +174,7 @@ def conformance(
 def run_rules(
     driver: Any, options: Mapping[str, Any] | None = None, **parameters: Any
 ) -> list[Result]:
-    """Run all rules and return their results; ``parameters`` are those of ``conformance``."""
+    """Run all rules and return their results; the parameters are those of ``conformance``."""
     return [check.run() for check in conformance(driver, options, **parameters)]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Registry of the conformance rules; each module of rules adds its rules at its import."""
+"""Registry of the conformance rules; the import of a module with rules adds its rules."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,10 +14,11 @@ RuleCheck = Callable[[Environment], None]
 class Rule:
     """A requirement for drivers.
 
-    ``source`` is the member of ``cyborg.drivers.base`` that defines it. The rule applies only to
-    drivers that claim ``ability`` and implement ``protocol``; None means no such condition.
-    ``changes_host`` and ``needs_image`` rules run only on request; ``needs_class`` rules inspect a
-    Python class. ``check`` raises RuleViolated, or RuleBlocked if another violation prevents it.
+    ``source`` is the member of ``cyborg.drivers.base`` that defines the requirement. The rule
+    applies only to drivers that claim ``ability`` and implement ``protocol``; None means no such
+    condition. Rules with ``changes_host`` or ``needs_image`` run only on request. Rules with
+    ``needs_class`` inspect a Python class. ``check`` raises RuleViolated. It raises RuleBlocked if
+    a violation of another rule prevents the check.
     """
 
     name: str

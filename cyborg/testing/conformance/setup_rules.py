@@ -32,7 +32,7 @@ partition_rule = partial(
 
 @setup_rule("setup() of a host that is set up raises no exception.")
 def setup_is_idempotent(env: Environment) -> None:
-    """Check repeated calls of setup(), also with a second object, as a reload creates one."""
+    """Check repeated calls of setup(), also on a second object: a reload creates a new object."""
     driver: Any = env.create()
     other: Any = env.create()
     env.must_succeed("setup()", driver.setup)
@@ -79,7 +79,7 @@ def layouts_are_valid(env: Environment) -> None:
 
 @layouts_rule("One of the layouts of a device is the current one.")
 def layouts_include_current(env: Environment) -> None:
-    """Check that layouts() has the current layout, which is needed to restore a device."""
+    """Check that layouts() includes the current layout, which is needed to restore a device."""
     driver, found = env.discovered_devices()
     for device in found:
         _current_layout(device, _layouts(env, driver, device))
@@ -116,7 +116,7 @@ def partition_is_discovered(env: Environment) -> None:
 
 @partition_rule("partition() with an unknown layout raises an exception and changes nothing.")
 def partition_rejects_unknown_layout(env: Environment) -> None:
-    """Check that partition() rejects an unknown layout, because a device can change."""
+    """Check that partition() rejects an unknown layout: the layouts can change after a request."""
     driver: Any = env.create_discovered()
     device, item = _first_device(env)
     original = _current_layout(device, _layouts(env, driver, device))

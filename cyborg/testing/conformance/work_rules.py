@@ -40,7 +40,7 @@ def measure_is_in_time(env: Environment) -> None:
 
 @measure_rule("measure() returns measurements only of the given devices.")
 def measure_returns_measurements(env: Environment) -> None:
-    """Check the addresses of the measurements; an unknown address is an error of the driver."""
+    """Check that measure() returns measurements only for addresses of the given devices."""
     _, found, call = _measure(env)
     measurements = _require_measurements(call)
     if not isinstance(measurements, Mapping):
@@ -78,7 +78,7 @@ def measure_accepts_missing_devices(env: Environment) -> None:
 
 @measure_rule("The reason of a health state does not change while the state is the same.")
 def health_reasons_are_stable(env: Environment) -> None:
-    """Check that two measurements have the same reason, because a new reason causes a report."""
+    """Check that two measurements have the same reason: a different reason causes a report."""
     driver, found, call = _measure(env)
     first = _require_measurements(call)
     second = _require_measurements(env.call(lambda: driver.measure(found)))
@@ -119,7 +119,7 @@ def prepared_handles_are_discovered(env: Environment) -> None:
 
 @release_rule("release() of a prepared handle, also repeated, raises no exception.")
 def release_is_idempotent(env: Environment) -> None:
-    """Check repeated calls of release(), also with a second object as after a restart."""
+    """Check repeated calls of release(), also on a second object, as after a restart."""
     driver, other, item = env.create_discovered(), env.create_discovered(), env.first_item()
     env.must_succeed("prepare()", lambda: driver.prepare(item, INSTANCE))
     env.must_succeed("release()", lambda: driver.release(item))
@@ -137,13 +137,13 @@ def release_accepts_unprepared(env: Environment) -> None:
 
 @release_rule("release() of a missing handle or device raises no exception.")
 def release_accepts_missing(env: Environment) -> None:
-    """Check calls for missing items: after an exception the agent repeats the call forever."""
+    """Check the call for missing items: after an exception the agent repeats the call forever."""
     _accept_missing(env, "release")
 
 
 @sanitise_rule("sanitise() of a handle, also repeated, raises no exception.")
 def sanitise_is_idempotent(env: Environment) -> None:
-    """Check repeated calls of sanitise() after release(), also with a second object."""
+    """Check repeated calls of sanitise() after release(), also on a second object."""
     driver, other, item = env.create_discovered(), env.create_discovered(), env.first_item()
     if Ability.PREPARES in driver.abilities:
         env.must_succeed("prepare()", lambda: driver.prepare(item, INSTANCE))
@@ -173,7 +173,7 @@ def sanitised_handles_are_discovered(env: Environment) -> None:
 
 @sanitise_rule("sanitise() of a missing handle or device raises no exception.")
 def sanitise_accepts_missing(env: Environment) -> None:
-    """Check calls for missing items: after an exception the agent repeats the call forever."""
+    """Check the call for missing items: after an exception the agent repeats the call forever."""
     _accept_missing(env, "sanitise")
 
 
@@ -203,7 +203,7 @@ def programmed_image_is_discovered(env: Environment) -> None:
 
 
 def _accept_missing(env: Environment, method: str) -> None:
-    """Call a method for a missing handle and for a handle of a missing device."""
+    """Check that a method raises no exception for a missing handle and a missing device."""
     driver = env.create_discovered()
     for item in (
         env.first_item(MISSING),
@@ -228,7 +228,7 @@ def _require_discovered(found: Sequence[Device], item: WorkItem) -> None:
 
 
 def _measure(env: Environment) -> tuple[Any, list[Device], CallResult]:
-    """Return the driver, its devices and the result of measuring them."""
+    """Return a driver object, its devices and the result of measure() for them."""
     driver: Any
     driver, found = env.discovered_devices()
     return driver, found, env.call(lambda: driver.measure(found))

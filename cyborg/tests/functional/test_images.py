@@ -6,13 +6,16 @@ import json
 import threading
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
 import requests
 
+from cyborg.conductor.jobs.dispatcher import POLL_INTERVALS
 from cyborg.core import naming
+from cyborg.core.jobs.job import JobKind
 from cyborg.standalone.stack import StandaloneStack
 from cyborg.testing.fake_glance import FakeGlance, serve_glance
 from cyborg.tests.fixtures.clouds.glance import RealGlance, run_glance
@@ -132,6 +135,32 @@ def test_image_is_programmed(env: Env) -> None:
     assert (env.spool / image).read_bytes() == DATA
     (part,) = env.call("GET", "deployables")["deployables"]
     assert part["bitstream_id"] == image
+
+
+@pytest.mark.parametrize("glance", ["double"], indirect=True)
+def test_job_shows_how_much_of_an_image_is_fetched(
+    env: Env, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert isinstance(env.glance, FakeGlance)
+    monkeypatch.setitem(POLL_INTERVALS, JobKind.PROGRAM, 0.1)
+    image = env.glance.add_image(DATA + b"7")
+    env.glance.drip = threading.Event()
+    with ThreadPoolExecutor() as pool:
+        ended = pool.submit(env.program, image)
+
+        def fetching() -> Any:
+            activities = [job["activity"] for job in env.call("GET", "jobs?state=pending")["jobs"]]
+            return next((a for a in activities if a and a["done"]), None)
+
+        try:
+            activity = wait_until("the job shows the fetched bytes", fetching)
+        finally:
+            env.glance.drip.set()
+        job = ended.result()
+    env.glance.drip = None
+    assert (activity["step"], activity["total"]) == (f"fetch image {image}", len(DATA) + 1)
+    assert 0 < activity["done"] < len(DATA)
+    assert (job["state"], job["activity"]) == ("done", None)
 
 
 def test_image_of_a_device_profile_is_fetched(env: Env) -> None:

@@ -89,24 +89,49 @@ class Lab:
         }
 
     def bind(
-        self, provider: str, profile: str = "drive", expected: str = "Bound"
+        self,
+        provider: str,
+        profile: str = "drive",
+        expected: str = "Bound",
+        resource_class: str | None = None,
     ) -> tuple[str, str]:
         """Boot a server with one function as Nova does; return the ARQ and the server.
 
         Wait until the ARQ has the ``expected`` state.
         """
+        instance = str(uuid.uuid4())
+        allocation = make_allocation(provider, resource_class or self.resource_class)
+        response = self.cloud.placement.put(f"/allocations/{instance}", json=allocation)
+        assert response.status_code == 204, response.text
+        request = self.start_bind(provider, profile, instance)
+        self.until(f"it is {expected}", lambda: self.state(request) == expected)
+        return request, instance
+
+    def start_bind(self, provider: str, profile: str, instance: str) -> str:
+        """Create an ARQ and bind it to a server; return it. Fail if the bind is refused."""
         creation = self.call(
             "POST", "/v2/accelerator_requests", json={"device_profile_name": profile}
         )
-        request, instance = creation["arqs"][0]["uuid"], str(uuid.uuid4())
-        allocation = make_allocation(provider, self.resource_class)
-        response = self.cloud.placement.put(f"/allocations/{instance}", json=allocation)
-        assert response.status_code == 204, response.text
+        request = str(creation["arqs"][0]["uuid"])
         values = {"hostname": HOST, "device_rp_uuid": provider, "instance_uuid": instance}
         patch = [{"op": "add", "path": f"/{key}", "value": value} for key, value in values.items()]
         self.call("PATCH", "/v2/accelerator_requests", json={request: patch})
-        self.until(f"it is {expected}", lambda: self.state(request) == expected)
-        return request, instance
+        return request
+
+    def add_profile(self, name: str, resource_class: str) -> None:
+        """Create a device profile that asks for a function of a resource class."""
+        profile = {"name": name, "groups": [{f"resources:{resource_class}": "1"}]}
+        self.call("POST", "/v2/device_profiles", json=[profile])
+
+    def plug(self, port: str, driver: str, **properties: Any) -> None:
+        """Insert a device into an empty port."""
+        device = f"{port}-card"
+        self.guest.monitor.execute("device_add", driver=driver, bus=port, id=device, **properties)
+
+    def unplug(self, port: str) -> None:
+        """Remove the device of a port, and wait until the guest has released it."""
+        self.guest.monitor.execute("device_del", id=f"{port}-card")
+        self.guest.monitor.wait_for("DEVICE_DELETED", device=f"{port}-card")
 
     def release(self, instance: str) -> None:
         """Delete a server as Nova does."""
@@ -163,8 +188,7 @@ def running_lab(
         new_lab.start_agent()
         try:
             running.start()
-            profile = {"name": "drive", "groups": [{f"resources:{resource_class}": "1"}]}
-            new_lab.call("POST", "/v2/device_profiles", json=[profile])
+            new_lab.add_profile("drive", resource_class)
             new_lab.until("it is in Placement", lambda: new_lab.offered(resource_class), 200)
             yield new_lab
         finally:

@@ -17,7 +17,6 @@ ENGINE = "0000:01:00.0"
 PLUGGED = "0000:02:00.0"
 AES = {"CUSTOM_CRYPTO_SYM", "CUSTOM_CRYPTO_SYM_AES", "CUSTOM_CRYPTO_SYM_AES_CBC"}
 FOLDER = f"/sys/bus/pci/devices/{ENGINE}"
-EMPTY_PORT = ("-device", "pcie-root-port,id=rp1,chassis=2,slot=2")
 # AF_ALG (38): a transform of the kernel, as the host's own disk encryption has it.
 USE = (
     "import socket, time; line = socket.socket(38, socket.SOCK_SEQPACKET); "
@@ -31,7 +30,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory, rabbit_url: str) -> Iterator[Lab]:
-    devices = [*guest.IOMMU, *guest.ROOT_PORT, *guest.CRYPTO, *EMPTY_PORT]
+    devices = [*guest.IOMMU, *guest.ROOT_PORT, *guest.CRYPTO, *guest.EMPTY_PORTS]
     folder = tmp_path_factory.mktemp("crypto")
     setup = "modprobe -a virtio_crypto algif_skcipher vfio-pci"
     with running_lab(folder, rabbit_url, devices, OPTIONS, setup, CRYPTO) as new_lab:
@@ -110,19 +109,15 @@ def test_driver_passes_the_conformance_rules_on_a_real_kernel(lab: Lab) -> None:
 
 
 def test_hot_plugged_accelerator_is_offered_until_it_is_unplugged(lab: Lab) -> None:
-    monitor = lab.guest.monitor
     backend = {"qom-type": "cryptodev-backend-builtin", "id": "engine1"}
-    monitor.execute("object-add", **backend)
-    monitor.execute(
-        "device_add", driver="virtio-crypto-pci", cryptodev="engine1", bus="rp1", id="card"
-    )
+    lab.guest.monitor.execute("object-add", **backend)
+    lab.plug("rp1", "virtio-crypto-pci", cryptodev="engine1")
     (first,) = lab.offered(CRYPTO)
     lab.until("both are offered", lambda: len(lab.offered(CRYPTO)) == 2, 60)
     (second,) = set(lab.offered(CRYPTO)) - {first}
     lab.until("its traits are there", lambda: traits(lab, second) >= AES, 60)
     assert hardware(lab, PLUGGED)["acc_specs"]["num"] == 1
-    monitor.execute("device_del", id="card")
-    monitor.wait_for("DEVICE_DELETED", device="card")
+    lab.unplug("rp1")
     lab.until("one is offered", lambda: lab.offered(CRYPTO) == [first], 60)
 
 

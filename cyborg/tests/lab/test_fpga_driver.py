@@ -75,7 +75,7 @@ def test_failed_image_leaves_the_previous_one(
     error = results[step]["error"]
     assert reason in error
     assert f"its state is '{state}'" in error
-    assert error.endswith(f"the region has its previous image {FPGA_IMAGES['first']} again")
+    assert error.endswith(f"the previous image {FPGA_IMAGES['first']} was restored")
     assert loaded(results, step) == IMAGE_1
 
 

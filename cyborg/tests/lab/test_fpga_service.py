@@ -22,6 +22,7 @@ pytestmark = [
 ]
 
 FPGA = "FPGA"
+REGION = f"CUSTOM_FPGA_REGION_{FPGA_INTERFACE.upper()}"
 EMPTY = "11" * 16  # the function after a boot
 # The kernel searches firmware from the root of the boot, which is not that of the agent.
 FIRMWARE = "ln -s / /new; echo -n /new/lib/firmware >/sys/module/firmware_class/parameters/path"
@@ -51,7 +52,7 @@ def lab(
         },
     }
     folder = tmp_path_factory.mktemp("fpga")
-    devices = [*guest.IOMMU, *guest.EDU]
+    devices = [*guest.IOMMU, *guest.EDU, *guest.EMPTY_PORTS]
     with running_lab(folder, rabbit_url, devices, options, setup, FPGA) as new_lab:
         yield new_lab
 
@@ -103,6 +104,17 @@ def trait_of(function: str) -> str:
     return f"CUSTOM_FPGA_FUNCTION_{function.upper()}"
 
 
+def test_hot_plugged_card_is_offered_with_its_region_until_it_is_unplugged(lab: Lab) -> None:
+    (first,) = lab.offered(FPGA)
+    lab.plug("rp1", "edu")
+    lab.until("both are offered", lambda: len(lab.offered(FPGA)) == 2)
+    (second,) = set(lab.offered(FPGA)) - {first}
+    lab.until("its region is known", lambda: REGION in traits(lab, second))
+    lab.unplug("rp1")
+    lab.until("one is offered", lambda: lab.offered(FPGA) == [first])
+    assert len(lab.call("GET", "/v2/deployables")["deployables"]) == 1
+
+
 def test_images_of_glance_are_loaded_and_failures_keep_the_function(
     lab: Lab, glance: RealGlance
 ) -> None:
@@ -127,7 +139,7 @@ def test_images_of_glance_are_loaded_and_failures_keep_the_function(
     failing = add_image(glance, second, "fail")
     error = bind_image(lab, provider, failing, "BindFailed")
     assert "Input/output error" in error
-    assert "has its previous image" in error
+    assert "was restored" in error
     assert loaded(lab) == first
 
     assert bind_image(lab, provider, add_image(glance, second), "Bound") == ""

@@ -6,7 +6,9 @@ about twenty times slower in the guest than on hardware. On a quiet machine Plac
 within two seconds nevertheless; the summary shows the time.
 """
 
+import re
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -17,18 +19,24 @@ from cyborg.tests.lab.cloud import DRIVE, NVME, Lab, running_lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.services]
 
-EDU = "CUSTOM_EDU"
+EDU, NIC = "CUSTOM_EDU", "CUSTOM_NIC"
+CARD = "0000:03:00.0"  # in the port rp2
 # Seconds from the uevent until Placement is updated, with other tests on the same cores. Without
 # uevents the next heartbeat would update it, after up to ten seconds.
 SOON = 5.0
 SLOW = 1.0  # seconds that the kernel waits when it disables SR-IOV
-EMPTY_PORT = ("-device", "pcie-root-port,id=rp1,chassis=2,slot=2")
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
-    "agent": {"enabled_drivers": "", "enabled_backends": "cards", "discovery_interval": 600},
+    "agent": {"enabled_drivers": "", "enabled_backends": "cards,nics", "discovery_interval": 600},
     "cards": {
         "driver": "generic",
         "devices": [f"class=0108,resource_class={NVME}", f"vendor=1234,resource_class={EDU}"],
         "vf_counts": "0,2",
+    },
+    "nics": {
+        "driver": "nic",
+        "devices": "vendor=8086,product=10d3",
+        "physical_networks": f"physnet1:{CARD}",
+        "check_carrier": "false",  # the link needs a second
     },
     # The defaults: a shorter interval would hide missing uevents.
     "conductor": {"hello_interval": 10, "publish_interval": 5},
@@ -39,10 +47,10 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
 def lab(tmp_path_factory: pytest.TempPathFactory, rabbit_url: str) -> Iterator[Lab]:
     # No kernel driver binds the created VFs.
     setup = (
-        "modprobe -a nvme vfio-pci; drive=$(dirname /sys/bus/pci/devices/*/sriov_totalvfs)\n"
+        "modprobe -a nvme vfio-pci e1000e; drive=$(dirname /sys/bus/pci/devices/*/sriov_totalvfs)\n"
         "echo 0 >$drive/sriov_drivers_autoprobe"
     )
-    devices = [*guest.IOMMU, *guest.ROOT_PORT, *guest.NVME, *EMPTY_PORT]
+    devices = [*guest.IOMMU, *guest.ROOT_PORT, *guest.NVME, *guest.EMPTY_PORTS]
     folder = tmp_path_factory.mktemp("hotplug")
     with running_lab(folder, rabbit_url, devices, OPTIONS, setup) as new_lab:
         yield new_lab
@@ -52,10 +60,9 @@ def test_hot_plugged_device_is_offered_until_it_is_unplugged(
     lab: Lab, record_property: Any
 ) -> None:
     assert lab.offered(EDU) == []
-    lab.guest.monitor.execute("device_add", driver="edu", bus="rp1", id="card")
+    lab.plug("rp1", "edu")
     appearance = lab.until("the card is offered", lambda: lab.offered(EDU))
-    lab.guest.monitor.execute("device_del", id="card")
-    lab.guest.monitor.wait_for("DEVICE_DELETED", device="card")
+    lab.unplug("rp1")
     disappearance = lab.until("the card is not offered", lambda: not lab.offered(EDU))
     record_property(
         "summary",
@@ -63,6 +70,53 @@ def test_hot_plugged_device_is_offered_until_it_is_unplugged(
     )
     assert appearance < SOON
     assert disappearance < SOON
+
+
+def show_device(lab: Lab, address: str) -> Any:
+    """Return a device as the service shows it."""
+    (device,) = lab.call("GET", f"/v2/devices?address={address}")["devices"]
+    return device
+
+
+def configure_interface(lab: Lab, command: str) -> None:
+    """Configure the interface of the card while it has a link; make the kernel report it.
+
+    The kernel sends no uevent for an address: the agent would find it by the next discovery.
+    """
+    lab.guest.run(
+        f"cd /sys/bus/pci/devices/{CARD}/net && card=$(ls) && busybox ip link set up dev $card\n"
+        "until grep -q 1 $card/carrier; do sleep 0.1; done\n"
+        f"busybox ip {command} $card && echo change >../uevent; cd /"
+    )
+
+
+def test_network_card_is_offered_except_while_the_host_uses_it(lab: Lab) -> None:
+    lab.add_profile("nic", NIC)
+    lab.plug("rp2", "e1000e")
+    lab.until("the card is offered", lambda: lab.offered(NIC))
+    (provider,) = lab.offered(NIC)
+    assert show_device(lab, CARD)["deliverable"]
+
+    configure_interface(lab, "addr add 192.0.2.1/24 dev")
+    lab.until("the card is not offered", lambda: lab.offered(NIC) == [])
+    used = show_device(lab, CARD)
+    assert not used["deliverable"]
+    assert re.match(r"the host uses it: eth[0-9] has a route", used["undeliverable_reason"])
+    with pytest.raises(AssertionError, match="does not exist"):
+        lab.start_bind(provider, "nic", str(uuid.uuid4()))
+
+    configure_interface(lab, "addr del 192.0.2.1/24 dev")
+    lab.until("the card is offered", lambda: lab.offered(NIC) == [provider])
+    request, instance = lab.bind(provider, "nic", resource_class=NIC)
+    bound = lab.call("GET", f"/v2/accelerator_requests/{request}")
+    assert lab.holds(request) == CARD
+    assert bound["attach_handle_info"]["physical_network"] == "physnet1"
+    assert lab.offered(NIC) == []
+    lab.release(instance)
+    lab.until("the card is free", lambda: lab.offered(NIC) == [provider])
+    lab.unplug("rp2")
+    lab.until("the card is not offered", lambda: lab.offered(NIC) == [])
+    assert lab.call("GET", f"/v2/devices?address={CARD}")["devices"] == []
 
 
 def test_removed_bound_virtual_function_is_drained(lab: Lab, record_property: Any) -> None:
@@ -116,7 +170,7 @@ def test_removed_bound_virtual_function_is_drained(lab: Lab, record_property: An
 
 def set_layout(lab: Lab, layout: str) -> None:
     """Set the layout of the drive over the API, and wait for its job."""
-    (device,) = lab.call("GET", f"/v2/devices?address={DRIVE}")["devices"]
+    device = show_device(lab, DRIVE)
     job = lab.call("PUT", f"/v2/devices/{device['uuid']}/layout", json={"layout": layout})["uuid"]
     lab.until("the job has ended", lambda: lab.call("GET", f"/v2/jobs/{job}")["state"] != "pending")
     assert lab.call("GET", f"/v2/jobs/{job}")["state"] == "done"

@@ -123,6 +123,7 @@ def upgrade() -> None:
         sa.Column("result", sa.JSON()),
         sa.Column("deadline", MOMENT),
         sa.Column("mutex_key", sa.String(255)),
+        sa.Column("activity", sa.JSON()),
         sa.Column("state", sa.String(32), nullable=False),
         sa.Column("attempts", sa.Integer(), nullable=False),
         sa.Column("next_try_at", MOMENT, nullable=False),

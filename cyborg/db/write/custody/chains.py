@@ -2,9 +2,9 @@
 """Seal custody records: give each a sequence number and a hash in the chain of its device.
 
 The row of a chain in ``custody_heads`` is locked by each transaction that changes the chain, so
-records are sealed one after the other, by any conductor. Rows are sealed in the order of their ids
-as far as they are committed. A transaction that commits late is sealed after others with higher
-ids; its events concern other handles than theirs, since it holds the locks of its own.
+records are sealed one after the other, by any conductor. The committed rows are sealed in the order
+of their ids. A row that is committed late is sealed after rows with higher ids. This does not
+change the order of the events of a handle, because a transaction locks the handles of its events.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -47,9 +47,9 @@ class HeadRow(TypedDict):
 def unsealed_devices(
     tx: sa.Connection, limit: int, excluded: Collection[str] = ()
 ) -> dict[str, str]:
-    """Return the hosts of the devices of the oldest ``limit`` unsealed records, by device uuid.
+    """Return the devices of the oldest ``limit`` unsealed records, as {device uuid: host}.
 
-    ``excluded`` are uuids of devices whose records are not selected.
+    ``excluded`` are the uuids of devices to leave out.
     """
     query = sa.select(table.c.device_uuid, table.c.host).where(_UNSEALED)
     if excluded:
@@ -61,7 +61,7 @@ def unsealed_devices(
 def add_heads(tx: sa.Connection, hosts: Mapping[str, str]) -> int:
     """Insert the missing heads of these devices; return their number.
 
-    Raise oslo.db's DBDuplicateEntry if another transaction inserts one at the same time.
+    Raise oslo.db's DBDuplicateEntry if another transaction inserts the same head concurrently.
     """
     existing = tx.scalars(
         sa.select(heads.c.device_uuid).where(heads.c.device_uuid.in_(sorted(hosts)))
@@ -75,7 +75,7 @@ def add_heads(tx: sa.Connection, hosts: Mapping[str, str]) -> int:
 
 
 def lock_heads(tx: sa.Connection, device_uuids: Collection[str]) -> list[HeadRow]:
-    """Return the heads of devices, locked, without those that another transaction has locked."""
+    """Lock and return the heads of devices; skip heads that another transaction has locked."""
     query = (
         sa.select(*(heads.c[name] for name in HeadRow.__annotations__))
         .where(heads.c.device_uuid.in_(sorted(device_uuids)))
@@ -97,7 +97,7 @@ def unsealed(tx: sa.Connection, device_uuids: Collection[str], limit: int) -> li
 
 
 def seal(tx: sa.Connection, links: Mapping[int, Link]) -> int:
-    """Write sequence and hash of records, by row id; return how many were not sealed before."""
+    """Write sequence and hash of unsealed records, by row id; return how many were written."""
     return tx.execute(
         sa.update(table)
         .where(table.c.id.in_(sorted(links)), _UNSEALED)
@@ -109,9 +109,10 @@ def seal(tx: sa.Connection, links: Mapping[int, Link]) -> int:
 
 
 def advance(tx: sa.Connection, tips: Mapping[int, Link], oldest: Mapping[int, datetime]) -> None:
-    """Write the last record of chains, and the time of their first record, by row id of the head.
+    """Update the heads of chains; the caller has locked the heads.
 
-    The caller has locked the heads.
+    ``tips`` has the last record, and ``oldest`` the time of the first record, of each chain by the
+    row id of its head.
     """
     tx.execute(
         sa.update(heads)
@@ -131,10 +132,11 @@ def expired(tx: sa.Connection, cutoff: datetime, limit: int) -> Sequence[str]:
 
 
 def delete_prefix(tx: sa.Connection, head: HeadRow, base: Link, oldest_at: datetime | None) -> int:
-    """Delete the records of a chain up to ``base``, whose hash the head keeps; return their number.
+    """Delete the records of a chain up to and including ``base``; return their number.
 
-    ``oldest_at`` is the time of the next record, None if it must not be deleted either. The caller
-    has locked the head.
+    The head stores the sequence and the hash of ``base``. ``oldest_at`` is the time of the record
+    after ``base``, None if there is no such record or if it must not be deleted. The caller has
+    locked the head.
     """
     deleted = tx.execute(
         sa.delete(table).where(
@@ -167,9 +169,9 @@ def save_progress(tx: sa.Connection, reached: Mapping[str, Link], now: datetime)
 
 
 def delete_empty_heads(tx: sa.Connection, cutoff: datetime) -> int:
-    """Delete the heads without records of devices that no longer exist; return their number.
+    """Delete the heads that have no records and no existing device; return their number.
 
-    ``cutoff`` excludes heads that were changed since.
+    Heads that were created at or after ``cutoff`` are not deleted.
     """
     recorded = sa.exists().where(table.c.device_uuid == heads.c.device_uuid)
     known = sa.exists().where(devices.c.uuid == heads.c.device_uuid)

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from cyborg.agent.backends.memory import MemoryFile
 from cyborg.core.errors import DriverFailed
 from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.fpga import gbs
@@ -53,7 +54,7 @@ def make_images() -> DirectoryImages:
 def make_driver(images: DirectoryImages) -> FpgaDriver:
     """Return a driver as after a start of the agent."""
     driver = FpgaDriver("fpga0", {"devices": ["vendor=1234,product=11e8,type=FPGA"]})
-    driver.state_dir, driver.images = FOLDER / "state", images
+    driver.memory, driver.images = MemoryFile(FOLDER / "memory.json").of("fpga"), images
     return driver
 
 
@@ -84,7 +85,7 @@ def run_dfl() -> dict[str, Any]:
         images.add(image, content, region_id=FPGA_INTERFACE)
     options = {"devices": ["vendor=1af4,product=1110,type=FPGA"], "programmer": "dfl"}
     driver = FpgaDriver("dfl0", options)
-    driver.state_dir, driver.images = FOLDER / "state", images
+    driver.memory, driver.images = MemoryFile(FOLDER / "memory.json").of("fpga"), images
     (device,) = driver.discover()
     whole = WorkItem("dfl0", device.address, device.address)
     results: dict[str, Any] = {"report": device.to_dict()}

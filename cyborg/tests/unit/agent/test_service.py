@@ -9,6 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,16 @@ import pytest
 
 from cyborg.agent import service as services
 from cyborg.agent.service import AgentService
+from cyborg.core.capture.model import Uevent
 from cyborg.core.drivers.desired_state import DesiredStatus
 from cyborg.core.errors import Misconfigured
 from cyborg.core.inventory.device import Ability
+from cyborg.drivers.replay.files import save_capture
 from cyborg.rpc.client import make_agent_client
+from cyborg.testing import captures
 from cyborg.tests.fixtures.bus.broker import Bus
 from cyborg.tests.fixtures.hosts.reconciler_host import ConductorDouble
-from cyborg.tests.fixtures.machine.processes import free_port
+from cyborg.tests.fixtures.machine.processes import free_port, wait_until
 from cyborg.tests.unit.agent.report.test_heartbeat import Conductor
 
 DISCOVERY = "5f0d6f3c-6a8e-4a39-9b7a-0d5f6f3c6a8e"
@@ -164,6 +168,25 @@ def test_start_other_sysfs_root_does_not_watch_uevents(
     service.stop()
     assert "backends generic" in caplog.text
     assert "Watching uevents" not in caplog.text
+
+
+def test_start_replay_replays_recorded_uevents(memory_bus: Bus, tmp_path: Path) -> None:
+    drive = "0000:5e:00.0"
+    event = Uevent(0.0, "remove", "pci", f"/devices/pci0000:5d/0000:5d:01.0/{drive}")
+    save_capture(replace(captures.load("nvme"), uevents=(event,)), tmp_path / "host.jsonl")
+    memory_bus.conf.set_override("enabled_drivers", ["nvme"], group="agent")
+    memory_bus.conf.set_override("replay", str(tmp_path / "host.jsonl"), group="agent")
+    memory_bus.conf.set_override("state_path", str(tmp_path / "state"))
+    memory_bus.conf.set_override("timeout", 0.1, group="rpc")
+    service = AgentService(memory_bus.conf, memory_bus.conductor(), memory_bus.transport)
+    service.start()
+    try:
+        assert service.replayed is not None
+        sysfs = service.replayed.kernel.sysfs
+        wait_until("it is removed", lambda: drive not in sysfs.list_names("bus/pci/devices"))
+        assert sysfs.list_names("bus/pci/devices") == ["0000:d9:00.0"]
+    finally:
+        service.stop()
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

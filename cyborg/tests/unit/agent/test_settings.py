@@ -153,4 +153,4 @@ def test_remarks_changed_are_logged_once(
     tree.add_function("0000:0a:00.0", "15b3", "101e", "020000")
     rediscover()
     assert state(host, "gen").remarks == ()
-    assert "Earlier warnings of the driver about its configuration no longer apply" in caplog.text
+    assert "Driver has no more warnings about its configuration" in caplog.text

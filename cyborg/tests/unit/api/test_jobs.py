@@ -62,6 +62,18 @@ def test_find_filters_by_kind_and_state(api: ApiEnv, kind: str) -> None:
     assert len(api.get(f"{PATH}?kind={kind}&subject=generic")["jobs"]) == len(JobState)
 
 
+def test_activity_is_shown_from_2_5_on(api: ApiEnv) -> None:
+    activity = {"step": "fetch image", "done": 4, "total": 10}
+    uuid = add(api, "program", host="compute-1", activity=activity)
+    for version, keys in (("2.4", set()), ("2.5", {"activity"})):
+        headers = {"OpenStack-API-Version": f"accelerator {version}"}
+        (listed,) = api.call("GET", PATH, None, headers).json["jobs"]
+        shown = api.call("GET", f"{PATH}/{uuid}", None, headers).json
+        for job in (listed, shown):
+            assert job.keys() & {"activity"} == keys
+            assert job.get("activity", activity) == activity
+
+
 def test_find_pages_with_constant_query_count(api: ApiEnv) -> None:
     created = [add(api, "install", "done", "waiting") for _ in range(5)]
     path, uuids = f"{PATH}?limit=2&sort_key=kind", []

@@ -10,6 +10,7 @@ from webob import Request, Response
 
 from cyborg.cli import app, jobs
 from cyborg.cli.common import progress
+from cyborg.cli.common.job_command import job_progress
 from cyborg.tests.unit.cli.common.test_progress import Clock
 from cyborg.tests.unit.cli.common.test_rest import serving
 
@@ -119,6 +120,28 @@ def test_job_commands_send_request_and_show_job(
     assert json.loads(out) == {"UUID": JOB, "Kind": "update", "State": "pending"}
     assert JOB in cyborg(*line.split())[0]
     assert service.requests == [request_] * 2
+
+
+def program(state: str, activity: Any) -> Any:
+    return {**job(state), "kind": "program", "host": "compute-1", "activity": activity}
+
+
+def test_job_show_and_list_show_the_activity(service: Service, cyborg: Run) -> None:
+    fetch = {"step": "fetch image 4d5b0d6a", "done": 4, "total": 10}
+    service.states = [program("pending", fetch), {"jobs": [program("pending", fetch)]}]
+    assert "40 % fetch image 4d5b0d6a" in cyborg("job-show", JOB)[0]
+    assert "40 % fetch" in cyborg("job-list")[0]
+    service.states = [program("pending", fetch), job("done")]
+    assert json.loads(cyborg("job-show", JOB, "-f", "json")[0])["Activity"] == fetch
+    assert json.loads(cyborg("job-show", JOB, "-f", "json")[0])["Activity"] is None
+
+
+def test_job_progress_of_host_work_is_its_activity() -> None:
+    fetch = {"step": "fetch image", "done": 4, "total": 10}
+    shown = job_progress(program("pending", fetch))
+    assert (shown.done, shown.total, shown.lines) == (4, 10, ["fetch image"])
+    assert shown.pending == f"job {JOB} is pending: 40 % fetch image"
+    assert job_progress(program("done", None)).pending is None
 
 
 def test_job_cancel_sends_one_request_per_job(service: Service, cyborg: Run) -> None:

@@ -22,13 +22,20 @@ class SimulatedNvmeDriver(NvmeDriver):
 
 
 class ListedController(Controller):
-    """A controller with stored Identify data, by the number of the data structure."""
+    """A controller with stored Identify data, by the number of the data structure.
 
-    def __init__(self, answers: dict[int, bytes]) -> None:
+    ``controllers`` are the Controller Lists of namespaces.
+    """
+
+    def __init__(
+        self, answers: Mapping[int, bytes], controllers: Mapping[int, bytes] | None = None
+    ) -> None:
         super().__init__(-1)
         self._answers = answers
+        self._controllers = controllers or {}
 
     def _identify(self, structure: int, namespace: int = 0) -> bytes:
-        if structure not in self._answers:
+        found = self._controllers.get(namespace) if structure == 0x12 else None
+        if found is None and structure not in self._answers:
             raise DriverFailed("NVMe admin command 0x06 failed with status 0x2")
-        return self._answers[structure]
+        return self._answers[structure] if found is None else found

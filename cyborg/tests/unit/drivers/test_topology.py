@@ -139,7 +139,7 @@ def test_remarks_name_functions_that_cannot_be_reset(
     (env.folder / "reset").unlink()
     env.write(**files)
     env.topology()
-    text = f"the kernel has no method to reset {PF}: a server may find the state of another"
+    text = f"the kernel has no method to reset {PF}: a server may find data of the previous server"
     assert env.driver.remarks == (() if expected else (text,))
 
 

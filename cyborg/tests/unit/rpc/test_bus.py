@@ -134,7 +134,7 @@ def test_expected_error_is_one_line(
     with caplog.at_level(logging.INFO), pytest.raises(NoHandle):
         bus.conductor().arq_bind([], None)
     (record,) = caplog.records
-    assert record.getMessage().startswith("conductor.arq_bind refused from ")
+    assert record.getMessage().startswith("Refused call conductor.arq_bind from ")
     assert record.exc_info is None
 
 

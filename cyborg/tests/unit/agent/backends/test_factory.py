@@ -134,13 +134,14 @@ def test_load_drivers_ability_without_methods_raises_misconfigured(
         factory.load_drivers(conf, tmp_path)
 
 
-def test_load_drivers_memory_survives_a_restart(tmp_path: Path) -> None:
+def test_load_drivers_memory_of_a_driver_survives_a_restart(tmp_path: Path) -> None:
     text = f"[DEFAULT]\nhost = a\nstate_path = {tmp_path}\n[agent]\nenabled_backends = x, y\n"
     text += "[x]\ndriver = fake\n[y]\ndriver = fake\naddress = 0001:00:00.0"
     first, _ = factory.load_drivers(read(tmp_path, text), tmp_path)
     first.memory.put("key", "text")
     again = factory.load_drivers(read(tmp_path, text), tmp_path)
-    assert [driver.memory.get("key") for driver in again] == ["text", None]
+    # A device may be moved to another backend of its driver.
+    assert [driver.memory.get("key") for driver in again] == ["text", "text"]
     assert (tmp_path / "agent/memory-a.json").exists()
 
 

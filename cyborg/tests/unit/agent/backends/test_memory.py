@@ -14,7 +14,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "agent/memory-compute-1.json"
 
 
-def test_memory_survives_a_restart_for_each_backend(path: Path) -> None:
+def test_memory_survives_a_restart_for_each_driver(path: Path) -> None:
     first = MemoryFile(path)
     first.of("one").put("key", "text")
     first.of("two").put("key", "other")
@@ -56,11 +56,22 @@ def test_file_that_cannot_be_written_is_logged_once_and_written_later(
     memory.put("a", "1")
     memory.put("a", "1")
     memory.put("b", "2")
+    assert not memory.put("b", "2")
     assert (memory.get("a"), memory.get("b")) == ("1", "2")
-    assert caplog.text.count("a restart forgets it") == 1
+    assert caplog.text.count("an agent restart loses changes") == 1
     path.parent.unlink()
-    memory.put("a", "1")
+    assert memory.put("a", "1")
     assert MemoryFile(path).of("one").get("b") == "2"
+
+
+def test_text_that_is_removed_does_not_return_after_a_restart(path: Path) -> None:
+    memory = MemoryFile(path).of("one")
+    assert memory.put("key", None)
+    assert not path.exists()
+    assert memory.put("key", "text")
+    assert memory.put("key", None)
+    assert memory.get("key") is None
+    assert MemoryFile(path).of("one").get("key") is None
 
 
 def test_memory_is_bounded(path: Path) -> None:
@@ -70,5 +81,5 @@ def test_memory_is_bounded(path: Path) -> None:
     memory.put("new", "x")
     assert memory.get("0") is None
     assert memory.get("1") == memory.get("new") == "x"
-    with pytest.raises(ValueError, match="may store 1024 characters"):
+    with pytest.raises(ValueError, match="more than 65536 characters"):
         memory.put("new", "x" * (MAX_TEXT + 1))

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from cyborg.agent.images.download import Deadline, copy
+from cyborg.agent.images.download import Deadline, copy, is_intact
 from cyborg.core.errors import TimedOut
-from cyborg.core.image import parse_metadata
+from cyborg.core.image import ImageMetadata, parse_metadata
+from cyborg.core.jobs.activity import Activity, ActivityRecorder
 
 UUID = "4d5b0d6a-8f8c-4f67-9f4e-3f2d1c0b9a87"
 DATA = b"x" * 1000
@@ -27,16 +28,31 @@ class Clock:
         return self._now
 
 
+def metadata() -> ImageMetadata:
+    digest = hashlib.sha512(DATA).hexdigest()
+    return parse_metadata(
+        {"id": UUID, "size": len(DATA), "os_hash_algo": "sha512", "os_hash_value": digest}
+    )
+
+
+def test_activity_of_the_job_shows_the_written_bytes(tmp_path: Path) -> None:
+    recorder, seen = ActivityRecorder(), []
+    with recorder.record(), (tmp_path / "file").open("w+b") as file:
+        chunks = [DATA[:400], DATA[400:]]
+        copy(metadata(), chunks, file.fileno(), lambda: seen.append(recorder.current))
+        assert recorder.current is None
+        file.seek(0)
+        assert is_intact(metadata(), file.fileno())
+    fetch = f"fetch image {UUID}"
+    assert seen == [Activity(fetch, 0, len(DATA)), Activity(fetch, 400, len(DATA))]
+
+
 def test_progress_is_logged_at_most_every_five_seconds(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    digest = hashlib.sha512(DATA).hexdigest()
-    image = parse_metadata(
-        {"id": UUID, "size": len(DATA), "os_hash_algo": "sha512", "os_hash_value": digest}
-    )
     chunks = [DATA[:100]] * 10
     with caplog.at_level(logging.INFO), (tmp_path / "file").open("wb") as file:
-        copy(image, chunks, file.fileno(), lambda: None, Clock(2.0))
+        copy(metadata(), chunks, file.fileno(), lambda: None, Clock(2.0))
     assert (tmp_path / "file").read_bytes() == DATA
     lines = [record.getMessage() for record in caplog.records]
     assert lines == [f"Downloading image, {n} % of 1000 bytes" for n in (30, 60, 90)]

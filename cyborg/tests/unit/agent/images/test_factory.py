@@ -149,12 +149,15 @@ def test_libraries_are_imported_only_if_needed(
     assert done.stdout.split() == imported
 
 
-def test_replayed_host_has_no_image_store(glance: FakeGlance, tmp_path: Path) -> None:
-    """The spool may be that of the agent that manages this machine."""
-    text = (
-        f"[agent]\nreplay = capture\n[glance]\nauth_type = none\nendpoint_override = {glance.url}\n"
-    )
-    store = make_image_store(read(tmp_path, text))
-    with pytest.raises(DriverFailed, match="no image service"):
-        store.open(UUID)
-    assert not (tmp_path / "state").exists()
+def test_spool_of_a_replayed_host_is_not_that_of_the_machine(
+    glance: FakeGlance, tmp_path: Path
+) -> None:
+    text = f"[glance]\nauth_type = none\nendpoint_override = {glance.url}\n"
+    uuid = glance.add_image(b"data")
+    machine = make_image_store(read(tmp_path, text))
+    replayed = make_image_store(read(tmp_path, f"[agent]\nreplay = capture\n{text}"))
+    with machine.open(uuid) as image, replayed.open(uuid) as other:
+        assert image.path == tmp_path / "state/agent/images-compute-1" / uuid
+        assert other.path == tmp_path / "state/agent/replay/images-compute-1" / uuid
+    machine.close()
+    replayed.close()

@@ -272,7 +272,7 @@ def test_open_refuses_compressed_data(glance: FakeGlance, make: Make) -> None:
     ("body", "message"),
     [
         (b"<html>", "not JSON"),
-        (b"[]", "expected an image, found no object"),
+        (b"[]", "expected an image as an object, found list"),
         (b'{"id": "x"}', "'x' is not a uuid"),
         (b'{"id": "%s"}' % NOBODY.encode(), f"image {NOBODY}, not "),
         (b"[" + b" " * (2 << 20), "more than 1048576 bytes of metadata"),

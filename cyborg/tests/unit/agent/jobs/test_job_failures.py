@@ -76,7 +76,8 @@ def test_release_finishing_late_is_completed(host: Host) -> None:
     host.jobs = JobQueue(host.backends, host.checkpoint, 8, host.outcomes)
     host.jobs.start(work("r", RELEASE, "h1", "h2", seconds=SOON))
     assert host.outcomes.wait_for() == [(job_uuid("r"), "failed", "release did not end in 0.05 s")]
-    assert host.jobs.start(work("r", RELEASE, "h1", "h2")) == RUNNING
+    answer = host.jobs.start(work("r", RELEASE, "h1", "h2"))
+    assert answer == {**RUNNING, "activity": {"step": "release h1", "done": 0, "total": 2}}
     host.script.unblock("h1")
     assert host.outcomes.wait_for(2)[1] == (job_uuid("r"), "done", None)
     assert host.script.calls == [("release", "h1"), ("release", "h2")]

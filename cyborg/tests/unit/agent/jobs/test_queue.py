@@ -41,7 +41,8 @@ def test_start_repeated_runs_once(host: Host) -> None:
     spec = work("p")
     host.jobs.start(spec)
     host.script.wait_for(("prepare", "h1"))
-    assert host.jobs.start(spec) == RUNNING
+    activity = {"step": "prepare h1", "done": None, "total": None}
+    assert host.jobs.start(spec) == {**RUNNING, "activity": activity}
     host.script.unblock("h1")
     host.outcomes.wait_for()
     assert host.jobs.start(spec) == DONE

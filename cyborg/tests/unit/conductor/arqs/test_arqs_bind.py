@@ -296,6 +296,29 @@ def test_bind_statement_count_is_constant(env: Env) -> None:
     assert len(batch.statements) == len(alone.statements)
 
 
+def test_bind_for_a_port_needs_a_handle_with_a_network(env: Env) -> None:
+    card = rows.insert_card(env.engine, handles=2)
+    uuid = env.add_arq(group={"resources:FPGA": "1", "accel:attach_target": "port"})
+    with pytest.raises(NoHandle) as exc:
+        env.bind(card, uuid)
+    assert "device 0000:01:00.0 have no physical_network" in exc.value.message
+    assert "device profile fpga needs: set physical_networks" in exc.value.message
+    assert env.is_unchanged(uuid)
+    for row in rows.read(env.engine, schema.attach_handles):
+        info = {**row["info"], "physical_network": "physnet1"}
+        rows.update(env.engine, schema.attach_handles, row["id"], info=info)
+    env.bind(card, uuid)
+    assert env.row(uuid)["state"] == "Bound"
+
+
+def test_bind_with_an_unknown_attach_target_is_refused(sqlite_env: Env) -> None:
+    card = rows.insert_card(sqlite_env.engine)
+    uuid = sqlite_env.add_arq(group={"resources:FPGA": "1", "accel:attach_target": "host"})
+    with pytest.raises(Conflict, match="profile fpga: unknown value 'host', expected instance or"):
+        sqlite_env.bind(card, uuid)
+    assert sqlite_env.is_unchanged(uuid)
+
+
 @pytest.mark.parametrize("wait", [False, True])
 def test_lock_unclaimed_loads_only_needed_handles(env: Env, wait: bool) -> None:
     card = rows.insert_card(env.engine, handles=256)

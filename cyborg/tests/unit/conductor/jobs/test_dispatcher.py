@@ -6,10 +6,11 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 
-from cyborg.conductor.jobs.dispatcher import JobDispatcher
+from cyborg.conductor.jobs.dispatcher import POLL_INTERVAL, JobDispatcher
 from cyborg.core.errors import Invalid, NoHandle, NotFound, TimedOut
 from cyborg.db import schema
 from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.databases.counting import count_statements
 from cyborg.tests.fixtures.hosts.host_work import UNREACHABLE, JobsEnv
 
 
@@ -104,6 +105,26 @@ def test_hanging_job_is_polled_and_fails_at_its_deadline(env: JobsEnv) -> None:
     assert env.states() == {"BindFailed": 1}
     assert env.handles()["dirty"] == 1
     assert env.open_jobs() == ["release"]
+
+
+def test_activity_of_a_running_job_is_stored_without_a_statement_of_its_own(env: JobsEnv) -> None:
+    env.bind(env.add_card())
+    env.agents.answers["prepare"] = "running"
+    counts, stored = [], []
+    fetch = {"step": "fetch image", "done": 4, "total": 10}
+    # An older agent shows nothing; a malformed activity is ignored.
+    for activity in (None, fetch, {"step": 1}, fetch):
+        env.agents.activity = activity
+        with count_statements(env.engine) as count:
+            assert env.jobs.run_once() == 1
+        counts.append(len(count))
+        stored += [row["activity"] for row in rows.read(env.engine, schema.jobs)]
+        env.advance(POLL_INTERVAL + 1)
+    assert stored == [None, fetch, None, fetch]
+    assert len(set(counts)) == 1, counts
+    env.agents.answers["prepare"] = UNREACHABLE
+    env.jobs.run_once()
+    assert [row["activity"] for row in rows.read(env.engine, schema.jobs)] == [None]
 
 
 def test_late_success_is_accepted(sqlite_env: JobsEnv) -> None:

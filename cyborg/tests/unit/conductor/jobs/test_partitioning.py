@@ -169,7 +169,7 @@ def test_start_on_a_device_in_use_is_refused(env: PartitionEnv) -> None:
     [
         ("3", {}, Invalid("device .* has no layout '3': expected one of 1, 2")),
         ("", {}, Invalid("layout")),
-        ("2", {"abilities": []}, WrongState("cannot be partitioned: its driver has no such")),
+        ("2", {"abilities": []}, WrongState("cannot be partitioned: its driver does not")),
     ],
 )
 def test_start_with_a_wrong_layout_is_refused(

@@ -60,7 +60,7 @@ def test_start_on_a_deployable_in_use_is_refused(env: JobsEnv) -> None:
 
 def test_start_without_ability_or_deployable_is_refused(env: JobsEnv) -> None:
     env.add_card(abilities=["prepares"])
-    with pytest.raises(WrongState, match="no such ability"):
+    with pytest.raises(WrongState, match="its driver does not support this"):
         env.programs.start(str(deployable(env)["uuid"]), IMAGE)
     with pytest.raises(NotFound):
         env.programs.start(str(uuid4()), IMAGE)

@@ -8,6 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.clients.placement import Placement, ProviderSummary
+from cyborg.conductor.placement import publisher
 from cyborg.core.errors import Unavailable
 from cyborg.db import schema
 from cyborg.tests.fixtures.databases import rows
@@ -146,6 +147,24 @@ def test_change_during_publishing_is_published_later(engine: sa.Engine, node: No
     row = provider_row(engine)
     assert (row["revision"], row["published_revision"], row["stale_since"]) == (2, 2, None)
     assert node.inventory(provider_uuid(node))[FAKE]["total"] == 3
+
+
+def test_provider_changed_during_publishing_is_stale_since_then(
+    sqlite_engine: sa.Engine, node: Node, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its earlier time it would be published before all others, again and again."""
+    monkeypatch.setattr(publisher, "MAX_RUN", 0.0)
+    host = report_devices(sqlite_engine, node, card(0, 2))
+    hooked = HookedPlacement(node.client)
+    clock.now += timedelta(seconds=30)
+
+    def change() -> None:
+        report_devices(sqlite_engine, node, card(0, 3), host=host)
+
+    hooked.on_find = change  # type: ignore[method-assign]
+    assert make_publisher(sqlite_engine, hooked, clock).run_once() == 1
+    row = provider_row(sqlite_engine)
+    assert (row["revision"], row["published_revision"], row["stale_since"]) == (2, 1, clock.now)
 
 
 def test_provider_leased_by_another_conductor_is_skipped(

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cyborg.core.arq.attach_target import AttachTarget
 from cyborg.core.arq.selection import Candidate, Demand, _Search, choose_handles, explain_rejection
 from cyborg.core.errors import NoHandle
 
@@ -89,6 +90,19 @@ def test_choose_handles_missing_trait_is_reported() -> None:
     demand = replace(NEED, required=frozenset({"CUSTOM_A"}))
     with pytest.raises(NoHandle, match="trait missing: CUSTOM_A"):
         choose_handles([demand], [FREE], random.Random(0))
+
+
+def test_choose_handles_port_takes_only_a_handle_with_a_network() -> None:
+    port = replace(NEED, arq_uuid="r1", target=AttachTarget.PORT, profile="sriov")
+    plain = replace(FREE, device="0000:3b:00.0")
+    connected = replace(plain, handle_id=2, info={"physical_network": "physnet1"})
+    assert choose_handles([port], [plain, connected], random.Random(0)) == {"r1": 2}
+    assert choose_handles([NEED], [plain], random.Random(0)) == {"r0": 1}
+    with pytest.raises(NoHandle) as exc:
+        choose_handles([NEED, port], [plain, replace(plain, handle_id=2)], random.Random(0))
+    (rejection, _) = exc.value.details["reasons"]["r1"]
+    assert "device 0000:3b:00.0 have no physical_network" in str(rejection["reason"])
+    assert "profile sriov" in exc.value.message
 
 
 def test_choose_handles_one_handle_for_two_demands_is_rejected() -> None:

@@ -24,6 +24,7 @@ CAPTURE = Capture(
     names={"0000:3b:00.0": ("Intel", None)},
     unreadable={"sys/a": "EACCES"},
     uevents=(Uevent(0.5, "add", "pci", "/devices/pci0000:3a"),),
+    nvml={"0000:3b:00.0": {"memory": 8, "max_vgpus": {"A10-6Q": 4}}},
 )
 HEADER = {"format": model.FORMAT, "version": model.VERSION, "source": "x"}
 
@@ -121,6 +122,7 @@ def test_merge_unites_the_cards() -> None:
     assert sorted(merged.folders["sys/bus/pci/devices"].links) == ["0000:3b:00.0", "0000:5e:00.0"]
     assert merged.folders[DEVICE] == CAPTURE.folders[DEVICE]
     assert (merged.kernel, merged.names, merged.uevents) == ("6.1.0", CAPTURE.names, ())
+    assert merged.nvml == CAPTURE.nvml
 
 
 def test_merge_refuses_different_files() -> None:

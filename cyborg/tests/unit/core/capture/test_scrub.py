@@ -34,6 +34,7 @@ CAPTURE = Capture(
         "proc/self/net": Folder({"route": b"eth0\t00000000\t0101A8C0\t0003\t0\t0\t0\t00FFFFFF\n"}),
     },
     uevents=(Uevent(0.1, "add", "mdev", f"/devices/x/{UUID}"),),
+    nvml={"0000:3b:00.0": {"uuid": f"GPU-{UUID}", "memory": 8, "mig": None}},
 )
 
 

@@ -99,7 +99,7 @@ def test_load_devices_numa_node_minus_one_is_none() -> None:
         ({"specs": {"num": 10**9}}, "num: invalid value '1000000000'"),
         ({"specs": {"num": "1"}}, "num: invalid value '1', expected an integer from 0 to 256"),
         ({"specs": {"num": True}}, "num: invalid value 'True'"),
-        ({"specs": {"num": 2}}, "num is 2: handles must list the PCI functions"),
+        ({"specs": {"num": 2}}, "num is 2: expected 2 addresses of PCI functions in handles"),
         ({"handles": []}, "num is 1 but handles has 0"),
         ({"handles": 5}, "handles must be a list"),
         (
@@ -142,7 +142,7 @@ def test_load_devices_duplicate_address_is_rejected() -> None:
 
 
 def test_load_devices_too_many_is_rejected() -> None:
-    with pytest.raises(Invalid, match="has 257 pieces of hardware, at most 256"):
+    with pytest.raises(Invalid, match="hardware has 257 elements, at most 256"):
         load_devices({"hardware": [hardware()] * 257}, "b", "X")
     many = [
         hardware(f"0000:{n:02x}:00.0", attach_type="TEST_PCI", acc_specs={"num": 256})

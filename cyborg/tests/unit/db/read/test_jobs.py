@@ -56,6 +56,14 @@ def test_job_has_its_progress_and_steps(engine: sa.Engine, job_uuids: list[str])
     assert "secret" not in str([first, job])
 
 
+def test_activity_is_shown_until_the_job_has_ended(engine: sa.Engine) -> None:
+    activity = {"step": "fetch image", "done": 4, "total": 10}
+    for state in ("pending", "failed"):
+        add(engine, "program", "part", host="a", activity=activity, state=state)
+    with engine.connect() as connection:
+        assert [row["activity"] for row in jobs.find(connection)] == [activity, None]
+
+
 @pytest.mark.parametrize(
     ("filters", "expected"),
     [

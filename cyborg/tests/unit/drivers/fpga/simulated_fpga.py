@@ -9,9 +9,7 @@ card after ``devices.h`` of XRT's kernel driver xocl.
 """
 
 import errno
-import json
 import os
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,6 @@ from typing import Any
 import pytest
 
 from cyborg.drivers.fpga.driver import FpgaDriver
-from cyborg.drivers.fpga.gbs import MAGIC
 from cyborg.drivers.fpga.programmers import HostControl
 from cyborg.drivers.privileged import CONTEXT, fpga
 from cyborg.testing.host_tree import HostTree
@@ -29,19 +26,6 @@ INTERFACE = "69528db6eb31577a8c3668f9faa081f6"
 OTHER_INTERFACE = "9926ab6d6c925a68aabca7d84c545738"
 OLD_FUNCTION, NEW_FUNCTION = "d8424dc4a4a3c413f89e433683f9040b", "331db30c988541ea9081f88b8f655caa"
 HALF_WAY, REFUSED, BUSY = b"fails half-way", b"refused", b"busy"
-
-
-def make_gbs(interface_id: str, function_id: str, content: bytes = b"bits") -> bytes:
-    """Return a GBS file; ``gbs`` describes the format."""
-    metadata = {
-        "version": 1,
-        "afu-image": {
-            "interface-uuid": interface_id,
-            "accelerator-clusters": [{"name": "test", "accelerator-type-uuid": function_id}],
-        },
-    }
-    text = json.dumps(metadata).encode()
-    return MAGIC + struct.pack("<I", len(text)) + text + content
 
 
 class SimulatedKernel(HostTree):

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from cyborg.agent.backends.memory import MemoryFile
 from cyborg.core.errors import DriverFailed, Misconfigured
 from cyborg.core.inventory.device import Ability, Deployable, Device, DeviceType, Health
 from cyborg.core.jobs.job import WorkItem
+from cyborg.drivers.base import Memory
 from cyborg.drivers.fpga.driver import FpgaDriver
 from cyborg.drivers.fpga.families import FAMILIES
 from cyborg.drivers.fpga.records import Record, RecordStore
@@ -37,11 +39,16 @@ def images(tmp_path: Path) -> DirectoryImages:
     return store
 
 
+def memory_of(kernel: SimulatedKernel) -> Memory:
+    """Return the memory of the driver as an agent of this host has it after a restart."""
+    return MemoryFile(kernel.root.parent / "memory.json").of("fpga")
+
+
 def make_driver(
     kernel: SimulatedKernel, images: DirectoryImages | None = None, **options: Any
 ) -> FpgaDriver:
     driver = SimulatedFpgaDriver("fpgas", {"devices": RULES, **options}, kernel.root)
-    driver.state_dir = kernel.root.parent / "state"
+    driver.memory = memory_of(kernel)
     if images is not None:
         driver.images = images
     return driver
@@ -256,8 +263,9 @@ def test_release_forgets_image_that_the_profile_did_not_name(
     driver.program(item(handle=""), IMAGE)
     driver.prepare(item(), "instance")
     assert only_deployable(driver).bitstream_id == IMAGE
-    make_driver(kernel, images).release(item())
-    assert only_deployable(driver).bitstream_id is None
+    again = make_driver(kernel, images)
+    again.release(item())
+    assert only_deployable(again).bitstream_id is None
 
 
 def test_release_of_virtual_function_keeps_the_image(
@@ -266,13 +274,13 @@ def test_release_of_virtual_function_keeps_the_image(
     kernel.add_dfl_card(ports=1, virtual=1)
     driver = make_driver(kernel, images)
     driver.prepare(item(PAC, "0000:5e:00.1"), "instance")
-    path = kernel.root.parent / "state" / f"fpga-{PAC}.json"
-    assert not path.exists()
+    store = RecordStore(lambda: memory_of(kernel))
+    assert store.get(PAC, 0) is None
     record = Record(IMAGE, None, "boot", 1, None)
-    RecordStore(lambda: path.parent).put(PAC, 0, record)
+    RecordStore(lambda: driver.memory).put(PAC, 0, record)
     driver.prepare(item(PAC, "0000:5e:00.1"), "instance")
     driver.release(item(PAC, "0000:5e:00.1"))
-    assert RecordStore(lambda: path.parent).get(PAC, 0) == record
+    assert store.get(PAC, 0) == record
 
 
 def test_control_of_another_sysfs_refuses(kernel: SimulatedKernel, images: DirectoryImages) -> None:
@@ -291,7 +299,6 @@ def test_driver_passes_all_rules(
     kernel.add_dfl_card(ports=2, virtual=2)
     kernel.add_alveo()
     monkeypatch.setattr(SimulatedFpgaDriver, "images", images)
-    monkeypatch.setattr(SimulatedFpgaDriver, "state_dir", kernel.root.parent / "state")
     results = run_rules(
         SimulatedFpgaDriver,
         {"devices": RULES},

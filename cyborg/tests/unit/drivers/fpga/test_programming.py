@@ -14,6 +14,7 @@ from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.fpga.driver import FpgaDriver
 from cyborg.drivers.privileged import fpga
 from cyborg.tests.fixtures.hosts.directory_images import DirectoryImages
+from cyborg.tests.fixtures.hosts.gbs import make_gbs
 from cyborg.tests.unit.drivers.fpga.simulated_fpga import (
     BUSY,
     HALF_WAY,
@@ -28,8 +29,8 @@ from cyborg.tests.unit.drivers.fpga.simulated_fpga import (
     USER,
     SimulatedFpgaDriver,
     SimulatedKernel,
-    make_gbs,
 )
+from cyborg.tests.unit.drivers.fpga.test_driver import memory_of
 
 RULES = ("vendor=1234,type=FPGA", "address=*")
 FIRST, SECOND, THIRD = (f"{n}1111111-1111-4111-8111-111111111111" for n in (1, 2, 3))
@@ -46,7 +47,7 @@ def images(tmp_path: Path) -> DirectoryImages:
 
 def make_driver(kernel: SimulatedKernel, images: DirectoryImages, **options: Any) -> FpgaDriver:
     driver = SimulatedFpgaDriver("fpgas", {"devices": RULES, **options}, kernel.root)
-    driver.state_dir = kernel.root.parent / "state"
+    driver.memory = memory_of(kernel)
     driver.images = images
     return driver
 
@@ -114,8 +115,7 @@ def test_damaged_record_counts_as_unknown(kernel: SimulatedKernel, images: Direc
     kernel.add_plain_card()
     driver = make_driver(kernel, images)
     program(driver, FIRST)
-    assert driver.state_dir is not None
-    (driver.state_dir / f"fpga-{PLAIN}.json").write_text("{")
+    driver.memory.put(f"images {PLAIN}", "{")
     assert shown(driver) == [None]
 
 
@@ -196,7 +196,7 @@ def test_refused_image_is_replaced_by_the_previous_one(
     driver = make_driver(kernel, images)
     program(driver, FIRST)
     images.add(THIRD, REFUSED, region_id=INTERFACE)
-    with pytest.raises(DriverFailed, match=r"'write init error'; the region has its previous"):
+    with pytest.raises(DriverFailed, match=r"'write init error'; the previous image"):
         program(driver, THIRD)
     assert images.opened == [FIRST, THIRD, FIRST]
     assert shown(driver) == [FIRST]
@@ -213,8 +213,8 @@ def test_failure_half_way_restores_previous_image(
         program(driver, THIRD)
     assert caught.value.message == (
         f"image {THIRD} could not be loaded into {PLAIN}: the FPGA manager fpga0 refused the "
-        "image: Input/output error; its state is 'write error'; the region has its previous image "
-        f"{FIRST} again"
+        "image: Input/output error; its state is 'write error'; the previous image "
+        f"{FIRST} was restored"
     )
     assert [name[13:21] for _, name in kernel.writes] == [FIRST[:8], THIRD[:8], FIRST[:8]]
     assert shown(driver) == [FIRST]

@@ -371,7 +371,7 @@ def test_release_with_unreadable_folder_fails(
     with pytest.raises(DriverFailed, match="cannot be read: Too many levels of symbolic links"):
         driver.release(item(slot(0)))
     monkeypatch.setattr(mdev, "_SYS", tmp_path / "absent")
-    with pytest.raises(DriverFailed, match="absent is not a sysfs"):
+    with pytest.raises(DriverFailed, match="absent is not the root of a sysfs"):
         driver.release(item(slot(0)))
 
 

@@ -45,8 +45,8 @@ def test_read_error_is_logged_once(library: ctypes.CDLL, caplog: pytest.LogCaptu
     library.set_broken(1)
     assert source.read(CARD) is None
     assert [record.message for record in caplog.records] == [
-        "NVML cannot be read, its facts are unknown: Not Found",
-        "NVML cannot be read, its facts are unknown: Driver Not Loaded",
+        "Cannot read NVML, the facts about the GPU are unknown: Not Found",
+        "Cannot read NVML, the facts about the GPU are unknown: Driver Not Loaded",
     ]
 
 

@@ -2,9 +2,10 @@
 """The nvme driver on simulated hosts; the lab erases a drive of a real kernel."""
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -104,7 +105,7 @@ def test_sanitise_missing_virtual_function_is_not_clean(
     host: HostTree, calls: list[tuple[str, float]]
 ) -> None:
     """Its data is on the drive, and it can come back with it."""
-    with pytest.raises(DriverFailed, match="enable its virtual functions"):
+    with pytest.raises(DriverFailed, match="enable the virtual functions of"):
         make_driver(host, calls).sanitise(item("0000:01:00.1"))
 
 
@@ -126,6 +127,27 @@ def test_sanitise_on_another_sysfs_never_erases_a_drive_of_this_host(host: HostT
 def test_driver_with_timeout_out_of_range_is_misconfigured(host: HostTree, timeout: float) -> None:
     with pytest.raises(Misconfigured, match="erase_timeout"):
         make_driver(host, [], erase_timeout=timeout)
+
+
+def check_all_attached(
+    attached: Sequence[int],
+    method: Method,
+    others: Mapping[int, Sequence[int]] = MappingProxyType({}),
+    *,
+    allocated: Sequence[int],
+) -> None:
+    """Check a controller that manages namespaces; ``others`` are controllers by namespace."""
+    lists = {
+        structure: struct.pack(f"<{len(numbers)}I", *numbers).ljust(4096, b"\0")
+        for structure, numbers in ((0x02, attached), (0x10, allocated))
+    }
+    controllers = {
+        namespace: struct.pack(f"<{len(numbers) + 1}H", len(numbers), *numbers)
+        for namespace, numbers in others.items()
+    }
+    info = ControllerInfo(tuple(Method), manages_namespaces=True)
+    controller = ListedController(lists, controllers)
+    privileged._check_all_attached(controller, info, list(attached), method)
 
 
 class TestPrivileged:
@@ -166,15 +188,19 @@ class TestPrivileged:
             privileged.erase(DRIVE, 1.0)
 
     def test_erase_detached_namespace_is_refused(self) -> None:
-        lists = {0x10: struct.pack("<3I", 1, 2, 3).ljust(4096, b"\0")}
-        info = ControllerInfo(tuple(Method), manages_namespaces=True)
-        check = partial(privileged._check_all_attached, ListedController(lists), info)
+        check = partial(check_all_attached, allocated=(1, 2, 3))
         with pytest.raises(DriverFailed, match="namespace 2 is detached"):
             check([1, 3], Method.FORMAT_ERASE)
         with pytest.raises(DriverFailed, match="no attached namespace"):
             check([], Method.SANITIZE_BLOCK)
         check([1, 2, 3], Method.FORMAT_ERASE)
         check([1], Method.SANITIZE_BLOCK)
+
+    def test_erase_with_namespaces_of_other_controllers_is_permitted(self) -> None:
+        check = partial(check_all_attached, allocated=(1, 2, 3))
+        check([1], Method.FORMAT_ERASE, {2: (7,), 3: (0, 8)})
+        with pytest.raises(DriverFailed, match="namespace 3 is detached"):
+            check([1], Method.FORMAT_ERASE, {2: (7,), 3: ()})
 
     def test_erase_drive_of_the_host_is_refused(self, host: HostTree) -> None:
         host.mount("nvme0n1p1", "/srv")

@@ -140,7 +140,7 @@ def test_function_that_disappears_takes_its_mediated_devices_along(make_host: Ma
     assert mdevs(host) == 1
     driver.release(work)
     assert GPU not in {device.address for device in driver.discover()}
-    assert list((host.sysfs_root / "kernel/iommu_groups/31/devices").iterdir()) == []
+    assert not (host.sysfs_root / "kernel/iommu_groups/31").exists()
 
 
 def test_erasure_removes_the_data_of_a_server(make_host: MakeHost) -> None:
@@ -256,7 +256,7 @@ def test_denied_privileged_functions_fail_for_all(monkeypatch: pytest.MonkeyPatc
             lambda: mdev.remove(GPU, "nvidia-593", "x"),
         ]
         for call in calls:
-            with pytest.raises(DriverFailed, match="no work on this host: a test"):
+            with pytest.raises(DriverFailed, match="this process must not change its host: a test"):
                 call()
     finally:
         privileged.deny_calls(None)

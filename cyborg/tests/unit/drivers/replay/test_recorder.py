@@ -7,23 +7,40 @@ from typing import Any
 
 import pytest
 
+from cyborg.core.capture.model import Capture
+from cyborg.core.errors import DriverFailed, Invalid
 from cyborg.core.inventory.device import Device
+from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.base import Driver
 from cyborg.drivers.crypto.driver import CryptoDriver
 from cyborg.drivers.fake import FakeDriver
+from cyborg.drivers.fpga.driver import FpgaDriver
 from cyborg.drivers.generic import GenericDriver
 from cyborg.drivers.gpu.driver import GpuDriver
+from cyborg.drivers.gpu.nvml import GpuFacts
 from cyborg.drivers.hwdb import Names
+from cyborg.drivers.nic.driver import NicDriver
 from cyborg.drivers.nvme import NvmeDriver
 from cyborg.drivers.replay.files import load_capture, save_capture
 from cyborg.drivers.replay.host import ReplayedHost
 from cyborg.drivers.replay.recorder import record_host
 from cyborg.testing import captures
 from cyborg.tests.unit.drivers.crypto.simulated_qat import make_host
+from cyborg.tests.unit.drivers.fpga import simulated_fpga
 from cyborg.tests.unit.drivers.gpu.simulated_gpu import SimulatedKernel
 
 DRIVERS: Sequence[type[Driver]] = (CryptoDriver, GpuDriver, NvmeDriver, GenericDriver)
 CARD, DRIVE = "0000:0a:00.0", "0000:0b:00.0"
+UUID = "GPU-83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"
+MIG_FACTS = GpuFacts(
+    UUID,
+    40 * 2**30,
+    mig="enabled",
+    mig_profiles={"1g.5gb": 7},
+    mig_instances={"1g.5gb": 7},
+    vgpu_profiles={"A100-1-5C": "1g.5gb"},
+)
+CARD_DRIVERS: Sequence[type[Driver]] = (*DRIVERS, FpgaDriver, NicDriver)
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "crypto": {"devices": ["vendor=8086", "vendor=1af4", "vendor=1022"]},
     "gpu": {"devices": ["address=*"], "mdev_types": ["parent=mtty,type=mtty-1"]},
@@ -89,6 +106,58 @@ def test_replay_shows_parents_of_mediated_devices(tmp_path: Path) -> None:
         host.close()
 
 
+class OneGpu:
+    """NVML of a host with one GPU of NVIDIA, in MIG mode."""
+
+    def read(self, address: str) -> GpuFacts | None:
+        assert address == CARD, "NVML knows no other card"
+        return MIG_FACTS
+
+
+def test_replay_shows_the_answers_of_nvml(tmp_path: Path) -> None:
+    kernel = SimulatedKernel(tmp_path)
+    kernel.add_function(CARD, "10de", "20b0", "030200", kernel_driver="nvidia")
+    kernel.add_function("0000:0f:00.0", "10de", "20b0", "030200", kernel_driver="vfio-pci")
+    kernel.add_parent(CARD, 4, {"nvidia-1": 1})
+    types = kernel.root / "bus/pci/devices" / CARD / "mdev_supported_types"
+    (types / "nvidia-1/name").write_text("NVIDIA A100-1-5C\n")
+    capture, _ = record_host(DRIVERS, "test", kernel.root, nvml=OneGpu())
+    save_capture(capture, tmp_path / "host.jsonl")
+    host = ReplayedHost(load_capture(tmp_path / "host.jsonl"))
+    try:
+        options = {"mdev_types": [f"address={CARD},type=nvidia-1"], "mig_layouts": True}
+        driver = host.create_driver(GpuDriver, "gpu", options)
+        assert isinstance(driver, GpuDriver)
+        (device,) = driver.discover()
+        assert (device.serial, device.std_board_info["memory_bytes"]) == (UUID, "42949672960")
+        names = [layout.name for layout in driver.layouts(device)]
+        assert names == ["7x1g.5gb"]
+        with pytest.raises(DriverFailed, match="MIG instances are not simulated"):
+            driver.partition(WorkItem("gpu", CARD, ""), "none")
+    finally:
+        host.close()
+
+
+def test_answers_of_nvml_are_checked() -> None:
+    with pytest.raises(Invalid, match="nvml: TypeError"):
+        ReplayedHost(Capture("x", {}, nvml={CARD: {"memory": "much"}}))
+
+
+def test_replay_shows_regions_of_fpga_cards(tmp_path: Path) -> None:
+    kernel = simulated_fpga.SimulatedKernel(tmp_path)
+    kernel.add_plain_card()
+    kernel.add_dfl_card(ports=2, virtual=2)
+    capture, _ = record_host([FpgaDriver], "test", kernel.root)
+    host = ReplayedHost(capture)
+    try:
+        options = {"devices": ["address=*,type=FPGA"]}
+        replayed = host.create_driver(FpgaDriver, "fpga", options).discover()
+        assert replayed == FpgaDriver("fpga", options, kernel.root).discover()
+        assert sum(len(device.deployables) for device in replayed) == 3
+    finally:
+        host.close()
+
+
 def test_record_changes_nothing(tmp_path: Path) -> None:
     root = busy_host(tmp_path)
     before = sorted((str(p), p.lstat().st_mtime_ns) for p in tmp_path.rglob("*"))
@@ -128,7 +197,7 @@ def test_capture_of_a_card_names_its_source_and_has_its_devices(name: str) -> No
     try:
         devices = [
             device
-            for driver in DRIVERS
+            for driver in CARD_DRIVERS
             for device in host.create_driver(
                 driver, driver.name, captures.DRIVERS[driver.name]
             ).discover()

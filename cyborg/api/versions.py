@@ -9,11 +9,11 @@
 2.4  accelerators, drivers, hardware, services, discoveries, jobs, the outbox and audits; state,
      health and other fields of devices; the Placement status of deployables
 2.5  ``deliverable``, ``undeliverable_reason``, ``topology``, ``job_errors`` and
-     ``desired_layout`` in devices; the device states ``undeliverable`` and
-     ``restore_failed``, which 2.4 shows as ``setup_required`` and ``unhealthy``; the
-     custody log and the layouts of a device; ``activity`` in jobs; ``error`` in
-     accelerators, and the accelerator state ``error``, which 2.4 shows as ``dirty``;
-     ``accel:attach_target`` of new device profiles is checked
+     ``desired_layout`` in devices; the device states ``undeliverable``, ``restore_failed``
+     and ``failing``, which 2.4 shows as ``setup_required``, ``unhealthy`` and
+     ``unhealthy``; the custody log and the layouts of a device; ``activity`` in jobs;
+     ``error`` in accelerators, and the accelerator state ``error``, which 2.4 shows as
+     ``dirty``; ``accel:attach_target`` of new device profiles is checked
 ==== ==========================================================================
 """
 

@@ -26,6 +26,8 @@ def format_schedulable(row: Mapping[str, Any]) -> str:
     'no: maintaining'
     >>> format_schedulable({"state": "maintaining", "placement": "stale"})
     'closing: maintaining'
+    >>> format_schedulable({"state": "ready", "placement": "in_sync", "job_errors": ["it broke"]})
+    'yes, see job_errors'
     """
     state, placement = str(row.get("state")), row.get("placement")
     if placement == "error":
@@ -34,7 +36,8 @@ def format_schedulable(row: Mapping[str, Any]) -> str:
         withheld = f'"{NOT_OFFERED}"' in str(row.get("vendor_board_info"))
         return "no: not offered" if withheld else "no: nothing to offer"
     if state == "ready":
-        return "yes" if placement == "in_sync" else "opening"
+        offered = "yes" if placement == "in_sync" else "opening"
+        return f"{offered}, see job_errors" if row.get("job_errors") else offered
     reason = state.replace("_", " ")
     return f"no: {reason}" if placement == "in_sync" else f"closing: {reason}"
 

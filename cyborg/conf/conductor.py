@@ -152,6 +152,22 @@ OPTIONS = [
         min=1.0,
         help="Seconds for a host to load an image into a device, or to change its layout.",
     ),
+    cfg.IntOpt(
+        "device_close_after",
+        default=3,
+        min=0,
+        help="Number of prepare jobs of a device that fail in a row, after which it has the state "
+        "failing: it accepts no new requests, and its units are reserved in Placement. A job for "
+        "a profile with accel: keys is not counted, because the profile can be the cause. 0 "
+        "disables this.",
+    ),
+    cfg.FloatOpt(
+        "device_close_time",
+        default=600.0,
+        min=1.0,
+        help="Seconds for which a failing device is closed. Then it is tried again: the next "
+        "failure closes it again, a success ends this. cyborg device-enable opens it at once.",
+    ),
     cfg.FloatOpt(
         "orphan_scan_interval",
         default=300.0,

@@ -47,6 +47,10 @@ class DeviceColumns(TypedDict):
     layouts: list[dict[str, Any]]
     desired_layout: str | None
     boot_check: str | None
+    job_failures: list[dict[str, Any]] | None
+    failed_prepares: int
+    failing: bool
+    retry_at: datetime | None
 
 
 def fetch_all(kind: Callable[..., R], result: sa.CursorResult[Any]) -> list[R]:

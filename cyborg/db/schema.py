@@ -180,6 +180,12 @@ devices = _table(
     sa.Column("desired_layout", sa.String(255)),
     # ``core.inventory.boot_check``: what its host did not keep over a reboot; None if nothing.
     sa.Column("boot_check", sa.String(32), index=True),
+    # ``core.jobs.failures``: the last failed job of each kind, None if there is none; the number of
+    # failed prepare jobs in a row; whether this closes the device, and until when.
+    sa.Column("job_failures", sa.JSON(none_as_null=True)),
+    sa.Column("failed_prepares", sa.Integer, nullable=False, default=0),
+    sa.Column("failing", sa.Boolean, nullable=False, default=False),
+    sa.Column("retry_at", Moment, index=True),
     sa.UniqueConstraint("host", "address"),
 )
 

@@ -8,6 +8,7 @@ from cyborg.agent.backends.backend import error_text
 from cyborg.core.errors import DriverFailed, NotFound
 from cyborg.core.inventory.device import Ability
 from cyborg.core.jobs.activity import show_activity
+from cyborg.core.jobs.failures import describe_failure, describe_subject
 from cyborg.core.jobs.job import MAX_ERROR, JobKind, JobSpec, WorkItem
 from cyborg.core.log import get_logger
 from cyborg.drivers.base import (
@@ -48,7 +49,7 @@ def execute(
         for number, item in enumerate(() if dry_run and releasing else spec.items):
             if not should_continue():
                 raise Aborted
-            subject = item.handle or item.deployable or item.device
+            subject = describe_subject(item)
             try:
                 call = _driver_call(spec, item, drivers, removed_driver)
                 if not dry_run:
@@ -56,7 +57,7 @@ def execute(
                         call()
             except BaseException as exc:  # a SystemExit is a failure too
                 LOG.debug("Job item failed", job=spec.job_uuid, device=item.device, exc_info=True)
-                errors.append(f"{spec.kind} of {subject}: {error_text(exc)}")
+                errors.append(describe_failure(spec.kind, item, error_text(exc)))
                 if not releasing:
                     return errors[0][:MAX_ERROR]
     return "; ".join(errors)[:MAX_ERROR] or None

@@ -80,8 +80,9 @@ class DeviceV25(DeviceV24):
     ``undeliverable_reason``. ``topology`` is its place in the host, such as ``pci_path``.
     ``layout`` is the current layout of a device that can be partitioned, ``layouts`` are the names
     of all its layouts, and ``desired_layout`` is the layout that an operator applied last.
-    ``job_errors`` are the errors of jobs that are retried: the cleaning of a handle, or its
-    preparation after a reboot of the host.
+    ``job_errors`` are the errors of the last failed job of each kind, until one of the kind
+    succeeds, and those of the open jobs that clean its handles or prepare them again after a reboot
+    of the host.
     """
 
     deliverable = wtypes.wsattr(bool, mandatory=True)
@@ -96,6 +97,7 @@ class DeviceV25(DeviceV24):
 _NEAREST: Mapping[str, str] = {
     DeviceCondition.UNDELIVERABLE: DeviceCondition.SETUP_REQUIRED,
     DeviceCondition.RESTORE_FAILED: DeviceCondition.UNHEALTHY,
+    DeviceCondition.FAILING: DeviceCondition.UNHEALTHY,
 }
 """Conditions since 2.5, and those that older versions show instead."""
 
@@ -104,7 +106,7 @@ def conditions_at(request: RequestContext, reasons: Iterable[str]) -> list[str]:
     """Return the conditions of a device for the version of a request, without duplicates.
 
     Versions before 2.5 show ``setup_required`` for ``undeliverable``, because most remedies are a
-    setup of the host, and ``unhealthy`` for ``restore_failed``.
+    setup of the host, and ``unhealthy`` for ``restore_failed`` and ``failing``.
     """
     if request.version >= DELIVERABLE_SINCE:
         return list(reasons)
@@ -160,7 +162,7 @@ class Controller(Resource):
 
     @DEVICES.operation("POST devices/{uuid}/enable", "enable", path=PATH, raises=(NotFound,))
     def enable(self, request: RequestContext, uuid: str) -> None:
-        """Enable a device: new ARQs can be bound to it."""
+        """Enable a device: new ARQs can be bound to it. A failing device is tried again."""
         self._set(uuid, "enabled")
 
     @DEVICES.operation("POST devices/{uuid}/disable", "disable", path=PATH, raises=(NotFound,))

@@ -130,6 +130,7 @@ def _to_candidate(
         draining=deployable["draining"] or draining,
         setup_required=deployable["setup_required"],
         reboot_required=deployable["reboot_required"],
+        failing=deployable["failing"],
         deliverable=deployable["deliverable"],
         backend_disabled=deployable["cordoned"],
         programming=deployable["programming"],

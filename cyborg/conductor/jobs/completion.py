@@ -6,7 +6,7 @@ transactions record a result, the second finds that the job has ended, and chang
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from cyborg.conductor.arqs import release
 from cyborg.conductor.custody import entries
+from cyborg.conductor.jobs import failures
 from cyborg.conductor.notifications.arq_events import ArqEventRecorder
 from cyborg.core.arq.states import ArqState
 from cyborg.core.jobs.job import AFTER_REBOOT, CANCELLED, JobKind, JobState
@@ -23,6 +24,7 @@ from cyborg.db.write import jobs, programming, self_heal, services
 from cyborg.db.write import providers as publishing
 
 NOT_IN_TIME = "not completed in time"
+NO_REASON = "no reason given"
 NO_PREPARE_JOB = "no open job prepares its device"
 SWEEP_LIMIT = 256  # objects of each kind that one sweep repairs
 OVERDUE_MARGIN = timedelta(minutes=5)  # past its deadline, until an unreadable job is failed
@@ -36,6 +38,7 @@ class JobResult:
     jobs: int = 0  # new jobs
     events: int = 0  # new messages in the outbox
     providers: int = 0  # providers to publish
+    closed: str | None = None  # the device that was closed, because its prepare jobs fail
 
 
 def complete_job(
@@ -46,9 +49,12 @@ def complete_job(
     now: datetime,
     *,
     recorder: ArqEventRecorder,
+    reported: bool = True,
 ) -> JobResult:
-    """End a job and apply its result; do nothing if the job has already ended."""
-    kind = JobKind(row["kind"])
+    """End a job and apply its result; do nothing if the job has already ended.
+
+    ``reported`` is whether the agent has reported the result.
+    """
     # The lock of the requests comes first, as in every transaction that touches requests.
     waiting = store.lock_of_jobs(tx, [row["id"]])
     state = JobState.DONE if succeeded else JobState.FAILED
@@ -58,7 +64,27 @@ def complete_job(
         return JobResult()
     if not succeeded:
         self_heal.increment(tx, CorrectiveAction.JOBS_UNDONE, 1, now)
-    match kind:
+    result = _apply_result(tx, row, waiting, succeeded, error, now, recorder)
+    if row["kind"] == JobKind.RELEASE:
+        return result
+    if succeeded:
+        changed = failures.record_success(tx, row, now)
+        return replace(result, providers=result.providers + changed)
+    reason, conf = error or NO_REASON, recorder.conf
+    closed = failures.record_failure(tx, row, reason, now, conf, reported=reported)
+    return result if closed is None else replace(result, providers=1, closed=closed)
+
+
+def _apply_result(
+    tx: sa.Connection,
+    row: jobs.JobRow,
+    waiting: Sequence[store.ArqRow],
+    succeeded: bool,
+    error: str | None,
+    now: datetime,
+    recorder: ArqEventRecorder,
+) -> JobResult:
+    match JobKind(row["kind"]):
         case JobKind.PREPARE if succeeded:
             entries.record_prepared(tx, waiting, row, now)
             return _finish_binds(tx, waiting, recorder)
@@ -67,9 +93,7 @@ def complete_job(
         case JobKind.RELEASE:
             return _finish_cleaning(tx, row, waiting, now, recorder)
         case JobKind.PARTITION:
-            _record_partitioned(
-                tx, row, None if succeeded else error or "no reason given", now, recorder
-            )
+            _record_partitioned(tx, row, None if succeeded else error or NO_REASON, now, recorder)
             # Reports during the job did not change the device. The next one has the new layout; the
             # device stays closed until then.
             services.request_report(tx, row["host"])
@@ -83,7 +107,7 @@ def complete_job(
             image: Any = row["arguments"].get("image")
             providers = programming.end(tx, row["id"], image if succeeded else None)
             publishing.mark_stale_existing(tx, providers, now)
-            failure = None if succeeded else error or "no reason given"
+            failure = None if succeeded else error or NO_REASON
             _record_programmed(tx, row, failure, now, recorder)
             # Reports during the programming did not change the device: request a new one.
             services.request_report(tx, row["host"])
@@ -160,12 +184,13 @@ def sweep(tx: sa.Connection, now: datetime, *, recorder: ArqEventRecorder) -> Jo
     released = store.lock_released(tx, SWEEP_LIMIT)
     _finish_unbinds(tx, released, recorder)
     freed = programming.detach_ended_jobs(tx)
+    opened = failures.open_devices(tx, now)
     self_heal.increment(tx, CorrectiveAction.STUCK_BINDS_FAILED, len(stranded), now)
     return JobResult(
         failed.count + len(dirty) + len(released) + freed,
         failed.jobs + len(set(cleaning.values())),
         failed.events,
-        failed.providers,
+        failed.providers + opened,
     )
 
 

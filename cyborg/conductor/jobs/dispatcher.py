@@ -140,7 +140,7 @@ class JobDispatcher:
         """Repair objects without an open job, purge old jobs; return the number of objects."""
         now = self._now()
         result = self._uow.run(lambda tx: completion.sweep(tx, now, recorder=self._event_recorder))
-        if result.jobs or result.events:
+        if result.jobs or result.events or result.providers:
             self._on_result(result)
         purged = self._uow.run(lambda tx: store.purge(tx, now - RETENTION, PURGE_LIMIT))
         return result.count + purged
@@ -288,7 +288,13 @@ class JobDispatcher:
             reason = error or (completion.NOT_IN_TIME if not succeeded else None)
             result = self._uow.run(
                 lambda tx: completion.complete_job(
-                    tx, row, succeeded, reason, now, recorder=self._event_recorder
+                    tx,
+                    row,
+                    succeeded,
+                    reason,
+                    now,
+                    recorder=self._event_recorder,
+                    reported=status is AgentJobStatus.FAILED,
                 )
             )
             if result.count:
@@ -296,6 +302,14 @@ class JobDispatcher:
                     LOG.info("Job (%s) succeeded", kind, **fields)
                 else:
                     LOG.warning("Job (%s) failed: %s", kind, reason, **fields)
+                if result.closed is not None:
+                    LOG.warning(
+                        "Closed a device for %g s, because its last prepare jobs failed; repair "
+                        "and enable it to open it earlier",
+                        self._conf.conductor.device_close_time,
+                        device=result.closed,
+                        host=row["host"],
+                    )
             self._on_result(result)
             return
         delay = (

@@ -71,7 +71,7 @@ def advance(
     until = now + timedelta(seconds=compute_delay(job["attempts"], MAX_DELAY, jitter))
     if job["deadline"] is not None:
         until = min(until, job["deadline"])
-    jobs.reschedule(tx, job["id"], owner, until=until, error=waits.message)
+    jobs.reschedule(tx, job["id"], owner, until=until, error=waits.message, activity=None)
     return JobResult()
 
 
@@ -83,7 +83,7 @@ def _fail(
     now: datetime,
     notifications: NotificationBuilder,
 ) -> JobResult:
-    if jobs.reschedule(tx, job["id"], owner, until=now, error=error):
+    if jobs.reschedule(tx, job["id"], owner, until=now, error=error, activity=None):
         notifications.record_layout_finished(tx, job["subject"], job["arguments"]["layout"], error)
         return end(tx, job, JobState.FAILED, error, now)
     return JobResult()

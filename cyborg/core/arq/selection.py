@@ -58,6 +58,7 @@ class Candidate:
     backend_disabled: bool = False
     programming: bool = False
     restore_failed: bool = False
+    failing: bool = False
     in_use: bool = False
     dirty: bool = False
     device: str = ""
@@ -133,31 +134,23 @@ class _Search:
 
 def explain_rejection(demand: Demand, candidate: Candidate) -> list[str]:
     """Return the reasons why a handle does not fit a demand; none if it fits."""
-    reasons: list[str] = []
-    if candidate.device_status != "enabled":
-        reasons.append("device is under maintenance")
-    if candidate.backend_disabled:
-        reasons.append(
-            "its driver is disabled, being uninstalled or cordoned, or it waits for another layout"
-        )
-    if candidate.health == "unhealthy":
-        reasons.append("device is unhealthy")
-    if candidate.draining:
-        reasons.append(DRAINING)
-    if candidate.setup_required:
-        reasons.append("setup required")
-    if candidate.reboot_required:
-        reasons.append("reboot required")
-    if not candidate.deliverable:
-        reasons.append("device cannot be attached to an instance")
-    if candidate.programming:
-        reasons.append("device is being programmed")
-    if candidate.restore_failed:
-        reasons.append("device could not be prepared again after a reboot of its host")
-    if candidate.in_use:
-        reasons.append(HANDLE_TAKEN)
-    if candidate.dirty:
-        reasons.append(BEING_CLEANED)
+    conditions = {
+        "device is under maintenance": candidate.device_status != "enabled",
+        "its driver is disabled, being uninstalled or cordoned, or it waits for another layout": (
+            candidate.backend_disabled
+        ),
+        "device is unhealthy": candidate.health == "unhealthy",
+        DRAINING: candidate.draining,
+        "setup required": candidate.setup_required,
+        "reboot required": candidate.reboot_required,
+        "device cannot be attached to an instance": not candidate.deliverable,
+        "device is being programmed": candidate.programming,
+        "device could not be prepared again after a reboot of its host": candidate.restore_failed,
+        "the last prepare jobs of the device failed": candidate.failing,
+        HANDLE_TAKEN: candidate.in_use,
+        BEING_CLEANED: candidate.dirty,
+    }
+    reasons = [reason for reason, applies in conditions.items() if applies]
     if candidate.resource_class != demand.resource_class:
         reasons.append(f"resource class differs: {candidate.resource_class}")
     reasons += [f"trait missing: {name}" for name in sorted(demand.required - candidate.traits)]

@@ -26,6 +26,10 @@ class DeviceCondition(DescribedEnum):
         "restore_failed",
         "A bound handle could not be prepared again after a reboot; this is retried.",
     )
+    FAILING = (
+        "failing",
+        "Its last prepare jobs failed; it is tried again after a time.",
+    )
     UNHEALTHY = "unhealthy", "Its driver measured a fault."
     HOST_DOWN = "host_down", "The agent of its host is marked down."
     DRAINING = "draining", "No longer present on the host; bound handles stay."
@@ -41,8 +45,8 @@ class DeviceFacts:
 
     ``status`` is set by an operator, ``health`` by its driver. ``cordoned`` is set if its backend
     is disabled, cordoned or being uninstalled, or if it drains for another layout, ``host_down`` if
-    the agent is marked down.
-    ``restore_failed`` is set while a restore job of a bound handle fails.
+    the agent is marked down. ``restore_failed`` is set while a restore job of a bound handle fails,
+    ``failing`` after several prepare jobs in a row failed (``core.jobs.failures``).
     """
 
     # The names are those of the columns, see ``evaluate_row``.
@@ -56,6 +60,7 @@ class DeviceFacts:
     draining: bool = False
     deliverable: bool = True
     restore_failed: bool = False
+    failing: bool = False
     host_down: bool = False
 
 
@@ -93,6 +98,7 @@ def evaluate(facts: DeviceFacts) -> DeviceStatus:
         DeviceCondition.MAINTAINING: facts.status != ENABLED,
         DeviceCondition.PROGRAMMING: facts.programming,
         DeviceCondition.RESTORE_FAILED: facts.restore_failed,
+        DeviceCondition.FAILING: facts.failing,
         DeviceCondition.UNHEALTHY: facts.health == Health.UNHEALTHY,
         DeviceCondition.HOST_DOWN: facts.host_down,
         DeviceCondition.DRAINING: facts.draining,

@@ -59,6 +59,7 @@ _DRAINING = sa.or_(table.c.draining, deployables.c.draining, devices.c.draining)
 _PROGRAMMING = deployables.c.job_id.is_not(None)
 _DEVICE_COLUMNS = (
     *("status", "health", "setup_required", "reboot_required", "deliverable", "cordoned"),
+    "failing",
 )
 _CLEANING = jobs.alias("cleaning")
 _OWNER_JOB = jobs.alias("owner_job")
@@ -120,6 +121,7 @@ STATE = sa.case(
             devices.c.health == Health.UNHEALTHY,
             devices.c.setup_required,
             devices.c.reboot_required,
+            devices.c.failing,
             sa.not_(devices.c.deliverable),
             _PROGRAMMING,
             failed_restores.IS_FAILED,

@@ -70,6 +70,7 @@ _IN_USE = sa.or_(attach_handles.c.arq_id.is_not(None), attach_handles.c.needs_cl
 _IDLE = sa.not_(sa.or_(_IN_USE, attach_handles.c.draining))
 _DEVICE_COLUMNS = (
     *("status", "health", "setup_required", "reboot_required", "deliverable", "cordoned"),
+    "failing",
     "draining",
 )
 

@@ -8,19 +8,22 @@ layouts (``core.inventory.device.Layout``), desired_layout (the last layout that
 boot_check (``core.inventory.boot_check``), status (set by the operator: enabled or maintaining),
 cordoned (its backend is disabled or being uninstalled), draining, programming (any deployable is
 being programmed), restore_failed (of any deployable: ``db.failed_restores``), host_down, job_errors
-(the errors of open jobs that clean its handles, or prepare them again after a reboot; one text for
-each handle; and of those that apply a layout or an image), placement (the worst state of its
+(texts: until when a failing device is closed; the last failed job of each kind, until one of the
+kind succeeds (``core.jobs.failures``); the errors of open jobs that apply a layout or an image;
+and, one for each handle, the errors of open jobs that clean its handles, or prepare them again
+after a reboot), failing (closed, because its last prepare jobs failed), placement (the worst state of its
 resource providers: error, stale or in_sync; None if it has none), created_at, updated_at.
 """
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime
-from typing import cast
+from typing import Any, cast
 
 import sqlalchemy as sa
 
 from cyborg.core.hosts.service import AGENT
+from cyborg.core.jobs.failures import Failure
 from cyborg.core.jobs.job import JobKind, JobState
 from cyborg.db import failed_restores
 from cyborg.db.read import paging
@@ -133,7 +136,7 @@ def find(
             DeviceRow,
             {
                 **row,
-                "job_errors": errors.get(row["uuid"], [])[:MAX_JOB_ERRORS],
+                "job_errors": [*_failures(row), *errors.get(row["uuid"], [])][:MAX_JOB_ERRORS],
                 "programming": bool(row["programming"]),
                 "restore_failed": bool(row["restore_failed"]),
                 "host_down": bool(row["host_down"]),
@@ -147,6 +150,15 @@ def find(
 def get(connection: sa.Connection, uuid: str) -> DeviceRow | None:
     """Return one device, or None."""
     return next(iter(find(connection, uuids=[uuid])), None)
+
+
+def _failures(row: Mapping[Any, Any]) -> Iterator[str]:
+    """Yield texts about the ended jobs of a device that failed."""
+    if row["retry_at"] is not None:
+        until = f"{row['retry_at']:%Y-%m-%dT%H:%M:%SZ}"
+        yield f"closed until {until}, because {row['failed_prepares']} prepare jobs failed in a row"
+    for failure in row["job_failures"] or ():
+        yield Failure.from_dict(failure).describe()
 
 
 def _job_errors(connection: sa.Connection, uuids: Collection[str]) -> dict[str, list[str]]:

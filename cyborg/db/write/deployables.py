@@ -64,6 +64,7 @@ class DesiredProviderRow(TypedDict):
     health: str
     setup_required: bool
     reboot_required: bool
+    failing: bool
     deliverable: bool
     cordoned: bool
     host_down: bool
@@ -266,6 +267,7 @@ def desired_state(tx: sa.Connection, providers: Collection[str]) -> list[Desired
             devices.c.health,
             devices.c.setup_required,
             devices.c.reboot_required,
+            devices.c.failing,
             devices.c.deliverable,
             devices.c.cordoned,
             services.c.down_since.is_not(None).label("host_down"),

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write devices. No column is written by both the operator (``status``) and the host's reports."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypedDict
 from uuid import uuid4
 
 import sqlalchemy as sa
@@ -16,12 +16,24 @@ from cyborg.db.rows import DeviceColumns, StoredRow, fetch_all, fetch_first
 from cyborg.db.schema import arqs, attach_handles, deployables, devices
 
 ENABLED = "enabled"  # the status of a new device
+_OPENED: Mapping[str, Any] = {"failing": False, "retry_at": None}
 
 
 class DeviceRow(StoredRow, DeviceColumns):
     """All columns of a device."""
 
     host: str
+
+
+class HistoryRow(TypedDict):
+    """The last failures of the jobs of a device: ``core.jobs.failures``."""
+
+    id: int
+    uuid: str
+    job_failures: list[dict[str, Any]] | None
+    failed_prepares: int
+    failing: bool
+    retry_at: datetime | None
 
 
 def of_host(tx: sa.Connection, host: str) -> list[DeviceRow]:
@@ -196,15 +208,62 @@ def delete(tx: sa.Connection, ids: Collection[int]) -> None:
     bulk.delete(tx, devices, ids)
 
 
-def set_status(tx: sa.Connection, uuid: str, status: str) -> bool | None:
-    """Set the operator's status of a device.
+def addresses_with_failures(
+    tx: sa.Connection, host: str, addresses: Collection[str]
+) -> Sequence[str]:
+    """Return those addresses of a host whose devices have failures of jobs."""
+    query = sa.select(devices.c.address).where(
+        devices.c.host == host,
+        devices.c.address.in_(sorted(addresses)),
+        devices.c.job_failures.is_not(None),
+    )
+    return tx.scalars(query).all()
 
-    Return whether the status changed, None if the device does not exist.
+
+def lock_history(tx: sa.Connection, host: str, addresses: Collection[str]) -> list[HistoryRow]:
+    """Return the failures of the jobs of devices, locked."""
+    query = (
+        sa.select(*(devices.c[name] for name in HistoryRow.__annotations__))
+        .where(devices.c.host == host, devices.c.address.in_(sorted(addresses)))
+        .order_by(devices.c.id)
+        .with_for_update()
+    )
+    return fetch_all(HistoryRow, tx.execute(query))
+
+
+def write_history(tx: sa.Connection, id_: int, **values: Any) -> None:
+    """Write columns of ``HistoryRow`` of a device, which the caller has locked."""
+    tx.execute(sa.update(devices).where(devices.c.id == id_).values(**values))
+
+
+def open_due(tx: sa.Connection, now: datetime, limit: int) -> list[str]:
+    """Open up to ``limit`` failing devices whose time has passed; return their uuids.
+
+    The number of their failed prepare jobs stays: the next failure closes them again.
+    """
+    due = sa.select(devices.c.id, devices.c.uuid).where(devices.c.retry_at <= now).limit(limit)
+    found = tx.execute(due).all()
+    if not found:
+        return []
+    tx.execute(
+        sa.update(devices)
+        .where(devices.c.id.in_([row.id for row in found]), devices.c.retry_at <= now)
+        .values(_OPENED)
+    )
+    return [row.uuid for row in found]
+
+
+def set_status(tx: sa.Connection, uuid: str, status: str) -> bool | None:
+    """Set the operator's status of a device; a failing device that is enabled is opened.
+
+    Return whether this changed the device, None if it does not exist.
     """
     same_uuid = devices.c.uuid == uuid
-    changed = tx.execute(
-        sa.update(devices).where(same_uuid, devices.c.status != status).values(status=status)
-    ).rowcount
+    differs, values = devices.c.status != status, dict[str, Any](status=status)
+    if status == ENABLED:
+        differs = sa.or_(differs, devices.c.failing)
+        values |= _OPENED
+    changed = tx.execute(sa.update(devices).where(same_uuid, differs).values(**values)).rowcount
     if changed:
         return True
     return False if tx.execute(sa.select(devices.c.id).where(same_uuid)).first() else None

@@ -48,6 +48,7 @@ class ClaimedProviderRow(TypedDict):
     health: str
     setup_required: bool
     reboot_required: bool
+    failing: bool
     deliverable: bool
     cordoned: bool
 
@@ -219,6 +220,7 @@ _PROVIDERS = (
         devices.c.health,
         devices.c.setup_required,
         devices.c.reboot_required,
+        devices.c.failing,
         devices.c.deliverable,
         devices.c.cordoned,
     )
@@ -252,6 +254,7 @@ _SCHEDULABLE = sa.exists(
         devices.c.health != Health.UNHEALTHY,
         sa.not_(devices.c.setup_required),
         sa.not_(devices.c.reboot_required),
+        sa.not_(devices.c.failing),
         devices.c.deliverable,
     )
 )

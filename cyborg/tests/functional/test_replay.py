@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replayed hosts in the whole service: a short day, and devices of each family that break."""
 
+import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from cyborg.cli import app
 from cyborg.db import schema
 from cyborg.testing import captures
+from cyborg.testing.fake_nova import FakeNova, serve_nova
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.hosts.replayed_day import Day
 from cyborg.tests.fixtures.hosts.replayed_hosts import Refused, ReplayedCloud, running
@@ -27,6 +31,7 @@ FAULTS = {
 }
 HOSTS = {name.replace("_", "-"): name for name in FAULTS}  # a host for each fault
 DIRTY = "dirty"
+NOVA = FakeNova()
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +45,12 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayedCloud]:
         for host, fault in HOSTS.items()
         if fault != "disappears"
     }
-    faults[DIRTY] = f"{DRIVE}:eio=2@erase"
-    with running(tmp_path_factory.mktemp("broken"), [*HOSTS, DIRTY], faults=faults) as cloud:
+    faults[DIRTY] = f"{DRIVE}:eio=2@erase,{GPU}:eio=3@create,{QAT}:ebusy=1@configure"
+    folder = tmp_path_factory.mktemp("broken")
+    with (
+        serve_nova(NOVA),
+        running(folder, [*HOSTS, DIRTY], faults=faults, nova_url=NOVA.url) as cloud,
+    ):
         yield cloud
 
 
@@ -64,10 +73,27 @@ def test_day_leaves_nothing_behind(tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.mark.parametrize("fault", sample(FAULTS, "disappears", "eio"))
 def test_gpu_that_breaks_fails_the_bind_with_its_reason(broken: ReplayedCloud, fault: str) -> None:
     host = next(host for host, name in HOSTS.items() if name == fault)
+    kernel = broken.kernel(host)
     with pytest.raises(Refused, match=f"could not be created at {GPU}: {FAULTS[fault]}"):
         broken.bind(host, GPU, "VGPU")
+    assert kernel.sysfs.list_names("bus/mdev/devices") == []
+    (job,) = [job for job in broken.jobs(host) if job["kind"] == "prepare"]
+    wait_until("Nova has the event", lambda: job["subject"] in events_of_nova("failed"), 30)
+    assert job["subject"] not in events_of_nova("completed")
+    if fault == "disappears":
+        wait_until("it is removed", lambda: GPU not in addresses(broken, host), 30)
+        assert FAULTS[fault] in str(job["error"])
+    else:
+        (error,) = broken.device(host, GPU)["job_errors"]
+        assert re.fullmatch(
+            rf"prepare of {GPU}/nvidia-593/[0-9]+ failed at 20[0-9T:-]+Z, job {job['uuid']}: "
+            rf"a device of type nvidia-593 could not be created at {GPU}: {FAULTS[fault]}",
+            error,
+        )
+        assert broken.device(host, GPU)["state"] == "ready", "one failure does not close it"
     server = broken.bind(host, OTHER_GPU, "VGPU")
-    assert broken.kernel(host).sysfs.list_names("bus/mdev/devices") != []
+    assert len(kernel.sysfs.list_names("bus/mdev/devices")) == 1
+    assert broken.device(host, OTHER_GPU)["job_errors"] == []
     broken.release(server)
 
 
@@ -79,7 +105,12 @@ def test_crypto_accelerator_that_breaks_fails_the_job_with_its_reason(
     job = broken.set_layout(host, QAT, "dc")
     assert job["state"] == "failed"
     assert FAULTS[fault] in str(job["error"])
+    if fault != "disappears":
+        (error,) = broken.device(host, QAT)["job_errors"]
+        assert error.startswith(f"partition of {QAT} failed at ")
+        assert FAULTS[fault] in error
     assert broken.set_layout(host, OTHER_QAT, "dc")["state"] == "done"
+    assert broken.device(host, OTHER_QAT)["job_errors"] == []
     if fault == "stuck_reset":
         wait_until("it is unhealthy", lambda: broken.device(host, QAT)["health"] != "OK", 30)
         assert "qat/state is down" in str(broken.device(host, QAT)["health_reason"])
@@ -98,6 +129,8 @@ def test_drive_that_cannot_be_erased_is_not_given_to_another_server(
     wait_until(
         "the drive is reserved", lambda: broken.free_units(host, DRIVE, "CUSTOM_NVME") == 0, 30
     )
+    (error,) = broken.device(host, DRIVE)["job_errors"]
+    assert FAULTS[fault] in error
     with pytest.raises(Refused):
         broken.bind(host, DRIVE, "CUSTOM_NVME")
     assert kernel.data == {DRIVE: "secret"}
@@ -119,6 +152,62 @@ def test_drive_whose_erasure_fails_twice_is_free_after_the_third(broken: Replaye
         "it is offered again", lambda: broken.free_units(DIRTY, DRIVE, "CUSTOM_NVME") == 1, 30
     )
     broken.release(broken.bind(DIRTY, DRIVE, "CUSTOM_NVME"))
+
+
+def test_gpu_that_fails_repeatedly_is_closed_until_an_operator_enables_it(
+    broken: ReplayedCloud, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*words: str) -> str:
+        connection = ["--os-auth-type", "none", "--os-endpoint", broken.stack.endpoint]
+        assert app.main([*connection, *words]) == 0, capsys.readouterr()
+        return capsys.readouterr().out
+
+    device = str(broken.device(DIRTY, GPU)["uuid"])
+    units = broken.free_units(DIRTY, GPU, "VGPU")
+    assert units > 0
+    for _ in range(3):
+        with pytest.raises(Refused, match="Input/output error"):
+            broken.bind(DIRTY, GPU, "VGPU")
+    wait_until("it is reserved", lambda: broken.free_units(DIRTY, GPU, "VGPU") == 0, 30)
+    shown = json.loads(run("device-show", device, "-f", "json"))
+    assert (shown["State"], shown["Schedulable"]) == ("failing", "no: failing")
+    assert shown["Job errors"][0].endswith("because 3 prepare jobs failed in a row")
+    assert shown["Job errors"][1].startswith(f"prepare of {GPU}/nvidia-593/")
+    with pytest.raises(Refused):
+        broken.bind(DIRTY, GPU, "VGPU")
+    broken.release(broken.bind(DIRTY, OTHER_GPU, "VGPU"))
+
+    run("device-enable", device)
+    wait_until("it is offered", lambda: broken.free_units(DIRTY, GPU, "VGPU") == units, 30)
+    shown = json.loads(run("device-list", "--host", DIRTY, "--address", GPU, "-f", "json"))
+    assert [row["Schedulable"] for row in shown] == ["yes, see job_errors"]
+    broken.release(broken.bind(DIRTY, GPU, "VGPU"))
+    assert broken.device(DIRTY, GPU)["job_errors"] == []
+
+
+def test_layout_that_is_applied_at_last_clears_the_error(broken: ReplayedCloud) -> None:
+    assert broken.set_layout(DIRTY, QAT, "dc")["state"] == "failed"
+    (error,) = broken.device(DIRTY, QAT)["job_errors"]
+    assert "Device or resource busy" in error
+    # It stays closed until the report that follows the job.
+    wait_until("it is ready", lambda: broken.device(DIRTY, QAT)["state"] == "ready", 30)
+    assert broken.set_layout(DIRTY, QAT, "dc")["state"] == "done"
+    assert broken.device(DIRTY, QAT)["job_errors"] == []
+
+
+def events_of_nova(status: str) -> set[str]:
+    """Return the instances with an event of this status."""
+    return {
+        event["server_uuid"]
+        for call in NOVA.calls
+        for event in call["events"]
+        if (event["name"], event["status"]) == ("accelerator-request-bound", status)
+    }
+
+
+def addresses(cloud: ReplayedCloud, host: str) -> set[str]:
+    """Return the addresses of the devices of a host."""
+    return {str(device["address"]) for device in cloud.devices(host)}
 
 
 def errors_of(cloud: ReplayedCloud, host: str) -> str:

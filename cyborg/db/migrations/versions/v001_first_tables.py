@@ -55,10 +55,14 @@ def upgrade() -> None:
         sa.Column("layouts", sa.JSON(), nullable=False),
         sa.Column("desired_layout", sa.String(255)),
         sa.Column("boot_check", sa.String(32)),
+        sa.Column("job_failures", sa.JSON()),
+        sa.Column("failed_prepares", sa.Integer(), nullable=False),
+        sa.Column("failing", sa.Boolean(), nullable=False),
+        sa.Column("retry_at", MOMENT),
         _unique("devices", "uuid"),
         _unique("devices", "host", "address"),
     )
-    for column in ("boot_check", "type", "vendor"):
+    for column in ("boot_check", "retry_at", "type", "vendor"):
         _index("devices", column)
     _table(
         "self_heal_counters",

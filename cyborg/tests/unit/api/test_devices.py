@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """State of devices and Placement status of deployables in the API, from version 2.4 on."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -117,6 +117,24 @@ def test_failed_restore_is_shown_since_2_5(api: ApiEnv) -> None:
     assert len(device["job_errors"]) == 1
     (device,) = api.get("/v2/devices", "2.4")["devices"]
     assert (device["state"], device["state_reasons"]) == ("unhealthy", ["unhealthy"])
+
+
+def test_failing_device_is_shown_since_2_5(api: ApiEnv) -> None:
+    failure = {"kind": "prepare", "job": "j", "subject": "s", "error": "it broke", "at": "now"}
+    facts: dict[str, Any] = {
+        "failing": True,
+        "retry_at": datetime(2026, 1, 1),
+        "failed_prepares": 3,
+    }
+    rows.insert_card(api.engine, job_failures=[failure], **facts)
+    device = get_single(api, "devices")
+    assert (device["state"], device["state_reasons"]) == ("failing", ["failing"])
+    assert device["job_errors"] == [
+        "closed until 2026-01-01T00:00:00Z, because 3 prepare jobs failed in a row",
+        "prepare of s failed at now, job j: it broke",
+    ]
+    (device,) = api.get("/v2/devices", "2.4")["devices"]
+    assert (device["state"], "job_errors" in device) == ("unhealthy", False)
 
 
 def test_failed_cleaning_is_shown_since_2_5(api: ApiEnv) -> None:

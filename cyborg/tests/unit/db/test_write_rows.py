@@ -90,6 +90,9 @@ FINDERS: Mapping[type, Callable[[sa.Connection], Any]] = {
     device_profiles.ProfileKeyRow: lambda tx: device_profiles.find(tx, ["fpga"]),
     device_profiles.ProfileUserRow: lambda tx: device_profiles.users(tx, ["fpga"], 5),
     devices.DeviceRow: lambda tx: devices.of_host(tx, HOST),
+    devices.HistoryRow: lambda tx: devices.lock_history(
+        tx, HOST, [_uuid(tx, schema.devices, "address")]
+    ),
     discoveries.TargetRow: lambda tx: discoveries.targets(tx, HOST, None),
     drivers.AgentRow: drivers.agents,
     drivers.InstallationRow: lambda tx: list(drivers.installations(tx, "fake").values()),

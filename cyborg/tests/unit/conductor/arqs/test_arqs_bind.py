@@ -177,6 +177,7 @@ def test_bind_without_free_handle_reports_reasons(sqlite_env: Env) -> None:
         {"draining": True},
         {"setup_required": True},
         {"reboot_required": True},
+        {"failing": True},
         {"deliverable": False},
         {"traits": ()},
         {"resource_class": "PGPU"},

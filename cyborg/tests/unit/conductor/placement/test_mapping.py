@@ -18,7 +18,7 @@ from cyborg.tests.fixtures.databases import rows
 HOSTS = ("down", "late", "unknown")  # the last one has no agent
 BITS = (
     *("setup_required", "reboot_required", "programming", "draining", "part_draining"),
-    "deliverable",
+    *("deliverable", "failing"),
 )
 
 
@@ -48,7 +48,7 @@ def insert_all(engine: sa.Engine) -> dict[str, dict[str, Any]]:
     device, part, handle, request = [], [], [], []
     for n, facts in enumerate(cases, start=1):
         same = {"setup_required", "reboot_required", "draining", "status", "health", "host"}
-        same.add("deliverable")
+        same |= {"deliverable", "failing"}
         device.append(
             {"id": n, "uuid": f"d{n}", "address": f"{n}", "backend": "b", "type": "FPGA"}
             | {"vendor": "v", "model": "m", "std_board_info": {}, "vendor_board_info": {}}
@@ -97,7 +97,7 @@ def test_all_queries_agree_on_schedulable_deployables(engine: sa.Engine) -> None
         row: Mapping[str, Any] = claimable[uuid]
         status = mapping.device_status(rendered[uuid])
         names = ("device_status", "health", "draining", "setup_required", "reboot_required")
-        facts = {name: row[name] for name in (*names, "programming", "deliverable")}
+        facts = {name: row[name] for name in (*names, "programming", "deliverable", "failing")}
         candidate = Candidate(1, "h", uuid, "FPGA", **facts)
         rejections = explain_rejection(Demand("r", uuid, "h", "FPGA"), candidate)
         # Nova has chosen this host: an agent that is down does not prevent a bind.

@@ -69,6 +69,7 @@ def test_choose_handles_all_or_none(
         ({"draining": True}, "device is draining"),
         ({"setup_required": True}, "setup required"),
         ({"reboot_required": True}, "reboot required"),
+        ({"failing": True}, "the last prepare jobs of the device failed"),
         ({"deliverable": False}, "device cannot be attached to an instance"),
         ({"in_use": True}, "handle is taken"),
         ({"resource_class": "PGPU"}, "resource class differs: PGPU"),

@@ -20,6 +20,7 @@ FACTS = st.builds(
     deliverable=st.booleans(),
     programming=st.booleans(),
     restore_failed=st.booleans(),
+    failing=st.booleans(),
     draining=st.booleans(),
     host_down=st.booleans(),
 )
@@ -31,6 +32,7 @@ ONE: dict[DeviceCondition, dict[str, Any]] = {
     DeviceCondition.MAINTAINING: {"status": "maintaining"},
     DeviceCondition.PROGRAMMING: {"programming": True},
     DeviceCondition.RESTORE_FAILED: {"restore_failed": True},
+    DeviceCondition.FAILING: {"failing": True},
     DeviceCondition.UNHEALTHY: {"health": Health.UNHEALTHY},
     DeviceCondition.HOST_DOWN: {"host_down": True},
     DeviceCondition.DRAINING: {"draining": True},

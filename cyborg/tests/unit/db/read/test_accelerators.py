@@ -162,6 +162,7 @@ def test_state_filter_matches_core(sqlite_engine: sa.Engine) -> None:
         (schema.devices, card.device_id, "health"): ["ok", "unknown", "unhealthy"],
         (schema.devices, card.device_id, "setup_required"): [False, True],
         (schema.devices, card.device_id, "reboot_required"): [False, True],
+        (schema.devices, card.device_id, "failing"): [False, True],
         (schema.devices, card.device_id, "deliverable"): [True, False],
         (schema.deployables, card.deployable_id, "job_id"): [None, job],
         (schema.services, agent, "down_since"): [None, timeutils.utcnow()],

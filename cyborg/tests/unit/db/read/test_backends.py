@@ -136,6 +136,7 @@ def test_functions_with_a_handle_in_use_count_it(
         (schema.devices, {"health": "unhealthy"}),
         (schema.devices, {"setup_required": True}),
         (schema.devices, {"reboot_required": True}),
+        (schema.devices, {"failing": True}),
         (schema.devices, {"deliverable": False}),
         (schema.devices, {"cordoned": True}),
         (schema.devices, {"draining": True}),

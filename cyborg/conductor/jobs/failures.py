@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Record the failures of jobs on their devices, within the transaction that ends the job.
+
+``core.jobs.failures`` has the rules. Release jobs are left out: they are retried until they
+succeed, and their errors are those of the open jobs.
+"""
+
+from datetime import datetime, timedelta
+
+import sqlalchemy as sa
+from oslo_config import cfg
+
+from cyborg.core.jobs.failures import (
+    Failure,
+    WorkHistory,
+    add_failure,
+    add_success,
+    build_failure,
+    counts,
+    find_failed_item,
+)
+from cyborg.core.jobs.job import JobKind, WorkItem
+from cyborg.db.write import devices, providers
+from cyborg.db.write.jobs import JobRow
+
+OPEN_LIMIT = 256  # devices that one sweep opens
+
+
+def record_failure(
+    tx: sa.Connection,
+    job: JobRow,
+    error: str,
+    now: datetime,
+    conf: cfg.ConfigOpts,
+    *,
+    reported: bool,
+) -> str | None:
+    """Record a failed job; return the uuid of its device if this closes it.
+
+    ``reported`` is whether the agent has reported the failure. If it did not answer, the device is
+    not to blame.
+    """
+    kind, items = JobKind(job["kind"]), _items(job)
+    found = find_failed_item(kind, items, error)
+    if found is None:
+        return None
+    item, text = found
+    failure = build_failure(kind, job["uuid"], item, text, now)
+    close_after = conf.conductor.device_close_after
+    for row in devices.lock_history(tx, job["host"], {item.device}):
+        old = _history(row)
+        counted = reported and counts(item)
+        new = add_failure(old, failure, counted=counted, close_after=close_after)
+        retry_at = row["retry_at"]
+        if new.failing and not old.failing:
+            retry_at = now + timedelta(seconds=conf.conductor.device_close_time)
+            providers.mark_stale_of_device(tx, row["uuid"], now)
+        _write(tx, row, new, retry_at)
+        return row["uuid"] if new.failing and not old.failing else None
+    return None
+
+
+def record_success(tx: sa.Connection, job: JobRow, now: datetime) -> int:
+    """Clear the failures of the devices of a job; return the number of changed providers."""
+    kind, addresses = JobKind(job["kind"]), {item.device for item in _items(job)}
+    # A job seldom follows a failure: this one query takes no lock.
+    if not (failed := devices.addresses_with_failures(tx, job["host"], addresses)):
+        return 0
+    changed = 0
+    for row in devices.lock_history(tx, job["host"], failed):
+        if row["failing"]:
+            changed += providers.mark_stale_of_device(tx, row["uuid"], now)
+        _write(tx, row, add_success(_history(row), kind), None)
+    return changed
+
+
+def open_devices(tx: sa.Connection, now: datetime) -> int:
+    """Open the devices whose time has passed; return the number of changed providers."""
+    opened = devices.open_due(tx, now, OPEN_LIMIT)
+    return sum(providers.mark_stale_of_device(tx, uuid, now) for uuid in opened)
+
+
+def _items(job: JobRow) -> list[WorkItem]:
+    return [WorkItem.from_dict(item) for item in job["arguments"]["items"]]
+
+
+def _history(row: devices.HistoryRow) -> WorkHistory:
+    failures = tuple(map(Failure.from_dict, row["job_failures"] or ()))
+    return WorkHistory(failures, row["failed_prepares"], row["failing"])
+
+
+def _write(
+    tx: sa.Connection, row: devices.HistoryRow, new: WorkHistory, retry_at: datetime | None
+) -> None:
+    failures = [failure.to_dict() for failure in new.failures] or None
+    devices.write_history(
+        tx,
+        row["id"],
+        job_failures=failures,
+        failed_prepares=new.failed_prepares,
+        failing=new.failing,
+        retry_at=retry_at,
+    )

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Failed host work of a device: what is shown, and when the device is closed.
+
+A device shows the last failed job of each kind until a job of this kind succeeds on it. After
+several failed prepare jobs in a row it is *failing*: closed in Placement, because the next bind
+would probably fail too. It is opened again after a time, by the success of a job, or by an operator
+who enables it. After it was opened by the time, one more failure closes it again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from cyborg.core.codec import Serializable
+from cyborg.core.jobs.job import JobKind, WorkItem
+
+
+@dataclass(frozen=True, slots=True)
+class Failure(Serializable):
+    """A failed job of a device. ``subject`` is the handle, the deployable or the device."""
+
+    kind: JobKind
+    job: str
+    subject: str
+    error: str
+    at: str
+
+    def describe(self) -> str:
+        """Return a text for people."""
+        return f"{self.kind} of {self.subject} failed at {self.at}, job {self.job}: {self.error}"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkHistory:
+    """Last failures of a device, the newest first, and the number of failed prepares in a row."""
+
+    failures: tuple[Failure, ...] = ()
+    failed_prepares: int = 0
+    failing: bool = False
+
+
+def describe_subject(item: WorkItem) -> str:
+    """Return the address of what a driver works on."""
+    return item.handle or item.deployable or item.device
+
+
+def describe_failure(kind: JobKind, item: WorkItem, error: str) -> str:
+    """Return the error of a job whose item failed."""
+    return f"{kind} of {describe_subject(item)}: {error}"
+
+
+def find_failed_item(
+    kind: JobKind, items: Sequence[WorkItem], error: str
+) -> tuple[WorkItem, str] | None:
+    """Return the item that a job's error names, and the rest of the error.
+
+    An error without a name is that of the first item if all are of one device. If the device is not
+    certain, return None.
+    """
+    named = [item for item in items if error.startswith(describe_failure(kind, item, ""))]
+    found = named or items
+    if len({item.device for item in found}) != 1:
+        return None
+    return found[0], error.removeprefix(describe_failure(kind, found[0], ""))
+
+
+def build_failure(kind: JobKind, job: str, item: WorkItem, error: str, now: datetime) -> Failure:
+    """Return the failure of an item of a job at ``now``, in UTC."""
+    at = f"{now.replace(microsecond=0, tzinfo=None).isoformat()}Z"
+    return Failure(kind, job, describe_subject(item), error, at)
+
+
+def counts(item: WorkItem) -> bool:
+    """Return whether a failed item of a prepare job is evidence against its device.
+
+    With parameters of a profile, such as an image, the request can be the cause. Otherwise a wrong
+    profile would close one device after the other.
+    """
+    return not item.accel
+
+
+def add_failure(
+    history: WorkHistory, failure: Failure, *, counted: bool, close_after: int
+) -> WorkHistory:
+    """Return the history with a failure; the device is failing after ``close_after``, 0 is never.
+
+    ``counted`` is whether the failure is evidence against the device.
+    """
+    others = tuple(old for old in history.failures if old.kind is not failure.kind)
+    more = counted and failure.kind is JobKind.PREPARE
+    number = history.failed_prepares + more
+    return WorkHistory(
+        (failure, *others), number, history.failing or (more and 0 < close_after <= number)
+    )
+
+
+def add_success(history: WorkHistory, kind: JobKind) -> WorkHistory:
+    """Return the history after a job that succeeded: the device works, whatever the kind."""
+    # A restore job prepares a handle.
+    done = JobKind.PREPARE if kind is JobKind.RESTORE else kind
+    failures = tuple(old for old in history.failures if old.kind is not done)
+    return replace(history, failures=failures, failed_prepares=0, failing=False)

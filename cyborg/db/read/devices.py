@@ -11,8 +11,8 @@ being programmed), restore_failed (of any deployable: ``db.failed_restores``), h
 (texts: until when a failing device is closed; the last failed job of each kind, until one of the
 kind succeeds (``core.jobs.failures``); the errors of open jobs that apply a layout or an image;
 and, one for each handle, the errors of open jobs that clean its handles, or prepare them again
-after a reboot), failing (closed, because its last prepare jobs failed), placement (the worst state of its
-resource providers: error, stale or in_sync; None if it has none), created_at, updated_at.
+after a reboot), failing (closed, because its last prepare jobs failed), placement (the worst state
+of its resource providers: error, stale or in_sync; None if it has none), created_at, updated_at.
 """
 
 from collections import defaultdict

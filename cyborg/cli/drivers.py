@@ -88,7 +88,7 @@ class Install(job_command.JobCommand, of=DRIVERS):
     )
 
     def start_job(self, args: argparse.Namespace) -> Mapping[str, Any]:
-        """Install the driver and return the job."""
+        """Start the job that installs the driver, and return it."""
         body = {"driver": self.find_uuids(args)[0], **self.read_fields(args)}
         if args.config:
             body["config"] = config_args.collect_options(args.config)
@@ -114,7 +114,7 @@ class Uninstall(job_command.JobCommand, of=DRIVERS):
     )
 
     def start_job(self, args: argparse.Namespace) -> Mapping[str, Any]:
-        """Uninstall the driver and return the job."""
+        """Start the job that uninstalls the driver, and return it."""
         query = [("host", host) for host in args.host or ()]
         query += [("backend", args.backend)] if args.backend is not None else []
         query += [(name, "true") for name in ("drain", "force") if getattr(args, name)]
@@ -157,7 +157,7 @@ class Update(job_command.JobCommand, of=DRIVERS):
     )
 
     def start_job(self, args: argparse.Namespace) -> Mapping[str, Any]:
-        """Update the backends and return the job."""
+        """Start the job that updates the backends, and return it."""
         change: dict[str, Any] = {}
         if args.config or args.unset:
             values: Mapping[str, Any] = config_args.collect_options(args.config)

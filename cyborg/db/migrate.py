@@ -185,10 +185,8 @@ def _upgrade_lock(engine: sa.Engine, report: Report) -> Iterator[None]:
 
 
 def _wait_for_lock(connection: sa.Connection, wait_lock: sa.Function[Any]) -> bool:
-    """Wait for the lock and return whether it was acquired.
-
-    PostgreSQL raises an error at the lock timeout and returns no value.
-    """
+    """Wait for the lock and return whether it was acquired."""
+    # At the lock timeout MySQL returns 0, and PostgreSQL fails with a transient error.
     try:
         return connection.scalar(sa.select(wait_lock)) != 0
     except errors.FAILURES as error:

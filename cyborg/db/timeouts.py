@@ -70,7 +70,7 @@ def keep_alive(url: sa.URL) -> sa.URL:
 
 
 def limit_url(url: sa.URL, limits: Timeouts) -> sa.URL:
-    """Return a PostgreSQL URL with the limits that its server enforces.
+    """Return a PostgreSQL URL with the timeouts of connections, statements and locks.
 
     Values that the URL already has take precedence: ``connect_timeout``, ``tcp_user_timeout``, and
     each setting in ``options``.

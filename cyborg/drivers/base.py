@@ -49,7 +49,7 @@ class Memory(Protocol):
         """Return the text of a key; None if it is unknown."""
 
     def put(self, key: str, text: str | None) -> bool:
-        """Store the text of a key, or remove it; return whether a restart of the agent keeps that.
+        """Store the text of a key; None removes the key. Return whether a restart keeps the change.
 
         Do nothing if the key already has this text.
         """

@@ -140,7 +140,7 @@ class PciDriver(Driver):
                 raise self.misconfigured("devices", exc.found, exc.expected) from exc
 
     def set_reset(self, run: reset.Reset) -> None:
-        """Set the function that resets a PCI function, for devices that this host does not have."""
+        """Replace the callable that resets a PCI function; for devices that are only replayed."""
         self._resetter = reset.Resetter(self, run)
 
     @property

@@ -136,9 +136,9 @@ class NvmeDriver(PciDriver):
         if result["method"] is None:
             return  # it disappeared a moment ago
         LOG.info(
-            "Erased by %s: %s namespaces, none of %s samples can be read",
-            result["method"],
+            "Erased %s namespaces by %s, verified: %s samples of the old data are gone",
             result["namespaces"],
+            result["method"],
             result["samples"],
             backend=self.backend,
             device=item.device,
@@ -149,7 +149,7 @@ class NvmeDriver(PciDriver):
         return function.class_code == CLASS
 
     def discover(self) -> Sequence[Device]:
-        """Return the controllers; a controller of unknown resource class is not deliverable."""
+        """Return the controllers; none without a resource class can be given to a server."""
         self._classes = {}
         devices = super().discover()
         self._shown = {address: self._shown[address] for address in self._classes}

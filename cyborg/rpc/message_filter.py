@@ -237,7 +237,7 @@ def check_answer(fields: dict[str, Any]) -> None:
         body = json.loads(failure)
         reduced = {"class": str(body["class"])[:MAX_NAME], "message": str(body["message"])[:1000]}
     except (ValueError, TypeError, KeyError, RecursionError) as exc:
-        raise Invalid(f"malformed failure: {type(exc).__name__}") from exc
+        raise Invalid(f"malformed error in a reply: {type(exc).__name__}") from exc
     fields["failure"] = json.dumps({**reduced, "module": "", "tb": []})
 
 

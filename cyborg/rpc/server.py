@@ -121,7 +121,7 @@ class _Endpoint:
 def _with_admission(
     admission: ReportAdmission, subject: str, func: Callable[..., dict[str, Any]]
 ) -> Callable[..., dict[str, Any]]:
-    """Return a handler that refuses reports over the limit before they are parsed."""
+    """Return a handler that refuses a report before it is parsed, if too many are in progress."""
 
     def handler(ctxt: CallContext, /, **arguments: Any) -> dict[str, Any]:
         try:

@@ -8,10 +8,10 @@ files: sys.argv is the command line of the server and is ignored.
 
     OS_CYBORG_CONFIG_FILES    configuration files, separated by semicolons
     OS_CYBORG_CONFIG_DIR      the directory of the files that are given by a relative path. If no
-                              files are given, its file cyborg.conf is read or, without such a
-                              file, all its files *.conf
+                              files are given, cyborg.conf in this directory is read; if it does
+                              not exist, all files *.conf in this directory
 
-Without both variables, oslo.config finds the files in ~/.cyborg and /etc/cyborg.
+If neither variable is set, oslo.config finds the files in ~/.cyborg and /etc/cyborg.
 """
 
 import os

@@ -150,9 +150,9 @@ class DriverFactory:
             backend, desired.driver
         ):
             raise Misconfigured(
-                f"backend {backend}: driver {desired.driver} is a reference driver; expected "
-                "[agent] allow_reference_drivers, or a section of the backend, in this host's "
-                "configuration file",
+                f"backend {backend}: driver {desired.driver} is a reference driver; set "
+                "[agent] allow_reference_drivers = true, or give the backend a section of its own, "
+                "in this host's configuration file",
                 option="agent.allow_reference_drivers",
             )
         section: dict[str, Any] = {}

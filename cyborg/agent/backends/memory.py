@@ -98,5 +98,5 @@ class DriverMemory:
         return self._file.get(self._driver, key)
 
     def put(self, key: str, text: str | None) -> bool:
-        """Store the text of a key, or remove it; return whether a restart keeps that."""
+        """Store the text of a key; None removes the key. Return whether a restart keeps it."""
         return self._file.put(self._driver, key, text)

@@ -82,7 +82,7 @@ class BackendReconciler(LoopThread):
         return self._reported_generation
 
     def request(self, generation: int, *, repeat: bool = False) -> int:
-        """Request reconciliation to a generation; return the reported generation.
+        """Request reconciliation to a generation; return the generation that was last reported.
 
         A generation that is applied or in progress is ignored. With ``repeat`` a generation that
         was already reported is reported again, because that report may have been lost.

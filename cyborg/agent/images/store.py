@@ -136,7 +136,7 @@ class GlanceImageStore:
             name = parse_uuid(uuid, "image")
         except Invalid as exc:
             raise DriverFailed(
-                f"{exc.message}: name the image by its uuid in the image service"
+                f"{exc.message}: refer to the image by its uuid in the image service"
             ) from exc
         return self._call(f"image {name}", lambda: self._service.get_image(name), deadline)
 

@@ -23,7 +23,7 @@ LOG = get_logger(__name__)
 
 
 class Aborted(Exception):
-    """The job was cancelled or the agent stops before its next item."""
+    """The job was cancelled, or the agent is stopping, before the next item of the job."""
 
 
 RemovedDriverLookup = Callable[[str], Driver | None]

@@ -38,7 +38,7 @@ class DesiredStateListener(Protocol):
         """Return the generation last acknowledged by the conductor."""
 
     def request(self, generation: int) -> int:
-        """Request reconciliation to a generation; return the reported generation."""
+        """Request reconciliation to a generation; return the generation that was last reported."""
 
     def acknowledge(self, generation: int, accepted: bool) -> None:
         """Record whether the conductor accepted the outcomes of a generation."""

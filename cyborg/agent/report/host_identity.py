@@ -36,7 +36,10 @@ class HostIdentityProvider:
         resolve: Callable[[], str] = socket.getfqdn,
         timeout: float = RESOLVER_TIMEOUT,
     ) -> None:
-        """``timeout`` limits the wait for the resolver, in seconds. Raise Misconfigured."""
+        """``timeout`` limits the wait for the resolver, in seconds.
+
+        Raise Misconfigured if an option of the group ``agent`` is not valid.
+        """
         options = conf.agent
         self._provider: str | None = (options.resource_provider or "").strip() or None
         self._compute_id_file: str | None = options.compute_id_file or None

@@ -290,8 +290,8 @@ class OrphanCollector:
             stats.in_use = len(in_use)
             instances = sorted({arq.instance for arq in in_use})
             LOG.warning(
-                "Orphan scan: %s bound ARQs have no allocation in Placement, but their instances "
-                "are on the host of the device in Nova, not releasing them. Run 'nova-manage "
+                "Orphan scan: %s bound ARQs have no allocation in Placement. They stay bound, "
+                "because Nova has their instances on the host of the device. Run 'nova-manage "
                 "placement heal_allocations' for instance %s",
                 len(in_use),
                 join_limited(instances, MAX_NAMED),

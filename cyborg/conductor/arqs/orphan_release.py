@@ -72,12 +72,11 @@ class OrphanReleaser:
 def log_released(released: Iterable[BoundArq], *, deleted: bool) -> None:
     """Log each released orphan."""
     for arq in released:
-        LOG.warning(
-            "Orphaned ARQ was %s: its instance %s allocation on the resource provider%s",
-            "deleted" if deleted else "unbound",
-            "no longer exists and has no" if deleted else "has had no",
-            "" if deleted else f" since {arq.orphan_since}",
-            arq=arq.uuid,
-            instance=arq.instance,
-            provider=arq.provider,
+        text = (
+            "Orphaned ARQ was deleted: its instance no longer exists and has no allocation on the "
+            "resource provider"
+            if deleted
+            else "Orphaned ARQ was unbound: its instance has had no allocation on the resource "
+            f"provider since {arq.orphan_since}"
         )
+        LOG.warning("%s", text, arq=arq.uuid, instance=arq.instance, provider=arq.provider)

@@ -23,7 +23,7 @@ class LeaseLost(Exception):
 
 
 class AuditLease:
-    """Audit that this conductor runs under a lease. Every write checks the lease."""
+    """An audit that this conductor has leased and runs. Every write checks the lease."""
 
     def __init__(
         self,

@@ -107,7 +107,8 @@ class CustodySealer:
             error = exc
         self._failed.add(uuid)
         LOG.error(
-            "Cannot seal custody records, retrying; run an audit of the host: %s",
+            "Cannot seal custody records, will retry: %s. If this persists, audit the host of the "
+            "device",
             error,
             device=uuid,
         )

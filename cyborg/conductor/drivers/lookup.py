@@ -111,7 +111,7 @@ class DriverLookup:
             return None
         if key not in (entry.name, driver_uuid(entry.name)):
             LOG.warning(
-                "Driver lookup: agent answered with driver %s, answer ignored",
+                "Driver lookup: agent answered about driver %s instead, answer ignored",
                 entry.name,
                 host=host,
                 driver=key,

@@ -64,11 +64,12 @@ def record_health_changes(
 def record_removed_devices(
     tx: sa.Connection, state: HostState, steps: Sequence[Step], notifications: NotificationBuilder
 ) -> list[Remark]:
-    """Write notifications of bound devices and handles that begin to drain.
+    """Write notifications of bound devices and handles that the host no longer has.
 
-    Return a log remark for each device. There is a notification for each device that is removed as
-    a whole, and for each ARQ whose handle is removed. A handle without an owner is only being
-    cleaned: it causes no notification. Executes at most two statements, and none without a drain.
+    Such a device or handle drains until its last ARQ is deleted. There is a notification for each
+    device that is removed as a whole, and for each ARQ whose handle is removed. A handle without an
+    ARQ waits only for its cleaning and causes no notification. Return a text for the log for each
+    device. Execute at most two statements, and none if nothing begins to drain.
     """
     drained = {step.key for step in steps if isinstance(step, Drain)}
     if not drained:

@@ -5,8 +5,9 @@ A capture is a text of JSON lines. The first line is the header, each other line
 uevent. ``doc/source/contributor/captures.rst`` describes the format. A file is text, or
 ``{"base64": ...}``, or null: it exists, and its content is unknown.
 
-A capture may come from another person: no path and no link leaves its tree, and no path contains a
-link, so unpacking it cannot write outside of its folder.
+A capture may come from a person who is not trusted. This module refuses a path or a link that
+points outside of the tree, and a path that passes through a link, so that unpacking a capture
+cannot write outside of its folder.
 """
 
 import base64

@@ -137,8 +137,8 @@ class ImageLoader:
         if place.function.numvfs > place.count:
             raise DriverFailed(
                 f"{place.card} has {place.function.numvfs} virtual functions for {place.count} "
-                "region(s): an image would replace the function of other servers; create one "
-                "virtual function for each region"
+                "region(s): an image would change the accelerator of other "
+                "servers; create one virtual function for each region"
             )
         name = self._programmer
         if name is ProgrammerName.AUTO:

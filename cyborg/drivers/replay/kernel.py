@@ -190,7 +190,7 @@ class SimulatedKernel:
     # Services of QAT devices: the type crypto.driver.SetServices.
 
     def set_instances(self, address: str, profile: str | None) -> None:
-        """Raise DriverFailed: what types a parent has with other instances is not recorded."""
+        """Raise DriverFailed: a capture has the types of mediated devices for one profile only."""
         raise DriverFailed(f"{address} cannot be changed: MIG instances are not simulated")
 
     def set_services(self, address: str, layout: str) -> None:

@@ -80,7 +80,8 @@ def await_erasure(lab: Lab, address: str = DRIVE) -> None:
 def count_erasures(lab: Lab, namespaces: int, samples: int) -> int:
     """Return the number of erasures in the log of the agent."""
     log = (lab.guest.share / "agent.log").read_text(errors="replace")
-    found = f"Erased by format, user data erase: {namespaces} namespaces, none of {samples} samples"
+    method = "format, user data erase"
+    found = f"Erased {namespaces} namespaces by {method}, verified: {samples} samples"
     return log.count(found)
 
 

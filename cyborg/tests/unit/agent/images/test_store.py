@@ -74,7 +74,7 @@ def test_open_accepts_data_without_declared_length(glance: FakeGlance, make: Mak
 def test_open_refuses_a_name_that_is_no_uuid(
     name: str, glance: FakeGlance, make: Make, spool: Path
 ) -> None:
-    with pytest.raises(DriverFailed, match="is not a uuid: name the image by its uuid"):
+    with pytest.raises(DriverFailed, match="is not a uuid: refer to the image by its uuid"):
         fetch(make(), name)
     assert glance.requested_paths == []
     assert files(spool) == set()

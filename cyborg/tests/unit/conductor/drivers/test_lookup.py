@@ -121,8 +121,8 @@ def test_lookup_ignores_failed_and_wrong_answers(
     with pytest.raises(Conflict, match="c4: ImportError: no module acme"):
         drivers(cloud, agents).install("acme", None, None, None)
     assert (
-        "[driver=acme host=c2] Driver lookup: agent answered with driver other-name, answer ignored"
-        in texts_of(caplog.records)
+        "[driver=acme host=c2] Driver lookup: agent answered about driver other-name instead, "
+        "answer ignored" in texts_of(caplog.records)
     )
     names = {row["name"] for row in rows.read(sqlite_engine, schema.drivers)}
     assert names == {"fake", "other", "acme"}

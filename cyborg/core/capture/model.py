@@ -33,6 +33,7 @@ MAX_NAMES = 400_000
 MAX_FILE = 4 * 1024 * 1024
 """Bytes of one file."""
 MAX_UEVENTS = 100_000
+MAX_SECONDS = 366 * 24 * 3600
 MAX_SOURCE = 1000
 _MAX_PATH = 1024
 _MAX_NAME = 255
@@ -244,6 +245,8 @@ def _parse_record(body: Mapping[str, Any]) -> Uevent | tuple[str, Folder]:
     if "uevent" in body:
         seconds, *texts = body["uevent"]
         action, subsystem, path = map(_short, texts)
+        if not 0 <= number(seconds) <= MAX_SECONDS:  # not a number (NaN) either
+            raise Invalid(f"uevent: expected 0 to {MAX_SECONDS} seconds", field="uevent")
         return Uevent(number(seconds), action, subsystem, path)
     path = string(body["dir"])
     components = path.split("/")

@@ -71,13 +71,17 @@ def show_activity(
     shown = Activity(step, None if total is None else done, total)
 
     def set_done(done: int) -> None:
-        recorder.current = replace(shown, done=done)
+        nonlocal shown
+        # Otherwise an abandoned thread would hide what the job does now.
+        if recorder.current is shown:
+            recorder.current = shown = replace(shown, done=done)
 
     recorder.current = shown
     try:
         yield set_done
     finally:
-        recorder.current = previous
+        if recorder.current is shown:
+            recorder.current = previous
 
 
 def parse_activity(body: Any) -> Activity | None:

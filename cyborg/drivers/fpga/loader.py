@@ -164,9 +164,13 @@ class ImageLoader:
             return
         prefix = f"image {image} could not be loaded into {place.card}: {error}"
         if before == self._observe(place) and not _may_have_changed(before):
-            if previous is not None:
-                self._records.put(place.card, place.number, previous)
-            raise DriverFailed(f"{prefix}; the region is unchanged")
+            prefix = f"{prefix}; the region is unchanged"
+            try:
+                if previous is not None:
+                    self._records.put(place.card, place.number, previous)
+            except OSError as exc:
+                raise DriverFailed(f"{prefix}, its record is lost: {exc}") from exc
+            raise DriverFailed(prefix)
         if previous is None:
             raise DriverFailed(f"{prefix}; the previous image is not known, so it was not restored")
         try:

@@ -85,9 +85,8 @@ class RecordStore:
     def _update(self, card: str, change: Callable[[str, Record], Record | None]) -> None:
         found = self._read(card)
         changed = {key: change(key, record) for key, record in found.items()}
-        left = {key: record for key, record in changed.items() if record is not None}
-        if left != found:
-            self._write(card, left)
+        # Written also without a change: an earlier call may have failed to write its change.
+        self._write(card, {k: record for k, record in changed.items() if record is not None})
 
     def _read(self, card: str) -> dict[str, Record]:
         text = self._memory().get(_key(card))

@@ -86,7 +86,7 @@ def _erase(function: str, end: float) -> dict[str, Any]:
         namespaces = {number: controller.identify_namespace(number) for number in numbers}
         exclusive = found.physfn is None and controller.is_alone(info)
         method = choose_method(info, list(namespaces.values()), exclusive=exclusive)
-        _check_all_attached(controller, info, numbers, method)
+        _check_all_attached(controller, info, numbers, method, virtual=found.physfn is not None)
         disks = _wait_for(
             lambda: _block_devices(folder / "nvme" / name, numbers),
             f"{function} has not all block devices of its namespaces",
@@ -116,20 +116,36 @@ def _check_unused(function: str) -> None:
 
 
 def _check_all_attached(
-    controller: Controller, info: ControllerInfo, numbers: list[int], method: Method
+    controller: Controller,
+    info: ControllerInfo,
+    numbers: list[int],
+    method: Method,
+    *,
+    virtual: bool,
 ) -> None:
-    """Raise DriverFailed if a namespace with data may be detached, so that it is not erased."""
+    """Raise DriverFailed if a namespace that the server could write is not erased.
+
+    ``numbers`` are the namespaces of the controller, ``virtual`` is whether it is that of a virtual
+    function.
+    """
     if not numbers:
         raise DriverFailed(
             "the controller has no attached namespace: an erasure cannot be verified"
         )
     if method in SANITIZE_METHODS or not info.manages_namespaces:
         return
-    # The server could have detached a namespace: a format does not erase it. Those of other
-    # controllers, such as other virtual functions, are not erased with this one.
-    if detached := controller.detached_namespace_ids():
+    # The server could have detached a namespace, or attached it to another controller: a format
+    # does not erase it. Those of other virtual functions are not erased with this one; whoever has
+    # the physical function has the whole drive.
+    others = (
+        controller.detached_namespace_ids()
+        if virtual
+        else sorted(set(controller.allocated_namespace_ids()) - set(numbers))
+    )
+    if others:
         raise DriverFailed(
-            f"namespace {detached[0]} is detached, so it cannot be formatted: attach or delete it"
+            f"namespace {others[0]} is not attached to the controller, so it cannot be formatted: "
+            "attach or delete it"
         )
 
 

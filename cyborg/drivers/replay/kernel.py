@@ -114,6 +114,13 @@ class SimulatedKernel:
                 if not self.sysfs.list_names(group):
                     shutil.rmtree(group.parent)
 
+    def count_virtual_functions(self, physical: Path) -> None:
+        """Update the number and the links of virtual functions in a folder, if it has a number."""
+        number = physical / "sriov_numvfs"
+        if number.is_file():
+            self._remove_dangling(physical)
+            number.write_text(f"{len(list(physical.glob('virtfn*')))}\n")
+
     @staticmethod
     def _remove_dangling(folder: Path) -> None:
         for name in Sysfs(folder).list_names("."):

@@ -40,10 +40,10 @@ class RecordedUevents:
         """Replay the uevents that are due, and return them."""
         with self._kernel.lock:
             elapsed = self._clock() - self._begin
-            due = [event for event in self._left if event.seconds <= elapsed]
-            del self._left[: len(due)]
-            for event in due:
-                self._replay(event)
+            due: list[Uevent] = []
+            while self._left and self._left[0].seconds <= elapsed:
+                self._replay(self._left[0])
+                due.append(self._left.pop(0))
         return due
 
     def seconds_left(self) -> float | None:
@@ -56,10 +56,13 @@ class RecordedUevents:
     def _replay(self, event: Uevent) -> None:
         root = self._kernel.root.parent
         device = f"sys/{event.path.strip('/')}"
+        physical = (root / device / "physfn").resolve()
         if event.action == "remove":
             self._kernel.remove_device(Path(root / device).resolve())
+            self._kernel.count_virtual_functions(physical)
         elif event.action == "add" and not (root / device).exists():
             unpack(model.select_device(self._capture, device), root)
+            self._kernel.count_virtual_functions((root / device / "physfn").resolve())
 
 
 class RecordedSource:

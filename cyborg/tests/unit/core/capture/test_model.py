@@ -61,6 +61,9 @@ def test_parse_returns_every_content(content: bytes) -> None:
         ({"dir": "sys", "links": {"a": "b/../../../etc"}}, "is no name"),
         ({"dir": "sys", "links": {"a": ""}}, "is no name"),
         ({"uevent": [1]}, "ValueError"),
+        ({"uevent": [float("inf"), "add", "pci", "/a"]}, "expected 0 to"),
+        ({"uevent": [float("nan"), "add", "pci", "/a"]}, "expected 0 to"),
+        ({"uevent": [-1, "add", "pci", "/a"]}, "expected 0 to"),
         ([], "expected an object"),
     ],
 )

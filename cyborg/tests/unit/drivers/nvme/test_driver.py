@@ -135,6 +135,7 @@ def check_all_attached(
     others: Mapping[int, Sequence[int]] = MappingProxyType({}),
     *,
     allocated: Sequence[int],
+    virtual: bool = False,
 ) -> None:
     """Check a controller that manages namespaces; ``others`` are controllers by namespace."""
     lists = {
@@ -147,7 +148,7 @@ def check_all_attached(
     }
     info = ControllerInfo(tuple(Method), manages_namespaces=True)
     controller = ListedController(lists, controllers)
-    privileged._check_all_attached(controller, info, list(attached), method)
+    privileged._check_all_attached(controller, info, list(attached), method, virtual=virtual)
 
 
 class TestPrivileged:
@@ -189,7 +190,7 @@ class TestPrivileged:
 
     def test_erase_detached_namespace_is_refused(self) -> None:
         check = partial(check_all_attached, allocated=(1, 2, 3))
-        with pytest.raises(DriverFailed, match="namespace 2 is detached"):
+        with pytest.raises(DriverFailed, match="namespace 2 is not attached"):
             check([1, 3], Method.FORMAT_ERASE)
         with pytest.raises(DriverFailed, match="no attached namespace"):
             check([], Method.SANITIZE_BLOCK)
@@ -197,10 +198,15 @@ class TestPrivileged:
         check([1], Method.SANITIZE_BLOCK)
 
     def test_erase_with_namespaces_of_other_controllers_is_permitted(self) -> None:
-        check = partial(check_all_attached, allocated=(1, 2, 3))
+        check = partial(check_all_attached, allocated=(1, 2, 3), virtual=True)
         check([1], Method.FORMAT_ERASE, {2: (7,), 3: (0, 8)})
-        with pytest.raises(DriverFailed, match="namespace 3 is detached"):
+        with pytest.raises(DriverFailed, match="namespace 3 is not attached"):
             check([1], Method.FORMAT_ERASE, {2: (7,), 3: ()})
+
+    def test_erase_with_namespaces_that_were_moved_is_refused(self) -> None:
+        """The server of a whole drive can attach its namespaces to an offline controller."""
+        with pytest.raises(DriverFailed, match="namespace 2 is not attached"):
+            check_all_attached([1], Method.FORMAT_ERASE, {2: (1,)}, allocated=(1, 2))
 
     def test_erase_drive_of_the_host_is_refused(self, host: HostTree) -> None:
         host.mount("nvme0n1p1", "/srv")

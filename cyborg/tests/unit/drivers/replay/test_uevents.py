@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recorded uevents: what they change in the tree, and when."""
 
+import posixpath
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -9,6 +10,7 @@ import pytest
 
 from cyborg.core.capture.model import Uevent
 from cyborg.drivers.fpga.driver import FpgaDriver
+from cyborg.drivers.nic.driver import NicDriver
 from cyborg.drivers.nvme import NvmeDriver
 from cyborg.drivers.replay.host import ReplayedHost
 from cyborg.drivers.replay.uevents import RecordedUevents
@@ -109,5 +111,40 @@ def test_path_outside_of_the_devices_changes_nothing(path: str, action: str) -> 
         before = set(folder.rglob("*"))
         replay.uevents.replay_due()
         assert set(folder.rglob("*")) == before
+    finally:
+        replay.host.close()
+
+
+def test_removed_virtual_function_is_counted() -> None:
+    """Otherwise the card is neither offered as a whole, nor can it get the functions again."""
+    card = "0000:c1:00.0"
+    capture = captures.load("connectx-6")
+    (folder,) = (f for f in capture.folders if f.endswith(f"/{card}"))
+    names = sorted(n for n in capture.folders[folder].links if n.startswith("virtfn"))
+    paths = [f"/{folder}/{capture.folders[folder].links[n]}" for n in names]
+    events = [
+        Uevent(time, action, "pci", posixpath.normpath(path).removeprefix("/sys"))
+        for time, action in ((1.0, "remove"), (2.0, "add"))
+        for path in paths
+    ]
+    replay = Replay("connectx-6", events)
+    try:
+        driver = replay.host.create_driver(NicDriver, "nic", captures.DRIVERS["nic"])
+        numvfs = f"bus/pci/devices/{card}/sriov_numvfs"
+        sysfs = replay.host.kernel.sysfs
+
+        def count_handles() -> int:
+            (device,) = (found for found in driver.discover() if found.address == card)
+            return sum(len(part.handles) for part in device.deployables)
+
+        before = sysfs.read_int(numvfs), count_handles()
+        assert before == (len(paths), len(paths))
+        replay.now += 1
+        assert len(replay.uevents.replay_due()) == len(paths)
+        assert sysfs.read_int(numvfs) == 0
+        assert count_handles() <= 1
+        replay.now += 1
+        assert len(replay.uevents.replay_due()) == len(paths)
+        assert (sysfs.read_int(numvfs), count_handles()) == before
     finally:
         replay.host.close()

@@ -185,7 +185,8 @@ class Hosts:
                 # Another compute node may be the parent of the host's providers now.
                 marked += providers.mark_stale_of_hosts(tx, [inventory.host], now)
             keep_tombstones = self._conf.conductor.tombstone_ttl > 0
-            cancellation.give_up_impossible(tx, inventory, now)
+            if stored.has_failed_changes:
+                cancellation.give_up_impossible(tx, inventory, now)
             return (
                 report_handler.record_report(
                     tx,

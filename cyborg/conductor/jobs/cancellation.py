@@ -5,14 +5,24 @@ A device that drains is uncordoned. A job that is retried after a reboot gets th
 CANCELLED: the agent may work on it, so it ends with the answer of the agent.
 """
 
+from collections.abc import Mapping
 from datetime import datetime
+from typing import Any
 
 import sqlalchemy as sa
 
 from cyborg.conductor.jobs import draining
 from cyborg.core.errors import WrongState
+from cyborg.core.inventory.device import Device
 from cyborg.core.inventory.report import BackendStatus, Report
-from cyborg.core.jobs.job import AFTER_REBOOT, CANCELLED, DRAINS, INVENTORY_KINDS, JobState
+from cyborg.core.jobs.job import (
+    AFTER_REBOOT,
+    CANCELLED,
+    DRAINS,
+    GIVE_UP_ATTEMPTS,
+    INVENTORY_KINDS,
+    JobState,
+)
 from cyborg.db.write import desired_backends, jobs, rollouts
 
 BY_OPERATOR = "cancelled by an operator"
@@ -45,22 +55,38 @@ def cancel(tx: sa.Connection, uuid: str, now: datetime) -> bool:
 def give_up_impossible(tx: sa.Connection, report: Report, now: datetime) -> int:
     """Cancel the failed jobs after a reboot that a host reports as impossible; return their number.
 
-    The device is missing, or is another one that does not have the layout. The report after the end
-    of the job removes or drains it. The caller has locked the agent of the host.
+    The device or the deployable is missing, is one of another backend, or does not have the layout.
+    The report after the end of the job removes or drains it. Jobs with fewer attempts than
+    GIVE_UP_ATTEMPTS are left out: a device can appear, and get its kernel driver, some minutes
+    after its host has booted. The caller has locked the agent of the host.
     """
-    ready = {b.name for b in report.backends if b.status is BackendStatus.READY}
+    failed = {b.name for b in report.backends if b.status is not BackendStatus.READY}
     reported = {device.address: device for device in report.devices}
     count = 0
     for job in jobs.failed_changes(tx, report.host):
+        if job["attempts"] < GIVE_UP_ATTEMPTS:
+            continue
         (item,) = job["arguments"]["items"]
-        device, layout = reported.get(item["device"]), job["arguments"].get("layout")
-        # A device whose kernel driver is not bound yet has no layouts.
-        names = {known.name for known in device.layouts} if device is not None else set()
-        missing = device is None and item["backend"] in ready
-        if missing or (names and layout is not None and layout not in names):
+        device = reported.get(item["device"])
+        if device is None:
+            # The devices of a backend that was removed are removed too.
+            impossible = item["backend"] not in failed
+        else:
+            impossible = device.backend != item["backend"] or _lacks(device, job["arguments"], item)
+        if impossible:
             _give_up(tx, job, now)
             count += 1
     return count
+
+
+def _lacks(device: Device, arguments: Mapping[str, Any], item: Mapping[str, Any]) -> bool:
+    """Return whether a device has other layouts, or other deployables, than a job needs."""
+    # A device whose kernel driver is not bound yet has neither.
+    names = {known.name for known in device.layouts}
+    parts = {part.address for part in device.deployables}
+    layout, part = arguments.get("layout"), item.get("deployable")
+    lacks_layout = bool(names) and layout is not None and layout not in names
+    return lacks_layout or (bool(parts) and bool(part) and part not in parts)
 
 
 def _give_up(tx: sa.Connection, job: jobs.JobRow, now: datetime) -> None:

@@ -140,8 +140,6 @@ def record_first_failure(
         partitions = row["kind"] == JobKind.PARTITION
         record = _record_partitioned if partitions else _record_programmed
         record(tx, row, error, now, recorder)
-        # The last report may already lack the device: ``cancellation.give_up_impossible``.
-        services.request_report(tx, row["host"])
 
 
 def fail_unbinds(

@@ -30,6 +30,7 @@ from cyborg.core.jobs.activity import Activity, parse_activity
 from cyborg.core.jobs.job import (
     AFTER_REBOOT,
     DRAINS,
+    GIVE_UP_ATTEMPTS,
     MAX_ERROR,
     AgentJobStatus,
     JobDecision,
@@ -42,7 +43,7 @@ from cyborg.core.self_heal import CorrectiveAction
 from cyborg.core.text import sanitize
 from cyborg.core.validation import check_text, parse_uuid
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import arqs, self_heal
+from cyborg.db.write import arqs, self_heal, services
 from cyborg.db.write import jobs as store
 from cyborg.rpc.contract import AgentAPI
 from cyborg.threads.backoff import compute_delay
@@ -356,6 +357,9 @@ class JobDispatcher:
                 completion.record_first_failure(
                     tx, row, waiting, str(message), now, recorder=recorder
                 )
+            if failed and AFTER_REBOOT in row["arguments"] and row["attempts"] >= GIVE_UP_ATTEMPTS:
+                # It shows whether the job is impossible: ``cancellation.give_up_impossible``.
+                services.request_report(tx, row["host"])
             if late and completion.fail_unbinds(tx, row, waiting, str(message), recorder=recorder):
                 text = f"ARQs are UnbindFailed until their handles are clean: {message}"
                 return JobResult(), [Remark(text, {"arq": [arq["uuid"] for arq in waiting]})]

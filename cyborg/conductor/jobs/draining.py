@@ -24,7 +24,7 @@ from cyborg.db.write import desired_backends, devices, jobs
 from cyborg.db.write import programming as store
 from cyborg.threads.backoff import compute_delay
 
-MAX_DELAY = 10.0  # seconds between two checks
+MAX_DELAY = 60.0  # seconds between two checks
 
 
 def advance(

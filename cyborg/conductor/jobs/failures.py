@@ -49,7 +49,8 @@ def record_failure(
     close_after = conf.conductor.device_close_after
     for row in devices.lock_history(tx, job["host"], {item.device}):
         old = _history(row)
-        counted = reported and counts(item)
+        # An error that names no item is one of the agent, such as a full disk.
+        counted = reported and text != error and counts(item)
         new = add_failure(old, failure, counted=counted, close_after=close_after)
         retry_at = row["retry_at"]
         if new.failing and not old.failing:

@@ -14,11 +14,13 @@ from oslo_config import cfg
 from cyborg.core.errors import InUse, Invalid, NotFound, WrongState
 from cyborg.core.hosts.liveness import heartbeat_timeout
 from cyborg.core.inventory.device import Ability
+from cyborg.core.jobs.job import JobState
 from cyborg.core.text import join_limited
 from cyborg.db.write import desired_backends, providers, services
 from cyborg.db.write import programming as store
 
 MAX_NAMED = 8  # layouts or ARQs in an error
+_FAILED = (JobState.FAILED, JobState.CANCELLED)
 
 
 def lock_target(
@@ -54,13 +56,16 @@ def lock_target(
 def find_job(
     tx: sa.Connection, uuid: str, rows: Sequence[store.PartitionRow]
 ) -> tuple[int, dict[str, Any]] | None:
-    """Return the id and the arguments of a job that changes or drains a device, or None."""
+    """Return the id and the arguments of a job that changes or drains a device, or None.
+
+    A job that has failed changes the device no more, although a report of the device is due.
+    """
     # No deployable has the job of a device that drains or that has no deployable.
     for job in store.open_partitions(tx, rows[0]["host"]):
         if job["subject"] == uuid:
             return job["id"], job["arguments"]
     for row in rows:
-        if row["job_id"] is not None:
+        if row["job_id"] is not None and row["job_state"] not in _FAILED:
             return row["job_id"], row["arguments"] or {}
     return None
 
@@ -101,7 +106,10 @@ def close(tx: sa.Connection, uuid: str, rows: Sequence[store.PartitionRow], job:
     """Let no handle of a device be claimed until a job has ended. Raise WrongState."""
     # A device offers nothing in some layouts, such as a network card of the host that has no
     # virtual functions: then it has no deployable that could be closed.
-    if not store.start(tx, _deployable_ids(rows), job):
+    ids = _deployable_ids(rows)
+    if any(row["job_state"] in _FAILED for row in rows):
+        store.detach(tx, ids)  # from a failed job that waits for a report
+    if not store.start(tx, ids, job):
         raise WrongState(f"device {uuid} was changed concurrently, retry", device=uuid)
 
 

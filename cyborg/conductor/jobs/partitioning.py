@@ -74,13 +74,17 @@ class Partitions:
         row = rows[0]
         if (open_job := layout_change.find_job(tx, uuid, rows)) is not None:
             id_, given = open_job
-            if given.get("layout") == layout:
+            # A job that drains can still be cancelled: then what a reboot removed is not applied.
+            drains = DRAINS in given and AFTER_REBOOT in options
+            if given.get("layout") == layout and not drains:
                 return jobs.uuids(tx, [id_])[0]
             change = "programmed"
             if "layout" in given:
                 change = f"partitioned with layout {given['layout']}"
             raise WrongState(
-                f"device {uuid} is being {change}: wait until the job has ended", device=uuid
+                f"device {uuid} is being {change}: wait until the job has ended and the host has "
+                "reported the device",
+                device=uuid,
             )
         now = self._now()
         obstacle = layout_change.find_obstacle(tx, self._conf, now, uuid, rows)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from cyborg.core.arq import attach_target
 from cyborg.core.codec import Serializable
 from cyborg.core.jobs.job import JobKind, WorkItem
 
@@ -76,7 +77,7 @@ def counts(item: WorkItem) -> bool:
     With parameters of a profile, such as an image, the request can be the cause. Otherwise a wrong
     profile would close one device after the other.
     """
-    return not item.accel
+    return not item.accel.keys() - {attach_target.KEY}
 
 
 def add_failure(

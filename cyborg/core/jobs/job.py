@@ -69,6 +69,9 @@ AFTER_REBOOT = "after_reboot"
 No operator has requested it, so it is retried like a restore, until an operator cancels it.
 """
 
+GIVE_UP_ATTEMPTS = 8
+"""Failed attempts, in about four minutes, after which such a job ends if it is impossible."""
+
 CANCELLED = "cancelled"
 """Argument of a job that an operator has cancelled, and that ends with its running work."""
 

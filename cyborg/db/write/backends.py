@@ -10,8 +10,9 @@ import sqlalchemy as sa
 
 from cyborg.core.hosts.service import AGENT
 from cyborg.core.inventory.report import BackendState, BackendStatus
+from cyborg.core.jobs.job import INVENTORY_KINDS, JobState
 from cyborg.db import bulk
-from cyborg.db.schema import backends, desired_backends, services
+from cyborg.db.schema import backends, desired_backends, jobs, services
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,14 +20,16 @@ class Replacement:
     """Result of the replacement of the backends of an agent.
 
     ``agent`` is the row id of the agent. ``has_overrides`` is whether new devices may need a
-    cordon, because an operator changed a backend or a backend is cordoned. ``changed_cordons`` are
-    the names of the backends that were cordoned or uncordoned.
+    cordon, because an operator changed a backend or a backend is cordoned. ``has_failed_changes``
+    is whether an open job that changes a device of the host has failed at least once.
+    ``changed_cordons`` are the names of the backends that were cordoned or uncordoned.
     """
 
     agent: int
     identity: dict[str, Any]
     drivers_digest: str | None
     has_overrides: bool
+    has_failed_changes: bool
     changed_cordons: Sequence[str]
 
 
@@ -45,6 +48,10 @@ def replace(tx: sa.Connection, host: str, states: Sequence[BackendState]) -> Rep
             .where(desired_backends.c.service_id == services.c.id)
             .correlate(services)
             .label("has_overrides"),
+            sa.exists()
+            .where(jobs.c.host == host, jobs.c.state == JobState.OPEN, jobs.c.error.is_not(None))
+            .where(jobs.c.kind.in_(INVENTORY_KINDS))
+            .label("has_failed_changes"),
             backends.c.id,
             backends.c.name,
             backends.c.driver,
@@ -95,6 +102,7 @@ def replace(tx: sa.Connection, host: str, states: Sequence[BackendState]) -> Rep
         rows[0]["identity"],
         rows[0]["drivers_digest"],
         bool(rows[0]["has_overrides"]) or bool(cordoned),
+        bool(rows[0]["has_failed_changes"]),
         sorted(previously_cordoned ^ cordoned),
     )
 

@@ -254,15 +254,16 @@ def open_due(tx: sa.Connection, now: datetime, limit: int) -> list[str]:
 
 
 def set_status(tx: sa.Connection, uuid: str, status: str) -> bool | None:
-    """Set the operator's status of a device; a failing device that is enabled is opened.
+    """Set the operator's status of a device; a device that is enabled is opened if it is failing.
 
-    Return whether this changed the device, None if it does not exist.
+    Its failed prepare jobs no longer count. Return whether this changed the device, None if it does
+    not exist.
     """
     same_uuid = devices.c.uuid == uuid
     differs, values = devices.c.status != status, dict[str, Any](status=status)
     if status == ENABLED:
-        differs = sa.or_(differs, devices.c.failing)
-        values |= _OPENED
+        differs = sa.or_(differs, devices.c.failing, devices.c.failed_prepares > 0)
+        values |= {**_OPENED, "failed_prepares": 0}
     changed = tx.execute(sa.update(devices).where(same_uuid, differs).values(**values)).rowcount
     if changed:
         return True

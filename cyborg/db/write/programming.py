@@ -36,7 +36,8 @@ class PartitionRow(TypedDict):
     """A device and one of its deployables.
 
     The fields from ``deployable_id`` on are about the deployable, None if the device has none.
-    ``job_id`` and ``arguments`` are about the job of the deployable, None if it has no job.
+    ``job_id``, ``job_state`` and ``arguments`` are about the job of the deployable, None if it has
+    no job.
     """
 
     address: str
@@ -48,6 +49,7 @@ class PartitionRow(TypedDict):
     deployable_id: int | None
     rp_uuid: str | None
     job_id: int | None
+    job_state: str | None
     arguments: dict[str, Any] | None
 
 
@@ -97,6 +99,7 @@ def lock_device(tx: sa.Connection, uuid: str) -> list[PartitionRow]:
             deployables.c.id.label("deployable_id"),
             deployables.c.rp_uuid,
             deployables.c.job_id,
+            jobs.c.state.label("job_state"),
             jobs.c.arguments,
         )
         .outerjoin(

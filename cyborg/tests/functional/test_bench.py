@@ -112,9 +112,9 @@ def test_replay_has_no_problem() -> None:
     words = "replay --hosts 2 --binds 16 --threads 2 --interval 1"
     results = run_bench(*words.split())
     assert (results["binds"], results["releases"]) == (16, 16)
-    assert results["devices"] == 14
+    assert results["devices"] == 22
     assert (results["violations"], results["findings"]) == (0, 0)
-    assert results["chains"] >= 14
+    assert results["chains"] >= 22
     assert results["layouts"] > 0
 
 

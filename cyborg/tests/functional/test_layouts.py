@@ -135,7 +135,7 @@ def test_commands_list_and_set_layouts(env: Env) -> None:
     assert "expected one of 1, 2, 4" in row["Error"]
     for line in ("device-layout-set 1", f"device-layout-set 1 {uuids[0]} --all"):
         assert "give either devices" in env.client.run(line, 1)[1]
-    assert "no device" in env.client.run("device-layout-set 7 --all", 1)[1]
+    assert "no matching device" in env.client.run("device-layout-set 7 --all", 1)[1]
 
 
 def _job(env: Env, job: str) -> dict[str, Any]:

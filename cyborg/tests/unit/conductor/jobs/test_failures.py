@@ -26,6 +26,7 @@ class FailureEnv(JobsEnv):
 
     def __init__(self, engine: sa.Engine) -> None:
         super().__init__(engine)
+        self.agents.names_items = True
         self.card, self.neighbour = self.add_card(), self.add_card(address=NEIGHBOUR, handles=2)
         handles = rows.read(
             engine, schema.attach_handles, deployable_id=self.neighbour.deployable_id
@@ -213,11 +214,15 @@ def test_success_of_a_running_job_opens_the_device(sqlite_env: FailureEnv) -> No
 
 
 def test_failure_without_fault_of_the_device_does_not_close(sqlite_env: FailureEnv) -> None:
-    """An agent that is away, and a profile whose parameters may be wrong."""
+    """An agent that is away or whose disk is full, and a profile that may be wrong."""
     env = sqlite_env
     env.fail_bind(4, UNREACHABLE)
     assert not env.is_closed()
     assert "is away" in env.device()["job_errors"][0]
+    env.agents.names_items = False
+    env.fail_bind(4)
+    assert not env.is_closed()
+    env.agents.names_items = True
     groups = [{"resources:FPGA": "1", "accel:bitstream_id": str(uuid4())}]
     env.profile = rows.insert_profile(env.engine, "image", groups)
     arqs = [rows.insert_arq(env.engine, env.profile, group=groups[0]) for _ in range(4)]
@@ -225,8 +230,19 @@ def test_failure_without_fault_of_the_device_does_not_close(sqlite_env: FailureE
     for arq in arqs:
         env.bind(env.card, arq)
         env.jobs.run_once()
-    assert env.states() == {"BindFailed": 8}
+    assert env.states() == {"BindFailed": 12}
     assert not env.is_closed()
+
+
+def test_key_that_no_driver_reads_does_not_excuse_the_device(sqlite_env: FailureEnv) -> None:
+    env = sqlite_env
+    groups = [{"resources:FPGA": "1", "accel:attach_target": "instance"}]
+    env.profile = rows.insert_profile(env.engine, "target", groups)
+    env.agents.answers["prepare"] = "failed"
+    for arq in [rows.insert_arq(env.engine, env.profile, group=groups[0]) for _ in range(3)]:
+        env.bind(env.card, arq)
+        env.jobs.run_once()
+    assert env.is_closed()
 
 
 def test_close_after_zero_never_closes(sqlite_env: FailureEnv) -> None:

@@ -152,6 +152,22 @@ def test_failed_partitioning_opens_the_device_again(env: PartitionEnv) -> None:
     env.bind(env.card)
 
 
+@pytest.mark.parametrize("reported", [True, False])
+def test_failed_partitioning_can_be_repeated(env: PartitionEnv, reported: bool) -> None:
+    """Also before the report that opens the device again."""
+    failed = env.start()
+    env.agents.answers["partition"] = "failed"
+    env.jobs.run_once()
+    if reported:
+        env.report(1)
+    env.agents.answers["partition"] = "done"
+    job = env.start()
+    assert job != failed
+    env.jobs.run_once()
+    (row,) = rows.read(env.engine, schema.jobs, uuid=job)
+    assert (row["state"], row["error"]) == (JobState.DONE, None)
+
+
 def test_start_on_a_device_in_use_is_refused(env: PartitionEnv) -> None:
     arq = env.add_arq()
     env.bind(env.card, arq)

@@ -14,7 +14,7 @@ from cyborg.conductor.placement import mapping
 from cyborg.core.errors import NoHandle
 from cyborg.core.inventory import device_state
 from cyborg.core.inventory.device import Ability, Layout
-from cyborg.core.jobs.job import JobState
+from cyborg.core.jobs.job import GIVE_UP_ATTEMPTS, JobState
 from cyborg.db import schema
 from cyborg.db.read import accelerators, devices
 from cyborg.db.write import deployables
@@ -200,13 +200,23 @@ def fail_layout(env: RebootEnv) -> None:
     assert read_partitioned(env)[:2] == ("2", 2)
 
 
+def retry_layout(env: RebootEnv) -> None:
+    """Let the layout fail until the job ends if it is impossible."""
+    for _ in range(GIVE_UP_ATTEMPTS):
+        env.advance(90)
+        env.agent.hello(env.hosts)
+        env.jobs.run_once()
+
+
 def test_layout_that_does_not_exist_any_more_is_given_up(env: RebootEnv) -> None:
     """Another card is in the slot: what is bound is drained, and this is notified."""
     fail_layout(env)
+    retry_layout(env)
     report_partitioned(env, "0", 0)
     env.jobs.run_once()
     assert env.open_jobs() == ["partition"], "without layouts, its kernel driver may be missing"
     report_partitioned(env, "0", 0, LAYOUT["layouts"][:1])
+    env.advance(90)
     env.jobs.run_once()
     assert env.open_jobs() == []
     report_partitioned(env, "0", 0)
@@ -216,15 +226,32 @@ def test_layout_that_does_not_exist_any_more_is_given_up(env: RebootEnv) -> None
 
 def test_layout_of_a_device_that_is_gone_is_given_up(env: RebootEnv) -> None:
     fail_layout(env)
+    env.agent.send(env.hosts)
+    env.advance(90)
+    env.jobs.run_once()
+    assert env.open_jobs() == ["partition"], "it may appear some minutes after the boot"
+    retry_layout(env)
     (agent,) = rows.read(env.engine, schema.services)
     assert agent["digest"] is None, "a report is requested: the last one may lack the device"
     env.agent.send(env.hosts)
+    env.advance(90)
     env.jobs.run_once()
     assert env.open_jobs() == []
     env.agent.send(env.hosts)
     (device,) = rows.read(env.engine, schema.devices, address="0000:02:00.0")
     assert device["draining"]
     assert env.states() == {"Bound": 1}
+
+
+def test_layout_of_a_backend_that_was_removed_is_given_up(sqlite_env: RebootEnv) -> None:
+    env = sqlite_env
+    fail_layout(env)
+    retry_layout(env)
+    env.agent = replace(env.agent, backends=())
+    env.agent.send(env.hosts)
+    env.advance(90)
+    env.jobs.run_once()
+    assert env.open_jobs() == []
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def record_success(tx: sa.Connection, job: JobRow, now: datetime) -> int:
 def open_devices(tx: sa.Connection, now: datetime) -> int:
     """Open the devices whose time has passed; return the number of changed providers."""
     opened = devices.open_due(tx, now, OPEN_LIMIT)
-    return sum(providers.mark_stale_of_device(tx, uuid, now) for uuid in opened)
+    return providers.mark_stale_of_devices(tx, opened, now) if opened else 0
 
 
 def _items(job: JobRow) -> list[WorkItem]:

@@ -237,12 +237,12 @@ def write_history(tx: sa.Connection, id_: int, **values: Any) -> None:
 
 
 def open_due(tx: sa.Connection, now: datetime, limit: int) -> list[str]:
-    """Open up to ``limit`` failing devices whose time has passed; return their uuids.
+    """Open up to ``limit`` failing devices whose time has passed, the oldest first; return uuids.
 
     The number of their failed prepare jobs stays: the next failure closes them again.
     """
-    due = sa.select(devices.c.id, devices.c.uuid).where(devices.c.retry_at <= now).limit(limit)
-    found = tx.execute(due).all()
+    due = sa.select(devices.c.id, devices.c.uuid).where(devices.c.retry_at <= now)
+    found = tx.execute(due.order_by(devices.c.retry_at).limit(limit)).all()
     if not found:
         return []
     tx.execute(

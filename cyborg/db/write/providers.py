@@ -64,17 +64,24 @@ def mark_stale(tx: sa.Connection, host: str, changed: Mapping[str, str], now: da
 
 def mark_stale_existing(tx: sa.Connection, uuids: Collection[str], now: datetime) -> int:
     """Mark providers stale, without inserting missing rows; return the number of marked rows."""
-    return _update_stale(tx, providers.c.uuid.in_(sorted(uuids)), now)
+    found = bulk.chunks(sorted(uuids))
+    return sum(_update_stale(tx, providers.c.uuid.in_(chunk), now) for chunk in found)
 
 
 def mark_stale_of_device(tx: sa.Connection, device_uuid: str, now: datetime) -> int:
     """Mark every provider of a device stale; return their number."""
-    of_device = (
+    return mark_stale_of_devices(tx, [device_uuid], now)
+
+
+def mark_stale_of_devices(tx: sa.Connection, device_uuids: Collection[str], now: datetime) -> int:
+    """Mark every provider of these devices stale; return their number."""
+    # MariaDB before 11.1 would run a subquery of an UPDATE once for each row of the table.
+    query = (
         sa.select(deployables.c.rp_uuid)
         .join(devices, devices.c.id == deployables.c.device_id)
-        .where(devices.c.uuid == device_uuid)
+        .where(devices.c.uuid.in_(sorted(device_uuids)))
     )
-    return _update_stale(tx, providers.c.uuid.in_(of_device), now)
+    return mark_stale_existing(tx, tx.scalars(query).all(), now)
 
 
 def schedule_verification_of_host(tx: sa.Connection, host: str, now: datetime) -> int:

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Failures that a device shows, and devices that are closed because their prepare jobs fail."""
 
+import contextlib
+from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -8,6 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.conductor.inventory.devices import Devices
+from cyborg.conductor.jobs import failures
 from cyborg.conductor.jobs.partitioning import Partitions
 from cyborg.core.errors import NoHandle
 from cyborg.db import schema
@@ -78,6 +82,25 @@ class FailureEnv(JobsEnv):
         assert shown.pop(self.neighbour.provider) is False
         assert free == {self.card.host}
         return shown[self.card.provider]
+
+
+@contextlib.contextmanager
+def explain_statements(tx: sa.Connection) -> Iterator[list[str]]:
+    """Yield a list that gets the plans of the statements of the block, after its end."""
+    explain = "EXPLAIN QUERY PLAN" if tx.dialect.name == "sqlite" else "EXPLAIN"
+    executed: list[tuple[str, Any]] = []
+    plans: list[str] = []
+
+    def record(connection: Any, cursor: Any, statement: str, values: Any, *_: Any) -> None:
+        executed.append((statement, values))
+
+    sa.event.listen(tx, "before_cursor_execute", record)
+    yield plans
+    sa.event.remove(tx, "before_cursor_execute", record)
+    for statement, values in executed:
+        # The text of a row is not complete, that of a tuple is.
+        found = tx.exec_driver_sql(f"{explain} {statement}", values)
+        plans.append(str([tuple(row) for row in found]))
 
 
 @pytest.fixture
@@ -265,30 +288,39 @@ def test_searches_for_failures_use_an_index(engine: sa.Engine) -> None:
         {**rows.DEVICE_VALUES, "uuid": str(uuid4()), "host": f"h{n}", "address": "1"}
         for n in range(1000)
     ]
-    explain, analyze = {
-        "sqlite": ("EXPLAIN QUERY PLAN", "ANALYZE"),
-        "postgresql": ("EXPLAIN", "ANALYZE devices"),
-    }.get(engine.dialect.name, ("EXPLAIN", "ANALYZE TABLE devices"))
-    executed: list[tuple[str, Any]] = []
-
-    def record(connection: Any, cursor: Any, statement: str, values: Any, *_: Any) -> None:
-        executed.append((statement, values))
-
+    analyze = {"sqlite": "ANALYZE", "postgresql": "ANALYZE devices"}
     with engine.begin() as tx:
         tx.execute(sa.insert(schema.devices), cloud)
     with engine.connect() as tx:
-        tx.execute(sa.text(analyze)).close()
-        sa.event.listen(tx, "before_cursor_execute", record)
-        assert store.open_due(tx, START, 5) == []
-        assert store.addresses_with_failures(tx, "h7", ["1", "2"]) == []
-        sa.event.remove(tx, "before_cursor_execute", record)
-        plans = [
-            # The text of a row is not complete, that of a tuple is.
-            str([tuple(row) for row in tx.exec_driver_sql(f"{explain} {statement}", values)])
-            for statement, values in executed
-        ]
+        tx.execute(sa.text(analyze.get(engine.dialect.name, "ANALYZE TABLE devices"))).close()
+        with explain_statements(tx) as plans:
+            assert store.open_due(tx, START, 5) == []
+            assert store.addresses_with_failures(tx, "h7", ["1", "2"]) == []
     unique = (
         "host=? AND address=?" if engine.dialect.name == "sqlite" else "uq_devices_host_address"
     )
     assert "ix_devices_retry_at" in plans[0]
     assert unique in plans[1]
+
+
+def test_end_of_an_outage_opens_all_devices_in_four_statements(engine: sa.Engine) -> None:
+    cards = [
+        rows.insert_card(engine, f"h{n}", handles=0, failing=True, retry_at=START) for n in range(3)
+    ]
+    with engine.begin() as tx, explain_statements(tx) as plans:
+        assert failures.open_devices(tx, START) == 3
+    assert len(plans) == 4
+    assert "SUBQUERY" not in str(plans), "MariaDB would scan all providers for each device"
+    for card in cards:
+        (provider,) = rows.read(engine, schema.providers, uuid=card.provider)
+        assert provider["stale_since"] == START
+    assert not any(row["failing"] for row in rows.read(engine, schema.devices))
+
+
+def test_device_that_waits_longest_is_opened_first(engine: sa.Engine) -> None:
+    for n in (1, 3, 2):
+        retry_at = START + timedelta(seconds=n)
+        rows.insert_card(engine, f"h{n}", handles=0, failing=True, retry_at=retry_at)
+    with engine.begin() as tx:
+        store.open_due(tx, START + timedelta(seconds=9), 2)
+    assert [row["host"] for row in rows.read(engine, schema.devices, failing=True)] == ["h3"]

@@ -260,11 +260,16 @@ def lock(tx: sa.Connection, uuid: str) -> JobRow | None:
 
 def failed_changes(tx: sa.Connection, host: str) -> list[JobRow]:
     """Return the open jobs of a host, locked, that have failed to apply what a reboot removed."""
-    query = sa.select(jobs).where(
-        OPEN, jobs.c.host == host, jobs.c.kind.in_(INVENTORY_KINDS), jobs.c.error.is_not(None)
-    )
-    rows = fetch_all(JobRow, tx.execute(query.with_for_update()))
-    return [row for row in rows if AFTER_REBOOT in row["arguments"]]
+    failed = sa.and_(OPEN, jobs.c.error.is_not(None))
+    query = sa.select(jobs).where(failed, jobs.c.host == host, jobs.c.kind.in_(INVENTORY_KINDS))
+    # There is seldom one. Each report locks its agent first, a completion its job first: to lock
+    # other jobs of the host here would be a deadlock.
+    found = fetch_all(JobRow, tx.execute(query))
+    ids = [row["id"] for row in found if AFTER_REBOOT in row["arguments"]]
+    if not ids:
+        return []
+    locked = sa.select(jobs).where(jobs.c.id.in_(ids), failed).with_for_update()
+    return fetch_all(JobRow, tx.execute(locked))
 
 
 def get_by_id(tx: sa.Connection, id_: int) -> JobRow | None:

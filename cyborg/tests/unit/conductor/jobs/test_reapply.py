@@ -20,6 +20,7 @@ from cyborg.db.reader import Reader
 from cyborg.db.write import programming
 from cyborg.rpc.notifier import GROUP, is_enabled
 from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.databases.counting import count_statements
 from cyborg.tests.fixtures.hosts.host_work import UNREACHABLE, JobsEnv
 from cyborg.tests.fixtures.hosts.hosts import Host, card
 
@@ -283,6 +284,20 @@ def test_failed_image_is_retried_and_shown(env: BootEnv) -> None:
     env.agents.answers["program"] = "done"
     assert env.retry() == ["program"]
     assert (env.deployable["bitstream_id"], env.errors()) == (IMAGE, [])
+
+
+def test_report_locks_no_job_that_is_not_retried_after_a_reboot(env: BootEnv) -> None:
+    """A completion locks its job before the agent, a report its agent first."""
+    env.agents.answers["partition"] = UNREACHABLE
+    env.partitions.start(env.device["uuid"], "1")
+    env.jobs.run_once()
+    (job,) = rows.read(env.engine, schema.jobs, state="pending")
+    assert job["error"] is not None
+    with count_statements(env.engine) as count:
+        env.report("1")
+    of_jobs = [text for text in count.statements if "FROM jobs" in text]
+    assert of_jobs
+    assert not [text for text in of_jobs if "FOR UPDATE" in text]
 
 
 @pytest.mark.parametrize(("kind", "layout"), [("partition", "1"), ("program", "4")])

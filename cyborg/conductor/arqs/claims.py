@@ -7,10 +7,13 @@ from collections.abc import Collection, Mapping, Sequence
 
 import sqlalchemy as sa
 
+from cyborg.core.arq.attach_target import REQUIRED_INFO
 from cyborg.core.arq.selection import Candidate, Demand, choose_handles
 from cyborg.core.errors import NoHandle, NotFound
 from cyborg.db.write import handle_claims
 from cyborg.db.write.handle_claims import ClaimedProviderRow, FreeHandleRow, HandleStateRow
+
+MAX_HANDLES = 4096  # of one provider, more than a device has
 
 _RANDOM = random.Random()  # noqa: S311  (spreads load, no security purpose)
 
@@ -34,15 +37,17 @@ def claim(
     column ``needs_cleaning`` of such a handle is set with the claim. Raise NoHandle or ClaimLost.
     """
     units = Counter(demand.provider for demand in demands)
+    needs_info = {demand.provider for demand in demands if REQUIRED_INFO[demand.target]}
     rows: dict[int, FreeHandleRow] = {}
     free_handles: list[Candidate] = []
     for row in deployables:
-        free = handle_claims.lock_unclaimed(
-            tx, row["deployable_id"], units[row["provider"]], wait=wait
-        )
+        provider = row["provider"]
+        # Not all handles may have the info: after an attempt that found none, lock all of them.
+        limit = MAX_HANDLES if wait and provider in needs_info else units[provider]
+        free = handle_claims.lock_unclaimed(tx, row["deployable_id"], limit, wait=wait)
         free_handles += [_to_candidate(row, handle) for handle in free]
         rows |= {handle["id"]: handle for handle in free}
-    if len(free_handles) != len(demands):
+    if len(free_handles) < len(demands):
         # Without ``wait``, handles may be locked out of order: waiting now could be a deadlock.
         raise _explain_no_handle(tx, demands, deployables) if wait else ClaimLost
     try:
@@ -108,7 +113,7 @@ def _explain_no_handle(
         choose_handles(demands, candidates, _RANDOM)
     except NoHandle as exc:
         return exc
-    return ClaimLost()  # a handle was released since the first query
+    return ClaimLost()  # a handle was released since the first query, or was not locked by it
 
 
 def _to_candidate(

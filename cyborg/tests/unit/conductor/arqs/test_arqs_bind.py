@@ -311,6 +311,20 @@ def test_bind_for_a_port_needs_a_handle_with_a_network(env: Env) -> None:
     assert env.row(uuid)["state"] == "Bound"
 
 
+def test_bind_for_a_port_finds_the_handle_with_a_network_among_others(env: Env) -> None:
+    card = rows.insert_card(env.engine, handles=2)
+    _, fitting = rows.read(env.engine, schema.attach_handles)
+    info = {**fitting["info"], "physical_network": "physnet1"}
+    rows.update(env.engine, schema.attach_handles, fitting["id"], info=info)
+    group = {"resources:FPGA": "1", "accel:attach_target": "port"}
+    first, second = env.add_arq(group=group), env.add_arq(group=group)
+    env.bind(card, first)
+    (bound,) = rows.read(env.engine, schema.attach_handles, arq_id=env.row(first)["id"])
+    assert bound["id"] == fitting["id"]
+    with pytest.raises(NoHandle, match="have no physical_network"):
+        env.bind(card, second, instance_uuid=str(uuid4()))
+
+
 def test_bind_with_an_unknown_attach_target_is_refused(sqlite_env: Env) -> None:
     card = rows.insert_card(sqlite_env.engine)
     uuid = sqlite_env.add_arq(group={"resources:FPGA": "1", "accel:attach_target": "host"})

@@ -70,7 +70,7 @@ No operator has requested it, so it is retried like a restore, until an operator
 """
 
 GIVE_UP_ATTEMPTS = 8
-"""Failed attempts, in about four minutes, after which such a job ends if it is impossible."""
+"""Failed attempts, in some minutes, after which such a job ends if it is impossible."""
 
 CANCELLED = "cancelled"
 """Argument of a job that an operator has cancelled, and that ends with its running work."""

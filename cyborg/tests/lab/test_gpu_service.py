@@ -113,7 +113,7 @@ def test_handles_are_the_same_after_all_devices_were_lost(lab: Lab) -> None:
     lab.until("the handle is clean", lambda: dirty(lab) == [], 60)
 
 
-@pytest.mark.long
+@pytest.mark.matrix
 def test_device_of_a_server_is_created_again_after_a_boot(lab: Lab) -> None:
     """The power of the host is cut; its kernel forgets all mediated devices."""
     (provider,) = lab.offered(VGPU)

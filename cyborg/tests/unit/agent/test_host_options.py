@@ -66,7 +66,7 @@ def test_reference_driver_without_permission_fails(
 ) -> None:
     host = start_host(allow_reference=False)
     error = host.reconcile_to(conductor.set_desired("f1"))["f1"]
-    assert str(error).startswith("backend f1: driver fake is a reference driver; expected [agent]")
+    assert str(error).startswith("backend f1: driver fake is a reference driver; set [agent]")
     assert host.names() == []
     assert host.reconcile_to(conductor.set_desired("fake"))["fake"], (
         "the driver's own name is no leave"

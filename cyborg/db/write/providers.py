@@ -213,7 +213,7 @@ def record_published(
             published_revision=sa.bindparam("new_revision"),
             stale_since=sa.case(
                 (providers.c.revision == sa.bindparam("new_revision"), None),
-                else_=now,
+                else_=sa.literal(now, providers.c.stale_since.type),
             ),
             verify_only=False,
             error=None,

@@ -150,20 +150,20 @@ def test_change_during_publishing_is_published_later(engine: sa.Engine, node: No
 
 
 def test_provider_changed_during_publishing_is_stale_since_then(
-    sqlite_engine: sa.Engine, node: Node, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    engine: sa.Engine, node: Node, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With its earlier time it would be published before all others, again and again."""
     monkeypatch.setattr(publisher, "MAX_RUN", 0.0)
-    host = report_devices(sqlite_engine, node, card(0, 2))
+    host = report_devices(engine, node, card(0, 2))
     hooked = HookedPlacement(node.client)
     clock.now += timedelta(seconds=30)
 
     def change() -> None:
-        report_devices(sqlite_engine, node, card(0, 3), host=host)
+        report_devices(engine, node, card(0, 3), host=host)
 
     hooked.on_find = change  # type: ignore[method-assign]
-    assert make_publisher(sqlite_engine, hooked, clock).run_once() == 1
-    row = provider_row(sqlite_engine)
+    assert make_publisher(engine, hooked, clock).run_once() == 1
+    row = provider_row(engine)
     assert (row["revision"], row["published_revision"], row["stale_since"]) == (2, 1, clock.now)
 
 

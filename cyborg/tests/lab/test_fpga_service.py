@@ -74,6 +74,8 @@ def bind_image(lab: Lab, provider: str, image: str, expected: str) -> str:
     name = f"image-{uuid.uuid4()}"
     groups = [{"resources:FPGA": "1", "accel:bitstream_id": image}]
     lab.call("POST", "/v2/device_profiles", json=[{"name": name, "groups": groups}])
+    # A card whose health was measured while its previous image was restored is closed for a moment.
+    lab.until("it is offered", lambda: lab.offered(FPGA) == [provider], 60)
     _, instance = lab.bind(provider, name, expected)
     records = rows.read(lab.engine, schema.jobs)
     (error,) = [row["error"] for row in records if row["subject"] == instance]

@@ -67,12 +67,12 @@ def record_success(tx: sa.Connection, job: JobRow, now: datetime) -> int:
     # A job seldom follows a failure: this one query takes no lock.
     if not (failed := devices.addresses_with_failures(tx, job["host"], addresses)):
         return 0
-    changed = 0
+    opened: list[str] = []
     for row in devices.lock_history(tx, job["host"], failed):
         if row["failing"]:
-            changed += providers.mark_stale_of_device(tx, row["uuid"], now)
+            opened.append(row["uuid"])
         _write(tx, row, add_success(_history(row), kind), None)
-    return changed
+    return providers.mark_stale_of_devices(tx, opened, now) if opened else 0
 
 
 def open_devices(tx: sa.Connection, now: datetime) -> int:

@@ -6,18 +6,16 @@
 
 import errno
 import os
-import re
 import uuid
 from pathlib import Path
 
 from cyborg.core.errors import DriverFailed, Invalid
 from cyborg.drivers.gpu.mdev import DEVICES, PARENT, TYPE, is_present, types_folder
-from cyborg.drivers.privileged import CONTEXT
+from cyborg.drivers.privileged import CONTEXT, vfio
 from cyborg.drivers.privileged.attributes import write as _write
 from cyborg.drivers.sysfs import Sysfs
 
 _SYS, _DEV = Path("/sys"), Path("/dev")
-_GROUP = re.compile(r"[0-9]{1,9}")
 
 
 @CONTEXT.entrypoint
@@ -108,22 +106,20 @@ def _exists(device: str, parent: str, type_: str) -> bool:
 def _find_use(device: str) -> str | None:
     """Return why a process may use a device; None if no process can.
 
-    The kernel permits one open descriptor of a VFIO group (``drivers/vfio/vfio_main.c`` of Linux
-    6.1). So a group that cannot be opened may be in use. If VFIO has a group but its device node is
-    missing, as in a container without ``/dev/vfio``, the use cannot be determined. ``class/vfio``
-    lists the groups of VFIO, and a device of VFIO has a folder ``vfio-dev``. A device without a
-    group has no VFIO driver, or the kernel has no groups (``CONFIG_VFIO_GROUP``); the kernel then
-    waits with the removal until no process uses the device.
+    A group that cannot be opened may be in use. If VFIO has a group but its device node is missing,
+    as in a container without ``/dev/vfio``, the use cannot be determined. ``class/vfio`` lists the
+    groups of VFIO, and a device of VFIO has a folder ``vfio-dev``. A device without a group has no
+    VFIO driver, or the kernel has no groups (``CONFIG_VFIO_GROUP``); the kernel then waits with the
+    removal until no process uses the device.
     """
     sysfs = Sysfs(_SYS)
-    group = sysfs.read_link(DEVICES / device / "iommu_group")
-    if group is None or not _GROUP.fullmatch(group):
+    path = vfio.group_path(_DEV, sysfs.read_link(DEVICES / device / "iommu_group"))
+    if path is None:
         return None
-    path = _DEV / "vfio" / group
     try:
-        os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+        os.close(vfio.open_group(path))
     except FileNotFoundError:
-        if os.path.lexists(_SYS / "class/vfio" / group) or sysfs.list_names(
+        if os.path.lexists(_SYS / "class/vfio" / path.name) or sysfs.list_names(
             DEVICES / device / "vfio-dev"
         ):
             return f"{path} is missing; the agent, also in a container, needs /dev/vfio of the host"

@@ -26,7 +26,7 @@ from cyborg.drivers.nvme_admin import (
     SanitizeState,
     choose_method,
 )
-from cyborg.drivers.privileged import CONTEXT
+from cyborg.drivers.privileged import CONTEXT, vfio
 from cyborg.drivers.sysfs import Sysfs
 
 _T = TypeVar("_T")
@@ -279,11 +279,11 @@ def _check_group_is_unused(folder: Path) -> None:
 
     An unbind would wait for this process.
     """
-    group = Sysfs(folder).read_link("iommu_group")
-    path = _DEV / "vfio" / str(group)
+    path = vfio.group_path(_DEV, Sysfs(folder).read_link("iommu_group"))
+    if path is None:
+        raise DriverFailed(f"{folder.name} may still be used by a process: it has no VFIO group")
     try:
-        # The kernel permits one open descriptor of a group.
-        os.close(os.open(path, os.O_RDWR))
+        os.close(vfio.open_group(path))
     except OSError as exc:
         raise DriverFailed(
             f"{folder.name} may still be used by a process: {path} cannot be opened: {exc.strerror}"

@@ -7,7 +7,6 @@
 
 import contextlib
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,13 +14,12 @@ from cyborg.core.address import PciAddress
 from cyborg.core.errors import DriverFailed
 from cyborg.core.inventory.delivery import is_vfio
 from cyborg.drivers import host_use
-from cyborg.drivers.privileged import CONTEXT
+from cyborg.drivers.privileged import CONTEXT, vfio
 from cyborg.drivers.privileged.attributes import write as _write
 from cyborg.drivers.reset import find_current_obstacle
 from cyborg.drivers.sysfs import PciFunction, Sysfs
 
 _SYS, _DEV = Path("/sys"), Path("/dev")
-_GROUP = re.compile(r"[0-9]{1,9}")
 _UNNAMED = "reset"  # before Linux 5.15 the methods have no names
 
 
@@ -60,23 +58,20 @@ def reset(address: str) -> str | None:
 def _group_held(function: PciFunction) -> Iterator[None]:
     """Keep the VFIO group of a function open, so that no process can begin to use the function.
 
-    The kernel permits one open descriptor of a group (``drivers/vfio/vfio_main.c`` of Linux 6.1).
-    It permits none while the device node of a PCI function of the group is open
-    (``drivers/vfio/group.c`` of later versions). Raise DriverFailed if a process uses the function,
+    Raise DriverFailed if a process uses the function,
     or if this cannot be determined. A function without a VFIO driver has no group to open.
     """
     if not is_vfio(function.kernel_driver):
         yield
         return
-    group = function.iommu_group
-    path = _DEV / "vfio" / str(group)
-    if group is None or not _GROUP.fullmatch(group):
+    path = vfio.group_path(_DEV, function.iommu_group)
+    if path is None:
         raise DriverFailed(
             f"{function.address} is bound to {function.kernel_driver} and has no IOMMU group, so "
             "it is unknown whether a process uses it"
         )
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = vfio.open_group(path)
     except OSError as exc:
         raise DriverFailed(
             f"{function.address} may still be used by a process: {path} cannot be opened: "

@@ -11,7 +11,6 @@ processes close them.
 import contextlib
 import errno
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +20,11 @@ from cyborg.core.errors import DriverFailed, Invalid
 from cyborg.core.inventory.delivery import is_vfio
 from cyborg.drivers import host_use
 from cyborg.drivers.nic import interfaces
-from cyborg.drivers.privileged import CONTEXT
+from cyborg.drivers.privileged import CONTEXT, vfio
 from cyborg.drivers.privileged.attributes import write as _write
 from cyborg.drivers.sysfs import PciFunction, Sysfs
 
 _SYS, _DEV = Path("/sys"), Path("/dev")
-_GROUP = re.compile(r"[0-9]{1,9}")
 _NETWORK = "02"  # base class code of network controllers
 _USER_SPACE = ("uio_pci_generic", "igb_uio")  # kernel drivers whose users cannot be found out
 
@@ -156,16 +154,12 @@ def _find_use(sysfs: Sysfs, function: PciFunction) -> str | None:
 
 
 def _open_group(host: Host, address: str, group: str | None) -> int:
-    """Open the VFIO group of a function, of which the kernel permits one open descriptor.
-
-    Raise DriverFailed if a process uses the group, or has opened the function in
-    ``/dev/vfio/devices`` instead (``drivers/vfio/group.c``).
-    """
-    if group is None or not _GROUP.fullmatch(group):
+    """Open the VFIO group of a function. Raise DriverFailed if a process may use it."""
+    path = vfio.group_path(host.dev, group)
+    if path is None:
         raise _used(address, "it has no VFIO group, so its users cannot be found out")
-    path = host.dev / "vfio" / group
     try:
-        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        return vfio.open_group(path)
     except OSError as exc:
         raise _used(address, f"{path} cannot be opened: {exc.strerror}") from exc
 

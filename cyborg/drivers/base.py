@@ -172,7 +172,11 @@ class PrepareInterface(Protocol):
     """
 
     def prepare(self, item: WorkItem, instance: str | None) -> None:
-        """Prepare a handle for an instance; do nothing if it is prepared already."""
+        """Prepare a handle for an instance; do nothing if it is prepared already.
+
+        ``instance`` is None under the lease of a device context and for the host itself, and may
+        differ in a repeated call: do not store it as the owner of the handle.
+        """
 
     def release(self, item: WorkItem) -> None:
         """Undo ``prepare`` and clean up, also after an incomplete ``prepare``.

@@ -30,7 +30,7 @@ _OCTAL = re.compile(r"\\([0-7]{3})")
 def used_functions(
     sysfs_root: Path, previous: Mapping[str, str] | None = None, *, interfaces: bool = True
 ) -> dict[str, str]:
-    """Return the PCI functions that the host uses: a text with the reason by address.
+    """Return a dict from the address of each PCI function that the host uses to the reason.
 
     ``/proc`` is the directory next to ``sysfs_root``. A device whose files cannot be read counts as
     unused. ``previous`` is the result of an earlier call. A network interface that was in use then
@@ -230,7 +230,7 @@ class _Host:
         return found
 
     def _routed_interfaces(self) -> dict[str, str]:
-        """Return the network interfaces with routes or addresses: a reason by name."""
+        """Return a dict from the name of each interface with routes or addresses to the reason."""
         found: dict[str, str] = {}
         for line in self._lines("self/net/if_inet6"):
             fields = line.split()

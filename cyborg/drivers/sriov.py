@@ -224,10 +224,10 @@ class Layouts:
         self._change(address, count, self._settings.autoprobe, self._settings.allow_network)
 
     def _predict(self, card: PciFunction, count: int) -> Mapping[str, int] | None:
-        """Return the handles by resource class of a card with ``count`` virtual functions, or None.
+        """Return how many handles of each resource class a card would have, or None.
 
-        Return None if the card cannot have this number, or if the backend would offer no handle:
-        the device would disappear then.
+        ``count`` is the number of virtual functions. The result is None if the card cannot
+        have it, or if the backend would offer no handle: the device would disappear then.
         """
         if not card.totalvfs or count > card.totalvfs:
             return None

@@ -92,7 +92,7 @@ def _call(
         response.begin()
         content = response.read(MAX_RESPONSE + 1)
         if len(content) > MAX_RESPONSE:
-            raise Invalid(f"longer than {MAX_RESPONSE} bytes (1 MiB)")
+            raise Invalid(f"response longer than {MAX_RESPONSE} bytes (1 MiB)")
         if response.length:
             raise Invalid(f"the body ends {response.length} bytes too early")
         if not 200 <= response.status < 300:
@@ -125,7 +125,7 @@ class _DeadlineReader(io.RawIOBase):
         count = self._connection.recv_into(buffer)
         self._bytes_left -= count
         if self._bytes_left < 0:
-            raise Invalid(f"longer than {MAX_RESPONSE} bytes (1 MiB) with its headers")
+            raise Invalid(f"response longer than {MAX_RESPONSE} bytes (1 MiB), headers included")
         return count
 
 

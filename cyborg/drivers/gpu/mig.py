@@ -60,9 +60,9 @@ def possible_layouts(
 ) -> list[Layout]:
     """Return the layouts of a card in MIG mode that offer handles, and the current layout.
 
-    ``parents`` has, by the address of each parent of mediated devices, its resource class and the
-    MIG profiles of its enabled types. ``offers`` is the current number of handles by resource
-    class.
+    ``parents`` maps the address of each parent of mediated devices to the resource class of the
+    parent and the MIG profiles of its enabled types. ``offers`` is the current number of
+    handles by resource class.
     """
     layouts: dict[str, Layout] = {}
     for profile, count in facts.mig_profiles.items():

@@ -238,7 +238,7 @@ def _open_image(path: str, size: int) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _copied(source: int, path: Path) -> Iterator[None]:
-    """Copy an open file to a path; remove the copy afterwards. Raise DriverFailed.
+    """Copy an open file to a path for the duration of a block. Raise DriverFailed.
 
     The name of the copy ends with the uuid of the image.
     """

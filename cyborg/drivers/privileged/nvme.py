@@ -158,8 +158,8 @@ def _end_earlier_sanitize(
 ) -> None:
     """Wait for the end of a sanitize operation that a server or a killed agent started.
 
-    If that operation failed, do ``work`` once before samples are written: a controller accepts no
-    write after a failed sanitize operation until another one succeeds.
+    If that operation failed, do ``work`` once. A controller accepts no write after a failed
+    sanitize operation until another one succeeds, and the check of an erasure writes samples first.
     """
     if not set(info.methods) & SANITIZE_METHODS:
         return

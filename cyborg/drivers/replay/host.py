@@ -78,7 +78,8 @@ class ReplayedHost:
         arguments = SIMULATED.get(f"{driver.__module__}:{driver.__qualname__}")
         if arguments is None:
             raise DriverFailed(
-                f"the driver {driver.name} cannot be replayed: its host work is not simulated"
+                f"the driver {driver.name} cannot be replayed: a replay does not simulate "
+                "the changes that it makes to a host"
             )
         made = driver(backend, options, self.sysfs_root, **arguments(self))
         if isinstance(made, PciDriver):

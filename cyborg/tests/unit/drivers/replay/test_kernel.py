@@ -204,7 +204,7 @@ class OtherDriver(NvmeDriver):
 
 
 def test_driver_without_simulated_host_work_is_refused(make_host: MakeHost) -> None:
-    with pytest.raises(DriverFailed, match="cannot be replayed: its host work is not simulated"):
+    with pytest.raises(DriverFailed, match="cannot be replayed: a replay does not simulate"):
         make_host().create_driver(OtherDriver, "nvme", {})
 
 

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parameters of a bind, from the mappings of an allocation candidate of Placement."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cyborg.core.arq.arqs import MAX_ARQS
+from cyborg.core.arq.profile import Group, expand_slots
+from cyborg.core.arq.request_groups import make_group_name, parse_mappings
+from cyborg.core.errors import Invalid
+from cyborg.core.validation import check_integer, check_text, parse_uuid
+from cyborg.os_acc.request_groups import parse_port, read_groups
+
+
+@dataclass(frozen=True, slots=True)
+class BindParameters:
+    """Where one ARQ is bound, and for which instance."""
+
+    arq_uuid: str
+    hostname: str
+    device_rp_uuid: str
+    instance_uuid: str
+
+
+def parse(
+    context: Any,
+    hostname: Any,
+    instance_uuid: Any,
+    mappings: Any,
+    *,
+    arqs: Any = None,
+    port_uuid: str | None = None,
+    providers: Collection[str] | None = None,
+) -> tuple[BindParameters, ...]:
+    """Return the parameters of the bind for each ARQ of a context, in the order of its ARQs.
+
+    ``context`` is a device context or device profile as the REST API shows it; its field ``groups``
+    is used. ``arqs`` are the ARQs that POST /v2/accelerator_requests has returned for the profile,
+    or for the hidden profile of the context. The API does not show them in a context; without this
+    argument, the caller must have added them as the field ``arqs`` of ``context``. ``mappings`` has
+    the provider of each request group, as Placement answers: a list of one uuid by name of the
+    group. The number of a group may stand for its name, as in the allocation candidates of a
+    context. ``port_uuid`` is that of ``to_request_groups``. ``providers`` are the uuids of the
+    devices of the host, if the caller knows them; another provider is refused. Raise Invalid with
+    the field, also for a mapping of a group that the context does not have, and unless the ARQs are
+    all those that the groups ask for.
+    """
+    port = parse_port(port_uuid)
+    parsed = read_groups(context)
+    groups = [make_group_name(number, port) for number in range(len(parsed))]
+    host = check_text("hostname", hostname)
+    instance = parse_uuid(instance_uuid, "instance_uuid")
+    by_group = parse_mappings(groups, mappings, _parse_providers(providers))
+    numbers = _parse_arqs(len(groups), context.get("arqs") if arqs is None else arqs)
+    _check_complete(parsed, numbers.values())
+    return tuple(
+        BindParameters(uuid, host, by_group[groups[number]], instance)
+        for uuid, number in numbers.items()
+    )
+
+
+def build_patch(parameters: Iterable[BindParameters]) -> dict[str, list[dict[str, str]]]:
+    """Return the body of PATCH /v2/accelerator_requests that binds the ARQs."""
+    return {
+        item.arq_uuid: [
+            {"path": "/hostname", "op": "add", "value": item.hostname},
+            {"path": "/device_rp_uuid", "op": "add", "value": item.device_rp_uuid},
+            {"path": "/instance_uuid", "op": "add", "value": item.instance_uuid},
+        ]
+        for item in parameters
+    }
+
+
+def _parse_providers(providers: Collection[str] | None) -> frozenset[str] | None:
+    if providers is None:
+        return None
+    if isinstance(providers, str) or not isinstance(providers, Collection):
+        raise Invalid("providers: expected a list of uuids", field="providers")
+    return frozenset(parse_uuid(value, "providers") for value in providers)
+
+
+def _parse_arqs(num_groups: int, arqs: Any) -> dict[str, int]:
+    """Return the number of the group of each ARQ, by uuid."""
+    if not isinstance(arqs, Sequence) or isinstance(arqs, str | bytes) or not arqs:
+        raise Invalid("arqs: expected a list of at least one ARQ", field="arqs")
+    if len(arqs) > MAX_ARQS:
+        raise Invalid(
+            f"arqs: found {len(arqs)} ARQs, at most {MAX_ARQS} can be bound", field="arqs"
+        )
+    parsed: dict[str, int] = {}
+    for index, arq in enumerate(arqs):
+        where = f"arqs[{index}]"
+        if not isinstance(arq, Mapping):
+            raise Invalid(f"{where}: expected an ARQ, found {type(arq).__name__}", field=where)
+        uuid = parse_uuid(arq.get("uuid"), f"{where}['uuid']")
+        if uuid in parsed:
+            raise Invalid(f"{where}['uuid']: duplicate ARQ {uuid}", field=f"{where}['uuid']")
+        parsed[uuid] = check_integer(
+            f"{where}['device_profile_group_id']",
+            arq.get("device_profile_group_id"),
+            num_groups - 1,
+        )
+    return parsed
+
+
+def _check_complete(groups: Sequence[Group], numbers: Iterable[int]) -> None:
+    """Raise Invalid unless each group has as many ARQs as it asks for."""
+    # Nova attaches all devices of an instance together: a missing one would never be attached.
+    found, expected = Counter(numbers), Counter(slot.group_id for slot in expand_slots(groups))
+    for number in range(len(groups)):
+        if found[number] != expected[number]:
+            raise Invalid(
+                f"arqs: found {found[number]} ARQs of group {number}, which asks for "
+                f"{expected[number]}; pass all ARQs of this context or profile, and no others",
+                field="arqs",
+            )

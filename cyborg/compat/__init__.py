@@ -7,6 +7,7 @@ CHECKED: Mapping[str, str] = {
     "amqp": "5.4.2",
     "kombu": "5.7.0",
     "openstack-placement": "16.0.0",
+    "oslo.limit": "2.12.0",
     "oslo.messaging": "18.3.1",
     "pecan": "1.8.0",
 }

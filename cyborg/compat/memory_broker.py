@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In-process broker for ``kombu+memory:////``, whose queues wake their listeners.
+"""In-process broker for ``kombu+memory:////``, whose queues wake their consumers.
 
 kombu's own broker is polled. oslo.messaging polls it without a pause, so each idle listener uses a
 whole core. Besides, two threads that are the first to use a queue may both create it, which loses a
@@ -7,6 +7,7 @@ message.
 """
 
 import threading
+import weakref
 from collections.abc import Callable
 from queue import Empty, Queue
 from time import monotonic
@@ -15,9 +16,11 @@ from typing import Any
 import kombu.transport
 from kombu.transport import memory, virtual
 
-# Notified of the messages of all queues: there are few listeners, so one condition is enough.
-_arrived = threading.Condition()
-_count = 0
+# The transports that consume each queue, with the number of their consumers. A message wakes only
+# these: a process with the agents of many hosts has a transport for each of them. The references
+# are weak, because a connection may be dropped without being closed.
+_consumers: dict[str, weakref.WeakKeyDictionary["Transport", int]] = {}
+_consumers_lock = threading.Lock()
 
 
 def install() -> None:
@@ -29,20 +32,59 @@ class Channel(memory.Channel):  # type: ignore[misc]  # kombu has no types
     """Channel to the queues of the process."""
 
     queues: dict[str, "Queue[Any]"] = {}
+    connection: "Transport"
+
+    def basic_consume(
+        self, queue: str, no_ack: bool, callback: Any, consumer_tag: str, **kwargs: Any
+    ) -> None:
+        """Consume a queue; its messages wake the transport of this channel."""
+        former = self._tag_to_queue.get(consumer_tag)
+        super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)
+        if former != queue:
+            if former is not None:
+                self._remove_consumer(former)
+            with _consumers_lock:
+                transports = _consumers.setdefault(queue, weakref.WeakKeyDictionary())
+                transports[self.connection] = transports.get(self.connection, 0) + 1
+        # Another thread may wait for events of this transport while the queue has messages already.
+        self.connection.wake()
+
+    def basic_cancel(self, consumer_tag: str) -> None:
+        """End a consumer. kombu calls this also for each consumer of a channel that is closed."""
+        queue = self._tag_to_queue.get(consumer_tag)
+        super().basic_cancel(consumer_tag)
+        if queue is not None:
+            self._remove_consumer(queue)
+
+    def _remove_consumer(self, queue: str) -> None:
+        with _consumers_lock:
+            transports = _consumers.get(queue)
+            if transports is not None:
+                count = transports.pop(self.connection, 0)
+                if count > 1:
+                    transports[self.connection] = count - 1
+                if not transports:
+                    del _consumers[queue]
 
     def _new_queue(self, queue: str, **_: Any) -> None:
         self._queue_for(queue)
 
     def _queue_for(self, queue: str) -> "Queue[Any]":
-        return self.queues.setdefault(queue, Queue())
+        found = self.queues.get(queue)
+        return self.queues.setdefault(queue, Queue()) if found is None else found
 
     def _put(self, queue: str, message: Any, **kwargs: Any) -> None:
         super()._put(queue, message, **kwargs)
-        _notify_arrival()
+        with _consumers_lock:
+            transports = list(_consumers.get(queue, ()))
+            if not transports:
+                _consumers.pop(queue, None)  # its connections were dropped
+        for transport in transports:
+            transport.wake()
 
     def _put_fanout(self, exchange: str, message: Any, routing_key: Any = None, **_: Any) -> None:
-        super()._put_fanout(exchange, message, routing_key)
-        _notify_arrival()
+        for queue in self._lookup(exchange, routing_key):
+            self._put(queue, message)
 
 
 class Transport(memory.Transport):  # type: ignore[misc]
@@ -51,19 +93,30 @@ class Transport(memory.Transport):  # type: ignore[misc]
     Channel = Channel
     global_state = virtual.BrokerState()
 
+    def __init__(self, client: Any, **kwargs: Any) -> None:
+        super().__init__(client, **kwargs)
+        self._arrived = threading.Condition()
+        self._count = 0  # of messages
+
+    def wake(self) -> None:
+        """Report a message in a queue that a channel of this transport consumes."""
+        with self._arrived:
+            self._count += 1
+            self._arrived.notify_all()
+
     def drain_events(self, connection: Any, timeout: float | None = None) -> None:
         """Deliver one message. Raise TimeoutError if none arrives in ``timeout`` seconds."""
         end = None if timeout is None else monotonic() + timeout
         while True:
-            count = _count
+            count = self._count
             if self._deliver_one(timeout):
                 return
             remaining = None if end is None else end - monotonic()
             if remaining is not None and remaining <= 0:
                 raise TimeoutError
-            with _arrived:
-                _arrived.wait_for(
-                    lambda count=count: _count != count,  # type: ignore[misc]
+            with self._arrived:
+                self._arrived.wait_for(
+                    lambda count=count: self._count != count,  # type: ignore[misc]
                     remaining,
                 )
 
@@ -74,10 +127,3 @@ class Transport(memory.Transport):  # type: ignore[misc]
         except Empty:
             return False
         return True
-
-
-def _notify_arrival() -> None:
-    global _count  # noqa: PLW0603  one broker in one process
-    with _arrived:
-        _count += 1
-        _arrived.notify_all()

@@ -85,7 +85,13 @@ def wrap_send(channel: Any, wrap: Callable[[Callable[..., Any]], Callable[..., A
 
 
 class Connection(impl_rabbit.Connection):  # type: ignore[misc]
-    """Connection of the rabbit driver; a subclass can handle all messages in both directions."""
+    """Connection of the rabbit driver; a subclass can handle all messages in both directions.
+
+    ``prefetch`` is the number of messages that the broker sends before they are acknowledged, None
+    for the value of ``[oslo_messaging_rabbit] rabbit_qos_prefetch_count``.
+    """
+
+    prefetch: int | None = None
 
     def make_receiver(self, consumer: Any) -> Callable[[Any], None]:
         """Return the function that receives each message for a consumer of the driver."""
@@ -99,6 +105,12 @@ class Connection(impl_rabbit.Connection):  # type: ignore[misc]
         """Start a consumer, with the function of ``make_receiver`` as its callback."""
         consumer._callback = self.make_receiver(consumer)
         return super().declare_consumer(consumer)
+
+    def _set_qos(self, channel: Any) -> None:
+        if self.prefetch is None:
+            super()._set_qos(channel)
+        else:
+            channel.basic_qos(0, self.prefetch, False)
 
     def _set_current_channel(self, new_channel: Any) -> None:
         super()._set_current_channel(new_channel)

@@ -85,7 +85,7 @@ class MdevAddress:
     uuid: str
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", self.asked_type):
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", self.asked_type):
             raise Invalid(f"{self.asked_type!r} is not an mdev type name", field="address")
         try:
             plain = str(uuid.UUID(self.uuid))

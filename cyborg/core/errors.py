@@ -69,7 +69,7 @@ class ServiceTokenRequired(Forbidden):
 
 
 class OverLimit(Forbidden):
-    """The caller's project has reached its limit; ``details`` has ``limit`` and ``used``."""
+    """A project has reached its limit; ``details`` has ``limit`` and ``used``."""
 
     code = "over_limit"
 

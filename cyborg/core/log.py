@@ -20,6 +20,7 @@ from typing import Any
 FIELDS = (
     "job",
     "audit",
+    "attachment",
     "discovery",
     "service",
     "message_id",
@@ -30,6 +31,7 @@ FIELDS = (
     "provider",
     "deployable",
     "arq",
+    "device_context",
     "instance",
     "image",
 )

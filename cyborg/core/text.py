@@ -2,8 +2,10 @@
 """Sanitising of free text from drivers and hardware, and formatting of lists and numbers."""
 
 from collections.abc import Sequence
+from typing import Any
 
 MAX_LENGTH = 4096
+_MAX_SHOWN_BITS = 256
 
 
 def sanitize(text: str, max_length: int = MAX_LENGTH) -> str:
@@ -38,3 +40,17 @@ def join_limited(
 def format_number(value: float) -> str:
     """Return a number as text: a whole number with all its digits, never as 2.14748e+09."""
     return str(int(value)) if float(value).is_integer() else f"{value:g}"
+
+
+def abbreviate(value: Any, max_length: int = 60) -> str:
+    """Return the start of a plain value, or the type of a list, an object or a huge integer."""
+    # Python raises ValueError if an integer of more than 4300 digits is converted to text.
+    is_plain = value is None or isinstance(value, str | int | float)
+    if not is_plain or (isinstance(value, int) and value.bit_length() > _MAX_SHOWN_BITS):
+        return type(value).__name__
+    return str(value)[:max_length]
+
+
+def describe(value: Any) -> str:
+    """Return the start of a text, or the type of another value, for an error message."""
+    return repr(value[:60]) if isinstance(value, str) else f"of type {type(value).__name__}"

@@ -3,9 +3,11 @@
 
 import re
 import uuid
+from datetime import UTC, datetime
 from typing import Any
 
 from cyborg.core.errors import Invalid
+from cyborg.core.text import abbreviate
 
 MAX_GENERATION = 2**53  # the largest integer that every JSON parser reads exactly
 _UUID = re.compile(r"[0-9a-fA-F]{32}|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
@@ -57,7 +59,7 @@ def check_text(
         plain = plain.translate(dict.fromkeys(map(ord, allowed)))
     if not plain or len(value) > max_length or not plain.isprintable():
         raise Invalid(
-            f"{subject or field}: invalid value {_abbreviate(value)!r}, expected a string of 1 to "
+            f"{subject or field}: invalid value {abbreviate(value)!r}, expected a string of 1 to "
             f"{max_length} printable characters",
             field=field,
         )
@@ -78,7 +80,7 @@ def check_integer(
     """
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= max_value:
         raise Invalid(
-            f"{subject or field}: invalid value {_abbreviate(value)!r}, expected an integer from 0 "
+            f"{subject or field}: invalid value {abbreviate(value)!r}, expected an integer from 0 "
             f"to {max_value}",
             field=field,
         )
@@ -93,10 +95,27 @@ def parse_uuid(value: Any, field: str) -> str:
             raise ValueError
         return str(uuid.UUID(value))
     except ValueError:
-        raise Invalid(f"{field}: {_abbreviate(value)!r} is not a uuid", field=field) from None
+        raise Invalid(f"{field}: {abbreviate(value)!r} is not a uuid", field=field) from None
 
 
-def _abbreviate(value: Any) -> str:
-    """Return the start of a plain value, or the type of a list or an object, which may be large."""
-    is_plain = value is None or isinstance(value, str | int | float)
-    return str(value)[:60] if is_plain else type(value).__name__
+def parse_future_time(value: Any, field: str, now: datetime, expected: str) -> datetime:
+    """Return a time in ISO 8601 as naive UTC; a time without a zone is UTC.
+
+    ``expected`` says what is expected instead of a time in the past. Raise Invalid with the name of
+    the field unless the time is later than ``now``, in naive UTC.
+    """
+    try:
+        moment = datetime.fromisoformat(value)
+        moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
+        found = moment.astimezone(UTC).replace(tzinfo=None)
+    except (TypeError, ValueError, OverflowError):
+        raise Invalid(
+            f"{field}: {abbreviate(value)!r} is not a time in ISO 8601, such as "
+            "2030-01-31T12:00:00+00:00",
+            field=field,
+        ) from None
+    if found <= now:
+        raise Invalid(
+            f"{field}: {str(value)[:60]} is in the past, expected {expected}", field=field
+        )
+    return found

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The deployables with a bound handle that the host failed to prepare again after a reboot.
 
-These deployables are found by the open restore jobs. There is no column for them, which could keep
-an outdated value after the ARQ of such a job is released. The subquery starts at the few open jobs;
-it does not depend on the outer query, so that a database runs it once.
+These deployables are found by the open restore jobs. They are not stored in a
+column, because a column could keep an outdated value after the ARQ of such a job is released. The
+subquery starts at the few open jobs. It does not depend on the outer query; therefore a database
+runs it once.
 """
 
 from typing import Any

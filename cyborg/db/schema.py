@@ -10,64 +10,36 @@
                  deployables 1--n attributes
     providers                       Placement synchronization state, one row per deployable
     device_profiles 1--n arqs       accelerator requests (ARQs), each with a copy of its group
+    device_contexts 1--1 device_profiles   a context has a hidden profile
+    device_contexts 1--n arqs       the ARQs of a context
     attach_handles 0..1--0..1 arqs
+    attachments 0..1--n arqs        accelerators that were attached to existing instances
     discoveries, jobs, outbox       pending work
     jobs 1--n job_steps             steps of a job on many hosts
     device_tombstones               tombstones of removed devices
+    device_maintenances             maintenance windows; they name devices by uuid
     audits                          consistency checks that operators requested
     self_heal_counters              counts of corrections that conductors made
+    project_locks                   a row to lock for each project with limits
     idempotency_keys                completed calls, with their responses
     custody_heads 0..1--n custody_records   custody logs; they name devices by uuid, not by row id
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import mysql
 
+from cyborg.db import attachment_schema, columns, maintenance_schema
 from cyborg.db.clock import utcnow
+from cyborg.db.columns import Json, Moment, Text
+from cyborg.db.columns import foreign_key as _foreign_key
+from cyborg.db.columns import table as _table
+from cyborg.db.columns import uuid_column as _uuid
+from cyborg.db.columns import work_table as _work_table
 
-metadata = sa.MetaData(
-    naming_convention={
-        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-        "fk": "fk_%(table_name)s_%(column_0_name)s",
-        "pk": "pk_%(table_name)s",
-    }
-)
-
-# With microseconds: two heartbeats of one agent may arrive within a second.
-Moment = sa.DateTime().with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
-# MySQL's TEXT ends at 64 KiB, which a profile of 32 groups can exceed.
-Text = sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")
-Json = sa.JSON()
-
-
-def _table(name: str, *columns: Any) -> sa.Table:
-    return sa.Table(
-        name,
-        metadata,
-        sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), primary_key=True),
-        *columns,
-        sa.Column("created_at", Moment, nullable=False, default=utcnow()),
-        sa.Column("updated_at", Moment, onupdate=utcnow()),
-        mysql_engine="InnoDB",
-        mysql_charset="utf8mb4",
-        mysql_collate="utf8mb4_bin",
-        sqlite_autoincrement=True,
-    )
-
-
-def _uuid(**options: Any) -> sa.Column[str]:
-    return sa.Column("uuid", sa.String(36), nullable=False, unique=True, **options)
-
-
-def _foreign_key(
-    name: str, table: str, ondelete: str = "CASCADE", **options: Any
-) -> sa.Column[int]:
-    return sa.Column(name, sa.ForeignKey(f"{table}.id", ondelete=ondelete), index=True, **options)
-
+metadata = columns.metadata
+attachments = attachment_schema.attachments
+device_maintenances = maintenance_schema.device_maintenances
 
 services = _table(
     "services",
@@ -180,8 +152,7 @@ devices = _table(
     sa.Column("desired_layout", sa.String(255)),
     # ``core.inventory.boot_check``: what its host did not keep over a reboot; None if nothing.
     sa.Column("boot_check", sa.String(32), index=True),
-    # ``core.jobs.failures``: the last failed job of each kind, None if there is none; the number of
-    # failed prepare jobs in a row; whether this closes the device, and until when.
+    # ``core.jobs.failures``: the last failed job of each kind; failed prepare jobs in a row.
     sa.Column("job_failures", sa.JSON(none_as_null=True)),
     sa.Column("failed_prepares", sa.Integer, nullable=False, default=0),
     sa.Column("failing", sa.Boolean, nullable=False, default=False),
@@ -233,12 +204,44 @@ attributes = _table(
     sa.UniqueConstraint("deployable_id", "key"),
 )
 
+device_contexts = _table(
+    "device_contexts",
+    _uuid(),
+    sa.Column("project_id", sa.String(255), index=True),
+    sa.Column("name", sa.String(255)),
+    sa.Column("description", Text),
+    # ``core.arq.context_states.ContextState``; it changes with the ARQs, in the same transaction.
+    sa.Column("state", sa.String(32), nullable=False),
+    # The copy of what was requested: no change of a profile reaches it.
+    sa.Column("groups", Json, nullable=False),
+    sa.Column("config_data", Json, nullable=False),
+    # The name of the profile that it was made from. No foreign key: the profile may be deleted.
+    sa.Column("device_profile", sa.String(255), index=True),
+    sa.Column("hostname", sa.String(255), index=True),
+    sa.Column("instance_uuid", sa.String(36), index=True),
+    # Why the last bind failed, or why a former handle is not clean.
+    sa.Column("error", Text),
+    # The fencing token of a use; it rises with each lease, and each bind without a lease.
+    sa.Column("epoch", sa.BigInteger, nullable=False, default=0),
+    # When an unbound context is deleted; None is never.
+    sa.Column("expires_at", Moment),
+    # When the lease ends; None without a lease.
+    sa.Column("lease_expires_at", Moment),
+    # Find the expired contexts and the leases that have ended.
+    sa.Index(None, "state", "expires_at"),
+    sa.Index(None, "state", "lease_expires_at"),
+)
+
 device_profiles = _table(
     "device_profiles",
     _uuid(),
     sa.Column("name", sa.String(255), nullable=False, unique=True),
     sa.Column("description", Text),
     sa.Column("groups", Json, nullable=False),
+    # The context whose hidden profile it is: it is deleted with the context.
+    sa.Column("context_id", sa.ForeignKey("device_contexts.id", ondelete="CASCADE"), unique=True),
+    # The attachment of one accelerator whose hidden profile it is: it is deleted with it.
+    sa.Column("attachment_id", sa.ForeignKey("attachments.id", ondelete="CASCADE"), unique=True),
 )
 
 arqs = _table(
@@ -247,6 +250,8 @@ arqs = _table(
     sa.Column("state", sa.String(32), nullable=False, index=True),
     # RESTRICT: a profile in use cannot be deleted, not even concurrently with the first use.
     _foreign_key("profile_id", "device_profiles", "RESTRICT", nullable=False),
+    # RESTRICT: a context is deleted after its ARQs, which then own no handle.
+    _foreign_key("context_id", "device_contexts", "RESTRICT"),
     sa.Column("device_profile_name", sa.String(255), nullable=False),
     sa.Column("device_profile_group_id", sa.Integer, nullable=False),
     sa.Column("resource_class", sa.String(255), nullable=False),
@@ -264,8 +269,10 @@ arqs = _table(
     sa.Column("owner_verified", sa.Boolean, nullable=False, default=True),
     # Since when the ARQ is a suspected orphan: Placement has no allocation for it.
     sa.Column("orphan_since", Moment),
-    # The label of the accelerator. It is deleted with the ARQ, so that the next owner of the handle
-    # cannot read it.
+    _foreign_key("attachment_id", "attachments", "SET NULL"),
+    # Nova does not find the ARQ among those of its instance: it is not attached yet, or no more.
+    sa.Column("hidden", sa.Boolean, nullable=False, default=False),
+    # The label of the accelerator; the next owner of the handle cannot read it.
     sa.Column("label_name", sa.String(255)),
     sa.Column("label_description", sa.String(1024)),
     sa.Column("label_tags", Json),
@@ -281,12 +288,10 @@ attach_handles = _table(
     sa.Column("address", sa.String(120), nullable=False),
     sa.Column("type", sa.String(32), nullable=False),
     sa.Column("info", Json, nullable=False),
-    # The owner. A handle has at most one owner, and UNIQUE allows an ARQ at most one handle.
-    # RESTRICT prevents the deletion of an ARQ that owns a handle.
+    # The owner; an ARQ has at most one handle. RESTRICT: an ARQ that owns a handle is not deleted.
     sa.Column("arq_id", sa.ForeignKey("arqs.id", ondelete="RESTRICT"), unique=True),
     sa.Column("draining", sa.Boolean, nullable=False, default=False),
-    # The host prepares the handle, or must sanitise it after use. Without an owner such a handle is
-    # dirty: it is not free until a job has cleaned it.
+    # The host prepares the handle, or must sanitise it. Without an owner it is dirty: not free.
     sa.Column("needs_cleaning", sa.Boolean, nullable=False, default=False),
     # The job that cleans it now.
     _foreign_key("job_id", "jobs", "SET NULL"),
@@ -328,22 +333,6 @@ discoveries = _table(
     sa.Column("error", Text),
     sa.UniqueConstraint("uuid", "host", "backend"),
 )
-
-
-def _work_table(name: str, *columns: Any) -> sa.Table:
-    return _table(
-        name,
-        _uuid(),
-        sa.Column("kind", sa.String(64), nullable=False),
-        *columns,
-        sa.Column("state", sa.String(32), nullable=False, default="pending"),
-        sa.Column("attempts", sa.Integer, nullable=False, default=0),
-        sa.Column("next_try_at", Moment, nullable=False, default=utcnow()),
-        sa.Column("owner", sa.String(255)),
-        sa.Column("lease_until", Moment),
-        sa.Column("error", Text),
-        sa.Index(None, "state", "next_try_at"),
-    )
 
 
 outbox = _work_table(
@@ -410,6 +399,14 @@ self_heal_counters = _table(
     sa.Column("kind", sa.String(64), nullable=False, unique=True),
     sa.Column("count", sa.BigInteger, nullable=False, default=0),
     sa.Column("last_at", Moment, nullable=False),
+)
+
+# Locked while the units of a project are counted: ``cyborg.db.project_units``. It has no count that
+# could be wrong: ``generation`` only makes the UPDATE a change.
+project_locks = _table(
+    "project_locks",
+    sa.Column("project_id", sa.String(255), nullable=False, unique=True),
+    sa.Column("generation", sa.BigInteger, nullable=False, default=0),
 )
 
 # Completed calls: ``cyborg.db.idempotency``.

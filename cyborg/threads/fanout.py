@@ -23,7 +23,7 @@ class _Batch(Generic[T]):
         return len(self._items)
 
     def take(self) -> Callable[[], None]:
-        """Remove the first item and return the call for it."""
+        """Remove the first item of the queue and return the function that calls its agent."""
         item = self._items.popleft()
         return lambda: self._func(item)
 

@@ -38,6 +38,6 @@ class RateLimitedLogger:
             self._logger.info("%s recovered", subject)
 
     def reset(self) -> bool:
-        """End the failure without a log line; return whether the failure had been logged."""
+        """Forget the current failure without a log line; return whether it had been logged."""
         logged, self._last = self._last is not None, None
         return logged

@@ -32,18 +32,26 @@ def arqs_not_found(uuids: Sequence[str]) -> NotFound:
     return NotFound(f"no accelerator request {', '.join(uuids)}", unknown=list(uuids))
 
 
+def describe_user(instance: str | None) -> str:
+    """Return who uses an ARQ that owns a handle: its instance, a lease or the host."""
+    return "under a lease, or for its host" if instance is None else f"instance {instance}"
+
+
 def _uuid_metadata(name: str) -> Mapping[str, Any]:
     return wire(load=lambda value: parse_uuid(value, name))
 
 
 @dataclass(frozen=True, slots=True)
 class BindRequest(Serializable):
-    """Request to bind the ARQ ``request`` to a provider for an instance."""
+    """Request to bind the ARQ ``request`` to a provider for an instance.
+
+    Only an attachment to a host, which makes the request itself, has no instance.
+    """
 
     request: str = field(metadata=_uuid_metadata("request"))
     hostname: str = field(metadata=wire(load=lambda value: check_text("/hostname", value)))
     device_rp_uuid: str = field(metadata=_uuid_metadata("/device_rp_uuid"))
-    instance_uuid: str = field(metadata=_uuid_metadata("/instance_uuid"))
+    instance_uuid: str | None = field(metadata=_uuid_metadata("/instance_uuid"))
     project_id: str | None = field(
         default=None,
         metadata=wire(

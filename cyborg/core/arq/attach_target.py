@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The key ``accel:attach_target`` of a device profile: what Nova attaches a device with.
+"""The key ``accel:attach_target`` of a device profile: who uses the device.
 
 ============  ====================================================================================
 value         meaning
@@ -7,10 +7,10 @@ value         meaning
 ``instance``  a device of the flavor, the default: any handle fits
 ``port``      a Neutron port: Nova reads ``physical_network`` in the handle's info, and fails with
               a KeyError while it builds the server if there is none
+``host``      a program of the host: the device is attached to its host, no server can have it
 ============  ====================================================================================
 
-Other values are refused by a bind: Nova attaches the device of each ARQ to the guest, so that no
-device can be for the host itself. A profile can have them if it was created before version 2.5 of
+Other values are refused by a bind. A profile can have them if it was created before version 2.5 of
 the API, in which each value of an ``accel:`` key is free text.
 """
 
@@ -28,15 +28,18 @@ class AttachTarget(StrEnum):
 
     INSTANCE = "instance"
     PORT = "port"
+    HOST = "host"
 
 
 REQUIRED_INFO: Mapping[AttachTarget, tuple[str, ...]] = {
     AttachTarget.INSTANCE: (),
     AttachTarget.PORT: ("physical_network",),
+    AttachTarget.HOST: (),
 }
 """Keys that the info of a handle must have."""
 
 _EXPECTED = " or ".join(AttachTarget)
+_ACCEL_KEY = f"accel:{KEY}"
 
 
 def check_targets(groups: Iterable[Group]) -> None:
@@ -61,6 +64,32 @@ def find_target(group: Group, profile: str) -> AttachTarget:
             f"{_EXPECTED}; create another profile for the flavor or port",
             device_profile=profile,
         ) from None
+
+
+def is_for_host(group: Mapping[str, str]) -> bool:
+    """Return whether the device of an ARQ is for its host; ``group`` is that of the ARQ."""
+    return group.get(_ACCEL_KEY) == AttachTarget.HOST
+
+
+def check_user(targets: Iterable[AttachTarget], profile: str, *, for_host: bool) -> None:
+    """Raise Conflict unless devices with these targets can be attached to a host, or to a server.
+
+    ``profile`` is the name of their device profile.
+    """
+    wrong = sorted(target for target in targets if (target is AttachTarget.HOST) != for_host)
+    if not wrong:
+        return
+    if for_host:
+        text = (
+            f"is for a server: only devices of a profile or context with {_ACCEL_KEY}=host can be "
+            "attached to a host"
+        )
+    else:
+        text = (
+            f"is for the host itself, because its {_ACCEL_KEY} is host: attach it with "
+            "cyborg attach-host, or use another profile for the server"
+        )
+    raise Conflict(f"device profile {profile} {text}", device_profile=profile)
 
 
 def explain_missing_info(

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Self, TypedDict
 
-from cyborg.core.arq.selection import BEING_CLEANED, DRAINING, HANDLE_TAKEN, TAKEN_IN_CALL
+from cyborg.core.arq.predicates import Predicate
 from cyborg.core.arq.states import ArqState
 from cyborg.core.audit.sources import Instance
 
@@ -22,7 +22,10 @@ MIN_SAFETY_LIMIT = 20
 
 
 class BoundArqRow(TypedDict):
-    """Database columns of a bound ARQ; its instance and its provider are never None."""
+    """Database columns of a bound ARQ; its instance and its provider are never None.
+
+    ARQs under the lease of a device context, which have no instance, are not among these rows.
+    """
 
     id: int
     uuid: str
@@ -81,6 +84,7 @@ class Presence(StrEnum):
     """Nova's answer about the instance of a bound ARQ."""
 
     NOT_FOUND = "gone"  # Nova has no such instance
+    OFFLOADED = "offloaded"  # it is shelved and on no host; when unshelved, it gets new ARQs
     ELSEWHERE = "elsewhere"  # it is on another host than the device, or on none
     ON_HOST = "on_host"  # it is on the device's host, or Nova does not show its host
     UNKNOWN = "unknown"  # Nova gave no answer
@@ -95,6 +99,8 @@ def classify_presence(found: Instance | None, hostname: str | None) -> Presence:
         return Presence.NOT_FOUND
     if not found.host_visible or hostname is None or found.is_on(hostname):
         return Presence.ON_HOST
+    if found.offloaded:
+        return Presence.OFFLOADED
     return Presence.ELSEWHERE
 
 
@@ -180,6 +186,15 @@ def is_same_bind(row: LockedArqRow, arq: BoundArq) -> bool:
     )
 
 
+def is_same_failure(row: LockedArqRow, arq: BoundArq) -> bool:
+    """Return whether a locked row still has the failed bind of ``arq``, which was read before."""
+    return bool(
+        row["state"] == ArqState.BIND_FAILED
+        and (row["instance_uuid"] or "") == arq.instance
+        and (row["updated_at"] or row["created_at"]) == arq.bound_at
+    )
+
+
 def without_allocation(
     arqs: Iterable[BoundArq], consumers: Collection[str]
 ) -> tuple[BoundArq, ...]:
@@ -197,15 +212,20 @@ def providers_to_check(reasons: Mapping[str, Sequence[Mapping[str, Any]]]) -> tu
     ``reasons`` are the details of NoHandle. Other providers are left out: if the device is disabled
     or a trait is missing, the release of a handle does not help.
     """
-    temporary = {HANDLE_TAKEN, BEING_CLEANED, DRAINING, TAKEN_IN_CALL}
+    temporary = {
+        Predicate.TAKEN,
+        Predicate.CLEANING,
+        Predicate.DRAINING,
+        Predicate.TAKEN_IN_CALL,
+    }
     found: dict[str, set[str]] = {}
     for refusals in reasons.values():
         for refusal in refusals:
-            found.setdefault(str(refusal["provider"]), set()).add(str(refusal["reason"]))
+            found.setdefault(str(refusal["provider"]), set()).add(str(refusal["code"]))
     return tuple(
         provider
-        for provider, texts in sorted(found.items())
-        if HANDLE_TAKEN in texts and texts <= temporary
+        for provider, codes in sorted(found.items())
+        if Predicate.TAKEN in codes and codes <= temporary
     )
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from cyborg.core import naming
 from cyborg.core.errors import Invalid
+from cyborg.core.text import abbreviate
 from cyborg.core.validation import check_text
 
 MAX_UNITS = 256
@@ -112,8 +113,8 @@ def parse_group(value: Any, field_name: str) -> Group:
     accel: dict[str, str] = {}
     keys: set[str] = set()
     for key, raw in value.items():
-        where = f"{field_name}[{str(key)[:140]!r}]"
-        plain = str(key).strip()
+        where = f"{field_name}[{abbreviate(key, 140)!r}]"
+        plain = key.strip() if isinstance(key, str) else ""
         if plain in keys:
             raise Invalid(f"{where}: duplicate key (spaces around it are ignored)", field=where)
         keys.add(plain)
@@ -175,10 +176,13 @@ def _trait(name: str, where: str) -> str:
 
 
 def _amount(raw: Any, where: str) -> int:
-    text = str(raw).strip() if isinstance(raw, str | int) and not isinstance(raw, bool) else ""
+    text = raw.strip() if isinstance(raw, str) else ""
+    if isinstance(raw, int) and not isinstance(raw, bool):
+        text = abbreviate(raw)
     if not _AMOUNT.fullmatch(text) or not 1 <= int(text) <= MAX_UNITS:
         raise Invalid(
-            f"{where}: {str(raw)[:40]!r} is not an amount: expected an integer of 1 to {MAX_UNITS}",
+            f"{where}: {abbreviate(raw, 40)!r} is not an amount: expected an integer of 1 to "
+            f"{MAX_UNITS}",
             field=where,
         )
     return int(text)
@@ -187,7 +191,7 @@ def _amount(raw: Any, where: str) -> int:
 def _requirement(raw: Any, where: str) -> str:
     if raw not in ("required", "forbidden"):
         raise Invalid(
-            f"{where}: {str(raw)[:40]!r} is neither 'required' nor 'forbidden'", field=where
+            f"{where}: {abbreviate(raw, 40)!r} is neither 'required' nor 'forbidden'", field=where
         )
     return str(raw)
 
@@ -201,4 +205,6 @@ def _accel_key(name: str, where: str) -> str:
 def _text(raw: Any, where: str) -> str:
     if isinstance(raw, bool) or not isinstance(raw, str | int | float):
         raise Invalid(f"{where}: the value must be a string", field=where)
+    if isinstance(raw, int) and abs(raw) >= 10**MAX_VALUE:
+        raise Invalid(f"{where}: the number has more than {MAX_VALUE} digits", field=where)
     return check_text(where, str(raw), MAX_VALUE)

@@ -11,15 +11,13 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cyborg.core.arq.attach_target import AttachTarget, explain_missing_info
+from cyborg.core.arq.attach_target import REQUIRED_INFO, AttachTarget, explain_missing_info
+from cyborg.core.arq.predicates import Failure, Predicate, device_failures, fail, trait_failures
 from cyborg.core.errors import NoHandle
+from cyborg.core.inventory.device_state import DeviceFacts
 from cyborg.core.text import join_limited
 
 MAX_REASONS = 20  # of one ARQ, in the details of an error
-TAKEN_IN_CALL = "claimed by another request of this call"
-HANDLE_TAKEN = "handle is taken"
-BEING_CLEANED = "handle is being cleaned"
-DRAINING = "device is draining"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,21 +69,26 @@ def choose_handles(
     """Return the id of the chosen handle of each demand, by ARQ uuid.
 
     The caller has checked that the provider of each demand is on its host. Raise NoHandle if a
-    demand cannot be met. The ``details['reasons']`` of that error are ``{ARQ uuid: [{"reason",
-    "provider", "handles"}]}``, where "handles" is how many handles the reason excludes.
+    demand cannot be met. The ``details['reasons']`` of that error are ``{ARQ uuid: [{"code",
+    "reason", "provider", "handles"}]}``: the code and the text of a predicate, and the number of
+    handles that fail it.
     """
     pools: dict[str, list[Candidate]] = {}
     for candidate in candidates:
         pools.setdefault(candidate.provider, []).append(candidate)
-    # Shuffled: conductors that choose at the same time then seldom choose the same handles.
+    # Shuffled: conductors that choose at the same time then seldom choose the same handles. Handles
+    # that only some demands need come last, so that the others leave them to later servers.
     for pool in pools.values():
         order.shuffle(pool)
+        pool.sort(key=_meets_requirements)
     chosen: dict[str, int] = {}
     taken_counts: Counter[str] = Counter()
     taken_ids: set[int] = set()
     searches: dict[object, _Search] = {}
     reasons: dict[str, list[dict[str, object]]] = {}
-    for demand in demands:
+    # The handles that fit a demand with required info also fit one without: the demands without it
+    # must not take them first.
+    for demand in sorted(demands, key=lambda demand: not REQUIRED_INFO[demand.target]):
         kind = (
             *(demand.provider, demand.resource_class, demand.required, demand.forbidden),
             *(demand.target, demand.profile),
@@ -97,14 +100,23 @@ def choose_handles(
             taken_ids.add(found.handle_id)
             taken_counts[demand.provider] += 1
             continue
-        rejections = search.rejections + Counter({TAKEN_IN_CALL: taken_counts[demand.provider]})
+        in_call = {fail(Predicate.TAKEN_IN_CALL): taken_counts[demand.provider]}
+        rejections = search.rejections + Counter(in_call)
         reasons[demand.arq_uuid] = [
-            {"provider": demand.provider, "reason": reason, "handles": count}
-            for reason, count in rejections.most_common(MAX_REASONS)
+            describe_rejection(demand.provider, failure, count)
+            for failure, count in rejections.most_common(MAX_REASONS)
         ]
     if reasons:
         raise NoHandle(_no_handle_message(reasons), reasons=reasons)
     return chosen
+
+
+def _meets_requirements(candidate: Candidate) -> bool:
+    """Return whether a handle has info that an attach target requires."""
+    return any(map(candidate.info.get, _REQUIRED_KEYS))
+
+
+_REQUIRED_KEYS = frozenset(key for keys in REQUIRED_INFO.values() for key in keys)
 
 
 @dataclass(slots=True)
@@ -116,7 +128,7 @@ class _Search:
 
     pool: Sequence[Candidate]
     at: int = 0
-    rejections: Counter[str] = field(default_factory=Counter)
+    rejections: Counter[Failure] = field(default_factory=Counter)
 
     def next(self, demand: Demand, taken_ids: Collection[int]) -> Candidate | None:
         """Return the next handle that fits the demand; None if no other handle fits."""
@@ -132,31 +144,42 @@ class _Search:
         return None
 
 
-def explain_rejection(demand: Demand, candidate: Candidate) -> list[str]:
-    """Return the reasons why a handle does not fit a demand; none if it fits."""
-    conditions = {
-        "device is under maintenance": candidate.device_status != "enabled",
-        "its driver is disabled, being uninstalled or cordoned, or it waits for another layout": (
-            candidate.backend_disabled
-        ),
-        "device is unhealthy": candidate.health == "unhealthy",
-        DRAINING: candidate.draining,
-        "setup required": candidate.setup_required,
-        "reboot required": candidate.reboot_required,
-        "device cannot be attached to an instance": not candidate.deliverable,
-        "device is being programmed": candidate.programming,
-        "device could not be prepared again after a reboot of its host": candidate.restore_failed,
-        "the last prepare jobs of the device failed": candidate.failing,
-        HANDLE_TAKEN: candidate.in_use,
-        BEING_CLEANED: candidate.dirty,
+def describe_rejection(provider: str, failure: Failure, handles: int) -> dict[str, object]:
+    """Return one reason in the details of NoHandle."""
+    return {
+        "provider": provider,
+        "code": failure.predicate.value,
+        "reason": failure.text,
+        "handles": handles,
     }
-    reasons = [reason for reason, applies in conditions.items() if applies]
+
+
+def explain_rejection(demand: Demand, candidate: Candidate) -> list[Failure]:
+    """Return all predicates that a handle fails for a demand, in order; none if it fits.
+
+    An agent that is down is not a reason: Nova has chosen the host.
+    """
+    reasons: list[Failure] = []
     if candidate.resource_class != demand.resource_class:
-        reasons.append(f"resource class differs: {candidate.resource_class}")
-    reasons += [f"trait missing: {name}" for name in sorted(demand.required - candidate.traits)]
-    reasons += [f"trait forbidden: {name}" for name in sorted(demand.forbidden & candidate.traits)]
+        reasons.append(fail(Predicate.RESOURCE_CLASS, candidate.resource_class))
+    reasons += trait_failures(demand.required, demand.forbidden, candidate.traits)
+    facts = DeviceFacts(
+        status=candidate.device_status,
+        health=candidate.health,
+        setup_required=candidate.setup_required,
+        reboot_required=candidate.reboot_required,
+        cordoned=candidate.backend_disabled,
+        programming=candidate.programming,
+        draining=candidate.draining,
+        deliverable=candidate.deliverable,
+        restore_failed=candidate.restore_failed,
+        failing=candidate.failing,
+    )
+    reasons += [fail(predicate) for predicate in device_failures(facts)]
+    reasons += [fail(Predicate.TAKEN)] if candidate.in_use else []
+    reasons += [fail(Predicate.CLEANING)] if candidate.dirty else []
     missing = explain_missing_info(demand.target, candidate.info, candidate.device, demand.profile)
-    reasons += [missing] if missing else []
+    reasons += [Failure(Predicate.ATTACH_TARGET, missing)] if missing else []
     return reasons
 
 

@@ -19,9 +19,13 @@ def compare(snapshot: HostSnapshot) -> Iterator[Finding]:
             yield _arq_finding(
                 snapshot, arq, Kind.REQUEST_WITHOUT_HANDLE, "database: the ARQ owns no handle"
             )
-    misplaced = tuple(_compare_instances(snapshot, settled))
+    # Without an instance, Nova does not know of it: it is under a lease, or for its host.
+    misplaced = tuple(_compare_instances(snapshot, [arq for arq in settled if arq.instance]))
     yield from misplaced
-    yield from _compare_allocations(snapshot, settled, {finding.instance for finding in misplaced})
+    # Nor does Placement under a lease.
+    allocated = [arq for arq in settled if arq.consumer]
+    instances = {finding.instance for finding in misplaced}
+    yield from _compare_allocations(snapshot, allocated, instances)
 
 
 def _compare_handles(snapshot: HostSnapshot, deployable: DeployableRecord) -> Iterator[Finding]:
@@ -82,14 +86,16 @@ def _instance_gone_repair(snapshot: HostSnapshot, arq: ArqRecord) -> Repair | No
 def _compare_allocations(
     snapshot: HostSnapshot, settled: Sequence[ArqRecord], misplaced: Collection[str | None]
 ) -> Iterator[Finding]:
-    """Compare the allocated units of each instance with its bound ARQs, provider by provider.
+    """Compare the allocated units of each consumer with its bound ARQs, provider by provider.
+
+    A consumer is an instance, or an attachment to a host.
 
     Skip instances that Nova or an ARQ is changing, and ``misplaced`` instances.
     """
-    moving = {arq.instance for arq in snapshot.database.arqs if not arq.is_settled(snapshot.now)}
+    moving = {arq.consumer for arq in snapshot.database.arqs if not arq.is_settled(snapshot.now)}
     bound: dict[str, dict[str, list[ArqRecord]]] = {}
     for arq in settled:
-        bound.setdefault(arq.provider, {}).setdefault(arq.instance, []).append(arq)
+        bound.setdefault(arq.provider, {}).setdefault(arq.consumer, []).append(arq)
     # A provider without a deployable is one finding of its own, PROVIDER_LEFTOVER.
     tracked = {*snapshot.desired, *snapshot.database.providers}
     for provider, consumers in snapshot.placement.consumers.items():
@@ -113,6 +119,8 @@ def _compare_units(
     bound_arqs: Sequence[ArqRecord],
 ) -> Iterator[Finding]:
     name = snapshot.placement.actual[provider].name
+    is_instance = all(arq.instance for arq in bound_arqs)
+    consumer = f"{'instance' if is_instance else 'attachment'} {instance}"
     if units > len(bound_arqs):
         text = (
             f"Placement: consumer {instance} has {units} units of {name}; database: "
@@ -121,22 +129,24 @@ def _compare_units(
         kind = Kind.ALLOCATION_UNUSED
     elif units < len(bound_arqs) and snapshot.allocations_expected:
         text = (
-            f"database: {len(bound_arqs)} ARQs of instance {instance} are bound to {name}; "
+            f"database: {len(bound_arqs)} ARQs of {consumer} are bound to {name}; "
             f"Placement: {units} units are allocated to it"
         )
         kind = Kind.ALLOCATION_SHORT if units else Kind.ALLOCATION_MISSING
     else:
         return
     suspects = tuple(arq.id for arq in bound_arqs if arq.orphan_since is None)
-    repair = Repair.RECONCILE if kind is Kind.ALLOCATION_MISSING and suspects else None
+    repair = (
+        Repair.RECONCILE if kind is Kind.ALLOCATION_MISSING and suspects and is_instance else None
+    )
     yield Finding(
         snapshot.host,
         kind,
-        f"instance {instance} on {name}",
+        f"{consumer} on {name}",
         text,
         repair,
         provider=provider,
-        instance=instance,
+        instance=instance if is_instance else None,
         ids=suspects,
     )
 
@@ -151,6 +161,6 @@ def _arq_finding(
         text,
         repair,
         provider=arq.provider,
-        instance=arq.instance,
+        instance=arq.instance or None,
         ids=(arq.id,),
     )

@@ -19,10 +19,11 @@ def instances_to_verify(snapshot: HostSnapshot, listed: frozenset[str]) -> froze
     """Return the instances that must be read from Nova one by one.
 
     ``listed`` are the instances that Nova lists on the host. The result has the bound instances
-    that are not listed, and all consumers whose allocations and ARQs do not match. These are read
-    even if they are listed, because a mismatch is not a finding while Nova is busy with the
-    instance.
+    that are not listed, and all consumers whose allocations and ARQs do not match. A consumer
+    with a mismatch is read even if it is listed, because a mismatch is not a finding while Nova is
+    busy with the instance.
     """
-    bound = {arq.instance for arq in snapshot.database.arqs if arq.is_settled(snapshot.now)}
+    settled = [arq for arq in snapshot.database.arqs if arq.is_settled(snapshot.now)]
+    bound = {arq.instance for arq in settled if arq.instance}
     mismatched = {f.instance for f in arqs.compare(snapshot) if f.instance is not None}
     return frozenset((bound - listed) | mismatched)

@@ -73,7 +73,11 @@ class ProviderRecord:
 
 @dataclass(frozen=True, slots=True)
 class ArqRecord:
-    """An ARQ that owns, or should own, a handle. ``updated_at`` is its last change."""
+    """An ARQ that owns, or should own, a handle. ``updated_at`` is its last change.
+
+    ``instance`` is empty under the lease of a device context, and for a host; in this case
+    ``attachment`` is the uuid of the attachment to the host.
+    """
 
     id: int
     uuid: str
@@ -84,6 +88,12 @@ class ArqRecord:
     updated_at: datetime
     has_handle: bool = True
     orphan_since: datetime | None = None
+    attachment: str = ""
+
+    @property
+    def consumer(self) -> str:
+        """Return the consumer of the ARQ's allocation; empty under a lease."""
+        return self.instance or self.attachment
 
     def is_settled(self, now: datetime) -> bool:
         """Return whether the ARQ is bound and did not change within SETTLE_TIME."""
@@ -136,6 +146,11 @@ class Instance:
     def deleted(self) -> bool:
         """Return whether the server is deleted."""
         return self.status in _DELETED
+
+    @property
+    def offloaded(self) -> bool:
+        """Return whether the server is shelved, on no host, and not being unshelved."""
+        return self.status == "SHELVED_OFFLOADED" and self.task is None and self.host is None
 
     def is_on(self, hostname: str) -> bool:
         """Return whether the server is on a host; the case of the name does not matter."""

@@ -281,7 +281,7 @@ def check_link(folder: str, target: str) -> None:
 
 def _check_name(name: str) -> None:
     if name in ("", ".", "..") or "/" in name or len(name.encode()) > _MAX_NAME:
-        raise Invalid(f"{name!r:.100} is no name of a file", field="name")
+        raise Invalid(f"{name!r:.100} is not a valid file name", field="name")
     if _CONTROL.search(name):
         raise Invalid(f"{name!r:.100} has a control character", field="name")
 

@@ -23,6 +23,7 @@ class Event(DescribedEnum):
     DEVICE_REMOVED = "device_removed", "The host no longer reports the device."
     BACKEND_CHANGED = "backend_changed", "Another backend reports the device."
     CLAIMED = "claimed", "A handle was assigned to an ARQ."
+    ASSIGNED = "assigned", "The ARQ, which owned the handle under a lease, got its instance."
     PREPARED = "prepared", "The host has prepared the handle; the ARQ is bound."
     RELEASED = "released", "The ARQ no longer owns the handle."
     CLEANED = "cleaned", "The host has cleaned the handle."

@@ -15,6 +15,10 @@ release               retried with a growing      not possible; the handle is di
                       unbound ARQs are
                       UnbindFailed until it is
                       done
+plug                  the attach is undone        the agent refuses the job if it has not begun;
+                                                  an unplug job undoes it otherwise
+unplug                never: retried with a       not possible; the guest may have the device until
+                      growing delay               it is done
 restore               never: retried with a       the agent refuses the job if it has not begun;
                       growing delay               a release job undoes it otherwise
 program               the deployable is           after a reboot: it is not
@@ -39,6 +43,7 @@ from typing import Any
 
 from cyborg.core.codec import Serializable
 from cyborg.core.errors import Invalid
+from cyborg.core.jobs.guest_device import parse_guest_arq
 from cyborg.core.validation import parse_uuid, string
 
 MAX_ITEMS = 1024  # the limit of ARQs in one PATCH
@@ -49,19 +54,24 @@ class JobKind(StrEnum):
     """Kinds of jobs, in the order in which due jobs are leased.
 
     A restore comes after the partition job of its device (``db.write.jobs.lease``). Instances wait
-    for jobs of the first two kinds, operators for jobs of the next two kinds. Nothing waits for the
-    last kind.
+    for jobs of the first four kinds, operators for jobs of the next two kinds. Nothing waits for
+    the last kind.
     """
 
     RESTORE = "restore"  # prepare a bound handle again after its host has rebooted
     PREPARE = "prepare"  # make handles ready for an instance
+    PLUG = "plug"  # attach prepared devices to a running guest
+    UNPLUG = "unplug"  # take devices from a guest
     PARTITION = "partition"  # change the layout of a device
     PROGRAM = "program"  # load an image into a deployable
     RELEASE = "release"  # undo a prepare and clean the handles
 
 
-RETRIED_KINDS = frozenset({JobKind.RELEASE, JobKind.RESTORE})
+RETRIED_KINDS = frozenset({JobKind.RELEASE, JobKind.RESTORE, JobKind.UNPLUG})
 """Kinds that are retried until they succeed. The others fail, and their work is undone."""
+
+GUEST_KINDS = frozenset({JobKind.PLUG, JobKind.UNPLUG})
+"""Kinds that change a running guest, not the device: no driver takes part."""
 
 AFTER_REBOOT = "after_reboot"
 """Argument of a partition or program job that applies again what a device had before a reboot.
@@ -156,7 +166,9 @@ class JobSpec:
     image to program. ``layout`` is the layout to apply; if that fails, ``previous_layout`` is
     restored, unless it is None. ``instance`` is for the log and the driver. ``cancels`` are the
     uuids of jobs that must not begin if their message arrives later. A ``retried`` job that has
-    failed runs again when it is requested again.
+    failed runs again when it is requested again. ``devices`` are the ARQs, as the REST API shows
+    them, whose devices a job of GUEST_KINDS changes in the guest of ``instance``. With
+    ``guest_expected`` this guest runs on the host, as Nova shows it: its absence proves nothing.
     """
 
     job_uuid: str
@@ -169,6 +181,8 @@ class JobSpec:
     previous_layout: str | None = None
     cancels: tuple[str, ...] = ()
     retried: bool = False
+    devices: tuple[Mapping[str, Any], ...] = ()
+    guest_expected: bool = False
 
 
 def load_job_spec(job: Any, kind: Any, arguments: Any, seconds: Any) -> JobSpec:
@@ -187,11 +201,17 @@ def load_job_spec(job: Any, kind: Any, arguments: Any, seconds: Any) -> JobSpec:
             previous_layout=_optional(arguments.get("previous_layout")),
             cancels=tuple(parse_uuid(uuid_, "cancels") for uuid_ in arguments.get("cancels", ())),
             retried=is_retried(JobKind(kind), arguments),
+            devices=tuple(map(parse_guest_arq, arguments.get("devices", ()))),
+            guest_expected=arguments.get("guest_expected") is True,
         )
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as exc:
         raise Invalid(f"malformed job: {type(exc).__name__} {exc}", field="arguments") from exc
     if not 1 <= len(items) <= MAX_ITEMS:
         raise Invalid(f"the job has {len(items)} items: expected 1 to {MAX_ITEMS}", field="items")
+    if len(work.devices) > MAX_ITEMS:
+        raise Invalid(
+            f"the job has {len(work.devices)} devices: expected up to {MAX_ITEMS}", field="devices"
+        )
     if not 0 < work.timeout < 86400:
         raise Invalid(
             f"timeout {work.timeout:g} s out of range: expected up to a day", field="timeout"
@@ -204,6 +224,13 @@ def load_job_spec(job: Any, kind: Any, arguments: Any, seconds: Any) -> JobSpec:
         raise Invalid(
             "a partition job must have a layout, and no other job may have one", field="layout"
         )
+    if (work.kind in GUEST_KINDS) != bool(work.devices):
+        raise Invalid(
+            "a job that changes a guest must have devices, and no other job may have some",
+            field="devices",
+        )
+    if work.kind in GUEST_KINDS and work.instance is None:
+        raise Invalid("a job that changes a guest must have an instance", field="instance")
     return work
 
 

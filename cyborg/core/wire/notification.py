@@ -51,6 +51,14 @@ class Event(DescribedEnum):
     PROFILE_DELETED = "device_profile.delete.end", "A device profile was deleted."
     DEVICE_ENABLED = "device.enable.end", "An operator enabled a device."
     DEVICE_DISABLED = "device.disable.end", "An operator disabled a device."
+    MAINTENANCE_STARTED = (
+        "device.maintenance.start",
+        "The maintenance window of a device began; no new ARQs are bound to it.",
+    )
+    MAINTENANCE_ENDED = (
+        "device.maintenance.end",
+        "The maintenance window of a device ended, by itself or by an operator.",
+    )
     DEVICE_LOST = "device.lost.error", "A device with bound handles was removed from its host."
     DEVICE_UNHEALTHY = "device.health.error", "A device is unhealthy and cordoned."
     DEVICE_HEALTHY = (
@@ -90,6 +98,39 @@ class Event(DescribedEnum):
     PROGRAM_FAILED = (
         "deployable.program.error",
         "The image could not be programmed; after a reboot this is retried.",
+    )
+    CONTEXT_CREATED = "device_context.create.end", "A device context was created."
+    CONTEXT_UPDATED = "device_context.update.end", "A device context was changed by its project."
+    CONTEXT_DELETED = "device_context.delete.end", "A device context was deleted."
+    CONTEXT_EXPIRED = "device_context.expire.end", "An unbound device context expired."
+    CONTEXT_RESERVE_STARTED = (
+        "device_context.reserve.start",
+        "Handles are claimed for a lease, and a host prepares the devices.",
+    )
+    CONTEXT_RESERVED = (
+        "device_context.reserve.end",
+        "A device context is reserved: it can be bound before its lease ends.",
+    )
+    CONTEXT_RESERVE_FAILED = (
+        "device_context.reserve.error",
+        "A host could not prepare the devices of a device context; its lease has ended.",
+    )
+    CONTEXT_BIND_STARTED = (
+        "device_context.bind.start",
+        "Handles are claimed for a device context, and a host prepares the devices.",
+    )
+    CONTEXT_BOUND = "device_context.bind.end", "A device context is bound to an instance."
+    CONTEXT_FAILED = (
+        "device_context.bind.error",
+        "A device context could not be bound; it owns no handle.",
+    )
+    CONTEXT_UNBIND_STARTED = (
+        "device_context.unbind.start",
+        "A device context is being unbound, or its former handles are being cleaned.",
+    )
+    CONTEXT_UNBOUND = (
+        "device_context.unbind.end",
+        "A device context is unbound and can be bound again.",
     )
 
 
@@ -151,6 +192,20 @@ SCHEMAS: Mapping[str, Schema] = {
                 "resource_class",
                 "bitstream_id",
                 "image",
+                "error",
+            ),
+        ),
+        Schema(
+            "device_context",
+            "1.0",
+            (
+                "uuid",
+                "name",
+                "state",
+                "project_id",
+                "device_profile",
+                "hostname",
+                "instance_uuid",
                 "error",
             ),
         ),

@@ -19,9 +19,8 @@ from cyborg.core.arq.states import ArqState
 from cyborg.core.hosts.service import AGENT
 from cyborg.core.inventory import device_state
 from cyborg.core.inventory.device import Health
-from cyborg.db import failed_restores
-from cyborg.db.read import paging
-from cyborg.db.read.paging import Page
+from cyborg.db import failed_restores, paging
+from cyborg.db.paging import Page
 from cyborg.db.schema import arqs, backends, deployables, devices, jobs, services
 from cyborg.db.schema import attach_handles as table
 

@@ -7,8 +7,8 @@ from typing import Any, TypedDict, cast
 
 import sqlalchemy as sa
 
-from cyborg.db.read import paging
-from cyborg.db.read.paging import Page
+from cyborg.db import paging
+from cyborg.db.paging import Page
 from cyborg.db.schema import arqs as table
 from cyborg.db.schema import attach_handles as handles
 
@@ -33,7 +33,10 @@ class ArqRow(TypedDict):
     updated_at: datetime | None
 
 
-_HIDDEN = ("id", "profile_id", "instance_slot", "job_id", "owner_verified", "orphan_since")
+_HIDDEN = (
+    *("id", "profile_id", "context_id", "attachment_id", "instance_slot", "job_id"),
+    *("owner_verified", "orphan_since", "hidden"),
+)
 COLUMNS = [
     *(c for c in table.c if c.name not in _HIDDEN and not c.name.startswith("label_")),
     sa.func.coalesce(handles.c.type, "").label("attach_handle_type"),
@@ -66,12 +69,16 @@ def find(
     project_id: str | None = None,
     states: Collection[str] | None = None,
 ) -> list[ArqRow]:
-    """Return ARQs; execute one statement, or two with a marker."""
+    """Return ARQs; execute one statement, or two with a marker.
+
+    The ARQs of an instance are those that Nova attaches to it at its next start, in the order of
+    their creation. ARQs that are being attached or detached are not among them.
+    """
     query = _ALL
     if uuids is not None:
         query = query.where(table.c.uuid.in_(uuids))
     if instance_uuid is not None:
-        query = query.where(table.c.instance_uuid == instance_uuid)
+        query = query.where(table.c.instance_uuid == instance_uuid, table.c.hidden.is_(False))
     if project_id is not None:
         query = query.where(table.c.project_id == project_id)
     if states is not None:

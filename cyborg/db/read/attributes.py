@@ -11,8 +11,8 @@ from typing import TypedDict
 
 import sqlalchemy as sa
 
-from cyborg.db.read import paging
-from cyborg.db.read.paging import Page
+from cyborg.db import paging
+from cyborg.db.paging import Page
 from cyborg.db.rows import fetch_all
 from cyborg.db.schema import attributes as table
 from cyborg.db.schema import deployables

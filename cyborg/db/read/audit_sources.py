@@ -20,7 +20,15 @@ from cyborg.core.audit.sources import (
 from cyborg.core.hosts.service import AGENT
 from cyborg.core.jobs.job import JobState
 from cyborg.db.rows import fetch_first
-from cyborg.db.schema import arqs, deployables, devices, jobs, providers, services
+from cyborg.db.schema import (
+    arqs,
+    attachments,
+    deployables,
+    devices,
+    jobs,
+    providers,
+    services,
+)
 from cyborg.db.schema import attach_handles as handles
 
 
@@ -127,10 +135,12 @@ def _arqs(tx: sa.Connection, host: str) -> Iterable[ArqRecord]:
             sa.func.coalesce(r.updated_at, r.created_at).label("touched"),
             handles.c.id.is_not(None).label("has_handle"),
             r.orphan_since,
+            sa.case((r.instance_uuid.is_(None), attachments.c.uuid)).label("attachment"),
         )
         .join(deployables, deployables.c.rp_uuid == r.device_rp_uuid)
         .join(devices, devices.c.id == deployables.c.device_id)
         .outerjoin(handles, handles.c.arq_id == r.id)
+        .outerjoin(attachments, attachments.c.id == r.attachment_id)
         .where(devices.c.host == host, r.state.in_(sorted(OWNING_STATES)))
         .order_by(r.id)
     )
@@ -145,4 +155,5 @@ def _arqs(tx: sa.Connection, host: str) -> Iterable[ArqRecord]:
             row.touched,
             bool(row.has_handle),
             row.orphan_since,
+            row.attachment or "",
         )

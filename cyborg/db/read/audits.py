@@ -6,8 +6,8 @@ from typing import Any, TypedDict, cast
 
 import sqlalchemy as sa
 
-from cyborg.db.read import paging
-from cyborg.db.read.paging import Page
+from cyborg.db import paging
+from cyborg.db.paging import Page
 from cyborg.db.schema import audits as table
 
 

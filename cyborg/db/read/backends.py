@@ -11,9 +11,8 @@ import sqlalchemy as sa
 from cyborg.core.inventory import capability, device_state
 from cyborg.core.inventory import functions as core_functions
 from cyborg.core.inventory.functions import HandleUsage
-from cyborg.db import failed_restores
-from cyborg.db.read import paging
-from cyborg.db.read.paging import Page
+from cyborg.db import failed_restores, paging
+from cyborg.db.paging import Page
 from cyborg.db.schema import attach_handles, deployables, devices, services
 from cyborg.db.schema import backends as table
 

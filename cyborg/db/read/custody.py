@@ -13,8 +13,8 @@ import sqlalchemy as sa
 
 from cyborg.core.custody.chain import Link, SealedRecord
 from cyborg.core.custody.record import Record
-from cyborg.db.read import paging
-from cyborg.db.read.paging import Page
+from cyborg.db import paging
+from cyborg.db.paging import Page
 from cyborg.db.rows import fetch_all, fetch_first
 from cyborg.db.schema import custody_heads, devices
 from cyborg.db.schema import custody_records as table

@@ -12,7 +12,8 @@ being programmed), restore_failed (of any deployable: ``db.failed_restores``), h
 kind succeeds (``core.jobs.failures``); the errors of open jobs that apply a layout or an image;
 and, one for each handle, the errors of open jobs that clean its handles, or prepare them again
 after a reboot), failing (closed, because its last prepare jobs failed), placement (the worst state
-of its resource providers: error, stale or in_sync; None if it has none), created_at, updated_at.
+of its resource providers: error, stale or in_sync; None if it has none), maintenance (its
+maintenance window: ``db.read.maintenance``; None if it has none), created_at, updated_at.
 """
 
 from collections import defaultdict
@@ -25,11 +26,20 @@ import sqlalchemy as sa
 from cyborg.core.hosts.service import AGENT
 from cyborg.core.jobs.failures import Failure
 from cyborg.core.jobs.job import JobKind, JobState
-from cyborg.db import failed_restores
-from cyborg.db.read import paging
-from cyborg.db.read.paging import Page
+from cyborg.db import failed_restores, paging
+from cyborg.db.paging import Page
+from cyborg.db.read.maintenance import drains
+from cyborg.db.read.maintenance.drains import MaintenanceRow
 from cyborg.db.rows import DeviceColumns
-from cyborg.db.schema import arqs, attach_handles, deployables, jobs, providers, services
+from cyborg.db.schema import (
+    arqs,
+    attach_handles,
+    deployables,
+    device_maintenances,
+    jobs,
+    providers,
+    services,
+)
 from cyborg.db.schema import devices as table
 
 MAX_JOB_ERRORS = 16
@@ -45,6 +55,7 @@ class DeviceRow(DeviceColumns):
     host_down: bool
     placement: str | None
     job_errors: list[str]
+    maintenance: MaintenanceRow | None
     created_at: datetime
     updated_at: datetime | None
 
@@ -81,11 +92,13 @@ COLUMNS = [
     .correlate(table)
     .scalar_subquery()
     .label("placement"),
+    *drains.COLUMNS,
 ]
+_WINDOW = frozenset(column.name for column in drains.COLUMNS)
 _PLACEMENT = {None: None, 0: "in_sync", 1: "stale", 2: "error"}
 _FROM = table.outerjoin(
     services, sa.and_(services.c.host == table.c.host, services.c.binary == AGENT)
-)
+).outerjoin(device_maintenances, device_maintenances.c.device_uuid == table.c.uuid)
 SORTABLE = {
     "hostname": table.c.host,
     **{
@@ -118,7 +131,10 @@ def find(
     deliverable: bool | None = None,
     address: str | None = None,
 ) -> list[DeviceRow]:
-    """Return devices; execute two statements, or three with a marker."""
+    """Return devices; execute two statements, or three with a marker.
+
+    If one of them has a maintenance window, execute two more.
+    """
     query = sa.select(*COLUMNS).select_from(_FROM)
     if uuids is not None:
         query = query.where(table.c.uuid.in_(uuids))
@@ -128,14 +144,16 @@ def find(
         if value is not None:
             query = query.where(table.c[name] == value)
     query = paging.paginate(connection, query, table, page, SORTABLE)
-    found = connection.execute(query).mappings().all()
+    found = [dict(row) for row in connection.execute(query).mappings()]
+    windows = drains.build_rows(connection, found)
     errors = _job_errors(connection, [row["uuid"] for row in found])
     return [
         # Some databases return a boolean expression as a number.
         cast(
             DeviceRow,
             {
-                **row,
+                **{name: value for name, value in row.items() if name not in _WINDOW},
+                "maintenance": windows.get(row["uuid"]),
                 "job_errors": [*_failures(row), *errors.get(row["uuid"], [])][:MAX_JOB_ERRORS],
                 "programming": bool(row["programming"]),
                 "restore_failed": bool(row["restore_failed"]),

@@ -14,8 +14,8 @@ import sqlalchemy as sa
 from cyborg.core.drivers.desired_state import DesiredStatus
 from cyborg.core.drivers.driver import common_version, driver_uuid, newest_row, version_of
 from cyborg.core.drivers.registry import Support
-from cyborg.db.read import paging
-from cyborg.db.read.paging import Page
+from cyborg.db import paging
+from cyborg.db.paging import Page
 from cyborg.db.rows import fetch_all
 from cyborg.db.schema import backends, desired_backends, services
 from cyborg.db.schema import drivers as table

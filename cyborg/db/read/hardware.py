@@ -8,8 +8,8 @@ import sqlalchemy as sa
 
 from cyborg.core.hosts.service import AGENT
 from cyborg.core.wire.hardware import dump_row
-from cyborg.db.read import paging
-from cyborg.db.read.paging import Page
+from cyborg.db import paging
+from cyborg.db.paging import Page
 from cyborg.db.schema import attach_handles, backends, deployables, services
 from cyborg.db.schema import devices as table
 

@@ -9,8 +9,8 @@ from typing import Any, TypedDict, cast
 import sqlalchemy as sa
 
 from cyborg.core.jobs.job import JobState
-from cyborg.db.read import paging
-from cyborg.db.read.paging import Page
+from cyborg.db import paging
+from cyborg.db.paging import Page
 from cyborg.db.rows import fetch_all
 from cyborg.db.schema import job_steps as steps
 from cyborg.db.schema import jobs as table

@@ -7,8 +7,8 @@ from typing import Any, TypedDict
 
 import sqlalchemy as sa
 
-from cyborg.db.read import paging
-from cyborg.db.read.paging import Page
+from cyborg.db import paging
+from cyborg.db.paging import Page
 from cyborg.db.rows import fetch_all
 from cyborg.db.schema import outbox as table
 

@@ -7,10 +7,10 @@ from typing import Any, TypedDict, cast
 
 import sqlalchemy as sa
 
+from cyborg.db import paging
+from cyborg.db.paging import Page, Row
 from cyborg.db.read import backends as read_backends
-from cyborg.db.read import paging
 from cyborg.db.read.backends import BackendRow
-from cyborg.db.read.paging import Page, Row
 from cyborg.db.schema import backends
 from cyborg.db.schema import services as table
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Total counts for metrics and operators, in a fixed number of statements."""
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypedDict
@@ -9,14 +11,18 @@ import sqlalchemy as sa
 
 from cyborg.core.arq.states import ArqState
 from cyborg.core.inventory.device import Health
+from cyborg.core.inventory.maintenance import successor_state
 from cyborg.core.jobs.job import JobState
+from cyborg.db.paging import Row
 from cyborg.db.read import self_heal
-from cyborg.db.read.paging import Row
 from cyborg.db.read.self_heal import SelfHealRow
 from cyborg.db.rows import fetch_all
 from cyborg.db.schema import (
     arqs,
     attach_handles,
+    attachments,
+    device_contexts,
+    device_maintenances,
     devices,
     jobs,
     outbox,
@@ -59,13 +65,17 @@ class JobCountRow(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Counts of all objects at one time. The caller computes ages from the times.
+    """Counts of all objects at one moment. Fields such as the oldest message are times, not ages.
 
     ``handles`` counts by ``free`` (in any state of the device), ``owned``, ``dirty`` (without an
     owner and not cleaned yet) and ``draining``. ``unhealthy`` has up to MAX_UNHEALTHY devices.
     """
 
     arqs: dict[str, int]
+    device_contexts: dict[str, int]
+    attachments: dict[str, int]
+    maintenance_windows: int
+    successors: dict[str, int]
     orphans_suspected: int
     oldest_bind_started: datetime | None
     owners_unverified: int
@@ -86,7 +96,7 @@ class Totals:
 def read(
     connection: sa.Connection, *, now: datetime, late_before: datetime, down_before: datetime
 ) -> Totals:
-    """Return all counts, in nine statements.
+    """Return all counts, in thirteen statements.
 
     A service is down if its last heartbeat came at or before ``down_before``, else late if it came
     at or before ``late_before``.
@@ -121,8 +131,20 @@ def read(
         sa.select(d.status, d.health, sa.func.count().label("count")).group_by(d.status, d.health),
     )
     services_by_state = _services(connection, late_before, down_before)
+    successors = _successors(connection)
+    not_attachments = Counter[str]()
+    for row in successors:
+        not_attachments[row["state"]] += row["count"]
     return Totals(
         arqs={row["state"]: row["count"] for row in arqs_by_state},
+        device_contexts=_by_state(connection, device_contexts),
+        # Subtracted, since an index on the state alone counts all rows.
+        attachments=dict(Counter(_by_state(connection, attachments)) - not_attachments),
+        maintenance_windows=connection.scalar(
+            sa.select(sa.func.count()).select_from(device_maintenances)
+        )
+        or 0,
+        successors=_count_successors(successors),
         orphans_suspected=sum(row["suspected"] for row in arqs_by_state),
         oldest_bind_started=started[0] if started else None,
         owners_unverified=sum(row["unverified"] for row in arqs_by_state),
@@ -139,6 +161,28 @@ def read(
         oldest_stale=published["oldest"],
         self_heal_actions=self_heal.find(connection),
     )
+
+
+def _by_state(connection: sa.Connection, table: sa.Table) -> dict[str, int]:
+    """Return the number of rows by state; an index that begins with the state has both."""
+    query = sa.select(table.c.state, sa.func.count().label("count")).group_by(table.c.state)
+    return {row["state"]: row["count"] for row in _all(connection, query)}
+
+
+def _successors(connection: sa.Connection) -> list[Row]:
+    """Return the number of successors by state and step of the attachments that they are."""
+    a = attachments.c
+    query = sa.select(a.state, a.step, sa.func.count().label("count"))
+    query = query.where(a.maintained_device.is_not(None)).group_by(a.state, a.step)
+    return _all(connection, query)
+
+
+def _count_successors(found: Iterable[Row]) -> dict[str, int]:
+    """Return the number of successors by ``core.inventory.maintenance.SuccessorState``."""
+    counts = Counter[str]()
+    for row in found:
+        counts[successor_state(row["state"], row["step"])] += row["count"]
+    return dict(counts)
 
 
 def _handles(connection: sa.Connection) -> dict[str, int]:

@@ -13,10 +13,24 @@ from typing import Any, TypedDict
 import sqlalchemy as sa
 
 from cyborg.core.arq.accelerator import Label
-from cyborg.core.arq.states import UNBOUND_STATES, ArqState, Step, source_states
+from cyborg.core.arq.states import (
+    OWNING_STATES,
+    UNBOUND_STATES,
+    ArqState,
+    Step,
+    source_states,
+)
 from cyborg.core.jobs.job import JobState
 from cyborg.db.rows import fetch_all
-from cyborg.db.schema import arqs, attach_handles, deployables, devices, jobs
+from cyborg.db.schema import (
+    arqs,
+    attach_handles,
+    attachments,
+    deployables,
+    device_contexts,
+    devices,
+    jobs,
+)
 
 
 class NewArqRow(TypedDict):
@@ -25,6 +39,7 @@ class NewArqRow(TypedDict):
     uuid: str
     state: str
     profile_id: int
+    context_id: int | None
     device_profile_name: str
     device_profile_group_id: int
     resource_class: str
@@ -44,6 +59,8 @@ class ArqRow(NewArqRow):
     job_id: int | None
     owner_verified: bool
     orphan_since: datetime | None
+    attachment_id: int | None
+    hidden: bool
     label_name: str | None
     label_description: str | None
     label_tags: list[str] | None
@@ -51,16 +68,26 @@ class ArqRow(NewArqRow):
 
 
 class ArqToBindRow(ArqRow):
-    """An ARQ to bind, and the number of other ARQs of the instance."""
+    """An ARQ to bind, and the number of other ARQs of the instance.
+
+    ARQs that an attachment hides from Nova are not among them; ``hidden_slot`` is their last slot.
+    """
 
     other_arqs: int
+    hidden_slot: int | None
 
 
 class BoundHandleRow(TypedDict):
-    """A Bound ARQ with its profile group, and the addresses of its handle."""
+    """A Bound ARQ with its profile group, and the addresses of its handle.
+
+    ``context`` and ``attachment`` are uuids. An ARQ without an instance is under a lease, or
+    attached to its host.
+    """
 
     id: int
-    instance_uuid: str
+    instance_uuid: str | None
+    context: str | None
+    attachment: str | None
     group: dict[str, str]
     handle: str
     deployable: str
@@ -76,9 +103,15 @@ class ArqStateRow(TypedDict):
     state: str
 
 
-def insert_all(tx: sa.Connection, rows: Sequence[NewArqRow]) -> None:
-    """Insert ARQs. Raise oslo.db's DBReferenceError if their profile no longer exists."""
-    tx.execute(sa.insert(arqs), [dict(row) for row in rows])
+def insert_all(
+    tx: sa.Connection, rows: Sequence[NewArqRow], attachment_id: int | None = None
+) -> None:
+    """Insert ARQs. Raise oslo.db's DBReferenceError if their profile no longer exists.
+
+    The ARQs of an attachment are hidden from Nova at first.
+    """
+    more = {} if attachment_id is None else {"attachment_id": attachment_id, "hidden": True}
+    tx.execute(sa.insert(arqs), [{**row, **more} for row in rows])
 
 
 def lock(
@@ -99,6 +132,11 @@ def lock_of_instance(
     return _locked(tx, arqs.c.instance_uuid == instance, project_scope)
 
 
+def lock_of_contexts(tx: sa.Connection, ids: Collection[int]) -> list[ArqRow]:
+    """Return the ARQs of these device contexts in the order of their ids, locked."""
+    return _locked(tx, arqs.c.context_id.in_(sorted(ids)), None)
+
+
 def lock_of_jobs(tx: sa.Connection, ids: Collection[int]) -> list[ArqRow]:
     """Return the ARQs that wait for these jobs, in the order of their ids, locked."""
     return _locked(tx, arqs.c.job_id.in_(ids), None)
@@ -107,10 +145,22 @@ def lock_of_jobs(tx: sa.Connection, ids: Collection[int]) -> list[ArqRow]:
 def lock_bound_without_job(tx: sa.Connection, host: str) -> list[BoundHandleRow]:
     """Return the Bound ARQs of a host's devices that wait for no open job, locked."""
     open_ = sa.exists().where(jobs.c.id == arqs.c.job_id, jobs.c.state == JobState.OPEN)
+    context = (
+        sa.select(device_contexts.c.uuid)
+        .where(device_contexts.c.id == arqs.c.context_id)
+        .scalar_subquery()
+    )
+    attachment = (
+        sa.select(attachments.c.uuid)
+        .where(attachments.c.id == arqs.c.attachment_id)
+        .scalar_subquery()
+    )
     query = (
         sa.select(
             arqs.c.id,
             arqs.c.instance_uuid,
+            context.label("context"),
+            attachment.label("attachment"),
             arqs.c.group,
             attach_handles.c.address.label("handle"),
             deployables.c.address.label("deployable"),
@@ -142,12 +192,16 @@ def lock_stranded(tx: sa.Connection, limit: int) -> list[ArqRow]:
 
 
 def lock_to_bind(
-    tx: sa.Connection, uuids: Collection[str], instance: str, project_scope: str | None = None
+    tx: sa.Connection,
+    uuids: Collection[str],
+    instance: str | None,
+    project_scope: str | None = None,
 ) -> list[ArqToBindRow]:
-    """Return the ARQs with these uuids as ``lock`` does, with the extra key ``other_arqs``.
+    """Return the ARQs with these uuids as ``lock`` does, with two extra keys.
 
-    ``other_arqs`` is the number of ARQs of the instance that are not among these ARQs. An ARQ that
-    is bound after this statement is detected by the unique key of the instance's slots.
+    ``other_arqs`` is the number of ARQs of the instance that are neither among these ARQs nor
+    hidden by an attachment; ``hidden_slot`` is the last slot of the hidden ones. An ARQ that is
+    bound after this statement is detected by the unique key of the instance's slots.
     """
     query = _LOCK_TO_BIND if project_scope is None else _LOCK_TO_BIND_SCOPED
     values = {"uuids": sorted(uuids), "instance": instance, "scope": project_scope}
@@ -172,25 +226,45 @@ _OTHER_COUNT = (
     .where(
         _other.c.instance_uuid == sa.bindparam("instance", type_=sa.String),
         _other.c.uuid.not_in(_UUIDS),
+        sa.not_(sa.and_(_other.c.hidden, _other.c.attachment_id.is_not(None))),
     )
     .scalar_subquery()
     .label("other_arqs")
 )
+_HIDDEN_SLOT = (
+    sa.select(sa.func.max(_other.c.instance_slot))
+    .where(
+        _other.c.instance_uuid == sa.bindparam("instance", type_=sa.String),
+        _other.c.hidden,
+        _other.c.attachment_id.is_not(None),
+    )
+    .scalar_subquery()
+    .label("hidden_slot")
+)
 _BY_UUID = arqs.c.uuid.in_(_UUIDS)
 _LOCK = sa.select(arqs).where(_BY_UUID).order_by(arqs.c.id).with_for_update()
 _LOCK_SCOPED = _LOCK.where(_SCOPE)
-_LOCK_TO_BIND = _LOCK.add_columns(_OTHER_COUNT)
+_LOCK_TO_BIND = _LOCK.add_columns(_OTHER_COUNT, _HIDDEN_SLOT)
 _LOCK_TO_BIND_SCOPED = _LOCK_TO_BIND.where(_SCOPE)
 
 
 def other_arqs_of_instance(
     tx: sa.Connection, instance: str, uuids: Collection[str]
 ) -> list[ArqStateRow]:
-    """Return up to 3 ARQs of the instance that are not in ``uuids``."""
+    """Return up to 3 ARQs of the instance that are not in ``uuids`` nor hidden by an attachment."""
     query = sa.select(arqs.c.uuid, arqs.c.state).where(
-        arqs.c.instance_uuid == instance, arqs.c.uuid.not_in(uuids)
+        arqs.c.instance_uuid == instance,
+        arqs.c.uuid.not_in(uuids),
+        sa.not_(sa.and_(arqs.c.hidden, arqs.c.attachment_id.is_not(None))),
     )
     return fetch_all(ArqStateRow, tx.execute(query.limit(3)))
+
+
+def last_slot(tx: sa.Connection, instance: str) -> int:
+    """Return the last slot that the ARQs of an instance use, -1 if there is none."""
+    query = sa.select(sa.func.max(arqs.c.instance_slot)).where(arqs.c.instance_uuid == instance)
+    last = tx.scalar(query)
+    return -1 if last is None else int(last)
 
 
 def bind(
@@ -199,7 +273,7 @@ def bind(
     providers: Mapping[int, str],
     projects: Mapping[int, str],
     hostname: str,
-    instance: str,
+    instance: str | None,
     first_slot: int,
     state: ArqState,
     owner_verified: bool,
@@ -209,7 +283,8 @@ def bind(
     ``state`` is Bound, or BindStarted if host work follows. ``providers`` maps ARQ ids to provider
     uuids; ``projects`` maps ARQ ids to the new projects, for ARQs whose project changes with the
     bind. The ARQs use the instance's slots from ``first_slot`` on. Raise oslo.db's DBDuplicateEntry
-    if another bind for the instance uses one of these slots.
+    if another bind for the instance uses one of these slots. Under a lease and for a host,
+    ``instance`` is None and no slot is used.
     """
     ids = sorted(providers)
     values: dict[str, Any] = {
@@ -221,13 +296,48 @@ def bind(
         # A bind does not wait for the cleaning of the handle of an earlier bind.
         "job_id": None,
         "device_rp_uuid": _case_by_id(providers),
-        "instance_slot": _case_by_id({id_: first_slot + n for n, id_ in enumerate(ids)}),
+        "instance_slot": None if instance is None else _slots(ids, first_slot),
     }
     if projects:
         values["project_id"] = _case_by_id(projects, otherwise=arqs.c.project_id)
     # The claim of a handle is part of this transition, so the guard is that of START: a BindStarted
     # ARQ already owns a handle.
     return _transition(tx, Step.START, ids, values)
+
+
+def assign_instance(
+    tx: sa.Connection,
+    ids: Collection[int],
+    *,
+    instance: str,
+    first_slot: int,
+    owner_verified: bool,
+) -> int:
+    """Bind ARQs that own handles under a lease to an instance; return how many were changed.
+
+    Raise oslo.db's DBDuplicateEntry as ``bind`` does.
+    """
+    values = {
+        "instance_uuid": instance,
+        "instance_slot": _slots(sorted(ids), first_slot),
+        "owner_verified": owner_verified,
+    }
+    leased = arqs.c.state.in_(sorted(OWNING_STATES)), arqs.c.instance_uuid.is_(None)
+    return tx.execute(
+        sa.update(arqs).where(arqs.c.id.in_(sorted(ids)), *leased).values(**values)
+    ).rowcount
+
+
+def replace_uuids(tx: sa.Connection, uuids: Mapping[int, str]) -> None:
+    """Give ARQs new uuids, by row id, so that a call with the former ones finds no ARQ.
+
+    Nothing refers to an ARQ by its uuid but records of past events.
+    """
+    tx.execute(
+        sa.update(arqs)
+        .where(arqs.c.id.in_(sorted(uuids)))
+        .values(uuid=_case_by_id(uuids), updated_at=arqs.c.updated_at)
+    )
 
 
 def finish_bind(tx: sa.Connection, ids: Collection[int]) -> int:
@@ -256,6 +366,7 @@ def clear_job(tx: sa.Connection, ids: Collection[int]) -> None:
 def unbind(tx: sa.Connection, ids: Collection[int], jobs_by_arq: Mapping[int, int]) -> int:
     """Mark ARQs Unbound, clear their host and instance; return how many were changed.
 
+    The ARQs of a device context are no longer those of an attachment: others may use them next.
     ``jobs_by_arq`` maps row ids of ARQs to the row ids of the jobs that clean their former handles.
     """
     values: dict[str, Any] = {
@@ -267,6 +378,8 @@ def unbind(tx: sa.Connection, ids: Collection[int], jobs_by_arq: Mapping[int, in
         "job_id": _case_by_id(jobs_by_arq) if jobs_by_arq else None,
         "orphan_since": None,
         "owner_verified": True,
+        "attachment_id": sa.case((arqs.c.context_id.is_(None), arqs.c.attachment_id)),
+        "hidden": sa.and_(arqs.c.context_id.is_(None), arqs.c.hidden),
     }
     return _transition(tx, Step.UNBIND, ids, values)
 
@@ -365,6 +478,10 @@ def _transition(
         .where(arqs.c.id.in_(ids), arqs.c.state.in_(allowed), *conditions)
         .values(**values)
     ).rowcount
+
+
+def _slots(ids: Sequence[int], first: int) -> Any:
+    return _case_by_id({id_: first + n for n, id_ in enumerate(ids)})
 
 
 def _case_by_id(values: Mapping[int, Any], otherwise: Any = None) -> Any:

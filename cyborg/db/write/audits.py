@@ -51,7 +51,7 @@ _LOGS = (sa.select(custody_heads.c.host), sa.select(custody_records.c.host))
 def next_hosts(tx: sa.Connection, after: str, limit: int) -> Sequence[str]:
     """Return the names of up to ``limit`` hosts after ``after``, in the order of the database.
 
-    Each table is read by an index of its hosts, up to the limit.
+    The names come from several tables. Each is read in the order of an index on its host column.
     """
     *queries, records = [*_INVENTORY, *_LOGS]
     pages: list[sa.FromClause] = [_distinct_hosts(query, after, limit) for query in queries]

@@ -28,6 +28,8 @@ class UsedProfileRow(TypedDict):
     id: int
     name: str
     groups: list[dict[str, str]]
+    context_id: int | None
+    attachment_id: int | None
     used: int
 
 
@@ -37,6 +39,7 @@ class ProfileKeyRow(TypedDict):
     id: int
     uuid: str
     name: str
+    context_id: int | None
 
 
 class ProfileUserRow(TypedDict):
@@ -47,9 +50,12 @@ class ProfileUserRow(TypedDict):
     instance_uuid: str | None
 
 
-def insert(tx: sa.Connection, row: NewProfileRow) -> None:
-    """Insert one profile. Raise oslo.db's DBDuplicateEntry if its name or uuid already exists."""
-    tx.execute(sa.insert(profiles), [dict(row)])
+def insert(tx: sa.Connection, row: NewProfileRow, attachment_id: int | None = None) -> None:
+    """Insert one profile. Raise oslo.db's DBDuplicateEntry if its name or uuid already exists.
+
+    ``attachment_id`` is the row id of the attachment whose hidden profile it is.
+    """
+    tx.execute(sa.insert(profiles), [{**row, "attachment_id": attachment_id}])
 
 
 def by_name(
@@ -63,15 +69,17 @@ def by_name(
         sa.select(arqs.c.id).where(arqs.c.project_id == project).limit(max_count).subquery()
     )
     used = sa.select(sa.func.count()).select_from(project_arqs).scalar_subquery().label("used")
-    query = sa.select(profiles.c.id, profiles.c.name, profiles.c.groups, used)
+    names = ("id", "name", "groups", "context_id", "attachment_id")
+    query = sa.select(*(profiles.c[column] for column in names), used)
     return fetch_first(UsedProfileRow, tx.execute(query.where(profiles.c.name == name)))
 
 
 def find(tx: sa.Connection, keys: Collection[str]) -> list[ProfileKeyRow]:
-    """Return the profiles with these uuids or names."""
-    query = sa.select(profiles.c.id, profiles.c.uuid, profiles.c.name)
+    """Return the profiles with these uuids or names, except those of attachments."""
+    query = sa.select(profiles.c.id, profiles.c.uuid, profiles.c.name, profiles.c.context_id)
     named = sa.or_(profiles.c.uuid.in_(keys), profiles.c.name.in_(keys))
-    return fetch_all(ProfileKeyRow, tx.execute(query.where(named).order_by(profiles.c.id)))
+    query = query.where(named, profiles.c.attachment_id.is_(None))
+    return fetch_all(ProfileKeyRow, tx.execute(query.order_by(profiles.c.id)))
 
 
 def delete(tx: sa.Connection, ids: Collection[int]) -> int:

@@ -20,7 +20,7 @@ from cyborg.core.inventory.device import Health
 from cyborg.db import failed_restores
 from cyborg.db.rows import fetch_all
 from cyborg.db.schema import attach_handles as handles
-from cyborg.db.schema import deployables, devices
+from cyborg.db.schema import deployables, devices, jobs
 from cyborg.db.write import providers as publishing
 
 
@@ -100,9 +100,9 @@ def providers(tx: sa.Connection, uuids: Collection[str]) -> list[ClaimedProvider
 
 
 def lock_unclaimed(
-    tx: sa.Connection, deployable_id: int, limit: int, *, wait: bool
+    tx: sa.Connection, deployable_id: int, limit: int, *, wait: bool, handle: str | None = None
 ) -> list[FreeHandleRow]:
-    """Return up to ``limit`` free handles, locked.
+    """Return up to ``limit`` free handles, locked; ``handle`` is the uuid of the only one to lock.
 
     Without ``wait``, skip handles that another transaction has locked, so that concurrent claims
     lock different handles and do not wait for each other. A skipped handle becomes free again if
@@ -110,8 +110,25 @@ def lock_unclaimed(
     writer at a time and has no row locks.
     """
     query = _LOCK_UNCLAIMED_WAITING if wait else _LOCK_UNCLAIMED
+    if handle is not None:
+        query = query.where(handles.c.uuid == handle)
     values = {"deployable_id": deployable_id, "max_handles": limit}
     return fetch_all(FreeHandleRow, tx.execute(query, values))
+
+
+def any_cleaning(tx: sa.Connection, uuids: Collection[str], now: datetime) -> bool:
+    """Return whether a job still cleans one of these handles, and its deadline is not over."""
+    query = (
+        sa.select(handles.c.id)
+        .join(jobs, jobs.c.id == handles.c.job_id)
+        .where(
+            handles.c.uuid.in_(sorted(uuids)),
+            handles.c.arq_id.is_(None),
+            handles.c.needs_cleaning,
+            sa.or_(jobs.c.deadline.is_(None), jobs.c.deadline > now),
+        )
+    )
+    return tx.scalar(query.limit(1)) is not None
 
 
 def all_handles(tx: sa.Connection, deployable_ids: Collection[int]) -> list[HandleStateRow]:
@@ -150,6 +167,17 @@ def claim(
         .where(handles.c.id.in_(sorted(owners)), *_UNCLAIMED, _SCHEDULABLE)
         .values(**values)
     ).rowcount
+
+
+def lock_schedulable(tx: sa.Connection, arq_ids: Collection[int]) -> int:
+    """Lock the handles of ARQs that could be claimed if they had no owner; return their number.
+
+    The guard is that of ``claim``, except that the handles are owned and prepared.
+    """
+    owned = handles.c.arq_id.in_(sorted(arq_ids))
+    # An update instead of a read: it sees what concurrent transactions have committed.
+    query = sa.update(handles).where(owned, sa.not_(handles.c.draining), _SCHEDULABLE)
+    return tx.execute(query.values(arq_id=handles.c.arq_id)).rowcount
 
 
 def release(tx: sa.Connection, arq_ids: Collection[int], now: datetime) -> list[ReleasedHandleRow]:

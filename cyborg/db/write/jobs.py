@@ -52,10 +52,15 @@ class JobRow(StoredRow):
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """A Bound ARQ whose handle must be prepared again, and the work for the agent."""
+    """A Bound ARQ whose handle must be prepared again, and the work for the agent.
+
+    ``subject`` is the instance, the device context if the ARQ is under a lease, or the attachment
+    if it is for the host: a uuid.
+    """
 
     arq_id: int
-    instance: str
+    instance: str | None
+    subject: str
     item: WorkItem
 
 
@@ -94,11 +99,15 @@ def enqueue(
     arguments: Mapping[str, Any],
     now: datetime,
     deadline: datetime | None,
+    uuid: str | None = None,
 ) -> int:
-    """Enqueue a job that is due immediately; return its row id."""
+    """Enqueue a job that is due immediately; return its row id.
+
+    Without ``uuid``, the job gets a random one.
+    """
     key = tx.execute(
         sa.insert(jobs).values(
-            uuid=str(uuid4()),
+            uuid=uuid or str(uuid4()),
             kind=kind,
             host=host,
             subject=subject,
@@ -125,7 +134,7 @@ def enqueue_restores(
                 "uuid": uuids_by_arq[restore.arq_id],
                 "kind": JobKind.RESTORE,
                 "host": host,
-                "subject": restore.instance,
+                "subject": restore.subject,
                 "arguments": {"items": [restore.item.to_dict()], "instance": restore.instance},
                 "next_try_at": now,
             }

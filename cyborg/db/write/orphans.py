@@ -20,7 +20,10 @@ EXPIRING = (ArqState.INITIAL, ArqState.UNBOUND)
 """The states of ARQs without a handle and without an instance."""
 
 _LAST_CHANGE = sa.func.coalesce(arqs.c.updated_at, arqs.c.created_at)
-_BOUND = arqs.c.state == ArqState.BOUND
+# An ARQ without an instance is under a lease, which has an end of its own, or attached to its host.
+_BOUND = sa.and_(arqs.c.state == ArqState.BOUND, arqs.c.instance_uuid.is_not(None))
+# The ARQs of a device context live as long as the context, which has a time of its own.
+_OWN_LIFE = arqs.c.context_id.is_(None)
 _COLUMNS = [arqs.c[name] for name in BoundArqRow.__annotations__]
 
 
@@ -28,8 +31,12 @@ class FailedBindRow(TypedDict):
     """An ARQ in BindFailed."""
 
     id: int
+    uuid: str
+    context_id: int | None
     instance_uuid: str | None
     hostname: str | None
+    created_at: datetime
+    updated_at: datetime | None
 
 
 def next_bound(tx: sa.Connection, provider: str, after: int, limit: int) -> list[BoundArqRow]:
@@ -68,6 +75,16 @@ def bound_at_provider(tx: sa.Connection, provider: str, limit: int) -> list[Boun
     return fetch_all(BoundArqRow, tx.execute(query))
 
 
+def bound_of_instances(tx: sa.Connection, instances: Collection[str]) -> list[BoundArqRow]:
+    """Return the bound ARQs of some instances, ordered by provider and ARQ id."""
+    query = (
+        sa.select(*_COLUMNS)
+        .where(arqs.c.instance_uuid.in_(sorted(instances)), _BOUND)
+        .order_by(arqs.c.device_rp_uuid, arqs.c.id)
+    )
+    return fetch_all(BoundArqRow, tx.execute(query))
+
+
 def mark_suspected(
     tx: sa.Connection, ids: Collection[int], now: datetime, bound_before: datetime
 ) -> int:
@@ -101,13 +118,17 @@ def clear_suspicion(tx: sa.Connection, ids: Collection[int]) -> int:
 
 
 def assign_project(tx: sa.Connection, ids: Collection[int], instance: str, project: str) -> int:
-    """Assign ARQs of an instance to its verified project; return how many have changed."""
+    """Assign ARQs of an instance to its verified project; return how many have changed.
+
+    The ARQs of a device context belong to the project of the context.
+    """
     return tx.execute(
         sa.update(arqs)
         .where(
             arqs.c.id.in_(sorted(ids)),
             arqs.c.instance_uuid == instance,
             sa.not_(arqs.c.owner_verified),
+            _OWN_LIFE,
         )
         .values(project_id=project, owner_verified=True, updated_at=arqs.c.updated_at)
     ).rowcount
@@ -118,7 +139,7 @@ def delete_expired(tx: sa.Connection, cutoff: datetime, limit: int) -> int:
 
     Return the number of deleted ARQs.
     """
-    old = sa.and_(arqs.c.state.in_(EXPIRING), cutoff > _LAST_CHANGE)
+    old = sa.and_(arqs.c.state.in_(EXPIRING), cutoff > _LAST_CHANGE, _OWN_LIFE)
     ids = tx.scalars(sa.select(arqs.c.id).where(old).order_by(arqs.c.id).limit(limit)).all()
     if not ids:
         return 0
@@ -129,7 +150,7 @@ def delete_expired(tx: sa.Connection, cutoff: datetime, limit: int) -> int:
 def failed_binds(tx: sa.Connection, cutoff: datetime, limit: int) -> list[FailedBindRow]:
     """Return up to ``limit`` BindFailed ARQs unchanged since ``cutoff``."""
     query = (
-        sa.select(arqs.c.id, arqs.c.instance_uuid, arqs.c.hostname)
+        sa.select(*(arqs.c[name] for name in FailedBindRow.__annotations__))
         .where(_failed_before(cutoff))
         .order_by(arqs.c.id)
         .limit(limit)
@@ -140,18 +161,19 @@ def failed_binds(tx: sa.Connection, cutoff: datetime, limit: int) -> list[Failed
 def delete_failed(tx: sa.Connection, ids: Collection[int], cutoff: datetime) -> int:
     """Delete the BindFailed ARQs among ``ids`` that are unchanged since ``cutoff``.
 
-    Return the number of deleted ARQs.
+    The ARQs of device contexts stay. Return the number of deleted ARQs.
     """
     if not ids:
         return 0
     selected = arqs.c.id.in_(sorted(ids))
-    return tx.execute(sa.delete(arqs).where(selected, _failed_before(cutoff))).rowcount
+    failed = (selected, _failed_before(cutoff), _OWN_LIFE)
+    return tx.execute(sa.delete(arqs).where(*failed)).rowcount
 
 
 def reset_failed_age(
     tx: sa.Connection, ids: Collection[int], cutoff: datetime, now: datetime
 ) -> int:
-    """Set the start of the age of BindFailed ARQs to ``now``; return their number."""
+    """Count the age of BindFailed ARQs from ``now``; return the number of these ARQs."""
     if not ids:
         return 0
     selected = arqs.c.id.in_(sorted(ids))

@@ -93,7 +93,7 @@ def add_all(tx: sa.Connection, messages: Iterable[Message]) -> None:
 def lease(
     tx: sa.Connection, kind: str, *, owner: str, now: datetime, until: datetime, limit: int
 ) -> list[LeasedMessageRow]:
-    """Lease about ``limit`` due messages, the longest due first; return their rows.
+    """Lease due messages, the longest due first, approximately ``limit``; return their rows.
 
     The rows are in the order of writing. The lease of a due message includes the older messages of
     its subject, due or not. Skip messages that another owner has leased, and later messages of

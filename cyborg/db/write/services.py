@@ -182,10 +182,10 @@ def holders(tx: sa.Connection, host: str) -> Sequence[str]:
 def mark_down(
     tx: sa.Connection, limit: datetime, now: datetime, max_agents: int
 ) -> list[DownAgentRow]:
-    """Mark up to ``max_agents`` agents down whose last heartbeat was at or before ``limit``.
+    """Mark agents as down, at most ``max_agents``, and return those that this call marked.
 
-    Return only the agents that this call marked. Agents that another conductor marked, or that sent
-    a heartbeat meanwhile, are left out.
+    These are agents whose last heartbeat was at or before ``limit``. The result leaves out agents
+    that another conductor marked, or that sent a heartbeat meanwhile.
     """
     unreachable = sa.and_(
         services.c.binary == AGENT,

@@ -17,15 +17,8 @@ TEXT = sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")
 
 def upgrade() -> None:
     """Create the tables, referenced tables first."""
-    _table(
-        "device_profiles",
-        sa.Column("uuid", sa.String(36), nullable=False),
-        sa.Column("name", sa.String(255), nullable=False),
-        sa.Column("description", TEXT),
-        sa.Column("groups", sa.JSON(), nullable=False),
-        _unique("device_profiles", "uuid"),
-        _unique("device_profiles", "name"),
-    )
+    _create_attachments()
+    _create_device_profiles()
     _table(
         "devices",
         sa.Column("uuid", sa.String(36), nullable=False),
@@ -62,15 +55,18 @@ def upgrade() -> None:
         _unique("devices", "uuid"),
         _unique("devices", "host", "address"),
     )
-    for column in ("boot_check", "retry_at", "type", "vendor"):
-        _index("devices", column)
+    _index_each("devices", "boot_check", "retry_at", "type", "vendor")
     _table(
-        "self_heal_counters",
-        sa.Column("kind", sa.String(64), nullable=False),
-        sa.Column("count", sa.BigInteger(), nullable=False),
-        sa.Column("last_at", MOMENT, nullable=False),
-        _unique("self_heal_counters", "kind"),
+        "device_maintenances",
+        sa.Column("device_uuid", sa.String(36), nullable=False),
+        sa.Column("until", MOMENT, nullable=False),
+        sa.Column("next_status", sa.String(32), nullable=False),
+        sa.Column("successor", sa.String(32)),
+        sa.Column("user_id", sa.String(255)),
+        _unique("device_maintenances", "device_uuid"),
     )
+    _index("device_maintenances", "until")
+    _create_counters()
     _table(
         "device_tombstones",
         sa.Column("uuid", sa.String(36), nullable=False),
@@ -130,8 +126,7 @@ def upgrade() -> None:
         sa.Column("owner", sa.String(255)),
         sa.Column("lease_until", MOMENT),
         sa.Column("error", TEXT),
-        _unique("jobs", "uuid"),
-        _unique("jobs", "mutex_key"),
+        *(_unique("jobs", name) for name in ("uuid", "mutex_key")),
     )
     _index("jobs", "host")
     _index("jobs", "subject")
@@ -181,12 +176,9 @@ def upgrade() -> None:
         sa.Column("owner", sa.String(255)),
         sa.Column("lease_until", MOMENT),
         sa.Column("verify_only", sa.Boolean(), nullable=False),
-        _unique("providers", "uuid"),
-        _unique("providers", "name"),
+        *(_unique("providers", name) for name in ("uuid", "name")),
     )
-    _index("providers", "host")
-    _index("providers", "stale_since")
-    _index("providers", "updated_at")
+    _index_each("providers", "host", "stale_since", "updated_at")
     _table(
         "services",
         sa.Column("uuid", sa.String(36), nullable=False),
@@ -276,44 +268,11 @@ def upgrade() -> None:
         _references("deployables", "job_id", "jobs", "SET NULL"),
         _references("deployables", "parent_id", "deployables", "SET NULL"),
         _references("deployables", "root_id", "deployables", "SET NULL"),
-        _unique("deployables", "uuid"),
-        _unique("deployables", "name"),
+        *(_unique("deployables", name) for name in ("uuid", "name")),
         _unique("deployables", "rp_uuid"),
     )
-    _index("deployables", "device_id")
-    _index("deployables", "job_id")
-    _index("deployables", "parent_id")
-    _index("deployables", "root_id")
-    _table(
-        "arqs",
-        sa.Column("uuid", sa.String(36), nullable=False),
-        sa.Column("state", sa.String(32), nullable=False),
-        sa.Column("profile_id", KEY, nullable=False),
-        sa.Column("device_profile_name", sa.String(255), nullable=False),
-        sa.Column("device_profile_group_id", sa.Integer(), nullable=False),
-        sa.Column("resource_class", sa.String(255), nullable=False),
-        sa.Column("group", sa.JSON(), nullable=False),
-        sa.Column("project_id", sa.String(255)),
-        sa.Column("hostname", sa.String(255)),
-        sa.Column("device_rp_uuid", sa.String(36)),
-        sa.Column("instance_uuid", sa.String(36)),
-        sa.Column("instance_slot", sa.Integer()),
-        sa.Column("job_id", KEY),
-        sa.Column("owner_verified", sa.Boolean(), nullable=False),
-        sa.Column("orphan_since", MOMENT),
-        sa.Column("label_name", sa.String(255)),
-        sa.Column("label_description", sa.String(1024)),
-        sa.Column("label_tags", sa.JSON()),
-        _references("arqs", "job_id", "jobs", "RESTRICT"),
-        _references("arqs", "profile_id", "device_profiles", "RESTRICT"),
-        _unique("arqs", "uuid"),
-        _unique("arqs", "instance_uuid", "instance_slot"),
-    )
-    _index("arqs", "device_rp_uuid")
-    _index("arqs", "job_id")
-    _index("arqs", "profile_id")
-    _index("arqs", "project_id")
-    _index("arqs", "state")
+    _index_each("deployables", "device_id", "job_id", "parent_id", "root_id")
+    _create_arq_tables()
     _table(
         "attach_handles",
         sa.Column("uuid", sa.String(36), nullable=False),
@@ -346,6 +305,131 @@ def upgrade() -> None:
     )
     _index("attributes", "deployable_id")
     _create_custody_tables()
+
+
+def _create_attachments() -> None:
+    _table(
+        "attachments",
+        sa.Column("uuid", sa.String(36), nullable=False),
+        sa.Column("request_key", sa.String(300)),
+        sa.Column("project_id", sa.String(255), nullable=False),
+        sa.Column("instance_uuid", sa.String(36)),
+        sa.Column("hostname", sa.String(255), nullable=False),
+        sa.Column("device_profile_name", sa.String(255), nullable=False),
+        sa.Column("device_context", sa.String(36)),
+        sa.Column("accelerator", sa.String(36)),
+        sa.Column("context_epoch", sa.BigInteger()),
+        sa.Column("mode", sa.String(32), nullable=False),
+        sa.Column("reboot", sa.Boolean(), nullable=False),
+        sa.Column("state", sa.String(32), nullable=False),
+        sa.Column("step", sa.String(32)),
+        sa.Column("error", TEXT),
+        sa.Column("failure", TEXT),
+        sa.Column("intent", sa.JSON()),
+        sa.Column("allocation_key", sa.String(36)),
+        sa.Column("boot_marker", sa.String(255)),
+        sa.Column("reboot_marker", sa.String(255)),
+        sa.Column("guest_job", sa.String(36)),
+        sa.Column("successor_of", sa.String(36)),
+        sa.Column("maintained_device", sa.String(36)),
+        sa.Column("deadline", MOMENT, nullable=False),
+        sa.Column("attempts", sa.Integer(), nullable=False),
+        sa.Column("next_try_at", MOMENT, nullable=False),
+        sa.Column("owner", sa.String(255)),
+        sa.Column("lease_until", MOMENT),
+        *(_unique("attachments", name) for name in ("uuid", "request_key", "allocation_key")),
+    )
+    _index_each("attachments", "hostname", "instance_uuid", "maintained_device")
+    _index_each("attachments", "project_id", "successor_of")
+    _index("attachments", "state", "next_try_at")
+
+
+def _create_device_profiles() -> None:
+    _table(
+        "device_contexts",
+        sa.Column("uuid", sa.String(36), nullable=False),
+        sa.Column("project_id", sa.String(255)),
+        sa.Column("name", sa.String(255)),
+        sa.Column("description", TEXT),
+        sa.Column("state", sa.String(32), nullable=False),
+        sa.Column("groups", sa.JSON(), nullable=False),
+        sa.Column("config_data", sa.JSON(), nullable=False),
+        sa.Column("device_profile", sa.String(255)),
+        sa.Column("hostname", sa.String(255)),
+        sa.Column("instance_uuid", sa.String(36)),
+        sa.Column("error", TEXT),
+        sa.Column("epoch", sa.BigInteger(), nullable=False),
+        sa.Column("expires_at", MOMENT),
+        sa.Column("lease_expires_at", MOMENT),
+        _unique("device_contexts", "uuid"),
+    )
+    _index_each("device_contexts", "project_id", "device_profile", "hostname", "instance_uuid")
+    _index("device_contexts", "state", "expires_at")
+    _index("device_contexts", "state", "lease_expires_at")
+    _table(
+        "device_profiles",
+        sa.Column("uuid", sa.String(36), nullable=False),
+        sa.Column("name", sa.String(255), nullable=False),
+        sa.Column("description", TEXT),
+        sa.Column("groups", sa.JSON(), nullable=False),
+        sa.Column("context_id", KEY),
+        sa.Column("attachment_id", KEY),
+        _references("device_profiles", "context_id", "device_contexts", "CASCADE"),
+        _references("device_profiles", "attachment_id", "attachments", "CASCADE"),
+        *(_unique("device_profiles", c) for c in ("uuid", "name", "context_id", "attachment_id")),
+    )
+
+
+def _create_counters() -> None:
+    """Create the tables that count, and that lock what is counted."""
+    _table(
+        "self_heal_counters",
+        sa.Column("kind", sa.String(64), nullable=False),
+        sa.Column("count", sa.BigInteger(), nullable=False),
+        sa.Column("last_at", MOMENT, nullable=False),
+        _unique("self_heal_counters", "kind"),
+    )
+    _table(
+        "project_locks",
+        sa.Column("project_id", sa.String(255), nullable=False),
+        sa.Column("generation", sa.BigInteger(), nullable=False),
+        _unique("project_locks", "project_id"),
+    )
+
+
+def _create_arq_tables() -> None:
+    _table(
+        "arqs",
+        sa.Column("uuid", sa.String(36), nullable=False),
+        sa.Column("state", sa.String(32), nullable=False),
+        sa.Column("profile_id", KEY, nullable=False),
+        sa.Column("context_id", KEY),
+        sa.Column("device_profile_name", sa.String(255), nullable=False),
+        sa.Column("device_profile_group_id", sa.Integer(), nullable=False),
+        sa.Column("resource_class", sa.String(255), nullable=False),
+        sa.Column("group", sa.JSON(), nullable=False),
+        sa.Column("project_id", sa.String(255)),
+        sa.Column("hostname", sa.String(255)),
+        sa.Column("device_rp_uuid", sa.String(36)),
+        sa.Column("instance_uuid", sa.String(36)),
+        sa.Column("instance_slot", sa.Integer()),
+        sa.Column("job_id", KEY),
+        sa.Column("owner_verified", sa.Boolean(), nullable=False),
+        sa.Column("orphan_since", MOMENT),
+        sa.Column("attachment_id", KEY),
+        sa.Column("hidden", sa.Boolean(), nullable=False),
+        sa.Column("label_name", sa.String(255)),
+        sa.Column("label_description", sa.String(1024)),
+        sa.Column("label_tags", sa.JSON()),
+        _references("arqs", "attachment_id", "attachments", "SET NULL"),
+        _references("arqs", "job_id", "jobs", "RESTRICT"),
+        _references("arqs", "profile_id", "device_profiles", "RESTRICT"),
+        _references("arqs", "context_id", "device_contexts", "RESTRICT"),
+        _unique("arqs", "uuid"),
+        _unique("arqs", "instance_uuid", "instance_slot"),
+    )
+    arq_columns = ("attachment_id", "context_id", "device_rp_uuid", "job_id", "profile_id")
+    _index_each("arqs", *arq_columns, "project_id", "state")
 
 
 def _create_custody_tables() -> None:
@@ -405,6 +489,11 @@ def _references(table: str, column: str, other: str, ondelete: str) -> sa.Foreig
     return sa.ForeignKeyConstraint(
         [column], [f"{other}.id"], name=op.f(f"fk_{table}_{column}"), ondelete=ondelete
     )
+
+
+def _index_each(table: str, *columns: str) -> None:
+    for column in columns:
+        _index(table, column)
 
 
 def _index(table: str, *columns: str) -> None:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
@@ -47,6 +49,52 @@ def test_drain_events_is_woken_by_a_message(connection: Any) -> None:
     assert time.monotonic() - started < 5
 
 
+def publish(queue: Any) -> None:
+    with kombu.Connection("memory://") as other:
+        other.Producer().publish("hello", exchange=queue.exchange, routing_key=queue.name)
+
+
+def test_new_consumer_of_a_queue_with_messages_wakes_a_waiting_thread(connection: Any) -> None:
+    name = uuid4().hex
+    consume(connection, uuid4().hex)
+    queue = kombu.Queue(name, kombu.Exchange(name), routing_key=name)
+    queue(connection.channel()).declare()
+    publish(queue)
+    received: list[list[str]] = []
+    consumer = threading.Timer(0.1, lambda: received.append(consume(connection, name)[0]))
+    consumer.start()
+    started = time.monotonic()
+    connection.drain_events(timeout=10)
+    consumer.join()
+    assert received == [["hello"]]
+    assert time.monotonic() - started < 5
+
+
+def test_tag_that_is_consumed_twice_is_one_consumer(connection: Any) -> None:
+    first, second = uuid4().hex, uuid4().hex
+    channel = connection.channel()
+    for name in (first, first, second):
+        kombu.Queue(name, kombu.Exchange(name), routing_key=name)(channel).declare()
+        channel.basic_consume(name, True, lambda message: None, "tag")
+    assert first not in memory_broker._consumers
+    assert list(memory_broker._consumers[second].values()) == [1]
+    channel.basic_cancel("tag")
+    assert second not in memory_broker._consumers
+
+
+def test_connection_dropped_without_close_is_forgotten() -> None:
+    memory_broker.install()
+    name = uuid4().hex
+    dropped = kombu.Connection("memory://")
+    _, queue = consume(dropped, name)
+    transport = weakref.ref(dropped.transport)
+    del dropped
+    gc.collect()
+    assert transport() is None
+    publish(queue)
+    assert name not in memory_broker._consumers
+
+
 def test_drain_events_without_messages_uses_no_cpu(connection: Any) -> None:
     consume(connection, uuid4().hex)
     started = time.thread_time()
@@ -71,3 +119,29 @@ def test_concurrent_first_use_creates_one_queue() -> None:
         for thread in threads:
             thread.join()
     assert len({id(queue) for queue in queues}) == 1
+
+
+def test_message_wakes_only_the_transports_that_consume_its_queue(connection: Any) -> None:
+    name = uuid4().hex
+    _, queue = consume(connection, name)
+    with kombu.Connection("memory://") as other, kombu.Connection("memory://") as sender:
+        consume(other, uuid4().hex)
+        counts = connection.transport._count, other.transport._count
+        sender.Producer().publish("hello", exchange=queue.exchange, routing_key=name)
+        assert connection.transport._count == counts[0] + 1
+        assert other.transport._count == counts[1]
+    connection.drain_events(timeout=0.1)
+
+
+def test_closed_channel_is_not_woken() -> None:
+    memory_broker.install()
+    name = uuid4().hex
+    with kombu.Connection("memory://") as closed:
+        _, queue = consume(closed, name)
+        consume(closed, name)
+        transport = closed.transport
+    count = transport._count
+    assert name not in memory_broker._consumers
+    with kombu.Connection("memory://") as sender:
+        sender.Producer().publish("hello", exchange=queue.exchange, routing_key=name)
+    assert transport._count == count

@@ -31,6 +31,8 @@ NAMES = [
     ("kombu", "kombu.transport.virtual:Transport._deliver"),
     ("openstack-placement", "placement.objects.trait:_TRAITS_SYNCED"),
     ("openstack-placement", "placement.objects.resource_class:_RESOURCE_CLASSES_SYNCED"),
+    ("oslo.limit", "oslo_limit.limit:CONF"),
+    ("oslo.limit", "oslo_limit.limit:_SDK_CONNECTION"),
     ("oslo.messaging", "oslo_messaging._drivers.common:PURPOSE_SEND"),
     ("oslo.messaging", "oslo_messaging._drivers.impl_rabbit:rabbit_opts"),
     ("oslo.messaging", "oslo_messaging._drivers.impl_rabbit:Consumer._callback"),

@@ -59,6 +59,7 @@ def test_pci_address_malformed_is_rejected(text: str) -> None:
         "0000:3d:00.0",
         "0000:3d:00.0/nvidia-35/none",
         "0000:3d:00.0/a b/6f1c2b1e-0f57-5b0a-9d0e-3a5d8d6c4a11",
+        "0000:3d:00.0/../6f1c2b1e-0f57-5b0a-9d0e-3a5d8d6c4a11",
         "x/nvidia-35/6f1c2b1e-0f57-5b0a-9d0e-3a5d8d6c4a11",
     ],
 )

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
+from typing import Any
+
 import pytest
 
-from cyborg.core.text import join_limited
+from cyborg.core.text import abbreviate, join_limited
 
 
 @pytest.mark.parametrize(
@@ -27,3 +29,20 @@ def test_join_limited_separates_count_like_texts() -> None:
 
 def test_join_limited_names_what_it_omits() -> None:
     assert join_limited(["a", "b", "c"], 1, nouns="hosts") == "a, 2 more hosts"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("x" * 61, "x" * 60),
+        (None, "None"),
+        (-(2**256) + 1, str(-(2**256) + 1)[:60]),
+        (2**256, "int"),
+        pytest.param(10**5000, "int", id="huge"),
+        pytest.param(-(10**5000), "int", id="huge negative"),
+        pytest.param([10**5000], "list", id="list"),
+        ({}, "dict"),
+    ],
+)
+def test_abbreviate_shows_the_type_of_what_may_be_large(value: Any, expected: str) -> None:
+    assert abbreviate(value) == expected

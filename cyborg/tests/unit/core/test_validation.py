@@ -6,6 +6,8 @@ import pytest
 from cyborg.core.errors import Invalid
 from cyborg.core.validation import MAX_GENERATION, check_integer, check_optional_text, check_text
 
+HUGE = pytest.param(10**5000, id="huge")  # Python refuses to convert it to text
+
 
 @pytest.mark.parametrize("value", ["a", "é b", "x" * 8])
 def test_check_text_returns_the_value(value: str) -> None:
@@ -13,7 +15,9 @@ def test_check_text_returns_the_value(value: str) -> None:
     assert check_optional_text("name", value) == value
 
 
-@pytest.mark.parametrize("value", ["", "x" * 9, "a\nb", "a\0", "\ud800", None, 1, b"a", ["a"]])
+@pytest.mark.parametrize(
+    "value", ["", "x" * 9, "a\nb", "a\0", "\ud800", None, 1, b"a", ["a"], HUGE]
+)
 def test_check_text_names_the_field(value: Any) -> None:
     with pytest.raises(Invalid, match=r"^name: invalid value .* 1 to 8 printable") as raised:
         check_text("name", value, 8)
@@ -42,7 +46,7 @@ def test_check_integer_returns_the_value(value: int) -> None:
     assert check_integer("count", value, 5) == value
 
 
-@pytest.mark.parametrize("value", [-1, 6, 1.0, True, "1", None])
+@pytest.mark.parametrize("value", [-1, 6, 1.0, True, "1", None, HUGE])
 def test_check_integer_names_the_field_and_range(value: Any) -> None:
     with pytest.raises(Invalid, match=r"^count: invalid value .* from 0 to 5$") as raised:
         check_integer("count", value, 5)

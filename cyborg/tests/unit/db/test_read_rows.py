@@ -9,16 +9,18 @@ import pytest
 import sqlalchemy as sa
 from oslo_utils import timeutils
 
-from cyborg.db import schema
+from cyborg.db import project_units, schema
 from cyborg.db.read import (
     accelerators,
     arqs,
+    attachments,
     attributes,
     audit_sources,
     audits,
     backends,
     custody,
     deployables,
+    device_contexts,
     device_profiles,
     devices,
     discoveries,
@@ -65,9 +67,15 @@ def _totals(connection: sa.Connection) -> totals.Totals:
     return totals.read(connection, now=now, late_before=old, down_before=old)
 
 
+def _usage(connection: sa.Connection) -> list[project_units.UsageRow]:
+    project = connection.scalar(sa.select(schema.arqs.c.project_id))
+    return project_units.usage(connection, str(project))
+
+
 FINDERS: Mapping[type, Find] = {
     accelerators.AcceleratorRow: accelerators.find,
     arqs.ArqRow: arqs.find,
+    attachments.AttachmentRow: attachments.find,
     attributes.AttributeRow: attributes.find,
     audit_sources.AgentRow: _agent,
     audits.AuditRow: audits.find,
@@ -83,6 +91,7 @@ FINDERS: Mapping[type, Find] = {
         connection, "compute-1", timeutils.utcnow() + timedelta(days=1)
     ),
     deployables.DeployableRow: deployables.find,
+    device_contexts.DeviceContextRow: device_contexts.find,
     device_profiles.DeviceProfileRow: device_profiles.find,
     devices.DeviceRow: devices.find,
     discoveries.BackendRow: lambda connection: _one(discoveries.get, schema.discoveries)(
@@ -99,6 +108,7 @@ FINDERS: Mapping[type, Find] = {
     jobs.JobDetailsRow: _one(jobs.get, schema.jobs),
     jobs.StepRow: lambda connection: _one(jobs.get, schema.jobs)(connection)[0]["steps"],
     outbox.MessageRow: outbox.find,
+    project_units.UsageRow: _usage,
     self_heal.SelfHealRow: self_heal.find,
     services.ServiceRow: services.find,
     totals.UnhealthyRow: lambda connection: _totals(connection).unhealthy,

@@ -32,6 +32,9 @@ from cyborg.db.write import (
     rollouts,
     services,
 )
+from cyborg.db.write.attachments import guest_devices
+from cyborg.db.write.attachments import records as attachments
+from cyborg.db.write.contexts import device_contexts, states
 from cyborg.db.write.custody import chains, records
 from cyborg.tests.fixtures.databases.row_types import DEVICE, INSTANCE, assert_rows_fit, fill
 
@@ -62,6 +65,16 @@ def _find_lost(tx: sa.Connection) -> list[programming.LostDeviceRow]:
     return programming.find_lost(tx, 5)
 
 
+def _find_successor(tx: sa.Connection) -> device_contexts.SuccessorWorkRow | None:
+    tx.execute(sa.update(schema.device_profiles).values(context_id=None))
+    profile = tx.scalar(sa.select(schema.arqs.c.profile_id).where(schema.arqs.c.id == 1))
+    hidden = schema.device_profiles.c.id == profile
+    context = tx.execute(sa.select(schema.device_contexts.c.id)).scalar_one()
+    tx.execute(sa.update(schema.device_profiles).where(hidden).values(context_id=context))
+    tx.execute(sa.update(schema.arqs).values(context_id=None))
+    return device_contexts.find_successor(tx, context)
+
+
 def _find_lost_image(tx: sa.Connection) -> programming.LostImageRow:
     tx.execute(sa.update(schema.deployables).values(desired_image="an image"))
     return programming.lost_images(tx, 1)[0]
@@ -74,6 +87,8 @@ FINDERS: Mapping[type, Callable[[sa.Connection], Any]] = {
     arqs.ArqStateRow: lambda tx: arqs.other_arqs_of_instance(tx, INSTANCE, []),
     attach_handles.HandleRow: lambda tx: attach_handles.of_host(tx, HOST),
     attach_handles.OwnerRow: lambda tx: attach_handles.owners(tx, [1, 2]),
+    attachments.AttachmentRow: lambda tx: attachments.lock(tx, instance=INSTANCE),
+    guest_devices.GuestDeviceRow: lambda tx: guest_devices.of_attachment(tx, 1),
     audits.LeasedAuditRow: lambda tx: audits.lease(tx, **LEASE),
     chains.HeadRow: lambda tx: chains.lock_heads(tx, [DEVICE]),
     chains.UnsealedRow: lambda tx: chains.unsealed(tx, [DEVICE], 5),
@@ -86,6 +101,12 @@ FINDERS: Mapping[type, Callable[[sa.Connection], Any]] = {
     desired_backends.LockedAgentRow: lambda tx: desired_backends.lock(
         tx, HOST, _uuid(tx, schema.services, "epoch")
     ),
+    device_contexts.ContextRow: lambda tx: device_contexts.lock(tx, [1]),
+    device_contexts.ProjectUsageRow: lambda tx: [device_contexts.project_usage(tx, "p", 5, 5)],
+    device_contexts.SourceProfileRow: lambda tx: [device_contexts.source_profile(tx, "fpga")],
+    device_contexts.SuccessorWorkRow: lambda tx: [_find_successor(tx)],
+    states.ArqCountRow: lambda tx: states.count_arqs(tx, [1]),
+    states.ArqStateRow: lambda tx: states.arq_states(tx, [1]),
     device_profiles.UsedProfileRow: lambda tx: device_profiles.by_name(tx, "fpga"),
     device_profiles.ProfileKeyRow: lambda tx: device_profiles.find(tx, ["fpga"]),
     device_profiles.ProfileUserRow: lambda tx: device_profiles.users(tx, ["fpga"], 5),

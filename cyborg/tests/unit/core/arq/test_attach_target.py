@@ -10,8 +10,10 @@ from cyborg.core.arq.attach_target import (
     REQUIRED_INFO,
     AttachTarget,
     check_targets,
+    check_user,
     explain_missing_info,
     find_target,
+    is_for_host,
 )
 from cyborg.core.arq.profile import parse_group
 from cyborg.core.errors import Conflict, Invalid
@@ -25,18 +27,20 @@ DEVICE, PROFILE = "0000:3b:00.0", "sriov"
         ({}, AttachTarget.INSTANCE),
         ({"accel:attach_target": "instance"}, AttachTarget.INSTANCE),
         ({"accel:attach_target": "port"}, AttachTarget.PORT),
+        ({"accel:attach_target": "host"}, AttachTarget.HOST),
     ],
 )
 def test_known_target_is_found(accel: dict[str, str], target: AttachTarget) -> None:
     group = parse_group({"resources:CUSTOM_NIC": "1", **accel}, "group")
     check_targets([group])
     assert find_target(group, PROFILE) is target
+    assert is_for_host(group.to_dict()) is (target is AttachTarget.HOST)
 
 
-@pytest.mark.parametrize("value", ["host", "Port", "x" * 255])
+@pytest.mark.parametrize("value", ["Host", "Port", "x" * 255])
 def test_unknown_target_is_refused_with_the_profile_and_the_values(value: str) -> None:
     group = parse_group({"resources:CUSTOM_NIC": "1", "accel:attach_target": value}, "group")
-    expected = re.escape(repr(value)[:60]) + ", expected instance or port"
+    expected = re.escape(repr(value)[:60]) + ", expected instance or port or host"
     with pytest.raises(Conflict, match=f"profile sriov: unknown value {expected}"):
         find_target(group, PROFILE)
     with pytest.raises(Invalid, match=rf"groups\[0\].*unknown value {expected}"):
@@ -51,6 +55,15 @@ def test_handle_without_network_does_not_fit_a_port() -> None:
         reason = explain_missing_info(AttachTarget.PORT, info, DEVICE, PROFILE) or ""
         for part in (DEVICE, PROFILE, "no physical_network", "set physical_networks"):
             assert part in reason
+
+
+@pytest.mark.parametrize("target", AttachTarget)
+def test_host_and_server_get_the_devices_for_them(target: AttachTarget) -> None:
+    for_host = target is AttachTarget.HOST
+    check_user([target], PROFILE, for_host=for_host)
+    with pytest.raises(Conflict, match=f"device profile {PROFILE} is for ") as raised:
+        check_user([target], PROFILE, for_host=not for_host)
+    assert ("attach-host" in raised.value.message) is for_host
 
 
 def test_each_target_is_documented() -> None:

@@ -23,7 +23,7 @@ from cyborg.core.arq.orphans import (
     within_safety_limit,
     without_allocation,
 )
-from cyborg.core.arq.selection import BEING_CLEANED, DRAINING, HANDLE_TAKEN, TAKEN_IN_CALL
+from cyborg.core.arq.predicates import Predicate
 from cyborg.core.audit.sources import Instance
 from cyborg.core.self_heal import CorrectiveAction
 
@@ -184,6 +184,11 @@ def test_without_allocation_order() -> None:
         (Instance("i", "SOFT_DELETED"), Presence.ELSEWHERE),
         (Instance("i", "ACTIVE", "other"), Presence.ELSEWHERE),
         (Instance("i", "ERROR"), Presence.ELSEWHERE),
+        (Instance("i", "SHELVED_OFFLOADED"), Presence.OFFLOADED),
+        (Instance("i", "SHELVED_OFFLOADED", task="unshelving"), Presence.ELSEWHERE),
+        (Instance("i", "SHELVED_OFFLOADED", "other"), Presence.ELSEWHERE),
+        (Instance("i", "SHELVED_OFFLOADED", host_visible=False), Presence.ON_HOST),
+        (Instance("i", "SHELVED", "host-1"), Presence.ON_HOST),
         (Instance("i", "ACTIVE", "h", "HOST-1"), Presence.ON_HOST),
         (Instance("i", "UNKNOWN", host_visible=False), Presence.ON_HOST),
     ],
@@ -197,24 +202,25 @@ def test_classify_presence(instance: Instance | None, expected: Presence) -> Non
     ("reasons", "expected"),
     [
         ({}, ()),
-        ({"r": [{"provider": "p", "reason": HANDLE_TAKEN, "handles": 2}]}, ("p",)),
-        ({"r": [{"provider": "p", "reason": BEING_CLEANED}]}, ()),
+        ({"r": [{"provider": "p", "code": "taken", "handles": 2}]}, ("p",)),
+        ({"r": [{"provider": "p", "code": "cleaning"}]}, ()),
         (
             {
                 "r": [
-                    {"provider": "p", "reason": reason}
-                    for reason in (HANDLE_TAKEN, BEING_CLEANED, DRAINING)
+                    {"provider": "p", "code": predicate}
+                    for predicate in (Predicate.TAKEN, Predicate.CLEANING, Predicate.DRAINING)
                 ],
                 "q": [
-                    {"provider": "o", "reason": reason} for reason in (TAKEN_IN_CALL, HANDLE_TAKEN)
+                    {"provider": "o", "code": predicate}
+                    for predicate in (Predicate.TAKEN_IN_CALL, Predicate.TAKEN)
                 ],
             },
             ("o", "p"),
         ),
         (
             {
-                "r": [{"provider": "p", "reason": HANDLE_TAKEN}],
-                "q": [{"provider": "p", "reason": "trait missing: X"}],
+                "r": [{"provider": "p", "code": "taken"}],
+                "q": [{"provider": "p", "code": "trait_missing"}],
             },
             (),
         ),

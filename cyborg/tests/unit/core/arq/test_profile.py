@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parsing of device profiles."""
 
+import operator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -67,6 +69,18 @@ def test_parse_group_malformed_names_key(group: Any, field: str) -> None:
         profile.parse_groups([group])
     assert exc.value.details["field"] == field
     assert field in exc.value.message
+
+
+@pytest.mark.parametrize("form", [int, operator.neg, lambda n: [n], lambda n: (n,)])
+def test_parse_group_of_a_huge_integer_is_rejected(form: Callable[[int], Any]) -> None:
+    number = form(10**5000)
+    for key in ("resources:FPGA", "trait:CUSTOM_A", "accel:k", "other"):
+        with pytest.raises(Invalid) as exc:
+            profile.parse_groups([{key: number}])
+        assert exc.value.details["field"] == f"groups[0][{key!r}]"
+    if not isinstance(number, list):
+        with pytest.raises(Invalid, match="must start with"):
+            profile.parse_groups([{number: "1"}])
 
 
 @pytest.mark.parametrize(

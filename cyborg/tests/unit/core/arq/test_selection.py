@@ -62,27 +62,27 @@ def test_choose_handles_all_or_none(
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    ("change", "code", "reason"),
     [
-        ({"device_status": "maintaining"}, "device is under maintenance"),
-        ({"health": "unhealthy"}, "device is unhealthy"),
-        ({"draining": True}, "device is draining"),
-        ({"setup_required": True}, "setup required"),
-        ({"reboot_required": True}, "reboot required"),
-        ({"failing": True}, "the last prepare jobs of the device failed"),
-        ({"deliverable": False}, "device cannot be attached to an instance"),
-        ({"in_use": True}, "handle is taken"),
-        ({"resource_class": "PGPU"}, "resource class differs: PGPU"),
-        ({"traits": frozenset({"CUSTOM_B"})}, "trait forbidden: CUSTOM_B"),
+        ({"device_status": "maintaining"}, "maintaining", "device is under maintenance"),
+        ({"health": "unhealthy"}, "unhealthy", "device is unhealthy"),
+        ({"draining": True}, "draining", "device is draining"),
+        ({"setup_required": True}, "setup_required", "setup required"),
+        ({"reboot_required": True}, "reboot_required", "reboot required"),
+        ({"failing": True}, "failing", "the last prepare jobs of the device failed"),
+        ({"deliverable": False}, "undeliverable", "device cannot be attached to an instance"),
+        ({"in_use": True}, "taken", "handle is taken"),
+        ({"resource_class": "PGPU"}, "resource_class", "resource class differs: PGPU"),
+        ({"traits": frozenset({"CUSTOM_B"})}, "trait_forbidden", "trait forbidden: CUSTOM_B"),
     ],
 )
-def test_explain_rejection_reason(change: dict[str, Any], reason: str) -> None:
+def test_explain_rejection_reason(change: dict[str, Any], code: str, reason: str) -> None:
     demand = replace(NEED, forbidden=frozenset({"CUSTOM_B"}))
     offered = [replace(FREE, handle_id=n, **change) for n in range(3)]
     with pytest.raises(NoHandle) as exc:
         choose_handles([demand], offered, random.Random(0))
     (rejection,) = exc.value.details["reasons"]["r0"]
-    assert rejection == {"provider": "rp", "reason": reason, "handles": 3}
+    assert rejection == {"provider": "rp", "code": code, "reason": reason, "handles": 3}
     assert reason in exc.value.message
 
 
@@ -100,9 +100,30 @@ def test_choose_handles_port_takes_only_a_handle_with_a_network() -> None:
     assert choose_handles([NEED], [plain], random.Random(0)) == {"r0": 1}
     with pytest.raises(NoHandle) as exc:
         choose_handles([NEED, port], [plain, replace(plain, handle_id=2)], random.Random(0))
-    (rejection, _) = exc.value.details["reasons"]["r1"]
+    (rejection,) = exc.value.details["reasons"]["r1"]
     assert "device 0000:3b:00.0 have no physical_network" in str(rejection["reason"])
     assert "profile sriov" in exc.value.message
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_choose_handles_leaves_the_handle_with_a_network_to_the_port(seed: int) -> None:
+    port = replace(NEED, arq_uuid="r1", target=AttachTarget.PORT, profile="sriov")
+    connected = replace(FREE, handle_id=2, info={"physical_network": "physnet1"})
+    chosen = choose_handles([NEED, port], [FREE, connected], random.Random(seed))
+    assert chosen == {"r0": FREE.handle_id, "r1": 2}
+
+
+@pytest.mark.parametrize("seed", range(32))
+def test_choose_handles_leaves_handles_with_a_network_to_later_servers(seed: int) -> None:
+    """Two servers with a port and a device find handles, one after the other."""
+    order = random.Random(seed)
+    port = replace(NEED, arq_uuid="r1", target=AttachTarget.PORT, profile="sriov")
+    network = {"physical_network": "physnet1"}
+    free = [replace(FREE, handle_id=n, info=network if n < 2 else {}) for n in range(4)]
+    for _ in range(2):
+        chosen = set(choose_handles([NEED, port], free, order).values())
+        free = [candidate for candidate in free if candidate.handle_id not in chosen]
+    assert free == []
 
 
 def test_choose_handles_one_handle_for_two_demands_is_rejected() -> None:
@@ -147,3 +168,8 @@ def test_choose_handles_examines_each_handle_once() -> None:
     assert examined == 3000
     free = [replace(FREE, handle_id=n) for n in range(1000)]
     assert len(choose_handles(demands, free, random.Random(0))) == 1000
+
+
+def test_choose_handles_accepts_the_trait_of_all_providers() -> None:
+    demand = replace(NEED, required=frozenset({"OWNER_CYBORG"}))
+    assert choose_handles([demand], [FREE], random.Random(0)) == {"r0": 1}

@@ -378,6 +378,29 @@ def test_compare_one_of_two_units_allocated_gives_allocation_short() -> None:
     assert (finding.kind, finding.repair) == (K.ALLOCATION_SHORT, None)
 
 
+def test_compare_arq_under_a_lease_needs_no_allocation() -> None:
+    snapshot = make_snapshot()
+    placement = replace(snapshot.placement, consumers={provider_uuid(snapshot, 0): {}})
+    (arq,) = snapshot.database.arqs
+    leased = replace(snapshot.database, arqs=(replace(arq, instance=""),))
+    snapshot = replace(snapshot, placement=placement, database=leased)
+    assert compare(snapshot) == ()
+    assert instances_to_verify(snapshot, frozenset()) == frozenset()
+
+
+def test_compare_attachment_to_a_host_is_the_consumer_of_its_arq() -> None:
+    snapshot = make_snapshot()
+    (arq,) = snapshot.database.arqs
+    attached = replace(arq, instance="", attachment=instance(5))
+    snapshot = replace(snapshot, database=replace(snapshot.database, arqs=(attached,)))
+    assert compare(with_consumers(snapshot, 0, i5=1)) == ()
+    (finding,) = compare(with_consumers(snapshot, 0))
+    # No orphan collector releases it: Nova does not know of it.
+    assert (finding.kind, finding.repair) == (K.ALLOCATION_MISSING, None)
+    (finding,) = compare(with_consumers(snapshot, 0, i5=2))
+    assert finding.kind is K.ALLOCATION_UNUSED
+
+
 def test_compare_returned_drained_device_gives_device_returned() -> None:
     snapshot = make_snapshot()
     deployable = snapshot.database.devices[0].deployables[0]

@@ -10,8 +10,8 @@ from oslo_utils import timeutils
 
 from cyborg.core.arq.accelerator import AcceleratorState
 from cyborg.db import schema
+from cyborg.db.paging import Page
 from cyborg.db.read import accelerators as read
-from cyborg.db.read.paging import Page
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
 

@@ -10,8 +10,8 @@ import sqlalchemy as sa
 from cyborg.core.arq.accelerator import AcceleratorState
 from cyborg.core.inventory import capability
 from cyborg.db import schema
+from cyborg.db.paging import Page
 from cyborg.db.read import accelerators, backends, services
-from cyborg.db.read.paging import Page
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
 

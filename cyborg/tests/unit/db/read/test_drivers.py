@@ -9,8 +9,8 @@ import sqlalchemy as sa
 from cyborg.core.drivers.driver import driver_uuid
 from cyborg.core.errors import Invalid
 from cyborg.db import schema
+from cyborg.db.paging import Page
 from cyborg.db.read import drivers, hardware
-from cyborg.db.read.paging import Page
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
 

@@ -2,8 +2,8 @@
 import sqlalchemy as sa
 
 from cyborg.db import schema
+from cyborg.db.paging import Page
 from cyborg.db.read import outbox
-from cyborg.db.read.paging import Page
 from cyborg.db.reader import Reader
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements

@@ -6,8 +6,8 @@ import sqlalchemy as sa
 from oslo_utils import timeutils
 
 from cyborg.db import schema
+from cyborg.db.paging import Page
 from cyborg.db.read import discoveries, services
-from cyborg.db.read.paging import Page
 from cyborg.db.reader import Reader
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements

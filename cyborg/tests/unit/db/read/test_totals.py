@@ -37,7 +37,7 @@ def test_totals_of_an_empty_database_are_empty(engine: sa.Engine) -> None:
     assert (totals.providers, totals.oldest_stale, totals.oldest_bind_started) == (0, None, None)
 
 
-def test_totals_need_nine_statements(engine: sa.Engine) -> None:
+def test_totals_need_thirteen_statements(engine: sa.Engine) -> None:
     card = rows.insert_card(engine, handles=5)
     rows.insert_card(
         engine, address="0000:02:00.0", handles=0, status="maintaining", health="unhealthy"
@@ -87,7 +87,7 @@ def test_totals_need_nine_statements(engine: sa.Engine) -> None:
 
     with count_statements(engine) as counted:
         totals = read(engine)
-    assert len(counted) == 9
+    assert len(counted) == 13
     assert totals.arqs == {"Initial": 1, "Bound": 2, "BindStarted": 2}
     assert (totals.orphans_suspected, totals.owners_unverified) == (1, 1)
     assert totals.oldest_bind_started == ago(50)

@@ -9,9 +9,9 @@ import sqlalchemy as sa
 
 from cyborg.core.errors import Invalid
 from cyborg.db import schema
+from cyborg.db.paging import Page
 from cyborg.db.read import arqs, attributes, deployables, devices, services
 from cyborg.db.read import device_profiles as profiles
-from cyborg.db.read.paging import Page
 from cyborg.db.reader import Reader
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packing: how many complete sets of items fit into bins.
+
+A set has ``count`` items of each kind, and an item takes ``size`` units of one bin. A bin has a
+capacity for each kind: 0 for a kind that it cannot take, and a smaller one for a kind that only
+some of its units can take. All units of smaller capacities are part of the larger ones.
+
+If all items have one size, the greatest number of sets follows from Hall's condition: the items of
+each subset of kinds must fit into the capacity for this subset. With different sizes this is bin
+packing, which is NP-hard: the condition gives an upper bound, first-fit-decreasing a lower bound,
+and a search between them is exact until its budget is spent; then the lower bound is the result.
+The bounds have a budget too: after it is spent, they are those of single kinds and single bins.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from math import gcd
+
+MAX_KINDS = 8
+"""Kinds of which all subsets are examined; with more kinds the upper bound is less tight."""
+
+MAX_BINS = 64
+"""Bins of an exact search, which calls itself once for each of them."""
+
+BOUND_STEPS = 100
+"""Steps of bounds for each step of an exact search."""
+
+_FIRST_FIT_STEPS = 8  # for each kind and bin
+
+Caps = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of items: the units of one item, and the number of items in a set."""
+
+    size: int
+    count: int
+
+
+@dataclass(slots=True)
+class Budget:
+    """The numbers of steps that exact searches, and the bounds of them, may still take.
+
+    A step of a bound examines a kind, or a subset of kinds, and a bin: it takes a small part of the
+    time of a step of a search.
+    """
+
+    steps: int
+    bound_steps: int = -1
+
+    def __post_init__(self) -> None:
+        if self.bound_steps < 0:
+            self.bound_steps = BOUND_STEPS * self.steps
+
+    def spend_on_bound(self, steps: int) -> bool:
+        """Take steps of a bound; return False and take none if too few are left."""
+        if steps > self.bound_steps:
+            return False
+        self.bound_steps -= steps
+        return True
+
+    def spend(self, steps: int = 1) -> bool:
+        """Take steps; return False if too few were left, then and for all later ones."""
+        self.steps -= steps
+        return self.steps >= 0
+
+
+def pack(kinds: Sequence[Kind], bins: Sequence[Caps], budget: Budget) -> tuple[int, bool]:
+    """Return the greatest number of sets that fit, and whether it is exact.
+
+    ``bins`` has the capacity of each bin for each kind. A result that is not exact is a number of
+    sets that fit; one more may fit too.
+    """
+    kinds, bins = _merge_kinds(kinds, bins)
+    high, tight = _upper_bound(kinds, bins, budget)
+    if tight and len({kind.size for kind in kinds}) == 1:
+        return high, True
+    low = _largest_first_fit(kinds, bins, high, budget)
+    if low < high and len(bins) > MAX_BINS:
+        return low, False
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = _Search(kinds, bins, budget).fits(middle)
+        if fits is None:
+            return low, False
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return low, True
+
+
+def _merge_kinds(kinds: Sequence[Kind], bins: Sequence[Caps]) -> tuple[list[Kind], list[Caps]]:
+    """Merge kinds of one size and with one capacity in each bin: their items are equal."""
+    counts = Counter[tuple[int, Caps]]()
+    for number, kind in enumerate(kinds):
+        counts[kind.size, tuple(caps[number] for caps in bins)] += kind.count
+    merged = [Kind(size, count) for (size, _), count in counts.items()]
+    return merged, list(zip(*(column for _, column in counts), strict=True))
+
+
+def _upper_bound(kinds: Sequence[Kind], bins: Sequence[Caps], budget: Budget) -> tuple[int, bool]:
+    """Return a number of sets that Hall's condition allows, and whether of all subsets of kinds."""
+    columns = [tuple(caps[n] for caps in bins) for n in range(len(kinds))]
+    largest = tuple(max(caps) for caps in bins)
+    size = gcd(*(kind.size for kind in kinds))
+    units = sum(kind.size * kind.count for kind in kinds)
+    high = _available(largest, size) // units
+    for kind, column in zip(kinds, columns, strict=True):
+        high = min(high, _available(column, kind.size) // (kind.size * kind.count))
+    tight = len(kinds) <= 2 or (
+        len(kinds) <= MAX_KINDS and budget.spend_on_bound(len(bins) << len(kinds))
+    )
+    if tight and len(kinds) > 2:
+        high = min(high, *_subset_bounds(kinds, columns))
+    return high, tight
+
+
+def _subset_bounds(kinds: Sequence[Kind], columns: Sequence[Caps]) -> Iterator[int]:
+    """Yield the number of sets that each subset of kinds allows."""
+    # (greatest common divisor of the sizes, units of a set, capacity of each bin) of each subset.
+    subsets: list[tuple[int, int, Caps]] = [(0, 0, (0,) * len(columns[0]))]
+    for kind, column in zip(kinds, columns, strict=True):
+        for divisor, units, caps in list(subsets):
+            larger = (
+                gcd(divisor, kind.size),
+                units + kind.size * kind.count,
+                tuple(map(max, caps, column)),
+            )
+            yield _available(larger[2], larger[0]) // larger[1]
+            subsets.append(larger)
+
+
+def _available(caps: Caps, unit: int) -> int:
+    """Return the capacity of all bins in multiples of a unit."""
+    return sum(caps) if unit == 1 else sum(cap // unit * unit for cap in caps)
+
+
+def _room(kinds: Sequence[Kind], caps: Caps, content: Sequence[int], number: int) -> int:
+    """Return how many more items of a kind fit into a bin that has these numbers of items."""
+    size, limit = kinds[number].size, caps[number]
+    room = limit
+    for cap in set(caps):
+        if cap >= limit:
+            used = 0
+            for kind, items, other in zip(kinds, content, caps, strict=True):
+                if other <= cap:
+                    used += kind.size * items
+            room = min(room, cap - used)
+    return room // size
+
+
+def _largest_first_fit(
+    kinds: Sequence[Kind], bins: Sequence[Caps], high: int, budget: Budget
+) -> int:
+    """Return a number of sets, at most ``high``, that first-fit-decreasing can place.
+
+    When the budget is spent, the number is smaller, at least that of the sets in single bins.
+    """
+    low = min(high, sum(_fit_alone(kinds, caps) for caps in bins))
+    while low < high and budget.spend_on_bound(_FIRST_FIT_STEPS * len(kinds) * len(bins)):
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if _first_fit(kinds, bins, middle) else (low, middle - 1)
+    return low
+
+
+def _fit_alone(kinds: Sequence[Kind], caps: Caps) -> int:
+    """Return the number of sets that fit into one bin without the others."""
+    return min(
+        cap
+        // sum(
+            kind.size * kind.count for kind, other in zip(kinds, caps, strict=True) if other <= cap
+        )
+        for cap in set(caps)
+    )
+
+
+def _first_fit(kinds: Sequence[Kind], bins: Sequence[Caps], sets: int) -> bool:
+    """Return whether the items fit, placed greatest first into the bins that take fewest kinds."""
+    contents = [[0] * len(kinds) for _ in bins]
+    order = sorted(range(len(bins)), key=lambda b: (sum(map(bool, bins[b])), sum(bins[b])))
+    rarity = [sum(caps[n] for caps in bins) for n in range(len(kinds))]
+    for n in sorted(range(len(kinds)), key=lambda n: (-kinds[n].size, rarity[n])):
+        left = sets * kinds[n].count
+        for b in order:
+            if not left:
+                break
+            if bins[b][n] >= kinds[n].size:
+                placed = min(left, _room(kinds, bins[b], contents[b], n))
+                contents[b][n] += placed
+                left -= placed
+        if left:
+            return False
+    return True
+
+
+@dataclass(slots=True)
+class _Search:
+    """An exact search: fill one bin after the other, in every way that leaves no room unused."""
+
+    kinds: Sequence[Kind]
+    bins: Sequence[Caps]
+    budget: Budget
+    failed: set[tuple[int, tuple[int, ...]]] = field(default_factory=set)
+
+    def fits(self, sets: int) -> bool | None:
+        """Return whether this number of sets fits; None if the budget is spent."""
+        items = tuple(sets * kind.count for kind in self.kinds)
+        found = self._fill(0, items)
+        return None if not found and self.budget.steps < 0 else found
+
+    def _fill(self, number: int, left: tuple[int, ...]) -> bool:
+        if not any(left):
+            return True
+        state = (number, left)
+        if number == len(self.bins) or state in self.failed or not self.budget.spend():
+            return False
+        for content in self._contents(number, left):
+            rest = tuple(have - put for have, put in zip(left, content, strict=True))
+            if self._fill(number + 1, rest):
+                return True
+            if self.budget.steps < 0:
+                return False
+        self.failed.add(state)
+        return False
+
+    def _contents(self, number: int, left: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Return the numbers of items that a bin can take so that no further item fits.
+
+        They are none if the budget is spent.
+        """
+        caps, last = self.bins[number], len(self.kinds) - 1
+        found: list[tuple[int, ...]] = [(0,) * len(self.kinds)]
+        for n in range(last):
+            heads, found = found, []
+            for head in heads:
+                most = min(left[n], _room(self.kinds, caps, head, n))
+                if not self.budget.spend((most + 8) // 8):
+                    return []
+                found += [_with_items(head, n, items) for items in range(most + 1)]
+        found = [
+            _with_items(head, last, min(left[last], _room(self.kinds, caps, head, last)))
+            for head in found
+        ]
+        return [content for content in found if self._is_full(caps, content, left)]
+
+    def _is_full(self, caps: Caps, content: tuple[int, ...], left: tuple[int, ...]) -> bool:
+        return not any(
+            content[n] < left[n] and _room(self.kinds, caps, content, n) for n in range(len(caps))
+        )
+
+
+def _with_items(content: tuple[int, ...], number: int, items: int) -> tuple[int, ...]:
+    return (*content[:number], items, *content[number + 1 :])

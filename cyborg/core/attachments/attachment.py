@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attachments: accelerators that an existing instance, or a host, gets, and the steps of the work.
+
+Attach::
+
+    allocate -> bind -> prepare [-> plug] -> expose [-> reboot] -> attached
+
+Detach, and undo of an attach that failed at any of these steps::
+
+    hide -> guest [-> unplug] -> release -> clean -> shrink -> deleted, or in error
+
+A step is recorded before it begins, and can be repeated. Only ``expose`` lets Nova find the ARQs of
+an attachment, and ``hide`` ends this. Between both, Nova may give the devices to the guest. In the
+mode next-boot, ``guest`` proves that the guest has no device before ``release`` frees it. In the
+mode live, ``guest`` waits until Nova has no task for the server: then no start of the guest is in
+progress that has read the ARQs before ``hide``, and ``unplug`` proves it on the host. If Nova has
+begun an action since, ``guest`` is repeated: it may have started the guest with its old devices.
+
+In the mode host there is no guest: the attachment itself is the consumer in Placement, and
+``release`` follows a request to detach at once.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+from uuid import NAMESPACE_DNS, uuid5
+
+from cyborg.core.described_enum import DescribedEnum
+from cyborg.core.errors import Invalid
+from cyborg.core.validation import check_text, parse_uuid
+
+
+class Mode(DescribedEnum):
+    """How the guest gets the devices."""
+
+    NEXT_BOOT = "next-boot", "Nova attaches the devices when it starts the guest the next time."
+    LIVE = "live", "The host attaches the devices to the running guest, and after each start."
+    HOST = "host", "The host itself uses the devices, no instance does."
+
+
+class AttachmentState(DescribedEnum):
+    """States of an attachment."""
+
+    ATTACHING = "attaching", "Being attached, or being undone after an error."
+    ATTACHED = "attached", "The devices belong to the instance or host; the mode tells since when."
+    DETACHING = "detaching", "Being detached; the attachment is deleted at the end."
+    ERROR = "error", "The attach failed and was undone; nothing of it is left."
+
+
+WORKING_STATES = frozenset({AttachmentState.ATTACHING, AttachmentState.DETACHING})
+"""States in which an attachment has a next step."""
+
+
+class Step(StrEnum):
+    """Steps of the work on an attachment."""
+
+    ALLOCATE = "allocate"  # choose providers, extend the allocation of the instance
+    BIND = "bind"  # create the ARQs and bind them, hidden from Nova
+    PREPARE = "prepare"  # wait until the host has prepared the devices
+    PLUG = "plug"  # live: attach the devices to the running guest
+    EXPOSE = "expose"  # let Nova find the ARQs
+    REBOOT = "reboot"  # ask Nova for a hard reboot
+    HIDE = "hide"  # Nova must not find the ARQs any more
+    GUEST = "guest"  # wait until the guest cannot have the devices; live: until Nova has no task
+    UNPLUG = "unplug"  # live: take the devices from the guest, and wait until it has none of them
+    RELEASE = "release"  # unbind the ARQs, which frees the handles
+    CLEAN = "clean"  # wait until the host has cleaned the devices
+    SHRINK = "shrink"  # reduce the allocation of the instance by what was added
+
+
+ATTACH_STEPS = (Step.ALLOCATE, Step.BIND, Step.PREPARE, Step.PLUG, Step.EXPOSE, Step.REBOOT)
+RELEASE_STEPS = (Step.HIDE, Step.GUEST, Step.UNPLUG, Step.RELEASE, Step.CLEAN, Step.SHRINK)
+_LIVE_STEPS = frozenset({Step.PLUG, Step.UNPLUG})
+_GUEST_STEPS = _LIVE_STEPS | {Step.EXPOSE, Step.REBOOT, Step.HIDE, Step.GUEST}
+
+_UNDO: Mapping[Step, Step] = {
+    Step.ALLOCATE: Step.SHRINK,
+    Step.BIND: Step.SHRINK,
+    # No guest can have a device before the step ``plug`` or, without it, ``expose`` has ended.
+    Step.PREPARE: Step.RELEASE,
+    Step.PLUG: Step.HIDE,
+    Step.EXPOSE: Step.RELEASE,
+    Step.REBOOT: Step.HIDE,
+}
+
+
+def first_undo_step(failed: Step, mode: Mode) -> Step:
+    """Return the first step of the undo after an attach has failed at a step."""
+    if mode is Mode.LIVE and failed is Step.EXPOSE:
+        return Step.HIDE
+    return _UNDO[failed]
+
+
+def first_detach_step(mode: Mode) -> Step:
+    """Return the first step of a detach."""
+    return Step.RELEASE if mode is Mode.HOST else Step.HIDE
+
+
+def next_step(step: Step, mode: Mode, *, reboot: bool = False) -> Step | None:
+    """Return the step that follows a completed one; None after the last one.
+
+    ``reboot`` is whether the attachment asks for a reboot.
+    """
+    steps = ATTACH_STEPS if step in ATTACH_STEPS else RELEASE_STEPS
+    for following in steps[steps.index(step) + 1 :]:
+        if following is Step.REBOOT and (mode is Mode.LIVE or not reboot):
+            continue
+        if following in _LIVE_STEPS and mode is not Mode.LIVE:
+            continue
+        if following in _GUEST_STEPS and mode is Mode.HOST:
+            continue
+        return following
+    return None
+
+
+def parse_target(request: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """Return the uuid of the instance, or the name of the host, that a request is for.
+
+    Exactly one is given, the other one is None. Raise Invalid.
+    """
+    instance, host = request.get("instance_uuid"), request.get("hostname")
+    if (instance is None) == (host is None):
+        raise Invalid(
+            "instance_uuid: expected either instance_uuid or hostname, found "
+            f"{'none' if instance is None else 'both'}",
+            field="instance_uuid",
+        )
+    if instance is not None:
+        return parse_uuid(instance, "instance_uuid"), None
+    return None, check_text("hostname", host)
+
+
+def parse_mode(value: Any, *, for_host: bool = False) -> Mode:
+    """Return the mode; the default is next-boot, or host ``for_host``. Raise Invalid."""
+    modes = [mode for mode in Mode if (mode is Mode.HOST) == for_host]
+    if value is None:
+        return modes[0]
+    if value in modes:
+        return Mode(value)
+    target = "a host" if for_host else "an instance"
+    raise Invalid(
+        f"mode: {str(value)[:60]!r} is not supported for {target}, expected {' or '.join(modes)}",
+        field="mode",
+    )
+
+
+def request_key(instance: str | None, host: str | None, selected: str) -> str:
+    """Return the key by which a repeated request without a uuid finds its attachment.
+
+    ``selected`` is the key of what is attached.
+    """
+    # The name of a host can be as long as the column alone.
+    target = instance or str(uuid5(NAMESPACE_DNS, host or ""))
+    return f"{target}/{selected}"
+
+
+def describe_target(instance: str | None, host: str) -> str:
+    """Return the text for whom an attachment is for: a server, or its host itself."""
+    return f"host {host}" if instance is None else f"server {instance}"

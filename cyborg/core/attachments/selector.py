@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an attachment attaches: a device profile, a device context or one accelerator."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cyborg.core.arq.accelerator import AcceleratorState
+from cyborg.core.arq.context_states import LEASED, USABLE
+from cyborg.core.arq.device_contexts import (
+    ATTACHMENT_PREFIX,
+    HIDDEN_PREFIX,
+    hidden_profile_name,
+    is_hidden_profile_name,
+)
+from cyborg.core.arq.profile import parse_name
+from cyborg.core.attachments.attachment import AttachmentState, describe_target
+from cyborg.core.errors import Conflict, Invalid, WrongState
+from cyborg.core.text import join_limited
+from cyborg.core.validation import parse_uuid
+
+PROFILE, CONTEXT, ACCELERATOR = "device_profile", "device_context", "accelerator"
+SELECTORS = (PROFILE, CONTEXT, ACCELERATOR)
+MAX_NAMED = 10  # accelerators in an error; the rest is counted
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """One of the selectors of a request, and its value: a name of a profile, or a uuid."""
+
+    field: str
+    value: str
+
+    @property
+    def key(self) -> str:
+        """Return the part of ``request_key`` that identifies what is attached.
+
+        No device profile can have the name of a hidden one, so the keys are distinct.
+        """
+        if self.field == CONTEXT:
+            return hidden_profile_name(self.value)
+        return f"{ATTACHMENT_PREFIX}{self.value}" if self.field == ACCELERATOR else self.value
+
+    def values(self) -> dict[str, str | None]:
+        """Return the columns of the attachment that identify what it attaches."""
+        name = {} if self.field == ACCELERATOR else {"device_profile_name": self.key}
+        return {
+            **name,
+            "device_context": self.value if self.field == CONTEXT else None,
+            "accelerator": self.value if self.field == ACCELERATOR else None,
+        }
+
+    def profile_name(self, attachment: str) -> str:
+        """Return the name of the profile with the groups; ``attachment`` is a uuid."""
+        return f"{ATTACHMENT_PREFIX}{attachment}" if self.field == ACCELERATOR else self.key
+
+
+def check_selector(request: Mapping[str, Any]) -> str:
+    """Return the only selector that a request has. Raise Invalid, which names one of them."""
+    given = [name for name in SELECTORS if request.get(name) is not None]
+    if len(given) != 1:
+        field = given[-1] if given else SELECTORS[0]
+        raise Invalid(
+            f"{field}: expected exactly one of {', '.join(SELECTORS)}, found "
+            f"{' and '.join(given) or 'none'}",
+            field=field,
+        )
+    return given[0]
+
+
+def parse_selector(request: Mapping[str, Any]) -> Selector:
+    """Return the selector of a request. Raise Invalid, which names the field."""
+    field = check_selector(request)
+    if field != PROFILE:
+        return Selector(field, parse_uuid(request[field], field))
+    name = parse_name(request[field], field)
+    if is_hidden_profile_name(name):
+        is_context = name.lower().startswith(HIDDEN_PREFIX)
+        instead = (
+            f"its device context as {CONTEXT}"
+            if is_context
+            else f"the uuid of a free accelerator as {ACCELERATOR}"
+        )
+        raise Invalid(f"{field}: {name} is a hidden profile; give {instead}", field=field)
+    return Selector(field, name)
+
+
+def check_context(
+    uuid: str, state: str, project: str | None, instance: str | None, server_project: str
+) -> None:
+    """Raise WrongState or Conflict unless a device context can be attached now.
+
+    ``state``, ``project`` and ``instance`` are those of the context. Of a context with a lease, the
+    attachment takes the handles. The bind decides again, under the lock of the context.
+    """
+    if project != server_project:
+        raise Conflict(
+            f"{CONTEXT}: device context {uuid} belongs to project {project}, and the server to "
+            f"project {server_project}",
+            field=CONTEXT,
+        )
+    if state not in USABLE | LEASED:
+        raise WrongState(
+            f"{CONTEXT}: device context {uuid} is {state}"
+            + (f", instance {instance}" if instance else "")
+            + f"; only a context that is {' or '.join(sorted(USABLE))}, or has a lease, can be "
+            "attached: unbind it, or detach it, first",
+            field=CONTEXT,
+            state=state,
+        )
+
+
+def check_accelerator(uuid: str, state: str) -> None:
+    """Raise WrongState unless an accelerator can be attached to a server now.
+
+    Placement decides whether it is on the host of the server, and the bind whether it is free.
+    """
+    if state != AcceleratorState.FREE:
+        raise WrongState(
+            f"{ACCELERATOR}: accelerator {uuid} is {state}, only a free accelerator can be "
+            "attached: cyborg accelerator-show has the reason",
+            field=ACCELERATOR,
+            state=state,
+        )
+
+
+def other_host_error(
+    accelerator: str, host: str, server: str, server_host: str, *, shows_hosts: bool
+) -> Conflict:
+    """Return the error for an accelerator of another host than that of the server.
+
+    ``shows_hosts`` is whether the caller sees the hosts of the cloud.
+    """
+    if not shows_hosts:
+        return Conflict(
+            f"{ACCELERATOR}: accelerator {accelerator} is not on the host of server {server}: give "
+            f"a {PROFILE}, with which Placement chooses an accelerator there",
+            field=ACCELERATOR,
+        )
+    return Conflict(
+        f"{ACCELERATOR}: accelerator {accelerator} is on host {host}, and server {server} on host "
+        f"{server_host}: choose a free accelerator of the host of the server (cyborg "
+        f"accelerator-list --state free), or give a {PROFILE}",
+        field=ACCELERATOR,
+        host=host,
+        server_host=server_host,
+    )
+
+
+def other_lease_error(context: str, host: str, server: str, server_host: str) -> Conflict:
+    """Return the error for a device context with a lease of another host than the server's."""
+    return Conflict(
+        f"{CONTEXT}: device context {context} has a lease for host {host}, and server {server} is "
+        f"on host {server_host}: attach it to a server on the host of the lease, or unbind it "
+        "first",
+        field=CONTEXT,
+        host=host,
+        server_host=server_host,
+    )
+
+
+def lease_scope_error(context: str, state: str) -> WrongState:
+    """Return the error for a caller, limited to a project, who attaches a context with a lease.
+
+    The service that reserved the context has the epoch of the lease, and needs the lease.
+    """
+    return WrongState(
+        f"{CONTEXT}: device context {context} is {state}: its lease is for the service that made "
+        "it, and only an administrator can attach it; use another context, or unbind this one "
+        "with its epoch first",
+        field=CONTEXT,
+        state=state,
+    )
+
+
+def check_whole(attachment: str, accelerators: Collection[str], accelerator: str) -> None:
+    """Raise Conflict if an attachment holds other accelerators than the one to detach."""
+    if others := sorted(set(accelerators) - {accelerator}):
+        shown = join_limited(others, MAX_NAMED)
+        raise Conflict(
+            f"{ACCELERATOR}: attachment {attachment} holds accelerator {accelerator} and also "
+            f"{shown}, and is detached as a whole: detach the attachment",
+            field=ACCELERATOR,
+            attachment=attachment,
+            accelerators=others,
+        )
+
+
+def describe(profile: str, context: str | None, accelerator: str | None) -> str:
+    """Return the text for what an attachment attaches, for messages."""
+    if accelerator is not None:
+        return f"accelerator {accelerator}"
+    return f"device context {context}" if context is not None else f"profile {profile}"
+
+
+def attached_error(
+    context: str, instance: str | None, host: str | None, state: str | None
+) -> WrongState:
+    """Return the error of a call that would take a context from the attachment that uses it.
+
+    ``instance`` is None if the context is attached to ``host``. ``state`` is that of the
+    attachment: while it is attached or undone, a detach is refused.
+    """
+    target = describe_target(instance, host or "")
+    if state == AttachmentState.ATTACHING:
+        text = f"is being attached to {target}, or this is undone: wait until it has ended"
+    elif state == AttachmentState.DETACHING:
+        text = f"is being detached from {target}: wait until it has ended"
+    else:
+        command = "detach-host" if instance is None else "detach-instance"
+        text = f"is attached to {target}: detach it with {command} first"
+    return WrongState(
+        f"device context {context} {text}",
+        device_context=context,
+        instance=instance,
+    )

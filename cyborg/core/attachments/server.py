@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decisions about a server of Nova: whether it can get devices, and whether its guest has them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from cyborg.core.attachments.attachment import Mode
+from cyborg.core.errors import Conflict, NotFound, Unavailable, WrongState
+
+PROFILE_KEY = "accel:device_profile"
+"""Extra spec of a flavor. Nova asks for the ARQs of an instance only if its flavor has one."""
+
+ACTIVE, STOPPED, OFFLOADED = "ACTIVE", "SHUTOFF", "SHELVED_OFFLOADED"
+ATTACHABLE = (ACTIVE, STOPPED)
+RESUMABLE = ("PAUSED", "SUSPENDED", "ERROR")
+"""States in which a server cannot get a successor, but may be able to later."""
+_ATTACHABLE = {Mode.NEXT_BOOT: ATTACHABLE, Mode.LIVE: (ACTIVE,)}
+
+_SETTLED = frozenset({ACTIVE, "PAUSED", STOPPED, OFFLOADED, "DELETED"})
+"""Statuses in which Nova keeps no copy of the guest from which it starts the guest again.
+
+A rescued server has one with the devices that it had before the rescue.
+"""
+
+COMPOSING_ACTIONS = frozenset(
+    {
+        "create",
+        "evacuate",
+        "live-migration",
+        "migrate",
+        "reboot",
+        "rebuild",
+        "rescue",
+        "resize",
+        "restore",
+        "resume",
+        "start",
+        "unrescue",
+        "unshelve",
+    }
+)
+"""Actions that may start the guest with the devices that the ARQs name then."""
+
+RENEWING_EVENTS: Mapping[str, str] = {
+    "reboot": "compute_reboot_instance",
+    "rebuild": "compute_rebuild_instance",
+    "start": "compute_start_instance",
+}
+"""Actions that start the guest with exactly the devices that the ARQs name then, with the event of
+nova-compute that proves it: Nova records an action before it acts, and keeps it if it fails.
+
+A reboot must be hard: after a soft reboot the guest has the devices that it had before.
+"""
+
+MAX_CANDIDATES = 5  # actions whose events are read at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server as Nova shows it to an administrator.
+
+    ``host`` and ``node`` are None for a server without a host, and also if Nova does not show the
+    host: then ``host_visible`` is False. ``task`` is Nova's task state. ``profile`` is the device
+    profile of its flavor, None if there is none.
+    """
+
+    uuid: str
+    status: str
+    project: str
+    host: str | None
+    node: str | None
+    task: str | None
+    locked: bool
+    profile: str | None
+    host_visible: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """An action of a server: its name, and the request and the user that caused it."""
+
+    name: str
+    request: str
+    user: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An event of an action: its name, whether it has ended, and its result."""
+
+    name: str
+    ended: bool
+    result: str | None
+
+
+def check_server(server: Server | None, uuid: str, project: str | None, mode: Mode) -> Server:
+    """Return the server if it can get devices in a mode.
+
+    ``project`` is the only project of which the caller may change servers; None means any. Raise
+    NotFound, WrongState, Conflict.
+    """
+    if server is None or (project is not None and server.project != project):
+        raise NotFound(f"instance_uuid: no server {uuid}", field="instance_uuid")
+    details = {"field": "instance_uuid", "instance": uuid}
+    if server.status not in _ATTACHABLE[mode]:
+        raise WrongState(
+            f"instance_uuid: server {uuid} is {server.status}, an accelerator can be attached "
+            f"({mode}) to a server in {' or '.join(_ATTACHABLE[mode])} only",
+            **details,
+        )
+    if server.task is not None:
+        raise WrongState(
+            f"instance_uuid: server {uuid} is busy ({server.task}), retry when Nova has finished",
+            **details,
+        )
+    if server.locked:
+        raise WrongState(f"instance_uuid: {locked_error(uuid)}", **details)
+    if server.host is None or server.node is None:
+        raise WrongState(
+            f"instance_uuid: server {uuid} has no host, or Nova does not show the host to the user "
+            "of [nova]: give this user the role that Nova requires for it",
+            **details,
+        )
+    if server.profile is None and mode is Mode.NEXT_BOOT:
+        raise Conflict(
+            f"instance_uuid: the flavor of server {uuid} has no extra spec {PROFILE_KEY}, so Nova "
+            f"ignores its accelerator requests; create a server with such a flavor, or use the "
+            f"mode {Mode.LIVE}",
+            **details,
+        )
+    return server
+
+
+def check_replaceable(server: Server, profile: str) -> None:
+    """Raise WrongState or Conflict unless another device can replace one of a server without task.
+
+    ``profile`` is the hidden profile of the device context. A locked server may have one: nobody
+    restarts it for the successor.
+    """
+    if server.status not in ATTACHABLE:
+        raise WrongState(
+            f"server {server.uuid} is {server.status}: a successor needs a server in "
+            f"{' or '.join(ATTACHABLE)}",
+            instance=server.uuid,
+        )
+    if server.host is None or server.node is None:
+        raise WrongState(
+            f"server {server.uuid} has no host, or Nova does not show the host to the user of "
+            "[nova]: give this user the role that Nova requires for it",
+            instance=server.uuid,
+        )
+    check_profile(server, profile)
+
+
+def check_profile(server: Server, profile: str) -> None:
+    """Raise Conflict unless the flavor of a server has the hidden profile of a device context.
+
+    Nova may otherwise have used the context for a Neutron port. The binding of a port names the
+    device: at its next start the guest would get the old device again.
+    """
+    if server.profile != profile:
+        raise Conflict(
+            f"the flavor of server {server.uuid} has the device profile {server.profile}, not "
+            f"{profile}: the device context may belong to a port of the server, whose binding "
+            "names the device; it gets no successor",
+            instance=server.uuid,
+        )
+
+
+def locked_error(uuid: str) -> str:
+    """Return why a server cannot be changed now, and what to do."""
+    return f"server {uuid} is locked, unlock it first"
+
+
+def newer_actions(actions: Sequence[Action], marker: str) -> Sequence[Action]:
+    """Return the actions that follow the one of the request ``marker``.
+
+    ``actions`` are in the order of Nova, the newest first. The marker of a server without actions
+    is empty.
+    """
+    for number, action in enumerate(actions):
+        if action.request == marker:
+            return actions[:number]
+    return actions
+
+
+def is_missing(actions: Sequence[Action], marker: str) -> bool:
+    """Return whether Nova no longer lists the action of a marker."""
+    return marker != "" and all(action.request != marker for action in actions)
+
+
+def latest_marker(actions: Sequence[Action]) -> str:
+    """Return the marker of the newest action, for ``newer_actions``."""
+    return actions[0].request if actions else ""
+
+
+def may_have_composed(actions: Sequence[Action], marker: str) -> bool:
+    """Return whether the guest may have been started since the marker."""
+    return any(action.name in COMPOSING_ACTIONS for action in newer_actions(actions, marker))
+
+
+def renewing_actions(actions: Sequence[Action], marker: str, user: str | None) -> Sequence[Action]:
+    """Return the newest actions since the marker that may have started the guest with new devices.
+
+    ``user`` is the user of our requests: all its reboots are hard reboots. Without a user, no
+    reboot is certainly hard. Nothing is certain if the marker is not among the actions.
+    """
+    if is_missing(actions, marker):
+        return ()
+    found = [
+        action
+        for action in newer_actions(actions, marker)
+        if action.name in RENEWING_EVENTS
+        and (action.name != "reboot" or (user is not None and action.user == user))
+    ]
+    return found[:MAX_CANDIDATES]
+
+
+def has_renewed(action: Action, events: Sequence[Event]) -> bool:
+    """Return whether the events of an action prove that the guest was started with new devices."""
+    name = RENEWING_EVENTS.get(action.name)
+    return any(event.name == name and event.ended and event.result == "Success" for event in events)
+
+
+def is_pending(action: Action, events: Sequence[Event]) -> bool:
+    """Return whether Nova has not completed a renewing action."""
+    name = RENEWING_EVENTS.get(action.name)
+    return not any(event.name == name and event.ended for event in events)
+
+
+def has_begun(action: Action, events: Sequence[Event]) -> bool:
+    """Return whether nova-compute has begun a renewing action.
+
+    It has not if its message was lost, as when nova-compute stopped meanwhile.
+    """
+    name = RENEWING_EVENTS.get(action.name)
+    return any(event.name == name for event in events)
+
+
+def is_settled(server: Server) -> bool:
+    """Return whether the host can prove which devices the guest has: no task changes it."""
+    return server.status in _SETTLED and server.task is None
+
+
+def runs_on(server: Server, node: str) -> bool:
+    """Return whether Nova shows that a node runs the guest."""
+    return server.status in (ACTIVE, "PAUSED") and server.node == node
+
+
+def has_no_guest(server: Server) -> bool:
+    """Return whether no host runs the guest, and Nova is not about to start it.
+
+    Raise Unavailable if Nova does not show it.
+    """
+    if is_stopped(server) or server.status == OFFLOADED:
+        return True
+    if server.status == "UNKNOWN" or not server.host_visible:
+        raise Unavailable(
+            f"Nova does not show whether server {server.uuid} ({server.status}) has a host: its "
+            "cell is not available, or the user of [nova] lacks the role that shows hosts"
+        )
+    return server.host is None
+
+
+def is_idle(server: Server) -> bool:
+    """Return whether Nova has completed its last task of a running server."""
+    return server.status == ACTIVE and server.task is None
+
+
+def is_stopped(server: Server) -> bool:
+    """Return whether the guest is stopped, and Nova is not about to start it."""
+    return server.status == STOPPED and server.task is None

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Successors: other devices for the device contexts of a device under maintenance.
+
+A successor is an attachment of devices that replace others::
+
+    allocate -> bind -> prepare -> expose -> guest -> release -> clean -> shrink
+
+The steps up to ``expose`` are those of an attach. ``expose`` exchanges the handles: the ARQs of the
+context, which Nova finds, get the new handles, and the hidden ARQs of the attachment get the old
+ones. From then on, the attachment is a detach of the old handles.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from cyborg.core.arq.explanation import GroupDemand, ProviderState, find_first_failure
+from cyborg.core.attachments.attachment import AttachmentState, Step
+from cyborg.core.errors import Conflict
+from cyborg.core.text import join_limited
+
+MAX_SHOWN = 3  # providers in a text
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedUnit:
+    """An ARQ that owns a handle: its row id, the number of its group, and its provider."""
+
+    arq_id: int
+    group: int
+    provider: str
+
+
+def pair_units(
+    old: Sequence[OwnedUnit], new: Sequence[OwnedUnit]
+) -> list[tuple[OwnedUnit, OwnedUnit]]:
+    """Return pairs of an old unit and a new one of the same group.
+
+    Raise Conflict if a group has other numbers of old and of new units: the context has changed.
+    """
+    pairs: list[tuple[OwnedUnit, OwnedUnit]] = []
+    old_units, new_units = _by_group(old), _by_group(new)
+    for group in sorted({*old_units, *new_units}):
+        of_group = old_units[group], new_units[group]
+        if len(of_group[0]) != len(of_group[1]):
+            raise Conflict(
+                f"group {group} has {len(of_group[0])} accelerators to replace and "
+                f"{len(of_group[1])} successors: the device context has changed"
+            )
+        pairs += zip(*of_group, strict=True)
+    return pairs
+
+
+def _by_group(units: Iterable[OwnedUnit]) -> defaultdict[int, list[OwnedUnit]]:
+    found = defaultdict[int, list[OwnedUnit]](list)
+    for unit in sorted(units, key=lambda unit: unit.arq_id):
+        found[unit.group].append(unit)
+    return found
+
+
+def describe_work(state: str | None, step: str | None) -> str:
+    """Return why a context cannot be deleted during the work on its successor, and what to do."""
+    if state == AttachmentState.DETACHING and step in (Step.HIDE, Step.GUEST):
+        return (
+            "a device that it had was exchanged for maintenance, and may still be in use by the "
+            "guest; stop or delete the server"
+        )
+    if state == AttachmentState.DETACHING:
+        return "a device that it had is being released after its maintenance; retry soon"
+    return "the successor that it was to get for a maintenance is being undone; retry soon"
+
+
+def describe_missing(
+    demands: Sequence[GroupDemand], providers: Sequence[ProviderState], device: str
+) -> str:
+    """Return why no device of a host can succeed a device, by the first failure of each provider.
+
+    ``providers`` are those of the host, ``device`` is the uuid of the device to replace.
+    """
+    others = [provider for provider in providers if provider.device_uuid != device]
+    for demand in demands:
+        failures = [(provider, find_first_failure(demand, provider)) for provider in others]
+        if all(failure is not None for _, failure in failures):
+            texts = [f"{p.device}: {failure.text}" for p, failure in failures if failure]
+            why = join_limited(texts, MAX_SHOWN, separator="; ", nouns="devices")
+            return f"group {demand.number}: {why or 'no other device'}"
+    return "each group fits alone, but not all groups together, or Placement has no room"

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of attachments; ``cyborg.db.schema`` has all tables."""
+
+import sqlalchemy as sa
+
+from cyborg.db.clock import utcnow
+from cyborg.db.columns import Moment, Text, table, uuid_column
+
+# ``core.attachments``. The row is also the record of its own work.
+attachments = table(
+    "attachments",
+    uuid_column(),
+    # Without a uuid of the caller: the instance or host, and what is attached.
+    sa.Column("request_key", sa.String(300), unique=True),
+    sa.Column("project_id", sa.String(255), nullable=False, index=True),
+    # None if the host itself gets the devices; then the attachment is the consumer in Placement.
+    sa.Column("instance_uuid", sa.String(36), index=True),
+    sa.Column("hostname", sa.String(255), nullable=False, index=True),
+    # The profile with the groups: a hidden one, if a context or an accelerator is attached.
+    sa.Column("device_profile_name", sa.String(255), nullable=False),
+    # What was selected instead of a profile; no foreign key, since it may be deleted later.
+    sa.Column("device_context", sa.String(36)),
+    sa.Column("accelerator", sa.String(36)),
+    # The epoch of the lease of the context, if it had one at the request.
+    sa.Column("context_epoch", sa.BigInteger),
+    sa.Column("mode", sa.String(32), nullable=False),
+    sa.Column("reboot", sa.Boolean, nullable=False),
+    sa.Column("state", sa.String(32), nullable=False),
+    # The next step of the work; None while there is none.
+    sa.Column("step", sa.String(32)),
+    # The last error, and the reason why the attachment is being undone.
+    sa.Column("error", Text),
+    sa.Column("failure", Text),
+    # ``core.attachments.allocation.Intent``: the change of the allocation in Placement.
+    sa.Column("intent", sa.JSON(none_as_null=True)),
+    # The consumer, while the work changes its allocation: one attachment at a time may.
+    sa.Column("allocation_key", sa.String(36), unique=True),
+    # Requests of actions of the instance in Nova: ``core.attachments.server``.
+    sa.Column("boot_marker", sa.String(255)),
+    sa.Column("reboot_marker", sa.String(255)),
+    # The uuid of the last job that changed the guest, in the mode live; the job may be deleted.
+    sa.Column("guest_job", sa.String(36)),
+    # Of a successor: its context, and the device under maintenance.
+    sa.Column("successor_of", sa.String(36), index=True),
+    sa.Column("maintained_device", sa.String(36), index=True),
+    # When an attachment that is not complete is undone.
+    sa.Column("deadline", Moment, nullable=False),
+    sa.Column("attempts", sa.Integer, nullable=False, default=0),
+    sa.Column("next_try_at", Moment, nullable=False, default=utcnow()),
+    sa.Column("owner", sa.String(255)),
+    sa.Column("lease_until", Moment),
+    sa.Index(None, "state", "next_try_at"),
+)

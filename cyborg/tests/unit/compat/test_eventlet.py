@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+import subprocess
+import sys
+
+import pytest
+
+
+def run(program: str) -> str:
+    """Run a program in a new process; return its output."""
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    ).stdout
+
+
+@pytest.mark.slow
+def test_daemon_does_not_import_eventlet() -> None:
+    daemons = "import cyborg.cmd.agent, cyborg.cmd.conductor, cyborg.api.app, sys"
+    assert run("import eventlet; print('installed')") == "installed\n", "required by oslo.service"
+    assert run(f"{daemons}; print(sys.modules['eventlet'])") == "None\n"
+
+
+@pytest.mark.slow
+def test_imported_eventlet_is_kept() -> None:
+    assert run("import eventlet, sys, cyborg.rpc; print(sys.modules['eventlet'] is eventlet)") == (
+        "True\n"
+    )

@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The first predicate that a provider fails for a group."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import cyborg
+from cyborg.core.arq.attach_target import AttachTarget
+from cyborg.core.arq.explanation import (
+    GroupDemand,
+    HandleCounts,
+    Holder,
+    ProviderState,
+    describe_holders,
+    find_first_failure,
+    find_room,
+    make_demands,
+    summarize,
+)
+from cyborg.core.arq.predicates import (
+    Failure,
+    Predicate,
+    device_failures,
+    find_trait_failure,
+    trait_failures,
+)
+from cyborg.core.arq.profile import parse_groups
+from cyborg.core.inventory.device import Health, Layout
+from cyborg.core.inventory.device_state import DeviceCondition, DeviceFacts, evaluate
+from cyborg.core.naming import OWNER_TRAIT
+
+DEMAND = GroupDemand(
+    0, {"VGPU": 2}, required=frozenset({"CUSTOM_A"}), forbidden=frozenset({"CUSTOM_B"})
+)
+FITTING = ProviderState(
+    "p",
+    "compute-1",
+    "d",
+    "0000:3b:00.0",
+    "VGPU",
+    traits=frozenset({"CUSTOM_A"}),
+    handles=HandleCounts(total=4, taken=2),
+)
+WORST: dict[Predicate, tuple[dict[str, Any], str]] = {
+    Predicate.RESOURCE_CLASS: ({"resource_class": "FPGA"}, "resource class differs: FPGA"),
+    Predicate.TRAIT_MISSING: ({"traits": frozenset()}, "trait missing: CUSTOM_A"),
+    Predicate.TRAIT_FORBIDDEN: (
+        {"traits": frozenset({"CUSTOM_A", "CUSTOM_B"})},
+        "trait forbidden: CUSTOM_B",
+    ),
+    Predicate.TOO_FEW_HANDLES: (
+        {"handles": HandleCounts(total=1)},
+        "provider has too few handles: 1, group 0 requests 2",
+    ),
+    Predicate.UNPUBLISHED: ({"published": False}, "Placement does not have the provider"),
+    Predicate.TAKEN: (
+        {"handles": HandleCounts(total=4, taken=3, cleaning=1)},
+        "handle is taken (3 of 4 handles)",
+    ),
+    Predicate.CLEANING: (
+        {"handles": HandleCounts(total=4, cleaning=3)},
+        "handle is being cleaned (3 of 4 handles)",
+    ),
+}
+FACTS: dict[Predicate, dict[str, Any]] = {
+    Predicate.HOST_DOWN: {"host_down": True},
+    Predicate.UNDELIVERABLE: {"deliverable": False},
+    Predicate.MAINTAINING: {"status": "maintaining"},
+    Predicate.BACKEND_DISABLED: {"cordoned": True},
+    Predicate.UNHEALTHY: {"health": Health.UNHEALTHY},
+    Predicate.SETUP_REQUIRED: {"setup_required": True},
+    Predicate.REBOOT_REQUIRED: {"reboot_required": True},
+    Predicate.RESTORE_FAILED: {"restore_failed": True},
+    Predicate.FAILING: {"failing": True},
+    Predicate.PROGRAMMING: {"programming": True},
+    Predicate.DRAINING: {"draining": True},
+}
+
+
+def test_provider_that_fits_has_no_failure() -> None:
+    assert find_first_failure(DEMAND, FITTING) is None
+
+
+@pytest.mark.parametrize("predicate", WORST)
+def test_each_predicate_of_provider_is_found(predicate: Predicate) -> None:
+    change, text = WORST[predicate]
+    assert find_first_failure(DEMAND, replace(FITTING, **change)) == Failure(predicate, text)
+
+
+@pytest.mark.parametrize("predicate", FACTS)
+def test_each_condition_of_device_is_found(predicate: Predicate) -> None:
+    provider = replace(FITTING, facts=DeviceFacts(**FACTS[predicate]))
+    assert find_first_failure(DEMAND, provider) == Failure(predicate, predicate.description)
+    remarked = replace(provider, remarks={predicate: "the reason"})
+    assert find_first_failure(DEMAND, remarked) == Failure(
+        predicate, f"{predicate.description}: the reason"
+    )
+
+
+def test_every_predicate_is_tested_and_has_a_remedy() -> None:
+    elsewhere = {
+        Predicate.OTHER_LAYOUT,
+        Predicate.TAKEN_IN_CALL,
+        Predicate.ATTACH_TARGET,
+        Predicate.QUOTA,
+    }
+    assert WORST.keys() | FACTS.keys() | elsewhere == set(Predicate)
+    assert all(predicate.remedy for predicate in Predicate)
+
+
+@given(st.sets(st.sampled_from([*WORST, *FACTS])))
+def test_first_failure_is_first_in_order(failing: set[Predicate]) -> None:
+    # Each of these replaces one value; of two for the same value the later one remains.
+    provider, applied = FITTING, dict[str, Predicate]()
+    for predicate in sorted(failing & WORST.keys(), key=lambda p: p.position):
+        change, _ = WORST[predicate]
+        provider = replace(provider, **change)
+        applied |= dict.fromkeys(change, predicate)
+    facts = {k: v for predicate in failing & FACTS.keys() for k, v in FACTS[predicate].items()}
+    provider = replace(provider, facts=DeviceFacts(**facts))
+    expected = {*applied.values(), *(failing & FACTS.keys())}
+    found = find_first_failure(DEMAND, provider)
+    if not expected:
+        assert found is None
+    else:
+        assert found is not None
+        assert found.predicate is min(expected, key=lambda p: p.position)
+
+
+@given(st.builds(DeviceFacts, draining=st.booleans(), failing=st.booleans()))
+def test_device_failures_are_the_conditions_of_the_device(facts: DeviceFacts) -> None:
+    reasons = {reason.value for reason in evaluate(facts).reasons}
+    assert {predicate.value for predicate in device_failures(facts)} == reasons
+    for condition in set(DeviceCondition) - {DeviceCondition.READY}:
+        assert Predicate(condition.value)
+
+
+@pytest.mark.parametrize(
+    ("units", "trait", "predicate"),
+    [
+        (7, "CUSTOM_A", Predicate.OTHER_LAYOUT),
+        (8, "CUSTOM_A", Predicate.RESOURCE_CLASS),
+        (7, "CUSTOM_SMALL", Predicate.OTHER_LAYOUT),
+        (7, "CUSTOM_WHOLE", Predicate.RESOURCE_CLASS),
+    ],
+)
+def test_other_layout_is_named_only_if_it_could_serve(
+    units: int, trait: str, predicate: Predicate
+) -> None:
+    whole = Layout("whole", {"PGPU": 1}, frozenset({"CUSTOM_WHOLE"}))
+    layouts = (whole, Layout("small", {"VGPU": 7}, frozenset({"CUSTOM_SMALL"})))
+    traits = frozenset({"CUSTOM_A", "CUSTOM_WHOLE"})
+    provider = replace(
+        FITTING, resource_class="PGPU", traits=traits, layout="whole", layouts=layouts
+    )
+    demand = GroupDemand(0, {"VGPU": units}, required=frozenset({trait}))
+    failure = find_first_failure(demand, provider)
+    assert failure is not None
+    assert failure.predicate is predicate
+
+
+def test_other_layout_is_named() -> None:
+    layouts = (Layout("whole", {"PGPU": 1}), Layout("small", {"VGPU": 7}), Layout("none", {}))
+    provider = replace(FITTING, resource_class="PGPU", layout="whole", layouts=layouts)
+    failure = find_first_failure(DEMAND, provider)
+    assert failure == Failure(
+        Predicate.OTHER_LAYOUT, "device has another layout: of VGPU, small has 7"
+    )
+    present = replace(provider, layout="small")
+    assert find_first_failure(DEMAND, present) == Failure(
+        Predicate.RESOURCE_CLASS, "resource class differs: PGPU"
+    )
+
+
+@pytest.mark.parametrize(
+    ("counts", "text"),
+    [
+        (HandleCounts(total=16, draining=1, taken=15), "handle is taken (15 of 16 handles)"),
+        (HandleCounts(total=16, draining=15, taken=1), "device is draining (15 of 16 handles)"),
+        (HandleCounts(total=4, draining=1, cleaning=2), "handle is being cleaned (2 of 4 handles)"),
+        (HandleCounts(total=4, taken=2, cleaning=1), "handle is being cleaned (1 of 4 handles)"),
+        (HandleCounts(total=4, draining=1, taken=1), None),
+    ],
+)
+def test_predicate_that_leaves_too_few_handles_is_named(
+    counts: HandleCounts, text: str | None
+) -> None:
+    failure = find_first_failure(DEMAND, replace(FITTING, handles=counts))
+    assert (failure.text if failure else None) == text
+
+
+def test_port_needs_handles_with_network() -> None:
+    port = replace(DEMAND, target=AttachTarget.PORT)
+    counts = HandleCounts(total=4, without_info=3)
+    provider = replace(FITTING, handles=counts)
+    assert find_first_failure(DEMAND, provider) is None
+    failure = find_first_failure(port, provider)
+    assert failure is not None
+    assert failure.predicate is Predicate.ATTACH_TARGET
+    assert "(3 of 4 handles)" in failure.text
+    assert find_first_failure(replace(DEMAND, target=None), FITTING) is not None
+
+
+def test_predicate_of_the_caller_is_last() -> None:
+    exceeded = Failure(Predicate.QUOTA, "quota of the project is exceeded: 2 of 2")
+    assert find_first_failure(DEMAND, FITTING, lambda *_: exceeded) == exceeded
+    down = replace(FITTING, facts=DeviceFacts(host_down=True))
+    failure = find_first_failure(DEMAND, down, lambda *_: exceeded)
+    assert failure is not None
+    assert failure.predicate is Predicate.HOST_DOWN
+
+
+@pytest.mark.parametrize(
+    ("arq_limit", "limits", "used", "servers"),
+    [
+        (-1, {}, {"FPGA": 9}, None),
+        (-1, {"PGPU": 0, "FPGA": -1}, {}, None),
+        (-1, {"FPGA": 8}, {"FPGA": 2}, 3),
+        (-1, {"FPGA": 8, "VGPU": 1}, {"FPGA": 2}, 1),
+        (10, {"FPGA": 8}, {"FPGA": 2, "PGPU": 4}, 1),
+        (10, {"FPGA": 8}, {"FPGA": 9}, 0),
+        (0, {}, {}, 0),
+    ],
+)
+def test_room_of_a_project_is_counted_in_servers(
+    arq_limit: int, limits: dict[str, int], used: dict[str, int], servers: int | None
+) -> None:
+    demands = [GroupDemand(0, {"FPGA": 2}), GroupDemand(1, {"VGPU": 1})]
+    assert find_room(arq_limit, limits, used).count_servers(demands) == servers
+
+
+def test_owner_trait_is_provided_by_every_provider() -> None:
+    owned = replace(DEMAND, required=frozenset({"CUSTOM_A", "OWNER_CYBORG"}))
+    assert find_first_failure(owned, FITTING) is None
+    without = replace(DEMAND, forbidden=frozenset({"OWNER_CYBORG"}))
+    failure = find_first_failure(without, FITTING)
+    assert failure == Failure(Predicate.TRAIT_FORBIDDEN, "trait forbidden: OWNER_CYBORG")
+
+
+def test_make_demands_counts_handles_of_each_group() -> None:
+    groups = parse_groups(
+        [
+            {"resources:FPGA": "2", "trait:CUSTOM_FPGA_XILINX": "required"},
+            {"resources:VGPU": "1", "resources:PGPU": "1", "accel:attach_target": "moon"},
+            {"resources:CUSTOM_NIC": "1", "accel:attach_target": "port"},
+        ]
+    )
+    fpga, both, nic = make_demands(groups)
+    assert (fpga.resource_class, fpga.count) == ("FPGA", 4)
+    assert (both.resource_class, both.target) == (None, None)
+    assert (nic.number, nic.target) == (2, AttachTarget.PORT)
+    failure = find_first_failure(both, FITTING)
+    assert failure is not None
+    assert failure.text.endswith("group 1 requests several classes of one provider: PGPU, VGPU")
+
+
+def test_summarize_counts_providers_and_handles() -> None:
+    down = replace(FITTING, facts=DeviceFacts(host_down=True))
+    other = replace(FITTING, resource_class="FPGA")
+    (summary,) = summarize([DEMAND], [FITTING, down, other, down])
+    assert (summary.fitting, summary.free) == (1, 2)
+    assert summary.providers == {Predicate.HOST_DOWN: 2, Predicate.RESOURCE_CLASS: 1}
+    assert summary.handles == {Predicate.HOST_DOWN: 8, Predicate.RESOURCE_CLASS: 4}
+
+
+def test_summarize_counts_equal_groups_alike() -> None:
+    equal = replace(DEMAND, number=DEMAND.number + 1)
+    none = replace(DEMAND, number=DEMAND.number + 2, required=frozenset({"CUSTOM_B", "CUSTOM_A"}))
+    first, second, third = summarize([DEMAND, equal, none], [FITTING])
+    assert second == replace(first, demand=equal)
+    assert (first.fitting, third.fitting) == (1, 0)
+    assert third.providers == {Predicate.TRAIT_MISSING: 1}
+
+
+@pytest.mark.parametrize(
+    ("required", "forbidden", "traits"),
+    [
+        ({"C", "B", "A"}, {"X"}, {"B"}),
+        ({"A"}, {"Y", "X"}, {"A", "X", "Y"}),
+        ({"A", OWNER_TRAIT}, {"X"}, {"A"}),
+        (set(), {OWNER_TRAIT}, set()),
+        (set(), set(), {"A"}),
+    ],
+)
+def test_find_trait_failure_is_the_first_of_all(
+    required: set[str], forbidden: set[str], traits: set[str]
+) -> None:
+    sets = frozenset(required), frozenset(forbidden), frozenset(traits)
+    assert find_trait_failure(*sets) == next(iter(trait_failures(*sets)), None)
+
+
+@pytest.mark.parametrize("predicate", Predicate)
+def test_documentation_has_every_predicate(predicate: Predicate) -> None:
+    page = (Path(cyborg.__file__).parents[1] / "doc/source/admin/explanations.rst").read_text()
+    row = next(row for row in page.split("   * - ") if f"``{predicate.value}``" in row)
+    assert predicate.description in " ".join(row.split())
+
+
+def test_describe_holders_reveals_what_the_caller_may_know() -> None:
+    holders = [Holder("r1", "i1", "mine"), Holder("r2", "i2", "theirs"), Holder("r3", "i3", "x")]
+    assert describe_holders(holders, "mine") == (
+        "taken by your project: instance i1; taken by another project"
+    )
+    assert "taken by ARQ r2, instance i2, project theirs" in describe_holders(holders, None)
+    assert describe_holders([], None) == ""
+    unbound = [Holder("r4", None, "mine")]
+    assert describe_holders(unbound, "mine") == "taken by your project: ARQ r4 without an instance"

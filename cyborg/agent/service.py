@@ -19,6 +19,7 @@ from cyborg.agent.desired.reconciler import BackendReconciler
 from cyborg.agent.desired.state_file import StateFile
 from cyborg.agent.endpoint import AgentEndpoint
 from cyborg.agent.external import driver as external
+from cyborg.agent.guests.factory import LiveGuests, make_guests
 from cyborg.agent.images.factory import ClosableImageStore, make_image_store
 from cyborg.agent.jobs.checkpoint import BOOT_ID, Checkpoint, read_boot_id
 from cyborg.agent.jobs.queue import JobQueue
@@ -67,6 +68,7 @@ class AgentService:
         self._reconciler: BackendReconciler | None = None
         self._reporter: Reporter | None = None
         self._jobs: JobQueue | None = None
+        self._guests: LiveGuests | None = None
         self._uevent_watcher: UeventWatcher | None = None
         self._external: external.ExternalDriverHost | None = None
         self._images: ClosableImageStore | None = None
@@ -110,6 +112,8 @@ class AgentService:
             drivers=lambda: factory.entries,
             boot_id=read_boot_id(self._boot_id),
         )
+        guests = self._guests = make_guests(conf, reporter.epoch, self._conductor, registry)
+        reporter.live_attach = guests is not None
         for driver in [*drivers, *external_drivers.values()]:
             # A reboot has undone the setup of the backends of the API.
             registry.replace(self._make_backend(driver, needs_setup=driver.backend in needs_setup))
@@ -121,6 +125,7 @@ class AgentService:
             reporter.add_job_outcome,
             removed_driver=lambda name: factory.removed_driver(state_file.backends.get(name)),
             count_undelivered=reporter.count_undelivered,
+            guests=None if guests is None else guests.devices,
         )
         reconciler = self._reconciler = reporter.desired_state = BackendReconciler(
             conf.host,
@@ -158,6 +163,8 @@ class AgentService:
             backend.start()
         reporter.start()
         reconciler.start()
+        if guests is not None:
+            guests.reasserter.start()
         self._server_thread = threading.Thread(
             target=self._start_server, name="agent-server", daemon=True
         )
@@ -191,7 +198,8 @@ class AgentService:
         self._stopping.set()
         end = time.monotonic() + STOP_TIMEOUT
         # First the threads that start work in others.
-        threads = (self._reconciler, self._uevent_watcher, self._jobs, self._reporter)
+        reasserter = None if self._guests is None else self._guests.reasserter
+        threads = (reasserter, self._reconciler, self._uevent_watcher, self._jobs, self._reporter)
         started: list[Any] = [thread for thread in threads if thread is not None]
         for thread in started:
             thread.stop()
@@ -274,6 +282,8 @@ class AgentService:
             self._images.close()
         if self._external is not None:
             self._external.stop()
+        if self._guests is not None:
+            self._guests.hypervisor.close()
         if self._server_thread is not None:
             self._server_thread.join(STOP_TIMEOUT)
         if self._server is not None:

@@ -87,7 +87,7 @@ class Glance(ServiceClient):
 
     def _read(self, path: str) -> Any:
         """Return the body of a response. The timeout applies to the whole body."""
-        end = time.monotonic() + self._timeout
+        end = time.monotonic() + self.timeout
         response = self._open(path, {"Accept": "application/json"})
         try:
             if response.status_code != 200:
@@ -101,7 +101,7 @@ class Glance(ServiceClient):
                         "metadata"
                     )
                 if time.monotonic() > end:
-                    raise TimedOut(f"Glance did not finish its answer in {self._timeout:g} s")
+                    raise TimedOut(f"Glance did not finish its answer in {self.timeout:g} s")
             return json.loads(body)
         except ValueError as exc:
             raise Unavailable("unexpected response from Glance: not JSON") from exc
@@ -147,7 +147,7 @@ class Glance(ServiceClient):
             while chunk := response.raw.read1(CHUNK, decode_content=decode):
                 yield chunk
         except ReadTimeoutError as exc:
-            raise TimedOut(f"Glance sent no data for {self._timeout:g} s") from exc
+            raise TimedOut(f"Glance sent no data for {self.timeout:g} s") from exc
         except (HTTPError, OSError) as exc:
             raise Unavailable(f"the connection to Glance broke: {exc}") from exc
 

@@ -11,8 +11,9 @@ from oslo_config import cfg
 
 from cyborg.clients.credentials import credentials_error, describe
 from cyborg.clients.service_client import ServiceClient
+from cyborg.core.attachments.server import PROFILE_KEY, Action, Event, Server
 from cyborg.core.audit.sources import Instance
-from cyborg.core.errors import Invalid, Misconfigured, Unavailable
+from cyborg.core.errors import Invalid, Misconfigured, NotFound, Unavailable, WrongState
 
 MICROVERSION = "2.82"
 """The first microversion with the event accelerator-request-bound."""
@@ -70,6 +71,63 @@ class Nova(ServiceClient):
         """Return a server, None if it does not exist. Raise Unavailable, TimedOut, Invalid."""
         body = self._read(f"/servers/{quote(uuid, safe='')}", allow_missing=True)
         return None if body is None else _instance(uuid, body)
+
+    def get_attachable(self, uuid: str) -> Server | None:
+        """Return a server with its flavor, None if it does not exist.
+
+        Raise Unavailable, TimedOut, Invalid.
+        """
+        body = self._read(f"/servers/{quote(uuid, safe='')}", allow_missing=True)
+        return None if body is None else _server(uuid, body)
+
+    def list_actions(self, uuid: str) -> Sequence[Action]:
+        """Return the actions of a server, the newest first; none if it does not exist.
+
+        Raise Unavailable, TimedOut, Invalid.
+        """
+        path = f"/servers/{quote(uuid, safe='')}/os-instance-actions"
+        body = self._read(path, allow_missing=True)
+        return () if body is None else _actions(body)
+
+    def list_events(self, uuid: str, request: str) -> Sequence[Event]:
+        """Return the events of an action, which a request caused; none if Nova shows none.
+
+        Raise Unavailable, TimedOut, Invalid.
+        """
+        path = f"/servers/{quote(uuid, safe='')}/os-instance-actions/{quote(request, safe='')}"
+        body = self._read(path, allow_missing=True)
+        return () if body is None else _events(body)
+
+    def hard_reboot(self, uuid: str) -> None:
+        """Request a hard reboot of a server.
+
+        Raise NotFound, WrongState if the state of the server forbids it now, Invalid, Unavailable,
+        TimedOut.
+        """
+        answer = self._call(
+            "POST",
+            f"/servers/{quote(uuid, safe='')}/action",
+            json={"reboot": {"type": "HARD"}},
+        )
+        if answer.status_code == NOT_FOUND and _says_no_instance(answer):
+            raise NotFound(f"no server {uuid}", instance=uuid)
+        if answer.status_code == 409:
+            raise WrongState(
+                f"Nova refused to reboot server {uuid}: {answer.text[:300]}", instance=uuid
+            )
+        if answer.status_code != 202:
+            raise _refusal(answer, "server")
+
+    def own_user(self) -> str | None:
+        """Return the id of the user of these credentials, None without keystone.
+
+        Raise Unavailable.
+        """
+        try:
+            user = self._adapter.get_user_id()
+        except ks.ClientException as exc:
+            raise Unavailable(f"keystone cannot be reached: {exc}") from exc
+        return None if user is None else str(user)
 
     def lists_all_projects(self) -> bool:
         """Return whether these credentials can list the servers of every project.
@@ -170,6 +228,49 @@ def _instance(uuid: str, body: Any) -> Instance:
         task=server.get("OS-EXT-STS:task_state") or None,
         host_visible=host in server,
     )
+
+
+def _server(uuid: str, body: Any) -> Server:
+    instance = _instance(uuid, body)
+    server = body["server"]
+    flavor = server.get("flavor")
+    specs = flavor.get("extra_specs") if isinstance(flavor, Mapping) else None
+    profile = specs.get(PROFILE_KEY) if isinstance(specs, Mapping) else None
+    return Server(
+        uuid=uuid,
+        status=instance.status,
+        project=str(server.get("tenant_id") or ""),
+        host=instance.host,
+        node=instance.node,
+        task=instance.task,
+        locked=bool(server.get("locked")),
+        profile=None if profile is None else str(profile),
+        host_visible=instance.host_visible,
+    )
+
+
+def _actions(body: Any) -> Sequence[Action]:
+    try:
+        return tuple(
+            Action(
+                str(item["action"]),
+                str(item["request_id"]),
+                None if item.get("user_id") is None else str(item["user_id"]),
+            )
+            for item in body["instanceActions"]
+        )
+    except (KeyError, TypeError, AttributeError) as exc:
+        raise Unavailable(f"unexpected response from Nova: no list of actions: {exc}") from exc
+
+
+def _events(body: Any) -> Sequence[Event]:
+    try:
+        return tuple(
+            Event(str(item["event"]), item.get("finish_time") is not None, item.get("result"))
+            for item in body["instanceAction"].get("events") or ()
+        )
+    except (KeyError, TypeError, AttributeError) as exc:
+        raise Unavailable(f"unexpected response from Nova: no action: {exc}") from exc
 
 
 def _server_uuids(body: Any) -> list[str]:

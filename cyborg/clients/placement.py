@@ -25,6 +25,9 @@ MAX_MICROVERSION = (1, 39)
 MIN_MICROVERSION = (1, 26)
 """The first microversion in which ``reserved`` may equal ``total``, as a cordon requires."""
 
+MAPPINGS_MICROVERSION = (1, 34)
+"""The first microversion with suffixes and mappings in allocation candidates."""
+
 _IN_USE = frozenset(
     {
         "placement.inventory.inuse",
@@ -34,14 +37,32 @@ _IN_USE = frozenset(
 )
 
 
+CANDIDATES = "1.34"
+"""The first microversion whose allocation candidates name the provider of each group."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerAllocation:
+    """Allocations of a consumer, by provider and resource class, and its generation."""
+
+    amounts: Mapping[str, Mapping[str, int]]
+    generation: int | None
+    project: str
+    user: str
+
+
 @dataclass(frozen=True, slots=True)
 class ProviderSummary:
-    """Provider as a list of Placement shows it; writes to the provider send ``generation``."""
+    """Provider as a list of Placement shows it; writes to the provider send ``generation``.
+
+    ``root_uuid`` is that of the provider itself if it has no parent.
+    """
 
     uuid: str
     name: str
     parent_uuid: str | None
     generation: int
+    root_uuid: str | None
 
 
 class Placement(ServiceClient):
@@ -122,6 +143,67 @@ class Placement(ServiceClient):
         project = body.get("project_id")
         return str(project) if project and body.get("allocations") else None
 
+    def allocation_candidates(self, query: str, limit: int) -> dict[str, Any]:
+        """Return up to ``limit`` allocation candidates; the size of the answer grows with it.
+
+        ``query`` has suffixes of request groups. Raise Invalid for a class or a trait that
+        Placement does not know.
+        """
+        version = self._version or self._negotiate()
+        if tuple(map(int, version.split("."))) < MAPPINGS_MICROVERSION:
+            raise Unavailable(
+                f"Placement supports microversions up to {version}, but allocation candidates with "
+                f"mappings need {MAPPINGS_MICROVERSION[0]}.{MAPPINGS_MICROVERSION[1]}: upgrade "
+                "Placement"
+            )
+        answer = self._call("GET", f"/allocation_candidates?{query}&limit={limit}")
+        return dict(answer.json())
+
+    def candidates(self, query: str) -> list[Mapping[str, str]]:
+        """Return the allocation candidates of a query: for each, the provider of each group.
+
+        Each group of the query must be granular: each has one provider.
+        """
+        path = f"/allocation_candidates?{query}"
+        answer = self._call("GET", path, version=self._at_most(CANDIDATES))
+        try:
+            return [
+                {group: providers[0] for group, providers in request["mappings"].items() if group}
+                for request in answer.json()["allocation_requests"]
+            ]
+        except (ValueError, KeyError, IndexError, TypeError) as exc:
+            raise Unavailable(f"Placement needs microversion {CANDIDATES}: {exc}") from exc
+
+    def consumer(self, consumer: str) -> ConsumerAllocation | None:
+        """Return the allocations of a consumer, None if it has none."""
+        path = f"/allocations/{quote(consumer, safe='')}"
+        body = self._call("GET", path, version=self._at_most(CANDIDATES)).json()
+        if not body.get("allocations"):
+            return None
+        return ConsumerAllocation(
+            {uuid: dict(item["resources"]) for uuid, item in body["allocations"].items()},
+            body.get("consumer_generation"),
+            str(body["project_id"]),
+            str(body["user_id"]),
+        )
+
+    def set_consumer(
+        self, consumer: str, amounts: Mapping[str, Mapping[str, int]], known: ConsumerAllocation
+    ) -> None:
+        """Replace the allocations of a consumer.
+
+        Raise Conflict if they are no longer the ``known`` ones, or if a provider has no capacity.
+        """
+        body = {
+            "allocations": {uuid: {"resources": dict(names)} for uuid, names in amounts.items()},
+            "consumer_generation": known.generation,
+            "project_id": known.project,
+            "user_id": known.user,
+        }
+        # This version keeps the type of the consumer.
+        path = f"/allocations/{quote(consumer, safe='')}"
+        self._call("PUT", path, version=self._at_most(CANDIDATES), json=body)
+
     def ensure_classes(self, names: Iterable[str]) -> None:
         """Create the custom resource classes that do not exist."""
         self._ensure("resource_classes", names)
@@ -179,8 +261,15 @@ class Placement(ServiceClient):
                 with self._lock:
                     self._ensured.add(path)
 
-    def _call(self, verb: str, path: str, *allowed: int, **options: Any) -> Any:
-        version = self._version or self._negotiate()
+    def _at_most(self, version: str) -> str:
+        """Return the older one of a microversion and the agreed one."""
+        agreed = self._version or self._negotiate()
+        return min(version, agreed, key=lambda text: tuple(map(int, text.split("."))))
+
+    def _call(
+        self, verb: str, path: str, *allowed: int, version: str | None = None, **options: Any
+    ) -> Any:
+        version = version or self._version or self._negotiate()
         answer = self._request(verb, path, microversion=version, **options)
         if answer.status_code < 300 or answer.status_code in allowed:
             return answer
@@ -247,7 +336,11 @@ def make(conf: cfg.ConfigOpts) -> Placement:
 
 def _summary(body: Mapping[str, Any]) -> ProviderSummary:
     return ProviderSummary(
-        body["uuid"], body["name"], body.get("parent_provider_uuid"), int(body["generation"])
+        body["uuid"],
+        body["name"],
+        body.get("parent_provider_uuid"),
+        int(body["generation"]),
+        body.get("root_provider_uuid"),
     )
 
 

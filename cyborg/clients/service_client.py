@@ -2,6 +2,7 @@
 """Base of the clients of Nova and Placement: timeout and errors of each request."""
 
 import copy
+import time
 from typing import Any, ClassVar, Self
 
 from keystoneauth1 import adapter
@@ -9,6 +10,8 @@ from keystoneauth1 import exceptions as ks
 
 from cyborg.clients.credentials import credentials_error
 from cyborg.core.errors import TimedOut, Unavailable
+
+MIN_TIMEOUT = 1.0  # seconds that must be left for a repeated request
 
 
 class ServiceClient:
@@ -20,31 +23,49 @@ class ServiceClient:
     def __init__(
         self, adapter: adapter.Adapter, timeout: float = 30.0, credentials: str | None = None
     ) -> None:
-        """Use a keystoneauth adapter; ``timeout`` is in seconds per request.
+        """Use a keystoneauth adapter; ``timeout`` is in seconds per request, also as attribute.
 
         ``credentials`` names the user and the configuration section in error messages.
         """
         self._credentials = credentials or f"the credentials of [{self.SERVICE.lower()}]"
         self._adapter = adapter
-        self._timeout = timeout
+        self.timeout = timeout
 
     def with_timeout(self, seconds: float) -> Self:
         """Return a copy of this client with a timeout of at most ``seconds`` per request."""
         client = copy.copy(self)
-        client._timeout = min(seconds, self._timeout)
+        client.timeout = min(seconds, self.timeout)
         return client
 
     def _request(self, verb: str, path: str, **options: Any) -> Any:
         """Return the response, whatever its status. Raise Unavailable and TimedOut."""
         try:
-            return self._adapter.request(
-                path, verb, raise_exc=False, timeout=self._timeout, **options
-            )
+            return self._send(verb, path, **options)
         except ks.ConnectTimeout as exc:
-            raise TimedOut(f"{self.SERVICE} did not answer in {self._timeout:g} s: {exc}") from exc
+            raise TimedOut(f"{self.SERVICE} did not answer in {self.timeout:g} s: {exc}") from exc
         except ks.Unauthorized as exc:
             raise credentials_error(
                 "keystone", self._credentials, f"for {self.SERVICE}: {exc}"
             ) from exc
         except ks.ClientException as exc:
             raise Unavailable(f"{self.SERVICE} cannot be reached: {exc}") from exc
+
+    def _send(self, verb: str, path: str, **options: Any) -> Any:
+        """Send a request, a GET once more if its connection breaks before the response.
+
+        Each server closes connections that are idle for some seconds, possibly while a request is
+        on its way; a client may repeat an idempotent one (RFC 9110, 9.2.2). Other requests are not
+        repeated: their generation may be stale then, and their callers retry with a new one.
+        """
+        # connect_retries of keystoneauth waits before it repeats, and repeats after timeouts too.
+        end = time.monotonic() + self.timeout
+        options["raise_exc"] = False
+        try:
+            return self._adapter.request(path, verb, timeout=self.timeout, **options)
+        except ks.ConnectTimeout:
+            raise
+        except ks.ConnectFailure:
+            left = end - time.monotonic()
+            if verb != "GET" or left < MIN_TIMEOUT:
+                raise
+        return self._adapter.request(path, verb, timeout=left, **options)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Create and delete device profiles. The API reads them from the database itself."""
+"""Create and delete device profiles. The API reads them directly from the database."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -11,6 +11,7 @@ from oslo_db import exception as db_exc
 
 from cyborg.conductor.common.timestamps import to_iso
 from cyborg.conductor.notifications.notifications import NotificationBuilder
+from cyborg.core.arq.device_contexts import HIDDEN_PREFIX, is_hidden_profile_name
 from cyborg.core.arq.profile import parse_groups, parse_name
 from cyborg.core.errors import Conflict, InUse, Invalid, NotFound
 from cyborg.core.text import join_limited
@@ -51,7 +52,7 @@ class DeviceProfiles:
         """Delete the profiles with these uuids or names, all or none.
 
         Raise NotFound if a profile does not exist, and InUse, with up to MAX_NAMED ARQs, if ARQs
-        were created from a profile.
+        were created from a profile, or if it is the hidden profile of a device context.
         """
         if not isinstance(keys, Sequence) or isinstance(keys, str | bytes) or not keys:
             raise Invalid("expected the uuids or names of device profiles", field="value")
@@ -75,6 +76,13 @@ class DeviceProfiles:
         if missing := sorted(key for key, id_ in ids.items() if id_ is None):
             raise _not_found(missing)
         profile_ids = {id_ for id_ in ids.values() if id_ is not None}
+        if hidden := [row for row in rows if row["context_id"] and row["id"] in profile_ids]:
+            name = hidden[0]["name"]
+            context = name.removeprefix(HIDDEN_PREFIX)
+            raise InUse(
+                f"device profile {name} belongs to device context {context}: delete the context",
+                device_context=context,
+            )
         deleted: Sequence[read.DeviceProfileRow] = ()
         if self._notifications is not None and self._notifications.enabled:
             uuids_to_delete = [row["uuid"] for row in rows if row["id"] in profile_ids]
@@ -121,9 +129,15 @@ def _parse_profile(profile: Mapping[str, Any], now: datetime) -> store.NewProfil
             field="description",
         )
     uuid = profile.get("uuid")
+    name = parse_name(profile.get("name"))
+    if is_hidden_profile_name(name):
+        raise Invalid(
+            f"name {name!r} is reserved for hidden profiles of device contexts and attachments",
+            field="name",
+        )
     return {
         "uuid": str(uuid4()) if uuid is None else parse_uuid(uuid, "uuid"),
-        "name": parse_name(profile.get("name")),
+        "name": name,
         "description": description,
         "groups": [group.to_dict() for group in parse_groups(profile.get("groups"))],
         "created_at": now,

@@ -8,7 +8,7 @@ So every conductor returns the same values, and a restart resets no value. Only 
 import errno
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 from wsgiref.simple_server import WSGIServer
@@ -18,10 +18,13 @@ from prometheus_client import CollectorRegistry, ProcessCollector, start_http_se
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from cyborg.core.arq.context_states import ContextState
 from cyborg.core.arq.states import ArqState
+from cyborg.core.attachments.attachment import AttachmentState
 from cyborg.core.errors import Unavailable
 from cyborg.core.hosts.liveness import Liveness, heartbeat_timeout
 from cyborg.core.inventory.device import Health
+from cyborg.core.inventory.maintenance import SuccessorState
 from cyborg.core.log import get_logger
 from cyborg.core.self_heal import CorrectiveAction
 from cyborg.db.read import totals
@@ -39,6 +42,9 @@ LOOPS_TEXT = (
     "Seconds since the last round of a blocked loop of this process began, 0 if it is not blocked."
 )
 
+NOTIFICATIONS = "process_nova_notifications"
+NOTIFICATIONS_TEXT = "Notifications of Nova that this process has received."
+
 METRICS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "cyborg_database_up": ("1 if the database answered; if 0, there are no other metrics.", ()),
     "cyborg_arqs": ("Accelerator requests.", ("state",)),
@@ -47,6 +53,13 @@ METRICS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "cyborg_arqs_owner_unverified": (
         "Bound requests whose instance's project is not verified yet.",
         (),
+    ),
+    "cyborg_device_contexts": ("Device contexts.", ("state",)),
+    "cyborg_attachments": ("Attachments.", ("state",)),
+    "cyborg_maintenance_windows": ("Devices with a maintenance window.", ()),
+    "cyborg_device_successors": (
+        "Successors of device contexts whose device is under maintenance.",
+        ("state",),
     ),
     "cyborg_handles": ("Attach handles: free, owned, dirty or draining.", ("state",)),
     "cyborg_devices": ("Devices.", ("status", "health")),
@@ -151,6 +164,29 @@ class LoopCollector(Collector):
         return GaugeMetricFamily(LOOPS, LOOPS_TEXT, labels=("loop",))
 
 
+class NotificationCollector(Collector):
+    """Collector of the metric of Nova's notifications to this process; it needs no database."""
+
+    def __init__(self, counts: Callable[[], Mapping[str, int]]) -> None:
+        """``counts`` returns the number of notifications by result."""
+        self._counts = counts
+
+    def describe(self) -> Iterable[Metric]:
+        """Return the metric without samples."""
+        return [self._family()]
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the metric with a sample for each result, without samples if it is disabled."""
+        family = self._family()
+        for result, count in sorted(self._counts().items()):
+            family.add_metric([result], count)
+        return [family]
+
+    @staticmethod
+    def _family() -> CounterMetricFamily:
+        return CounterMetricFamily(NOTIFICATIONS, NOTIFICATIONS_TEXT, labels=("result",))
+
+
 class MetricsServer:
     """HTTP server for Prometheus on one port, which only one worker of a host can bind."""
 
@@ -159,12 +195,17 @@ class MetricsServer:
         conf: cfg.ConfigOpts,
         reader: Reader,
         overdue: Callable[[], Mapping[str, float]] = dict,
+        notifications: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
-        """``overdue`` returns for each loop of this process the seconds that it is overdue."""
+        """``overdue`` returns for each loop of this process the seconds that it is overdue.
+
+        ``notifications`` returns the number of notifications of Nova by result.
+        """
         self._conf = conf
         self._registry = CollectorRegistry()
         self._registry.register(DatabaseCollector(conf, reader))
         self._registry.register(LoopCollector(overdue))
+        self._registry.register(NotificationCollector(notifications))
         ProcessCollector(registry=self._registry)
         self._server: WSGIServer | None = None
         self._thread: threading.Thread | None = None
@@ -240,8 +281,9 @@ def _fill(families: Mapping[str, Any], found: Totals, now: datetime) -> None:
     def age(since: datetime | None) -> float:
         return 0.0 if since is None else max(0.0, (now - since).total_seconds())
 
-    for state in ArqState:
-        put("arqs", found.arqs.get(state, 0), state)
+    for name, state, count in _list_states(found):
+        put(name, count, state)
+    put("maintenance_windows", found.maintenance_windows)
     put("bind_oldest_seconds", age(found.oldest_bind_started))
     put("arqs_orphan_suspected", found.orphans_suspected)
     put("arqs_owner_unverified", found.owners_unverified)
@@ -279,3 +321,16 @@ def _fill(families: Mapping[str, Any], found: Totals, now: datetime) -> None:
         if kind in done:
             timestamp = done[kind]["last_at"].replace(tzinfo=UTC).timestamp()
             put("self_heal_last_timestamp_seconds", timestamp, kind)
+
+
+def _list_states(found: Totals) -> Iterator[tuple[str, str, int]]:
+    """Yield the name of each metric of objects by state, with each state and its number."""
+    states: tuple[tuple[str, Mapping[str, int], Iterable[str]], ...] = (
+        ("arqs", found.arqs, ArqState),
+        ("device_contexts", found.device_contexts, ContextState),
+        ("attachments", found.attachments, AttachmentState),
+        ("device_successors", found.successors, SuccessorState),
+    )
+    for name, counts, all_states in states:
+        for state in all_states:
+            yield name, state, counts.get(state, 0)

@@ -13,6 +13,7 @@ from oslo_config import cfg
 from cyborg.clients import nova as nova_client
 from cyborg.clients import placement as placement_client
 from cyborg.conductor import metrics
+from cyborg.conductor.arqs.limits import LimitSource, make_source
 from cyborg.conductor.common.idempotency import IdempotentEndpoint
 from cyborg.conductor.common.lease_owner import process_owner
 from cyborg.conductor.common.loop_watch import LoopWatch
@@ -28,6 +29,7 @@ from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.rpc.client import make_agent_client, make_conductor_client
 from cyborg.rpc.contract import CONDUCTOR
 from cyborg.rpc.faults import FAULTS
+from cyborg.rpc.notification_listener import NotificationListener, make_listener
 from cyborg.rpc.notifier import Notifier, make_notifier
 from cyborg.rpc.server import Server, make_server
 from cyborg.rpc.transport import Transport, make_transport
@@ -71,6 +73,8 @@ class ConductorService:
         )
         self._nova = nova
         self._notifier: Notifier | None = None
+        self._listener: NotificationListener | None = None
+        self._limits: LimitSource | None = None
         # All workers that are forked from this process have one epoch: they share a row.
         self._epoch = str(uuid4())
         self._stopping = threading.Event()
@@ -86,6 +90,7 @@ class ConductorService:
 
     def open(self) -> None:
         """Create the clients of other services without connecting. Raise Misconfigured."""
+        self._limits = make_source(self._conf)
         if self._placement is None:
             self._placement = placement_client.make(self._conf)
         if self._nova is None:
@@ -96,6 +101,8 @@ class ConductorService:
             self._transport = make_transport(self._conf)
         if self._notifier is None:
             self._notifier = make_notifier(self._conf)
+        if self._listener is None:
+            self._listener = make_listener(self._conf)
 
     def start(self) -> None:
         """Start a thread that waits for database and broker, then serves. Raise Misconfigured."""
@@ -146,6 +153,8 @@ class ConductorService:
         closing = []
         if (server := self._server) is not None:
             closing += [_close_in_thread("RPC server", server.stop, server.wait)]
+        if (listener := self._listener) is not None:
+            closing += [_close_in_thread("Nova listener", listener.stop, listener.cleanup)]
         if self._metrics is not None:
             closing += [_close_in_thread("metrics", self._metrics.stop)]
         running = [
@@ -164,7 +173,7 @@ class ConductorService:
         _close_with_timeout(closing, end)
         if running:
             LOG.warning(
-                "Periodic tasks abandoned, other conductors continue their work: %s",
+                "Periodic tasks abandoned; other conductors run these tasks: %s",
                 ", ".join(running),
             )
 
@@ -175,7 +184,10 @@ class ConductorService:
             raise AssertionError("open() must be called first")
         if self._conf.conductor.metrics_port:
             self._metrics = metrics.MetricsServer(
-                self._conf, Reader(engine), self._loop_watch.overdue
+                self._conf,
+                Reader(engine),
+                self._loop_watch.overdue,
+                self._notification_counts,
             )
             self._start_loops(
                 [PeriodicTask("metrics", metrics.RETRY_INTERVAL, self._metrics.ensure)]
@@ -184,10 +196,13 @@ class ConductorService:
             return
         agents = make_agent_client(transport, self._conf)
         uow = UnitOfWork(engine)
-        conductor = build_conductor(self._conf, uow, agents, placement, nova, self._notifier)
+        conductor = build_conductor(
+            self._conf, uow, agents, placement, nova, self._notifier, self._limits
+        )
         # The loops run before the broker is reached: publishing and delivery do not need it.
         self.conductor = conductor
         self._start_loops(conductor.tasks)
+        self._listen(conductor)
         if self._serve(transport, IdempotentEndpoint(make_handlers(conductor), uow)):
             # Only now: a heartbeat without a server would wait for its whole timeout.
             self._heartbeat = self._heartbeat_loop(transport, conductor)
@@ -197,6 +212,21 @@ class ConductorService:
                 "Conductor is ready, its leases have the owner %s",
                 process_owner(self._conf.host),
                 host=self._conf.host,
+            )
+
+    def _notification_counts(self) -> dict[str, int]:
+        watcher = None if self.conductor is None else self.conductor.instance_watcher
+        return {} if watcher is None else watcher.counts()
+
+    def _listen(self, conductor: Conductor) -> None:
+        """Start to receive Nova's notifications if they are enabled."""
+        watcher = conductor.instance_watcher
+        if self._listener is not None and watcher is not None:
+            self._listener.start(watcher.receive, watcher.refuse)
+        elif self._listener is not None:
+            LOG.warning(
+                "[nova] notifications has no effect with send_events = false or [conductor] "
+                "orphan_grace = 0"
             )
 
     def _start_loops(self, loops: Sequence[PeriodicTask]) -> None:

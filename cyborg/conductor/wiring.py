@@ -2,7 +2,7 @@
 """Construction of the objects of a conductor and of its periodic tasks."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from oslo_config import cfg
@@ -10,14 +10,24 @@ from oslo_config import cfg
 from cyborg.clients.nova import Nova
 from cyborg.clients.placement import Placement
 from cyborg.conductor.arqs.arqs import Arqs
+from cyborg.conductor.arqs.limits import LimitEnforcer, LimitLookup, LimitSource
 from cyborg.conductor.arqs.orphan_check import OrphanCheck
 from cyborg.conductor.arqs.orphan_collector import OrphanCollector
 from cyborg.conductor.arqs.orphan_release import OrphanReleaser
 from cyborg.conductor.arqs.ownership import OwnerResolver
+from cyborg.conductor.attachments.allocations import InstanceAllocations
+from cyborg.conductor.attachments.attachments import Attachments
+from cyborg.conductor.attachments.devices import AttachedDevices
+from cyborg.conductor.attachments.guest_devices import GuestDevices
+from cyborg.conductor.attachments.guests import Guests
+from cyborg.conductor.attachments.runner import AttachmentRunner
+from cyborg.conductor.attachments.successors import Successors
 from cyborg.conductor.audit.repair import RepairExecutor
 from cyborg.conductor.audit.runner import AuditRunner
 from cyborg.conductor.common import sweeps
 from cyborg.conductor.common.idempotency import CallRecords
+from cyborg.conductor.contexts.device_contexts import DeviceContexts
+from cyborg.conductor.contexts.leases import ContextLeases
 from cyborg.conductor.custody.sealer import CustodySealer
 from cyborg.conductor.device_profiles import DeviceProfiles
 from cyborg.conductor.drivers.lookup import DriverLookup
@@ -27,6 +37,8 @@ from cyborg.conductor.hosts.discoveries import Discoveries
 from cyborg.conductor.hosts.failure_detector import FailureDetector
 from cyborg.conductor.hosts.heartbeats import Hosts
 from cyborg.conductor.hosts.services import Services
+from cyborg.conductor.instances import watcher as instance_watcher
+from cyborg.conductor.instances.watcher import InstanceWatcher
 from cyborg.conductor.inventory.accelerators import Accelerators
 from cyborg.conductor.inventory.attributes import Attributes
 from cyborg.conductor.inventory.devices import Devices
@@ -36,6 +48,7 @@ from cyborg.conductor.jobs.dispatcher import JobDispatcher
 from cyborg.conductor.jobs.partitioning import Partitions
 from cyborg.conductor.jobs.programming import Programs
 from cyborg.conductor.jobs.reapply import LostValues
+from cyborg.conductor.maintenance.windows import MaintenanceWindows
 from cyborg.conductor.notifications.arq_events import ArqEventRecorder
 from cyborg.conductor.notifications.notifications import NotificationBuilder, create_worker
 from cyborg.conductor.notifications.outbox import DeadLetters, create_nova_worker
@@ -52,6 +65,9 @@ BATCH_DELAY = 0.05
 """Seconds that an outbox message waits, so that a batch shares the cost of one lease, one call and
 one commit. Nova requests its ARQs before it waits for their events, so it is not delayed."""
 
+ATTACHMENT_INTERVAL = 1.0
+"""Seconds between two searches for attachments whose work is due; a search is one statement."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Conductor:
@@ -59,19 +75,27 @@ class Conductor:
 
     accelerators: Accelerators
     arqs: Arqs
+    attachments: Attachments
+    attachment_runner: AttachmentRunner
     attributes: Attributes
     audits: AuditRunner
     audit_task: PeriodicTask
     custody_sealer: CustodySealer
     dead_letters: DeadLetters
+    device_contexts: DeviceContexts
+    context_leases: ContextLeases
     device_profiles: DeviceProfiles
     devices: Devices
     discoveries: Discoveries
     driver_lookup: DriverLookup
     drivers: Drivers
     failure_detector: FailureDetector
+    guest_devices: GuestDevices
     hosts: Hosts
+    instance_watcher: InstanceWatcher | None
     jobs: JobDispatcher
+    limits: LimitLookup
+    maintenance_windows: MaintenanceWindows
     orphan_collector: OrphanCollector
     outbox_workers: Sequence[OutboxWorker]
     partitions: Partitions
@@ -91,8 +115,10 @@ class Conductor:
             self.orphan_collector.stop,
             self.audits.stop,
             self.custody_sealer.stop,
+            self.attachment_runner.stop,
             self.rollouts.stop,
             *(worker.stop for worker in self.outbox_workers),
+            *(watcher.stop for watcher in [self.instance_watcher] if watcher is not None),
         ):
             stop()
 
@@ -104,8 +130,12 @@ def build_conductor(
     placement: Placement,
     nova: Nova,
     notifier: Notifier | None = None,
+    limits: LimitSource | None = None,
 ) -> Conductor:
-    """Return a conductor; ``notifier`` is None if ``conf`` enables no notifications."""
+    """Return a conductor.
+
+    ``notifier`` is None if ``conf`` enables no notifications, ``limits`` if it enables no limits.
+    """
     options = conf.conductor
     notices = NotificationBuilder(conf, now=uow.clock)
     publisher = Publisher(conf, uow, placement and placement.with_timeout(options.publish_timeout))
@@ -129,11 +159,9 @@ def build_conductor(
     # Without Nova there are no allocations, and a request keeps the project of its creation.
     instances = nova if conf.nova.send_events else None
     orphan_collector = OrphanCollector(conf, uow, placement, jobs_task.wake, notices, instances)
-    orphans = None
-    if instances is not None and options.orphan_grace != 0:
-        recorder = ArqEventRecorder(conf, notices)
-        releaser = OrphanReleaser(uow, recorder, jobs_task.wake, uow.clock)
-        orphans = OrphanCheck(uow, placement, instances, releaser)
+    recorder = ArqEventRecorder(conf, notices)
+    releaser = OrphanReleaser(uow, recorder, jobs_task.wake, uow.clock)
+    orphans = OrphanCheck(uow, placement, nova, releaser) if _releases_orphans(conf) else None
     repair = RepairExecutor(
         uow,
         placement,
@@ -159,8 +187,47 @@ def build_conductor(
     dead_letters = DeadLetters(conf, uow, outbox_task.wake)
     driver_lookup = DriverLookup(conf, uow, agents)
     custody_sealer = CustodySealer(conf, uow)
+    enforcer = None if limits is None else LimitEnforcer(uow, limits)
+    contexts = DeviceContexts(conf, uow, placement, notices, enforcer=enforcer)
     partitions = Partitions(conf, uow, jobs_task.wake, publisher_task.wake)
     programs = Programs(conf, uow, jobs_task.wake, notices)
+    arqs = Arqs(
+        conf,
+        uow,
+        outbox_task.wake,
+        jobs_task.wake,
+        None if instances is None else OwnerResolver(placement),
+        notices,
+        orphans,
+        enforcer=enforcer,
+    )
+    context_leases = ContextLeases(conf, uow, arqs, ArqEventRecorder(conf, notices))
+    attached_devices = AttachedDevices(
+        conf,
+        uow,
+        arqs,
+        enforcer,
+        recorder,
+        jobs_task.wake,
+        outbox_task.wake,
+        uow.clock,
+    )
+    attachment_runner, guest_devices = _make_attachment_runner(
+        conf, uow, placement, nova, attached_devices, recorder, jobs_task.wake, outbox_task.wake
+    )
+    attachment_task = PeriodicTask("attachments", ATTACHMENT_INTERVAL, attachment_runner.run_once)
+    watcher = _make_watcher(
+        conf,
+        lambda: InstanceWatcher(uow, placement, nova, releaser, attachment_runner.sweep),
+    )
+    windows = MaintenanceWindows(
+        conf,
+        uow,
+        publisher_task.wake,
+        notices,
+        wake_attachments=attachment_task.wake,
+        has_nova=instances is not None,
+    )
     sweep = functools.partial(
         sweeps.run_all,
         {
@@ -168,12 +235,16 @@ def build_conductor(
             "hosts": hosts.sweep,
             "failure detector": failure_detector.sweep,
             "tombstones": Tombstones(conf, uow).sweep,
+            "device contexts": contexts.sweep,
+            "leases of device contexts": context_leases.sweep,
             "call records": CallRecords(conf, uow).sweep,
             "jobs": jobs.sweep,
             "lost layouts and images": LostValues(uow, partitions, programs).sweep,
             "dead letters": dead_letters.sweep,
             "audits": audits.sweep,
             "custody records": custody_sealer.sweep,
+            "attachments": attachment_runner.sweep,
+            "maintenance windows": windows.sweep,
         },
     )
     tasks = [
@@ -183,8 +254,10 @@ def build_conductor(
         PeriodicTask("sweep", options.hello_interval, sweep),
         audit_task,
         rollout_task,
+        attachment_task,
         PeriodicTask("clock", INTERVAL, uow.clock.measure),
         PeriodicTask("custody", options.custody_seal_interval, custody_sealer.run_once),
+        *_watcher_tasks(watcher),
     ]
     if interval := options.orphan_scan_interval:
         tasks.append(PeriodicTask("orphan scan", interval, orphan_collector.run_once))
@@ -196,28 +269,28 @@ def build_conductor(
         tasks.append(_outbox_task("notifications", conf, outbox_workers[-1]))
     return Conductor(
         accelerators=Accelerators(uow),
-        arqs=Arqs(
-            conf,
-            uow,
-            outbox_task.wake,
-            jobs_task.wake,
-            None if instances is None else OwnerResolver(placement),
-            notices,
-            orphans,
-        ),
+        arqs=arqs,
+        attachments=Attachments(conf, uow, instances, placement, attachment_task.wake),
+        attachment_runner=attachment_runner,
         attributes=Attributes(uow),
         audits=audits,
         audit_task=audit_task,
         custody_sealer=custody_sealer,
         dead_letters=dead_letters,
+        device_contexts=contexts,
+        context_leases=context_leases,
         device_profiles=DeviceProfiles(uow, notices),
         devices=Devices(uow, publisher_task.wake, notices),
         discoveries=discoveries,
         driver_lookup=driver_lookup,
         drivers=Drivers(conf, uow, rollout_task.wake, publisher_task.wake, find=driver_lookup.find),
         failure_detector=failure_detector,
+        guest_devices=guest_devices,
         hosts=hosts,
+        instance_watcher=watcher,
         jobs=jobs,
+        limits=LimitLookup(conf, limits),
+        maintenance_windows=windows,
         orphan_collector=orphan_collector,
         outbox_workers=outbox_workers,
         partitions=partitions,
@@ -240,6 +313,41 @@ def wake_tasks(
     ):
         if count:
             task.wake()
+
+
+def _make_attachment_runner(
+    conf: cfg.ConfigOpts,
+    uow: UnitOfWork,
+    placement: Placement,
+    nova: Nova,
+    devices: AttachedDevices,
+    recorder: ArqEventRecorder,
+    wake_jobs: Callable[[], None],
+    wake_outbox: Callable[[], None],
+) -> tuple[AttachmentRunner, GuestDevices]:
+    guests = Guests(nova, devices)
+    successors = Successors(uow, recorder, guests, devices.make_context, wake_jobs, wake_outbox)
+    allocations = InstanceAllocations(uow, placement)
+    guest_devices = GuestDevices(conf, uow, guests, wake_jobs, uow.clock)
+    runner = AttachmentRunner(conf, uow, allocations, devices, guests, guest_devices, successors)
+    return runner, guest_devices
+
+
+def _releases_orphans(conf: cfg.ConfigOpts) -> bool:
+    """Return whether orphans are released; with orphan_grace = 0 they are only shown."""
+    return bool(conf.nova.send_events and conf.conductor.orphan_grace != 0)
+
+
+def _make_watcher(
+    conf: cfg.ConfigOpts, make: Callable[[], InstanceWatcher]
+) -> InstanceWatcher | None:
+    return make() if conf.nova.notifications and _releases_orphans(conf) else None
+
+
+def _watcher_tasks(watcher: InstanceWatcher | None) -> list[PeriodicTask]:
+    if watcher is None:
+        return []
+    return [PeriodicTask("instances", instance_watcher.INTERVAL, watcher.run_once)]
 
 
 def _outbox_task(name: str, conf: cfg.ConfigOpts, worker: OutboxWorker) -> PeriodicTask:

@@ -10,12 +10,16 @@ from oslo_config import cfg
 from cyborg.conf import (
     agent,
     api,
+    attachments,
     conductor,
     database,
     default,
+    device_contexts,
     glance,
+    libvirt,
     nova,
     placement,
+    quota,
     rpc,
     standalone,
 )
@@ -25,11 +29,15 @@ GROUPS: tuple[ModuleType, ...] = (
     default,
     agent,
     api,
+    attachments,
     conductor,
     database,
+    device_contexts,
     glance,
+    libvirt,
     nova,
     placement,
+    quota,
     rpc,
     standalone,
 )
@@ -37,15 +45,18 @@ GROUPS: tuple[ModuleType, ...] = (
 
 # A service registers only what it reads, because some groups need libraries of their own: an agent
 # has none for the database, Placement and Nova.
-AGENT_GROUPS: tuple[ModuleType, ...] = (default, agent, conductor, glance, rpc)
+AGENT_GROUPS: tuple[ModuleType, ...] = (default, agent, conductor, glance, libvirt, rpc)
 API_GROUPS: tuple[ModuleType, ...] = (default, api, conductor, database, rpc)
 CONDUCTOR_GROUPS: tuple[ModuleType, ...] = (
     default,
     agent,
+    attachments,
     conductor,
     database,
+    device_contexts,
     nova,
     placement,
+    quota,
     rpc,
 )
 DBSYNC_GROUPS: tuple[ModuleType, ...] = (default, conductor, database)

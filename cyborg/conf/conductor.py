@@ -147,6 +147,21 @@ OPTIONS = [
         "handle is reserved in Placement. The cleaning is retried without end.",
     ),
     cfg.FloatOpt(
+        "max_maintenance",
+        default=2592000.0,
+        min=1.0,
+        help="Maximum length of a maintenance window of a device in seconds, 30 days by default. "
+        "A window can be extended before it ends, any number of times.",
+    ),
+    cfg.FloatOpt(
+        "attachment_timeout",
+        default=900.0,
+        min=1.0,
+        help="Seconds for attaching accelerators to an existing instance, including a reboot that "
+        "was requested with it. After this time an attachment that is not complete is undone. "
+        "A detach has no limit.",
+    ),
+    cfg.FloatOpt(
         "program_timeout",
         default=1800.0,
         min=1.0,

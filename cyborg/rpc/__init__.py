@@ -5,9 +5,13 @@ import warnings
 
 from oslo_service import backend
 
-# oslo.messaging imports oslo.service, which uses eventlet unless a backend is set before.
+from cyborg.compat import eventlet
+
+# oslo.messaging imports oslo.service, which uses eventlet unless a backend is set before, and
+# futurist, which imports eventlet.
 backend.register_backend_default_hook(lambda: backend.BackendType.THREADING)
+eventlet.hide()
 with warnings.catch_warnings():
-    # futurist imports eventlet if it is installed, which warns about its use. It is not used here.
+    # It also imports a deprecated module of oslo.utils, or eventlet itself, which warn.
     warnings.simplefilter("ignore")
     import oslo_messaging  # noqa: F401

@@ -140,6 +140,61 @@ class ConductorAPI(Protocol):
         Return ``{"interval": seconds, "now": the conductor's time, naive UTC in ISO 8601}``.
         """
 
+    def device_context_create(self, context: Plain, project_id: str | None) -> dict[str, Any]:
+        """Create a device context with its ARQs; return its row.
+
+        Raise Invalid, NotFound, Conflict, OverLimit.
+        """
+
+    def device_context_update(
+        self, uuid: str, changes: Plain, project_scope: str | None
+    ) -> dict[str, Any]:
+        """Change an unbound device context; return its row. Raise Invalid, NotFound, WrongState.
+
+        ``changes`` has any of name, description, config_data and expires_at.
+        """
+
+    def device_context_delete(self, uuid: str, project_scope: str | None) -> None:
+        """Delete a device context with its ARQs. Raise Invalid, NotFound, WrongState."""
+
+    def device_context_candidates(
+        self, uuid: str, project_scope: str | None, limit: int
+    ) -> dict[str, Any]:
+        """Query Placement for allocation candidates of a device context.
+
+        Return ``{"candidates": [{"hostname", "mappings"}], "reason": str or None}``; the reason is
+        that of Placement if it rejects the query.
+        Raise Invalid, NotFound, Unavailable.
+        """
+
+    def device_context_pre_bind(
+        self, uuid: str, reservation: Plain, project_scope: str | None
+    ) -> dict[str, Any]:
+        """Claim the handles of a device context under a lease, or renew it; return its row.
+
+        ``reservation`` has hostname, mappings and, optionally, lease_seconds and epoch. Raise
+        Invalid, NotFound, WrongState, Conflict, OverLimit, NoHandle, Unavailable.
+        """
+
+    def device_context_bind(
+        self, uuid: str, target: Plain, project_scope: str | None
+    ) -> dict[str, Any]:
+        """Bind a device context to an instance; return its row.
+
+        ``target`` has hostname, instance_uuid and, optionally, mappings and epoch. The project of
+        the instance is that of its allocation in Placement. Raise Invalid, NotFound, WrongState,
+        Conflict, OverLimit, NoHandle, Unavailable.
+        """
+
+    def device_context_unbind(
+        self, uuid: str, use: Plain, project_scope: str | None, elevated: bool = False
+    ) -> dict[str, Any]:
+        """Release the handles of a device context; return its row.
+
+        ``use`` has epoch or instance_uuid of the use that ends; both are optional if ``elevated``
+        is True, or if the context owns no handles. Raise Invalid, NotFound, WrongState, Conflict.
+        """
+
     def device_profile_create(self, profile: Plain) -> dict[str, Any]:
         """Create a device profile and return its row. Raise Invalid, Conflict."""
 
@@ -163,8 +218,15 @@ class ConductorAPI(Protocol):
     def attribute_delete(self, uuid: str) -> None:
         """Delete an operator's attribute. Raise Invalid, NotFound."""
 
-    def arq_create(self, device_profile_name: str, project_id: str | None) -> dict[str, Any]:
-        """Create the requests of a profile; return ``{"arqs": [row]}``. Raise NotFound."""
+    def arq_create(
+        self, device_profile_name: str, project_id: str | None, context_scope: str | None = None
+    ) -> dict[str, Any]:
+        """Create the requests of a profile; return ``{"arqs": [row]}``. Raise NotFound.
+
+        Of the hidden profile of a device context, replace the requests of the context by new ones.
+        ``context_scope`` limits this to contexts of one project; None means unrestricted. Raise
+        WrongState if the context is in use or in error.
+        """
 
     def arq_bind(
         self,
@@ -189,8 +251,40 @@ class ConductorAPI(Protocol):
     ) -> None:
         """Delete requests by uuid or by instance. Raise NotFound, Forbidden."""
 
+    def attachment_create(self, request: Plain, project_scope: str | None) -> dict[str, Any]:
+        """Start to attach accelerators to an instance or host; return the row of the attachment.
+
+        The request has instance_uuid, or hostname and the project_id of the caller, and one of
+        device_profile, device_context and accelerator. A repeated request gets the same attachment.
+        Raise Invalid, NotFound, Conflict, WrongState, OverLimit.
+        """
+
+    def attachment_delete(
+        self,
+        uuid: str | None,
+        instance: str | None,
+        project_scope: str | None,
+        reboot: bool,
+        accelerator: str | None = None,
+        hostname: str | None = None,
+    ) -> None:
+        """Start to detach one attachment, or all of an instance, or all of a host itself.
+
+        ``accelerator`` selects those of the instance or host that hold this accelerator alone. With
+        ``reboot`` a running instance is rebooted. Raise Invalid, NotFound, WrongState, Conflict.
+        """
+
     def device_set_status(self, uuid: str, status: str) -> None:
         """Enable a device, or set it to maintaining. Raise Invalid, NotFound."""
+
+    def device_maintain(self, request: Plain) -> None:
+        """Begin or change the maintenance window of a device.
+
+        Raise Invalid, NotFound, Conflict.
+        """
+
+    def device_end_maintenance(self, uuid: str) -> None:
+        """End the maintenance window of a device now. Raise Invalid, NotFound, WrongState."""
 
     def device_set_layout(self, uuid: str, layout: str, drain: bool) -> dict[str, Any]:
         """Start to apply a layout to a device; return ``{"uuid": of the job}``.
@@ -276,8 +370,25 @@ class ConductorAPI(Protocol):
         Raise Invalid, NotFound, InUse, Conflict.
         """
 
+    def limits_get(self, project_id: str) -> dict[str, Any]:
+        """Return the limits of a project; nothing is changed.
+
+        The answer is ``{"arqs": number of ARQs, "attachments": number of attachments,
+        "device_contexts": number of contexts, "units": {resource class: units}}``; -1 is unlimited,
+        and so is a resource class that is absent.
+        Raise Invalid, Unavailable.
+        """
+
     def job_cancel(self, uuid: str) -> None:
         """Cancel a driver job, or one that drains a device. Raise Invalid, NotFound, WrongState."""
+
+    def get_guest_devices(self, host: str, epoch: str) -> dict[str, Any]:
+        """Return the devices that the running guests of a host must have.
+
+        The answer is ``{"devices": [{"instance", "ready", "arq"}]}``; ``arq`` has the fields of the
+        REST API that ``cyborg.os_acc`` needs, and ``ready`` is false while a job prepares the
+        device. Raise Invalid, Stale.
+        """
 
     def get_desired_backends(self, host: str, epoch: str) -> dict[str, Any]:
         """Return the desired state of a host (``core.drivers.desired_state.DesiredHostState``).

@@ -135,7 +135,7 @@ class MessageFilter:
         try:
             self._check_sender(raw)
             message = self._consumer.queue.channel.message_to_python(raw)
-            fields.update(_decode(message, self._max_bytes))
+            fields.update(decode(message, self._max_bytes))
             self._check(fields)
             self._check_duplicate(fields)
         except Invalid as exc:
@@ -166,14 +166,7 @@ class MessageFilter:
 
     def _check_sender(self, raw: Any) -> None:
         """Check size, compression and user, before the body is read. Raise Invalid."""
-        size = len(raw.body or b"")
-        if size > self._max_bytes:
-            raise Invalid(f"{size} bytes are more than the limit of {self._max_bytes}")
-        headers = raw.headers
-        if isinstance(headers, Mapping) and headers.get("compression") and not self._decompress:
-            raise Invalid(
-                "the message is compressed, but [oslo_messaging_rabbit] kombu_compression is unset"
-            )
+        check_body(raw, self._max_bytes, decompress=self._decompress)
         user = raw.properties.get("user_id")
         if self._users and user not in self._users:
             raise Invalid(f"broker user {user!r} is not one of [rpc] allowed_users")
@@ -241,7 +234,20 @@ def check_answer(fields: dict[str, Any]) -> None:
     fields["failure"] = json.dumps({**reduced, "module": "", "tb": []})
 
 
-def _decode(message: Any, max_bytes: int) -> dict[str, Any]:
+def check_body(raw: Any, max_bytes: int, *, decompress: bool) -> None:
+    """Check size and compression of a message before its body is read. Raise Invalid."""
+    size = len(raw.body or b"")
+    if size > max_bytes:
+        raise Invalid(f"{size} bytes are more than the limit of {max_bytes}")
+    headers = raw.headers
+    if isinstance(headers, Mapping) and headers.get("compression") and not decompress:
+        raise Invalid(
+            "the message is compressed, but [oslo_messaging_rabbit] kombu_compression is unset"
+        )
+
+
+def decode(message: Any, max_bytes: int) -> dict[str, Any]:
+    """Return the content of oslo.messaging's envelope. Raise Invalid."""
     if message.content_type != _JSON:
         raise Invalid(f"content type is {str(message.content_type)[:MAX_NAME]!r}, not {_JSON}")
     if message.errors:

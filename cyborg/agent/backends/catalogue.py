@@ -168,7 +168,7 @@ def _describe(name: str, driver: Any) -> DriverEntry:
     if driver.name != name:
         raise ValueError(f"its class has the name {driver.name!r:.100}, expected {name!r:.100}")
     if not (isinstance(driver.version, str) and driver.version):
-        raise TypeError(f"its version {driver.version!r:.100} is not a non-empty string")
+        raise TypeError(f"version {driver.version!r:.100} of its class is not a non-empty string")
     subsystems = driver.UEVENT_SUBSYSTEMS
     if not (isinstance(subsystems, frozenset) and all(isinstance(s, str) for s in subsystems)):
         raise TypeError(f"its UEVENT_SUBSYSTEMS {subsystems!r:.100} is not a frozenset of strings")

@@ -54,9 +54,9 @@ class Checkpoint:
         boot_id: str | Path = BOOT_ID,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Read the file; ``boot_id`` is the path of the file with the host's boot id.
+        """Read the checkpoint file, and the boot id of the host from the file ``boot_id``.
 
-        A malformed file is quarantined, with a warning.
+        A malformed checkpoint file is quarantined, with a warning.
         """
         self._path = path
         self._now = now

@@ -5,11 +5,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from cyborg.agent.backends.backend import error_text
-from cyborg.core.errors import DriverFailed, NotFound
+from cyborg.agent.guests.devices import GuestDevices
+from cyborg.core.errors import CyborgError, DriverFailed, NotFound
 from cyborg.core.inventory.device import Ability
 from cyborg.core.jobs.activity import show_activity
 from cyborg.core.jobs.failures import describe_failure, describe_subject
-from cyborg.core.jobs.job import MAX_ERROR, JobKind, JobSpec, WorkItem
+from cyborg.core.jobs.job import GUEST_KINDS, MAX_ERROR, JobKind, JobSpec, WorkItem
 from cyborg.core.log import get_logger
 from cyborg.drivers.base import (
     Driver,
@@ -28,20 +29,29 @@ class Aborted(Exception):
 
 RemovedDriverLookup = Callable[[str], Driver | None]
 
+# Part of the timeout of a plug job in which it is retried: then its error has the reason.
+PLUG_PART = 0.8
+
+NO_LIVE_ATTACH = "live attach is not enabled on this host: set [libvirt] live_attach = true"
+
 
 def execute(
     spec: JobSpec,
     drivers: Mapping[str, Driver],
     should_continue: Callable[[], bool] = lambda: True,
     removed_driver: RemovedDriverLookup = lambda _: None,
+    guests: GuestDevices | None = None,
 ) -> str | None:
     """Execute the items in order; return the error text, or None if all succeeded.
 
     ``removed_driver`` looks up the driver of a removed backend, which is still needed to release
     its handles. The first failure ends the job. Only a release continues with the other items. A
     job of another kind does not start unless there is a driver for every item. Raise Aborted when
-    ``should_continue`` returns False before an item. The activity of the job shows the item.
+    ``should_continue`` returns False before an item. The activity of the job shows the item. A job
+    of GUEST_KINDS needs ``guests`` instead of a driver.
     """
+    if spec.kind in GUEST_KINDS:
+        return _change_guest(spec, should_continue, guests)
     errors: list[str] = []
     releasing = spec.kind is JobKind.RELEASE
     total = len(spec.items) if len(spec.items) > 1 else None
@@ -61,6 +71,36 @@ def execute(
                 if not releasing:
                     return errors[0][:MAX_ERROR]
     return "; ".join(errors)[:MAX_ERROR] or None
+
+
+def _change_guest(
+    spec: JobSpec, should_continue: Callable[[], bool], guests: GuestDevices | None
+) -> str | None:
+    """Attach the devices of a job to its guest, or take them back. Return the error text or None.
+
+    Raise Aborted.
+    """
+    if guests is None:
+        return NO_LIVE_ATTACH
+    instance = str(spec.instance)
+    if not should_continue():
+        raise Aborted
+    try:
+        with show_activity(f"{spec.kind} server {instance}", None, 0):
+            if spec.kind is JobKind.PLUG:
+                seconds = PLUG_PART * spec.timeout
+                is_complete = (
+                    guests.plug(instance, spec.devices, should_continue, seconds) is not None
+                )
+            else:
+                is_complete = guests.unplug(
+                    instance, spec.devices, should_continue, guest_expected=spec.guest_expected
+                )
+    except CyborgError as exc:
+        return error_text(exc)[:MAX_ERROR]
+    if not is_complete:
+        raise Aborted
+    return None
 
 
 def _driver_call(

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cyborg.agent.backends.backend import Backend, error_text
+from cyborg.agent.guests.devices import GuestDevices
 from cyborg.agent.jobs.checkpoint import Checkpoint, CheckpointState
 from cyborg.agent.jobs.executor import Aborted, RemovedDriverLookup, execute
 from cyborg.agent.jobs.outcomes import MAX_PENDING
@@ -64,14 +65,19 @@ class JobQueue:
         timer: Callable[..., threading.Timer] = threading.Timer,
         removed_driver: RemovedDriverLookup = lambda _: None,
         count_undelivered: Callable[[], int] = lambda: 0,
+        guests: GuestDevices | None = None,
     ) -> None:
         """Run up to ``max_concurrent`` jobs at a time, not counting jobs past their timeout.
+
+        At most half of them are unplug jobs.
 
         ``on_done`` is called, from any thread, with the uuid, the state (``done`` or ``failed``)
         and the error of each job. ``timer`` creates the timeout of a job. ``removed_driver`` looks
         up the driver of a removed backend, which is still needed to release its handles.
         ``count_undelivered`` returns the number of undelivered outcomes; they count as open jobs.
+        Without ``guests``, jobs that change a guest fail.
         """
+        self._guests = guests
         self._backends = backends
         self._checkpoint = checkpoint
         self._max_concurrent = max_concurrent
@@ -169,11 +175,16 @@ class JobQueue:
         free_slots = self._max_concurrent - sum(
             t.thread is not None and t.timeout_error is None for t in tasks
         )
+        # Guests may keep their devices for a long time: other jobs do not wait for them.
+        free_unplugs = max(1, self._max_concurrent // 2) - sum(map(_is_unplugging, tasks))
         locks = _Locks()
         for task in tasks:
+            unplugs = task.spec.kind is JobKind.UNPLUG
             blocked = locks.conflicts(task.spec) or any(map(self._is_running, task.spec.cancels))
-            if task.thread is None and free_slots > 0 and not blocked and self._start_task(task):
+            is_free = free_slots > 0 and (free_unplugs > 0 or not unplugs)
+            if task.thread is None and is_free and not blocked and self._start_task(task):
                 free_slots -= 1
+                free_unplugs -= unplugs
             locks.add(task.spec)
 
     def _is_running(self, job: str) -> bool:
@@ -220,7 +231,11 @@ class JobQueue:
             # The present drivers: a job keeps the drivers that it started with.
             drivers = {backend.name: backend.driver for backend in self._backends}
             error = execute(
-                spec, drivers, lambda: not (self._stopped or task.discarded), self._removed_driver
+                spec,
+                drivers,
+                lambda: not (self._stopped or task.discarded),
+                self._removed_driver,
+                self._guests,
             )
         except Aborted:
             aborted = True
@@ -304,6 +319,13 @@ class JobQueue:
         first.rediscover(lambda _: callback())
         for backend in others:
             backend.rediscover()
+
+
+def _is_unplugging(task: _Task) -> bool:
+    """Return whether a running unplug job has a slot."""
+    return (
+        task.spec.kind is JobKind.UNPLUG and task.thread is not None and task.timeout_error is None
+    )
 
 
 class _Locks:

@@ -17,6 +17,7 @@ from cyborg.core.drivers.desired_state import BackendOutcome
 from cyborg.core.drivers.registry import DriverEntry
 from cyborg.core.errors import CyborgError, Stale, Unavailable
 from cyborg.core.hosts.identity import NO_IDENTITY, Identity
+from cyborg.core.hosts.service import LIVE_ATTACH
 from cyborg.core.inventory.report import BackendState, Report
 from cyborg.core.log import get_logger
 from cyborg.rpc.contract import AGENT, ConductorAPI
@@ -62,7 +63,8 @@ class Reporter(LoopThread):
 
         ``identity`` returns the names of the host, and ``drivers`` the installed drivers; both are
         called before each heartbeat. ``boot_id`` is the boot id of the host. Set ``desired_state``
-        to the reconciler, so that heartbeats include its generation.
+        to the reconciler, so that heartbeats include its generation, and ``live_attach`` to whether
+        this agent attaches devices to running guests.
         """
         super().__init__("reporter")
         self.desired_state: DesiredStateListener | None = None
@@ -75,6 +77,7 @@ class Reporter(LoopThread):
         self._identity = identity
         self._drivers = drivers
         self._boot_id = boot_id
+        self.live_attach = False
         self._report_number = 0
         self._reported_digest: str | None = None  # of the last report of this epoch
         self._interval = 0.0  # seconds between heartbeats, from the conductor
@@ -236,7 +239,11 @@ class Reporter(LoopThread):
             status="READY",
             drivers=[state.without_details().to_dict() for state in inventory.states],
             digest=inventory.digest,
-            versions={"rpc": AGENT.version, "drivers": drivers},
+            versions={
+                "rpc": AGENT.version,
+                "drivers": drivers,
+                LIVE_ATTACH: self.live_attach,
+            },
             observed_generation=None
             if self.desired_state is None
             else self.desired_state.reported_generation,

@@ -1,27 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
 """Create, bind, unbind and delete accelerator requests (ARQs); each call is one transaction.
 
-All transactions lock in the same order: ARQs by id, then handles by id. If a database locks in
-another order and a deadlock results, the unit of work runs the transaction again.
+All transactions lock in the same order: ARQs by id, then projects with limits by name, then handles
+by id. If a database locks in another order and a deadlock results, the unit of work runs the
+transaction again.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any, Protocol, TypeVar
-from uuid import uuid4
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from oslo_config import cfg
 from oslo_db import exception as db_exc
 
 from cyborg.conductor.arqs import binding, release
-from cyborg.conductor.arqs.binding import BindContext
-from cyborg.conductor.arqs.claims import ClaimLost
-from cyborg.conductor.common.timestamps import to_iso
+from cyborg.conductor.arqs.binder import Binder, OrphanChecker
+from cyborg.conductor.arqs.claim_plan import BindContext, BindResult
+from cyborg.conductor.arqs.context_states import follow_arqs, record_claimed
+from cyborg.conductor.arqs.creation import build_arqs, renew_context_arqs, to_response
+from cyborg.conductor.arqs.leases import is_leased
+from cyborg.conductor.arqs.limits import (
+    LimitEnforcer,
+    ProjectLimits,
+    check_create,
+    run_with_limits,
+)
+from cyborg.conductor.arqs.ownership import OwnerLookup
 from cyborg.conductor.notifications import arq_events
 from cyborg.conductor.notifications.notifications import NotificationBuilder
-from cyborg.core.arq import profile as profiles
 from cyborg.core.arq.arqs import (
     BindRequest,
     UnbindRequest,
@@ -29,24 +38,20 @@ from cyborg.core.arq.arqs import (
     check_requests,
     parse_uuids,
 )
-from cyborg.core.arq.orphans import providers_to_check
+from cyborg.core.arq.profile import parse_groups
 from cyborg.core.arq.states import (
     OWNING_STATES,
     UNBOUND_STATES,
-    ArqState,
     Step,
     source_states,
 )
 from cyborg.core.errors import (
     Invalid,
-    NoHandle,
     NotFound,
     OverLimit,
     ServiceTokenRequired,
-    Unavailable,
     WrongState,
 )
-from cyborg.core.hosts.liveness import heartbeat_timeout
 from cyborg.core.log import get_logger
 from cyborg.core.validation import check_optional_text, parse_uuid
 from cyborg.db.unit_of_work import UnitOfWork
@@ -56,23 +61,6 @@ from cyborg.db.write import device_profiles as profile_store
 LOG = get_logger(__name__)
 
 R = TypeVar("R", BindRequest, UnbindRequest)
-
-# Transactions of one bind. The first skips locked handles, the next ones wait for the locks.
-MAX_ATTEMPTS = 4
-
-
-class OwnerLookup(Protocol):
-    """Interface of ``cyborg.conductor.arqs.ownership.OwnerResolver``."""
-
-    def find_project(self, instance: str) -> str | None:
-        """Return the project of an instance, None if it has no allocation. Raise Unavailable."""
-
-
-class OrphanChecker(Protocol):
-    """Interface of ``cyborg.conductor.arqs.orphan_check.OrphanCheck``."""
-
-    def release_at(self, providers: Sequence[str]) -> bool:
-        """Release the orphaned ARQs of these providers; return whether to retry the bind."""
 
 
 def _do_nothing() -> None:
@@ -95,28 +83,46 @@ class Arqs:
         notifications: NotificationBuilder | None = None,
         orphans: OrphanChecker | None = None,
         *,
+        enforcer: LimitEnforcer | None = None,
         now: Callable[[], datetime] | None = None,
     ) -> None:
         """``wake_outbox`` and ``wake_jobs`` are called after a commit that adds work for them.
 
         Without ``owners``, an ARQ keeps the project for which it was created. Without ``orphans``,
-        a bind that finds no free handle fails without a retry.
+        a bind that finds no free handle fails without a retry. Without ``enforcer``, projects have
+        no limits of units.
         """
         self._conf = conf
         self._uow = uow
         self._wake_outbox = wake_outbox
         self._wake_jobs = wake_jobs
-        self._owners = owners
-        self._orphans = orphans
+        self._enforcer = enforcer
         self._now = now or uow.clock
         self._event_recorder = arq_events.ArqEventRecorder(
             conf, notifications or NotificationBuilder(conf, now=self._now)
         )
+        self.binder = Binder(
+            conf,
+            uow,
+            self._event_recorder,
+            wake_outbox,
+            wake_jobs,
+            owners,
+            orphans,
+            enforcer,
+            self._now,
+        )
 
-    def create(self, device_profile_name: str, project_id: str | None) -> dict[str, Any]:
+    def create(
+        self, device_profile_name: str, project_id: str | None, context_scope: str | None = None
+    ) -> dict[str, Any]:
         """Create an ARQ for each unit of the profile; return ``{"arqs": [row of each ARQ]}``.
 
-        Raise NotFound if the profile does not exist or is deleted concurrently.
+        Of the hidden profile of a device context, replace the ARQs of the context by new ones.
+        ``context_scope`` is the only project whose contexts the caller may use, None for all
+        projects; the units of such a caller are limited at the bind only. Raise NotFound if the
+        profile does not exist or is deleted concurrently, WrongState if the context is in use or in
+        error, and OverLimit if the project has too many ARQs or units.
         """
         if not isinstance(device_profile_name, str):
             raise Invalid("device_profile_name must be a string", field="device_profile_name")
@@ -124,9 +130,17 @@ class Arqs:
             # No profile can have such a name.
             raise _profile_not_found(ascii(device_profile_name))
         project_id = check_optional_text("project_id", project_id)
+        scope = check_optional_text("context_scope", context_scope)
         try:
-            rows = self._uow.run_once(
-                lambda tx: self._create(tx, device_profile_name, project_id), _created
+            rows = run_with_limits(
+                self._enforcer,
+                # A caller of all projects, such as an administrator who evacuates a host, creates
+                # ARQs of any project: its units are compared at the bind, when it is known.
+                [None if scope is None else project_id],
+                lambda found: self._uow.run_once(
+                    lambda tx: self._create(tx, device_profile_name, project_id, scope, found),
+                    _created,
+                ),
             )
         except db_exc.DBReferenceError as exc:
             raise _profile_not_found(device_profile_name) from exc
@@ -143,7 +157,7 @@ class Arqs:
         A request has the keys request (uuid of the ARQ), hostname, device_rp_uuid, instance_uuid
         and optionally project_id. ``instance_project`` limits the bind to instances of this
         project; None means unrestricted. Raise Invalid, NotFound (ARQ or provider), WrongState,
-        Conflict (the instance has other ARQs), NoHandle with the reasons.
+        Conflict (the instance has other ARQs), OverLimit, NoHandle with the reasons.
         """
         scope = check_optional_text("project_scope", project_scope)
         bind_requests = _load_requests(BindRequest, requests)
@@ -158,7 +172,7 @@ class Arqs:
         scope = check_optional_text("project_scope", project_scope)
         uuids = [item.request for item in _load_requests(UnbindRequest, requests)]
         released = self._uow.run_once(partial(self._unbind, uuids=uuids, scope=scope))
-        self._finish(released, deleted=False)
+        self.finish_release(released, deleted=False)
 
     def delete(
         self,
@@ -183,7 +197,7 @@ class Arqs:
                     tx, store.lock_of_instance(tx, instance_uuid, scope), allow_bound
                 )
             )
-            self._finish(result, deleted=True)
+            self.finish_release(result, deleted=True)
             return
         requested = parse_uuids(uuids or ())
 
@@ -195,147 +209,140 @@ class Arqs:
             lambda tx: self._delete(tx, store.lock(tx, requested, scope), allow_bound),
             missing_error,
         )
-        self._finish(deleted[0], deleted=True)
+        self.finish_release(deleted[0], deleted=True)
         if (error := missing_error(deleted)) is not None:
             raise error
 
-    def _create(
-        self, tx: sa.Connection, name: str, project_id: str | None
-    ) -> list[store.NewArqRow]:
-        rows = self._insert_arqs(tx, name, project_id)
-        self._event_recorder.record_created(tx, rows)
-        return rows
+    def insert_arqs(
+        self,
+        tx: sa.Connection,
+        name: str,
+        project_id: str | None,
+        found: ProjectLimits | None,
+        attachment_id: int,
+        epoch: int | None = None,
+    ) -> Sequence[store.NewArqRow]:
+        """Insert the ARQs of an attachment from a profile. Raise NotFound, OverLimit, WrongState.
 
-    def _insert_arqs(
-        self, tx: sa.Connection, name: str, project_id: str | None
-    ) -> list[store.NewArqRow]:
-        """Insert the ARQs of a profile. Raise NotFound, OverLimit.
-
-        ARQs of concurrent transactions are not counted. A project can exceed its limit by the
-        number of ARQs that all conductors create for it at the same time.
+        ``attachment_id`` is the row id of the attachment. Of the hidden profile of a device context
+        of the project, replace the ARQs of the context; with ``epoch``, take those of its lease.
         """
+        profile = self._find_profile(tx, name, project_id)
+        if profile["attachment_id"] not in (None, attachment_id):
+            raise _profile_not_found(name)
+        if (context := profile["context_id"]) is not None:
+            recorder, now = self._event_recorder, self._now()
+            arqs = renew_context_arqs(
+                tx, context, project_id, now, recorder, attachment_id=attachment_id, epoch=epoch
+            )
+            if arqs is None:
+                raise _profile_not_found(name)
+            return arqs
+        return self._insert(tx, name, profile, project_id, found, attachment_id)
+
+    def _create(
+        self,
+        tx: sa.Connection,
+        name: str,
+        project_id: str | None,
+        scope: str | None,
+        found: ProjectLimits | None,
+    ) -> Sequence[store.NewArqRow]:
+        """Insert the ARQs of a profile, or renew those of a context. Raise NotFound, OverLimit."""
+        profile = self._find_profile(tx, name, project_id)
+        if profile["attachment_id"] is not None:
+            raise _profile_not_found(name)
+        if profile["context_id"] is not None:
+            recorder, now = self._event_recorder, self._now()
+            arqs = renew_context_arqs(tx, profile["context_id"], scope, now, recorder)
+            if arqs is None:
+                raise _profile_not_found(name)
+            return arqs
+        return self._insert(tx, name, profile, project_id, None if scope is None else found)
+
+    def _find_profile(
+        self, tx: sa.Connection, name: str, project_id: str | None
+    ) -> profile_store.UsedProfileRow:
+        """Return a profile, with the number of ARQs of the project if it has a limit."""
         limit = self._conf.conductor.max_project_arqs
         is_limited = limit >= 0 and project_id is not None
         profile = profile_store.by_name(tx, name, project_id, limit if is_limited else 0)
         if profile is None:
             raise _profile_not_found(name)
-        rows = _build_rows(profile, project_id, self._now())
-        if is_limited and profile["used"] + len(rows) > limit:
+        return profile
+
+    def _insert(
+        self,
+        tx: sa.Connection,
+        name: str,
+        profile: profile_store.UsedProfileRow,
+        project_id: str | None,
+        found: ProjectLimits | None,
+        attachment_id: int | None = None,
+    ) -> list[store.NewArqRow]:
+        """Insert the ARQs of a profile. Raise OverLimit.
+
+        For ``max_project_arqs``, ARQs of concurrent transactions are not counted. A project can
+        exceed it by the number of ARQs that all conductors create for it at the same time. The
+        limits of units are exact.
+        """
+        groups = parse_groups(profile["groups"])
+        rows = build_arqs(profile["id"], name, groups, project_id, self._now())
+        limit = self._conf.conductor.max_project_arqs
+        if project_id is not None and 0 <= limit < profile["used"] + len(rows):
             raise OverLimit(
                 f"project {project_id} has {profile['used']} accelerator requests and the limit is "
                 f"{limit}, cannot create {len(rows)} more; delete unused accelerator requests",
                 limit=limit,
                 used=profile["used"],
             )
-        store.insert_all(tx, rows)
+        if found is not None:
+            units = Counter(row["resource_class"] for row in rows)
+            check_create(tx, project_id, units, found)
+        store.insert_all(tx, rows, attachment_id)
+        self._event_recorder.record_created(tx, rows)
         return rows
 
     def _bind(
         self, bind_requests: Sequence[BindRequest], scope: str | None, project: str | None
     ) -> None:
         instance = bind_requests[0].instance_uuid
-        context = self._bind_context(instance, project)
-        result = self._try_bind(bind_requests, scope, context)
-        if isinstance(result, NoHandle) and self._release_orphans(result):
-            result = self._try_bind(bind_requests, scope, context)
-        if isinstance(result, NoHandle):
-            # Nova logs only the HTTP status of the error, so the reasons are logged here.
-            LOG.warning(
-                "No free handle: %s",
-                result.message,
-                instance=instance,
-                arq=[item.request for item in bind_requests],
-            )
-            raise result
-        if not result.arqs:
-            return
-        message = "Preparing %d ARQ(s)" if result.host_work_pending else "Bound %d ARQ(s)"
-        LOG.info(
-            message,
-            len(result.arqs),
+        assert instance is not None  # ``BindRequest`` parses it as a uuid
+        context = self.binder.make_instance_context(instance, project)
+
+        def work(tx: sa.Connection, context: BindContext, wait: bool) -> BindResult:
+            return self.bind_locked(tx, bind_requests, scope, context, wait)
+
+        result = self.binder.run(
+            {context.project or item.project_id for item in bind_requests},
+            context,
+            work,
             instance=instance,
-            arq=[arq["uuid"] for arq in result.arqs],
+            arq=[item.request for item in bind_requests],
         )
-        if result.host_work_pending:
-            self._wake_jobs()
-        elif self._conf.nova.send_events:
-            self._wake_outbox()
+        self.finish_bind(result, instance)
 
-    def _try_bind(
-        self, bind_requests: Sequence[BindRequest], scope: str | None, context: BindContext
-    ) -> binding.BindResult | NoHandle:
-        """Bind in one transaction; retry if concurrent transactions claim the handles.
-
-        Return the result. If no handle is free, return the NoHandle error, which the caller logs
-        and raises.
-        """
-        for attempt in range(MAX_ATTEMPTS):
-            work = partial(
-                self._bind_once,
-                bind_requests=bind_requests,
-                scope=scope,
-                context=context,
-                wait=attempt > 0,
-            )
-            try:
-                return self._uow.run_once(work)
-            except ClaimLost:
-                continue
-            except NoHandle as exc:
-                return exc
-        return NoHandle(
-            f"all candidate handles were claimed concurrently ({MAX_ATTEMPTS} attempts), retry",
-            reasons={},
-        )
-
-    def _release_orphans(self, no_handle: NoHandle) -> bool:
-        """Release orphaned ARQs that own the handles needed; return whether to retry the bind.
-
-        Call this outside a transaction: it queries Placement and Nova.
-        """
-        if self._orphans is None:
-            return False
-        return self._orphans.release_at(providers_to_check(no_handle.details["reasons"]))
-
-    def _bind_once(
+    def bind_locked(
         self,
         tx: sa.Connection,
         bind_requests: Sequence[BindRequest],
         scope: str | None,
         context: BindContext,
         wait: bool,
-    ) -> binding.BindResult:
+    ) -> BindResult:
+        """Bind within a transaction, and record the events. Raise as ``binding.bind``."""
         result = binding.bind(tx, bind_requests, scope, context, wait=wait)
-        if result.host_work_pending:
-            self._event_recorder.record_bind_started(tx, result.arqs)
-        else:
-            self._event_recorder.record_bound(tx, result.arqs)
+        self.binder.record(tx, result)
+        record_claimed(tx, result.arqs, self._event_recorder)
         return result
 
-    def _bind_context(self, instance: str, project: str | None) -> BindContext:
-        """Build the context of a bind; query the project of the instance if ``project`` is None."""
-        conf, now = self._conf.conductor, self._now()
-        verified, owner = True, None
-        if project is None and self._owners is not None:
-            error: str | None = None
-            try:
-                owner = self._owners.find_project(instance)
-            except Unavailable as exc:
-                error = exc.message
-            if error is not None:
-                LOG.warning(
-                    "Cannot determine the project of an instance now, will retry: %s",
-                    error,
-                    instance=instance,
-                )
-            verified = owner is not None
-        return BindContext(
-            now=now,
-            prepare_timeout=conf.prepare_timeout,
-            alive_since=now - heartbeat_timeout(conf.hello_interval, conf.down_heartbeats),
-            project=owner,
-            owner_verified=verified,
-        )
+    def finish_bind(self, result: BindResult, instance: str) -> None:
+        """Log a bind after its commit, and wake the loops that have new work."""
+        if result.arqs:
+            message = "Preparing %d ARQ(s)" if result.host_work_pending else "Bound %d ARQ(s)"
+            arqs = [arq["uuid"] for arq in result.arqs]
+            LOG.info(message, len(arqs), instance=instance, arq=arqs)
+            self.binder.wake(result)
 
     def _unbind(
         self, tx: sa.Connection, uuids: Sequence[str], scope: str | None
@@ -352,35 +359,58 @@ class Arqs:
                     request=row["uuid"],
                     state=row["state"],
                 )
-        return self._release(tx, todo, keep=True)
+        if attached := [row["uuid"] for row in todo if row["attachment_id"] is not None]:
+            raise WrongState(
+                f"ARQ {', '.join(attached)} belongs to an attachment, which unbinds it: detach it",
+                requests=attached,
+            )
+        if leased := [row["uuid"] for row in todo if is_leased(row)]:
+            raise WrongState(
+                f"ARQ {', '.join(leased)} has no instance, its device context has a lease: unbind "
+                "the device context",
+                requests=leased,
+            )
+        return self.release_arqs(tx, todo, keep=True)
 
     def _delete(
         self, tx: sa.Connection, rows: Sequence[store.ArqRow], allow_bound: bool
     ) -> tuple[release.ReleaseResult, set[str]]:
         """Delete locked ARQs; return the result, and the uuids of all given ARQs.
 
-        Skip ARQs that are already being deleted. Raise ServiceTokenRequired, and delete nothing,
-        if an ARQ owns a handle and ``allow_bound`` is False.
+        Skip ARQs that are already being deleted. Without ``allow_bound`` delete nothing, and raise
+        ServiceTokenRequired if an ARQ owns a handle, WrongState if one belongs to an attachment.
+        An ARQ under a lease does not change, as an unbound ARQ of a device context.
         """
+        given, rows = {row["uuid"] for row in rows}, [row for row in rows if not is_leased(row)]
         if not allow_bound and any(row["state"] in OWNING_STATES for row in rows):
             bound = sorted(row["uuid"] for row in rows if row["state"] in OWNING_STATES)
             raise ServiceTokenRequired(
                 f"deleting a bound ARQ requires a service token: {', '.join(bound)}",
                 requests=bound,
             )
+        attached = sorted(row["uuid"] for row in rows if row["attachment_id"] is not None)
+        if attached and not allow_bound:
+            raise WrongState(
+                f"ARQ {', '.join(attached)} belongs to an attachment, which deletes it: detach it",
+                requests=attached,
+            )
         # An ARQ in Deleting is already being deleted.
         todo = [row for row in rows if row["state"] in source_states(Step.DELETE)]
-        return self._release(tx, todo, keep=False), {row["uuid"] for row in rows}
+        return self.release_arqs(tx, todo, keep=False), given
 
-    def _release(
+    def release_arqs(
         self, tx: sa.Connection, rows: Sequence[store.ArqRow], *, keep: bool
     ) -> release.ReleaseResult:
-        timeout = self._conf.conductor.release_timeout
-        result = release.release(tx, rows, keep=keep, now=self._now(), timeout=timeout)
+        """Release locked ARQs within a transaction, and record the events. Raise WrongState."""
+        timeout, now = self._conf.conductor.release_timeout, self._now()
+        rows = [row for row in rows if not release.is_idle(row)]
+        result = release.release(tx, rows, keep=keep, now=now, timeout=timeout)
         self._event_recorder.record_released(tx, rows, keep=keep, failed=result.failed_arqs)
+        follow_arqs(tx, rows, self._event_recorder, now)
+        follow_arqs(tx, result.failed_arqs, self._event_recorder, now, release.CANCELLED_ERROR)
         return result
 
-    def _finish(self, result: release.ReleaseResult, *, deleted: bool) -> None:
+    def finish_release(self, result: release.ReleaseResult, *, deleted: bool) -> None:
         """Log the released ARQs and wake the loops that have new work."""
         message = "Deleted %d ARQ(s)" if deleted else "Unbound %d ARQ(s)"
         for instance, arqs in sorted(result.instances.items()):
@@ -389,25 +419,6 @@ class Arqs:
             self._wake_jobs()
         if result.failed_arqs:
             self._wake_outbox()
-
-
-def _build_rows(
-    profile: profile_store.UsedProfileRow, project_id: str | None, now: datetime
-) -> list[store.NewArqRow]:
-    return [
-        {
-            "uuid": str(uuid4()),
-            "state": str(ArqState.INITIAL),
-            "profile_id": profile["id"],
-            "device_profile_name": profile["name"],
-            "device_profile_group_id": slot.group_id,
-            "resource_class": slot.resource_class,
-            "group": slot.group.to_dict(),
-            "project_id": project_id,
-            "created_at": now,
-        }
-        for slot in profiles.expand_slots(profiles.parse_groups(profile["groups"]))
-    ]
 
 
 def _load_requests(kind: type[R], items: Any) -> tuple[R, ...]:
@@ -429,19 +440,4 @@ def _profile_not_found(name: str) -> NotFound:
 
 
 def _created(rows: Sequence[store.NewArqRow]) -> dict[str, Any]:
-    return {"arqs": [_to_response(row) for row in rows]}
-
-
-def _to_response(row: store.NewArqRow) -> dict[str, Any]:
-    """Convert the row of a new, unbound ARQ to the dictionary that the API shows."""
-    public = {key: value for key, value in row.items() if key != "profile_id"}
-    return public | {
-        "hostname": None,
-        "device_rp_uuid": None,
-        "instance_uuid": None,
-        "attach_handle_type": "",
-        "attach_handle_uuid": None,
-        "attach_handle_info": {},
-        "created_at": to_iso(row["created_at"]),
-        "updated_at": None,
-    }
+    return {"arqs": [to_response(row) for row in rows]}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bind all ARQs of one call to one instance, within one transaction.
+"""Bind all ARQs of one call to one instance, or to their host, within one transaction.
 
 Two concurrent calls for one instance cannot both succeed. The first UPDATE of a call reserves slots
 of the instance, numbered from 0. A slot is unique in the schema, so the second call waits for the
@@ -9,56 +9,26 @@ In both cases the error is Conflict, even if handles are free.
 If one of the devices must be prepared on its host, all the ARQs become BindStarted and wait for one
 job; then all are Bound or all are BindFailed. Errors that do not come from host work are raised by
 ``bind``.
+
+The ARQs of a device context with a lease own their handles already: the bind gives them the
+instance.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
 
 import sqlalchemy as sa
 from oslo_db import exception as db_exc
 
-from cyborg.conductor.arqs.claims import ClaimLost, check_providers, claim
-from cyborg.conductor.custody import entries
+from cyborg.conductor.arqs import leases
+from cyborg.conductor.arqs.claim_plan import BindContext, BindResult, claim_planned, make_plan
+from cyborg.conductor.arqs.claims import ClaimLost
+from cyborg.conductor.arqs.context_states import claim_contexts, lock_contexts
+from cyborg.conductor.arqs.limits import check_bind
 from cyborg.core.arq.arqs import BindRequest, arqs_not_found
-from cyborg.core.arq.attach_target import find_target
-from cyborg.core.arq.profile import parse_group
-from cyborg.core.arq.selection import Demand
 from cyborg.core.arq.states import ArqState, Step, source_states
-from cyborg.core.errors import Conflict, NoHandle, WrongState
-from cyborg.core.inventory.device import CLEANING_ABILITIES, Ability
-from cyborg.core.jobs.job import JobKind, WorkItem
+from cyborg.core.errors import Conflict, WrongState
 from cyborg.db.write import arqs as store
-from cyborg.db.write import handle_claims, jobs
-from cyborg.db.write import services as agents
-
-
-@dataclass(frozen=True, slots=True)
-class BindContext:
-    """Context of a bind that is not part of the request.
-
-    ``project`` is the project of the instance in Placement, or None. ``owner_verified`` is False if
-    the project of the instance could not be determined. ``prepare_timeout`` limits the host work,
-    in seconds. An agent last seen before ``alive_since`` counts as down.
-    """
-
-    now: datetime
-    prepare_timeout: float
-    alive_since: datetime
-    project: str | None = None
-    owner_verified: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class BindResult:
-    """Result of a bind: the rows of the ARQs that this call has bound, as they are now.
-
-    An ARQ that an earlier call has bound is left out. If ``host_work_pending`` is True, the ARQs
-    are BindStarted and wait for a job.
-    """
-
-    arqs: Sequence[store.ArqRow] = ()
-    host_work_pending: bool = False
+from cyborg.db.write import jobs
 
 
 def bind(
@@ -68,12 +38,20 @@ def bind(
     context: BindContext,
     *,
     wait: bool,
+    append: bool = False,
+    subject: str | None = None,
 ) -> BindResult:
     """Bind all the ARQs or raise.
 
-    Without ``wait``, skip handles that other transactions have locked, and raise ClaimLost if too
-    few remain. With ``wait``, wait for these locks, and raise NoHandle if too few are free. Raise
-    NotFound, WrongState, Conflict, NoHandle, ClaimLost.
+    Requests without an instance, of an attachment to a host, use no slot. ``subject`` is that of
+    the job on the host, by default the instance.
+
+    With ``append``, the ARQs get slots after those of the other ARQs of the instance; without it,
+    such other ARQs are a conflict, except those that an attachment hides from Nova. Without
+    ``wait``, skip handles that other transactions have locked, and raise ClaimLost if too few
+    remain. With ``wait``, wait for these locks, and raise NoHandle if too few are free. Raise
+    NotFound, WrongState, Conflict, OverLimit, NoHandle, ClaimLost, Unavailable, and
+    ProjectsMissing of ``limits``.
     """
     requests_by_uuid = {item.request: item for item in bind_requests}
     instance = bind_requests[0].instance_uuid
@@ -87,28 +65,42 @@ def bind(
     ]
     if not todo:
         return BindResult()
-    for row in todo:
+    is_leased = any(leases.is_leased(row) for row in todo)
+    for row in () if is_leased else todo:
         _check_state(tx, row)
-    if rows[0]["other_arqs"]:
+    if rows[0]["other_arqs"] and not append:
         raise _instance_conflict(tx, instance, sorted(requests_by_uuid))
-    demands = [_to_demand(row, requests_by_uuid[row["uuid"]]) for row in todo]
-    deployables = handle_claims.providers(tx, sorted({demand.provider for demand in demands}))
-    check_providers(demands, deployables)
-    needs_prepare = {row["provider"] for row in deployables if Ability.PREPARES in row["abilities"]}
-    state = ArqState.BIND_STARTED if needs_prepare else ArqState.BOUND
+    if is_leased:
+        return _consume_lease(tx, rows, todo, requests_by_uuid, context, append=append)
+    providers = {uuid: item.device_rp_uuid for uuid, item in requests_by_uuid.items()}
+    plan = make_plan(tx, todo, bind_requests[0].hostname, providers, for_host=instance is None)
     projects = _changed_projects(todo, requests_by_uuid, context)
-    _reserve_instance_slots(tx, rows, todo, requests_by_uuid, state, projects, context)
-    needs_cleaning = {
-        row["provider"] for row in deployables if CLEANING_ABILITIES & set(row["abilities"])
-    }
-    chosen = claim(tx, demands, _ids(todo), deployables, needs_cleaning=needs_cleaning, wait=wait)
-    if needs_prepare:
-        to_prepare = [demand for demand in demands if demand.provider in needs_prepare]
-        _enqueue_prepare_job(tx, todo, to_prepare, chosen, deployables, instance, context)
+    if context.limits is not None:
+        units = [(projects.get(r["id"], r["project_id"]), r["resource_class"]) for r in todo]
+        check_bind(tx, units, context.limits)
+    verified = _is_verified(todo, requests_by_uuid, context)
+    claim_contexts(
+        tx,
+        todo,
+        projects,
+        host=bind_requests[0].hostname,
+        instance=instance,
+        host_work=bool(plan.to_prepare),
+        owner_verified=verified,
+    )
+    first_slot = _first_slot(tx, rows, instance, append=append)
+    try:
+        _reserve_instance_slots(
+            tx, todo, requests_by_uuid, plan.state, projects, verified, first_slot
+        )
+    except Conflict:
+        if append:  # a concurrent bind has the slots: the next attempt gets later ones
+            raise ClaimLost from None
+        raise
     updated: list[store.ArqToBindRow] = [
         {
             **row,
-            "state": state,
+            "state": plan.state,
             "hostname": bind_requests[0].hostname,
             "instance_uuid": instance,
             "device_rp_uuid": requests_by_uuid[row["uuid"]].device_rp_uuid,
@@ -116,10 +108,68 @@ def bind(
         }
         for row in todo
     ]
-    by_provider = {row["provider"]: row for row in deployables}
-    of_arqs = {demand.arq_uuid: by_provider[demand.provider] for demand in demands}
-    entries.record_claimed(tx, updated, chosen, of_arqs, context.now)
-    return BindResult(updated, bool(needs_prepare))
+    job_subject = subject or instance or ""
+    claim_planned(
+        tx, todo, updated, plan, context, instance=instance, subject=job_subject, wait=wait
+    )
+    return BindResult(updated, bool(plan.to_prepare))
+
+
+def _consume_lease(
+    tx: sa.Connection,
+    rows: Sequence[store.ArqToBindRow],
+    todo: Sequence[store.ArqToBindRow],
+    requests_by_uuid: Mapping[str, BindRequest],
+    context: BindContext,
+    *,
+    append: bool,
+) -> BindResult:
+    """Bind the ARQs of a device context with a lease: they own the handles already.
+
+    Their units were counted when the lease began. Raise Conflict, WrongState, Unavailable, and
+    ClaimLost with ``append``.
+    """
+    instance = requests_by_uuid[todo[0]["uuid"]].instance_uuid
+    if instance is None:
+        raise WrongState("a device context with a lease can only be bound to an instance")
+    leases.check_target(todo, requests_by_uuid)
+    projects = _changed_projects(todo, requests_by_uuid, context)
+    verified = _is_verified(todo, requests_by_uuid, context)
+    found = lock_contexts(tx, todo, projects, instance=instance, owner_verified=verified)
+    first_slot = _first_slot(tx, rows, instance, append=append)
+    try:
+        return leases.consume(tx, todo, found, instance, first_slot, context)
+    except db_exc.DBDuplicateEntry as exc:
+        if append:  # a concurrent bind has the slots: the next attempt gets later ones
+            raise ClaimLost from None
+        raise Conflict(
+            f"instance {instance} already has other accelerator requests", instance=instance
+        ) from exc
+
+
+def _is_verified(
+    todo: Sequence[store.ArqToBindRow],
+    requests_by_uuid: Mapping[str, BindRequest],
+    context: BindContext,
+) -> bool:
+    """Return whether the project of the instance is known: in Placement, or from the requests."""
+    return context.owner_verified or all(
+        requests_by_uuid[row["uuid"]].project_id is not None for row in todo
+    )
+
+
+def _first_slot(
+    tx: sa.Connection, rows: Sequence[store.ArqToBindRow], instance: str | None, *, append: bool
+) -> int:
+    """Return the first free slot of an instance, after those of its other ARQs."""
+    if instance is None:
+        return 0  # not used
+    used_slots = [row["instance_slot"] for row in rows if row["instance_slot"] is not None]
+    if append:
+        used_slots.append(store.last_slot(tx, instance))
+    elif (hidden_slot := rows[0]["hidden_slot"]) is not None:
+        used_slots.append(hidden_slot)
+    return max(used_slots, default=-1) + 1
 
 
 def _is_bound_as_requested(
@@ -151,8 +201,8 @@ def _check_state(tx: sa.Connection, row: store.ArqToBindRow) -> None:
     )
 
 
-def _instance_conflict(tx: sa.Connection, instance: str, uuids: Sequence[str]) -> Conflict:
-    others = store.other_arqs_of_instance(tx, instance, uuids)
+def _instance_conflict(tx: sa.Connection, instance: str | None, uuids: Sequence[str]) -> Conflict:
+    others = store.other_arqs_of_instance(tx, instance or "", uuids)
     conflicting = ", ".join(f"{row['uuid']} ({row['state']})" for row in others)
     return Conflict(
         f"instance {instance} already has other accelerator requests: {conflicting}",
@@ -182,17 +232,16 @@ def _changed_projects(
 
 def _reserve_instance_slots(
     tx: sa.Connection,
-    rows: Sequence[store.ArqToBindRow],
     todo: Sequence[store.ArqToBindRow],
     requests_by_uuid: Mapping[str, BindRequest],
     state: ArqState,
     projects: Mapping[int, str],
-    context: BindContext,
+    owner_verified: bool,
+    first_slot: int,
 ) -> None:
     """Set state and slot of the ARQs; afterwards no other call can bind for the same instance."""
     first = requests_by_uuid[todo[0]["uuid"]]
     instance = first.instance_uuid
-    used_slots = [row["instance_slot"] for row in rows if row["instance_slot"] is not None]
     try:
         changed = store.bind(
             tx,
@@ -200,10 +249,9 @@ def _reserve_instance_slots(
             projects=projects,
             hostname=first.hostname,
             instance=instance,
-            first_slot=max(used_slots, default=-1) + 1,
+            first_slot=first_slot,
             state=state,
-            owner_verified=context.owner_verified
-            or all(requests_by_uuid[row["uuid"]].project_id is not None for row in todo),
+            owner_verified=owner_verified,
         )
     except db_exc.DBDuplicateEntry as exc:
         raise Conflict(
@@ -211,67 +259,3 @@ def _reserve_instance_slots(
         ) from exc
     if changed != len(todo):
         raise ClaimLost
-
-
-def _enqueue_prepare_job(
-    tx: sa.Connection,
-    todo: Sequence[store.ArqToBindRow],
-    demands: Sequence[Demand],
-    chosen: Mapping[str, handle_claims.FreeHandleRow],
-    deployables: Sequence[handle_claims.ClaimedProviderRow],
-    instance: str,
-    context: BindContext,
-) -> None:
-    """Enqueue the job that prepares the devices. Raise NoHandle if the agent is down."""
-    host = demands[0].host
-    last_seen = agents.last_seen(tx, host)
-    if last_seen is None or last_seen < context.alive_since:
-        reason = f"the agent of host {host} is down and its devices must be prepared"
-        raise NoHandle(
-            f"cannot prepare an attach handle: {reason}",
-            reasons={
-                demand.arq_uuid: [{"provider": demand.provider, "reason": reason}]
-                for demand in demands
-            },
-        )
-    by_provider = {row["provider"]: row for row in deployables}
-    items = [
-        WorkItem(
-            backend=row["backend"],
-            device=row["device"],
-            deployable=row["address"],
-            handle=chosen[demand.arq_uuid]["address"],
-            accel=demand.accel,
-        )
-        for demand in demands
-        if (row := by_provider[demand.provider])
-    ]
-    job = jobs.enqueue(
-        tx,
-        kind=JobKind.PREPARE,
-        host=host,
-        subject=instance,
-        arguments={"items": [item.to_dict() for item in items], "instance": instance},
-        now=context.now,
-        deadline=context.now + timedelta(seconds=context.prepare_timeout),
-    )
-    jobs.assign_arqs(tx, [row["id"] for row in todo], job)
-
-
-def _ids(rows: Sequence[store.ArqToBindRow]) -> dict[str, int]:
-    return {row["uuid"]: row["id"] for row in rows}
-
-
-def _to_demand(row: store.ArqToBindRow, bind_request: BindRequest) -> Demand:
-    group, profile = parse_group(row["group"], "group"), row["device_profile_name"]
-    return Demand(
-        arq_uuid=row["uuid"],
-        provider=bind_request.device_rp_uuid,
-        host=bind_request.hostname,
-        resource_class=row["resource_class"],
-        required=group.required,
-        forbidden=group.forbidden,
-        accel=group.accel,
-        target=find_target(group, profile),
-        profile=profile,
-    )

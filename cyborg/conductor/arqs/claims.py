@@ -8,18 +8,21 @@ from collections.abc import Collection, Mapping, Sequence
 import sqlalchemy as sa
 
 from cyborg.core.arq.attach_target import REQUIRED_INFO
-from cyborg.core.arq.selection import Candidate, Demand, choose_handles
+from cyborg.core.arq.predicates import Failure, Predicate
+from cyborg.core.arq.selection import Candidate, Demand, choose_handles, describe_rejection
 from cyborg.core.errors import NoHandle, NotFound
+from cyborg.core.naming import OWNER_TRAIT
 from cyborg.db.write import handle_claims
 from cyborg.db.write.handle_claims import ClaimedProviderRow, FreeHandleRow, HandleStateRow
 
 MAX_HANDLES = 4096  # of one provider, more than a device has
+NO_HANDLES = Failure(Predicate.TOO_FEW_HANDLES, "no handle")
 
 _RANDOM = random.Random()  # noqa: S311  (spreads load, no security purpose)
 
 
 class ClaimLost(Exception):
-    """A concurrent transaction claimed a candidate handle. Roll back, retry with waiting locks."""
+    """A concurrent transaction claimed a candidate handle. Roll back, and retry with ``wait``."""
 
 
 def claim(
@@ -30,35 +33,42 @@ def claim(
     *,
     needs_cleaning: Collection[str],
     wait: bool,
+    handle: str | None = None,
 ) -> dict[str, FreeHandleRow]:
     """Claim, for each demand, a free handle of the demanded provider; return them by ARQ uuid.
 
     ``needs_cleaning`` has the uuids of the providers whose handles must be cleaned after use. The
-    column ``needs_cleaning`` of such a handle is set with the claim. Raise NoHandle or ClaimLost.
+    column ``needs_cleaning`` of such a handle is set with the claim. ``handle`` is the uuid of the
+    only handle to claim. Raise NoHandle or ClaimLost.
     """
     units = Counter(demand.provider for demand in demands)
     needs_info = {demand.provider for demand in demands if REQUIRED_INFO[demand.target]}
+    # The other ARQs must leave the handles with the info to later servers: choose among all.
+    mixed = bool(needs_info) and not all(REQUIRED_INFO[demand.target] for demand in demands)
     rows: dict[int, FreeHandleRow] = {}
     free_handles: list[Candidate] = []
     for row in deployables:
         provider = row["provider"]
         # Not all handles may have the info: after an attempt that found none, lock all of them.
-        limit = MAX_HANDLES if wait and provider in needs_info else units[provider]
-        free = handle_claims.lock_unclaimed(tx, row["deployable_id"], limit, wait=wait)
-        free_handles += [_to_candidate(row, handle) for handle in free]
-        rows |= {handle["id"]: handle for handle in free}
+        lock_all = mixed or (wait and provider in needs_info)
+        limit = MAX_HANDLES if lock_all else units[provider]
+        free = handle_claims.lock_unclaimed(
+            tx, row["deployable_id"], limit, wait=wait, handle=handle
+        )
+        free_handles += [_to_candidate(row, item) for item in free]
+        rows |= {item["id"]: item for item in free}
     if len(free_handles) < len(demands):
         # Without ``wait``, handles may be locked out of order: waiting now could be a deadlock.
-        raise _explain_no_handle(tx, demands, deployables) if wait else ClaimLost
+        raise _explain_no_handle(tx, demands, deployables, handle) if wait else ClaimLost
     try:
         chosen = choose_handles(demands, free_handles, _RANDOM)
     except NoHandle:
-        raise _explain_no_handle(tx, demands, deployables) from None
-    owners = {handle: ids[arq] for arq, handle in chosen.items()}
-    dirty = [handle.handle_id for handle in free_handles if handle.provider in needs_cleaning]
+        raise _explain_no_handle(tx, demands, deployables, handle) from None
+    owners = {handle_id: ids[arq] for arq, handle_id in chosen.items()}
+    dirty = [item.handle_id for item in free_handles if item.provider in needs_cleaning]
     if handle_claims.claim(tx, owners, needs_cleaning=dirty) != len(owners):
         raise ClaimLost
-    return {arq: rows[handle] for arq, handle in chosen.items()}
+    return {arq: rows[handle_id] for arq, handle_id in chosen.items()}
 
 
 def check_providers(demands: Sequence[Demand], deployables: Sequence[ClaimedProviderRow]) -> None:
@@ -82,7 +92,10 @@ def check_providers(demands: Sequence[Demand], deployables: Sequence[ClaimedProv
 
 
 def _explain_no_handle(
-    tx: sa.Connection, demands: Sequence[Demand], deployables: Sequence[ClaimedProviderRow]
+    tx: sa.Connection,
+    demands: Sequence[Demand],
+    deployables: Sequence[ClaimedProviderRow],
+    handle: str | None,
 ) -> Exception:
     """Return the NoHandle error, with the reasons why each handle cannot be claimed."""
     by_id = {row["deployable_id"]: row for row in deployables}
@@ -96,15 +109,23 @@ def _explain_no_handle(
             dirty=row["dirty"],
         )
         for row in handles
+        if handle in (None, row["uuid"])
     ]
     providers = {row["provider"] for row in deployables}
+    if handle is not None and not candidates:
+        return NoHandle(
+            f"no free attach handle: accelerator {handle} does not exist any more on resource "
+            f"provider {', '.join(sorted(providers))}",
+            reasons={
+                demand.arq_uuid: [describe_rejection(demand.provider, NO_HANDLES, 0)]
+                for demand in demands
+            },
+        )
     if empty := providers - {candidate.provider for candidate in candidates}:
         return NoHandle(
             f"no free attach handle: resource provider {', '.join(sorted(empty))} has no handles",
             reasons={
-                demand.arq_uuid: [
-                    {"provider": demand.provider, "reason": "no handle", "handles": 0}
-                ]
+                demand.arq_uuid: [describe_rejection(demand.provider, NO_HANDLES, 0)]
                 for demand in demands
                 if demand.provider in empty
             },
@@ -129,7 +150,8 @@ def _to_candidate(
         handle=handle["uuid"],
         provider=deployable["provider"],
         resource_class=deployable["resource_class"],
-        traits=frozenset(deployable["traits"]),
+        # Placement shows this trait of each provider of ours; no report has it.
+        traits=frozenset(deployable["traits"]) | {OWNER_TRAIT},
         device_status=deployable["device_status"],
         health=deployable["health"],
         draining=deployable["draining"] or draining,

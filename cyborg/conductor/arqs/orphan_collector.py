@@ -19,7 +19,12 @@ from oslo_db import exception as db_exc
 from cyborg.clients.nova import Nova
 from cyborg.clients.placement import Placement
 from cyborg.conductor.arqs.instance_query import InstanceQuery
-from cyborg.conductor.arqs.orphan_release import OrphanReleaser, log_released
+from cyborg.conductor.arqs.orphan_release import (
+    RELEASE_BATCH,
+    OrphanReleaser,
+    log_released,
+    log_suspected,
+)
 from cyborg.conductor.arqs.ownership import OwnerResolver
 from cyborg.conductor.notifications.arq_events import ArqEventRecorder
 from cyborg.conductor.notifications.notifications import NotificationBuilder
@@ -36,7 +41,6 @@ from cyborg.db.write import self_heal
 LOG = get_logger(__name__)
 
 PAGE = 500  # ARQs read, or deleted, in one transaction
-RELEASE_BATCH = 100  # orphans released in one transaction
 MAX_RELEASED = 2000  # orphans of one round without Nova; the next round releases the rest
 MAX_EXPIRED_PAGES = 20  # pages of one round
 MAX_NAMED = 10  # instances listed in one log line
@@ -232,13 +236,7 @@ class OrphanCollector:
         suspected, cleared = self._uow.run(write)
         stats.suspected += suspected
         stats.cleared += cleared
-        for arq in found.suspects:
-            LOG.info(
-                "ARQ may be an orphan: its instance has no allocation on the resource provider",
-                arq=arq.uuid,
-                instance=arq.instance,
-                provider=arq.provider,
-            )
+        log_suspected(found.suspects)
 
     def _assign_owners(self, found: Classification, stats: RoundStats) -> None:
         """Determine and write the projects of ARQs whose instances have an allocation."""
@@ -333,11 +331,13 @@ class OrphanCollector:
     ) -> None:
         """Delete ARQs whose bind failed and whose instance no longer exists.
 
+        The ARQs of a device context are unbound, so that the context can be used again.
         While the instance exists, Nova reads its ARQs at each hard reboot, and the reboot fails if
         there are none.
         """
         rows = self._uow.run(lambda tx: store.failed_binds(tx, failed_before, PAGE))
         deletable: list[int] = []
+        of_contexts: list[BoundArq] = []
         kept: list[int] = []
         for row in rows:
             if self._stopped.is_set():
@@ -345,10 +345,23 @@ class OrphanCollector:
             presence = Presence.NOT_FOUND
             if self._nova is not None and row["instance_uuid"] is not None:
                 presence = query.get_presence(row["instance_uuid"], row["hostname"])
-            if presence is Presence.NOT_FOUND:
+            if presence is Presence.NOT_FOUND and row["context_id"] is not None:
+                of_contexts.append(_failed_arq(row))
+            elif presence is Presence.NOT_FOUND:
                 deletable.append(row["id"])
             elif presence is not Presence.UNKNOWN:
                 kept.append(row["id"])
+        if of_contexts:
+            unchanged = orphans.is_same_failure
+            released = self._releaser.release(of_contexts, keep=True, unchanged=unchanged)
+            stats.released += len(released)
+            for arq in released:
+                LOG.warning(
+                    "ARQ of a device context was unbound: its bind failed and its instance no "
+                    "longer exists",
+                    arq=arq.uuid,
+                    instance=arq.instance or None,
+                )
         if not deletable and not kept:
             return
 
@@ -359,3 +372,15 @@ class OrphanCollector:
             return count
 
         stats.expired += self._uow.run(write)
+
+
+def _failed_arq(row: store.FailedBindRow) -> BoundArq:
+    """Return an ARQ whose bind failed, as ``OrphanReleaser`` takes it; it has no provider."""
+    return BoundArq(
+        id=row["id"],
+        uuid=row["uuid"],
+        instance=row["instance_uuid"] or "",
+        provider="",
+        bound_at=row["updated_at"] or row["created_at"],
+        hostname=row["hostname"],
+    )

@@ -7,6 +7,7 @@ from datetime import datetime
 import sqlalchemy as sa
 
 from cyborg.conductor.arqs import release as arq_release
+from cyborg.conductor.arqs.context_states import follow_arqs
 from cyborg.conductor.notifications.arq_events import ArqEventRecorder
 from cyborg.core.arq import orphans
 from cyborg.core.arq.orphans import BoundArq
@@ -17,6 +18,8 @@ from cyborg.db.write import arqs as arq_store
 from cyborg.db.write import self_heal
 
 LOG = get_logger(__name__)
+
+RELEASE_BATCH = 100  # orphans released in one transaction
 
 
 class OrphanReleaser:
@@ -44,6 +47,8 @@ class OrphanReleaser:
     ) -> list[BoundArq]:
         """Unbind ARQs if ``keep`` is True, else delete them; return the released ARQs.
 
+        The ARQs of a device context are unbound in any case.
+
         All is one transaction. ``unchanged`` compares a locked row with the ARQ as it was read
         before the lock; an ARQ that has changed is skipped.
         """
@@ -60,6 +65,9 @@ class OrphanReleaser:
             self._event_recorder.record_released(
                 tx, rows, keep=keep, failed=result.failed_arqs, orphans=True
             )
+            recorder, error = self._event_recorder, arq_release.CANCELLED_ERROR
+            follow_arqs(tx, rows, recorder, now)
+            follow_arqs(tx, result.failed_arqs, recorder, now, error)
             self_heal.increment(tx, CorrectiveAction.ORPHANS_RELEASED, result.count, now)
             return [by_uuid[row["uuid"]] for row in rows], result.jobs_created
 
@@ -69,14 +77,33 @@ class OrphanReleaser:
         return released
 
 
+def log_suspected(suspects: Iterable[BoundArq]) -> None:
+    """Log each ARQ that is newly suspected."""
+    for arq in suspects:
+        LOG.info(
+            "ARQ may be an orphan: its instance has no allocation on the resource provider",
+            arq=arq.uuid,
+            instance=arq.instance,
+            provider=arq.provider,
+        )
+
+
 def log_released(released: Iterable[BoundArq], *, deleted: bool) -> None:
     """Log each released orphan."""
     for arq in released:
-        text = (
-            "Orphaned ARQ was deleted: its instance no longer exists and has no allocation on the "
-            "resource provider"
-            if deleted
-            else "Orphaned ARQ was unbound: its instance has had no allocation on the resource "
-            f"provider since {arq.orphan_since}"
-        )
+        if deleted:
+            text = (
+                "Orphaned ARQ was deleted: its instance no longer exists and has no allocation on "
+                "the resource provider"
+            )
+        elif arq.orphan_since is None:
+            text = (
+                "Orphaned ARQ was unbound: its instance is shelved and offloaded and has no "
+                "allocation on the resource provider"
+            )
+        else:
+            text = (
+                "Orphaned ARQ was unbound: its instance has had no allocation on the resource "
+                f"provider since {arq.orphan_since}"
+            )
         LOG.warning("%s", text, arq=arq.uuid, instance=arq.instance, provider=arq.provider)

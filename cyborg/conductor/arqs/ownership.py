@@ -5,11 +5,20 @@ A bound ARQ belongs to the project of its instance, not to the project of the to
 administrator who evacuates a host must not become the owner of the ARQs there.
 """
 
+from typing import Protocol
+
 from cyborg.clients.placement import Placement
 from cyborg.core.errors import CyborgError, Unavailable
 
 INCOMPLETE_CONSUMER_PROJECT = "00000000-0000-0000-0000-000000000000"
 """Project in Placement of a consumer that was created without a project."""
+
+
+class OwnerLookup(Protocol):
+    """Interface of ``OwnerResolver``."""
+
+    def find_project(self, instance: str) -> str | None:
+        """Return the project of an instance, None if it has no allocation. Raise Unavailable."""
 
 
 class OwnerResolver:

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 import sqlalchemy as sa
 
 from cyborg.conductor.custody import entries
-from cyborg.core.arq.states import OWNING_STATES
+from cyborg.core.arq.states import OWNING_STATES, Step, source_states
 from cyborg.core.errors import WrongState
 from cyborg.core.jobs.job import JobKind, JobState, WorkItem
 from cyborg.db.write import arqs as store
@@ -40,15 +40,30 @@ class ReleaseResult:
     instances: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
+def stays(row: store.ArqRow, *, keep: bool) -> bool:
+    """Return whether the release of an ARQ unbinds it; otherwise it deletes it.
+
+    The ARQs of a device context are used again by its next bind. They are deleted with it.
+    """
+    return keep or row["context_id"] is not None
+
+
+def is_idle(row: store.ArqRow) -> bool:
+    """Return whether it is an ARQ of a device context that is not bound: nothing to release."""
+    return row["context_id"] is not None and row["state"] not in source_states(Step.UNBIND)
+
+
 def release(
     tx: sa.Connection, rows: Sequence[store.ArqRow], *, keep: bool, now: datetime, timeout: float
 ) -> ReleaseResult:
     """Free the handles of locked ARQs (``store.lock``), then unbind or delete the ARQs.
 
-    Unbind the ARQs if ``keep`` is True, else delete them. An unbound ARQ waits for the job that
+    Unbind the ARQs if ``keep`` is True, else delete them. The ARQs of a device context are always
+    unbound; those that are unbound already do not change. An unbound ARQ waits for the job that
     cleans its former handle; if the job takes longer than ``timeout`` seconds, the ARQ becomes
     UnbindFailed. Raise WrongState if the state of an ARQ does not allow it.
     """
+    rows = [row for row in rows if keep or not is_idle(row)]
     if not rows:
         return ReleaseResult(0)
     ids = [row["id"] for row in rows]
@@ -67,16 +82,20 @@ def release(
         # Either all ARQs of an instance are bound, or none.
         store.fail_bind(tx, [row["id"] for row in failed])
     owners = [row["id"] for row in (*owning, *failed)]
-    entries.record_released(tx, owning, now, reason="unbound" if keep else "deleted")
+    for reason, is_kept in (("unbound", True), ("deleted", False)):
+        released = [row for row in owning if stays(row, keep=keep) is is_kept]
+        entries.record_released(tx, released, now, reason=reason)
     entries.record_released(tx, failed, now, reason="bind_failed", error=CANCELLED_ERROR)
     dirty = handle_claims.release(tx, owners, now) if owners else ()
     cleaning = enqueue_cleaning(tx, dirty, now=now, timeout=timeout, cancelled_jobs=cancelled_uuids)
-    if keep:
+    kept = [row["id"] for row in rows if stays(row, keep=keep)]
+    changed = 0
+    if kept:
         owners_by_handle = {row["id"]: row["owner_id"] for row in dirty}
         waits = {owners_by_handle[handle]: job for handle, job in cleaning.items()}
-        changed = store.unbind(tx, ids, {arq: job for arq, job in waits.items() if arq in ids})
-    else:
-        changed = store.delete(tx, ids)
+        changed += store.unbind(tx, kept, {arq: job for arq, job in waits.items() if arq in kept})
+    if deleted := [id_ for id_ in ids if id_ not in kept]:
+        changed += store.delete(tx, deleted)
     if changed != len(ids):
         raise WrongState(
             f"cannot {'unbind' if keep else 'delete'} {len(ids) - changed} of {len(ids)} ARQs "

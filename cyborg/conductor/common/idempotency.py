@@ -24,6 +24,12 @@ LOG = get_logger(__name__)
 
 DEDUPLICATED_METHODS = frozenset(
     {
+        "device_context_create",
+        "device_context_update",
+        "device_context_delete",
+        "device_context_pre_bind",
+        "device_context_bind",
+        "device_context_unbind",
         "device_profile_create",
         "device_profile_delete",
         "accelerator_update",
@@ -33,7 +39,11 @@ DEDUPLICATED_METHODS = frozenset(
         "arq_bind",
         "arq_unbind",
         "arq_delete",
+        "attachment_create",
+        "attachment_delete",
         "device_set_status",
+        "device_maintain",
+        "device_end_maintenance",
         "device_set_layout",
         "deployable_program",
         "outbox_retry",
@@ -58,11 +68,14 @@ IDEMPOTENT_METHODS = frozenset(
         "service_hello",
         "discovery_done",
         "get_desired_backends",
+        "get_guest_devices",
+        "limits_get",
         "report_backend_outcomes",
         "job_done",
+        "device_context_candidates",
     }
 )
-"""Methods that daemons may repeat: each reports a state, identified by an epoch or a uuid."""
+"""Methods that may be repeated: each reads, or reports a state identified by an epoch or a uuid."""
 
 # Seconds for which a copy of a call is recognised, at least. The broker drops old calls before.
 MIN_RETENTION = 600.0

@@ -10,6 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from cyborg.core.arq.attach_target import KEY, AttachTarget, is_for_host
 from cyborg.core.arq.profile import parse_group
 from cyborg.core.custody.record import MAX_ERROR, Entry, Event
 from cyborg.core.inventory.device import CLEANING_ABILITIES, Ability
@@ -59,6 +60,21 @@ def record_prepared(tx: sa.Connection, arqs: Sequence[ArqRow], job: JobRow, now:
         accel = dict(parse_group(arq["group"], "group").accel)
         details = {**_handle(handle), **_owner(arq), "accel": accel, "job": job["uuid"]}
         entries.append(Entry(handle["device"], handle["host"], Event.PREPARED, details))
+    records.add(tx, entries, now)
+
+
+def record_assigned(tx: sa.Connection, arqs: Sequence[ArqRow], now: datetime) -> None:
+    """Record the instance of ARQs that own handles under a lease; ``arqs`` have their instance."""
+    by_id = {arq["id"]: arq for arq in arqs}
+    entries = [
+        Entry(
+            handle["device"],
+            handle["host"],
+            Event.ASSIGNED,
+            {**_handle(handle), **_owner(by_id[handle["arq_id"] or 0])},
+        )
+        for handle in records.handles_of_arqs(tx, by_id)
+    ]
     records.add(tx, entries, now)
 
 
@@ -180,11 +196,13 @@ def _handle(row: HandleRow) -> dict[str, Any]:
 
 
 def _owner(arq: ArqRow) -> dict[str, Any]:
-    return {
+    owner = {
         "arq": arq["uuid"],
         "instance": arq["instance_uuid"],
         "project": arq["project_id"],
     }
+    # Without an instance: the host itself, or the lease of a context.
+    return {**owner, KEY: AttachTarget.HOST.value} if is_for_host(arq["group"]) else owner
 
 
 def _error(error: str | None) -> dict[str, str]:

@@ -138,7 +138,7 @@ class StepExecutor:
         return self._apply_cordon(tx, hosts)
 
     def uncordon(self, tx: sa.Connection, steps: Sequence[store.StepRow]) -> bool:
-        """Uncordon the backends of steps; return whether devices have changed."""
+        """Uncordon the backends of these steps; return whether this changed any device."""
         desired_backends.lock_agents(tx, agent_ids(steps))
         desired_backends.uncordon(
             tx, [(s["service_id"], s["backend"], s["previous"]) for s in steps]

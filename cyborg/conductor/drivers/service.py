@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operations on drivers: each request is validated, then recorded as a job with its steps.
 
-The rollout controller runs the job. Only an uninstallation changes more here: it cordons its
-backends in the same transaction, so that none of their handles is claimed from then on.
+The rollout controller runs the job. An uninstallation also cordons the backends of the
+driver in the same transaction, so that none of their handles is claimed from then on.
 """
 
 import contextlib

@@ -6,6 +6,7 @@ from typing import Any
 
 from cyborg.conductor.drivers.targets import BackendTarget
 from cyborg.core.address import PciAddress
+from cyborg.core.arq.arqs import describe_user
 from cyborg.core.drivers import desired_state
 from cyborg.core.drivers.desired_state import DesiredStatus
 from cyborg.core.drivers.rollout import StepState
@@ -60,7 +61,7 @@ def driver_in_use(
     ``in_use`` counts the handles by host and backend; ``holders`` are some of the ARQs that own
     them.
     """
-    names = [f"{row['uuid']} (instance {row['instance_uuid']})" for row in holders]
+    names = [f"{row['uuid']} ({describe_user(row['instance_uuid'])})" for row in holders]
     total = sum(in_use.values())
     users = f", by {join_limited(names, MAX_NAMED, total)}" if names else ""
     return InUse(

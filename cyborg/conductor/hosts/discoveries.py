@@ -98,7 +98,7 @@ class Discoveries:
         return purged + self._uow.run(lambda tx: store.fail_older(tx, created_before, error))
 
     def stop(self) -> None:
-        """Start no more calls; a later sweep sets discoveries that were not started to failed."""
+        """Start no more calls. A later sweep marks the discoveries without a call as failed."""
         self._calls.stop()
 
     def _timeout(self) -> float:

@@ -7,6 +7,7 @@ import sqlalchemy as sa
 
 from cyborg.conductor.inventory.sync import DEVICE, HANDLE, HostState
 from cyborg.conductor.notifications.notifications import NotificationBuilder
+from cyborg.core.arq.arqs import describe_user
 from cyborg.core.inventory.device import Device, Health
 from cyborg.core.inventory.plan import Add, Change, Drain, Step
 from cyborg.core.log import Remark
@@ -154,5 +155,5 @@ def _owner_fields(owners: Sequence[attach_handles.OwnerRow]) -> dict[str, list[s
 
 
 def _join_owners(owners: Sequence[attach_handles.OwnerRow]) -> str:
-    named = [f"{row['uuid']} (instance {row['instance_uuid']})" for row in owners]
+    named = [f"{row['uuid']} ({describe_user(row['instance_uuid'])})" for row in owners]
     return join_limited(named, MAX_NAMED)

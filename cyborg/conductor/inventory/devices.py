@@ -15,6 +15,7 @@ from cyborg.db.read import devices as read
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import devices as store
 from cyborg.db.write import outbox, providers
+from cyborg.db.write.maintenance import windows
 
 LOG = get_logger(__name__)
 
@@ -42,7 +43,9 @@ class Devices:
     def set_status(self, uuid: str, status: str) -> None:
         """Allow new binds of a device (enabled) or cordon it (maintaining).
 
-        Bound ARQs stay bound. Setting the current status is not an error. Raise Invalid, NotFound.
+        Bound ARQs stay bound. Setting the current status is not an error. A maintenance window of
+        the device ends if it is enabled; if it is disabled, it stays disabled after the window.
+        Raise Invalid, NotFound.
         """
         if status not in (ENABLED, MAINTAINING):
             raise Invalid(
@@ -53,21 +56,28 @@ class Devices:
         now = self._now()
 
         def write(tx: sa.Connection) -> bool:
+            windows.lock_status(tx, device)
             changed = store.set_status(tx, device, status)
             if changed is None:
                 raise NotFound(f"no device {device}", device=device)
+            if status == MAINTAINING:
+                windows.set_next_status(tx, device, status)
+            elif windows.delete(tx, device):
+                self._record_event(tx, device, Event.MAINTENANCE_ENDED)
             if changed:
                 providers.mark_stale_of_device(tx, device, now)
-                self._record_event(tx, device, status)
+                is_enabled = status == ENABLED
+                self._record_event(
+                    tx, device, Event.DEVICE_ENABLED if is_enabled else Event.DEVICE_DISABLED
+                )
             return changed
 
         if self._uow.run_once(write):
             LOG.info("Set status of device to %s", status, device=device)
             self._wake_publisher()
 
-    def _record_event(self, tx: sa.Connection, device: str, status: str) -> None:
+    def _record_event(self, tx: sa.Connection, device: str, event: Event) -> None:
         if self._notifications is not None and self._notifications.enabled:
-            event = Event.DEVICE_ENABLED if status == ENABLED else Event.DEVICE_DISABLED
             outbox.add_all(
                 tx, self._notifications.build_messages(event, read.find(tx, uuids=[device]))
             )

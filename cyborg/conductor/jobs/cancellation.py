@@ -80,7 +80,7 @@ def give_up_impossible(tx: sa.Connection, report: Report, now: datetime) -> int:
 
 
 def _lacks(device: Device, arguments: Mapping[str, Any], item: Mapping[str, Any]) -> bool:
-    """Return whether a device has other layouts, or other deployables, than a job needs."""
+    """Return whether a device does not have the layouts and deployables that a job needs."""
     # A device whose kernel driver is not bound yet has neither.
     names = {known.name for known in device.layouts}
     parts = {part.address for part in device.deployables}

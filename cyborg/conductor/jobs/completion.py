@@ -13,11 +13,12 @@ from typing import Any
 import sqlalchemy as sa
 
 from cyborg.conductor.arqs import release
+from cyborg.conductor.arqs.context_states import follow_arqs
 from cyborg.conductor.custody import entries
 from cyborg.conductor.jobs import failures
 from cyborg.conductor.notifications.arq_events import ArqEventRecorder
 from cyborg.core.arq.states import ArqState
-from cyborg.core.jobs.job import AFTER_REBOOT, CANCELLED, JobKind, JobState
+from cyborg.core.jobs.job import AFTER_REBOOT, CANCELLED, GUEST_KINDS, JobKind, JobState
 from cyborg.core.self_heal import CorrectiveAction
 from cyborg.db.write import arqs as store
 from cyborg.db.write import jobs, programming, self_heal, services
@@ -65,8 +66,8 @@ def complete_job(
     if not succeeded:
         self_heal.increment(tx, CorrectiveAction.JOBS_UNDONE, 1, now)
     result = _apply_result(tx, row, waiting, succeeded, error, now, recorder)
-    if row["kind"] == JobKind.RELEASE:
-        return result
+    if row["kind"] == JobKind.RELEASE or row["kind"] in GUEST_KINDS:
+        return result  # what a guest does with a device is no evidence about the device
     if succeeded:
         changed = failures.record_success(tx, row, now)
         return replace(result, providers=result.providers + changed)
@@ -87,7 +88,7 @@ def _apply_result(
     match JobKind(row["kind"]):
         case JobKind.PREPARE if succeeded:
             entries.record_prepared(tx, waiting, row, now)
-            return _finish_binds(tx, waiting, recorder)
+            return _finish_binds(tx, waiting, now, recorder)
         case JobKind.PREPARE:
             return _fail_binds(tx, waiting, [row["uuid"]], now, recorder, error)
         case JobKind.RELEASE:
@@ -103,6 +104,8 @@ def _apply_result(
         case JobKind.RESTORE:
             entries.record_prepared(tx, waiting, row, now)
             return _finish_restore(tx, row, waiting, now, recorder)
+        case JobKind.PLUG | JobKind.UNPLUG:
+            return JobResult(1)  # the work on the attachment reads the job
         case JobKind.PROGRAM:
             image: Any = row["arguments"].get("image")
             providers = programming.end(tx, row["id"], image if succeeded else None)
@@ -147,6 +150,7 @@ def fail_unbinds(
     row: jobs.JobRow,
     waiting: Sequence[store.ArqRow],
     error: str,
+    now: datetime,
     *,
     recorder: ArqEventRecorder,
 ) -> int:
@@ -157,6 +161,7 @@ def fail_unbinds(
     failed = [arq for arq in waiting if arq["state"] == ArqState.UNBOUND]
     count = store.fail_unbind(tx, [arq["id"] for arq in failed], row["id"])
     recorder.record_unbind_failed(tx, failed, row["host"], error)
+    follow_arqs(tx, failed, recorder, now, f"host {row['host']}: {error}")
     return count
 
 
@@ -180,7 +185,7 @@ def sweep(tx: sa.Connection, now: datetime, *, recorder: ArqEventRecorder) -> Jo
     cleaning = release.enqueue_cleaning(tx, dirty, now=now, timeout=timeout, repeated=True)
     # The handles of the others were removed: there is nothing left to clean.
     released = store.lock_released(tx, SWEEP_LIMIT)
-    _finish_unbinds(tx, released, recorder)
+    _finish_unbinds(tx, released, now, recorder)
     freed = programming.detach_ended_jobs(tx)
     opened = failures.open_devices(tx, now)
     self_heal.increment(tx, CorrectiveAction.STUCK_BINDS_FAILED, len(stranded), now)
@@ -222,10 +227,11 @@ def _record_programmed(
 
 
 def _finish_binds(
-    tx: sa.Connection, rows: Sequence[store.ArqRow], recorder: ArqEventRecorder
+    tx: sa.Connection, rows: Sequence[store.ArqRow], now: datetime, recorder: ArqEventRecorder
 ) -> JobResult:
     store.finish_bind(tx, [row["id"] for row in rows])
     recorder.record_bound(tx, rows)
+    follow_arqs(tx, rows, recorder, now)
     return JobResult(1, events=len(rows))
 
 
@@ -242,6 +248,7 @@ def _fail_binds(
         tx, rows, now=now, timeout=timeout, cancelled_jobs=cancels, error=error
     )
     recorder.record_bind_failed(tx, rows, error)
+    follow_arqs(tx, rows, recorder, now, error or NO_REASON)
     return JobResult(max(1, len(rows)), jobs=created, events=len(rows))
 
 
@@ -264,12 +271,13 @@ def _finish_restore(
 
 
 def _finish_unbinds(
-    tx: sa.Connection, rows: Sequence[store.ArqRow], recorder: ArqEventRecorder
+    tx: sa.Connection, rows: Sequence[store.ArqRow], now: datetime, recorder: ArqEventRecorder
 ) -> None:
     """Record that the former handles of locked ARQs are clean: UnbindFailed becomes Unbound."""
     failed = [row for row in rows if row["state"] == ArqState.UNBIND_FAILED]
     store.finish_unbind(tx, [row["id"] for row in rows])
     recorder.record_unbound(tx, failed)
+    follow_arqs(tx, rows, recorder, now)
 
 
 def _finish_cleaning(
@@ -280,7 +288,7 @@ def _finish_cleaning(
     recorder: ArqEventRecorder,
 ) -> JobResult:
     entries.record_cleaned(tx, row, now)
-    _finish_unbinds(tx, waiting, recorder)
+    _finish_unbinds(tx, waiting, now, recorder)
     providers = jobs.mark_cleaned(tx, row["id"])
     # The providers were reserved in Placement only if the first try failed (mark_uncleanable).
     if row["error"] is not None and providers:

@@ -25,6 +25,7 @@ from cyborg.conductor.jobs.abandon import abandon_cleaning
 from cyborg.conductor.jobs.completion import JobResult
 from cyborg.conductor.notifications.arq_events import ArqEventRecorder
 from cyborg.conductor.notifications.notifications import NotificationBuilder
+from cyborg.core.arq.attach_target import KEY, AttachTarget
 from cyborg.core.errors import CyborgError, Invalid, NotFound, Unavailable
 from cyborg.core.jobs.activity import Activity, parse_activity
 from cyborg.core.jobs.job import (
@@ -56,7 +57,7 @@ ROUND_TIMEOUT = 2.0  # seconds that a round waits for answers
 POLL_INTERVAL = 15.0  # seconds between two queries about a running job
 POLL_INTERVALS = {JobKind.PROGRAM: 5.0}
 """Shorter intervals: an operator looks at the activity of the job."""
-MAX_RETRY_DELAYS = {JobKind.RELEASE: 600.0, JobKind.RESTORE: 60.0}
+MAX_RETRY_DELAYS = {JobKind.RELEASE: 600.0, JobKind.RESTORE: 60.0, JobKind.UNPLUG: 60.0}
 """Maximum seconds between two attempts of a job; a server may wait for a restored device."""
 AFTER_REBOOT_DELAY = 60.0  # the same for a layout or image that is applied again
 RETENTION = timedelta(days=1)  # how long jobs that have ended can be looked up
@@ -68,6 +69,8 @@ _SUBJECTS = {
     str(JobKind.PROGRAM): "deployable",
     str(JobKind.PARTITION): "device",
     str(JobKind.RESTORE): "instance",
+    str(JobKind.PLUG): "instance",
+    str(JobKind.UNPLUG): "instance",
 }
 """Log fields of the subjects of jobs."""
 
@@ -360,7 +363,9 @@ class JobDispatcher:
             if failed and AFTER_REBOOT in row["arguments"] and row["attempts"] >= GIVE_UP_ATTEMPTS:
                 # It shows whether the job is impossible: ``cancellation.give_up_impossible``.
                 services.request_report(tx, row["host"])
-            if late and completion.fail_unbinds(tx, row, waiting, str(message), recorder=recorder):
+            if late and completion.fail_unbinds(
+                tx, row, waiting, str(message), now, recorder=recorder
+            ):
                 text = f"ARQs are UnbindFailed until their handles are clean: {message}"
                 return JobResult(), [Remark(text, {"arq": [arq["uuid"] for arq in waiting]})]
             return JobResult(), []
@@ -376,7 +381,12 @@ class JobDispatcher:
 
 def _log_fields(row: store.JobRow) -> dict[str, Any]:
     fields = {"job": row["uuid"], "host": row["host"]}
-    if subject := _SUBJECTS.get(row["kind"]):
+    subject = _SUBJECTS.get(row["kind"])
+    if subject == "instance" and row["arguments"].get("instance") is None:
+        items = row["arguments"].get("items") or [{}]
+        is_of_host = items[0].get("accel", {}).get(KEY) == AttachTarget.HOST
+        subject = "attachment" if is_of_host else "device_context"  # which has a lease
+    if subject:
         fields[subject] = row["subject"]
     return fields
 

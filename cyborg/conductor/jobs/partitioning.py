@@ -43,9 +43,9 @@ class Partitions:
     def start(self, uuid: str, layout: str, drain: bool = False) -> dict[str, str]:
         """Enqueue a job that applies a layout to a device; return ``{"uuid": of the job}``.
 
-        If a job already applies this layout, return that job. With ``drain``, close the device, and
-        let the job wait until nothing uses it. Raise NotFound, Invalid for an unknown layout, and
-        WrongState if the device cannot be partitioned. Without ``drain``, raise InUse if an ARQ
+        If a job already applies this layout, return that job. With ``drain``, cordon the device,
+        and let the job wait until nothing uses it. Raise NotFound, Invalid for an unknown layout,
+        and WrongState if the device cannot be partitioned. Without ``drain``, raise InUse if an ARQ
         owns a handle of the device, and WrongState if a handle is dirty or the agent is down.
         """
         uuid, layout = parse_uuid(uuid, "uuid"), check_text("layout", layout, MAX_TEXT)

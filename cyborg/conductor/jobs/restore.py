@@ -27,6 +27,7 @@ def enqueue_restores(tx: sa.Connection, host: str, now: datetime) -> int:
         jobs.Restore(
             arq_id=row["id"],
             instance=row["instance_uuid"],
+            subject=row["instance_uuid"] or row["attachment"] or row["context"] or "",
             item=WorkItem(
                 backend=row["backend"],
                 device=row["device"],

@@ -26,7 +26,9 @@ FAILED = "failed"
 class ArqEventRecorder:
     """Recorder of ARQ events in the outbox, for Nova and for notification listeners.
 
-    Each method executes one INSERT for the messages to Nova and to the listeners.
+    An ARQ without an instance is not bound, but under the lease of its device context: its bind is
+    recorded when it gets its instance. Each method executes one INSERT for the messages to Nova
+    and to the listeners.
     """
 
     conf: cfg.ConfigOpts
@@ -39,18 +41,27 @@ class ArqEventRecorder:
             tx, self.notifications.build_messages(Event.REQUEST_CREATED, rows, **unbound)
         )
 
+    def record_replaced(self, tx: sa.Connection, old: Rows, new: Rows) -> None:
+        """Record that ARQs under a lease have new uuids: the former ones do not exist any more."""
+        state = ArqState.DELETING
+        messages = self.notifications.build_messages(Event.REQUEST_DELETED, old, state=state)
+        messages += self.notifications.build_messages(Event.REQUEST_CREATED, new)
+        outbox.add_all(tx, messages)
+
     def record_bind_started(self, tx: sa.Connection, rows: Rows) -> None:
         """Record that host work for ARQs starts. Nova gets an event at its end only."""
-        state = ArqState.BIND_STARTED
+        rows, state = _with_instance(rows), ArqState.BIND_STARTED
         outbox.add_all(tx, self.notifications.build_messages(Event.BIND_STARTED, rows, state=state))
 
     def record_bound(self, tx: sa.Connection, rows: Rows) -> None:
         """Record that ARQs are Bound."""
+        rows = _with_instance(rows)
         messages = self.notifications.build_messages(Event.BOUND, rows, state=ArqState.BOUND)
         outbox.add_all(tx, [*self._nova_messages(rows, COMPLETED), *messages])
 
     def record_bind_failed(self, tx: sa.Connection, rows: Rows, error: str | None) -> None:
         """Record that the bind of ARQs failed."""
+        rows = _with_instance(rows)
         state = ArqState.BIND_FAILED
         messages = self.notifications.build_messages(
             Event.BIND_FAILED, rows, state=state, error=error
@@ -62,19 +73,30 @@ class ArqEventRecorder:
     ) -> None:
         """Record that ARQs were unbound if ``keep`` is True, else that they were deleted.
 
+        The ARQs of a device context were unbound in any case.
         ``failed`` are other ARQs, whose bind failed because of this. Nova gets events only for
         ``failed``, because Nova itself requested the unbind or the deletion.
         """
-        state = ArqState.UNBOUND if keep else ArqState.DELETING
-        event = Event.UNBOUND if keep else Event.REQUEST_DELETED
-        if orphans:
-            event = Event.ORPHAN_FREED
-        messages = self.notifications.build_messages(event, rows, state=state)
+        failed, messages = _with_instance(failed), []
+        for kept, state, event in (
+            (True, ArqState.UNBOUND, Event.UNBOUND),
+            (False, ArqState.DELETING, Event.REQUEST_DELETED),
+        ):
+            released = [row for row in rows if (keep or row["context_id"] is not None) is kept]
+            messages += self.notifications.build_messages(
+                Event.ORPHAN_FREED if orphans else event, released, state=state
+            )
         error = "an ARQ of the same instance was unbound or deleted"
         messages += self.notifications.build_messages(
             Event.BIND_FAILED, failed, state=ArqState.BIND_FAILED, error=error
         )
         outbox.add_all(tx, [*self._nova_messages(failed, FAILED), *messages])
+
+    def record_deleted(self, tx: sa.Connection, rows: Rows) -> None:
+        """Record that the ARQs of a device context were deleted with the context."""
+        state = ArqState.DELETING
+        messages = self.notifications.build_messages(Event.REQUEST_DELETED, rows, state=state)
+        outbox.add_all(tx, messages)
 
     def record_unbind_failed(self, tx: sa.Connection, rows: Rows, host: str, error: str) -> None:
         """Record that a host could not clean the former handles of unbound ARQs in time."""
@@ -100,13 +122,22 @@ class ArqEventRecorder:
     def _nova_messages(self, rows: Rows, status: str) -> list[outbox.Message]:
         if not self.conf.nova.send_events:
             return []
-        return [(NOVA_EVENT, str(row["instance_uuid"]), _event(row, status)) for row in rows]
+        # Nova does not know of an ARQ under a lease: it has no instance.
+        return [
+            (NOVA_EVENT, instance, _event(row, instance, status))
+            for row in rows
+            if (instance := row["instance_uuid"]) is not None
+        ]
 
 
-def _event(row: ArqRow, status: str) -> dict[str, str]:
+def _with_instance(rows: Rows) -> Rows:
+    return [row for row in rows if row["instance_uuid"] is not None]
+
+
+def _event(row: ArqRow, instance: str, status: str) -> dict[str, str]:
     return {
         "name": "accelerator-request-bound",
-        "server_uuid": str(row["instance_uuid"]),
+        "server_uuid": instance,
         "tag": str(row["uuid"]),
         "status": status,
     }

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Watch the compute node providers, and verify a host whose compute node was added or removed.
 
-If an operator deletes a compute service, Nova deletes the providers of Cyborg with the compute node
-provider. Placement sends no events, and an unchanged provider is verified only every
-``placement_verify_interval``. So the compute nodes are listed more often: one call, whose answer
-grows with the number of hosts, not of devices. Each conductor watches and keeps its last list. If
-two conductors find the same change, they write the same.
+If an operator deletes a compute service, Nova deletes the compute node provider and its children,
+which are the providers of Cyborg. Placement sends no events, and an unchanged provider is verified
+only every ``placement_verify_interval``. So the compute nodes are listed more often: one call,
+whose answer grows with the number of hosts, not of devices. Each conductor watches and keeps its
+last list. If two conductors find the same change, both write the same values.
 """
 
 from collections.abc import Callable, Mapping

@@ -139,7 +139,7 @@ class Publisher:
         """
         if self._stopped.is_set():
             return None
-        timeout = self._conf.placement.request_timeout
+        timeout = self._placement.timeout
         length = max(self._conf.conductor.lease_timeout, 3 * timeout)
         owner, lease_end, now = (
             new_owner(self._conf.host),

@@ -136,7 +136,7 @@ def test_highest_common_microversion_is_used(maximum: str, expected: str) -> Non
         (FakeResponse(200, {}), Unavailable),
         (FakeResponse(503, "down"), Unavailable),
         (FakeResponse(401, "who"), Unavailable),
-        (ks.ConnectFailure("refused"), Unavailable),
+        (ks.DiscoveryFailure("no versions"), Unavailable),
         (ks.ConnectTimeout("slow"), TimedOut),
         (ks.EndpointNotFound("none"), Unavailable),
     ],

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import requests
@@ -15,7 +16,16 @@ import sqlalchemy as sa
 from prometheus_client.parser import text_string_to_metric_families
 
 import cyborg
-from cyborg.conductor.metrics import CACHE_SECONDS, METRICS, DatabaseCollector, MetricsServer
+from cyborg.conductor.instances.watcher import RESULTS
+from cyborg.conductor.metrics import (
+    CACHE_SECONDS,
+    METRICS,
+    NOTIFICATIONS,
+    NOTIFICATIONS_TEXT,
+    DatabaseCollector,
+    MetricsServer,
+    NotificationCollector,
+)
 from cyborg.conductor.service import ConductorService
 from cyborg.core.self_heal import CorrectiveAction
 from cyborg.db import schema
@@ -73,6 +83,14 @@ def collect(collector: DatabaseCollector) -> Samples:
     }
 
 
+COUNTED = (
+    "cyborg_device_contexts",
+    "cyborg_attachments",
+    "cyborg_device_successors",
+    "cyborg_maintenance_windows",
+)
+
+
 @pytest.mark.slow
 def test_scrape_returns_the_counts_of_the_database(env: Env) -> None:
     rows.insert_card(env.engine, handles=3)
@@ -86,6 +104,8 @@ def test_scrape_returns_the_counts_of_the_database(env: Env) -> None:
     assert samples["cyborg_database_up", ()] == 1
     assert samples["cyborg_arqs", ("Initial",)] == 1
     assert samples["cyborg_arqs", ("Bound",)] == 0
+    assert samples["cyborg_device_contexts", ("unbound",)] == 0
+    assert samples["cyborg_attachments", ("attached",)] == 0
     assert samples["cyborg_handles", ("free",)] == 3
     assert samples["cyborg_devices", ("ok", "enabled")] == 1
     assert samples["cyborg_services", ("cyborg-agent", "up")] == 1
@@ -114,6 +134,75 @@ def test_ages_are_those_of_pending_objects(sqlite_engine: sa.Engine) -> None:
     assert samples["cyborg_placement_sync_lag_seconds", ()] == 0
     # Timestamps of the database are UTC in every time zone of the conductor.
     assert samples["cyborg_self_heal_last_timestamp_seconds", ("jobs_undone",)] == 86400
+
+
+def test_contexts_and_attachments_are_counted_by_state(sqlite_engine: sa.Engine) -> None:
+    for state in ("unbound", "unbound", "bound"):
+        context: dict[str, Any] = {
+            "uuid": str(uuid4()),
+            "state": state,
+            "groups": [],
+            "config_data": {},
+        }
+        rows.insert(sqlite_engine, schema.device_contexts, **context)
+    attachment = {
+        "uuid": str(uuid4()),
+        "project_id": "p",
+        "instance_uuid": str(uuid4()),
+        "hostname": "compute-1",
+        "device_profile_name": "fpga",
+        "mode": "next-boot",
+        "reboot": False,
+        "state": "attaching",
+        "deadline": NOW,
+    }
+    rows.insert(sqlite_engine, schema.attachments, **attachment)
+    successor = {
+        "uuid": str(uuid4()),
+        "successor_of": str(uuid4()),
+        "maintained_device": str(uuid4()),
+    }
+    rows.insert(
+        sqlite_engine,
+        schema.attachments,
+        **{**attachment, **successor, "state": "detaching", "step": "guest"},
+    )
+    rows.insert(
+        sqlite_engine,
+        schema.device_maintenances,
+        device_uuid=successor["maintained_device"],
+        until=NOW,
+        next_status="enabled",
+    )
+    samples = collect(DatabaseCollector(make_conf(), Reader(sqlite_engine)))
+    counted = {
+        (name, *labels): value
+        for (name, labels), value in samples.items()
+        if name in COUNTED and value
+    }
+    assert counted == {
+        ("cyborg_device_contexts", "unbound"): 2,
+        ("cyborg_device_contexts", "bound"): 1,
+        ("cyborg_attachments", "attaching"): 1,
+        ("cyborg_device_successors", "awaiting_restart"): 1,
+        ("cyborg_maintenance_windows",): 1,
+    }
+    assert samples["cyborg_device_contexts", ("reserved",)] == 0
+    assert samples["cyborg_attachments", ("error",)] == 0
+
+
+def test_counts_by_state_read_an_index_only(sqlite_engine: sa.Engine) -> None:
+    with count_statements(sqlite_engine) as counted:
+        collect(DatabaseCollector(make_conf(), Reader(sqlite_engine)))
+    for table in ("device_contexts", "attachments"):
+        (query,) = [
+            text
+            for text in counted.statements
+            if f"FROM {table} " in f"{text} " and "maintained_device" not in text
+        ]
+        with sqlite_engine.connect() as connection:
+            (step,) = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {query}")
+        assert "COVERING INDEX" in step.detail
 
 
 def test_scrape_within_the_cache_time_runs_no_statement(sqlite_engine: sa.Engine) -> None:
@@ -207,3 +296,13 @@ def test_documentation_lists_every_corrective_action() -> None:
     text = PAGE.read_text(encoding="utf-8")
     documented = dict(re.findall(r"^``([a-z_]+)`` +(\S.*)$", text, re.MULTILINE))
     assert documented == {str(action): action.description for action in CorrectiveAction}
+
+
+def test_notifications_are_counted_by_result_in_the_process() -> None:
+    (family,) = NotificationCollector(lambda: {"queued": 2, "ignored": 5}).collect()
+    found = {(s.name, s.labels["result"]): s.value for s in family.samples}
+    name = f"{NOTIFICATIONS}_total"
+    assert found == {(name, "ignored"): 5, (name, "queued"): 2}
+    text = PAGE.read_text(encoding="utf-8")
+    assert f"\n``{name}``\n    {NOTIFICATIONS_TEXT} By ``result``:" in text
+    assert all(f"``{result}``" in text for result in RESULTS)

@@ -43,8 +43,18 @@ def test_all_objects_have_one_notification_builder(
 def test_options_decide_which_tasks_run(sqlite_engine: sa.Engine) -> None:
     least = build(sqlite_engine, orphan_scan_interval=0, compute_node_interval=0)
     names = [task.name for task in least.tasks]
-    loops = ["publisher", "outbox", "jobs", "sweep", "audits", "rollouts", "clock", "custody"]
-    assert names == loops
+    assert names == [
+        "publisher",
+        "outbox",
+        "jobs",
+        "sweep",
+        "audits",
+        "rollouts",
+        "attachments",
+        "clock",
+        "custody",
+    ]
+    assert least.instance_watcher is None
     assert len(least.outbox_workers) == 1
     notifier = SimpleNamespace(send=None, timeout=1.0)
     most = build(sqlite_engine, notifier, orphan_scan_interval=60, compute_node_interval=10)
@@ -66,3 +76,23 @@ def test_end_of_a_job_wakes_tasks_with_new_work(sqlite_engine: sa.Engine) -> Non
     tasks = [Task(name, 60.0, list) for name in ("jobs", "outbox", "publisher")]
     wiring.wake_tasks(JobResult(jobs=0, events=2, providers=1), *tasks)
     assert woken == ["outbox", "publisher"]
+
+
+@pytest.mark.parametrize(
+    ("nova", "grace", "watches"),
+    [
+        ({"notifications": True}, None, True),
+        ({"notifications": True}, 0.0, False),
+        ({"notifications": True, "send_events": False}, None, False),
+        ({}, None, False),
+    ],
+)
+def test_instances_are_watched_if_orphans_are_released(
+    sqlite_engine: sa.Engine, nova: dict[str, Any], grace: float | None, watches: bool
+) -> None:
+    conf = make_conf(nova=nova, conductor={"orphan_grace": grace})
+    client: Any = SimpleNamespace(with_timeout=lambda seconds: None)
+    conductor = build_conductor(conf, UnitOfWork(sqlite_engine), NO_CALLS, client, client)
+    assert (conductor.instance_watcher is not None) is watches
+    assert ("instances" in [task.name for task in conductor.tasks]) is watches
+    conductor.stop()

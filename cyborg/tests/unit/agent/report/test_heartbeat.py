@@ -152,7 +152,7 @@ def test_run_once_first_round_sends_heartbeat_then_report(
         "status": "READY",
         "drivers": [READY.without_details().to_dict()],
         "digest": digest,
-        "versions": {"rpc": "1.0", "drivers": {"puppet": "7"}},
+        "versions": {"rpc": "1.0", "drivers": {"puppet": "7"}, "live_attach": False},
         "observed_generation": None,
         "boot_id": None,
     }

@@ -325,12 +325,30 @@ def test_bind_for_a_port_finds_the_handle_with_a_network_among_others(env: Env) 
         env.bind(card, second, instance_uuid=str(uuid4()))
 
 
+def test_bind_leaves_handles_with_a_network_to_later_servers(env: Env) -> None:
+    """As many servers with a port and a device are bound as there are handles with a network."""
+    card = rows.insert_card(env.engine, handles=8)
+    for row in rows.read(env.engine, schema.attach_handles)[:4]:
+        info = {**row["info"], "physical_network": "physnet1"}
+        rows.update(env.engine, schema.attach_handles, row["id"], info=info)
+    group = {"resources:FPGA": "1", "accel:attach_target": "port"}
+    for _ in range(4):
+        server = [env.add_arq(group=group), env.add_arq()]
+        try:
+            env.bind(card, *server, instance_uuid=str(uuid4()))
+        except NoHandle as exc:
+            pytest.fail(exc.message)
+        assert [env.row(uuid)["state"] for uuid in server] == ["Bound", "Bound"]
+
+
 def test_bind_with_an_unknown_attach_target_is_refused(sqlite_env: Env) -> None:
     card = rows.insert_card(sqlite_env.engine)
-    uuid = sqlite_env.add_arq(group={"resources:FPGA": "1", "accel:attach_target": "host"})
-    with pytest.raises(Conflict, match="profile fpga: unknown value 'host', expected instance or"):
-        sqlite_env.bind(card, uuid)
-    assert sqlite_env.is_unchanged(uuid)
+    errors = {"moon": "unknown value 'moon', expected", "host": "for the host itself"}
+    for value, error in errors.items():
+        uuid = sqlite_env.add_arq(group={"resources:FPGA": "1", "accel:attach_target": value})
+        with pytest.raises(Conflict, match=f"profile fpga.*{error}"):
+            sqlite_env.bind(card, uuid)
+        assert sqlite_env.is_unchanged(uuid)
 
 
 @pytest.mark.parametrize("wait", [False, True])

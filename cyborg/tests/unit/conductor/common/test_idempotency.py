@@ -129,6 +129,22 @@ def test_copy_that_would_fail_gets_first_answer(engine: sa.Engine) -> None:
             endpoint.device_profile_delete(missing, keys=["p"])
 
 
+def test_copies_of_the_calls_of_a_context_have_no_second_effect(engine: sa.Engine) -> None:
+    first, second = conductor(engine), conductor(engine)
+    create, update, delete = call(), call(), call()
+    body = {"resources": "FPGA:1"}
+    created = first.device_context_create(create, context=body, project_id="p")
+    assert second.device_context_create(create, context=body, project_id="p") == created
+    assert len(rows.read(engine, schema.device_contexts)) == 1
+    change = {"uuid": created["uuid"], "changes": {"name": "n"}, "project_scope": "p"}
+    changed = first.device_context_update(update, **change)
+    assert second.device_context_update(update, **change) == changed
+    for endpoint in (first, second):
+        endpoint.device_context_delete(delete, uuid=created["uuid"], project_scope="p")
+    with pytest.raises(NotFound):
+        second.device_context_delete(call(), uuid=created["uuid"], project_scope="p")
+
+
 def test_rejected_call_leaves_no_record_and_can_succeed_later(engine: sa.Engine) -> None:
     endpoint, ctxt = conductor(engine), call()
     card, uuid = (

@@ -188,6 +188,19 @@ def test_provider_leased_by_another_conductor_is_skipped(
     assert other.run_once() == 1
 
 
+@pytest.mark.parametrize(("timeout", "seconds"), [(4.0, 60), (30.0, 90)])
+def test_lease_is_longer_than_three_requests(
+    sqlite_engine: sa.Engine, node: Node, clock: Clock, timeout: float, seconds: int
+) -> None:
+    report_devices(sqlite_engine, node, card())
+    hooked = HookedPlacement(node.client)
+    hooked.timeout = timeout
+    ends: list[Any] = []
+    hooked.on_find = lambda: ends.append(provider_row(sqlite_engine)["lease_until"])  # type: ignore[method-assign]
+    assert make_publisher(sqlite_engine, hooked, clock).run_once() == 1
+    assert ends == [clock.now + timedelta(seconds=seconds)]
+
+
 def test_only_a_changed_publish_error_is_logged(
     sqlite_engine: sa.Engine, node: Node, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attach devices to running guests, and take them back; both can be repeated at any time.
+
+A device is found in a guest by its source, because Nova composes it without our alias. When it is
+taken back, it is also removed from the definition of the guest: a soft reboot by Nova starts the
+guest from the definition, which may be older than the end of the attachment.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cyborg import os_acc
+from cyborg.agent.guests.hypervisor import DeviceAbsent, Domain, GuestBusy, Hypervisor
+from cyborg.core.errors import CyborgError, DriverFailed, NotFound, Unavailable, WrongState
+from cyborg.core.log import get_logger
+
+LOG = get_logger(__name__)
+
+Arq = Mapping[str, Any]
+
+RETRY_INTERVAL = 1.0  # seconds between two attempts to attach while the host is not ready
+POLL_INTERVAL = 0.5  # seconds between two looks at a device that the guest must release
+MAX_WITHDRAWN = 10_000  # ARQs whose devices were taken back that are remembered
+
+
+class NotRunning(WrongState):
+    """The guest does not run on this host."""
+
+
+@dataclass(frozen=True, slots=True)
+class GuestDevice:
+    """A device that a running guest must have; not ``ready`` while the host prepares it."""
+
+    instance: str
+    arq: Arq
+    ready: bool
+
+
+class GuestDevices:
+    """Devices of the running guests of this host. Thread-safe."""
+
+    def __init__(
+        self,
+        hypervisor: Hypervisor,
+        detach_timeout: float,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        is_known: Callable[[Arq], bool] = lambda arq: True,
+        is_pending: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """``detach_timeout`` is the time for one request to a guest, in seconds.
+
+        ``is_known`` is whether a backend of this host has the device of an ARQ; ``is_pending`` is
+        whether a backend may discover further devices soon.
+        """
+        self._is_pending = is_pending
+        self._is_known = is_known
+        self._hypervisor = hypervisor
+        self._detach_timeout = detach_timeout
+        self._clock = clock
+        self._sleep = sleep
+        # A list of devices may be older than the request to take one back. The lock is held during
+        # an attachment, so that a request to take the device back comes before or after it.
+        self._lock = threading.Lock()
+        self._withdrawn: dict[str, None] = {}
+
+    def plug(
+        self,
+        instance: str,
+        arqs: Sequence[Arq],
+        should_continue: Callable[[], bool] = lambda: True,
+        seconds: float = 0.0,
+    ) -> int | None:
+        """Attach the devices that the running guest lacks; return their number.
+
+        For ``seconds`` it is retried if the hypervisor does not answer, or if a backend has not
+        discovered its devices. Return None if ``should_continue`` returned False before. Raise
+        NotRunning, WrongState for a device that was taken back, NotFound for one that no backend
+        has, DriverFailed, Unavailable.
+        """
+        end = self._clock() + seconds
+        while True:
+            try:
+                self._check_known(arqs)
+                return sum(self._attach(instance, arq) for arq in arqs)
+            except Unavailable:
+                if self._clock() >= end:
+                    raise
+            if not should_continue():
+                return None
+            self._sleep(RETRY_INTERVAL)
+
+    def unplug(
+        self,
+        instance: str,
+        arqs: Sequence[Arq],
+        should_continue: Callable[[], bool] = lambda: True,
+        *,
+        guest_expected: bool = False,
+    ) -> bool:
+        """Take devices from the guest and wait until it has none of them.
+
+        With ``guest_expected`` the host must have the guest. Return False if ``should_continue``
+        returned False before. Raise DriverFailed if the guest keeps a device, or is missing, for
+        the whole time, Unavailable.
+        """
+        self._withdraw(arqs)
+        end = self._clock() + self._detach_timeout
+        requested: set[tuple[str, bool]] = set()  # ARQs, and whether of the running guest
+        reason: str | None = None
+        while True:
+            domain, error = self._describe(instance)
+            is_missing = domain is None and error is None
+            if is_missing and not guest_expected:
+                return True
+            kept = [arq["uuid"] for arq in arqs]
+            if domain is not None:
+                kept, error = self._request_removal(instance, domain, arqs, requested)
+                if not kept:
+                    return True
+            reason = error or reason
+            if not should_continue():
+                return False
+            if self._clock() >= end:
+                raise DriverFailed(
+                    _missing_error(instance)
+                    if is_missing
+                    else _kept_error(instance, kept, self._detach_timeout, reason)
+                )
+            self._sleep(POLL_INTERVAL)
+
+    def reassert(self, devices: Sequence[GuestDevice]) -> bool:
+        """Attach what running guests lack; return whether all of them have all their devices.
+
+        Raise Unavailable if the hypervisor does not answer.
+        """
+        guests: dict[str, list[GuestDevice]] = {}
+        for device in devices:
+            guests.setdefault(device.instance, []).append(device)
+        results = [self._reassert_guest(instance, found) for instance, found in guests.items()]
+        return all(results)
+
+    def _reassert_guest(self, instance: str, devices: Sequence[GuestDevice]) -> bool:
+        """Attach what a guest lacks; return whether it has all devices, or does not run."""
+        # Its backend may not have discovered a device yet, such as after a start of the agent.
+        ready = [device.arq for device in devices if device.ready and self._is_known(device.arq)]
+        if not ready:
+            return False
+        complete = len(ready) == len(devices)
+        domain, failure = None, None
+        try:
+            domain = self._hypervisor.describe(instance)
+        except CyborgError as exc:
+            failure = _message_of_guest(exc)
+        if failure is not None:
+            LOG.warning(
+                "Cannot check the devices of a running guest: %s", failure, instance=instance
+            )
+            return False
+        if domain is None or domain.running is None:
+            return complete  # the next start of the guest is checked
+        for arq in ready:
+            failure = None
+            try:
+                if os_acc.find_alias(arq, domain.running) is None and self._attach(instance, arq):
+                    LOG.info(
+                        "Attached a device again, which the guest lacked after its start",
+                        instance=instance,
+                        arq=arq["uuid"],
+                    )
+            except (WrongState, NotFound):
+                continue  # a withdrawn device is not wanted; the guest has ended
+            except CyborgError as exc:
+                failure = _message_of_guest(exc)
+            if failure is not None:
+                complete = False
+                LOG.warning(
+                    "A running guest may lack a device, and it cannot be attached: %s",
+                    failure,
+                    instance=instance,
+                    arq=arq["uuid"],
+                )
+        return complete
+
+    def _check_known(self, arqs: Sequence[Arq]) -> None:
+        """Raise NotFound if no backend has a device, Unavailable if one may discover it soon."""
+        for arq in arqs:
+            if self._is_known(arq):
+                continue
+            error = f"no backend of this host has the device of ARQ {arq['uuid']}"
+            # Asked again after the answer: the discovery may have ended between both.
+            if self._is_pending() or self._is_known(arq):
+                raise Unavailable(f"{error} yet: the discovery of a backend has not succeeded")
+            raise NotFound(error)
+
+    def _describe(self, instance: str) -> tuple[Domain | None, str | None]:
+        """Return a guest, None without one, and the error if only this guest is not available."""
+        try:
+            return self._hypervisor.describe(instance), None
+        except GuestBusy as exc:
+            return None, exc.message
+
+    def _request_removal(
+        self,
+        instance: str,
+        domain: Domain,
+        arqs: Sequence[Arq],
+        requested: set[tuple[str, bool]],
+    ) -> tuple[list[str], str | None]:
+        """Request the removal of devices, once for each part of the guest.
+
+        Return the ARQs whose devices are not proven to be absent, and the last error.
+        """
+        kept: list[str] = []
+        error: str | None = None
+        for arq in arqs:
+            found = _parts_with(domain, arq)
+            is_absent = found.running is None and found.defined is None
+            if is_absent and domain.running is None:
+                continue
+            # A request to attach the device, of which no answer came, may still be in progress in
+            # the hypervisor: only the answer to a later request proves that the device is absent.
+            part = Domain(domain.running, None) if is_absent else _without(found, arq, requested)
+            if part is not None:
+                try:
+                    self._hypervisor.detach(instance, os_acc.detach(arq), part)
+                except DeviceAbsent:
+                    if is_absent:
+                        continue
+                except (DriverFailed, GuestBusy, NotFound) as exc:
+                    # An earlier request may still be in progress: only the time decides.
+                    error = exc.message
+                    requested |= set() if is_absent else _names(part, arq)
+                else:
+                    requested |= _names(part, arq)
+            kept.append(arq["uuid"])
+        return kept, error
+
+    def _attach(self, instance: str, arq: Arq) -> bool:
+        """Attach a device; return False if the running guest has it already."""
+        with self._lock:
+            if arq["uuid"] in self._withdrawn:
+                raise WrongState(f"the device of ARQ {arq['uuid']} was taken back")
+            domain = self._hypervisor.describe(instance)
+            if domain is None or domain.running is None:
+                raise NotRunning(f"server {instance} does not run on this host")
+            if os_acc.find_alias(arq, domain.running) is not None:
+                return False
+            self._hypervisor.attach(instance, os_acc.attach(arq))
+            return True
+
+    def _withdraw(self, arqs: Sequence[Arq]) -> None:
+        with self._lock:
+            for arq in arqs:
+                self._withdrawn[arq["uuid"]] = None
+            while len(self._withdrawn) > MAX_WITHDRAWN:
+                del self._withdrawn[next(iter(self._withdrawn))]
+
+
+def _parts_with(domain: Domain, arq: Arq) -> Domain:
+    """Return the parts of a guest that have a device."""
+    running, defined = (
+        xml if xml is not None and os_acc.find_alias(arq, xml) is not None else None
+        for xml in (domain.running, domain.defined)
+    )
+    return Domain(running, defined)
+
+
+def _without(domain: Domain, arq: Arq, requested: Collection[tuple[str, bool]]) -> Domain | None:
+    """Return the parts from which the removal of a device was not requested yet, or None."""
+    running = domain.running if (arq["uuid"], True) not in requested else None
+    defined = domain.defined if (arq["uuid"], False) not in requested else None
+    return None if running is None and defined is None else Domain(running, defined)
+
+
+def _names(part: Domain, arq: Arq) -> set[tuple[str, bool]]:
+    found = ((part.running, True), (part.defined, False))
+    return {(arq["uuid"], is_running) for xml, is_running in found if xml is not None}
+
+
+def _message_of_guest(exc: CyborgError) -> str:
+    """Return the message of an error of one guest. Raise the error if it concerns all guests."""
+    if isinstance(exc, Unavailable) and not isinstance(exc, GuestBusy):
+        raise exc
+    return exc.message
+
+
+def _kept_error(instance: str, arqs: Sequence[str], seconds: float, reason: str | None) -> str:
+    return (
+        f"server {instance} has not released the device of ARQ {', '.join(arqs)} in {seconds:g} s: "
+        "the operating system of the guest must confirm the removal; a stop of the server also "
+        "ends it" + (f" ({reason})" if reason else "")
+    )
+
+
+def _missing_error(instance: str) -> str:
+    return (
+        f"libvirt has no guest of server {instance}, which Nova shows as running on this host: "
+        "[libvirt] connection_uri must name the hypervisor of nova-compute; or stop the server"
+    )

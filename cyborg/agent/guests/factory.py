@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Create the objects for running guests, if the configuration enables them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from oslo_config import cfg
+
+from cyborg.agent.backends.backend import Backend
+from cyborg.agent.guests.devices import GuestDevices
+from cyborg.agent.guests.known_handles import make_check, make_pending_check
+from cyborg.agent.guests.libvirt_hypervisor import LibvirtHypervisor
+from cyborg.agent.guests.reasserter import Reasserter
+from cyborg.rpc.contract import ConductorAPI
+
+
+@dataclass(frozen=True, slots=True)
+class LiveGuests:
+    """The running guests of this host; ``reasserter`` is started and stopped by its owner."""
+
+    hypervisor: LibvirtHypervisor
+    devices: GuestDevices
+    reasserter: Reasserter
+
+
+def make_guests(
+    conf: cfg.ConfigOpts, epoch: str, conductor: ConductorAPI, backends: Sequence[Backend]
+) -> LiveGuests | None:
+    """Return the objects, or None if live attach is disabled. Raise Misconfigured.
+
+    A guest gets only devices of these backends.
+
+    An agent that replays another host has no guests: those of this machine are not its own.
+    """
+    options = conf.libvirt
+    if not options.live_attach or conf.agent.replay:
+        return None
+    hypervisor = LibvirtHypervisor(
+        options.connection_uri,
+        options.request_timeout,
+        lambda: reasserter.notice_start(),  # noqa: PLW0108  it is created below
+    )
+    is_known = make_check(conf.host, backends)
+    devices = GuestDevices(
+        hypervisor,
+        options.detach_timeout,
+        is_known=is_known,
+        is_pending=make_pending_check(backends),
+    )
+    reasserter = Reasserter(
+        conf.host, epoch, conductor, devices, hypervisor.watch, options.reassert_interval
+    )
+    return LiveGuests(hypervisor, devices, reasserter)

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a device that a guest shall get is one that a backend of this host manages.
+
+Without this check, a message to this agent could give a guest any PCI function of the host.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from cyborg.agent.backends.backend import Backend
+from cyborg.core.inventory.device import HandleType
+from cyborg.core.inventory.report import BackendStatus
+from cyborg.core.naming import handle_uuid
+
+
+def make_check(host: str, backends: Sequence[Backend]) -> Callable[[Mapping[str, Any]], bool]:
+    """Return a function that returns whether the handle of an ARQ is one of these backends."""
+
+    def is_known(arq: Mapping[str, Any]) -> bool:
+        expected = (arq["attach_handle_type"], dict(arq["attach_handle_info"]))
+        # The info of a mediated device is that of its parent; its uuid identifies it.
+        uuid = arq["attach_handle_uuid"]
+        return any(
+            expected == (handle.type, dict(handle.info))
+            and (
+                handle.type is not HandleType.MDEV
+                or uuid == handle_uuid(host, deployable.address, handle.address)
+            )
+            for backend in backends
+            for device in backend.snapshot.devices
+            for deployable in device.deployables
+            for handle in deployable.handles
+        )
+
+    return is_known
+
+
+def make_pending_check(backends: Sequence[Backend]) -> Callable[[], bool]:
+    """Return a function that returns whether a backend may discover further devices soon.
+
+    After a start of the agent, no backend has devices before its first discovery has ended.
+    """
+
+    def is_pending() -> bool:
+        return any(backend.snapshot.state.status != BackendStatus.READY for backend in backends)
+
+    return is_pending

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The event loop of libvirt: one for the process, which each connection needs for its events."""
+
+import functools
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from cyborg.core.log import get_logger
+from cyborg.threads.rate_limited_log import RateLimitedLogger
+
+LOG = get_logger(__name__)
+
+TICK = 1000  # milliseconds; libvirt waits without end if nothing is due
+PAUSE = 0.5  # seconds after an error of the loop
+
+
+@functools.cache
+def start_event_loop(libvirt: Any) -> threading.Thread:
+    """Start the thread of the events, before the first connection; return it."""
+    libvirt.virEventRegisterDefaultImpl()
+    libvirt.virEventAddTimeout(TICK, lambda timer, data: None, None)
+    thread = threading.Thread(
+        target=run_events, args=(libvirt,), name="libvirt-events", daemon=True
+    )
+    thread.start()
+    return thread
+
+
+def run_events(libvirt: Any, sleep: Callable[[float], None] = time.sleep) -> None:
+    """Call the functions for the events of libvirt, without end."""
+    log = RateLimitedLogger(logger=LOG)
+    while True:
+        error: object = "unknown error"
+        try:
+            if libvirt.virEventRunDefaultImpl() == 0:
+                continue
+        except Exception as exc:  # noqa: BLE001  without this loop no start is noticed
+            error = exc
+        log.warn("Cannot wait for the events of libvirt, retrying: %s", error)
+        sleep(PAUSE)

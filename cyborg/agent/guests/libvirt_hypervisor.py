@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Guests of libvirt, by its Python binding: the extra ``live`` of the package."""
+
+import importlib
+import math
+import threading
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, TypeVar
+
+from cyborg.agent.guests.hypervisor import DeviceAbsent, Domain, GuestBusy
+from cyborg.agent.guests.libvirt_events import start_event_loop
+from cyborg.agent.guests.timed_calls import TimedCalls
+from cyborg.core.errors import CyborgError, DriverFailed, Misconfigured, NotFound, Unavailable
+from cyborg.core.log import get_logger
+
+LOG = get_logger(__name__)
+
+T = TypeVar("T")
+
+KEEPALIVE = 5  # seconds between two questions to the daemon
+
+
+def load_library() -> ModuleType:
+    """Return libvirt's Python binding. Raise Misconfigured if it is not installed."""
+    try:
+        return importlib.import_module("libvirt")
+    except ImportError as exc:
+        raise Misconfigured(
+            f"[libvirt] live_attach is true, and libvirt's Python binding cannot be loaded ({exc}):"
+            " install cyborg[live], or libvirt-python",
+            option="libvirt.live_attach",
+        ) from exc
+
+
+class LibvirtHypervisor:
+    """Guests of one libvirt connection, which is opened when it is needed."""
+
+    def __init__(
+        self,
+        uri: str,
+        timeout: float,
+        on_start: Callable[[], None],
+        library: ModuleType | None = None,
+    ) -> None:
+        """``timeout`` is for each call, in seconds.
+
+        ``on_start`` is called, in another thread, when a guest has started, and when the
+        connection was opened: then a start may have been missed. Raise Misconfigured.
+        """
+        self._libvirt: Any = library or load_library()
+        self._uri = uri
+        self._on_start = on_start
+        self._calls = TimedCalls(f"libvirt ({uri})", timeout)
+        # More than one call may take: otherwise the call ends, and the daemon executes it later.
+        self._max_unanswered = math.ceil(timeout / KEEPALIVE) + 1
+        self._connection: Any = None
+        self._callback = 0  # of the events of the connection
+        self._closed = threading.Event()
+        # The binding also prints each error.
+        self._libvirt.registerErrorHandler(lambda context, error: None, None)
+
+    def describe(self, instance: str) -> Domain | None:
+        """Return a guest, or None if this host has none with this uuid."""
+        return self._run(lambda: self._describe(instance))
+
+    def attach(self, instance: str, device: str) -> None:
+        """Attach a device to the running guest. Raise NotFound without the guest."""
+
+        def attach() -> None:
+            self._require(instance).attachDeviceFlags(device, self._libvirt.VIR_DOMAIN_AFFECT_LIVE)
+
+        self._run(attach)
+
+    def detach(self, instance: str, device: str, domain: Domain) -> None:
+        """Request the removal of a device from each part of ``domain`` that is not None.
+
+        Raise DeviceAbsent without the device, NotFound without the guest. A change of the running
+        guest waits until libvirt has completed or rejected earlier ones.
+        """
+        flags = 0
+        if domain.running is not None:
+            flags |= self._libvirt.VIR_DOMAIN_AFFECT_LIVE
+        if domain.defined is not None:
+            flags |= self._libvirt.VIR_DOMAIN_AFFECT_CONFIG
+        self._run(lambda: self._require(instance).detachDeviceFlags(device, flags))
+
+    def watch(self) -> None:
+        """Open the connection, so that ``on_start`` is called. Raise Unavailable, DriverFailed."""
+        self._run(lambda: None)
+
+    def close(self) -> None:
+        """End the connection; do not wait for a call that hangs. Later calls are refused."""
+        self._closed.set()
+        try:
+            self._calls.run(self._disconnect)
+        except CyborgError as exc:
+            LOG.debug("The connection to libvirt was not closed: %s", exc)
+
+    def _run(self, function: Callable[[], T]) -> T:
+        """Run a function with an open connection. Raise Unavailable, NotFound, DriverFailed."""
+
+        def run() -> T:
+            self._connect()
+            return function()
+
+        try:
+            return self._calls.run(run)
+        except self._libvirt.libvirtError as exc:
+            raise self._convert(exc) from exc
+
+    def _disconnect(self) -> None:
+        """Close the connection, if there is one; an error does not matter."""
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        for function in (
+            lambda: connection.domainEventDeregisterAny(self._callback),
+            connection.close,
+        ):
+            try:
+                function()
+            except self._libvirt.libvirtError as exc:
+                LOG.debug("The connection to libvirt was not closed: %s", exc)
+
+    def _connect(self) -> None:
+        if self._closed.is_set():
+            raise Unavailable("the agent is stopping")
+        if self._connection is not None and self._connection.isAlive():
+            return
+        libvirt = self._libvirt
+        start_event_loop(libvirt)
+        self._disconnect()  # it is lost: without this call its callback is kept
+        connection = libvirt.open(self._uri)
+        try:
+            connection.setKeepAlive(KEEPALIVE, self._max_unanswered)
+        except libvirt.libvirtError as exc:
+            # Drivers inside this process, such as that of the tests, have no daemon to ask.
+            LOG.debug("The connection %s has no keepalive: %s", self._uri, exc)
+        self._callback = connection.domainEventRegisterAny(
+            None, libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, self._on_event, None
+        )
+        self._connection = connection
+        if self._closed.is_set():  # while it was opened
+            self._disconnect()
+            raise Unavailable("the agent is stopping")
+        LOG.info("Connected to libvirt at %s", self._uri)
+        self._on_start()
+
+    def _on_event(self, connection: Any, domain: Any, event: int, detail: int, data: Any) -> None:
+        if event == self._libvirt.VIR_DOMAIN_EVENT_STARTED:
+            self._on_start()
+
+    def _describe(self, instance: str) -> Domain | None:
+        libvirt, domain = self._libvirt, self._find(instance)
+        if domain is None:
+            return None
+        try:
+            running = domain.XMLDesc(0) if domain.isActive() else None
+            defined = None
+            if domain.isPersistent():
+                defined = domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE)
+        except libvirt.libvirtError as exc:
+            if exc.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
+                return None  # it has ended since
+            raise
+        return Domain(running, defined)
+
+    def _find(self, instance: str) -> Any:
+        try:
+            return self._connection.lookupByUUIDString(instance)
+        except self._libvirt.libvirtError as exc:
+            if exc.get_error_code() == self._libvirt.VIR_ERR_NO_DOMAIN:
+                return None
+            raise
+
+    def _require(self, instance: str) -> Any:
+        domain = self._find(instance)
+        if domain is None:
+            raise NotFound(f"this host has no server {instance}", instance=instance)
+        return domain
+
+    def _convert(self, exc: Any) -> CyborgError:
+        libvirt = self._libvirt
+        lost = {
+            libvirt.VIR_ERR_RPC,
+            libvirt.VIR_ERR_NO_CONNECT,
+            libvirt.VIR_ERR_AUTH_FAILED,
+            libvirt.VIR_ERR_INVALID_CONN,
+        }
+        connection = self._connection
+        if exc.get_error_code() in lost or connection is None or not connection.isAlive():
+            return Unavailable(f"libvirt at {self._uri} cannot be used now: {exc}")
+        code = exc.get_error_code()
+        if code == libvirt.VIR_ERR_OPERATION_TIMEOUT:
+            # An operation of the same guest holds its lock; the connection works.
+            return GuestBusy(f"libvirt at {self._uri} is busy with the guest: {exc}")
+        # Versions of libvirt differ in the code for a device that the running guest lacks.
+        is_absent = code == libvirt.VIR_ERR_OPERATION_FAILED and "not found" in str(exc)
+        if code == libvirt.VIR_ERR_DEVICE_MISSING or is_absent:
+            return DeviceAbsent(f"libvirt refused: {exc}")
+        return DriverFailed(f"libvirt refused: {exc}")

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run the transactions of binds and leases: limits, retries, orphans, and what follows."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from datetime import datetime
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+import sqlalchemy as sa
+from oslo_config import cfg
+
+from cyborg.conductor.arqs.claim_plan import BindContext, BindResult
+from cyborg.conductor.arqs.claims import ClaimLost
+from cyborg.conductor.arqs.limits import LimitEnforcer, run_with_limits
+from cyborg.conductor.arqs.ownership import OwnerLookup
+from cyborg.conductor.notifications.arq_events import ArqEventRecorder
+from cyborg.core.arq.orphans import providers_to_check
+from cyborg.core.errors import NoHandle, Unavailable
+from cyborg.core.hosts.liveness import heartbeat_timeout
+from cyborg.core.log import get_logger
+from cyborg.db.unit_of_work import UnitOfWork
+
+LOG = get_logger(__name__)
+
+T = TypeVar("T")
+
+# Transactions of one bind. The first skips locked handles, the next ones wait for the locks.
+MAX_ATTEMPTS = 4
+
+
+class OrphanChecker(Protocol):
+    """Interface of ``cyborg.conductor.arqs.orphan_check.OrphanCheck``."""
+
+    def release_at(self, providers: Sequence[str]) -> bool:
+        """Release the orphaned ARQs of these providers; return whether to retry the bind."""
+
+
+class Binder:
+    """Runner of the transactions that claim handles."""
+
+    def __init__(
+        self,
+        conf: cfg.ConfigOpts,
+        uow: UnitOfWork,
+        recorder: ArqEventRecorder,
+        wake_outbox: Callable[[], None],
+        wake_jobs: Callable[[], None],
+        owners: OwnerLookup | None,
+        orphans: OrphanChecker | None,
+        enforcer: LimitEnforcer | None,
+        now: Callable[[], datetime],
+    ) -> None:
+        """The parameters are those of ``Arqs``."""
+        self._conf = conf
+        self._uow = uow
+        self._recorder = recorder
+        self._wake_outbox = wake_outbox
+        self._wake_jobs = wake_jobs
+        self._owners = owners
+        self._orphans = orphans
+        self._enforcer = enforcer
+        self._now = now
+
+    def make_context(self) -> BindContext:
+        """Return the context of a claim without an instance."""
+        now, timeout = self._now(), self._conf.conductor.prepare_timeout
+        return BindContext(now=now, prepare_timeout=timeout, alive_since=self._alive_since(now))
+
+    def refresh(self, context: BindContext) -> BindContext:
+        """Return the context of a claim at the present time.
+
+        Each transaction needs this: queries of other services and locks may have taken long.
+        """
+        now = self._now()
+        return replace(context, now=now, alive_since=self._alive_since(now))
+
+    def _alive_since(self, now: datetime) -> datetime:
+        conf = self._conf.conductor
+        return now - heartbeat_timeout(conf.hello_interval, conf.down_heartbeats)
+
+    def make_instance_context(self, instance: str, project: str | None) -> BindContext:
+        """Return the context of a bind; query the project of the instance if it is None."""
+        verified, owner = True, None
+        context = self.make_context()
+        if project is None and self._owners is not None:
+            error: str | None = None
+            try:
+                owner = self._owners.find_project(instance)
+            except Unavailable as exc:
+                error = exc.message
+            if error is not None:
+                LOG.warning(
+                    "Cannot determine the project of an instance now, will retry: %s",
+                    error,
+                    instance=instance,
+                )
+            verified = owner is not None
+        return replace(context, project=owner, owner_verified=verified)
+
+    def run(
+        self,
+        projects: Iterable[str | None],
+        context: BindContext,
+        work: Callable[[sa.Connection, BindContext, bool], T],
+        answer: Callable[[T], Any] = lambda _: None,
+        **log_fields: Any,
+    ) -> T:
+        """Run the transaction of a call that claims handles, and return its result.
+
+        ``projects`` are those whose limits the transaction needs, as far as they are known. The
+        last argument of ``work`` is whether to wait for handles that others have locked. ``answer``
+        is that of ``UnitOfWork.run_once``. If concurrent transactions claim the handles, and if
+        orphans own them, the transaction runs again. Raise what ``work`` raises; NoHandle is
+        logged, with ``log_fields``.
+        """
+        result = self._run(projects, context, work, answer)
+        if isinstance(result, NoHandle) and self._release_orphans(result):
+            result = self._run(projects, context, work, answer)
+        if isinstance(result, NoHandle):
+            # Nova logs only the HTTP status of the error, so the reasons are logged here.
+            LOG.warning("No free handle: %s", result.message, **log_fields)
+            raise result
+        return result
+
+    def record(self, tx: sa.Connection, result: BindResult) -> None:
+        """Record the events of bound ARQs."""
+        if result.host_work_pending:
+            self._recorder.record_bind_started(tx, result.arqs)
+        else:
+            self._recorder.record_bound(tx, result.arqs)
+
+    def wake(self, result: BindResult) -> None:
+        """Wake the loops that have work after the commit of a bind."""
+        if result.host_work_pending:
+            self._wake_jobs()
+        elif result.arqs and self._conf.nova.send_events:
+            self._wake_outbox()
+
+    def _run(
+        self,
+        projects: Iterable[str | None],
+        context: BindContext,
+        work: Callable[[sa.Connection, BindContext, bool], T],
+        answer: Callable[[T], Any],
+    ) -> T | NoHandle:
+        return run_with_limits(
+            self._enforcer,
+            projects,
+            lambda found: self._attempt(replace(context, limits=found), work, answer),
+        )
+
+    def _attempt(
+        self,
+        context: BindContext,
+        work: Callable[[sa.Connection, BindContext, bool], T],
+        answer: Callable[[T], Any],
+    ) -> T | NoHandle:
+        """Return the result, or the error if no handle is free."""
+        for attempt in range(MAX_ATTEMPTS):
+            try:
+                return self._uow.run_once(partial(self._call, work, context, attempt > 0), answer)
+            except ClaimLost:
+                continue
+            except NoHandle as exc:
+                return exc
+        return NoHandle(
+            f"all candidate handles were claimed concurrently ({MAX_ATTEMPTS} attempts), retry",
+            reasons={},
+        )
+
+    def _call(
+        self,
+        work: Callable[[sa.Connection, BindContext, bool], T],
+        context: BindContext,
+        wait: bool,
+        tx: sa.Connection,
+    ) -> T:
+        return work(tx, self.refresh(context), wait)
+
+    def _release_orphans(self, no_handle: NoHandle) -> bool:
+        """Release orphaned ARQs that own the handles needed; return whether to retry the bind.
+
+        Call this outside a transaction: it queries Placement and Nova.
+        """
+        if self._orphans is None:
+            return False
+        return self._orphans.release_at(providers_to_check(no_handle.details["reasons"]))

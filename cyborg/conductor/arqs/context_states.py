@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keep the state of device contexts equal to what their ARQs imply, in the same transaction.
+
+ARQs are locked before contexts. Concurrent transactions that change different ARQs of one context
+wait for each other at the context, so that the last one sees the states of all ARQs.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+
+from cyborg.conductor.notifications.arq_events import ArqEventRecorder
+from cyborg.core.arq.attach_target import is_for_host
+from cyborg.core.arq.context_states import (
+    LEASED,
+    ArqFacts,
+    ContextState,
+    derive_state,
+    states_before,
+)
+from cyborg.core.errors import Conflict, Unavailable, WrongState
+from cyborg.core.wire.notification import Event
+from cyborg.db.write import outbox
+from cyborg.db.write.arqs import ArqRow
+from cyborg.db.write.contexts import device_contexts as store
+from cyborg.db.write.contexts import states
+
+_EVENTS: Mapping[ContextState, Event] = {
+    ContextState.RESERVING: Event.CONTEXT_RESERVE_STARTED,
+    ContextState.RESERVED: Event.CONTEXT_RESERVED,
+    ContextState.BINDING: Event.CONTEXT_BIND_STARTED,
+    ContextState.BOUND: Event.CONTEXT_BOUND,
+    ContextState.ERROR: Event.CONTEXT_FAILED,
+    ContextState.UNBINDING: Event.CONTEXT_UNBIND_STARTED,
+    ContextState.CLEANING: Event.CONTEXT_UNBIND_STARTED,
+    ContextState.UNBOUND: Event.CONTEXT_UNBOUND,
+}
+
+
+def claim_contexts(
+    tx: sa.Connection,
+    rows: Sequence[ArqRow],
+    projects: Mapping[int, str],
+    *,
+    host: str,
+    instance: str | None,
+    host_work: bool,
+    owner_verified: bool,
+) -> None:
+    """Bind the contexts of locked ARQs to an instance or a host, before handles are claimed.
+
+    Raise what ``lock_contexts`` raises, and WrongState if a context is in use or in error.
+    """
+    contexts = lock_contexts(tx, rows, projects, instance=instance, owner_verified=owner_verified)
+    if not contexts:
+        return
+    state = ContextState.BINDING if host_work else ContextState.BOUND
+    if states.start_bind(tx, list(contexts), state, host, instance) != len(contexts):
+        raise _wrong_state(store.lock(tx, contexts))
+
+
+def lock_contexts(
+    tx: sa.Connection,
+    rows: Sequence[ArqRow],
+    projects: Mapping[int, str],
+    *,
+    instance: str | None,
+    owner_verified: bool,
+) -> dict[int, store.ContextRow]:
+    """Return the contexts of locked ARQs by row id, locked, if an instance may have them.
+
+    ``projects`` has the new project of each ARQ whose project would change. ``owner_verified`` is
+    False if the project of the instance is not known. Raise Unavailable in this case, and Conflict
+    if ARQs of a context are missing in the call or the instance belongs to another project.
+    """
+    given = _count_by_context(rows)
+    if not given:
+        return {}
+    for total in states.count_arqs(tx, given):
+        context_id, count = total["context_id"], total["count"]
+        if given[context_id] != count:
+            raise Conflict(
+                f"device context {_name(tx, context_id)} has {count} ARQs and the call has "
+                f"{given[context_id]} of them: bind all in one call"
+            )
+    if not owner_verified:
+        raise Unavailable(
+            f"the project of instance {instance} is unknown, since Placement does not answer or "
+            "has no allocation of it, and a device context can only be bound to an instance of "
+            "its project: retry, or give the project_id"
+        )
+    contexts = {context["id"]: context for context in store.lock(tx, given)}
+    for row in rows:
+        if row["context_id"] is None:
+            continue
+        context, project = contexts[row["context_id"]], projects.get(row["id"], row["project_id"])
+        if project != context["project_id"]:
+            raise Conflict(
+                f"instance {instance} belongs to project {project}, and device context "
+                f"{context['uuid']} to project {context['project_id']}",
+                instance=instance,
+            )
+    return contexts
+
+
+def record_claimed(tx: sa.Connection, rows: Sequence[ArqRow], recorder: ArqEventRecorder) -> None:
+    """Record the notifications of contexts that ``claim_contexts`` has bound."""
+    if recorder.notifications.enabled and (ids := _count_by_context(rows)):
+        record_contexts(tx, store.lock(tx, ids), recorder)
+
+
+def follow_arqs(
+    tx: sa.Connection,
+    rows: Sequence[ArqRow],
+    recorder: ArqEventRecorder,
+    now: datetime,
+    error: str | None = None,
+) -> None:
+    """Set the states of the contexts of ARQs that this transaction has changed.
+
+    ``error`` is why a bind failed, or why a former handle is not clean. A context that becomes
+    unbound does not expire before a new one would.
+    """
+    if not (ids := _count_by_context(rows)):
+        return
+    contexts = store.lock(tx, ids)
+    facts = defaultdict[int, list[ArqFacts]](list)
+    for row in states.arq_states(tx, ids):
+        has_user = row["instance_uuid"] is not None or is_for_host(row["group"])
+        found = ArqFacts(row["state"], row["job_id"] is not None, has_user)
+        facts[row["context_id"]].append(found)
+    by_state = defaultdict[tuple[ContextState, bool], list[store.ContextRow]](list)
+    unchanged: list[int] = []
+    for context in contexts:
+        state = derive_state(facts[context["id"]])
+        if context["state"] in states_before(state):
+            lease_ends = context["state"] in LEASED and state not in LEASED
+            by_state[state, lease_ends].append(context)
+        else:
+            unchanged.append(context["id"])
+    if error is not None:
+        states.set_error(tx, unchanged, error)
+    expires_at = expiry(now, recorder.conf.device_contexts.unbound_ttl)
+    for (state, lease_ends), changed in by_state.items():
+        values = _values_of(state, error)
+        if lease_ends:
+            values["lease_expires_at"] = None
+        states.set_state(tx, [context["id"] for context in changed], state, values)
+        if state is ContextState.UNBOUND and expires_at is not None:
+            _postpone_expiry(tx, changed, expires_at)
+        updated: list[Any] = [{**context, "state": state, **values} for context in changed]
+        failed = lease_ends and state is ContextState.ERROR
+        record_contexts(tx, updated, recorder, Event.CONTEXT_RESERVE_FAILED if failed else None)
+
+
+def _postpone_expiry(
+    tx: sa.Connection, contexts: Sequence[store.ContextRow], expires_at: datetime
+) -> None:
+    due = [
+        context["id"]
+        for context in contexts
+        if context["expires_at"] is not None and context["expires_at"] < expires_at
+    ]
+    if due:
+        store.postpone_expiry(tx, due, expires_at)
+
+
+def expiry(now: datetime, seconds: float) -> datetime | None:
+    """Return when a context that is created or used now expires; None if ``seconds`` is 0."""
+    return now + timedelta(seconds=seconds) if seconds else None
+
+
+def _values_of(state: ContextState, error: str | None) -> dict[str, Any]:
+    """Return the columns that change with the state, other than the state."""
+    values: dict[str, Any] = {} if error is None else {"error": error}
+    if state in (ContextState.CLEANING, ContextState.UNBOUND):
+        values["instance_uuid"] = None
+    if state is ContextState.UNBOUND:
+        values["hostname"] = None
+    return values
+
+
+def record_contexts(
+    tx: sa.Connection,
+    contexts: Sequence[store.ContextRow],
+    recorder: ArqEventRecorder,
+    event: Event | None = None,
+) -> None:
+    """Record the notifications of contexts with a new state, by default that of the state."""
+    messages: list[outbox.Message] = []
+    for context in contexts:
+        found = event or _EVENTS[ContextState(context["state"])]
+        messages += recorder.notifications.build_messages(found, [context])
+    outbox.add_all(tx, messages)
+
+
+def _count_by_context(rows: Sequence[ArqRow]) -> dict[int, int]:
+    counts: dict[int, int] = {}
+    for row in rows:
+        if (context := row["context_id"]) is not None:
+            counts[context] = counts.get(context, 0) + 1
+    return counts
+
+
+def _name(tx: sa.Connection, context_id: int) -> str:
+    return ", ".join(row["uuid"] for row in store.lock(tx, [context_id]))
+
+
+def _wrong_state(contexts: Collection[store.ContextRow]) -> WrongState:
+    found = ", ".join(
+        f"{row['uuid']} is {row['state']}"
+        + (f" (instance {row['instance_uuid']})" if row["instance_uuid"] else "")
+        for row in contexts
+    )
+    return WrongState(
+        f"cannot bind: only a device context that owns no handles can be bound, and {found}",
+        device_contexts=[row["uuid"] for row in contexts],
+    )

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Enforce the limits of projects within the transactions that create and bind ARQs.
+
+The limits are found outside of a transaction, because their source may be keystone. The units are
+counted and compared within the transaction, while it locks the project: concurrent transactions
+cannot exceed a limit together. Transactions lock projects by name, after ARQs and before handles.
+"""
+
+import contextlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Protocol, TypeVar
+
+import sqlalchemy as sa
+from oslo_config import cfg
+from oslo_db import exception as db_exc
+
+from cyborg.conductor.arqs.limit_cache import UnifiedLimits
+from cyborg.conf import quota as options
+from cyborg.core.arq import limits as core
+from cyborg.core.arq.limits import Limits
+from cyborg.core.errors import Misconfigured, Unavailable
+from cyborg.core.validation import check_text
+from cyborg.db import project_units
+from cyborg.db.unit_of_work import UnitOfWork
+
+T = TypeVar("T")
+
+MAX_ATTEMPTS = 4
+"""Transactions of one call: a transaction finds out which projects it needs under its locks."""
+
+
+class LimitSource(Protocol):
+    """Source of the limits, such as the configuration file."""
+
+    def known(self, project: str) -> Limits | None:
+        """Return the limits of a project, None if another service has to be called for them."""
+
+    def find(self, project: str) -> Limits:
+        """Return the limits of a project; may call another service. Raise Unavailable."""
+
+
+class ProjectsMissing(Exception):
+    """A transaction needs the limits, or the lock rows, of more projects. Roll back, retry."""
+
+    def __init__(self, projects: Collection[str]) -> None:
+        super().__init__(", ".join(sorted(projects)))
+        self.projects = projects
+
+
+class StaticLimits:
+    """The limits of the configuration file."""
+
+    def __init__(self, conf: cfg.ConfigOpts) -> None:
+        """Parse the options. Raise Misconfigured."""
+        self._default = parse_default_limits(conf)
+        self._projects = core.parse_project_limits(
+            conf.quota.project_limits, "[quota] project_limits"
+        )
+
+    def known(self, project: str) -> Limits:
+        """Return the limits of a project."""
+        return Limits(project, {**self._default, **self._projects.get(project, {})})
+
+    find = known
+
+
+class ProjectLimits:
+    """The limits of projects during one call: they do not change between its transactions."""
+
+    def __init__(self, source: LimitSource) -> None:
+        self._source = source
+        self._found: dict[str, Limits] = {}
+
+    def known(self, projects: Collection[str]) -> dict[str, Limits]:
+        """Return the limits of projects. Raise ProjectsMissing if another service has them."""
+        limits = {name: self._found.get(name) or self._source.known(name) for name in projects}
+        known = {name: found for name, found in limits.items() if found is not None}
+        if missing := set(projects) - set(known):
+            raise ProjectsMissing(missing)
+        self._found |= known
+        return known
+
+    def find(self, project: str) -> None:
+        """Find the limits of a project, for ``known``. Raise Unavailable."""
+        self._found[project] = self._source.find(project)
+
+    def __contains__(self, project: str) -> bool:
+        return project in self._found
+
+
+class LimitEnforcer:
+    """Provides transactions with the limits and the lock rows of their projects."""
+
+    def __init__(self, uow: UnitOfWork, source: LimitSource) -> None:
+        self._uow = uow
+        self._source = source
+
+    def run(self, projects: Iterable[str | None], work: Callable[[ProjectLimits], T]) -> T:
+        """Return the result of ``work``, which runs a transaction with the limits of projects.
+
+        ``projects`` are those that are known before. If ``work`` raises ProjectsMissing, it runs
+        again with the limits of these projects too. Raise Unavailable.
+        """
+        limits = ProjectLimits(self._source)
+        for name in projects:
+            if name is not None:
+                limits.find(name)
+        for _ in range(MAX_ATTEMPTS):
+            try:
+                return work(limits)
+            except ProjectsMissing as exc:
+                missing = exc.projects
+            for name in missing:
+                if name in limits:
+                    self._insert_lock(name)
+                else:
+                    limits.find(name)
+        raise Unavailable("the projects of the accelerator requests change concurrently, retry")
+
+    def _insert_lock(self, project: str) -> None:
+        # In a transaction of its own: several transactions that insert the same row and then go on
+        # would deadlock on MariaDB.
+        with contextlib.suppress(db_exc.DBDuplicateEntry):
+            self._uow.run(lambda tx: project_units.insert_lock(tx, project))
+
+
+class LimitLookup:
+    """Lookup of the limits of a project for the API."""
+
+    def __init__(self, conf: cfg.ConfigOpts, source: LimitSource | None) -> None:
+        """Without ``source``, only the numbers of ARQs, contexts and attachments are limited."""
+        self._conf = conf
+        self._source = source
+
+    def get(self, project_id: str) -> dict[str, Any]:
+        """Return the maximum numbers of objects, and under ``units`` those of each resource class.
+
+        Raise Unavailable.
+        """
+        project = check_text("project_id", project_id)
+        limits = None if self._source is None else self._source.find(project)
+        return {
+            "arqs": self._conf.conductor.max_project_arqs,
+            "attachments": self._conf.attachments.max_per_project,
+            "device_contexts": self._conf.device_contexts.max_per_project,
+            "units": {} if limits is None else dict(limits.units),
+        }
+
+
+def run_with_limits(
+    enforcer: LimitEnforcer | None,
+    projects: Iterable[str | None],
+    work: Callable[[ProjectLimits | None], T],
+) -> T:
+    """Return the result of ``work``, called with None if there is no enforcer."""
+    return work(None) if enforcer is None else enforcer.run(projects, work)
+
+
+def parse_default_limits(conf: cfg.ConfigOpts) -> dict[str, int]:
+    """Return the limits of the option ``default_limits``. Raise Misconfigured."""
+    return core.parse_default_limits(conf.quota.default_limits, "[quota] default_limits")
+
+
+def make_source(conf: cfg.ConfigOpts) -> LimitSource | None:
+    """Return the configured source of limits, None without limits. Raise Misconfigured."""
+    if conf.quota.driver == options.NONE:
+        return None
+    if conf.quota.driver == options.STATIC:
+        return StaticLimits(conf)
+    return _make_unified(conf)
+
+
+def _make_unified(conf: cfg.ConfigOpts) -> UnifiedLimits:
+    # A late import: oslo.limit is an optional dependency and slow to import.
+    try:
+        from cyborg.clients.limits import KeystoneLimits
+    except ImportError as exc:
+        raise Misconfigured(
+            f"[quota] driver = unified needs pip install 'cyborg[limits]': {exc}",
+            option="[quota] driver",
+        ) from exc
+    return UnifiedLimits(conf, KeystoneLimits(conf), parse_default_limits(conf))
+
+
+def check_create(
+    tx: sa.Connection, project: str | None, units: Mapping[str, int], limits: ProjectLimits
+) -> None:
+    """Raise OverLimit if a project cannot create ARQs of these units by resource class."""
+    if project is None:
+        return
+    found = limits.known([project])[project]
+    if classes := found.limited(units):
+        _lock(tx, [project])
+        used = project_units.count(tx, project, classes, bound=False)
+        core.check_created(found, used, units)
+
+
+def check_bind(
+    tx: sa.Connection, units: Iterable[tuple[str | None, str]], limits: ProjectLimits
+) -> None:
+    """Raise OverLimit if a project cannot bind its ARQs of these units.
+
+    ``units`` has the project, after the bind, and the resource class of each ARQ to bind.
+    """
+    by_project = defaultdict[str, Counter[str]](Counter)
+    for project, resource_class in units:
+        if project is not None:
+            by_project[project][resource_class] += 1
+    found = limits.known(by_project)
+    limited = {
+        project: classes
+        for project, requested in sorted(by_project.items())
+        if (classes := found[project].limited(requested))
+    }
+    _lock(tx, limited)
+    for project, classes in limited.items():
+        bound = project_units.count(tx, project, classes, bound=True)
+        core.check_bound(found[project], bound, by_project[project])
+
+
+def _lock(tx: sa.Connection, projects: Iterable[str]) -> None:
+    """Lock projects, which must be sorted. Raise ProjectsMissing if some have no row yet."""
+    if missing := [project for project in projects if not project_units.lock(tx, project)]:
+        raise ProjectsMissing(missing)

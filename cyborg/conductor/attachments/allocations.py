@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps ``allocate`` and ``shrink``: change the allocation of the consumer in Placement.
+
+The consumer is the instance; in the mode host it is the attachment, which has an allocation only
+from ``allocate`` to ``shrink``.
+
+The intended change is committed before the request. Placement refuses a request with an outdated
+generation of the consumer, so that of two equal requests, such as a late one of a stopped
+conductor, only one takes effect.
+"""
+
+import random
+from dataclasses import replace
+
+from oslo_db import exception as db_exc
+
+from cyborg.clients.placement import ConsumerAllocation, Placement, ProviderSummary
+from cyborg.conductor.attachments.context_lease import require_lease
+from cyborg.conductor.attachments.leased import LeasedAttachment, Wait
+from cyborg.conductor.attachments.successor_groups import SuccessorGroups, is_successor
+from cyborg.conductor.placement.compute_nodes import ComputeNodeResolver
+from cyborg.core.arq.profile import Group, parse_groups
+from cyborg.core.attachments import allocation as core
+from cyborg.core.attachments.allocation import Intent
+from cyborg.core.attachments.attachment import Mode
+from cyborg.core.errors import Conflict, NoHandle, NotFound, WrongState
+from cyborg.core.naming import OWNER_TRAIT
+from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.db.write import device_profiles
+from cyborg.db.write.attachments import records as store
+
+MAX_CONFLICTS = 5  # requests to Placement in one attempt
+TURN_DELAY = 1.0  # seconds to wait for another attachment of the instance
+HOST_USER = "cyborg"  # user_id of the allocations of hosts, which have no user
+
+
+class AllocationLost(WrongState):
+    """Nova has replaced the allocation of the instance: nothing of the attachment is in it."""
+
+
+_RANDOM = random.Random()  # noqa: S311  (spreads load, no security purpose)
+
+
+class InstanceAllocations:
+    """The steps of attachments that change allocations."""
+
+    def __init__(self, uow: UnitOfWork, placement: Placement) -> None:
+        self._uow = uow
+        self._placement = placement
+        self._nodes = ComputeNodeResolver(placement, uow)
+        self._successors = SuccessorGroups(uow)
+
+    def allocate(self, work: LeasedAttachment) -> Wait | None:
+        """Choose providers and extend the allocation of the consumer.
+
+        Raise NoHandle, NotFound, WrongState, Conflict, Unavailable.
+        """
+        intent = load_intent(work)
+        if intent is None:
+            providers = self._choose(work)
+            intent = Intent(providers, core.required_amounts(self._groups(work), providers))
+        if not _take_turn(work, intent):
+            return _wait_for_turn(work)
+        error, is_full = "it changes too often", False
+        for _ in range(MAX_CONFLICTS):
+            # Read in this attachment's turn: no other attachment changes the amounts meanwhile.
+            known = self._placement.consumer(work.consumer)
+            if work.mode is Mode.HOST:
+                known = _check_own(work, intent, known)
+            if known is None:
+                raise WrongState(f"{work.target} has no allocation in Placement any more")
+            reached = known.generation
+            if not core.is_extended(known.amounts, intent):
+                if is_full:
+                    providers = self._choose(work)
+                    added = core.required_amounts(self._groups(work), providers)
+                    intent = Intent(providers, added)
+                intent = _record_base(work, intent, known)
+                wanted = core.extend(known.amounts, intent.added)
+                try:
+                    self._placement.set_consumer(work.consumer, wanted, known)
+                except Conflict as exc:
+                    # The providers of the conflict may be full: choose others.
+                    error, is_full = exc.message, True
+                    continue
+                reached = (known.generation or 0) + 1
+            done = replace(intent, generation=reached)
+            work.complete_step(allocation_key=None, intent=done.to_dict())
+            return None
+        raise NoHandle(f"cannot extend the allocation of {work.target}: {error}")
+
+    def check(self, work: LeasedAttachment) -> None:
+        """Raise AllocationLost if the allocation has not what the consumer and this step need.
+
+        Nova may have replaced it since ``allocate``. Raise Unavailable.
+        """
+        consumer, intent = work.consumer, load_intent(work)
+        assert intent is not None
+        known = self._placement.consumer(consumer)
+        # The ARQs of this attachment may not exist yet.
+        others = self._uow.run(
+            lambda tx: store.owned_units(tx, consumer, without=work.row["id"], all_contexts=False)
+        )
+        needed = core.extend(core.select_amounts(others, intent.added), intent.added)
+        if (
+            known is None
+            or core.is_recreated(known.generation, intent)
+            or not core.has_amounts(known.amounts, needed)
+        ):
+            raise AllocationLost(
+                f"the allocation of {work.target} in Placement was replaced: it has not what "
+                "was added for the attachment"
+            )
+
+    def shrink(self, work: LeasedAttachment) -> Wait | None:
+        """Remove from the allocation exactly what ``allocate`` has added.
+
+        If Nova has replaced the allocation meanwhile, nothing is removed, and never an amount that
+        other ARQs of the instance need. Return None when it is removed. The allocation of a host
+        is removed as a whole.
+
+        Raise Conflict, Unavailable.
+        """
+        consumer, intent = work.consumer, load_intent(work)
+        if intent is None:
+            return None
+        if work.mode is Mode.HOST:
+            return self._remove(work, intent)
+        if work.row["allocation_key"] is None:
+            intent = replace(intent, base={}, shrinks=True)
+            if not _take_turn(work, intent):
+                return _wait_for_turn(work)
+        error = Conflict(f"the allocation of {work.target} changes too often")
+        for _ in range(MAX_CONFLICTS):
+            known = self._placement.consumer(consumer)
+            if known is None or core.is_recreated(known.generation, intent):
+                return None
+            floor = self._uow.run(
+                lambda tx: store.owned_units(
+                    tx, consumer, without=work.row["id"], all_contexts=True
+                )
+            )
+            if core.is_shrunk(known.amounts, intent, floor):
+                return None
+            if intent.shrinks or core.is_extended(known.amounts, intent):
+                intent = _record_base(work, replace(intent, shrinks=True), known)
+                wanted = core.shrink(known.amounts, intent.added, floor)
+            else:
+                # The request to extend was not sent, or is late: a new generation makes it fail.
+                wanted = core.extend(known.amounts, {})
+            try:
+                self._placement.set_consumer(consumer, wanted, known)
+            except Conflict as exc:
+                error = exc
+                continue
+            return None
+        raise error
+
+    def _remove(self, work: LeasedAttachment, intent: Intent) -> Wait | None:
+        """Remove the allocation of a host. Raise Conflict, Unavailable."""
+        if not intent.base:
+            return None  # none was requested
+        known = self._placement.consumer(work.consumer)
+        if known is not None:
+            self._placement.set_consumer(work.consumer, {}, known)
+        if intent.generation is None and not intent.shrinks:
+            # The request to create it may be late, and no generation makes it fail: look again.
+            work.commit({"intent": replace(intent, shrinks=True).to_dict()})
+            return Wait(self._placement.timeout)
+        return None
+
+    def _choose(self, work: LeasedAttachment) -> list[str]:
+        """Return the provider of each group of the profile. Raise NoHandle, NotFound."""
+        node, groups = work.row["hostname"], self._groups(work)
+        root = self._find_root(work)
+        if root is None:
+            raise NotFound(f"Placement has no resource provider {node} for the host of the server")
+        if work.row["accelerator"] is not None:
+            return [self._find_provider(work.row["accelerator"], root.uuid, node)]
+        if work.row["context_epoch"] is not None:
+            return self._find_leased(work, root.uuid, node)
+        found = self._placement.candidates(core.candidate_query(groups, root.uuid))
+        if is_successor(work.row):
+            # Placement may not know yet that the device is closed.
+            found = self._successors.select(work, groups, found)
+        if not found:
+            raise NoHandle(
+                f"host {node} has no free device for {work.selected}: "
+                "Placement has no allocation candidates below its compute node"
+            )
+        mapping = _RANDOM.choice(found)
+        return [mapping[core.group_name(number)] for number in range(len(groups))]
+
+    def _find_root(self, work: LeasedAttachment) -> ProviderSummary | None:
+        """Return the compute node, None if Placement has none for the server. Raise NotFound."""
+        if work.mode is Mode.HOST:  # the name is that of the agent
+            return self._nodes.find(work.row["hostname"])
+        return self._placement.find(work.row["hostname"])
+
+    def _find_provider(self, accelerator: str, root: str, node: str) -> str:
+        """Return the provider of an accelerator if it is below a compute node. Raise NotFound."""
+        provider = self._uow.run(lambda tx: store.provider_of(tx, accelerator))
+        if provider is None:
+            raise NotFound(f"accelerator {accelerator} does not exist any more")
+        # Nova has providers of its own below the same compute node.
+        if provider not in self._placement.tree(root, OWNER_TRAIT):
+            raise NotFound(
+                f"accelerator {accelerator} is not below the compute node of host {node}: "
+                f"Placement has no resource provider {provider} there"
+            )
+        return provider
+
+    def _find_leased(self, work: LeasedAttachment, root: str, node: str) -> list[str]:
+        """Return the provider of each group of a context with a lease, below a compute node.
+
+        Raise NotFound, WrongState, Conflict.
+        """
+        uuid, epoch = work.row["device_context"], work.row["context_epoch"]
+        assert uuid is not None
+        assert epoch is not None
+        lease = self._uow.run(lambda tx: require_lease(tx, uuid, epoch))
+        if not self._placement.tree(root, OWNER_TRAIT).keys() >= set(lease.providers):
+            raise NotFound(
+                f"{work.selected} has a lease for host {lease.hostname}, whose resource providers "
+                f"are not below compute node {node} of the server"
+            )
+        return list(lease.providers)
+
+    def _groups(self, work: LeasedAttachment) -> tuple[Group, ...]:
+        if is_successor(work.row):
+            return self._successors.groups(work)
+        name = work.row["device_profile_name"]
+        profile = self._uow.run(lambda tx: device_profiles.by_name(tx, name))
+        if profile is None:
+            raise NotFound(f"{work.selected} does not exist any more")
+        return parse_groups(profile["groups"])
+
+
+def load_intent(work: LeasedAttachment) -> Intent | None:
+    """Return the recorded change of the allocation, or None."""
+    recorded = work.row["intent"]
+    return None if recorded is None else Intent.from_dict(recorded)
+
+
+def _check_own(
+    work: LeasedAttachment, intent: Intent, known: ConsumerAllocation | None
+) -> ConsumerAllocation:
+    """Return the allocation of an attachment to a host, empty at first. Raise Conflict.
+
+    Its uuid, which the caller may choose, must not be that of a server or of another consumer.
+    """
+    if known is None:
+        return ConsumerAllocation({}, None, work.row["project_id"], HOST_USER)
+    if not intent.base:
+        raise Conflict(
+            f"uuid: {work.consumer} already is a consumer in Placement, such as a server: attach "
+            "with another uuid, or with none"
+        )
+    return known
+
+
+def _take_turn(work: LeasedAttachment, intent: Intent) -> bool:
+    """Record the intent with this attachment's turn; return False if another one has the turn.
+
+    The amounts of two attachments of one instance could not be told apart.
+    """
+    if work.row["allocation_key"] is not None:
+        return True
+    try:
+        work.commit({"intent": intent.to_dict(), "allocation_key": work.consumer})
+    except db_exc.DBDuplicateEntry:
+        return False
+    return True
+
+
+def _record_base(work: LeasedAttachment, intent: Intent, known: ConsumerAllocation) -> Intent:
+    """Record the amounts before a change, and return the recorded intent."""
+    base = core.select_amounts(known.amounts, intent.added)
+    based = replace(intent, base=base, generation=known.generation)
+    if based.to_dict() != work.row["intent"]:
+        work.commit({"intent": based.to_dict()})
+    return based
+
+
+def _wait_for_turn(work: LeasedAttachment) -> Wait:
+    return Wait(TURN_DELAY, f"waiting for another attachment of {work.target}")

@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps of attachments on their ARQs: bind, prepare, release and clean."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import datetime
+from functools import partial
+from typing import cast
+
+import sqlalchemy as sa
+from oslo_config import cfg
+from oslo_db import exception as db_exc
+
+from cyborg.conductor.arqs import binding
+from cyborg.conductor.arqs.arqs import Arqs
+from cyborg.conductor.arqs.binder import MAX_ATTEMPTS
+from cyborg.conductor.arqs.claim_plan import BindContext, BindResult
+from cyborg.conductor.arqs.claims import ClaimLost
+from cyborg.conductor.arqs.context_states import record_claimed
+from cyborg.conductor.arqs.limits import LimitEnforcer, ProjectLimits, run_with_limits
+from cyborg.conductor.arqs.release import ReleaseResult
+from cyborg.conductor.attachments.allocations import load_intent
+from cyborg.conductor.attachments.leased import LeasedAttachment, Wait
+from cyborg.conductor.attachments.live_hosts import check_live
+from cyborg.conductor.attachments.successor_groups import is_successor
+from cyborg.conductor.notifications.arq_events import ArqEventRecorder
+from cyborg.core.arq.arqs import BindRequest
+from cyborg.core.arq.profile import parse_group
+from cyborg.core.arq.states import OWNING_STATES, UNBOUND_STATES, ArqState, Step, source_states
+from cyborg.core.attachments.allocation import count_units, required_amounts
+from cyborg.core.attachments.attachment import Mode
+from cyborg.core.errors import Conflict, NoHandle, NotFound, WrongState
+from cyborg.core.hosts.liveness import heartbeat_timeout
+from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.db.write import arqs as arq_store
+from cyborg.db.write import device_profiles, handle_claims
+from cyborg.db.write.attachments import guest_devices
+from cyborg.db.write.attachments import records as store
+from cyborg.db.write.contexts import device_contexts
+
+POLL_DELAY = 1.0  # seconds between two looks at host work
+
+
+class AttachedDevices:
+    """The steps of attachments that create, bind, unbind and delete ARQs."""
+
+    def __init__(
+        self,
+        conf: cfg.ConfigOpts,
+        uow: UnitOfWork,
+        arqs: Arqs,
+        enforcer: LimitEnforcer | None,
+        events: ArqEventRecorder,
+        wake_jobs: Callable[[], None],
+        wake_outbox: Callable[[], None],
+        now: Callable[[], datetime],
+    ) -> None:
+        """``wake_jobs`` and ``wake_outbox`` are called after a commit that adds work for them.
+
+        Without ``enforcer``, projects have no limits of units.
+        """
+        self._conf = conf
+        self._uow = uow
+        self._arqs = arqs
+        self._enforcer = enforcer
+        self._events = events
+        self._wake_jobs = wake_jobs
+        self._wake_outbox = wake_outbox
+        self._now = now
+
+    def bind(self, work: LeasedAttachment) -> None:
+        """Create the ARQs, hidden from Nova, and bind them: all in one transaction.
+
+        A device context gets new ARQs, and its state changes with theirs. The ARQs of a context
+        with a lease keep their handles, whose units were counted when the lease began.
+
+        Raise NotFound, WrongState, OverLimit, Conflict, Unavailable, and NoHandle, for a lease
+        Conflict, if concurrent binds get the handles or the slots of the server at each attempt.
+        """
+        is_leased = work.row["context_epoch"] is not None
+        run_with_limits(
+            self._enforcer,
+            [] if is_leased else [work.row["project_id"]],
+            lambda found: self._attempt_bind(work, found),
+        )
+
+    def _attempt_bind(self, work: LeasedAttachment, found: ProjectLimits | None) -> None:
+        for attempt in range(MAX_ATTEMPTS):
+            bind = partial(self._bind, work=work, found=found, wait=attempt > 0)
+            try:
+                work.complete_step(bind)
+            except ClaimLost:
+                continue
+            except db_exc.DBReferenceError as exc:
+                raise NotFound(f"{work.selected} does not exist any more") from exc
+            self._wake_jobs()
+            self._wake_outbox()
+            return
+        if work.row["context_epoch"] is not None:
+            raise Conflict(
+                f"other accelerator requests were bound to {work.target} "
+                "concurrently, at each attempt: attach the device context again"
+            )
+        raise NoHandle("all candidate handles were claimed concurrently")
+
+    def prepare(self, work: LeasedAttachment) -> Wait | None:
+        """Wait until all ARQs are Bound and no job restores their devices.
+
+        A device of a lease may be restored after a reboot of its host. A successor waits for such
+        jobs in its exchange. Raise WrongState if an ARQ failed or was deleted.
+        """
+        id_ = work.row["id"]
+        rows, is_ready = self._uow.run(
+            lambda tx: (store.lock_arqs(tx, id_), guest_devices.all_ready(tx, id_))
+        )
+        check_complete(work, rows)
+        failed = [row["uuid"] for row in rows if row["state"] not in OWNING_STATES]
+        if failed:
+            raise WrongState(
+                f"the host could not prepare a device: accelerator request {', '.join(failed)} "
+                "is not bound"
+            )
+        if any(row["state"] == ArqState.BIND_STARTED for row in rows):
+            return Wait(POLL_DELAY)
+        if not is_ready and not is_successor(work.row):
+            return Wait(POLL_DELAY, "waiting until the host has restored the devices")
+        work.complete_step()
+        return None
+
+    def owns_devices(self, work: LeasedAttachment) -> bool:
+        """Return whether an ARQ of the attachment owns a handle."""
+        return any(row["state"] in OWNING_STATES for row in self._rows(work))
+
+    def awaits_marker(self, work: LeasedAttachment) -> bool:
+        """Return whether another attachment of the instance will need a reboot from later on."""
+        instance, id_ = work.instance, work.row["id"]
+        return self._uow.run(lambda tx: store.awaits_marker(tx, instance, without=id_))
+
+    def release(self, work: LeasedAttachment) -> None:
+        """Unbind the ARQs: their handles are free as soon as the host has cleaned them."""
+
+        def unbind(tx: sa.Connection) -> ReleaseResult:
+            rows = store.lock_arqs(tx, work.row["id"])
+            return self._release(tx, rows, Step.UNBIND)
+
+        self._finish(work.complete_step(unbind, **self._released(work)))
+
+    def clean(self, work: LeasedAttachment) -> Wait | None:
+        """Wait until the host has cleaned the devices, or until the time for it has passed."""
+        for row in self._uow.run(lambda tx: _lock_released(tx, work)):
+            if row["state"] == ArqState.UNBOUND and row["job_id"] is not None:
+                return Wait(POLL_DELAY)
+        # Its ARQs may be deleted, or used again, while the host still cleans their former handles.
+        intent, now = load_intent(work), self._now()
+        if intent is not None and self._uow.run(
+            lambda tx: handle_claims.any_cleaning(tx, intent.released, now)
+        ):
+            return Wait(POLL_DELAY)
+        work.complete_step()
+        return None
+
+    def _released(self, work: LeasedAttachment) -> dict[str, object]:
+        """Return the columns that record which handles the attachment is about to release."""
+        if (intent := load_intent(work)) is None:
+            return {}
+        id_ = work.row["id"]
+        held = self._uow.run(lambda tx: store.accelerators_of(tx, [id_]))
+        return {"intent": replace(intent, released=sorted(held.get(id_, ()))).to_dict()}
+
+    def delete(self, tx: sa.Connection, work: LeasedAttachment) -> None:
+        """Delete the unbound ARQs of an attachment. Raise WrongState if one owns a handle.
+
+        Those of a device context stay.
+        """
+        found = store.lock_arqs(tx, work.row["id"])
+        if any(row["state"] in OWNING_STATES for row in found):
+            raise WrongState("an accelerator request of the attachment is bound")
+        rows = [
+            row
+            for row in found
+            if row["state"] in {*UNBOUND_STATES, ArqState.BIND_FAILED, ArqState.INITIAL}
+        ]
+        self._release(tx, rows, Step.DELETE)
+
+    def _rows(self, work: LeasedAttachment) -> list[arq_store.ArqRow]:
+        return self._uow.run(lambda tx: store.lock_arqs(tx, work.row["id"]))
+
+    def _release(
+        self, tx: sa.Connection, rows: Sequence[arq_store.ArqRow], step: Step
+    ) -> ReleaseResult:
+        todo = [row for row in rows if row["state"] in source_states(step)]
+        return self._arqs.release_arqs(tx, todo, keep=step is Step.UNBIND)
+
+    def _finish(self, result: ReleaseResult | None) -> None:
+        if result is not None and result.jobs_created:
+            self._wake_jobs()
+        self._wake_outbox()
+
+    def _bind(
+        self, tx: sa.Connection, work: LeasedAttachment, found: ProjectLimits | None, wait: bool
+    ) -> BindResult:
+        attachment, intent = work.row, load_intent(work)
+        assert intent is not None
+        name, project = attachment["device_profile_name"], attachment["project_id"]
+        try:
+            id_, epoch = attachment["id"], attachment["context_epoch"]
+            rows = self._arqs.insert_arqs(tx, name, project, found, id_, epoch)
+        except NotFound as exc:
+            # The error names the profile, which is a hidden one of a context or accelerator.
+            raise NotFound(f"{work.selected} does not exist any more") from exc
+        self._check_profile(tx, work, intent.providers, intent.added)
+        providers = handle_claims.providers(tx, sorted(set(intent.providers)))
+        hosts = {row["host"] for row in providers}
+        if len(hosts) != 1:
+            raise NotFound(
+                f"no host has the resource providers {', '.join(sorted(set(intent.providers)))}"
+            )
+        if work.mode is Mode.HOST and hosts != {attachment["hostname"]}:
+            raise NotFound(
+                f"host {attachment['hostname']} has no free device for {work.selected}: that which "
+                f"Placement offers below its compute node is on host {', '.join(sorted(hosts))}; "
+                "see [agent] resource_provider of both"
+            )
+        if work.mode is Mode.LIVE:
+            check_live(tx, hosts)
+        requests = [
+            BindRequest(
+                row["uuid"],
+                next(iter(hosts)),
+                intent.providers[row["device_profile_group_id"]],
+                attachment["instance_uuid"],
+                project,
+            )
+            for row in rows
+        ]
+        handle = attachment["accelerator"]
+        context = self.make_context(project)
+        context = replace(context, limits=found, handle=handle, epoch=epoch)
+        result = binding.bind(
+            tx, requests, None, context, wait=wait, append=True, subject=work.consumer
+        )
+        if result.host_work_pending:
+            self._events.record_bind_started(tx, result.arqs)
+        else:
+            self._events.record_bound(tx, result.arqs)
+        record_claimed(tx, result.arqs, self._events)
+        return result
+
+    def _check_profile(
+        self, tx: sa.Connection, work: LeasedAttachment, providers: Sequence[str], added: object
+    ) -> None:
+        """Raise Conflict if a profile of the same name has other resources than before."""
+        name = work.row["device_profile_name"]
+        profile = cast(device_profiles.UsedProfileRow, device_profiles.by_name(tx, name))
+        groups = [parse_group(group, "group") for group in profile["groups"]]
+        if len(groups) != len(providers) or required_amounts(groups, providers) != added:
+            raise Conflict(f"{work.selected} was replaced by another one")
+
+    def make_context(self, project: str) -> BindContext:
+        """Return the context of a bind for a project, without limits."""
+        conf, now = self._conf.conductor, self._now()
+        return BindContext(
+            now=now,
+            prepare_timeout=conf.prepare_timeout,
+            alive_since=now - heartbeat_timeout(conf.hello_interval, conf.down_heartbeats),
+            project=project,
+        )
+
+
+def check_complete(work: LeasedAttachment, rows: Sequence[arq_store.ArqRow]) -> None:
+    """Raise WrongState if an ARQ of the attachment was deleted, or unbound from a context."""
+    intent = load_intent(work)
+    assert intent is not None
+    units = count_units(intent.added)
+    if (missing := units - len(rows)) > 0:
+        raise WrongState(
+            f"{missing} of the {units} accelerator requests of the attachment were deleted or "
+            "unbound by another call"
+        )
+
+
+def _lock_released(tx: sa.Connection, work: LeasedAttachment) -> list[arq_store.ArqRow]:
+    """Return the ARQs that the attachment has released, locked.
+
+    Those of a device context are the context's alone once they are unbound.
+    """
+    if (uuid := work.row["device_context"]) is None:
+        return store.lock_arqs(tx, work.row["id"])
+    context = device_contexts.find(tx, uuid)
+    return [] if context is None else arq_store.lock_of_contexts(tx, [context["id"]])

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps of attachments that depend on the guest: expose, reboot, hide and guest.
+
+Nova records an action of a server before it acts. The actions since a recorded one, the marker,
+prove whether the guest may have the devices, and whether a reboot was already requested: a
+conductor that continues the work of another one requests no second reboot.
+"""
+
+from collections.abc import Sequence
+
+from cyborg.clients.nova import Nova
+from cyborg.conductor.attachments.devices import AttachedDevices, check_complete
+from cyborg.conductor.attachments.leased import LeasedAttachment, Wait
+from cyborg.conductor.attachments.successor_groups import is_successor
+from cyborg.core.arq.states import ArqState
+from cyborg.core.attachments import server as core
+from cyborg.core.attachments.attachment import Mode
+from cyborg.core.attachments.server import Action, Event, Server
+from cyborg.core.errors import NotFound, Unavailable, WrongState
+from cyborg.db.write.attachments import records as store
+
+BUSY_DELAY = 2.0  # seconds to wait for Nova at first, doubled at each attempt
+MAX_DELAY = 60.0
+STOP_DELAY = 10.0  # the least delay while an operator must act
+PENDING_ATTEMPTS = 8  # looks at a reboot that has not ended, although Nova has no task for it
+LOST_ATTEMPTS = 4  # the same if nova-compute has not begun it: the request was lost
+NO_USER = "section [nova] has no user of keystone, stop the server"
+
+Outcomes = Sequence[tuple[Action, Sequence[Event]]]
+"""Actions of a server with their events, the newest action first."""
+
+
+class Guests:
+    """The steps of attachments that read or reboot servers of Nova."""
+
+    def __init__(self, nova: Nova, devices: AttachedDevices) -> None:
+        self._nova = nova
+        self._devices = devices
+
+    def expose(self, work: LeasedAttachment) -> Wait | None:
+        """Let Nova find the ARQs, if the server can still get them. Raise NotFound, WrongState."""
+
+        def unhide(tx: object) -> None:
+            rows = store.lock_arqs(tx, work.row["id"])  # type: ignore[arg-type]
+            check_complete(work, rows)
+            if any(row["state"] != ArqState.BOUND for row in rows):
+                raise WrongState("an accelerator request of the attachment is no longer bound")
+            store.set_hidden(tx, work.row["id"], False)  # type: ignore[arg-type]
+
+        marker = self.read_marker(work)
+        if isinstance(marker, Wait):
+            return marker
+        work.complete_step(unhide, boot_marker=marker)
+        return None
+
+    def locate(self, work: LeasedAttachment) -> Wait | None:
+        """Record the node of the server of a successor. Raise NotFound, WrongState, Conflict."""
+        server = self._read_present(work)
+        if server.task is not None or server.status in core.RESUMABLE:
+            return _wait_for_task(work, server)
+        core.check_replaceable(server, work.row["device_profile_name"])
+        if server.node != work.row["hostname"]:
+            work.commit({"hostname": server.node})
+        return None
+
+    def read_marker(self, work: LeasedAttachment) -> str | Wait:
+        """Return the last action of the server, if it can get devices at its next start.
+
+        Raise NotFound, WrongState.
+        """
+        # The actions are read before the task: an action that is not among them starts later.
+        actions = self._nova.list_actions(work.instance)
+        server = self._read_present(work)
+        if server.task is not None or (is_successor(work.row) and server.status in core.RESUMABLE):
+            return _wait_for_task(work, server)
+        node = work.row["hostname"]
+        if server.status not in core.ATTACHABLE or server.node != node:
+            raise WrongState(
+                f"server {server.uuid} is {server.status} on {server.node}, it was on {node}"
+            )
+        return core.latest_marker(actions)
+
+    def reboot(self, work: LeasedAttachment) -> Wait | None:
+        """Request a hard reboot until one has succeeded, unless the guest was started since.
+
+        Raise NotFound, WrongState.
+        """
+        uuid = work.instance
+        actions = self._nova.list_actions(uuid)
+        server = self._read_present(work)
+        marker, user = work.row["boot_marker"] or "", self._nova.own_user()
+        outcomes = self._read_outcomes(uuid, core.renewing_actions(actions, marker, user))
+        if core.is_stopped(server) or any(core.has_renewed(*outcome) for outcome in outcomes):
+            work.complete_step()
+            return None
+        if server.task is not None:
+            return _wait_for_task(work, server)
+        if not core.is_idle(server):
+            raise WrongState(f"server {uuid} is {server.status}, Nova cannot reboot it")
+        if server.locked:
+            return Wait(max(STOP_DELAY, _backoff(work)), core.locked_error(uuid))
+        if _is_pending(work, outcomes):
+            return Wait(_backoff(work))
+        try:
+            self._nova.hard_reboot(uuid)
+        except WrongState as exc:
+            return Wait(_backoff(work), exc.message)
+        if user is None or core.is_missing(actions, marker):
+            # Nova's actions cannot prove the end of this reboot: a second one is worse than none.
+            work.complete_step()
+            return None
+        return Wait(_backoff(work), _describe_failure(uuid, outcomes))
+
+    def hide(self, work: LeasedAttachment) -> None:
+        """Let Nova not find the ARQs any more."""
+        work.complete_step(lambda tx: store.set_hidden(tx, work.row["id"], True) and None)
+
+    def wait_for_guest(self, work: LeasedAttachment) -> Wait | None:
+        """Wait until the guest cannot have the devices.
+
+        If the attach has failed and the guest has the devices nevertheless, it is attached.
+        """
+        uuid = work.instance
+        owns_devices = self._devices.owns_devices(work)
+        if owns_devices and work.mode is Mode.LIVE:
+            return self._wait_until_settled(work)
+        if not owns_devices or work.row["boot_marker"] is None:
+            work.complete_step()
+            return None
+        actions = self._nova.list_actions(uuid)
+        marker = work.row["reboot_marker"]
+        if marker is None or core.is_missing(actions, marker):
+            work.commit({"reboot_marker": core.latest_marker(actions)})
+        server = self._read(uuid)
+        if server is None or core.has_no_guest(server):
+            work.complete_step()
+            return None
+        if not core.is_idle(server):
+            return _wait_for_task(work, server)
+        # The guest has the devices that a successor replaces, since before its marker.
+        replaces = is_successor(work.row)
+        if not replaces and not core.may_have_composed(actions, work.row["boot_marker"]):
+            work.complete_step()
+            return None
+        user = self._nova.own_user()
+        renewing = core.renewing_actions(actions, work.row["reboot_marker"] or "", user)
+        outcomes = self._read_outcomes(uuid, renewing)
+        if any(core.has_renewed(*outcome) for outcome in outcomes):
+            work.complete_step()
+            return None
+        if work.row["failure"] is not None:
+            work.set_attached(lambda tx: store.set_hidden(tx, work.row["id"], False) and None)
+            return None
+        if replaces:
+            return Wait(max(STOP_DELAY, _backoff(work)), restart_error(uuid))
+        if not work.row["reboot"]:
+            return Wait(max(STOP_DELAY, _backoff(work)), running_error(uuid))
+        return self._reboot_again(work, server, user, outcomes)
+
+    def is_unplug_final(self, work: LeasedAttachment) -> bool:
+        """Return whether Nova has begun nothing since the step ``guest``.
+
+        Between the end of a guest and its start by the same action, its host shows a guest without
+        devices: Nova starts it with the mediated devices that it had.
+        """
+        if not self._devices.owns_devices(work):
+            return True
+        uuid = work.instance
+        actions = self._nova.list_actions(uuid)
+        server = self._read(uuid)
+        if server is None:
+            return True
+        marker = work.row["reboot_marker"] or ""
+        return core.is_settled(server) and core.latest_marker(actions) == marker
+
+    def expects_guest(self, work: LeasedAttachment) -> bool:
+        """Return whether the host must have the guest: its absence there is an error."""
+        if work.row["failure"] is not None:
+            return False  # the attach may have failed because the agent does not find the guest
+        server = self._read(work.instance)
+        return server is not None and core.runs_on(server, work.row["hostname"])
+
+    def _wait_until_settled(self, work: LeasedAttachment) -> Wait | None:
+        """Wait until Nova does not change the guest, which is then unplugged on its host.
+
+        A start of the guest in progress may have read the ARQs before they were hidden.
+        """
+        uuid = work.instance
+        # The actions are read before the task: an action that is not among them starts later.
+        actions = self._nova.list_actions(uuid)
+        server = self._read(uuid)
+        if server is not None and not core.is_settled(server):
+            return _wait_for_task(work, server)
+        work.complete_step(reboot_marker=core.latest_marker(actions))
+        return None
+
+    def _reboot_again(
+        self,
+        work: LeasedAttachment,
+        server: Server,
+        user: str | None,
+        outcomes: Outcomes,
+    ) -> Wait:
+        """Request a reboot, unless an earlier one is pending or none is possible now.
+
+        ``outcomes`` has the requested ones, the newest first.
+        """
+        uuid = server.uuid
+        if user is None:
+            return Wait(
+                max(STOP_DELAY, _backoff(work)),
+                f"a reboot of server {uuid} proves nothing: {NO_USER}",
+            )
+        if server.locked:
+            return Wait(max(STOP_DELAY, _backoff(work)), core.locked_error(uuid))
+        if self._devices.awaits_marker(work):
+            return Wait(BUSY_DELAY)  # one reboot then serves all attachments of the server
+        delay = _backoff(work)
+        if _is_pending(work, outcomes):
+            return Wait(delay)
+        try:
+            self._nova.hard_reboot(uuid)
+        except WrongState as exc:
+            return Wait(delay, exc.message)
+        return Wait(delay, _describe_failure(uuid, outcomes))
+
+    def _read_outcomes(self, uuid: str, actions: Sequence[Action]) -> Outcomes:
+        return [(action, self._nova.list_events(uuid, action.request)) for action in actions]
+
+    def _read_present(self, work: LeasedAttachment) -> Server:
+        uuid = work.instance
+        server = self._read(uuid)
+        if server is None or server.status == "DELETED":
+            raise NotFound(f"server {uuid} was deleted")
+        return server
+
+    def _read(self, uuid: str) -> Server | None:
+        """Return a server, None if it does not exist. Raise Unavailable if that is not certain."""
+        server = self._nova.get_attachable(uuid)
+        if server is None and not self._nova.lists_all_projects():
+            raise Unavailable(
+                "the Nova user of [nova] cannot list the servers of all projects, so a 404 does "
+                f"not prove that server {uuid} is deleted"
+            )
+        return server
+
+
+def running_error(uuid: str) -> str:
+    """Return why a device cannot be taken from a running server, and what to do."""
+    return (
+        f"server {uuid} runs and may have the devices: stop it, or detach with a reboot "
+        f"(reboot=true)"
+    )
+
+
+def restart_error(uuid: str) -> str:
+    """Return what a successor waits for."""
+    return f"server {uuid} may have the old devices until it is stopped, or started or rebuilt anew"
+
+
+def _backoff(work: LeasedAttachment) -> float:
+    return float(min(MAX_DELAY, BUSY_DELAY * 2.0 ** min(work.row["attempts"], 6)))
+
+
+def _is_pending(work: LeasedAttachment, outcomes: Outcomes) -> bool:
+    """Return whether the newest action may still be completed, without a task of the server."""
+    if not outcomes or not core.is_pending(*outcomes[0]):
+        return False
+    limit = PENDING_ATTEMPTS if core.has_begun(*outcomes[0]) else LOST_ATTEMPTS
+    return bool(work.row["attempts"] < limit)
+
+
+def _describe_failure(uuid: str, outcomes: Outcomes) -> str | None:
+    return f"Nova failed to {outcomes[0][0].name} server {uuid}, retrying" if outcomes else None
+
+
+def _wait_for_task(work: LeasedAttachment, server: Server) -> Wait:
+    task = f", task {server.task}" if server.task else ""
+    return Wait(_backoff(work), f"waiting for server {server.uuid} in state {server.status}{task}")

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An attachment that this conductor has leased; every write checks the lease."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, TypeVar, cast
+
+import sqlalchemy as sa
+
+from cyborg.core.attachments.attachment import (
+    AttachmentState,
+    Mode,
+    Step,
+    describe_target,
+    next_step,
+)
+from cyborg.core.attachments.selector import describe
+from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.db.write.attachments import records as store
+
+T = TypeVar("T")
+
+
+class LeaseLost(Exception):
+    """Another conductor has taken over the work on the attachment. Not an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A step is not complete; it is repeated after some seconds.
+
+    ``reason`` is shown as the error of the attachment, None for an ordinary wait.
+    """
+
+    seconds: float
+    reason: str | None = None
+
+
+class LeasedAttachment:
+    """A leased attachment; ``row`` has the last values that were committed."""
+
+    def __init__(
+        self,
+        uow: UnitOfWork,
+        row: store.AttachmentRow,
+        owner: str,
+        seconds: float,
+        now: Callable[[], datetime],
+    ) -> None:
+        """``seconds`` is the duration of the lease, which every commit renews."""
+        self._uow = uow
+        self._owner = owner
+        self._seconds = seconds
+        self._now = now
+        self.row = row
+
+    @property
+    def instance(self) -> str:
+        """Return the uuid of the instance. Only the mode host has none, and no step needs it."""
+        instance = self.row["instance_uuid"]
+        if instance is None:
+            raise TypeError(
+                f"attachment {self.row['uuid']} in the mode {self.mode} has no instance"
+            )
+        return instance
+
+    @property
+    def consumer(self) -> str:
+        """Return the uuid of the consumer in Placement: the instance, or the attachment itself."""
+        return self.row["instance_uuid"] or self.row["uuid"]
+
+    @property
+    def target(self) -> str:
+        """Return the text for whom the devices are: the server, or the host."""
+        return describe_target(self.row["instance_uuid"], self.row["hostname"])
+
+    @property
+    def mode(self) -> Mode:
+        """Return how the guest gets the devices."""
+        return Mode(str(self.row["mode"]))
+
+    @property
+    def step(self) -> Step:
+        """Return the next step."""
+        return Step(str(self.row["step"]))
+
+    @property
+    def selected(self) -> str:
+        """Return the text for what is attached."""
+        return describe(
+            self.row["device_profile_name"], self.row["device_context"], self.row["accelerator"]
+        )
+
+    def commit(
+        self, values: Mapping[str, Any], work: Callable[[sa.Connection], T | None] = lambda _: None
+    ) -> T | None:
+        """Write columns and run ``work`` in one transaction; return the result. Raise LeaseLost.
+
+        The row is locked before ``work`` runs. LeaseLost is raised also if the recorded step is
+        another one: an earlier commit, whose outcome was unknown, has taken effect.
+        """
+        renewed = {**values, "lease_until": self._now() + timedelta(seconds=self._seconds)}
+
+        def run(tx: sa.Connection) -> T | None:
+            if not store.write(tx, self.row["id"], self._owner, renewed, self.row["step"]):
+                raise LeaseLost
+            return work(tx)
+
+        result = self._uow.run(run)
+        self.row = cast(store.AttachmentRow, {**self.row, **values})
+        return result
+
+    def complete_step(
+        self,
+        work: Callable[[sa.Connection], T | None] = lambda _: None,
+        **values: Any,
+    ) -> T | None:
+        """Record that a step is complete, and the following step; run ``work`` as ``commit`` does.
+
+        After the last step of the attach, the attachment is attached. Raise LeaseLost.
+        """
+        following = next_step(self.step, self.mode, reboot=self.row["reboot"])
+        result: dict[str, Any] = {"step": following, "error": self.row["failure"], "attempts": 0}
+        if following is None:
+            result["state"] = AttachmentState.ATTACHED
+        return self.commit({**result, **values}, work)
+
+    def set_attached(self, work: Callable[[sa.Connection], T | None] = lambda _: None) -> None:
+        """Record that the attachment is complete; the failure stays its error. Raise LeaseLost."""
+        values = {
+            "state": AttachmentState.ATTACHED,
+            "step": None,
+            "error": self.row["failure"],
+            "failure": None,
+            "attempts": 0,
+        }
+        self.commit(values, work)
+
+    def finish(self, work: Callable[[sa.Connection], object], **values: Any) -> None:
+        """Run ``work``; then delete the attachment, or keep it in error if its attach failed.
+
+        ``values`` are columns of an attachment in error. Raise LeaseLost.
+        """
+        if self.row["failure"] is None:
+            self._delete(work)
+            return
+        failed = {
+            "state": AttachmentState.ERROR,
+            "step": None,
+            "request_key": None,  # a failed attachment does not prevent the next one
+            "error": self.row["failure"],
+            "intent": None,
+            "allocation_key": None,
+        }
+        self.commit({**failed, **values}, lambda tx: work(tx) and None)
+
+    def release(self, next_try_at: datetime, **values: Any) -> None:
+        """End the lease; the work continues at ``next_try_at``."""
+        row = {**values, "next_try_at": next_try_at, "owner": None, "lease_until": None}
+        self._uow.run(lambda tx: store.write(tx, self.row["id"], self._owner, row))
+
+    def _delete(self, work: Callable[[sa.Connection], object]) -> None:
+        def run(tx: sa.Connection) -> None:
+            # Locks the row before the ARQs, as all transactions on attachments do.
+            if not store.write(tx, self.row["id"], self._owner, {"step": None}, self.row["step"]):
+                raise LeaseLost
+            work(tx)
+            store.delete(tx, self.row["id"], self._owner)
+
+        self._uow.run(run)
+        self.row = cast(store.AttachmentRow, {**self.row, "step": None})

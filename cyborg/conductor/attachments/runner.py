@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Work on attachments: run the steps of each, in the conductor that has leased it.
+
+If a conductor stops, another one repeats the recorded step. An attach that fails, or is not
+complete in time, is undone. An undo and a detach are retried until they are done.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from oslo_config import cfg
+
+from cyborg.conductor.attachments.allocations import AllocationLost, InstanceAllocations
+from cyborg.conductor.attachments.devices import AttachedDevices
+from cyborg.conductor.attachments.guest_devices import GuestDevices
+from cyborg.conductor.attachments.guests import Guests
+from cyborg.conductor.attachments.leased import LeasedAttachment, LeaseLost, Wait
+from cyborg.conductor.attachments.successor_groups import is_successor
+from cyborg.conductor.attachments.successors import Successors
+from cyborg.conductor.common.lease_owner import new_owner
+from cyborg.core.attachments.attachment import (
+    ATTACH_STEPS,
+    AttachmentState,
+    Mode,
+    Step,
+    first_detach_step,
+    first_undo_step,
+)
+from cyborg.core.errors import Unavailable, is_expected
+from cyborg.core.inventory.maintenance import retry_time
+from cyborg.core.log import get_logger, log_fields
+from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.db.write.attachments import records as store
+
+LOG = get_logger(__name__)
+
+MAX_DELAY = 60.0  # seconds between two attempts
+LOST_LIMIT = 100  # attachments without ARQs that one sweep finds
+PURGE_LIMIT = 100
+MAX_FAILURES = 1000  # successors whose last failure a conductor remembers
+RETENTION = timedelta(days=7)  # how long failed attachments can be looked up
+INTERNAL_ERROR = "internal error: the conductor's log has it"
+
+
+class AttachmentRunner:
+    """Runner of the work on attachments; safe to run in several conductors."""
+
+    def __init__(
+        self,
+        conf: cfg.ConfigOpts,
+        uow: UnitOfWork,
+        allocations: InstanceAllocations,
+        devices: AttachedDevices,
+        guests: Guests,
+        guest_devices: GuestDevices,
+        successors: Successors,
+        *,
+        now: Callable[[], datetime] | None = None,
+    ) -> None:
+        self._conf = conf
+        self._uow = uow
+        self._allocations = allocations
+        self._devices = devices
+        self._guests = guests
+        self._successors = successors
+        self._now = now or uow.clock
+        self._stopped = threading.Event()
+        self._failures: dict[str, str] = {}  # the last logged one of a successor, by its uuid
+        slowest = max(conf.placement.request_timeout, conf.nova.request_timeout)
+        self._lease = max(conf.conductor.lease_timeout, 5 * slowest)
+        self._steps: Mapping[Step, Callable[[LeasedAttachment], Wait | None]] = {
+            Step.ALLOCATE: self._allocate,
+            Step.BIND: self._bind,
+            Step.PREPARE: devices.prepare,
+            Step.PLUG: guest_devices.plug,
+            Step.EXPOSE: self._expose,
+            Step.REBOOT: guests.reboot,
+            Step.HIDE: guests.hide,
+            Step.GUEST: guests.wait_for_guest,
+            Step.UNPLUG: guest_devices.unplug,
+            Step.RELEASE: devices.release,
+            Step.CLEAN: devices.clean,
+            Step.SHRINK: self._shrink,
+        }
+
+    def run_once(self) -> int:
+        """Work on the attachments that are due; return their number."""
+        done = 0
+        while not self._stopped.is_set():
+            owner, now = new_owner(self._conf.host), self._now()
+            until = now + timedelta(seconds=self._lease)
+            row = self._uow.run(
+                lambda tx, owner=owner, now=now, until=until: store.lease(  # type: ignore[misc]
+                    tx, owner=owner, now=now, until=until
+                )
+            )
+            if row is None:
+                break
+            done += 1
+            work = LeasedAttachment(self._uow, row, owner, self._lease, self._now)
+            instance = row["instance_uuid"]
+            with log_fields(
+                attachment=row["uuid"],
+                **({"host": row["hostname"]} if instance is None else {"instance": instance}),
+            ):
+                self._run(work)
+        return done
+
+    def sweep(self) -> int:
+        """Release what attachments without ARQs have left; delete old attachments in error.
+
+        Nova deletes the ARQs of an instance when it deletes, shelves or evacuates the instance.
+        Return the number of attachments.
+        """
+        now = self._now()
+
+        def detach_lost(tx: Any) -> int:
+            ids = [row["id"] for row in store.lock_lost(tx, LOST_LIMIT)]
+            return store.start_detach(tx, ids, Step.RELEASE, now, reboot=False) if ids else 0
+
+        lost = self._uow.run(detach_lost)
+        if lost:
+            LOG.info("Detaching %d attachment(s) whose ARQs Nova has deleted", lost)
+        return lost + self._uow.run(lambda tx: store.purge(tx, now - RETENTION, PURGE_LIMIT))
+
+    def stop(self) -> None:
+        """Make ``run_once`` return after the current step."""
+        self._stopped.set()
+
+    def _run(self, work: LeasedAttachment) -> None:
+        """Run steps until the work is complete, or must wait."""
+        try:
+            while work.row["step"] is not None:
+                wait = self._run_step(work)
+                if wait is not None:
+                    self._pause(work, wait)
+                    return
+                if self._stopped.is_set():
+                    break
+            failed = work.row["state"] == AttachmentState.ERROR
+            work.release(work.row["next_try_at"] if failed else self._now())
+        except LeaseLost:
+            LOG.info("Attachment lease lost, another conductor continues")
+            work.release(self._now())
+
+    def _run_step(self, work: LeasedAttachment) -> Wait | None:
+        """Run one step. If an attach fails, start the undo."""
+        step = work.step
+        is_attach, is_final = step in ATTACH_STEPS, False
+        kept: dict[str, Any] = {}
+        wait: Wait | None
+        try:
+            wait = self._steps[step](work)
+        except LeaseLost:
+            raise
+        except Exception as exc:
+            error = str(exc)
+            if isinstance(exc, AllocationLost) and work.mode is not Mode.HOST:
+                kept = {"intent": None}  # the undo removes nothing from Nova's new allocation
+            is_final = not isinstance(exc, Unavailable)
+            if not is_expected(exc):
+                LOG.exception("Unexpected error in the work on an attachment")
+                error, is_final = INTERNAL_ERROR, False
+            wait = Wait(min(MAX_DELAY, 2.0 ** min(work.row["attempts"], 6)), error)
+        if wait is not None and is_attach and is_final:
+            self._undo(work, wait.reason or step, kept)
+            return None
+        if wait is not None and is_attach and self._now() >= work.row["deadline"]:
+            seconds = self._conf.conductor.attachment_timeout
+            self._undo(work, f"not complete after {seconds:g} seconds: {wait.reason or step}", {})
+            return None
+        return wait
+
+    def _undo(self, work: LeasedAttachment, error: str, values: Mapping[str, Any]) -> None:
+        if error == self._failures.get(work.row["uuid"]):
+            LOG.debug("Attach failed again and is undone: %s", error)
+        else:
+            LOG.warning("Attach failed and is undone: %s", error)
+        if is_successor(work.row):
+            self._remember_failure(work.row["uuid"], error)
+        work.commit(
+            {
+                **values,
+                "step": first_undo_step(work.step, work.mode),
+                "failure": error,
+                "error": error,
+                "attempts": 0,
+            }
+        )
+
+    def _remember_failure(self, uuid: str, error: str) -> None:
+        """Remember the failure of a successor: its work is retried, and may fail for long."""
+        self._failures.pop(uuid, None)
+        self._failures[uuid] = error
+        if len(self._failures) > MAX_FAILURES:
+            del self._failures[next(iter(self._failures))]
+
+    def _retry(self, work: LeasedAttachment) -> dict[str, Any]:
+        """Return the columns that an attachment in error keeps, so that its work begins again."""
+        if not is_successor(work.row):
+            return {}
+        next_try_at = retry_time(work.row["created_at"], self._now())
+        return {"request_key": work.row["request_key"], "next_try_at": next_try_at}
+
+    def _pause(self, work: LeasedAttachment, wait: Wait) -> None:
+        error = wait.reason or work.row["failure"]
+        if wait.reason is not None and wait.reason != work.row["error"]:
+            LOG.info("Step %s waits: %s", work.step, wait.reason)
+        work.release(
+            self._now() + timedelta(seconds=wait.seconds),
+            error=error,
+            attempts=work.row["attempts"] + 1,
+        )
+
+    def _allocate(self, work: LeasedAttachment) -> Wait | None:
+        wait = self._guests.locate(work) if is_successor(work.row) else None
+        return wait or self._allocations.allocate(work)
+
+    def _bind(self, work: LeasedAttachment) -> None:
+        self._allocations.check(work)
+        (self._successors if is_successor(work.row) else self._devices).bind(work)
+
+    def _expose(self, work: LeasedAttachment) -> Wait | None:
+        self._allocations.check(work)
+        if is_successor(work.row):
+            return self._successors.exchange(work)
+        return self._guests.expose(work)
+
+    def _shrink(self, work: LeasedAttachment) -> Wait | None:
+        if self._devices.owns_devices(work):
+            # A commit of the attach took effect after its undo had begun.
+            work.commit({"step": first_detach_step(work.mode)})
+            return None
+        wait = self._allocations.shrink(work)
+        if wait is None:
+            work.finish(lambda tx: self._devices.delete(tx, work), **self._retry(work))
+            LOG.info("Detached" if work.row["failure"] is None else "Attach undone")
+        return wait

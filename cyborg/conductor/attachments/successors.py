@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps ``bind`` and ``expose`` of successors: claim other handles, and exchange the handles."""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+import sqlalchemy as sa
+
+from cyborg.conductor.arqs import binding
+from cyborg.conductor.arqs.binder import MAX_ATTEMPTS
+from cyborg.conductor.arqs.claim_plan import BindContext, BindResult
+from cyborg.conductor.arqs.claims import ClaimLost
+from cyborg.conductor.arqs.creation import copy_arq
+from cyborg.conductor.attachments.allocations import load_intent
+from cyborg.conductor.attachments.devices import POLL_DELAY
+from cyborg.conductor.attachments.guests import Guests
+from cyborg.conductor.attachments.leased import LeasedAttachment, Wait
+from cyborg.conductor.attachments.successor_groups import groups_of, names
+from cyborg.conductor.custody import entries as custody
+from cyborg.conductor.notifications.arq_events import ArqEventRecorder
+from cyborg.core.arq.arqs import BindRequest
+from cyborg.core.arq.states import ArqState
+from cyborg.core.attachments.allocation import Intent, required_amounts
+from cyborg.core.attachments.attachment import AttachmentState, Step
+from cyborg.core.attachments.successor import OwnedUnit, pair_units
+from cyborg.core.errors import Conflict, NoHandle, NotFound, WrongState
+from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.db.write import arqs as arq_store
+from cyborg.db.write import handle_claims
+from cyborg.db.write.attachments import records
+from cyborg.db.write.attachments import successors as store
+
+
+class Successors:
+    """The steps that differ from those of other attachments."""
+
+    def __init__(
+        self,
+        uow: UnitOfWork,
+        events: ArqEventRecorder,
+        guests: Guests,
+        make_context: Callable[[str], BindContext],
+        wake_jobs: Callable[[], None],
+        wake_outbox: Callable[[], None],
+    ) -> None:
+        """``make_context`` returns the context of a bind for a project, without limits.
+
+        ``wake_jobs`` and ``wake_outbox`` are called after a commit that adds work for them.
+        """
+        self._uow = uow
+        self._events = events
+        self._guests = guests
+        self._make_context = make_context
+        self._wake_jobs = wake_jobs
+        self._wake_outbox = wake_outbox
+
+    def bind(self, work: LeasedAttachment) -> None:
+        """Create hidden ARQs equal to those to replace, and bind them, in one transaction.
+
+        The limits of the project do not apply: its operator asked for the successor. Raise
+        NoHandle, NotFound, Conflict.
+        """
+        for attempt in range(MAX_ATTEMPTS):
+            try:
+                work.complete_step(partial(self._bind, work=work, wait=attempt > 0))
+            except ClaimLost:
+                continue
+            self._wake_jobs()
+            self._wake_outbox()
+            return
+        raise NoHandle("all candidate handles were claimed concurrently")
+
+    def _bind(self, tx: sa.Connection, work: LeasedAttachment, wait: bool) -> BindResult:
+        row, intent = work.row, load_intent(work)
+        assert intent is not None
+        old, context = self._lock_old(tx, work), self._make_context(row["project_id"])
+        groups = groups_of(old)
+        is_same = len(groups) == len(intent.providers)
+        if not is_same or required_amounts([*groups.values()], intent.providers) != intent.added:
+            raise Conflict("the device context has changed since its successor was chosen")
+        providers = dict(zip(groups, intent.providers, strict=True))
+        new = [copy_arq(arq, context.now) for arq in old]
+        arq_store.insert_all(tx, new, row["id"])
+        hosts = {found["host"] for found in handle_claims.providers(tx, set(intent.providers))}
+        if len(hosts) != 1:
+            raise NotFound(f"no host has the providers {', '.join(sorted(set(intent.providers)))}")
+        requests = [
+            BindRequest(
+                arq["uuid"],
+                next(iter(hosts)),
+                providers[arq["device_profile_group_id"]],
+                row["instance_uuid"],
+                row["project_id"],
+            )
+            for arq in new
+        ]
+        result = binding.bind(tx, requests, None, context, wait=wait, append=True)
+        if result.host_work_pending:
+            self._events.record_bind_started(tx, result.arqs)
+        else:
+            self._events.record_bound(tx, result.arqs)
+        return result
+
+    def exchange(self, work: LeasedAttachment) -> Wait | None:
+        """Exchange the handles: Nova finds the new ones, the attachment detaches the old ones.
+
+        Raise NotFound, WrongState, Conflict.
+        """
+        if self._uow.run(lambda tx: _is_restoring(self._lock_both(tx, work))):
+            return Wait(POLL_DELAY, "waiting until the host has restored the devices")
+        marker = self._guests.read_marker(work)
+        if isinstance(marker, Wait):
+            return marker
+        intent = load_intent(work)
+        assert intent is not None
+        old = self._uow.run(lambda tx: self._lock_old(tx, work))
+        groups = groups_of(old)
+        sources = {arq["device_profile_group_id"]: arq["device_rp_uuid"] or "" for arq in old}
+        providers = [sources[number] for number in groups]
+        removed = required_amounts([*groups.values()], providers)
+        values = {
+            "state": AttachmentState.DETACHING,
+            "step": Step.GUEST,
+            "request_key": None,  # the context may get another successor
+            # From now on the attachment has the old handles: their amounts are to be removed.
+            "intent": Intent(providers, removed, generation=intent.generation).to_dict(),
+            "boot_marker": marker,
+            "reboot_marker": None,
+            "attempts": 0,
+            "error": None,
+        }
+        work.commit(values, partial(self._exchange, work=work, removed=removed))
+        return None
+
+    def _exchange(self, tx: sa.Connection, work: LeasedAttachment, removed: object) -> None:
+        old, new = self._lock_both(tx, work)
+        if any(row["state"] != ArqState.BOUND or row["job_id"] for row in (*old, *new)):
+            raise WrongState("an accelerator request of the successor is no longer bound")
+        groups = groups_of(old)
+        sources = {arq["device_profile_group_id"]: arq["device_rp_uuid"] or "" for arq in old}
+        if required_amounts([*groups.values()], [sources[n] for n in groups]) != removed:
+            raise Conflict("the device context has changed since its successor was prepared")
+        pairs = pair_units(list(map(_to_unit, old)), list(map(_to_unit, new)))
+        by_id = {before.arq_id: after.arq_id for before, after in pairs}
+        if handle_claims.lock_schedulable(tx, [row["id"] for row in new]) != len(new):
+            raise WrongState(
+                "the other device is disabled, under maintenance, unhealthy or being removed since "
+                "it was prepared"
+            )
+        if not store.exchange_handles(tx, by_id):
+            raise Conflict("a handle of the successor was released concurrently")
+        custody.record_assigned(tx, [*old, *new], self._make_context(work.row["project_id"]).now)
+
+    def _lock_both(
+        self, tx: sa.Connection, work: LeasedAttachment
+    ) -> tuple[list[arq_store.ArqRow], list[arq_store.ArqRow]]:
+        """Return the ARQs to replace, and the hidden ones. Raise NotFound, WrongState."""
+        return self._lock_old(tx, work), records.lock_arqs(tx, work.row["id"])
+
+    def _lock_old(self, tx: sa.Connection, work: LeasedAttachment) -> list[arq_store.ArqRow]:
+        """Return the ARQs to replace, locked. Raise NotFound, WrongState."""
+        context, device = names(work.row)
+        rows = store.lock_replaced(tx, context, device)
+        if not rows:
+            raise NotFound(f"device context {context} has no handle of device {device} any more")
+        instance = work.instance
+        if any(row["state"] != ArqState.BOUND or row["instance_uuid"] != instance for row in rows):
+            raise WrongState(f"device context {context} is not bound to instance {instance}")
+        if any(row["attachment_id"] is not None for row in rows):
+            raise WrongState(f"device context {context} is attached to server {instance}")
+        return rows
+
+
+def _is_restoring(found: Iterable[Sequence[arq_store.ArqRow]]) -> bool:
+    return any(row["job_id"] for rows in found for row in rows)
+
+
+def _to_unit(row: arq_store.ArqRow) -> OwnedUnit:
+    return OwnedUnit(row["id"], row["device_profile_group_id"], row["device_rp_uuid"] or "")

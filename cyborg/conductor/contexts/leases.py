@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reserve, bind and unbind device contexts; release the leases that have ended.
+
+Each call is one transaction, which locks ARQs before contexts. A lease starts with new ARQs: late
+calls with the uuids of former ones find none.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
+
+import sqlalchemy as sa
+from oslo_config import cfg
+
+from cyborg.conductor.arqs import leases as engine
+from cyborg.conductor.arqs.arqs import Arqs
+from cyborg.conductor.arqs.claim_plan import BindContext, BindResult
+from cyborg.conductor.arqs.context_states import follow_arqs, record_contexts
+from cyborg.conductor.arqs.creation import renew_context_arqs
+from cyborg.conductor.arqs.release import ReleaseResult
+from cyborg.conductor.contexts.device_contexts import find_context, refuse_attached, to_response
+from cyborg.conductor.notifications.arq_events import ArqEventRecorder
+from cyborg.core.arq.arqs import BindRequest
+from cyborg.core.arq.leases import (
+    ContextBindRequest,
+    ContextFacts,
+    Decision,
+    ReserveRequest,
+    check_hosts,
+    check_unbind,
+    decide_bind,
+    decide_reserve,
+    parse_bind,
+    parse_reserve,
+    parse_unbind,
+    stale_lease,
+)
+from cyborg.core.arq.states import Step, source_states
+from cyborg.core.errors import WrongState
+from cyborg.core.log import get_logger
+from cyborg.core.validation import check_optional_text, parse_uuid
+from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.db.write import arqs as arq_store
+from cyborg.db.write.contexts import device_contexts as store
+from cyborg.db.write.contexts import states
+
+LOG = get_logger(__name__)
+
+BATCH = 100  # leases that one transaction of a sweep releases
+MAX_BATCHES = 20  # transactions of one sweep
+
+
+class ContextLeases:
+    """The operations on device contexts that claim and release handles.
+
+    ``project_scope`` limits a call to the contexts of one project; None means all projects. Each
+    call returns the row of the context as plain values.
+    """
+
+    def __init__(
+        self,
+        conf: cfg.ConfigOpts,
+        uow: UnitOfWork,
+        arqs: Arqs,
+        recorder: ArqEventRecorder,
+        *,
+        now: Callable[[], datetime] | None = None,
+    ) -> None:
+        """``arqs`` has the transactions of binds."""
+        self._conf = conf
+        self._uow = uow
+        self._arqs = arqs
+        self._recorder = recorder
+        self._now = now or uow.clock
+
+    def pre_bind(
+        self, uuid: str, reservation: Mapping[str, Any], project_scope: str | None
+    ) -> dict[str, Any]:
+        """Claim the handles of a context under a lease, or renew its lease.
+
+        ``reservation`` has hostname, mappings and, optionally, lease_seconds and epoch. Raise
+        Invalid with the field, NotFound, WrongState, Conflict, OverLimit, NoHandle, Unavailable.
+        """
+        context, scope = self._find(uuid, project_scope)
+        conf = self._conf.device_contexts
+        request = parse_reserve(reservation, len(context["groups"]), conf.lease_ttl, conf.max_lease)
+
+        def work(
+            tx: sa.Connection, claim: BindContext, wait: bool
+        ) -> tuple[BindResult, dict[str, Any]]:
+            return self._reserve(tx, context["uuid"], scope, request, claim, wait)
+
+        result, row = self._arqs.binder.run(
+            [],  # a renewal needs no limits; the transaction asks for those that it needs
+            self._arqs.binder.make_context(),
+            work,
+            lambda done: done[1],
+            device_context=context["uuid"],
+        )
+        if result.arqs:
+            LOG.info(
+                "Reserved device context %s on host %s until %s, epoch %s",
+                row["uuid"],
+                row["hostname"],
+                row["expires_at"],
+                row["epoch"],
+            )
+            self._arqs.binder.wake(result)
+        return row
+
+    def bind(
+        self,
+        uuid: str,
+        target: Mapping[str, Any],
+        project_scope: str | None,
+    ) -> dict[str, Any]:
+        """Bind a context to an instance, with the handles of its lease if it has one.
+
+        ``target`` has hostname, instance_uuid and, optionally, mappings and epoch. The project of
+        the instance is that of its allocation in Placement. Raise Invalid with the field, NotFound,
+        WrongState, Conflict, OverLimit, NoHandle, Unavailable.
+        """
+        context, scope = self._find(uuid, project_scope)
+        request = parse_bind(target, len(context["groups"]))
+        # The caller does not decide which project has the instance, not even with a token of it.
+        claim = self._arqs.binder.make_instance_context(request.instance, None)
+
+        def work(
+            tx: sa.Connection, claim: BindContext, wait: bool
+        ) -> tuple[BindResult, dict[str, Any]]:
+            return self._bind(tx, context["uuid"], scope, request, claim, wait)
+
+        result, row = self._arqs.binder.run(
+            [],  # the bind of a lease needs no limits
+            claim,
+            work,
+            lambda done: done[1],
+            instance=request.instance,
+            device_context=context["uuid"],
+        )
+        self._arqs.finish_bind(result, request.instance)
+        return row
+
+    def unbind(
+        self,
+        uuid: str,
+        use: Mapping[str, Any],
+        project_scope: str | None,
+        elevated: bool = False,
+    ) -> dict[str, Any]:
+        """Release the handles of a context and keep the context; do nothing if it owns none.
+
+        ``use`` has epoch or instance_uuid of the use that ends; ``elevated`` callers may omit
+        both. Raise Invalid, NotFound, Conflict, WrongState if it is attached to a server.
+        """
+        found, scope = self._find(uuid, project_scope)
+        request = parse_unbind(use)
+
+        def work(tx: sa.Connection) -> tuple[ReleaseResult, dict[str, Any]]:
+            context, rows = _lock(tx, found["uuid"], scope)
+            refuse_attached(tx, context, rows)
+            check_unbind(_facts(context, rows), request, elevated=elevated)
+            todo = [row for row in rows if row["state"] in source_states(Step.UNBIND)]
+            result = self._arqs.release_arqs(tx, todo, keep=True)
+            return result, to_response(find_context(tx, context["uuid"], scope))
+
+        result, row = self._uow.run_once(work, lambda done: done[1])
+        self._arqs.finish_release(result, deleted=False)
+        return row
+
+    def sweep(self) -> int:
+        """Release the handles of leases that have ended, and return the number of leases."""
+        total, after = 0, 0
+        for _ in range(MAX_BATCHES):
+            count, found, result = self._uow.run(partial(self._expire, after=after))
+            total += count
+            self._arqs.finish_release(result, deleted=False)
+            if len(found) < BATCH:
+                break
+            after = found[-1]
+        if total:
+            LOG.info("Released %d device contexts whose lease has ended", total)
+        return total
+
+    def _find(self, uuid: str, project_scope: str | None) -> tuple[store.ContextRow, str | None]:
+        """Return a context without a lock, and the scope. Raise Invalid, NotFound.
+
+        The groups and the project of a context never change.
+        """
+        uuid = parse_uuid(uuid, "uuid")
+        scope = check_optional_text("project_scope", project_scope)
+        return self._uow.run(lambda tx: find_context(tx, uuid, scope)), scope
+
+    def _reserve(
+        self,
+        tx: sa.Connection,
+        uuid: str,
+        scope: str | None,
+        request: ReserveRequest,
+        claim: BindContext,
+        wait: bool,
+    ) -> tuple[BindResult, dict[str, Any]]:
+        context, rows = _lock(tx, uuid, scope)
+        claim = self._arqs.binder.refresh(claim)
+        expires_at = claim.now + timedelta(seconds=request.seconds)
+        result = BindResult()
+        if decide_reserve(_facts(context, rows), request, claim.now) is Decision.RENEW:
+            id_, epoch = context["id"], context["epoch"]
+            if not states.renew_lease(tx, id_, epoch, expires_at, claim.now):
+                raise stale_lease(uuid, context["state"], epoch, request.epoch)
+        else:
+            _check_providers(tx, request.hostname, request.providers)
+            context, rows = self._renew_arqs(tx, context, claim.now)
+            result = engine.reserve(
+                tx,
+                context,
+                rows,
+                request.hostname,
+                request.providers,
+                expires_at,
+                claim,
+                wait=wait,
+            )
+            record_contexts(tx, [find_context(tx, uuid, scope)], self._recorder)
+        return result, to_response(find_context(tx, uuid, scope))
+
+    def _bind(
+        self,
+        tx: sa.Connection,
+        uuid: str,
+        scope: str | None,
+        request: ContextBindRequest,
+        claim: BindContext,
+        wait: bool,
+    ) -> tuple[BindResult, dict[str, Any]]:
+        context, rows = _lock(tx, uuid, scope)
+        claim = self._arqs.binder.refresh(claim)
+        facts, result = _facts(context, rows), BindResult()
+        decision = decide_bind(facts, request, claim.now)
+        if decision is not Decision.UNCHANGED:
+            providers = request.providers or tuple(str(p) for p in facts.providers)
+            if decision is Decision.BIND:
+                _check_providers(tx, request.hostname, providers)
+                context, rows = self._renew_arqs(tx, context, claim.now)
+            bind_requests = [
+                BindRequest(
+                    row["uuid"],
+                    request.hostname,
+                    providers[row["device_profile_group_id"]],
+                    request.instance,
+                )
+                for row in rows
+            ]
+            claim = replace(claim, epoch=request.epoch)
+            result = self._arqs.bind_locked(tx, bind_requests, None, claim, wait)
+        return result, to_response(find_context(tx, uuid, scope))
+
+    def _renew_arqs(
+        self, tx: sa.Connection, context: store.ContextRow, now: datetime
+    ) -> tuple[store.ContextRow, list[arq_store.ArqRow]]:
+        """Replace the ARQs of a locked context; return the context and the new ARQs."""
+        renew_context_arqs(tx, context["id"], None, now, self._recorder)
+        return _lock(tx, context["uuid"], None)
+
+    def _expire(self, tx: sa.Connection, after: int) -> tuple[int, list[int], ReleaseResult]:
+        """Release a batch of leases; return how many, the row ids found, and the result.
+
+        ``after`` is the last row id of the batch before.
+        """
+        now = self._now()
+        ids = states.expired_leases(tx, now, after, BATCH)
+        if not ids:
+            return 0, ids, ReleaseResult(0)
+        arq_store.lock_of_contexts(tx, ids)
+        # Checked again under the lock: a lease may have just been bound or renewed.
+        ended = states.lock_expired_leases(tx, ids, now)
+        rows = arq_store.lock_of_contexts(tx, ended)
+        leased = [row for row in rows if engine.is_leased(row)]
+        result = self._arqs.release_arqs(tx, leased, keep=True)
+        # A context whose ARQs own nothing has a wrong state: nothing was released that changes it.
+        with_lease = {row["context_id"] for row in leased}
+        wrong = [row for row in rows if row["context_id"] not in with_lease]
+        follow_arqs(tx, wrong, self._recorder, now)
+        return len(ended), ids, result
+
+
+def _lock(
+    tx: sa.Connection, uuid: str, scope: str | None
+) -> tuple[store.ContextRow, list[arq_store.ArqRow]]:
+    """Return a context and its ARQs, locked. Raise NotFound, WrongState."""
+    found = find_context(tx, uuid, scope)
+    locked, rows = store.lock_with_arqs(tx, [found["id"]])
+    for context in locked:
+        return context, rows
+    raise WrongState(f"device context {uuid} is being deleted", device_context=uuid)
+
+
+def _facts(context: store.ContextRow, rows: Sequence[arq_store.ArqRow]) -> ContextFacts:
+    """Return the facts about a context; all ARQs of a group have the same provider."""
+    by_group = {row["device_profile_group_id"]: row["device_rp_uuid"] for row in rows}
+    return ContextFacts(
+        context["uuid"],
+        context["state"],
+        context["epoch"],
+        context["hostname"],
+        context["instance_uuid"],
+        context["lease_expires_at"],
+        tuple(by_group.get(number) for number in range(len(context["groups"]))),
+    )
+
+
+def _check_providers(tx: sa.Connection, hostname: str, providers: Sequence[str]) -> None:
+    check_hosts(hostname, providers, store.hosts(tx, providers))

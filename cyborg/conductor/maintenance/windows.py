@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Begin, change and end the maintenance windows of devices.
+
+A window ends by itself: the periodic sweep of any conductor deletes it and sets the status that the
+device has afterwards, in one transaction that is guarded by the end of the window.
+"""
+
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+import sqlalchemy as sa
+from oslo_config import cfg
+
+from cyborg.conductor.inventory.devices import MAINTAINING
+from cyborg.conductor.notifications.notifications import NotificationBuilder
+from cyborg.core.attachments.attachment import AttachmentState, Mode, Step
+from cyborg.core.errors import Conflict, Invalid, NotFound, WrongState
+from cyborg.core.inventory.maintenance import SuccessorMode, parse_window
+from cyborg.core.log import get_logger
+from cyborg.core.validation import check_optional_text, parse_uuid
+from cyborg.core.wire.notification import Event
+from cyborg.db.read import devices as read
+from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.db.write import devices as device_store
+from cyborg.db.write import outbox, providers
+from cyborg.db.write.attachments import successors
+from cyborg.db.write.maintenance import windows as store
+
+LOG = get_logger(__name__)
+
+BATCH = 100  # windows that one sweep ends, and devices whose successors it plans
+
+
+class MaintenanceWindows:
+    """Operations on maintenance windows."""
+
+    def __init__(
+        self,
+        conf: cfg.ConfigOpts,
+        uow: UnitOfWork,
+        wake_publisher: Callable[[], None] = lambda: None,
+        notifications: NotificationBuilder | None = None,
+        *,
+        wake_attachments: Callable[[], None] = lambda: None,
+        has_nova: bool = True,
+        now: Callable[[], datetime] | None = None,
+    ) -> None:
+        """``wake_publisher`` is called after a commit that changes resource providers.
+
+        ``wake_attachments`` is called after a commit that adds successors. Without Nova there are
+        none.
+        """
+        self._conf = conf
+        self._uow = uow
+        self._wake_publisher = wake_publisher
+        self._notifications = notifications
+        self._wake_attachments = wake_attachments
+        self._has_nova = has_nova
+        self._now = now or uow.clock
+
+    def begin(self, request: Mapping[str, Any]) -> None:
+        """Begin the window of a device, or change the one that it has.
+
+        ``request`` has uuid (of the device), until, and optionally successor and user_id. The
+        device gets the status ``maintaining`` at once; bound ARQs stay bound. Raise Invalid,
+        NotFound, Conflict.
+        """
+        if not isinstance(request, Mapping):
+            raise Invalid("expected an object", field="body")
+        now = self._now()
+        longest = timedelta(seconds=self._conf.conductor.max_maintenance)
+        window = parse_window(request, now, longest)
+        user = check_optional_text("user_id", request.get("user_id"))
+        if window.successor is SuccessorMode.AUTO and not self._has_nova:
+            raise Conflict(
+                "successor: a successor needs Nova, and this installation has none: [nova] "
+                "send_events is false",
+                field="successor",
+            )
+
+        def write(tx: sa.Connection) -> None:
+            status = store.lock_status(tx, window.device)
+            if status is None:
+                raise _not_found(window.device)
+            values: dict[str, Any] = {"until": window.until, "user_id": user}
+            if window.successor is not None:
+                is_auto = window.successor is SuccessorMode.AUTO
+                values["successor"] = window.successor if is_auto else None
+            is_new = store.put(tx, window.device, status, values)
+            if device_store.set_status(tx, window.device, MAINTAINING):
+                providers.mark_stale_of_device(tx, window.device, now)
+            if is_new:
+                self._record_event(tx, window.device, Event.MAINTENANCE_STARTED)
+            self._plan_successors(tx, window.device, now, is_due=True)
+
+        self._uow.run_once(write)
+        LOG.info("Maintenance until %sZ", window.until.isoformat(), device=window.device)
+        self._wake_publisher()
+        self._wake_attachments()
+
+    def end(self, uuid: str) -> None:
+        """End the window of a device now. Raise Invalid, NotFound, WrongState if it has none."""
+        device = parse_uuid(uuid, "uuid")
+
+        def write(tx: sa.Connection) -> None:
+            if store.lock_status(tx, device) is None:
+                raise _not_found(device)
+            if not self._end(tx, device):
+                raise WrongState(
+                    f"device {device} has no maintenance window; device-enable enables a device "
+                    "that an operator disabled",
+                    device=device,
+                )
+
+        self._uow.run_once(write)
+        self._wake_publisher()
+
+    def sweep(self) -> int:
+        """End the windows whose time has passed, and plan the missing successors of the others.
+
+        Return the number of changes.
+        """
+        now = self._now()
+        due = self._uow.run(lambda tx: store.find_due(tx, now, BATCH))
+        ended = 0
+        for device in due:
+            if self._uow.run(lambda tx, device=device: self._end_due(tx, device, now)):  # type: ignore[misc]
+                ended += 1
+                LOG.info("Maintenance window has ended", device=device)
+        if ended:
+            self._wake_publisher()
+        planned = self._sweep_successors(now)
+        return ended + planned + self._uow.run(lambda tx: self._purge(tx, now))
+
+    def _purge(self, tx: sa.Connection, now: datetime) -> int:
+        return store.purge(tx, now, BATCH) + successors.purge(tx, SuccessorMode.AUTO, BATCH)
+
+    def _sweep_successors(self, now: datetime) -> int:
+        """Plan the successors of contexts that were bound late; begin failed ones again."""
+        mode = SuccessorMode.AUTO
+        devices = self._uow.run(lambda tx: successors.devices_to_plan(tx, now, mode, BATCH))
+        planned = 0
+        for device in devices:
+
+            def plan(tx: sa.Connection, device: str = device) -> int:
+                if store.lock_status(tx, device) is None:
+                    return 0
+                return self._plan_successors(tx, device, now)
+
+            planned += self._uow.run(plan)
+        if planned:
+            self._wake_attachments()
+        return planned
+
+    def _plan_successors(
+        self, tx: sa.Connection, device: str, now: datetime, *, is_due: bool = False
+    ) -> int:
+        """Insert the missing successors of a locked device, begin the failed ones that are due.
+
+        ``is_due`` is whether all are. Without an open window with successors, do nothing: an
+        operator may have ended it. Return the number of changes.
+        """
+        window = store.find(tx, device)
+        if window is None or window["until"] <= now or window["successor"] != SuccessorMode.AUTO:
+            return 0
+        bound = {_key(row): row for row in successors.bound_contexts(tx, device)}
+        known = {_key(row): row for row in successors.recorded(tx, device)}
+        deadline = now + timedelta(seconds=self._conf.conductor.attachment_timeout)
+        new = [
+            {
+                **row,
+                "uuid": str(uuid4()),
+                "request_key": successors.record_key(row["successor_of"], device, key[1]),
+                "maintained_device": device,
+                "mode": str(Mode.NEXT_BOOT),
+                "reboot": False,
+                "state": str(AttachmentState.ATTACHING),
+                "step": str(Step.ALLOCATE),
+                "deadline": deadline,
+                "created_at": now,
+                "next_try_at": now,
+            }
+            for key, row in bound.items()
+            if key not in known
+        ]
+        successors.insert_all(tx, new)
+        due = [
+            row["id"]
+            for key, row in known.items()
+            if row["state"] == AttachmentState.ERROR
+            and key in bound
+            and (is_due or row["next_try_at"] <= now)
+        ]
+        return len(new) + successors.restart(tx, due, now, deadline)
+
+    def _end_due(self, tx: sa.Connection, device: str, now: datetime) -> bool:
+        return store.lock_status(tx, device) is not None and self._end(tx, device, now)
+
+    def _end(self, tx: sa.Connection, device: str, due_by: datetime | None = None) -> bool:
+        """Delete the window of a locked device and set its status; return False if it has none."""
+        window = store.find(tx, device)
+        if window is None or not store.delete(tx, device, due_by):
+            return False
+        if device_store.set_status(tx, device, window["next_status"]):
+            providers.mark_stale_of_device(tx, device, self._now())
+        self._record_event(tx, device, Event.MAINTENANCE_ENDED)
+        return True
+
+    def _record_event(self, tx: sa.Connection, device: str, event: Event) -> None:
+        if self._notifications is not None and self._notifications.enabled:
+            rows = read.find(tx, uuids=[device])
+            outbox.add_all(tx, self._notifications.build_messages(event, rows))
+
+
+def _key(row: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the context and the instance of a successor or of a bound context."""
+    return row["successor_of"], row["instance_uuid"]
+
+
+def _not_found(device: str) -> NotFound:
+    return NotFound(f"no device {device}", device=device)

@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leases of device contexts: reserve, renew, bind, unbind and expiry, on each database."""
+
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import sqlalchemy as sa
+
+from cyborg.conductor.arqs.arqs import Arqs
+from cyborg.conductor.jobs.restore import enqueue_restores
+from cyborg.core.errors import (
+    Conflict,
+    Invalid,
+    NoHandle,
+    NotFound,
+    ServiceTokenRequired,
+    WrongState,
+)
+from cyborg.db import schema
+from cyborg.db.write import orphans
+from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.hosts.context_work import PROJECT, ContextEnv
+
+
+@pytest.fixture
+def env(engine: sa.Engine) -> ContextEnv:
+    return ContextEnv(engine)
+
+
+@pytest.fixture
+def sqlite_env(sqlite_engine: sa.Engine) -> ContextEnv:
+    return ContextEnv(sqlite_engine)
+
+
+def arqs_of(env: ContextEnv) -> list[dict[str, Any]]:
+    return rows.read(env.engine, schema.arqs)
+
+
+def test_context_is_reserved_then_bound_then_unbound(env: ContextEnv) -> None:
+    context, instance = env.create(), str(uuid4())
+    row = env.reserve(context)
+    assert (row["state"], row["epoch"], row["hostname"]) == ("reserved", 1, env.card.host)
+    assert row["expires_at"] == (env.now() + timedelta(seconds=600)).isoformat() + "+00:00"
+    assert {(arq["state"], arq["instance_uuid"], arq["instance_slot"]) for arq in arqs_of(env)} == {
+        ("Bound", None, None)
+    }
+    assert (env.handles(), env.events()) == ({"owned": 2, "free": 2}, [])
+    row = env.bind_lease(context, instance, epoch=1)
+    assert (row["state"], row["instance_uuid"], row["expires_at"]) == ("bound", instance, None)
+    assert sorted(arq["instance_slot"] for arq in arqs_of(env)) == [0, 1]
+    assert env.events() == ["completed", "completed"]
+    assert env.bind_lease(context, instance, epoch=1)["state"] == "bound"
+    assert env.events() == ["completed", "completed"]
+    row = env.unbind_lease(context)
+    assert (row["state"], row["instance_uuid"], row["epoch"]) == ("unbound", None, 1)
+    assert env.handles() == {"free": 4}
+    assert env.reserve(context)["epoch"] == 2
+
+
+def test_renewal_needs_the_epoch_and_the_same_target(env: ContextEnv) -> None:
+    context, other = env.create(), env.add_card(handles=4, host="host-2", abilities=[])
+    env.reserve(context, lease_seconds=10)
+    env.advance(5)
+    renewed = env.reserve(context, epoch=1, lease_seconds=20)
+    assert (renewed["state"], renewed["epoch"]) == ("reserved", 1)
+    assert env.row(context)["lease_expires_at"] == env.now() + timedelta(seconds=20)
+    with pytest.raises(WrongState, match="with epoch 1: give this epoch"):
+        env.reserve(context)
+    with pytest.raises(Conflict, match="no lease with epoch 7"):
+        env.reserve(context, epoch=7)
+    with pytest.raises(Conflict, match="is for host"):
+        env.reserve(context, other, epoch=1)
+    env.advance(20)
+    with pytest.raises(WrongState, match="has ended"):
+        env.reserve(context, epoch=1)
+    assert env.leases.sweep() == 1
+    with pytest.raises(Conflict, match="no lease with epoch 1"):
+        env.reserve(context, epoch=1)
+    assert env.row(context)["epoch"] == 1
+
+
+def test_expiry_releases_the_handles_and_the_context_expires_later(env: ContextEnv) -> None:
+    context = env.create()
+    env.reserve(context, lease_seconds=10)
+    env.advance(9)
+    assert env.leases.sweep() == 0
+    env.advance(1)
+    with pytest.raises(WrongState, match="has ended"):
+        env.bind_lease(context, str(uuid4()), epoch=1)
+    assert env.leases.sweep() == 1
+    row = env.row(context)
+    assert (row["state"], row["hostname"]) == ("unbound", None)
+    assert row["expires_at"] == env.now() + timedelta(seconds=86400)
+    assert row["lease_expires_at"] is None
+    assert (env.handles(), env.states()) == ({"free": 4}, {"Unbound": 2})
+    env.advance(86401)
+    assert (env.leases.sweep(), env.contexts.sweep()) == (0, 1)
+
+
+def test_bound_context_never_expires(env: ContextEnv) -> None:
+    context = env.create()
+    env.reserve(context, lease_seconds=10)
+    env.bind_lease(context, str(uuid4()), epoch=1)
+    env.advance(10**7)
+    assert (env.leases.sweep(), env.contexts.sweep()) == (0, 0)
+    assert (env.state(context), env.handles()) == ("bound", {"owned": 2, "free": 2})
+
+
+def test_stale_epoch_cannot_bind(env: ContextEnv) -> None:
+    context, instance = env.create(), str(uuid4())
+    env.reserve(context)
+    env.unbind_lease(context)
+    env.reserve(context)
+    for epoch, message in ((1, "no lease with epoch 1"), (3, "no lease with epoch 3")):
+        with pytest.raises(Conflict, match=message):
+            env.bind_lease(context, instance, epoch=epoch)
+    with pytest.raises(WrongState, match="epoch: missing"):
+        env.bind_lease(context, instance)
+    with pytest.raises(Conflict, match="hostname: the lease"):
+        env.bind_lease(context, instance, epoch=2, hostname="elsewhere")
+    with pytest.raises(Conflict, match="mappings: the lease"):
+        env.bind_lease(context, instance, epoch=2, mappings={"0": [str(uuid4())]})
+    env.bind_lease(context, instance, epoch=2, mappings={"device_profile_0": [env.card.provider]})
+    with pytest.raises(WrongState, match="it is bound"):
+        env.bind_lease(context, str(uuid4()), epoch=2)
+
+
+def test_bind_without_a_lease(env: ContextEnv) -> None:
+    context, instance = env.create(), str(uuid4())
+    with pytest.raises(Invalid, match="mappings: missing"):
+        env.bind_lease(context, instance)
+    with pytest.raises(Conflict, match="no lease with epoch 1"):
+        env.bind_lease(context, instance, epoch=1)
+    mappings = {"0": [env.card.provider]}
+    row = env.bind_lease(context, instance, mappings=mappings)
+    assert (row["state"], row["epoch"]) == ("bound", 1)
+    assert env.bind_lease(context, instance, mappings=mappings)["state"] == "bound"
+    assert env.events() == ["completed", "completed"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [
+        ({"hostname": ""}, "hostname"),
+        ({"hostname": None}, "hostname"),
+        ({"mappings": None}, "mappings"),
+        ({"mappings": {}}, "mappings['device_profile_0']"),
+        ({"mappings": {"1": [str(uuid4())]}}, "mappings"),
+        ({"mappings": {"0": []}}, "mappings['0']"),
+        ({"mappings": {"0": [str(uuid4())] * 2}}, "mappings['0']"),
+        ({"mappings": {"0": ["x"]}}, "mappings['0']"),
+        ({"mappings": {"0": [str(uuid4())]}}, "mappings['device_profile_0']"),
+        ({"hostname": "elsewhere"}, "mappings['device_profile_0']"),
+        ({"lease_seconds": 0}, "lease_seconds"),
+        ({"lease_seconds": 3601}, "lease_seconds"),
+        ({"lease_seconds": True}, "lease_seconds"),
+        ({"epoch": -1}, "epoch"),
+        ({"colour": "red"}, "'colour'"),
+    ],
+)
+def test_wrong_body_names_the_field(
+    sqlite_env: ContextEnv, changed: dict[str, Any], field: str
+) -> None:
+    context = sqlite_env.create()
+    with pytest.raises(Invalid) as raised:
+        sqlite_env.reserve(context, **changed)
+    assert raised.value.details["field"] == field
+    assert (sqlite_env.state(context), sqlite_env.handles()) == ("unbound", {"free": 4})
+
+
+def test_context_of_another_project_is_not_found(sqlite_env: ContextEnv) -> None:
+    env, context = sqlite_env, sqlite_env.create(project="project-2")
+    with pytest.raises(NotFound):
+        env.reserve(context)
+    with pytest.raises(NotFound):
+        env.bind_lease(context, str(uuid4()))
+    with pytest.raises(NotFound):
+        env.leases.unbind(context, {}, PROJECT)
+
+
+def test_reservation_is_all_or_nothing(env: ContextEnv) -> None:
+    first, second = env.create(), env.create(resources={"FPGA": 3})
+    env.reserve(first)
+    with pytest.raises(NoHandle):
+        env.reserve(second)
+    row = env.row(second)
+    assert (row["state"], row["epoch"]) == ("unbound", 0)
+    assert env.handles() == {"owned": 2, "free": 2}
+    env.unbind_lease(first)
+    assert env.reserve(second)["epoch"] == 1
+
+
+def test_host_work_of_a_lease_is_done_once(engine: sa.Engine) -> None:
+    env = ContextEnv(engine, "prepares")
+    context, instance = env.create(), str(uuid4())
+    assert env.reserve(context)["state"] == "reserving"
+    env.jobs.run_once()
+    assert (env.state(context), env.agents.kinds()) == ("reserved", ["prepare"])
+    assert (env.agents.calls[0]["instance"], env.events()) == (None, [])
+    assert rows.read(env.engine, schema.jobs)[0]["subject"] == context
+    assert env.bind_lease(context, instance, epoch=1)["state"] == "bound"
+    assert (env.open_jobs(), env.events()) == ([], ["completed", "completed"])
+    assert env.unbind_lease(context)["state"] == "cleaning"
+    env.jobs.run_once()
+    assert (env.state(context), env.handles()) == ("unbound", {"free": 4})
+
+
+def test_bind_while_the_host_prepares(engine: sa.Engine) -> None:
+    env = ContextEnv(engine, "prepares")
+    context, instance = env.create(), str(uuid4())
+    env.reserve(context)
+    assert env.bind_lease(context, instance, epoch=1)["state"] == "binding"
+    assert env.events() == []
+    env.jobs.run_once()
+    assert (env.state(context), env.events()) == ("bound", ["completed", "completed"])
+    assert env.agents.kinds() == ["prepare"]
+
+
+def test_failed_host_work_ends_the_lease(engine: sa.Engine) -> None:
+    env = ContextEnv(engine, "prepares")
+    context = env.create()
+    env.agents.answers["prepare"] = "failed"
+    env.reserve(context)
+    env.jobs.run_once()
+    row = env.row(context)
+    assert (row["state"], row["error"], env.events()) == ("error", "it broke", [])
+    assert env.handles()["owned"] == 0
+    env.agents.answers["prepare"] = "done"
+    with pytest.raises(WrongState, match="unbind it first"):
+        env.reserve(context)
+    env.jobs.run_once()
+    assert env.unbind_lease(context)["state"] == "unbound"
+    assert env.unbind_lease(context)["state"] == "unbound"
+    assert (env.reserve(context)["epoch"], env.row(context)["error"]) == (2, None)
+
+
+def test_job_after_the_expiry_reserves_nothing(engine: sa.Engine) -> None:
+    env = ContextEnv(engine, "prepares")
+    context = env.create()
+    env.agents.answers["prepare"] = "running"
+    env.reserve(context, lease_seconds=1)
+    env.jobs.run_once()
+    env.advance(1)
+    assert env.leases.sweep() == 1
+    assert env.state(context) == "cleaning"
+    env.agents.answers["prepare"] = "done"
+    env.advance(60)
+    env.jobs.run_once()
+    assert (env.state(context), env.handles()) == ("unbound", {"free": 4})
+
+
+def test_nova_binds_the_handles_of_the_lease(env: ContextEnv) -> None:
+    context = env.create()
+    env.reserve(context)
+    stale, fresh = env.read_arqs(context), env.read_arqs(context)
+    assert not set(stale) & set(fresh)
+    assert env.handles() == {"owned": 2, "free": 2}
+    with pytest.raises(NotFound):
+        env.bind(env.card, *stale)
+    other = env.add_card(handles=4, host="host-2", abilities=[])
+    with pytest.raises(Conflict, match=f"lease for host {env.card.host}"):
+        env.bind(other, *fresh)
+    assert env.state(context) == "reserved"
+    instance = env.bind(env.card, *fresh)
+    assert (env.state(context), env.events()) == ("bound", ["completed", "completed"])
+    env.delete_server(instance)
+    assert (env.state(context), env.handles()["owned"]) == ("unbound", 0)
+
+
+def test_calls_of_nova_do_not_release_a_lease(env: ContextEnv) -> None:
+    context = env.create()
+    env.reserve(context)
+    arqs = env.read_arqs(context)
+    env.arqs.delete(arqs, None, None, allow_bound=True)
+    env.arqs.delete(arqs, None, None, allow_bound=False)
+    with pytest.raises(WrongState, match="unbind the device context"):
+        env.arqs.unbind([{"request": arqs[0]}], None)
+    with pytest.raises(WrongState):
+        env.contexts.delete(context, PROJECT)
+    assert (env.state(context), env.handles()) == ("reserved", {"owned": 2, "free": 2})
+    env.bind(env.card, *arqs)
+    with pytest.raises(ServiceTokenRequired):
+        env.arqs.delete(arqs, None, None, allow_bound=False)
+
+
+def test_nova_gets_no_arqs_of_a_lease_that_has_ended(sqlite_env: ContextEnv) -> None:
+    env, context = sqlite_env, sqlite_env.create()
+    env.reserve(context, lease_seconds=1)
+    arqs = env.read_arqs(context)
+    env.advance(1)
+    with pytest.raises(WrongState, match="has ended"):
+        env.read_arqs(context)
+    with pytest.raises(WrongState, match="has ended"):
+        env.bind(env.card, *arqs)
+
+
+def test_instance_of_another_project_is_refused(sqlite_engine: sa.Engine) -> None:
+    env = ContextEnv(sqlite_engine)
+
+    class Owners:
+        def find_project(self, instance: str) -> str | None:
+            return "project-2"
+
+    env.arqs = Arqs(env.conf, env.uow, owners=Owners(), now=env.now)
+    env.leases = env.new_leases()
+    context = env.create()
+    env.reserve(context)
+    body = {"hostname": env.card.host, "instance_uuid": str(uuid4()), "epoch": 1}
+    with pytest.raises(Conflict, match="belongs to project project-2"):
+        env.leases.bind(context, body, None)
+    with pytest.raises(Conflict, match="belongs to project project-2"):
+        env.leases.bind(context, body, PROJECT)
+    assert env.state(context) == "reserved"
+
+
+def test_orphan_scan_and_restore_know_leases(engine: sa.Engine) -> None:
+    env = ContextEnv(engine, "prepares")
+    context = env.create()
+    env.reserve(context)
+    env.jobs.run_once()
+    with env.engine.begin() as tx:
+        assert orphans.next_bound(tx, "", 0, 10) == []
+        assert orphans.bound_at_provider(tx, env.card.provider, 10) == []
+        assert enqueue_restores(tx, env.card.host, env.now()) == 2
+    env.jobs.run_once()
+    assert (env.state(context), env.states()) == ("reserved", {"Bound": 2})
+    restores = rows.read(env.engine, schema.jobs, kind="restore")
+    assert {job["subject"] for job in restores} == {context}
+
+
+def test_custody_names_the_instance_of_a_lease(sqlite_env: ContextEnv) -> None:
+    env, context, instance = sqlite_env, sqlite_env.create(), str(uuid4())
+    env.reserve(context)
+    env.bind_lease(context, instance, epoch=1)
+    found = rows.read(env.engine, schema.custody_records)
+    events = [(row["event"], row["details"]["instance"]) for row in found]
+    assert events == [("claimed", None)] * 2 + [("assigned", instance)] * 2

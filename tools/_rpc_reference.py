@@ -35,6 +35,7 @@ CALLERS = dict.fromkeys(
         "report",
         "discovery_done",
         "get_desired_backends",
+        "get_guest_devices",
         "report_backend_outcomes",
         "job_done",
     ],

@@ -111,7 +111,8 @@ pip_install() {
     )
 }
 
-# list_requirements: print the requirements of the project with all its extras.
+# list_requirements: print the requirements of the project with all its extras but "live", which only
+# machines with the headers of libvirt can build.
 list_requirements() {
     "$PYTHON" - "$ROOT" <<'PY'
 import configparser, pathlib, sys
@@ -119,9 +120,10 @@ root = pathlib.Path(sys.argv[1])
 setup = configparser.ConfigParser(interpolation=None)
 setup.read(root / "setup.cfg", encoding="utf-8")
 print((root / "requirements.txt").read_text(encoding="utf-8"))
-for extra in setup["extras"].values():
+for name, extra in setup["extras"].items():
     # An extra may include others of this project.
-    print(*(line for line in extra.split() if not line.startswith("cyborg[")), sep="\n")
+    if name != "live":
+        print(*(line for line in extra.split() if not line.startswith("cyborg[")), sep="\n")
 PY
 }
 
@@ -164,8 +166,21 @@ pip_install_project() {
 # is_current STAMP HASH: return whether the environment was created from these inputs.
 is_current() { [ -f "$1" ] && [ "$(cat "$1")" = "$2" ]; }
 
+# add_libvirt_python DIR: install the extra "live" into an environment, if its headers are installed.
+# Without it, the tests of running guests are skipped.
+add_libvirt_python() {
+    if "$1/bin/python" -c 'import libvirt' 2>/dev/null || ! pkg-config --exists libvirt 2>/dev/null; then
+        return 0
+    fi
+    make_venv "$1" && pip_install "Installing libvirt-python" libvirt-python
+}
+
 # test_venv DIR: create or update the environment of the tests in DIR; call it in the root.
 test_venv() {
+    update_test_venv "$1" && add_libvirt_python "$1"
+}
+
+update_test_venv() {
     local dir=$1 hash
     local inputs=(requirements.txt test-requirements.txt doc/requirements.txt constraints.txt
         setup.cfg setup.py pyproject.toml tools/lib.sh)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from cyborg.api.types import Enum, PositiveInt, Text
-from cyborg.db.read.paging import Page, Row
+from cyborg.db.paging import Page, Row
 
 R = TypeVar("R", bound=Row)
 PARAMETERS: Mapping[str, Any] = {

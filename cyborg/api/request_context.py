@@ -12,7 +12,7 @@ import webob
 
 from cyborg.api import identity, middleware, types, versions
 from cyborg.core.errors import Invalid
-from cyborg.db.read.paging import Row
+from cyborg.db.paging import Row
 
 
 class Request(pecan.Request):  # type: ignore[misc]

@@ -14,6 +14,8 @@
      ``unhealthy``; the custody log and the layouts of a device; ``activity`` in jobs;
      ``error`` in accelerators, and the accelerator state ``error``, which 2.4 shows as
      ``dirty``; ``accel:attach_target`` of new device profiles is checked
+2.6  attachments; device contexts; explanations and the capacity of a device profile; limits and
+     their usage; ``maintenance`` in devices, and maintenance windows
 ==== ==========================================================================
 """
 
@@ -25,7 +27,7 @@ from webob import exc
 
 SERVICE_TYPE = "accelerator"
 MINIMUM = (2, 0)
-MAXIMUM = (2, 5)
+MAXIMUM = (2, 6)
 VERSIONS = tuple(f"2.{minor}" for minor in range(MINIMUM[1], MAXIMUM[1] + 1))
 FIRST, LATEST = VERSIONS[0], VERSIONS[-1]
 

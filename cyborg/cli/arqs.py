@@ -2,7 +2,6 @@
 """``cyborg arq-*``: accelerator requests (ARQs) from creation to release."""
 
 import argparse
-import os
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -11,6 +10,7 @@ from cyborg.cli.common import base, formatting, listing
 from cyborg.cli.common.base import argument, field_argument
 from cyborg.cli.common.collection import Collection
 from cyborg.cli.common.errors import CommandError
+from cyborg.cli.common.service_token import SERVICE_TOKEN, ServiceTokenCommand
 from cyborg.cli.deployables import DEPLOYABLES
 
 SHORT = formatting.columns_of(
@@ -63,14 +63,6 @@ class Show(base.Show, of=ARQS):
     ARGUMENTS = (argument("arq", help="uuid of the request"),)
 
 
-def _token(text: str) -> str:
-    token = text.strip()
-    # The error does not contain the token, because terminal output can be logged.
-    if not token.isascii() or any(letter <= " " or letter == "\x7f" for letter in token):
-        raise argparse.ArgumentTypeError("a token must be one word of printable ASCII characters")
-    return token
-
-
 def _patch(verb: str, fields: Mapping[str, str | None]) -> list[dict[str, str]]:
     return [
         {"op": verb, "path": path} | ({} if value is None else {"value": value})
@@ -78,31 +70,7 @@ def _patch(verb: str, fields: Mapping[str, str | None]) -> list[dict[str, str]]:
     ]
 
 
-# Changes of bound requests require a service token, such as that of Nova.
-_SERVICE_TOKEN = argument(
-    "--service-token",
-    type=_token,
-    metavar="TOKEN",
-    help="token of a service user, such as nova; with keystone it is required to bind requests "
-    "and to change bound ones (Env: OS_CYBORG_SERVICE_TOKEN)",
-)
-
-
-class _TokenCommand(base.Command):
-    """Base of the commands that send a service token."""
-
-    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        """Add the option for the service token, with its default from the environment."""
-        parser = super().get_parser(prog_name)
-        parser.set_defaults(service_token=os.environ.get("OS_CYBORG_SERVICE_TOKEN"))
-        return parser
-
-    def call(self, args: argparse.Namespace, method: str, body: Any, **options: Any) -> None:
-        """Call the service with the token."""
-        self.app.rest.call(method, ARQS.path, body, service_token=args.service_token, **options)
-
-
-class Bind(_TokenCommand, listing.Lister, of=ARQS):
+class Bind(ServiceTokenCommand, listing.Lister, of=ARQS):
     """Bind requests to an instance: all of them or, if one fails, none."""
 
     ARGUMENTS = (
@@ -116,7 +84,12 @@ class Bind(_TokenCommand, listing.Lister, of=ARQS):
             "for each request, in the same order",
         ),
         argument("--instance", required=True, help="uuid of the instance"),
-        _SERVICE_TOKEN,
+        argument(
+            "--project",
+            help="id of the project of the instance, by default as in Placement; an administrator "
+            "needs it for a device context if the instance has no allocation",
+        ),
+        SERVICE_TOKEN,
     )
 
     def read_rows(self, args: argparse.Namespace) -> Any:
@@ -130,32 +103,36 @@ class Bind(_TokenCommand, listing.Lister, of=ARQS):
         arqs = self.find_uuids(args)
         providers = DEPLOYABLES.find_uuids(self.app.rest, providers, "rp_uuid")
         fields = {"/hostname": args.host, "/instance_uuid": args.instance}
+        if args.project is not None:
+            fields["/project_id"] = args.project
         body = {
             arq: _patch("add", fields | {"/device_rp_uuid": provider})
             for arq, provider in zip(arqs, providers, strict=True)
         }
-        self.call(args, "PATCH", body)
+        self.call(args, "PATCH", ARQS.path, body)
         return ARQS.list_all(self.app.rest, instance=args.instance)
 
 
-class Unbind(_TokenCommand, of=ARQS):
+class Unbind(ServiceTokenCommand, of=ARQS):
     """Unbind requests from their instance; they can be bound again."""
 
-    ARGUMENTS = (argument("arq", nargs="+", help="uuid of a request"), _SERVICE_TOKEN)
+    ARGUMENTS = (argument("arq", nargs="+", help="uuid of a request"), SERVICE_TOKEN)
 
     def take_action(self, args: argparse.Namespace) -> None:
         """Unbind with one call."""
         fields = dict.fromkeys(("/hostname", "/device_rp_uuid", "/instance_uuid"))
-        self.call(args, "PATCH", dict.fromkeys(self.find_uuids(args), _patch("remove", fields)))
+        self.call(
+            args, "PATCH", ARQS.path, dict.fromkeys(self.find_uuids(args), _patch("remove", fields))
+        )
 
 
-class Delete(_TokenCommand, of=ARQS):
+class Delete(ServiceTokenCommand, of=ARQS):
     """Delete accelerator requests by uuid, or all requests of an instance."""
 
     ARGUMENTS = (
         argument("arq", nargs="*", help="uuid of a request"),
         argument("--instance", help="delete all requests of this instance"),
-        _SERVICE_TOKEN,
+        SERVICE_TOKEN,
     )
 
     def take_action(self, args: argparse.Namespace) -> None:
@@ -166,4 +143,4 @@ class Delete(_TokenCommand, of=ARQS):
             query = {"arqs": ",".join(self.find_uuids(args))}
         else:
             query = {"instance": args.instance}
-        self.call(args, "DELETE", None, params=query)
+        self.call(args, "DELETE", ARQS.path, None, params=query)

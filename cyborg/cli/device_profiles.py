@@ -2,6 +2,7 @@
 """``cyborg device-profile-*``: named sets of requested accelerators."""
 
 import argparse
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cyborg.cli.common import base, formatting, listing, profile_groups
@@ -56,3 +57,110 @@ class Delete(base.CallEach, of=PROFILES):
     """Delete device profiles that no accelerator request uses."""
 
     ARGUMENTS = (argument("profile", nargs="+", help="name or uuid of a profile"),)
+
+
+FITS = "fits"
+ALL_HOSTS = "all hosts"
+SUMMARY = formatting.columns_of("group, result, providers, handles, reason")
+LONG_SUMMARY = formatting.columns_of("remedy", after=SUMMARY)
+PROVIDERS = formatting.columns_of(
+    "hostname=Host, address, group, free_handles=Free, result, reason"
+)
+LONG_PROVIDERS = formatting.columns_of(
+    "handles, remedy, owners, resource_class, uuid=Provider, device_uuid=Device", after=PROVIDERS
+)
+CAPACITY = formatting.columns_of("hostname=Host, servers, free_handles=Free, losses=Lost to")
+LONG_CAPACITY = formatting.columns_of("handles, exact, remedies", after=CAPACITY)
+EXPLANATIONS = Collection("/device_profiles", SUMMARY, LONG_SUMMARY, nouns="providers")
+CAPACITIES = Collection("/device_profiles", CAPACITY, LONG_CAPACITY, nouns="hosts")
+_PROFILE = argument("profile", help="name or uuid of the profile")
+
+
+class Owners(formatting.Cell):
+    """Owners of handles: the instance of each, or its ARQ if it has none."""
+
+    def human_readable(self) -> str:
+        """Return the uuids in one line."""
+        return ", ".join(row["instance_uuid"] or row["arq_uuid"] for row in self._value)
+
+
+class Losses(formatting.Cell):
+    """Numbers of handles by code."""
+
+    def human_readable(self) -> str:
+        """Return the codes and numbers in one line."""
+        return ", ".join(f"{code} {count}" for code, count in self._value.items())
+
+
+class Explain(listing.Lister, of=EXPLANATIONS):
+    """Explain which providers can serve a device profile now, and why the others cannot.
+
+    Each provider counts at the first predicate that it fails. With --host or --providers, there is
+    a row for each provider and each group, for administrators.
+    """
+
+    UNCUT_COLUMNS = ("Result", "Address")
+    ARGUMENTS = (
+        _PROFILE,
+        field_argument("--host", help="the providers of this host"),
+        argument("--providers", action="store_true", help="the providers of all hosts"),
+    )
+
+    def take_action(self, args: argparse.Namespace) -> Any:
+        """Return the table."""
+        path = f"{self.find_path(args)}/explanation"
+        if args.host is None and not args.providers:
+            # The counts are those of all providers on every page.
+            found = self.app.rest.call("GET", path, params={"limit": 1})
+            return self.build_rows(args, _summary_rows(found))
+        found = self.app.rest.read_whole(path, "providers", **self.read_fields(args))
+        return self.build_rows(args, _provider_rows(found), PROVIDERS, LONG_PROVIDERS)
+
+
+class Capacity(listing.Lister, of=CAPACITIES):
+    """Show how many more servers with a device profile fit now, and what handles are lost to.
+
+    The first row is the whole cloud; the rows of hosts are for administrators.
+    """
+
+    UNCUT_COLUMNS = ("Servers", "Host")
+    ARGUMENTS = (_PROFILE, field_argument("--host", help="only this host"))
+
+    def read_rows(self, args: argparse.Namespace) -> list[dict[str, Any]]:
+        """Return a row for the cloud, and one for each host."""
+        path = f"{self.find_path(args)}/capacity"
+        found = self.app.rest.read_whole(path, "hosts", **self.read_fields(args))
+        rows = list(found["hosts"])
+        if args.host is None:
+            rows.insert(0, {**found, "hostname": ALL_HOSTS})
+        return [_capacity_row(row) for row in rows]
+
+
+def _summary_rows(explanation: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for group in explanation["groups"]:
+        number = {"group": group["group"]}
+        fitting = {"providers": group["fitting_providers"], "handles": group["free_handles"]}
+        yield {**number, "result": FITS, **fitting}
+        for reason in group["reasons"]:
+            yield {**number, **reason, "result": reason["code"]}
+
+
+def _provider_rows(explanation: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for provider in explanation["providers"]:
+        for group in provider["groups"]:
+            yield {
+                **provider,
+                **group,
+                "result": group["code"] or FITS,
+                "owners": Owners(provider["owners"]),
+            }
+
+
+def _capacity_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    servers = row["servers"]
+    return {
+        **row,
+        "servers": servers if row["exact"] else formatting.Text(servers, f"at least {servers}"),
+        "losses": Losses({loss["code"]: loss["handles"] for loss in row["losses"]}),
+        "remedies": {loss["code"]: loss["remedy"] for loss in row["losses"]},
+    }

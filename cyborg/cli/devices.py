@@ -1,20 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """``cyborg device-*``: devices that the agents discovered."""
 
+import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from cyborg.cli.common import base, formatting, listing, pci_ids
+from cyborg.cli.common import base, duration, formatting, listing, pci_ids
 from cyborg.cli.common.base import argument, field_argument
 from cyborg.cli.common.collection import Collection
+from cyborg.cli.common.errors import CommandError
+from cyborg.core.inventory.maintenance import SuccessorMode
 from cyborg.core.wire.hardware import NOT_OFFERED
 
 SHORT = formatting.columns_of("uuid, type, model, hostname=Host, address, schedulable")
 LONG = formatting.columns_of(
     "vendor, status, state, state_reasons, placement, health, health_reason, health_since, "
     "backend, deliverable, undeliverable_reason, numa_node, topology, serial, layout, "
-    "desired_layout, job_errors, std_board_info=Board, vendor_board_info=Vendor board, "
-    "created_at, updated_at",
+    "desired_layout, job_errors, maintenance, std_board_info=Board, "
+    "vendor_board_info=Vendor board, created_at, updated_at",
     after=SHORT,
 )
 
@@ -43,7 +46,24 @@ def format_schedulable(row: Mapping[str, Any]) -> str:
 
 
 def _format_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {**pci_ids.add_names(row), "schedulable": format_schedulable(row)}
+    return {**pci_ids.add_names(row), "schedulable": format_schedulable_until(row)}
+
+
+def format_schedulable_until(row: Mapping[str, Any]) -> str:
+    """Return ``format_schedulable`` with the end and the drain of the maintenance window.
+
+    >>> window = {"until": "2030-01-31T14:00:00+00:00", "owned": 2, "cleaning": 0}
+    >>> row = {"state": "maintaining", "placement": "in_sync", "maintenance": window}
+    >>> format_schedulable_until(row)
+    'no: maintaining until 2030-01-31T14:00:00Z, 2 handles in use'
+    """
+    text, window = format_schedulable(row), row.get("maintenance")
+    if not window or row.get("state") != "maintaining":
+        return text
+    used = window["owned"] + window["cleaning"]
+    drain = "drained" if not used else f"{used} handle{'s' if used > 1 else ''} in use"
+    end = str(window["until"])[:19]
+    return f"{text} until {end}Z, {drain}"
 
 
 DEVICES = Collection("/devices", SHORT, LONG, format_row=_format_row)
@@ -89,6 +109,44 @@ class Enable(_SetStatus):
     """Enable devices for new requests."""
 
     SUFFIX = "/enable"
+
+
+class Maintain(base.Command, of=DEVICES):
+    """Begin, change or end the maintenance window of a device.
+
+    Until its end no new requests are bound to the device; bound requests stay bound. With
+    --successor auto, each device context that is bound to a server gets another device of the host,
+    which the server has from its next start; a change without --successor leaves this as it is.
+    """
+
+    ARGUMENTS = (
+        argument("device", help="uuid of the device"),
+        field_argument(
+            "--until",
+            type=duration.parse_time,
+            metavar="TIME",
+            help="end of the window: a time in ISO 8601, or a duration such as +90m, +2h or +1d",
+        ),
+        field_argument(
+            "--successor",
+            choices=list(SuccessorMode),
+            help="whether device contexts get other devices: at first none",
+        ),
+        argument("--end", action="store_true", help="end the window now"),
+    )
+
+    def take_action(self, args: argparse.Namespace) -> None:
+        """Set or delete the window. Raise CommandError."""
+        fields = self.read_fields(args)
+        if args.end == ("until" in fields):
+            raise CommandError("give either --until or --end")
+        if args.end and fields:
+            raise CommandError("--successor needs --until")
+        path = f"{self.find_path(args)}/maintenance"
+        if args.end:
+            self.app.rest.call("DELETE", path)
+        else:
+            self.app.rest.call("PUT", path, fields)
 
 
 class Disable(_SetStatus):

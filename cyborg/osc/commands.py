@@ -6,7 +6,19 @@ from typing import Any
 
 from cliff import command
 
-from cyborg.cli import accelerators, discoveries, drivers, hardware, jobs, services
+from cyborg.cli import (
+    accelerators,
+    attachments,
+    device_contexts,
+    device_profiles,
+    devices,
+    discoveries,
+    drivers,
+    hardware,
+    jobs,
+    limits,
+    services,
+)
 
 
 class _PluginCommand:
@@ -28,6 +40,23 @@ def _as_plugin_command(command_class: type[command.Command]) -> type[command.Com
 AcceleratorList = _as_plugin_command(accelerators.List)
 AcceleratorSet = _as_plugin_command(accelerators.Update)
 AcceleratorShow = _as_plugin_command(accelerators.Show)
+AttachmentCreate = _as_plugin_command(attachments.Attach)
+AttachmentDelete = _as_plugin_command(attachments.Detach)
+AttachmentList = _as_plugin_command(attachments.List)
+AttachmentShow = _as_plugin_command(attachments.Show)
+DeviceContextBind = _as_plugin_command(device_contexts.Bind)
+DeviceContextCandidates = _as_plugin_command(device_contexts.Candidates)
+DeviceContextCreate = _as_plugin_command(device_contexts.Create)
+DeviceContextDelete = _as_plugin_command(device_contexts.Delete)
+DeviceContextExplain = _as_plugin_command(device_contexts.Explain)
+DeviceContextList = _as_plugin_command(device_contexts.List)
+DeviceContextPreBind = _as_plugin_command(device_contexts.PreBind)
+DeviceContextSet = _as_plugin_command(device_contexts.Set)
+DeviceContextShow = _as_plugin_command(device_contexts.Show)
+DeviceContextUnbind = _as_plugin_command(device_contexts.Unbind)
+DeviceMaintain = _as_plugin_command(devices.Maintain)
+DeviceProfileCapacity = _as_plugin_command(device_profiles.Capacity)
+DeviceProfileExplain = _as_plugin_command(device_profiles.Explain)
 DriverInstall = _as_plugin_command(drivers.Install)
 DriverList = _as_plugin_command(drivers.List)
 DriverShow = _as_plugin_command(drivers.Show)
@@ -36,9 +65,12 @@ DriverUpdate = _as_plugin_command(drivers.Update)
 HardwareAdopt = _as_plugin_command(hardware.Adopt)
 HardwareList = _as_plugin_command(hardware.List)
 HardwareRelease = _as_plugin_command(hardware.Release)
+HostAttachmentCreate = _as_plugin_command(attachments.AttachHost)
+HostAttachmentDelete = _as_plugin_command(attachments.DetachHost)
 JobCancel = _as_plugin_command(jobs.Cancel)
 JobList = _as_plugin_command(jobs.List)
 JobShow = _as_plugin_command(jobs.Show)
+LimitsShow = _as_plugin_command(limits.Show)
 ServiceDelete = _as_plugin_command(services.Delete)
 ServiceDiscover = _as_plugin_command(discoveries.Create)
 ServiceList = _as_plugin_command(services.List)

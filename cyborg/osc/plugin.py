@@ -11,9 +11,9 @@ from typing import Any
 
 API_NAME = "cyborg"
 API_VERSION_OPTION = "os_cyborg_api_version"
-DEFAULT_API_VERSION = "2.5"
+DEFAULT_API_VERSION = "2.6"
 # Listed in the error message for an unsupported version.
-API_VERSIONS = tuple(f"2.{minor}" for minor in range(6))
+API_VERSIONS = tuple(f"2.{minor}" for minor in range(7))
 
 
 def build_option_parser(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:

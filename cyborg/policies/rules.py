@@ -11,6 +11,7 @@ from oslo_policy import policy
 ELEVATED = "rule:elevated"
 READ = f"{ELEVATED} or rule:project_reader or rule:service"
 WRITE = f"{ELEVATED} or rule:project_member or rule:service"
+SERVICE = f"{ELEVATED} or rule:service"
 
 BASE_RULES = (
     policy.RuleDefault(
@@ -68,6 +69,44 @@ OPERATION_RULES = (
     ("accelerator:get_all", READ, "List accelerators.", "GET accelerators"),
     ("accelerator:get_one", READ, "Show an accelerator.", "GET accelerators/{uuid}"),
     ("accelerator:update", WRITE, "Label an accelerator.", "PATCH accelerators/{uuid}"),
+    # The API itself limits callers to instances and attachments of their project, so that an
+    # operator can allow members to attach: "rule:elevated or rule:project_member or rule:service".
+    ("attachment:get_all", READ, "List attachments.", "GET attachments"),
+    ("attachment:get_one", READ, "Show an attachment.", "GET attachments/{uuid}"),
+    (
+        "attachment:create",
+        SERVICE,
+        "Attach accelerators to an existing instance.",
+        "POST attachments",
+    ),
+    # Members do not see the accelerators that nobody owns.
+    (
+        "attachment:create_by_accelerator",
+        SERVICE,
+        "Attach one accelerator, chosen by its uuid, to an existing instance.",
+        "POST attachments",
+    ),
+    # The devices of a host leave the cloud until they are detached.
+    (
+        "attachment:create_for_host",
+        ELEVATED,
+        "Attach accelerators to a host itself.",
+        "POST attachments",
+    ),
+    (
+        "attachment:delete",
+        SERVICE,
+        "Detach accelerators from an instance or a host.",
+        "DELETE attachments",
+        "DELETE attachments/{uuid}",
+    ),
+    (
+        "attachment:delete_for_host",
+        ELEVATED,
+        "Detach accelerators from a host itself.",
+        "DELETE attachments",
+        "DELETE attachments/{uuid}",
+    ),
     ("attribute:get_all", ELEVATED, "List attributes.", "GET attributes"),
     ("attribute:get_one", ELEVATED, "Show an attribute.", "GET attributes/{uuid}"),
     ("attribute:create", ELEVATED, "Create an attribute.", "POST attributes"),
@@ -84,12 +123,70 @@ OPERATION_RULES = (
         "PATCH deployables/{uuid}/program",
         "PATCH deployables/{uuid}/program/{suffix}",
     ),
+    # The API itself limits callers to the contexts of their project.
+    ("device_context:get_all", READ, "List device contexts.", "GET device_contexts"),
+    ("device_context:get_one", READ, "Show a device context.", "GET device_contexts/{uuid}"),
+    ("device_context:create", WRITE, "Create a device context.", "POST device_contexts"),
+    ("device_context:update", WRITE, "Change a device context.", "PATCH device_contexts/{uuid}"),
+    ("device_context:delete", WRITE, "Delete a device context.", "DELETE device_contexts/{uuid}"),
+    # They require a service token from every caller, as the bind of an ARQ.
+    (
+        "device_context:pre_bind",
+        WRITE,
+        "Reserve the accelerators of a device context.",
+        "POST device_contexts/{uuid}/pre_bind",
+    ),
+    (
+        "device_context:bind",
+        WRITE,
+        "Bind a device context to an instance.",
+        "POST device_contexts/{uuid}/bind",
+    ),
+    (
+        "device_context:unbind",
+        WRITE,
+        "Unbind a device context.",
+        "POST device_contexts/{uuid}/unbind",
+    ),
+    (
+        "device_context:request_groups",
+        READ,
+        "Show what Placement is asked for a device context.",
+        "GET device_contexts/{uuid}/request_groups",
+    ),
+    # The API itself shows hosts, devices and owners to elevated callers only.
+    (
+        "device_context:explain",
+        READ,
+        "Explain why a device context finds devices, or none.",
+        "GET device_contexts/{uuid}/explanation",
+    ),
+    # The answer has names of hosts and uuids of resource providers of the whole cloud.
+    (
+        "device_context:candidates",
+        f"{ELEVATED} or rule:service",
+        "Ask Placement for allocation candidates of a device context.",
+        "GET device_contexts/{uuid}/allocation_candidates",
+    ),
     ("device_profile:get_all", READ, "List device profiles.", "GET device_profiles"),
     (
         "device_profile:get_one",
         READ,
         "Show a device profile.",
         "GET device_profiles/{uuid_or_name}",
+    ),
+    # The API itself shows hosts, devices and owners to elevated callers only.
+    (
+        "device_profile:explain",
+        READ,
+        "Explain why a device profile finds devices, or none.",
+        "GET device_profiles/{uuid_or_name}/explanation",
+    ),
+    (
+        "device_profile:capacity",
+        READ,
+        "Show how many more servers with a device profile fit.",
+        "GET device_profiles/{uuid_or_name}/capacity",
     ),
     ("device_profile:create", ELEVATED, "Create a device profile.", "POST device_profiles"),
     (
@@ -112,6 +209,13 @@ OPERATION_RULES = (
         ELEVATED,
         "Disable a device: no new accelerator requests are bound to it.",
         "POST devices/{uuid}/disable",
+    ),
+    (
+        "device:maintain",
+        ELEVATED,
+        "Begin, change or end the maintenance window of a device.",
+        "PUT devices/{uuid}/maintenance",
+        "DELETE devices/{uuid}/maintenance",
     ),
     (
         "custody:get_all",
@@ -140,6 +244,8 @@ OPERATION_RULES = (
     ("job:get_all", ELEVATED, "List jobs.", "GET jobs"),
     ("job:get_one", ELEVATED, "Show a job.", "GET jobs/{uuid}"),
     ("job:cancel", ELEVATED, "Cancel a job.", "DELETE jobs/{uuid}"),
+    # The API itself limits callers to the limits of their project.
+    ("limits:get", READ, "Show the limits of a project and their usage.", "GET limits"),
     ("outbox:get_all", ELEVATED, "List the messages of the outbox.", "GET outbox"),
     ("outbox:retry", ELEVATED, "Retry the delivery of a dead letter.", "POST outbox/{uuid}/retry"),
     ("outbox:delete", ELEVATED, "Delete a dead letter.", "DELETE outbox/{uuid}"),

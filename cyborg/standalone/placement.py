@@ -20,6 +20,7 @@ from oslo_config import cfg
 from oslo_db.sqlalchemy import enginefacade
 
 from cyborg.compat import placement_sync
+from cyborg.threads.fifo_lock import FifoLock
 
 URL = "http://placement.embedded"
 MICROVERSION = "1.39"
@@ -35,7 +36,8 @@ class EmbeddedPlacement:
 
     def __init__(self, database_url: str, queue_timeout: float = QUEUE_TIMEOUT) -> None:
         self._queue_timeout = queue_timeout
-        self._request_lock = threading.Lock()
+        # In order: otherwise the loop of a publisher or an audit starves other clients.
+        self._request_lock = FifoLock()
         self._undo = contextlib.ExitStack()
         self._app: Callable[..., Iterable[bytes]] | None = None
         try:

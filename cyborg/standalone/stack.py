@@ -167,7 +167,8 @@ class StandaloneStack:
         # The in-memory broker is shared in the process: stacks need separate topics.
         conf.set_override("topic", f"standalone-{uuid.uuid4().hex}", group="rpc")
         conf.set_override("connection", f"sqlite:///{self._state / DATABASE}", group="database")
-        conf.set_override("send_events", False, group="nova")
+        if not conf.nova.endpoint_override:
+            conf.set_override("send_events", False, group="nova")
         if not _backends(conf):
             conf.set_override("enabled_drivers", DEFAULT_DRIVERS, group="agent")
 

@@ -11,19 +11,31 @@ from urllib.parse import parse_qs, urlsplit
 
 from keystoneauth1 import adapter, noauth, session
 
+OWN_USER = "cyborg"
+"""Id of the user of the service's requests."""
+
+
+class _UserAuth(noauth.NoAuth):
+    def get_user_id(self, session: session.Session, **kwargs: Any) -> str:
+        return OWN_USER
+
 
 class FakeNova:
     """Double of Nova whose responses the test configures.
 
-    ``status`` is the HTTP status of each response. ``codes`` maps the tag of an event to its code
-    in the response, 200 by default. A request with events of one of ``refused_servers`` fails with
-    400. If ``is_admin`` is False, the user sees no servers of other projects. Responses wait for
-    the Event ``hang``. ``servers`` are the servers by uuid, ``page_size`` is the maximum length of
-    a list, and ``requested_paths`` are the paths of all GET requests.
+    ``status`` is the HTTP status of each response; with None, the connection is closed without a
+    response, as when Nova is killed. ``codes`` maps the tag of an event to its code in the
+    response, 200 by default. A request with events of one of ``refused_servers`` fails with 400. If
+    ``is_admin`` is False, the user sees no servers of other projects. Responses wait for the Event
+    ``hang``. ``servers`` are the servers by uuid, ``page_size`` is the maximum length of a list,
+    and ``requested_paths`` are the paths of all GET requests. ``actions`` are the actions of each
+    server, the newest first; ``reboots`` are the servers of all requests for a reboot, with its
+    type. A reboot ends at once, with ``task`` as the task state of the server and ``result`` as the
+    result of its event. The requests are those of the user OWN_USER.
     """
 
     def __init__(self) -> None:
-        self.status = 200
+        self.status: int | None = 200
         self.body: Any = None
         self.codes: dict[str, int] = {}
         self.refused_servers: set[str] = set()
@@ -34,11 +46,18 @@ class FakeNova:
         self.page_size = 1000
         self.is_admin = True
         self.requested_paths: list[str] = []
+        self.actions: dict[str, list[dict[str, Any]]] = {}
+        self.reboots: list[tuple[str, str]] = []
+        self.reboot_status = 202
+        self.task: str | None = None
+        self.result: str | None = "Success"
 
     def add_server(
         self, uuid: str, host: str | None, status: str = "ACTIVE", **fields: Any
     ) -> None:
         """Add a server on a host, or without a host."""
+        self.actions[uuid] = []
+        self.add_action(uuid, "create")
         self.servers[uuid] = {
             "id": uuid,
             "status": status,
@@ -48,7 +67,34 @@ class FakeNova:
             **fields,
         }
 
-    def show(self, path: str) -> tuple[int, Any]:
+    def add_action(
+        self, uuid: str, name: str, user: str = "user-1", result: str | None = "Success"
+    ) -> None:
+        """Record an action of a server, as Nova does before it acts, and its result."""
+        number = sum(map(len, self.actions.values())) + 1
+        action = {
+            "action": name,
+            "request_id": f"req-{number}",
+            "user_id": user,
+            "result": result,
+        }
+        self.actions[uuid].insert(0, action)
+
+    def act(self, path: str, body: Any) -> tuple[int | None, Any]:
+        """Return the status and body of the response to a request for a reboot."""
+        uuid = path.split("/")[-2]
+        if self.status != 200:
+            return self.status, self.body
+        if uuid not in self.servers:
+            return 404, {"itemNotFound": {"code": 404, "message": "no such instance"}}
+        if self.reboot_status != 202:
+            return self.reboot_status, {"conflictingRequest": {"message": "not now"}}
+        self.reboots.append((uuid, body["reboot"]["type"]))
+        self.add_action(uuid, "reboot", OWN_USER, self.result)
+        self.servers[uuid]["OS-EXT-STS:task_state"] = self.task
+        return 202, b""
+
+    def show(self, path: str) -> tuple[int | None, Any]:
         """Return the status and body of the response to a GET request."""
         self.requested_paths.append(path)
         if self.status != 200 or self.body is not None:
@@ -56,13 +102,30 @@ class FakeNova:
         url = urlsplit(path)
         query = {key: values[0] for key, values in parse_qs(url.query).items()}
         *_, collection, last = url.path.split("/")
+        if collection == "os-instance-actions":
+            return self._show_action(url.path.split("/")[-3], last)
         if last == "servers" and not self.is_admin:
             return 403, {"forbidden": {"code": 403, "message": "not allowed"}}
         if last == "servers":
             return 200, {"servers": self._list(query)}
+        if last == "os-instance-actions" and self.is_admin and collection in self.servers:
+            return 200, {"instanceActions": self.actions[collection]}
         if collection == "servers" and last in self.servers and self.is_admin:
             return 200, {"server": self.servers[last]}
         return 404, {"itemNotFound": {"code": 404, "message": "no such instance"}}
+
+    def _show_action(self, uuid: str, request: str) -> tuple[int, Any]:
+        for number, action in enumerate(self.actions.get(uuid, [])):
+            if action["request_id"] == request and self.is_admin and uuid in self.servers:
+                busy = number == 0 and self.servers[uuid]["OS-EXT-STS:task_state"] is not None
+                event = {
+                    "event": f"compute_{action['action']}_instance",
+                    "finish_time": None if busy else "2026-03-01T12:00:00.000000",
+                    "result": None if busy else action["result"],
+                }
+                events = [] if action["result"] is None else [event]
+                return 200, {"instanceAction": {**action, "events": events}}
+        return 404, {"itemNotFound": {"code": 404, "message": "no such action"}}
 
     def _list(self, query: dict[str, str]) -> list[dict[str, Any]]:
         assert query["all_tenants"] == "1"
@@ -80,7 +143,7 @@ class FakeNova:
         """Return the tags of all received events in order."""
         return [event["tag"] for call in self.calls for event in call["events"]]
 
-    def answer(self, path: str, headers: dict[str, str], body: Any) -> tuple[int, Any]:
+    def answer(self, path: str, headers: dict[str, str], body: Any) -> tuple[int | None, Any]:
         """Record a POST request with events; return the status and body of the response."""
         self.calls.append({"path": path, "headers": headers, "events": body["events"]})
         if self.hang is not None:
@@ -95,7 +158,7 @@ class FakeNova:
     def adapter(self) -> adapter.Adapter:
         """Return a keystoneauth adapter for this double."""
         return adapter.Adapter(
-            session.Session(auth=noauth.NoAuth()),
+            session.Session(auth=_UserAuth()),
             service_type="compute",
             endpoint_override=self.url,
         )
@@ -109,12 +172,17 @@ def serve_nova(nova: FakeNova) -> Iterator[FakeNova]:
         def do_POST(self) -> None:
             length = int(self.headers["Content-Length"])
             body = json.loads(self.rfile.read(length))
-            self._send(*nova.answer(self.path, dict(self.headers), body))
+            if self.path.endswith("/action"):
+                self._send(*nova.act(self.path, body))
+            else:
+                self._send(*nova.answer(self.path, dict(self.headers), body))
 
         def do_GET(self) -> None:
             self._send(*nova.show(self.path))
 
-        def _send(self, status: int, answer: Any) -> None:
+        def _send(self, status: int | None, answer: Any) -> None:
+            if status is None:
+                return
             text = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
             try:
                 self.send_response(status)

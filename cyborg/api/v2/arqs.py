@@ -123,17 +123,23 @@ class Controller(Resource):
         status=201,
         body=AcceleratorRequestCreate,
         ignore_unknown=True,
-        raises=(NotFound,),
+        raises=(NotFound, Conflict),
     )
     def create(self, request: RequestContext, body: AcceleratorRequestCreate) -> Any:
-        """Create one ARQ for each unit of each group of a profile, in the order of the groups."""
+        """Create one ARQ for each unit of each group of a profile, in the order of the groups.
+
+        The hidden profile of a device context gives new ARQs, which replace those of the context.
+        """
         name = body.device_profile_name
         try:
             parse_name(name)
         except CyborgError:
             # No profile can have an invalid name.
             raise NotFound(f"device_profile_name: no device profile {name[:255]!r}") from None
-        result = self.context.conductor.arq_create(name, request.caller.project_id)
+        caller = request.caller
+        result = self.context.conductor.arq_create(
+            name, caller.project_id, context_scope=caller.instance_project
+        )
         return ARQS.document(request, (result["arqs"], None))
 
     @ARQS.operation(

@@ -52,7 +52,7 @@ class DeviceProfileCreate(types.JsonObject):
 
 
 DEVICE_PROFILES = Collection(
-    "device_profiles", "device_profile", read, DeviceProfile, noun="device profile"
+    "device_profiles", "device_profile", read, DeviceProfile, noun="device profile", scoped=True
 )
 
 
@@ -60,7 +60,8 @@ class Controller(Resource):
     """The operations on device profiles."""
 
     find = DEVICE_PROFILES.find(
-        "List all device profiles, or those with the given names.",
+        "List all device profiles, or those with the given names. The hidden profile of a device "
+        "context is listed by its name only.",
         {"name": "names"},
         name=types.CommaSeparated(),
     )

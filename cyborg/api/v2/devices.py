@@ -13,15 +13,17 @@ from cyborg.api.collection import Collection
 from cyborg.api.controller import Resource
 from cyborg.api.paging import PageRequest
 from cyborg.api.request_context import RequestContext
-from cyborg.core.errors import Invalid, NotFound
+from cyborg.core.errors import Conflict, Invalid, NotFound, WrongState
 from cyborg.core.inventory import device_state
 from cyborg.core.inventory.device import Health
 from cyborg.core.inventory.device_state import DeviceCondition
+from cyborg.core.inventory.maintenance import SuccessorMode, SuccessorState
 from cyborg.db.read import devices as read
 
 STATUS_SINCE = (2, 3)
 STATE_SINCE = (2, 4)
 DELIVERABLE_SINCE = (2, 5)
+MAINTENANCE_SINCE = (2, 6)
 FILTERS = ("hostname", "type", "vendor")
 STATUSES = types.Enum("enabled", "maintaining")
 PATH = {"uuid": types.UuidOrName()}
@@ -74,7 +76,7 @@ class DeviceV24(DeviceV23):
 
 
 class DeviceV25(DeviceV24):
-    """A device as versions from 2.5 on show it.
+    """A device as version 2.5 shows it.
 
     A device that is not ``deliverable`` cannot be attached to an instance, for the reason
     ``undeliverable_reason``. ``topology`` is its place in the host, such as ``pci_path``.
@@ -92,6 +94,52 @@ class DeviceV25(DeviceV24):
     layouts = wtypes.wsattr([str], mandatory=True)
     desired_layout = wtypes.wsattr(str)
     job_errors = wtypes.wsattr([str], mandatory=True)
+
+
+class HandleOwner(types.JsonObject):
+    """An ARQ that owns a handle of a device under maintenance.
+
+    ``device_context`` is the uuid of its device context, or null. ``successor`` is the state of the
+    successor of this context, null if there is none; ``error`` is why there is none, or why the
+    work on it waits.
+    """
+
+    arq = wtypes.wsattr(types.Uuid(), mandatory=True)
+    state = wtypes.wsattr(str, mandatory=True)
+    instance_uuid = wtypes.wsattr(types.Uuid())
+    project_id = wtypes.wsattr(str)
+    device_context = wtypes.wsattr(types.Uuid())
+    successor = wtypes.wsattr(types.Enum(*SuccessorState))
+    error = wtypes.wsattr(str)
+
+
+class Maintenance(types.JsonObject):
+    """The maintenance window of a device: who set it, when, until when, and how far it is drained.
+
+    ``owned`` handles belong to ARQs, of which ``owners`` are the first 64; ``cleaning`` handles
+    have no owner and are not clean yet. The device is drained when both numbers are 0.
+    """
+
+    since = wtypes.wsattr(datetime, mandatory=True)
+    until = wtypes.wsattr(datetime, mandatory=True)
+    user_id = wtypes.wsattr(str)
+    successor = wtypes.wsattr(types.Enum(SuccessorMode.AUTO))
+    owned = wtypes.wsattr(int, mandatory=True)
+    cleaning = wtypes.wsattr(int, mandatory=True)
+    owners = wtypes.wsattr([HandleOwner], mandatory=True)
+
+
+class DeviceV26(DeviceV25):
+    """A device as versions from 2.6 on show it; ``maintenance`` is null without a window."""
+
+    maintenance = wtypes.wsattr(Maintenance)
+
+
+class MaintenanceChange(types.JsonObject):
+    """The end of a maintenance window in ISO 8601, and whether device contexts get successors."""
+
+    until = wtypes.wsattr(types.Text(64, min_length=1), mandatory=True)
+    successor = wtypes.wsattr(types.Enum(*SuccessorMode))
 
 
 _NEAREST: Mapping[str, str] = {
@@ -128,10 +176,13 @@ def show(request: RequestContext, row: read.DeviceRow) -> dict[str, Any]:
     more |= {"state": (reasons or [status.state])[0], "state_reasons": reasons}
     more["layouts"] = [layout["name"] for layout in row["layouts"]]
     kind = DeviceV24 if request.version < DELIVERABLE_SINCE else DeviceV25
+    if request.version >= MAINTENANCE_SINCE:
+        kind = DeviceV26
     return request.serialize(kind, row, DEVICES.name, **more)
 
 
-DEVICES = Collection("devices", "device", read, DeviceV25, show=show)
+DEVICES = Collection("devices", "device", read, DeviceV26, show=show)
+WINDOWS = Collection("devices", "device", read, DeviceV26, since=MAINTENANCE_SINCE, show=show)
 
 
 class Controller(Resource):
@@ -170,12 +221,48 @@ class Controller(Resource):
         """Disable a device: no new ARQs are bound to it, existing bindings stay."""
         self._set(uuid, "maintaining")
 
+    @WINDOWS.operation(
+        "PUT devices/{uuid}/maintenance",
+        "maintain",
+        path=PATH,
+        body=MaintenanceChange,
+        raises=(NotFound, Conflict),
+    )
+    def maintain(self, request: RequestContext, uuid: str, body: MaintenanceChange) -> None:
+        """Begin the maintenance window of a device, or change it.
+
+        Until its end no new ARQs are bound to the device; existing bindings stay. With a successor,
+        each device context that is bound to an instance gets another device of the host, which the
+        instance has from its next start. A change without ``successor`` leaves this.
+        """
+        window = {
+            "uuid": _parse_device(uuid),
+            "until": body.until,
+            "successor": body.successor or None,
+            "user_id": request.caller.context.user_id,
+        }
+        self.context.conductor.device_maintain(window)
+
+    @WINDOWS.operation(
+        "DELETE devices/{uuid}/maintenance",
+        "maintain",
+        path=PATH,
+        raises=(NotFound, WrongState),
+    )
+    def end_maintenance(self, request: RequestContext, uuid: str) -> None:
+        """End the maintenance window of a device now."""
+        self.context.conductor.device_end_maintenance(_parse_device(uuid))
+
     def _set(self, uuid: str, status: str) -> None:
-        try:
-            device = types.load(types.Uuid(), uuid, "uuid")
-        except Invalid:
-            raise NotFound(f"no device {uuid}") from None
-        self.context.conductor.device_set_status(device, status)
+        self.context.conductor.device_set_status(_parse_device(uuid), status)
+
+
+def _parse_device(uuid: str) -> str:
+    """Return the uuid of a path. Raise NotFound if it cannot be one."""
+    try:
+        return str(types.load(types.Uuid(), uuid, "uuid"))
+    except Invalid:
+        raise NotFound(f"no device {uuid}") from None
 
 
 def _merge_filters(filters: Mapping[str, Any]) -> dict[str, str] | None:

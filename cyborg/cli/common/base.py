@@ -90,6 +90,13 @@ class Command(command.Command):
         if of is not None:
             cls.COLLECTION = of
 
+    def get_epilog(self) -> str:
+        """Return the text below the options."""
+        # The method of cliff also names the distribution of a plug-in. For that it reads the files
+        # of all installed packages at each command, which takes 0.07 s of CPU.
+        hooks = [hook.obj.get_epilog() for hook in self._hooks if hook.obj is not None]
+        return "\n\n".join(text for text in (self._epilog, *hooks) if text)
+
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Add the arguments."""
         parser = super().get_parser(prog_name)

@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parser of a duration on the command line: seconds, optionally with a fraction."""
+"""Parsers of durations and times on the command line."""
 
 import argparse
 import math
+import re
+from datetime import UTC, datetime, timedelta
+
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+_FROM_NOW = re.compile(r"\+(\d{1,9})([smhd])")
 
 
 def parse_seconds(text: str) -> float:
@@ -18,3 +23,27 @@ def parse_seconds(text: str) -> float:
     if not 0 <= value < math.inf:  # nan also fails this: no deadline would ever be reached
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, 0 or more")
     return value
+
+
+def parse_time(text: str, now: datetime | None = None) -> str:
+    """Parse a time: ``+2h`` (s, m, h or d) is a time from now on; others are left to the service.
+
+    ``now`` is for tests. Raise ArgumentTypeError if the text begins with ``+`` and is no duration.
+
+    >>> parse_time("+2h", datetime(2030, 1, 31, 12, tzinfo=UTC))
+    '2030-01-31T14:00:00+00:00'
+    >>> parse_time("2030-01-31T14:00:00Z")
+    '2030-01-31T14:00:00Z'
+    """
+    if not text.startswith("+"):
+        return text
+    found = _FROM_NOW.fullmatch(text)
+    try:
+        if found is None:
+            raise ValueError
+        length = timedelta(**{_UNITS[found[2]]: int(found[1])})
+        return ((now or datetime.now(UTC)) + length).isoformat(timespec="seconds")
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a time: give a time in ISO 8601 or a duration such as +90m, +2h, +1d"
+        ) from None

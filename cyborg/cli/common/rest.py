@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, urlsplit
 from cyborg.cli.common.errors import CommandError, Response, format_exception, format_fault
 
 # The newest microversion that these commands support.
-DEFAULT_MICROVERSION = "2.5"
+DEFAULT_MICROVERSION = "2.6"
 SERVICE = "accelerator"
 
 # Seconds for one call, unless the command line or clouds.yaml sets another timeout.
@@ -73,12 +73,17 @@ class RestClient:
 
     def list_all(self, path: str, key: str, /, **params: Any) -> list[dict[str, Any]]:
         """Return all rows of a collection, following its pages. Raise CommandError."""
-        return list(self._pages(path, key, params))
+        return [row for page in self._pages(path, key, params) for row in page[key]]
+
+    def read_whole(self, path: str, key: str, /, **params: Any) -> dict[str, Any]:
+        """Return an object that has pages of rows under a key, with the rows of all pages."""
+        first, *others = self._pages(path, key, params)
+        return {**first, key: [row for page in (first, *others) for row in page[key]]}
 
     def _pages(self, path: str, key: str, params: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         while True:
             page = self.call("GET", path, params=params)
-            yield from page[key]
+            yield page
             links = {link["rel"]: link["href"] for link in page.get(f"{key}_links", ())}
             if "next" not in links:
                 return

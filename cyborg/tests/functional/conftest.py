@@ -2,11 +2,12 @@
 """The distribution of the functional tests to several workers.
 
 The tests of a group run on one worker: those of a file, which share clouds and services, and those
-of all files with the keystone cloud, which takes long to start. The lab tests are two groups, so
-that at most two guests run at the same time: each is an emulated machine with two processors.
+of all files with the keystone cloud, which takes long to start. The lab tests are one group: a
+guest is an emulated machine with two processors, and beside two guests other tests would exceed
+their times.
 """
 
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any
 
 import pytest
@@ -14,13 +15,11 @@ import pytest
 KEYSTONE = frozenset({"test_clients", "test_personas_real", "test_tempest"})
 """Files with the fixture ``keystone_cloud``."""
 
-LAB = sorted(path.stem for path in Path(__file__).parents[1].glob("lab/test_*.py"))
-
 LONGEST = (
-    "lab 0",
-    "lab 1",
+    "lab",
     "test_tutorial",
     "keystone",
+    "test_nova",
     "test_chaos",
     "test_proxied_neighbours",
     "test_fuzz",
@@ -54,5 +53,5 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def group_of(path: PurePath) -> str:
     """Return the group of a test file."""
     if path.parent.name == "lab":
-        return f"lab {LAB.index(path.stem) % 2}"
+        return "lab"
     return "keystone" if path.stem in KEYSTONE else path.stem

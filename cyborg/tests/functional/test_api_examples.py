@@ -94,22 +94,24 @@ def test_api_page_examples_match_the_service(endpoint: str) -> None:
                 method,
                 endpoint + like.translate(path),
                 json=json.loads(like.translate(body)) if body.strip() else None,
-                headers={"OpenStack-API-Version": "accelerator 2.5"},
+                headers={"OpenStack-API-Version": "accelerator 2.6"},
                 timeout=30,
             )
 
         if "/jobs/" in path:
-            response = wait_until("the job ends", partial(answer_if, _finished, ask), 15)
+            response = wait_until("the job ends", partial(answer_if, _finished, ask), 90)
         elif path.startswith("/v2/services?"):
-            response = wait_until("the host has cleaned up", partial(answer_if, _free, ask), 15)
+            response = wait_until("the host has cleaned up", partial(answer_if, _free, ask), 90)
         elif path.endswith("/custody"):
             response = wait_until(
                 "the record is in the chain", partial(answer_if, _sealed, ask), 15
             )
         elif "/discoveries/" in path:
-            response = wait_until("the discovery ends", partial(answer_if, _ended, ask), 15)
+            response = wait_until("the discovery ends", partial(answer_if, _ended, ask), 90)
+        elif path.split("?")[0].endswith(("/explanation", "/capacity")):
+            response = wait_until("Placement is told", partial(answer_if, _published, ask), 90)
         elif path.endswith("/deployables"):
-            response = wait_until("Placement is told", partial(answer_if, _in_sync, ask), 15)
+            response = wait_until("Placement is told", partial(answer_if, _in_sync, ask), 90)
         else:
             response = ask()
         assert response.status_code == int(status), f"{place}: {response.text}"
@@ -132,6 +134,10 @@ def _finished(answer: requests.Response) -> requests.Response | None:
 def _sealed(answer: requests.Response) -> requests.Response | None:
     log = answer.json()
     return answer if log["chain"] and all(record["hash"] for record in log["custody"]) else None
+
+
+def _published(answer: requests.Response) -> requests.Response | None:
+    return None if "unpublished" in answer.text else answer
 
 
 def _free(answer: requests.Response) -> requests.Response | None:

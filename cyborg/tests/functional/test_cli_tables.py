@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cyborg.tests.fixtures.clouds.filled_service import Client, filled_service
+from cyborg.tests.fixtures.clouds.filled_service import INSTANCE, Client, filled_service
 from cyborg.tests.fixtures.machine.processes import wait_until
 
 __all__ = ["filled_service"]
@@ -25,7 +25,11 @@ LISTS = (
     "attribute-list",
     "audit",
     "deployable-list",
+    "device-context-list",
     "device-list",
+    "device-profile-capacity one-fpga",
+    "device-profile-explain one-fpga",
+    "device-profile-explain two-fpgas --providers",
     "device-profile-list",
     "driver-list",
     "hardware-list",
@@ -50,6 +54,8 @@ class Stable:
         text = _UUID.sub(lambda m: self._number(m[0]) + m[0][8:].translate(_DIGITS), text)
         text = _SHORT.sub(lambda m: self._number(m[0]), text)
         text = re.sub(r"\d{4} s ago", "3600 s ago", text)
+        # The abbreviated name of the hidden profile of a device context.
+        text = re.sub(r"ctx-[0-9a-f-]+~", lambda m: f"ctx-{'0' * (len(m[0]) - 5)}~", text)
         return _TIME.sub(
             lambda m: "2026-01-01T00:00:00Z" if m[0].endswith("Z") else "2026-01-01T00:00:00+00:00",
             text,
@@ -64,7 +70,8 @@ _DIGITS = str.maketrans("0123456789abcdef", "0" * 16)
 
 def file_name(command: str) -> str:
     """Return the name of a command's files."""
-    return re.sub(r" --sort-column \w+", "", command).replace(" --kind ", "-")
+    plain = re.sub(r" (--sort-column \w+|one-fpga|two-fpgas)", "", command)
+    return plain.replace(" --kind ", "-").replace(" --", "-")
 
 
 def compare(name: str, text: str) -> None:
@@ -77,7 +84,9 @@ def compare(name: str, text: str) -> None:
 
 def test_each_list_command_has_a_golden_file() -> None:
     verbs = {entry.name for entry in metadata.entry_points(group="cyborg.cli")}
-    others = {"device-layout-list"}  # test_layouts.py: no device of this service has layouts
+    # This service has no devices with layouts (test_layouts.py), and no Nova
+    # (test_attachment_commands.py).
+    others = {"device-layout-list", "attachment-list"}
     assert {name for name in verbs if name.endswith("-list")} - others <= {
         command.split()[0] for command in LISTS
     }
@@ -146,3 +155,43 @@ def test_device_custody_verify_computes_the_hashes(filled_service: Client) -> No
     last = listed[-1]
     expected = f"records 1 to {last['No.']} are unchanged; the last hash is {last['Hash']}\n"
     assert message == expected
+
+
+def test_device_profile_explain_of_host_has_owners_and_remedies(filled_service: Client) -> None:
+    command = "device-profile-explain two-fpgas --host compute-1 --long -f json"
+    found = json.loads(filled_service.run(command)[0])
+    assert {row["Host"] for row in found} == {"compute-1"}
+    (taken,) = [row for row in found if row["Result"] == "taken"]
+    assert [owner["instance_uuid"] for owner in taken["Owners"]] == [INSTANCE]
+    assert "accelerator-list" in taken["Remedy"]
+    out, message = filled_service.run("device-profile-explain two-fpgas --host none")
+    assert (out, message) == ("", "no providers\n")
+
+
+def test_device_context_explain_and_candidates(filled_service: Client) -> None:
+    context = json.loads(filled_service.run("device-context-list -f json")[0])[0]["UUID"]
+    command = f"device-context-explain {context[:8]} --host compute-1 --long -f json"
+    found = json.loads(filled_service.run(command)[0])
+    assert {row["Host"] for row in found} == {"compute-1"}
+    assert {"fits", "maintaining"} <= {row["Result"] for row in found}
+    summary, _ = filled_service.run(f"device-context-explain {context}")
+    assert "| maintaining |" in summary
+    command = f"device-context-candidates {context} --explain --long -f json"
+    found = json.loads(filled_service.run(command)[0])
+    results = {row["Provider"]: row["Result"] for row in found}
+    assert len(results) == len(found), "a provider is a candidate or explained"
+    assert {"candidate", "maintaining"} <= set(results.values())
+    plain = json.loads(filled_service.run(f"device-context-candidates {context} -f json")[0])
+    assert {row["Result"] for row in plain} == {"candidate"}
+    one, _ = filled_service.run(f"device-context-candidates {context} --limit 1 -f json")
+    assert len(json.loads(one)) == 1
+
+
+def test_device_profile_capacity_of_host_has_no_row_of_the_cloud(filled_service: Client) -> None:
+    command = "device-profile-capacity one-fpga --host compute-1 --long -f json"
+    (row,) = json.loads(filled_service.run(command)[0])
+    assert (row["Host"], row["Exact"], row["Handles"]) == ("compute-1", True, 7)
+    assert set(row["Remedies"]) == set(row["Lost to"]) == {"maintaining", "taken"}
+    with_spaces, _ = filled_service.run("device profile capacity one-fpga --host compute-1 -f json")
+    assert json.loads(with_spaces)[0]["Servers"] == row["Servers"]
+    filled_service.run("device-profile-capacity none", code=1)

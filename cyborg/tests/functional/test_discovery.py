@@ -60,7 +60,7 @@ def test_openstacksdk(sqlite_engine: sa.Engine, mount: str, tail: str) -> None:
         sdk = cloud.accelerator
         endpoint = sdk.get_endpoint_data()
         assert endpoint is not None
-        assert endpoint.max_microversion == (2, 5)
+        assert endpoint.max_microversion == (2, 6)
         (device,) = sdk.devices()
         assert device.hostname == "compute-1"
         groups = [{"resources:FPGA": "1"}]

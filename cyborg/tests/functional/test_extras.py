@@ -20,6 +20,12 @@ pytestmark = pytest.mark.matrix
 
 _BASE = getattr(sys, "_base_executable", sys.executable)
 SERVER_LIBRARIES = {"alembic", "openstack-placement", "oslo-db", "pecan", "sqlalchemy", "wsme"}
+BOUND_ARQ = {
+    "uuid": "c2f0c1b0-2c4b-4f59-8f39-0d6d1d2f7c11",
+    "state": "Bound",
+    "attach_handle_type": "PCI",
+    "attach_handle_info": {"domain": "0000", "bus": "3d", "device": "01", "function": "1"},
+}
 SERVER_COMMANDS = {
     "cyborg-conductor": ("conductor", "--help"),
     "cyborg-dbsync": ("conductor", "version"),
@@ -103,6 +109,13 @@ def test_command_of_another_extra_names_it(command: str, agent_bin: Path) -> Non
 def test_conformance_kit_runs_with_agent_extra(agent_bin: Path) -> None:
     done = run(agent_bin / "python", "-m", "cyborg.testing.conformance", "fake")
     assert "0 failed, 0 blocked" in done.stdout.splitlines()[-1]
+
+
+def test_os_acc_runs_with_agent_extra(agent_bin: Path) -> None:
+    code = f"from cyborg import os_acc; print(os_acc.attach({BOUND_ARQ!r}))"
+    done = run(agent_bin / "python", "-c", code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("<hostdev ")
 
 
 @pytest.mark.services

@@ -53,6 +53,11 @@ CALLS: dict[str, Call] = {
     "GET /v2/accelerators": Call(200),
     "GET /v2/accelerators/{uuid}": Call(404),
     "PATCH /v2/accelerators/{uuid}": Call(404, {"name": "n"}),
+    "GET /v2/attachments": Call(200),
+    "GET /v2/attachments/{uuid}": Call(404),
+    "POST /v2/attachments": Call(400, {"instance_uuid": NOBODY, "accelerator": "x"}),
+    "DELETE /v2/attachments": Call(404, query=f"?instance={NOBODY}"),
+    "DELETE /v2/attachments/{uuid}": Call(404),
     "GET /v2/attributes": Call(200),
     "GET /v2/attributes/{uuid}": Call(404),
     "POST /v2/attributes": Call(404, {"deployable_id": NOBODY, "key": "k", "value": "v"}),
@@ -68,11 +73,30 @@ CALLS: dict[str, Call] = {
     "GET /v2/devices/{uuid}": Call(404),
     "POST /v2/devices/{uuid}/enable": Call(404),
     "POST /v2/devices/{uuid}/disable": Call(404),
+    "PUT /v2/devices/{uuid}/maintenance": Call(400, {"until": "2020-01-01T00:00:00Z"}),
+    "DELETE /v2/devices/{uuid}/maintenance": Call(404),
     "GET /v2/devices/{uuid}/custody": Call(404),
     "GET /v2/devices/{uuid}/layout": Call(404),
     "PUT /v2/devices/{uuid}/layout": Call(404, {"layout": "none-such"}),
+    "GET /v2/device_contexts": Call(200),
+    "GET /v2/device_contexts/{uuid}": Call(404),
+    "POST /v2/device_contexts": Call(404, {"device_profile": "none-such"}),
+    "PATCH /v2/device_contexts/{uuid}": Call(404, {"name": "n"}),
+    "DELETE /v2/device_contexts/{uuid}": Call(404),
+    "POST /v2/device_contexts/{uuid}/pre_bind": Call(
+        404, {"hostname": "h", "mappings": {"0": [NOBODY]}}, needs_service=True
+    ),
+    "POST /v2/device_contexts/{uuid}/bind": Call(
+        404, {"hostname": "h", "instance_uuid": NOBODY}, needs_service=True
+    ),
+    "POST /v2/device_contexts/{uuid}/unbind": Call(404, needs_service=True),
+    "GET /v2/device_contexts/{uuid}/request_groups": Call(404),
+    "GET /v2/device_contexts/{uuid}/explanation": Call(404),
+    "GET /v2/device_contexts/{uuid}/allocation_candidates": Call(404),
     "GET /v2/device_profiles": Call(200),
     "GET /v2/device_profiles/{uuid_or_name}": Call(404),
+    "GET /v2/device_profiles/{uuid_or_name}/explanation": Call(404),
+    "GET /v2/device_profiles/{uuid_or_name}/capacity": Call(404),
     "POST /v2/device_profiles": Call(400, [{"name": "x y", "groups": []}]),
     "DELETE /v2/device_profiles/{uuid_or_name}": Call(404),
     "DELETE /v2/device_profiles": Call(404, query="?value=none-such"),
@@ -90,16 +114,21 @@ CALLS: dict[str, Call] = {
     "GET /v2/jobs": Call(200),
     "GET /v2/jobs/{uuid}": Call(404),
     "DELETE /v2/jobs/{uuid}": Call(404),
+    "GET /v2/limits": Call(200),
     "GET /v2/outbox": Call(200),
     "POST /v2/outbox/{uuid}/retry": Call(404),
     "DELETE /v2/outbox/{uuid}": Call(404),
     "GET /v2/services": Call(200),
     "DELETE /v2/services/{uuid}": Call(404),
 }
+# The rules of an operation that some requests require in addition.
+BY_ACCELERATOR = "cyborg:attachment:create_by_accelerator"
+FOR_HOST = "cyborg:attachment:create_for_host"
+ADDITIONAL = {BY_ACCELERATOR, FOR_HOST, "cyborg:attachment:delete_for_host"}
 OPERATIONS = {
     f"{operation['method']} {operation['path']}": rule.name
     for rule in list_rules()
-    if isinstance(rule, policy.DocumentedRuleDefault)
+    if isinstance(rule, policy.DocumentedRuleDefault) and rule.name not in ADDITIONAL
     for operation in rule.operations
 }
 
@@ -107,7 +136,32 @@ OPERATIONS = {
 def test_persona_tables_cover_the_same_operations() -> None:
     assert set(LOGINS) == set(PERSONAS)
     assert set(CALLS) == set(OPERATIONS)
-    assert set(OPERATIONS.values()) == set(TABLE)
+    assert {*OPERATIONS.values(), *ADDITIONAL} == set(TABLE)
+
+
+def test_member_who_may_attach_may_not_choose_an_accelerator_or_a_host(
+    keystone_cloud: KeystoneCloud,
+) -> None:
+    cloud = keystone_cloud
+    allowed = "rule:elevated or rule:project_member or rule:service"
+    cloud.set_policy({"cyborg:attachment:create": allowed})
+    try:
+        for name, refused in (("member", True), ("admin", False)):
+            body = {"instance_uuid": NOBODY, "accelerator": "x"}
+            assert cloud.call(name, "POST", "/v2/attachments", body).status_code == 400
+            body["accelerator"] = NOBODY
+            answer = cloud.call(name, "POST", "/v2/attachments", body)
+            assert (answer.status_code == 403) is refused, answer.text
+            assert (BY_ACCELERATOR in answer.text) is refused
+            body = {"hostname": "no-such-host", "device_context": NOBODY}
+            answer = cloud.call(name, "POST", "/v2/attachments", body)
+            assert answer.status_code == (403 if refused else 404), answer.text
+            assert (FOR_HOST in answer.text) is refused
+            body = {"instance_uuid": NOBODY, "device_context": NOBODY}
+            answer = cloud.call(name, "POST", "/v2/attachments", body)
+            assert answer.status_code in (404, 409, 503), answer.text
+    finally:
+        cloud.set_policy({})
 
 
 @pytest.mark.parametrize("operation", CALLS)

@@ -2,6 +2,7 @@
 """Replayed hosts in the whole service: a short day, and devices of each family that break."""
 
 import json
+import posixpath
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import pytest
 
 from cyborg.cli import app
+from cyborg.core.capture.model import select_device
 from cyborg.db import schema
+from cyborg.drivers.replay.files import unpack
 from cyborg.testing import captures
 from cyborg.testing.fake_nova import FakeNova, serve_nova
 from cyborg.tests.fixtures.databases import rows
@@ -40,10 +43,11 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayedCloud]:
     faults = {
         host: ",".join(f"{card}:{fault}" for card in (GPU, QAT)) for host, fault in HOSTS.items()
     }
+    # A drive that has disappeared once comes back.
+    counts = {"disappears": "=1"}
     faults |= {
-        host: f"{faults[host]},{DRIVE}:{fault}@erase"
+        host: f"{faults[host]},{DRIVE}:{fault}{counts.get(fault, '')}@erase"
         for host, fault in HOSTS.items()
-        if fault != "disappears"
     }
     faults[DIRTY] = f"{DRIVE}:eio=2@erase,{GPU}:eio=3@create,{QAT}:ebusy=1@configure"
     folder = tmp_path_factory.mktemp("broken")
@@ -59,7 +63,7 @@ def test_day_leaves_nothing_behind(tmp_path_factory: pytest.TempPathFactory) -> 
     with running(tmp_path_factory.mktemp("day"), hosts) as cloud:
         day = Day(cloud, binds=45, threads=4)
         figures = day.run()
-        wait_until("the last servers are cleaned up", lambda: not day.find_left_overs(), 60)
+        wait_until("the last servers are cleaned up", lambda: not day.find_left_overs(), 120)
         assert figures.violations == []
         assert (len(figures.binds), len(figures.releases)) == (45, 45)
         assert set(figures.families) == set(captures.DRIVERS)
@@ -78,10 +82,10 @@ def test_gpu_that_breaks_fails_the_bind_with_its_reason(broken: ReplayedCloud, f
         broken.bind(host, GPU, "VGPU")
     assert kernel.sysfs.list_names("bus/mdev/devices") == []
     (job,) = [job for job in broken.jobs(host) if job["kind"] == "prepare"]
-    wait_until("Nova has the event", lambda: job["subject"] in events_of_nova("failed"), 30)
-    assert job["subject"] not in events_of_nova("completed")
+    wait_until("Nova has the event", lambda: job["subject"] in events_of(NOVA, "failed"), 90)
+    assert job["subject"] not in events_of(NOVA, "completed")
     if fault == "disappears":
-        wait_until("it is removed", lambda: GPU not in addresses(broken, host), 30)
+        wait_until("it is removed", lambda: GPU not in addresses(broken, host), 90)
         assert FAULTS[fault] in str(job["error"])
     else:
         (error,) = broken.device(host, GPU)["job_errors"]
@@ -112,7 +116,7 @@ def test_crypto_accelerator_that_breaks_fails_the_job_with_its_reason(
     assert broken.set_layout(host, OTHER_QAT, "dc")["state"] == "done"
     assert broken.device(host, OTHER_QAT)["job_errors"] == []
     if fault == "stuck_reset":
-        wait_until("it is unhealthy", lambda: broken.device(host, QAT)["health"] != "OK", 30)
+        wait_until("it is unhealthy", lambda: broken.device(host, QAT)["health"] != "OK", 90)
         assert "qat/state is down" in str(broken.device(host, QAT)["health_reason"])
 
 
@@ -125,12 +129,16 @@ def test_drive_that_cannot_be_erased_is_not_given_to_another_server(
     kernel = broken.kernel(host)
     kernel.data[DRIVE] = "secret"
     broken.release(server)
-    wait_until("the erasure has failed", lambda: FAULTS[fault] in errors_of(broken, host), 30)
+    wait_until("the erasure has failed", lambda: FAULTS[fault] in errors_of(broken, host), 90)
     wait_until(
         "the drive is reserved", lambda: broken.free_units(host, DRIVE, "CUSTOM_NVME") == 0, 30
     )
-    (error,) = broken.device(host, DRIVE)["job_errors"]
-    assert FAULTS[fault] in error
+    # One failure does not close the device, but the handle is not given to a server.
+    shown = broken.call("GET", f"devices/{broken.device(host, DRIVE)['uuid']}")
+    assert (shown["address"], shown["state"]) == (DRIVE, "ready")
+    (error,) = shown["job_errors"]
+    assert error.startswith(f"handle {DRIVE}, release job ")
+    assert error.endswith(f": {DRIVE} could not be erased: {FAULTS[fault]}")
     with pytest.raises(Refused):
         broken.bind(host, DRIVE, "CUSTOM_NVME")
     assert kernel.data == {DRIVE: "secret"}
@@ -139,12 +147,42 @@ def test_drive_that_cannot_be_erased_is_not_given_to_another_server(
     broken.release(other)
 
 
+def test_drive_that_disappears_while_it_is_erased_counts_as_clean_when_it_returns(
+    broken: ReplayedCloud,
+) -> None:
+    host = "disappears"
+    device = str(broken.device(host, DRIVE)["uuid"])
+    server = broken.bind(host, DRIVE, "CUSTOM_NVME")
+    kernel = broken.kernel(host)
+    kernel.data[DRIVE] = "secret"
+    broken.release(server)
+    wait_until("the drive is removed", lambda: DRIVE not in addresses(broken, host), 120)
+    wait_until("it is not offered", lambda: broken.free_units(host, DRIVE, "CUSTOM_NVME") == 0, 120)
+    with pytest.raises(Refused):
+        broken.bind(host, DRIVE, "CUSTOM_NVME")
+    (failure,) = custody_of(broken, device, "cleaning_failed")
+    assert failure["error"].endswith(f": {DRIVE} could not be erased: {FAULTS[host]}")
+    broken.release(broken.bind(host, OTHER_DRIVE, "CUSTOM_NVME"))
+
+    # doc/source/limits.rst: it counts as clean, although nobody erased it.
+    insert(broken, host, DRIVE)
+    wait_until(
+        "it is offered again", lambda: broken.free_units(host, DRIVE, "CUSTOM_NVME") == 1, 120
+    )
+    assert broken.device(host, DRIVE)["uuid"] == device
+    server = broken.bind(host, DRIVE, "CUSTOM_NVME")
+    assert kernel.data == {DRIVE: "secret"}
+    broken.release(server)
+    wait_until("it is erased", lambda: not is_dirty(broken, host), 120)
+    assert kernel.data == {}
+
+
 def test_drive_whose_erasure_fails_twice_is_free_after_the_third(broken: ReplayedCloud) -> None:
     server = broken.bind(DIRTY, DRIVE, "CUSTOM_NVME")
     kernel = broken.kernel(DIRTY)
     kernel.data[DRIVE] = "secret"
     broken.release(server)
-    wait_until("the erasure has failed", lambda: "Input/output" in errors_of(broken, DIRTY), 30)
+    wait_until("the erasure has failed", lambda: "Input/output" in errors_of(broken, DIRTY), 90)
     assert kernel.data == {DRIVE: "secret"}
     wait_until("it is erased", lambda: not is_dirty(broken, DIRTY), 120)
     assert kernel.data == {}
@@ -168,7 +206,7 @@ def test_gpu_that_fails_repeatedly_is_closed_until_an_operator_enables_it(
     for _ in range(3):
         with pytest.raises(Refused, match="Input/output error"):
             broken.bind(DIRTY, GPU, "VGPU")
-    wait_until("it is reserved", lambda: broken.free_units(DIRTY, GPU, "VGPU") == 0, 30)
+    wait_until("it is reserved", lambda: broken.free_units(DIRTY, GPU, "VGPU") == 0, 90)
     shown = json.loads(run("device-show", device, "-f", "json"))
     assert (shown["State"], shown["Schedulable"]) == ("failing", "no: failing")
     assert shown["Job errors"][0].endswith("because 3 prepare jobs failed in a row")
@@ -178,7 +216,7 @@ def test_gpu_that_fails_repeatedly_is_closed_until_an_operator_enables_it(
     broken.release(broken.bind(DIRTY, OTHER_GPU, "VGPU"))
 
     run("device-enable", device)
-    wait_until("it is offered", lambda: broken.free_units(DIRTY, GPU, "VGPU") == units, 30)
+    wait_until("it is offered", lambda: broken.free_units(DIRTY, GPU, "VGPU") == units, 90)
     shown = json.loads(run("device-list", "--host", DIRTY, "--address", GPU, "-f", "json"))
     assert [row["Schedulable"] for row in shown] == ["yes, see job_errors"]
     broken.release(broken.bind(DIRTY, GPU, "VGPU"))
@@ -190,16 +228,16 @@ def test_layout_that_is_applied_at_last_clears_the_error(broken: ReplayedCloud) 
     (error,) = broken.device(DIRTY, QAT)["job_errors"]
     assert "Device or resource busy" in error
     # It stays closed until the report that follows the job.
-    wait_until("it is ready", lambda: broken.device(DIRTY, QAT)["state"] == "ready", 30)
+    wait_until("it is ready", lambda: broken.device(DIRTY, QAT)["state"] == "ready", 90)
     assert broken.set_layout(DIRTY, QAT, "dc")["state"] == "done"
     assert broken.device(DIRTY, QAT)["job_errors"] == []
 
 
-def events_of_nova(status: str) -> set[str]:
-    """Return the instances with an event of this status."""
+def events_of(nova: FakeNova, status: str) -> set[str]:
+    """Return the instances for which Nova has an event of this status."""
     return {
         event["server_uuid"]
-        for call in NOVA.calls
+        for call in nova.calls
         for event in call["events"]
         if (event["name"], event["status"]) == ("accelerator-request-bound", status)
     }
@@ -213,6 +251,22 @@ def addresses(cloud: ReplayedCloud, host: str) -> set[str]:
 def errors_of(cloud: ReplayedCloud, host: str) -> str:
     """Return the errors of the jobs of a host."""
     return " ".join(str(row["error"]) for row in rows.read(cloud.engine, schema.jobs, host=host))
+
+
+def custody_of(cloud: ReplayedCloud, device: str, event: str) -> list[dict[str, Any]]:
+    """Return the details of the custody records of a device with this event."""
+    body = cloud.call("GET", f"devices/{device}/custody?event={event}")
+    return [record["details"] for record in body["custody"]]
+
+
+def insert(cloud: ReplayedCloud, host: str, address: str) -> None:
+    """Insert a function again that has disappeared, as its host had it at first."""
+    replayed = cloud.agents[host].replayed
+    assert replayed is not None
+    link = replayed.capture.folders["sys/bus/pci/devices"].links[address]
+    path = posixpath.normpath(f"sys/bus/pci/devices/{link}")
+    with replayed.kernel.lock:
+        unpack(select_device(replayed.capture, path), replayed.sysfs_root.parent)
 
 
 def is_dirty(cloud: ReplayedCloud, host: str) -> bool:

@@ -64,10 +64,10 @@ def test_head_and_options_are_answered(site: Site) -> None:
         (None, "2.0"),
         ("", "2.0"),
         ("compute 2.90", "2.0"),
-        *((f"accelerator 2.{minor}", f"2.{minor}") for minor in range(6)),
-        ("accelerator latest", "2.5"),
+        *((f"accelerator 2.{minor}", f"2.{minor}") for minor in range(7)),
+        ("accelerator latest", "2.6"),
         ("compute 2.90, accelerator 2.3", "2.3"),
-        ("accelerator 2.6", None),
+        ("accelerator 2.7", None),
         ("accelerator 1.9", None),
         ("accelerator", None),
         ("2.3", None),
@@ -79,7 +79,7 @@ def test_microversions_are_negotiated(site: Site, header: str | None, version: s
     assert answer.status_code == (406 if version is None else 200)
     assert answer.headers["OpenStack-API-Version"] == f"accelerator {version or '2.0'}"
     assert answer.headers["OpenStack-API-Minimum-Version"] == "accelerator 2.0"
-    assert answer.headers["OpenStack-API-Maximum-Version"] == "accelerator 2.5"
+    assert answer.headers["OpenStack-API-Maximum-Version"] == "accelerator 2.6"
     assert "OpenStack-API-Version" in answer.headers["Vary"]
     if version is not None:
         assert all(("status" in d) == (version >= "2.3") for d in answer.json()["devices"])

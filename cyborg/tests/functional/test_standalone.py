@@ -104,7 +104,7 @@ def test_second_service_on_the_same_state_is_rejected(service: Daemon, tmp_path:
 def refusal(service: Daemon) -> str:
     """Start a service that must exit with code 1; return its last line."""
     service.start()
-    wait_until("it gives up", lambda: not service.alive(), 30)
+    wait_until("it gives up", lambda: not service.alive(), 90)
     assert service.stop() == 1
     text = service.log.read_text()
     assert "Traceback" not in text

@@ -34,23 +34,30 @@ class Lab:
     """A host in a guest, and the cloud around it."""
 
     def __init__(
-        self, running: Cloud, engine: sa.Engine, live: LiveGuest, resource_class: str, setup: str
+        self,
+        running: Cloud,
+        engine: sa.Engine,
+        live: LiveGuest,
+        resource_class: str,
+        setup: str,
+        agent: str,
     ) -> None:
         self.cloud, self.engine, self.guest = running, engine, live
         self.resource_class = resource_class
         self._setup = setup
+        self._agent = agent
 
     def start_agent(self) -> None:
         """Start the agent in a guest that has booted."""
         self.guest.run(self._setup)
-        self.guest.run(f"{BIN}/cyborg-agent --config-file /io/cyborg.conf >>/io/agent.log 2>&1 &")
+        self.guest.run(f"{self._agent} --config-file /io/cyborg.conf >>/io/agent.log 2>&1 &")
 
     def cycle_power(self) -> None:
         """Cut the power of the host, boot it again, and start its agent."""
         self.guest.cycle_power()
         self.start_agent()
 
-    def until(self, event: str, condition: Callable[[], Any], seconds: float = 30.0) -> float:
+    def until(self, event: str, condition: Callable[[], Any], seconds: float = 90.0) -> float:
         """Wait for a condition; return the seconds it took. Show all logs on failure."""
         begin = time.monotonic()
         try:
@@ -154,16 +161,19 @@ def running_lab(
     options: Mapping[str, Mapping[str, Any]],
     setup: str,
     resource_class: str = NVME,
+    *,
+    agent: str = f"{BIN}/cyborg-agent",
+    memory: str = "1G",
 ) -> Iterator[Lab]:
     """Run a guest with these devices and its cloud until the block ends.
 
-    ``setup`` are commands for the guest before its agent starts. A device profile ``drive`` asks
-    for a function of ``resource_class``.
+    ``setup`` are commands for the guest before its agent starts, by the command ``agent``. A device
+    profile ``drive`` asks for a function of ``resource_class``.
     """
     with (
         fresh_database("mysql", folder) as url,
         engine_of(url) as engine,
-        live_guest.running(devices) as live,
+        live_guest.running(devices, memory) as live,
     ):
         running = Cloud(
             folder,
@@ -184,12 +194,12 @@ def running_lab(
         )
         (live.share / "cyborg.conf").write_text(config.read_text())
         live.wait_ready()
-        new_lab = Lab(running, engine, live, resource_class, setup)
+        new_lab = Lab(running, engine, live, resource_class, setup, agent)
         new_lab.start_agent()
         try:
             running.start()
             new_lab.add_profile("drive", resource_class)
-            new_lab.until("it is in Placement", lambda: new_lab.offered(resource_class), 200)
+            new_lab.until("it is in Placement", lambda: new_lab.offered(resource_class), 600)
             yield new_lab
         finally:
             running.stop()

@@ -11,7 +11,7 @@ from cyborg.db import schema
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.machine import guest
 from cyborg.tests.fixtures.machine.processes import BIN
-from cyborg.tests.lab.cloud import DRIVE, NVME, Lab, running_lab
+from cyborg.tests.lab.cloud import DRIVE, HOST, NVME, Lab, running_lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.services]
 
@@ -66,15 +66,17 @@ def has_secret(images: Mapping[int, Path], namespace: int = 1) -> bool:
 
 
 def is_dirty(lab: Lab, address: str = DRIVE) -> bool:
-    """Return whether the host must clean a function before it can be bound again."""
+    """Return whether the host must clean a function before it can be bound again.
+
+    The handle of a drive that the host was using while a discovery ran is removed when it is clean.
+    """
     records = rows.read(lab.engine, schema.attach_handles)
-    (handle,) = (row for row in records if row["address"] == address)
-    return bool(handle["needs_cleaning"])
+    return any(row["needs_cleaning"] for row in records if row["address"] == address)
 
 
 def await_erasure(lab: Lab, address: str = DRIVE) -> None:
     """Wait until a function is clean; an attempt that failed is repeated."""
-    lab.until(f"{address} is clean", lambda: not is_dirty(lab, address), 90)
+    lab.until(f"{address} is clean", lambda: not is_dirty(lab, address), 150)
 
 
 def count_erasures(lab: Lab, namespaces: int, samples: int) -> int:
@@ -128,25 +130,63 @@ def test_drive_in_use_by_the_host_stays_dirty_until_it_is_erased(
     disk = DISK.format(1)
     lab.guest.run(f"busybox mkswap {disk} && busybox swapon {disk}")
     lab.release(instance)
-    lab.until("the erasure has failed", lambda: "holds swap" in errors_of_jobs(lab), 60)
+    lab.until("the erasure has failed", lambda: "holds swap" in errors_of_jobs(lab), 150)
     assert is_dirty(lab)
     assert has_secret(images)
 
     lab.guest.run(f"busybox swapoff {disk}")
     await_erasure(lab)
     assert not has_secret(images)
+    await_offer(lab, provider)
+
+
+@pytest.mark.matrix
+def test_drive_of_the_host_itself_is_erased_when_the_host_is_done_with_it(
+    lab: Lab, images: Mapping[int, Path]
+) -> None:
+    (provider,) = lab.offered(NVME)
+    body = {"resources": {NVME: 1}, "config_data": {"attach_target": "host"}}
+    context = lab.call("POST", "/v2/device_contexts", json=body)["uuid"]
+    body = {"hostname": HOST, "device_context": context}
+    path = f"/v2/attachments/{lab.call('POST', '/v2/attachments', json=body)['uuid']}"
+    lab.until("the host has it", lambda: lab.call("GET", path)["state"] == "attached")
+    assert lab.offered(NVME) == []
+    (request,) = lab.call("GET", path)["arqs"]
+    assert lab.holds(request) == DRIVE
+    write_secret(lab, images)
+    disk = DISK.format(1)
+    lab.guest.run(f"busybox mkswap {disk} && busybox swapon {disk}")
+
+    lab.call("DELETE", path)
+    lab.until("the erasure has failed", lambda: "holds swap" in errors_of_jobs(lab), 150)
+    assert lab.call("GET", path)["step"] == "clean"
+    assert has_secret(images)
+    lab.guest.run(f"busybox swapoff {disk}")
+    await_erasure(lab)
+    assert not has_secret(images)
+    attachments = "/v2/attachments"
+    lab.until("it is detached", lambda: not lab.call("GET", attachments)["attachments"])
+    assert lab.call("GET", f"/v2/device_contexts/{context}")["state"] == "unbound"
+    await_offer(lab, provider)
+
+
+def await_offer(lab: Lab, provider: str) -> None:
+    """Wait until the drive is offered again after the host has used it."""
+    # A discovery, such as that of the unplugged drive, may have found the drive in use.
+    lab.call("POST", "/v2/discoveries", json={})
+    lab.until("the drive is offered", lambda: lab.offered(NVME) == [provider])
 
 
 def errors_of_jobs(lab: Lab) -> str:
-    """Return the errors of the jobs of the host."""
-    return " ".join(str(row["error"]) for row in rows.read(lab.engine, schema.jobs))
+    """Return the errors of the jobs of the host that are retried."""
+    jobs = rows.read(lab.engine, schema.jobs, state="pending")
+    return " ".join(str(row["error"]) for row in jobs)
 
 
 def test_data_of_a_virtual_function_is_gone_and_its_neighbour_keeps_its_own(
     lab: Lab, images: Mapping[int, Path]
 ) -> None:
     """The last test of the drive: it loses the namespaces of the virtual functions."""
-    lab.until("the drive is offered", lambda: lab.offered(NVME))
     (provider,) = lab.offered(NVME)
     lab.guest.run(f"{BIN}/python -I -S {SETUP} {PCI}/devices/{DRIVE} 2 3", 60)
     namespaces = {"0000:01:00.1": 2, "0000:01:00.2": 3}

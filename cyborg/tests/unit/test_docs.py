@@ -30,6 +30,7 @@ from cyborg.drivers.nvme import NvmeDriver
 from cyborg.drivers.rules import MATCHERS, RESULTS
 from cyborg.policies import list_rules
 from cyborg.rpc.contract import CONTRACTS
+from cyborg.testing import captures
 from cyborg.testing.conformance.kit import Outcome, run_rules
 from cyborg.testing.sysfs_tree import SysfsTree
 
@@ -86,6 +87,37 @@ def test_docs_have_driver_and_its_options(driver: type[Driver]) -> None:
 def test_entry_points_have_expected_drivers() -> None:
     names = ["crypto", "fake", "fpga", "generic", "gpu", "nic", "nvme"]
     assert entry_points("cyborg.accelerator.driver") == names
+
+
+def hardware_table() -> dict[str, str]:
+    """Return what the table of supported hardware says about proofs, by driver."""
+    _, _, body = page("admin/hardware").partition(".. list-table::")
+    rows = [re.split(r"^     - ", row, flags=re.MULTILINE) for row in body.split("\n   * - ")[2:]]
+    assert {len(cells) for cells in rows} == {5}
+    return {cells[0].strip().strip("`"): " ".join(cells[3].split()) for cells in rows}
+
+
+def test_docs_of_hardware_have_each_driver_with_its_proofs() -> None:
+    table = hardware_table()
+    assert set(table) == {"all", *entry_points("cyborg.accelerator.driver")}
+    reference = {"fake"}  # it drives no hardware
+    assert {driver for driver, proofs in table.items() if "guest: " not in proofs} == reference
+
+
+def test_docs_of_hardware_name_tests_in_the_guest_that_exist() -> None:
+    tests = {path.name for path in (ROOT / "cyborg/tests/lab").glob("test_*.py")}
+    for driver, proofs in hardware_table().items():
+        for claim in re.findall(r"guest: (.*?)(?= Capture: |$)", proofs):
+            named = re.findall(r"``(test_\w+\.py)``", claim)
+            assert named, f"{driver}: no test is named for: {claim}"
+            assert sorted(set(named) - tests) == []
+
+
+def test_docs_of_hardware_name_each_capture() -> None:
+    names = r"Capture: ((?:``[\w-]+``(?:, )?)+)"
+    found = [re.findall(names, proofs) for proofs in hardware_table().values()]
+    captured = {name for texts in found for text in texts for name in re.findall(r"[\w-]+", text)}
+    assert sorted(captured) == captures.capture_names()
 
 
 @pytest.mark.parametrize("key", [*MATCHERS, *RESULTS])
@@ -165,11 +197,33 @@ def test_docs_have_environment_variables() -> None:
         if path.is_file() and path.name != "test_docs.py"
         for name in re.findall(r"\bCYBORG_[A-Z_]+\b", path.read_text(encoding="utf-8"))
     }
+    # Between processes of the tests only.
+    variables -= {"CYBORG_TEST_GUESTS", "CYBORG_TEST_RECORD", "CYBORG_TEST_RUN"}
     text = page("contributor/testing") + page("install/index")
-    assert (
-        sorted(n for n in variables - {"CYBORG_TEST_RUN", "CYBORG_TEST_RECORD"} if n not in text)
-        == []
+    assert sorted(name for name in variables if name not in text) == []
+
+
+def test_limits_name_the_tests_that_ci_does_not_run() -> None:
+    lab = ROOT / "cyborg" / "tests" / "lab"
+    long = [f.name for f in lab.glob("test_*.py") if re.search(r"\bmark\.long\b", f.read_text())]
+    assert "test_live_attach.py" in long
+    (entry,) = re.findall(
+        r"^Tests that CI does not run\n((?:    .*\n|\n)+)", page("limits"), re.MULTILINE
     )
+    assert sorted(re.findall(r"``(test_\w+\.py)``", entry)) == sorted(long)
+
+
+def test_limits_list_nothing_as_missing_that_the_api_has() -> None:
+    (section,) = re.findall(
+        r"^Not implemented\n=+\n\n(.*?)\n\n[^\n]*\n===", page("limits"), re.MULTILINE | re.DOTALL
+    )
+    titles = re.findall(r"^\S.*$", section, re.MULTILINE)
+    assert "More drivers" in titles
+    words = ("attach", "context", "lease", "maintenance", "layout", "quota")
+    assert [t for t in titles if any(word in t.lower() for word in words)] == []
+    readme = (ROOT / "README.rst").read_text(encoding="utf-8")
+    for text in (section, *re.findall(r"Not implemented:(.*?)\.\s", readme, re.DOTALL)):
+        assert not re.search(r"attachment|device context", text.replace("\n", " "), re.IGNORECASE)
 
 
 def test_docs_file_references_exist() -> None:

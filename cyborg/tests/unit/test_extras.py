@@ -25,7 +25,7 @@ SERVER_MODULES = ("alembic", "oslo_db", "pecan", "placement", "sqlalchemy", "wsm
 # starting the agent: it imports the libraries of its groups late.
 FILES = {
     "agent": (
-        *("agent", "core", "drivers", "rpc", "cmd/agent.py", "testing/conformance"),
+        *("agent", "core", "drivers", "os_acc", "rpc", "cmd/agent.py", "testing/conformance"),
         *("clients/credentials.py", "clients/glance.py", "clients/service_client.py"),
     ),
     "api": ("api", "policies", "wsgi", "db/read", "db/reader.py", "db/engine.py"),
@@ -40,6 +40,7 @@ FILES = {
         "cmd/dbsync.py",
         "cmd/status.py",
     ),
+    "limits": ("clients/limits.py",),
     "signatures": ("agent/images/signature.py",),
     "standalone": ("standalone", "cmd/standalone.py"),
 }

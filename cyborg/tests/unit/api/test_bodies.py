@@ -80,16 +80,40 @@ def valid_bodies() -> dict[tuple[str, str], Any]:
     driver = {"driver": "fake", "backend": "b", "hosts": ["h"], "config": {"num": [1, "a"]}}
     change = {"hosts": ["h"], "config": {"a": 1}, "enabled": True, "reload": True}
     profile = {"name": "p", "groups": GROUPS, "uuid": UUID, "description": "d"}
+    context = {"name": "n", "resources": {"FPGA": 1}, "requires": ["X"], "config_data": {"k": "v"}}
     return {
         ("POST", "accelerator_requests"): {"device_profile_name": "p"},
         ("PATCH", "accelerator_requests"): bind_body(UUID, UUID, INSTANCE, project_id="p"),
         ("PATCH", "accelerator_requests/*"): bind_body(UUID, UUID, INSTANCE, project_id="p"),
         ("PATCH", "accelerators/*"): {"name": "n", "description": "d", "tags": ["a"]},
+        ("POST", "attachments"): {
+            "uuid": UUID,
+            "instance_uuid": INSTANCE,
+            "device_profile": "p",
+            "mode": "next-boot",
+            "reboot": True,
+        },
         ("POST", "attributes"): {"deployable_id": UUID, "key": "k", "value": "v"},
         ("POST", "audits"): {"host": "h", "repair": False},
         ("PATCH", "deployables/*/program"): [program],
         ("PATCH", "deployables/*/program/*"): [program],
         ("PUT", "devices/*/layout"): {"layout": "2", "drain": True},
+        ("PUT", "devices/*/maintenance"): {"until": "2030-01-31T12:00:00Z", "successor": "auto"},
+        ("POST", "device_contexts"): context,
+        ("PATCH", "device_contexts/*"): {"name": "n", "config_data": {"k": "v"}},
+        ("POST", "device_contexts/*/pre_bind"): {
+            "hostname": "h",
+            "mappings": {"0": [UUID]},
+            "lease_seconds": 60,
+            "epoch": 1,
+        },
+        ("POST", "device_contexts/*/unbind"): {"epoch": 1, "instance_uuid": INSTANCE},
+        ("POST", "device_contexts/*/bind"): {
+            "hostname": "h",
+            "instance_uuid": INSTANCE,
+            "mappings": {"0": [UUID]},
+            "epoch": 1,
+        },
         ("POST", "device_profiles"): [profile],
         ("POST", "discoveries"): {"host": "h", "driver": "fake"},
         ("POST", "drivers"): driver,

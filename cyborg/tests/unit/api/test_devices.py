@@ -65,7 +65,9 @@ def test_device_fields_by_version(api: ApiEnv) -> None:
         assert set(device) == keys
     (device,) = api.get("/v2/devices", "2.4")["devices"]
     assert set(device) == BASE | {"status"} | NEW
-    assert set(get_single(api, "devices")) == BASE | {"status"} | NEW | NEWEST
+    (device,) = api.get("/v2/devices", "2.5")["devices"]
+    assert set(device) == BASE | {"status"} | NEW | NEWEST
+    assert set(get_single(api, "devices")) == BASE | {"status", "maintenance"} | NEW | NEWEST
 
 
 def test_undeliverable_device_shows_reason_topology_and_layout(api: ApiEnv) -> None:

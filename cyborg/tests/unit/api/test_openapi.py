@@ -125,7 +125,7 @@ def test_responses_match_document(api: ApiEnv, document: Any) -> None:
             )
             assert [error.message for error in validator.iter_errors(answer)] == [], path
             non_empty += bool(next(iter(answer.values())))
-    assert non_empty == 10
+    assert non_empty == 11
 
 
 @pytest.mark.parametrize(
@@ -136,6 +136,12 @@ def test_responses_match_document(api: ApiEnv, document: Any) -> None:
             "/attributes",
             {"deployable_id": "9a17439a-85d0-4c53-a3d3-0f68a2eac896", "key": "k", "value": "v"},
             [{}, {"key": "k"}, {"attribute": {}}, [], {"deployable_id": 1, "key": "", "value": ""}],
+        ),
+        (
+            "post",
+            "/attachments",
+            {"instance_uuid": "9a17439a-85d0-4c53-a3d3-0f68a2eac896", "device_profile": "p"},
+            [{"instance_uuid": 1}, {"hostname": ""}, {"device_profile": ""}, {"mode": "fast"}, []],
         ),
         (
             "post",
@@ -207,6 +213,9 @@ def test_document_has_service_token_requirements(document: Any) -> None:
     assert services == {
         ("/accelerator_requests", "PATCH"),
         ("/accelerator_requests/{uuid}", "PATCH"),
+        ("/device_contexts/{uuid}/pre_bind", "POST"),
+        ("/device_contexts/{uuid}/bind", "POST"),
+        ("/device_contexts/{uuid}/unbind", "POST"),
     }
 
 

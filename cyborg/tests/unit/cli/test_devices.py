@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The column Schedulable of ``device-list``."""
+"""The column Schedulable of ``device-list``, and times."""
 
+import argparse
 from typing import Any
 
 import pytest
 
-from cyborg.cli.devices import format_schedulable
+from cyborg.cli.common.duration import parse_time
+from cyborg.cli.devices import format_schedulable, format_schedulable_until
 
 
 @pytest.mark.parametrize(
@@ -31,3 +33,21 @@ def test_format_schedulable_withheld_device_is_not_offered() -> None:
         format_schedulable(row | {"vendor_board_info": '{"not_offered": "sda"}'})
         == "no: not offered"
     )
+
+
+@pytest.mark.parametrize(
+    ("owned", "cleaning", "text"),
+    [(0, 0, "drained"), (1, 0, "1 handle in use"), (2, 1, "3 handles in use")],
+)
+def test_format_schedulable_until_shows_the_drain(owned: int, cleaning: int, text: str) -> None:
+    window = {"until": "2030-01-31T14:00:00.5+00:00", "owned": owned, "cleaning": cleaning}
+    row = {"state": "maintaining", "placement": "in_sync", "maintenance": window}
+    shown = format_schedulable_until(row)
+    assert shown == f"no: maintaining until 2030-01-31T14:00:00Z, {text}"
+    assert format_schedulable_until({**row, "state": "host_down"}) == "no: host down"
+
+
+@pytest.mark.parametrize("text", ["+2", "+h", "+1w", "+-1h", "+999999999d", "+1.5h"])
+def test_parse_time_refuses_other_durations(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=r"\+90m"):
+        parse_time(text)

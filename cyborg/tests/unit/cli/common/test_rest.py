@@ -79,6 +79,18 @@ def test_list_all_follows_pages() -> None:
     assert rows == [{"uuid": n, "type": "FPGA"} for n in range(3)]
 
 
+def test_read_whole_has_object_and_rows_of_all_pages() -> None:
+    def page(request: Request) -> Response:
+        body: dict[str, Any] = {"servers": 3, "hosts": [request.params.get("marker", "a")]}
+        if "marker" not in request.params:
+            body["hosts_links"] = [{"rel": "next", "href": "http://other/v2/capacity?marker=b"}]
+        return Response(json=body)
+
+    with serving(page) as url:
+        whole = rest(url).read_whole("/capacity", "hosts", host=None)
+    assert (whole["servers"], whole["hosts"]) == (3, ["a", "b"])
+
+
 def test_call_error_has_message_of_service() -> None:
     def refuse(_: Request) -> Response:
         inner = {"faultcode": "Client", "faultstring": "no such\nthing", "debuginfo": None}
@@ -109,6 +121,11 @@ def test_list_all_unexpected_response_raises(text: str) -> None:
         pytest.raises(CommandError, match="unexpected response"),
     ):
         rest(url).list_all("/devices", "devices")
+    with (
+        serving(lambda _: response) as url,
+        pytest.raises(CommandError, match="unexpected response"),
+    ):
+        rest(url).read_whole("/devices", "devices")
 
 
 def test_list_all_page_linking_to_itself_raises() -> None:

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""/v2/attachments: attach accelerators to existing instances or to hosts, and detach them."""
+
+from datetime import datetime
+from typing import Any
+
+import wsme
+from wsme import types as wtypes
+
+from cyborg.api import types
+from cyborg.api.collection import Collection
+from cyborg.api.controller import Resource
+from cyborg.api.request_context import RequestContext
+from cyborg.core.attachments.attachment import AttachmentState, Mode, parse_target
+from cyborg.core.attachments.selector import ACCELERATOR, SELECTORS, check_selector
+from cyborg.core.errors import Conflict, Invalid, NotFound
+from cyborg.db.read import attachments as read
+
+STATE = types.Enum(*AttachmentState)
+MODE = types.Enum(*Mode)
+TRUTH = types.Enum("true", "false")
+HOST = types.Text(min_length=1)
+DELETE_FOR_HOST = "cyborg:attachment:delete_for_host"
+
+
+class Attachment(types.JsonObject):
+    """Accelerators that an existing instance gets, in addition to those of its flavor, or a host.
+
+    ``instance_uuid`` is null for a host itself, whose name is ``hostname``. ``step`` is the next
+    step of the work, or null. ``error`` is the last error, or null. ``arqs`` are the uuids of the
+    accelerator requests. ``device_profile``, ``device_context`` and ``accelerator`` are null,
+    except the one that was selected.
+    """
+
+    uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
+    project_id = wtypes.wsattr(str, mandatory=True)
+    instance_uuid = wtypes.wsattr(types.Uuid())
+    hostname = wtypes.wsattr(str, mandatory=True)
+    device_profile = wtypes.wsattr(str)
+    device_context = wtypes.wsattr(str)
+    accelerator = wtypes.wsattr(str)
+    mode = wtypes.wsattr(MODE, mandatory=True)
+    reboot = wtypes.wsattr(bool, mandatory=True)
+    state = wtypes.wsattr(STATE, mandatory=True)
+    step = wtypes.wsattr(str)
+    error = wtypes.wsattr(str)
+    arqs = wtypes.wsattr([types.Uuid()], mandatory=True)
+    created_at = wtypes.wsattr(datetime, mandatory=True)
+    updated_at = wtypes.wsattr(datetime)
+    links = wtypes.wsattr([types.Link], mandatory=True)
+
+
+class AttachmentCreate(types.JsonObject):
+    """The instance or the host, what to attach, and how.
+
+    Exactly one of ``instance_uuid`` and ``hostname`` is given, and exactly one of
+    ``device_profile``, a name, and ``device_context`` and ``accelerator``, uuids. A repeated
+    request to attach the same to the same instance or host, or with the same ``uuid``, gets the
+    same attachment. With ``reboot``, which only the mode ``next-boot`` accepts, Nova reboots the
+    instance. The mode of a host is ``host``.
+    """
+
+    uuid = wtypes.wsattr(types.Uuid())
+    instance_uuid = wtypes.wsattr(types.Uuid())
+    hostname = wtypes.wsattr(HOST)
+    device_profile = wtypes.wsattr(types.Text(min_length=1))
+    device_context = wtypes.wsattr(types.Uuid())
+    accelerator = wtypes.wsattr(types.Uuid())
+    mode = wtypes.wsattr(MODE)
+    reboot = wtypes.wsattr(types.BOOLEAN)
+
+
+def show(request: RequestContext, row: Any) -> dict[str, Any]:
+    """Return an attachment as JSON."""
+    return request.serialize(Attachment, _with_selector(row), ATTACHMENTS.name)
+
+
+def _with_selector(row: Any) -> dict[str, Any]:
+    is_profile = row["device_context"] is None and row["accelerator"] is None
+    return {**row, "device_profile": row["device_profile_name"] if is_profile else None}
+
+
+ATTACHMENTS = Collection(
+    "attachments", "attachment", read, Attachment, since=(2, 6), scoped=True, show=show
+)
+
+
+class Controller(Resource):
+    """The operations on attachments."""
+
+    find = ATTACHMENTS.find(
+        "List the attachments of the caller's project, or all for administrators and services.",
+        {"instance": "instance_uuid", "host": "hostname"},
+        instance=types.Uuid(),
+        host=HOST,
+        state=STATE,
+    )
+    get = ATTACHMENTS.get("Show the progress of an attachment.")
+
+    @ATTACHMENTS.operation(
+        "POST attachments",
+        "create",
+        answer=Attachment,
+        status=202,
+        body=AttachmentCreate,
+        raises=(NotFound, Conflict),
+    )
+    def create(self, request: RequestContext, body: AttachmentCreate) -> Any:
+        """Start to attach accelerators to an existing instance or to a host, in the background."""
+        fields = {
+            name: value
+            for name in ("uuid", "instance_uuid", "hostname", "mode", "reboot", *SELECTORS)
+            if (value := getattr(body, name)) is not wsme.Unset and value is not None
+        }
+        if check_selector(fields) == ACCELERATOR:
+            request.caller.require("cyborg:attachment:create_by_accelerator")
+        _, host = parse_target(fields)
+        if host is not None:
+            request.caller.require("cyborg:attachment:create_for_host")
+            fields["project_id"] = request.caller.project_id
+        row = self.context.conductor.attachment_create(fields, request.caller.project_scope)
+        return request.created(Attachment, _with_selector(row), ATTACHMENTS.name)
+
+    @ATTACHMENTS.operation(
+        "DELETE attachments/{uuid}",
+        "delete",
+        status=202,
+        query={"reboot": TRUTH},
+        raises=(NotFound, Conflict),
+    )
+    def delete(self, request: RequestContext, uuid: str, reboot: str | None) -> None:
+        """Start to detach the accelerators of an attachment; it is deleted at the end."""
+        if ATTACHMENTS.read_row(self, request, uuid)["instance_uuid"] is None:
+            request.caller.require(DELETE_FOR_HOST)
+        self._delete(request, uuid, None, reboot)
+
+    @ATTACHMENTS.operation(
+        "DELETE attachments",
+        "delete",
+        status=202,
+        query={
+            "instance": types.Uuid(),
+            "host": HOST,
+            "accelerator": types.Uuid(),
+            "reboot": TRUTH,
+        },
+        raises=(NotFound, Conflict),
+    )
+    def delete_of_instance(
+        self,
+        request: RequestContext,
+        instance: str | None,
+        host: str | None,
+        accelerator: str | None,
+        reboot: str | None,
+    ) -> None:
+        """Start to detach all attachments of an instance, or those that hold an accelerator.
+
+        With ``host`` those of the host itself; instances on the host keep theirs.
+        """
+        if (instance is None) == (host is None):
+            raise Invalid(
+                "instance: expected either instance, the uuid of a server, or host, a name",
+                field="instance",
+            )
+        if host is not None:
+            request.caller.require(DELETE_FOR_HOST)
+        self._delete(request, None, instance, reboot, accelerator, host)
+
+    def _delete(
+        self,
+        request: RequestContext,
+        uuid: str | None,
+        instance: str | None,
+        reboot: str | None,
+        accelerator: str | None = None,
+        host: str | None = None,
+    ) -> None:
+        scope, ends_guest = request.caller.project_scope, reboot == "true"
+        self.context.conductor.attachment_delete(
+            uuid, instance, scope, ends_guest, accelerator, host
+        )

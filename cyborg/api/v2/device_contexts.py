@@ -1,0 +1,361 @@
+# SPDX-License-Identifier: Apache-2.0
+"""/v2/device_contexts: requests for accelerators with a life of their own.
+
+Nova binds a context through its ARQs; another service reserves, binds and unbinds it here.
+"""
+
+from datetime import datetime
+from typing import Any
+
+import wsme
+from wsme import types as wtypes
+
+from cyborg.api import types
+from cyborg.api.collection import Collection
+from cyborg.api.controller import Resource
+from cyborg.api.request_context import RequestContext
+from cyborg.api.v2 import explanations
+from cyborg.core.arq import device_contexts as core
+from cyborg.core.arq.context_states import ContextState
+from cyborg.core.arq.profile import parse_groups
+from cyborg.core.errors import Conflict, Forbidden, NotFound, Unavailable
+from cyborg.core.inventory.maintenance import SuccessorState
+from cyborg.db.read import device_contexts as read
+
+STATE = types.Enum(*ContextState)
+SWITCH = types.Enum("0", "1")
+
+
+def _json(name: str, schema: Any) -> types.Validated:
+    """Return the type of a field that ``core.device_contexts`` checks with the other fields."""
+    return types.Validated(name, lambda value: value, schema)
+
+
+class ContextSuccessor(types.JsonObject):
+    """The other device of a context whose device is under maintenance.
+
+    ``error`` is for administrators; it is null for other callers.
+    """
+
+    state = wtypes.wsattr(types.Enum(*SuccessorState), mandatory=True)
+    error = wtypes.wsattr(str)
+
+
+class DeviceContext(types.JsonObject):
+    """A device context.
+
+    ``epoch`` is the fencing token of its last use: it rises with each lease, and each bind without
+    a lease. A lease ends at ``expires_at``. ``hidden_profile`` is the name of its device profile
+    for the flavor of a server, and ``device_profile`` the name of the profile that it was made
+    from. ``error`` is why the last bind failed, or why a former handle is not clean; the next bind
+    clears it. An unbound context is deleted at ``expires_at``, unless this is null. ``successor``
+    is null unless its device is, or was, under maintenance.
+    """
+
+    uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
+    name = wtypes.wsattr(str)
+    description = wtypes.wsattr(str)
+    state = wtypes.wsattr(STATE, mandatory=True)
+    project_id = wtypes.wsattr(str)
+    groups = wtypes.wsattr([{str: str}], mandatory=True)
+    config_data = wtypes.wsattr({str: str}, mandatory=True)
+    device_profile = wtypes.wsattr(str)
+    hidden_profile = wtypes.wsattr(str, mandatory=True)
+    hostname = wtypes.wsattr(str)
+    instance_uuid = wtypes.wsattr(types.Uuid())
+    error = wtypes.wsattr(str)
+    successor = wtypes.wsattr(ContextSuccessor)
+    epoch = wtypes.wsattr(int, mandatory=True)
+    expires_at = wtypes.wsattr(datetime)
+    created_at = wtypes.wsattr(datetime, mandatory=True)
+    updated_at = wtypes.wsattr(datetime)
+    links = wtypes.wsattr([types.Link], mandatory=True)
+
+
+class DeviceContextCreate(types.JsonObject):
+    """A device context to create: exactly one of resources, groups and device_profile.
+
+    ``requires`` and ``forbids`` are traits, and only allowed with ``resources``. Resources and
+    traits may also be strings such as ``FPGA:1`` and ``CUSTOM_A,CUSTOM_B``. A name that is no
+    standard resource class or trait gets the prefix ``CUSTOM_``.
+    """
+
+    name = wtypes.wsattr(types.Text(min_length=1))
+    description = wtypes.wsattr(types.Text(core.MAX_DESCRIPTION, lines=True))
+    resources = wtypes.wsattr(_json("resources", {str: int}))
+    requires = wtypes.wsattr(_json("requires", [str]))
+    forbids = wtypes.wsattr(_json("forbids", [str]))
+    groups = wtypes.wsattr(_json("groups", [{str: str}]))
+    device_profile = wtypes.wsattr(types.Text(min_length=1))
+    config_data = wtypes.wsattr(_json("config_data", {str: str}))
+
+
+class DeviceContextUpdate(types.JsonObject):
+    """Changes of a device context. A missing field keeps its value, null removes it."""
+
+    name = wtypes.wsattr(types.Text(min_length=1))
+    description = wtypes.wsattr(types.Text(core.MAX_DESCRIPTION, lines=True))
+    config_data = wtypes.wsattr(_json("config_data", {str: str}))
+    expires_at = wtypes.wsattr(_json("expires_at", datetime))
+
+
+class DeviceContextReserve(types.JsonObject):
+    """Where a device context is reserved: one resource provider for each group.
+
+    A group is named by its number, or as in the mappings of Placement. With ``epoch``, the lease of
+    this epoch is renewed.
+    """
+
+    hostname = wtypes.wsattr(types.Text(min_length=1), mandatory=True)
+    mappings = wtypes.wsattr(_json("mappings", {str: [str]}), mandatory=True)
+    lease_seconds = wtypes.wsattr(_json("lease_seconds", int))
+    epoch = wtypes.wsattr(_json("epoch", int))
+
+
+class DeviceContextBind(types.JsonObject):
+    """Where a device context is bound, and for which instance.
+
+    ``epoch`` is that of its lease. Without a lease, ``mappings`` must be given.
+    """
+
+    hostname = wtypes.wsattr(types.Text(min_length=1), mandatory=True)
+    instance_uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
+    mappings = wtypes.wsattr(_json("mappings", {str: [str]}))
+    epoch = wtypes.wsattr(_json("epoch", int))
+
+
+class DeviceContextUnbind(types.JsonObject):
+    """The use of a device context that ends: the ``epoch`` of its lease or bind, or its instance.
+
+    A lease is named by its epoch. Administrators may omit both.
+    """
+
+    epoch = wtypes.wsattr(_json("epoch", int))
+    instance_uuid = wtypes.wsattr(types.Uuid())
+
+
+class RequestGroup(types.JsonObject):
+    """A request group of Placement; ``suffix`` follows the names of its query parameters."""
+
+    suffix = wtypes.wsattr(str, mandatory=True)
+    resources = wtypes.wsattr(str, mandatory=True)
+    required = wtypes.wsattr(str, mandatory=True)
+
+
+class RequestGroups(types.JsonObject):
+    """The request groups of a device context, and the query of them for Placement."""
+
+    request_groups = wtypes.wsattr([RequestGroup], mandatory=True)
+    query = wtypes.wsattr(str, mandatory=True)
+
+
+class AllocationCandidate(types.JsonObject):
+    """The uuids of the resource providers for each group, by the number of the group."""
+
+    hostname = wtypes.wsattr(str)
+    mappings = wtypes.wsattr({str: [str]}, mandatory=True)
+
+
+class AllocationCandidates(types.JsonObject):
+    """Allocation candidates; ``reason`` is the message of Placement if it rejects the query.
+
+    ``rejected_providers``, only with ``explain=1``, are the first 1000 providers that are in no
+    candidate.
+    """
+
+    allocation_candidates = wtypes.wsattr([AllocationCandidate], mandatory=True)
+    reason = wtypes.wsattr(str)
+    rejected_providers = wtypes.wsattr([explanations.RejectedProvider])
+
+
+def show(request: RequestContext, row: read.DeviceContextRow) -> dict[str, Any]:
+    """Return a device context as JSON."""
+    more: dict[str, Any] = {"hidden_profile": core.hidden_profile_name(row["uuid"])}
+    more["successor"] = row["successor"]
+    if more["successor"] is not None and not request.caller.is_elevated:
+        more["successor"] = {**more["successor"], "error": None}
+    return request.serialize(DeviceContext, row, CONTEXTS.name, **more)
+
+
+CONTEXTS = Collection(
+    "device_contexts",
+    "device_context",
+    read,
+    DeviceContext,
+    since=(2, 6),
+    noun="device context",
+    scoped=True,
+    show=show,
+)
+
+
+class Controller(Resource):
+    """The operations on device contexts."""
+
+    find = CONTEXTS.find(
+        "List the device contexts of the caller's project, or all for administrators and services.",
+        {"instance": "instance_uuid", "host": "hostname"},
+        state=STATE,
+        instance=types.Uuid(),
+        host=types.Text(),
+        device_profile=types.Text(),
+    )
+    get = CONTEXTS.get("Show one device context.")
+
+    @CONTEXTS.operation(
+        "POST device_contexts",
+        "create",
+        answer=DeviceContext,
+        status=201,
+        body=DeviceContextCreate,
+        raises=(NotFound, Forbidden, Conflict),
+    )
+    def create(self, request: RequestContext, body: DeviceContextCreate) -> Any:
+        """Create a device context with its ARQs and its hidden device profile."""
+        values = _given(body)
+        core.parse_request(values)
+        row = self.context.conductor.device_context_create(values, request.caller.project_id)
+        more = {"hidden_profile": core.hidden_profile_name(row["uuid"]), "successor": None}
+        return request.created(DeviceContext, {**row, **more}, CONTEXTS.name)
+
+    @CONTEXTS.operation(
+        "PATCH device_contexts/{uuid}",
+        "update",
+        answer=DeviceContext,
+        body=DeviceContextUpdate,
+        raises=(NotFound, Conflict),
+    )
+    def update(self, request: RequestContext, uuid: str, body: DeviceContextUpdate) -> Any:
+        """Change an unbound device context."""
+        values = _given(body, keep_null=True)
+        clock = self.context.reader.clock
+        clock.refresh()
+        core.parse_changes(values, clock())
+        row = self.context.conductor.device_context_update(
+            uuid, values, request.caller.project_scope
+        )
+        return self._show_changed(request, row)
+
+    @CONTEXTS.operation("DELETE device_contexts/{uuid}", "delete", raises=(NotFound, Conflict))
+    def delete(self, request: RequestContext, uuid: str) -> None:
+        """Delete a device context that is unbound or in error."""
+        self.context.conductor.device_context_delete(uuid, request.caller.project_scope)
+
+    @CONTEXTS.operation(
+        "POST device_contexts/{uuid}/pre_bind",
+        "pre_bind",
+        answer=DeviceContext,
+        status=202,
+        body=DeviceContextReserve,
+        service="reserving a device context",
+        raises=(NotFound, Conflict, Forbidden, Unavailable),
+    )
+    def pre_bind(self, request: RequestContext, uuid: str, body: DeviceContextReserve) -> Any:
+        """Reserve all accelerators of a device context under a lease, or renew the lease."""
+        row = self.context.conductor.device_context_pre_bind(
+            uuid, _given(body), request.caller.project_scope
+        )
+        return self._show_changed(request, row)
+
+    @CONTEXTS.operation(
+        "POST device_contexts/{uuid}/bind",
+        "bind",
+        answer=DeviceContext,
+        status=202,
+        body=DeviceContextBind,
+        service="binding a device context",
+        raises=(NotFound, Conflict, Forbidden, Unavailable),
+    )
+    def bind(self, request: RequestContext, uuid: str, body: DeviceContextBind) -> Any:
+        """Bind a device context to an instance, with the accelerators of its lease if it has one.
+
+        Nova is notified as if it had bound the ARQs.
+        """
+        row = self.context.conductor.device_context_bind(
+            uuid, _given(body), request.caller.project_scope
+        )
+        return self._show_changed(request, row)
+
+    @CONTEXTS.operation(
+        "POST device_contexts/{uuid}/unbind",
+        "unbind",
+        answer=DeviceContext,
+        status=202,
+        body=DeviceContextUnbind,
+        optional=True,
+        service="unbinding a device context",
+        raises=(NotFound, Conflict),
+    )
+    def unbind(self, request: RequestContext, uuid: str, body: DeviceContextUnbind) -> Any:
+        """Release the accelerators of a device context, and keep the context."""
+        caller = request.caller
+        row = self.context.conductor.device_context_unbind(
+            uuid, _given(body), caller.project_scope, caller.is_elevated
+        )
+        return self._show_changed(request, row)
+
+    @CONTEXTS.operation(
+        "GET device_contexts/{uuid}/request_groups",
+        "request_groups",
+        answer=RequestGroups,
+        raises=(NotFound,),
+    )
+    def request_groups(self, request: RequestContext, uuid: str) -> Any:
+        """Show what Placement is asked for a device context."""
+        groups = parse_groups(CONTEXTS.read_row(self, request, uuid)["groups"])
+        document = {
+            "request_groups": core.build_request_groups(groups),
+            "query": core.build_query(groups),
+        }
+        return types.serialize(RequestGroups, document)
+
+    @CONTEXTS.operation(
+        "GET device_contexts/{uuid}/allocation_candidates",
+        "candidates",
+        answer=AllocationCandidates,
+        query={"limit": types.PositiveInt(), "explain": SWITCH},
+        raises=(NotFound, Forbidden, Unavailable),
+    )
+    def candidates(
+        self, request: RequestContext, uuid: str, limit: int | None, explain: str | None
+    ) -> Any:
+        """Ask Placement for resource providers that fit a device context, at most 100 sets.
+
+        With ``explain=1``, only for administrators, say why other providers are in no candidate.
+        """
+        explained = explain == "1"
+        if explained and not request.caller.is_elevated:
+            raise Forbidden(
+                "explain: only administrators, with the role admin or accelerator_admin, see the "
+                "devices of the whole cloud; omit this parameter",
+                field="explain",
+            )
+        found = self.context.conductor.device_context_candidates(
+            uuid,
+            request.caller.project_scope,
+            min(limit or core.MAX_CANDIDATES, core.MAX_CANDIDATES),
+        )
+        document = {"allocation_candidates": found["candidates"], "reason": found["reason"]}
+        if explained:
+            context = CONTEXTS.read_row(self, request, uuid)
+            with self.context.reader.connect() as connection:
+                document["rejected_providers"] = explanations.explain_absent_providers(
+                    connection, context, found["candidates"], found["reason"]
+                )
+        return document
+
+    def _show_changed(self, request: RequestContext, row: dict[str, Any]) -> Any:
+        """Return a row of the conductor, which has no successor, as JSON."""
+        with self.context.reader.connect() as connection:
+            found = read.successors(connection, [row["uuid"]])
+        return CONTEXTS.show_row(request, {**row, "successor": found.get(row["uuid"])})
+
+
+def _given(body: Any, *, keep_null: bool = False) -> dict[str, Any]:
+    """Return the fields that a body has, without those that are null unless ``keep_null``."""
+    values = {name: getattr(body, name) for name in type(body)._wsme_attr_order}
+    return {
+        name: value
+        for name, value in values.items()
+        if value is not wsme.Unset and (keep_null or value is not None)
+    }

@@ -1,0 +1,438 @@
+# SPDX-License-Identifier: Apache-2.0
+"""/v2/device_profiles/{key}/explanation, or of a context: why does a server find a device, or none?
+
+An administrator sees hosts, devices and owners. Other callers see counts of the whole cloud, and of
+the owners only those of their own project.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from wsme import types as wtypes
+
+from cyborg.api import types
+from cyborg.api.collection import Collection
+from cyborg.api.controller import Resource
+from cyborg.api.paging import PageRequest
+from cyborg.api.request_context import RequestContext
+from cyborg.core.arq.candidate_rejections import Rejection, explain_rejections
+from cyborg.core.arq.context_states import OWNING
+from cyborg.core.arq.device_contexts import hidden_profile_name, merge_config
+from cyborg.core.arq.explanation import (
+    Check,
+    GroupDemand,
+    GroupSummary,
+    Holder,
+    ProviderState,
+    describe_holders,
+    fail_quota,
+    find_failures,
+    find_first_equals,
+    find_room,
+    make_demands,
+    summarize,
+)
+from cyborg.core.arq.limits import UNLIMITED
+from cyborg.core.arq.predicates import Failure, Predicate
+from cyborg.core.arq.profile import parse_groups
+from cyborg.core.errors import Forbidden, NotFound
+from cyborg.db import paging, project_units, provider_states
+from cyborg.db.read import device_contexts, device_profiles
+
+
+class Reason(types.JsonObject):
+    """A predicate, and how many providers and handles fail it first.
+
+    ``remedy`` is null for a caller who is not an administrator.
+    """
+
+    code = wtypes.wsattr(str, mandatory=True)
+    reason = wtypes.wsattr(str, mandatory=True)
+    remedy = wtypes.wsattr(str)
+    providers = wtypes.wsattr(int, mandatory=True)
+    handles = wtypes.wsattr(int, mandatory=True)
+
+
+class GroupExplanation(types.JsonObject):
+    """A group: how many providers can serve it now, and why the others cannot.
+
+    ``resources`` are numbers of handles that a bind needs, ``free_handles`` the free handles of the
+    fitting providers.
+    """
+
+    group = wtypes.wsattr(int, mandatory=True)
+    resources = wtypes.wsattr({str: int}, mandatory=True)
+    fitting_providers = wtypes.wsattr(int, mandatory=True)
+    free_handles = wtypes.wsattr(int, mandatory=True)
+    reasons = wtypes.wsattr([Reason], mandatory=True)
+
+
+class ProviderGroup(types.JsonObject):
+    """Why a provider cannot serve a group; code, reason and remedy are null if it can."""
+
+    group = wtypes.wsattr(int, mandatory=True)
+    code = wtypes.wsattr(str)
+    reason = wtypes.wsattr(str)
+    remedy = wtypes.wsattr(str)
+
+
+class HandleOwner(types.JsonObject):
+    """The owner of a handle."""
+
+    arq_uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
+    instance_uuid = wtypes.wsattr(types.Uuid())
+    project_id = wtypes.wsattr(str)
+
+
+class ProviderExplanation(types.JsonObject):
+    """A resource provider, with the first failing predicate of each group.
+
+    ``owners`` are the first owners of its handles.
+    """
+
+    uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
+    hostname = wtypes.wsattr(str, mandatory=True)
+    device_uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
+    address = wtypes.wsattr(str, mandatory=True)
+    resource_class = wtypes.wsattr(str, mandatory=True)
+    handles = wtypes.wsattr(int, mandatory=True)
+    free_handles = wtypes.wsattr(int, mandatory=True)
+    groups = wtypes.wsattr([ProviderGroup], mandatory=True)
+    owners = wtypes.wsattr([HandleOwner], mandatory=True)
+
+
+class RejectedProvider(types.JsonObject):
+    """A resource provider that is in no allocation candidate, with the reason for each group.
+
+    ``code`` is the first predicate that the bind of Cyborg would fail; Placement may have left the
+    provider out for the limit or for other resources of the host. ``code`` and ``remedy`` are null
+    if the provider fails no predicate.
+    """
+
+    uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
+    hostname = wtypes.wsattr(str, mandatory=True)
+    device_uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
+    address = wtypes.wsattr(str, mandatory=True)
+    resource_class = wtypes.wsattr(str, mandatory=True)
+    groups = wtypes.wsattr([ProviderGroup], mandatory=True)
+
+
+class Explanation(types.JsonObject):
+    """Why servers with a device profile or a device context find devices, or none.
+
+    ``name`` is that of the profile, or of the hidden profile of the context. ``groups`` count
+    all providers. ``providers`` is a page of the providers, for an administrator.
+    """
+
+    uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
+    name = wtypes.wsattr(str, mandatory=True)
+    groups = wtypes.wsattr([GroupExplanation], mandatory=True)
+    providers = wtypes.wsattr([ProviderExplanation], mandatory=True)
+    providers_links = wtypes.wsattr([types.Link])
+
+
+EXPLANATIONS = Collection(
+    "device_profiles",
+    "device_profile",
+    device_profiles,
+    Explanation,
+    noun="device profile",
+    since=(2, 6),
+    scoped=True,
+)
+CONTEXT_EXPLANATIONS = Collection(
+    "device_contexts",
+    "device_context",
+    device_contexts,
+    Explanation,
+    noun="device context",
+    since=(2, 6),
+    scoped=True,
+)
+MAX_REJECTED = 1000
+"""Maximum number of providers that are explained with allocation candidates."""
+
+
+class Controller(Resource):
+    """The operations on explanations."""
+
+    @EXPLANATIONS.operation(
+        "GET device_profiles/{key}/explanation",
+        "explain",
+        answer=Explanation,
+        query={"host": types.Text()},
+        paged=True,
+        raises=(NotFound, Forbidden),
+    )
+    def explain(
+        self, request: RequestContext, key: str, host: str | None, page: PageRequest
+    ) -> Any:
+        """Explain which providers can serve the groups of a device profile, and why others cannot.
+
+        The first failing predicate of each provider is shown, in a fixed order. Only an
+        administrator sees the providers, or may ask for one host. The quota is that of the project
+        of another caller.
+        """
+        elevated = check_host(request, host)
+        profile, demands = read_demands(self, request, key)
+        room = None if elevated else count_room(self, request.caller.project_id, demands)
+        path = f"device_profiles/{profile['uuid']}/explanation"
+        document = {"uuid": profile["uuid"], "name": profile["name"], "providers": []}
+        return document | self._explain(request, path, demands, room == 0, host, page)
+
+    @CONTEXT_EXPLANATIONS.operation(
+        "GET device_contexts/{uuid}/explanation",
+        "explain",
+        answer=Explanation,
+        query={"host": types.Text()},
+        paged=True,
+        raises=(NotFound, Forbidden),
+    )
+    def explain_context(
+        self, request: RequestContext, uuid: str, host: str | None, page: PageRequest
+    ) -> Any:
+        """Explain which providers can serve the groups of a device context, and why others cannot.
+
+        As for a device profile; the config data of the context counts as keys of its groups. The
+        quota is that of the project of the context, for every caller, and that for the bind, since
+        the accelerator requests of a context exist already.
+        """
+        check_host(request, host)
+        context = CONTEXT_EXPLANATIONS.read_row(self, request, uuid)
+        demands = context_demands(context)
+        # The handles of a bound context have already been counted.
+        unbound = context["state"] not in OWNING
+        room = count_room(self, context["project_id"], demands, bound=True) if unbound else None
+        path = f"device_contexts/{context['uuid']}/explanation"
+        name = hidden_profile_name(context["uuid"])
+        document = {"uuid": context["uuid"], "name": name, "providers": []}
+        return document | self._explain(request, path, demands, room == 0, host, page)
+
+    def _explain(
+        self,
+        request: RequestContext,
+        path: str,
+        demands: Sequence[GroupDemand],
+        over_quota: bool,
+        host: str | None,
+        page: PageRequest,
+    ) -> dict[str, Any]:
+        """Return the groups and, for an administrator, a page of the providers with its links.
+
+        ``path`` is that of the document below /v2.
+        """
+        check = fail_quota if over_quota else None
+        with self.context.reader.connect() as connection:
+            states = provider_states.find(
+                connection, host=host, attach_targets={demand.target for demand in demands}
+            )
+            summaries = summarize(demands, states, check)
+            if not request.caller.is_elevated:
+                texts = _visible_owners(connection, request, summaries)
+                return {
+                    "groups": [
+                        _group(summary, False, texts.get(summary.demand.number, ""))
+                        for summary in summaries
+                    ]
+                }
+            rows: list[dict[str, Any]] = [
+                {"uuid": state.uuid, "hostname": state.host, "state": state} for state in states
+            ]
+            shown, marker = page.read(
+                lambda window: paging.paginate_rows(rows, window, ("hostname", "uuid"))
+            )
+            chosen = [row["state"] for row in shown]
+            taken = [state.uuid for state in chosen if state.handles.taken]
+            owners = provider_states.find_holders(connection, taken) if taken else {}
+        document: dict[str, Any] = {
+            "groups": [_group(summary, True) for summary in summaries],
+            "providers": [
+                _provider(state, demands, owners.get(state.uuid, ()), check) for state in chosen
+            ],
+        }
+        return with_links(request, document, path, "providers", marker)
+
+
+def read_demands(
+    resource: Resource, request: RequestContext, key: str
+) -> tuple[Mapping[str, Any], Sequence[GroupDemand]]:
+    """Return a device profile and its demands. Raise NotFound."""
+    profile = EXPLANATIONS.read_row(resource, request, key)
+    return profile, make_demands(parse_groups(profile["groups"]))
+
+
+def count_room(
+    resource: Resource,
+    project: str | None,
+    demands: Sequence[GroupDemand],
+    *,
+    bound: bool = False,
+) -> int | None:
+    """Return for how many servers a project has room; None without a limit or a project.
+
+    ``bound`` is the room to bind ARQs that exist, not that to create them.
+    """
+    if not project:
+        return None
+    limits = resource.context.conductor.limits_get(project)
+    with resource.context.reader.connect() as connection:
+        usage = project_units.usage(connection, project)
+    used = {row["resource_class"]: row["bound" if bound else "used"] for row in usage}
+    arq_limit = UNLIMITED if bound else limits["arqs"]
+    return find_room(arq_limit, limits["units"], used).count_servers(demands)
+
+
+def context_demands(context: device_contexts.DeviceContextRow) -> tuple[GroupDemand, ...]:
+    """Return the demands of the groups of a device context, with its config data."""
+    return make_demands(merge_config(parse_groups(context["groups"]), context["config_data"]))
+
+
+def explain_absent_providers(
+    connection: sa.Connection,
+    context: device_contexts.DeviceContextRow,
+    candidates: Iterable[Mapping[str, Any]],
+    reason: str | None,
+) -> list[dict[str, Any]]:
+    """Return why providers are in no allocation candidate of a context, at most MAX_REJECTED.
+
+    ``reason`` is the message of Placement if it rejected the whole query.
+    """
+    demands = context_demands(context)
+    targets = {demand.target for demand in demands}
+    states = provider_states.find(connection, attach_targets=targets)
+    returned = {
+        uuid
+        for candidate in candidates
+        for providers in candidate["mappings"].values()
+        for uuid in providers
+    }
+    found = explain_rejections(demands, states, returned, reason, limit=MAX_REJECTED)
+    return [_rejected(rejection) for rejection in found]
+
+
+def check_host(request: RequestContext, host: str | None) -> bool:
+    """Return whether the caller is an administrator. Raise Forbidden if another names a host."""
+    elevated = request.caller.is_elevated
+    if host is not None and not elevated:
+        raise Forbidden("host: only administrators see hosts; omit this parameter", field="host")
+    return elevated
+
+
+def resource_classes_of(demands: Iterable[GroupDemand]) -> set[str]:
+    """Return the resource classes of groups; a group with several has none."""
+    return {demand.resource_class for demand in demands if demand.resource_class is not None}
+
+
+def _visible_owners(
+    connection: sa.Connection, request: RequestContext, summaries: Iterable[GroupSummary]
+) -> dict[int, str]:
+    """Return who has taken the handles of each group, as far as a project may know it.
+
+    Only the providers count whose first failure is that their handles are taken.
+    """
+    taken = [summary for summary in summaries if summary.taken]
+    if not taken:
+        return {}
+    project = request.caller.project_id or ""
+    classes = resource_classes_of(summary.demand for summary in taken)
+    own = provider_states.find_own_holders(connection, project, classes)
+    texts: dict[int, str] = {}
+    for summary in taken:
+        mine = [own[uuid] for uuid in summary.taken if uuid in own]
+        by_others = sum(summary.taken.values()) > sum(each.total for each in mine)
+        # First the other projects: a text names only the first owners.
+        holders = [Holder("", None, None)] if by_others else []
+        holders += [holder for each in mine for holder in each.first]
+        texts[summary.demand.number] = describe_holders(holders, project)
+    return texts
+
+
+def _group(summary: GroupSummary, elevated: bool, owners: str = "") -> dict[str, Any]:
+    """Return a group; ``owners`` is who has taken handles, as far as the caller may know it."""
+    reasons = []
+    for predicate, count in summary.providers.most_common():
+        show_owners = predicate is Predicate.TAKEN and owners
+        reasons.append(
+            {
+                "code": predicate.value,
+                "reason": f"handle is {owners}" if show_owners else predicate.description,
+                "remedy": predicate.remedy if elevated else None,
+                "providers": count,
+                "handles": summary.handles[predicate],
+            }
+        )
+    return {
+        "group": summary.demand.number,
+        "resources": dict(summary.demand.units),
+        "fitting_providers": summary.fitting,
+        "free_handles": summary.free,
+        "reasons": reasons,
+    }
+
+
+def _rejected(rejection: Rejection) -> dict[str, Any]:
+    groups = [
+        {
+            "group": group.demand.number,
+            "code": group.failure.predicate.value if group.failure else None,
+            "reason": group.text,
+            "remedy": group.failure.predicate.remedy if group.failure else None,
+        }
+        for group in rejection.groups
+    ]
+    return {**_identity(rejection.provider), "groups": groups}
+
+
+def _identity(state: ProviderState) -> dict[str, Any]:
+    return {
+        "uuid": state.uuid,
+        "hostname": state.host,
+        "device_uuid": state.device_uuid,
+        "address": state.device,
+        "resource_class": state.resource_class,
+    }
+
+
+def _provider(
+    state: ProviderState,
+    demands: Sequence[GroupDemand],
+    owners: Sequence[Holder],
+    check: Check | None,
+) -> dict[str, Any]:
+    failures = find_failures(demands, find_first_equals(demands), state, check)
+    return {
+        **_identity(state),
+        "handles": state.handles.total,
+        "free_handles": state.handles.free,
+        "groups": [
+            _provider_group(demand.number, failure)
+            for demand, failure in zip(demands, failures, strict=True)
+        ],
+        "owners": [
+            {
+                "arq_uuid": owner.arq,
+                "instance_uuid": owner.instance,
+                "project_id": owner.project,
+            }
+            for owner in owners
+        ],
+    }
+
+
+def _provider_group(number: int, failure: Failure | None) -> dict[str, Any]:
+    return {
+        "group": number,
+        "code": failure.predicate.value if failure else None,
+        "reason": failure.text if failure else None,
+        "remedy": failure.predicate.remedy if failure else None,
+    }
+
+
+def with_links(
+    request: RequestContext, document: dict[str, Any], path: str, rows: str, marker: str | None
+) -> dict[str, Any]:
+    """Return a document with a link to the next page of its rows, if there is one."""
+    if marker is not None:
+        document[f"{rows}_links"] = request.next_links(path, marker)
+    return document

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``cyborg attach-instance``, ``attach-host``, ``detach-*`` and ``attachment-*``."""
+
+import argparse
+from collections.abc import Mapping, Set
+from functools import partial
+from typing import Any, ClassVar
+from urllib.parse import urlencode
+
+from cliff import show
+
+from cyborg.cli.accelerators import ACCELERATORS
+from cyborg.cli.common import base, formatting, listing
+from cyborg.cli.common.base import argument, field_argument
+from cyborg.cli.common.collection import Collection
+from cyborg.cli.common.errors import CommandError
+from cyborg.cli.common.progress import Progress
+from cyborg.cli.device_contexts import CONTEXTS
+from cyborg.core.attachments.attachment import (
+    RELEASE_STEPS,
+    AttachmentState,
+    Mode,
+    Step,
+    describe_target,
+)
+
+SHORT = formatting.columns_of("uuid, instance_uuid=Instance, selected, mode, state, error")
+LONG = formatting.columns_of(
+    "device_profile=Profile, device_context=Context, accelerator, step, reboot, hostname=Host, "
+    "project_id=Project, arqs=Requests, created_at, updated_at",
+    after=SHORT,
+)
+
+
+def _format_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Add what was selected: the name of a profile, or the kind and the uuid of another object.
+
+    A host itself is shown in place of the instance.
+    """
+    selected: Any = row["device_profile"]
+    for kind, field in (("context", "device_context"), ("accelerator", "accelerator")):
+        if (uuid := row[field]) is not None:
+            text = f"{kind} {uuid[: formatting.UUID_PREFIXES[0]]}"
+            selected = formatting.Text(f"{kind} {uuid}", text)
+    instance: Any = row["instance_uuid"]
+    if instance is None:
+        instance = formatting.Text(None, describe_target(None, row["hostname"]))
+    return {**row, "selected": selected, "instance_uuid": instance}
+
+
+ATTACHMENTS = Collection("/attachments", SHORT, LONG, format_row=_format_row)
+
+_INSTANCE = argument("instance", help="uuid of the server")
+_HOST = argument("host", help="name of the host, as service-list shows it")
+_SELECTORS = (
+    field_argument("--profile", to="device_profile", help="name of the device profile to attach"),
+    field_argument(
+        "--context",
+        to="device_context",
+        lookup=CONTEXTS.find_uuid,
+        help="device context to attach, by its uuid or the beginning of it",
+    ),
+    field_argument(
+        "--accelerator",
+        lookup=ACCELERATORS.find_uuid,
+        help="free accelerator of the host, by its uuid or the beginning of it",
+    ),
+)
+_ATTACHED = (
+    argument("--attachment", help="only the attachment with this uuid"),
+    argument(
+        "--accelerator",
+        help="only the attachments that hold this accelerator, by its uuid or the beginning",
+    ),
+)
+_WAIT = (
+    argument("--wait", action="store_true", help="wait until the work has ended"),
+    base.within_argument(
+        1800.0, "with --wait, the maximum time to wait (1800); the work continues after it"
+    ),
+)
+
+
+class List(listing.Lister, of=ATTACHMENTS):
+    """List the attachments of your project or, for an administrator, of all projects."""
+
+    ARGUMENTS = (
+        field_argument(
+            "--instance",
+            lookup=partial(ATTACHMENTS.find_uuid, field="instance_uuid"),
+            help="only attachments of the server with this uuid",
+        ),
+        field_argument("--host", help="only attachments of this host itself, not of servers on it"),
+        field_argument(
+            "--state",
+            choices=[str(state) for state in AttachmentState],
+            help="only attachments in this state",
+        ),
+    )
+
+
+class Show(base.Show, of=ATTACHMENTS):
+    """Show one attachment."""
+
+    ARGUMENTS = (argument("attachment", help="uuid of the attachment"),)
+
+
+class _Attach(base.WaitCommand, show.ShowOne):
+    """Base of the commands that attach; the arguments of each are the fields of the request."""
+
+    OPTIONS = _WAIT
+
+    def take_action(self, args: argparse.Namespace) -> Any:
+        """Start to attach, wait with --wait, and return the attachment."""
+        row = self.app.rest.call("POST", ATTACHMENTS.path, self.read_fields(args))
+        if args.wait:
+            path = ATTACHMENTS.object_path(row["uuid"])
+            row = self.wait(path, _measure, "attaching", args.within, show_counts=False)
+            if row["state"] == AttachmentState.ERROR:
+                self.app.LOG.error("cannot attach: %s", row["error"])
+                self._status = 1
+        return ATTACHMENTS.build_object(row)
+
+
+class Attach(_Attach, of=ATTACHMENTS):
+    """Attach accelerators to an existing server, in addition to those of its flavor.
+
+    In the mode next-boot, the guest has them from its next start or hard reboot on; in the mode
+    live, the running guest gets them at once. With --wait the exit status is 1 if the accelerators
+    could not be attached.
+    """
+
+    ARGUMENTS = (
+        field_argument("instance", to="instance_uuid", help="uuid of the server"),
+        *_SELECTORS,
+        field_argument(
+            "--mode",
+            choices=[str(mode) for mode in Mode if mode is not Mode.HOST],
+            help="how the guest gets them: next-boot (default), or live",
+        ),
+        field_argument(
+            "--reboot",
+            action="store_true",
+            default=None,
+            help="let Nova reboot the server, which ends all programs of the guest",
+        ),
+    )
+
+
+class AttachHost(_Attach, of=ATTACHMENTS):
+    """Attach accelerators to a host itself, for its own programs (administrators only).
+
+    The device profile or context has accel:attach_target=host. With --wait the exit status is 1 if
+    the accelerators could not be attached.
+    """
+
+    ARGUMENTS = (
+        field_argument("host", to="hostname", help="name of the host, as service-list shows it"),
+        *_SELECTORS,
+    )
+
+
+class _Detach(base.WaitCommand):
+    """Base of the commands that detach; ``TARGET`` is their first argument, and its query."""
+
+    OPTIONS = _WAIT
+    TARGET: ClassVar[str]
+
+    def take_action(self, args: argparse.Namespace) -> None:
+        """Start to detach, and wait with --wait."""
+        target = getattr(args, self.TARGET)
+        query = {"reboot": "true"} if getattr(args, "reboot", False) else {}
+        selected: Set[str] | None = None  # None: all of the server
+        for name in ("attachment", "accelerator"):
+            if getattr(args, name) == "":
+                raise CommandError(f"--{name} is empty: give a uuid")
+        if args.attachment is not None and args.accelerator is not None:
+            raise CommandError("give either --attachment or --accelerator, not both")
+        if args.accelerator is not None:
+            accelerator = ACCELERATORS.find_uuid(self.app.rest, args.accelerator)
+            query["accelerator"] = accelerator
+            if args.wait:
+                selected = self._find_holders(target, accelerator) or None
+        if args.attachment is not None:
+            uuid = ATTACHMENTS.find_uuid(self.app.rest, args.attachment)
+            path, selected = ATTACHMENTS.object_path(uuid), {uuid}
+            row = self.app.rest.call("GET", path)
+            if _target(row) != target:
+                found = describe_target(row["instance_uuid"], _target(row))
+                raise CommandError(f"attachment {uuid} belongs to {found}, not to {target}")
+        else:
+            path, query = ATTACHMENTS.path, {self.TARGET: target, **query}
+        self.app.rest.call("DELETE", path + (f"?{urlencode(query)}" if query else ""))
+        if args.wait:
+            listed = f"{ATTACHMENTS.path}?{urlencode({self.TARGET: target})}"
+            measure = partial(_measure_detach, target, selected)
+            self.wait(listed, measure, "detaching", args.within, show_counts=False)
+
+    def _find_holders(self, target: str, accelerator: str) -> Set[str]:
+        """Return the uuids of the attachments of a server or host that hold an accelerator."""
+        try:
+            owner = self.app.rest.call("GET", ACCELERATORS.object_path(accelerator))["arq_uuid"]
+        except CommandError:
+            owner = None  # the request to detach is refused, or the accelerator has vanished
+        return {
+            row["uuid"]
+            for row in ATTACHMENTS.list_all(self.app.rest, **{self.TARGET: target})
+            if row["accelerator"] == accelerator or owner in row["arqs"]
+        }
+
+
+class Detach(_Detach, of=ATTACHMENTS):
+    """Detach accelerators that were attached to a server with attach-instance.
+
+    In the mode next-boot, a running server that may have the accelerators must be stopped before,
+    or rebooted. In the mode live, its operating system must release them.
+    """
+
+    TARGET = "instance"
+    ARGUMENTS = (
+        _INSTANCE,
+        *_ATTACHED,
+        argument(
+            "--reboot",
+            action="store_true",
+            help="let Nova reboot the server, which ends all programs of the guest",
+        ),
+    )
+
+
+class DetachHost(_Detach, of=ATTACHMENTS):
+    """Detach accelerators that were attached to a host itself with attach-host.
+
+    Stop the programs that use them before: the devices are cleaned for the next user.
+    """
+
+    TARGET = "host"
+    ARGUMENTS = (_HOST, *_ATTACHED)
+
+
+def _measure(row: Mapping[str, Any]) -> Progress:
+    is_working = row["state"] == AttachmentState.ATTACHING
+    pending = f"attachment {row['uuid']} is {row['state']}: {row['error'] or row['step']}"
+    return Progress(0, 0, pending if is_working else None, [_describe(row)] if is_working else [])
+
+
+def _measure_detach(target: str, selected: Set[str] | None, page: Mapping[str, Any]) -> Progress:
+    rows = [
+        row
+        for row in page["attachments"]
+        if row["state"] == AttachmentState.DETACHING
+        and _target(row) == target
+        and (selected is None or row["uuid"] in selected)
+    ]
+    if not rows:
+        return Progress(0, 0, None)
+    lines = [_describe(row) for row in rows]
+    name = describe_target(rows[0]["instance_uuid"], target)
+    return Progress(0, 0, f"{name} has {len(rows)} attachments: {lines[0]}", lines)
+
+
+def _target(row: Mapping[str, Any]) -> str:
+    """Return the uuid of the server, or the name of the host, that has an attachment."""
+    return str(row["instance_uuid"] or row["hostname"])
+
+
+def _describe(row: Mapping[str, Any]) -> str:
+    verb = "undoing" if row["state"] == AttachmentState.ATTACHING and _is_undo(row) else "step"
+    return f"{verb} {row['step']}" + (f": {row['error']}" if row["error"] else "")
+
+
+def _is_undo(row: Mapping[str, Any]) -> bool:
+    return row["step"] is not None and Step(row["step"]) in RELEASE_STEPS

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which attachments ``detach-instance --wait`` waits for, and what it refuses."""
+
+from collections.abc import Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from webob import Request, Response
+
+from cyborg.cli import app
+from cyborg.cli.attachments import _measure_detach
+from cyborg.tests.unit.cli.common.test_rest import serving
+
+SERVER, CHOSEN, OTHER, ACCELERATOR, ARQ = (str(uuid4()) for _ in range(5))
+
+
+class Service:
+    """The attachments of a server; the chosen one is detached at once, another one is not."""
+
+    def __init__(self, accelerator: str | None, arqs: list[str]) -> None:
+        self.deleted: list[str] = []
+        self.chosen = {"uuid": CHOSEN, "accelerator": accelerator, "arqs": arqs}
+
+    def respond(self, request: Request) -> Response:
+        if request.method == "DELETE":
+            self.deleted.append(request.path_qs)
+            return Response(status=202)
+        if "/accelerators/" in request.path:
+            return Response(json={"uuid": ACCELERATOR, "arq_uuid": ARQ})
+        if request.path.endswith(CHOSEN):
+            return Response(json=self._row(self.chosen))
+        other: dict[str, Any] = {"uuid": OTHER, "accelerator": None, "arqs": []}
+        rows = [self._row(other)] + ([self._row(self.chosen)] if not self.deleted else [])
+        return Response(json={"attachments": rows})
+
+    def _row(self, values: dict[str, Any]) -> dict[str, Any]:
+        more = {"instance_uuid": SERVER, "state": "detaching", "step": "guest", "error": "stop it"}
+        return values | more
+
+
+@pytest.fixture(
+    params=[(ACCELERATOR, []), (None, [ARQ])], ids=["by its accelerator", "by its request"]
+)
+def service(request: pytest.FixtureRequest) -> Service:
+    return Service(*request.param)
+
+
+@pytest.fixture
+def endpoint(service: Service) -> Iterator[str]:
+    with serving(service.respond) as url:
+        yield url
+
+
+def run(endpoint: str, *words: str) -> int:
+    login = ["--os-auth-type", "none", "--os-endpoint", endpoint]
+    return app.main([*login, "detach-instance", SERVER, *words])
+
+
+@pytest.mark.parametrize("option", [("--accelerator", ACCELERATOR), ("--attachment", CHOSEN)])
+def test_other_detaches_of_the_server_are_not_awaited(
+    endpoint: str, service: Service, option: tuple[str, str]
+) -> None:
+    assert run(endpoint, *option, "--wait", "--within", "5") == 0
+    assert len(service.deleted) == 1
+
+
+@pytest.mark.parametrize("selected", [None, {CHOSEN}, {CHOSEN, OTHER}])
+def test_selected_detaches_are_awaited(selected: set[str] | None) -> None:
+    row: dict[str, Any] = {
+        "uuid": CHOSEN,
+        "state": "detaching",
+        "step": "guest",
+        "error": "stop it",
+    }
+    page = {"attachments": [{**row, "instance_uuid": SERVER, "hostname": "compute-1"}]}
+    progress = _measure_detach(SERVER, selected, page)
+    assert progress.pending == f"server {SERVER} has 1 attachments: step guest: stop it"
+    # Servers on the host have attachments of their own.
+    page["attachments"].append({**row, "instance_uuid": None, "hostname": "compute-1"})
+    progress = _measure_detach("compute-1", selected, page)
+    assert progress.pending == "host compute-1 has 1 attachments: step guest: stop it"
+
+
+@pytest.mark.parametrize("name", ["attachment", "accelerator"])
+def test_empty_option_detaches_nothing(
+    endpoint: str, service: Service, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    assert run(endpoint, f"--{name}", "") == 1
+    assert f"--{name} is empty" in capsys.readouterr().err
+    assert service.deleted == []

@@ -95,23 +95,23 @@ def test_api_page_examples_match_the_service(endpoint: str) -> None:
                 endpoint + like.translate(path),
                 json=json.loads(like.translate(body)) if body.strip() else None,
                 headers={"OpenStack-API-Version": "accelerator 2.6"},
-                timeout=30,
+                timeout=60,
             )
 
         if "/jobs/" in path:
-            response = wait_until("the job ends", partial(answer_if, _finished, ask), 90)
+            response = wait_until("the job ends", partial(answer_if, _finished, ask))
         elif path.startswith("/v2/services?"):
-            response = wait_until("the host has cleaned up", partial(answer_if, _free, ask), 90)
+            response = wait_until("the host has cleaned up", partial(answer_if, _free, ask))
         elif path.endswith("/custody"):
             response = wait_until(
                 "the record is in the chain", partial(answer_if, _sealed, ask), 15
             )
         elif "/discoveries/" in path:
-            response = wait_until("the discovery ends", partial(answer_if, _ended, ask), 90)
+            response = wait_until("the discovery ends", partial(answer_if, _ended, ask))
         elif path.split("?")[0].endswith(("/explanation", "/capacity")):
-            response = wait_until("Placement is told", partial(answer_if, _published, ask), 90)
+            response = wait_until("Placement is told", partial(answer_if, _published, ask))
         elif path.endswith("/deployables"):
-            response = wait_until("Placement is told", partial(answer_if, _in_sync, ask), 90)
+            response = wait_until("Placement is told", partial(answer_if, _in_sync, ask))
         else:
             response = ask()
         assert response.status_code == int(status), f"{place}: {response.text}"

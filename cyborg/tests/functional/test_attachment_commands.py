@@ -35,7 +35,7 @@ class Service:
         """Send a request to the API."""
         headers = {"OpenStack-API-Version": f"accelerator {version}"}
         url = f"{self.stack.endpoint}/v2/{path}"
-        return requests.request(method, url, json=body, headers=headers, timeout=30)
+        return requests.request(method, url, json=body, headers=headers, timeout=60)
 
     def boot(self) -> str:
         """Add a server with one accelerator, as Nova does; return its uuid."""

@@ -129,7 +129,7 @@ def test_all_sources_agree_after_faults_end(env: tuple[Cloud, Chaos, sa.Engine])
     try:
         chaos.run(SECONDS)
         chaos.recover()
-        wait_until("nothing is stale", lambda: not _stale(engine), 60)
+        wait_until("nothing is stale", lambda: not _stale(engine))
         wait_until(
             "Placement is what the database wants", lambda: not differences(running, engine), 60
         )

@@ -50,10 +50,10 @@ def installation(tmp_path: Path) -> Iterator[Installation]:
 
 def test_conductor_without_tables_waits_then_works_and_stops(installation: Installation) -> None:
     conductor = installation.conductor()
-    wait_until("it waits", lambda: "Waiting for the database" in conductor.tail(), 90)
+    wait_until("it waits", lambda: "Waiting for the database" in conductor.tail())
     with engine_of(installation.database) as engine:
         schema.metadata.create_all(engine)
-        wait_until("it says hello", lambda: rows.read(engine, schema.services), 90)
+        wait_until("it says hello", lambda: rows.read(engine, schema.services))
         wait_until(
             "both workers are ready", lambda: conductor.tail(1000).count("is ready") == 2, 20
         )
@@ -65,7 +65,7 @@ def test_conductor_without_tables_waits_then_works_and_stops(installation: Insta
 
 def test_conductor_waiting_for_database_stops_on_sigterm(installation: Installation) -> None:
     conductor = installation.conductor()
-    wait_until("it waits", lambda: "Waiting for the database" in conductor.tail(), 90)
+    wait_until("it waits", lambda: "Waiting for the database" in conductor.tail())
     assert conductor.stop() == 0
 
 
@@ -81,16 +81,16 @@ def test_conductor_without_broker_works_and_stops(installation: Installation) ->
         def swept() -> bool:
             return rows.read(engine, schema.providers)[0]["stale_since"] is not None
 
-        wait_until("it has what is old looked at again", swept, 90)
+        wait_until("it has what is old looked at again", swept)
         assert not rows.read(engine, schema.services), "nobody hears it"
-    wait_until("it waits", lambda: "Waiting for the message broker" in conductor.tail(1000), 90)
+    wait_until("it waits", lambda: "Waiting for the message broker" in conductor.tail(1000))
     assert conductor.stop() == 0
     assert "secret" not in conductor.tail(1000)
 
 
 def test_conductor_with_invalid_section_exits_with_error(installation: Installation) -> None:
     conductor = installation.conductor(placement={})
-    wait_until("it ends", lambda: not conductor.alive(), 90)
+    wait_until("it ends", lambda: not conductor.alive())
     assert conductor.stop() == 1
     assert "[placement] auth_type is not set" in conductor.tail()
     assert "Traceback" not in conductor.tail(1000)

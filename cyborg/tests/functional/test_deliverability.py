@@ -32,7 +32,7 @@ class Env:
     def call(self, method: str, path: str, **more: Any) -> requests.Response:
         headers = VERSION | {"X-Service-Token": "any"}
         url = f"{self.stack.endpoint}{path}"
-        return requests.request(method, url, headers=headers, timeout=30, **more)
+        return requests.request(method, url, headers=headers, timeout=60, **more)
 
     def device(self) -> dict[str, Any]:
         (device,) = self.call("GET", f"/v2/devices?address={CARD}").json()["devices"]

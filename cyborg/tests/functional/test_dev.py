@@ -67,7 +67,7 @@ def service(checkout: Checkout) -> Iterator[Daemon]:
     daemon = Daemon("run", command, checkout.folder, checkout.environment)
     daemon.start()
     try:
-        wait_until("the service is ready", lambda: count_starts(daemon), 120)
+        wait_until("the service is ready", lambda: count_starts(daemon))
         yield daemon
     finally:
         daemon.stop()
@@ -128,7 +128,7 @@ def test_run_restarts_the_service_when_a_source_file_changes(
 ) -> None:
     starts = count_starts(service)
     checkout.source.write_text("import sys\n")
-    wait_until("the service is restarted", lambda: count_starts(service) > starts, 120)
+    wait_until("the service is restarted", lambda: count_starts(service) > starts)
     # The shell reads the database of the service.
     query = "SELECT count(*) AS cards FROM\n devices;\nSELECT x FROM devices;\n"
     process = checkout.run("db", text=query)

@@ -55,7 +55,7 @@ class NovaSteps:
         self.instance = str(uuid.uuid4())
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
-        answer = requests.request(method, f"{self.endpoint}/v2{path}", json=body, timeout=30)
+        answer = requests.request(method, f"{self.endpoint}/v2{path}", json=body, timeout=60)
         assert answer.status_code < 300, answer.text
         return answer.json() if answer.content else None
 
@@ -146,7 +146,7 @@ def test_context_lives_through_two_servers(
         assert "(HTTP 409)" in error
         assert nova.instance in error
         nova.delete()
-        wait_until("the context is unbound", lambda: _is_unbound(ask, context), 90)
+        wait_until("the context is unbound", lambda: _is_unbound(ask, context))
     cyborg("device-context-delete", context)
     assert rows_of(stack, schema.device_contexts, schema.arqs, schema.device_profiles) == [0, 0, 0]
     assert {row["State"] for row in ask("accelerator-list")} == {"free"}
@@ -173,7 +173,7 @@ def test_context_is_reserved_and_bound_by_commands(
     assert [arq["state"] for arq in arqs] == ["Bound", "Bound"]
     assert "not for epoch 7" in cyborg("device-context-unbind", context, "--epoch", "7", code=1)
     cyborg("device-context-unbind", context, "--instance", nova.instance)
-    wait_until("the context is unbound", lambda: _is_unbound(ask, context), 90)
+    wait_until("the context is unbound", lambda: _is_unbound(ask, context))
     assert nova.call("GET", f"/accelerator_requests?instance={nova.instance}")["arqs"] == []
     assert stack.placement.delete(f"/allocations/{nova.instance}").status_code == 204
     cyborg("device-context-delete", context)
@@ -192,10 +192,10 @@ def test_request_groups_are_a_query_of_placement(stack: StandaloneStack, cyborg:
     )
     context = cyborg("device-context-create", *groups).strip()
     url = f"{stack.endpoint}/v2/device_contexts/{context}"
-    asked = requests.get(f"{url}/request_groups", headers=HEADERS, timeout=30).json()
+    asked = requests.get(f"{url}/request_groups", headers=HEADERS, timeout=60).json()
     answer = stack.placement.get(f"/allocation_candidates?{asked['query']}", microversion="1.36")
     (candidate,) = answer.json()["allocation_requests"]
-    found = requests.get(f"{url}/allocation_candidates", headers=HEADERS, timeout=30).json()
+    found = requests.get(f"{url}/allocation_candidates", headers=HEADERS, timeout=60).json()
     assert found == {
         "allocation_candidates": [
             {
@@ -218,7 +218,7 @@ def test_library_binds_what_the_api_shows(stack: StandaloneStack, cyborg: Run) -
     url = f"{stack.endpoint}/v2/device_contexts/{uuid_of_context}"
 
     def get(path: str = "") -> Any:
-        return requests.get(f"{url}{path}", headers=HEADERS, timeout=30).json()
+        return requests.get(f"{url}{path}", headers=HEADERS, timeout=60).json()
 
     context = get()
     groups = os_acc.to_request_groups(context)
@@ -239,7 +239,7 @@ def test_library_binds_what_the_api_shows(stack: StandaloneStack, cyborg: Run) -
         ("Bound", item.device_rp_uuid) for item in found
     ]
     nova.call("DELETE", f"/accelerator_requests?instance={nova.instance}")
-    wait_until("the context is unbound", lambda: get()["state"] == "unbound", 90)
+    wait_until("the context is unbound", lambda: get()["state"] == "unbound")
     cyborg("device-context-delete", uuid_of_context)
 
 
@@ -265,7 +265,7 @@ def test_name_that_placement_does_not_know_gives_no_candidates(
     """A context may be created before the devices that it needs."""
     context = cyborg("device-context-create", *words).strip()
     url = f"{stack.endpoint}/v2/device_contexts/{context}/allocation_candidates?explain=1"
-    found = requests.get(url, headers=HEADERS, timeout=30).json()
+    found = requests.get(url, headers=HEADERS, timeout=60).json()
     assert found["allocation_candidates"] == []
     assert name in found["reason"]
     (rejected,) = found["rejected_providers"]
@@ -323,7 +323,7 @@ def test_provider_of_another_service_is_refused_and_changes_nothing(
     words = ("--group", "resources:FPGA=1", "--group", "resources:FPGA=1")
     context = cyborg("device-context-create", *words).strip()
     url = f"{stack.endpoint}/v2/device_contexts/{context}"
-    found = requests.get(f"{url}/allocation_candidates", headers=HEADERS, timeout=30).json()
+    found = requests.get(f"{url}/allocation_candidates", headers=HEADERS, timeout=60).json()
     own = found["allocation_candidates"][0]["mappings"]
     nova = NovaSteps(stack)
     nova.allocate({own["0"][0]: {"resources": {"FPGA": 2}}})
@@ -334,7 +334,7 @@ def test_provider_of_another_service_is_refused_and_changes_nothing(
     before = read_state(stack, context, known)
     for place, provider in foreign_providers.items():
         wrong = {**body, "mappings": {**own, str(number): [provider]}}
-        answer = requests.post(f"{url}/{verb}", json=wrong, headers=HEADERS, timeout=30)
+        answer = requests.post(f"{url}/{verb}", json=wrong, headers=HEADERS, timeout=60)
         assert answer.status_code == 400, (place, answer.text)
         text = json.loads(answer.json()["error_message"])["faultstring"]
         assert f"mappings['device_profile_{number}']: resource provider {provider}" in text

@@ -18,7 +18,7 @@ from cyborg.tests.fixtures.machine.processes import BIN, start_fork_server, wait
 
 OWN_GROUP = "openstack.cyborg.v2"
 SECOND = ("--backend", "second")
-WAIT = ("--wait", "--within", "60")
+WAIT = ("--wait", "--within", "300")
 Run = Callable[..., tuple[Any, str]]
 
 
@@ -171,7 +171,7 @@ def test_openstack_accelerator_works_with_other_plugins_installed(openstack: Run
     (device,) = openstack("hardware", "list", *form)[0]
     (same,) = openstack("device", "list", *form)[0]
     assert same["uuid"] == device["UUID"]
-    discovery = openstack("service", "discover", "--wait", "--within", "60", *form)[0]
+    discovery = openstack("service", "discover", "--wait", "--within", "300", *form)[0]
     assert [row["State"] for row in discovery] == ["DONE"]
     assert "cyborg-agent" in [row["Service"] for row in openstack("service", "list", *form)[0]]
     first, *_ = openstack("list", *form)[0]

@@ -146,7 +146,7 @@ def test_driver_package_runs_in_an_agent(service: Daemon) -> None:
     assert urls["API"].startswith("http"), service.tail()
 
     def devices() -> list[Any]:
-        answer = requests.get(f"{urls['API']}/v2/devices", timeout=10).json()["devices"]
+        answer = requests.get(f"{urls['API']}/v2/devices", timeout=60).json()["devices"]
         return sorted(answer, key=lambda d: str(d["hostname"])) if len(answer) == 3 else []
 
     cards = wait_until("the cards are there", devices)
@@ -159,7 +159,7 @@ def test_driver_package_runs_in_an_agent(service: Daemon) -> None:
         answer = requests.get(
             f"{placement}/resource_providers?resources=CUSTOM_CRYPTO:1",
             headers={"X-Auth-Token": "admin", "OpenStack-API-Version": "placement 1.39"},
-            timeout=10,
+            timeout=60,
         )
         names = sorted(p["name"] for p in answer.json().get("resource_providers", ()))
         return names if len(names) == 3 else []

@@ -29,7 +29,7 @@ told = {}
 
 def ask(method, path, **more):
     its = {"X-Auth-Token": "admin", "OpenStack-API-Version": "accelerator latest"}
-    return requests.request(method, f"{stack.endpoint}/v2{path}", headers=its, timeout=10, **more)
+    return requests.request(method, f"{stack.endpoint}/v2{path}", headers=its, timeout=60, **more)
 
 def daemon(name):
     driver = Daemon(name, [program, place, "crypto"], folder, {})
@@ -121,7 +121,7 @@ def test_c_driver_of_another_user_is_accepted_by_root_agent() -> None:
         host.start(lambda _: notified.set())
         with subprocess.Popen([program, place, "crypto"], user=NOBODY, group=NOBODY) as process:
             try:
-                assert notified.wait(20)
+                assert notified.wait(120)
                 (card,) = driver.discover()
             finally:
                 process.terminate()
@@ -136,6 +136,6 @@ def test_c_driver_without_arguments_prints_usage(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=20,
+        timeout=60,
     )
     assert (process.returncode, process.stderr) == (2, "usage: driver FOLDER NAME\n")

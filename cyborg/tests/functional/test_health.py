@@ -18,7 +18,7 @@ sick = folder / "sick"
 quiet = 1.5
 
 def ask(url):
-    return requests.get(url, headers={"X-Auth-Token": "admin"}, timeout=10).json()
+    return requests.get(url, headers={"X-Auth-Token": "admin"}, timeout=60).json()
 
 def reserved(stack):
     # By provider name.

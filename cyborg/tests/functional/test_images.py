@@ -51,7 +51,7 @@ class Env:
     def call(self, method: str, path: str, body: Any = None) -> Any:
         url = f"{self.stack.endpoint}/v2/{path}"
         headers = {"OpenStack-API-Version": "accelerator latest", "X-Service-Token": "any"}
-        answer = requests.request(method, url, json=body, headers=headers, timeout=30)
+        answer = requests.request(method, url, json=body, headers=headers, timeout=60)
         assert answer.ok, answer.text
         return answer.json() if answer.content else None
 
@@ -240,7 +240,7 @@ def test_service_killed_during_a_download_completes_the_job_after_its_restart(
             (part,) = wait_until("the card is found", lambda: _deployables(url))
             patch: Any = [{"path": "/program", "op": "replace", "value": [{"image_uuid": image}]}]
             path = f"{url}/v2/deployables/{part['uuid']}/program"
-            assert requests.patch(path, json=patch, timeout=30).ok
+            assert requests.patch(path, json=patch, timeout=60).ok
             wait_until("the download has begun", lambda: list(spool.glob(f"{image}.*.part")))
             (spool / kept).write_bytes(DATA)
             service.kill()
@@ -259,4 +259,4 @@ def test_service_killed_during_a_download_completes_the_job_after_its_restart(
 
 
 def _deployables(url: str) -> list[dict[str, Any]]:
-    return list(requests.get(f"{url}/v2/deployables", timeout=30).json()["deployables"])
+    return list(requests.get(f"{url}/v2/deployables", timeout=60).json()["deployables"])

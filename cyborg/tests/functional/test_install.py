@@ -81,7 +81,7 @@ def test_installed_tree_runs_the_service(service: tuple[Daemon, Path]) -> None:
     assert url.startswith("http"), daemon.tail()
 
     def devices() -> list[object]:
-        entries: list[object] = requests.get(f"{url}/v2/devices", timeout=10).json()["devices"]
+        entries: list[object] = requests.get(f"{url}/v2/devices", timeout=60).json()["devices"]
         return entries
 
     assert len(wait_until("the fake card is there", devices)) == 1

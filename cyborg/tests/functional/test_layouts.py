@@ -30,7 +30,7 @@ class Env:
     def call(self, method: str, path: str, **more: Any) -> requests.Response:
         headers = VERSION | {"X-Service-Token": "any"}
         url = f"{self.stack.endpoint}/v2/{path}"
-        return requests.request(method, url, headers=headers, timeout=30, **more)
+        return requests.request(method, url, headers=headers, timeout=60, **more)
 
     def device(self, card: str = CARDS[0]) -> dict[str, Any]:
         (device,) = self.call("GET", f"devices?address={card}").json()["devices"]
@@ -117,8 +117,8 @@ def test_wrong_layouts_are_refused(env: Env) -> None:
     assert unknown.status_code == 404
     older = {"OpenStack-API-Version": "accelerator 2.4"}
     url = f"{env.stack.endpoint}/v2/{path}"
-    assert requests.get(url, headers=older, timeout=30).status_code == 404
-    assert "layout" not in requests.get(url.rpartition("/")[0], headers=older, timeout=30).json()
+    assert requests.get(url, headers=older, timeout=60).status_code == 404
+    assert "layout" not in requests.get(url.rpartition("/")[0], headers=older, timeout=60).json()
 
 
 def test_commands_list_and_set_layouts(env: Env) -> None:

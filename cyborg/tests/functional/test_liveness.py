@@ -50,7 +50,7 @@ class Env:
         """Return the agents of the API by host."""
         url = f"{self.cloud.endpoint}/v2/services?binary=cyborg-agent&kind=daemon"
         headers = {"OpenStack-API-Version": "accelerator latest"}
-        answer = requests.get(url, headers=headers, timeout=30).json()
+        answer = requests.get(url, headers=headers, timeout=60).json()
         return {service["host"]: service for service in answer["services"]}
 
     def closings(self) -> int:

@@ -28,7 +28,7 @@ class Service:
         """Send a request to the API."""
         headers = {"OpenStack-API-Version": "accelerator 2.6"}
         url = f"{self.stack.endpoint}/v2/{path}"
-        return requests.request(method, url, json=body, headers=headers, timeout=30)
+        return requests.request(method, url, json=body, headers=headers, timeout=60)
 
     def boot(self, context: dict[str, Any], provider: str) -> str:
         """Add a server with a context, as Nova does; return its uuid."""

@@ -31,7 +31,7 @@ def test_new_driver_package_is_installed_without_a_reload(
         headers = {"OpenStack-API-Version": "accelerator latest"}
         url = f"{stack.endpoint}/v2/drivers"
         body: dict[str, Any] = {"driver": "fresh", "config": {"address": "0001:00:00.0"}}
-        answer = requests.post(url, json=body, headers=headers, timeout=30)
+        answer = requests.post(url, json=body, headers=headers, timeout=60)
         assert answer.status_code == 404
         (site / "cyborg_test_fresh.py").write_text(MODULE)
         package = site / "fresh-1.0.dist-info"
@@ -39,12 +39,12 @@ def test_new_driver_package_is_installed_without_a_reload(
         (package / "METADATA").write_text("Metadata-Version: 2.1\nName: fresh\nVersion: 1.0\n")
         points = "[cyborg.accelerator.driver]\nfresh = cyborg_test_fresh:Fresh\n"
         (package / "entry_points.txt").write_text(points)
-        answer = requests.post(url, json=body, headers=headers, timeout=30)
+        answer = requests.post(url, json=body, headers=headers, timeout=60)
         assert answer.status_code == 202, answer.text
         job = f"{stack.endpoint}/v2/jobs/{answer.json()['uuid']}"
 
         def is_ready() -> bool:
-            state = requests.get(job, headers=headers, timeout=30).json()["state"]
+            state = requests.get(job, headers=headers, timeout=60).json()["state"]
             assert state != "failed"
             return bool(state == "done")
 

@@ -33,7 +33,7 @@ __all__ = ["node", "placement_adapter"]
 
 pytestmark = pytest.mark.services
 
-LONG = 30.0
+LONG = 120.0
 
 
 class Env:

@@ -45,7 +45,7 @@ class Env:
 
     def do(self, method: str, path: str) -> requests.Response:
         """Call the service."""
-        return requests.request(method, f"{self.url}/{path}", headers=VERSION, timeout=20)
+        return requests.request(method, f"{self.url}/{path}", headers=VERSION, timeout=60)
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_outbox_list_filters_sorts_and_pages(env: Env) -> None:
     assert [m["uuid"] for m in env.get(state="pending")["outbox"]] == [pending]
     first = env.get(state="dead", sort_key="attempts", sort_dir="desc", limit="2")
     assert [m["attempts"] for m in first["outbox"]] == [3, 2]
-    second_page = requests.get(first["outbox_links"][0]["href"], headers=VERSION, timeout=20).json()
+    second_page = requests.get(first["outbox_links"][0]["href"], headers=VERSION, timeout=60).json()
     assert [m["attempts"] for m in second_page["outbox"]] == [1]
     assert "outbox_links" not in second_page
 

@@ -43,7 +43,7 @@ class Env:
     def call(self, method: str, path: str, body: Any = None) -> Any:
         """Return the body of a successful answer."""
         url = f"{self.stack.endpoint}/v2/{path}"
-        answer = requests.request(method, url, headers=HEADERS, json=body, timeout=30)
+        answer = requests.request(method, url, headers=HEADERS, json=body, timeout=60)
         assert answer.ok, answer.text
         return answer.json() if answer.content else None
 

@@ -63,7 +63,7 @@ def test_day_leaves_nothing_behind(tmp_path_factory: pytest.TempPathFactory) -> 
     with running(tmp_path_factory.mktemp("day"), hosts) as cloud:
         day = Day(cloud, binds=45, threads=4)
         figures = day.run()
-        wait_until("the last servers are cleaned up", lambda: not day.find_left_overs(), 120)
+        wait_until("the last servers are cleaned up", lambda: not day.find_left_overs())
         assert figures.violations == []
         assert (len(figures.binds), len(figures.releases)) == (45, 45)
         assert set(figures.families) == set(captures.DRIVERS)
@@ -82,10 +82,10 @@ def test_gpu_that_breaks_fails_the_bind_with_its_reason(broken: ReplayedCloud, f
         broken.bind(host, GPU, "VGPU")
     assert kernel.sysfs.list_names("bus/mdev/devices") == []
     (job,) = [job for job in broken.jobs(host) if job["kind"] == "prepare"]
-    wait_until("Nova has the event", lambda: job["subject"] in events_of(NOVA, "failed"), 90)
+    wait_until("Nova has the event", lambda: job["subject"] in events_of(NOVA, "failed"))
     assert job["subject"] not in events_of(NOVA, "completed")
     if fault == "disappears":
-        wait_until("it is removed", lambda: GPU not in addresses(broken, host), 90)
+        wait_until("it is removed", lambda: GPU not in addresses(broken, host))
         assert FAULTS[fault] in str(job["error"])
     else:
         (error,) = broken.device(host, GPU)["job_errors"]
@@ -116,7 +116,7 @@ def test_crypto_accelerator_that_breaks_fails_the_job_with_its_reason(
     assert broken.set_layout(host, OTHER_QAT, "dc")["state"] == "done"
     assert broken.device(host, OTHER_QAT)["job_errors"] == []
     if fault == "stuck_reset":
-        wait_until("it is unhealthy", lambda: broken.device(host, QAT)["health"] != "OK", 90)
+        wait_until("it is unhealthy", lambda: broken.device(host, QAT)["health"] != "OK")
         assert "qat/state is down" in str(broken.device(host, QAT)["health_reason"])
 
 
@@ -129,7 +129,7 @@ def test_drive_that_cannot_be_erased_is_not_given_to_another_server(
     kernel = broken.kernel(host)
     kernel.data[DRIVE] = "secret"
     broken.release(server)
-    wait_until("the erasure has failed", lambda: FAULTS[fault] in errors_of(broken, host), 90)
+    wait_until("the erasure has failed", lambda: FAULTS[fault] in errors_of(broken, host))
     wait_until(
         "the drive is reserved", lambda: broken.free_units(host, DRIVE, "CUSTOM_NVME") == 0, 30
     )
@@ -156,8 +156,8 @@ def test_drive_that_disappears_while_it_is_erased_counts_as_clean_when_it_return
     kernel = broken.kernel(host)
     kernel.data[DRIVE] = "secret"
     broken.release(server)
-    wait_until("the drive is removed", lambda: DRIVE not in addresses(broken, host), 120)
-    wait_until("it is not offered", lambda: broken.free_units(host, DRIVE, "CUSTOM_NVME") == 0, 120)
+    wait_until("the drive is removed", lambda: DRIVE not in addresses(broken, host))
+    wait_until("it is not offered", lambda: broken.free_units(host, DRIVE, "CUSTOM_NVME") == 0)
     with pytest.raises(Refused):
         broken.bind(host, DRIVE, "CUSTOM_NVME")
     (failure,) = custody_of(broken, device, "cleaning_failed")
@@ -173,7 +173,7 @@ def test_drive_that_disappears_while_it_is_erased_counts_as_clean_when_it_return
     server = broken.bind(host, DRIVE, "CUSTOM_NVME")
     assert kernel.data == {DRIVE: "secret"}
     broken.release(server)
-    wait_until("it is erased", lambda: not is_dirty(broken, host), 120)
+    wait_until("it is erased", lambda: not is_dirty(broken, host))
     assert kernel.data == {}
 
 
@@ -182,9 +182,9 @@ def test_drive_whose_erasure_fails_twice_is_free_after_the_third(broken: Replaye
     kernel = broken.kernel(DIRTY)
     kernel.data[DRIVE] = "secret"
     broken.release(server)
-    wait_until("the erasure has failed", lambda: "Input/output" in errors_of(broken, DIRTY), 90)
+    wait_until("the erasure has failed", lambda: "Input/output" in errors_of(broken, DIRTY))
     assert kernel.data == {DRIVE: "secret"}
-    wait_until("it is erased", lambda: not is_dirty(broken, DIRTY), 120)
+    wait_until("it is erased", lambda: not is_dirty(broken, DIRTY))
     assert kernel.data == {}
     wait_until(
         "it is offered again", lambda: broken.free_units(DIRTY, DRIVE, "CUSTOM_NVME") == 1, 30
@@ -206,7 +206,7 @@ def test_gpu_that_fails_repeatedly_is_closed_until_an_operator_enables_it(
     for _ in range(3):
         with pytest.raises(Refused, match="Input/output error"):
             broken.bind(DIRTY, GPU, "VGPU")
-    wait_until("it is reserved", lambda: broken.free_units(DIRTY, GPU, "VGPU") == 0, 90)
+    wait_until("it is reserved", lambda: broken.free_units(DIRTY, GPU, "VGPU") == 0)
     shown = json.loads(run("device-show", device, "-f", "json"))
     assert (shown["State"], shown["Schedulable"]) == ("failing", "no: failing")
     assert shown["Job errors"][0].endswith("because 3 prepare jobs failed in a row")
@@ -216,7 +216,7 @@ def test_gpu_that_fails_repeatedly_is_closed_until_an_operator_enables_it(
     broken.release(broken.bind(DIRTY, OTHER_GPU, "VGPU"))
 
     run("device-enable", device)
-    wait_until("it is offered", lambda: broken.free_units(DIRTY, GPU, "VGPU") == units, 90)
+    wait_until("it is offered", lambda: broken.free_units(DIRTY, GPU, "VGPU") == units)
     shown = json.loads(run("device-list", "--host", DIRTY, "--address", GPU, "-f", "json"))
     assert [row["Schedulable"] for row in shown] == ["yes, see job_errors"]
     broken.release(broken.bind(DIRTY, GPU, "VGPU"))
@@ -228,7 +228,7 @@ def test_layout_that_is_applied_at_last_clears_the_error(broken: ReplayedCloud) 
     (error,) = broken.device(DIRTY, QAT)["job_errors"]
     assert "Device or resource busy" in error
     # It stays closed until the report that follows the job.
-    wait_until("it is ready", lambda: broken.device(DIRTY, QAT)["state"] == "ready", 90)
+    wait_until("it is ready", lambda: broken.device(DIRTY, QAT)["state"] == "ready")
     assert broken.set_layout(DIRTY, QAT, "dc")["state"] == "done"
     assert broken.device(DIRTY, QAT)["job_errors"] == []
 

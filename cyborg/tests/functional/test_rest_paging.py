@@ -112,6 +112,6 @@ def test_invalid_page_request_is_rejected(
 ) -> None:
     mark = "&" if "?" in path else "?"
     headers = {"OpenStack-API-Version": "accelerator latest"}
-    answer = requests.get(f"{roots['root']}/v2/{path}{mark}{query}", headers=headers, timeout=30)
+    answer = requests.get(f"{roots['root']}/v2/{path}{mark}{query}", headers=headers, timeout=60)
     assert answer.status_code == 400
     assert field in json.loads(answer.json()["error_message"])["faultstring"]

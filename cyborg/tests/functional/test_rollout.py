@@ -23,7 +23,7 @@ from cyborg.tests.fixtures.machine.processes import wait_until
 
 HOSTS = ("compute-1", "compute-2", "compute-3", "compute-4")
 THIRD = "compute-3"
-WAIT = ("--wait", "--within", "90")
+WAIT = ("--wait", "--within", "300")
 
 pytestmark = pytest.mark.services
 
@@ -73,7 +73,7 @@ def cyborg(running: Cloud, capsys: pytest.CaptureFixture[str]) -> Run:
 def hosts_of(cloud: Cloud, driver: str) -> list[dict[str, Any]]:
     """Return the hosts of a driver from the API."""
     headers = {"OpenStack-API-Version": "accelerator latest"}
-    answer = requests.get(f"{cloud.endpoint}/v2/drivers/{driver}", headers=headers, timeout=30)
+    answer = requests.get(f"{cloud.endpoint}/v2/drivers/{driver}", headers=headers, timeout=60)
     places: list[dict[str, Any]] = answer.json()["hosts"] if answer.status_code == 200 else []
     return places
 
@@ -254,7 +254,7 @@ def call(cloud: Cloud, method: str, path: str, body: Any = None) -> requests.Res
     """Call the API as Nova does."""
     headers = {"X-Service-Token": "any", "OpenStack-API-Version": "accelerator latest"}
     url = f"{cloud.endpoint}/v2/{path}"
-    return requests.request(method, url, headers=headers, json=body, timeout=30)
+    return requests.request(method, url, headers=headers, json=body, timeout=60)
 
 
 def bound(cloud: Cloud, request: str) -> bool:

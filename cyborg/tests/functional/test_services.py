@@ -21,7 +21,7 @@ told = {}
 
 def ask(method, path, **more):
     its = {"X-Auth-Token": "admin", "OpenStack-API-Version": "accelerator latest"}
-    answer = requests.request(method, f"{stack.endpoint}/v2{path}", headers=its, timeout=10, **more)
+    answer = requests.request(method, f"{stack.endpoint}/v2{path}", headers=its, timeout=60, **more)
     assert answer.ok, answer.text
     return answer.json() if answer.content else None
 

@@ -44,7 +44,7 @@ def endpoint(service: Daemon) -> str:
 
 
 def devices(url: str) -> list[str]:
-    return [d["uuid"] for d in requests.get(f"{url}/v2/devices", timeout=10).json()["devices"]]
+    return [d["uuid"] for d in requests.get(f"{url}/v2/devices", timeout=60).json()["devices"]]
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def service(tmp_path: Path) -> Iterator[Daemon]:
 
 def test_standalone_service_stops_in_two_seconds_and_frees_its_port(service: Daemon) -> None:
     url = endpoint(service)
-    assert requests.get(f"{url}/healthcheck", timeout=10).status_code == 200
+    assert requests.get(f"{url}/healthcheck", timeout=60).status_code == 200
     begin = time.monotonic()
     assert service.stop() == 0
     assert time.monotonic() - begin < 2 * measure_slowdown()
@@ -81,9 +81,9 @@ def test_browser_request_is_rejected_and_files_are_private(service: Daemon, tmp_
     placement = re.findall(r"Placement listens on (\S+)", service.log.read_text())[-1]
     token = {"X-Auth-Token": "admin"}
     for root, path in ((url, "/v2/devices"), (url, "/"), (placement, "/resource_providers")):
-        assert requests.get(root + path, headers=token, timeout=10).status_code == 200
+        assert requests.get(root + path, headers=token, timeout=60).status_code == 200
         for header in ({"Host": "rebound.example:6666"}, {"Origin": "http://rebound.example"}):
-            answer = requests.get(root + path, headers=token | header, timeout=10)
+            answer = requests.get(root + path, headers=token | header, timeout=60)
             assert answer.status_code == 403
             assert "rebound.example" in answer.json()["error_message"]
     modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in state.iterdir() if p.is_file()}
@@ -104,7 +104,7 @@ def test_second_service_on_the_same_state_is_rejected(service: Daemon, tmp_path:
 def refusal(service: Daemon) -> str:
     """Start a service that must exit with code 1; return its last line."""
     service.start()
-    wait_until("it gives up", lambda: not service.alive(), 90)
+    wait_until("it gives up", lambda: not service.alive())
     assert service.stop() == 1
     text = service.log.read_text()
     assert "Traceback" not in text

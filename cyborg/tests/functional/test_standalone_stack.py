@@ -14,7 +14,7 @@ import requests
 from cyborg.tests.fixtures.clouds.standalone import running
 
 def ask(url):
-    return requests.get(url, headers={"X-Auth-Token": "admin"}, timeout=10).json()
+    return requests.get(url, headers={"X-Auth-Token": "admin"}, timeout=60).json()
 
 told = []
 for _ in range(2):

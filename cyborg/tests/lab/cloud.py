@@ -57,7 +57,7 @@ class Lab:
         self.guest.cycle_power()
         self.start_agent()
 
-    def until(self, event: str, condition: Callable[[], Any], seconds: float = 90.0) -> float:
+    def until(self, event: str, condition: Callable[[], Any], seconds: float = 600.0) -> float:
         """Wait for a condition; return the seconds it took. Show all logs on failure."""
         begin = time.monotonic()
         try:
@@ -199,7 +199,7 @@ def running_lab(
         try:
             running.start()
             new_lab.add_profile("drive", resource_class)
-            new_lab.until("it is in Placement", lambda: new_lab.offered(resource_class), 600)
+            new_lab.until("it is in Placement", lambda: new_lab.offered(resource_class))
             yield new_lab
         finally:
             running.stop()

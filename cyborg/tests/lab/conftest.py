@@ -15,7 +15,7 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
     """Give each test the time that the boot of an emulated host takes on a slow machine."""
     for item in items:
         if item.path.parent == FOLDER and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(1200))
+            item.add_marker(pytest.mark.timeout(3600))
 
 
 # A hook, not a fixture: a fixture of a test module with the same name would replace it.

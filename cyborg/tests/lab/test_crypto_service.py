@@ -92,13 +92,13 @@ def test_accelerator_is_bound_and_released_with_its_traits(lab: Lab) -> None:
 
     rebind(lab, "vfio-pci")
     lab.guest.run("! grep -q virtio_crypto /proc/crypto")
-    lab.until("the agent has seen it", lambda: bound_driver(lab) == "vfio-pci", 150)
+    lab.until("the agent has seen it", lambda: bound_driver(lab) == "vfio-pci")
     assert traits(lab, provider) == before
 
     rebind(lab, "virtio-pci")
     lab.release(instance)
-    lab.until("it is offered", lambda: lab.offered(CRYPTO) == [provider], 150)
-    lab.until("the agent has seen it", lambda: bound_driver(lab) == "virtio-pci", 150)
+    lab.until("it is offered", lambda: lab.offered(CRYPTO) == [provider])
+    lab.until("the agent has seen it", lambda: bound_driver(lab) == "virtio-pci")
     assert traits(lab, provider) == before
 
 
@@ -113,21 +113,21 @@ def test_hot_plugged_accelerator_is_offered_until_it_is_unplugged(lab: Lab) -> N
     lab.guest.monitor.execute("object-add", **backend)
     lab.plug("rp1", "virtio-crypto-pci", cryptodev="engine1")
     (first,) = lab.offered(CRYPTO)
-    lab.until("both are offered", lambda: len(lab.offered(CRYPTO)) == 2, 150)
+    lab.until("both are offered", lambda: len(lab.offered(CRYPTO)) == 2)
     (second,) = set(lab.offered(CRYPTO)) - {first}
-    lab.until("its traits are there", lambda: traits(lab, second) >= AES, 150)
+    lab.until("its traits are there", lambda: traits(lab, second) >= AES)
     assert hardware(lab, PLUGGED)["acc_specs"]["num"] == 1
     lab.unplug("rp1")
-    lab.until("one is offered", lambda: lab.offered(CRYPTO) == [first], 150)
+    lab.until("one is offered", lambda: lab.offered(CRYPTO) == [first])
 
 
 def test_accelerator_that_the_kernel_uses_is_reserved(lab: Lab) -> None:
     (provider,) = lab.offered(CRYPTO)
     lab.guest.run(f'{BIN}/python -I -S -c "{USE}" & echo $! >/io/user; sleep 1')
-    lab.until("it is used", (lab.guest.share / "used").exists, 150)
+    lab.until("it is used", (lab.guest.share / "used").exists)
     assert "refcnt       : 2" in lab.guest.run("grep -A3 virtio_crypto_aes_cbc /proc/crypto")
     lab.guest.run(f"echo change >{FOLDER}/uevent")
-    lab.until("it is not offered", lambda: lab.offered(CRYPTO) == [], 150)
+    lab.until("it is not offered", lambda: lab.offered(CRYPTO) == [])
     assert lab.inventory(provider) == (1, 1)
     assert traits(lab, provider) >= AES
     reasons = [d.get("undeliverable_reason") for d in lab.call("GET", "/v2/devices")["devices"]]
@@ -136,5 +136,5 @@ def test_accelerator_that_the_kernel_uses_is_reserved(lab: Lab) -> None:
     # For five minutes after the last use, only another kernel driver makes it available.
     lab.guest.run("kill $(cat /io/user); sleep 1")
     rebind(lab, "vfio-pci")
-    lab.until("it is offered", lambda: lab.offered(CRYPTO) == [provider], 150)
+    lab.until("it is offered", lambda: lab.offered(CRYPTO) == [provider])
     assert traits(lab, provider) >= AES

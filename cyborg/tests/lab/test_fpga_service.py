@@ -74,12 +74,12 @@ def bind_image(lab: Lab, provider: str, image: str, expected: str) -> str:
     groups = [{"resources:FPGA": "1", "accel:bitstream_id": image}]
     lab.call("POST", "/v2/device_profiles", json=[{"name": name, "groups": groups}])
     # A card whose health was measured while its previous image was restored is closed for a moment.
-    lab.until("it is offered", lambda: lab.offered(FPGA) == [provider], 150)
+    lab.until("it is offered", lambda: lab.offered(FPGA) == [provider])
     _, instance = lab.bind(provider, name, expected)
     records = rows.read(lab.engine, schema.jobs)
     (error,) = [row["error"] for row in records if row["subject"] == instance]
     lab.release(instance)
-    lab.until("the handle is clean", lambda: not dirty(lab), 150)
+    lab.until("the handle is clean", lambda: not dirty(lab))
     return str(error or "")
 
 
@@ -93,7 +93,7 @@ def program(lab: Lab, image: str) -> None:
     path = f"/v2/deployables/{deployable['uuid']}"
     patch = [{"path": "/program", "op": "replace", "value": [{"image_uuid": image}]}]
     lab.call("PATCH", f"{path}/program", json=patch)
-    lab.until("it is programmed", lambda: lab.call("GET", path)["bitstream_id"] == image, 150)
+    lab.until("it is programmed", lambda: lab.call("GET", path)["bitstream_id"] == image)
 
 
 def traits(lab: Lab, provider: str) -> set[str]:
@@ -125,7 +125,7 @@ def test_images_of_glance_are_loaded_and_failures_keep_the_function(
     first, second = FPGA_FUNCTIONS["first"], FPGA_FUNCTIONS["second"]
     program(lab, add_image(glance, first))
     assert loaded(lab) == first
-    lab.until("Placement has its trait", lambda: trait_of(first) in traits(lab, provider), 150)
+    lab.until("Placement has its trait", lambda: trait_of(first) in traits(lab, provider))
 
     other = add_image(glance, second, **{"accel:region_id": FPGA_OTHER_INTERFACE})
     assert "accel:region_id" in bind_image(lab, provider, other, "BindFailed")
@@ -147,4 +147,4 @@ def test_images_of_glance_are_loaded_and_failures_keep_the_function(
     assert loaded(lab) == second
     # The server had the whole card, so it could have loaded another function.
     functions = {trait_of(first), trait_of(second)}
-    lab.until("its function is unknown", lambda: not functions & traits(lab, provider), 150)
+    lab.until("its function is unknown", lambda: not functions & traits(lab, provider))

@@ -66,10 +66,10 @@ def test_device_exists_while_a_server_has_it(lab: Lab) -> None:
 
     lab.release(servers[0][1])
     kept = found[1]["attach_handle_uuid"]
-    lab.until("its device is removed", lambda: existing(lab) == [kept], 150)
+    lab.until("its device is removed", lambda: existing(lab) == [kept])
     lab.release(servers[1][1])
-    lab.until("all devices are removed", lambda: existing(lab) == [], 150)
-    lab.until("all handles are clean", lambda: dirty(lab) == [], 150)
+    lab.until("all devices are removed", lambda: existing(lab) == [])
+    lab.until("all handles are clean", lambda: dirty(lab) == [])
     assert lab.inventory(provider) == (12, 0)
 
 
@@ -83,13 +83,13 @@ def test_device_that_a_process_uses_is_removed_later(lab: Lab) -> None:
     # Opened before the process starts, which may take longer than the release.
     lab.guest.run(f"exec 9<>{group}; sleep 1000 & echo $! >/io/user; exec 9>&-")
     lab.release(instance)
-    lab.until("the removal has failed", lambda: "may still be used" in errors_of_jobs(lab), 150)
+    lab.until("the removal has failed", lambda: "may still be used" in errors_of_jobs(lab))
     assert existing(lab) == [device]
     assert len(dirty(lab)) == 1
 
     lab.guest.run("kill $(cat /io/user)")
-    lab.until("the device is removed", lambda: existing(lab) == [], 150)
-    lab.until("the handle is clean", lambda: dirty(lab) == [], 150)
+    lab.until("the device is removed", lambda: existing(lab) == [])
+    lab.until("the handle is clean", lambda: dirty(lab) == [])
 
 
 @pytest.mark.matrix
@@ -100,17 +100,17 @@ def test_handles_are_the_same_after_all_devices_were_lost(lab: Lab) -> None:
     before = handle_uuids(lab)
     assert len(before) == 12
     lab.guest.run("rmmod mtty")
-    lab.until("the free handles have disappeared", lambda: len(handle_uuids(lab)) == 1, 150)
+    lab.until("the free handles have disappeared", lambda: len(handle_uuids(lab)) == 1)
     assert lab.state(request) == "Bound"
 
     lab.guest.run(f"insmod {kernel_module.build()[0]}")
-    lab.until("all handles are back", lambda: handle_uuids(lab) == before, 150)
-    lab.until("all are in Placement", lambda: lab.inventory(provider) == (12, 0), 150)
+    lab.until("all handles are back", lambda: handle_uuids(lab) == before)
+    lab.until("all are in Placement", lambda: lab.inventory(provider) == (12, 0))
     assert existing(lab) == []
     assert lab.state(request) == "Bound"
 
     lab.release(instance)
-    lab.until("the handle is clean", lambda: dirty(lab) == [], 150)
+    lab.until("the handle is clean", lambda: dirty(lab) == [])
 
 
 def restore_states(lab: Lab) -> set[str]:
@@ -126,16 +126,16 @@ def test_device_of_a_server_is_created_again_after_a_boot(lab: Lab) -> None:
     request, instance = lab.bind(provider)
     (device,) = existing(lab)
     lab.cycle_power()
-    lab.until("the device exists again", lambda: device in existing(lab), 200)
+    lab.until("the device exists again", lambda: device in existing(lab))
     assert existing(lab) == [device]
     assert lab.state(request) == "Bound"
-    lab.until("all are in Placement", lambda: lab.inventory(provider) == (12, 0), 150)
+    lab.until("all are in Placement", lambda: lab.inventory(provider) == (12, 0))
     # The agent creates the device before the conductor has the result of the job.
-    lab.until("the restore job is done", lambda: restore_states(lab) <= {"done"}, 150)
+    lab.until("the restore job is done", lambda: restore_states(lab) <= {"done"})
 
     lab.release(instance)
-    lab.until("the device is removed", lambda: existing(lab) == [], 150)
-    lab.until("the handle is clean", lambda: dirty(lab) == [], 150)
+    lab.until("the device is removed", lambda: existing(lab) == [])
+    lab.until("the handle is clean", lambda: dirty(lab) == [])
 
 
 def handle_uuids(lab: Lab) -> dict[str, str]:

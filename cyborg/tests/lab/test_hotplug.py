@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hot-plug on a real kernel, and the time until Placement is updated.
 
-The agent receives uevents. Periodic discovery has no effect: its interval is ten minutes. Python is
-about twenty times slower in the guest than on hardware. On a quiet machine Placement is updated
-within two seconds nevertheless; the summary shows the time.
+The agent receives uevents. Periodic discovery has no effect: its interval is an hour. The summary
+shows the time until Placement is updated; Python is about twenty times slower in the guest than on
+hardware.
 """
 
 import re
@@ -21,12 +21,10 @@ pytestmark = [pytest.mark.lab, pytest.mark.services]
 
 EDU, NIC = "CUSTOM_EDU", "CUSTOM_NIC"
 CARD = "0000:03:00.0"  # in the port rp2
-# Seconds from the uevent until Placement is updated, with other tests on the same cores. Without
-# uevents the next heartbeat would update it, after up to ten seconds.
-SOON = 5.0
-SLOW = 1.0  # seconds that the kernel waits when it disables SR-IOV
+# Seconds. Longer than these tests: without uevents the agent would not see a change.
+NEVER = 3600
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
-    "agent": {"enabled_drivers": "", "enabled_backends": "cards,nics", "discovery_interval": 600},
+    "agent": {"enabled_drivers": "", "enabled_backends": "cards,nics", "discovery_interval": NEVER},
     "cards": {
         "driver": "generic",
         "devices": [f"class=0108,resource_class={NVME}", f"vendor=1234,resource_class={EDU}"],
@@ -38,8 +36,8 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "physical_networks": f"physnet1:{CARD}",
         "check_carrier": "false",  # the link needs a second
     },
-    # The defaults: a shorter interval would hide missing uevents.
-    "conductor": {"hello_interval": 10, "publish_interval": 5},
+    # The default: a shorter interval would hide that a change starts a report.
+    "conductor": {"hello_interval": 10},
 }
 
 
@@ -68,8 +66,6 @@ def test_hot_plugged_device_is_offered_until_it_is_unplugged(
         "summary",
         f"hot-plug: in Placement after {appearance:.2f} s, out after {disappearance:.2f} s",
     )
-    assert appearance < SOON
-    assert disappearance < SOON
 
 
 def show_device(lab: Lab, address: str) -> Any:
@@ -164,8 +160,6 @@ def test_removed_bound_virtual_function_is_drained(lab: Lab, record_property: An
         "summary",
         f"VFs: in Placement after {offer_time:.2f} s, drained after {seconds_to_drain:.2f} s",
     )
-    assert offer_time < SOON
-    assert seconds_to_drain < SOON + SLOW
 
 
 def start_layout(lab: Lab, layout: str, drain: bool = False) -> str:

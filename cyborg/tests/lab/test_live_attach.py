@@ -80,8 +80,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory, rabbit_url: str, image: Path) 
             nova.add_server(SERVER, HOST, tenant_id="p", locked=False, flavor={"extra_specs": {}})
             new_lab.add_profile("vgpu", VGPU)
             allocate(new_lab)
-            new_lab.until("the function is offered", lambda: FUNCTION in new_lab.handles(), 120)
-            new_lab.until("mtty is offered", lambda: new_lab.offered(VGPU), 120)
+            new_lab.until("the function is offered", lambda: FUNCTION in new_lab.handles())
+            new_lab.until("mtty is offered", lambda: new_lab.offered(VGPU))
             yield new_lab
 
 

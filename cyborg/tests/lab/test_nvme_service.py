@@ -76,7 +76,7 @@ def is_dirty(lab: Lab, address: str = DRIVE) -> bool:
 
 def await_erasure(lab: Lab, address: str = DRIVE) -> None:
     """Wait until a function is clean; an attempt that failed is repeated."""
-    lab.until(f"{address} is clean", lambda: not is_dirty(lab, address), 150)
+    lab.until(f"{address} is clean", lambda: not is_dirty(lab, address))
 
 
 def count_erasures(lab: Lab, namespaces: int, samples: int) -> int:
@@ -130,7 +130,7 @@ def test_drive_in_use_by_the_host_stays_dirty_until_it_is_erased(
     disk = DISK.format(1)
     lab.guest.run(f"busybox mkswap {disk} && busybox swapon {disk}")
     lab.release(instance)
-    lab.until("the erasure has failed", lambda: "holds swap" in errors_of_jobs(lab), 150)
+    lab.until("the erasure has failed", lambda: "holds swap" in errors_of_jobs(lab))
     assert is_dirty(lab)
     assert has_secret(images)
 
@@ -158,7 +158,7 @@ def test_drive_of_the_host_itself_is_erased_when_the_host_is_done_with_it(
     lab.guest.run(f"busybox mkswap {disk} && busybox swapon {disk}")
 
     lab.call("DELETE", path)
-    lab.until("the erasure has failed", lambda: "holds swap" in errors_of_jobs(lab), 150)
+    lab.until("the erasure has failed", lambda: "holds swap" in errors_of_jobs(lab))
     assert lab.call("GET", path)["step"] == "clean"
     assert has_secret(images)
     lab.guest.run(f"busybox swapoff {disk}")

@@ -25,7 +25,7 @@ BUS = Path("/sys/bus/pci")
 
 def write_pattern() -> None:
     """Write the data of a tenant."""
-    wait_until("the disk is there", DISK.exists, 30)
+    wait_until("the disk is there", DISK.exists)
     with open(DISK, "r+b") as disk:
         for offset in OFFSETS:
             disk.seek(offset)
@@ -51,7 +51,7 @@ def find_class() -> str:
 def main() -> None:
     """Print the results."""
     subprocess.run(["modprobe", "-a", "nvme", "vfio-pci"], check=True)
-    wait_until("the disk is there", DISK.exists, 30)
+    wait_until("the disk is there", DISK.exists)
     driver = NvmeDriver("nvme0", {"devices": ["class=0108"]})
     (device,) = driver.discover()
     item = WorkItem("nvme0", device.address, device.address, device.address)

@@ -60,12 +60,12 @@ def change_layouts(drive: Path) -> None:
     (virtual / "driver_override").write_text("vfio-pci")
     (BUS / "drivers_probe").write_text(virtual.name)
     group = Path("/dev/vfio") / (virtual / "iommu_group").resolve().name
-    wait_until("the group is there", group.exists, 30)
+    wait_until("the group is there", group.exists)
     descriptor = os.open(group, os.O_RDWR)  # as a server does
     record_drive("open", driver, drive, "vfs-0")
     os.close(descriptor)
     record_drive("closed", driver, drive, "vfs-0")
-    wait_until("the disk is there", DISK.exists, 30)
+    wait_until("the disk is there", DISK.exists)
     subprocess.run(["busybox", "mkswap", DISK], check=True, capture_output=True)
     subprocess.run(["busybox", "swapon", DISK], check=True)
     record_drive("used", driver, drive, "vfs-2")
@@ -99,7 +99,7 @@ def use_network_card() -> None:
             return carrier.read_text().strip() == "1"
         return False
 
-    wait_until("the link is up", has_link, 30)
+    wait_until("the link is up", has_link)
     record("nic used")
     (BUS / "drivers/e1000e/unbind").write_text(folder.parent.name)
     record("nic given away")

@@ -67,7 +67,7 @@ def error_of(act: Callable[[], None]) -> str:
 def used(device: str) -> Iterator[None]:
     """Use a device as a hypervisor does: by its VFIO group."""
     group = (DEVICES / device / "iommu_group").resolve().name
-    wait_until("the group has a node", Path("/dev/vfio", group).exists, 30)
+    wait_until("the group has a node", Path("/dev/vfio", group).exists)
     with open(os.open(f"/dev/vfio/{group}", os.O_RDWR), "rb", buffering=0):
         yield
 

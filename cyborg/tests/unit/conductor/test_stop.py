@@ -45,7 +45,7 @@ def test_error_of_close_has_a_traceback_only_if_unexpected(
     def fail() -> None:
         raise error
 
-    services._close_in_thread("transport", fail).join(10)
+    services._close_in_thread("transport", fail).join(120)
     (record,) = caplog.records
     assert "transport" in record.getMessage()
     assert bool(record.exc_info) is has_traceback
@@ -77,4 +77,4 @@ def test_stop_with_everything_hanging_ends_at_one_deadline(
         assert any(name in line for line in warnings), name
     hanging.gate.set()
     for loop in service._loops:
-        assert loop.join(10)
+        assert loop.join(120)

@@ -55,7 +55,7 @@ def test_transaction_is_retried_after_a_lock_timeout(hanging: HangingDatabase) -
 
     thread = threading.Thread(target=hold_lock)
     thread.start()
-    assert locked.wait(30)
+    assert locked.wait(120)
 
     # The other transaction ends in the pause after the lock timeout.
     def end_transaction(_seconds: float) -> None:

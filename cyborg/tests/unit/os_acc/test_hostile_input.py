@@ -226,7 +226,7 @@ def run(
     tally.check(count)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("count", COUNTS)
 def test_no_arq_injects_xml(count: int) -> None:
     def check(tally: Tally, arq: Any) -> None:
@@ -245,7 +245,7 @@ def test_no_arq_injects_xml(count: int) -> None:
     run(count, make_arq, check)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("count", COUNTS)
 def test_no_context_injects_parameters_of_the_query(count: int) -> None:
     def check(tally: Tally, context: Any) -> None:
@@ -275,7 +275,7 @@ def test_no_context_injects_parameters_of_the_query(count: int) -> None:
     run(count, lambda _: samples.make_context(), check)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("count", COUNTS)
 def test_no_argument_of_parse_binds_another_provider(count: int) -> None:
     names = ("context", "hostname", "instance_uuid", "mappings", "providers")
@@ -309,7 +309,7 @@ def test_no_argument_of_parse_binds_another_provider(count: int) -> None:
     run(count, make_arguments, check)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("count", COUNTS)
 def test_no_domain_fails_the_search_for_a_device(count: int) -> None:
     arq = samples.make_arq()

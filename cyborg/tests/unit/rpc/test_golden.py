@@ -161,7 +161,7 @@ def test_server_accepts_the_golden_message(
     while not received.empty():
         received.get()
     recorded_bus.publish_raw(contract, message)
-    assert received.get(timeout=10) == (method, dict(EXAMPLES[contract][method][0]))
+    assert received.get(timeout=120) == (method, dict(EXAMPLES[contract][method][0]))
 
 
 @pytest.mark.parametrize(("contract", "method"), NAMES)

@@ -94,9 +94,9 @@ def test_call_waits_for_a_restarting_conductor(
         assert client.discovery_create("a")["host"] == "a"
     with ThreadPoolExecutor(1) as pool:
         pending = pool.submit(client.discovery_create, "b")
-        assert waiting.wait(20)
+        assert waiting.wait(120)
         with direct.serving("conductor", Echo()):
-            assert pending.result(20)["host"] == "b"
+            assert pending.result(120)["host"] == "b"
 
 
 def test_call_on_a_half_open_connection_is_not_sent(

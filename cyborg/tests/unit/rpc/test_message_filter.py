@@ -278,4 +278,4 @@ def test_calls_with_missing_reply_queues_do_not_block_others(rabbit_url: str) ->
                     body = {"oslo.version": "2.0", "oslo.message": json.dumps(inner)}
                     key = f"{bus.conf.rpc.topic}.conductor"
                     producer.publish(body, serializer="json", routing_key=key)
-            wait_until("a good call is answered", lambda: bus.conductor().arq_create("p", None), 20)
+            wait_until("a good call is answered", lambda: bus.conductor().arq_create("p", None))

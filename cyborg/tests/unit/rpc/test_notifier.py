@@ -21,7 +21,7 @@ from cyborg.tests.fixtures.bus.broker import MEMORY
 from cyborg.tests.fixtures.bus.tcp_relay import relay
 from cyborg.tests.fixtures.machine.options import make_conf
 
-LONG = 30.0
+LONG = 120.0
 
 
 def options(url: str, topic: str | None = None, **groups: Any) -> cfg.ConfigOpts:

@@ -15,7 +15,7 @@ from cyborg.tests.fixtures.bus.broker import open_bus
 from cyborg.tests.fixtures.bus.tcp_relay import relay
 from cyborg.tests.fixtures.machine.options import make_conf
 
-LONG = 40.0
+LONG = 120.0
 
 pytestmark = pytest.mark.services
 

@@ -65,7 +65,7 @@ class SlowApplication:
 
     def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         self.entered.set()
-        assert self.proceed.wait(20)
+        assert self.proceed.wait(120)
         return application(environ, start)
 
 
@@ -82,12 +82,12 @@ def test_stop_sends_the_response_of_a_request_in_progress(
     server.start(app)
     with ThreadPoolExecutor(2) as pool:
         request = pool.submit(requests.get, server.url, timeout=20)
-        assert app.entered.wait(20)
+        assert app.entered.wait(120)
         stop = pool.submit(server.stop)
         wait_until("the port is closed", lambda: _is_closed(int(server.url.rpartition(":")[2])))
         app.proceed.set()
-        stop.result(20)
-        assert request.result(20).status_code == 200
+        stop.result(120)
+        assert request.result(120).status_code == 200
     assert [record.getMessage() for record in caplog.records if record.name == "waitress"] == []
 
 
@@ -100,9 +100,9 @@ def test_request_that_outlasts_the_stop_logs_no_error(
     server.start(app)
     with ThreadPoolExecutor(1) as pool:
         request = pool.submit(requests.get, server.url, timeout=20)
-        assert app.entered.wait(20)
+        assert app.entered.wait(120)
         server.stop()
         app.proceed.set()
         assert isinstance(request.exception(20), requests.ConnectionError)
-    wait_until("the request has ended", lambda: set(threading.enumerate()) <= threads, 20)
+    wait_until("the request has ended", lambda: set(threading.enumerate()) <= threads)
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []

@@ -10,7 +10,7 @@ from cyborg.conductor.drivers.notifier import GenerationNotifier
 from cyborg.core.errors import TimedOut
 from cyborg.threads.fanout import MAX_THREADS, FanOut
 
-LONG = 10.0
+LONG = 120.0
 
 
 class Agents:

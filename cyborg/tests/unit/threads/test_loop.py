@@ -30,8 +30,8 @@ def test_error_of_a_round_is_logged_and_does_not_end_the_thread(
     monkeypatch.setattr(loop, "ERROR_PAUSE", 0.01)
     thread = Faulty()
     thread.start()
-    assert thread.second_round.wait(10)
+    assert thread.second_round.wait(120)
     thread.stop()
-    assert thread.join(10)
+    assert thread.join(120)
     (record,) = (r for r in caplog.records if r.exc_info)
     assert record.getMessage() == "Unexpected error in thread faulty"

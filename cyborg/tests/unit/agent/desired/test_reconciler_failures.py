@@ -105,7 +105,7 @@ def rediscover_all(host: ReconcilerHost) -> list[BackendStatus]:
     for backend in host.registry:
         news.clear()
         backend.rediscover(record)
-        assert news.wait(20)
+        assert news.wait(120)
     return statuses
 
 

@@ -320,6 +320,6 @@ def test_close_stops_a_download(glance: FakeGlance, make: Make, spool: Path) -> 
     while not files(spool):
         thread.join(0.01)
     store.close()
-    thread.join(10)
+    thread.join(120)
     assert [str(error) for error in errors] == ["the agent is stopping"]
     assert files(spool) == set()

@@ -114,7 +114,7 @@ def test_one_thread_reads_while_others_use_the_old_limits(env: Env) -> None:
 
     def wait(project: str) -> Mapping[str, int]:
         reading.set()
-        assert go_on.wait(10)
+        assert go_on.wait(120)
         return read(project)
 
     env.keystone.read = wait  # type: ignore[method-assign]
@@ -122,10 +122,10 @@ def test_one_thread_reads_while_others_use_the_old_limits(env: Env) -> None:
     found: list[int] = []
     reader = threading.Thread(target=lambda: found.append(env.limit()))
     reader.start()
-    assert reading.wait(10)
+    assert reading.wait(120)
     assert env.limit() == 5
     go_on.set()
-    reader.join(10)
+    reader.join(120)
     assert (found, env.limit()) == ([6], 6)
 
 

@@ -250,7 +250,7 @@ def test_concurrent_copies_have_one_effect(engine: sa.Engine) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
     assert len(rows.read(engine, schema.arqs)) == 1
     assert answers == [answers[0]] * 4
 

@@ -51,7 +51,7 @@ def test_hanging_task_is_overdue_until_it_runs_again(
     now[0] = 99999.0
     task.stop()
     may_end.release()
-    assert task.join(10)
+    assert task.join(120)
     assert task.overdue() == 0.0, "a stopped task is not overdue"
 
 

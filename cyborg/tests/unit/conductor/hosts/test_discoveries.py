@@ -70,7 +70,7 @@ def join_threads(engine: sa.Engine) -> None:
     """Wait for the threads that call agents."""
     for thread in threading.enumerate():
         if thread.name == "discovery":
-            thread.join(10)
+            thread.join(120)
 
 
 def test_create_calls_each_host_once(engine: sa.Engine) -> None:

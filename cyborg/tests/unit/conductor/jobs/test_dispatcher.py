@@ -380,7 +380,7 @@ def test_unreachable_host_does_not_delay_others(
         release.set()
     for thread in threading.enumerate():
         if thread.name == "job":
-            thread.join(20)
+            thread.join(120)
 
 
 def test_jobs_of_one_host_run_in_one_round(sqlite_env: JobsEnv) -> None:

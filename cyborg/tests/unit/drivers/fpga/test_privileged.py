@@ -251,4 +251,4 @@ def test_process_that_a_tool_started_is_killed_too(
     child = Path("/proc", (tmp_path / "child").read_text().strip(), "stat")
     # The signal is sent; on a busy machine the process takes a moment to end. It is gone then, or
     # waits for the process that adopted it.
-    wait_until("the process is gone", lambda: has_ended(child), 10)
+    wait_until("the process is gone", lambda: has_ended(child))

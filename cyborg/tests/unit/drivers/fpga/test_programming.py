@@ -330,7 +330,7 @@ def test_one_image_at_a_time_is_loaded_into_a_card(
         active.append(1)
         assert len(active) == 1
         started.set()
-        assert proceed.wait(10)
+        assert proceed.wait(120)
         kernel.write_attribute(path, text)
         active.pop()
 
@@ -342,10 +342,10 @@ def test_one_image_at_a_time_is_loaded_into_a_card(
     ]
     for thread in threads:
         thread.start()
-    assert started.wait(10)
+    assert started.wait(120)
     proceed.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(120)
     assert len(kernel.writes) == 2
 
 

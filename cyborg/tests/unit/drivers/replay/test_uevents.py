@@ -79,7 +79,7 @@ def test_wake_ends_a_read_without_uevents() -> None:
         thread = threading.Thread(target=lambda: found.append(source.read(None)))
         thread.start()
         source.wake()
-        thread.join(10)
+        thread.join(120)
         assert found == [[]]
     finally:
         replay.host.close()

@@ -66,12 +66,12 @@ class FuzzEnv:
         }
 
     def answers(self) -> None:
-        """Check that both daemons answer a valid call without delay."""
+        """Check that both daemons answer a valid call."""
         begun = time.monotonic()
         answer = self.bus.conductor().service_hello("cyborg-api", "fuzz", str(uuid4()), None)
         assert answer["interval"] == 0.5
         assert make_agent_client(self.bus.transport, self.bus.conf).hardware(HOST)["hardware"]
-        assert time.monotonic() - begun < 10
+        assert time.monotonic() - begun < 60
 
     def empty(self) -> bool:
         """Return whether a queue is empty."""

@@ -4,7 +4,6 @@
 from pathlib import Path
 
 from cyborg.tests.fixtures.machine.processes import run_script
-from cyborg.tests.fixtures.machine.slowdown import measure_slowdown
 
 # In a separate process, because a process can have only one embedded Placement.
 SCRIPT = """
@@ -41,15 +40,13 @@ def stack_devices(stack):
 told = {}
 with running(
     folder, devices=2, handles=4,
-    agent={"health_interval": 0.1, "health_recovery_time": quiet, "discovery_interval": 60},
+    agent={"health_interval": 0.1, "health_recovery_time": quiet, "discovery_interval": 3600},
     fake={"sick": sick},
 ) as stack:
     told["before"] = reserved(stack)
     sick.write_text("0000:0c:00.0 smokes\\n")
-    began = time.monotonic()
     first = "compute-1_0000:0c:00.0"
     wait_until("it is closed", lambda: reserved(stack)[first] == (4, 4))
-    told["closed_after"] = time.monotonic() - began
     told["sick"] = reserved(stack)
     told["health"] = health(stack)
     told["reason"] = [d["health_reason"] for d in stack_devices(stack) if d["health_reason"]]
@@ -69,6 +66,5 @@ def test_unhealthy_card_is_cordoned_until_recovery_window_ends(tmp_path: Path) -
     assert results["sick"] == {first: [4, 4], second: [0, 4]}
     assert results["health"] == ["ok", "unhealthy"]
     assert results["reason"] == ["smokes"]
-    assert results["closed_after"] < 5 * measure_slowdown()
     assert results["open_after"] >= 1.4, "not before it has been well for the quiet time"
     assert results["well"] == ["ok", "ok"]

@@ -43,7 +43,7 @@ __all__ = ["node", "placement_adapter"]
 
 pytestmark = pytest.mark.services
 
-SECONDS = 120.0
+SECONDS = 50.0
 
 
 @pytest.fixture(autouse=True)

@@ -36,9 +36,10 @@ LOAD_FACTOR = 10.0 if SLACK else 0.0
 """A limit grows by this multiple of the longest answer of Placement, asked directly from before the
 fault until the recovery: a detection and a recovery are several such steps one after the other, and
 each is as slow as the machine."""
-LOST_CALL = 10.0 if SLACK else 0.0
-"""Seconds of one RPC timeout: on a busy machine a dead connection to the broker may be detected
-only after the end of the fault, and the call that was sent on it is repeated."""
+LOST_CALLS = 30.0 if SLACK else 0.0
+"""Seconds of three RPC timeouts: on a busy machine a dead connection to the broker may be detected
+only after the end of the fault, and the call that was sent on it is repeated. Each of the two API
+workers and the conductor has connections of its own."""
 
 FAULTS = (Fault.HALF_OPEN, Fault.FROZEN, Fault.RESET)
 PORTS = {"mysql": 3306, "postgresql": 5432}
@@ -294,7 +295,7 @@ def test_reads_continue_while_another_service_fails(env: Env, name: str, fault: 
 def _check_return(env: Env, observations: dict[str, Any]) -> None:
     slack = observations["slack"]
     assert observations["well_after"] < HEALTH_SECONDS + slack, observations
-    assert observations["disable_after"] < DISABLE_SECONDS + LOST_CALL + slack, observations
+    assert observations["disable_after"] < DISABLE_SECONDS + LOST_CALLS + slack, observations
     assert env.overdue_loops() == {}
     assert [daemon for daemon, process in env.cloud.daemons.items() if not process.alive()] == []
     assert env.tracebacks() == {}, "an outage is no bug"

@@ -204,7 +204,7 @@ def test_call_without_an_answer_times_out(bus: Bus, recorder: Recorder) -> None:
     finally:
         recorder.proceed.set()
         bus.conf.set_override("timeout", 10.0, group="rpc")
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 9  # less than the default timeout
 
 
 class Host:

@@ -22,7 +22,7 @@ from cyborg.tests.fixtures.machine.options import make_conf
 
 pytestmark = pytest.mark.services
 
-SLACK = 5.0  # additional seconds for a busy machine
+SLACK = 20.0  # additional seconds for a busy machine
 
 
 class Echo:

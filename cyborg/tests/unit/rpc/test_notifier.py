@@ -115,7 +115,7 @@ def test_send_during_an_outage_raises_and_loses_nothing(
             started = time.monotonic()
             with pytest.raises(Unavailable, match="accepts no message"):
                 notifier.send([message(n=1), message(n=2)])
-            assert time.monotonic() - started < 10
+            assert time.monotonic() - started < 60
             wire.restore()
             assert send_until_accepted(notifier, message(n=1)) == [None]
             wire.cut()

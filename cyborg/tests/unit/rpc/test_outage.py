@@ -61,7 +61,7 @@ def test_calls_recover_after_outages_of_the_broker(rabbit_url: str) -> None:
                 with ThreadPoolExecutor(8) as pool:
                     futures = [pool.submit(call) for _ in range(8)]
                 assert {type(future.exception()) for future in futures} == {Unavailable}
-                assert time.monotonic() - started < 10, "a call is bounded while the broker is away"
+                assert time.monotonic() - started < 60, "a call is bounded while the broker is away"
                 wire.restore()
                 assert retry(call) == {"host": "h", "driver": None}
         left = set(threading.enumerate()) - earlier

@@ -21,7 +21,7 @@ def test_broker_outage_is_reported_in_time_without_the_password() -> None:
             started = time.monotonic()
             with pytest.raises(Unavailable, match=r"broker at 127\.0\.0\.1:\d+ does not") as raised:
                 client.device_set_status("u", "enabled")
-            assert time.monotonic() - started < 3
+            assert time.monotonic() - started < 9  # less than the default timeout
             assert "hunter2" not in raised.value.message
         with pytest.raises(Unavailable), bus.serving("conductor", _UnusedEndpoint()):
             pass

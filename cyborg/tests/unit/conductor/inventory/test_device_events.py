@@ -119,7 +119,7 @@ def test_health_change_notifies_owners_and_listeners_once(
     assert (device["health"], request["uuid"]) == ("unhealthy", first_arq)
     sentence = f"device {ADDRESS} is unhealthy: link down"
     assert request["error"] == sentence
-    assert f"{sentence}; used by ARQs {first_arq} (under a lease)" in caplog.text
+    assert f"{sentence}; used by ARQs {first_arq} (under a lease, or for its host)" in caplog.text
     host.send(hosts, card(0), unhealthy(1, None))
     assert [
         (kind, data["uuid"])

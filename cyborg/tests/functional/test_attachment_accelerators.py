@@ -163,7 +163,7 @@ def test_accelerator_whose_provider_moves_after_the_request_is_undone(
     placement.create(card["rp_uuid"], name, node.uuid)
     env.settle()
     assert env.check() == "error"
-    assert f"is not below compute node {env.node.name}" in env.rows()[0]["error"]
+    assert f"is not below the compute node of host {env.node.name}" in env.rows()[0]["error"]
 
 
 def test_placement_without_an_answer_does_not_refuse_an_accelerator(
@@ -189,7 +189,7 @@ def test_provider_that_is_not_below_the_compute_node_is_undone(
     env.attach_accelerator(handle["uuid"])
     env.settle()
     assert env.check() == "error"
-    assert f"is not below compute node {env.node.name}" in env.rows()[0]["error"]
+    assert f"is not below the compute node of host {env.node.name}" in env.rows()[0]["error"]
     env.detach_accelerator(handle["uuid"])
     assert (env.rows(), env.hidden_profiles()) == ([], [])
 
@@ -295,7 +295,7 @@ def test_attachment_with_several_accelerators_is_not_split(env: AcceleratorEnv) 
 
 
 def test_accelerator_without_an_instance_is_invalid(env: AcceleratorEnv) -> None:
-    with pytest.raises(Invalid, match="give the instance too"):
+    with pytest.raises(Invalid, match="give the instance or host too"):
         env.attachments.delete(UNKNOWN, None, None, False, UNKNOWN)
     with pytest.raises(Invalid) as found:
         env.attachments.delete(None, env.instance, None, False, "x")

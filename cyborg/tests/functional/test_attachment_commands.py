@@ -173,7 +173,7 @@ def test_failed_attach_sets_the_exit_status(service: Service) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "field"),
     [
-        ({}, 400, "instance_uuid"),
+        ({}, 400, "device_profile"),
         ({"device_profile": "one-fpga"}, 400, "instance_uuid"),
         ({"instance_uuid": "x", "device_profile": "one-fpga"}, 400, "instance_uuid"),
         ({"instance_uuid": UNKNOWN}, 400, "device_profile"),

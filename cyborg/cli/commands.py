@@ -4,6 +4,7 @@
 from typing import Any
 
 from cliff import commandmanager
+from stevedore import named
 
 USAGE_NOTE = (
     "Every command can be written with spaces, the noun first: 'cyborg device list' is "
@@ -16,6 +17,13 @@ _ALIASES = {"service-discover": "discover-services", "audit-create": "audit"}
 
 class CommandManager(commandmanager.CommandManager):
     """Command manager that accepts dashes or spaces between the words of a command."""
+
+    def load_commands(self, namespace: str) -> None:
+        """Register the commands of a namespace; only the modules of used commands are imported."""
+        # The method of cliff imports the modules of all commands.
+        self.group_list.append(namespace)
+        unloaded: Any = named.NamedExtensionManager(namespace, names=())
+        self.commands.update((entry.name, entry) for entry in unloaded.list_entry_points())
 
     def find_command(self, argv: list[str]) -> tuple[Any, str, list[str]]:
         """Return class, name and remaining arguments. Raise ValueError for an unknown command."""

@@ -10,9 +10,7 @@ from cyborg.core.inventory import capability
 from cyborg.core.inventory.device import Device
 from cyborg.core.inventory.report import BackendState, BackendStatus
 from cyborg.core.validation import string
-
-NOT_OFFERED = "not_offered"
-"""Key of ``vendor_board_info``: the reason why a device or deployable is not offered."""
+from cyborg.core.wire.board_info import NOT_OFFERED
 
 
 @dataclass(frozen=True, slots=True)

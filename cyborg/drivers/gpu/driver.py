@@ -34,7 +34,7 @@ from cyborg.core.inventory.health import Measurement
 from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
 from cyborg.core.naming import handle_uuid, make_custom_name
-from cyborg.core.wire.hardware import NOT_OFFERED
+from cyborg.core.wire.board_info import NOT_OFFERED
 from cyborg.drivers import host_use, hwdb
 from cyborg.drivers.base import Option
 from cyborg.drivers.generic import Description, PciDriver

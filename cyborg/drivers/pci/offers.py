@@ -15,7 +15,7 @@ from cyborg.core.inventory.device import (
     HandleType,
 )
 from cyborg.core.inventory.functions import root_of
-from cyborg.core.wire.hardware import NOT_OFFERED
+from cyborg.core.wire.board_info import NOT_OFFERED
 from cyborg.drivers import hwdb
 from cyborg.drivers.sysfs import PciFunction
 

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 import configparser
+import json
 import subprocess
 import sys
+from http.server import BaseHTTPRequestHandler
 from importlib import metadata
 from pathlib import Path
 
@@ -9,8 +11,10 @@ import pytest
 
 import cyborg
 from cyborg.cli import app
+from cyborg.tests.fixtures.machine.http_server import serve_http
 
 ROOT = Path(cyborg.__file__).parent.parent
+UUID = "6a1c3e9d-5f70-4248-8b1e-0c9d7e5f3a21"
 
 
 def commands() -> dict[str, metadata.EntryPoint]:
@@ -100,14 +104,42 @@ def test_within_invalid_duration_is_rejected(
     assert f"{duration!r} is not a number of seconds" in capsys.readouterr().err
 
 
+HEAVY = (
+    *("cmd2", "eventlet", "oslo_config", "oslo_messaging", "osprofiler", "pecan", "rich"),
+    *("openstack.accelerator", "openstack.cloud", "openstack.connection", "sqlalchemy"),
+    *("cyborg.cli.drivers", "cyborg.core.inventory.report", "cyborg.db", "cyborg.rpc"),
+)
+
+
+class DeviceHandler(BaseHTTPRequestHandler):
+    """An API with one device."""
+
+    def do_GET(self) -> None:
+        body = json.dumps({"devices": [{"uuid": UUID, "type": "GPU"}]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing."""
+
+
 @pytest.mark.slow
-def test_client_start_imports_no_heavy_modules() -> None:
-    heavy = ("sqlalchemy", "oslo_messaging", "pecan", "cyborg.db", "cyborg.rpc", "rich", "cmd2")
+def test_device_list_imports_no_heavy_modules() -> None:
     code = (
-        "import sys; from cyborg.cli import app, devices; app.CyborgApp([]); "
-        f"print(*[m for m in {heavy!r} if m in sys.modules])"
+        "import sys; from cyborg.cmd.scripts import client; client(); "
+        f"print([m for m in {HEAVY!r} if sys.modules.get(m)])"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert result.stdout.strip() == ""
+    with serve_http(DeviceHandler) as url:
+        options = ("--os-auth-type", "none", "--os-endpoint", url)
+        result = subprocess.run(
+            [sys.executable, "-c", code, *options, "device-list", "-f", "table"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+    *table, modules = result.stdout.splitlines()
+    assert UUID[:8] in "".join(table), result.stderr
+    assert modules == "[]"

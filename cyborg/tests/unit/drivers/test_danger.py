@@ -14,7 +14,7 @@ import pytest
 from cyborg.core.errors import DriverFailed
 from cyborg.core.inventory.device import Device
 from cyborg.core.jobs.job import WorkItem
-from cyborg.core.wire.hardware import NOT_OFFERED
+from cyborg.core.wire.board_info import NOT_OFFERED
 from cyborg.drivers.crypto.driver import CryptoDriver
 from cyborg.drivers.fpga.driver import FpgaDriver
 from cyborg.drivers.generic import GenericDriver, PciDriver

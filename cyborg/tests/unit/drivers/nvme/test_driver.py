@@ -13,7 +13,7 @@ import pytest
 from cyborg.core.errors import DriverFailed, Invalid, Misconfigured
 from cyborg.core.inventory.device import Ability, Device
 from cyborg.core.jobs.job import WorkItem
-from cyborg.core.wire.hardware import NOT_OFFERED
+from cyborg.core.wire.board_info import NOT_OFFERED
 from cyborg.drivers.nvme import NvmeDriver
 from cyborg.drivers.nvme_admin import ControllerInfo, Method
 from cyborg.drivers.privileged import CONTEXT

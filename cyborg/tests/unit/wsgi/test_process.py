@@ -9,8 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from cyborg.tests.fixtures.machine.processes import ini
+from cyborg.tests.fixtures.machine.processes import free_port, ini
 from cyborg.wsgi.process import Application, config_arguments, server_id
+
+HEAVY = (
+    *("alembic", "cliff", "eventlet", "openstack", "placement", "pyudev", "rich"),
+    *("cyborg.agent", "cyborg.cli", "cyborg.clients", "cyborg.conductor", "cyborg.db.migrations"),
+    *("cyborg.db.write", "cyborg.drivers", "cyborg.standalone"),
+)
 
 
 def test_config_arguments_from_environment(tmp_path: Path) -> None:
@@ -138,3 +144,30 @@ def test_application_invalid_option_fails_import(tmp_path: Path, text: str, opti
     done = run("import cyborg.wsgi.api", OS_CYBORG_CONFIG_FILES=str(file))
     assert done.returncode != 0
     assert option in done.stderr
+
+
+@pytest.mark.slow
+def test_application_starts_without_eventlet_and_openapi_document(tmp_path: Path) -> None:
+    file = tmp_path / "api.conf"
+    token = dict.fromkeys(("username", "password", "project_name"), "x")
+    url = f"http://127.0.0.1:{free_port()}"
+    sections = {
+        "DEFAULT": {"auth_strategy": "keystone", "transport_url": "kombu+memory:////"},
+        "database": {"connection": f"sqlite:///{tmp_path}/none.db"},
+        "keystone_authtoken": {"auth_type": "password", "auth_url": url, **token},
+    }
+    file.write_text(ini(sections))
+    script = f"""
+import os, sys
+from cyborg.api import openapi
+from cyborg.wsgi import api
+# The document cannot be made.
+openapi.Schemas = None
+conf = api.configure(os.environ)
+conductor = api.make_conductor_client(api.make_transport(conf), conf)
+api.make_app(conf, conductor, api.Reader(conf))
+print([m for m in {HEAVY!r} if sys.modules.get(m)])
+"""
+    done = run(script, OS_CYBORG_CONFIG_FILES=str(file))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"  # after a warning of keystonemiddleware

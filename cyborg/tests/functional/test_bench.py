@@ -122,3 +122,16 @@ def test_hello_prints_one_row_for_each_step() -> None:
     cells = run_bench("hello", "--devices", "2")["cells"]
     assert [cell["what"] for cell in cells] == ["first report", "unchanged hello"]
     assert [cell["statements"] for cell in cells][1:] == [1]
+
+
+def test_bench_measures_each_start() -> None:
+    cells = {cell["program"]: cell for cell in run_bench("start", "--rounds", "1")["cells"]}
+    assert list(cells) == [
+        "interpreter",
+        "API: import",
+        "API: import and application",
+        "cyborg --version",
+        "cyborg device-list",
+    ]
+    assert all(0 < cell["least_s"] <= cell["median_s"] for cell in cells.values())
+    assert cells["interpreter"]["floors"] == 1

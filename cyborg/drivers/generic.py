@@ -445,7 +445,7 @@ class GenericDriver(PciDriver):
 
     @property
     def abilities(self) -> frozenset[Ability]:
-        """Return the abilities; PARTITIONS is one unless the option ``vf_counts`` is empty."""
+        """Return the abilities, with PARTITIONS unless the option ``vf_counts`` is empty."""
         return super().abilities | ({Ability.PARTITIONS} if self._layouts.counts else set())
 
     def layouts(self, device: Device) -> Sequence[Layout]:

@@ -208,7 +208,7 @@ def check_kernel_driver(
 
 
 def _hwmons(sysfs: Sysfs, folder: Path) -> list[Path]:
-    """Return the sensor folders of a PCI function; for an NVMe drive those of its controller."""
+    """Return the sensor folders of a PCI function; for an NVMe drive, of its controller."""
     below = [folder, *(folder / "nvme" / name for name in sysfs.list_names(folder / "nvme"))]
     at = [(where / "hwmon", name) for where in below for name in sysfs.list_names(where / "hwmon")]
     # The sensors of the controller are directly in its folder.

@@ -149,7 +149,7 @@ class NvmeDriver(PciDriver):
         return function.class_code == CLASS
 
     def discover(self) -> Sequence[Device]:
-        """Return the controllers; none without a resource class can be given to a server."""
+        """Return the controllers; those without a resource class cannot be attached to a server."""
         self._classes = {}
         devices = super().discover()
         self._shown = {address: self._shown[address] for address in self._classes}

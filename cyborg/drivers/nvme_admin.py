@@ -180,7 +180,7 @@ def choose_method(
         )
     if any(namespace.shared for namespace in namespaces):
         raise DriverFailed(
-            "a namespace is shared with other controllers: attach private namespaces to it"
+            "a namespace is shared with other controllers: attach private ones to this controller"
         )
     return formats[0]
 

@@ -226,8 +226,9 @@ class Layouts:
     def _predict(self, card: PciFunction, count: int) -> Mapping[str, int] | None:
         """Return how many handles of each resource class a card would have, or None.
 
-        ``count`` is the number of virtual functions. The result is None if the card cannot
-        have it, or if the backend would offer no handle: the device would disappear then.
+        ``count`` is the number of virtual functions. The result is None if the card cannot have
+        this number, or if the backend would then offer no handle, so that the device would
+        disappear.
         """
         if not card.totalvfs or count > card.totalvfs:
             return None

@@ -20,7 +20,7 @@ so the report of the host would change all the time.
 from collections.abc import Mapping
 from pathlib import Path
 
-from cyborg.core.naming import make_custom_name
+from cyborg.core.naming import make_custom_name, numa_trait
 from cyborg.drivers.sysfs import PciFunction, Sysfs
 
 NO_WIDTH = (None, 0, 63, 255)
@@ -77,10 +77,10 @@ def traits(function: PciFunction, topology: Mapping[str, str]) -> frozenset[str]
 
     The traits are custom: os-traits has none for the NUMA node or the PCIe root of a device.
     """
-    names = [] if function.numa_node is None else [f"NUMA_NODE_{function.numa_node}"]
+    names = [] if function.numa_node is None else [numa_trait(function.numa_node)]
     if "pci_root" in topology:
-        names.append(f"PCIE_ROOT_{topology['pci_root']}")
-    return frozenset(map(make_custom_name, names))
+        names.append(make_custom_name(f"PCIE_ROOT_{topology['pci_root']}"))
+    return frozenset(names)
 
 
 def can_reset(sysfs: Sysfs, address: str) -> bool:

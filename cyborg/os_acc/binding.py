@@ -44,8 +44,8 @@ def parse(
     group. The number of a group may stand for its name, as in the allocation candidates of a
     context. ``port_uuid`` is that of ``to_request_groups``. ``providers`` are the uuids of the
     devices of the host, if the caller knows them; another provider is refused. Raise Invalid with
-    the field, also for a mapping of a group that the context does not have, and unless the ARQs are
-    all those that the groups ask for.
+    the field, also for a mapping of a group that the context does not have, and if the ARQs are not
+    exactly those that the groups request.
     """
     port = parse_port(port_uuid)
     parsed = read_groups(context)

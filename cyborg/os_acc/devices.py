@@ -96,7 +96,7 @@ def _parse_domain(domain_xml: Any) -> Element:
 
 
 def _is_host_device(device: Element) -> bool:
-    """Return whether a device is one of the host, alone or as the interface of a Neutron port."""
+    """Return whether a device belongs to the host; it may be the interface of a Neutron port."""
     return device.tag == "hostdev" or (
         device.tag == "interface" and device.get("type") == "hostdev"
     )

@@ -317,7 +317,7 @@ class FailedDriver(Driver):
 
 
 def _read_configured(conf: cfg.ConfigOpts) -> dict[str, tuple[str, str]]:
-    """Return a pair by name of backend: the driver, and the option that names the driver.
+    """Return, by backend name, the driver and the option that names the driver.
 
     Raise Misconfigured.
     """

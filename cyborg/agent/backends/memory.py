@@ -61,7 +61,7 @@ class MemoryFile:
             else:
                 self._unwritten = False
         if error is not None and first:
-            LOG.warning("Cannot write %s, an agent restart loses changes: %s", self._path, error)
+            LOG.warning("Cannot write %s, a restart loses its changes: %s", self._path, error)
         return error is None
 
     def _loaded(self) -> dict[str, dict[str, str]]:

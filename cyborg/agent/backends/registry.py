@@ -11,9 +11,9 @@ from cyborg.agent.backends.backend import Backend
 class BackendRegistry(Sequence[Backend]):
     """Ordered backends. Each change replaces the whole tuple, so an iteration is consistent.
 
-    If two backends find the same device, the first one owns it. So the order does not depend on
-    when a backend was added. It is: the backends named in ``first`` in their order, then all others
-    by name, then the backends named in ``last`` in their order.
+    If two backends find the same device, the first one owns it. So the order must not depend on
+    when a backend was added: the backends named in ``first`` come first, then all others by name,
+    then the backends named in ``last``. ``first`` and ``last`` are ordered.
     """
 
     def __init__(self, first: Sequence[str] = (), last: Sequence[str] = ()) -> None:

@@ -125,7 +125,7 @@ class ExternalDriverHost:
         interval: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``interval`` is the requested time between two hellos of a driver, in seconds."""
+        """A driver is asked to send a hello every ``interval`` seconds."""
         self.drivers = drivers
         self._folder = folder
         self._owner = owner

@@ -27,7 +27,7 @@ class _NoImageStore(NoImageStore):
 
 
 def make_image_store(conf: cfg.ConfigOpts) -> ClosableImageStore:
-    """Return the store of section ``[glance]``, or one without images if it names no service.
+    """Return the store of section ``[glance]``, or an empty store if it names no service.
 
     Raise Misconfigured.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Execution of a job: the driver calls for its items and their errors."""
+"""Execution of a job: the calls of drivers for the items of the job, and their errors."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -76,7 +76,7 @@ def execute(
 def _change_guest(
     spec: JobSpec, should_continue: Callable[[], bool], guests: GuestDevices | None
 ) -> str | None:
-    """Attach the devices of a job to its guest, or take them back. Return the error text or None.
+    """Attach the devices of a job to its guest, or detach them. Return the error text or None.
 
     Raise Aborted.
     """

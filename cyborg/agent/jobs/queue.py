@@ -322,7 +322,7 @@ class JobQueue:
 
 
 def _is_unplugging(task: _Task) -> bool:
-    """Return whether a running unplug job has a slot."""
+    """Return whether this is an unplug job that has started and has not exceeded its timeout."""
     return (
         task.spec.kind is JobKind.UNPLUG and task.thread is not None and task.timeout_error is None
     )

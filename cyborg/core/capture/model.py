@@ -127,9 +127,9 @@ def parse(text: str) -> Capture:
 
 
 def merge(source: str, captures: Sequence[Capture]) -> Capture:
-    """Return one host with all devices of several captures. Raise Invalid if two differ in a file.
+    """Return one host with all devices of several captures. Raise Invalid if a file differs.
 
-    It has no uevents: the captures were watched at different times.
+    The host has no uevents: the captures were watched at different times.
     """
     files: dict[str, dict[str, bytes | None]] = {}
     links: dict[str, dict[str, str]] = {}
@@ -151,7 +151,7 @@ def merge(source: str, captures: Sequence[Capture]) -> Capture:
 
 
 def select_device(capture: Capture, device: str) -> Capture:
-    """Return what a capture has below the folder of a device, its IOMMU group and links to it."""
+    """Return the part of a capture about a device: its folder, IOMMU group and links to it."""
     own = {path: f for path, f in capture.folders.items() if _is_below(path, device)}
     groups = {_target(path, f.links[_GROUP]) for path, f in own.items() if _GROUP in f.links}
     folders: dict[str, Folder] = {}

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replacement of what identifies a host or a device in a capture, each value always by the same.
+"""Replacement of the values in a capture that identify a host or a device.
 
 Serial numbers, UUIDs and other unique ids, MAC addresses, IP addresses and mount points are
-replaced by values of the same form, which a keyed hash derives. The key, the salt, is not stored:
-the same value has different replacements in two captures.
+replaced by values of the same form, which a keyed hash derives. Within a capture, equal values have
+equal replacements. The key of the hash, the salt, is not stored, so that the same value has
+different replacements in two captures.
 """
 
 import hashlib

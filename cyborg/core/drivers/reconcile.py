@@ -54,7 +54,7 @@ class PlannedAction:
 def plan(
     records: Mapping[str, BackendRecord], host: DesiredHostState, configured: Collection[str]
 ) -> tuple[PlannedAction, ...]:
-    """Return one action for each backend that has a desired state or a record; stops are last.
+    """Return one action for each backend that has a desired state or a record; STOP comes last.
 
     ``records`` are by backend name. ``configured`` has the names of the backends of the
     configuration file; a backend without a desired state follows that file.

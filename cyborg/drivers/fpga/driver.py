@@ -195,7 +195,7 @@ class FpgaDriver(PciDriver):
             self._load(item, _parse_image(bitstream))
         elif function is not None:
             if (function_id := matching.parse_id(function)) is None:
-                raise DriverFailed(f"accel:function_id {function!r:.100} is not a function")
+                raise DriverFailed(f"accel:function_id {function!r:.100} is not a function id")
             self._load(item, None, function_id)
         offered = self._sysfs.pci_function(parse_address(item.handle))
         if offered is None or offered.physfn is None:

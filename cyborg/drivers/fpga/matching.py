@@ -22,7 +22,7 @@ _ID = re.compile(r"[0-9a-f]{32}")
 
 
 def parse_id(text: str | None) -> str | None:
-    """Return an id of a region or function as 32 digits; None if it is not one."""
+    """Return an id of a region or function as 32 digits; None if the text is no id."""
     plain = (text or "").strip().lower().replace("-", "")
     return plain if _ID.fullmatch(plain) else None
 

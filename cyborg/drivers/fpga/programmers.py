@@ -7,7 +7,7 @@
 ``dfl``          ioctl ``DFL_FPGA_FME_PORT_PR`` of ``include/uapi/linux/fpga-dfl.h``
 ``fpgasupdate``  the tools of OPAE, also for images signed for the card
 ``fpgaconf``
-``xbmgmt``       the tools of XRT: by the management function, and by the user function while it is
+``xbmgmt``       the tools of XRT: with the management function, or the user function while it is
 ``xbutil``       bound to the kernel driver xocl
 """
 
@@ -113,7 +113,7 @@ class Programmer(Protocol):
 
 
 class FirmwareProgrammer:
-    """Programmer by the attribute ``firmware`` of an FPGA manager."""
+    """Programmer that uses the attribute ``firmware`` of an FPGA manager."""
 
     def find_obstacle(self, target: Target) -> str | None:
         """Return why no image can be loaded into a region; None if it can."""
@@ -134,7 +134,7 @@ class FirmwareProgrammer:
 
 
 class DflProgrammer:
-    """Programmer by the ioctl of the FPGA management engine of a DFL card."""
+    """Programmer that uses the ioctl of the FPGA management engine of a DFL card."""
 
     def find_obstacle(self, target: Target) -> str | None:
         """Return why no image can be loaded into a region; None if it can."""
@@ -163,7 +163,7 @@ class DflProgrammer:
 
 @dataclass(frozen=True, slots=True)
 class ToolProgrammer:
-    """Programmer by a tool of a vendor.
+    """Programmer that runs a tool of a vendor.
 
     With ``management`` the tool gets the address of the management function.
     """

@@ -26,7 +26,7 @@ class _Context(priv_context.PrivContext):
     """Context of the privileged Python functions; ``deny_calls`` can disable them."""
 
     def entrypoint(self, func: Callable[..., Any]) -> functools.partial[Any]:
-        """Return the privileged Python function; it raises DriverFailed if calls are denied."""
+        """Wrap a privileged Python function; raise DriverFailed at calls after ``deny_calls``."""
         call = super().entrypoint(func)
         found = functools.partial(_call_unless_denied, call)
         vars(found).update(vars(call))  # the mark of an entry point

@@ -125,8 +125,8 @@ def _check_all_attached(
 ) -> None:
     """Raise DriverFailed if a namespace that the server could write is not erased.
 
-    ``numbers`` are the namespaces of the controller, ``virtual`` is whether it is that of a virtual
-    function.
+    ``numbers`` are the namespaces of the controller, ``virtual`` is whether the controller is a
+    virtual function.
     """
     if not numbers:
         raise DriverFailed(
@@ -277,7 +277,7 @@ def _bind_kernel_driver(folder: Path) -> None:
 def _check_group_is_unused(folder: Path) -> None:
     """Raise DriverFailed if a process uses the VFIO group of a function.
 
-    An unbind would wait for this process.
+    Otherwise an unbind of the function would wait for this process.
     """
     path = vfio.group_path(_DEV, Sysfs(folder).read_link("iommu_group"))
     if path is None:

@@ -31,7 +31,7 @@ _USER_SPACE = ("uio_pci_generic", "igb_uio")  # kernel drivers whose users canno
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Where a change is done: sysfs, the device nodes, and the write of an attribute."""
+    """A host to change: its sysfs, its device nodes, and the function that writes attributes."""
 
     sys: Path
     dev: Path
@@ -157,7 +157,7 @@ def _open_group(host: Host, address: str, group: str | None) -> int:
     """Open the VFIO group of a function. Raise DriverFailed if a process may use it."""
     path = vfio.group_path(host.dev, group)
     if path is None:
-        raise _used(address, "it has no VFIO group, so its users cannot be found out")
+        raise _used(address, "it has no VFIO group, so its users cannot be determined")
     try:
         return vfio.open_group(path)
     except OSError as exc:
@@ -187,7 +187,7 @@ def _create(host: Host, folder: Path, previous: int, count: int, autoprobe: bool
         raise DriverFailed(
             f"{error}; its {previous} virtual functions cannot be restored: {exc.strerror or exc}"
         ) from exc
-    raise DriverFailed(f"{error}; the previous number {previous} was restored")
+    raise DriverFailed(f"{error}; the previous {previous} virtual functions were restored")
 
 
 def _set_autoprobe(host: Host, folder: Path, value: str | None) -> None:
@@ -207,4 +207,4 @@ def _enable(host: Host, folder: Path, count: int) -> None:
         host.write(folder / "sriov_numvfs", str(count))
     # A kernel driver may create fewer, and the kernel then reports success.
     if (found := Sysfs(folder).read_int("sriov_numvfs")) != count:
-        raise OSError(f"it has {found} after the change")
+        raise OSError(f"it has {found} virtual functions after the change")

@@ -56,8 +56,9 @@ def save_capture(capture: Capture, path: Path) -> int:
 def unpack(capture: Capture, root: Path) -> None:
     """Write the tree of a capture below a folder; links that exist stay. Raise OSError.
 
-    A file whose content is unknown becomes an empty folder: its name exists, and a read of it fails
-    as it did, or would say nothing true. Links are made last: no path contains one.
+    A file whose content is unknown becomes an empty folder: its name exists, and reading it fails,
+    so that no wrong content is read. Links are created last, so that nothing is written through a
+    link.
     """
     for path, folder in capture.folders.items():
         here = root / path

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A replayed host: the tree of a capture, its simulated kernel, and drivers that use only these.
 
-A driver is closed by default: only the drivers of SIMULATED run on a replayed host, because only
-these are known to read nothing but the tree and to do no work on the real host.
+Only the drivers in SIMULATED run on a replayed host. For other drivers it is unknown whether they
+read anything but the tree, or change the real host.
 """
 
 import shutil
@@ -28,7 +28,7 @@ from cyborg.drivers.replay.virtual_functions import SimulatedSriov
 
 
 class RecordedNvml:
-    """The answers of NVML in a capture: the protocol ``gpu.nvml.Nvml``."""
+    """The answers of NVML in a capture; an implementation of ``gpu.nvml.Nvml``."""
 
     def __init__(self, capture: Capture) -> None:
         """Raise Invalid for answers that are malformed."""
@@ -74,7 +74,7 @@ class ReplayedHost:
     def create_driver(
         self, driver: type[Driver], backend: str, options: Mapping[str, Any]
     ) -> Driver:
-        """Return a driver of the replayed host. Raise DriverFailed if it is not of SIMULATED."""
+        """Return a driver of the replayed host. Raise DriverFailed if SIMULATED lacks its class."""
         arguments = SIMULATED.get(f"{driver.__module__}:{driver.__qualname__}")
         if arguments is None:
             raise DriverFailed(

@@ -9,7 +9,7 @@ It imports no privileged function. What each operation does follows the kernel:
 * QAT: ``drivers/crypto/intel/qat/qat_common/adf_sysfs.c``;
 * programming of FPGAs: ``programming``;
 * virtual functions: ``virtual_functions``;
-* NVMe drives: data of a server is a note that an erasure removes.
+* NVMe drives: data that a server left are simulated by a note, which an erasure removes.
 """
 
 import contextlib
@@ -115,7 +115,7 @@ class SimulatedKernel:
                     shutil.rmtree(group.parent)
 
     def count_virtual_functions(self, physical: Path) -> None:
-        """Update the number and the links of virtual functions in a folder, if it has a number."""
+        """Update ``sriov_numvfs``, if the folder has it, and the links of virtual functions."""
         number = physical / "sriov_numvfs"
         if number.is_file():
             self._remove_dangling(physical)
@@ -130,7 +130,7 @@ class SimulatedKernel:
     # Mediated devices: the protocol gpu.driver.MdevControl.
 
     def create(self, parent: str, type_: str, device: str) -> None:
-        """Create a mediated device, again if it exists. Raise DriverFailed."""
+        """Create a mediated device; if it exists, create it again. Raise DriverFailed."""
         with self.lock, failures(f"a device of type {type_} could not be created at {parent}"):
             self.check_fault(parent, Operation.CREATE)
             self._remove(parent, type_, device)

@@ -21,7 +21,7 @@ _STATES = {errno.EIO: "write error"}  # of the manager after a fault; others are
 
 
 class SimulatedControl:
-    """Programming in the tree of a replayed host: the protocol ``fpga.programmers.Control``."""
+    """Programming in the tree of a replayed host; implements ``fpga.programmers.Control``."""
 
     def __init__(self, kernel: SimulatedKernel) -> None:
         self._kernel = kernel

@@ -229,7 +229,7 @@ def record_host(
 def _option_sets(driver: type[Driver], sysfs: Sysfs) -> Iterator[dict[str, Any]]:
     """Yield the options for each run of a driver.
 
-    A parent of mediated devices is looked at as a parent and as a whole.
+    A parent of mediated devices is discovered as a parent, and in another run as a whole.
     """
     options = options_for_capture(driver, sysfs)
     yield options
@@ -247,7 +247,7 @@ def _run(driver: Driver) -> None:
 
 
 def _without_empty_parents(folders: Mapping[str, Folder]) -> Iterator[tuple[str, Folder]]:
-    """Yield the folders except those that are empty and contain others: these show them."""
+    """Yield the folders, without empty ones that another folder's path contains."""
     parents = {path.rpartition("/")[0] for path in folders}
     for path, folder in folders.items():
         if (folder.files or folder.links or path not in parents) and path != "usr":

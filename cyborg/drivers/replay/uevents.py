@@ -66,7 +66,7 @@ class RecordedUevents:
 
 
 class RecordedSource:
-    """Source of recorded uevents: the protocol ``agent.backends.netlink.EventSource``."""
+    """Source of recorded uevents; implements ``agent.backends.netlink.EventSource``."""
 
     def __init__(self, events: RecordedUevents, subsystems: frozenset[str]) -> None:
         self._events = events

@@ -28,7 +28,7 @@ class SimulatedSriov:
         self._kernel = kernel
 
     def set_count(self, address: str, count: int, autoprobe: bool, allow_network: bool) -> None:
-        """Give a function a number of virtual functions: the type ``sriov.SetCount``."""
+        """Set the number of virtual functions of a physical function, as a ``sriov.SetCount``."""
         # Its checks and its order of writes, on the attributes of the tree.
         from cyborg.drivers.privileged import sriov as privileged
 

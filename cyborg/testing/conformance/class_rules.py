@@ -151,7 +151,9 @@ def metadata_is_serialisable(env: Environment) -> None:
         sent = registry.dump([entry])
         received = registry.dump(registry.load(json.loads(json.dumps(sent, allow_nan=False))))
     except (CyborgError, TypeError, ValueError, KeyError, AttributeError) as exc:
-        raise RuleViolated(f"it cannot be serialised: {type(exc).__name__}: {exc}") from exc
+        raise RuleViolated(
+            f"the metadata cannot be serialised: {type(exc).__name__}: {exc}"
+        ) from exc
     for key, value in sent[0].items():
         # JSON does not distinguish lists and tuples.
         if json.dumps(value) != json.dumps(received[0][key]):
@@ -163,7 +165,7 @@ def defaults_are_usable(env: Environment) -> None:
     """Check that a driver object can be created without options, as by ``enabled_drivers``."""
     call = env.try_create(options={})
     if call.timed_out or call.error is not None:
-        raise RuleViolated(f"without options it {describe_failure(call)}")
+        raise RuleViolated(f"without options the constructor {describe_failure(call)}")
 
 
 @rule("Any backend name is accepted and stored in backend.", "Driver.__init__")
@@ -172,7 +174,7 @@ def accepts_any_backend_name(env: Environment) -> None:
     for name in ("gen0", "Rack-3.left", "an_unknown_backend"):
         call = env.try_create(name)
         if call.timed_out or call.error is not None:
-            raise RuleViolated(f"for the backend {name!r} it {describe_failure(call)}")
+            raise RuleViolated(f"for the backend {name!r} the constructor {describe_failure(call)}")
         if getattr(call.value, "backend", None) != name:
             raise RuleViolated(
                 f"for the backend {name!r} the attribute backend is {call.value.backend!r}"
@@ -189,9 +191,9 @@ def constructor_has_no_side_effects(env: Environment) -> None:
         raise RuleViolated(call.effects[0])
     root = str(Path(env.subject.sysfs_root).absolute())
     if below := [p for p in call.reads if p == root or p.startswith(f"{root}/")]:
-        raise RuleViolated(f"it read {below[0]}; only discover() may do this")
+        raise RuleViolated(f"the constructor read {below[0]}; only discover() may do this")
     if call.leaked_threads:
-        raise RuleViolated(f"it started the thread {call.leaked_threads[0]}")
+        raise RuleViolated(f"the constructor started the thread {call.leaked_threads[0]}")
 
 
 @rule("abilities is a frozenset of Ability, and each one is implemented.", "Driver.abilities")
@@ -204,7 +206,8 @@ def abilities_are_implemented(env: Environment) -> None:
     for ability in sorted(abilities):
         if not isinstance(driver, ABILITY_INTERFACES[ability]):
             raise RuleViolated(
-                f"it claims {ability} but does not implement {ABILITY_INTERFACES[ability].__name__}"
+                f"the driver claims {ability} but does not implement "
+                f"{ABILITY_INTERFACES[ability].__name__}"
             )
 
 

@@ -49,10 +49,10 @@ def discover_returns_devices(env: Environment) -> None:
     if call.timed_out or call.error is not None:
         raise RuleBlocked(f"discover() {describe_failure(call)}")
     if not isinstance(call.value, Sequence) or isinstance(call.value, str | bytes):
-        raise RuleViolated(f"it returns a {type(call.value).__name__}; expected a sequence")
+        raise RuleViolated(f"discover() returns a {type(call.value).__name__}; expected a sequence")
     for device in call.value:
         if not isinstance(device, Device):
-            raise RuleViolated(f"it returns a {type(device).__name__} among the devices")
+            raise RuleViolated(f"discover() returns a {type(device).__name__} among the devices")
 
 
 @rule("The backend of each device is the backend of the object.", "Driver.discover")

@@ -130,7 +130,9 @@ class Check:
             raise RuleBlocked(f"abilities raised {type(exc).__name__}: {exc}") from exc
         interface = ABILITY_INTERFACES[ability]
         if claimed and not isinstance(driver, interface):
-            raise RuleBlocked(f"it claims {ability} but does not implement {interface.__name__}")
+            raise RuleBlocked(
+                f"the driver claims {ability} but does not implement {interface.__name__}"
+            )
         return claimed
 
 

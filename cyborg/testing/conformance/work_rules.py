@@ -45,14 +45,14 @@ def measure_returns_measurements(env: Environment) -> None:
     measurements = _require_measurements(call)
     if not isinstance(measurements, Mapping):
         raise RuleViolated(
-            f"it returns a {type(measurements).__name__}; expected a mapping by address"
+            f"measure() returns a {type(measurements).__name__}; expected a mapping by address"
         )
     for address, measurement in measurements.items():
         if not isinstance(measurement, Measurement):
-            raise RuleViolated(f"for {address} it returns a {type(measurement).__name__}")
+            raise RuleViolated(f"for {address} measure() returns a {type(measurement).__name__}")
     if unknown := sorted(set(map(str, measurements)) - {d.address for d in found}):
         raise RuleViolated(
-            f"it returns a measurement of {unknown[0]}, which is not one of the given devices"
+            f"measure() returns a measurement of {unknown[0]}, which is none of the given devices"
         )
 
 

@@ -58,7 +58,7 @@ def test_file_that_cannot_be_written_is_logged_once_and_written_later(
     memory.put("b", "2")
     assert not memory.put("b", "2")
     assert (memory.get("a"), memory.get("b")) == ("1", "2")
-    assert caplog.text.count("an agent restart loses changes") == 1
+    assert caplog.text.count("a restart loses its changes") == 1
     path.parent.unlink()
     assert memory.put("a", "1")
     assert MemoryFile(path).of("one").get("b") == "2"

@@ -73,9 +73,12 @@ def test_virtual_functions_of_vfio_are_replaced(host: ReplayedHost) -> None:
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("eio=1@create", "Input/output error; the previous number 4 was restored"),
+        ("eio=1@create", "Input/output error; the previous 4 virtual functions were restored"),
         ("ebusy@remove", "cannot be removed: Device or resource busy"),
-        ("stuck_reset=1@create", "Connection timed out; the previous number 4 was restored"),
+        (
+            "stuck_reset=1@create",
+            "Connection timed out; the previous 4 virtual functions were restored",
+        ),
     ],
 )
 def test_fault_of_a_card_keeps_its_virtual_functions(

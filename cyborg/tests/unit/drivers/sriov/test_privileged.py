@@ -218,7 +218,7 @@ def test_set_count_that_fails_restores_the_previous_number(host: SimulatedSriov)
     host.enable(2)
     host.limit = 3
     with pytest.raises(
-        DriverFailed, match="4 virtual functions: Cannot allocate memory; the previous number 2 was"
+        DriverFailed, match="4 virtual functions: Cannot allocate memory; the previous 2 virtual"
     ):
         set_count(4)
     assert host.numvfs() == 2
@@ -238,7 +238,9 @@ def test_set_count_fewer_than_requested_is_an_error(
     monkeypatch.setattr(
         sriov, "_write", lambda path, text: host.write_attribute(path, "3" if text == "4" else text)
     )
-    with pytest.raises(DriverFailed, match="it has 3 after the change; the previous number 0 was"):
+    with pytest.raises(
+        DriverFailed, match="it has 3 virtual functions after the change; the previous 0 virtual"
+    ):
         set_count(4)
     assert host.numvfs() == 0
 

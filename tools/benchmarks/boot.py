@@ -89,14 +89,25 @@ def _measure_mode(
     for n in args.concurrency:
         threads = installations.THREADS
         rates = {
-            "commits_per_second": floor.measure_commits(env.url, n, seconds),
-            "calls_per_second": floor.measure_calls(env.bus, folder, n, seconds),
-            "answers_per_second": floor.measure_answers(folder, workers, threads, n, seconds),
+            "commits": floor.measure_commits(env.url, n, seconds),
+            "calls": floor.measure_calls(env.bus, folder, n, seconds),
+            "answers": floor.measure_answers(folder, workers, threads, n, seconds),
         }
-        results["floor"].append({"mode": env.mode, "concurrency": n, **rates})
+        found: report.Results = {"mode": env.mode, "concurrency": n}
+        for name, rate in rates.items():
+            found |= {f"{name}_per_second": rate.per_second, f"{name}_cpu_ms": rate.cpu_ms}
+        found["cpu_ms"] = sum(rates[name].cpu_ms * count for name, count in floor.CYCLE.items())
+        same = [cell for cell in results["cells"] if _has_same_place(cell, found)]
+        found["ratio"] = min(_with_cpu_sum(cell)["cpu_sum"] for cell in same) / found["cpu_ms"]
+        results["floor"].append(found)
         line = "{commits_per_second:.0f} commits/s, {calls_per_second:.0f} calls/s, "
-        line += "{answers_per_second:.0f} answers/s"
-        report.say(f"{env.mode}: floor at {n}: {line.format_map(rates)}")
+        line += "{answers_per_second:.0f} answers/s, {cpu_ms:.1f} ms of CPU for those of a cycle, "
+        line += "which takes {ratio:.1f} x"
+        report.say(f"{env.mode}: floor at {n}: {line.format_map(found)}")
+
+
+def _has_same_place(cell: report.Results, other: report.Results) -> bool:
+    return all(cell[key] == other[key] for key in ("mode", "concurrency"))
 
 
 def _measure_cell(env: Installation, concurrency: int, limit: load.Limit) -> report.Results:
@@ -222,10 +233,13 @@ def tables(results: report.Results) -> Iterator[report.Table]:
         columns |= {"Bare calls/s": "{calls_per_second:.0f}"}
         columns |= {"Bare answers/s": "{answers_per_second:.0f}"}
         # Machines of different speed are comparable in units of the CPU time of a bare answer.
+        columns |= {"CPU commit": "{commits_cpu_ms:.2f}", "CPU call": "{calls_cpu_ms:.2f}"}
+        columns |= {"CPU answer": "{answers_cpu_ms:.2f}", "CPU of a cycle": "{cpu_ms:.1f}"}
+        columns |= {"CPU sum / floor": "{ratio:.2f}"}
         columns |= {"CPU sum in bare answers": "{cpu_in_answers:.0f}"}
         records = []
         for rates in results["floor"]:
-            same = [c for c in cells if all(c[k] == rates[k] for k in ("mode", "concurrency"))]
+            same = [cell for cell in cells if _has_same_place(cell, rates)]
             minimum = min(cell["cpu_sum"] for cell in same) / 1000
             records.append({**rates, "cpu_in_answers": minimum * rates["answers_per_second"]})
         yield report.make_table("The floor, measured in the same run", columns, records)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits of the machine: rates of minimal commits, RPC calls and HTTP responses.
+"""Limits of the machine: rates and CPU times of minimal commits, RPC calls and HTTP responses.
 
 As a program, ``floor bus URL TOPIC`` or ``floor http PORT THREADS`` is the server of the calls, in
 a separate process as in an installation.
@@ -9,7 +9,8 @@ import contextlib
 import http.client
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -20,17 +21,29 @@ import sqlalchemy as sa
 from wsme import types as wtypes
 from wsmeext import pecan as wsme_pecan
 
-from benchmarks.threads import measure_rate
+from benchmarks import processes
+from benchmarks.threads import Rate, measure_rate
 from cyborg.standalone.http import HttpServer
 from cyborg.tests.fixtures.bus.broker import MEMORY, open_bus
 from cyborg.tests.fixtures.databases.databases import engine_of
 from cyborg.tests.fixtures.machine.processes import BIN, Daemon, free_port, wait_until
 
 READY = "floor is ready"
+CYCLE: Mapping[str, int] = {"answers": 5, "calls": 3, "commits": 4}
+"""What a boot cycle cannot do without: POST, PATCH, two GETs and DELETE; a call for each change;
+the commits of these calls and that of the delivery to Nova."""
 
 
-def measure_commits(url: str, threads: int, seconds: float) -> float:
-    """Return transactions per second; each is one INSERT or UPDATE of a row."""
+def own_cpu_ms() -> float:
+    """Return the CPU time of this process in ms."""
+    return time.process_time() * 1000
+
+
+def measure_commits(url: str, threads: int, seconds: float) -> Rate:
+    """Return the rate of transactions; each is one INSERT or UPDATE of a row.
+
+    The CPU time is that of the client and the server.
+    """
     name = f"floor_{uuid4().hex[:8]}"
     with engine_of(url) as engine, contextlib.ExitStack() as stack:
         sqlite = engine.dialect.name == "sqlite"
@@ -63,7 +76,10 @@ def measure_commits(url: str, threads: int, seconds: float) -> float:
 
             return commit
 
-        return measure_rate(make, threads, seconds)
+        servers = [] if sqlite else processes.find_listener(engine.url.port or 3306)
+        return measure_rate(
+            make, threads, seconds, lambda: own_cpu_ms() + processes.cpu_ms(servers)
+        )
 
 
 class EmptyEndpoint:
@@ -93,19 +109,29 @@ def serve_bus(url: str, topic: str) -> Iterator[Any]:
             server.wait()
 
 
-def measure_calls(url: str, folder: Path, threads: int, seconds: float) -> float:
-    """Return RPC calls per second of a method that does nothing, with one server."""
+def measure_calls(url: str, folder: Path, threads: int, seconds: float) -> Rate:
+    """Return the rate of RPC calls of a method that does nothing, with one server.
+
+    The CPU time is that of the client and the server.
+    """
     topic = f"floor-{uuid4().hex[:12]}"
+    servers: list[int] = []
     with contextlib.ExitStack() as stack:
         if url == MEMORY:
             bus = stack.enter_context(serve_bus(url, topic))
         else:
             server = stack.enter_context(_run_server(folder, "bus", url, topic))
             wait_until("the floor's server is ready", lambda: READY in server.log.read_text())
+            servers.append(server.pid)
             bus = stack.enter_context(open_bus(url))
         target = oslo_messaging.Target(exchange=topic, topic=topic)
         client = oslo_messaging.get_rpc_client(bus.transport.oslo, target, timeout=30)
-        return measure_rate(lambda _: lambda: client.call({}, "nothing"), threads, seconds)
+        return measure_rate(
+            lambda _: lambda: client.call({}, "nothing"),
+            threads,
+            seconds,
+            lambda: own_cpu_ms() + processes.cpu_ms(servers),
+        )
 
 
 class _Answer(wtypes.Base):  # type: ignore[misc]
@@ -130,8 +156,11 @@ def make_app() -> Any:
 
 def measure_answers(
     folder: Path, gunicorn: tuple[Any, ...], server_threads: int, threads: int, seconds: float
-) -> float:
-    """Return responses per second over persistent connections, of gunicorn or waitress (())."""
+) -> Rate:
+    """Return the rate of responses over persistent connections, of gunicorn or waitress (()).
+
+    The CPU time is that of the server.
+    """
     port = free_port()
     app = (*gunicorn, "--bind", f"127.0.0.1:{port}", "benchmarks.floor:make_app()")
     command = (BIN / "gunicorn", *app) if gunicorn else ()
@@ -155,9 +184,10 @@ def measure_answers(
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
         return lambda: request(connection)
 
-    with _run_server(folder, *words, command=command):
+    with _run_server(folder, *words, command=command) as server:
         wait_until("the floor answers", is_ready)
-        return measure_rate(make, threads, seconds)
+        members = processes.list_sessions()[server.pid]
+        return measure_rate(make, threads, seconds, lambda: processes.cpu_ms(members))
 
 
 @contextlib.contextmanager

@@ -72,9 +72,11 @@ def boot_and_delete(client: Client, provider: str) -> None:
         raise RuntimeError(f"the ARQ is of project {arq['project_id']}")
     patch = [{"op": "add", "path": f"/{key}", "value": value} for key, value in values.items()]
     client.request(202, "PATCH", PATH, {arq["uuid"]: patch})
-    (bound,) = client.request(200, "GET", f"{PATH}?instance={instance}")["arqs"]
-    if (bound["state"], bound["attach_handle_type"]) != ("Bound", "TEST_PCI"):
-        raise RuntimeError(f"not bound: {bound}")
+    # Nova asks whether all are resolved, and for the whole list.
+    for query in (f"instance={instance}&bind_state=resolved", f"instance={instance}"):
+        (bound,) = client.request(200, "GET", f"{PATH}?{query}")["arqs"]
+        if (bound["state"], bound["attach_handle_type"]) != ("Bound", "TEST_PCI"):
+            raise RuntimeError(f"not bound: {bound}")
     client.request(204, "DELETE", f"{PATH}?instance={instance}")
 
 

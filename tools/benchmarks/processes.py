@@ -61,6 +61,12 @@ def list_sessions() -> Mapping[int, list[int]]:
     return sessions
 
 
+def parent(pid: int) -> int:
+    """Return the parent of a process, 0 if the process has ended."""
+    fields = _stat(pid)
+    return int(fields[1]) if fields else 0
+
+
 def cpu_ms(pids: Iterable[int]) -> float:
     """Return the CPU time in ms of processes and their ended children."""
     ticks = sum(int(field) for pid in pids for field in _stat(pid)[11:15])

@@ -1,14 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """Skip the lab with a reason where it cannot run, or fail where it is required."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from cyborg.tests.fixtures.machine import prerequisites
+from cyborg.tests.fixtures.machine import guest, prerequisites
 
 FOLDER = Path(__file__).parent
+# Two functions of one slot without ACS share an IOMMU group.
+SHARED = (
+    *("-device", "edu,addr=1a.0,multifunction=on"),
+    *("-device", "edu,addr=1a.1"),
+)
+DEVICES = (*guest.IOMMU, *guest.ROOT_PORT, *guest.NVME, *guest.EDU, *SHARED)
+
+
+@pytest.fixture(scope="session")
+def drive_programs(request: pytest.FixtureRequest) -> Mapping[str, str]:
+    """Return the output of the programs for the NVMe drive by name.
+
+    The modules of the selected tests name them as ``DRIVE_PROGRAM``.
+    """
+    # One guest for all: a boot, and the imports of a program, cost more than what most of them do.
+    modules = [getattr(item, "module", None) for item in request.session.items]
+    names = {getattr(module, "DRIVE_PROGRAM", None) for module in modules} - {None}
+    return guest.run_programs(sorted(map(str, names)), DEVICES)
 
 
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:

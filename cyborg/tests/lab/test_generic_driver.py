@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The generic driver on the PCI bus of a real kernel: an NVMe drive with SR-IOV, and its IOMMU.
+"""The generic driver on the PCI bus of a real kernel: an NVMe drive with SR-IOV, and its IOMMU."""
 
-Two functions of one slot without ACS share an IOMMU group.
-"""
-
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -13,20 +11,17 @@ from cyborg.tests.fixtures.machine import guest
 pytestmark = pytest.mark.lab
 
 FIRST, SECOND = "0000:00:1a.0", "0000:00:1a.1"
-SHARED = (
-    *("-device", "edu,addr=1a.0,multifunction=on"),
-    *("-device", "edu,addr=1a.1"),
-)
-DEVICES = (*guest.IOMMU, *guest.ROOT_PORT, *guest.NVME, *guest.EDU, *SHARED)
+"""Functions that share an IOMMU group."""
+DRIVE_PROGRAM = "virtual_functions"
 
 
 @pytest.fixture(scope="module")
-def devices() -> list[Any]:
+def devices(drive_programs: Mapping[str, str]) -> list[Any]:
     """Return the devices in the guest before and after the creation of two VFs.
 
     Then those before vfio-pci is loaded, the functions of each IOMMU group, and errors of resets.
     """
-    devices: list[Any] = guest.run_program("virtual_functions", DEVICES)
+    devices: list[Any] = guest.read_result(drive_programs[DRIVE_PROGRAM])
     return devices
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The health measurements of the generic driver on a real kernel."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -9,13 +10,13 @@ from cyborg.tests.fixtures.machine import guest
 
 pytestmark = pytest.mark.lab
 
-DEVICES = (*guest.IOMMU, *guest.ROOT_PORT, *guest.NVME, *guest.EDU)
+DRIVE_PROGRAM = "health"
 
 
 @pytest.fixture(scope="module")
-def measurements() -> tuple[str, list[dict[str, Any]]]:
+def measurements(drive_programs: Mapping[str, str]) -> tuple[str, list[dict[str, Any]]]:
     """Return the measurements: at first, after an Xid of a program, without kernel driver."""
-    address, values = guest.run_program("health", DEVICES)
+    address, values = guest.read_result(drive_programs[DRIVE_PROGRAM])
     return address, values
 
 

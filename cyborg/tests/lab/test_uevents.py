@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The uevent socket of the agent on a real kernel: received and lost events."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -9,16 +10,13 @@ from cyborg.tests.fixtures.machine import guest
 
 pytestmark = pytest.mark.lab
 
-
-DEVICES = [*guest.IOMMU, *guest.ROOT_PORT, *guest.NVME]
+DRIVE_PROGRAM = "uevents"
 
 
 @pytest.fixture(scope="module")
-def counts() -> dict[str, Any]:
+def counts(drive_programs: Mapping[str, str]) -> dict[str, Any]:
     """Return the numbers of received and lost events by action."""
-    events: dict[str, Any] = guest.run_program(
-        "uevents", [*guest.IOMMU, *guest.ROOT_PORT, *guest.NVME]
-    )
+    events: dict[str, Any] = guest.read_result(drive_programs[DRIVE_PROGRAM])
     return events
 
 

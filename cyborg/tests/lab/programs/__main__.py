@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run several programs for the NVMe drive one after the other, in one process of one guest.
+
+The name of each program is printed before its output.
+"""
+
+import runpy
+import subprocess
+import sys
+import traceback
+
+from cyborg.tests.lab.programs.drive import load_driver
+
+
+def reset_drive() -> None:
+    """Remove the virtual functions and the kernel drivers, as after a boot."""
+    drive = load_driver()
+    (drive / "sriov_numvfs").write_text("0")
+    (drive / "sriov_drivers_autoprobe").write_text("1")
+    subprocess.run(["modprobe", "-r", "nvme", "vfio-pci"], check=True)
+
+
+def main() -> None:
+    """Run the programs; one that fails does not prevent the others."""
+    for number, name in enumerate(sys.argv[1:]):
+        print(f"PROGRAM {name}", flush=True)  # noqa: T201
+        try:
+            if number:
+                reset_drive()
+            runpy.run_module(f"{__package__}.{name}")
+        except Exception:  # noqa: BLE001  (the test of this program shows it)
+            traceback.print_exc()
+
+
+main()

@@ -23,8 +23,9 @@ from cyborg.agent.guests.factory import LiveGuests, make_guests
 from cyborg.agent.images.factory import ClosableImageStore, make_image_store
 from cyborg.agent.jobs.checkpoint import BOOT_ID, Checkpoint, read_boot_id
 from cyborg.agent.jobs.queue import JobQueue
-from cyborg.agent.report.heartbeat import MAX_PAUSE, Reporter
+from cyborg.agent.report.heartbeat import Reporter
 from cyborg.agent.report.host_identity import HostIdentityProvider
+from cyborg.agent.report.schedule import MAX_PAUSE, HeartbeatSchedule, IntervalFile
 from cyborg.core.drivers.driver import driver_uuid
 from cyborg.core.drivers.registry import DriverEntry
 from cyborg.core.errors import Unavailable
@@ -103,6 +104,7 @@ class AgentService:
         registry = self._registry = BackendRegistry(
             factory.configured_backends, list(external_drivers)
         )
+        intervals = IntervalFile(state_dir / f"heartbeat-{conf.host}.json")
         reporter = self._reporter = Reporter(
             conf.host,
             f"{topic}.{conf.host}",
@@ -111,6 +113,8 @@ class AgentService:
             identity=identity_provider.identity,
             drivers=lambda: factory.entries,
             boot_id=read_boot_id(self._boot_id),
+            schedule=HeartbeatSchedule(intervals.interval),
+            record_interval=intervals.record,
         )
         guests = self._guests = make_guests(conf, reporter.epoch, self._conductor, registry)
         reporter.live_attach = guests is not None

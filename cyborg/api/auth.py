@@ -136,6 +136,7 @@ class LoopbackAuth:
             )
         project = environ.get("HTTP_X_PROJECT_ID") or DEFAULT_PROJECT
         check_text("X-Project-Id", project)
+        environ[identity.NAMES_SERVICE] = "HTTP_X_SERVICE_TOKEN" in environ
         # Other identity headers of the client must not reach the log or the policy.
         for name in [name for name in environ if name.startswith(_IDENTITY_HEADERS)]:
             del environ[name]

@@ -36,14 +36,16 @@ class Resource:
         with self.context.reader.connect() as connection:
             return page.read(lambda window: find(connection, page=window, **filters))
 
-    def liveness_evaluator(self) -> Callable[[datetime], Liveness]:
-        """Return a function that maps a service's last heartbeat time to its liveness.
+    def read_clock(self) -> datetime:
+        """Return the current time of the database."""
+        clock = self.context.reader.clock
+        clock.refresh()
+        return clock()
+
+    def liveness_evaluator(self) -> Callable[[datetime, datetime], Liveness]:
+        """Return a function that maps the deadlines of a service, late and down, to its liveness.
 
         The current time is read once, so that it is the same for all rows of a response.
         """
-        clock, conf = self.context.reader.clock, self.context.conf.conductor
-        clock.refresh()
-        now = clock()
-        return lambda last_seen_at: evaluate(
-            last_seen_at, now, conf.hello_interval, conf.late_heartbeats, conf.down_heartbeats
-        )
+        now = self.read_clock()
+        return lambda late_at, down_at: evaluate(late_at, down_at, now)

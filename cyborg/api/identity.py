@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The caller of a request and the policy decisions about it."""
 
+import functools
 from collections.abc import Collection
 from typing import Any
 
@@ -10,16 +11,27 @@ from oslo_policy import policy
 from cyborg.policies import enforcer as policies
 
 ENVIRON = "cyborg.caller"
+NAMES_SERVICE = "cyborg.names_service"
+"""False in the environ of a request that counts as one of a service without a service token."""
 
 
 class Caller:
-    """The owner of a token; ``is_service`` is True if a valid service token came with it."""
+    """The owner of a token; ``is_service`` is True if a valid service token came with it.
+
+    Without keystone, every caller is a service; ``has_service_token`` is whether it says so.
+    """
 
     def __init__(
-        self, request_context: context.RequestContext, is_service: bool, enforcer: policy.Enforcer
+        self,
+        request_context: context.RequestContext,
+        is_service: bool,
+        enforcer: policy.Enforcer,
+        *,
+        has_service_token: bool,
     ) -> None:
         self.context = request_context
         self.is_service = is_service
+        self.has_service_token = has_service_token
         self._enforcer = enforcer
 
     @property
@@ -33,7 +45,7 @@ class Caller:
             self._enforcer, rule, self._credentials(), {"project_id": self.project_id}
         )
 
-    @property
+    @functools.cached_property
     def is_elevated(self) -> bool:
         """Return whether the caller administers the accelerators of the whole cloud."""
         return bool(self._enforcer.authorize("elevated", {}, self._credentials()))
@@ -78,4 +90,5 @@ def read_caller(
     ctx = context.RequestContext.from_environ(environ)
     token_roles = {role.lower() for role in ctx.service_roles}
     is_service = not token_roles.isdisjoint(role.lower() for role in service_roles)
-    return Caller(ctx, is_service, enforcer)
+    has_service_token = is_service and environ.get(NAMES_SERVICE, True)
+    return Caller(ctx, is_service, enforcer, has_service_token=has_service_token)

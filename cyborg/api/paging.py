@@ -27,6 +27,12 @@ class PageRequest:
         self._sort_key = values.get("sort_key")
         self._sort_dir = values.get("sort_dir") or "asc"
 
+    @property
+    def is_whole(self) -> bool:
+        """Return whether the request has no paging parameter: the whole list in its usual order."""
+        given = (self._marker, self._sort_key)
+        return self._unlimited and given == (None, None) and self._sort_dir == "asc"
+
     def read(
         self, find: Callable[[Page], list[R]], *, whole: bool = False
     ) -> tuple[list[R], str | None]:

@@ -93,7 +93,7 @@ class Bind(ServiceTokenCommand, listing.Lister, of=ARQS):
     )
 
     def read_rows(self, args: argparse.Namespace) -> Any:
-        """Bind with one call and return the requests of the instance."""
+        """Bind the requests with one call; return the requests of the instance."""
         providers = args.provider * len(args.arq) if len(args.provider) == 1 else args.provider
         if len(providers) != len(args.arq):
             raise CommandError(
@@ -119,7 +119,7 @@ class Unbind(ServiceTokenCommand, of=ARQS):
     ARGUMENTS = (argument("arq", nargs="+", help="uuid of a request"), SERVICE_TOKEN)
 
     def take_action(self, args: argparse.Namespace) -> None:
-        """Unbind with one call."""
+        """Unbind the requests with one call."""
         fields = dict.fromkeys(("/hostname", "/device_rp_uuid", "/instance_uuid"))
         self.call(
             args, "PATCH", ARQS.path, dict.fromkeys(self.find_uuids(args), _patch("remove", fields))
@@ -136,7 +136,7 @@ class Delete(ServiceTokenCommand, of=ARQS):
     )
 
     def take_action(self, args: argparse.Namespace) -> None:
-        """Delete with one call."""
+        """Delete the requests with one call."""
         if bool(args.arq) == bool(args.instance):
             raise CommandError("either uuids of requests or --instance is required")
         if args.arq:

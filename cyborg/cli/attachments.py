@@ -33,7 +33,7 @@ LONG = formatting.columns_of(
 
 
 def _format_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Add what was selected: the name of a profile, or the kind and the uuid of another object.
+    """Add the column of what is attached: the name of a profile, or kind and uuid of an object.
 
     A host itself is shown in place of the instance.
     """
@@ -106,7 +106,7 @@ class Show(base.Show, of=ATTACHMENTS):
 
 
 class _Attach(base.WaitCommand, show.ShowOne):
-    """Base of the commands that attach; the arguments of each are the fields of the request."""
+    """Base of the commands that attach; their arguments are the fields of the request."""
 
     OPTIONS = _WAIT
 
@@ -150,8 +150,8 @@ class Attach(_Attach, of=ATTACHMENTS):
 class AttachHost(_Attach, of=ATTACHMENTS):
     """Attach accelerators to a host itself, for its own programs (administrators only).
 
-    The device profile or context has accel:attach_target=host. With --wait the exit status is 1 if
-    the accelerators could not be attached.
+    The device profile or context must have accel:attach_target=host. With --wait the exit status is
+    1 if the accelerators could not be attached.
     """
 
     ARGUMENTS = (
@@ -161,7 +161,7 @@ class AttachHost(_Attach, of=ATTACHMENTS):
 
 
 class _Detach(base.WaitCommand):
-    """Base of the commands that detach; ``TARGET`` is their first argument, and its query."""
+    """Base of the commands that detach; ``TARGET`` is the first argument and a query parameter."""
 
     OPTIONS = _WAIT
     TARGET: ClassVar[str]
@@ -231,7 +231,7 @@ class Detach(_Detach, of=ATTACHMENTS):
 class DetachHost(_Detach, of=ATTACHMENTS):
     """Detach accelerators that were attached to a host itself with attach-host.
 
-    Stop the programs that use them before: the devices are cleaned for the next user.
+    First stop the programs that use them: the devices are cleaned for the next user.
     """
 
     TARGET = "host"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``cyborg device-context-*``: requests for accelerators that live on without a server."""
+"""``cyborg device-context-*``: requests for accelerators, independent of servers."""
 
 import argparse
 from collections.abc import Iterator, Mapping
@@ -197,7 +197,8 @@ class Explain(device_profiles.Explain, of=CONTEXT_EXPLANATIONS):
     """Explain which providers can serve a device context now, and why the others cannot.
 
     Each provider counts at the first predicate that it fails. With --host or --providers, there is
-    a row for each provider and each group, for administrators.
+    a row for each provider and each group, for administrators. The last rows are the reasons of the
+    last failure, such as a refused bind, until the next lease or bind.
     """
 
     ARGUMENTS = (

@@ -61,6 +61,8 @@ class Delete(base.CallEach, of=PROFILES):
 
 FITS = "fits"
 ALL_HOSTS = "all hosts"
+ALL_GROUPS = "all"
+LAST_FAILURE = "last_failure"
 SUMMARY = formatting.columns_of("group, result, providers, handles, reason")
 LONG_SUMMARY = formatting.columns_of("remedy", after=SUMMARY)
 PROVIDERS = formatting.columns_of(
@@ -118,7 +120,7 @@ class Explain(listing.Lister, of=EXPLANATIONS):
 
 
 class Capacity(listing.Lister, of=CAPACITIES):
-    """Show how many more servers with a device profile fit now, and what handles are lost to.
+    """Show how many more servers with a device profile fit now, and why handles cannot be used.
 
     The first row is the whole cloud; the rows of hosts are for administrators.
     """
@@ -137,12 +139,17 @@ class Capacity(listing.Lister, of=CAPACITIES):
 
 
 def _summary_rows(explanation: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    if len(explanation["groups"]) > 1:
+        hosts = explanation["fitting_hosts"]
+        text = f"hosts that can serve all groups together: {hosts}"
+        yield {"group": ALL_GROUPS, "result": FITS if hosts else "no_host", "reason": text}
     for group in explanation["groups"]:
         number = {"group": group["group"]}
         fitting = {"providers": group["fitting_providers"], "handles": group["free_handles"]}
         yield {**number, "result": FITS, **fitting}
         for reason in group["reasons"]:
             yield {**number, **reason, "result": reason["code"]}
+    yield from _failure_rows(explanation)
 
 
 def _provider_rows(explanation: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -154,6 +161,24 @@ def _provider_rows(explanation: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 "result": group["code"] or FITS,
                 "owners": Owners(provider["owners"]),
             }
+    yield from _failure_rows(explanation)
+
+
+def _failure_rows(explanation: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the reasons of the last failure of a device context."""
+    failure = explanation["last_failure"]
+    if failure is None:
+        return
+    host = f" on host {failure['hostname']}" if failure["hostname"] else ""
+    for group in failure["groups"] or [{**failure, "group": None, "handles": None}]:
+        yield {
+            "hostname": failure["hostname"],
+            "group": group["group"],
+            "result": LAST_FAILURE,
+            "handles": group["handles"],
+            "uuid": group.get("provider_uuid"),
+            "reason": f"{failure['at']}{host}: {group['code']}: {group['reason']}",
+        }
 
 
 def _capacity_row(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def _format_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def format_schedulable_until(row: Mapping[str, Any]) -> str:
-    """Return ``format_schedulable`` with the end and the drain of the maintenance window.
+    """Return ``format_schedulable``, then the end of the maintenance window and its drain status.
 
     >>> window = {"until": "2030-01-31T14:00:00+00:00", "owned": 2, "cleaning": 0}
     >>> row = {"state": "maintaining", "placement": "in_sync", "maintenance": window}
@@ -125,7 +125,8 @@ class Maintain(base.Command, of=DEVICES):
             "--until",
             type=duration.parse_time,
             metavar="TIME",
-            help="end of the window: a time in ISO 8601, or a duration such as +90m, +2h or +1d",
+            help="end of the window: a time in ISO 8601, such as 2030-01-31T14:00:00Z, or a "
+            "duration from now on, such as +90m, +2h or +1d",
         ),
         field_argument(
             "--successor",

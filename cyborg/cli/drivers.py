@@ -15,6 +15,7 @@ from cyborg.cli.common.driver_cells import (
     HostsWithRemarks,
     Options,
     Settings,
+    Statuses,
     hosts_with_status,
 )
 from cyborg.cli.common.errors import CommandError
@@ -33,10 +34,10 @@ _ON_ALL = (
 
 
 class List(listing.Lister, of=DRIVERS):
-    """List the drivers that are installed on any host, with their hosts."""
+    """List the drivers that are installed on any host, with numbers of backends by status."""
 
     ARGUMENTS = (
-        field_argument("--host", help="only drivers on this host"),
+        field_argument("--host", help="only drivers on this host, with their backends"),
         field_argument(
             "--type",
             choices=[kind.value for kind in DeviceType],
@@ -48,9 +49,11 @@ class List(listing.Lister, of=DRIVERS):
         """Return the table of drivers."""
         hosts = Hosts if args.long else HostsSummary
         rows = self.read_rows(args)
-        return self.build_rows(
-            args, [{**row, "hosts": hosts(hosts_with_status(row))} for row in rows]
-        )
+        for row in rows:
+            # Without --host there may be 10 000 hosts: the response has their numbers instead.
+            on_host = "hosts" in row
+            row["hosts"] = hosts(hosts_with_status(row)) if on_host else Statuses(row["statuses"])
+        return self.build_rows(args, rows)
 
 
 class Show(base.Show, of=DRIVERS):
@@ -58,13 +61,19 @@ class Show(base.Show, of=DRIVERS):
 
     ARGUMENTS = (
         _DRIVER,
-        argument("--host", help="only this host, with the value of each option and its source"),
+        field_argument(
+            "--host", help="only this host, with the value of each option and its source"
+        ),
+        field_argument(
+            "--status",
+            help="only backends of this status, such as FAILED, or UNKNOWN if the agent is down",
+        ),
     )
 
     def take_action(self, args: argparse.Namespace) -> Any:
         """Return the driver."""
-        query = f"?{urlencode({'host': args.host})}" if args.host else ""
-        row = self.app.rest.call("GET", self.find_path(args) + query)
+        path = self.find_path(args)
+        row = self.app.rest.read_whole(path, "hosts", **self.read_fields(args))
         cells = {
             "hosts": HostsWithRemarks(hosts_with_status(row)),
             "options": Options(row["options"]),

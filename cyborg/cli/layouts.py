@@ -35,7 +35,7 @@ class List(listing.Lister, of=LAYOUTS):
 
 
 class Set(base.WaitCommand, lister.Lister, of=DEVICES):
-    """Apply a layout to devices that no request uses, or with --drain when none uses them any more.
+    """Apply a layout to unused devices or, with --drain, to devices once they are unused.
 
     Each device has its own job; an error of one device does not stop the others. The exit status is
     1 if a job cannot be created or, with --wait, does not succeed.

@@ -38,7 +38,7 @@ class KeystoneLimits:
         limit_configuration.use(conf)
 
     def read(self, project: str) -> Mapping[str, int]:
-        """Return the limits of a project by resource class, of two requests. Raise Unavailable.
+        """Return the limits of a project by resource class. Raise Unavailable. Sends two requests.
 
         A class that has neither a registered limit nor a limit of the project is absent.
         """

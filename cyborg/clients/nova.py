@@ -81,7 +81,7 @@ class Nova(ServiceClient):
         return None if body is None else _server(uuid, body)
 
     def list_actions(self, uuid: str) -> Sequence[Action]:
-        """Return the actions of a server, the newest first; none if it does not exist.
+        """Return the actions of a server, the newest first; empty if the server does not exist.
 
         Raise Unavailable, TimedOut, Invalid.
         """
@@ -90,7 +90,7 @@ class Nova(ServiceClient):
         return () if body is None else _actions(body)
 
     def list_events(self, uuid: str, request: str) -> Sequence[Event]:
-        """Return the events of an action, which a request caused; none if Nova shows none.
+        """Return the events of the action that a request caused; empty if Nova shows none.
 
         Raise Unavailable, TimedOut, Invalid.
         """
@@ -101,8 +101,8 @@ class Nova(ServiceClient):
     def hard_reboot(self, uuid: str) -> None:
         """Request a hard reboot of a server.
 
-        Raise NotFound, WrongState if the state of the server forbids it now, Invalid, Unavailable,
-        TimedOut.
+        Raise NotFound, WrongState if Nova cannot reboot a server in this state, Invalid,
+        Unavailable, TimedOut.
         """
         answer = self._call(
             "POST",
@@ -216,7 +216,7 @@ def _refusal(answer: Any, field: str) -> Exception:
 
 
 def _instance(uuid: str, body: Any) -> Instance:
-    """Parse a server of Nova's answer. Nova shows the host of a server only to an administrator."""
+    """Parse the body of a server. Nova shows the host of a server only to an administrator."""
     if not isinstance(body, Mapping) or not isinstance(server := body.get("server"), Mapping):
         raise Unavailable("unexpected response from Nova: no server")
     host = "OS-EXT-SRV-ATTR:host"

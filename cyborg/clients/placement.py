@@ -55,7 +55,7 @@ class ConsumerAllocation:
 class ProviderSummary:
     """Provider as a list of Placement shows it; writes to the provider send ``generation``.
 
-    ``root_uuid`` is that of the provider itself if it has no parent.
+    ``root_uuid`` is the uuid of the provider itself if it has no parent.
     """
 
     uuid: str
@@ -92,7 +92,7 @@ class Placement(ServiceClient):
     def tree(self, uuid: str, trait: str | None = None) -> dict[str, ProviderSummary]:
         """Return every provider in the tree of a provider, by uuid; empty if it does not exist.
 
-        ``trait`` selects the providers with this trait.
+        With ``trait``, return only the providers with this trait.
         """
         query = f"in_tree={uuid}" + (f"&required={trait}" if trait else "")
         return {provider.uuid: provider for provider in self._list(query)}
@@ -104,7 +104,7 @@ class Placement(ServiceClient):
         return [provider for provider in found if provider.parent_uuid is None]
 
     def compute_nodes(self) -> list[ProviderSummary]:
-        """Return the providers of compute nodes, by the trait that nova-compute sets.
+        """Return the providers of compute nodes: those with the trait that nova-compute sets.
 
         The size of the response grows with the number of hosts.
         """
@@ -172,7 +172,7 @@ class Placement(ServiceClient):
                 for request in answer.json()["allocation_requests"]
             ]
         except (ValueError, KeyError, IndexError, TypeError) as exc:
-            raise Unavailable(f"Placement needs microversion {CANDIDATES}: {exc}") from exc
+            raise Unavailable(f"Placement must support microversion {CANDIDATES}: {exc}") from exc
 
     def consumer(self, consumer: str) -> ConsumerAllocation | None:
         """Return the allocations of a consumer, None if it has none."""
@@ -192,7 +192,8 @@ class Placement(ServiceClient):
     ) -> None:
         """Replace the allocations of a consumer.
 
-        Raise Conflict if they are no longer the ``known`` ones, or if a provider has no capacity.
+        Raise Conflict if they have changed since ``known`` was read, or if a provider lacks
+        capacity.
         """
         body = {
             "allocations": {uuid: {"resources": dict(names)} for uuid, names in amounts.items()},
@@ -262,7 +263,7 @@ class Placement(ServiceClient):
                     self._ensured.add(path)
 
     def _at_most(self, version: str) -> str:
-        """Return the older one of a microversion and the agreed one."""
+        """Return the older one of a microversion and the negotiated microversion."""
         agreed = self._version or self._negotiate()
         return min(version, agreed, key=lambda text: tuple(map(int, text.split("."))))
 

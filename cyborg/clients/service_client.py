@@ -51,11 +51,12 @@ class ServiceClient:
             raise Unavailable(f"{self.SERVICE} cannot be reached: {exc}") from exc
 
     def _send(self, verb: str, path: str, **options: Any) -> Any:
-        """Send a request, a GET once more if its connection breaks before the response.
+        """Send a request; repeat a GET once if its connection breaks before the response.
 
-        Each server closes connections that are idle for some seconds, possibly while a request is
-        on its way; a client may repeat an idempotent one (RFC 9110, 9.2.2). Other requests are not
-        repeated: their generation may be stale then, and their callers retry with a new one.
+        A server closes connections that are idle for some seconds, possibly while a request is on
+        its way. RFC 9110 (9.2.2) allows a client to repeat an idempotent request. Other requests
+        are not repeated: their generation may be stale by then, and their callers retry with a new
+        one.
         """
         # connect_retries of keystoneauth waits before it repeats, and repeats after timeouts too.
         end = time.monotonic() + self.timeout

@@ -19,7 +19,7 @@ from cyborg.conductor.metrics import read_totals
 from cyborg.core.arq.states import ArqState
 from cyborg.core.errors import CyborgError
 from cyborg.db import errors
-from cyborg.db.read.totals import Totals
+from cyborg.db.read.totals import Counts, Totals, count
 from cyborg.db.reader import Reader
 
 
@@ -49,6 +49,8 @@ def main(conf: cfg.ConfigOpts, argv: Sequence[str]) -> int:
     try:
         reader = Reader(conf)
         try:
+            with reader.connect() as connection:
+                counts = count(connection)
             totals, now = read_totals(conf, reader, reader.clock), reader.clock()
         finally:
             reader.close()
@@ -58,7 +60,7 @@ def main(conf: cfg.ConfigOpts, argv: Sequence[str]) -> int:
     except errors.FAILURES as exc:
         sys.stderr.write(f"cyborg-status: database error: {errors.reason(exc)}\n")
         return 2
-    items = list(pending_items(conf, totals, now))
+    items = list(pending_items(conf, counts, totals, now))
     actions = [{**row, "last_at": _isoformat(row["last_at"])} for row in totals.self_heal_actions]
     if conf.command.format == "json":
         document = {"actions": actions, "pending": [item.to_dict() for item in items]}
@@ -68,7 +70,9 @@ def main(conf: cfg.ConfigOpts, argv: Sequence[str]) -> int:
     return int(any(item.needs_attention for item in items))
 
 
-def pending_items(conf: cfg.ConfigOpts, totals: Totals, now: datetime) -> Iterator[PendingItem]:
+def pending_items(
+    conf: cfg.ConfigOpts, counts: Counts, totals: Totals, now: datetime
+) -> Iterator[PendingItem]:
     """Yield the items of pending work in a fixed order.
 
     Messages, jobs and services give an item only if there are some; other items may have count 0.
@@ -81,14 +85,14 @@ def pending_items(conf: cfg.ConfigOpts, totals: Totals, now: datetime) -> Iterat
     started = age(totals.oldest_bind_started)
     # After this time, a conductor should have rolled the bind back, or another one taken it over.
     late = started is not None and started > options.prepare_timeout + 2 * options.lease_timeout
-    count = totals.arqs.get(ArqState.BIND_STARTED, 0)
-    yield PendingItem("requests in BindStarted", count, started, late)
-    orphans = totals.orphans_suspected
+    binding = counts.arqs.get(ArqState.BIND_STARTED, 0)
+    yield PendingItem("requests in BindStarted", binding, started, late)
+    orphans = counts.orphans_suspected
     yield PendingItem(
         "requests without an allocation (orphans?)", orphans, needs_attention=orphans > 0
     )
-    yield PendingItem("requests whose instance's project is unknown", totals.owners_unverified)
-    yield PendingItem("handles to be cleaned", totals.handles.get("dirty", 0))
+    yield PendingItem("requests whose instance's project is unknown", counts.owners_unverified)
+    yield PendingItem("handles to be cleaned", counts.handles.get("dirty", 0))
     for messages in totals.outbox:
         name = f"messages {messages['kind']}, {messages['state']}"
         yield PendingItem(
@@ -102,9 +106,11 @@ def pending_items(conf: cfg.ConfigOpts, totals: Totals, now: datetime) -> Iterat
     yield PendingItem("providers stale", totals.providers_stale, age(totals.oldest_stale))
     failing = totals.providers_failing
     yield PendingItem("providers whose publishing failed", failing, needs_attention=failing > 0)
-    for (binary, state), count in sorted(totals.services.items()):
+    for (binary, state), number in sorted(totals.services.items()):
         if state != "up":
-            yield PendingItem(f"services {binary}, {state}", count, needs_attention=state == "down")
+            yield PendingItem(
+                f"services {binary}, {state}", number, needs_attention=state == "down"
+            )
 
 
 def _verbs(parsers: Any) -> None:

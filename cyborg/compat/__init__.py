@@ -9,6 +9,8 @@ CHECKED: Mapping[str, str] = {
     "openstack-placement": "16.0.0",
     "oslo.limit": "2.12.0",
     "oslo.messaging": "18.3.1",
+    "oslo.policy": "6.0.1",
     "pecan": "1.8.0",
+    "PyMySQL": "1.2.4",
 }
 """The version of each library with which this package was last checked."""

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics for Prometheus, counted in the database at each scrape.
+"""Metrics for Prometheus, read from the database at each scrape.
 
-So every conductor returns the same values, and a restart resets no value. Only the metrics named
-``process_*`` belong to the process that answers.
+So every conductor returns the values of the whole service, and a restart resets no value. Only the
+metrics named ``process_*`` belong to the process that answers. Numbers of objects may be some time
+old: see ``conductor.common.count_cache``.
 """
 
 import errno
@@ -18,17 +19,18 @@ from prometheus_client import CollectorRegistry, ProcessCollector, start_http_se
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from cyborg.conductor.common.count_cache import CountCache
 from cyborg.core.arq.context_states import ContextState
 from cyborg.core.arq.states import ArqState
 from cyborg.core.attachments.attachment import AttachmentState
 from cyborg.core.errors import Unavailable
-from cyborg.core.hosts.liveness import Liveness, heartbeat_timeout
+from cyborg.core.hosts.liveness import Liveness
 from cyborg.core.inventory.device import Health
 from cyborg.core.inventory.maintenance import SuccessorState
 from cyborg.core.log import get_logger
 from cyborg.core.self_heal import CorrectiveAction
 from cyborg.db.read import totals
-from cyborg.db.read.totals import Totals
+from cyborg.db.read.totals import Counts, Totals
 from cyborg.db.reader import Reader
 from cyborg.threads.rate_limited_log import RateLimitedLogger
 
@@ -47,6 +49,11 @@ NOTIFICATIONS_TEXT = "Notifications of Nova that this process has received."
 
 METRICS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "cyborg_database_up": ("1 if the database answered; if 0, there are no other metrics.", ()),
+    "cyborg_count_age_seconds": (
+        "Seconds since the requests, device contexts, attachments, successors, handles, devices "
+        "and providers were counted.",
+        (),
+    ),
     "cyborg_arqs": ("Accelerator requests.", ("state",)),
     "cyborg_bind_oldest_seconds": ("Seconds since the oldest request entered BindStarted.", ()),
     "cyborg_arqs_orphan_suspected": ("Bound requests whose instance has no allocation.", ()),
@@ -84,6 +91,10 @@ METRICS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         "Seconds for which the oldest stale provider has waited for publishing.",
         (),
     ),
+    "cyborg_placement_verification_age_seconds": (
+        "Seconds since the provider was verified whose verification is the oldest.",
+        (),
+    ),
     "cyborg_self_heal_actions_total": ("Self-healing actions of the conductors.", ("kind",)),
     "cyborg_self_heal_last_timestamp_seconds": (
         "Unix time of the last self-healing action of a kind.",
@@ -110,6 +121,7 @@ class DatabaseCollector(Collector):
         self._now = now or reader.clock
         self._clock = clock
         self._lock = threading.Lock()
+        self._counts = CountCache(reader, clock)
         self._read_at = float("-inf")
         self._metrics: list[Metric] = []
 
@@ -130,6 +142,7 @@ class DatabaseCollector(Collector):
         error: str | None = None
         try:
             self._reader.clock.refresh()
+            counts, counts_age = self._counts.read()
             found, now = read_totals(self._conf, self._reader, self._now), self._now()
         except Unavailable as exc:
             error = exc.message
@@ -138,8 +151,14 @@ class DatabaseCollector(Collector):
             families["cyborg_database_up"].add_metric([], 0)
             return [families["cyborg_database_up"]]
         families["cyborg_database_up"].add_metric([], 1)
+        families["cyborg_count_age_seconds"].add_metric([], counts_age)
+        _fill_counts(families, counts)
         _fill(families, found, now)
         return list(families.values())
+
+    def stop(self) -> None:
+        """End counting in the background."""
+        self._counts.stop()
 
 
 class LoopCollector(Collector):
@@ -176,7 +195,7 @@ class NotificationCollector(Collector):
         return [self._family()]
 
     def collect(self) -> Iterable[Metric]:
-        """Return the metric with a sample for each result, without samples if it is disabled."""
+        """Return the metric with a sample for each result; no samples without notifications."""
         family = self._family()
         for result, count in sorted(self._counts().items()):
             family.add_metric([result], count)
@@ -203,7 +222,8 @@ class MetricsServer:
         """
         self._conf = conf
         self._registry = CollectorRegistry()
-        self._registry.register(DatabaseCollector(conf, reader))
+        self._collector = DatabaseCollector(conf, reader)
+        self._registry.register(self._collector)
         self._registry.register(LoopCollector(overdue))
         self._registry.register(NotificationCollector(notifications))
         ProcessCollector(registry=self._registry)
@@ -248,19 +268,14 @@ class MetricsServer:
             server.shutdown()
             server.server_close()
             thread.join()
+        self._collector.stop()
 
 
 def read_totals(conf: cfg.ConfigOpts, reader: Reader, now: Callable[[], datetime]) -> Totals:
-    """Read all counts from the database. Raise Unavailable."""
-    options, current = conf.conductor, now()
-    interval = options.hello_interval
+    """Read pending and failing work from the database. Raise Unavailable."""
+    current = now()
     with reader.connect() as connection:
-        return totals.read(
-            connection,
-            now=current,
-            late_before=current - heartbeat_timeout(interval, options.late_heartbeats),
-            down_before=current - heartbeat_timeout(interval, options.down_heartbeats),
-        )
+        return totals.read(connection, now=current)
 
 
 def _empty() -> dict[str, Any]:
@@ -272,8 +287,26 @@ def _empty() -> dict[str, Any]:
     }
 
 
+def _fill_counts(families: Mapping[str, Any], counts: Counts) -> None:
+    """Add the samples of numbers of objects. A count without rows gives the sample 0."""
+
+    def put(name: str, value: float, *labels: str) -> None:
+        families[f"cyborg_{name}"].add_metric(labels, value)
+
+    for name, state, count in _list_states(counts):
+        put(name, count, state)
+    put("arqs_orphan_suspected", counts.orphans_suspected)
+    put("arqs_owner_unverified", counts.owners_unverified)
+    for use in ("free", "owned", "dirty", "draining"):
+        put("handles", counts.handles.get(use, 0), use)
+    for status in ("enabled", "maintaining"):
+        for health in Health:
+            put("devices", counts.devices.get((status, health), 0), status, health)
+    put("providers", counts.providers)
+
+
 def _fill(families: Mapping[str, Any], found: Totals, now: datetime) -> None:
-    """Add the samples of each metric family. A count without rows is the sample 0."""
+    """Add the samples of pending and failing work. A count without rows gives the sample 0."""
 
     def put(name: str, value: float, *labels: str) -> None:
         families[f"cyborg_{name}"].add_metric(labels, value)
@@ -281,17 +314,8 @@ def _fill(families: Mapping[str, Any], found: Totals, now: datetime) -> None:
     def age(since: datetime | None) -> float:
         return 0.0 if since is None else max(0.0, (now - since).total_seconds())
 
-    for name, state, count in _list_states(found):
-        put(name, count, state)
     put("maintenance_windows", found.maintenance_windows)
     put("bind_oldest_seconds", age(found.oldest_bind_started))
-    put("arqs_orphan_suspected", found.orphans_suspected)
-    put("arqs_owner_unverified", found.owners_unverified)
-    for use in ("free", "owned", "dirty", "draining"):
-        put("handles", found.handles.get(use, 0), use)
-    for status in ("enabled", "maintaining"):
-        for health in Health:
-            put("devices", found.devices.get((status, health), 0), status, health)
     for device in found.unhealthy:
         put(
             "device_unhealthy_seconds",
@@ -311,10 +335,10 @@ def _fill(families: Mapping[str, Any], found: Totals, now: datetime) -> None:
         put("jobs_open", jobs["count"], jobs["kind"])
         put("jobs_overdue", jobs["overdue"], jobs["kind"])
         put("jobs_oldest_seconds", age(jobs["oldest"]), jobs["kind"])
-    put("providers", found.providers)
     put("providers_stale", found.providers_stale)
     put("providers_failing", found.providers_failing)
     put("placement_sync_lag_seconds", age(found.oldest_stale))
+    put("placement_verification_age_seconds", age(found.oldest_verified))
     done = {row["kind"]: row for row in found.self_heal_actions}
     for kind in sorted(set(CorrectiveAction) | set(done)):
         put("self_heal_actions_total", done[kind]["count"] if kind in done else 0, kind)
@@ -323,7 +347,7 @@ def _fill(families: Mapping[str, Any], found: Totals, now: datetime) -> None:
             put("self_heal_last_timestamp_seconds", timestamp, kind)
 
 
-def _list_states(found: Totals) -> Iterator[tuple[str, str, int]]:
+def _list_states(found: Counts) -> Iterator[tuple[str, str, int]]:
     """Yield the name of each metric of objects by state, with each state and its number."""
     states: tuple[tuple[str, Mapping[str, int], Iterable[str]], ...] = (
         ("arqs", found.arqs, ArqState),

@@ -55,15 +55,18 @@ from cyborg.conductor.notifications.outbox import DeadLetters, create_nova_worke
 from cyborg.conductor.notifications.outbox_worker import OutboxWorker
 from cyborg.conductor.placement.compute_node_watch import ComputeNodeWatch
 from cyborg.conductor.placement.publisher import Publisher
+from cyborg.conductor.placement.verifier import ProviderVerifier
+from cyborg.core.placement.verification import round_period
 from cyborg.db.clock import INTERVAL
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.rpc.contract import AgentAPI
 from cyborg.rpc.notifier import Notifier
 from cyborg.threads.periodic import PeriodicTask
 
-BATCH_DELAY = 0.05
+BATCH_DELAY = 0.2
 """Seconds that an outbox message waits, so that a batch shares the cost of one lease, one call and
-one commit. Nova requests its ARQs before it waits for their events, so it is not delayed."""
+one commit. Nova requests its ARQs before it waits for their events, so it is not delayed. Only a
+boot with host work, which takes longer, waits for the event."""
 
 ATTACHMENT_INTERVAL = 1.0
 """Seconds between two searches for attachments whose work is due; a search is one statement."""
@@ -101,6 +104,7 @@ class Conductor:
     partitions: Partitions
     programs: Programs
     publisher: Publisher
+    provider_verifier: ProviderVerifier
     rollouts: RolloutController
     services: Services
     tasks: Sequence[PeriodicTask]
@@ -109,6 +113,7 @@ class Conductor:
         """End the running work of each object."""
         for stop in (
             self.publisher.stop,
+            self.provider_verifier.stop,
             self.discoveries.stop,
             self.driver_lookup.stop,
             self.jobs.stop,
@@ -138,7 +143,8 @@ def build_conductor(
     """
     options = conf.conductor
     notices = NotificationBuilder(conf, now=uow.clock)
-    publisher = Publisher(conf, uow, placement and placement.with_timeout(options.publish_timeout))
+    publishing = placement and placement.with_timeout(options.publish_timeout)
+    publisher = Publisher(conf, uow, publishing)
 
     def publish() -> None:
         publisher.run_once()
@@ -146,6 +152,7 @@ def build_conductor(
             publisher_task.wake()
 
     publisher_task = PeriodicTask("publisher", options.publish_interval, publish)
+    verifier = ProviderVerifier(conf, uow, publishing, publisher_task.wake)
     outbox_workers: list[OutboxWorker] = [create_nova_worker(conf, uow, nova)]
     outbox_task = _outbox_task("outbox", conf, outbox_workers[0])
     jobs = JobDispatcher(
@@ -188,7 +195,6 @@ def build_conductor(
     driver_lookup = DriverLookup(conf, uow, agents)
     custody_sealer = CustodySealer(conf, uow)
     enforcer = None if limits is None else LimitEnforcer(uow, limits)
-    contexts = DeviceContexts(conf, uow, placement, notices, enforcer=enforcer)
     partitions = Partitions(conf, uow, jobs_task.wake, publisher_task.wake)
     programs = Programs(conf, uow, jobs_task.wake, notices)
     arqs = Arqs(
@@ -201,6 +207,7 @@ def build_conductor(
         orphans,
         enforcer=enforcer,
     )
+    contexts = DeviceContexts(conf, uow, placement, notices, arqs=arqs, enforcer=enforcer)
     context_leases = ContextLeases(conf, uow, arqs, ArqEventRecorder(conf, notices))
     attached_devices = AttachedDevices(
         conf,
@@ -228,11 +235,14 @@ def build_conductor(
         wake_attachments=attachment_task.wake,
         has_nova=instances is not None,
     )
+    services = Services(conf, uow, publisher_task.wake, notices)
     sweep = functools.partial(
         sweeps.run_all,
         {
             "discoveries": discoveries.sweep,
             "hosts": hosts.sweep,
+            "heartbeat interval": hosts.interval.sweep,
+            "services": services.sweep,
             "failure detector": failure_detector.sweep,
             "tombstones": Tombstones(conf, uow).sweep,
             "device contexts": contexts.sweep,
@@ -249,6 +259,9 @@ def build_conductor(
     )
     tasks = [
         publisher_task,
+        PeriodicTask(
+            "verification", round_period(options.placement_verify_interval), verifier.run_once
+        ),
         outbox_task,
         jobs_task,
         PeriodicTask("sweep", options.hello_interval, sweep),
@@ -258,12 +271,10 @@ def build_conductor(
         PeriodicTask("clock", INTERVAL, uow.clock.measure),
         PeriodicTask("custody", options.custody_seal_interval, custody_sealer.run_once),
         *_watcher_tasks(watcher),
+        *_compute_node_tasks(conf, uow, placement, publisher_task.wake),
     ]
     if interval := options.orphan_scan_interval:
         tasks.append(PeriodicTask("orphan scan", interval, orphan_collector.run_once))
-    if interval := options.compute_node_interval:
-        watch = ComputeNodeWatch(uow, placement, publisher_task.wake)
-        tasks.append(PeriodicTask("compute nodes", interval, watch.run_once))
     if notifier is not None:
         outbox_workers.append(create_worker(conf, uow, notifier))
         tasks.append(_outbox_task("notifications", conf, outbox_workers[-1]))
@@ -296,8 +307,9 @@ def build_conductor(
         partitions=partitions,
         programs=programs,
         publisher=publisher,
+        provider_verifier=verifier,
         rollouts=rollouts,
-        services=Services(conf, uow, publisher_task.wake, notices),
+        services=services,
         tasks=tasks,
     )
 
@@ -348,6 +360,14 @@ def _watcher_tasks(watcher: InstanceWatcher | None) -> list[PeriodicTask]:
     if watcher is None:
         return []
     return [PeriodicTask("instances", instance_watcher.INTERVAL, watcher.run_once)]
+
+
+def _compute_node_tasks(
+    conf: cfg.ConfigOpts, uow: UnitOfWork, placement: Placement, wake_publisher: Callable[[], None]
+) -> list[PeriodicTask]:
+    interval = conf.conductor.compute_node_interval
+    watch = ComputeNodeWatch(uow, placement, wake_publisher)
+    return [PeriodicTask("compute nodes", interval, watch.run_once)] if interval else []
 
 
 def _outbox_task(name: str, conf: cfg.ConfigOpts, worker: OutboxWorker) -> PeriodicTask:

@@ -12,8 +12,17 @@ OPTIONS = [
         "hello_interval",
         default=10.0,
         min=0.1,
-        help="Seconds between two heartbeats of a daemon. The conductors send this value to the "
-        "agents; the API needs the same value to compute the state of services.",
+        help="Seconds between two heartbeats of a daemon, at least. The conductors give agents a "
+        "longer interval if there are so many that their heartbeats would use more than half a "
+        "core of each conductor process.",
+    ),
+    cfg.FloatOpt(
+        "max_hello_interval",
+        default=30.0,
+        min=0.1,
+        help="Seconds between two heartbeats of an agent, at most, whatever the number of agents. "
+        "An agent is late or down after a number of missed heartbeats, so this also limits the "
+        "time after which it is down. hello_interval takes precedence if it is longer.",
     ),
     cfg.IntOpt(
         "late_heartbeats",
@@ -69,8 +78,18 @@ OPTIONS = [
         "placement_verify_interval",
         default=600.0,
         min=1.0,
-        help="Seconds after which an unchanged resource provider is compared with Placement "
-        "again. Any difference in Placement is repaired.",
+        help="Seconds in which every resource provider is compared with Placement once, at any "
+        "number of providers. Any difference in Placement is repaired. A host costs one call "
+        "to Placement, and two more for each provider that has changed there, also by "
+        "allocations. If the calls take longer than this time, a warning is logged.",
+    ),
+    cfg.IntOpt(
+        "max_placement_calls",
+        default=4,
+        min=1,
+        help="Maximum number of concurrent calls to Placement of one conductor process for each of "
+        "three purposes: publishing resource providers, of which one call writes to each host; "
+        "their verification; and orphan scans. The conductors share the first two.",
     ),
     cfg.FloatOpt(
         "compute_node_interval",
@@ -219,9 +238,8 @@ OPTIONS = [
         default=1000,
         min=-1,
         help="Maximum number of accelerator requests of one project, in any state; further ones "
-        "are rejected with 403. Concurrent calls do not count each other, so a project may "
-        "exceed the limit by the number of requests in concurrent calls. A request without "
-        "a project does not count. -1 disables the limit.",
+        "are rejected with 403. Concurrent calls cannot exceed the limit. A request without a "
+        "project does not count. -1 disables the limit.",
     ),
     cfg.FloatOpt(
         "tombstone_ttl",
@@ -230,6 +248,15 @@ OPTIONS = [
         help="Seconds for which the tombstone of a removed device is kept, 30 days by default. A "
         "device that returns to the same address within this time keeps its uuid, the "
         "status that an operator set, and an operator's attributes. 0 keeps no tombstones.",
+    ),
+    cfg.FloatOpt(
+        "service_ttl",
+        default=2592000.0,
+        min=0.0,
+        help="Seconds after its last heartbeat at which a service is deleted, 30 days by default, "
+        "so that hosts that are gone leave no rows. The desired state of the drivers of an agent "
+        "is deleted with it. An agent whose host has devices is never deleted by age; cyborg "
+        "service-delete deletes it. 0 disables this.",
     ),
     cfg.FloatOpt(
         "custody_seal_interval",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of the database: those of oslo.db."""
+"""Options of the database, as oslo.db defines them."""
 
 from typing import Any
 

@@ -38,9 +38,7 @@ OPTIONS = [
         min=-1,
         help="Maximum number of device contexts of one project, in any state; further ones are "
         "rejected with 403. Their accelerator requests also count for [conductor] "
-        "max_project_arqs. Concurrent calls do not count each other, so a project may exceed the "
-        "limit by the number of concurrent calls. "
-        "-1 disables the limit.",
+        "max_project_arqs. Concurrent calls cannot exceed the limit. -1 disables the limit.",
     ),
 ]
 

@@ -16,6 +16,7 @@ MAX_NAME = 255
 # database rebuilds, and when two conductors add the same device at once (uuid5 of RFC 9562).
 _PROVIDERS = uuid.UUID("6f1c2b1e-0f57-5b0a-9d0e-3a5d8d6c4a11")
 _CUSTOM = re.compile(r"^CUSTOM_[A-Z0-9_]+$")
+_NUMA_NODE = re.compile(r"^CUSTOM_NUMA_NODE_([0-9]{1,9})$")
 
 
 def provider_name(host: str, address: str) -> str:
@@ -49,6 +50,17 @@ def make_custom_name(text: str) -> str:
     if len(name) > MAX_NAME:
         raise Invalid(f"{name[:40]}... is longer than {MAX_NAME} characters", field="name")
     return name
+
+
+def numa_trait(node: int) -> str:
+    """Return the trait of a device on a NUMA node; os-traits has none."""
+    return f"CUSTOM_NUMA_NODE_{node}"
+
+
+def parse_numa_trait(trait: str) -> int | None:
+    """Return the NUMA node of which a trait is, None for any other trait."""
+    match = _NUMA_NODE.fullmatch(trait)
+    return None if match is None else int(match[1])
 
 
 def is_resource_class(name: str) -> bool:

@@ -19,6 +19,7 @@ import sqlalchemy as sa
 from oslo_config import cfg
 from oslo_db.sqlalchemy import engines, exc_filters
 
+from cyborg.compat import mysql_columns
 from cyborg.core.errors import Misconfigured, Unavailable
 from cyborg.core.log import FieldLogger, drop_tracebacks
 from cyborg.db import driver_waits, errors, timeouts
@@ -131,6 +132,8 @@ def make_engine(
     if url.get_backend_name() == "sqlite":
         return _sqlite(url, conf, read_only)
     drop_tracebacks(_POOL_LOGGERS, (Exception,))
+    if url.get_driver_name() == "pymysql":
+        mysql_columns.install()
     seconds = conf.api.database_timeout if read_only else conf.conductor.database_timeout
     limits = Timeouts(seconds) if bounded else None
     engine: sa.Engine = engines.create_engine(
@@ -138,6 +141,8 @@ def make_engine(
         .update_query_dict({"plugin": _READ_ONLY_PLUGIN if read_only else _PLUGIN})
         .render_as_string(hide_password=False),
         max_retries=0,  # otherwise oslo.db connects here, up to ten times, 10 s apart
+        # Otherwise a thread yields after each transaction, which only green threads need.
+        thread_checkin=False,
         **{name: conf.database[name] for name in _SERVER},
     )
     if limits is not None:

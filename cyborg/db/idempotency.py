@@ -22,6 +22,9 @@ from cyborg.db.schema import idempotency_keys
 MAX_ANSWER = 1024 * 1024
 """Maximum characters of an answer as JSON: the limit of a message."""
 
+# Built once: SQLAlchemy needs more time to build such a statement than a database to run it.
+_INSERT = sa.insert(idempotency_keys)
+
 _current: ContextVar[str | None] = ContextVar("idempotency_key", default=None)
 
 
@@ -62,7 +65,7 @@ def record(tx: sa.Connection, key: str, answer: Any) -> None:
         too_large = Unavailable("the call succeeded, but its answer is too large to be stored")
         body = {"error": too_large.to_wire()}
     try:
-        tx.execute(sa.insert(idempotency_keys).values(key=key, response=body))
+        tx.execute(_INSERT, {"key": key, "response": body})
     except db_exc.DBDuplicateEntry as exc:
         raise RepeatedCall(key) from exc
 

@@ -33,25 +33,44 @@ def paginate(
     table: sa.FromClause,
     page: Page | None,
     sortable: Mapping[str, sa.ColumnElement[Any]],
+    identity: sa.ColumnElement[Any] | None = None,
 ) -> sa.Select[Any]:
     """Return the query with the page's order, marker and limit.
 
-    ``sortable`` maps sort keys to expressions. A marker costs one statement, to read its position.
-    Raise Invalid with the field ``limit``, ``marker``, ``sort_key`` or ``sort_dir``.
+    ``sortable`` maps sort keys to expressions. Rows with equal keys, and rows without a sort key,
+    are in the order of ``identity``, which is unique: by default the row id of ``table``. A marker
+    costs one statement, to read its position. Raise Invalid with the field ``limit``, ``marker``,
+    ``sort_key`` or ``sort_dir``.
     """
     page = page or Page()
-    identity = table.c.id
-    key = _key(page, sortable)
-    ascending = _is_ascending(page)
+    key, identity = _columns(page, table, sortable, identity)
+    ascending = is_ascending(page)
     if page.limit is not None:
-        if page.limit < 1:
-            raise Invalid(f"limit: found {page.limit}, expected 1 or more", field="limit")
-        query = query.limit(page.limit)
+        query = query.limit(check_limit(page.limit))
     if page.marker is not None:
-        position = _marker_position(connection, query, table, page.marker, key)
+        position = find_marker(connection, query, table, page.marker, key, identity)
         query = query.where(_after_marker(key, identity, position, ascending))
-    order = [identity] if key is None else [*_nulls_first(key), key, identity]
-    return query.order_by(*(term.asc() if ascending else term.desc() for term in order))
+    return _sort(connection, query, key, identity, ascending)
+
+
+def paginate_ids(
+    connection: sa.Connection,
+    query: sa.Select[Any],
+    ids: sa.Select[Any],
+    table: sa.FromClause,
+    page: Page | None,
+    sortable: Mapping[str, sa.ColumnElement[Any]],
+) -> sa.Select[Any]:
+    """Return the query with the page of the rows whose ids ``ids`` selects; see ``paginate``.
+
+    A database then joins and computes columns for the rows of the page only. ``query`` has no
+    conditions; ``ids`` joins only tables that its conditions and sort keys need.
+    """
+    chosen = paginate(connection, ids, table, page, sortable).subquery("page")
+    page = page or Page()
+    key, identity = _columns(page, table, sortable, None)
+    joined = query.join(chosen, chosen.c.id == table.c.id)
+    return _sort(connection, joined, key, identity, is_ascending(page))
 
 
 def paginate_rows(rows: Sequence[R], page: Page | None, sortable: Sequence[str]) -> list[R]:
@@ -64,16 +83,62 @@ def paginate_rows(rows: Sequence[R], page: Page | None, sortable: Sequence[str])
     if page.sort_key is not None:
         key = _check_sort_key(page.sort_key, sortable)
         found.sort(key=lambda row: row[key])
-    if not _is_ascending(page):
+    if not is_ascending(page):
         found.reverse()
     if page.marker is not None:
         positions = [n for n, row in enumerate(found, 1) if row["uuid"] == page.marker]
         if not positions:
-            raise _unknown_marker(page.marker)
+            raise unknown_marker(page.marker)
         found = found[positions[0] :]
-    if page.limit is not None and page.limit < 1:
-        raise Invalid(f"limit: found {page.limit}, expected 1 or more", field="limit")
-    return found[: page.limit]
+    return found[: None if page.limit is None else check_limit(page.limit)]
+
+
+def id_in(column: sa.ColumnElement[int], ids: Collection[int]) -> sa.ColumnElement[bool]:
+    """Return the condition that the value of a column is in ``ids``, such as those of a page.
+
+    The ids are written into the statement, because they may be too many for bound parameters. This
+    is safe, because they are integers from this database. A join with the query of the page would
+    execute this query again, and PostgreSQL, which cannot know its rows, would scan tables for it.
+    """
+    kind = sa.BigInteger()
+    return column.in_(
+        sa.bindparam("ids", sorted(ids), kind, expanding=True, literal_execute=True, unique=True)
+    )
+
+
+def check_limit(limit: int) -> int:
+    """Return the limit of a page. Raise Invalid if it is not positive."""
+    if limit < 1:
+        raise Invalid(f"limit: found {limit}, expected 1 or more", field="limit")
+    return limit
+
+
+def find_marker(
+    connection: sa.Connection,
+    query: sa.Select[Any],
+    table: sa.FromClause,
+    marker: str,
+    *columns: sa.ColumnElement[Any] | None,
+) -> Sequence[Any]:
+    """Return these columns of the marker row, without those that are None.
+
+    Only rows of the list can be markers, so that a marker reveals no row that the caller must not
+    see. Raise Invalid if there is no such row.
+    """
+    found = connection.execute(
+        query.with_only_columns(*(column for column in columns if column is not None))
+        .where(table.c.uuid == marker)
+        .limit(1)
+    ).first()
+    if found is None:
+        raise unknown_marker(marker)
+    return tuple(found)
+
+
+def is_unique(key: sa.ColumnElement[Any]) -> bool:
+    """Return whether the values of a column are unique and not null."""
+    column = isinstance(key, sa.Column) and not key.nullable
+    return column and bool(key.primary_key or key.unique)
 
 
 def _check_sort_key(sort_key: str | None, sortable: Collection[str]) -> str:
@@ -86,37 +151,29 @@ def _check_sort_key(sort_key: str | None, sortable: Collection[str]) -> str:
     return str(sort_key)
 
 
-def _unknown_marker(marker: str) -> Invalid:
+def unknown_marker(marker: str) -> Invalid:
+    """Return the error for a marker that is not in the list."""
     return Invalid(f"marker: {marker[:60]!r} is not in this list", field="marker")
 
 
-def _key(page: Page, sortable: Mapping[str, sa.ColumnElement[Any]]) -> sa.ColumnElement[Any] | None:
+def _columns(
+    page: Page,
+    table: sa.FromClause,
+    sortable: Mapping[str, sa.ColumnElement[Any]],
+    identity: sa.ColumnElement[Any] | None,
+) -> tuple[sa.ColumnElement[Any] | None, sa.ColumnElement[Any]]:
+    """Return the sort key and a unique column; the key is None if the column alone is enough."""
     if page.sort_key is None:
-        return None
-    return sortable[_check_sort_key(page.sort_key, sortable)]
+        return None, table.c.id if identity is None else identity
+    key = sortable[_check_sort_key(page.sort_key, sortable)]
+    return (None, key) if is_unique(key) else (key, table.c.id)
 
 
-def _is_ascending(page: Page) -> bool:
+def is_ascending(page: Page) -> bool:
+    """Return whether the page is in ascending order. Raise Invalid for an unknown order."""
     if page.sort_dir not in ("asc", "desc"):
         raise Invalid(f"sort_dir: {page.sort_dir[:60]!r} is neither asc nor desc", field="sort_dir")
     return page.sort_dir == "asc"
-
-
-def _marker_position(
-    connection: sa.Connection,
-    query: sa.Select[Any],
-    table: sa.FromClause,
-    marker: str,
-    key: sa.ColumnElement[Any] | None,
-) -> Sequence[Any]:
-    # From the rows of the list, so that the marker reveals no row that the caller must not see.
-    columns = [table.c.id] if key is None else [table.c.id, key]
-    found = connection.execute(
-        query.with_only_columns(*columns).where(table.c.uuid == marker).limit(1)
-    ).first()
-    if found is None:
-        raise _unknown_marker(marker)
-    return tuple(found)
 
 
 def _after_marker(
@@ -125,20 +182,37 @@ def _after_marker(
     position: Sequence[Any],
     ascending: bool,
 ) -> sa.ColumnElement[bool]:
-    later: sa.ColumnElement[bool] = identity > position[0] if ascending else identity < position[0]
+    *values, last = position
+    later: sa.ColumnElement[bool] = identity > last if ascending else identity < last
     if key is None:
         return later
-    value = position[1]
+    (value,) = values
     if value is None:
         equal = sa.and_(key.is_(None), later)
         return sa.or_(equal, key.is_not(None)) if ascending else equal
-    after = sa.or_(key > value if ascending else key < value, sa.and_(key == value, later))
+    # An index serves the first term; it does not serve OR, which needs both.
+    start = key >= value if ascending else key <= value
+    after = sa.and_(start, sa.or_(key != value, later))
     return after if ascending or not _is_nullable(key) else sa.or_(after, key.is_(None))
 
 
-def _nulls_first(key: sa.ColumnElement[Any]) -> list[sa.ColumnElement[Any]]:
-    """Return sort terms that put nulls first on every database; none if the column has no nulls."""
-    return [sa.case((key.is_(None), 0), else_=1)] if _is_nullable(key) else []
+def _sort(
+    connection: sa.Connection,
+    query: sa.Select[Any],
+    key: sa.ColumnElement[Any] | None,
+    identity: sa.ColumnElement[Any],
+    ascending: bool,
+) -> sa.Select[Any]:
+    """Return the query in the order of a key, with nulls first if ascending, else last.
+
+    That is the order of MariaDB and SQLite, so that their indexes serve it.
+    """
+    if key is not None:
+        term = key.asc() if ascending else key.desc()
+        if connection.dialect.name == "postgresql" and _is_nullable(key):
+            term = term.nulls_first() if ascending else term.nulls_last()
+        query = query.order_by(term)
+    return query.order_by(identity.asc() if ascending else identity.desc())
 
 
 def _is_nullable(key: sa.ColumnElement[Any]) -> bool:

@@ -2,9 +2,10 @@
 """Count the units of projects; each ARQ is one unit of its resource class.
 
 A transaction that adds units to a project first updates the row of the project in
-``project_locks``, and then counts. The count so includes the units of each transaction that had
-the lock before, because a statement sees all data committed at its start. An UPDATE and not SELECT
-FOR UPDATE: Galera detects conflicts of concurrent writers on two of its nodes, but not of locks.
+``project_locks``, and then counts. So the count includes the units of each transaction that had the
+lock before, because a statement sees all data committed at its start. An UPDATE is used instead of
+SELECT FOR UPDATE, because Galera detects conflicting writes on two of its nodes, but not
+conflicting locks.
 
 A transaction that removes units takes no lock. A count that does not see the removal yet is too
 high, never too low.
@@ -38,6 +39,25 @@ def lock(tx: sa.Connection, project: str) -> bool:
 def insert_lock(tx: sa.Connection, project: str) -> None:
     """Insert the row of a project. Raise oslo.db's DBDuplicateEntry if it exists."""
     tx.execute(sa.insert(project_locks).values(project_id=project))
+
+
+NUM_ARQS = (
+    sa.select(sa.func.count())
+    .select_from(
+        sa.select(arqs.c.id)
+        .where(arqs.c.project_id == sa.bindparam("project", type_=sa.String))
+        .limit(sa.bindparam("max_count", type_=sa.Integer))
+        .subquery()
+    )
+    .scalar_subquery()
+)
+"""The number of ARQs of ``project``, in any state, counted up to ``max_count``."""
+
+
+def count_arqs(tx: sa.Connection, project: str, max_count: int) -> int:
+    """Return the number of ARQs of a project, in any state, counted up to ``max_count``."""
+    values = {"project": project, "max_count": max_count}
+    return int(tx.scalar(sa.select(NUM_ARQS), values) or 0)
 
 
 def count(

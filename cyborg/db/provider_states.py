@@ -29,14 +29,18 @@ def find(
     *,
     resource_classes: Collection[str] | None = None,
     host: str | None = None,
+    uuids: Collection[str] | None = None,
     attach_targets: Collection[AttachTarget | None] = (),
 ) -> list[ProviderState]:
     """Return the states of providers, ordered by host; execute three statements.
 
     ``resource_classes`` limits them to providers of these classes and to those of devices with a
-    layout that has one of them. ``attach_targets`` are the targets whose handles are counted.
+    layout that has one of them, ``uuids`` to some providers. ``attach_targets`` are the targets
+    whose handles are counted.
     """
     where = _conditions(resource_classes, host)
+    if uuids is not None:
+        where.append(deployables.c.rp_uuid.in_(sorted(uuids)))
     failed = failed_restores.providers(connection)
     counts = _count_handles(connection, where, attach_targets)
     layouts: dict[int, tuple[Layout, ...]] = {}
@@ -73,7 +77,7 @@ def find_holders(
 
 
 class OwnHolders(NamedTuple):
-    """The first owners of one project of handles of a provider, and the number of these handles."""
+    """The handles of a provider that one project owns: their number and their first owners."""
 
     first: list[Holder]
     total: int
@@ -82,10 +86,10 @@ class OwnHolders(NamedTuple):
 def find_own_holders(
     connection: sa.Connection, project: str, resource_classes: Collection[str]
 ) -> dict[str, OwnHolders]:
-    """Return owners of one project of handles of each provider, at most MAX_HOLDERS, by its uuid.
+    """Return, by provider uuid, the handles that one project owns, with up to MAX_HOLDERS owners.
 
-    Draining handles are left out, as in ``HandleCounts.taken``. Execute one statement: it has the
-    resource classes in place of the providers, of which there can be too many for a statement.
+    Draining handles are left out, as in ``HandleCounts.taken``. Execute one statement. It selects
+    by resource class, because there can be too many providers for the parameters of a statement.
     """
     uuid = deployables.c.rp_uuid
     owned = (
@@ -128,6 +132,7 @@ _STATES = (
         devices.c.uuid.label("device_uuid"),
         devices.c.host,
         devices.c.address,
+        devices.c.numa_node,
         devices.c.status,
         devices.c.health,
         devices.c.health_reason,
@@ -237,5 +242,6 @@ def _to_state(
         published=row["published_revision"] > 0,
         layout=row["layout"],
         layouts=layouts[row["device_id"]],
+        numa_node=row["numa_node"],
         remarks={name: text[:MAX_REMARK] for name, text in remarks.items() if text},
     )

@@ -54,7 +54,10 @@ services = _table(
     sa.Column("generation", sa.BigInteger, nullable=False, default=0),
     sa.Column("versions", Json, nullable=False, default=dict),
     sa.Column("started_at", Moment, nullable=False),
-    sa.Column("last_seen_at", Moment, nullable=False),
+    sa.Column("last_seen_at", Moment, nullable=False, index=True),
+    # Deadlines of the next heartbeat, by the interval that the daemon was given with the last one.
+    sa.Column("late_at", Moment, nullable=False),
+    sa.Column("down_at", Moment, nullable=False, index=True),
     # When the service was marked down, which cordons its host's inventory; None if it is up.
     sa.Column("down_since", Moment),
     # The names that Nova may use for its host: ``core.hosts.identity``.
@@ -158,6 +161,8 @@ devices = _table(
     sa.Column("failing", sa.Boolean, nullable=False, default=False),
     sa.Column("retry_at", Moment, index=True),
     sa.UniqueConstraint("host", "address"),
+    # Lists the unhealthy devices, those unhealthy for longest first.
+    sa.Index(None, "health", "health_since"),
 )
 
 deployables = _table(
@@ -169,7 +174,7 @@ deployables = _table(
     sa.Column("address", sa.String(120), nullable=False),
     sa.Column("name", sa.String(200), nullable=False, unique=True),
     sa.Column("rp_uuid", sa.String(36), nullable=False, unique=True),
-    sa.Column("resource_class", sa.String(255), nullable=False),
+    sa.Column("resource_class", sa.String(255), nullable=False, index=True),
     sa.Column("traits", Json, nullable=False),
     # The agent's attributes. An operator's are in table attributes, and no report removes them.
     sa.Column("attributes", Json, nullable=False),
@@ -221,6 +226,8 @@ device_contexts = _table(
     sa.Column("instance_uuid", sa.String(36), index=True),
     # Why the last bind failed, or why a former handle is not clean.
     sa.Column("error", Text),
+    # The same as values: ``core.arq.refusals.ContextFailure``; null without such a failure.
+    sa.Column("failure", sa.JSON(none_as_null=True)),
     # The fencing token of a use; it rises with each lease, and each bind without a lease.
     sa.Column("epoch", sa.BigInteger, nullable=False, default=0),
     # When an unbound context is deleted; None is never.
@@ -247,7 +254,7 @@ device_profiles = _table(
 arqs = _table(
     "arqs",
     _uuid(),
-    sa.Column("state", sa.String(32), nullable=False, index=True),
+    sa.Column("state", sa.String(32), nullable=False),
     # RESTRICT: a profile in use cannot be deleted, not even concurrently with the first use.
     _foreign_key("profile_id", "device_profiles", "RESTRICT", nullable=False),
     # RESTRICT: a context is deleted after its ARQs, which then own no handle.
@@ -256,7 +263,7 @@ arqs = _table(
     sa.Column("device_profile_group_id", sa.Integer, nullable=False),
     sa.Column("resource_class", sa.String(255), nullable=False),
     sa.Column("group", Json, nullable=False),
-    sa.Column("project_id", sa.String(255), index=True),
+    sa.Column("project_id", sa.String(255)),
     sa.Column("hostname", sa.String(255)),
     sa.Column("device_rp_uuid", sa.String(36), index=True),
     sa.Column("instance_uuid", sa.String(36)),
@@ -279,6 +286,11 @@ arqs = _table(
     sa.UniqueConstraint("instance_uuid", "instance_slot"),
 )
 
+# Lists the ARQs of a project in their order.
+sa.Index("ix_arqs_project_id_id", arqs.c.project_id, arqs.c.id)
+# Finds the oldest ARQs of a state.
+sa.Index("ix_arqs_state_created_at", arqs.c.state, arqs.c.created_at)
+
 attach_handles = _table(
     "attach_handles",
     _uuid(),
@@ -290,7 +302,7 @@ attach_handles = _table(
     sa.Column("info", Json, nullable=False),
     # The owner; an ARQ has at most one handle. RESTRICT: an ARQ that owns a handle is not deleted.
     sa.Column("arq_id", sa.ForeignKey("arqs.id", ondelete="RESTRICT"), unique=True),
-    sa.Column("draining", sa.Boolean, nullable=False, default=False),
+    sa.Column("draining", sa.Boolean, nullable=False, default=False, index=True),
     # The host prepares the handle, or must sanitise it. Without an owner it is dirty: not free.
     sa.Column("needs_cleaning", sa.Boolean, nullable=False, default=False),
     # The job that cleans it now.
@@ -299,6 +311,8 @@ attach_handles = _table(
     # Finds a free handle of a provider without a scan of the owned ones. The only index on
     # deployable_id: MariaDB would merge two indexes and lock rows that the query does not need.
     sa.Index(None, "deployable_id", "arq_id"),
+    # Finds the dirty handles; most of the others are owned or need no cleaning.
+    sa.Index(None, "needs_cleaning", "arq_id"),
 )
 
 providers = _table(
@@ -311,25 +325,29 @@ providers = _table(
     sa.Column("revision", sa.BigInteger, nullable=False, default=1),
     sa.Column("published_revision", sa.BigInteger, nullable=False, default=0),
     sa.Column("stale_since", Moment, index=True),
+    sa.Column("next_try_at", Moment),
+    sa.Column("lease_until", Moment),
+    # When Placement was last known to have the desired state; None for a stale provider.
+    sa.Column("verified_at", Moment, index=True),
+    # When the provider's contents in Placement were last compared or written, and its generation
+    # and its parent then.
+    sa.Column("compared_at", Moment),
+    sa.Column("placement_generation", sa.BigInteger),
+    sa.Column("placement_parent", sa.String(36)),
     sa.Column("error", Text),
     sa.Column("attempts", sa.Integer, nullable=False, default=0),
-    sa.Column("next_try_at", Moment),
     sa.Column("owner", sa.String(255)),
-    sa.Column("lease_until", Moment),
     # The provider is only due for verification: the desired state is unchanged, a difference is
     # drift.
     sa.Column("verify_only", sa.Boolean, nullable=False, default=False),
 )
-
-# For the verification of the providers that are unchanged for longest.
-sa.Index("ix_providers_updated_at", providers.c.updated_at)
 
 discoveries = _table(
     "discoveries",
     sa.Column("uuid", sa.String(36), nullable=False),
     sa.Column("host", sa.String(255), nullable=False),
     sa.Column("backend", sa.String(255), nullable=False),
-    sa.Column("state", sa.String(32), nullable=False),
+    sa.Column("state", sa.String(32), nullable=False, index=True),
     sa.Column("error", Text),
     sa.UniqueConstraint("uuid", "host", "backend"),
 )
@@ -354,6 +372,7 @@ jobs = _work_table(
     sa.Column("mutex_key", sa.String(255), unique=True),
     # What the agent did at the last query: ``core.jobs.activity``. Of no meaning after the end.
     sa.Column("activity", Json),
+    sa.Index(None, "kind"),
 )
 
 # ``core.drivers.rollout``: a step changes one backend on one host.

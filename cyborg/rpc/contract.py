@@ -154,8 +154,13 @@ class ConductorAPI(Protocol):
         ``changes`` has any of name, description, config_data and expires_at.
         """
 
-    def device_context_delete(self, uuid: str, project_scope: str | None) -> None:
-        """Delete a device context with its ARQs. Raise Invalid, NotFound, WrongState."""
+    def device_context_delete(
+        self, uuid: str, project_scope: str | None, allow_bound: bool | None = None
+    ) -> None:
+        """Delete a device context with its ARQs. Raise Invalid, NotFound, WrongState.
+
+        With ``allow_bound``, a context that an instance uses is unbound first.
+        """
 
     def device_context_candidates(
         self, uuid: str, project_scope: str | None, limit: int

@@ -65,7 +65,7 @@ class EmbeddedPlacement:
             self._request_lock.release()
 
     def close(self) -> None:
-        """Wait for the request in progress, then release the database. Can be called twice."""
+        """Wait for the request in progress, then release the database. Idempotent."""
         with self._request_lock:
             self._app = None
             self._undo.close()

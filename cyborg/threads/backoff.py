@@ -33,6 +33,10 @@ class Backoff:
         delay, self.delay = self.delay, min(2 * self.delay, self._maximum)
         return delay * random.uniform(0.5, 1.0) if self._jitter else delay  # noqa: S311
 
+    def set_maximum(self, maximum: float) -> None:
+        """Set the longest delay."""
+        self._maximum = maximum
+
     def reset(self) -> None:
         """Start again with ``initial``, after a success."""
         self.delay = self._initial

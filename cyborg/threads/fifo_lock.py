@@ -13,7 +13,7 @@ class FifoLock:
     """
 
     def __init__(self) -> None:
-        """Create the lock, not held."""
+        """Create the lock, unlocked."""
         self._mutex = threading.Lock()
         self._held = False
         self._waiting: deque[threading.Lock] = deque()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attach devices to running guests, and take them back; both can be repeated at any time.
+"""Attach devices to running guests, and detach them. Both operations are idempotent.
 
-A device is found in a guest by its source, because Nova composes it without our alias. When it is
-taken back, it is also removed from the definition of the guest: a soft reboot by Nova starts the
-guest from the definition, which may be older than the end of the attachment.
+A device is found in a guest by its source, because a device that Nova has added does not have our
+alias. A device is also detached from the persistent definition of the guest: a soft reboot by Nova
+starts the guest from this definition, which may still have the device.
 """
 
 import threading
@@ -76,9 +76,9 @@ class GuestDevices:
     ) -> int | None:
         """Attach the devices that the running guest lacks; return their number.
 
-        For ``seconds`` it is retried if the hypervisor does not answer, or if a backend has not
-        discovered its devices. Return None if ``should_continue`` returned False before. Raise
-        NotRunning, WrongState for a device that was taken back, NotFound for one that no backend
+        If the hypervisor does not answer, or a backend has not discovered its devices, retry for up
+        to ``seconds``. Return None if ``should_continue`` returns False in this time. Raise
+        NotRunning, WrongState for a device that was detached, NotFound for a device that no backend
         has, DriverFailed, Unavailable.
         """
         end = self._clock() + seconds
@@ -101,11 +101,11 @@ class GuestDevices:
         *,
         guest_expected: bool = False,
     ) -> bool:
-        """Take devices from the guest and wait until it has none of them.
+        """Detach devices from the guest and wait until it has none of them.
 
-        With ``guest_expected`` the host must have the guest. Return False if ``should_continue``
-        returned False before. Raise DriverFailed if the guest keeps a device, or is missing, for
-        the whole time, Unavailable.
+        With ``guest_expected``, a guest that the host does not have is an error. Return False if
+        ``should_continue`` returns False during the wait. Raise DriverFailed if the guest still has
+        a device, or is missing, when the detach timeout ends. Raise Unavailable.
         """
         self._withdraw(arqs)
         end = self._clock() + self._detach_timeout
@@ -133,7 +133,7 @@ class GuestDevices:
             self._sleep(POLL_INTERVAL)
 
     def reassert(self, devices: Sequence[GuestDevice]) -> bool:
-        """Attach what running guests lack; return whether all of them have all their devices.
+        """Attach the devices that running guests lack; return whether no guest lacks a device now.
 
         Raise Unavailable if the hypervisor does not answer.
         """
@@ -144,7 +144,7 @@ class GuestDevices:
         return all(results)
 
     def _reassert_guest(self, instance: str, devices: Sequence[GuestDevice]) -> bool:
-        """Attach what a guest lacks; return whether it has all devices, or does not run."""
+        """Attach the devices that a guest lacks; return whether it now has all, or does not run."""
         # Its backend may not have discovered a device yet, such as after a start of the agent.
         ready = [device.arq for device in devices if device.ready and self._is_known(device.arq)]
         if not ready:
@@ -167,7 +167,7 @@ class GuestDevices:
             try:
                 if os_acc.find_alias(arq, domain.running) is None and self._attach(instance, arq):
                     LOG.info(
-                        "Attached a device again, which the guest lacked after its start",
+                        "Attached a device again that the guest lacked after its start",
                         instance=instance,
                         arq=arq["uuid"],
                     )
@@ -186,7 +186,7 @@ class GuestDevices:
         return complete
 
     def _check_known(self, arqs: Sequence[Arq]) -> None:
-        """Raise NotFound if no backend has a device, Unavailable if one may discover it soon."""
+        """Raise NotFound for a device that no backend has, Unavailable if it may appear soon."""
         for arq in arqs:
             if self._is_known(arq):
                 continue
@@ -197,7 +197,7 @@ class GuestDevices:
             raise NotFound(error)
 
     def _describe(self, instance: str) -> tuple[Domain | None, str | None]:
-        """Return a guest, None without one, and the error if only this guest is not available."""
+        """Return the guest or None, and the error if only this guest is not available."""
         try:
             return self._hypervisor.describe(instance), None
         except GuestBusy as exc:
@@ -243,7 +243,7 @@ class GuestDevices:
         """Attach a device; return False if the running guest has it already."""
         with self._lock:
             if arq["uuid"] in self._withdrawn:
-                raise WrongState(f"the device of ARQ {arq['uuid']} was taken back")
+                raise WrongState(f"the device of ARQ {arq['uuid']} was detached from the guest")
             domain = self._hypervisor.describe(instance)
             if domain is None or domain.running is None:
                 raise NotRunning(f"server {instance} does not run on this host")
@@ -270,7 +270,7 @@ def _parts_with(domain: Domain, arq: Arq) -> Domain:
 
 
 def _without(domain: Domain, arq: Arq, requested: Collection[tuple[str, bool]]) -> Domain | None:
-    """Return the parts from which the removal of a device was not requested yet, or None."""
+    """Return the parts of a guest from which to request the removal of a device, None if none."""
     running = domain.running if (arq["uuid"], True) not in requested else None
     defined = domain.defined if (arq["uuid"], False) not in requested else None
     return None if running is None and defined is None else Domain(running, defined)

@@ -26,11 +26,12 @@ class LiveGuests:
 def make_guests(
     conf: cfg.ConfigOpts, epoch: str, conductor: ConductorAPI, backends: Sequence[Backend]
 ) -> LiveGuests | None:
-    """Return the objects, or None if live attach is disabled. Raise Misconfigured.
+    """Return the objects for running guests, None if live attach is disabled. Raise Misconfigured.
 
     A guest gets only devices of these backends.
 
-    An agent that replays another host has no guests: those of this machine are not its own.
+    An agent that replays another host changes no guests, because the guests of this machine do not
+    belong to the replayed host.
     """
     options = conf.libvirt
     if not options.live_attach or conf.agent.replay:

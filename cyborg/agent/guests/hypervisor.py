@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the agent needs of a hypervisor to change running guests."""
+"""Interface of the hypervisor, as the agent needs it to change running guests."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,10 +17,10 @@ class DeviceAbsent(DriverFailed):
 
 @dataclass(frozen=True, slots=True)
 class Domain:
-    """The XML of a guest: of the running one, and of the one that its next start uses.
+    """The XML of a guest: as it runs now, and as its next start defines it.
 
-    ``running`` is None if the guest does not run. ``defined`` is None if the hypervisor forgets the
-    guest when it ends.
+    ``running`` is None if the guest does not run. ``defined`` is None if the guest is transient:
+    the hypervisor has no definition of it.
     """
 
     running: str | None
@@ -38,14 +38,14 @@ class Hypervisor(Protocol):
         """Return a guest, or None if this host has none with this uuid."""
 
     def attach(self, instance: str, device: str) -> None:
-        """Attach a device, as XML, to the running guest. Raise NotFound without the guest."""
+        """Attach a device, given as XML, to the running guest. Raise NotFound."""
 
     def detach(self, instance: str, device: str, domain: Domain) -> None:
         """Request the removal of a device from each part of ``domain`` that is not None.
 
-        A running guest may delay the removal, or ignore the request. Raise DeviceAbsent without the
-        device: an earlier request to attach it to the running guest is not in progress any more.
-        Raise NotFound without the guest.
+        A running guest may delay the removal, or ignore the request. Raise DeviceAbsent if the
+        guest does not have the device and no earlier request to attach it is in progress. Raise
+        NotFound if there is no such guest.
         """
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a device that a guest shall get is one that a backend of this host manages.
+"""Check that a backend of this host manages a device, before a guest gets the device.
 
 Without this check, a message to this agent could give a guest any PCI function of the host.
 """
@@ -14,7 +14,7 @@ from cyborg.core.naming import handle_uuid
 
 
 def make_check(host: str, backends: Sequence[Backend]) -> Callable[[Mapping[str, Any]], bool]:
-    """Return a function that returns whether the handle of an ARQ is one of these backends."""
+    """Return a function that returns whether one of these backends has the handle of an ARQ."""
 
     def is_known(arq: Mapping[str, Any]) -> bool:
         expected = (arq["attach_handle_type"], dict(arq["attach_handle_info"]))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The event loop of libvirt: one for the process, which each connection needs for its events."""
+"""The event loop of libvirt. Connections receive events only if the process runs this loop."""
 
 import functools
 import threading
@@ -18,7 +18,7 @@ PAUSE = 0.5  # seconds after an error of the loop
 
 @functools.cache
 def start_event_loop(libvirt: Any) -> threading.Thread:
-    """Start the thread of the events, before the first connection; return it."""
+    """Start the thread of the event loop and return it. Call this before the first connection."""
     libvirt.virEventRegisterDefaultImpl()
     libvirt.virEventAddTimeout(TICK, lambda timer, data: None, None)
     thread = threading.Thread(

@@ -45,8 +45,8 @@ class LibvirtHypervisor:
     ) -> None:
         """``timeout`` is for each call, in seconds.
 
-        ``on_start`` is called, in another thread, when a guest has started, and when the
-        connection was opened: then a start may have been missed. Raise Misconfigured.
+        ``on_start`` is called, in another thread, when a guest has started, and when the connection
+        was opened: a start before may have been missed. Raise Misconfigured.
         """
         self._libvirt: Any = library or load_library()
         self._uri = uri
@@ -65,7 +65,7 @@ class LibvirtHypervisor:
         return self._run(lambda: self._describe(instance))
 
     def attach(self, instance: str, device: str) -> None:
-        """Attach a device to the running guest. Raise NotFound without the guest."""
+        """Attach a device to the running guest. Raise NotFound if there is no such guest."""
 
         def attach() -> None:
             self._require(instance).attachDeviceFlags(device, self._libvirt.VIR_DOMAIN_AFFECT_LIVE)
@@ -75,8 +75,9 @@ class LibvirtHypervisor:
     def detach(self, instance: str, device: str, domain: Domain) -> None:
         """Request the removal of a device from each part of ``domain`` that is not None.
 
-        Raise DeviceAbsent without the device, NotFound without the guest. A change of the running
-        guest waits until libvirt has completed or rejected earlier ones.
+        Raise DeviceAbsent if the guest does not have the device, NotFound if there is no such
+        guest. Before it changes the running guest, libvirt completes or rejects the earlier
+        changes.
         """
         flags = 0
         if domain.running is not None:
@@ -110,7 +111,7 @@ class LibvirtHypervisor:
             raise self._convert(exc) from exc
 
     def _disconnect(self) -> None:
-        """Close the connection, if there is one; an error does not matter."""
+        """Close the connection, if there is one; ignore errors."""
         connection, self._connection = self._connection, None
         if connection is None:
             return

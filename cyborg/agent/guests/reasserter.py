@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Give running guests their devices again, after a start of the guest or of the host.
 
-The conductor is asked for the devices each time: a copy on this host could name a device that was
-taken back.
+The conductor is asked for the devices each time: a copy on this host could have a device that was
+detached since.
 """
 
 import time
@@ -75,7 +75,7 @@ class Reasserter(LoopThread):
         if failure is not None:
             self._log.warn("Cannot check the devices of guests, retrying: %s", failure)
         elif self._log.reset():
-            LOG.info("The devices of guests are checked again")
+            LOG.info("Checking the devices of guests works again")
         if complete:
             self._backoff.reset()
             return self._interval
@@ -83,7 +83,7 @@ class Reasserter(LoopThread):
 
 
 def load_devices(answer: Any) -> list[GuestDevice]:
-    """Parse the answer of the conductor; leave out malformed devices. Raise KeyError, TypeError."""
+    """Parse the answer of the conductor; skip malformed devices. Raise KeyError, TypeError."""
     devices: list[GuestDevice] = []
     for item in answer["devices"]:
         error: str | None = None

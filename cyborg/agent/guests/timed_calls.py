@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls to a library that may hang: each has a timeout, and one that hangs holds up only others."""
+"""Calls with a timeout to a library that may hang, one call at a time."""
 
 import threading
 import time
@@ -14,8 +14,8 @@ T = TypeVar("T")
 class TimedCalls:
     """Calls one at a time, each in a thread of its own. Thread-safe.
 
-    A thread cannot be ended. While a call that took too long has not returned, all further calls
-    fail at once: they would change something after it, in an order that is not known.
+    A thread cannot be ended. While a call that exceeded its timeout has not returned, all further
+    calls fail at once. Otherwise the order in which the calls take effect would be unknown.
     """
 
     def __init__(self, subject: str, timeout: float) -> None:
@@ -29,7 +29,7 @@ class TimedCalls:
     def run(self, function: Callable[[], T]) -> T:
         """Return the result of a function, or raise its exception.
 
-        Raise TimedOut if it takes too long, Unavailable if an earlier one has not returned.
+        Raise TimedOut if it exceeds the timeout, Unavailable if an earlier call has not returned.
         """
         if not self._lock.acquire(timeout=self._timeout):
             raise Unavailable(f"{self._subject} has not completed earlier calls, retry later")

@@ -13,6 +13,7 @@ from cyborg.agent.backends.backend import Backend
 from cyborg.agent.backends.inventory import Inventory, collect
 from cyborg.agent.jobs.outcomes import Outcomes
 from cyborg.agent.report.pace import ReportPace
+from cyborg.agent.report.schedule import HeartbeatSchedule
 from cyborg.core.drivers.desired_state import BackendOutcome
 from cyborg.core.drivers.registry import DriverEntry
 from cyborg.core.errors import CyborgError, Stale, Unavailable
@@ -28,7 +29,6 @@ from cyborg.threads.rate_limited_log import RateLimitedLogger
 LOG = get_logger(__name__)
 
 INITIAL_PAUSE = 0.5  # seconds before the first retry when the conductor is unreachable
-MAX_PAUSE = 10.0
 
 
 class DesiredStateListener(Protocol):
@@ -58,8 +58,12 @@ class Reporter(LoopThread):
         identity: Callable[[], Identity] = lambda: NO_IDENTITY,
         drivers: Callable[[], Sequence[DriverEntry] | None] = lambda: None,
         boot_id: str | None = None,
+        schedule: HeartbeatSchedule | None = None,
+        record_interval: Callable[[float], object] = lambda interval: None,
     ) -> None:
         """``clock`` returns monotonic seconds, for heartbeats, reports and rate-limited logs.
+
+        ``record_interval`` is called with the interval in each answer to a heartbeat.
 
         ``identity`` returns the names of the host, and ``drivers`` the installed drivers; both are
         called before each heartbeat. ``boot_id`` is the boot id of the host. Set ``desired_state``
@@ -80,7 +84,9 @@ class Reporter(LoopThread):
         self.live_attach = False
         self._report_number = 0
         self._reported_digest: str | None = None  # of the last report of this epoch
-        self._interval = 0.0  # seconds between heartbeats, from the conductor
+        self._schedule = schedule or HeartbeatSchedule()
+        self._record_interval = record_interval
+        self._start_at: float | None = None  # when the first heartbeat is due
         self._heartbeat_at = float("-inf")  # when the next heartbeat is due
         self._pace = ReportPace()
         # Keys: uuid and backend of a discovery, uuid of a job.
@@ -88,7 +94,7 @@ class Reporter(LoopThread):
         self._jobs = Outcomes[str, tuple[str, str | None]]("job")
         self._backend_outcomes: tuple[int, Sequence[BackendOutcome]] | None = None
         self._lock = threading.Lock()  # of the backend outcomes
-        self._backoff = Backoff(INITIAL_PAUSE, MAX_PAUSE)
+        self._backoff = Backoff(INITIAL_PAUSE, self._schedule.max_pause, jitter=True)
         self._failure_log = RateLimitedLogger(clock, LOG)
 
     def add_discovery_outcome(self, discovery_id: str, state: BackendState) -> None:
@@ -131,6 +137,7 @@ class Reporter(LoopThread):
                 LOG.info("Connection to conductor restored", host=self._host)
             self._backoff.reset()
             return pause
+        self._schedule.record_failure()
         pause = self._backoff.next_delay()
         self._failure_log.warn(
             "Heartbeat to conductor failed, retrying in %.1f s: %s",
@@ -151,8 +158,12 @@ class Reporter(LoopThread):
         snapshots = [backend.snapshot for backend in self._backends]
         inventory = collect(snapshots, self._identity(), self._drivers())
         now, reported = self._clock(), False
+        if self._start_at is None:
+            self._start_at = now + self._schedule.first_delay
+        if now < self._start_at and not urgent:
+            return self._start_at - now
         if now < self._heartbeat_at and self._has_changed(inventory):
-            report_at = self._pace.next_report(now, self._interval, urgent=urgent)
+            report_at = self._pace.next_report(now, self._schedule.interval, urgent=urgent)
             if report_at is None or report_at > now:
                 # The next heartbeat sends the latest state. Outcomes follow the devices.
                 return min(self._heartbeat_at, report_at or self._heartbeat_at) - now
@@ -249,8 +260,10 @@ class Reporter(LoopThread):
             else self.desired_state.reported_generation,
             boot_id=self._boot_id,
         )
-        self._interval = float(answer["interval"])
-        self._heartbeat_at = self._clock() + self._interval
+        interval = float(answer["interval"])
+        self._heartbeat_at = self._schedule.next_heartbeat(self._clock(), interval)
+        self._backoff.set_maximum(self._schedule.max_pause)
+        self._record_interval(interval)
         desired = answer.get("desired_generation")
         if desired is not None and self.desired_state is not None:
             self.desired_state.request(desired)

@@ -23,8 +23,8 @@ MAX_COMPUTE_ID = 1024  # characters of a compute_id file; nova writes 36
 class HostIdentityProvider:
     """Provider of the host's names and compute id.
 
-    The resolver of DNS names is called once. Identities have the FQDN only after its answer. The
-    compute id file is read each time, because nova-compute may write it after the agent has
+    The resolver of DNS names is called once. Until it has answered, the identity lacks the FQDN.
+    The compute id file is read each time, because nova-compute may write it after the agent has
     started.
     """
 

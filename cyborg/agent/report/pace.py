@@ -24,8 +24,8 @@ class ReportPace:
         """Return the earliest time for a report; None if it must wait for the next heartbeat.
 
         ``interval`` is the time between two heartbeats. If the report is not sent before the next
-        heartbeat, the answer to that heartbeat requests it. ``urgent`` is set if an outcome waits
-        for the report.
+        heartbeat, the answer to that heartbeat requests it. ``urgent`` is set if an outcome is sent
+        only after the report.
         """
         if self._refilled_at is not None and interval > 0:
             refill = max(0.0, now - self._refilled_at) / interval
@@ -36,7 +36,7 @@ class ReportPace:
         return max(now, self._sent_at + MIN_PAUSE) if urgent else None
 
     def sent(self, now: float) -> None:
-        """Count a sent report, also a report that a heartbeat caused."""
+        """Count a sent report. Reports that the answer to a heartbeat requested count too."""
         # Below zero: a heartbeat's report and a change's must not share one interval for ever.
         self._tokens = max(-1.0, self._tokens - 1)
         self._sent_at = now

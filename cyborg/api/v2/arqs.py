@@ -101,15 +101,19 @@ class Controller(Resource):
         scope = request.caller.project_scope
         states = sorted(RESOLVED) if bind_state and not instance else None
         with self.context.reader.connect() as connection:
+            if instance and page.is_whole:
+                # Nova follows no links, and an instance cannot start if an ARQ is missing. It
+                # asks twice for each boot: one statement, which is not built again.
+                rows = read.of_instance(connection, instance, scope)
+                if bind_state:
+                    _require_resolved(rows, instance)
+                return ARQS.document(request, (rows, None))
             if bind_state and instance:
-                _require_resolved(
-                    read.find(connection, instance_uuid=instance, project_id=scope), instance
-                )
+                _require_resolved(read.of_instance(connection, instance, scope), instance)
             result = page.read(
                 lambda window: read.find(
                     connection, page=window, instance_uuid=instance, project_id=scope, states=states
                 ),
-                # Nova does not follow links, and an instance cannot start if an ARQ is missing.
                 whole=instance is not None,
             )
         return ARQS.document(request, result)

@@ -24,7 +24,7 @@ DELETE_FOR_HOST = "cyborg:attachment:delete_for_host"
 
 
 class Attachment(types.JsonObject):
-    """Accelerators that an existing instance gets, in addition to those of its flavor, or a host.
+    """Accelerators of an existing instance, in addition to those of its flavor, or of a host.
 
     ``instance_uuid`` is null for a host itself, whose name is ``hostname``. ``step`` is the next
     step of the work, or null. ``error`` is the last error, or null. ``arqs`` are the uuids of the
@@ -54,10 +54,10 @@ class AttachmentCreate(types.JsonObject):
     """The instance or the host, what to attach, and how.
 
     Exactly one of ``instance_uuid`` and ``hostname`` is given, and exactly one of
-    ``device_profile``, a name, and ``device_context`` and ``accelerator``, uuids. A repeated
-    request to attach the same to the same instance or host, or with the same ``uuid``, gets the
-    same attachment. With ``reboot``, which only the mode ``next-boot`` accepts, Nova reboots the
-    instance. The mode of a host is ``host``.
+    ``device_profile`` (a name), ``device_context`` (a uuid) and ``accelerator`` (a uuid). A
+    repeated request gets the same attachment: it has the same ``uuid``, or the same selection and
+    the same instance or host. With ``reboot``, which only the mode ``next-boot`` accepts, Nova
+    reboots the instance. The mode of a host is ``host``.
     """
 
     uuid = wtypes.wsattr(types.Uuid())
@@ -156,7 +156,8 @@ class Controller(Resource):
     ) -> None:
         """Start to detach all attachments of an instance, or those that hold an accelerator.
 
-        With ``host`` those of the host itself; instances on the host keep theirs.
+        With ``host``, detach the attachments of the host itself, but not those of instances on the
+        host.
         """
         if (instance is None) == (host is None):
             raise Invalid(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v2/device_profiles/{key}/capacity: how many more servers find their devices?
+"""/v2/device_profiles/{key}/capacity: for how many more servers devices are available.
 
 An administrator sees hosts. Other callers see numbers of the whole cloud.
 """
@@ -53,9 +53,9 @@ class HostCapacityType(types.JsonObject):
 class Capacity(types.JsonObject):
     """How many more servers with a device profile fit now.
 
-    ``servers`` is a lower bound if it is not ``exact``. ``handles`` are those of matching devices.
-    ``losses`` are ordered by their number of handles; ``hosts`` is a page of the hosts, for an
-    administrator.
+    ``servers`` is a lower bound if it is not ``exact``. ``handles`` counts the handles of matching
+    devices. ``losses`` are ordered by their number of handles; ``hosts`` is a page of the hosts,
+    for an administrator.
     """
 
     uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
@@ -83,9 +83,9 @@ class Controller(Resource):
     def capacity(
         self, request: RequestContext, key: str, host: str | None, page: PageRequest
     ) -> Any:
-        """Show how many more servers with a device profile fit now, and what handles are lost to.
+        """Show how many more servers with a device profile fit now, and why handles cannot be used.
 
-        Only an administrator sees the hosts, or may ask for one of them. For other callers, the
+        Only an administrator sees the hosts, or may select one of them. For other callers, the
         quota of their project limits the number.
         """
         elevated = check_host(request, host)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v2/device_contexts: requests for accelerators with a life of their own.
+"""/v2/device_contexts: requests for accelerators with their own life cycle.
 
 Nova binds a context through its ARQs; another service reserves, binds and unbinds it here.
 """
@@ -32,7 +32,7 @@ def _json(name: str, schema: Any) -> types.Validated:
 
 
 class ContextSuccessor(types.JsonObject):
-    """The other device of a context whose device is under maintenance.
+    """The new device of a device context whose old device is under maintenance.
 
     ``error`` is for administrators; it is null for other callers.
     """
@@ -47,9 +47,11 @@ class DeviceContext(types.JsonObject):
     ``epoch`` is the fencing token of its last use: it rises with each lease, and each bind without
     a lease. A lease ends at ``expires_at``. ``hidden_profile`` is the name of its device profile
     for the flavor of a server, and ``device_profile`` the name of the profile that it was made
-    from. ``error`` is why the last bind failed, or why a former handle is not clean; the next bind
-    clears it. An unbound context is deleted at ``expires_at``, unless this is null. ``successor``
-    is null unless its device is, or was, under maintenance.
+    from. ``error`` is why the last bind or reservation failed or was refused, or why a former
+    handle is not clean, without hosts and providers, which administrators find in the explanation;
+    the next bind or reservation clears it. An unbound context is deleted at
+    ``expires_at``, unless this is null. ``successor`` is null unless its device is, or
+    was, under maintenance.
     """
 
     uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
@@ -115,7 +117,7 @@ class DeviceContextReserve(types.JsonObject):
 class DeviceContextBind(types.JsonObject):
     """Where a device context is bound, and for which instance.
 
-    ``epoch`` is that of its lease. Without a lease, ``mappings`` must be given.
+    ``epoch`` is the epoch of its lease. Without a lease, ``mappings`` must be given.
     """
 
     hostname = wtypes.wsattr(types.Text(min_length=1), mandatory=True)
@@ -125,9 +127,9 @@ class DeviceContextBind(types.JsonObject):
 
 
 class DeviceContextUnbind(types.JsonObject):
-    """The use of a device context that ends: the ``epoch`` of its lease or bind, or its instance.
+    """The lease or bind that ends, named by its ``epoch`` or, a bind only, by its instance.
 
-    A lease is named by its epoch. Administrators may omit both.
+    Administrators may omit both.
     """
 
     epoch = wtypes.wsattr(_json("epoch", int))
@@ -238,8 +240,15 @@ class Controller(Resource):
 
     @CONTEXTS.operation("DELETE device_contexts/{uuid}", "delete", raises=(NotFound, Conflict))
     def delete(self, request: RequestContext, uuid: str) -> None:
-        """Delete a device context that is unbound or in error."""
-        self.context.conductor.device_context_delete(uuid, request.caller.project_scope)
+        """Delete a device context that is unbound or in error.
+
+        With a service token, a bound one is unbound and deleted; the host cleans its former handles
+        afterwards.
+        """
+        caller = request.caller
+        self.context.conductor.device_context_delete(
+            uuid, caller.project_scope, caller.has_service_token
+        )
 
     @CONTEXTS.operation(
         "POST device_contexts/{uuid}/pre_bind",
@@ -301,7 +310,7 @@ class Controller(Resource):
         raises=(NotFound,),
     )
     def request_groups(self, request: RequestContext, uuid: str) -> Any:
-        """Show what Placement is asked for a device context."""
+        """Show the query that is sent to Placement for a device context."""
         groups = parse_groups(CONTEXTS.read_row(self, request, uuid)["groups"])
         document = {
             "request_groups": core.build_request_groups(groups),
@@ -319,9 +328,9 @@ class Controller(Resource):
     def candidates(
         self, request: RequestContext, uuid: str, limit: int | None, explain: str | None
     ) -> Any:
-        """Ask Placement for resource providers that fit a device context, at most 100 sets.
+        """Query Placement for allocation candidates of a device context, at most 100.
 
-        With ``explain=1``, only for administrators, say why other providers are in no candidate.
+        With ``explain=1``, for administrators only, show why other providers are in no candidate.
         """
         explained = explain == "1"
         if explained and not request.caller.is_elevated:
@@ -345,14 +354,14 @@ class Controller(Resource):
         return document
 
     def _show_changed(self, request: RequestContext, row: dict[str, Any]) -> Any:
-        """Return a row of the conductor, which has no successor, as JSON."""
+        """Return a row of the conductor as JSON; add the successor, which the row lacks."""
         with self.context.reader.connect() as connection:
             found = read.successors(connection, [row["uuid"]])
         return CONTEXTS.show_row(request, {**row, "successor": found.get(row["uuid"])})
 
 
 def _given(body: Any, *, keep_null: bool = False) -> dict[str, Any]:
-    """Return the fields that a body has, without those that are null unless ``keep_null``."""
+    """Return the fields that are set in a body; omit null fields unless ``keep_null`` is True."""
     values = {name: getattr(body, name) for name in type(body)._wsme_attr_order}
     return {
         name: value

@@ -233,7 +233,7 @@ class Controller(Resource):
 
         Until its end no new ARQs are bound to the device; existing bindings stay. With a successor,
         each device context that is bound to an instance gets another device of the host, which the
-        instance has from its next start. A change without ``successor`` leaves this.
+        instance has from its next start. A change without ``successor`` keeps the present choice.
         """
         window = {
             "uuid": _parse_device(uuid),

@@ -19,15 +19,17 @@ from cyborg.api.controller import Resource
 from cyborg.api.paging import PageRequest
 from cyborg.api.request_context import RequestContext
 from cyborg.api.v2 import jobs
+from cyborg.api.v2.explanations import with_links
 from cyborg.core.drivers import options as option
 from cyborg.core.drivers.desired_state import DesiredStatus
 from cyborg.core.drivers.driver import closest_names, format_hint
 from cyborg.core.drivers.registry import Support
 from cyborg.core.drivers.rollout import Kind
 from cyborg.core.errors import Invalid, NotFound
-from cyborg.core.hosts.liveness import Liveness
+from cyborg.core.hosts.liveness import Liveness, evaluate
 from cyborg.core.inventory.device import DeviceType
-from cyborg.db.read import drivers as read
+from cyborg.db.read.drivers import hosts as read_hosts
+from cyborg.db.read.drivers import summaries as read
 
 MAX_HOSTS = 10_000  # in one request
 MAX_CONFIG = 65536  # characters of JSON
@@ -148,6 +150,9 @@ class DriverSummary(types.JsonObject):
 
     ``type`` is the type of the devices that it discovers, null if they can have any type.
     ``abilities`` are all abilities that the driver can have, depending on its configuration.
+    ``num_hosts`` is the number of hosts that have the driver or should use it. ``statuses`` is the
+    number of entries in ``hosts`` by status; those of hosts whose agent is down are ``UNKNOWN``.
+    ``hosts`` has the entries of one host; a list has it only with the filter ``host``.
     """
 
     uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
@@ -156,13 +161,20 @@ class DriverSummary(types.JsonObject):
     type = wtypes.wsattr(str)
     support = wtypes.wsattr(types.Enum(*Support), mandatory=True)
     abilities = wtypes.wsattr([str], mandatory=True)
-    hosts = wtypes.wsattr([HostDriver], mandatory=True)
+    num_hosts = wtypes.wsattr(int, mandatory=True)
+    statuses = wtypes.wsattr({str: int}, mandatory=True)
+    hosts = wtypes.wsattr([HostDriver])
     links = wtypes.wsattr([types.Link], mandatory=True)
 
 
 class Driver(DriverSummary):
-    """A driver with the options of its newest version and their effective values."""
+    """A driver with the options of its newest version and their effective values.
 
+    ``hosts`` are the entries of a page of hosts, and ``effective_options`` those of their backends.
+    """
+
+    hosts = wtypes.wsattr([HostDriver], mandatory=True)
+    hosts_links = wtypes.wsattr([types.Link])
     options = wtypes.wsattr([DriverOption], mandatory=True)
     effective_options = wtypes.wsattr([EffectiveOptions], mandatory=True)
 
@@ -202,31 +214,64 @@ class Controller(Resource):
 
     @DRIVERS.list_operation(query={"host": types.Text(), "type": types.Enum(*DeviceType)})
     def find(self, request: RequestContext, page: PageRequest, **filters: str | None) -> Any:
-        """List the drivers that are installed or used on any host, with hosts and backends."""
+        """List the drivers that are installed or used on any host, with numbers by status.
+
+        With the filter ``host``, each driver has its backends on this host.
+        """
+        now = self.read_clock()
         return DRIVERS.document(
             request,
-            self.read_page(page, read.find, **filters),
-            lambda request, row: DRIVERS.show_row(request, self._with_liveness(row)),
+            self.read_page(page, read.find, now=now, **filters),
+            lambda request, row: _show_summary(request, row, now),
         )
 
     @DRIVERS.operation(
         "GET drivers/{key}",
         "get_one",
         answer=Driver,
-        query={"host": types.Text()},
+        query={"host": types.Text(), "status": types.Text()},
+        paged=True,
         raises=(NotFound,),
     )
-    def get(self, request: RequestContext, key: str, host: str | None) -> Any:
-        """Show a driver with its options and their effective values on one host or on all."""
+    def get(
+        self,
+        request: RequestContext,
+        key: str,
+        host: str | None,
+        status: str | None,
+        page: PageRequest,
+    ) -> Any:
+        """Show a driver with its options, and a page of its hosts with their effective options.
+
+        ``limit`` is a number of hosts, and ``marker`` the name of a host. ``status`` selects the
+        entries of this status.
+        """
+        now = self.read_clock()
         with self.context.reader.connect() as connection:
-            row = read.get(connection, key, host)
-            names = read.names(connection) if row is None else []
-        if row is None:
-            suggestion = format_hint(closest_names(key, names))
-            raise NotFound(f"no agent has a driver {key[: types.MAX_SHOWN]!r}{suggestion}")
-        if host is not None and not row["hosts"]:
-            raise NotFound(f"host {host[: types.MAX_SHOWN]!r} has no driver {row['name']!r}")
-        return request.serialize(Driver, self._with_liveness(row), DRIVERS.name)
+            row = read.get(connection, key, host, now=now)
+            if row is None:
+                suggestion = format_hint(closest_names(key, read.names(connection)))
+                raise NotFound(f"no agent has a driver {key[: types.MAX_SHOWN]!r}{suggestion}")
+            name = row["name"]
+            if host is not None and not row["num_hosts"]:
+                raise NotFound(f"host {host[: types.MAX_SHOWN]!r} has no driver {name!r}")
+            filters: dict[str, Any] = {"now": now, "status": status}
+            hosts, marker = page.read(
+                lambda window: read_hosts.find_hosts(
+                    connection, name, page=window, host=host, **filters
+                )
+            )
+            entries = read_hosts.find_entries(connection, name, hosts, **filters)
+            shown = {(entry["host"], entry["backend"]) for entry in entries}
+            options = [
+                each
+                for each in read_hosts.find_effective_options(connection, name, hosts)
+                if (each["host"], each["backend"]) in shown
+            ]
+        details = {**row, "hosts": entries, "hosts_links": [], "effective_options": options}
+        document = request.serialize(Driver, _with_liveness(details, now), DRIVERS.name)
+        del document["hosts_links"]  # like the links of a list, it is absent on the last page
+        return with_links(request, document, f"{DRIVERS.name}/{row['uuid']}", "hosts", marker)
 
     @DRIVERS.operation("POST drivers", "install", body=DriverInstall, **jobs.STARTS_JOB)
     def install(self, request: RequestContext, body: DriverInstall) -> Any:
@@ -269,7 +314,18 @@ class Controller(Resource):
         )
         return jobs.serialize_created(request, Kind.UNINSTALL, result)
 
-    def _with_liveness(self, row: read.DriverRow) -> Mapping[str, Any]:
-        liveness = self.liveness_evaluator()
-        hosts = [{**host, "state": liveness(host["last_seen_at"])} for host in row["hosts"]]
-        return {**row, "hosts": hosts}
+
+def _show_summary(request: RequestContext, row: read.DriverRow, now: datetime) -> Mapping[str, Any]:
+    """Return a driver of the list, which has ``hosts`` only with the filter ``host``."""
+    shown = _with_liveness({**row, "hosts": row["hosts"] or []}, now)
+    document = dict(DRIVERS.show_row(request, shown))
+    if row["hosts"] is None:
+        del document["hosts"]
+    return document
+
+
+def _with_liveness(row: Mapping[str, Any], now: datetime) -> Mapping[str, Any]:
+    hosts = [
+        {**host, "state": evaluate(host["late_at"], host["down_at"], now)} for host in row["hosts"]
+    ]
+    return {**row, "hosts": hosts}

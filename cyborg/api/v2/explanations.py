@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v2/device_profiles/{key}/explanation, or of a context: why does a server find a device, or none?
+"""/v2/device_profiles/{key}/explanation, or of a device context: why devices fit or not.
 
-An administrator sees hosts, devices and owners. Other callers see counts of the whole cloud, and of
-the owners only those of their own project.
+An administrator sees hosts, devices and owners. Other callers see counts of the whole cloud, and
+only those owners that belong to their own project.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
@@ -20,22 +21,19 @@ from cyborg.core.arq.candidate_rejections import Rejection, explain_rejections
 from cyborg.core.arq.context_states import OWNING
 from cyborg.core.arq.device_contexts import hidden_profile_name, merge_config
 from cyborg.core.arq.explanation import (
-    Check,
     GroupDemand,
     GroupSummary,
     Holder,
     ProviderState,
     describe_holders,
     fail_quota,
-    find_failures,
-    find_first_equals,
     find_room,
     make_demands,
-    summarize,
 )
 from cyborg.core.arq.limits import UNLIMITED
 from cyborg.core.arq.predicates import Failure, Predicate
 from cyborg.core.arq.profile import parse_groups
+from cyborg.core.arq.request_fit import RequestFit, evaluate_request
 from cyborg.core.errors import Forbidden, NotFound
 from cyborg.db import paging, project_units, provider_states
 from cyborg.db.read import device_contexts, device_profiles
@@ -102,12 +100,41 @@ class ProviderExplanation(types.JsonObject):
     owners = wtypes.wsattr([HandleOwner], mandatory=True)
 
 
+class FailedGroup(types.JsonObject):
+    """A predicate that a resource provider failed for a group, and for how many of its handles.
+
+    ``provider_uuid`` is null for a caller who is not an administrator.
+    """
+
+    group = wtypes.wsattr(int)
+    provider_uuid = wtypes.wsattr(types.Uuid())
+    code = wtypes.wsattr(str, mandatory=True)
+    reason = wtypes.wsattr(str, mandatory=True)
+    handles = wtypes.wsattr(int, mandatory=True)
+
+
+class LastFailure(types.JsonObject):
+    """The last failure of a device context: a refused bind or reservation, or failed host work.
+
+    ``code`` is the first predicate that failed; ``prepare_failed`` or ``clean_failed`` for the work
+    of a host; ``refused`` for concurrent calls. ``groups`` are the reasons of a refusal.
+    Only administrators get ``hostname``, ``job_uuid`` and the addresses in ``reason``.
+    """
+
+    at = wtypes.wsattr(datetime, mandatory=True)
+    code = wtypes.wsattr(str, mandatory=True)
+    reason = wtypes.wsattr(str, mandatory=True)
+    hostname = wtypes.wsattr(str)
+    job_uuid = wtypes.wsattr(types.Uuid())
+    groups = wtypes.wsattr([FailedGroup], mandatory=True)
+
+
 class RejectedProvider(types.JsonObject):
     """A resource provider that is in no allocation candidate, with the reason for each group.
 
-    ``code`` is the first predicate that the bind of Cyborg would fail; Placement may have left the
-    provider out for the limit or for other resources of the host. ``code`` and ``remedy`` are null
-    if the provider fails no predicate.
+    ``code`` is the first predicate that a bind would fail in Cyborg. The reason of Placement may be
+    another one, such as the limit of the query or other resources of the host. ``code`` and
+    ``remedy`` are null if the provider fails no predicate.
     """
 
     uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
@@ -119,14 +146,18 @@ class RejectedProvider(types.JsonObject):
 
 
 class Explanation(types.JsonObject):
-    """Why servers with a device profile or a device context find devices, or none.
+    """Why devices are available, or not, for servers with a device profile or device context.
 
-    ``name`` is that of the profile, or of the hidden profile of the context. ``groups`` count
-    all providers. ``providers`` is a page of the providers, for an administrator.
+    ``name`` is the name of the profile, or of the hidden profile of the context. ``fitting_hosts``
+    is the number of hosts that can serve all groups together. ``groups`` count all providers.
+    ``providers`` is a page of the providers, for an administrator. ``last_failure`` is that of a
+    context, until its next lease or bind; it is null otherwise.
     """
 
     uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
     name = wtypes.wsattr(str, mandatory=True)
+    last_failure = wtypes.wsattr(LastFailure)
+    fitting_hosts = wtypes.wsattr(int, mandatory=True)
     groups = wtypes.wsattr([GroupExplanation], mandatory=True)
     providers = wtypes.wsattr([ProviderExplanation], mandatory=True)
     providers_links = wtypes.wsattr([types.Link])
@@ -171,14 +202,19 @@ class Controller(Resource):
         """Explain which providers can serve the groups of a device profile, and why others cannot.
 
         The first failing predicate of each provider is shown, in a fixed order. Only an
-        administrator sees the providers, or may ask for one host. The quota is that of the project
-        of another caller.
+        administrator sees the providers, or may select one host. For any other caller the quota of
+        the caller's project counts too.
         """
         elevated = check_host(request, host)
         profile, demands = read_demands(self, request, key)
         room = None if elevated else count_room(self, request.caller.project_id, demands)
         path = f"device_profiles/{profile['uuid']}/explanation"
-        document = {"uuid": profile["uuid"], "name": profile["name"], "providers": []}
+        document = {
+            "uuid": profile["uuid"],
+            "name": profile["name"],
+            "last_failure": None,
+            "providers": [],
+        }
         return document | self._explain(request, path, demands, room == 0, host, page)
 
     @CONTEXT_EXPLANATIONS.operation(
@@ -194,11 +230,12 @@ class Controller(Resource):
     ) -> Any:
         """Explain which providers can serve the groups of a device context, and why others cannot.
 
-        As for a device profile; the config data of the context counts as keys of its groups. The
-        quota is that of the project of the context, for every caller, and that for the bind, since
-        the accelerator requests of a context exist already.
+        The explanation is like that of a device profile. The config data of the context counts as
+        keys of its groups. For every caller, the quota is that of the context's project. It is
+        compared with the bound units, since the accelerator requests of a context exist already.
+        The last failure of the context is what failed then; the rest is what holds now.
         """
-        check_host(request, host)
+        elevated = check_host(request, host)
         context = CONTEXT_EXPLANATIONS.read_row(self, request, uuid)
         demands = context_demands(context)
         # The handles of a bound context have already been counted.
@@ -206,7 +243,12 @@ class Controller(Resource):
         room = count_room(self, context["project_id"], demands, bound=True) if unbound else None
         path = f"device_contexts/{context['uuid']}/explanation"
         name = hidden_profile_name(context["uuid"])
-        document = {"uuid": context["uuid"], "name": name, "providers": []}
+        document = {
+            "uuid": context["uuid"],
+            "name": name,
+            "last_failure": _last_failure(context["failure"], elevated),
+            "providers": [],
+        }
         return document | self._explain(request, path, demands, room == 0, host, page)
 
     def _explain(
@@ -220,21 +262,23 @@ class Controller(Resource):
     ) -> dict[str, Any]:
         """Return the groups and, for an administrator, a page of the providers with its links.
 
-        ``path`` is that of the document below /v2.
+        ``path`` is the path of the document below /v2.
         """
         check = fail_quota if over_quota else None
         with self.context.reader.connect() as connection:
             states = provider_states.find(
                 connection, host=host, attach_targets={demand.target for demand in demands}
             )
-            summaries = summarize(demands, states, check)
+            fit = evaluate_request(demands, states, check)
+            summaries, hosts = fit.summarize(), len(fit.fitting_hosts)
             if not request.caller.is_elevated:
                 texts = _visible_owners(connection, request, summaries)
                 return {
+                    "fitting_hosts": hosts,
                     "groups": [
                         _group(summary, False, texts.get(summary.demand.number, ""))
                         for summary in summaries
-                    ]
+                    ],
                 }
             rows: list[dict[str, Any]] = [
                 {"uuid": state.uuid, "hostname": state.host, "state": state} for state in states
@@ -246,10 +290,9 @@ class Controller(Resource):
             taken = [state.uuid for state in chosen if state.handles.taken]
             owners = provider_states.find_holders(connection, taken) if taken else {}
         document: dict[str, Any] = {
+            "fitting_hosts": hosts,
             "groups": [_group(summary, True) for summary in summaries],
-            "providers": [
-                _provider(state, demands, owners.get(state.uuid, ()), check) for state in chosen
-            ],
+            "providers": [_provider(state, fit, owners.get(state.uuid, ())) for state in chosen],
         }
         return with_links(request, document, path, "providers", marker)
 
@@ -269,9 +312,9 @@ def count_room(
     *,
     bound: bool = False,
 ) -> int | None:
-    """Return for how many servers a project has room; None without a limit or a project.
+    """Return how many more servers the limits of a project allow; None without limit or project.
 
-    ``bound`` is the room to bind ARQs that exist, not that to create them.
+    With ``bound``, the ARQs exist already: only the limit of bound units counts.
     """
     if not project:
         return None
@@ -312,7 +355,7 @@ def explain_absent_providers(
 
 
 def check_host(request: RequestContext, host: str | None) -> bool:
-    """Return whether the caller is an administrator. Raise Forbidden if another names a host."""
+    """Return whether the caller is an administrator. If not, raise Forbidden for a host."""
     elevated = request.caller.is_elevated
     if host is not None and not elevated:
         raise Forbidden("host: only administrators see hosts; omit this parameter", field="host")
@@ -320,16 +363,16 @@ def check_host(request: RequestContext, host: str | None) -> bool:
 
 
 def resource_classes_of(demands: Iterable[GroupDemand]) -> set[str]:
-    """Return the resource classes of groups; a group with several has none."""
+    """Return the resource classes of groups; skip groups with several resource classes."""
     return {demand.resource_class for demand in demands if demand.resource_class is not None}
 
 
 def _visible_owners(
     connection: sa.Connection, request: RequestContext, summaries: Iterable[GroupSummary]
 ) -> dict[int, str]:
-    """Return who has taken the handles of each group, as far as a project may know it.
+    """Return the owners of the taken handles of each group, as far as the caller may see them.
 
-    Only the providers count whose first failure is that their handles are taken.
+    Only providers whose first failure is TAKEN are considered.
     """
     taken = [summary for summary in summaries if summary.taken]
     if not taken:
@@ -349,7 +392,7 @@ def _visible_owners(
 
 
 def _group(summary: GroupSummary, elevated: bool, owners: str = "") -> dict[str, Any]:
-    """Return a group; ``owners`` is who has taken handles, as far as the caller may know it."""
+    """Return a group; ``owners`` names the owners of handles that the caller may see."""
     reasons = []
     for predicate, count in summary.providers.most_common():
         show_owners = predicate is Predicate.TAKEN and owners
@@ -368,6 +411,30 @@ def _group(summary: GroupSummary, elevated: bool, owners: str = "") -> dict[str,
         "fitting_providers": summary.fitting,
         "free_handles": summary.free,
         "reasons": reasons,
+    }
+
+
+def _last_failure(failure: Mapping[str, Any] | None, elevated: bool) -> dict[str, Any] | None:
+    """Return the last failure of a context, as far as the caller may know it."""
+    if failure is None:
+        return None
+    groups = [
+        {
+            "group": group["group"],
+            "provider_uuid": group["provider"] if elevated else None,
+            "code": group["code"],
+            "reason": group["reason"],
+            "handles": group["handles"],
+        }
+        for group in failure["groups"]
+    ]
+    return {
+        "at": f"{failure['at']}+00:00",
+        "code": failure["code"],
+        "reason": (failure.get("detail") if elevated else None) or failure["reason"],
+        "hostname": failure["hostname"] if elevated else None,
+        "job_uuid": failure["job"] if elevated else None,
+        "groups": groups,
     }
 
 
@@ -394,20 +461,15 @@ def _identity(state: ProviderState) -> dict[str, Any]:
     }
 
 
-def _provider(
-    state: ProviderState,
-    demands: Sequence[GroupDemand],
-    owners: Sequence[Holder],
-    check: Check | None,
-) -> dict[str, Any]:
-    failures = find_failures(demands, find_first_equals(demands), state, check)
+def _provider(state: ProviderState, fit: RequestFit, owners: Sequence[Holder]) -> dict[str, Any]:
+    failures = fit.failures(state)
     return {
         **_identity(state),
         "handles": state.handles.total,
         "free_handles": state.handles.free,
         "groups": [
             _provider_group(demand.number, failure)
-            for demand, failure in zip(demands, failures, strict=True)
+            for demand, failure in zip(fit.demands, failures, strict=True)
         ],
         "owners": [
             {

@@ -36,7 +36,7 @@ class DeviceLayout(types.JsonObject):
 class LayoutChange(types.JsonObject):
     """The name of the layout to apply to a device.
 
-    With ``drain``, the device is closed, and its job waits until no handle of it is in use.
+    With ``drain``, the device is cordoned, and its job waits until no handle of it is in use.
     """
 
     layout = wtypes.wsattr(types.Text(MAX_TEXT, min_length=1), mandatory=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v2/limits: the limits of a project, and what it uses of them."""
+"""/v2/limits: the limits of a project and their usage."""
 
 from typing import Any
 
@@ -16,14 +16,14 @@ from cyborg.db.read import attachments, device_contexts
 
 
 class CountLimit(types.JsonObject):
-    """The limit of a number of objects of a project; -1 is unlimited."""
+    """The limit of a project on a number of objects; -1 is unlimited."""
 
     limit = wtypes.wsattr(int, mandatory=True)
     used = wtypes.wsattr(int, mandatory=True)
 
 
 class ResourceLimit(types.JsonObject):
-    """The limit of the units of one resource class; -1 is unlimited.
+    """The limit of a project on the units of one resource class; -1 is unlimited.
 
     ``used`` counts all accelerator requests and is compared with the limit when they are created;
     ``bound`` counts those that own an attach handle and is compared when they are bound.

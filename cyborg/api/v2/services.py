@@ -110,7 +110,7 @@ class Controller(Resource):
         evaluate = self.liveness_evaluator()
 
         def show(request: RequestContext, row: _Row) -> Mapping[str, Any]:
-            state = evaluate(row["last_seen_at"])
+            state = evaluate(row["late_at"], row["down_at"])
             backends = [] if kind == "daemon" else row["backends"]
             more = {"kind": kind or "daemon", "state": state, "backends": backends}
             return types.serialize(Service, {**row, **more})

@@ -31,16 +31,28 @@ class HostsWithRemarks(Hosts):
         return "\n".join(lines)
 
 
+class Statuses(columns.FormattableColumn[Any]):
+    """Numbers of backends by status, in one line."""
+
+    def human_readable(self) -> str:
+        """Return the value as one line of text, with the largest number first.
+
+        >>> Statuses({"FAILED": 2, "READY": 9998}).human_readable()
+        '9998 READY, 2 FAILED'
+        """
+        counts = sorted((self._value or {}).items(), key=lambda item: (-item[1], item[0]))
+        return ", ".join(f"{count} {status}" for status, count in counts)
+
+
 class HostsSummary(Hosts):
-    """Hosts of a driver in one line: the name of one backend, or counts by status."""
+    """Backends of a driver in one line: the name of one backend, or numbers by status."""
 
     def human_readable(self) -> str:
         """Return the value as one line of text."""
         hosts = self._value or []
         if len(hosts) == 1:
             return _format_host({**hosts[0], "error": None})
-        counts = Counter(host["status"] for host in hosts)
-        return ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+        return Statuses(Counter(host["status"] for host in hosts)).human_readable()
 
 
 class Options(columns.FormattableColumn[Any]):

@@ -29,6 +29,7 @@ from cyborg.conductor.arqs.limits import (
     run_with_limits,
 )
 from cyborg.conductor.arqs.ownership import OwnerLookup
+from cyborg.conductor.arqs.project_lock import lock_project, run_with_lock
 from cyborg.conductor.notifications import arq_events
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.arq.arqs import (
@@ -54,11 +55,15 @@ from cyborg.core.errors import (
 )
 from cyborg.core.log import get_logger
 from cyborg.core.validation import check_optional_text, parse_uuid
+from cyborg.db import project_units
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import arqs as store
 from cyborg.db.write import device_profiles as profile_store
 
 LOG = get_logger(__name__)
+
+LIMIT_MARGIN = 512
+"""If fewer ARQs than these are left of the limit of a project, it is locked to create some."""
 
 R = TypeVar("R", BindRequest, UnbindRequest)
 
@@ -132,14 +137,18 @@ class Arqs:
         project_id = check_optional_text("project_id", project_id)
         scope = check_optional_text("context_scope", context_scope)
         try:
-            rows = run_with_limits(
-                self._enforcer,
-                # A caller of all projects, such as an administrator who evacuates a host, creates
-                # ARQs of any project: its units are compared at the bind, when it is known.
-                [None if scope is None else project_id],
-                lambda found: self._uow.run_once(
-                    lambda tx: self._create(tx, device_profile_name, project_id, scope, found),
-                    _created,
+            rows = run_with_lock(
+                self._uow,
+                lambda: run_with_limits(
+                    self._enforcer,
+                    # A caller of all projects, such as an administrator who evacuates a host,
+                    # creates ARQs of any project: its units are compared at the bind, when it is
+                    # known.
+                    [None if scope is None else project_id],
+                    lambda found: self._uow.run_once(
+                        lambda tx: self._create(tx, device_profile_name, project_id, scope, found),
+                        _created,
+                    ),
                 ),
             )
         except db_exc.DBReferenceError as exc:
@@ -280,28 +289,36 @@ class Arqs:
         found: ProjectLimits | None,
         attachment_id: int | None = None,
     ) -> list[store.NewArqRow]:
-        """Insert the ARQs of a profile. Raise OverLimit.
-
-        For ``max_project_arqs``, ARQs of concurrent transactions are not counted. A project can
-        exceed it by the number of ARQs that all conductors create for it at the same time. The
-        limits of units are exact.
-        """
+        """Insert the ARQs of a profile. Raise OverLimit, ProjectRowMissing."""
         groups = parse_groups(profile["groups"])
         rows = build_arqs(profile["id"], name, groups, project_id, self._now())
-        limit = self._conf.conductor.max_project_arqs
-        if project_id is not None and 0 <= limit < profile["used"] + len(rows):
-            raise OverLimit(
-                f"project {project_id} has {profile['used']} accelerator requests and the limit is "
-                f"{limit}, cannot create {len(rows)} more; delete unused accelerator requests",
-                limit=limit,
-                used=profile["used"],
-            )
+        if project_id is not None:
+            self._check_limit(tx, project_id, profile["used"], len(rows))
         if found is not None:
             units = Counter(row["resource_class"] for row in rows)
             check_create(tx, project_id, units, found)
         store.insert_all(tx, rows, attachment_id)
         self._event_recorder.record_created(tx, rows)
         return rows
+
+    def _check_limit(self, tx: sa.Connection, project: str, used: int, new: int) -> None:
+        """Raise OverLimit if ``new`` ARQs exceed ``max_project_arqs``.
+
+        ``used`` was counted without a lock. Far from the limit this is enough: a lock would make
+        all boots of a project wait for each other. Raise ProjectRowMissing.
+        """
+        limit = self._conf.conductor.max_project_arqs
+        if limit < 0 or used + new + LIMIT_MARGIN <= limit:
+            return
+        lock_project(tx, project)
+        used = project_units.count_arqs(tx, project, limit)
+        if used + new > limit:
+            raise OverLimit(
+                f"project {project} has {used} accelerator requests and the limit is {limit}, "
+                f"cannot create {new} more; delete unused accelerator requests",
+                limit=limit,
+                used=used,
+            )
 
     def _bind(
         self, bind_requests: Sequence[BindRequest], scope: str | None, project: str | None
@@ -407,7 +424,8 @@ class Arqs:
         result = release.release(tx, rows, keep=keep, now=now, timeout=timeout)
         self._event_recorder.record_released(tx, rows, keep=keep, failed=result.failed_arqs)
         follow_arqs(tx, rows, self._event_recorder, now)
-        follow_arqs(tx, result.failed_arqs, self._event_recorder, now, release.CANCELLED_ERROR)
+        failure = release.make_cancelled(now)
+        follow_arqs(tx, result.failed_arqs, self._event_recorder, now, failure)
         return result
 
     def finish_release(self, result: release.ReleaseResult, *, deleted: bool) -> None:

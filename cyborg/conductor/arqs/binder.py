@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run the transactions of binds and leases: limits, retries, orphans, and what follows."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -12,12 +12,12 @@ from oslo_config import cfg
 
 from cyborg.conductor.arqs.claim_plan import BindContext, BindResult
 from cyborg.conductor.arqs.claims import ClaimLost
+from cyborg.conductor.arqs.context_states import record_refusal
 from cyborg.conductor.arqs.limits import LimitEnforcer, run_with_limits
 from cyborg.conductor.arqs.ownership import OwnerLookup
 from cyborg.conductor.notifications.arq_events import ArqEventRecorder
 from cyborg.core.arq.orphans import providers_to_check
 from cyborg.core.errors import NoHandle, Unavailable
-from cyborg.core.hosts.liveness import heartbeat_timeout
 from cyborg.core.log import get_logger
 from cyborg.db.unit_of_work import UnitOfWork
 
@@ -65,19 +65,14 @@ class Binder:
     def make_context(self) -> BindContext:
         """Return the context of a claim without an instance."""
         now, timeout = self._now(), self._conf.conductor.prepare_timeout
-        return BindContext(now=now, prepare_timeout=timeout, alive_since=self._alive_since(now))
+        return BindContext(now=now, prepare_timeout=timeout)
 
     def refresh(self, context: BindContext) -> BindContext:
         """Return the context of a claim at the present time.
 
         Each transaction needs this: queries of other services and locks may have taken long.
         """
-        now = self._now()
-        return replace(context, now=now, alive_since=self._alive_since(now))
-
-    def _alive_since(self, now: datetime) -> datetime:
-        conf = self._conf.conductor
-        return now - heartbeat_timeout(conf.hello_interval, conf.down_heartbeats)
+        return replace(context, now=self._now())
 
     def make_instance_context(self, instance: str, project: str | None) -> BindContext:
         """Return the context of a bind; query the project of the instance if it is None."""
@@ -104,6 +99,7 @@ class Binder:
         context: BindContext,
         work: Callable[[sa.Connection, BindContext, bool], T],
         answer: Callable[[T], Any] = lambda _: None,
+        epochs: Mapping[str, int] | None = None,
         **log_fields: Any,
     ) -> T:
         """Run the transaction of a call that claims handles, and return its result.
@@ -111,8 +107,9 @@ class Binder:
         ``projects`` are those whose limits the transaction needs, as far as they are known. The
         last argument of ``work`` is whether to wait for handles that others have locked. ``answer``
         is that of ``UnitOfWork.run_once``. If concurrent transactions claim the handles, and if
-        orphans own them, the transaction runs again. Raise what ``work`` raises; NoHandle is
-        logged, with ``log_fields``.
+        orphans own them, the transaction runs again. ``epochs`` has the present epoch of the device
+        contexts that the call names. Raise what ``work`` raises; NoHandle is logged, with
+        ``log_fields``, and kept with the unbound device contexts.
         """
         result = self._run(projects, context, work, answer)
         if isinstance(result, NoHandle) and self._release_orphans(result):
@@ -120,6 +117,8 @@ class Binder:
         if isinstance(result, NoHandle):
             # Nova logs only the HTTP status of the error, so the reasons are logged here.
             LOG.warning("No free handle: %s", result.message, **log_fields)
+            record = partial(record_refusal, no_handle=result, epochs=epochs or {}, now=self._now())
+            self._uow.run(record)
             raise result
         return result
 

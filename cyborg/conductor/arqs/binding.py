@@ -21,7 +21,7 @@ from oslo_db import exception as db_exc
 
 from cyborg.conductor.arqs import leases
 from cyborg.conductor.arqs.claim_plan import BindContext, BindResult, claim_planned, make_plan
-from cyborg.conductor.arqs.claims import ClaimLost
+from cyborg.conductor.arqs.claims import ClaimLost, check_available
 from cyborg.conductor.arqs.context_states import claim_contexts, lock_contexts
 from cyborg.conductor.arqs.limits import check_bind
 from cyborg.core.arq.arqs import BindRequest, arqs_not_found
@@ -74,6 +74,8 @@ def bind(
         return _consume_lease(tx, rows, todo, requests_by_uuid, context, append=append)
     providers = {uuid: item.device_rp_uuid for uuid, item in requests_by_uuid.items()}
     plan = make_plan(tx, todo, bind_requests[0].hostname, providers, for_host=instance is None)
+    if context.check_host:
+        check_available(tx, plan.demands)
     projects = _changed_projects(todo, requests_by_uuid, context)
     if context.limits is not None:
         units = [(projects.get(r["id"], r["project_id"]), r["resource_class"]) for r in todo]
@@ -87,6 +89,7 @@ def bind(
         instance=instance,
         host_work=bool(plan.to_prepare),
         owner_verified=verified,
+        check_host=context.check_host,
     )
     first_slot = _first_slot(tx, rows, instance, append=append)
     try:

@@ -15,7 +15,7 @@ from cyborg.conductor.arqs.limits import ProjectLimits
 from cyborg.conductor.custody import entries
 from cyborg.core.arq.attach_target import check_user, find_target
 from cyborg.core.arq.predicates import Failure, Predicate
-from cyborg.core.arq.profile import parse_group
+from cyborg.core.arq.profile import count_units, parse_group
 from cyborg.core.arq.selection import Demand, describe_rejection
 from cyborg.core.arq.states import ArqState
 from cyborg.core.errors import NoHandle
@@ -32,18 +32,20 @@ class BindContext:
 
     ``project`` is the project of the instance in Placement, or None. ``owner_verified`` is False if
     the project of the instance could not be determined. ``prepare_timeout`` limits the host work,
-    in seconds. An agent last seen before ``alive_since`` counts as down. ``limits`` is None if
-    projects have no limits. ``epoch`` is that of the lease which the bind must find, if the caller
-    knows it. ``handle`` is the uuid of the only handle that may be claimed, None for any.
+    in seconds. ``limits`` is None if projects have no limits. ``epoch`` is that of the lease which
+    the bind must find, if the caller knows it. ``check_host`` is whether the agent of the host must
+    be up and Placement must have the providers, as explanations say; Nova, which has chosen the
+    host, binds without this. ``handle`` is the uuid of the only handle that may be claimed, None
+    for any.
     """
 
     now: datetime
     prepare_timeout: float
-    alive_since: datetime
     project: str | None = None
     owner_verified: bool = True
     limits: ProjectLimits | None = None
     epoch: int | None = None
+    check_host: bool = False
     handle: str | None = None
 
 
@@ -126,6 +128,7 @@ def claim_planned(
         needs_cleaning=needs_cleaning,
         wait=wait,
         handle=context.handle,
+        check_host=context.check_host,
     )
     if plan.to_prepare:
         _enqueue_prepare_job(tx, ids.values(), plan, chosen, instance, subject, context)
@@ -146,14 +149,13 @@ def _enqueue_prepare_job(
     """Enqueue the job that prepares the devices. Raise NoHandle if the agent is down."""
     demands = [demand for demand in plan.demands if demand.provider in plan.to_prepare]
     host = demands[0].host
-    last_seen = agents.last_seen(tx, host)
-    if last_seen is None or last_seen < context.alive_since:
+    if not agents.has_agent(tx, host, context.now):
         reason = f"the agent of host {host} is down and its devices must be prepared"
         raise NoHandle(
             f"cannot prepare an attach handle: {reason}",
             reasons={
                 demand.arq_uuid: [
-                    describe_rejection(demand.provider, Failure(Predicate.HOST_DOWN, reason), 1)
+                    describe_rejection(demand, Failure(Predicate.HOST_DOWN, reason), 1)
                 ]
                 for demand in demands
             },
@@ -194,4 +196,6 @@ def _to_demand(row: store.ArqRow, hostname: str, provider: str) -> Demand:
         accel=group.accel,
         target=find_target(group, profile),
         profile=profile,
+        group=row["device_profile_group_id"],
+        group_units=count_units(group),
     )

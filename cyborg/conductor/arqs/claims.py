@@ -3,15 +3,25 @@
 
 import random
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import sqlalchemy as sa
 
 from cyborg.core.arq.attach_target import REQUIRED_INFO
+from cyborg.core.arq.explanation import ProviderState
 from cyborg.core.arq.predicates import Failure, Predicate
-from cyborg.core.arq.selection import Candidate, Demand, choose_handles, describe_rejection
+from cyborg.core.arq.selection import (
+    Candidate,
+    Demand,
+    choose_handles,
+    describe_rejection,
+    find_claim_failures,
+    put_first,
+)
 from cyborg.core.errors import NoHandle, NotFound
 from cyborg.core.naming import OWNER_TRAIT
+from cyborg.db import provider_states
 from cyborg.db.write import handle_claims
 from cyborg.db.write.handle_claims import ClaimedProviderRow, FreeHandleRow, HandleStateRow
 
@@ -34,12 +44,14 @@ def claim(
     needs_cleaning: Collection[str],
     wait: bool,
     handle: str | None = None,
+    check_host: bool = False,
 ) -> dict[str, FreeHandleRow]:
     """Claim, for each demand, a free handle of the demanded provider; return them by ARQ uuid.
 
     ``needs_cleaning`` has the uuids of the providers whose handles must be cleaned after use. The
     column ``needs_cleaning`` of such a handle is set with the claim. ``handle`` is the uuid of the
-    only handle to claim. Raise NoHandle or ClaimLost.
+    only handle to claim. With ``check_host``, Placement must have the providers: the caller has
+    called ``check_available`` before. Raise NoHandle or ClaimLost.
     """
     units = Counter(demand.provider for demand in demands)
     needs_info = {demand.provider for demand in demands if REQUIRED_INFO[demand.target]}
@@ -59,16 +71,37 @@ def claim(
         rows |= {item["id"]: item for item in free}
     if len(free_handles) < len(demands):
         # Without ``wait``, handles may be locked out of order: waiting now could be a deadlock.
-        raise _explain_no_handle(tx, demands, deployables, handle) if wait else ClaimLost
+        if not wait:
+            raise ClaimLost
+        raise _explain_no_handle(tx, demands, deployables, handle, check_host=check_host)
     try:
         chosen = choose_handles(demands, free_handles, _RANDOM)
     except NoHandle:
-        raise _explain_no_handle(tx, demands, deployables, handle) from None
+        raise _explain_no_handle(tx, demands, deployables, handle, check_host=check_host) from None
     owners = {handle_id: ids[arq] for arq, handle_id in chosen.items()}
     dirty = [item.handle_id for item in free_handles if item.provider in needs_cleaning]
-    if handle_claims.claim(tx, owners, needs_cleaning=dirty) != len(owners):
+    claimed = handle_claims.claim(tx, owners, needs_cleaning=dirty, published=check_host)
+    if claimed != len(owners):
         raise ClaimLost
     return {arq: rows[handle_id] for arq, handle_id in chosen.items()}
+
+
+def check_available(tx: sa.Connection, demands: Sequence[Demand]) -> None:
+    """Raise NoHandle if the agent of a host is down, or Placement does not have a provider.
+
+    The reasons are the first failing predicates, as in an explanation. The guards of the later
+    changes check both again: without them, a concurrent transaction could mark the agent down
+    between this query and the claim.
+    """
+    providers = sorted({demand.provider for demand in demands})
+    if not handle_claims.any_unavailable(tx, providers):
+        return
+    states = _read_states(tx, demands, check_host=True)
+    failures = find_claim_failures(demands, states)
+    if not failures:
+        raise ClaimLost  # it is available again
+    reasons: dict[str, list[dict[str, object]]] = {arq_uuid: [] for arq_uuid in failures}
+    raise put_first(reasons, failures, demands, _count_handles(states))
 
 
 def check_providers(demands: Sequence[Demand], deployables: Sequence[ClaimedProviderRow]) -> None:
@@ -96,8 +129,49 @@ def _explain_no_handle(
     demands: Sequence[Demand],
     deployables: Sequence[ClaimedProviderRow],
     handle: str | None,
+    *,
+    check_host: bool,
 ) -> Exception:
-    """Return the NoHandle error, with the reasons why each handle cannot be claimed."""
+    """Return the NoHandle error, with the reasons why each handle cannot be claimed.
+
+    The first reason of each ARQ is the first failing predicate of its group, as in an explanation.
+    """
+    error = _list_rejections(tx, demands, deployables, handle)
+    if handle is not None or not isinstance(error, NoHandle):
+        return error
+    states = _read_states(tx, demands, check_host=check_host)
+    failures = find_claim_failures(demands, states)
+    return put_first(error.details["reasons"], failures, demands, _count_handles(states))
+
+
+def _read_states(
+    tx: sa.Connection, demands: Sequence[Demand], *, check_host: bool
+) -> list[ProviderState]:
+    """Return the states of the demanded providers; without ``check_host``, as if available."""
+    states = provider_states.find(
+        tx,
+        uuids={demand.provider for demand in demands},
+        attach_targets={demand.target for demand in demands},
+    )
+    if check_host:
+        return states
+    return [
+        replace(state, published=True, facts=replace(state.facts, host_down=False))
+        for state in states
+    ]
+
+
+def _count_handles(states: Iterable[ProviderState]) -> dict[str, int]:
+    return {state.uuid: state.handles.total for state in states}
+
+
+def _list_rejections(
+    tx: sa.Connection,
+    demands: Sequence[Demand],
+    deployables: Sequence[ClaimedProviderRow],
+    handle: str | None,
+) -> Exception:
+    """Return the NoHandle error with all predicates that the handles fail, or ClaimLost."""
     by_id = {row["deployable_id"]: row for row in deployables}
     handles = handle_claims.all_handles(tx, sorted(by_id))
     candidates = [
@@ -117,22 +191,16 @@ def _explain_no_handle(
             f"no free attach handle: accelerator {handle} does not exist any more on resource "
             f"provider {', '.join(sorted(providers))}",
             reasons={
-                demand.arq_uuid: [describe_rejection(demand.provider, NO_HANDLES, 0)]
-                for demand in demands
-            },
-        )
-    if empty := providers - {candidate.provider for candidate in candidates}:
-        return NoHandle(
-            f"no free attach handle: resource provider {', '.join(sorted(empty))} has no handles",
-            reasons={
-                demand.arq_uuid: [describe_rejection(demand.provider, NO_HANDLES, 0)]
-                for demand in demands
-                if demand.provider in empty
+                demand.arq_uuid: [describe_rejection(demand, NO_HANDLES, 0)] for demand in demands
             },
         )
     try:
         choose_handles(demands, candidates, _RANDOM)
     except NoHandle as exc:
+        for demand in demands:
+            if exc.details["reasons"].get(demand.arq_uuid) == []:  # a provider without handles
+                none = describe_rejection(demand, NO_HANDLES, 0)
+                exc.details["reasons"][demand.arq_uuid].append(none)
         return exc
     return ClaimLost()  # a handle was released since the first query, or was not locked by it
 
@@ -165,5 +233,6 @@ def _to_candidate(
         in_use=in_use,
         dirty=dirty,
         device=deployable["device"],
+        numa_node=deployable["numa_node"],
         info=handle["info"],
     )

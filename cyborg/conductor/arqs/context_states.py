@@ -12,16 +12,19 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from cyborg.conductor.arqs.claims import ClaimLost
 from cyborg.conductor.notifications.arq_events import ArqEventRecorder
 from cyborg.core.arq.attach_target import is_for_host
 from cyborg.core.arq.context_states import (
     LEASED,
+    USABLE,
     ArqFacts,
     ContextState,
     derive_state,
     states_before,
 )
-from cyborg.core.errors import Conflict, Unavailable, WrongState
+from cyborg.core.arq.refusals import ContextFailure, make_refusal
+from cyborg.core.errors import Conflict, NoHandle, Unavailable, WrongState
 from cyborg.core.wire.notification import Event
 from cyborg.db.write import outbox
 from cyborg.db.write.arqs import ArqRow
@@ -49,16 +52,22 @@ def claim_contexts(
     instance: str | None,
     host_work: bool,
     owner_verified: bool,
+    check_host: bool = False,
 ) -> None:
     """Bind the contexts of locked ARQs to an instance or a host, before handles are claimed.
 
-    Raise what ``lock_contexts`` raises, and WrongState if a context is in use or in error.
+    Raise what ``lock_contexts`` raises, WrongState if a context is in use or in error, and, with
+    ``check_host``, ClaimLost if the agent of the host is down.
     """
     contexts = lock_contexts(tx, rows, projects, instance=instance, owner_verified=owner_verified)
     if not contexts:
         return
     state = ContextState.BINDING if host_work else ContextState.BOUND
-    if states.start_bind(tx, list(contexts), state, host, instance) != len(contexts):
+    changed = states.start_bind(tx, list(contexts), state, host, instance, check_host=check_host)
+    if changed != len(contexts):
+        unused = [row for row in contexts.values() if row["state"] in USABLE]
+        if check_host and len(unused) == len(contexts):
+            raise ClaimLost
         raise _wrong_state(store.lock(tx, contexts))
 
 
@@ -117,11 +126,11 @@ def follow_arqs(
     rows: Sequence[ArqRow],
     recorder: ArqEventRecorder,
     now: datetime,
-    error: str | None = None,
+    failure: ContextFailure | None = None,
 ) -> None:
     """Set the states of the contexts of ARQs that this transaction has changed.
 
-    ``error`` is why a bind failed, or why a former handle is not clean. A context that becomes
+    ``failure`` is why a bind failed, or why a former handle is not clean. A context that becomes
     unbound does not expire before a new one would.
     """
     if not (ids := _count_by_context(rows)):
@@ -141,11 +150,11 @@ def follow_arqs(
             by_state[state, lease_ends].append(context)
         else:
             unchanged.append(context["id"])
-    if error is not None:
-        states.set_error(tx, unchanged, error)
+    if failure is not None:
+        states.set_failure(tx, unchanged, failure)
     expires_at = expiry(now, recorder.conf.device_contexts.unbound_ttl)
     for (state, lease_ends), changed in by_state.items():
-        values = _values_of(state, error)
+        values = _values_of(state, failure)
         if lease_ends:
             values["lease_expires_at"] = None
         states.set_state(tx, [context["id"] for context in changed], state, values)
@@ -173,9 +182,9 @@ def expiry(now: datetime, seconds: float) -> datetime | None:
     return now + timedelta(seconds=seconds) if seconds else None
 
 
-def _values_of(state: ContextState, error: str | None) -> dict[str, Any]:
+def _values_of(state: ContextState, failure: ContextFailure | None) -> dict[str, Any]:
     """Return the columns that change with the state, other than the state."""
-    values: dict[str, Any] = {} if error is None else {"error": error}
+    values: dict[str, Any] = {} if failure is None else {**states.failure_values(failure)}
     if state in (ContextState.CLEANING, ContextState.UNBOUND):
         values["instance_uuid"] = None
     if state is ContextState.UNBOUND:
@@ -219,3 +228,22 @@ def _wrong_state(contexts: Collection[store.ContextRow]) -> WrongState:
         f"cannot bind: only a device context that owns no handles can be bound, and {found}",
         device_contexts=[row["uuid"] for row in contexts],
     )
+
+
+def record_refusal(
+    tx: sa.Connection, no_handle: NoHandle, epochs: Mapping[str, int], now: datetime
+) -> None:
+    """Keep why handles were refused with the device contexts that are still unbound.
+
+    Call this in a transaction of its own, after the rollback of the refused one. ``epochs`` has the
+    epoch, as it was before the call, of the contexts that the call named; others are those of the
+    ARQs. A context that has been bound or leased since then is left as it is.
+    """
+    reasons = no_handle.details["reasons"]
+    found = dict(epochs) or states.unbound_of_arqs(tx, list(reasons))
+    if not found:
+        return
+    providers = {item["provider"] for rejected in reasons.values() for item in rejected}
+    refusal = make_refusal(no_handle.message, reasons, store.hosts(tx, providers), now)
+    for uuid, epoch in sorted(found.items()):
+        states.set_refusal(tx, uuid, epoch, refusal)

@@ -12,7 +12,7 @@ from datetime import datetime
 import sqlalchemy as sa
 
 from cyborg.conductor.arqs.claim_plan import BindContext, BindResult, claim_planned, make_plan
-from cyborg.conductor.arqs.claims import ClaimLost
+from cyborg.conductor.arqs.claims import ClaimLost, check_available
 from cyborg.conductor.arqs.limits import check_bind
 from cyborg.conductor.custody import entries
 from cyborg.core.arq.arqs import BindRequest
@@ -50,6 +50,7 @@ def reserve(
     """
     by_arq = {row["uuid"]: providers[row["device_profile_group_id"]] for row in rows}
     plan = make_plan(tx, rows, hostname, by_arq)
+    check_available(tx, plan.demands)
     if context.limits is not None:
         units = [(row["project_id"], row["resource_class"]) for row in rows]
         check_bind(tx, units, context.limits)

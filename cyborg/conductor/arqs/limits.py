@@ -6,16 +6,15 @@ counted and compared within the transaction, while it locks the project: concurr
 cannot exceed a limit together. Transactions lock projects by name, after ARQs and before handles.
 """
 
-import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Protocol, TypeVar
 
 import sqlalchemy as sa
 from oslo_config import cfg
-from oslo_db import exception as db_exc
 
 from cyborg.conductor.arqs.limit_cache import UnifiedLimits
+from cyborg.conductor.arqs.project_lock import insert_row
 from cyborg.conf import quota as options
 from cyborg.core.arq import limits as core
 from cyborg.core.arq.limits import Limits
@@ -113,16 +112,10 @@ class LimitEnforcer:
                 missing = exc.projects
             for name in missing:
                 if name in limits:
-                    self._insert_lock(name)
+                    insert_row(self._uow, name)
                 else:
                     limits.find(name)
         raise Unavailable("the projects of the accelerator requests change concurrently, retry")
-
-    def _insert_lock(self, project: str) -> None:
-        # In a transaction of its own: several transactions that insert the same row and then go on
-        # would deadlock on MariaDB.
-        with contextlib.suppress(db_exc.DBDuplicateEntry):
-            self._uow.run(lambda tx: project_units.insert_lock(tx, project))
 
 
 class LimitLookup:

@@ -2,13 +2,21 @@
 """Compare all bound ARQs with the allocations in Placement and release orphaned ARQs.
 
 Only one conductor runs a round: the conductor whose UPDATE of the last start time succeeds. A round
-reads the ARQs provider by provider and queries Placement once for each provider. All writes are
-guarded, so concurrent rounds do no harm, and the next round completes an interrupted one.
+reads the ARQs page by page and queries Placement once for each provider, with up to ``[conductor]
+max_placement_calls`` queries at a time. All writes are guarded, so concurrent rounds do no harm,
+and the next round completes an interrupted one.
+
+Each provider is queried in each round. Placement has no query for the consumers of several
+providers, and the deletion of allocations (DELETE, as Nova does when it deletes a server) leaves
+the generation of the provider, so a provider with an old generation may have an orphan.
+Alternative not taken: conductors that share a round. The safety limit compares the orphans with all
+ARQs that have an allocation, which only the conductor knows that has read all providers.
 """
 
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -37,12 +45,15 @@ from cyborg.core.text import join_limited
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import orphans as store
 from cyborg.db.write import self_heal
+from cyborg.threads.parallel import map_parallel
+from cyborg.threads.rate_limited_log import RateLimitedLogger
 
 LOG = get_logger(__name__)
 
 PAGE = 500  # ARQs read, or deleted, in one transaction
 MAX_RELEASED = 2000  # orphans of one round without Nova; the next round releases the rest
 MAX_EXPIRED_PAGES = 20  # pages of one round
+MAX_NOVA_FAILURES = 3  # failed queries of Nova after which a round queries it no more
 MAX_NAMED = 10  # instances listed in one log line
 MAX_QUERIES = 500  # instances of orphans, and of failed binds, queried in Nova in one round
 DEFAULT_GRACE = 600.0  # seconds, in an installation with Nova
@@ -59,6 +70,7 @@ class RoundStats:
     released: int = 0
     owners_assigned: int = 0
     expired: int = 0
+    postponed: int = 0  # orphans whose instance was not queried, because Nova failed: not released
     in_use: int = 0  # orphans whose instance is on the host in Nova: not released
     releasable: list[BoundArq] = field(default_factory=list)  # orphans this round may release
 
@@ -76,8 +88,11 @@ class OrphanCollector:
         nova: Nova | None = None,
         *,
         now: Callable[[], datetime] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``wake_jobs`` is called after a commit that adds host work; ``now`` returns naive UTC.
+
+        ``clock`` returns monotonic seconds.
 
         ``nova`` is None in an installation without Nova.
         """
@@ -91,10 +106,12 @@ class OrphanCollector:
             conf, notifications or NotificationBuilder(conf, now=self._now)
         )
         self._releaser = OrphanReleaser(uow, event_recorder, wake_jobs, self._now)
+        self._clock = clock
+        self._late_log = RateLimitedLogger(clock, LOG)
         self._stopped = threading.Event()
 
     def stop(self) -> None:
-        """Make ``run_once`` return after the current provider."""
+        """Make ``run_once`` return after the current queries."""
         self._stopped.set()
 
     def run_once(self) -> RoundStats | None:
@@ -106,19 +123,19 @@ class OrphanCollector:
         if not self._acquire_turn():
             return None
         stats = RoundStats()
-        started_at = self._now()
-        self._expire(stats, InstanceQuery(self._nova, limit=MAX_QUERIES))
+        started_at, start = self._now(), self._clock()
+        self._expire(stats, self._new_query())
         grace = self._grace_period()
         if grace is not None:
             # An allocation precedes its bind: each ARQ bound now must have one when Placement is
             # queried. Without a grace period, a bind has one interval to complete.
             interval = timedelta(seconds=self._conf.conductor.orphan_scan_interval)
             bound_before = started_at if grace else started_at - interval
-            by_provider = itertools.groupby(self._bound_arqs(), key=lambda arq: arq.provider)
-            for provider, arqs in by_provider:
-                self._judge_provider(provider, arqs, grace, bound_before, stats)
+            for page in self._pages():
+                self._judge(page, grace, bound_before, stats)
+            self._report_duration(self._clock() - start)
             # A new query budget: old failed ARQs must not use up the queries for orphans.
-            self._release_orphans(stats, InstanceQuery(self._nova, limit=MAX_QUERIES))
+            self._release_orphans(stats, self._new_query())
         changes = (stats.suspected, stats.cleared, stats.released, stats.owners_assigned)
         if any(changes) or stats.expired:
             LOG.info(
@@ -132,6 +149,23 @@ class OrphanCollector:
                 stats.expired,
             )
         return stats
+
+    def _new_query(self) -> InstanceQuery:
+        return InstanceQuery(self._nova, limit=MAX_QUERIES, max_failures=MAX_NOVA_FAILURES)
+
+    def _report_duration(self, seconds: float) -> None:
+        options = self._conf.conductor
+        if seconds <= options.orphan_scan_interval or self._stopped.is_set():
+            self._late_log.reset()
+            return
+        self._late_log.warn(
+            "An orphan scan took %.0f s, [conductor] orphan_scan_interval is %g s. Increase "
+            "[conductor] max_placement_calls (%d now) if Placement can serve more, or increase the "
+            "interval",
+            seconds,
+            options.orphan_scan_interval,
+            options.max_placement_calls,
+        )
 
     def _acquire_turn(self) -> bool:
         now = self._now()
@@ -169,45 +203,63 @@ class OrphanCollector:
                 return
             provider, last = rows[-1]["device_rp_uuid"], rows[-1]["id"]
 
-    def _judge_provider(
+    def _pages(self) -> Iterator[list[BoundArq]]:
+        """Yield pages of about PAGE bound ARQs; all ARQs of a provider are on the same page.
+
+        The handles of a provider limit the number of its ARQs.
+        """
+        page: list[BoundArq] = []
+        for _, arqs in itertools.groupby(self._bound_arqs(), key=lambda arq: arq.provider):
+            page += arqs
+            if len(page) >= PAGE:
+                yield page
+                page = []
+        if page:
+            yield page
+
+    def _judge(
         self,
-        provider: str,
-        arqs: Iterator[BoundArq],
+        page: Sequence[BoundArq],
         grace: timedelta,
         bound_before: datetime,
         stats: RoundStats,
     ) -> None:
-        """Classify the ARQs of one provider and write the suspected and the recovered ARQs.
+        """Classify the ARQs of a page and write the suspected and the recovered ARQs.
 
         ARQs bound after ``bound_before`` are not classified: their allocation may be newer than
         the answer of Placement.
         """
+        providers = sorted({arq.provider for arq in page})
+        max_calls = self._conf.conductor.max_placement_calls
+        found_consumers = map_parallel("orphan scan", self._list_consumers, providers, max_calls)
         if self._stopped.is_set():
             return
-        consumers, now = self._list_consumers(provider), self._now()
-        while page := list(itertools.islice(arqs, PAGE)):
-            found = orphans.classify(
-                page,
-                {provider: consumers},
-                now,
-                bound_before=bound_before,
-                grace_period=grace or None,
-            )
-            stats.checked += found.checked
-            stats.orphans += len(found.orphans)
-            # With Nova, a round releases only orphans whose instance it can query.
-            max_releasable = MAX_RELEASED if self._nova is None else MAX_QUERIES
-            stats.releasable += found.orphans[: max_releasable - len(stats.releasable)]
-            if found.suspects or found.recovered:
-                self._record_suspects(found, now, bound_before, stats)
-            if found.unowned:
-                self._assign_owners(found, stats)
+        now = self._now()
+        found = orphans.classify(
+            page,
+            dict(zip(providers, found_consumers, strict=True)),
+            now,
+            bound_before=bound_before,
+            grace_period=grace or None,
+        )
+        stats.checked += found.checked
+        stats.orphans += len(found.orphans)
+        # With Nova, a round releases only orphans whose instance it can query.
+        max_releasable = MAX_RELEASED if self._nova is None else MAX_QUERIES
+        stats.releasable += found.orphans[: max_releasable - len(stats.releasable)]
+        if found.suspects or found.recovered:
+            self._record_suspects(found, now, bound_before, stats)
+        if found.unowned:
+            self._assign_owners(found, stats)
 
     def _list_consumers(self, provider: str) -> frozenset[str] | None:
         """Return the consumers with allocations of a provider.
 
-        Return None if the provider does not exist, or if Placement rejects the request.
+        Return None if the provider does not exist, if Placement rejects the request, or if the
+        collector is stopped.
         """
+        if self._stopped.is_set():
+            return None
         try:
             found = self._placement.allocations(provider)
         except Unavailable:
@@ -269,6 +321,7 @@ class OrphanCollector:
             )
             return
         in_use: list[BoundArq] = []
+        postponed: list[BoundArq] = []
         for provider, group in itertools.groupby(stats.releasable, key=lambda arq: arq.provider):
             if self._stopped.is_set():
                 return
@@ -280,10 +333,24 @@ class OrphanCollector:
             for arq in group:
                 if arq.instance not in consumers and not self._stopped.is_set():
                     presence = query.get_presence(arq.instance, arq.hostname)
-                    by_presence.setdefault(presence, []).append(arq)
+                    if self._nova is not None and query.was_skipped(arq.instance):
+                        # Nova was not asked, and could have the instance on the host.
+                        postponed.append(arq)
+                    else:
+                        by_presence.setdefault(presence, []).append(arq)
             in_use += by_presence.pop(Presence.ON_HOST, ())
             for presence, arqs in by_presence.items():
                 self._release_batches(arqs, stats, keep=presence is not Presence.NOT_FOUND)
+        if postponed:
+            stats.postponed = len(postponed)
+            LOG.warning(
+                "Orphan scan: %s bound ARQs have no allocation in Placement. They stay bound, "
+                "because Nova was not queried about their instances after %s failed queries; the "
+                "next scan queries it again",
+                len(postponed),
+                MAX_NOVA_FAILURES,
+                arq=[arq.uuid for arq in postponed],
+            )
         if in_use:
             stats.in_use = len(in_use)
             instances = sorted({arq.instance for arq in in_use})

@@ -65,9 +65,9 @@ class OrphanReleaser:
             self._event_recorder.record_released(
                 tx, rows, keep=keep, failed=result.failed_arqs, orphans=True
             )
-            recorder, error = self._event_recorder, arq_release.CANCELLED_ERROR
+            recorder, failure = self._event_recorder, arq_release.make_cancelled(now)
             follow_arqs(tx, rows, recorder, now)
-            follow_arqs(tx, result.failed_arqs, recorder, now, error)
+            follow_arqs(tx, result.failed_arqs, recorder, now, failure)
             self_heal.increment(tx, CorrectiveAction.ORPHANS_RELEASED, result.count, now)
             return [by_uuid[row["uuid"]] for row in rows], result.jobs_created
 

@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 import sqlalchemy as sa
 
 from cyborg.conductor.custody import entries
+from cyborg.core.arq.refusals import PREPARE_FAILED, ContextFailure, make_job_failure
 from cyborg.core.arq.states import OWNING_STATES, Step, source_states
 from cyborg.core.errors import WrongState
 from cyborg.core.jobs.job import JobKind, JobState, WorkItem
@@ -129,6 +130,11 @@ def fail_binds(
     dirty = handle_claims.release(tx, ids, now)
     cleaning = enqueue_cleaning(tx, dirty, now=now, timeout=timeout, cancelled_jobs=cancelled_jobs)
     return len(set(cleaning.values()))
+
+
+def make_cancelled(now: datetime) -> ContextFailure:
+    """Return the failure of a bind of which other ARQs were released."""
+    return make_job_failure(PREPARE_FAILED, CANCELLED_ERROR, None, None, now)
 
 
 def enqueue_cleaning(

@@ -1,33 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps ``allocate`` and ``shrink``: change the allocation of the consumer in Placement.
 
-The consumer is the instance; in the mode host it is the attachment, which has an allocation only
-from ``allocate`` to ``shrink``.
+The consumer is the instance. For an attachment to a host it is the attachment itself, which has an
+allocation only from ``allocate`` to ``shrink``.
 
-The intended change is committed before the request. Placement refuses a request with an outdated
-generation of the consumer, so that of two equal requests, such as a late one of a stopped
-conductor, only one takes effect.
+The intended change is committed to the database before the request is sent. Placement refuses a
+request with an outdated generation of the consumer. So if a conductor that was stopped sends its
+request late, after another conductor has sent the same change, the change takes effect only once.
 """
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
+import sqlalchemy as sa
 from oslo_db import exception as db_exc
 
 from cyborg.clients.placement import ConsumerAllocation, Placement, ProviderSummary
 from cyborg.conductor.attachments.context_lease import require_lease
+from cyborg.conductor.attachments.handle_types import select_candidates
 from cyborg.conductor.attachments.leased import LeasedAttachment, Wait
 from cyborg.conductor.attachments.successor_groups import SuccessorGroups, is_successor
 from cyborg.conductor.placement.compute_nodes import ComputeNodeResolver
+from cyborg.core.arq.explanation import ProviderState, make_demands
 from cyborg.core.arq.profile import Group, parse_groups
 from cyborg.core.attachments import allocation as core
 from cyborg.core.attachments.allocation import Intent
 from cyborg.core.attachments.attachment import Mode
+from cyborg.core.attachments.successor import describe_missing
 from cyborg.core.errors import Conflict, NoHandle, NotFound, WrongState
 from cyborg.core.naming import OWNER_TRAIT
+from cyborg.db import provider_states
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import device_profiles
 from cyborg.db.write.attachments import records as store
+from cyborg.db.write.contexts import device_contexts as contexts
 
 MAX_CONFLICTS = 5  # requests to Placement in one attempt
 TURN_DELAY = 1.0  # seconds to wait for another attachment of the instance
@@ -35,7 +42,7 @@ HOST_USER = "cyborg"  # user_id of the allocations of hosts, which have no user
 
 
 class AllocationLost(WrongState):
-    """Nova has replaced the allocation of the instance: nothing of the attachment is in it."""
+    """Nova has replaced the allocation of the instance, without the resources of the attachment."""
 
 
 _RANDOM = random.Random()  # noqa: S311  (spreads load, no security purpose)
@@ -90,9 +97,9 @@ class InstanceAllocations:
         raise NoHandle(f"cannot extend the allocation of {work.target}: {error}")
 
     def check(self, work: LeasedAttachment) -> None:
-        """Raise AllocationLost if the allocation has not what the consumer and this step need.
+        """Raise AllocationLost if the allocation lacks resources of the consumer or this step.
 
-        Nova may have replaced it since ``allocate``. Raise Unavailable.
+        Nova may have replaced the allocation since ``allocate``. Raise Unavailable.
         """
         consumer, intent = work.consumer, load_intent(work)
         assert intent is not None
@@ -108,16 +115,16 @@ class InstanceAllocations:
             or not core.has_amounts(known.amounts, needed)
         ):
             raise AllocationLost(
-                f"the allocation of {work.target} in Placement was replaced: it has not what "
-                "was added for the attachment"
+                f"the allocation of {work.target} in Placement was replaced: it lacks the "
+                "resources that were added for the attachment"
             )
 
     def shrink(self, work: LeasedAttachment) -> Wait | None:
         """Remove from the allocation exactly what ``allocate`` has added.
 
-        If Nova has replaced the allocation meanwhile, nothing is removed, and never an amount that
-        other ARQs of the instance need. Return None when it is removed. The allocation of a host
-        is removed as a whole.
+        If Nova has replaced the allocation meanwhile, nothing is removed. An amount that other ARQs
+        of the instance need is never removed. The allocation of an attachment to a host is removed
+        as a whole. Return None at the end, or the wait before this step is repeated.
 
         Raise Conflict, Unavailable.
         """
@@ -157,7 +164,7 @@ class InstanceAllocations:
         raise error
 
     def _remove(self, work: LeasedAttachment, intent: Intent) -> Wait | None:
-        """Remove the allocation of a host. Raise Conflict, Unavailable."""
+        """Remove the allocation of an attachment to a host. Raise Conflict, Unavailable."""
         if not intent.base:
             return None  # none was requested
         known = self._placement.consumer(work.consumer)
@@ -183,13 +190,35 @@ class InstanceAllocations:
         if is_successor(work.row):
             # Placement may not know yet that the device is closed.
             found = self._successors.select(work, groups, found)
+        else:
+            found = self._uow.run(lambda tx: select_candidates(tx, work, found))
         if not found:
             raise NoHandle(
                 f"host {node} has no free device for {work.selected}: "
-                "Placement has no allocation candidates below its compute node"
+                "Placement has no allocation candidates below its compute node: "
+                f"{self._explain(groups, root.uuid)}"
             )
         mapping = _RANDOM.choice(found)
         return [mapping[core.group_name(number)] for number in range(len(groups))]
+
+    def _explain(self, groups: Sequence[Group], root: str) -> str:
+        """Return the first failure of each device below a compute node. Raise Unavailable."""
+        demands = make_demands(groups)
+        providers = sorted(self._placement.tree(root, OWNER_TRAIT))
+        classes = {name for demand in demands for name in demand.units}
+        targets = {demand.target for demand in demands}
+
+        def read(tx: sa.Connection) -> list[ProviderState]:
+            # The host has the name of its agent, which can differ from that of the compute node.
+            return [
+                state
+                for host in sorted(set(contexts.hosts(tx, providers).values()))
+                for state in provider_states.find(
+                    tx, resource_classes=classes, host=host, attach_targets=targets
+                )
+            ]
+
+        return describe_missing(demands, self._uow.run(read), None)
 
     def _find_root(self, work: LeasedAttachment) -> ProviderSummary | None:
         """Return the compute node, None if Placement has none for the server. Raise NotFound."""
@@ -247,7 +276,8 @@ def _check_own(
 ) -> ConsumerAllocation:
     """Return the allocation of an attachment to a host, empty at first. Raise Conflict.
 
-    Its uuid, which the caller may choose, must not be that of a server or of another consumer.
+    The caller may choose the uuid of the attachment. It must not be the uuid of a server or of
+    another consumer.
     """
     if known is None:
         return ConsumerAllocation({}, None, work.row["project_id"], HOST_USER)
@@ -260,9 +290,10 @@ def _check_own(
 
 
 def _take_turn(work: LeasedAttachment, intent: Intent) -> bool:
-    """Record the intent with this attachment's turn; return False if another one has the turn.
+    """Record the intent and take the turn; return False if another attachment has the turn.
 
-    The amounts of two attachments of one instance could not be told apart.
+    Attachments of one instance take turns, because the amounts of two concurrent changes could not
+    be distinguished.
     """
     if work.row["allocation_key"] is not None:
         return True

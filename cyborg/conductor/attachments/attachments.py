@@ -4,7 +4,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, cast
+from typing import Any
 from uuid import uuid4
 
 import sqlalchemy as sa
@@ -13,11 +13,14 @@ from oslo_db import exception as db_exc
 
 from cyborg.clients.nova import Nova
 from cyborg.clients.placement import Placement
+from cyborg.conductor.arqs.project_lock import run_with_lock
 from cyborg.conductor.attachments.context_lease import find_lease
 from cyborg.conductor.attachments.guests import running_error
+from cyborg.conductor.attachments.handle_types import check_selected
 from cyborg.conductor.attachments.host_check import is_on_other_host
-from cyborg.conductor.attachments.limit import check_limit, run_with_lock
+from cyborg.conductor.attachments.limit import check_limit
 from cyborg.conductor.attachments.live_hosts import check_live
+from cyborg.conductor.attachments.repeated_requests import check_same, schedule_reboot
 from cyborg.conductor.common.timestamps import to_iso
 from cyborg.core.arq import attach_target
 from cyborg.core.arq.context_states import LEASED
@@ -29,12 +32,14 @@ from cyborg.core.attachments.attachment import (
     AttachmentState,
     Mode,
     Step,
+    can_get_reboot,
     describe_target,
     first_detach_step,
     parse_mode,
     parse_target,
     request_key,
 )
+from cyborg.core.attachments.mediated import is_kept
 from cyborg.core.attachments.selector import (
     ACCELERATOR,
     CONTEXT,
@@ -52,12 +57,13 @@ from cyborg.core.validation import check_optional_text, parse_uuid
 from cyborg.db.read import accelerators
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import device_profiles, services
+from cyborg.db.write.attachments import handle_types
 from cyborg.db.write.attachments import records as store
 from cyborg.db.write.contexts import device_contexts
 
 
 class Attachments:
-    """Requests for attachments. ``scope`` is the only project of a caller; None means all."""
+    """Requests for attachments. ``scope`` is the project that limits a caller; None means all."""
 
     def __init__(
         self,
@@ -79,6 +85,8 @@ class Attachments:
 
     def create(self, request: Mapping[str, Any], project_scope: str | None) -> dict[str, Any]:
         """Record an attachment and return its row; a repeated request gets the same attachment.
+
+        If the repeated request asks for a reboot, and the first one did not, it is scheduled.
 
         ``request`` has instance_uuid or hostname, one of device_profile, device_context and
         accelerator, and optionally uuid, mode and reboot; with hostname also project_id, the
@@ -104,7 +112,7 @@ class Attachments:
             wanted["hostname"] = host
         found = self._uow.run(lambda tx: store.find_request(tx, uuid, key))
         if found is not None:
-            return self._repeated(found, wanted, scope, given=uuid is not None)
+            return self._repeated(found, wanted, scope, given=uuid is not None, reboot=reboot)
         project: str | None
         if instance is None:
             server, node = None, self._find_host(host or "")
@@ -132,6 +140,8 @@ class Attachments:
 
         def insert(tx: sa.Connection) -> Mapping[str, Any]:
             selection = _check_selection(tx, selector, server, project, scope, now)
+            if server is not None:
+                check_selected(tx, selector, server, mode)
             check_limit(tx, project, self._conf.attachments.max_per_project)
             id_ = store.insert(tx, {**values, "context_epoch": selection.epoch})
             if selection.groups is not None:
@@ -141,15 +151,13 @@ class Attachments:
         try:
             if server is not None:
                 self._check_host(selector, server, scope)
-            row = run_with_lock(
-                self._uow, project, lambda: self._uow.run_once(insert, _to_response)
-            )
+            row = run_with_lock(self._uow, lambda: self._uow.run_once(insert, _to_response))
         except (db_exc.DBDuplicateEntry, CyborgError) as exc:
             # The same request may have been accepted concurrently: it has reached the limit, or
             # uses what is selected.
             found = self._uow.run(lambda tx: store.find_request(tx, uuid, key))
             if found is not None:
-                return self._repeated(found, wanted, scope, given=uuid is not None)
+                return self._repeated(found, wanted, scope, given=uuid is not None, reboot=reboot)
             if isinstance(exc, CyborgError):
                 raise
             raise Conflict("the attachment was deleted concurrently, retry") from None
@@ -180,7 +188,7 @@ class Attachments:
         return host
 
     def _check_host(self, selector: Selector, server: core.Server, scope: str | None) -> None:
-        """Raise NotFound, and Conflict if what is selected is on another host than the server."""
+        """Raise NotFound, and Conflict if the selection is on another host than the server."""
         host = server.host or server.node or ""
         if selector.field == ACCELERATOR:
             row = self._uow.run(lambda tx: _find_accelerator(tx, selector.value, scope))
@@ -208,9 +216,9 @@ class Attachments:
     ) -> None:
         """Start to detach one attachment, or all attachments of an instance, or of a host itself.
 
-        ``accelerator`` selects those of the instance or host that hold this accelerator alone. An
-        attachment in error is deleted, since it has nothing left. Raise Invalid, NotFound,
-        WrongState, Conflict, Unavailable.
+        ``accelerator`` selects the attachment that holds this accelerator; raise Conflict if it
+        holds others too. An attachment in error is deleted at once, since it holds no resources.
+        Raise Invalid, NotFound, WrongState, Conflict, Unavailable.
         """
         scope = check_optional_text("project_scope", project_scope)
         if [uuid, instance, hostname].count(None) != 2:
@@ -230,7 +238,7 @@ class Attachments:
         if reboot and all(row["mode"] != Mode.NEXT_BOOT for row in rows):
             raise Invalid(
                 f"reboot: the mode {rows[0]['mode']} needs no reboot"
-                + ("; a stop of the server also takes the devices" if instance else ""),
+                + ("; a stop of the server also detaches the devices" if instance else ""),
                 field="reboot",
             )
         self._check_guest(rows, scope, reboot)
@@ -260,8 +268,8 @@ class Attachments:
     ) -> None:
         """Raise WrongState if a running guest may have the devices, or if the server is locked.
 
-        As in Nova, the lock does not bind a caller without ``scope``. A reboot takes the devices
-        from the guest. Raise Unavailable if Nova does not show it.
+        As in Nova, a caller without ``scope`` may ignore the lock. With ``reboot`` a guest may have
+        the devices, because the reboot removes them. Raise Unavailable if Nova does not show it.
         """
         attached = [
             row
@@ -280,8 +288,14 @@ class Attachments:
             raise WrongState(f"instance: {core.locked_error(uuid)}", field="instance")
         if reboot or server is None or core.has_no_guest(server):
             return
+        types = self._uow.run(
+            lambda tx: handle_types.of_attachments(tx, [row["id"] for row in attached])
+        )
+        # A detach of what the definition of the guest keeps waits for more than a stop or a reboot.
         if any(
-            row["mode"] != Mode.LIVE and core.may_have_composed(actions, row["boot_marker"] or "")
+            row["mode"] != Mode.LIVE
+            and core.may_have_composed(actions, row["boot_marker"] or "")
+            and not is_kept(types.get(row["id"], ()))
             for row in attached
         ):
             raise WrongState(f"instance: {running_error(uuid)}", field="instance")
@@ -293,29 +307,22 @@ class Attachments:
         scope: str | None,
         *,
         given: bool,
+        reboot: bool,
     ) -> dict[str, Any]:
-        """Return the attachment of an earlier request. Raise Conflict if that was another one.
+        """Return the attachment of an earlier request, which gets a reboot if it had none.
 
-        ``given`` is whether the request has its uuid.
+        ``given`` is whether the attachment was found by the uuid in the request. Raise NotFound,
+        and Conflict if the earlier request differs; for a reboot also WrongState and Unavailable.
         """
-        if scope is not None and row["project_id"] != scope:
-            raise NotFound(f"instance_uuid: no server {wanted['instance_uuid']}")
-        found = cast(Mapping[str, Any], row)
-        names = [name for name, value in wanted.items() if found[name] != value]
-        if not names:
+        check_same(row, wanted, scope, given=given)
+        if not (reboot and can_get_reboot(row["state"], row["failure"], reboot=row["reboot"])):
             return _to_response(row)
-        target = describe_target(row["instance_uuid"], row["hostname"])
-        if given:
-            raise Conflict(
-                f"uuid: attachment {row['uuid']} is another one, it differs in {', '.join(names)}",
-                field="uuid",
-            )
-        # Found by the server and what is attached.
-        raise Conflict(
-            f"{names[0]}: {target} already has attachment {row['uuid']} of the same, with "
-            f"{names[0]} {found[names[0]]}; detach it, or give a uuid for another one",
-            field=names[0],
-        )
+        self._find_server(str(row["instance_uuid"]), scope, Mode.NEXT_BOOT)
+        now, seconds = self._now(), self._conf.conductor.attachment_timeout
+        until = now + timedelta(seconds=seconds)
+        changed = self._uow.run_once(lambda tx: schedule_reboot(tx, row, now, until), _to_response)
+        self._wake()
+        return _to_response(changed)
 
     def _require_nova(self) -> Nova:
         if self._nova is None:
@@ -331,8 +338,8 @@ class Attachments:
 class _Selection:
     """Values that an attachment stores for its selector.
 
-    ``groups`` are those of the hidden profile that it needs, None if there is a profile; ``epoch``
-    is that of the lease of the device context, None if it has no lease.
+    ``groups`` are the groups of the hidden profile to create, None if a profile exists. ``epoch``
+    is the epoch of the lease of the device context, None if it has no lease.
     """
 
     groups: list[dict[str, str]] | None = None
@@ -348,8 +355,8 @@ def _find_project(
 ) -> str:
     """Return the project of an attachment; ``server`` is None for a host. Raise NotFound, Invalid.
 
-    ``project`` is that of the server, for a host that of the caller. The devices that a host gets
-    with a device context are those of the project of the context.
+    ``project`` is the project of the server, or of the caller if the devices are for a host. An
+    attachment of a device context to a host belongs to the project of the context.
     """
     if server is None and selector.field == CONTEXT:
         project = _find_context(tx, selector.value, scope)["project_id"]
@@ -370,7 +377,7 @@ def _check_selection(
     scope: str | None,
     now: datetime,
 ) -> _Selection:
-    """Raise NotFound, WrongState or Conflict if the server or host cannot get what is selected.
+    """Raise NotFound, WrongState or Conflict if the selection cannot be attached to the target.
 
     ``server`` is None for a host; ``owner`` is the project of the attachment.
     """
@@ -435,7 +442,10 @@ def _hidden_profile(
 
 
 def _lock(tx: sa.Connection, selector: Mapping[str, str | None]) -> list[store.AttachmentRow]:
-    """Return the attachments to detach, locked. Raise NotFound, and Conflict if one holds more."""
+    """Return the attachments to detach, locked.
+
+    Raise NotFound, and Conflict if an attachment holds accelerators other than the selected one.
+    """
     rows = store.lock(tx, **selector)
     if not rows:
         raise _not_attached(selector)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lease of a device context that is attached: the attachment takes its handles.
 
-The epoch of the lease is recorded with the request. It fences the work: the lease can end, and
-another one can begin, before the step ``bind``.
+The epoch of the lease is recorded with the request and checked by the step ``bind``, because the
+lease can end, and another lease can begin, before this step.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from cyborg.db.write.contexts.device_contexts import ContextRow, find
 
 @dataclass(frozen=True, slots=True)
 class ContextLease:
-    """Lease of a device context: its host, its epoch and the provider of each group, by number."""
+    """Lease of a device context: host, epoch, and the provider of each group by group number."""
 
     context: str
     hostname: str

@@ -18,8 +18,10 @@ from cyborg.conductor.arqs.claim_plan import BindContext, BindResult
 from cyborg.conductor.arqs.claims import ClaimLost
 from cyborg.conductor.arqs.context_states import record_claimed
 from cyborg.conductor.arqs.limits import LimitEnforcer, ProjectLimits, run_with_limits
+from cyborg.conductor.arqs.project_lock import run_with_lock
 from cyborg.conductor.arqs.release import ReleaseResult
 from cyborg.conductor.attachments.allocations import load_intent
+from cyborg.conductor.attachments.handle_types import check_claimed
 from cyborg.conductor.attachments.leased import LeasedAttachment, Wait
 from cyborg.conductor.attachments.live_hosts import check_live
 from cyborg.conductor.attachments.successor_groups import is_successor
@@ -29,12 +31,12 @@ from cyborg.core.arq.profile import parse_group
 from cyborg.core.arq.states import OWNING_STATES, UNBOUND_STATES, ArqState, Step, source_states
 from cyborg.core.attachments.allocation import count_units, required_amounts
 from cyborg.core.attachments.attachment import Mode
+from cyborg.core.attachments.mediated import is_kept
 from cyborg.core.errors import Conflict, NoHandle, NotFound, WrongState
-from cyborg.core.hosts.liveness import heartbeat_timeout
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import arqs as arq_store
 from cyborg.db.write import device_profiles, handle_claims
-from cyborg.db.write.attachments import guest_devices
+from cyborg.db.write.attachments import guest_devices, handle_types
 from cyborg.db.write.attachments import records as store
 from cyborg.db.write.contexts import device_contexts
 
@@ -74,14 +76,18 @@ class AttachedDevices:
         A device context gets new ARQs, and its state changes with theirs. The ARQs of a context
         with a lease keep their handles, whose units were counted when the lease began.
 
-        Raise NotFound, WrongState, OverLimit, Conflict, Unavailable, and NoHandle, for a lease
-        Conflict, if concurrent binds get the handles or the slots of the server at each attempt.
+        Raise NotFound, WrongState, OverLimit, Conflict, Unavailable. If concurrent binds take the
+        handles or the slots of the server at each attempt, raise Conflict for a lease, else
+        NoHandle.
         """
         is_leased = work.row["context_epoch"] is not None
-        run_with_limits(
-            self._enforcer,
-            [] if is_leased else [work.row["project_id"]],
-            lambda found: self._attempt_bind(work, found),
+        run_with_lock(
+            self._uow,
+            lambda: run_with_limits(
+                self._enforcer,
+                [] if is_leased else [work.row["project_id"]],
+                lambda found: self._attempt_bind(work, found),
+            ),
         )
 
     def _attempt_bind(self, work: LeasedAttachment, found: ProjectLimits | None) -> None:
@@ -131,6 +137,12 @@ class AttachedDevices:
         """Return whether an ARQ of the attachment owns a handle."""
         return any(row["state"] in OWNING_STATES for row in self._rows(work))
 
+    def keeps_devices(self, work: LeasedAttachment) -> bool:
+        """Return whether the definition of the guest keeps a device of the attachment."""
+        id_ = work.row["id"]
+        types = self._uow.run(lambda tx: handle_types.of_attachments(tx, [id_]))
+        return is_kept(types.get(id_, ()))
+
     def awaits_marker(self, work: LeasedAttachment) -> bool:
         """Return whether another attachment of the instance will need a reboot from later on."""
         instance, id_ = work.instance, work.row["id"]
@@ -146,7 +158,7 @@ class AttachedDevices:
         self._finish(work.complete_step(unbind, **self._released(work)))
 
     def clean(self, work: LeasedAttachment) -> Wait | None:
-        """Wait until the host has cleaned the devices, or until the time for it has passed."""
+        """Wait until the host has cleaned the devices, or until the release timeout."""
         for row in self._uow.run(lambda tx: _lock_released(tx, work)):
             if row["state"] == ArqState.UNBOUND and row["job_id"] is not None:
                 return Wait(POLL_DELAY)
@@ -168,7 +180,7 @@ class AttachedDevices:
         return {"intent": replace(intent, released=sorted(held.get(id_, ()))).to_dict()}
 
     def delete(self, tx: sa.Connection, work: LeasedAttachment) -> None:
-        """Delete the unbound ARQs of an attachment. Raise WrongState if one owns a handle.
+        """Delete the unbound ARQs of an attachment. Raise WrongState if an ARQ owns a handle.
 
         Those of a device context stay.
         """
@@ -217,9 +229,9 @@ class AttachedDevices:
             )
         if work.mode is Mode.HOST and hosts != {attachment["hostname"]}:
             raise NotFound(
-                f"host {attachment['hostname']} has no free device for {work.selected}: that which "
-                f"Placement offers below its compute node is on host {', '.join(sorted(hosts))}; "
-                "see [agent] resource_provider of both"
+                f"host {attachment['hostname']} has no free device for {work.selected}: the device "
+                "that Placement offers below its compute node is on host "
+                f"{', '.join(sorted(hosts))}; check [agent] resource_provider of both hosts"
             )
         if work.mode is Mode.LIVE:
             check_live(tx, hosts)
@@ -239,6 +251,7 @@ class AttachedDevices:
         result = binding.bind(
             tx, requests, None, context, wait=wait, append=True, subject=work.consumer
         )
+        check_claimed(tx, work)
         if result.host_work_pending:
             self._events.record_bind_started(tx, result.arqs)
         else:
@@ -258,13 +271,8 @@ class AttachedDevices:
 
     def make_context(self, project: str) -> BindContext:
         """Return the context of a bind for a project, without limits."""
-        conf, now = self._conf.conductor, self._now()
-        return BindContext(
-            now=now,
-            prepare_timeout=conf.prepare_timeout,
-            alive_since=now - heartbeat_timeout(conf.hello_interval, conf.down_heartbeats),
-            project=project,
-        )
+        timeout = self._conf.conductor.prepare_timeout
+        return BindContext(now=self._now(), prepare_timeout=timeout, project=project)
 
 
 def check_complete(work: LeasedAttachment, rows: Sequence[arq_store.ArqRow]) -> None:
@@ -280,9 +288,9 @@ def check_complete(work: LeasedAttachment, rows: Sequence[arq_store.ArqRow]) -> 
 
 
 def _lock_released(tx: sa.Connection, work: LeasedAttachment) -> list[arq_store.ArqRow]:
-    """Return the ARQs that the attachment has released, locked.
+    """Return the ARQs that the attachment has released, locked; for a context all of its ARQs.
 
-    Those of a device context are the context's alone once they are unbound.
+    The unbound ARQs of a device context no longer refer to the attachment.
     """
     if (uuid := work.row["device_context"]) is None:
         return store.lock_arqs(tx, work.row["id"])

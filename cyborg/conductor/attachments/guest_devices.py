@@ -68,7 +68,7 @@ class GuestDevices:
         }
 
     def plug(self, work: LeasedAttachment) -> Wait | None:
-        """Attach the devices to the running guest. Raise WrongState if the agent could not."""
+        """Attach the devices to the running guest. Raise WrongState if this failed."""
         job = self._job(work, JobKind.PLUG)
         if job is None:
             seconds = self._conf.conductor.prepare_timeout
@@ -83,9 +83,9 @@ class GuestDevices:
         return None
 
     def unplug(self, work: LeasedAttachment) -> Wait | None:
-        """Take the devices from the guest; it is retried until the guest has none of them.
+        """Detach the devices from the guest; retry until the guest has none of them.
 
-        If Nova may have given a device back meanwhile, the step ``guest`` is repeated.
+        If Nova may have attached a device again meanwhile, the step ``guest`` is repeated.
         """
         job = self._job(work, JobKind.UNPLUG)
         if job is not None and job["state"] == JobState.DONE:

@@ -1,20 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps of attachments that depend on the guest: expose, reboot, hide and guest.
 
-Nova records an action of a server before it acts. The actions since a recorded one, the marker,
-prove whether the guest may have the devices, and whether a reboot was already requested: a
-conductor that continues the work of another one requests no second reboot.
+Nova records an action of a server before it performs the action. Cyborg stores one of these actions
+as the marker. The actions after the marker show whether the guest may have the devices, and whether
+a reboot was already requested. So a conductor that continues the work of another one requests no
+second reboot.
 """
 
 from collections.abc import Sequence
 
+import sqlalchemy as sa
+
 from cyborg.clients.nova import Nova
 from cyborg.conductor.attachments.devices import AttachedDevices, check_complete
+from cyborg.conductor.attachments.handle_types import check_claimed
 from cyborg.conductor.attachments.leased import LeasedAttachment, Wait
 from cyborg.conductor.attachments.successor_groups import is_successor
 from cyborg.core.arq.states import ArqState
 from cyborg.core.attachments import server as core
 from cyborg.core.attachments.attachment import Mode
+from cyborg.core.attachments.mediated import kept_error
 from cyborg.core.attachments.server import Action, Event, Server
 from cyborg.core.errors import NotFound, Unavailable, WrongState
 from cyborg.db.write.attachments import records as store
@@ -38,14 +43,18 @@ class Guests:
         self._devices = devices
 
     def expose(self, work: LeasedAttachment) -> Wait | None:
-        """Let Nova find the ARQs, if the server can still get them. Raise NotFound, WrongState."""
+        """Show the ARQs to Nova, if the server can still get them. Raise NotFound, WrongState.
 
-        def unhide(tx: object) -> None:
-            rows = store.lock_arqs(tx, work.row["id"])  # type: ignore[arg-type]
+        Raise Conflict if the devices could not be detached, in an attach of an earlier release.
+        """
+
+        def unhide(tx: sa.Connection) -> None:
+            rows = store.lock_arqs(tx, work.row["id"])
             check_complete(work, rows)
+            check_claimed(tx, work)
             if any(row["state"] != ArqState.BOUND for row in rows):
                 raise WrongState("an accelerator request of the attachment is no longer bound")
-            store.set_hidden(tx, work.row["id"], False)  # type: ignore[arg-type]
+            store.set_hidden(tx, work.row["id"], False)
 
         marker = self.read_marker(work)
         if isinstance(marker, Wait):
@@ -54,7 +63,7 @@ class Guests:
         return None
 
     def locate(self, work: LeasedAttachment) -> Wait | None:
-        """Record the node of the server of a successor. Raise NotFound, WrongState, Conflict."""
+        """Record the compute node of a successor's server. Raise NotFound, WrongState, Conflict."""
         server = self._read_present(work)
         if server.task is not None or server.status in core.RESUMABLE:
             return _wait_for_task(work, server)
@@ -81,7 +90,7 @@ class Guests:
         return core.latest_marker(actions)
 
     def reboot(self, work: LeasedAttachment) -> Wait | None:
-        """Request a hard reboot until one has succeeded, unless the guest was started since.
+        """Request hard reboots until one succeeds, unless the guest has started since the marker.
 
         Raise NotFound, WrongState.
         """
@@ -112,13 +121,13 @@ class Guests:
         return Wait(_backoff(work), _describe_failure(uuid, outcomes))
 
     def hide(self, work: LeasedAttachment) -> None:
-        """Let Nova not find the ARQs any more."""
+        """Hide the ARQs from Nova."""
         work.complete_step(lambda tx: store.set_hidden(tx, work.row["id"], True) and None)
 
     def wait_for_guest(self, work: LeasedAttachment) -> Wait | None:
         """Wait until the guest cannot have the devices.
 
-        If the attach has failed and the guest has the devices nevertheless, it is attached.
+        If the guest has the devices although the attach has failed, mark the attachment attached.
         """
         uuid = work.instance
         owns_devices = self._devices.owns_devices(work)
@@ -132,10 +141,11 @@ class Guests:
         if marker is None or core.is_missing(actions, marker):
             work.commit({"reboot_marker": core.latest_marker(actions)})
         server = self._read(uuid)
-        if server is None or core.has_no_guest(server):
+        keeps_devices = self._devices.keeps_devices(work)
+        if server is None or core.has_no_guest(server, keeps_devices=keeps_devices):
             work.complete_step()
             return None
-        if not core.is_idle(server):
+        if not (core.is_idle_or_stopped if keeps_devices else core.is_idle)(server):
             return _wait_for_task(work, server)
         # The guest has the devices that a successor replaces, since before its marker.
         replaces = is_successor(work.row)
@@ -143,7 +153,8 @@ class Guests:
             work.complete_step()
             return None
         user = self._nova.own_user()
-        renewing = core.renewing_actions(actions, work.row["reboot_marker"] or "", user)
+        marker = work.row["reboot_marker"] or ""
+        renewing = core.renewing_actions(actions, marker, user, keeps_devices=keeps_devices)
         outcomes = self._read_outcomes(uuid, renewing)
         if any(core.has_renewed(*outcome) for outcome in outcomes):
             work.complete_step()
@@ -151,6 +162,8 @@ class Guests:
         if work.row["failure"] is not None:
             work.set_attached(lambda tx: store.set_hidden(tx, work.row["id"], False) and None)
             return None
+        if keeps_devices:
+            return Wait(max(STOP_DELAY, _backoff(work)), kept_error(uuid))
         if replaces:
             return Wait(max(STOP_DELAY, _backoff(work)), restart_error(uuid))
         if not work.row["reboot"]:
@@ -158,10 +171,10 @@ class Guests:
         return self._reboot_again(work, server, user, outcomes)
 
     def is_unplug_final(self, work: LeasedAttachment) -> bool:
-        """Return whether Nova has begun nothing since the step ``guest``.
+        """Return whether Nova has begun no action on the server since the step ``guest``.
 
-        Between the end of a guest and its start by the same action, its host shows a guest without
-        devices: Nova starts it with the mediated devices that it had.
+        Otherwise the absence of the devices proves nothing: an action such as a reboot first ends
+        the guest, and then starts it again with the mediated devices that it had.
         """
         if not self._devices.owns_devices(work):
             return True
@@ -174,14 +187,14 @@ class Guests:
         return core.is_settled(server) and core.latest_marker(actions) == marker
 
     def expects_guest(self, work: LeasedAttachment) -> bool:
-        """Return whether the host must have the guest: its absence there is an error."""
+        """Return whether it is an error if the host does not have the guest."""
         if work.row["failure"] is not None:
             return False  # the attach may have failed because the agent does not find the guest
         server = self._read(work.instance)
         return server is not None and core.runs_on(server, work.row["hostname"])
 
     def _wait_until_settled(self, work: LeasedAttachment) -> Wait | None:
-        """Wait until Nova does not change the guest, which is then unplugged on its host.
+        """Wait until Nova does not change the guest; then its host can detach the devices.
 
         A start of the guest in progress may have read the ARQs before they were hidden.
         """
@@ -201,9 +214,9 @@ class Guests:
         user: str | None,
         outcomes: Outcomes,
     ) -> Wait:
-        """Request a reboot, unless an earlier one is pending or none is possible now.
+        """Request a reboot, unless an earlier reboot is pending or a reboot is not possible now.
 
-        ``outcomes`` has the requested ones, the newest first.
+        ``outcomes`` has the reboots requested before, the newest first.
         """
         uuid = server.uuid
         if user is None:
@@ -235,7 +248,7 @@ class Guests:
         return server
 
     def _read(self, uuid: str) -> Server | None:
-        """Return a server, None if it does not exist. Raise Unavailable if that is not certain."""
+        """Return a server, None if it does not exist. Raise Unavailable if this is unknown."""
         server = self._nova.get_attachable(uuid)
         if server is None and not self._nova.lists_all_projects():
             raise Unavailable(
@@ -263,7 +276,7 @@ def _backoff(work: LeasedAttachment) -> float:
 
 
 def _is_pending(work: LeasedAttachment, outcomes: Outcomes) -> bool:
-    """Return whether the newest action may still be completed, without a task of the server."""
+    """Return whether Nova may still complete the newest action, although the server has no task."""
     if not outcomes or not core.is_pending(*outcomes[0]):
         return False
     limit = PENDING_ATTEMPTS if core.has_begun(*outcomes[0]) else LOST_ATTEMPTS

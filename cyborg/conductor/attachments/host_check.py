@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compare the host of a resource provider with that of a server, before an attachment exists.
+"""Compare the host of a resource provider with the host of a server, before an attachment exists.
 
 Nova and an agent may name one host differently, so Placement decides: its tree of resource
 providers has one root for each compute node.
@@ -19,15 +19,15 @@ TIMEOUT = 5.0
 def is_on_other_host(placement: Placement, provider: str, server: Server) -> bool:
     """Return whether a resource provider is below another compute node than a server.
 
-    The step ``allocate`` decides again, since the server may move. It alone decides, and the result
-    is False, if Placement does not answer, or does not have both providers yet.
+    Return False if Placement does not answer, or does not have both providers yet. The step
+    ``allocate`` checks this again in any case, since the server may move.
     """
     assert server.node is not None
     placement = placement.with_timeout(TIMEOUT)
     try:
         node, found = placement.find(server.node), placement.get(provider)
     except CyborgError as exc:
-        LOG.info("Cannot compare hosts before an attach, its first step does it: %s", exc.message)
+        LOG.info("Cannot compare hosts now, step allocate will compare them: %s", exc.message)
         return False
     if node is None or found is None or found.root_uuid is None:
         return False

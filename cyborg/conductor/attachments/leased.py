@@ -57,7 +57,7 @@ class LeasedAttachment:
 
     @property
     def instance(self) -> str:
-        """Return the uuid of the instance. Only the mode host has none, and no step needs it."""
+        """Return the uuid of the instance. Do not call this in the mode host."""
         instance = self.row["instance_uuid"]
         if instance is None:
             raise TypeError(
@@ -72,7 +72,7 @@ class LeasedAttachment:
 
     @property
     def target(self) -> str:
-        """Return the text for whom the devices are: the server, or the host."""
+        """Return the text that names the server or the host to which the devices are attached."""
         return describe_target(self.row["instance_uuid"], self.row["hostname"])
 
     @property
@@ -87,7 +87,7 @@ class LeasedAttachment:
 
     @property
     def selected(self) -> str:
-        """Return the text for what is attached."""
+        """Return the text that names the profile, context or accelerator that is attached."""
         return describe(
             self.row["device_profile_name"], self.row["device_context"], self.row["accelerator"]
         )
@@ -97,13 +97,17 @@ class LeasedAttachment:
     ) -> T | None:
         """Write columns and run ``work`` in one transaction; return the result. Raise LeaseLost.
 
-        The row is locked before ``work`` runs. LeaseLost is raised also if the recorded step is
-        another one: an earlier commit, whose outcome was unknown, has taken effect.
+        The row is locked before ``work`` runs. LeaseLost is also raised if the recorded step has
+        changed: an earlier commit, whose outcome was unknown, has taken effect. At the end of an
+        attach it is also raised if a reboot was requested meanwhile.
         """
         renewed = {**values, "lease_until": self._now() + timedelta(seconds=self._seconds)}
+        # A concurrent request for a reboot must not be lost: the next lease reads it.
+        reboot = self.row["reboot"] if values.get("state") == AttachmentState.ATTACHED else None
+        step = self.row["step"]
 
         def run(tx: sa.Connection) -> T | None:
-            if not store.write(tx, self.row["id"], self._owner, renewed, self.row["step"]):
+            if not store.write(tx, self.row["id"], self._owner, renewed, step, reboot=reboot):
                 raise LeaseLost
             return work(tx)
 
@@ -116,7 +120,7 @@ class LeasedAttachment:
         work: Callable[[sa.Connection], T | None] = lambda _: None,
         **values: Any,
     ) -> T | None:
-        """Record that a step is complete, and the following step; run ``work`` as ``commit`` does.
+        """Record that a step is complete, and the next step; run ``work`` as ``commit`` does.
 
         After the last step of the attach, the attachment is attached. Raise LeaseLost.
         """
@@ -127,7 +131,7 @@ class LeasedAttachment:
         return self.commit({**result, **values}, work)
 
     def set_attached(self, work: Callable[[sa.Connection], T | None] = lambda _: None) -> None:
-        """Record that the attachment is complete; the failure stays its error. Raise LeaseLost."""
+        """Record that the attachment is complete; keep its failure as error. Raise LeaseLost."""
         values = {
             "state": AttachmentState.ATTACHED,
             "step": None,

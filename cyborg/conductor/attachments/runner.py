@@ -20,6 +20,7 @@ from cyborg.conductor.attachments.leased import LeasedAttachment, LeaseLost, Wai
 from cyborg.conductor.attachments.successor_groups import is_successor
 from cyborg.conductor.attachments.successors import Successors
 from cyborg.conductor.common.lease_owner import new_owner
+from cyborg.core.arq.refusals import describe_to_owner
 from cyborg.core.attachments.attachment import (
     ATTACH_STEPS,
     AttachmentState,
@@ -28,7 +29,7 @@ from cyborg.core.attachments.attachment import (
     first_detach_step,
     first_undo_step,
 )
-from cyborg.core.errors import Unavailable, is_expected
+from cyborg.core.errors import NoHandle, Unavailable, is_expected
 from cyborg.core.inventory.maintenance import retry_time
 from cyborg.core.log import get_logger, log_fields
 from cyborg.db.unit_of_work import UnitOfWork
@@ -109,7 +110,7 @@ class AttachmentRunner:
         return done
 
     def sweep(self) -> int:
-        """Release what attachments without ARQs have left; delete old attachments in error.
+        """End attachments that have lost their ARQs; delete old attachments in error.
 
         Nova deletes the ARQs of an instance when it deletes, shelves or evacuates the instance.
         Return the number of attachments.
@@ -157,6 +158,9 @@ class AttachmentRunner:
             raise
         except Exception as exc:
             error = str(exc)
+            if isinstance(exc, NoHandle) and (reasons := exc.details.get("reasons")):
+                LOG.info("Step %s failed: %s", step, error)
+                error = describe_to_owner(error, reasons)
             if isinstance(exc, AllocationLost) and work.mode is not Mode.HOST:
                 kept = {"intent": None}  # the undo removes nothing from Nova's new allocation
             is_final = not isinstance(exc, Unavailable)
@@ -191,14 +195,14 @@ class AttachmentRunner:
         )
 
     def _remember_failure(self, uuid: str, error: str) -> None:
-        """Remember the failure of a successor: its work is retried, and may fail for long."""
+        """Remember the last failure of a successor, whose work is retried."""
         self._failures.pop(uuid, None)
         self._failures[uuid] = error
         if len(self._failures) > MAX_FAILURES:
             del self._failures[next(iter(self._failures))]
 
     def _retry(self, work: LeasedAttachment) -> dict[str, Any]:
-        """Return the columns that an attachment in error keeps, so that its work begins again."""
+        """Return the columns with which a failed successor is retried; none for others."""
         if not is_successor(work.row):
             return {}
         next_try_at = retry_time(work.row["created_at"], self._now())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The groups that a successor must satisfy: those of its device context on the old device."""
+"""The groups that a successor must satisfy: the groups of its context on the old device."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,11 +8,13 @@ import sqlalchemy as sa
 from cyborg.conductor.attachments.leased import LeasedAttachment
 from cyborg.core.arq.explanation import make_demands
 from cyborg.core.arq.profile import Group, parse_group
+from cyborg.core.attachments.mediated import check_replaceable
 from cyborg.core.attachments.successor import describe_missing
 from cyborg.core.errors import NoHandle, NotFound
 from cyborg.db import provider_states
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write.arqs import ArqRow
+from cyborg.db.write.attachments import handle_types
 from cyborg.db.write.attachments import successors as store
 from cyborg.db.write.attachments.records import AttachmentRow
 
@@ -42,11 +44,21 @@ class SuccessorGroups:
         self._uow = uow
 
     def groups(self, work: LeasedAttachment) -> tuple[Group, ...]:
-        """Return the groups to satisfy. Raise NotFound if the context has left the device."""
+        """Return the groups to satisfy.
+
+        Raise NotFound if the context has left the device, Conflict if its handles cannot be
+        replaced.
+        """
         context, device = names(work.row)
-        rows = self._uow.run(lambda tx: store.lock_replaced(tx, context, device))
+
+        def read(tx: sa.Connection) -> tuple[list[ArqRow], set[str]]:
+            rows = store.lock_replaced(tx, context, device)
+            return rows, handle_types.of_arqs(tx, [row["id"] for row in rows])
+
+        rows, types = self._uow.run(read)
         if not rows:
             raise NotFound(f"device context {context} has no handle of device {device} any more")
+        check_replaceable(types, context)
         return tuple(groups_of(rows).values())
 
     def select(
@@ -55,7 +67,7 @@ class SuccessorGroups:
         groups: Sequence[Group],
         found: Sequence[Mapping[str, str]],
     ) -> list[Mapping[str, str]]:
-        """Return the candidates without the old device. Raise NoHandle with the reasons."""
+        """Return the candidates, except the old device. Raise NoHandle with the reasons."""
         _, device = names(work.row)
         closed = self._uow.run(lambda tx: store.providers_of(tx, device))
         selected = [mapping for mapping in found if closed.isdisjoint(mapping.values())]

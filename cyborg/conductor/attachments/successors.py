@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps ``bind`` and ``expose`` of successors: claim other handles, and exchange the handles."""
+"""Steps ``bind`` and ``expose`` of successors: claim new handles, exchange the old ones."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -22,17 +22,18 @@ from cyborg.core.arq.arqs import BindRequest
 from cyborg.core.arq.states import ArqState
 from cyborg.core.attachments.allocation import Intent, required_amounts
 from cyborg.core.attachments.attachment import AttachmentState, Step
+from cyborg.core.attachments.mediated import check_replaceable
 from cyborg.core.attachments.successor import OwnedUnit, pair_units
 from cyborg.core.errors import Conflict, NoHandle, NotFound, WrongState
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import arqs as arq_store
 from cyborg.db.write import handle_claims
-from cyborg.db.write.attachments import records
+from cyborg.db.write.attachments import handle_types, records
 from cyborg.db.write.attachments import successors as store
 
 
 class Successors:
-    """The steps that differ from those of other attachments."""
+    """The steps of successors that differ from the steps of other attachments."""
 
     def __init__(
         self,
@@ -55,9 +56,9 @@ class Successors:
         self._wake_outbox = wake_outbox
 
     def bind(self, work: LeasedAttachment) -> None:
-        """Create hidden ARQs equal to those to replace, and bind them, in one transaction.
+        """Create hidden ARQs that equal the ARQs to replace, and bind them, in one transaction.
 
-        The limits of the project do not apply: its operator asked for the successor. Raise
+        The limits of the project do not apply, because an operator requested the successor. Raise
         NoHandle, NotFound, Conflict.
         """
         for attempt in range(MAX_ATTEMPTS):
@@ -102,7 +103,7 @@ class Successors:
         return result
 
     def exchange(self, work: LeasedAttachment) -> Wait | None:
-        """Exchange the handles: Nova finds the new ones, the attachment detaches the old ones.
+        """Exchange the handles: show the new ones to Nova, and detach the old ones.
 
         Raise NotFound, WrongState, Conflict.
         """
@@ -144,8 +145,8 @@ class Successors:
         by_id = {before.arq_id: after.arq_id for before, after in pairs}
         if handle_claims.lock_schedulable(tx, [row["id"] for row in new]) != len(new):
             raise WrongState(
-                "the other device is disabled, under maintenance, unhealthy or being removed since "
-                "it was prepared"
+                "the new device was prepared, but is now disabled, under maintenance, unhealthy or "
+                "being removed"
             )
         if not store.exchange_handles(tx, by_id):
             raise Conflict("a handle of the successor was released concurrently")
@@ -154,11 +155,11 @@ class Successors:
     def _lock_both(
         self, tx: sa.Connection, work: LeasedAttachment
     ) -> tuple[list[arq_store.ArqRow], list[arq_store.ArqRow]]:
-        """Return the ARQs to replace, and the hidden ones. Raise NotFound, WrongState."""
+        """Return the ARQs to replace, and the hidden ARQs. Raise NotFound, WrongState."""
         return self._lock_old(tx, work), records.lock_arqs(tx, work.row["id"])
 
     def _lock_old(self, tx: sa.Connection, work: LeasedAttachment) -> list[arq_store.ArqRow]:
-        """Return the ARQs to replace, locked. Raise NotFound, WrongState."""
+        """Return the ARQs to replace, locked. Raise NotFound, WrongState, Conflict."""
         context, device = names(work.row)
         rows = store.lock_replaced(tx, context, device)
         if not rows:
@@ -168,6 +169,7 @@ class Successors:
             raise WrongState(f"device context {context} is not bound to instance {instance}")
         if any(row["attachment_id"] is not None for row in rows):
             raise WrongState(f"device context {context} is attached to server {instance}")
+        check_replaceable(handle_types.of_arqs(tx, [row["id"] for row in rows]), context)
         return rows
 
 

@@ -28,7 +28,6 @@ from cyborg.core.audit.sources import (
     PlacementSnapshot,
 )
 from cyborg.core.errors import CyborgError, Invalid, NotFound
-from cyborg.core.hosts.liveness import heartbeat_timeout
 from cyborg.core.placement.provider_tree import Provider
 from cyborg.core.wire import hardware
 from cyborg.core.wire.hardware import Hardware
@@ -106,12 +105,11 @@ class SourceCollector:
         row = self._uow.run(lambda tx: view.agent(tx, host))
         if row is None:
             return None, "no agent of this host has ever sent a heartbeat"
-        options = self._conf.conductor
-        age = self._now() - row["last_seen_at"]
-        limit = heartbeat_timeout(options.hello_interval, options.down_heartbeats)
-        if row["down_since"] is not None or age >= limit:
+        now = self._now()
+        if row["down_since"] is not None or now >= row["down_at"]:
             # Do not call the agent: each host that is down would cost a timeout.
-            return None, f"the last heartbeat of the agent was {age.total_seconds():.0f} s ago"
+            age = (now - row["last_seen_at"]).total_seconds()
+            return None, f"the last heartbeat of the agent was {age:.0f} s ago"
         try:
             return hardware.load_answer(self._agents.hardware(host)), None
         except CyborgError as exc:

@@ -97,10 +97,10 @@ class ChainChecker:
         return position, check_tip(position, read.tip(row)) if at_end else None
 
     def _check_end(self, row: ChainRow, later: Sequence[SealedRecord]) -> Fault | None:
-        """Return a fault if records follow the end that the head of the chain names, else None.
+        """Return a fault if the chain has records after the last one in its head, else None.
 
-        ``later`` are the records that were read after this end. It is no fault if they were sealed
-        after ``row`` was read.
+        ``later`` are the records that were read after this last one. They are no fault if they were
+        sealed after ``row`` was read.
         """
         if not later:
             return None
@@ -113,8 +113,8 @@ class ChainChecker:
     def _is_confirmed(self, row: ChainRow, fault: Fault, renew_lease: Callable[[], None]) -> bool:
         """Check a chain again; return whether the fault is found at the same record again.
 
-        If not, it is no fault: the first records of the chain were deleted, at the end of their
-        retention, while the chain was read.
+        If it is not found again, there is no fault: the first records of the chain were deleted, at
+        the end of their retention, while the chain was read.
         """
         current = self._uow.run(lambda tx: read.chain(tx, row["device_uuid"]))
         if current is None:

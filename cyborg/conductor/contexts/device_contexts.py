@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from oslo_config import cfg
 
 from cyborg.clients.placement import Placement
+from cyborg.conductor.arqs.arqs import Arqs
 from cyborg.conductor.arqs.context_states import expiry
 from cyborg.conductor.arqs.creation import build_arqs
 from cyborg.conductor.arqs.limits import (
@@ -24,11 +25,13 @@ from cyborg.conductor.arqs.limits import (
     check_create,
     run_with_limits,
 )
+from cyborg.conductor.arqs.project_lock import lock_project, run_with_lock
+from cyborg.conductor.arqs.release import ReleaseResult
 from cyborg.conductor.common.timestamps import to_iso
 from cyborg.conductor.notifications.arq_events import ArqEventRecorder
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.arq.attach_target import find_target
-from cyborg.core.arq.context_states import DELETABLE, EDITABLE, LEASED, ContextState
+from cyborg.core.arq.context_states import DELETABLE, EDITABLE, IN_USE, LEASED, ContextState
 from cyborg.core.arq.device_contexts import (
     MAX_CANDIDATES,
     ContextRequest,
@@ -41,6 +44,7 @@ from cyborg.core.arq.device_contexts import (
     require_owner,
 )
 from cyborg.core.arq.profile import Group, parse_groups
+from cyborg.core.arq.states import Step, source_states
 from cyborg.core.attachments.selector import attached_error
 from cyborg.core.attachments.successor import describe_work
 from cyborg.core.errors import Invalid, NotFound, OverLimit, Unavailable, WrongState
@@ -60,6 +64,7 @@ _UNBOUND_FIELDS: Mapping[str, Any] = {
     "hostname": None,
     "instance_uuid": None,
     "error": None,
+    "failure": None,
     "epoch": 0,
     "lease_expires_at": None,
     "updated_at": None,
@@ -79,13 +84,16 @@ class DeviceContexts:
         placement: Placement | None = None,
         notifications: NotificationBuilder | None = None,
         *,
+        arqs: Arqs | None = None,
         enforcer: LimitEnforcer | None = None,
         now: Callable[[], datetime] | None = None,
     ) -> None:
         """Without ``placement``, allocation candidates cannot be queried.
 
-        Without ``enforcer``, projects have no limits of units.
+        Without ``arqs``, no context in use can be deleted. Without ``enforcer``, projects have no
+        limits of units.
         """
+        self._arqs = arqs
         self._conf = conf
         self._uow = uow
         self._placement = placement
@@ -108,11 +116,14 @@ class DeviceContexts:
                 "a token of a project",
                 field="project_id",
             )
-        return run_with_limits(
-            self._enforcer,
-            [project],
-            lambda found: self._uow.run_once(
-                lambda tx: self._create(tx, request, project, found), dict
+        return run_with_lock(
+            self._uow,
+            lambda: run_with_limits(
+                self._enforcer,
+                [project],
+                lambda found: self._uow.run_once(
+                    lambda tx: self._create(tx, request, project, found), dict
+                ),
             ),
         )
 
@@ -128,14 +139,21 @@ class DeviceContexts:
         values = parse_changes(changes, self._now())
         return self._uow.run_once(lambda tx: self._update(tx, uuid, values, scope), dict)
 
-    def delete(self, uuid: str, project_scope: str | None) -> None:
+    def delete(self, uuid: str, project_scope: str | None, allow_bound: bool | None = None) -> None:
         """Delete a context with its ARQs and its hidden profile.
 
-        Raise NotFound, and WrongState if the context owns handles or is attached to a server.
+        With ``allow_bound``, a context in use is unbound in the same transaction; the host cleans
+        its former handles afterwards. Raise NotFound, and WrongState if the context owns handles
+        and this is not allowed, has a lease, or is attached to a server.
         """
         uuid = parse_uuid(uuid, "uuid")
         scope = check_optional_text("project_scope", project_scope)
-        self._uow.run_once(lambda tx: self._delete(tx, uuid, scope))
+        allowed = DELETABLE | IN_USE if allow_bound is True else DELETABLE
+        result = self._uow.run_once(
+            lambda tx: self._delete(tx, uuid, scope, allowed), lambda done: None
+        )
+        if result is not None and self._arqs is not None:
+            self._arqs.finish_release(result, deleted=False)
         LOG.info("Deleted device context %s", uuid)
 
     def candidates(self, uuid: str, project_scope: str | None, limit: int) -> dict[str, Any]:
@@ -240,11 +258,11 @@ class DeviceContexts:
     def _check_limits(self, tx: sa.Connection, project: str, new_arqs: int) -> None:
         """Raise OverLimit if the new context or its ARQs exceed a limit of the project.
 
-        The rows of concurrent transactions are not counted: see [conductor] max_project_arqs. The
-        new context is already inserted, its ARQs are not.
+        The new context is already inserted, its ARQs are not. Raise ProjectRowMissing.
         """
         limit = self._conf.device_contexts.max_per_project
         arq_limit = self._conf.conductor.max_project_arqs
+        lock_project(tx, project)
         used = store.project_usage(tx, project, max(limit + 1, 0), max(arq_limit, 0))
         if 0 <= limit < used["contexts"]:
             raise OverLimit(
@@ -276,15 +294,21 @@ class DeviceContexts:
         self._record(tx, Event.CONTEXT_UPDATED, [context])
         return to_response(context)
 
-    def _delete(self, tx: sa.Connection, uuid: str, scope: str | None) -> None:
+    def _delete(
+        self, tx: sa.Connection, uuid: str, scope: str | None, allowed: frozenset[ContextState]
+    ) -> ReleaseResult | None:
+        """Delete a context in one of the allowed states; return what was unbound for it.
+
+        Raise NotFound, WrongState.
+        """
         found = find_context(tx, uuid, scope)
         locked, rows = store.lock_with_arqs(tx, [found["id"]])
         context = next(iter(locked), None)
         if context is None:
             raise _not_found(uuid)
         refuse_attached(tx, context, rows)
-        if context["state"] not in DELETABLE:
-            raise _wrong_state(context, "delete", DELETABLE)
+        if context["state"] not in allowed:
+            raise _wrong_state(context, "delete", allowed)
         if (work := store.find_successor(tx, context["id"])) is not None:
             raise WrongState(
                 f"cannot delete device context {uuid}: "
@@ -292,7 +316,13 @@ class DeviceContexts:
                 device_context=uuid,
                 state=context["state"],
             )
-        self._delete_locked(tx, [context], rows, Event.CONTEXT_DELETED)
+        result = None
+        if context["state"] in IN_USE and self._arqs is not None:
+            todo = [row for row in rows if row["state"] in source_states(Step.UNBIND)]
+            result = self._arqs.release_arqs(tx, todo, keep=True)
+            locked, rows = store.lock_with_arqs(tx, [context["id"]])
+        self._delete_locked(tx, locked, rows, Event.CONTEXT_DELETED)
+        return result
 
     def _expire(self, tx: sa.Connection) -> tuple[int, int]:
         """Delete a batch of expired contexts; return how many were deleted and how many found."""
@@ -381,7 +411,7 @@ def to_response(context: store.ContextRow) -> dict[str, Any]:
 
     ``expires_at`` is the end of the lease while the context has one.
     """
-    hidden = ("id", "lease_expires_at")
+    hidden = ("id", "lease_expires_at", "failure")
     plain: dict[str, Any] = {name: value for name, value in context.items() if name not in hidden}
     if context["state"] in LEASED:
         plain["expires_at"] = context["lease_expires_at"]

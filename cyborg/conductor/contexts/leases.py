@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reserve, bind and unbind device contexts; release the leases that have ended.
 
-Each call is one transaction, which locks ARQs before contexts. A lease starts with new ARQs: late
-calls with the uuids of former ones find none.
+Each call is one transaction, which locks ARQs before contexts. A lease starts with new ARQs, so
+that a late call with the uuid of a former ARQ finds nothing.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -94,9 +94,10 @@ class ContextLeases:
 
         result, row = self._arqs.binder.run(
             [],  # a renewal needs no limits; the transaction asks for those that it needs
-            self._arqs.binder.make_context(),
+            replace(self._arqs.binder.make_context(), check_host=True),
             work,
             lambda done: done[1],
+            epochs={context["uuid"]: context["epoch"]},
             device_context=context["uuid"],
         )
         if result.arqs:
@@ -119,13 +120,14 @@ class ContextLeases:
         """Bind a context to an instance, with the handles of its lease if it has one.
 
         ``target`` has hostname, instance_uuid and, optionally, mappings and epoch. The project of
-        the instance is that of its allocation in Placement. Raise Invalid with the field, NotFound,
-        WrongState, Conflict, OverLimit, NoHandle, Unavailable.
+        the instance is the project of its allocation in Placement. Raise Invalid with the field,
+        NotFound, WrongState, Conflict, OverLimit, NoHandle, Unavailable.
         """
         context, scope = self._find(uuid, project_scope)
         request = parse_bind(target, len(context["groups"]))
         # The caller does not decide which project has the instance, not even with a token of it.
         claim = self._arqs.binder.make_instance_context(request.instance, None)
+        claim = replace(claim, check_host=True)
 
         def work(
             tx: sa.Connection, claim: BindContext, wait: bool
@@ -138,6 +140,7 @@ class ContextLeases:
             work,
             lambda done: done[1],
             instance=request.instance,
+            epochs={context["uuid"]: context["epoch"]},
             device_context=context["uuid"],
         )
         self._arqs.finish_bind(result, request.instance)
@@ -267,7 +270,7 @@ class ContextLeases:
     def _expire(self, tx: sa.Connection, after: int) -> tuple[int, list[int], ReleaseResult]:
         """Release a batch of leases; return how many, the row ids found, and the result.
 
-        ``after`` is the last row id of the batch before.
+        Start after row id ``after``.
         """
         now = self._now()
         ids = states.expired_leases(tx, now, after, BATCH)

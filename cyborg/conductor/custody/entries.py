@@ -64,7 +64,7 @@ def record_prepared(tx: sa.Connection, arqs: Sequence[ArqRow], job: JobRow, now:
 
 
 def record_assigned(tx: sa.Connection, arqs: Sequence[ArqRow], now: datetime) -> None:
-    """Record the instance of ARQs that own handles under a lease; ``arqs`` have their instance."""
+    """Record the instance of ARQs that own handles under a lease; ``arqs`` already have it."""
     by_id = {arq["id"]: arq for arq in arqs}
     entries = [
         Entry(

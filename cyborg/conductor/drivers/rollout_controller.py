@@ -129,7 +129,7 @@ class RolloutController:
 
         Steps in progress continue, and the job ends when they have ended. Also cancel a job that
         drains a device, or that is retried after a reboot. Raise Invalid, NotFound, and WrongState
-        if the job has ended or is another one.
+        if the job has ended or is of another kind.
         """
         job_uuid = parse_uuid(uuid, "uuid")
 
@@ -141,8 +141,8 @@ class RolloutController:
                 raise NotFound(f"no job {job_uuid}", job=job_uuid)
             if job["mutex_key"] is None:
                 raise WrongState(
-                    f"job {job_uuid} is {job['state']} ({job['kind']}): only an open job about "
-                    "a driver, or one that drains a device, can be cancelled",
+                    f"job {job_uuid} is {job['state']} ({job['kind']}): only an open driver "
+                    "job, or a job that drains a device, can be cancelled",
                     job=job_uuid,
                 )
             steps = store.steps_of_job(tx, job["id"])

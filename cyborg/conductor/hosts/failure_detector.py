@@ -9,7 +9,7 @@ the heartbeats of agents: through the broker, to any conductor, into the databas
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
@@ -51,12 +51,11 @@ class FailureDetector:
         self._now = now or uow.clock
         self._notices = notices or NotificationBuilder(conf, now=self._now)
         self._clock = clock
-        self._limit = liveness.heartbeat_timeout(options.hello_interval, options.down_heartbeats)
         self._gap = liveness.heartbeat_timeout(
             options.hello_interval, options.late_heartbeats
         ).total_seconds()
         self._step = max(1.0, options.hello_interval)
-        self._window = self._limit.total_seconds() + options.broker_reconnect_grace
+        self._grace = timedelta(seconds=options.broker_reconnect_grace)
         self._lock = threading.Lock()
         self._self_check: liveness.SelfCheck | None = None
         self._rate_limited_log = RateLimitedLogger(clock, LOG)
@@ -100,19 +99,21 @@ class FailureDetector:
         now, clock = self._now(), self._clock()
         with self._lock:
             self_check = self._self_check
-        if not liveness.can_declare_down(
-            self_check, clock, now, self._gap, self._step, self._window
-        ):
+        # Each agent has the deadline of the interval that it was given. It is marked down only if
+        # this conductor could have received its heartbeats for as long.
+        observed = liveness.observed_seconds(self_check, clock, now, self._gap, self._step)
+        max_timeout = timedelta(seconds=observed) - self._grace
+        if max_timeout <= timedelta():
             return 0
         marked: list[store.DownAgentRow] = []
-        while batch := self._uow.run(lambda tx: self._mark_down(tx, now)):
+        while batch := self._uow.run(lambda tx: self._mark_down(tx, now, max_timeout)):
             marked += batch
         if marked:
             hosts = sorted(row["host"] for row in marked)
             LOG.warning(
-                "%d agents marked down (no heartbeat for %g s), devices cordoned on: %s",
+                "%d agents marked down (no heartbeat for %.0f s at least), devices cordoned on: %s",
                 len(marked),
-                self._limit.total_seconds(),
+                min((now - row["last_seen_at"]).total_seconds() for row in marked),
                 join_limited(hosts, MAX_NAMED),
                 host=hosts,
             )
@@ -123,8 +124,10 @@ class FailureDetector:
         with self._lock:
             self._self_check = self_check
 
-    def _mark_down(self, tx: sa.Connection, now: datetime) -> Sequence[store.DownAgentRow]:
-        marked = store.mark_down(tx, now - self._limit, now, BATCH_SIZE)
+    def _mark_down(
+        self, tx: sa.Connection, now: datetime, max_timeout: timedelta
+    ) -> Sequence[store.DownAgentRow]:
+        marked = store.mark_down(tx, now, max_timeout, BATCH_SIZE)
         if marked:
             providers.mark_stale_of_hosts(tx, [row["host"] for row in marked], now)
             payloads = [_payload(row, row["last_seen_at"]) for row in marked]

@@ -5,7 +5,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -13,6 +13,7 @@ from oslo_config import cfg
 from oslo_db import exception as db_exc
 
 from cyborg.conductor.hosts import failure_detector
+from cyborg.conductor.hosts.heartbeat_interval import HeartbeatInterval
 from cyborg.conductor.inventory import report_handler
 from cyborg.conductor.jobs import abandon, cancellation, restore
 from cyborg.conductor.notifications.notifications import NotificationBuilder
@@ -39,7 +40,6 @@ T = TypeVar("T")
 MAX_VERSIONS = 16384  # characters of the versions in a heartbeat
 MAX_NAMED = 8  # provider names in one message
 MAX_REMOVALS = 64  # uninstalled backends of down hosts that one sweep removes
-MAX_VERIFICATIONS = 64  # providers that one sweep schedules for verification
 
 
 class Hosts:
@@ -54,16 +54,19 @@ class Hosts:
         notices: NotificationBuilder | None = None,
         *,
         now: Callable[[], datetime] | None = None,
+        interval: HeartbeatInterval | None = None,
     ) -> None:
         """``wake_publisher`` is called after a commit that changes resource providers.
 
-        ``wake_jobs`` is called when an agent restarts that has open jobs.
+        ``wake_jobs`` is called when an agent restarts that has open jobs. ``interval`` is the
+        interval of the agents, by default a new one.
         """
         self._conf = conf
         self._uow = uow
         self._wake_publisher = wake_publisher
         self._wake_jobs = wake_jobs
         self._now = now or uow.clock
+        self.interval = interval or HeartbeatInterval(conf, uow, now=self._now)
         self._notices = notices or NotificationBuilder(conf, now=self._now)
 
     def heartbeat(
@@ -94,7 +97,8 @@ class Hosts:
         }
         if boot_id is not None:
             fields["boot_id"] = check_text("boot_id", boot_id, 64)
-        now = self._now()
+        now, interval = self._now(), self.interval.seconds
+        times = self.interval.agent_times(now)
         report_due = False
         observed = (
             None
@@ -104,7 +108,7 @@ class Hosts:
         generation = observed or 0
         if digest is None or not self._uow.run(
             lambda tx: store.heartbeat_if_unchanged(
-                tx, AGENT, host, epoch, digest, now, fields, observed
+                tx, AGENT, host, epoch, digest, times, fields, observed
             )
         ):
             states = parse_backends(drivers)
@@ -113,7 +117,7 @@ class Hosts:
                 tx: sa.Connection,
             ) -> tuple[store.HeartbeatRow, int, store.IncarnationRow | None, int]:
                 previous = store.previous_incarnation(tx, AGENT, host, epoch)
-                row = store.upsert_heartbeat(tx, AGENT, host, epoch, now, fields)
+                row = store.upsert_heartbeat(tx, AGENT, host, epoch, times, fields)
                 stored = backend_store.replace(tx, host, states)
                 # An agent has restarted: compare its providers with Placement. Only once, since
                 # each heartbeat before its first report would cost the same again.
@@ -149,7 +153,7 @@ class Hosts:
             if stale:
                 self._wake_publisher()
         return {
-            "interval": self._conf.conductor.hello_interval,
+            "interval": interval,
             "report": report_due,
             "desired_generation": generation,
         }
@@ -163,10 +167,11 @@ class Hosts:
         """
         inventory = self._parse_report(report)
         now = self._now()
+        times = self.interval.agent_times(now)
 
         def accept_report(tx: sa.Connection) -> tuple[report_handler.ReportResult, int]:
             if not store.accept_report(
-                tx, inventory.host, inventory.epoch, inventory.generation, inventory.digest, now
+                tx, inventory.host, inventory.epoch, inventory.generation, inventory.digest, times
             ):
                 raise Stale(
                     f"stale report: host {inventory.host} epoch {inventory.epoch} generation "
@@ -239,8 +244,9 @@ class Hosts:
             "versions": _check_versions(versions),
         }
         now = self._now()
+        times = self.interval.service_times(now)
         self._retry_on_duplicate(
-            lambda tx: store.upsert_heartbeat(tx, binary, host, epoch, now, fields)
+            lambda tx: store.upsert_heartbeat(tx, binary, host, epoch, times, fields)
         )
         return {"interval": self._conf.conductor.hello_interval, "now": now.isoformat()}
 
@@ -248,22 +254,13 @@ class Hosts:
         """Schedule work that no other event triggers; return the number of objects.
 
         Request a report from hosts that still have drained, unowned handles. Remove such handles
-        if the host is down and the backend was force-uninstalled. Schedule the verification of
-        providers that were not compared with Placement for [conductor]
-        placement_verify_interval, at most MAX_VERIFICATIONS at a time.
+        if the host is down and the backend was force-uninstalled.
         """
-        now = self._now()
-        updated_before = now - timedelta(seconds=self._conf.conductor.placement_verify_interval)
         requested = self._uow.run(store.request_stale_reports)
-        old = self._uow.run(
-            lambda tx: providers.schedule_verification_of_old(
-                tx, updated_before, now, MAX_VERIFICATIONS
-            )
-        )
-        removed, stale = self._remove_abandoned_backends(now)
-        if old or stale:
+        removed, stale = self._remove_abandoned_backends(self._now())
+        if stale:
             self._wake_publisher()
-        return requested + old + removed
+        return requested + removed
 
     def _remove_abandoned_backends(self, now: datetime) -> tuple[int, int]:
         """Remove force-uninstalled backends of hosts that are down.

@@ -2,7 +2,7 @@
 """Deletion of daemons that are down; for an agent, together with the inventory of its host."""
 
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import sqlalchemy as sa
 from oslo_config import cfg
@@ -11,7 +11,6 @@ from cyborg.conductor.inventory import report_handler
 from cyborg.conductor.inventory.report_handler import ReportResult
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.errors import InUse, NotFound, WrongState
-from cyborg.core.hosts.liveness import heartbeat_timeout
 from cyborg.core.hosts.service import AGENT
 from cyborg.core.log import get_logger
 from cyborg.core.validation import parse_uuid
@@ -22,6 +21,8 @@ from cyborg.db.write import services as store
 LOG = get_logger(__name__)
 
 MAX_NAMED = 3  # objects that an error message names
+PURGE_LIMIT = 64  # daemons that one sweep deletes
+DAY = 86400.0  # seconds
 
 
 class Services:
@@ -52,8 +53,6 @@ class Services:
         host, and InUse while a request holds a device of the host.
         """
         service, now = parse_uuid(uuid, "uuid"), self._now()
-        conf = self._conf.conductor
-        last_seen_before = now - heartbeat_timeout(conf.hello_interval, conf.down_heartbeats)
 
         def write(tx: sa.Connection) -> tuple[store.DaemonRow, ReportResult]:
             row = store.find(tx, service)
@@ -62,12 +61,12 @@ class Services:
             name = f"{row['binary']} of host {row['host']}"
             if row["binary"] == AGENT and (open_ := store.open_jobs(tx, row["host"])):
                 raise WrongState(
-                    f"{name} cannot be deleted: {len(open_)} jobs are about this host, such as "
+                    f"{name} cannot be deleted: {len(open_)} open jobs work on this host, such as "
                     f"{', '.join(open_[:MAX_NAMED])}; cancel them or wait for their end",
                     service=service,
                 )
             # A concurrent heartbeat wins: the deletion checks the time under the row's lock.
-            if not store.delete(tx, service, last_seen_before):
+            if not store.delete(tx, service, now):
                 raise WrongState(f"{name} is not down; stop it first", service=service)
             if row["binary"] != AGENT:
                 return row, ReportResult(0, "no inventory")
@@ -86,6 +85,25 @@ class Services:
             LOG.warning("%s", remark.text, host=row["host"], **remark.fields)
         if outcome.stale_providers:
             self._wake_publisher()
+
+    def sweep(self) -> int:
+        """Delete daemons not seen for ``[conductor] service_ttl`` seconds; return their number.
+
+        The inventory of a host is deleted only by an operator: an agent with devices is kept.
+        """
+        ttl = self._conf.conductor.service_ttl
+        if not ttl:
+            return 0
+        cutoff = self._now() - timedelta(seconds=ttl)
+        rows = self._uow.run(lambda tx: store.purge(tx, cutoff, PURGE_LIMIT))
+        for row in rows:
+            LOG.info(
+                "Deleted service %s, which sent no heartbeat for %g days",
+                row["binary"],
+                ttl / DAY,
+                host=row["host"],
+            )
+        return len(rows)
 
     def _remove_inventory(
         self, tx: sa.Connection, host: str, name: str, now: datetime

@@ -11,7 +11,7 @@ MAX_INSTANCES = 10_000
 
 
 class Added(StrEnum):
-    """What became of a hint."""
+    """The result of adding a hint."""
 
     QUEUED = "queued"
     COALESCED = "coalesced"  # the instance was in the queue
@@ -40,10 +40,10 @@ class HintQueue:
             return Added.QUEUED if present is None else Added.COALESCED
 
     def take_due(self, now: float, limit: int) -> Sequence[Hint]:
-        """Remove and return up to ``limit`` hints that are due: the least failures first.
+        """Remove and return up to ``limit`` due hints, those with the fewest failures first.
 
-        Of those with as many failures, the hints that are due longest come first.
-        ``now`` is a time of the clock of the hints, in seconds.
+        Among hints with equal failures, the hints that have been due longest come first. ``now`` is
+        a time of the clock of the hints, in seconds.
         """
         with self._lock:
             due = sorted(

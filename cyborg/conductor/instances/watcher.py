@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check the ARQs of the instances that Nova's notifications name, and release what is left.
 
-A notification only makes the conductor look now instead of in the next round of the orphan
-collector: Placement and Nova decide. So a forged, late or repeated notification releases nothing,
-and while one of them is away nothing is released. Hints are in memory only; the orphan collector
-finds what a stopped conductor, or a full queue, has lost.
+A notification only starts the check now, instead of in the next round of the orphan collector. The
+answers of Placement and Nova decide what is released. So a forged, late or repeated notification
+releases nothing, and nothing is released while Placement or Nova does not answer. Hints are in
+memory only. If a conductor stops or the queue is full, hints are lost, and the orphan collector
+checks these ARQs later.
 """
 
 import itertools
@@ -274,7 +275,7 @@ class InstanceWatcher:
         log_suspected(suspects)
 
     def _following(self, hint: Hint, batch: _Batch) -> Hint | None:
-        """Return the hint for the next check of an instance, None for no more."""
+        """Return the hint for the next check of an instance, None if there is none."""
         if hint.instance in batch.unanswered:
             return self._next_check(hint, answered=False)
         if hint.instance in batch.postponed:

@@ -30,9 +30,9 @@ class Accelerators:
     ) -> dict[str, Any]:
         """Change the label of an accelerator; return its row as plain values.
 
-        ``scope`` limits the call to accelerators of one project; None means all projects. A label
-        belongs to the ARQ that is bound to the accelerator. Raise Invalid, NotFound, and WrongState
-        if the accelerator is not bound.
+        ``project_scope`` limits the call to accelerators of one project; None means all projects. A
+        label belongs to the ARQ that is bound to the accelerator. Raise Invalid, NotFound, and
+        WrongState if the accelerator is not bound.
         """
         accelerator = parse_uuid(uuid, "uuid")
         changes = parse_label(label)

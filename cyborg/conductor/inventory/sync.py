@@ -188,6 +188,7 @@ class Writer:
         devices.update(
             self._tx,
             {self._ids[k]: v for k, v in new.items() if isinstance(v, Device)},
+            {row["id"]: row for row in self._state.devices.values()},
             self._now,
         )
         deployables.update(

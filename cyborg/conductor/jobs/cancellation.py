@@ -31,8 +31,8 @@ BY_OPERATOR = "cancelled by an operator"
 def cancel(tx: sa.Connection, uuid: str, now: datetime) -> bool:
     """Cancel a job that changes a device; return False for another kind of job.
 
-    If the device drains, uncordon it. A job after a reboot is not retried any more: it ends with
-    its running work. Raise WrongState for other jobs.
+    If the device drains, uncordon it. A job that is retried after a reboot is not retried again: it
+    ends when the work in progress ends. Raise WrongState for other jobs.
     """
     job = jobs.get(tx, uuid)
     if job is None or job["kind"] not in INVENTORY_KINDS:
@@ -45,8 +45,8 @@ def cancel(tx: sa.Connection, uuid: str, now: datetime) -> bool:
         _give_up(tx, job, now)
     else:
         raise WrongState(
-            f"job {uuid} cannot be cancelled: only a job whose device drains, or that is retried "
-            "after a reboot, can be",
+            f"job {uuid} cannot be cancelled: expected a job whose device drains, or a job that "
+            "is retried after a reboot",
             job=uuid,
         )
     return True
@@ -55,10 +55,11 @@ def cancel(tx: sa.Connection, uuid: str, now: datetime) -> bool:
 def give_up_impossible(tx: sa.Connection, report: Report, now: datetime) -> int:
     """Cancel the failed jobs after a reboot that a host reports as impossible; return their number.
 
-    The device or the deployable is missing, is one of another backend, or does not have the layout.
-    The report after the end of the job removes or drains it. Jobs with fewer attempts than
-    GIVE_UP_ATTEMPTS are left out: a device can appear, and get its kernel driver, some minutes
-    after its host has booted. The caller has locked the agent of the host.
+    A job is impossible if the device or the deployable is missing, belongs to another backend, or
+    does not have the layout. The next report after the end of the job removes or drains the device.
+    Jobs with fewer attempts than GIVE_UP_ATTEMPTS are left out: a device can appear, and get its
+    kernel driver, some minutes after its host has booted. The caller has locked the agent of the
+    host.
     """
     failed = {b.name for b in report.backends if b.status is not BackendStatus.READY}
     reported = {device.address: device for device in report.devices}

@@ -17,6 +17,12 @@ from cyborg.conductor.arqs.context_states import follow_arqs
 from cyborg.conductor.custody import entries
 from cyborg.conductor.jobs import failures
 from cyborg.conductor.notifications.arq_events import ArqEventRecorder
+from cyborg.core.arq.refusals import (
+    CLEAN_FAILED,
+    PREPARE_FAILED,
+    ContextFailure,
+    make_job_failure,
+)
 from cyborg.core.arq.states import ArqState
 from cyborg.core.jobs.job import AFTER_REBOOT, CANCELLED, GUEST_KINDS, JobKind, JobState
 from cyborg.core.self_heal import CorrectiveAction
@@ -90,7 +96,7 @@ def _apply_result(
             entries.record_prepared(tx, waiting, row, now)
             return _finish_binds(tx, waiting, now, recorder)
         case JobKind.PREPARE:
-            return _fail_binds(tx, waiting, [row["uuid"]], now, recorder, error)
+            return _fail_binds(tx, waiting, [row["uuid"]], now, recorder, error, job=row)
         case JobKind.RELEASE:
             return _finish_cleaning(tx, row, waiting, now, recorder)
         case JobKind.PARTITION:
@@ -131,8 +137,8 @@ def record_first_failure(
     A failed release job makes its dirty handles reserved in Placement; a failed restore job makes
     the whole device reserved. Listeners are notified of a failed restore job, because its ARQ stays
     bound, but the next boot of the instance may fail. Listeners are also notified if a layout or an
-    image cannot be applied again after a reboot; its device is closed already. ``waiting`` are the
-    locked ARQs of the job.
+    image cannot be applied again after a reboot; the device is unschedulable already. ``waiting``
+    are the locked ARQs of the job.
     """
     if row["kind"] == JobKind.RELEASE:
         publishing.mark_stale_existing(tx, jobs.providers_of(tx, row["id"]), now)
@@ -161,7 +167,8 @@ def fail_unbinds(
     failed = [arq for arq in waiting if arq["state"] == ArqState.UNBOUND]
     count = store.fail_unbind(tx, [arq["id"] for arq in failed], row["id"])
     recorder.record_unbind_failed(tx, failed, row["host"], error)
-    follow_arqs(tx, failed, recorder, now, f"host {row['host']}: {error}")
+    failure = _make_failure(CLEAN_FAILED, error, row, now)
+    follow_arqs(tx, failed, recorder, now, failure)
     return count
 
 
@@ -242,14 +249,28 @@ def _fail_binds(
     now: datetime,
     recorder: ArqEventRecorder,
     error: str | None,
+    job: jobs.JobRow | None = None,
 ) -> JobResult:
     timeout = recorder.conf.conductor.release_timeout
     created = release.fail_binds(
         tx, rows, now=now, timeout=timeout, cancelled_jobs=cancels, error=error
     )
     recorder.record_bind_failed(tx, rows, error)
-    follow_arqs(tx, rows, recorder, now, error or NO_REASON)
+    failure = _make_failure(PREPARE_FAILED, error or NO_REASON, job, now)
+    follow_arqs(tx, rows, recorder, now, failure)
     return JobResult(max(1, len(rows)), jobs=created, events=len(rows))
+
+
+def _make_failure(code: str, error: str, job: jobs.JobRow | None, now: datetime) -> ContextFailure:
+    """Return the failure of a job for the device contexts of its ARQs."""
+    if job is None:
+        return make_job_failure(code, error, None, None, now)
+    items: list[dict[str, Any]] = job["arguments"].get("items", [])
+    names = {str(item.get(name)) for item in items for name in ("device", "deployable", "handle")}
+    requested = {str(value) for item in items for value in item.get("accel", {}).values()}
+    return make_job_failure(
+        code, error, job["host"], job["uuid"], now, names=names, requested=requested
+    )
 
 
 def _finish_restore(

@@ -308,8 +308,8 @@ class JobDispatcher:
                     LOG.warning("Job (%s) failed: %s", kind, reason, **fields)
                 if result.closed is not None:
                     LOG.warning(
-                        "Closed a device for %g s, because its last prepare jobs failed; repair "
-                        "and enable it to open it earlier",
+                        "Device is failing and not schedulable for %g s, because its last prepare "
+                        "jobs failed; repair the device and enable it to end this earlier",
                         self._conf.conductor.device_close_time,
                         device=result.closed,
                         host=row["host"],

@@ -35,7 +35,7 @@ def advance(
     conf: cfg.ConfigOpts,
     notifications: NotificationBuilder,
 ) -> JobResult:
-    """Let a job of a device that nothing uses begin, or check again later.
+    """Start the job if nothing uses its device any more; else schedule another check.
 
     After the deadline, or if the layout is not possible any more, end the job and uncordon the
     device. Do nothing if the conductor ``owner`` no longer has the job.

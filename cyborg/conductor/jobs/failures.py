@@ -2,7 +2,7 @@
 """Record the failures of jobs on their devices, within the transaction that ends the job.
 
 ``core.jobs.failures`` has the rules. Release jobs are left out: they are retried until they
-succeed, and their errors are those of the open jobs.
+succeed, and the open jobs themselves have the errors.
 """
 
 from datetime import datetime, timedelta
@@ -35,10 +35,10 @@ def record_failure(
     *,
     reported: bool,
 ) -> str | None:
-    """Record a failed job; return the uuid of its device if this closes it.
+    """Record a failed job; return the uuid of its device if the device becomes failing.
 
-    ``reported`` is whether the agent has reported the failure. If it did not answer, the device is
-    not to blame.
+    ``reported`` is whether the agent has reported the failure. If the agent did not answer, the
+    failure does not count against the device.
     """
     kind, items = JobKind(job["kind"]), _items(job)
     found = find_failed_item(kind, items, error)
@@ -76,7 +76,7 @@ def record_success(tx: sa.Connection, job: JobRow, now: datetime) -> int:
 
 
 def open_devices(tx: sa.Connection, now: datetime) -> int:
-    """Open the devices whose time has passed; return the number of changed providers."""
+    """End the failing condition of devices after its time; return how many providers changed."""
     opened = devices.open_due(tx, now, OPEN_LIMIT)
     return providers.mark_stale_of_devices(tx, opened, now) if opened else 0
 

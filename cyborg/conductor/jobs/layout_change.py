@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Change of the layout of a device, within the transaction of the caller: what stands against it.
+"""Change of the layout of a device, within the transaction of the caller, and its obstacles.
 
 Locks are taken in one order: the agent of the host, deployables, handles.
 """
@@ -12,7 +12,6 @@ import sqlalchemy as sa
 from oslo_config import cfg
 
 from cyborg.core.errors import InUse, Invalid, NotFound, WrongState
-from cyborg.core.hosts.liveness import heartbeat_timeout
 from cyborg.core.inventory.device import Ability
 from cyborg.core.jobs.job import JobState
 from cyborg.core.text import join_limited
@@ -58,7 +57,7 @@ def find_job(
 ) -> tuple[int, dict[str, Any]] | None:
     """Return the id and the arguments of a job that changes or drains a device, or None.
 
-    A job that has failed changes the device no more, although a report of the device is due.
+    A failed job is not returned, although the next report must still detach it from the device.
     """
     # No deployable has the job of a device that drains or that has no deployable.
     for job in store.open_partitions(tx, rows[0]["host"]):
@@ -92,10 +91,7 @@ def find_obstacle(
             f"{dirty} handle(s) of device {uuid} are being cleaned: retry when this is done",
             device=uuid,
         )
-    options = conf.conductor
-    last_seen = services.last_seen(tx, host)
-    down_after = heartbeat_timeout(options.hello_interval, options.down_heartbeats)
-    if last_seen is None or last_seen < now - down_after:
+    if not services.has_agent(tx, host, now):
         return WrongState(
             f"device {uuid} cannot be partitioned: the agent of host {host} is down", device=uuid
         )
@@ -103,7 +99,7 @@ def find_obstacle(
 
 
 def close(tx: sa.Connection, uuid: str, rows: Sequence[store.PartitionRow], job: int) -> None:
-    """Let no handle of a device be claimed until a job has ended. Raise WrongState."""
+    """Prevent claims of the handles of a device until a job has ended. Raise WrongState."""
     # A device offers nothing in some layouts, such as a network card of the host that has no
     # virtual functions: then it has no deployable that could be closed.
     ids = _deployable_ids(rows)

@@ -52,7 +52,7 @@ class Partitions:
         return self._start(uuid, layout, {DRAINS: True} if drain else {})
 
     def start_again(self, uuid: str, layout: str) -> None:
-        """Enqueue a job, as ``start`` does, that applies what a device lost with a reboot."""
+        """Enqueue a job, as ``start`` does, that applies the layout that a reboot removed."""
         self._start(uuid, layout, {AFTER_REBOOT: True})
 
     def _start(self, uuid: str, layout: str, options: Mapping[str, bool]) -> dict[str, str]:

@@ -51,7 +51,7 @@ class Programs:
         self._start(uuid, image, after_reboot=False)
 
     def start_again(self, uuid: str, image: str) -> None:
-        """Enqueue a job, as ``start`` does, that loads what a deployable lost with a reboot."""
+        """Enqueue a job, as ``start`` does, that loads the image that a reboot removed."""
         self._start(uuid, image, after_reboot=True)
 
     def _start(self, uuid: str, image: str, *, after_reboot: bool) -> None:

@@ -47,10 +47,10 @@ def enqueue_restores(tx: sa.Connection, host: str, now: datetime) -> int:
 def enqueue_layouts(tx: sa.Connection, host: str, now: datetime) -> int:
     """Enqueue jobs that apply the layouts of the devices in use again; return their number.
 
-    Until such a job has ended, reports do not change the device: its bound handles, which do not
-    exist before the end of the job, are not drained. ``reapply`` decides about the devices that are
-    not in use. Raise Conflict if a device was changed concurrently. The caller has locked the ARQs
-    of ``enqueue_restores`` and then the host's agent.
+    The bound handles of such a device do not exist on the host before the end of its job. So
+    reports do not change the device until then, and its handles are not drained. ``reapply``
+    handles the devices that are not in use. Raise Conflict if a device was changed concurrently.
+    The caller has locked the ARQs of ``enqueue_restores`` and then the host's agent.
     """
     count = 0
     for uuid in programming.devices_in_use(tx, host):

@@ -50,7 +50,7 @@ class MaintenanceWindows:
         """``wake_publisher`` is called after a commit that changes resource providers.
 
         ``wake_attachments`` is called after a commit that adds successors. Without Nova there are
-        none.
+        no successors.
         """
         self._conf = conf
         self._uow = uow
@@ -118,7 +118,7 @@ class MaintenanceWindows:
         self._wake_publisher()
 
     def sweep(self) -> int:
-        """End the windows whose time has passed, and plan the missing successors of the others.
+        """End the windows whose time has passed; plan missing successors in the open windows.
 
         Return the number of changes.
         """
@@ -138,7 +138,7 @@ class MaintenanceWindows:
         return store.purge(tx, now, BATCH) + successors.purge(tx, SuccessorMode.AUTO, BATCH)
 
     def _sweep_successors(self, now: datetime) -> int:
-        """Plan the successors of contexts that were bound late; begin failed ones again."""
+        """Plan successors for contexts bound since the window began; retry failed successors."""
         mode = SuccessorMode.AUTO
         devices = self._uow.run(lambda tx: successors.devices_to_plan(tx, now, mode, BATCH))
         planned = 0
@@ -157,10 +157,10 @@ class MaintenanceWindows:
     def _plan_successors(
         self, tx: sa.Connection, device: str, now: datetime, *, is_due: bool = False
     ) -> int:
-        """Insert the missing successors of a locked device, begin the failed ones that are due.
+        """Insert the missing successors of a locked device; retry the failed ones that are due.
 
-        ``is_due`` is whether all are. Without an open window with successors, do nothing: an
-        operator may have ended it. Return the number of changes.
+        With ``is_due``, all failed successors are due. If the device has no open window with
+        successors, do nothing: an operator may have ended it. Return the number of changes.
         """
         window = store.find(tx, device)
         if window is None or window["until"] <= now or window["successor"] != SuccessorMode.AUTO:

@@ -6,6 +6,7 @@ host; the uuid in nova-compute's compute_id file; the configured name of the hos
 and spellings of the host, compared with all root providers.
 """
 
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ class _CacheEntry:
 
 
 class ComputeNodeResolver:
-    """Cached lookup of compute node providers."""
+    """Cached lookup of compute node providers; several threads may look up different hosts."""
 
     def __init__(
         self,
@@ -57,6 +58,7 @@ class ComputeNodeResolver:
         self._all_roots: dict[str, ProviderSummary] = {}
         self._listed_at = float("-inf")
         self._list_error: str | None = None
+        self._list_lock = threading.Lock()
 
     def load_identities(self, hosts: Collection[str]) -> None:
         """Read the identities of these hosts for ``find``, in one statement."""
@@ -84,7 +86,7 @@ class ComputeNodeResolver:
         self.forget(host)
         provider = self._resolve(host, identity)
         while len(self._cache) >= MAX_HOSTS:
-            del self._cache[next(iter(self._cache))]
+            self._cache.pop(next(iter(self._cache), host), None)
         self._cache[host] = _CacheEntry(provider, identity, self._clock())
         if self._last_error.pop(host, None) is not None:
             LOG.info(
@@ -170,23 +172,25 @@ class ComputeNodeResolver:
         if self._list_error is not None:
             message += f"; cannot list all root providers: {self._list_error}"
         while len(self._last_error) >= MAX_HOSTS:
-            del self._last_error[next(iter(self._last_error))]
+            self._last_error.pop(next(iter(self._last_error), host), None)
         self._last_error[host] = message
         LOG.warning("Compute node not found: %s", message, host=host)
         return NotFound(message)
 
     def _list_roots(self) -> Mapping[str, ProviderSummary]:
         """Return all root providers by name, at most LIST_TTL seconds old."""
-        if self._clock() - self._listed_at >= LIST_TTL:
-            self._listed_at = self._clock()
-            try:
-                self._all_roots = {root.name: root for root in self._placement.root_providers()}
-                self._list_error = None
-            except Unavailable as exc:
-                # Placement has just answered for one name, so only this answer may be too large.
-                # One host without a compute node must not delay the other hosts.
-                self._all_roots, self._list_error = {}, exc.message
-        return self._all_roots
+        # The answer is large: hosts that need it at the same time wait for one answer.
+        with self._list_lock:
+            if self._clock() - self._listed_at >= LIST_TTL:
+                self._listed_at = self._clock()
+                try:
+                    self._all_roots = {root.name: root for root in self._placement.root_providers()}
+                    self._list_error = None
+                except Unavailable as exc:
+                    # Placement has just answered for one name, so only this answer may be too
+                    # large. One host without a compute node must not delay the other hosts.
+                    self._all_roots, self._list_error = {}, exc.message
+            return self._all_roots
 
 
 def _identity(stored: object) -> Identity:

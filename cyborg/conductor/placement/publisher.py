@@ -6,7 +6,6 @@ conductors may publish concurrently: each leases the providers that it publishes
 too early, the generations in Placement prevent lost updates.
 """
 
-import itertools
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,9 +16,9 @@ import sqlalchemy as sa
 from oslo_config import cfg
 
 from cyborg.clients.placement import Placement, ProviderSummary
-from cyborg.conductor.common.lease_owner import new_owner
 from cyborg.conductor.placement import mapping
 from cyborg.conductor.placement.compute_nodes import ComputeNodeResolver
+from cyborg.conductor.placement.leases import group_by_host, new_lease
 from cyborg.conductor.placement.reconciler import ProviderReconciler, order_by_depth
 from cyborg.core.errors import CyborgError, InUse, NotFound, Unavailable
 from cyborg.core.log import get_logger, log_fields
@@ -29,7 +28,8 @@ from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import deployables, self_heal
 from cyborg.db.write import providers as store
 from cyborg.db.write.deployables import DesiredProviderRow
-from cyborg.db.write.providers import LeasedProviderRow
+from cyborg.db.write.providers import LeasedProviderRow, PlacementState, Published
+from cyborg.threads.parallel import map_parallel
 from cyborg.threads.rate_limited_log import RateLimitedLogger
 
 LOG = get_logger(__name__)
@@ -44,14 +44,23 @@ PROBE_NAME = "no-such-resource-provider"  # query that checks whether Placement 
 
 @dataclass(slots=True)
 class _BatchResult:
-    """Results of a batch: published revisions by provider uuid, and errors by row."""
+    """Results of a batch: published providers by uuid, and errors by row."""
 
-    published: dict[str, int] = field(default_factory=dict)
+    published: dict[str, Published] = field(default_factory=dict)
     deleted: dict[str, int] = field(default_factory=dict)
     failed: list[tuple[LeasedProviderRow, str, float]] = field(default_factory=list)
     unanswered: dict[str, str] = field(default_factory=dict)
     hosts_without_compute_node: set[str] = field(default_factory=set)
     repaired: int = 0
+
+    def add(self, other: "_BatchResult") -> None:
+        """Add the results of other rows."""
+        self.published |= other.published
+        self.deleted |= other.deleted
+        self.failed += other.failed
+        self.unanswered |= other.unanswered
+        self.hosts_without_compute_node |= other.hosts_without_compute_node
+        self.repaired += other.repaired
 
     def has_result(self, row: LeasedProviderRow) -> bool:
         """Return whether the batch has a result for the row, which may be a failure."""
@@ -95,6 +104,7 @@ class Publisher:
         self._now = now or uow.clock
         self._clock = clock
         self._failure_log = RateLimitedLogger(clock, LOG)
+        self._failure_lock = threading.Lock()  # of the next two
         self._consecutive_failures = 0
         self._placement_down = False
         self._stopped = threading.Event()
@@ -102,7 +112,7 @@ class Publisher:
         """Whether the last run ended before all due providers were published."""
 
     def stop(self) -> None:
-        """Make ``run_once`` return after the current provider."""
+        """Make ``run_once`` return after the current providers."""
         self._stopped.set()
 
     def run_once(self) -> int:
@@ -139,19 +149,13 @@ class Publisher:
         """
         if self._stopped.is_set():
             return None
-        timeout = self._placement.timeout
-        length = max(self._conf.conductor.lease_timeout, 3 * timeout)
-        owner, lease_end, now = (
-            new_owner(self._conf.host),
-            self._clock() + length - timeout,
-            self._now(),
-        )
-        until = now + timedelta(seconds=length)
-        rows = store.lease(tx, owner=owner, now=now, until=until, limit=BATCH)
+        clock, now = self._clock(), self._now()
+        lease = new_lease(self._conf, self._placement, now, clock)
+        rows = store.lease(tx, owner=lease.owner, now=now, until=lease.until, limit=BATCH)
         if not rows:
             return None
         desired = deployables.desired_state(tx, [row["uuid"] for row in rows])
-        return _Batch(owner, lease_end, rows, {row["uuid"]: row for row in desired})
+        return _Batch(lease.owner, lease.end, rows, {row["uuid"]: row for row in desired})
 
     def _record_and_lease(
         self, tx: sa.Connection, batch: _Batch, result: _BatchResult, end: float
@@ -167,34 +171,46 @@ class Publisher:
         return None if self.unfinished else self._lease_batch(tx)
 
     def _publish_batch(self, batch: _Batch) -> _BatchResult:
-        """Publish leased rows until the lease is about to end or Placement is unavailable."""
+        """Publish leased rows until the lease is about to end or Placement is unavailable.
+
+        Several hosts are published at a time. The providers of one host are published one after the
+        other, parents first.
+        """
         result, rows, desired = _BatchResult(), batch.rows, batch.desired
-        ordered = sorted(rows, key=lambda row: row["host"])
         self._compute_nodes.preload({row["host"]: row["identity"] for row in desired.values()})
-        for host, group in itertools.groupby(ordered, key=lambda row: row["host"]):
-            host_rows = list(group)
-            failure: CyborgError | None = None
-            try:
-                with log_fields(host=host):
-                    self._publish_host(host, host_rows, desired, batch.lease_end, result)
-            except CyborgError as exc:
-                failure = exc
-            except Exception:
-                LOG.exception(
-                    "Unexpected error while publishing the resource providers of a host", host=host
-                )
-                failure = CyborgError(INTERNAL)
-            if isinstance(failure, Unavailable):
-                unpublished = [row for row in host_rows if not result.has_result(row)]
-                self._record_unreachable(unpublished, failure, result)
-            elif failure is not None:
-                self._record_host_failure(host_rows, failure.message, result)
-            if self._placement_down:
-                break
+        hosts = group_by_host(rows)
+        max_calls = self._conf.conductor.max_placement_calls
+        for found in map_parallel(
+            "publisher", lambda item: self._publish_host_safely(*item, batch), hosts, max_calls
+        ):
+            result.add(found)
         if self._placement_down:
             error = next(reversed(result.unanswered.values()))
             remaining = [row["uuid"] for row in rows if not result.has_result(row)]
             result.unanswered |= dict.fromkeys(remaining, error)
+        return result
+
+    def _publish_host_safely(
+        self, host: str, rows: Sequence[LeasedProviderRow], batch: _Batch
+    ) -> _BatchResult:
+        """Publish the rows of a host and record its errors; other hosts are not affected."""
+        result = _BatchResult()
+        failure: CyborgError | None = None
+        try:
+            with log_fields(host=host):
+                self._publish_host(host, rows, batch.desired, batch.lease_end, result)
+        except CyborgError as exc:
+            failure = exc
+        except Exception:
+            LOG.exception(
+                "Unexpected error while publishing the resource providers of a host", host=host
+            )
+            failure = CyborgError(INTERNAL)
+        if isinstance(failure, Unavailable):
+            unpublished = [row for row in rows if not result.has_result(row)]
+            self._record_unreachable(unpublished, failure, result)
+        elif failure is not None:
+            self._record_host_failure(rows, failure.message, result)
         return result
 
     def _publish_host(
@@ -225,7 +241,7 @@ class Publisher:
                 if uuid in desired and missing_node is not None:
                     self._cordon_in_place(desired[uuid], tree.get(uuid), lease_end)
                     raise missing_node
-                self._publish_provider(row, providers.get(uuid), tree, result, lease_end)
+                state = self._publish_provider(row, providers.get(uuid), tree, result, lease_end)
             except CyborgError as exc:
                 failure = exc
             except Exception:
@@ -241,10 +257,12 @@ class Publisher:
                 continue
             if failure is not None:
                 self._record_refusal(host, root, row, failure, result, missing_node)
+            elif uuid in desired:
+                result.published[uuid] = Published(row["revision"], state)
             else:
-                is_removal = uuid not in desired
-                (result.deleted if is_removal else result.published)[uuid] = row["revision"]
-            self._consecutive_failures = 0
+                result.deleted[uuid] = row["revision"]
+            with self._failure_lock:
+                self._consecutive_failures = 0
 
     def _record_refusal(
         self,
@@ -323,36 +341,41 @@ class Publisher:
         tree: Mapping[str, ProviderSummary],
         result: _BatchResult,
         lease_end: float,
-    ) -> None:
-        drift = self._reconciler.reconcile(
+    ) -> PlacementState:
+        outcome = self._reconciler.reconcile(
             row["uuid"],
             desired,
             tree.get(row["uuid"]),
             verify_only=row["verify_only"],
             lease_expired=lambda: self._clock() > lease_end,
         )
-        if drift:
+        if outcome.drift:
             result.repaired += 1
             LOG.warning(
                 "Repaired drift in resource provider %s: %s",
                 row["name"],
-                "; ".join(drift),
+                "; ".join(outcome.drift),
                 host=row["host"],
                 provider=row["uuid"],
             )
+        return outcome.state
 
     def _record_unreachable(
         self, rows: Sequence[LeasedProviderRow], exc: Unavailable, result: _BatchResult
     ) -> None:
         """Record rows for which Placement gave no answer; check whether Placement is down."""
-        self._consecutive_failures += 1
         result.unanswered |= {row["uuid"]: exc.message for row in rows}
         self._failure_log.warn(
             "%s; publishing of resource providers is delayed, retrying", exc.message
         )
-        self._placement_down = (
-            self._consecutive_failures >= MAX_CONSECUTIVE_FAILURES or not self._placement_answers()
-        )
+        # Under the lock, so that calls that fail together check Placement once.
+        with self._failure_lock:
+            self._consecutive_failures += 1
+            self._placement_down = (
+                self._placement_down
+                or self._consecutive_failures >= MAX_CONSECUTIVE_FAILURES
+                or not self._placement_answers()
+            )
 
     def _placement_answers(self) -> bool:
         try:

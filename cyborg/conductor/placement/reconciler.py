@@ -6,7 +6,7 @@ the generation that was read, and after a conflict the provider is read again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cyborg.clients.placement import Placement, ProviderSummary
@@ -15,9 +15,17 @@ from cyborg.core import naming
 from cyborg.core.errors import Conflict, InUse, Stale
 from cyborg.core.placement import provider_tree
 from cyborg.core.placement.provider_tree import Inventory, Provider
-from cyborg.db.write.providers import LeasedProviderRow
+from cyborg.db.write.providers import LeasedProviderRow, PlacementState
 
 MAX_ATTEMPTS = 4  # for one provider, while other clients write to it
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Result of a reconciliation: the drift as texts, and the provider's state in Placement."""
+
+    drift: tuple[str, ...]
+    state: PlacementState
 
 
 class ProviderReconciler:
@@ -34,8 +42,8 @@ class ProviderReconciler:
         *,
         verify_only: bool = False,
         lease_expired: Callable[[], bool] = lambda: False,
-    ) -> tuple[str, ...]:
-        """Reconcile a provider, or delete it if ``desired`` is None; return the drift as texts.
+    ) -> Outcome:
+        """Reconcile a provider, or delete it if ``desired`` is None.
 
         ``summary`` is the provider in Placement, None if it probably does not exist. If
         ``verify_only`` is True, the desired state has not changed, so each difference is drift.
@@ -57,7 +65,7 @@ class ProviderReconciler:
                     drift = drift or provider_tree.describe_drift(desired, actual)
                 if desired is not None and actual is not None and _needs_move(actual, desired):
                     _check_lease(lease_expired)
-                self._write(uuid, desired, summary, actual, inventories)
+                generation = self._write(uuid, desired, summary, actual, inventories)
             except InUse:
                 raise
             except Conflict as exc:
@@ -68,7 +76,8 @@ class ProviderReconciler:
                 if desired is not None and (summary is None or summary.name != desired.name):
                     drift += self._replace_foreign_provider(desired)
             else:
-                return drift
+                parent = desired.parent_uuid if desired is not None else None
+                return Outcome(drift, PlacementState(generation, parent))
         raise Conflict(
             f"other clients keep changing the resource provider, {MAX_ATTEMPTS} attempts failed: "
             f"{conflict.message}"
@@ -93,10 +102,11 @@ class ProviderReconciler:
         summary: ProviderSummary | None,
         actual: Provider | None,
         inventories: Mapping[str, Mapping[str, Any]],
-    ) -> None:
+    ) -> int:
         """Execute the calls that write the difference between the actual and the desired state.
 
-        The first write carries the generation of ``summary``.
+        The first write carries the generation of ``summary``. Return the generation after the last
+        write: a later one means that another client has written.
         """
         placement = self._placement
         generation = summary.generation if summary else 0
@@ -118,6 +128,7 @@ class ProviderReconciler:
                     generation = placement.set_traits(uuid, generation, traits)
                 case provider_tree.DeleteProvider(_):
                     self._delete(uuid)
+        return generation
 
     def _set_inventories(
         self,

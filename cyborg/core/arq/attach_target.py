@@ -10,8 +10,8 @@ value         meaning
 ``host``      a program of the host: the device is attached to its host, no server can have it
 ============  ====================================================================================
 
-Other values are refused by a bind. A profile can have them if it was created before version 2.5 of
-the API, in which each value of an ``accel:`` key is free text.
+A bind refuses other values. Before version 2.5 of the API, the value of each ``accel:`` key is free
+text, so an older profile can have such a value.
 """
 
 from collections.abc import Iterable, Mapping
@@ -67,7 +67,7 @@ def find_target(group: Group, profile: str) -> AttachTarget:
 
 
 def is_for_host(group: Mapping[str, str]) -> bool:
-    """Return whether the device of an ARQ is for its host; ``group`` is that of the ARQ."""
+    """Return whether the device of an ARQ is for its host; ``group`` is the group of the ARQ."""
     return group.get(_ACCEL_KEY) == AttachTarget.HOST
 
 

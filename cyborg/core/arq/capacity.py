@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many more servers with given request groups fit on a host, and what the others are lost to.
+"""How many more servers with given request groups fit on a host, and why handles are unusable.
 
 A server needs all groups, on one host. Each group is served by one provider, and several groups may
 share a provider that has enough handles: the rules of Placement with ``group_policy=none``.
@@ -26,9 +26,9 @@ class HostCapacity:
     """Number of servers that fit on a host; a lower bound unless ``exact``.
 
     ``free`` are the handles that at least one group could use now, ``total`` all handles of the
-    providers that match a group. ``losses`` are the other handles, by the predicate that they fail;
-    OTHER_LAYOUT is not part of ``total``: handles that idle devices would have more in another
-    layout.
+    providers that match a group. ``losses`` are the other handles, by the predicate that they fail.
+    The handles of OTHER_LAYOUT are not part of ``total``: they are the additional handles that idle
+    devices would have in another layout.
     """
 
     host: str
@@ -56,10 +56,10 @@ def compute_capacity(
     """Return the capacity of each host that has one of the providers, ordered by host.
 
     The result is exact if the groups of each resource class request equal numbers of handles, which
-    is nearly always so, and for other groups on hosts with few handles. ``core.arq.packing`` says
-    what is approximated; ``effort`` limits its searches and its bounds for all hosts together.
-    After that, the result for the remaining hosts is a number of servers that surely fit. Hosts
-    with equal free handles are computed once.
+    is the usual case. With different numbers it is exact on hosts with few handles.
+    ``core.arq.packing`` says what is approximated; ``effort`` limits its searches and its bounds
+    for all hosts together. When it is spent, the result for the remaining hosts is a lower bound.
+    Hosts with equal free handles are computed once.
     """
     by_host: dict[str, list[ProviderState]] = {}
     for provider in providers:
@@ -163,9 +163,9 @@ def _count_provider(
 def _layout_gain(demands: Sequence[GroupDemand], providers: Sequence[ProviderState]) -> int:
     """Return how many more usable handles an idle device would have in its best layout.
 
-    The traits of a deployable in another layout are those of the layout, and those of the present
-    deployables that no layout has. A device with a condition that excludes it gains nothing. Nor
-    does a layout with fewer handles of a resource class that another group needs.
+    In another layout, a deployable has the traits of that layout, and those of its present traits
+    that belong to no layout. The result is 0 for a device with a condition that excludes it. A
+    layout with fewer handles of a resource class that another group needs does not count.
     """
     first = providers[0]
     if len(first.layouts) < 2:

@@ -88,6 +88,9 @@ OWNING = LEASED | {_S.BINDING, _S.BOUND, _S.UNBINDING}
 DELETABLE = frozenset({_S.UNBOUND, _S.CLEANING, _S.ERROR})
 """States in which a context can be deleted: its ARQs own no handle."""
 
+IN_USE = OWNING - LEASED
+"""States in which an instance, or a host, has handles of a context, or is about to get them."""
+
 
 def source_states(step: ContextStep) -> tuple[ContextState, ...]:
     """Return the states from which a step is allowed: the condition of its UPDATE."""
@@ -121,8 +124,8 @@ class ArqFacts:
 def derive_state(arqs: Iterable[ArqFacts]) -> ContextState:
     """Return the state of a context that has these ARQs.
 
-    The ARQs of a context are claimed, and get their user, together: either all of those that own
-    handles have one or none.
+    The ARQs of a context are claimed together, and get their user together. So either all ARQs that
+    own handles have a user, or none of them.
     """
     facts = tuple(arqs)
     states = {arq.state for arq in facts}

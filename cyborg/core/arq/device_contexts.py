@@ -40,6 +40,7 @@ MAX_CONFIG_KEYS = 64
 MAX_CONFIG_CHARACTERS = 16 * 1024  # of all keys and values
 MAX_DESCRIPTION = 4096
 MAX_CANDIDATES = 100
+MAX_LIST = 64 * 1024  # characters of a list of names with commas
 HIDDEN_PREFIX = "ctx-"
 ATTACHMENT_PREFIX = "acc-"  # of the hidden profile of an attachment of one accelerator
 
@@ -157,7 +158,7 @@ def require_owner(groups: Sequence[Group], field_name: str) -> tuple[Group, ...]
 
 
 def merge_config(groups: Sequence[Group], config: Mapping[str, str]) -> tuple[Group, ...]:
-    """Return the groups of the ARQs: with ``config`` as ``accel:`` keys.
+    """Return the groups with ``config`` added as ``accel:`` keys.
 
     Raise Invalid if a group has one of the keys, or is too large with them.
     """
@@ -278,7 +279,7 @@ def _resource_items(value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, Mapping):
         items = list(value.items())
     elif isinstance(value, str):
-        for item in filter(None, (part.strip() for part in value[:65536].split(","))):
+        for item in _split(value, "resources"):
             name, colon, amount = item.partition(":")
             if not colon:
                 raise Invalid(
@@ -298,6 +299,16 @@ def _resource_items(value: Any) -> list[tuple[str, Any]]:
     return items
 
 
+def _split(value: str, field_name: str) -> list[str]:
+    """Return the parts of a list with commas; empty parts are left out."""
+    if len(value) > MAX_LIST:
+        raise Invalid(
+            f"{field_name} has {len(value)} characters, at most {MAX_LIST} are allowed",
+            field=field_name,
+        )
+    return [stripped for part in value.split(",") if (stripped := part.strip())]
+
+
 def _parse_amount(value: Any, resource_class: str) -> int:
     text = value.strip() if isinstance(value, str) else ""
     if isinstance(value, int):
@@ -313,7 +324,7 @@ def _parse_amount(value: Any, resource_class: str) -> int:
 
 def _parse_traits(value: Any, field_name: str) -> frozenset[str]:
     if isinstance(value, str):
-        value = [part.strip() for part in value[:65536].split(",") if part.strip()]
+        value = _split(value, field_name)
     if not isinstance(value, Sequence):
         raise Invalid(
             f"{field_name} must be a list of traits or a string TRAIT,...", field=field_name

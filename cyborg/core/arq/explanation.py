@@ -7,7 +7,7 @@ device contexts and any other request that has groups.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from cyborg.core.arq.attach_target import REQUIRED_INFO, AttachTarget, find_target
 from cyborg.core.arq.predicates import (
@@ -52,13 +52,13 @@ class GroupDemand:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Return what demands have in common that differ only in their numbers."""
+        """Return a key that is equal for demands that differ only in their group number."""
         return (*sorted(self.units.items()), self.required, self.forbidden, self.target)
 
 
 @dataclass(frozen=True, slots=True)
 class HandleCounts:
-    """Numbers of handles of a provider; each handle is counted once, in the first that applies.
+    """Numbers of handles of a provider; each handle is counted in the first number that applies.
 
     ``draining`` are no longer reported, ``taken`` have an owner, ``cleaning`` have none and are
     dirty. The other handles are free; ``without_info`` of them lack the info of the attach target
@@ -91,9 +91,10 @@ _NO_HANDLES = HandleCounts()
 class ProviderState:
     """A deployable of a device: the values that decide whether it can serve a group.
 
-    ``device`` is the address of the device. ``layouts`` are the possible layouts of the device,
-    ``layout`` is the name of the current one. ``remarks`` are details of conditions, such as the
-    reason of the health. ``published`` is whether Placement has the provider.
+    ``device`` is the address of the device, and ``numa_node`` its NUMA node if it is known.
+    ``layouts`` are the possible layouts of the device, ``layout`` is the name of the current one.
+    ``remarks`` are details of conditions, such as the reason of the health. ``published`` is
+    whether Placement has the provider.
     """
 
     uuid: str
@@ -108,6 +109,7 @@ class ProviderState:
     layout: str | None = None
     layouts: tuple[Layout, ...] = ()
     remarks: Mapping[Predicate, str] = field(default_factory=dict)
+    numa_node: int | None = None
 
     def other_layouts(self, resource_class: str) -> list[Layout]:
         """Return the layouts other than the current one that have handles of a resource class."""
@@ -118,7 +120,7 @@ class ProviderState:
         ]
 
     def traits_in(self, layout: Layout) -> frozenset[str]:
-        """Return the traits in another layout: its own, and the present ones that no layout has."""
+        """Return the traits in another layout: its own, and present traits that no layout has."""
         return self.traits.difference(*(other.traits for other in self.layouts)) | layout.traits
 
 
@@ -146,6 +148,17 @@ class GroupSummary:
     providers: Counter[Predicate] = field(default_factory=Counter)
     handles: Counter[Predicate] = field(default_factory=Counter)
     taken: dict[str, int] = field(default_factory=dict)
+
+    def count(self, provider: ProviderState, failure: Failure | None) -> None:
+        """Count a provider with its first failure; None if it fits."""
+        if failure is None:
+            self.fitting += 1
+            self.free += provider.handles.fitting(self.demand.target)
+            return
+        self.providers[failure.predicate] += 1
+        self.handles[failure.predicate] += provider.handles.total
+        if failure.predicate is Predicate.TAKEN:
+            self.taken[provider.uuid] = provider.handles.taken
 
 
 Check = Callable[[GroupDemand, ProviderState], Failure | None]
@@ -179,7 +192,7 @@ class ProjectRoom:
 def find_room(arq_limit: int, limits: Mapping[str, int], used: Mapping[str, int]) -> ProjectRoom:
     """Return the room of a project from its limits and from its ARQs by resource class.
 
-    A negative limit is none.
+    A negative limit means no limit.
     """
     return ProjectRoom(
         arqs=None if arq_limit < 0 else arq_limit - sum(used.values()),
@@ -188,7 +201,7 @@ def find_room(arq_limit: int, limits: Mapping[str, int], used: Mapping[str, int]
 
 
 def fail_quota(demand: GroupDemand, provider: ProviderState) -> Failure:
-    """Return the failure of every provider for a project that is at its limit: a ``Check``."""
+    """Return the failure QUOTA for any provider: the ``Check`` for a project at its limit."""
     return fail(Predicate.QUOTA)
 
 
@@ -212,7 +225,7 @@ def find_first_failure(
 
 
 def find_first_equals(demands: Sequence[GroupDemand]) -> tuple[int, ...]:
-    """Return for each demand the index of the first one that differs only in its number."""
+    """Return for each demand the index of the first demand with the same ``kind``."""
     firsts: dict[tuple[object, ...], int] = {}
     return tuple(firsts.setdefault(demand.kind, index) for index, demand in enumerate(demands))
 
@@ -225,7 +238,7 @@ def find_failures(
 ) -> list[Failure | None]:
     """Return the first failure of a provider for each demand.
 
-    ``firsts`` are those of ``find_first_equals``: equal demands are evaluated once.
+    ``firsts`` is the result of ``find_first_equals``: equal demands are evaluated once.
     """
     found = {
         first: find_first_failure(demands[first], provider, check)
@@ -244,37 +257,10 @@ def find_device_failure(demand: GroupDemand, provider: ProviderState) -> Failure
     return next(_device_failures(demand, provider), None)
 
 
-def summarize(
-    demands: Sequence[GroupDemand],
-    providers: Iterable[ProviderState],
-    check: Check | None = None,
-) -> list[GroupSummary]:
-    """Return for each group how many providers fit, and how many fail at which predicate.
-
-    The summaries of equal groups share their counters.
-    """
-    firsts = find_first_equals(demands)
-    found = {first: GroupSummary(demands[first]) for first in firsts}
-    for provider in providers:
-        for summary in found.values():
-            failure = find_first_failure(summary.demand, provider, check)
-            if failure is None:
-                summary.fitting += 1
-                summary.free += provider.handles.fitting(summary.demand.target)
-            else:
-                summary.providers[failure.predicate] += 1
-                summary.handles[failure.predicate] += provider.handles.total
-                if failure.predicate is Predicate.TAKEN:
-                    summary.taken[provider.uuid] = provider.handles.taken
-    return [
-        replace(found[first], demand=demand) for demand, first in zip(demands, firsts, strict=True)
-    ]
-
-
 def describe_holders(holders: Sequence[Holder], project: str | None) -> str:
-    """Return who has taken handles, as far as a caller may know it; empty without holders.
+    """Return a text with the owners that a caller may see; empty without holders.
 
-    ``project`` is the project of a member; None is an administrator, who may know everything.
+    ``project`` is the project of the caller; None means an administrator, who may see all owners.
     """
     if project is None:
         texts = [
@@ -298,7 +284,7 @@ def _instance(holder: Holder) -> str:
 
 
 def _device_failures(demand: GroupDemand, provider: ProviderState) -> Iterator[Failure]:
-    """Yield the failures that exclude all handles of a provider, in order; of traits the first."""
+    """Yield the failures that exclude all handles of a provider, in order; only one for traits."""
     requested = demand.resource_class
     if requested is None:
         classes = join_limited(sorted(demand.units), 3)
@@ -315,7 +301,9 @@ def _device_failures(demand: GroupDemand, provider: ProviderState) -> Iterator[F
             yield fail(Predicate.OTHER_LAYOUT, f"of {requested}, {names}")
         else:
             yield fail(Predicate.RESOURCE_CLASS, provider.resource_class)
-    if failure := find_trait_failure(demand.required, demand.forbidden, provider.traits):
+    if failure := find_trait_failure(
+        demand.required, demand.forbidden, provider.traits, provider.numa_node
+    ):
         yield failure
     if provider.handles.total < demand.count:
         yield fail(
@@ -350,7 +338,7 @@ def _suitable_layouts(
 
 
 def _find_handle_failure(demand: GroupDemand, provider: ProviderState) -> Failure | None:
-    """Return the first predicate that leaves too few handles; None if enough fitting ones are left.
+    """Return the first predicate that leaves too few handles; None if enough handles fit.
 
     The handles that fail a predicate are subtracted in the order of the predicates.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leases of device contexts: the bodies of pre_bind and bind, and what each means in a state.
+"""Leases of device contexts: the bodies of pre_bind and bind, and their effect in each state.
 
 A lease has an end and an epoch, the fencing token: the epoch of a context rises with each lease,
 and with each bind without a lease. The holder of an earlier epoch can neither renew, bind nor
@@ -56,9 +56,10 @@ class UnbindRequest:
 
 @dataclass(frozen=True, slots=True)
 class ContextFacts:
-    """Facts about a context that decide a request: ``providers`` are those of its ARQs, by group.
+    """Facts about a context that decide a request.
 
-    Without handles, ``hostname`` and ``providers`` are None or outdated.
+    ``providers`` are the providers of its ARQs, by group number. If the context owns no handles,
+    ``hostname`` and ``providers`` are None or outdated.
     """
 
     uuid: str
@@ -191,7 +192,7 @@ def decide_bind(context: ContextFacts, request: ContextBindRequest, now: datetim
 def check_unbind(context: ContextFacts, request: UnbindRequest, *, elevated: bool) -> None:
     """Raise Conflict or WrongState unless the request names the present use of the context.
 
-    ``elevated`` callers need not name it. A context that owns no handles has no use.
+    ``elevated`` callers need not name it. If the context owns no handles, do nothing.
     """
     if context.state not in OWNING:
         return
@@ -244,7 +245,7 @@ def stale_lease(uuid: str, state: str, epoch: int, given: int | None) -> CyborgE
 def lost_lease(context: ContextFacts, given: int, error: str | None) -> CyborgError:
     """Return the error for an attachment whose lease, with the epoch ``given``, is over.
 
-    ``error`` is that of the context.
+    ``error`` is the error of the context.
     """
     uuid, state = context.uuid, context.state
     if context.instance is not None and state != ContextState.ERROR:
@@ -290,14 +291,14 @@ def _check_unused(context: ContextFacts, epoch: int | None, verb: str) -> None:
 
 
 def _check_lease(context: ContextFacts, epoch: int, now: datetime) -> None:
-    """Raise Conflict or WrongState unless the lease has this epoch and lasts."""
+    """Raise Conflict or WrongState unless the lease has this epoch and has not ended."""
     ended = context.expires_at is None or context.expires_at <= now
     if ended or epoch != context.epoch:
         raise stale_lease(context.uuid, context.state, context.epoch, epoch)
 
 
 def _check_target(context: ContextFacts, hostname: str, providers: Sequence[str] | None) -> None:
-    """Raise Conflict unless a lease is of this host and, if they are given, these providers."""
+    """Raise Conflict unless a lease is for this host and for these providers, if given."""
     if hostname != context.hostname:
         raise Conflict(
             f"hostname: the lease of device context {context.uuid} is for host "

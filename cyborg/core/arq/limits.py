@@ -38,12 +38,12 @@ class Limits:
 
 
 def check_created(limits: Limits, used: Mapping[str, int], requested: Mapping[str, int]) -> None:
-    """Raise OverLimit if a project that uses these units cannot create ARQs of more units."""
+    """Raise OverLimit if the used and the requested units together exceed a limit."""
     _check(limits, used, requested, "uses", "create", "delete unused accelerator requests")
 
 
 def check_bound(limits: Limits, bound: Mapping[str, int], requested: Mapping[str, int]) -> None:
-    """Raise OverLimit if a project with these bound units cannot bind ARQs of more units."""
+    """Raise OverLimit if the bound and the requested units together exceed a limit."""
     _check(limits, bound, requested, "has bound", "bind", "delete servers with accelerators")
 
 

@@ -41,7 +41,7 @@ class Kind:
 
 @dataclass(slots=True)
 class Budget:
-    """The numbers of steps that exact searches, and the bounds of them, may still take.
+    """The numbers of steps that exact searches and the computation of bounds may still take.
 
     A step of a bound examines a kind, or a subset of kinds, and a bin: it takes a small part of the
     time of a step of a search.
@@ -55,14 +55,14 @@ class Budget:
             self.bound_steps = BOUND_STEPS * self.steps
 
     def spend_on_bound(self, steps: int) -> bool:
-        """Take steps of a bound; return False and take none if too few are left."""
+        """Take steps for a bound; if too few are left, take none and return False."""
         if steps > self.bound_steps:
             return False
         self.bound_steps -= steps
         return True
 
     def spend(self, steps: int = 1) -> bool:
-        """Take steps; return False if too few were left, then and for all later ones."""
+        """Take steps; return False if the budget is exceeded, also at all later calls."""
         self.steps -= steps
         return self.steps >= 0
 
@@ -89,6 +89,22 @@ def pack(kinds: Sequence[Kind], bins: Sequence[Caps], budget: Budget) -> tuple[i
     return low, True
 
 
+def fits_once(kinds: Sequence[Kind], bins: Sequence[Caps], budget: Budget) -> bool | None:
+    """Return whether one set fits; None if the budget is spent before that is known."""
+    if not bins:
+        return False
+    kinds, bins = _merge_kinds(kinds, bins)
+    high, tight = _upper_bound(kinds, bins, budget)
+    if high < 1:
+        return False
+    if tight and len({kind.size for kind in kinds}) == 1:
+        return True
+    first_fit = budget.spend_on_bound(_FIRST_FIT_STEPS * len(kinds) * len(bins))
+    if first_fit and _first_fit(kinds, bins, 1):
+        return True
+    return None if len(bins) > MAX_BINS else _Search(kinds, bins, budget).fits(1)
+
+
 def _merge_kinds(kinds: Sequence[Kind], bins: Sequence[Caps]) -> tuple[list[Kind], list[Caps]]:
     """Merge kinds of one size and with one capacity in each bin: their items are equal."""
     counts = Counter[tuple[int, Caps]]()
@@ -99,7 +115,7 @@ def _merge_kinds(kinds: Sequence[Kind], bins: Sequence[Caps]) -> tuple[list[Kind
 
 
 def _upper_bound(kinds: Sequence[Kind], bins: Sequence[Caps], budget: Budget) -> tuple[int, bool]:
-    """Return a number of sets that Hall's condition allows, and whether of all subsets of kinds."""
+    """Return an upper bound of the sets, and whether it takes all subsets of kinds into account."""
     columns = [tuple(caps[n] for caps in bins) for n in range(len(kinds))]
     largest = tuple(max(caps) for caps in bins)
     size = gcd(*(kind.size for kind in kinds))
@@ -154,7 +170,7 @@ def _largest_first_fit(
 ) -> int:
     """Return a number of sets, at most ``high``, that first-fit-decreasing can place.
 
-    When the budget is spent, the number is smaller, at least that of the sets in single bins.
+    If the budget is spent, the number may be smaller, but is at least that of ``_fit_alone``.
     """
     low = min(high, sum(_fit_alone(kinds, caps) for caps in bins))
     while low < high and budget.spend_on_bound(_FIRST_FIT_STEPS * len(kinds) * len(bins)):
@@ -226,7 +242,7 @@ class _Search:
     def _contents(self, number: int, left: tuple[int, ...]) -> list[tuple[int, ...]]:
         """Return the numbers of items that a bin can take so that no further item fits.
 
-        They are none if the budget is spent.
+        The result is empty if the budget is spent.
         """
         caps, last = self.bins[number], len(self.kinds) - 1
         found: list[tuple[int, ...]] = [(0,) * len(self.kinds)]

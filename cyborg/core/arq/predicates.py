@@ -18,15 +18,16 @@ from cyborg.core.inventory.device_state import DeviceCondition, DeviceFacts, eva
 class Predicate(DescribedEnum):
     """Predicates in the order of evaluation; the description is the text of the failure.
 
-    The value is the stable code of the failure. What a device is comes before its condition: a
-    device of another class does not serve a group, whatever its condition. What a handle is comes
-    last.
+    The value is the stable code of the failure. Properties of a device come before its conditions:
+    a device of another class does not serve a group, whatever its condition. Properties of a handle
+    come last.
     """
 
     RESOURCE_CLASS = "resource_class", "resource class differs"
     OTHER_LAYOUT = "other_layout", "device has another layout"
     TRAIT_MISSING = "trait_missing", "trait missing"
     TRAIT_FORBIDDEN = "trait_forbidden", "trait forbidden"
+    NUMA_NODE = "numa_node", "NUMA node differs"
     TOO_FEW_HANDLES = "too_few_handles", "provider has too few handles"
     HOST_DOWN = "host_down", "agent of the host is down"
     UNDELIVERABLE = "undeliverable", "device cannot be attached to an instance"
@@ -51,6 +52,7 @@ class Predicate(DescribedEnum):
     CLEANING = "cleaning", "handle is being cleaned"
     ATTACH_TARGET = "attach_target", "handle cannot be attached to the target of the group"
     QUOTA = "quota", "quota of the project is exceeded"
+    OTHER_GROUP = "other_group", "the host cannot serve another group of the request"
 
     @property
     def position(self) -> int:
@@ -73,7 +75,11 @@ MATCHING = frozenset(
         Predicate.TRAIT_FORBIDDEN,
     }
 )
-"""Predicates about what a device is: a device that fails one is not meant for the group."""
+"""Predicates about what a device is: a device that fails one is not meant for the group.
+
+NUMA_NODE is none of them: the device is of the right kind, in the wrong place, so that its handles
+are lost for the group.
+"""
 
 # Commands are those of an operator: a project cannot change a device.
 _REMEDIES: Mapping[Predicate, str] = {
@@ -84,6 +90,9 @@ _REMEDIES: Mapping[Predicate, str] = {
     ),
     Predicate.TRAIT_FORBIDDEN: (
         "compare the group with the traits of the deployable: cyborg deployable-list --long"
+    ),
+    Predicate.NUMA_NODE: (
+        "request another NUMA node, or none: cyborg device-list --long has the node of each device"
     ),
     Predicate.TOO_FEW_HANDLES: (
         "request fewer units in a group: all of them come from one provider"
@@ -115,6 +124,7 @@ _REMEDIES: Mapping[Predicate, str] = {
         "CUSTOM_PHYSNET_<NETWORK>"
     ),
     Predicate.QUOTA: "release accelerators of the project, or raise its limit",
+    Predicate.OTHER_GROUP: "see the reasons of this group for the other providers of the host",
 }
 
 
@@ -151,29 +161,56 @@ _BY_CONDITION: Mapping[DeviceCondition, Predicate] = {
 
 
 def trait_failures(
-    required: frozenset[str], forbidden: frozenset[str], traits: frozenset[str]
+    required: frozenset[str],
+    forbidden: frozenset[str],
+    traits: frozenset[str],
+    numa_node: int | None = None,
 ) -> list[Failure]:
-    """Return a failure for each trait that is missing or forbidden.
+    """Return a failure for each trait that is missing or forbidden, in the order of predicates.
 
-    Every provider of this service has the trait OWNER_CYBORG in Placement: no driver reports it.
+    ``numa_node`` is the NUMA node of the device, None if it is unknown. A trait of a NUMA node is
+    the only condition about NUMA that a group can have. It fails as NUMA_NODE. Every provider of
+    this service has the trait OWNER_CYBORG in Placement: no driver reports it.
     """
-    missing = required - traits - _OWN_TRAITS
-    unwanted = forbidden & (traits | _OWN_TRAITS)
-    return [
-        *(fail(Predicate.TRAIT_MISSING, name) for name in sorted(missing)),
-        *(fail(Predicate.TRAIT_FORBIDDEN, name) for name in sorted(unwanted)),
+    missing = sorted(required - traits - _OWN_TRAITS)
+    unwanted = sorted(forbidden & (traits | _OWN_TRAITS))
+    failures = [
+        *(_fail_missing(name, numa_node) for name in missing),
+        *(_fail_forbidden(name, numa_node) for name in unwanted),
     ]
+    return sorted(failures, key=lambda failure: failure.predicate.position)
 
 
 def find_trait_failure(
-    required: frozenset[str], forbidden: frozenset[str], traits: frozenset[str]
+    required: frozenset[str],
+    forbidden: frozenset[str],
+    traits: frozenset[str],
+    numa_node: int | None = None,
 ) -> Failure | None:
     """Return the first of ``trait_failures``, in less time; None if there is none."""
-    if missing := required - traits - _OWN_TRAITS:
-        return fail(Predicate.TRAIT_MISSING, min(missing))
-    if forbidden and (unwanted := forbidden & (traits | _OWN_TRAITS)):
-        return fail(Predicate.TRAIT_FORBIDDEN, min(unwanted))
-    return None
+    if not required - traits - _OWN_TRAITS and not (
+        forbidden and forbidden & (traits | _OWN_TRAITS)
+    ):
+        return None
+    return trait_failures(required, forbidden, traits, numa_node)[0]
+
+
+def _fail_missing(trait: str, numa_node: int | None) -> Failure:
+    """Return the failure of a required trait that a device does not have."""
+    required = naming.parse_numa_trait(trait)
+    # A device on the required node without the trait: its driver does not report the trait.
+    if required is None or required == numa_node:
+        return fail(Predicate.TRAIT_MISSING, trait)
+    node = "the node of the device is unknown" if numa_node is None else f"device has {numa_node}"
+    return fail(Predicate.NUMA_NODE, f"{node}, the group requires {required}")
+
+
+def _fail_forbidden(trait: str, numa_node: int | None) -> Failure:
+    """Return the failure of a forbidden trait that a device has."""
+    forbidden = naming.parse_numa_trait(trait)
+    if forbidden is None or forbidden != numa_node:
+        return fail(Predicate.TRAIT_FORBIDDEN, trait)
+    return fail(Predicate.NUMA_NODE, f"device has {numa_node}, which the group forbids")
 
 
 _OWN_TRAITS = frozenset({naming.OWNER_TRAIT})

@@ -71,7 +71,7 @@ def parse_name(value: Any, field_name: str = "name") -> str:
         )
     if not _NAME.fullmatch(value):
         raise Invalid(
-            f"{field_name} {value!r} may hold letters, digits, '-' and '_' only", field=field_name
+            f"{field_name} {value!r} must have only letters, digits, '-' and '_'", field=field_name
         )
     return value
 
@@ -87,7 +87,7 @@ def parse_groups(value: Any, field_name: str = "groups") -> tuple[Group, ...]:
     groups = tuple(parse_group(group, f"{field_name}[{i}]") for i, group in enumerate(value))
     if (total := sum(units for *_, units in _units(groups))) > MAX_SLOTS:
         raise Invalid(
-            f"{field_name} ask for {total} accelerators in all, at most {MAX_SLOTS} are allowed",
+            f"{field_name} request {total} accelerators in all, at most {MAX_SLOTS} are allowed",
             field=field_name,
         )
     copies = sum(units * len(str(groups[number].to_dict())) for number, _, units in _units(groups))
@@ -148,6 +148,11 @@ def expand_slots(groups: Sequence[Group]) -> tuple[Slot, ...]:
         for group_id, resource_class, units in _units(groups)
         for _ in range(units)
     )
+
+
+def count_units(group: Group) -> int:
+    """Return the number of ARQs of a group."""
+    return sum(units for *_, units in _units([group]))
 
 
 def _units(groups: Sequence[Group]) -> Iterator[tuple[int, str, int]]:

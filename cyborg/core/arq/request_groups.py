@@ -116,7 +116,9 @@ def _make_group(number: int, group: Group, port_uuid: str) -> RequestGroup:
     # Only a provider of Cyborg can be bound. Besides, Placement refuses an empty list of traits.
     if naming.OWNER_TRAIT in group.forbidden:
         field = f"groups[{number}]['trait:{naming.OWNER_TRAIT}']"
-        raise Invalid(f"{field}: every provider of Cyborg has this trait", field=field)
+        raise Invalid(
+            f"{field}: cannot be forbidden, every provider of Cyborg has this trait", field=field
+        )
     return RequestGroup(
         make_group_name(number, port_uuid),
         dict(group.resources),

@@ -8,11 +8,13 @@ matching.
 
 import random
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cyborg.core.arq.attach_target import REQUIRED_INFO, AttachTarget, explain_missing_info
+from cyborg.core.arq.explanation import GroupDemand, ProviderState
 from cyborg.core.arq.predicates import Failure, Predicate, device_failures, fail, trait_failures
+from cyborg.core.arq.request_fit import evaluate_request
 from cyborg.core.errors import NoHandle
 from cyborg.core.inventory.device_state import DeviceFacts
 from cyborg.core.text import join_limited
@@ -22,7 +24,11 @@ MAX_REASONS = 20  # of one ARQ, in the details of an error
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Demand of one ARQ: a unit of a resource class from a provider of a host."""
+    """Demand of one ARQ: a unit of a resource class from a provider of a host.
+
+    ``group`` is the number of its group in the profile, and ``group_units`` the number of ARQs of
+    this group.
+    """
 
     arq_uuid: str
     provider: str
@@ -33,13 +39,16 @@ class Demand:
     accel: Mapping[str, str] = field(default_factory=dict)
     target: AttachTarget = AttachTarget.INSTANCE
     profile: str = ""
+    group: int = 0
+    group_units: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """One attach handle, with the facts that decide whether it can be allocated.
 
-    ``device`` is the address of its device, for messages; ``info`` is what Nova gets of the handle.
+    ``device`` is the address of its device, for messages; ``info`` is the part of the handle that
+    Nova gets.
     """
 
     handle_id: int
@@ -60,6 +69,7 @@ class Candidate:
     in_use: bool = False
     dirty: bool = False
     device: str = ""
+    numa_node: int | None = None
     info: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -70,8 +80,8 @@ def choose_handles(
 
     The caller has checked that the provider of each demand is on its host. Raise NoHandle if a
     demand cannot be met. The ``details['reasons']`` of that error are ``{ARQ uuid: [{"code",
-    "reason", "provider", "handles"}]}``: the code and the text of a predicate, and the number of
-    handles that fail it.
+    "reason", "provider", "handles", "group"}]}``: the code and the text of a predicate, and the
+    number of handles that fail it.
     """
     pools: dict[str, list[Candidate]] = {}
     for candidate in candidates:
@@ -103,12 +113,74 @@ def choose_handles(
         in_call = {fail(Predicate.TAKEN_IN_CALL): taken_counts[demand.provider]}
         rejections = search.rejections + Counter(in_call)
         reasons[demand.arq_uuid] = [
-            describe_rejection(demand.provider, failure, count)
+            describe_rejection(demand, failure, count)
             for failure, count in rejections.most_common(MAX_REASONS)
         ]
     if reasons:
-        raise NoHandle(_no_handle_message(reasons), reasons=reasons)
+        raise NoHandle(_no_handle_message(reasons, demands), reasons=reasons)
     return chosen
+
+
+def find_claim_failures(
+    demands: Iterable[Demand], providers: Iterable[ProviderState]
+) -> dict[str, Failure]:
+    """Return the first failure of ARQs that their providers cannot serve, as an explanation has it.
+
+    ``providers`` are the states of the demanded providers. The ARQs of one group count together.
+    """
+    states = {state.uuid: state for state in providers}
+    parts: dict[tuple[str, str, int], list[list[Demand]]] = {}
+    for demand in demands:
+        key = demand.provider, demand.profile, demand.group
+        sets = parts.setdefault(key, [[]])
+        if len(sets[-1]) >= demand.group_units:  # one more request of the same profile
+            sets.append([])
+        sets[-1].append(demand)
+    by_provider: dict[str, list[list[Demand]]] = {}
+    for (provider, *_), sets in parts.items():
+        by_provider.setdefault(provider, []).extend(sets)
+    found: dict[str, Failure] = {}
+    for provider in by_provider.keys() & states.keys():
+        groups = [_to_group(part) for part in by_provider[provider]]
+        failures = evaluate_request(groups, [states[provider]]).failures(states[provider])
+        for part, failure in zip(by_provider[provider], failures, strict=True):
+            if failure is not None and failure.predicate is not Predicate.OTHER_GROUP:
+                found |= dict.fromkeys((demand.arq_uuid for demand in part), failure)
+    return found
+
+
+def put_first(
+    reasons: Mapping[str, Sequence[dict[str, object]]],
+    failures: Mapping[str, Failure],
+    demands: Sequence[Demand],
+    handles: Mapping[str, int],
+) -> NoHandle:
+    """Return the error with the first failure of each ARQ before its other reasons.
+
+    ``handles`` has the number of handles of each provider: such a failure excludes all of them
+    unless it is one of the reasons.
+    """
+    by_arq = {demand.arq_uuid: demand for demand in demands}
+    ordered: dict[str, list[dict[str, object]]] = {}
+    for arq_uuid, rejected in reasons.items():
+        demand, found = by_arq[arq_uuid], list(rejected)
+        # Without a failure, its provider fits the group alone: other groups of the call were first.
+        failure = failures.get(arq_uuid, fail(Predicate.TAKEN_IN_CALL))
+        if arq_uuid in failures or any(r["code"] == failure.predicate.value for r in rejected):
+            same = [reason for reason in rejected if reason["code"] == failure.predicate.value]
+            exact = [reason for reason in same if reason["reason"] == failure.text]
+            new = describe_rejection(demand, failure, handles.get(demand.provider, 0))
+            first = next(iter(exact or same), new)
+            found = [first, *(reason for reason in rejected if reason is not first)]
+        ordered[arq_uuid] = found
+    return NoHandle(_no_handle_message(ordered, demands), reasons=ordered)
+
+
+def _to_group(part: Sequence[Demand]) -> GroupDemand:
+    """Return the demand of the ARQs of one group."""
+    first = part[0]
+    units = Counter(demand.resource_class for demand in part)
+    return GroupDemand(first.group, units, first.required, first.forbidden, first.target)
 
 
 def _meets_requirements(candidate: Candidate) -> bool:
@@ -144,10 +216,11 @@ class _Search:
         return None
 
 
-def describe_rejection(provider: str, failure: Failure, handles: int) -> dict[str, object]:
+def describe_rejection(demand: Demand, failure: Failure, handles: int) -> dict[str, object]:
     """Return one reason in the details of NoHandle."""
     return {
-        "provider": provider,
+        "group": demand.group,
+        "provider": demand.provider,
         "code": failure.predicate.value,
         "reason": failure.text,
         "handles": handles,
@@ -162,7 +235,9 @@ def explain_rejection(demand: Demand, candidate: Candidate) -> list[Failure]:
     reasons: list[Failure] = []
     if candidate.resource_class != demand.resource_class:
         reasons.append(fail(Predicate.RESOURCE_CLASS, candidate.resource_class))
-    reasons += trait_failures(demand.required, demand.forbidden, candidate.traits)
+    reasons += trait_failures(
+        demand.required, demand.forbidden, candidate.traits, candidate.numa_node
+    )
     facts = DeviceFacts(
         status=candidate.device_status,
         health=candidate.health,
@@ -183,15 +258,23 @@ def explain_rejection(demand: Demand, candidate: Candidate) -> list[Failure]:
     return reasons
 
 
-def _no_handle_message(reasons: Mapping[str, Sequence[Mapping[str, object]]]) -> str:
-    """Return an error message with the reasons of the first three ARQs."""
-    messages = [
-        f"request {arq_uuid}: "
-        + (
-            "; ".join(f"{r['reason']} ({r['handles']} handles)" for r in rejected[:4])
-            or "no handle"
-        )
-        for arq_uuid, rejected in reasons.items()
-    ]
-    shown = join_limited(messages, 3, separator=". ", nouns="requests")
+def _no_handle_message(
+    reasons: Mapping[str, Sequence[Mapping[str, object]]], demands: Iterable[Demand]
+) -> str:
+    """Return an error message with the reasons of the first three groups.
+
+    It names groups and no ARQs: those of a device context and of an attachment are created in the
+    transaction that is undone. The ARQs of a group have the same reasons.
+    """
+    refused = {demand.arq_uuid: demand for demand in demands if demand.arq_uuid in reasons}
+    several = len({demand.profile for demand in refused.values()}) > 1
+    messages: dict[str, None] = {}  # ordered, each text once
+    for arq_uuid, rejected in reasons.items():
+        demand = refused[arq_uuid]
+        name = f"group {demand.group}"
+        if several:
+            name += f" of device profile {demand.profile}"
+        texts = [f"{r['reason']} ({r['handles']} handles)" for r in rejected[:4]]
+        messages[f"{name}: {'; '.join(texts) or 'no handle'}"] = None
+    shown = join_limited(list(messages), 3, separator=". ", nouns="groups")
     return f"no free attach handle: {shown}"

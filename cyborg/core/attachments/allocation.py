@@ -23,11 +23,11 @@ class Intent(Serializable):
 
     ``providers`` has the provider of each group of the profile, ``added`` the amounts of the
     attachment, ``base`` the allocated amounts of the same providers and classes before the change;
-    it is empty while no request was sent. With ``shrinks`` the change is to remove the amounts.
-    ``generation`` is the least generation that the consumer has now: a lower one is that of a new
-    consumer, which Nova has created with the same uuid, such as at an unshelve. ``released`` has
-    the uuids of the handles that the attachment has released: the amounts are removed when these
-    are clean.
+    it is empty while no request was sent. With ``shrinks`` the change removes the amounts.
+    ``generation`` is a generation that the consumer has reached. A consumer with a lower generation
+    is a new one, which Nova has created with the same uuid, for example at an unshelve.
+    ``released`` has the uuids of the handles that the attachment has released. The amounts are
+    removed when these handles are clean.
     """
 
     providers: Sequence[str]
@@ -106,7 +106,7 @@ def is_extended(allocated: Amounts, intent: Intent) -> bool:
 
 
 def is_recreated(generation: int | None, intent: Intent) -> bool:
-    """Return whether Nova has replaced the consumer: nothing of it is the attachment's."""
+    """Return whether Nova has created the consumer again, without the attachment's amounts."""
     return intent.generation is not None and (generation or 0) < intent.generation
 
 
@@ -120,9 +120,9 @@ def has_amounts(allocated: Amounts, needed: Amounts) -> bool:
 
 
 def is_shrunk(allocated: Amounts, intent: Intent, floor: Amounts) -> bool:
-    """Return whether a request to shrink the allocation took effect, or nothing is to remove.
+    """Return whether a request to shrink the allocation took effect, or was not needed.
 
-    ``floor`` has the amounts that others need.
+    ``floor`` has the amounts that other ARQs need.
     """
     return (
         bool(intent.base)
@@ -144,7 +144,7 @@ def extend(allocated: Amounts, added: Amounts) -> dict[str, dict[str, int]]:
 def shrink(allocated: Amounts, added: Amounts, floor: Amounts) -> dict[str, dict[str, int]]:
     """Return the allocation without the added amounts; amounts of 0 are left out.
 
-    No amount becomes less than that of ``floor``, which others need.
+    No amount becomes less than in ``floor``, the amounts that other ARQs need.
     """
 
     def subtract(provider: str, name: str, present: int, units: int) -> int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attachments: accelerators that an existing instance, or a host, gets, and the steps of the work.
+"""Attachments: accelerators attached to an existing instance or to a host, and their steps.
 
 Attach::
 
@@ -13,11 +13,12 @@ A step is recorded before it begins, and can be repeated. Only ``expose`` lets N
 an attachment, and ``hide`` ends this. Between both, Nova may give the devices to the guest. In the
 mode next-boot, ``guest`` proves that the guest has no device before ``release`` frees it. In the
 mode live, ``guest`` waits until Nova has no task for the server: then no start of the guest is in
-progress that has read the ARQs before ``hide``, and ``unplug`` proves it on the host. If Nova has
-begun an action since, ``guest`` is repeated: it may have started the guest with its old devices.
+progress that has read the ARQs before ``hide``. Then ``unplug`` detaches the devices on the host,
+and proves that the guest has none. If Nova has begun an action after ``guest``, ``guest`` is
+repeated, because the action may have started the guest with its old devices.
 
-In the mode host there is no guest: the attachment itself is the consumer in Placement, and
-``release`` follows a request to detach at once.
+In the mode host there is no guest. The attachment itself is the consumer in Placement, and a detach
+begins with ``release``.
 """
 
 from collections.abc import Mapping
@@ -113,10 +114,23 @@ def next_step(step: Step, mode: Mode, *, reboot: bool = False) -> Step | None:
     return None
 
 
-def parse_target(request: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """Return the uuid of the instance, or the name of the host, that a request is for.
+def can_get_reboot(state: str, failure: str | None, *, reboot: bool) -> bool:
+    """Return whether a later request can add a reboot to an attachment in the mode next-boot.
 
-    Exactly one is given, the other one is None. Raise Invalid.
+    ``failure`` is why an attach is undone, ``reboot`` whether the attachment asks for one already.
+    An attached one waits for the next start of the guest: the step ``reboot`` finds whether it has
+    happened.
+    """
+    if reboot:
+        return False
+    is_attach = state == AttachmentState.ATTACHING and failure is None
+    return is_attach or state == AttachmentState.ATTACHED
+
+
+def parse_target(request: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """Return the instance's uuid and the host's name of a request.
+
+    Exactly one of them is given, the other is None. Raise Invalid.
     """
     instance, host = request.get("instance_uuid"), request.get("hostname")
     if (instance is None) == (host is None):
@@ -131,7 +145,7 @@ def parse_target(request: Mapping[str, Any]) -> tuple[str | None, str | None]:
 
 
 def parse_mode(value: Any, *, for_host: bool = False) -> Mode:
-    """Return the mode; the default is next-boot, or host ``for_host``. Raise Invalid."""
+    """Return the mode; the default is next-boot, or host if ``for_host``. Raise Invalid."""
     modes = [mode for mode in Mode if (mode is Mode.HOST) == for_host]
     if value is None:
         return modes[0]
@@ -155,5 +169,5 @@ def request_key(instance: str | None, host: str | None, selected: str) -> str:
 
 
 def describe_target(instance: str | None, host: str) -> str:
-    """Return the text for whom an attachment is for: a server, or its host itself."""
+    """Return the text that names the target of an attachment: a server, or a host itself."""
     return f"host {host}" if instance is None else f"server {instance}"

@@ -33,7 +33,7 @@ class Selector:
 
     @property
     def key(self) -> str:
-        """Return the part of ``request_key`` that identifies what is attached.
+        """Return the part of ``request_key`` that identifies the selection.
 
         No device profile can have the name of a hidden one, so the keys are distinct.
         """
@@ -50,13 +50,21 @@ class Selector:
             "accelerator": self.value if self.field == ACCELERATOR else None,
         }
 
+    def describe(self) -> str:
+        """Return the text for what is attached, for messages."""
+        return describe(
+            self.key,
+            self.value if self.field == CONTEXT else None,
+            self.value if self.field == ACCELERATOR else None,
+        )
+
     def profile_name(self, attachment: str) -> str:
         """Return the name of the profile with the groups; ``attachment`` is a uuid."""
         return f"{ATTACHMENT_PREFIX}{attachment}" if self.field == ACCELERATOR else self.key
 
 
 def check_selector(request: Mapping[str, Any]) -> str:
-    """Return the only selector that a request has. Raise Invalid, which names one of them."""
+    """Return the only selector that a request has. Raise Invalid if it has none or several."""
     given = [name for name in SELECTORS if request.get(name) is not None]
     if len(given) != 1:
         field = given[-1] if given else SELECTORS[0]
@@ -90,8 +98,8 @@ def check_context(
 ) -> None:
     """Raise WrongState or Conflict unless a device context can be attached now.
 
-    ``state``, ``project`` and ``instance`` are those of the context. Of a context with a lease, the
-    attachment takes the handles. The bind decides again, under the lock of the context.
+    ``state``, ``project`` and ``instance`` are those of the context. A context with a lease can be
+    attached: the attachment takes its handles. The bind checks this again, with the context locked.
     """
     if project != server_project:
         raise Conflict(
@@ -127,7 +135,7 @@ def check_accelerator(uuid: str, state: str) -> None:
 def other_host_error(
     accelerator: str, host: str, server: str, server_host: str, *, shows_hosts: bool
 ) -> Conflict:
-    """Return the error for an accelerator of another host than that of the server.
+    """Return the error for an accelerator that is on another host than the server.
 
     ``shows_hosts`` is whether the caller sees the hosts of the cloud.
     """
@@ -187,7 +195,7 @@ def check_whole(attachment: str, accelerators: Collection[str], accelerator: str
 
 
 def describe(profile: str, context: str | None, accelerator: str | None) -> str:
-    """Return the text for what an attachment attaches, for messages."""
+    """Return the text that names the selection of an attachment, for messages."""
     if accelerator is not None:
         return f"accelerator {accelerator}"
     return f"device context {context}" if context is not None else f"profile {profile}"
@@ -199,7 +207,8 @@ def attached_error(
     """Return the error of a call that would take a context from the attachment that uses it.
 
     ``instance`` is None if the context is attached to ``host``. ``state`` is that of the
-    attachment: while it is attached or undone, a detach is refused.
+    attachment, which decides the advice: a detach is refused while the attach or its undo is in
+    progress.
     """
     target = describe_target(instance, host or "")
     if state == AttachmentState.ATTACHING:

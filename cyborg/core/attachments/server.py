@@ -52,6 +52,10 @@ nova-compute that proves it: Nova records an action before it acts, and keeps it
 A reboot must be hard: after a soft reboot the guest has the devices that it had before.
 """
 
+_REDEFINING_ACTIONS = frozenset({"rebuild"})
+"""Renewing actions before which Nova deletes the definition of the guest, so that they prove it for
+mediated devices too. ``mediated`` has the reason."""
+
 MAX_CANDIDATES = 5  # actions whose events are read at a time
 
 
@@ -132,10 +136,10 @@ def check_server(server: Server | None, uuid: str, project: str | None, mode: Mo
 
 
 def check_replaceable(server: Server, profile: str) -> None:
-    """Raise WrongState or Conflict unless another device can replace one of a server without task.
+    """Raise WrongState or Conflict unless a successor can replace a device of the server.
 
-    ``profile`` is the hidden profile of the device context. A locked server may have one: nobody
-    restarts it for the successor.
+    ``profile`` is the hidden profile of the device context. The server has no task. It may be
+    locked, because the successor does not restart it.
     """
     if server.status not in ATTACHABLE:
         raise WrongState(
@@ -161,8 +165,8 @@ def check_profile(server: Server, profile: str) -> None:
     if server.profile != profile:
         raise Conflict(
             f"the flavor of server {server.uuid} has the device profile {server.profile}, not "
-            f"{profile}: the device context may belong to a port of the server, whose binding "
-            "names the device; it gets no successor",
+            f"{profile}: the device context may belong to a port of the server, and the binding "
+            "of the port names the device, so the context gets no successor",
             instance=server.uuid,
         )
 
@@ -173,7 +177,7 @@ def locked_error(uuid: str) -> str:
 
 
 def newer_actions(actions: Sequence[Action], marker: str) -> Sequence[Action]:
-    """Return the actions that follow the one of the request ``marker``.
+    """Return the actions that are newer than the action whose request is ``marker``.
 
     ``actions`` are in the order of Nova, the newest first. The marker of a server without actions
     is empty.
@@ -199,18 +203,22 @@ def may_have_composed(actions: Sequence[Action], marker: str) -> bool:
     return any(action.name in COMPOSING_ACTIONS for action in newer_actions(actions, marker))
 
 
-def renewing_actions(actions: Sequence[Action], marker: str, user: str | None) -> Sequence[Action]:
+def renewing_actions(
+    actions: Sequence[Action], marker: str, user: str | None, *, keeps_devices: bool = False
+) -> Sequence[Action]:
     """Return the newest actions since the marker that may have started the guest with new devices.
 
-    ``user`` is the user of our requests: all its reboots are hard reboots. Without a user, no
-    reboot is certainly hard. Nothing is certain if the marker is not among the actions.
+    ``user`` is the user of our requests: all its reboots are hard reboots. Without ``user``, no
+    reboot is returned, since it may be a soft reboot. If the marker is not among the actions,
+    return none. With ``keeps_devices``, the definition of the guest keeps a device: reboots and
+    starts are not returned, since they prove nothing.
     """
     if is_missing(actions, marker):
         return ()
     found = [
         action
         for action in newer_actions(actions, marker)
-        if action.name in RENEWING_EVENTS
+        if action.name in (_REDEFINING_ACTIONS if keeps_devices else RENEWING_EVENTS)
         and (action.name != "reboot" or (user is not None and action.user == user))
     ]
     return found[:MAX_CANDIDATES]
@@ -231,7 +239,7 @@ def is_pending(action: Action, events: Sequence[Event]) -> bool:
 def has_begun(action: Action, events: Sequence[Event]) -> bool:
     """Return whether nova-compute has begun a renewing action.
 
-    It has not if its message was lost, as when nova-compute stopped meanwhile.
+    Its message may be lost, for example if nova-compute has stopped meanwhile.
     """
     name = RENEWING_EVENTS.get(action.name)
     return any(event.name == name for event in events)
@@ -247,12 +255,13 @@ def runs_on(server: Server, node: str) -> bool:
     return server.status in (ACTIVE, "PAUSED") and server.node == node
 
 
-def has_no_guest(server: Server) -> bool:
+def has_no_guest(server: Server, *, keeps_devices: bool = False) -> bool:
     """Return whether no host runs the guest, and Nova is not about to start it.
 
-    Raise Unavailable if Nova does not show it.
+    With ``keeps_devices``, the definition of the guest keeps a device: then no host may have the
+    definition, and a stopped server has one. Raise Unavailable if Nova does not show it.
     """
-    if is_stopped(server) or server.status == OFFLOADED:
+    if server.status == OFFLOADED or (is_stopped(server) and not keeps_devices):
         return True
     if server.status == "UNKNOWN" or not server.host_visible:
         raise Unavailable(
@@ -265,6 +274,11 @@ def has_no_guest(server: Server) -> bool:
 def is_idle(server: Server) -> bool:
     """Return whether Nova has completed its last task of a running server."""
     return server.status == ACTIVE and server.task is None
+
+
+def is_idle_or_stopped(server: Server) -> bool:
+    """Return whether Nova has completed its last task of a running or stopped server."""
+    return is_idle(server) or is_stopped(server)
 
 
 def is_stopped(server: Server) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Successors: other devices for the device contexts of a device under maintenance.
+"""Successors: replacement devices for the device contexts of a device under maintenance.
 
 A successor is an attachment of devices that replace others::
 
@@ -10,11 +10,14 @@ context, which Nova finds, get the new handles, and the hidden ARQs of the attac
 ones. From then on, the attachment is a detach of the old handles.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from cyborg.core.arq.explanation import GroupDemand, ProviderState, find_first_failure
+from cyborg.core.arq.predicates import Predicate
+from cyborg.core.arq.refusals import public_text
+from cyborg.core.arq.request_fit import evaluate_request
 from cyborg.core.attachments.attachment import AttachmentState, Step
 from cyborg.core.errors import Conflict
 from cyborg.core.text import join_limited
@@ -36,7 +39,7 @@ def pair_units(
 ) -> list[tuple[OwnedUnit, OwnedUnit]]:
     """Return pairs of an old unit and a new one of the same group.
 
-    Raise Conflict if a group has other numbers of old and of new units: the context has changed.
+    Raise Conflict if a group has different numbers of old and new units: the context has changed.
     """
     pairs: list[tuple[OwnedUnit, OwnedUnit]] = []
     old_units, new_units = _by_group(old), _by_group(new)
@@ -71,17 +74,30 @@ def describe_work(state: str | None, step: str | None) -> str:
 
 
 def describe_missing(
-    demands: Sequence[GroupDemand], providers: Sequence[ProviderState], device: str
+    demands: Sequence[GroupDemand], providers: Sequence[ProviderState], device: str | None
 ) -> str:
-    """Return why no device of a host can succeed a device, by the first failure of each provider.
+    """Return why no device of a host can serve the groups, by the first failure of each provider.
 
-    ``providers`` are those of the host, ``device`` is the uuid of the device to replace.
+    ``providers`` are the providers of the host. ``device`` is the uuid of the device to replace,
+    None for an attachment. Members of a project see the text of an attachment: it has numbers of
+    devices instead of their addresses and details. That of a successor is for administrators.
     """
+    nothing = "no device" if device is None else "no other device"
     others = [provider for provider in providers if provider.device_uuid != device]
     for demand in demands:
         failures = [(provider, find_first_failure(demand, provider)) for provider in others]
         if all(failure is not None for _, failure in failures):
-            texts = [f"{p.device}: {failure.text}" for p, failure in failures if failure]
-            why = join_limited(texts, MAX_SHOWN, separator="; ", nouns="devices")
-            return f"group {demand.number}: {why or 'no other device'}"
+            if device is None:
+                found = dict.fromkeys((public_text(f), p.device_uuid) for p, f in failures if f)
+                counts = Counter(text for text, _ in found)
+                texts = [f"{text} ({count} devices)" for text, count in counts.most_common()]
+            else:
+                texts = [f"{p.device}: {failure.text}" for p, failure in failures if failure]
+            nouns = "reasons" if device is None else "devices"
+            why = join_limited(texts, MAX_SHOWN, separator="; ", nouns=nouns)
+            return f"group {demand.number}: {why or nothing}"
+    for joint in evaluate_request(demands, others).joint.values():
+        for failure in joint.values():
+            if failure.predicate is Predicate.TAKEN_IN_CALL:
+                return failure.text
     return "each group fits alone, but not all groups together, or Placement has no room"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names that Nova may use for a host: they find its compute node, the parent of our providers."""
+"""Names that Nova may use for a host, to find its compute node, the parent of our providers."""
 
 import difflib
 from collections.abc import Iterable, Sequence

@@ -25,24 +25,33 @@ def heartbeat_timeout(interval_seconds: float, missed: int) -> timedelta:
     return timedelta(seconds=interval_seconds) * (missed + 1)
 
 
-def evaluate(
-    last_seen: datetime,
-    now: datetime,
-    interval_seconds: float,
-    late_heartbeats: int,
-    down_heartbeats: int,
-) -> Liveness:
-    """Return the liveness of a service by the number of its missed heartbeats.
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Times at which a service becomes late and down if no further heartbeat arrives."""
 
-    ``late_heartbeats`` missed heartbeats make it late, ``down_heartbeats`` make it down. A service
-    is up if its last heartbeat is in the future, which a step of the clock can cause.
+    late_at: datetime
+    down_at: datetime
+
+
+def compute_deadlines(
+    now: datetime, interval_seconds: float, late_heartbeats: int, down_heartbeats: int
+) -> Deadlines:
+    """Return the deadlines that a heartbeat at ``now`` sets.
+
+    ``interval_seconds`` is the interval that its sender was given. ``late_heartbeats`` missed
+    heartbeats make a service late, ``down_heartbeats`` make it down.
     """
-    elapsed = now - last_seen
-    if elapsed >= heartbeat_timeout(interval_seconds, down_heartbeats):
+    return Deadlines(
+        now + heartbeat_timeout(interval_seconds, late_heartbeats),
+        now + heartbeat_timeout(interval_seconds, down_heartbeats),
+    )
+
+
+def evaluate(late_at: datetime, down_at: datetime, now: datetime) -> Liveness:
+    """Return the liveness of a service with these deadlines."""
+    if now >= down_at:
         return Liveness.DOWN
-    if elapsed >= heartbeat_timeout(interval_seconds, late_heartbeats):
-        return Liveness.LATE
-    return Liveness.UP
+    return Liveness.LATE if now >= late_at else Liveness.UP
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,24 +86,19 @@ def record(
     return SelfCheck(previous.since, clock, offset)
 
 
-def can_declare_down(
-    check: SelfCheck | None,
-    clock: float,
-    now: datetime,
-    max_gap: float,
-    max_step: float,
-    window: float,
-) -> bool:
-    """Return whether this conductor may declare other services down.
+def observed_seconds(
+    check: SelfCheck | None, clock: float, now: datetime, max_gap: float, max_step: float
+) -> float:
+    """Return for how many seconds this conductor has received its own heartbeats without a gap.
 
-    It may if it received its own heartbeats over the bus, without a gap, for the whole ``window``
-    (seconds): then it would also have received the heartbeats of other services.
+    In this time it would also have received the heartbeats of other services. It may declare a
+    service down if the time is as long as the deadline of that service, and a time to reconnect.
     """
     if check is None:
-        return False
+        return 0.0
     if not _is_continuous(check, clock, clock_offset(clock, now), max_gap, max_step):
-        return False
-    return check.last - check.since >= window
+        return 0.0
+    return check.last - check.since
 
 
 def _is_continuous(

@@ -96,7 +96,7 @@ class Hint:
     last: float = 0.0
 
     def merge(self, other: "Hint") -> "Hint":
-        """Return one hint for two of the same instance: both times, the most checks."""
+        """Return one hint for two of one instance, with both times and the larger ``checks``."""
         return replace(
             self,
             due=min(self.due, other.due),
@@ -169,7 +169,7 @@ def decide(presence: Presence, bind_age: timedelta) -> Decision:
 
 
 def next_check(hint: Hint, now: float, *, answered: bool, jitter: float = 0.0) -> Hint | None:
-    """Return the hint for the next check of an instance whose ARQs stay bound, None for no more.
+    """Return the hint for the next check of an instance with bound ARQs, None if there is none.
 
     ``answered`` is False if Placement or Nova did not answer. ``jitter``, from 0 to 1, extends the
     pause after a failure, so that the checks that failed together are not repeated together.
@@ -191,9 +191,9 @@ def next_check(hint: Hint, now: float, *, answered: bool, jitter: float = 0.0) -
 
 
 def postpone(hint: Hint, now: float, jitter: float = 0.0) -> Hint | None:
-    """Return the hint for an instance that a limit kept from its check, None if it is too old.
+    """Return the hint for a check that a limit prevented; None if the hint is too old.
 
-    This is no failure of the instance: instances whose own checks failed go after it.
+    This does not count as a failure, so the instance comes before instances whose checks failed.
     """
     if now - hint.received >= MAX_AGE:
         return None

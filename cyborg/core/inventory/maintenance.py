@@ -73,9 +73,10 @@ def parse_window(request: Mapping[str, Any], now: datetime, longest: timedelta) 
 
 
 def retry_time(begun_at: datetime, now: datetime) -> datetime:
-    """Return when the work on a successor that has failed ``now`` begins again.
+    """Return when to retry the work on a successor that has failed ``now``.
 
-    The delay is the time since it was planned, so that each one is twice the one before.
+    The delay is the time since the successor was planned. So each delay is about twice the previous
+    delay.
     """
     return now + min(max(now - begun_at, MIN_RETRY_DELAY), MAX_RETRY_DELAY)
 

@@ -61,7 +61,7 @@ _recorder: ContextVar[ActivityRecorder] = ContextVar("cyborg_activity")
 def show_activity(
     step: str, total: int | None = None, done: int = 0
 ) -> Iterator[Callable[[int], None]]:
-    """Show a step as the activity of the current job within the block, then the step around it.
+    """Show a step as the activity of the current job within the block, then the outer step again.
 
     Yield a function that sets how many parts are done, of ``total``. Outside of a job nothing is
     shown.
@@ -87,7 +87,7 @@ def show_activity(
 def parse_activity(body: Any) -> Activity | None:
     """Parse the activity in the answer of an agent; None if it is missing or malformed.
 
-    Only people read it, so that a malformed one is no error of the job.
+    Only people read the activity, so a malformed activity is no error of the job.
     """
     try:
         activity = Activity.from_dict(body)

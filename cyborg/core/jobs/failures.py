@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Failed host work of a device: what is shown, and when the device is closed.
+"""Failed host work of a device: what is shown, and when the device becomes failing.
 
 A device shows the last failed job of each kind until a job of this kind succeeds on it. After
-several failed prepare jobs in a row it is *failing*: closed in Placement, because the next bind
-would probably fail too. It is opened again after a time, by the success of a job, or by an operator
-who enables it. After it was opened by the time, one more failure closes it again.
+several failed prepare jobs in a row it is *failing*: reserved in full in Placement, because the
+next bind would probably fail too. The condition ends after a time, with the success of a job, or
+when an operator enables the device. If it has ended after the time, one more failed prepare job
+makes the device failing again.
 """
 
 from collections.abc import Sequence
@@ -55,8 +56,8 @@ def find_failed_item(
 ) -> tuple[WorkItem, str] | None:
     """Return the item that a job's error names, and the rest of the error.
 
-    An error without a name is that of the first item if all are of one device. If the device is not
-    certain, return None.
+    If the error names no item, and all items are of one device, return the first item. If the items
+    are of several devices, return None.
     """
     named = [item for item in items if error.startswith(describe_failure(kind, item, ""))]
     found = named or items
@@ -75,7 +76,7 @@ def counts(item: WorkItem) -> bool:
     """Return whether a failed item of a prepare job is evidence against its device.
 
     With parameters of a profile, such as an image, the request can be the cause. Otherwise a wrong
-    profile would close one device after the other.
+    profile would make one device after the other failing.
     """
     return not item.accel.keys() - {attach_target.KEY}
 
@@ -83,7 +84,9 @@ def counts(item: WorkItem) -> bool:
 def add_failure(
     history: WorkHistory, failure: Failure, *, counted: bool, close_after: int
 ) -> WorkHistory:
-    """Return the history with a failure; the device is failing after ``close_after``, 0 is never.
+    """Return the history with a failure added.
+
+    The device is failing after ``close_after`` failed prepare jobs; 0 means never.
 
     ``counted`` is whether the failure is evidence against the device.
     """

@@ -168,7 +168,8 @@ class JobSpec:
     uuids of jobs that must not begin if their message arrives later. A ``retried`` job that has
     failed runs again when it is requested again. ``devices`` are the ARQs, as the REST API shows
     them, whose devices a job of GUEST_KINDS changes in the guest of ``instance``. With
-    ``guest_expected`` this guest runs on the host, as Nova shows it: its absence proves nothing.
+    ``guest_expected``, Nova shows that this guest runs on the host, so that its absence there does
+    not prove that the device is detached.
     """
 
     job_uuid: str

@@ -4,7 +4,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from cyborg.core.errors import Invalid
 from cyborg.core.hosts.identity import Identity, matching_nodes, name_variants
+from cyborg.core.validation import parse_uuid
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,19 @@ def may_belong_to(host: str, identity: Identity, uuid: str, node: ComputeNode) -
     if uuid == identity.compute_id or node.name == host:
         return True
     return bool(matching_nodes([host, *identity.names], [node.name]))
+
+
+def is_certain(host: str, identity: Identity, uuid: str, name: str) -> bool:
+    """Return whether a root provider is certainly the compute node of a host.
+
+    False means that only a search in Placement can tell: it has other names and spellings.
+    """
+    if identity.provider is not None:
+        try:
+            return uuid == parse_uuid(identity.provider, "resource_provider")
+        except Invalid:
+            return name == identity.provider
+    return uuid == identity.compute_id if identity.compute_id is not None else name == host
 
 
 def affected_hosts(

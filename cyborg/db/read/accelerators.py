@@ -7,7 +7,8 @@ the conditions (DeviceCondition) that make the device unschedulable. ``driver`` 
 no longer has this backend.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypedDict, cast
 
@@ -92,19 +93,32 @@ COLUMNS = [
     failed_restores.IS_FAILED.label("restore_failed"),
     _HOST_DOWN.label("host_down"),
 ]
-_INTERNAL = {*device_state.FACTS, "holder", "needs_cleaning"}
-_FROM = (
-    table.join(deployables, deployables.c.id == table.c.deployable_id)
-    .join(devices, devices.c.id == deployables.c.device_id)
-    .outerjoin(services, sa.and_(services.c.host == devices.c.host, services.c.binary == AGENT))
-    .outerjoin(
-        backends,
-        sa.and_(backends.c.service_id == services.c.id, backends.c.name == devices.c.backend),
-    )
-    .outerjoin(arqs, arqs.c.id == table.c.arq_id)
-    .outerjoin(_CLEANING, _CLEANING.c.id == table.c.job_id)
-    .outerjoin(_OWNER_JOB, _OWNER_JOB.c.id == arqs.c.job_id)
+_INTERNAL = {*device_state.FACTS, "holder", "needs_cleaning", "row_id"}
+_AGENT_OF_DEVICE = sa.and_(services.c.host == devices.c.host, services.c.binary == AGENT)
+_BACKEND_OF_DEVICE = sa.and_(
+    backends.c.service_id == services.c.id, backends.c.name == devices.c.backend
 )
+
+
+def _join_details(source: sa.FromClause) -> sa.FromClause:
+    """Join handles, or ARQs with their handles, with all tables that describe them.
+
+    All joins are outer joins, also with tables that always have the row: a database leaves out an
+    outer join whose columns a statement does not use.
+    """
+    return (
+        source.outerjoin(deployables, deployables.c.id == table.c.deployable_id)
+        .outerjoin(devices, devices.c.id == deployables.c.device_id)
+        .outerjoin(services, _AGENT_OF_DEVICE)
+        .outerjoin(backends, _BACKEND_OF_DEVICE)
+        .outerjoin(_CLEANING, _CLEANING.c.id == table.c.job_id)
+        .outerjoin(_OWNER_JOB, _OWNER_JOB.c.id == arqs.c.job_id)
+    )
+
+
+_OWNED = arqs.c.id == table.c.arq_id
+_FROM = _join_details(table.outerjoin(arqs, _OWNED))
+_FROM_ARQS = _join_details(arqs.join(table, _OWNED))
 _ALL = sa.select(*COLUMNS).select_from(_FROM)
 # Only for the filter; core computes the state in the result. A test compares the two.
 STATE = sa.case(
@@ -130,16 +144,61 @@ STATE = sa.case(
     ),
     else_=AcceleratorState.FREE,
 )
-SORTABLE = {
-    "hostname": devices.c.host,
-    "backend": devices.c.backend,
-    "type": devices.c.type,
-    "resource_class": deployables.c.resource_class,
-    "instance_uuid": arqs.c.instance_uuid,
-    "project_id": arqs.c.project_id,
-    "name": arqs.c.label_name,
-    **{name: table.c[name] for name in ("uuid", "created_at", "updated_at")},
-}
+# The order of creation is that of the row ids: no index on the time is needed.
+SORTABLE: Mapping[str, sa.ColumnElement[Any]] = {"uuid": table.c.uuid, "created_at": table.c.id}
+_STATES_WITH_OWNER = frozenset({AcceleratorState.PREPARING, AcceleratorState.BOUND})
+_STATES_TO_CLEAN = frozenset({AcceleratorState.DIRTY, AcceleratorState.ERROR})
+_STATES_WITHOUT_OWNER = _STATES_TO_CLEAN | {AcceleratorState.FREE, AcceleratorState.CORDONED}
+_DEPLOYABLE_ORDER = (table.c.deployable_id, table.c.id)
+MAX_CHUNK = 2000
+"""Maximum number of deployables whose accelerators one statement reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Selected values of accelerators; None selects all. See ``find``."""
+
+    project_id: str | None = None
+    hostname: str | None = None
+    driver: str | None = None
+    instance_uuid: str | None = None
+    resource_class: str | None = None
+    states: Collection[str] = ()
+
+    def of_owner(self) -> list[sa.ColumnElement[bool]]:
+        """Return the conditions on ARQs."""
+        return _equal(
+            (arqs.c.project_id, self.project_id), (arqs.c.instance_uuid, self.instance_uuid)
+        )
+
+    def of_device(self) -> list[sa.ColumnElement[bool]]:
+        """Return the conditions on deployables, their devices and backends."""
+        found = _equal(
+            (devices.c.host, self.hostname), (deployables.c.resource_class, self.resource_class)
+        )
+        if self.driver is not None:
+            names = (backends.c.driver, devices.c.backend)
+            found.append(sa.or_(*(name == self.driver for name in names)))
+        return found
+
+    def of_handle(self) -> list[sa.ColumnElement[bool]]:
+        """Return the conditions on the state, with conditions that follow from it."""
+        states = frozenset(map(AcceleratorState, self.states))
+        if not states:
+            return []
+        found: list[sa.ColumnElement[bool]] = [STATE.in_(sorted(states))]
+        # An index serves these, but not the computed state.
+        if states <= _STATES_WITHOUT_OWNER:
+            found.append(table.c.arq_id.is_(None))
+        if states <= _STATES_WITH_OWNER:
+            found.append(table.c.arq_id.is_not(None))
+        if states <= _STATES_TO_CLEAN:
+            found.append(table.c.needs_cleaning)
+        return found
+
+    def conditions(self) -> list[sa.ColumnElement[bool]]:
+        """Return all conditions."""
+        return [*self.of_owner(), *self.of_device(), *self.of_handle()]
 
 
 def find(
@@ -147,35 +206,112 @@ def find(
     *,
     page: Page | None = None,
     uuids: Collection[str] | None = None,
-    project_id: str | None = None,
-    driver: str | None = None,
-    hostname: str | None = None,
-    instance_uuid: str | None = None,
-    resource_class: str | None = None,
-    states: Collection[str] = (),
+    **filters: Any,
 ) -> list[AcceleratorRow]:
-    """Return accelerators; execute one statement, or two with a marker.
+    """Return accelerators; ``filters`` are the fields of Filters.
 
     ``project_id`` selects accelerators owned by an ARQ of this project. ``driver`` is the name of a
     driver or of a backend. Without ``states``, accelerators in all states are selected.
+
+    Without a sort key, the accelerators of a project are in the order of its ARQs, those of a
+    resource class or a driver in the order of their deployables, and all others in the order of
+    their creation: an index has the rows of the page in this order.
+
+    Execute one statement without a limit, or two with a limit; a marker needs one statement more.
+    If few accelerators of a resource class or driver are selected, execute more statements to find
+    them.
     """
-    query = _ALL
+    page, chosen = page or Page(), Filters(**filters)
+    conditions = chosen.conditions()
     if uuids is not None:
-        query = query.where(table.c.uuid.in_(uuids))
-    if driver is not None:
-        query = query.where(sa.or_(backends.c.driver == driver, devices.c.backend == driver))
-    for column, value in (
-        (arqs.c.project_id, project_id),
-        (devices.c.host, hostname),
-        (arqs.c.instance_uuid, instance_uuid),
-        (deployables.c.resource_class, resource_class),
-    ):
-        if value is not None:
-            query = query.where(column == value)
-    if states:
-        query = query.where(STATE.in_(states))
-    query = paging.paginate(connection, query, table, page, SORTABLE)
-    return [_row(row) for row in connection.execute(query).mappings()]
+        conditions.append(table.c.uuid.in_(uuids))
+    if page.limit is None:
+        query = paging.paginate(connection, _ALL.where(*conditions), table, page, SORTABLE)
+        return [_row(row) for row in connection.execute(query).mappings()]
+    if page.sort_key is not None or uuids is not None or not conditions:
+        ids = _find_ids(connection, _FROM, conditions, page, table)
+    elif chosen.of_owner():
+        ids = _find_ids(connection, _FROM_ARQS, conditions, page, arqs)
+    elif chosen.hostname is None and chosen.of_device():
+        ids = list(_find_ids_by_deployable(connection, chosen, page))
+    else:
+        ids = _find_ids(connection, _FROM, conditions, page, table)
+    if not ids:
+        return []
+    query = _ALL.add_columns(table.c.id.label("row_id")).where(table.c.id.in_(ids))
+    rows = {row["row_id"]: row for row in connection.execute(query).mappings()}
+    # A row may have been deleted between the two statements.
+    return [_row(rows[id_]) for id_ in ids if id_ in rows]
+
+
+def _equal(*pairs: tuple[sa.ColumnElement[Any], Any]) -> list[sa.ColumnElement[bool]]:
+    return [column == value for column, value in pairs if value is not None]
+
+
+def _find_ids(
+    connection: sa.Connection,
+    source: sa.FromClause,
+    conditions: Collection[sa.ColumnElement[bool]],
+    page: Page,
+    ordered: sa.Table,
+) -> Sequence[int]:
+    """Return the row ids of a page, by default in the order of the table ``ordered``."""
+    query = sa.select(table.c.id).select_from(source).where(*conditions)
+    query = paging.paginate(connection, query, table, page, SORTABLE, ordered.c.id)
+    return connection.scalars(query).all()
+
+
+def _find_ids_by_deployable(
+    connection: sa.Connection, filters: Filters, page: Page
+) -> Iterator[int]:
+    """Yield the row ids of a page in the order of their deployables.
+
+    The deployables are read in chunks of a growing size until the page is full. One statement would
+    sort all accelerators of the resource class before it returns the first of them.
+    """
+    ascending, wanted = paging.is_ascending(page), paging.check_limit(page.limit or 0)
+    handles = sa.select(table.c.id).select_from(_FROM).where(*filters.of_handle())
+    after: sa.ColumnElement[bool] = sa.true()
+    start: int | None = None
+    if page.marker is not None:
+        listed = handles.where(*filters.of_device())
+        columns = (table.c.deployable_id, table.c.id)
+        start, last = paging.find_marker(connection, listed, table, page.marker, *columns)
+        later = table.c.id > last if ascending else table.c.id < last
+        after = sa.or_(table.c.deployable_id != start, later)
+        # The deployable of the marker may have further accelerators in this page.
+        start += -1 if ascending else 1
+    order = [column.asc() if ascending else column.desc() for column in _DEPLOYABLE_ORDER]
+    size = wanted
+    while wanted:
+        chunk = _find_deployables(connection, filters, start, ascending, size)
+        query = handles.where(table.c.deployable_id.in_(chunk), after)
+        ids = connection.scalars(query.order_by(*order).limit(wanted)).all()
+        yield from ids
+        wanted -= len(ids)
+        if len(chunk) < size:
+            return
+        start, after, size = chunk[-1], sa.true(), min(2 * size, MAX_CHUNK)
+
+
+def _find_deployables(
+    connection: sa.Connection, filters: Filters, start: int | None, ascending: bool, limit: int
+) -> Sequence[int]:
+    """Return the row ids of up to ``limit`` deployables, after the row id ``start``."""
+    d = deployables.c
+    source = (
+        deployables.outerjoin(devices, devices.c.id == d.device_id)
+        .outerjoin(services, _AGENT_OF_DEVICE)
+        .outerjoin(backends, _BACKEND_OF_DEVICE)
+    )
+    query = sa.select(d.id).select_from(source).where(*filters.of_device())
+    if start is not None:
+        query = query.where(d.id > start if ascending else d.id < start)
+    # Other orders of the joins read all devices of a driver before the first deployable.
+    query = query.prefix_with("STRAIGHT_JOIN", dialect="mysql")
+    return connection.scalars(
+        query.order_by(d.id.asc() if ascending else d.id.desc()).limit(limit)
+    ).all()
 
 
 def get(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read accelerator requests (ARQs), each with the attach handle that it owns."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Any, TypedDict, cast
 
@@ -44,20 +44,16 @@ COLUMNS = [
     handles.c.info.label("attach_handle_info"),
 ]
 _ALL = sa.select(*COLUMNS).select_from(table).outerjoin(handles, handles.c.arq_id == table.c.id)
-SORTABLE = {
-    name: table.c[name]
-    for name in (
-        "uuid",
-        "state",
-        "device_profile_name",
-        "hostname",
-        "device_rp_uuid",
-        "instance_uuid",
-        "project_id",
-        "created_at",
-        "updated_at",
-    )
-}
+# Built once: SQLAlchemy needs more time to build such a statement than a database to run it.
+_OF_INSTANCE = _ALL.where(
+    table.c.instance_uuid == sa.bindparam("instance", type_=sa.String), table.c.hidden.is_(False)
+).order_by(table.c.id)
+_OF_INSTANCE_SCOPED = _OF_INSTANCE.where(
+    table.c.project_id == sa.bindparam("scope", type_=sa.String)
+)
+# Only orders that an index has: a cloud has a million ARQs. The order of creation is that of the
+# row ids.
+SORTABLE: Mapping[str, sa.ColumnElement[Any]] = {"uuid": table.c.uuid, "created_at": table.c.id}
 
 
 def find(
@@ -74,17 +70,31 @@ def find(
     The ARQs of an instance are those that Nova attaches to it at its next start, in the order of
     their creation. ARQs that are being attached or detached are not among them.
     """
-    query = _ALL
+    conditions: list[sa.ColumnElement[bool]] = []
     if uuids is not None:
-        query = query.where(table.c.uuid.in_(uuids))
+        conditions.append(table.c.uuid.in_(uuids))
     if instance_uuid is not None:
-        query = query.where(table.c.instance_uuid == instance_uuid, table.c.hidden.is_(False))
+        conditions += (table.c.instance_uuid == instance_uuid, table.c.hidden.is_(False))
     if project_id is not None:
-        query = query.where(table.c.project_id == project_id)
+        conditions.append(table.c.project_id == project_id)
     if states is not None:
-        query = query.where(table.c.state.in_(states))
-    query = paging.paginate(connection, query, table, page, SORTABLE)
+        conditions.append(table.c.state.in_(states))
+    if uuids is None and instance_uuid is None:
+        ids = sa.select(table.c.id).where(*conditions)
+        query = paging.paginate_ids(connection, _ALL, ids, table, page, SORTABLE)
+    else:
+        # Few rows, and Nova asks for them often: the plain statement is cheaper.
+        query = paging.paginate(connection, _ALL.where(*conditions), table, page, SORTABLE)
     return [_row(row) for row in connection.execute(query).mappings()]
+
+
+def of_instance(
+    connection: sa.Connection, instance: str, project_id: str | None = None
+) -> list[ArqRow]:
+    """Return what ``find`` returns for an instance, all rows in the order of their creation."""
+    query = _OF_INSTANCE if project_id is None else _OF_INSTANCE_SCOPED
+    rows = connection.execute(query, {"instance": instance, "scope": project_id})
+    return [_row(row) for row in rows.mappings()]
 
 
 def get(connection: sa.Connection, uuid: str, project_id: str | None = None) -> ArqRow | None:

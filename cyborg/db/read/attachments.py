@@ -57,8 +57,8 @@ def find(
 ) -> list[AttachmentRow]:
     """Return attachments; execute two statements, or three with a marker.
 
-    ``hostname`` selects those of the host itself: for the others, it is the name of the compute
-    node, which may differ from that of the host.
+    ``hostname`` selects the attachments to this host itself. In an attachment to an instance, the
+    column ``hostname`` has the name of the compute node, which may differ from that of the host.
     """
     query = sa.select(table.c.id, *COLUMNS).where(table.c.maintained_device.is_(None))
     if uuids is not None:

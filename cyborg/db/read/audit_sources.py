@@ -33,15 +33,16 @@ from cyborg.db.schema import attach_handles as handles
 
 
 class AgentRow(TypedDict):
-    """The time of an agent's last heartbeat, and the time when it was marked down, or None."""
+    """The last heartbeat of an agent, its deadline, and when it was marked down, or None."""
 
     last_seen_at: datetime
+    down_at: datetime
     down_since: datetime | None
 
 
 def agent(tx: sa.Connection, host: str) -> AgentRow | None:
     """Return a host's agent, None if it never sent a heartbeat."""
-    query = sa.select(services.c.last_seen_at, services.c.down_since)
+    query = sa.select(*(services.c[name] for name in AgentRow.__annotations__))
     query = query.where(services.c.binary == AGENT, services.c.host == host)
     return fetch_first(AgentRow, tx.execute(query))
 

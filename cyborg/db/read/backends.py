@@ -55,18 +55,23 @@ class AgentBackendRow(BackendRow):
     binary: str
     host: str
     last_seen_at: datetime
+    late_at: datetime
+    down_at: datetime
     down_since: datetime | None
     backends: list[BackendRow]
 
 
+_SERVICE_KEYS = ("binary", "host", "last_seen_at")
 SORTABLE = {
-    "binary": services.c.binary,
-    "host": services.c.host,
-    "last_seen_at": services.c.last_seen_at,
+    **{name: services.c[name] for name in _SERVICE_KEYS},
     **{name: table.c[name] for name in ("uuid", "name", "driver", "status", "created_at")},
 }
 _IN_USE = sa.or_(attach_handles.c.arq_id.is_not(None), attach_handles.c.needs_cleaning)
 _IDLE = sa.not_(sa.or_(_IN_USE, attach_handles.c.draining))
+_WITH_DEVICES = table.join(services, services.c.id == table.c.service_id).join(
+    devices, sa.and_(devices.c.host == services.c.host, devices.c.backend == table.c.name)
+)
+_NO_HANDLES: Mapping[str, int] = {"total": 0, "used": 0, "idle": 0}
 _DEVICE_COLUMNS = (
     *("status", "health", "setup_required", "reboot_required", "deliverable", "cordoned"),
     "failing",
@@ -82,58 +87,65 @@ def find(
     binary: str | None = None,
     function: str | None = None,
 ) -> list[AgentBackendRow]:
-    """Return backends with their capabilities; execute four statements, or five with a marker.
+    """Return backends with their capabilities; execute five statements, or six with a marker.
 
     ``function`` is the name of a capability. It selects the backends that offer the capability, and
     limits the result to this capability and those below it. It adds one statement.
     """
-    query = (
-        sa.select(
-            *(column for column in table.c if column.name != "service_id"),
-            services.c.binary,
-            services.c.host,
-            services.c.last_seen_at,
-            services.c.down_since,
-        )
-        .select_from(table)
-        .join(services, services.c.id == table.c.service_id)
-    )
+    source = table.join(services, services.c.id == table.c.service_id)
+    sort_key = None if page is None else page.sort_key
+    is_joined = host is not None or binary is not None or sort_key in _SERVICE_KEYS
+    ids = sa.select(table.c.id).select_from(source if is_joined else table)
     if host is not None:
-        query = query.where(services.c.host == host)
+        ids = ids.where(services.c.host == host)
     if binary is not None:
-        query = query.where(services.c.binary == binary)
+        ids = ids.where(services.c.binary == binary)
     if function is not None:
-        query = query.where(id_in(table.c.id, ids_offering(connection, function)))
-    query = paging.paginate(connection, query, table, page, SORTABLE)
+        ids = ids.where(paging.id_in(table.c.id, ids_offering(connection, function)))
+    query = sa.select(
+        *(column for column in table.c if column.name != "service_id"),
+        services.c.binary,
+        services.c.host,
+        services.c.last_seen_at,
+        services.c.late_at,
+        services.c.down_at,
+        services.c.down_since,
+    ).select_from(source)
+    query = paging.paginate_ids(connection, query, ids, table, page, SORTABLE)
     found = [dict(row) for row in connection.execute(query).mappings()]
-    chosen = query.with_only_columns(table.c.id).subquery()
-    offered = functions(connection, table.c.id == chosen.c.id, chosen, function) if found else {}
+    offered = functions(connection, [_reference(row) for row in found], function)
     return [_row(row, offered.get(row.pop("id"), [])) for row in found]
 
 
+@dataclass(frozen=True, slots=True)
+class BackendReference:
+    """A backend with its host, to find its devices."""
+
+    id: int
+    host: str
+    name: str
+    host_down: bool
+
+
 def functions(
-    connection: sa.Connection,
-    joined: sa.ColumnElement[bool],
-    chosen: sa.FromClause,
-    within: str | None = None,
+    connection: sa.Connection, backends: Collection[BackendReference], within: str | None = None
 ) -> dict[int, list[FunctionRow]]:
     """Return the capabilities of backends by backend id.
 
-    The backends are selected by a join of the table with ``chosen``; ``joined`` is the condition of
-    the join. ``within`` limits the result to a capability and those below it. Executes three
-    statements: for the devices, the failed restores and the deployables.
+    ``within`` limits the result to a capability and those below it. Executes four statements, or
+    none without backends: for the devices, the failed restores, the deployables and the handles.
     """
-    source = _join_devices(chosen.join(table, joined))
-    found = _devices(connection, source)
+    if not backends:
+        return {}
+    found = _devices(connection, backends)
     failed = failed_restores.providers(connection)
     usages_by_backend: dict[int, dict[tuple[int, str], HandleUsage]] = {}
-    for row in _deployables(connection, source):
-        if row["device_id"] in found:  # a device may be added between the two statements
-            device = found[row["device_id"]]
-            usages = usages_by_backend.setdefault(device.backend_id, {})
-            key = row["device_id"], row["resource_class"]
-            is_failed = row["rp_uuid"] in failed
-            usages[key] = device.add_deployable(row, usages.get(key), restore_failed=is_failed)
+    for row in _deployables(connection, found):
+        device = found[row["device_id"]]
+        usages = usages_by_backend.setdefault(device.backend_id, {})
+        key = row["device_id"], row["resource_class"]
+        is_failed = row["rp_uuid"] in failed
+        usages[key] = device.add_deployable(row, usages.get(key), restore_failed=is_failed)
     return {
         backend: [
             {"function": item.name, "total": item.total, "used": item.used, "free": item.free}
@@ -151,7 +163,7 @@ def ids_offering(connection: sa.Connection, function: str) -> set[int]:
     """
     query = (
         sa.select(table.c.id, deployables.c.resource_class, devices.c.vendor_board_info)
-        .select_from(_join_devices(table))
+        .select_from(_WITH_DEVICES)
         .join(deployables, deployables.c.device_id == devices.c.id)
         .where(deployables.c.resource_class.in_(core_functions.resource_classes_of(function)))
     )
@@ -160,18 +172,6 @@ def ids_offering(connection: sa.Connection, function: str) -> set[int]:
         for id_, resource_class, board in connection.execute(query)
         if core_functions.has_function(resource_class, capability.encoded_text(board), function)
     }
-
-
-def id_in(column: sa.ColumnElement[int], ids: Collection[int]) -> sa.ColumnElement[bool]:
-    """Return the condition that the value of a column is in ``ids``.
-
-    The ids are written into the statement, because they may be too many for bound parameters. This
-    is safe, because they are integers from this database.
-    """
-    kind = sa.BigInteger()
-    return column.in_(
-        sa.bindparam("ids", sorted(ids), kind, expanding=True, literal_execute=True, unique=True)
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,55 +209,60 @@ class _Device:
         )
 
 
-def _join_devices(start: sa.FromClause) -> sa.FromClause:
-    """Join the backends in ``start`` with their services and their devices."""
-    same_backend = sa.and_(devices.c.host == services.c.host, devices.c.backend == table.c.name)
-    return start.join(services, services.c.id == table.c.service_id).join(devices, same_backend)
-
-
-def _devices(connection: sa.Connection, source: sa.FromClause) -> dict[int, _Device]:
+# The tables are read one after another by the ids that the previous statement found. PostgreSQL
+# would scan all handles to join them with the devices of a page.
+def _devices(
+    connection: sa.Connection, backends: Collection[BackendReference]
+) -> dict[int, _Device]:
+    by_name = {(backend.host, backend.name): backend for backend in backends}
     query = sa.select(
-        devices.c.id,
-        table.c.id.label("backend_id"),
-        devices.c.vendor_board_info,
-        services.c.down_since,
+        *(devices.c[name] for name in ("id", "host", "backend", "vendor_board_info")),
         *(devices.c[name] for name in _DEVICE_COLUMNS),
-    ).select_from(source)
+    ).where(devices.c.host.in_({backend.host for backend in backends}))
     return {
         row["id"]: _Device(
-            row["backend_id"],
+            backend.id,
             capability.encoded_text(row["vendor_board_info"]),
             device_state.DeviceFacts(
-                **{name: row[name] for name in _DEVICE_COLUMNS},
-                host_down=row["down_since"] is not None,
+                **{name: row[name] for name in _DEVICE_COLUMNS}, host_down=backend.host_down
             ),
         )
         for row in connection.execute(query).mappings()
+        if (backend := by_name.get((row["host"], row["backend"])))
     }
 
 
-def _deployables(connection: sa.Connection, source: sa.FromClause) -> Iterable[sa.RowMapping]:
-    # GROUP BY names each column, because a server in strict mode may not detect that they depend on
-    # the key. The backend comes first: with the key first SQLite would scan every deployable.
-    columns = [
-        deployables.c[name]
-        for name in ("device_id", "resource_class", "draining", "job_id", "rp_uuid")
-    ]
+def _deployables(
+    connection: sa.Connection, devices: Collection[int]
+) -> Iterable[Mapping[str, Any]]:
+    query = sa.select(
+        *(
+            deployables.c[name]
+            for name in ("id", "device_id", "resource_class", "draining", "job_id", "rp_uuid")
+        )
+    ).where(paging.id_in(deployables.c.device_id, devices))
+    found = [dict(row) for row in connection.execute(query).mappings()]
+    counts = _handles(connection, [row["id"] for row in found])
+    return ({**row, **counts.get(row["id"], _NO_HANDLES)} for row in found)
+
+
+def _handles(connection: sa.Connection, deployables: Collection[int]) -> dict[int, sa.RowMapping]:
+    """Return the numbers of handles of deployables by row id, which is also in each row."""
     query = (
         sa.select(
-            *columns,
-            sa.func.count(attach_handles.c.id).label("total"),
+            attach_handles.c.deployable_id.label("id"),
+            sa.func.count().label("total"),
             sa.func.count(sa.case((_IN_USE, 1))).label("used"),
             sa.func.count(sa.case((_IDLE, 1))).label("idle"),
         )
-        .select_from(
-            source.join(deployables, deployables.c.device_id == devices.c.id).outerjoin(
-                attach_handles, attach_handles.c.deployable_id == deployables.c.id
-            )
-        )
-        .group_by(table.c.id, deployables.c.id, *columns)
+        .where(paging.id_in(attach_handles.c.deployable_id, deployables))
+        .group_by(attach_handles.c.deployable_id)
     )
-    return connection.execute(query).mappings()
+    return {row["id"]: row for row in connection.execute(query).mappings()}
+
+
+def _reference(row: Mapping[str, Any]) -> BackendReference:
+    return BackendReference(row["id"], row["host"], row["name"], row["down_since"] is not None)
 
 
 def _row(row: Mapping[str, Any], offered: list[FunctionRow]) -> AgentBackendRow:

@@ -97,15 +97,17 @@ def find(
         .outerjoin(_root, _root.c.id == table.c.root_id)
         .outerjoin(providers, providers.c.uuid == table.c.rp_uuid)
     )
+    conditions: list[sa.ColumnElement[bool]] = []
     if uuids is not None:
-        query = query.where(table.c.uuid.in_(uuids))
+        conditions.append(table.c.uuid.in_(uuids))
     if device_uuid is not None:
-        query = query.where(devices.c.uuid == device_uuid)
+        conditions.append(devices.c.uuid == device_uuid)
     if hostname is not None:
-        query = query.where(devices.c.host == hostname)
+        conditions.append(devices.c.host == hostname)
     if rp_uuid is not None:
-        query = query.where(table.c.rp_uuid == rp_uuid)
-    query = paging.paginate(connection, query, table, page, SORTABLE)
+        conditions.append(table.c.rp_uuid == rp_uuid)
+    ids = sa.select(table.c.id).outerjoin(devices, devices.c.id == table.c.device_id)
+    query = paging.paginate_ids(connection, query, ids.where(*conditions), table, page, SORTABLE)
     found = [dict(row) for row in connection.execute(query).mappings()]
     operator_attributes = _attributes(connection, query) if found else {}
     for row in found:

@@ -3,7 +3,7 @@
 
 from collections.abc import Collection
 from datetime import datetime
-from typing import Any, TypedDict, cast
+from typing import Any, NotRequired, TypedDict, cast
 
 import sqlalchemy as sa
 
@@ -23,7 +23,10 @@ class SuccessorRow(TypedDict):
 
 
 class DeviceContextRow(TypedDict):
-    """A device context; ``expires_at`` is the end of its lease while it has one."""
+    """A device context; ``expires_at`` is the end of its lease while it has one.
+
+    ``failure`` is read by ``get`` only: with 32 long reasons it has 14 kilobytes.
+    """
 
     uuid: str
     project_id: str | None
@@ -36,6 +39,7 @@ class DeviceContextRow(TypedDict):
     hostname: str | None
     instance_uuid: str | None
     error: str | None
+    failure: NotRequired[dict[str, Any] | None]
     epoch: int
     expires_at: datetime | None
     created_at: datetime
@@ -47,7 +51,7 @@ EXPIRES_AT = sa.case(
     (table.c.state.in_(sorted(LEASED)), table.c.lease_expires_at), else_=table.c.expires_at
 )
 COLUMNS: list[sa.ColumnElement[Any]] = [
-    *(c for c in table.c if c.name not in ("id", "expires_at", "lease_expires_at")),
+    *(c for c in table.c if c.name not in ("id", "failure", "expires_at", "lease_expires_at")),
     EXPIRES_AT.label("expires_at"),
 ]
 SORTABLE: dict[str, sa.ColumnElement[Any]] = {
@@ -76,12 +80,14 @@ def find(
     hostname: str | None = None,
     device_profile: str | None = None,
     project_id: str | None = None,
+    with_failure: bool = False,
 ) -> list[DeviceContextRow]:
     """Return device contexts.
 
-    Execute one statement, another one if a context has an instance, and another one with a marker.
+    Execute one statement; execute one more if a context has an instance, and one more with a
+    marker.
     """
-    query = sa.select(*COLUMNS)
+    query = sa.select(*COLUMNS, table.c.failure) if with_failure else sa.select(*COLUMNS)
     if uuids is not None:
         query = query.where(table.c.uuid.in_(uuids))
     criteria = {
@@ -104,7 +110,7 @@ def find(
 def successors(connection: sa.Connection, uuids: Collection[str]) -> dict[str, SuccessorRow]:
     """Return the oldest successor of each of these contexts that has one, by its uuid.
 
-    That for a former instance of a context is not among them.
+    A successor for a former instance of the context is left out.
     """
     if not uuids:
         return {}
@@ -138,4 +144,5 @@ def get(
     connection: sa.Connection, uuid: str, project_id: str | None = None
 ) -> DeviceContextRow | None:
     """Return one context, or None; with a project, only if it belongs to this project."""
-    return next(iter(find(connection, uuids=[uuid], project_id=project_id)), None)
+    found = find(connection, uuids=[uuid], project_id=project_id, with_failure=True)
+    return next(iter(found), None)

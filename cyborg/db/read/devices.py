@@ -135,15 +135,16 @@ def find(
 
     If one of them has a maintenance window, execute two more.
     """
-    query = sa.select(*COLUMNS).select_from(_FROM)
-    if uuids is not None:
-        query = query.where(table.c.uuid.in_(uuids))
     equal = {"type": type, "vendor": vendor, "host": hostname, "status": status}
     others = {"health": health, "deliverable": deliverable, "address": address}
-    for name, value in (equal | others).items():
-        if value is not None:
-            query = query.where(table.c[name] == value)
-    query = paging.paginate(connection, query, table, page, SORTABLE)
+    conditions: list[sa.ColumnElement[bool]] = [
+        table.c[name] == value for name, value in (equal | others).items() if value is not None
+    ]
+    if uuids is not None:
+        conditions.append(table.c.uuid.in_(uuids))
+    query = sa.select(*COLUMNS).select_from(_FROM)
+    ids = sa.select(table.c.id).where(*conditions)
+    query = paging.paginate_ids(connection, query, ids, table, page, SORTABLE)
     found = [dict(row) for row in connection.execute(query).mappings()]
     windows = drains.build_rows(connection, found)
     errors = _job_errors(connection, [row["uuid"] for row in found])

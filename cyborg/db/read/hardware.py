@@ -76,14 +76,17 @@ def find(
 
     Draining devices are left out. ``driver`` is the name of a driver or of a backend.
     """
-    query = sa.select(*COLUMNS).select_from(_FROM).where(sa.not_(table.c.draining))
+    ids = sa.select(table.c.id).where(sa.not_(table.c.draining))
     if uuids is not None:
-        query = query.where(table.c.uuid.in_(uuids))
+        ids = ids.where(table.c.uuid.in_(uuids))
     if host is not None:
-        query = query.where(table.c.host == host)
+        ids = ids.where(table.c.host == host)
     if driver is not None:
-        query = query.where(sa.or_(backends.c.driver == driver, table.c.backend == driver))
-    query = paging.paginate(connection, query, table, page, SORTABLE)
+        ids = ids.select_from(_FROM).where(
+            sa.or_(backends.c.driver == driver, table.c.backend == driver)
+        )
+    query = sa.select(*COLUMNS).select_from(_FROM)
+    query = paging.paginate_ids(connection, query, ids, table, page, SORTABLE)
     found: list[dict[str, Any]] = [dict(row) for row in connection.execute(query).mappings()]
     return [
         cast(HardwareRow, {**dump_row(row), "host_down": bool(row["host_down"])}) for row in found

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from cyborg.db import paging
 from cyborg.db.paging import Page, Row
 from cyborg.db.read import backends as read_backends
-from cyborg.db.read.backends import BackendRow
+from cyborg.db.read.backends import BackendReference, BackendRow
 from cyborg.db.schema import backends
 from cyborg.db.schema import services as table
 
@@ -29,6 +29,8 @@ class ServiceRow(TypedDict):
     versions: dict[str, Any]
     started_at: datetime
     last_seen_at: datetime
+    late_at: datetime
+    down_at: datetime
     down_since: datetime | None
     identity: dict[str, Any]
     drivers_digest: str | None
@@ -57,7 +59,7 @@ def find(
 ) -> list[ServiceRow]:
     """Return services with their backends; execute two statements, or three with a marker.
 
-    ``functions`` adds the capabilities of each backend, with three statements. ``function`` is the
+    ``functions`` adds the capabilities of each backend, with four statements. ``function`` is the
     name of a capability: it selects the backends that offer the capability, and their agents, with
     one statement more.
     """
@@ -70,27 +72,21 @@ def find(
         query = query.where(table.c.host == host)
     offering = None if function is None else read_backends.ids_offering(connection, function)
     if offering is not None:
-        having = sa.select(backends.c.service_id).where(
-            read_backends.id_in(backends.c.id, offering)
-        )
+        having = sa.select(backends.c.service_id).where(paging.id_in(backends.c.id, offering))
         query = query.where(table.c.id.in_(having))
     query = paging.paginate(connection, query, table, page, SORTABLE)
     found = [dict(row) for row in connection.execute(query).mappings()]
-    # The query of the page instead of a list of its ids, which may exceed the limit of a statement;
-    # a join, because MariaDB does not allow a LIMIT within IN.
-    chosen = query.with_only_columns(table.c.id).subquery()
-    backends_by_service = _backends(connection, chosen, offering) if found else {}
-    if functions and backends_by_service:
-        joined = backends.c.service_id == chosen.c.id
-        offered = read_backends.functions(connection, joined, chosen, function)
-        backends_by_service = {
-            service: [{**row, "functions": offered.get(row["id"], [])} for row in rows]
-            for service, rows in backends_by_service.items()
-        }
-    for row in found:
-        row["backends"] = [
-            _shown(backend) for backend in backends_by_service.get(row.pop("id"), ())
-        ]
+    rows = _backends(connection, [row["id"] for row in found], offering) if found else []
+    if functions:
+        by_id = {row["id"]: row for row in found}
+        references = [_reference(row, by_id[row["service_id"]]) for row in rows]
+        offered = read_backends.functions(connection, references, function)
+        rows = [{**row, "functions": offered.get(row["id"], [])} for row in rows]
+    backends_by_service: dict[int, list[BackendRow]] = {}
+    for row in rows:
+        backends_by_service.setdefault(row["service_id"], []).append(_shown(row))
+    for service in found:
+        service["backends"] = backends_by_service.get(service.pop("id"), [])
     return cast(list[ServiceRow], found)
 
 
@@ -100,18 +96,21 @@ def get(connection: sa.Connection, uuid: str) -> ServiceRow | None:
 
 
 def _backends(
-    connection: sa.Connection, chosen: sa.FromClause, ids: Collection[int] | None
-) -> dict[int, list[Row]]:
+    connection: sa.Connection, services: Collection[int], ids: Collection[int] | None
+) -> list[Row]:
     query = (
         sa.select(backends)
-        .join(chosen, chosen.c.id == backends.c.service_id)
+        .where(paging.id_in(backends.c.service_id, services))
         .order_by(backends.c.name, backends.c.id)
     )
-    by_service: dict[int, list[Row]] = {}
-    for row in connection.execute(query).mappings():
-        if ids is None or row["id"] in ids:
-            by_service.setdefault(row["service_id"], []).append(dict(row))
-    return by_service
+    return [
+        dict(row) for row in connection.execute(query).mappings() if ids is None or row["id"] in ids
+    ]
+
+
+def _reference(backend: Row, service: Row) -> BackendReference:
+    is_down = service["down_since"] is not None
+    return BackendReference(backend["id"], service["host"], backend["name"], is_down)
 
 
 def _shown(backend: Row) -> BackendRow:

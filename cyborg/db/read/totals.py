@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Total counts for metrics and operators, in a fixed number of statements."""
+"""Total counts for metrics and operators, in a fixed number of statements.
+
+Indexes find what ``read`` returns: pending and failing work. ``count`` reads whole tables or
+indexes: its cost grows with the cloud.
+"""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -64,43 +68,50 @@ class JobCountRow(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
-    """Counts of all objects at one moment. Fields such as the oldest message are times, not ages.
+class Counts:
+    """Numbers of objects, by state or status.
 
     ``handles`` counts by ``free`` (in any state of the device), ``owned``, ``dirty`` (without an
-    owner and not cleaned yet) and ``draining``. ``unhealthy`` has up to MAX_UNHEALTHY devices.
+    owner and not cleaned yet) and ``draining``; ``devices`` by status and health. ``attachments``
+    does not include successors; ``successors`` counts them by
+    ``core.inventory.maintenance.SuccessorState``.
     """
 
     arqs: dict[str, int]
+    orphans_suspected: int
+    owners_unverified: int
     device_contexts: dict[str, int]
     attachments: dict[str, int]
-    maintenance_windows: int
     successors: dict[str, int]
-    orphans_suspected: int
-    oldest_bind_started: datetime | None
-    owners_unverified: int
     handles: dict[str, int]
     devices: dict[tuple[str, str], int]
+    providers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Pending and failing work. Fields such as the oldest message are times, not ages.
+
+    ``unhealthy`` has up to MAX_UNHEALTHY devices. A provider that is only due for verification is
+    not stale.
+    """
+
+    maintenance_windows: int
+    oldest_bind_started: datetime | None
     unhealthy: list[UnhealthyRow]
     services: dict[tuple[str, str], int]
     hosts_cordoned: int
     outbox: list[OutboxCountRow]
     jobs: list[JobCountRow]
-    providers: int
     providers_stale: int
     providers_failing: int
     oldest_stale: datetime | None
+    oldest_verified: datetime | None
     self_heal_actions: list[SelfHealRow]
 
 
-def read(
-    connection: sa.Connection, *, now: datetime, late_before: datetime, down_before: datetime
-) -> Totals:
-    """Return all counts, in thirteen statements.
-
-    A service is down if its last heartbeat came at or before ``down_before``, else late if it came
-    at or before ``late_before``.
-    """
+def count(connection: sa.Connection) -> Counts:
+    """Return the numbers of objects, in seven statements."""
     r = arqs.c
     arqs_by_state = _all(
         connection,
@@ -109,68 +120,76 @@ def read(
             sa.func.count().label("count"),
             sa.func.count(r.orphan_since).label("suspected"),
             _count_if(sa.not_(r.owner_verified)).label("unverified"),
-            sa.func.min(sa.func.coalesce(r.updated_at, r.created_at)).label("oldest"),
         ).group_by(r.state),
-    )
-    started = [row["oldest"] for row in arqs_by_state if row["state"] == ArqState.BIND_STARTED]
-    p = providers.c
-    changed = sa.case((sa.not_(p.verify_only), p.stale_since))
-    (published,) = _all(
-        connection,
-        sa.select(
-            sa.func.count().label("count"),
-            # A provider that is only due for verification counts as published.
-            sa.func.count(changed).label("stale"),
-            sa.func.count(p.error).label("failing"),
-            sa.func.min(changed).label("oldest"),
-        ).select_from(providers),
     )
     d = devices.c
     devices_by_state = _all(
         connection,
         sa.select(d.status, d.health, sa.func.count().label("count")).group_by(d.status, d.health),
     )
-    services_by_state = _services(connection, late_before, down_before)
     successors = _successors(connection)
     not_attachments = Counter[str]()
     for row in successors:
         not_attachments[row["state"]] += row["count"]
-    return Totals(
+    return Counts(
         arqs={row["state"]: row["count"] for row in arqs_by_state},
+        orphans_suspected=sum(row["suspected"] for row in arqs_by_state),
+        owners_unverified=sum(row["unverified"] for row in arqs_by_state),
         device_contexts=_by_state(connection, device_contexts),
         # Subtracted, since an index on the state alone counts all rows.
         attachments=dict(Counter(_by_state(connection, attachments)) - not_attachments),
-        maintenance_windows=connection.scalar(
-            sa.select(sa.func.count()).select_from(device_maintenances)
-        )
-        or 0,
         successors=_count_successors(successors),
-        orphans_suspected=sum(row["suspected"] for row in arqs_by_state),
-        oldest_bind_started=started[0] if started else None,
-        owners_unverified=sum(row["unverified"] for row in arqs_by_state),
         handles=_handles(connection),
         devices={(row["status"], row["health"]): row["count"] for row in devices_by_state},
+        providers=_count_rows(connection, providers),
+    )
+
+
+def read(connection: sa.Connection, *, now: datetime) -> Totals:
+    """Return pending and failing work, and services by their liveness, in eight statements."""
+    r, p = arqs.c, providers.c
+    started = sa.select(sa.func.min(sa.func.coalesce(r.updated_at, r.created_at)))
+    changed = sa.case((sa.not_(p.verify_only), p.stale_since))
+    oldest_verified = sa.select(sa.func.min(providers.alias().c.verified_at))
+    # A provider whose publishing failed stays stale, so that the index on stale_since finds it.
+    (stale,) = _all(
+        connection,
+        sa.select(
+            sa.func.count(changed).label("count"),
+            sa.func.count(p.error).label("failing"),
+            sa.func.min(changed).label("oldest"),
+            oldest_verified.scalar_subquery().label("oldest_verified"),
+        ).where(p.stale_since.is_not(None)),
+    )
+    services_by_state = _services(connection, now)
+    return Totals(
+        maintenance_windows=_count_rows(connection, device_maintenances),
+        oldest_bind_started=connection.scalar(started.where(r.state == ArqState.BIND_STARTED)),
         unhealthy=_unhealthy(connection),
         services={(row["binary"], row["liveness"]): row["count"] for row in services_by_state},
         hosts_cordoned=sum(row["cordoned"] for row in services_by_state),
         outbox=_outbox(connection),
         jobs=_jobs(connection, now),
-        providers=published["count"],
-        providers_stale=published["stale"],
-        providers_failing=published["failing"],
-        oldest_stale=published["oldest"],
+        providers_stale=stale["count"],
+        providers_failing=stale["failing"],
+        oldest_stale=stale["oldest"],
+        oldest_verified=stale["oldest_verified"],
         self_heal_actions=self_heal.find(connection),
     )
 
 
+def _count_rows(connection: sa.Connection, table: sa.Table) -> int:
+    return connection.scalar(sa.select(sa.func.count()).select_from(table)) or 0
+
+
 def _by_state(connection: sa.Connection, table: sa.Table) -> dict[str, int]:
-    """Return the number of rows by state; an index that begins with the state has both."""
+    """Return the number of rows by state; each table has an index that begins with the state."""
     query = sa.select(table.c.state, sa.func.count().label("count")).group_by(table.c.state)
     return {row["state"]: row["count"] for row in _all(connection, query)}
 
 
 def _successors(connection: sa.Connection) -> list[Row]:
-    """Return the number of successors by state and step of the attachments that they are."""
+    """Return the number of successors by the state and step of their attachments."""
     a = attachments.c
     query = sa.select(a.state, a.step, sa.func.count().label("count"))
     query = query.where(a.maintained_device.is_not(None)).group_by(a.state, a.step)
@@ -204,11 +223,11 @@ def _unhealthy(connection: sa.Connection) -> list[UnhealthyRow]:
     return fetch_all(UnhealthyRow, connection.execute(query))
 
 
-def _services(connection: sa.Connection, late_before: datetime, down_before: datetime) -> list[Row]:
+def _services(connection: sa.Connection, now: datetime) -> list[Row]:
     s = services.c
     state = sa.case(
-        (s.last_seen_at <= down_before, "down"),
-        (s.last_seen_at <= late_before, "late"),
+        (s.down_at <= now, "down"),
+        (s.late_at <= now, "late"),
         else_="up",
     ).label("liveness")
     query = sa.select(

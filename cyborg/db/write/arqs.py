@@ -21,6 +21,8 @@ from cyborg.core.arq.states import (
     source_states,
 )
 from cyborg.core.jobs.job import JobState
+from cyborg.db import arq_statements as statements
+from cyborg.db import bulk
 from cyborg.db.rows import fetch_all
 from cyborg.db.schema import (
     arqs,
@@ -111,7 +113,7 @@ def insert_all(
     The ARQs of an attachment are hidden from Nova at first.
     """
     more = {} if attachment_id is None else {"attachment_id": attachment_id, "hidden": True}
-    tx.execute(sa.insert(arqs), [{**row, **more} for row in rows])
+    bulk.insert(tx, arqs, [{**row, **more} for row in rows])
 
 
 def lock(
@@ -121,7 +123,7 @@ def lock(
 
     ``project_scope`` is the only project whose ARQs the caller may see, None for all projects.
     """
-    query = _LOCK if project_scope is None else _LOCK_SCOPED
+    query = statements.LOCK if project_scope is None else statements.LOCK_SCOPED
     return fetch_all(ArqRow, tx.execute(query, {"uuids": sorted(uuids), "scope": project_scope}))
 
 
@@ -129,17 +131,19 @@ def lock_of_instance(
     tx: sa.Connection, instance: str, project_scope: str | None = None
 ) -> list[ArqRow]:
     """Return the ARQs of an instance in the order of their ids, locked."""
-    return _locked(tx, arqs.c.instance_uuid == instance, project_scope)
+    scoped = project_scope is not None
+    query = statements.LOCK_OF_INSTANCE_SCOPED if scoped else statements.LOCK_OF_INSTANCE
+    return fetch_all(ArqRow, tx.execute(query, {"instance": instance, "scope": project_scope}))
 
 
 def lock_of_contexts(tx: sa.Connection, ids: Collection[int]) -> list[ArqRow]:
     """Return the ARQs of these device contexts in the order of their ids, locked."""
-    return _locked(tx, arqs.c.context_id.in_(sorted(ids)), None)
+    return _locked(tx, arqs.c.context_id.in_(sorted(ids)))
 
 
 def lock_of_jobs(tx: sa.Connection, ids: Collection[int]) -> list[ArqRow]:
     """Return the ARQs that wait for these jobs, in the order of their ids, locked."""
-    return _locked(tx, arqs.c.job_id.in_(ids), None)
+    return _locked(tx, arqs.c.job_id.in_(ids))
 
 
 def lock_bound_without_job(tx: sa.Connection, host: str) -> list[BoundHandleRow]:
@@ -188,7 +192,7 @@ def lock_stranded(tx: sa.Connection, limit: int) -> list[ArqRow]:
     ).all()
     # Checked again under the lock: a bind may have just ended.
     condition = sa.and_(arqs.c.id.in_(ids), arqs.c.state == ArqState.BIND_STARTED)
-    return _locked(tx, condition, None) if ids else []
+    return _locked(tx, condition) if ids else []
 
 
 def lock_to_bind(
@@ -203,49 +207,15 @@ def lock_to_bind(
     hidden by an attachment; ``hidden_slot`` is the last slot of the hidden ones. An ARQ that is
     bound after this statement is detected by the unique key of the instance's slots.
     """
-    query = _LOCK_TO_BIND if project_scope is None else _LOCK_TO_BIND_SCOPED
+    scoped = project_scope is not None
+    query = statements.LOCK_TO_BIND_SCOPED if scoped else statements.LOCK_TO_BIND
     values = {"uuids": sorted(uuids), "instance": instance, "scope": project_scope}
     return fetch_all(ArqToBindRow, tx.execute(query, values))
 
 
-def _locked(
-    tx: sa.Connection, condition: sa.ColumnElement[bool], project_scope: str | None
-) -> list[ArqRow]:
+def _locked(tx: sa.Connection, condition: sa.ColumnElement[bool]) -> list[ArqRow]:
     query = sa.select(arqs).where(condition).order_by(arqs.c.id).with_for_update()
-    if project_scope is not None:
-        query = query.where(arqs.c.project_id == project_scope)
     return fetch_all(ArqRow, tx.execute(query))
-
-
-# Built once: SQLAlchemy needs more time to build such a statement than a database to run it.
-_UUIDS: sa.BindParameter[Any] = sa.bindparam("uuids", expanding=True)
-_SCOPE = arqs.c.project_id == sa.bindparam("scope", type_=sa.String)
-_other = arqs.alias("other")
-_OTHER_COUNT = (
-    sa.select(sa.func.count())
-    .where(
-        _other.c.instance_uuid == sa.bindparam("instance", type_=sa.String),
-        _other.c.uuid.not_in(_UUIDS),
-        sa.not_(sa.and_(_other.c.hidden, _other.c.attachment_id.is_not(None))),
-    )
-    .scalar_subquery()
-    .label("other_arqs")
-)
-_HIDDEN_SLOT = (
-    sa.select(sa.func.max(_other.c.instance_slot))
-    .where(
-        _other.c.instance_uuid == sa.bindparam("instance", type_=sa.String),
-        _other.c.hidden,
-        _other.c.attachment_id.is_not(None),
-    )
-    .scalar_subquery()
-    .label("hidden_slot")
-)
-_BY_UUID = arqs.c.uuid.in_(_UUIDS)
-_LOCK = sa.select(arqs).where(_BY_UUID).order_by(arqs.c.id).with_for_update()
-_LOCK_SCOPED = _LOCK.where(_SCOPE)
-_LOCK_TO_BIND = _LOCK.add_columns(_OTHER_COUNT, _HIDDEN_SLOT)
-_LOCK_TO_BIND_SCOPED = _LOCK_TO_BIND.where(_SCOPE)
 
 
 def other_arqs_of_instance(
@@ -287,6 +257,18 @@ def bind(
     ``instance`` is None and no slot is used.
     """
     ids = sorted(providers)
+    if len(ids) == 1:
+        return _bind_one(
+            tx,
+            old_id=ids[0],
+            new_state=state,
+            new_hostname=hostname,
+            new_instance_uuid=instance,
+            new_instance_slot=None if instance is None else first_slot,
+            new_device_rp_uuid=providers[ids[0]],
+            new_owner_verified=owner_verified,
+            new_project_id=projects.get(ids[0]),
+        )
     values: dict[str, Any] = {
         "state": state,
         "hostname": hostname,
@@ -303,6 +285,10 @@ def bind(
     # The claim of a handle is part of this transition, so the guard is that of START: a BindStarted
     # ARQ already owns a handle.
     return _transition(tx, Step.START, ids, values)
+
+
+def _bind_one(tx: sa.Connection, **values: Any) -> int:
+    return tx.execute(statements.BIND_ONE, values).rowcount
 
 
 def assign_instance(
@@ -329,9 +315,9 @@ def assign_instance(
 
 
 def replace_uuids(tx: sa.Connection, uuids: Mapping[int, str]) -> None:
-    """Give ARQs new uuids, by row id, so that a call with the former ones finds no ARQ.
+    """Give ARQs new uuids, by row id, so that a call with a former uuid finds no ARQ.
 
-    Nothing refers to an ARQ by its uuid but records of past events.
+    Only records of past events refer to an ARQ by its uuid.
     """
     tx.execute(
         sa.update(arqs)
@@ -366,8 +352,9 @@ def clear_job(tx: sa.Connection, ids: Collection[int]) -> None:
 def unbind(tx: sa.Connection, ids: Collection[int], jobs_by_arq: Mapping[int, int]) -> int:
     """Mark ARQs Unbound, clear their host and instance; return how many were changed.
 
-    The ARQs of a device context are no longer those of an attachment: others may use them next.
-    ``jobs_by_arq`` maps row ids of ARQs to the row ids of the jobs that clean their former handles.
+    The ARQs of a device context no longer belong to an attachment afterwards, since another user
+    may bind them next. ``jobs_by_arq`` maps row ids of ARQs to the row ids of the jobs that clean
+    their former handles.
     """
     values: dict[str, Any] = {
         "state": ArqState.UNBOUND,
@@ -435,14 +422,12 @@ def lock_released(tx: sa.Connection, limit: int) -> list[ArqRow]:
         .where(states, jobs.c.state != JobState.OPEN)
         .limit(limit)
     ).all()
-    return _locked(tx, sa.and_(arqs.c.id.in_(ids), states), None) if ids else []
+    return _locked(tx, sa.and_(arqs.c.id.in_(ids), states)) if ids else []
 
 
 def delete(tx: sa.Connection, ids: Collection[int]) -> int:
     """Delete ARQs that own no handle; return how many were deleted."""
-    return tx.execute(
-        sa.delete(arqs).where(arqs.c.id.in_(ids), arqs.c.state.in_(source_states(Step.DELETE)))
-    ).rowcount
+    return tx.execute(statements.DELETE, {"ids": sorted(ids)}).rowcount
 
 
 def providers_of(rows: Collection[ArqRow]) -> list[str]:

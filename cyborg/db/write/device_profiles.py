@@ -7,6 +7,7 @@ from typing import TypedDict
 
 import sqlalchemy as sa
 
+from cyborg.db.project_units import NUM_ARQS
 from cyborg.db.rows import fetch_all, fetch_first
 from cyborg.db.schema import arqs
 from cyborg.db.schema import device_profiles as profiles
@@ -50,6 +51,13 @@ class ProfileUserRow(TypedDict):
     instance_uuid: str | None
 
 
+# Built once: SQLAlchemy needs more time to build such a statement than a database to run it.
+_BY_NAME = sa.select(
+    *(profiles.c[column] for column in ("id", "name", "groups", "context_id", "attachment_id")),
+    NUM_ARQS.label("used"),
+).where(profiles.c.name == sa.bindparam("name", type_=sa.String))
+
+
 def insert(tx: sa.Connection, row: NewProfileRow, attachment_id: int | None = None) -> None:
     """Insert one profile. Raise oslo.db's DBDuplicateEntry if its name or uuid already exists.
 
@@ -65,13 +73,8 @@ def by_name(
 
     The number of ARQs of a project is counted only up to ``max_count``.
     """
-    project_arqs = (
-        sa.select(arqs.c.id).where(arqs.c.project_id == project).limit(max_count).subquery()
-    )
-    used = sa.select(sa.func.count()).select_from(project_arqs).scalar_subquery().label("used")
-    names = ("id", "name", "groups", "context_id", "attachment_id")
-    query = sa.select(*(profiles.c[column] for column in names), used)
-    return fetch_first(UsedProfileRow, tx.execute(query.where(profiles.c.name == name)))
+    values = {"name": name, "project": project, "max_count": max_count}
+    return fetch_first(UsedProfileRow, tx.execute(_BY_NAME, values))
 
 
 def find(tx: sa.Connection, keys: Collection[str]) -> list[ProfileKeyRow]:

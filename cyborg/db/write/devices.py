@@ -130,37 +130,23 @@ def by_addresses(tx: sa.Connection, host: str, addresses: Collection[str]) -> li
     ]
 
 
-def update(tx: sa.Connection, changed: Mapping[int, Device], now: datetime) -> None:
+def update(
+    tx: sa.Connection,
+    changed: Mapping[int, Device],
+    stored: Mapping[int, DeviceRow],
+    now: datetime,
+) -> None:
     """Write the reported values of devices, by row id; draining devices become available again.
 
-    ``health_since`` becomes ``now`` if the health changes.
+    ``health_since`` becomes ``now`` if the health changes. ``stored`` has the present rows; the
+    caller must hold the lock of the host's agent, without which no device changes its health.
     """
-    if changed:
-        tx.execute(
-            _CHANGE, [_bind_values({"id": id_, **_reported(d)}, now) for id_, d in changed.items()]
-        )
-
-
-def _bind_values(values: Mapping[str, Any], now: datetime) -> dict[str, Any]:
-    return {"now": now} | {f"new_{name}": value for name, value in values.items()}
-
-
-_NAMES = tuple(_reported(Device("-", DeviceType.OTHER, "-", "-", "-")))
-_CHANGE = (
-    sa.update(devices)
-    .where(devices.c.id == sa.bindparam("new_id"))
-    # In this order: MySQL assigns from left to right, and the CASE must compare the old health.
-    .ordered_values(
-        (
-            devices.c.health_since,
-            sa.case(
-                (devices.c.health == sa.bindparam("new_health"), devices.c.health_since),
-                else_=sa.bindparam("now", type_=devices.c.health_since.type),
-            ),
-        ),
-        *((devices.c[name], sa.bindparam(f"new_{name}")) for name in _NAMES),
-    )
-)
+    rows = []
+    for id_, device in changed.items():
+        row = stored[id_]
+        since = row["health_since"] if row["health"] == device.health else now
+        rows.append({"id": id_, **_reported(device), "health_since": since})
+    bulk.update(tx, devices, rows)
 
 
 def by_uuid(tx: sa.Connection, uuid: str) -> DeviceRow | None:
@@ -237,9 +223,10 @@ def write_history(tx: sa.Connection, id_: int, **values: Any) -> None:
 
 
 def open_due(tx: sa.Connection, now: datetime, limit: int) -> list[str]:
-    """Open up to ``limit`` failing devices whose time has passed, the oldest first; return uuids.
+    """End the failing condition of up to ``limit`` devices whose time has passed; return uuids.
 
-    The number of their failed prepare jobs stays: the next failure closes them again.
+    The oldest come first. The number of failed prepare jobs does not change, so that one more
+    failure makes the device failing again.
     """
     due = sa.select(devices.c.id, devices.c.uuid).where(devices.c.retry_at <= now)
     found = tx.execute(due.order_by(devices.c.retry_at).limit(limit)).all()
@@ -254,7 +241,7 @@ def open_due(tx: sa.Connection, now: datetime, limit: int) -> list[str]:
 
 
 def set_status(tx: sa.Connection, uuid: str, status: str) -> bool | None:
-    """Set the operator's status of a device; a device that is enabled is opened if it is failing.
+    """Set the operator's status of a device; enabling a device ends its failing condition.
 
     Its failed prepare jobs no longer count. Return whether this changed the device, None if it does
     not exist.

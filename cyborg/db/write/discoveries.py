@@ -63,23 +63,20 @@ def record_outcomes(
     tx: sa.Connection, uuid: str, host: str, outcomes: Iterable[tuple[str, str, str | None]]
 ) -> None:
     """Record outcomes, each (backend, state, error); a final state does not change."""
-    rows = [
-        {"new_backend": name, "new_state": state, "new_error": error}
-        for name, state, error in sorted(outcomes)
-    ]
-    if not rows:
-        return
-    tx.execute(
-        sa.update(discoveries)
-        .where(
-            discoveries.c.uuid == uuid,
-            discoveries.c.host == host,
-            discoveries.c.backend == sa.bindparam("new_backend"),
-            discoveries.c.state == IN_PROGRESS,
+    d = discoveries.c
+    columns = {"backend": d.backend, "state": d.state, "error": d.error}
+    rows = [dict(zip(columns, each, strict=True)) for each in sorted(outcomes)]
+    for found in bulk.make_tables(tx, columns, rows):
+        tx.execute(
+            sa.update(discoveries)
+            .where(
+                d.uuid == uuid,
+                d.host == host,
+                d.backend == found.c.backend,
+                d.state == IN_PROGRESS,
+            )
+            .values(state=found.c.state, error=found.c.error)
         )
-        .values(state=sa.bindparam("new_state"), error=sa.bindparam("new_error")),
-        rows,
-    )
 
 
 def fail_host(tx: sa.Connection, uuid: str, host: str, error: str) -> int:
@@ -96,20 +93,26 @@ def fail_host(tx: sa.Connection, uuid: str, host: str, error: str) -> int:
 
 
 def purge(tx: sa.Connection, cutoff: datetime, limit: int) -> int:
-    """Delete up to ``limit`` rows created before ``cutoff``; return their number."""
-    ids = tx.scalars(
-        sa.select(discoveries.c.id)
-        .where(discoveries.c.created_at < cutoff)
-        .order_by(discoveries.c.id)
-        .limit(limit)
-    ).all()
+    """Delete up to ``limit`` rows created before ``cutoff``; return their number.
+
+    The oldest rows have the lowest ids, so that only these are read.
+    """
+    d = discoveries.c
+    oldest = sa.select(d.id, d.created_at).order_by(d.id).limit(limit).subquery()
+    ids = tx.scalars(sa.select(oldest.c.id).where(oldest.c.created_at < cutoff)).all()
     return bulk.delete(tx, discoveries, ids)
 
 
 def fail_older(tx: sa.Connection, cutoff: datetime, error: str) -> int:
     """Fail the rows created before ``cutoff`` that are still in progress; return their number."""
-    return tx.execute(
-        sa.update(discoveries)
-        .where(discoveries.c.state == IN_PROGRESS, discoveries.c.created_at < cutoff)
-        .values(state=FAILED, error=error)
-    ).rowcount
+    late = (discoveries.c.state == IN_PROGRESS, discoveries.c.created_at < cutoff)
+    # A SELECT first: on MariaDB an UPDATE without a match still locks the rows that it scans.
+    ids = tx.scalars(sa.select(discoveries.c.id).where(*late).order_by(discoveries.c.id)).all()
+    return sum(
+        tx.execute(
+            sa.update(discoveries)
+            .where(discoveries.c.id.in_(chunk), *late)
+            .values(state=FAILED, error=error)
+        ).rowcount
+        for chunk in bulk.chunks(ids)
+    )

@@ -16,11 +16,13 @@ from typing import Any, TypedDict
 
 import sqlalchemy as sa
 
+from cyborg.core.hosts.service import AGENT
 from cyborg.core.inventory.device import Health
 from cyborg.db import failed_restores
 from cyborg.db.rows import fetch_all
 from cyborg.db.schema import attach_handles as handles
-from cyborg.db.schema import deployables, devices, jobs
+from cyborg.db.schema import deployables, devices, jobs, services
+from cyborg.db.schema import providers as published_providers
 from cyborg.db.write import providers as publishing
 
 
@@ -51,6 +53,7 @@ class ClaimedProviderRow(TypedDict):
     failing: bool
     deliverable: bool
     cordoned: bool
+    numa_node: int | None
 
 
 class FreeHandleRow(TypedDict):
@@ -150,29 +153,51 @@ def all_handles(tx: sa.Connection, deployable_ids: Collection[int]) -> list[Hand
     return fetch_all(HandleStateRow, tx.execute(query))
 
 
+def any_unavailable(tx: sa.Connection, uuids: Collection[str]) -> bool:
+    """Return whether the agent of a provider's host is down, or Placement lacks a provider."""
+    query = (
+        sa.select(deployables.c.id)
+        .join(devices, devices.c.id == deployables.c.device_id)
+        .outerjoin(services, sa.and_(services.c.host == devices.c.host, services.c.binary == AGENT))
+        .where(
+            deployables.c.rp_uuid.in_(sorted(uuids)),
+            sa.or_(services.c.down_since.is_not(None), sa.not_(_PUBLISHED)),
+        )
+    )
+    return tx.scalar(query.limit(1)) is not None
+
+
 def claim(
-    tx: sa.Connection, owners: Mapping[int, int], *, needs_cleaning: Collection[int] = ()
+    tx: sa.Connection,
+    owners: Mapping[int, int],
+    *,
+    needs_cleaning: Collection[int] = (),
+    published: bool = False,
 ) -> int:
     """Assign each handle to its ARQ in ``owners``, by row id; return how many were assigned.
 
     Set ``needs_cleaning`` of these handles: whatever the result of the host work, they are cleaned
     before their next claim. The guard checks the device again: if the device was cordoned after the
-    candidates were read, its handle is not assigned.
+    candidates were read, its handle is not assigned. With ``published``, nor is one of a provider
+    that Placement does not have.
     """
+    if len(owners) == 1 and not published:
+        ((handle_id, arq_id),) = owners.items()
+        one = {"old_id": handle_id, "new_arq_id": arq_id, "new_dirty": handle_id in needs_cleaning}
+        return tx.execute(_CLAIM_ONE, one).rowcount
+    guard = [handles.c.id.in_(sorted(owners)), *_UNCLAIMED, _SCHEDULABLE]
+    if published:
+        guard.append(_PUBLISHED_HANDLE)
     values: dict[str, Any] = {"arq_id": sa.case(owners, value=handles.c.id)}
     if needs_cleaning:
         values["needs_cleaning"] = handles.c.id.in_(sorted(needs_cleaning))
-    return tx.execute(
-        sa.update(handles)
-        .where(handles.c.id.in_(sorted(owners)), *_UNCLAIMED, _SCHEDULABLE)
-        .values(**values)
-    ).rowcount
+    return tx.execute(sa.update(handles).where(*guard).values(**values)).rowcount
 
 
 def lock_schedulable(tx: sa.Connection, arq_ids: Collection[int]) -> int:
     """Lock the handles of ARQs that could be claimed if they had no owner; return their number.
 
-    The guard is that of ``claim``, except that the handles are owned and prepared.
+    The guard is the same as in ``claim``, except that the handles are owned and prepared.
     """
     owned = handles.c.arq_id.in_(sorted(arq_ids))
     # An update instead of a read: it sees what concurrent transactions have committed.
@@ -186,11 +211,10 @@ def release(tx: sa.Connection, arq_ids: Collection[int], now: datetime) -> list[
     A draining handle remains, without an owner, until the next report deletes it
     (``services.request_stale_reports`` requests a report); its provider is marked stale.
     """
-    owned = handles.c.arq_id.in_(arq_ids)
-    clean = sa.and_(sa.not_(handles.c.needs_cleaning), sa.not_(handles.c.draining))
-    freed = tx.execute(sa.update(handles).where(owned, clean).values(arq_id=None)).rowcount
+    freed = tx.execute(_RELEASE_CLEAN, {"arq_ids": sorted(arq_ids)}).rowcount
     if freed == len(arq_ids):
         return []
+    owned = handles.c.arq_id.in_(arq_ids)
     query = (
         sa.select(
             handles.c.id,
@@ -251,6 +275,7 @@ _PROVIDERS = (
         devices.c.failing,
         devices.c.deliverable,
         devices.c.cordoned,
+        devices.c.numa_node,
     )
     .join(devices, devices.c.id == deployables.c.device_id)
     .where(deployables.c.rp_uuid.in_(sa.bindparam("uuids", expanding=True)))
@@ -269,6 +294,15 @@ _CHOOSE_UNCLAIMED = (
 _LOCK_UNCLAIMED = _CHOOSE_UNCLAIMED.with_for_update(skip_locked=True)
 # Only a waiting query can deadlock, so only it needs an order, which costs a worse plan.
 _LOCK_UNCLAIMED_WAITING = _CHOOSE_UNCLAIMED.order_by(handles.c.id).with_for_update()
+_PUBLISHED = sa.exists(
+    sa.select(published_providers.c.id).where(
+        published_providers.c.uuid == deployables.c.rp_uuid,
+        published_providers.c.published_revision > 0,
+    )
+)
+_PUBLISHED_HANDLE = sa.exists(
+    sa.select(deployables.c.id).where(deployables.c.id == handles.c.deployable_id, _PUBLISHED)
+)
 _SCHEDULABLE = sa.exists(
     sa.select(deployables.c.id)
     .join(devices, devices.c.id == deployables.c.device_id)
@@ -291,3 +325,22 @@ _SCHEDULABLE = sa.exists(
 The guard omits ``restore_failed``: if the restore fails after the candidates were read, the new
 bind has to prepare its own handle, and fails too. MariaDB would lock the jobs that it reads here.
 """
+# The claim of one handle, as in most calls. That of several handles has a CASE for each.
+_CLAIM_ONE = (
+    sa.update(handles)
+    .where(handles.c.id == sa.bindparam("old_id", type_=sa.BigInteger), *_UNCLAIMED, _SCHEDULABLE)
+    .values(
+        arq_id=sa.bindparam("new_arq_id", type_=sa.BigInteger),
+        # The guard: it is False before.
+        needs_cleaning=sa.bindparam("new_dirty", type_=sa.Boolean),
+    )
+)
+_RELEASE_CLEAN = (
+    sa.update(handles)
+    .where(
+        handles.c.arq_id.in_(sa.bindparam("arq_ids", expanding=True)),
+        sa.not_(handles.c.needs_cleaning),
+        sa.not_(handles.c.draining),
+    )
+    .values(arq_id=None)
+)

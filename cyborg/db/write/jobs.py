@@ -72,6 +72,8 @@ class OverdueRow(TypedDict):
 
 
 OPEN = jobs.c.state == JobState.OPEN
+# As a list, not as "not open", for which an index on the state is of no use.
+_ENDED = sorted(state for state in JobState if state is not JobState.OPEN)
 
 _PRIORITY = sa.case({kind: number for number, kind in enumerate(JobKind)}, value=jobs.c.kind)
 _partitions = jobs.alias("partitions")
@@ -165,9 +167,9 @@ def lease(
 ) -> list[JobRow]:
     """Lease up to ``limit`` due jobs, in the order of ``JobKind`` and, within a kind, by due time.
 
-    A restore waits until the layout of its device was applied again, or failed to be, since without
-    the layout its handle does not exist. Return the previous rows, in which ``owner`` is the last
-    owner.
+    A restore waits until the job that applies the layout of its device again has succeeded or
+    failed, since the handle does not exist without the layout. Return the previous rows, in which
+    ``owner`` is the last owner.
     """
     due = sa.and_(OPEN, jobs.c.kind.in_(sorted(JobKind)), jobs.c.next_try_at <= now)
     query = (
@@ -386,7 +388,7 @@ def purge(tx: sa.Connection, cutoff: datetime, limit: int) -> int:
     """Delete up to ``limit`` jobs that ended before ``cutoff``; return their number."""
     old = (
         sa.select(jobs.c.id)
-        .where(jobs.c.state != JobState.OPEN, jobs.c.next_try_at < cutoff)
+        .where(jobs.c.state.in_(_ENDED), jobs.c.next_try_at < cutoff)
         .limit(limit)
     )
     ids = tx.scalars(old).all()

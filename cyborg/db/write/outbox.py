@@ -15,6 +15,7 @@ from uuid import uuid4
 
 import sqlalchemy as sa
 
+from cyborg.db import bulk
 from cyborg.db.rows import fetch_all
 from cyborg.db.schema import outbox
 
@@ -79,6 +80,19 @@ _LOCK_WHOLE = _PENDING.where(
     outbox.c.subject.in_(sa.bindparam("subjects", expanding=True))
 ).order_by(outbox.c.id)
 
+_IDS: sa.BindParameter[Any] = sa.bindparam("ids", expanding=True)
+_LEASE = (
+    sa.update(outbox)
+    .where(outbox.c.id.in_(_IDS))
+    .values(
+        owner=sa.bindparam("new_owner", type_=sa.String),
+        lease_until=sa.bindparam("until", type_=outbox.c.lease_until.type),
+    )
+)
+_DELETE_DELIVERED = sa.delete(outbox).where(
+    outbox.c.id.in_(_IDS), outbox.c.owner == sa.bindparam("leased_by", type_=sa.String)
+)
+
 
 def add_all(tx: sa.Connection, messages: Iterable[Message]) -> None:
     """Add messages of any kinds in one statement; do nothing if there are no messages."""
@@ -86,8 +100,7 @@ def add_all(tx: sa.Connection, messages: Iterable[Message]) -> None:
         {"uuid": str(uuid4()), "kind": kind, "subject": subject, "payload": dict(payload)}
         for kind, subject, payload in messages
     ]
-    if rows:
-        tx.execute(sa.insert(outbox), rows)
+    bulk.insert(tx, outbox, rows)
 
 
 def lease(
@@ -113,8 +126,8 @@ def lease(
     chosen = [rows for rows in ready.values() if any(row["next_try_at"] <= now for row in rows)]
     leased = sorted(itertools.chain.from_iterable(chosen), key=lambda row: row["id"])
     if leased:
-        selected = outbox.c.id.in_([row["id"] for row in leased])
-        tx.execute(sa.update(outbox).where(selected).values(owner=owner, lease_until=until))
+        values = {"ids": [row["id"] for row in leased], "new_owner": owner, "until": until}
+        tx.execute(_LEASE, values)
     return leased
 
 
@@ -136,9 +149,7 @@ def _ready(rows: Iterable[LeasedMessageRow], now: datetime) -> list[LeasedMessag
 
 def delete_delivered(tx: sa.Connection, owner: str, ids: Collection[int]) -> int:
     """Delete delivered messages that ``owner`` still has leased; return their number."""
-    return tx.execute(
-        sa.delete(outbox).where(outbox.c.id.in_(sorted(ids)), outbox.c.owner == owner)
-    ).rowcount
+    return tx.execute(_DELETE_DELIVERED, {"ids": sorted(ids), "leased_by": owner}).rowcount
 
 
 def record_failure(

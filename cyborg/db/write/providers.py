@@ -12,7 +12,7 @@ this mark.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import sqlalchemy as sa
 
@@ -37,6 +37,33 @@ class LeasedProviderRow(TypedDict):
     verify_only: bool
     attempts: int
     error: str | None
+
+
+class VerifiedProviderRow(TypedDict):
+    """A provider that is not stale, with its state in Placement at the last comparison."""
+
+    id: int
+    uuid: str
+    name: str
+    host: str
+    verified_at: datetime
+    placement_generation: int | None
+    placement_parent: str | None
+    compared_at: datetime | None
+
+
+class PlacementState(NamedTuple):
+    """Generation and parent of a provider in Placement when it had the desired state."""
+
+    generation: int | None
+    parent: str | None
+
+
+class Published(NamedTuple):
+    """Result of publishing: the published revision and the state in Placement after it."""
+
+    revision: int
+    state: PlacementState
 
 
 def mark_stale(tx: sa.Connection, host: str, changed: Mapping[str, str], now: datetime) -> None:
@@ -118,54 +145,130 @@ def mark_stale_of_hosts(tx: sa.Connection, hosts: Collection[str], now: datetime
     return sum(_update_stale(tx, providers.c.host.in_(chunk), now) for chunk in bulk.chunks(hosts))
 
 
-def schedule_verification_of_old(
-    tx: sa.Connection, cutoff: datetime, now: datetime, limit: int
-) -> int:
-    """Schedule the verification of up to ``limit`` providers unchanged since ``cutoff``.
+def count_verified(tx: sa.Connection) -> int:
+    """Return the number of providers that are not stale."""
+    verified = sa.select(sa.func.count()).where(providers.c.verified_at.is_not(None))
+    return tx.scalar(verified) or 0
 
-    Return the number of these providers.
+
+def lease_for_verification(
+    tx: sa.Connection, *, owner: str, before: datetime, now: datetime, until: datetime, limit: int
+) -> list[VerifiedProviderRow]:
+    """Lease the providers of the hosts that were verified longest ago, and at or before ``before``.
+
+    All providers of a host that are not stale are leased together, since one call to Placement
+    lists them all. So there may be more than ``limit`` rows, or fewer.
     """
-    old = (
-        sa.select(providers.c.id)
-        .where(providers.c.stale_since.is_(None), providers.c.updated_at < cutoff)
-        .order_by(providers.c.updated_at)
+    p = providers.c
+    free = sa.or_(p.lease_until.is_(None), p.lease_until < now)
+    oldest = (
+        sa.select(p.host)
+        .where(p.verified_at <= before, free)
+        .order_by(p.verified_at, p.id)
         .limit(limit)
     )
-    ids = tx.scalars(old).all()
-    settled = sa.and_(providers.c.id.in_(ids), providers.c.stale_since.is_(None))
-    return _update_verify(tx, settled, now) if ids else 0
+    found_hosts = sorted(set(tx.scalars(oldest)))
+    if not found_hosts:
+        return []
+    columns = [p[name] for name in VerifiedProviderRow.__annotations__]
+    leasable = sa.and_(p.verified_at.is_not(None), free)
+    query = sa.select(*columns).where(p.host.in_(found_hosts), leasable).order_by(p.id)
+    query = query.with_for_update(skip_locked=True)
+    rows = fetch_all(VerifiedProviderRow, tx.execute(query))
+    lease_rows = sa.update(providers).where(p.id.in_([row["id"] for row in rows]), leasable)
+    leased = tx.execute(lease_rows.values(owner=owner, lease_until=until)).rowcount
+    # The rows are locked. If any was taken nevertheless, the lease ends unused.
+    return rows if leased == len(rows) else []
+
+
+def record_unchanged(tx: sa.Connection, owner: str, ids: Collection[int], now: datetime) -> None:
+    """Record that leased providers have the generation of their last comparison."""
+    p = providers.c
+    for chunk in bulk.chunks(sorted(ids)):
+        tx.execute(
+            sa.update(providers)
+            .where(p.id.in_(chunk), p.owner == owner)
+            .values(verified_at=now, owner=None, lease_until=None)
+        )
+
+
+def record_compared(
+    tx: sa.Connection, owner: str, states: Mapping[int, PlacementState], now: datetime
+) -> None:
+    """Record that leased providers, by row id, have the desired contents in Placement."""
+    p = providers.c
+    columns = {"id": p.id, "generation": p.placement_generation, "parent": p.placement_parent}
+    rows = [{"id": row_id, **state._asdict()} for row_id, state in sorted(states.items())]
+    for compared in bulk.make_tables(tx, columns, rows):
+        tx.execute(
+            sa.update(providers)
+            .where(p.id == compared.c.id, p.owner == owner)
+            .values(
+                placement_generation=compared.c.generation,
+                placement_parent=compared.c.parent,
+                compared_at=now,
+                verified_at=now,
+                owner=None,
+                lease_until=None,
+            )
+        )
+
+
+def schedule_verification_of_leased(
+    tx: sa.Connection, owner: str, ids: Collection[int], now: datetime
+) -> int:
+    """Schedule the verification of leased providers by a publisher; return their number."""
+    owned = providers.c.owner == owner
+    return sum(
+        _update_verify(tx, sa.and_(providers.c.id.in_(chunk), owned), now)
+        for chunk in bulk.chunks(sorted(ids))
+    )
 
 
 def _update_stale(tx: sa.Connection, condition: sa.ColumnElement[bool], now: datetime) -> int:
+    p = providers.c
     return tx.execute(
         sa.update(providers)
         .where(condition)
-        .values(
-            revision=providers.c.revision + 1,
-            stale_since=sa.func.coalesce(providers.c.stale_since, now),
-            attempts=0,
-            next_try_at=None,
-            verify_only=False,
+        .ordered_values(
+            *_end_verifier_lease(),
+            (p.revision, p.revision + 1),
+            (p.stale_since, sa.func.coalesce(p.stale_since, now)),
+            (p.verified_at, None),
+            (p.attempts, 0),
+            (p.next_try_at, None),
+            (p.verify_only, False),
         )
     ).rowcount
 
 
 def _update_verify(tx: sa.Connection, condition: sa.ColumnElement[bool], now: datetime) -> int:
-    stale = providers.c.stale_since
+    p = providers.c
     return tx.execute(
         sa.update(providers)
         .where(condition)
-        # In this order, because MySQL assigns from left to right. A stale row is not only verified.
+        # A stale row is not only verified.
         .ordered_values(
-            (
-                providers.c.verify_only,
-                sa.case((stale.is_(None), sa.true()), else_=providers.c.verify_only),
-            ),
-            (stale, sa.func.coalesce(stale, now)),
-            (providers.c.attempts, 0),
-            (providers.c.next_try_at, None),
+            *_end_verifier_lease(),
+            (p.verify_only, sa.case((p.stale_since.is_(None), sa.true()), else_=p.verify_only)),
+            (p.stale_since, sa.func.coalesce(p.stale_since, now)),
+            (p.verified_at, None),
+            (p.attempts, 0),
+            (p.next_try_at, None),
         )
     ).rowcount
+
+
+def _end_verifier_lease() -> list[tuple[sa.Column[Any], Any]]:
+    """Return the assignments that end the lease of a row unless it is already stale.
+
+    They must be the first ones, because MySQL assigns from left to right.
+    """
+    p = providers.c
+    return [
+        (column, sa.case((p.stale_since.is_not(None), column)))
+        for column in (p.owner, p.lease_until)
+    ]
 
 
 def lease(
@@ -197,52 +300,56 @@ def lease(
 
 
 def record_published(
-    tx: sa.Connection, owner: str, revisions: Mapping[str, int], now: datetime
+    tx: sa.Connection, owner: str, results: Mapping[str, Published], now: datetime
 ) -> None:
-    """Record the revisions that were published to Placement, by uuid.
+    """Record what was published to Placement, by uuid.
 
     If a provider was changed during the publishing, it remains stale, but since ``now``: with the
     earlier time it would be published before all others, and look as if it was never published.
     """
-    if not revisions:
-        return
-    tx.execute(
-        sa.update(providers)
-        .where(providers.c.uuid == sa.bindparam("provider"), providers.c.owner == owner)
-        .values(
-            published_revision=sa.bindparam("new_revision"),
-            stale_since=sa.case(
-                (providers.c.revision == sa.bindparam("new_revision"), None),
-                else_=sa.literal(now, providers.c.stale_since.type),
-            ),
-            verify_only=False,
-            error=None,
-            attempts=0,
-            next_try_at=None,
-            owner=None,
-            lease_until=None,
-        ),
-        [
-            {"provider": uuid, "new_revision": revision}
-            for uuid, revision in sorted(revisions.items())
-        ],
-    )
+    p = providers.c
+    rows = [
+        {"uuid": uuid, "revision": result.revision, **result.state._asdict()}
+        for uuid, result in sorted(results.items())
+    ]
+    columns = {
+        "uuid": p.uuid,
+        "revision": p.revision,
+        "generation": p.placement_generation,
+        "parent": p.placement_parent,
+    }
+    time = sa.literal(now, p.stale_since.type)
+    for published in bulk.make_tables(tx, columns, rows):
+        is_current = p.revision == published.c.revision
+        tx.execute(
+            sa.update(providers)
+            .where(p.uuid == published.c.uuid, p.owner == owner)
+            .values(
+                published_revision=published.c.revision,
+                stale_since=sa.case((is_current, None), else_=time),
+                verified_at=sa.case((is_current, time), else_=None),
+                placement_generation=published.c.generation,
+                placement_parent=published.c.parent,
+                compared_at=now,
+                verify_only=False,
+                error=None,
+                attempts=0,
+                next_try_at=None,
+                owner=None,
+                lease_until=None,
+            )
+        )
 
 
 def delete_published(tx: sa.Connection, owner: str, revisions: Mapping[str, int]) -> None:
     """Delete providers that were deleted in Placement, unless their revision changed since."""
     if not revisions:
         return
+    p = providers.c
+    unchanged = sa.tuple_(p.uuid, p.revision).in_(sorted(revisions.items()))
+    # The first condition has an index on every database.
     tx.execute(
-        sa.delete(providers).where(
-            providers.c.owner == owner,
-            providers.c.uuid == sa.bindparam("provider"),
-            providers.c.revision == sa.bindparam("deleted_revision"),
-        ),
-        [
-            {"provider": uuid, "deleted_revision": revision}
-            for uuid, revision in sorted(revisions.items())
-        ],
+        sa.delete(providers).where(p.uuid.in_(sorted(revisions)), p.owner == owner, unchanged)
     )
     release(tx, owner, revisions)
 
@@ -251,25 +358,21 @@ def record_failures(
     tx: sa.Connection, owner: str, errors: Iterable[tuple[str, str, datetime]]
 ) -> None:
     """Record failures, each (uuid, error, time of the next try)."""
-    rows = [
-        {"provider": uuid, "new_error": error, "new_next_try_at": next_try_at}
-        for uuid, error, next_try_at in sorted(errors)
-    ]
-    if not rows:
-        return
-    values: dict[str, Any] = {
-        "error": sa.bindparam("new_error"),
-        "next_try_at": sa.bindparam("new_next_try_at"),
-        "attempts": providers.c.attempts + 1,
-        "owner": None,
-        "lease_until": None,
-    }
-    tx.execute(
-        sa.update(providers)
-        .where(providers.c.uuid == sa.bindparam("provider"), providers.c.owner == owner)
-        .values(**values),
-        rows,
-    )
+    p = providers.c
+    columns = {"uuid": p.uuid, "error": p.error, "next_try_at": p.next_try_at}
+    rows = [dict(zip(columns, each, strict=True)) for each in sorted(errors)]
+    for failed in bulk.make_tables(tx, columns, rows):
+        tx.execute(
+            sa.update(providers)
+            .where(p.uuid == failed.c.uuid, p.owner == owner)
+            .values(
+                error=failed.c.error,
+                next_try_at=failed.c.next_try_at,
+                attempts=p.attempts + 1,
+                owner=None,
+                lease_until=None,
+            )
+        )
 
 
 def release_unanswered(tx: sa.Connection, failures: Iterable[tuple[str, str, str]]) -> None:
@@ -278,19 +381,14 @@ def release_unanswered(tx: sa.Connection, failures: Iterable[tuple[str, str, str
     A failure is (owner, provider uuid, error). The rows are due immediately, and the attempt is not
     counted, so that an outage of Placement causes no delay after its end.
     """
-    rows = [
-        {"leased_by": owner, "provider": uuid, "new_error": error}
-        for owner, uuid, error in sorted(failures)
-    ]
-    if rows:
+    p = providers.c
+    columns = {"owner": p.owner, "uuid": p.uuid, "error": p.error}
+    rows = [dict(zip(columns, each, strict=True)) for each in sorted(failures)]
+    for failed in bulk.make_tables(tx, columns, rows):
         tx.execute(
             sa.update(providers)
-            .where(
-                providers.c.uuid == sa.bindparam("provider"),
-                providers.c.owner == sa.bindparam("leased_by"),
-            )
-            .values(error=sa.bindparam("new_error"), owner=None, lease_until=None),
-            rows,
+            .where(p.uuid == failed.c.uuid, p.owner == failed.c.owner)
+            .values(error=failed.c.error, owner=None, lease_until=None)
         )
 
 

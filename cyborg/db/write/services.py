@@ -6,15 +6,16 @@ generation, so that reports of one host are serialized.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, NotRequired, TypedDict
 from uuid import uuid4
 
 import sqlalchemy as sa
 
-from cyborg.core.hosts.service import AGENT
+from cyborg.core.hosts.service import AGENT, CONDUCTOR
 from cyborg.core.inventory.report import BackendStatus
 from cyborg.core.jobs.job import JobKind, JobState
+from cyborg.db import bulk
 from cyborg.db.rows import fetch_all, fetch_first
 from cyborg.db.schema import (
     arqs,
@@ -29,7 +30,7 @@ from cyborg.db.schema import (
 
 
 class HeartbeatFields(TypedDict):
-    """The columns of a heartbeat without epoch and digest.
+    """The columns that a heartbeat writes, except epoch and digest.
 
     Only an agent has ``endpoint`` and ``boot_id``.
     """
@@ -38,6 +39,21 @@ class HeartbeatFields(TypedDict):
     boot_id: NotRequired[str]
     status: str
     versions: dict[str, Any]
+
+
+class HeartbeatTimes(TypedDict):
+    """The time of a heartbeat, and the deadlines that it sets."""
+
+    last_seen_at: datetime
+    late_at: datetime
+    down_at: datetime
+
+
+class UpCountRow(TypedDict):
+    """Numbers of daemons that are up."""
+
+    agents: int
+    conductors: int
 
 
 class DaemonRow(TypedDict):
@@ -78,7 +94,7 @@ def heartbeat_if_unchanged(
     host: str,
     epoch: str,
     digest: str,
-    now: datetime,
+    times: HeartbeatTimes,
     fields: HeartbeatFields,
     desired_generation: int | None = None,
 ) -> bool:
@@ -100,7 +116,7 @@ def heartbeat_if_unchanged(
                 if desired_generation is None
                 else services.c.desired_generation == desired_generation,
             )
-            .values(last_seen_at=now, **fields)
+            .values(**times, **fields)
         ).rowcount
     )
 
@@ -116,7 +132,12 @@ def previous_incarnation(
 
 
 def upsert_heartbeat(
-    tx: sa.Connection, binary: str, host: str, epoch: str, now: datetime, fields: HeartbeatFields
+    tx: sa.Connection,
+    binary: str,
+    host: str,
+    epoch: str,
+    times: HeartbeatTimes,
+    fields: HeartbeatFields,
 ) -> HeartbeatRow:
     """Record a heartbeat, insert the daemon if it is new; return its row, locked.
 
@@ -125,10 +146,10 @@ def upsert_heartbeat(
     transaction inserts the same daemon; the caller must retry.
     """
     same_daemon = sa.and_(services.c.binary == binary, services.c.host == host)
-    values: dict[str, Any] = {"last_seen_at": now, **fields}
+    values: dict[str, Any] = {**times, **fields}
     same_epoch = sa.update(services).where(same_daemon, services.c.epoch == epoch)
     if not tx.execute(same_epoch.values(**values)).rowcount:
-        values |= {"epoch": epoch, "generation": 0, "started_at": now}
+        values |= {"epoch": epoch, "generation": 0, "started_at": times["last_seen_at"]}
         if not tx.execute(sa.update(services).where(same_daemon).values(**values)).rowcount:
             values |= {"uuid": str(uuid4()), "binary": binary, "host": host}
             tx.execute(sa.insert(services).values(**values))
@@ -136,13 +157,32 @@ def upsert_heartbeat(
     return fetch_all(HeartbeatRow, tx.execute(query.where(same_daemon)))[0]
 
 
-def delete(tx: sa.Connection, uuid: str, limit: datetime) -> bool:
-    """Delete a daemon last seen at or before ``limit``; return whether it was deleted.
+def delete(tx: sa.Connection, uuid: str, now: datetime) -> bool:
+    """Delete a daemon that is down; return whether it was deleted.
 
     This also deletes its backends, their desired state and its drivers.
     """
-    unreachable = sa.and_(services.c.uuid == uuid, services.c.last_seen_at <= limit)
+    unreachable = sa.and_(services.c.uuid == uuid, services.c.down_at <= now)
     return bool(tx.execute(sa.delete(services).where(unreachable)).rowcount)
+
+
+def purge(tx: sa.Connection, cutoff: datetime, limit: int) -> list[DaemonRow]:
+    """Delete daemons last seen before ``cutoff``, at most ``limit``, and return them.
+
+    An agent is deleted only if its host has no devices. With a daemon, its backends, their desired
+    state and its drivers are deleted.
+    """
+    has_devices = sa.exists().where(devices.c.host == services.c.host)
+    old = sa.and_(
+        services.c.last_seen_at < cutoff, sa.or_(services.c.binary != AGENT, sa.not_(has_devices))
+    )
+    # FOR UPDATE: a daemon that sends a heartbeat now is not among the rows, or waits for its end.
+    query = sa.select(services.c.id, services.c.binary, services.c.host).where(old)
+    rows = tx.execute(
+        query.order_by(services.c.last_seen_at).limit(limit).with_for_update(of=services)
+    ).all()
+    bulk.delete(tx, services, [row.id for row in rows])
+    return [{"binary": row.binary, "host": row.host} for row in rows]
 
 
 def find(tx: sa.Connection, uuid: str) -> DaemonRow | None:
@@ -180,25 +220,26 @@ def holders(tx: sa.Connection, host: str) -> Sequence[str]:
 
 
 def mark_down(
-    tx: sa.Connection, limit: datetime, now: datetime, max_agents: int
+    tx: sa.Connection, now: datetime, max_timeout: timedelta, max_agents: int
 ) -> list[DownAgentRow]:
     """Mark agents as down, at most ``max_agents``, and return those that this call marked.
 
-    These are agents whose last heartbeat was at or before ``limit``. The result leaves out agents
-    that another conductor marked, or that sent a heartbeat meanwhile.
+    These are agents whose deadline has passed. An agent with a deadline of more than
+    ``max_timeout`` after its last heartbeat is left out, and so is an agent that another conductor
+    marked, or that sent a heartbeat meanwhile.
     """
-    unreachable = sa.and_(
-        services.c.binary == AGENT,
-        services.c.down_since.is_(None),
-        services.c.last_seen_at <= limit,
-    )
+    s = services.c
+    unreachable = sa.and_(s.binary == AGENT, s.down_since.is_(None), s.down_at <= now)
     # A SELECT first: on MariaDB an UPDATE without a match still locks the rows that it scans.
-    ids = tx.scalars(
-        sa.select(services.c.id)
+    found = tx.execute(
+        sa.select(s.id, s.last_seen_at, s.down_at)
         .where(unreachable)
-        .order_by(services.c.last_seen_at)
+        .order_by(s.down_at)
         .limit(max_agents)
-    ).all()
+    )
+    # The databases have no common arithmetic of times. If agents that are left out fill the limit,
+    # others wait for them, but not longer than the longest deadline.
+    ids = [row.id for row in found if row.down_at - row.last_seen_at <= max_timeout]
     if not ids:
         return []
     selected = services.c.id.in_(sorted(ids))
@@ -206,10 +247,10 @@ def mark_down(
         sa.update(services).where(selected, unreachable).values(down_since=now)
     ).rowcount:
         return []
-    found = sa.select(*(services.c[name] for name in DownAgentRow.__annotations__)).where(
-        selected, services.c.down_since == now
+    marked = sa.select(*(s[name] for name in DownAgentRow.__annotations__)).where(
+        selected, s.down_since == now
     )
-    return fetch_all(DownAgentRow, tx.execute(found.order_by(services.c.host)))
+    return fetch_all(DownAgentRow, tx.execute(marked.order_by(s.host)))
 
 
 def mark_up(tx: sa.Connection, id_: int) -> None:
@@ -218,7 +259,7 @@ def mark_up(tx: sa.Connection, id_: int) -> None:
 
 
 def accept_report(
-    tx: sa.Connection, host: str, epoch: str, generation: int, digest: str, now: datetime
+    tx: sa.Connection, host: str, epoch: str, generation: int, digest: str, times: HeartbeatTimes
 ) -> bool:
     """Accept a report and lock the agent's row; return whether the report must be recorded.
 
@@ -231,7 +272,7 @@ def accept_report(
     result = tx.execute(
         sa.update(services)
         .where(same_agent, services.c.generation < generation, services.c.down_since.is_(None))
-        .values(generation=generation, digest=digest, last_seen_at=now)
+        .values(generation=generation, digest=digest, **times)
     )
     return bool(result.rowcount)
 
@@ -254,19 +295,31 @@ def identities(tx: sa.Connection, hosts: Collection[str]) -> dict[str, object]:
 
 
 def existing_hosts(tx: sa.Connection, names: Collection[str]) -> set[str]:
-    """Return the names in ``names`` of hosts that have an agent."""
+    """Return those of ``names`` that are names of hosts with an agent."""
     query = sa.select(services.c.host).where(
         services.c.binary == AGENT, services.c.host.in_(sorted(names))
     )
     return set(tx.scalars(query))
 
 
-def last_seen(tx: sa.Connection, host: str) -> datetime | None:
-    """Return the time of the last heartbeat of a host's agent, None if there was none."""
+def has_agent(tx: sa.Connection, host: str, now: datetime) -> bool:
+    """Return whether a host has an agent that is not down."""
     same_agent = sa.and_(services.c.binary == AGENT, services.c.host == host)
-    query = sa.select(services.c.last_seen_at).where(same_agent)
-    last_seen_at: datetime | None = tx.execute(query).scalar()
-    return last_seen_at
+    return (
+        tx.scalar(sa.select(services.c.id).where(same_agent, services.c.down_at > now)) is not None
+    )
+
+
+def count_up(tx: sa.Connection, now: datetime) -> UpCountRow:
+    """Count the agents that are not marked down, and the conductors whose deadline has not passed.
+
+    After an outage of the conductors all deadlines of agents have passed, and all agents return.
+    """
+    s = services.c
+    agents = sa.select(sa.func.count()).where(s.binary == AGENT, s.down_since.is_(None))
+    conductors = sa.select(sa.func.count()).where(s.binary == CONDUCTOR, s.down_at > now)
+    row = tx.execute(sa.select(agents.scalar_subquery(), conductors.scalar_subquery())).one()
+    return {"agents": row[0], "conductors": row[1]}
 
 
 def request_report(tx: sa.Connection, host: str) -> None:

@@ -103,7 +103,7 @@ def test_repeated_request_gets_the_same_attachment(env: Env) -> None:
     first = env.attach()
     assert env.attach() == first
     env.settle()
-    again = env.attach(reboot=True)
+    again = env.attach()
     assert (again["uuid"], again["state"]) == (first["uuid"], "attached")
     assert len(env.rows()) == 1
 
@@ -114,7 +114,7 @@ def test_uuid_of_the_caller_identifies_the_request(env: Env) -> None:
     second = env.attach(uuid=uuid)
     assert second["uuid"] == uuid != first["uuid"]
     assert env.attach(uuid=uuid) == second
-    with pytest.raises(Conflict, match="is another one"):
+    with pytest.raises(Conflict, match="exists and differs in"):
         env.attach(uuid=uuid, instance_uuid=UNKNOWN)
     env.settle()
     assert [row["state"] for row in env.rows()] == ["attached", "attached"]
@@ -220,6 +220,8 @@ def test_no_capacity_is_an_error_that_leaves_nothing(
     assert env.check() == "error"
     (row,) = env.rows()
     assert "has no free device for profile fpga" in row["error"]
+    assert "group 0: " in row["error"]
+    assert "handle is taken (1 devices)" in row["error"]
     env.attach()  # a failed attachment does not prevent the next one
     env.settle()
     assert [row["state"] for row in env.rows()] == ["error", "error"]

@@ -10,9 +10,7 @@ import pytest
 
 from cyborg.cli import app
 from cyborg.standalone.stack import StandaloneStack
-from cyborg.tests.fixtures.clouds.standalone import HOST, standalone_stack
-
-__all__ = ["standalone_stack"]
+from cyborg.tests.fixtures.clouds.standalone import HOST
 
 Run = Callable[..., str]
 
@@ -119,7 +117,13 @@ def test_driver_and_hardware_commands_list_objects(cyborg: Run, ask: Callable[..
     assert "num_devices" in [option["name"] for option in driver["Options"]]
     assert "num_devices (int, 1): " in cyborg("driver-show", "fake")
     assert f"{HOST} INSTALLED" in cyborg("driver-show", "generic")
-    assert f"{HOST} (fake) READY" in cyborg("driver-list")
+    assert f"{HOST} (fake) READY" in cyborg("driver-list", "--host", HOST)
+    assert "| 1 READY " in cyborg("driver-list")
+    (summary,) = [driver for driver in ask("driver-list") if driver["Driver"] == "fake"]
+    assert summary["Hosts"] == {"READY": 1}
+    (entry,) = ask("driver-show", "fake", "--host", HOST, "--status", "READY")["Hosts"]
+    assert (entry["host"], entry["backend"]) == (HOST, "fake")
+    assert ask("driver-show", "fake", "--status", "FAILED")["Hosts"] == []
     assert "did you mean fake?" in cyborg("driver-show", "fak", code=1)
     (device,) = ask("hardware-list", "--host", HOST, "--long")
     assert (device["Driver"], device["Specs"]["num"]) == ("fake", 16)

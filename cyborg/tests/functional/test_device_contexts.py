@@ -152,6 +152,24 @@ def test_context_lives_through_two_servers(
     assert {row["State"] for row in ask("accelerator-list")} == {"free"}
 
 
+def test_service_deletes_a_context_that_a_server_uses(
+    stack: StandaloneStack, cyborg: Run, ask: Callable[..., Any]
+) -> None:
+    context = cyborg("device-context-create", "--resources=FPGA:2").strip()
+    nova = NovaSteps(stack)
+    nova.bind(f"ctx-{context}")
+    url, service = f"{stack.endpoint}/v2/device_contexts/{context}", {"X-Service-Token": "any"}
+    assert requests.delete(url, headers=HEADERS, timeout=60).status_code == 409
+    assert requests.delete(url, headers=HEADERS | service, timeout=60).status_code == 204
+    assert requests.get(url, headers=HEADERS, timeout=60).status_code == 404
+    assert nova.call("GET", f"/accelerator_requests?instance={nova.instance}")["arqs"] == []
+    wait_until(
+        "all accelerators are free",
+        lambda: {row["State"] for row in ask("accelerator-list")} == {"free"},
+    )
+    nova.delete()
+
+
 def test_context_is_reserved_and_bound_by_commands(
     stack: StandaloneStack, cyborg: Run, ask: Callable[..., Any]
 ) -> None:

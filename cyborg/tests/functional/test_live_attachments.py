@@ -115,8 +115,8 @@ def test_repeated_request_with_another_mode_is_a_conflict(env: Env) -> None:
     with pytest.raises(Conflict, match="already has attachment") as found:
         env.attach()
     assert found.value.details["field"] == "mode"
-    assert "with mode live; detach it, or give a uuid" in found.value.message
-    with pytest.raises(Conflict, match=r"is another one, it differs in mode$"):
+    assert "with mode live; detach it, or request another" in found.value.message
+    with pytest.raises(Conflict, match=r"exists and differs in mode$"):
         env.attachments.create(
             {
                 "uuid": first["uuid"],

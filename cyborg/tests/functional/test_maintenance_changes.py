@@ -77,7 +77,10 @@ def test_exchange_to_a_device_that_was_closed_meanwhile_is_undone(
     env.settle()
     (row,) = env.rows()
     assert row["state"] == "error"
-    assert "the other device is disabled, under maintenance, unhealthy" in row["error"]
+    assert (
+        "the new device was prepared, but is now disabled, under maintenance, unhealthy"
+        in row["error"]
+    )
     ((_, is_first),) = env.found_by_nova()
     assert is_first
     assert (env.amounts(), env.used()) == ((1, 0), (2, 0))

@@ -13,10 +13,7 @@ import sqlalchemy as sa
 from cyborg.cli import app
 from cyborg.db import schema
 from cyborg.standalone.stack import StandaloneStack
-from cyborg.tests.fixtures.clouds.standalone import standalone_stack
 from cyborg.tests.fixtures.databases import rows
-
-__all__ = ["standalone_stack"]
 
 VERSION = {"OpenStack-API-Version": "accelerator 2.4"}
 

@@ -18,11 +18,11 @@ from cyborg.db.read import (
     deployables,
     device_profiles,
     devices,
-    drivers,
     hardware,
     outbox,
     services,
 )
+from cyborg.db.read.drivers import summaries
 from cyborg.tests.fixtures.clouds.served_api import Site, roots, site
 from cyborg.tests.fixtures.machine import tiers
 
@@ -38,7 +38,7 @@ COLLECTIONS = [
     ("deployables", "deployables", deployables.SORTABLE),
     ("device_profiles", "device_profiles", device_profiles.SORTABLE),
     ("devices?type=FPGA", "devices", devices.SORTABLE),
-    ("drivers", "drivers", drivers.SORTABLE),
+    ("drivers", "drivers", summaries.SORTABLE),
     ("hardware?host=compute-1", "hardware", hardware.SORTABLE),
     ("outbox", "outbox", outbox.SORTABLE),
     ("services", "services", services.SORTABLE),

@@ -181,7 +181,7 @@ def check(cyborg: Run, job: str) -> None:
     assert [backends[host]["status"] for host in HOSTS] == ["READY"] * 4
     assert {place["desired_status"] for place in backends.values()} == {"enabled"}
     listed = {row["Driver"]: row["Hosts"] for row in cyborg("driver-list")[0]}["fake"]
-    assert {p["host"]: p["status"] for p in listed} == dict.fromkeys(HOSTS, "READY")
+    assert listed == {"READY": len(HOSTS)}
 
 
 def test_rollout_stops_when_the_third_of_four_hosts_fails(cyborg: Run, rolled: Cloud) -> None:

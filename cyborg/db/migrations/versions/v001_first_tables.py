@@ -56,6 +56,7 @@ def upgrade() -> None:
         _unique("devices", "host", "address"),
     )
     _index_each("devices", "boot_check", "retry_at", "type", "vendor")
+    _index("devices", "health", "health_since")
     _table(
         "device_maintenances",
         sa.Column("device_uuid", sa.String(36), nullable=False),
@@ -109,6 +110,7 @@ def upgrade() -> None:
         sa.Column("error", TEXT),
         _unique("discoveries", "uuid", "host", "backend"),
     )
+    _index("discoveries", "state")
     _table(
         "jobs",
         sa.Column("uuid", sa.String(36), nullable=False),
@@ -128,8 +130,7 @@ def upgrade() -> None:
         sa.Column("error", TEXT),
         *(_unique("jobs", name) for name in ("uuid", "mutex_key")),
     )
-    _index("jobs", "host")
-    _index("jobs", "subject")
+    _index_each("jobs", "host", "kind", "subject")
     _index("jobs", "state", "next_try_at")
     _table(
         "job_steps",
@@ -144,8 +145,7 @@ def upgrade() -> None:
         _references("job_steps", "job_id", "jobs", "CASCADE"),
         _unique("job_steps", "job_id", "host", "backend"),
     )
-    _index("job_steps", "job_id")
-    _index("job_steps", "host")
+    _index_each("job_steps", "job_id", "host")
     _table(
         "outbox",
         sa.Column("uuid", sa.String(36), nullable=False),
@@ -169,16 +169,17 @@ def upgrade() -> None:
         sa.Column("host", sa.String(255), nullable=False),
         sa.Column("revision", sa.BigInteger(), nullable=False),
         sa.Column("published_revision", sa.BigInteger(), nullable=False),
-        sa.Column("stale_since", MOMENT),
+        *(sa.Column(name, MOMENT) for name in ("stale_since", "next_try_at", "lease_until")),
+        *(sa.Column(name, MOMENT) for name in ("verified_at", "compared_at")),
+        sa.Column("placement_generation", sa.BigInteger()),
+        sa.Column("placement_parent", sa.String(36)),
         sa.Column("error", TEXT),
         sa.Column("attempts", sa.Integer(), nullable=False),
-        sa.Column("next_try_at", MOMENT),
         sa.Column("owner", sa.String(255)),
-        sa.Column("lease_until", MOMENT),
         sa.Column("verify_only", sa.Boolean(), nullable=False),
         *(_unique("providers", name) for name in ("uuid", "name")),
     )
-    _index_each("providers", "host", "stale_since", "updated_at")
+    _index_each("providers", "host", "stale_since", "verified_at")
     _table(
         "services",
         sa.Column("uuid", sa.String(36), nullable=False),
@@ -190,16 +191,16 @@ def upgrade() -> None:
         sa.Column("digest", sa.String(64)),
         sa.Column("generation", sa.BigInteger(), nullable=False),
         sa.Column("versions", sa.JSON(), nullable=False),
-        sa.Column("started_at", MOMENT, nullable=False),
-        sa.Column("last_seen_at", MOMENT, nullable=False),
+        *(sa.Column(name, MOMENT, nullable=False) for name in ("started_at", "last_seen_at")),
+        *(sa.Column(name, MOMENT, nullable=False) for name in ("late_at", "down_at")),
         sa.Column("down_since", MOMENT),
         sa.Column("identity", sa.JSON(), nullable=False),
-        sa.Column("drivers_digest", sa.String(64)),
-        sa.Column("boot_id", sa.String(64)),
+        *(sa.Column(name, sa.String(64)) for name in ("drivers_digest", "boot_id")),
         sa.Column("desired_generation", sa.BigInteger(), nullable=False),
         _unique("services", "uuid"),
         _unique("services", "binary", "host"),
     )
+    _index_each("services", "last_seen_at", "down_at")
     _table(
         "backends",
         sa.Column("uuid", sa.String(36), nullable=False),
@@ -230,8 +231,7 @@ def upgrade() -> None:
         _references("drivers", "service_id", "services", "CASCADE"),
         _unique("drivers", "service_id", "name"),
     )
-    _index("drivers", "name")
-    _index("drivers", "service_id")
+    _index_each("drivers", "name", "service_id")
     _table(
         "desired_backends",
         sa.Column("service_id", KEY, nullable=False),
@@ -245,8 +245,7 @@ def upgrade() -> None:
         _references("desired_backends", "service_id", "services", "CASCADE"),
         _unique("desired_backends", "service_id", "backend"),
     )
-    _index("desired_backends", "driver")
-    _index("desired_backends", "service_id")
+    _index_each("desired_backends", "driver", "service_id")
     _table(
         "deployables",
         sa.Column("uuid", sa.String(36), nullable=False),
@@ -271,7 +270,7 @@ def upgrade() -> None:
         *(_unique("deployables", name) for name in ("uuid", "name")),
         _unique("deployables", "rp_uuid"),
     )
-    _index_each("deployables", "device_id", "job_id", "parent_id", "root_id")
+    _index_each("deployables", "device_id", "job_id", "parent_id", "resource_class", "root_id")
     _create_arq_tables()
     _table(
         "attach_handles",
@@ -292,7 +291,8 @@ def upgrade() -> None:
         _unique("attach_handles", "arq_id"),
     )
     _index("attach_handles", "deployable_id", "arq_id")
-    _index("attach_handles", "job_id")
+    _index("attach_handles", "needs_cleaning", "arq_id")
+    _index_each("attach_handles", "draining", "job_id")
     _table(
         "attributes",
         sa.Column("uuid", sa.String(36), nullable=False),
@@ -358,9 +358,9 @@ def _create_device_profiles() -> None:
         sa.Column("hostname", sa.String(255)),
         sa.Column("instance_uuid", sa.String(36)),
         sa.Column("error", TEXT),
+        sa.Column("failure", sa.JSON()),
         sa.Column("epoch", sa.BigInteger(), nullable=False),
-        sa.Column("expires_at", MOMENT),
-        sa.Column("lease_expires_at", MOMENT),
+        *(sa.Column(name, MOMENT) for name in ("expires_at", "lease_expires_at")),
         _unique("device_contexts", "uuid"),
     )
     _index_each("device_contexts", "project_id", "device_profile", "hostname", "instance_uuid")
@@ -381,7 +381,7 @@ def _create_device_profiles() -> None:
 
 
 def _create_counters() -> None:
-    """Create the tables that count, and that lock what is counted."""
+    """Create the tables of counters, and of the rows that are locked to count."""
     _table(
         "self_heal_counters",
         sa.Column("kind", sa.String(64), nullable=False),
@@ -428,8 +428,9 @@ def _create_arq_tables() -> None:
         _unique("arqs", "uuid"),
         _unique("arqs", "instance_uuid", "instance_slot"),
     )
-    arq_columns = ("attachment_id", "context_id", "device_rp_uuid", "job_id", "profile_id")
-    _index_each("arqs", *arq_columns, "project_id", "state")
+    _index_each("arqs", "attachment_id", "context_id", "device_rp_uuid", "job_id", "profile_id")
+    _index("arqs", "project_id", "id")
+    _index("arqs", "state", "created_at")
 
 
 def _create_custody_tables() -> None:
@@ -462,8 +463,7 @@ def _create_custody_tables() -> None:
         sa.Column("checked_at", MOMENT, nullable=False),
         _unique("custody_heads", "device_uuid"),
     )
-    _index("custody_heads", "host")
-    _index("custody_heads", "oldest_at")
+    _index_each("custody_heads", "host", "oldest_at")
 
 
 def _table(name: str, *columns: Any) -> None:

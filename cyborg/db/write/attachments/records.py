@@ -102,9 +102,9 @@ def lock(
 
     With ``hostname``, the attachments of the instances on the host are not among them.
 
-    ``accelerator`` selects those that hold this accelerator, or were requested for it.
-    Successors are not among them: no caller can detach one.
-    ``project_scope`` is the only project whose attachments the caller may see, None for all.
+    ``accelerator`` selects the attachments that hold this accelerator, or were requested for it.
+    Successors are not among them: no caller can detach one. ``project_scope`` is the only project
+    whose attachments the caller may see, None for all.
     """
     query = sa.select(attachments).where(attachments.c.maintained_device.is_(None))
     query = query.order_by(attachments.c.id).with_for_update()
@@ -182,6 +182,34 @@ def request_reboot(tx: sa.Connection, ids: Collection[int], now: datetime) -> in
     return tx.execute(query.values(reboot=True, next_try_at=now)).rowcount
 
 
+def schedule_reboot(tx: sa.Connection, id_: int, now: datetime, deadline: datetime) -> int:
+    """Let the work on an attachment that has no reboot ask for one; return how many were changed.
+
+    An attached one continues with the step ``reboot``, until ``deadline``.
+    ``core.attachments.attachment.can_get_reboot`` has the rule.
+    """
+    guard = (
+        attachments.c.id == id_,
+        attachments.c.mode == Mode.NEXT_BOOT,
+        sa.not_(attachments.c.reboot),
+    )
+    is_attach = (attachments.c.state == AttachmentState.ATTACHING, attachments.c.failure.is_(None))
+    early = sa.update(attachments).where(*guard, *is_attach).values(reboot=True)
+    if changed := tx.execute(early).rowcount:
+        return changed
+    values = {
+        "state": AttachmentState.ATTACHING,
+        "step": Step.REBOOT,
+        "reboot": True,
+        "deadline": deadline,
+        "error": None,
+        "attempts": 0,
+        "next_try_at": now,
+    }
+    is_attached = attachments.c.state == AttachmentState.ATTACHED
+    return tx.execute(sa.update(attachments).where(*guard, is_attached).values(**values)).rowcount
+
+
 def delete_failed(tx: sa.Connection, ids: Collection[int]) -> int:
     """Delete attachments in error; return how many were deleted."""
     guard = (attachments.c.id.in_(ids), attachments.c.state == AttachmentState.ERROR)
@@ -209,17 +237,26 @@ def lease(tx: sa.Connection, *, owner: str, now: datetime, until: datetime) -> A
 
 
 def write(
-    tx: sa.Connection, id_: int, owner: str, values: Mapping[str, Any], step: str | None = None
+    tx: sa.Connection,
+    id_: int,
+    owner: str,
+    values: Mapping[str, Any],
+    step: str | None = None,
+    *,
+    reboot: bool | None = None,
 ) -> bool:
     """Write columns of a leased attachment; return whether ``owner`` still had the lease.
 
-    With ``step``, this must still be the recorded step: the outcome of an earlier commit may be
-    unknown. Raise oslo.db's DBDuplicateEntry if another attachment changes the instance's
-    allocation.
+    With ``step``, write nothing unless it still is the recorded step: an earlier commit whose
+    outcome is unknown may have changed the step. With ``reboot``, write nothing unless it still is
+    the recorded value: a request may have changed it. Raise oslo.db's DBDuplicateEntry if another
+    attachment changes the instance's allocation.
     """
     leased = [attachments.c.id == id_, attachments.c.owner == owner]
     if step is not None:
         leased.append(attachments.c.step == step)
+    if reboot is not None:
+        leased.append(attachments.c.reboot == reboot)
     return bool(tx.execute(sa.update(attachments).where(*leased).values(**values)).rowcount)
 
 
@@ -243,7 +280,7 @@ def take_arqs(tx: sa.Connection, id_: int, arq_ids: Collection[int]) -> int:
 
 
 def set_hidden(tx: sa.Connection, id_: int, hidden: bool) -> int:
-    """Hide the ARQs of an attachment from Nova, or let Nova find them; return their number."""
+    """Hide the ARQs of an attachment from Nova, or show them to Nova; return their number."""
     query = sa.update(arqs).where(arqs.c.attachment_id == id_)
     # The orphan collector uses updated_at as the time of the bind.
     return tx.execute(query.values(hidden=hidden, updated_at=arqs.c.updated_at)).rowcount
@@ -252,7 +289,8 @@ def set_hidden(tx: sa.Connection, id_: int, hidden: bool) -> int:
 def awaits_marker(tx: sa.Connection, instance: str, *, without: int) -> bool:
     """Return whether an attachment that is being detached has not recorded its reboot marker.
 
-    A reboot before its marker proves nothing for it. ``without`` is an attachment to leave out.
+    For such an attachment, a reboot before its marker does not prove that the guest has lost the
+    devices. ``without`` is the row id of an attachment to leave out.
     """
     query = sa.select(attachments.c.id).where(
         attachments.c.instance_uuid == instance,
@@ -269,10 +307,10 @@ def owned_units(
 ) -> dict[str, dict[str, int]]:
     """Return the number of handles that an instance owns, by provider and resource class.
 
-    The handles of a device context that is not attached are counted only with ``all_contexts``: the
-    allocation of a context that was leased may be that of another consumer, while that of a context
-    with which Nova built the server is the server's. Those of the attachment ``without`` are not
-    counted.
+    The handles of a device context that is not attached are counted only with ``all_contexts``. If
+    Nova built the server with the context, its allocation belongs to the server. If the context was
+    leased, its allocation may belong to another consumer. The handles of the attachment ``without``
+    are not counted.
     """
     known = sa.or_(arqs.c.context_id.is_(None), arqs.c.attachment_id.is_not(None))
     other = sa.true() if without is None else arqs.c.attachment_id.is_distinct_from(without)

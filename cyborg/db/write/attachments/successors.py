@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from cyborg.core.arq.states import ArqState
 from cyborg.core.attachments.attachment import AttachmentState, Step
+from cyborg.db import bulk
 from cyborg.db.rows import fetch_all
 from cyborg.db.schema import (
     arqs,
@@ -54,12 +55,12 @@ _RECORDED = attachments.c.state.in_([AttachmentState.ATTACHING, AttachmentState.
 
 
 def record_key(context: str, device: str, instance: str) -> str:
-    """Return the request key of a successor: there is one of a context, device and instance."""
+    """Return the request key of a successor, unique for context, device and instance."""
     return f"successor/{context}/{device}/{instance}"
 
 
 def bound_contexts(tx: sa.Connection, device: str) -> list[BoundContextRow]:
-    """Return the contexts of which an ARQ is Bound to an instance with a handle of a device.
+    """Return the contexts with an ARQ that is Bound to an instance and owns a handle of a device.
 
     Attached contexts are not among them.
     """
@@ -81,7 +82,7 @@ def bound_contexts(tx: sa.Connection, device: str) -> list[BoundContextRow]:
 
 
 def recorded(tx: sa.Connection, device: str) -> list[AttachmentRow]:
-    """Return the successors for contexts of a device that have not exchanged their handles."""
+    """Return the successors of a device that have not exchanged their handles yet."""
     query = sa.select(attachments).where(attachments.c.maintained_device == device, _RECORDED)
     return fetch_all(AttachmentRow, tx.execute(query.order_by(attachments.c.id)))
 
@@ -124,8 +125,7 @@ def devices_to_plan(tx: sa.Connection, now: datetime, mode: str, limit: int) -> 
 
 def insert_all(tx: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
     """Insert successors."""
-    if rows:
-        tx.execute(sa.insert(attachments), [dict(row) for row in rows])
+    bulk.insert(tx, attachments, rows)
 
 
 def restart(tx: sa.Connection, ids: Collection[int], now: datetime, deadline: datetime) -> int:
@@ -149,7 +149,8 @@ def restart(tx: sa.Connection, ids: Collection[int], now: datetime, deadline: da
 def purge(tx: sa.Connection, mode: str, limit: int) -> int:
     """Delete up to ``limit`` failed successors that nothing needs any more; return their number.
 
-    The device has no window with this mode, or no handle of the context for the instance.
+    A successor is not needed if the device has no window with this mode, or if no handle of the
+    device belongs to the context for the instance.
     """
     window = sa.exists().where(
         device_maintenances.c.device_uuid == attachments.c.maintained_device,
@@ -207,9 +208,10 @@ def host_of(tx: sa.Connection, device: str) -> str | None:
 
 
 def exchange_handles(tx: sa.Connection, pairs: Mapping[int, int]) -> bool:
-    """Exchange the handles and the providers of pairs of ARQs, by row id; False if one owns none.
+    """Exchange the handles and providers of pairs of ARQs, by row id.
 
-    The caller has locked the ARQs. Their ``updated_at``, the time of the bind, stays.
+    Return False if an ARQ owns no handle. The caller has locked the ARQs. Their ``updated_at``, the
+    time of the bind, stays.
     """
     partners = {**pairs, **{new: old for old, new in pairs.items()}}
     owned = sa.select(attach_handles.c.id, attach_handles.c.arq_id).where(

@@ -36,6 +36,7 @@ class ContextRow(NewContextRow):
     hostname: str | None
     instance_uuid: str | None
     error: str | None
+    failure: dict[str, Any] | None
     epoch: int
     lease_expires_at: datetime | None
     updated_at: datetime | None
@@ -160,13 +161,11 @@ def update(tx: sa.Connection, id_: int, values: Mapping[str, Any]) -> bool:
 
 def set_arq_groups(tx: sa.Connection, id_: int, groups: Sequence[Mapping[str, str]]) -> None:
     """Replace the group copies of the ARQs of a context, by the number of the group."""
-    number: sa.BindParameter[int] = sa.bindparam("number", type_=sa.Integer)
-    statement = (
-        sa.update(arqs)
-        .where(arqs.c.context_id == id_, arqs.c.device_profile_group_id == number)
-        .values(group=sa.bindparam("copy", type_=arqs.c.group.type), updated_at=arqs.c.updated_at)
-    )
-    tx.execute(statement, [{"number": n, "copy": dict(group)} for n, group in enumerate(groups)])
+    number, kind = arqs.c.device_profile_group_id, arqs.c.group.type
+    copies = {n: sa.literal(dict(group), kind) for n, group in enumerate(groups)}
+    group = sa.case(copies, value=number)
+    where = (arqs.c.context_id == id_, number < len(groups))
+    tx.execute(sa.update(arqs).where(*where).values(group=group, updated_at=arqs.c.updated_at))
 
 
 def delete(
@@ -181,7 +180,7 @@ def delete(
 
 
 def hosts(tx: sa.Connection, providers: Collection[str]) -> dict[str, str]:
-    """Return the host of each of these providers that a deployable has, by provider uuid."""
+    """Return the hosts of providers, by provider uuid; skip providers without a deployable."""
     query = (
         sa.select(deployables.c.rp_uuid, devices.c.host)
         .join(devices, devices.c.id == deployables.c.device_id)
@@ -191,7 +190,7 @@ def hosts(tx: sa.Connection, providers: Collection[str]) -> dict[str, str]:
 
 
 def expired(tx: sa.Connection, now: datetime, limit: int) -> list[int]:
-    """Return the row ids of up to ``limit`` unbound contexts whose time has passed."""
+    """Return the row ids of up to ``limit`` unbound contexts that have expired."""
     query = sa.select(contexts.c.id).where(_is_expired(now)).order_by(contexts.c.expires_at)
     return list(tx.scalars(query.limit(limit)))
 
@@ -208,7 +207,7 @@ def _is_expired(now: datetime) -> sa.ColumnElement[bool]:
 
 
 def find_successor(tx: sa.Connection, id_: int) -> SuccessorWorkRow | None:
-    """Return the oldest successor of a context that still has ARQs, or None."""
+    """Return the work on the oldest successor of a context; None if no successor has ARQs."""
     query = (
         sa.select(attachments.c.state, attachments.c.step)
         .select_from(arqs)

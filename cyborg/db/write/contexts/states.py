@@ -8,8 +8,10 @@ from typing import Any, TypedDict
 import sqlalchemy as sa
 
 from cyborg.core.arq.context_states import LEASED, USABLE, ContextState, states_before
+from cyborg.core.arq.refusals import ContextFailure
+from cyborg.core.hosts.service import AGENT
 from cyborg.db.rows import fetch_all
-from cyborg.db.schema import arqs
+from cyborg.db.schema import arqs, services
 from cyborg.db.schema import device_contexts as contexts
 
 
@@ -48,7 +50,7 @@ def arq_states(tx: sa.Connection, ids: Collection[int]) -> list[ArqStateRow]:
 
 
 def group_providers(tx: sa.Connection, id_: int) -> dict[int, str]:
-    """Return the provider of each group of a context, by number, without those that have none."""
+    """Return the provider of each group of a context, by number; skip groups without a provider."""
     query = sa.select(arqs.c.device_profile_group_id, arqs.c.device_rp_uuid)
     query = query.where(arqs.c.context_id == id_, arqs.c.device_rp_uuid.is_not(None))
     return {number: str(provider) for number, provider in tx.execute(query)}
@@ -60,16 +62,23 @@ def start_bind(
     state: ContextState,
     hostname: str,
     instance: str | None,
+    *,
+    check_host: bool = False,
 ) -> int:
     """Bind contexts without a lease to an instance or a host; return how many were changed.
 
-    ``instance`` is None for a host. ``state`` is bound, or binding if host work follows. The epoch
-    rises, as with a lease.
+    With ``check_host``, none is bound if the agent of the host is down. ``instance`` is None for a
+    host. ``state`` is bound, or binding if host work follows. The epoch rises, as with a lease.
     """
-    guard = contexts.c.id.in_(sorted(ids)), contexts.c.state.in_(sorted(USABLE))
+    guard: tuple[sa.ColumnElement[bool], ...] = (
+        contexts.c.id.in_(sorted(ids)),
+        contexts.c.state.in_(sorted(USABLE)),
+    )
+    if check_host:
+        guard = *guard, _agent_is_up(hostname)
     values = {"state": state, "hostname": hostname, "instance_uuid": instance}
     change = sa.update(contexts).where(*guard).values(epoch=contexts.c.epoch + 1, **values)
-    return tx.execute(change.values(error=None, expires_at=None)).rowcount
+    return tx.execute(change.values(error=None, failure=None, expires_at=None)).rowcount
 
 
 def start_lease(
@@ -80,18 +89,24 @@ def start_lease(
     epoch: int,
     expires_at: datetime,
 ) -> bool:
-    """Start the lease ``epoch`` of a context; return False if the context has changed.
+    """Start the lease ``epoch`` of a context.
 
-    ``state`` is reserved, or reserving if host work follows. ``expires_at`` is the end of the
-    lease; the time at which the unbound context expires does not change.
+    Return False if the context has changed, or if the agent of the host is down. ``state`` is
+    reserved, or reserving if host work follows. ``expires_at`` is the end of the lease; the time at
+    which the unbound context expires does not change.
     """
     guard = (
         contexts.c.id == id_,
         contexts.c.state.in_(sorted(USABLE)),
         contexts.c.epoch == epoch - 1,
+        _agent_is_up(hostname),
     )
     values = {"state": state, "hostname": hostname, "epoch": epoch}
-    change = sa.update(contexts).where(*guard).values(error=None, instance_uuid=None, **values)
+    change = (
+        sa.update(contexts)
+        .where(*guard)
+        .values(error=None, failure=None, instance_uuid=None, **values)
+    )
     return bool(tx.execute(change.values(lease_expires_at=expires_at)).rowcount)
 
 
@@ -121,7 +136,7 @@ def consume_lease(
     if epoch is not None:
         guard.append(contexts.c.epoch == epoch)
     change = sa.update(contexts).where(*guard)
-    change = change.values(state=state, instance_uuid=instance, error=None)
+    change = change.values(state=state, instance_uuid=instance, error=None, failure=None)
     return bool(tx.execute(change.values(expires_at=None, lease_expires_at=None)).rowcount)
 
 
@@ -145,10 +160,61 @@ def set_state(
     return tx.execute(sa.update(contexts).where(*guard).values(state=state, **values)).rowcount
 
 
-def set_error(tx: sa.Connection, ids: Collection[int], error: str) -> None:
-    """Record an error that does not change the state of the contexts."""
+def set_failure(tx: sa.Connection, ids: Collection[int], failure: ContextFailure) -> None:
+    """Record a failure that does not change the state of the contexts."""
     if ids:
-        tx.execute(sa.update(contexts).where(contexts.c.id.in_(sorted(ids))).values(error=error))
+        guard = contexts.c.id.in_(sorted(ids))
+        tx.execute(sa.update(contexts).where(guard).values(**failure_values(failure)))
+
+
+class FailureValues(TypedDict):
+    """The columns of a failure of a context: its text, and ``ContextFailure.to_dict``."""
+
+    error: str
+    failure: dict[str, Any]
+
+
+def failure_values(failure: ContextFailure) -> FailureValues:
+    """Return the columns of a failure."""
+    return {"error": failure.text, "failure": failure.to_dict()}
+
+
+def unbound_of_arqs(tx: sa.Connection, arq_uuids: Collection[str]) -> dict[str, int]:
+    """Return the epochs of the unbound contexts that have these ARQs, by uuid, without a lock."""
+    query = (
+        sa.select(contexts.c.uuid, contexts.c.epoch)
+        .join(arqs, arqs.c.context_id == contexts.c.id)
+        .where(arqs.c.uuid.in_(sorted(arq_uuids)), contexts.c.state == ContextState.UNBOUND)
+    )
+    return {row.uuid: row.epoch for row in tx.execute(query)}
+
+
+def set_refusal(tx: sa.Connection, uuid: str, epoch: int, failure: ContextFailure) -> bool:
+    """Record why a context was refused; return False if it has been used since ``epoch``."""
+    guard = (
+        contexts.c.uuid == uuid,
+        contexts.c.epoch == epoch,
+        contexts.c.state == ContextState.UNBOUND,
+    )
+    change = sa.update(contexts).where(*guard).values(**failure_values(failure))
+    return bool(tx.execute(change).rowcount)
+
+
+def _agent_is_up(hostname: str) -> sa.ColumnElement[bool]:
+    """Return the condition that the agent of a host is not marked down.
+
+    It is part of the change of the context, which comes before that of the handles: a report locks
+    its agent before handles too.
+    """
+    return sa.not_(
+        sa.exists(
+            sa.select(services.c.id).where(
+                services.c.host == hostname,
+                services.c.binary == AGENT,
+                services.c.down_since.is_not(None),
+            )
+        )
+    )
 
 
 def _has_lease(now: datetime) -> tuple[sa.ColumnElement[bool], ...]:

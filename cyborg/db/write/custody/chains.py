@@ -14,6 +14,7 @@ from typing import Any, TypedDict
 import sqlalchemy as sa
 
 from cyborg.core.custody.chain import START, Link
+from cyborg.db import bulk
 from cyborg.db.rows import fetch_all
 from cyborg.db.schema import custody_heads as heads
 from cyborg.db.schema import custody_records as table
@@ -70,40 +71,31 @@ def add_heads(tx: sa.Connection, hosts: Mapping[str, str]) -> int:
     if missing:
         start = {"hash": START.hash, "base_hash": START.hash, "checked_hash": START.hash}
         rows = [{"device_uuid": uuid, "host": hosts[uuid], **start} for uuid in missing]
-        tx.execute(sa.insert(heads), rows)
+        bulk.insert(tx, heads, rows)
     return len(missing)
 
 
 def lock_heads(tx: sa.Connection, device_uuids: Collection[str]) -> list[HeadRow]:
     """Lock and return the heads of devices; skip heads that another transaction has locked."""
-    query = (
-        sa.select(*(heads.c[name] for name in HeadRow.__annotations__))
-        .where(heads.c.device_uuid.in_(sorted(device_uuids)))
-        .order_by(heads.c.device_uuid)
-        .with_for_update(skip_locked=True)
-    )
-    return fetch_all(HeadRow, tx.execute(query))
+    return fetch_all(HeadRow, tx.execute(_LOCK_HEADS, {"devices": sorted(device_uuids)}))
 
 
 def unsealed(tx: sa.Connection, device_uuids: Collection[str], limit: int) -> list[UnsealedRow]:
     """Return up to ``limit`` unsealed records of devices whose heads the caller has locked."""
-    query = (
-        sa.select(*(table.c[name] for name in UnsealedRow.__annotations__))
-        .where(_UNSEALED, table.c.device_uuid.in_(sorted(device_uuids)))
-        .order_by(table.c.id)
-        .limit(limit)
-    )
-    return fetch_all(UnsealedRow, tx.execute(query))
+    values = {"devices": sorted(device_uuids), "max_records": limit}
+    return fetch_all(UnsealedRow, tx.execute(_FIND_UNSEALED, values))
 
 
 def seal(tx: sa.Connection, links: Mapping[int, Link]) -> int:
     """Write sequence and hash of unsealed records, by row id; return how many were written."""
+    # No join with a table of the new values: MariaDB could then read all records, and wait for
+    # those that other transactions have not committed yet.
     return tx.execute(
         sa.update(table)
         .where(table.c.id.in_(sorted(links)), _UNSEALED)
         .values(
-            sequence=_case(table, {id_: link.sequence for id_, link in links.items()}),
-            hash=_case(table, {id_: link.hash for id_, link in links.items()}),
+            sequence=_case({id_: link.sequence for id_, link in links.items()}),
+            hash=_case({id_: link.hash for id_, link in links.items()}),
         )
     ).rowcount
 
@@ -114,15 +106,11 @@ def advance(tx: sa.Connection, tips: Mapping[int, Link], oldest: Mapping[int, da
     ``tips`` has the last record, and ``oldest`` the time of the first record, of each chain by the
     row id of its head.
     """
-    tx.execute(
-        sa.update(heads)
-        .where(heads.c.id.in_(sorted(tips)))
-        .values(
-            sequence=_case(heads, {id_: link.sequence for id_, link in tips.items()}),
-            hash=_case(heads, {id_: link.hash for id_, link in tips.items()}),
-            oldest_at=_case(heads, oldest, heads.c.oldest_at.type),
-        )
-    )
+    rows = [
+        {"id": id_, "sequence": tip.sequence, "hash": tip.hash, "oldest_at": oldest.get(id_)}
+        for id_, tip in tips.items()
+    ]
+    bulk.update(tx, heads, rows)
 
 
 def expired(tx: sa.Connection, cutoff: datetime, limit: int) -> Sequence[str]:
@@ -186,11 +174,23 @@ def delete_empty_heads(tx: sa.Connection, cutoff: datetime) -> int:
     ).rowcount
 
 
-def _case(rows: sa.Table, values: Mapping[int, Any], type_: Any = None) -> Any:
+def _case(values: Mapping[int, Any]) -> Any:
     # One UPDATE with a CASE: an UPDATE for each row would hold the locks for longer.
-    if type_ is not None:
-        values = {id_: sa.literal(value, type_) for id_, value in values.items()}
-    return sa.case(values, value=rows.c.id)
+    return sa.case(values, value=table.c.id)
 
 
 _UNSEALED = table.c.sequence.is_(None)
+_DEVICES: sa.BindParameter[Any] = sa.bindparam("devices", expanding=True)
+# Built once: SQLAlchemy needs more time to build such a statement than a database to run it.
+_LOCK_HEADS = (
+    sa.select(*(heads.c[name] for name in HeadRow.__annotations__))
+    .where(heads.c.device_uuid.in_(_DEVICES))
+    .order_by(heads.c.device_uuid)
+    .with_for_update(skip_locked=True)
+)
+_FIND_UNSEALED = (
+    sa.select(*(table.c[name] for name in UnsealedRow.__annotations__))
+    .where(_UNSEALED, table.c.device_uuid.in_(_DEVICES))
+    .order_by(table.c.id)
+    .limit(sa.bindparam("max_records", type_=sa.Integer))
+)

@@ -41,8 +41,8 @@ def find(tx: sa.Connection, device: str) -> WindowRow | None:
 def put(tx: sa.Connection, device: str, next_status: str, values: Mapping[str, Any]) -> bool:
     """Insert the window of a locked device, or change it; return whether it is new.
 
-    ``next_status`` is the status after a new window: a change leaves it, and each column that is
-    not in ``values``.
+    ``next_status`` is the status of the device after a new window. A change of a window does not
+    change it, nor any column that is not in ``values``.
     """
     change = sa.update(windows).where(windows.c.device_uuid == device)
     if tx.execute(change.values(**values)).rowcount:
@@ -61,7 +61,8 @@ def set_next_status(tx: sa.Connection, device: str, status: str) -> None:
 def delete(tx: sa.Connection, device: str, due_by: datetime | None = None) -> bool:
     """Delete the window of a device; return whether it was deleted.
 
-    With ``due_by``, delete only a window that has ended by then: an operator may extend it.
+    With ``due_by``, delete the window only if it ends at or before ``due_by``: an operator may have
+    extended it.
     """
     query = sa.delete(windows).where(windows.c.device_uuid == device)
     if due_by is not None:

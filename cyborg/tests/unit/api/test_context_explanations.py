@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Explanation of a device context and of its allocation candidates, for each kind of caller."""
 
+from datetime import datetime
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from cyborg.api.v2 import device_contexts, explanations
+from cyborg.core.arq.refusals import make_job_failure
 from cyborg.db import schema
+from cyborg.db.read import device_contexts as read
 from cyborg.testing.fake_keystone import FakeKeystone
 from cyborg.tests.fixtures.clouds.api import INSTANCE, ApiEnv, error_message
 from cyborg.tests.fixtures.databases import rows
@@ -287,3 +290,63 @@ def test_only_administrators_explain_candidates_without_owners(
         (provider,) = answer.json["rejected_providers"]
         assert provider["groups"][0]["code"] == "taken"
         assert SECRET not in answer.text
+
+
+def test_last_failure_is_shown_without_hosts_to_a_member(
+    keystone_api: ApiEnv, fake_keystone: FakeKeystone
+) -> None:
+    api = keystone_api
+    as_role(api, fake_keystone, "member", "reader")
+    path = create(api, resources={"FPGA": 3})
+    card, _ = fill(api)
+    assert api.call("GET", f"{path}/explanation").json["last_failure"] is None
+    as_role(api, fake_keystone, "admin")
+    api.headers["X-Service-Token"] = fake_keystone.issue_token(["service"])
+    body = {"hostname": "compute-1", "mappings": {"0": [card]}}
+    refused = api.call("POST", f"{path}/pre_bind", body)
+    assert refused.status_int == 409, refused.text
+    document = api.get(f"{path}/explanation")
+    _check(explanations.Explanation, document, "explanation")
+    failure = document["last_failure"]
+    group = {
+        "group": 0,
+        "code": "too_few_handles",
+        "reason": "provider has too few handles",
+        "handles": 2,
+    }
+    assert failure["groups"][0] == {**group, "provider_uuid": card}
+    assert (failure["code"], failure["hostname"]) == ("too_few_handles", "compute-1")
+    # What holds now is shown with it.
+    assert document["groups"][0]["reasons"][0]["code"] == "too_few_handles"
+    as_role(api, fake_keystone, "member", "reader")
+    answer = api.call("GET", f"{path}/explanation")
+    hidden = {"hostname": None, "job_uuid": None}
+    assert answer.json["last_failure"] == {
+        **failure,
+        **hidden,
+        "groups": [{**each, "provider_uuid": None} for each in failure["groups"]],
+    }
+    shown = api.call("GET", path)
+    assert shown.json["error"].startswith("refused at ")
+    for secret in ("compute-1", card):
+        assert secret not in answer.text + shown.text
+
+
+def test_error_of_host_work_is_shown_whole_to_administrators(
+    keystone_api: ApiEnv, fake_keystone: FakeKeystone
+) -> None:
+    api = keystone_api
+    as_role(api, fake_keystone, "member", "reader")
+    path = create(api, resources={"FPGA": 1})
+    (context,) = rows.read(api.engine, schema.device_contexts)
+    at = datetime(2026, 1, 2)
+    failure = make_job_failure("prepare_failed", "/sys/x is missing", "compute-1", None, at)
+    rows.update(api.engine, schema.device_contexts, context["id"], failure=failure.to_dict())
+    with api.engine.connect() as connection:
+        (listed,) = read.find(connection)
+    assert "failure" not in listed  # a list of contexts does not read what it does not show
+    shown = api.get(f"{path}/explanation")["last_failure"]
+    assert (shown["reason"], shown["hostname"]) == ("(hidden) is missing", None)
+    as_role(api, fake_keystone, "admin")
+    shown = api.get(f"{path}/explanation")["last_failure"]
+    assert (shown["reason"], shown["hostname"]) == ("/sys/x is missing", "compute-1")

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from cyborg.core.errors import Unavailable
 from cyborg.db import schema
 from cyborg.testing.fake_keystone import FakeKeystone
-from cyborg.tests.fixtures.clouds.api import ApiEnv, error_message
+from cyborg.tests.fixtures.clouds.api import ApiEnv, bind_body, error_message
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.unit.api.test_auth import keystone_conf
 from cyborg.tests.unit.core.arq.test_device_contexts import BAD
@@ -199,3 +199,22 @@ def test_reader_changes_nothing(cloud: Cloud) -> None:
     assert cloud.call("reader@a", "DELETE", path).status_int == 403
     assert cloud.call("member@a", "GET", f"{path}/allocation_candidates").status_int == 403
     assert cloud.call("member@a", "DELETE", path).status_int == 204
+
+
+def test_only_a_service_token_deletes_a_bound_context(cloud: Cloud) -> None:
+    card, instance = rows.insert_card(cloud.api.engine), str(uuid4())
+    context = cloud.call("member@a", "POST", PATH, BODY).json
+    body = {"device_profile_name": context["hidden_profile"]}
+    (arq,) = cloud.call("member@a", "POST", ARQS, body, service=True).json["arqs"]
+    bind = bind_body(arq["uuid"], card.provider, instance)
+    assert cloud.call("member@a", "PATCH", ARQS, bind, service=True).status_int == 202
+    path = f"{PATH}/{context['uuid']}"
+    assert cloud.call("member@a", "GET", path).json["state"] == "bound"
+    for persona in ("member@a", "admin@b", "accelerator_admin@b"):
+        answer = cloud.call(persona, "DELETE", path)
+        assert (answer.status_int, instance in error_message(answer)) == (409, True), persona
+    assert cloud.call("member@a", "DELETE", path, service=True).status_int == 204
+    assert cloud.call("member@a", "GET", path).status_int == 404
+    assert rows.read(cloud.api.engine, schema.arqs) == []
+    handles = rows.read(cloud.api.engine, schema.attach_handles)
+    assert {row["arq_id"] for row in handles} == {None}

@@ -3,6 +3,7 @@
 
 import inspect
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -64,18 +65,22 @@ def test_driver_with_different_versions_on_two_hosts(api: ApiEnv) -> None:
             status="FAILED",
             error="no /sys",
         )
-    rows.update(
-        api.engine, schema.services, agent, last_seen_at=timeutils.utcnow().replace(year=2020)
-    )
+    long_ago = timeutils.utcnow() - timedelta(days=1000)
+    rows.update(api.engine, schema.services, agent, **rows.heartbeat(long_ago))
     (driver,) = api.get("/v2/drivers")["drivers"]
     assert (driver["name"], driver["version"]) == ("generic", None)
+    assert "hosts" not in driver
+    assert (driver["num_hosts"], driver["statuses"]) == (2, {"FAILED": 1, "UNKNOWN": 1})
     assert driver["uuid"] == driver_uuid("generic")
-    hosts = [(h["host"], h["version"], h["state"], h["error"]) for h in driver["hosts"]]
+    details = api.get("/v2/drivers/generic")
+    hosts = [(h["host"], h["version"], h["state"], h["error"]) for h in details["hosts"]]
     assert hosts == [("compute-1", "1", "up", "no /sys"), ("compute-2", "2", "down", "no /sys")]
-    assert api.get("/v2/drivers?host=compute-2")["drivers"][0]["version"] == "2"
-    for key in ("generic", driver["uuid"]):
-        details = {**driver, "options": [], "effective_options": []}
-        assert api.get(f"/v2/drivers/{key}") == details
+    (on_host,) = api.get("/v2/drivers?host=compute-2")["drivers"]
+    assert (on_host["version"], on_host["hosts"]) == ("2", details["hosts"][1:])
+    assert (on_host["num_hosts"], on_host["statuses"]) == (1, {"UNKNOWN": 1})
+    more = {"hosts": details["hosts"], "options": [], "effective_options": []}
+    assert details == driver | more
+    assert api.get(f"/v2/drivers/{driver['uuid']}") == details
     answer = api.call("GET", "/v2/drivers/genric", None, LATEST)
     assert answer.status_int == 404
     assert error_message(answer) == "no agent has a driver 'genric'; did you mean generic?"
@@ -95,6 +100,7 @@ def test_driver_installed_but_unused(api: ApiEnv) -> None:
     values = {"service_id": agent, "name": "acme", "options": [option], **facts}
     rows.insert(api.engine, schema.drivers, **values)
     (driver,) = api.get(f"{PATH}?type=GPU&host=compute-1")["drivers"]
+    assert (driver["num_hosts"], driver["statuses"]) == (1, {"INSTALLED": 1})
     assert {key: driver[key] for key in facts} == facts
     (host,) = driver["hosts"]
     assert (host["backend"], host["status"], host["state"]) == (None, "INSTALLED", "up")
@@ -131,10 +137,45 @@ def test_driver_shows_effective_options_of_each_backend(api: ApiEnv) -> None:
         404,
         "host 'none' has no driver 'generic'",
     )
-    (listed,) = api.get(PATH)["drivers"]
-    assert [p["remarks"] for p in listed["hosts"]] == [[remark]] * 2
+    (listed,) = api.get(f"{PATH}?host=compute-1")["drivers"]
+    assert [p["remarks"] for p in listed["hosts"]] == [[remark]]
     assert "effective_options" not in listed, "a list stays short"
     assert api.call("GET", f"{PATH}/generic", None, OLDER).status_int == 404
+
+
+def test_driver_has_pages_of_hosts(api: ApiEnv) -> None:
+    api.conf.set_override("max_limit", 2, group="api")
+    for number in range(5):
+        agent = rows.insert_agent(api.engine, f"compute-{number}")
+        for name in ("gen0", "gen1"):
+            status = "FAILED" if (number, name) in ((1, "gen1"), (4, "gen0")) else "READY"
+            values = {"service_id": agent, "name": name, "driver": "generic", "status": status}
+            rows.insert(api.engine, schema.backends, **values, settings=[])
+    (listed,) = api.get(PATH)["drivers"]
+    assert (listed["num_hosts"], listed["statuses"]) == (5, {"FAILED": 2, "READY": 8})
+    entries, url = [], f"{PATH}/generic"
+    while url:
+        page = api.get(url)
+        assert (page["num_hosts"], page["statuses"]) == (5, listed["statuses"])
+        assert len({entry["host"] for entry in page["hosts"]}) <= 2
+        shown = [(entry["host"], entry["backend"]) for entry in page["hosts"]]
+        assert [(e["host"], e["backend"]) for e in page["effective_options"]] == shown
+        entries += shown
+        links = page.get("hosts_links", [])
+        url = links[0]["href"].removeprefix("http://localhost") if links else ""
+        assert [link["rel"] for link in links] in ([], ["next"])
+    assert entries == [(f"compute-{n}", name) for n in range(5) for name in ("gen0", "gen1")]
+    failed = api.get(f"{PATH}/generic?status=FAILED&limit=1")
+    assert [(e["host"], e["backend"]) for e in failed["hosts"]] == [("compute-1", "gen1")]
+    assert [e["backend"] for e in failed["effective_options"]] == ["gen1"]
+    (link,) = failed["hosts_links"]
+    assert "status=FAILED" in link["href"]
+    assert link["href"].endswith("marker=compute-1")
+    last = api.get(link["href"].removeprefix("http://localhost"))
+    assert [(e["host"], e["backend"]) for e in last["hosts"]] == [("compute-4", "gen0")]
+    assert "hosts_links" not in last
+    # The host has the driver, and nothing has this status.
+    assert api.get(f"{PATH}/generic?host=compute-0&status=FAILED")["hosts"] == []
 
 
 CONFIG = {"rule": ["a", "b"], "num_devices": 2, "ratio": 0.5, "quick": True, "root": "/sys"}
@@ -283,6 +324,7 @@ LONG = "h" * 256
         ("DELETE", f"{PATH}/x?hosts=a", None, "hosts: unknown parameter"),
         ("DELETE", f"{PATH}/x?backend=a%00", None, "backend"),
         ("GET", f"{PATH}?type=TPU", None, "type"),
+        ("GET", f"{PATH}?status=READY", None, "status: unknown parameter"),
         ("POST", "/v2/hardware", {}, "missing"),
         ("POST", "/v2/hardware", {"host": "a", "backend": "b"}, "address: missing"),
         ("POST", "/v2/hardware", {"host": "a", "address": "", "backend": "b"}, "address"),

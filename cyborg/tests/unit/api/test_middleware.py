@@ -157,7 +157,7 @@ def test_heartbeat_continues_without_conductor(api: ApiEnv) -> None:
 def test_service_state_by_age_of_last_heartbeat(api: ApiEnv, age: int, state: str) -> None:
     last_seen_at = timeutils.utcnow() - timedelta(seconds=age)
     agent = rows.insert_agent(api.engine)
-    rows.update(api.engine, schema.services, agent, last_seen_at=last_seen_at)
+    rows.update(api.engine, schema.services, agent, **rows.heartbeat(last_seen_at))
     service = api.get("/v2/services")["services"][0]
     # The state follows the heartbeat; down_since is set only when a conductor cordons the host.
     assert (service["state"], service["down_since"]) == (state, None)

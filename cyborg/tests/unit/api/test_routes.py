@@ -153,7 +153,9 @@ def test_find_unresolved_arqs_of_instance_is_423(api: ApiEnv) -> None:
     profile = rows.insert_profile(api.engine)
     rows.insert_arq(api.engine, profile, instance_uuid=INSTANCE, instance_slot=0, state="Bound")
     path = f"{ARQS}?instance={INSTANCE}&bind_state=resolved"
-    assert len(api.get(path)["arqs"]) == 1
+    with count_statements(api.engine) as count:
+        assert len(api.get(path)["arqs"]) == 1
+    assert len(count) == 1
     rows.insert_arq(
         api.engine, profile, instance_uuid=INSTANCE, instance_slot=1, state="BindStarted"
     )

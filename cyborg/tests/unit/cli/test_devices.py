@@ -2,6 +2,7 @@
 """The column Schedulable of ``device-list``, and times."""
 
 import argparse
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -47,7 +48,38 @@ def test_format_schedulable_until_shows_the_drain(owned: int, cleaning: int, tex
     assert format_schedulable_until({**row, "state": "host_down"}) == "no: host down"
 
 
-@pytest.mark.parametrize("text", ["+2", "+h", "+1w", "+-1h", "+999999999d", "+1.5h"])
-def test_parse_time_refuses_other_durations(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match=r"\+90m"):
+@pytest.mark.parametrize(
+    "text",
+    [
+        "+2",
+        "+h",
+        "+1w",
+        "+-1h",
+        "+999999999d",
+        "+1.5h",
+        "1w",
+        "-1h",
+        "h",
+        "++1h",
+        "soon",
+        "",
+        "\u0661h",
+    ],
+)
+def test_parse_time_of_other_text_is_refused_with_both_forms(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=r"2030-01-31T14:00:00Z.*\+90m"):
         parse_time(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1h", "2030-01-31T13:00:00+00:00"),
+        ("+1h", "2030-01-31T13:00:00+00:00"),
+        ("1d", "2030-02-01T12:00:00+00:00"),
+        ("2030-02-01", "2030-02-01"),
+        ("20300201T120000Z", "20300201T120000Z"),
+    ],
+)
+def test_parse_time_accepts_durations_with_and_without_a_sign(text: str, expected: str) -> None:
+    assert parse_time(text, datetime(2030, 1, 31, 12, tzinfo=UTC)) == expected

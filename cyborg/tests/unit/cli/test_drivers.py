@@ -1,7 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 from typing import Any
 
-from cyborg.cli.common.driver_cells import HostsWithRemarks, Options, Settings
+from cyborg.cli.common.driver_cells import (
+    HostsSummary,
+    HostsWithRemarks,
+    Options,
+    Settings,
+    Statuses,
+)
 
 HOST: dict[str, Any] = {
     "host": "compute-1",
@@ -22,6 +28,20 @@ def test_hosts_with_remarks_shows_remarks_below_backend() -> None:
         "  remark: rule 'vendor=15b3' matches no device of this host",
         "compute-2 (gpus) READY",
     ]
+
+
+def test_statuses_shows_largest_number_first() -> None:
+    numbers = {"FAILED": 2, "READY": 9998, "UNKNOWN": 2}
+    cell = Statuses(numbers)
+    assert cell.human_readable() == "9998 READY, 2 FAILED, 2 UNKNOWN"
+    assert cell.machine_readable() == numbers
+    assert Statuses({}).human_readable() == ""
+
+
+def test_hosts_summary_names_one_backend_and_counts_several() -> None:
+    assert HostsSummary([HOST]).human_readable() == "compute-1 (gpus) READY"
+    several = [{**HOST, "status": "FAILED"}, HOST, HOST]
+    assert HostsSummary(several).human_readable() == "2 READY, 1 FAILED"
 
 
 def test_settings_shows_values_with_sources() -> None:

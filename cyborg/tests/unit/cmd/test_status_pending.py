@@ -91,8 +91,12 @@ def test_pending_shows_actions_and_pending_items(env: Env) -> None:
     [
         ("outbox", {"state": "dead"}, "messages nova-event, dead"),
         ("jobs", {"deadline": datetime(2026, 1, 1)}, "jobs prepare, past their deadline"),
-        ("providers", {"error": "refused"}, "providers whose publishing failed"),
-        ("services", {"last_seen_at": datetime(2026, 1, 1)}, "services cyborg-agent, down"),
+        (
+            "providers",
+            {"error": "refused", "stale_since": datetime(2026, 1, 1)},
+            "providers whose publishing failed",
+        ),
+        ("services", {"down_at": datetime(2026, 1, 1)}, "services cyborg-agent, down"),
         ("requests", {"orphan_since": datetime(2026, 1, 1), "state": "Bound"}, "orphans?"),
         (
             "requests",

@@ -3,6 +3,7 @@
 
 import pkgutil
 import re
+import struct
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,20 @@ from typing import Any
 import kombu
 import oslo_messaging
 import pytest
+from oslo_policy import policy
+from pymysql import connections
 
 import cyborg
 from cyborg.api.operation import operation
-from cyborg.compat import CHECKED, memory_broker, pecan_signatures, placement_sync, rabbit
+from cyborg.compat import (
+    CHECKED,
+    memory_broker,
+    mysql_columns,
+    pecan_signatures,
+    placement_sync,
+    policy_signatures,
+    rabbit,
+)
 from cyborg.tests.fixtures.machine.options import make_conf
 
 CONSTRAINTS = Path(cyborg.__file__).parents[1] / "constraints.txt"
@@ -44,8 +55,10 @@ NAMES = [
     ("oslo.messaging", "oslo_messaging._tracing.client:oslo_messaging_tracing"),
     ("oslo.messaging", "oslo_messaging.notify.notifier:_notifier_opts"),
     ("oslo.messaging", "oslo_messaging.transport:Transport._send_notification"),
+    ("oslo.policy", "oslo_policy._checks:inspect.getfullargspec"),
     ("pecan", "pecan.core:getargspec"),
     ("pecan", "pecan.routing:getargspec"),
+    ("PyMySQL", "pymysql.connections:FieldDescriptorPacket"),
 ]
 
 
@@ -96,6 +109,38 @@ def test_pecan_sees_the_outer_signature_of_an_operation() -> None:
 
     assert show._pecan["argspec"].args == ["self", "req", "resp"]
     assert show._pecan["argspec"].varargs == "segments"
+
+
+def test_oslo_policy_inspects_a_class_of_checks_once() -> None:
+    policy_signatures.install()
+    cache = policy_signatures._inspect
+    enforcer = policy.Enforcer(make_conf(), rules={}, use_conf=False)
+    enforcer.set_rules(policy.Rules.from_dict({"a": "role:x or role:y", "b": "not role:z"}))
+    before = cache.cache_info()
+    assert enforcer.enforce("a", {}, {"roles": ["y"]})
+    assert not enforcer.enforce("a", {}, {"roles": ["z"]})
+    assert not enforcer.enforce("b", {}, {"roles": ["z"]})
+    after = cache.cache_info()
+    assert after.misses - before.misses <= 3  # the classes of "or", "not" and "role"
+    assert after.hits > before.hits
+
+
+def test_pymysql_parses_a_description_once() -> None:
+    module: Any = connections
+    mysql_columns.install()
+    cached = module.FieldDescriptorPacket
+    mysql_columns.install()
+    assert module.FieldDescriptorPacket is cached
+    names = (b"def", b"cyborg", b"a", b"arqs", b"state", b"state")
+    data = b"".join(bytes([len(name)]) + name for name in names)
+    data += struct.pack("<xHIBHBxx", 33, 96, 253, 1, 0)
+    first = cached(data, "utf8")
+    assert cached(bytes(bytearray(data)), "utf8") is first
+    # An alias changes the description.
+    assert cached(data.replace(b"\x05state", b"\x04name", 1), "utf8") is not first
+    plain = cached.__wrapped__(data, "utf8")
+    assert first.description() == plain.description()
+    assert first.name == "state"
 
 
 def test_placement_forgets_its_sync(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,7 @@ def test_options_decide_which_tasks_run(sqlite_engine: sa.Engine) -> None:
     names = [task.name for task in least.tasks]
     assert names == [
         "publisher",
+        "verification",
         "outbox",
         "jobs",
         "sweep",

@@ -10,13 +10,14 @@ import sqlalchemy as sa
 from cyborg.core.errors import Invalid
 from cyborg.db import schema
 from cyborg.db.paging import Page
-from cyborg.db.read import arqs, attributes, deployables, devices, services
+from cyborg.db.read import arqs, attributes, deployables, device_contexts, devices, services
 from cyborg.db.read import device_profiles as profiles
 from cyborg.db.reader import Reader
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
 
 RESOURCES = (services, devices, deployables, attributes, profiles, arqs)
+HOSTS = (None, "b", "a", "b", None, "c", "a")
 
 
 def _read_all_pages(engine: sa.Engine, resource: Any, limit: int, **page: Any) -> list[str]:
@@ -32,8 +33,7 @@ def _read_all_pages(engine: sa.Engine, resource: Any, limit: int, **page: Any) -
 
 def _insert_arqs(engine: sa.Engine) -> None:
     profile = rows.insert_profile(engine)
-    hosts = [None, "b", "a", "b", None, "c", "a"]
-    for host in hosts:
+    for host in HOSTS:
         rows.insert_arq(engine, profile, hostname=host, state=random.choice(["Initial", "Bound"]))
 
 
@@ -52,12 +52,21 @@ def test_pages_concatenate_to_the_list(engine: sa.Engine, sort_dir: str) -> None
 
 
 def test_sort_key_puts_nulls_first(engine: sa.Engine) -> None:
-    _insert_arqs(engine)
+    for host in HOSTS:
+        values = {"state": "unbound", "groups": [], "config_data": {}}
+        rows.insert(engine, schema.device_contexts, hostname=host, **values)
     with Reader(engine).connect() as connection:
-        ascending = arqs.find(connection, page=Page(sort_key="hostname"))
-        descending = arqs.find(connection, page=Page(sort_key="hostname", sort_dir="desc"))
+        ascending = device_contexts.find(connection, page=Page(sort_key="hostname"))
+        descending = device_contexts.find(
+            connection, page=Page(sort_key="hostname", sort_dir="desc")
+        )
     assert [row["hostname"] for row in ascending] == [None, None, "a", "a", "b", "b", "c"]
-    assert [row["uuid"] for row in descending] == [row["uuid"] for row in reversed(ascending)]
+    uuids = [row["uuid"] for row in ascending]
+    assert [row["uuid"] for row in descending] == uuids[::-1]
+    for limit in (1, 2, 3):
+        assert _read_all_pages(engine, device_contexts, limit, sort_key="hostname") == uuids
+        down = _read_all_pages(engine, device_contexts, limit, sort_key="hostname", sort_dir="desc")
+        assert down == uuids[::-1]
 
 
 def test_added_and_deleted_rows_shift_no_page(engine: sa.Engine) -> None:
@@ -122,5 +131,5 @@ def test_marker_of_another_project_is_rejected(sqlite_engine: sa.Engine) -> None
 def test_marker_costs_one_statement(sqlite_engine: sa.Engine) -> None:
     uuid = rows.insert_arq(sqlite_engine, rows.insert_profile(sqlite_engine))
     with count_statements(sqlite_engine) as count, Reader(sqlite_engine).connect() as connection:
-        arqs.find(connection, page=Page(limit=5, marker=uuid, sort_key="hostname"))
+        arqs.find(connection, page=Page(limit=5, marker=uuid, sort_key="created_at"))
     assert len(count) == 2, count.statements

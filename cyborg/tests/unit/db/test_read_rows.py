@@ -24,7 +24,6 @@ from cyborg.db.read import (
     device_profiles,
     devices,
     discoveries,
-    drivers,
     hardware,
     jobs,
     outbox,
@@ -32,6 +31,7 @@ from cyborg.db.read import (
     services,
     totals,
 )
+from cyborg.db.read.drivers import hosts, summaries
 from cyborg.tests.fixtures.databases.row_types import DEVICE, assert_rows_fit, fill
 
 Find = Callable[[sa.Connection], Sequence[Mapping[str, Any]]]
@@ -49,10 +49,14 @@ def _one(get: Callable[[sa.Connection, str], Mapping[str, Any] | None], table: s
     return find
 
 
-def _driver(connection: sa.Connection) -> list[drivers.DriverDetailsRow]:
-    row = drivers.get(connection, "fake")
+def _driver(connection: sa.Connection) -> list[summaries.DriverDetailsRow]:
+    row = summaries.get(connection, "fake", now=timeutils.utcnow())
     assert row is not None
     return [row]
+
+
+def _hosts(connection: sa.Connection) -> list[hosts.HostRow]:
+    return hosts.find_hosts(connection, "fake", now=timeutils.utcnow())
 
 
 def _agent(connection: sa.Connection) -> list[audit_sources.AgentRow]:
@@ -62,9 +66,7 @@ def _agent(connection: sa.Connection) -> list[audit_sources.AgentRow]:
 
 
 def _totals(connection: sa.Connection) -> totals.Totals:
-    now = timeutils.utcnow()
-    old = now - timedelta(days=1)
-    return totals.read(connection, now=now, late_before=old, down_before=old)
+    return totals.read(connection, now=timeutils.utcnow())
 
 
 def _usage(connection: sa.Connection) -> list[project_units.UsageRow]:
@@ -91,7 +93,9 @@ FINDERS: Mapping[type, Find] = {
         connection, "compute-1", timeutils.utcnow() + timedelta(days=1)
     ),
     deployables.DeployableRow: deployables.find,
-    device_contexts.DeviceContextRow: device_contexts.find,
+    device_contexts.DeviceContextRow: lambda connection: device_contexts.find(
+        connection, with_failure=True
+    ),
     device_profiles.DeviceProfileRow: device_profiles.find,
     devices.DeviceRow: devices.find,
     discoveries.BackendRow: lambda connection: _one(discoveries.get, schema.discoveries)(
@@ -99,10 +103,15 @@ FINDERS: Mapping[type, Find] = {
     )[0]["backends"],
     discoveries.SummaryRow: discoveries.find_summaries,
     discoveries.DiscoveryRow: _one(discoveries.get, schema.discoveries),
-    drivers.DriverRow: drivers.find,
-    drivers.DriverDetailsRow: _driver,
-    drivers.HostDriverRow: lambda connection: _driver(connection)[0]["hosts"],
-    drivers.EffectiveOptionsRow: lambda connection: _driver(connection)[0]["effective_options"],
+    summaries.DriverRow: lambda connection: summaries.find(connection, now=timeutils.utcnow()),
+    summaries.DriverDetailsRow: _driver,
+    hosts.HostRow: _hosts,
+    hosts.HostDriverRow: lambda connection: hosts.find_entries(
+        connection, "fake", _hosts(connection), now=timeutils.utcnow()
+    ),
+    hosts.EffectiveOptionsRow: lambda connection: hosts.find_effective_options(
+        connection, "fake", _hosts(connection)
+    ),
     hardware.HardwareRow: hardware.find,
     jobs.JobRow: jobs.find,
     jobs.JobDetailsRow: _one(jobs.get, schema.jobs),

@@ -31,7 +31,7 @@ def _device(**values: Any) -> dict[str, Any]:
 
 def test_names_and_addresses_are_unique(engine: sa.Engine) -> None:
     now = timeutils.utcnow()
-    times = {"started_at": now, "last_seen_at": now}
+    times = {"started_at": now, **rows.heartbeat(now)}
     _assert_unique(engine, schema.services, host="h", **SERVICE, **times)
     _assert_unique(engine, schema.devices, **_device(host="h", address="0000:00:00.0"))
     rows.insert(engine, schema.devices, **_device(host="other", address="0000:00:00.0"))
@@ -141,7 +141,7 @@ def test_times_keep_microseconds_and_texts_keep_unicode(engine: sa.Engine) -> No
         host="h",
         **SERVICE,
         started_at=now,
-        last_seen_at=now,
+        **rows.heartbeat(now),
         versions={"🚀": [1, None, "x"]},
     )
     rows.insert(engine, schema.device_profiles, name="p", groups=[], description=text)

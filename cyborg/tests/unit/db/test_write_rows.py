@@ -51,7 +51,9 @@ def _uuid(tx: sa.Connection, table: sa.Table, column: str = "uuid") -> str:
 
 def _heartbeat(tx: sa.Connection) -> services.HeartbeatRow:
     fields: services.HeartbeatFields = {"status": "READY", "versions": {}}
-    return services.upsert_heartbeat(tx, AGENT, HOST, _uuid(tx, schema.services), NOW, fields)
+    epoch = _uuid(tx, schema.services)
+    times: services.HeartbeatTimes = {"last_seen_at": NOW, "late_at": LATER, "down_at": LATER}
+    return services.upsert_heartbeat(tx, AGENT, HOST, epoch, times, fields)
 
 
 def _release(tx: sa.Connection) -> list[handle_claims.ReleasedHandleRow]:
@@ -78,6 +80,14 @@ def _find_successor(tx: sa.Connection) -> device_contexts.SuccessorWorkRow | Non
 def _find_lost_image(tx: sa.Connection) -> programming.LostImageRow:
     tx.execute(sa.update(schema.deployables).values(desired_image="an image"))
     return programming.lost_images(tx, 1)[0]
+
+
+def _lease_verified(tx: sa.Connection) -> Any:
+    state = providers.PlacementState(3, None)
+    for row in providers.lease(tx, limit=5, **LEASE):
+        published = {row["uuid"]: providers.Published(row["revision"], state)}
+        providers.record_published(tx, LEASE["owner"], published, NOW)
+    return providers.lease_for_verification(tx, before=LATER, limit=5, **LEASE)
 
 
 FINDERS: Mapping[type, Callable[[sa.Connection], Any]] = {
@@ -135,13 +145,15 @@ FINDERS: Mapping[type, Callable[[sa.Connection], Any]] = {
     programming.LostDeviceRow: _find_lost,
     programming.LostImageRow: lambda tx: [_find_lost_image(tx)],
     providers.LeasedProviderRow: lambda tx: providers.lease(tx, limit=5, **LEASE),
+    providers.VerifiedProviderRow: _lease_verified,
     rollouts.LeasedJobRow: lambda tx: rollouts.lease(tx, limit=5, **LEASE),
     rollouts.StepRow: lambda tx: rollouts.steps_of_job(tx, 1),
     rollouts.PendingStepRow: lambda tx: rollouts.pending_steps(tx, HOST, [1]),
     rollouts.HolderRow: lambda tx: rollouts.holders(tx, [(HOST, "fake")], 5),
     services.HeartbeatRow: _heartbeat,
-    services.DownAgentRow: lambda tx: services.mark_down(tx, LATER, NOW, 5),
+    services.DownAgentRow: lambda tx: services.mark_down(tx, LATER, timedelta(days=9999), 5),
     services.DaemonRow: lambda tx: services.find(tx, _uuid(tx, schema.services)),
+    services.UpCountRow: lambda tx: [services.count_up(tx, NOW)],
     services.IncarnationRow: lambda tx: services.previous_incarnation(tx, AGENT, HOST, "other"),
 }
 

@@ -3,12 +3,15 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from oslo_config import cfg
+from oslo_policy import policy
 
 from cyborg.core.errors import Forbidden
-from cyborg.policies.enforcer import RELOAD_INTERVAL, authorize, make_enforcer
+from cyborg.policies.enforcer import MAX_DECISIONS, RELOAD_INTERVAL, authorize, make_enforcer
+from cyborg.tests.fixtures.machine.options import make_conf
 
 RULE = "cyborg:device:get_all"
 ADMIN = {"roles": ["admin"]}
@@ -31,3 +34,28 @@ def test_authorize_uses_changed_file_after_reload_interval(tmp_path: Path) -> No
     now[0] += RELOAD_INTERVAL
     with pytest.raises(Forbidden):
         authorize(enforcer, RULE, ADMIN, {})
+
+
+def test_authorize_distinguishes_callers_whose_decisions_are_kept() -> None:
+    enforcer = make_enforcer(make_conf(), lambda: 100.0)
+    for _ in range(2):
+        authorize(enforcer, RULE, ADMIN, {})
+        with pytest.raises(Forbidden):
+            authorize(enforcer, RULE, {"roles": []}, {})
+        assert enforcer.authorize("elevated", {}, ADMIN)
+        assert not enforcer.authorize("elevated", {}, {"roles": ["member"]})
+
+
+def test_authorize_distinguishes_targets_whose_decisions_are_kept() -> None:
+    enforcer = make_enforcer(make_conf(), lambda: 100.0)
+    enforcer.register_default(policy.RuleDefault("own", "project_id:%(project_id)s"))
+    for _ in range(2):
+        assert enforcer.authorize("own", {"project_id": "a"}, {"project_id": "a", "roles": []})
+        assert not enforcer.authorize("own", {"project_id": "b"}, {"project_id": "a", "roles": []})
+
+
+def test_authorize_keeps_a_bounded_number_of_decisions() -> None:
+    enforcer: Any = make_enforcer(make_conf(), lambda: 100.0)
+    for number in range(MAX_DECISIONS + 10):
+        authorize(enforcer, RULE, ADMIN | {"user_id": str(number)}, {})
+    assert len(enforcer._decisions) == MAX_DECISIONS

@@ -40,7 +40,7 @@ GOLDEN = {
         "device_context_bind": "1.0 (uuid, target, project_scope)",
         "device_context_candidates": "1.0 (uuid, project_scope, limit)",
         "device_context_create": "1.0 (context, project_id)",
-        "device_context_delete": "1.0 (uuid, project_scope)",
+        "device_context_delete": "1.0 (uuid, project_scope, [allow_bound])",
         "device_context_pre_bind": "1.0 (uuid, reservation, project_scope)",
         "device_context_unbind": "1.0 (uuid, use, project_scope, elevated)",
         "device_context_update": "1.0 (uuid, changes, project_scope)",

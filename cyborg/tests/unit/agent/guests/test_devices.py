@@ -115,7 +115,7 @@ def test_device_that_was_taken_back_is_not_attached_by_a_late_request(
 ) -> None:
     devices = make_devices(hypervisor)
     devices.unplug(SERVER, [make_arq(1)])
-    with pytest.raises(WrongState, match="was taken back"):
+    with pytest.raises(WrongState, match="was detached from the guest"):
         devices.plug(SERVER, [make_arq(1)])
     assert devices.reassert([GuestDevice(SERVER, make_arq(1), True)])
     assert hypervisor.count(SERVER) == 0

@@ -6,6 +6,7 @@ import pytest
 from cyborg.agent.backends.backend import BackendSnapshot
 from cyborg.agent.report.heartbeat import Reporter
 from cyborg.agent.report.pace import BURST, MIN_PAUSE, ReportPace
+from cyborg.agent.report.schedule import HeartbeatSchedule
 from cyborg.core.errors import Unavailable
 from cyborg.core.inventory.report import BackendState, BackendStatus
 from cyborg.tests.fixtures.hosts.scripted_driver import ScriptedDriver, card
@@ -48,7 +49,8 @@ def backend() -> ChangingBackend:
 
 @pytest.fixture
 def reporter(conductor: Direct, backend: ChangingBackend, clock: Clock) -> Reporter:
-    return Reporter("h", "e", conductor, [backend], clock)  # type: ignore[list-item]
+    schedule = HeartbeatSchedule(random_share=lambda: 1.0)
+    return Reporter("h", "e", conductor, [backend], clock, schedule=schedule)  # type: ignore[list-item]
 
 
 def run(reporter: Reporter, clock: Clock, seconds: float, *, wake_every: float) -> list[float]:

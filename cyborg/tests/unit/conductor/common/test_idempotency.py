@@ -195,7 +195,7 @@ def test_copy_of_service_delete_gets_first_answer(engine: sa.Engine) -> None:
     id_ = rows.insert_agent(engine)
     (row,) = rows.read(engine, schema.services)
     last_seen = row["last_seen_at"] - timedelta(hours=1)
-    rows.update(engine, schema.services, id_, last_seen_at=last_seen)
+    rows.update(engine, schema.services, id_, **rows.heartbeat(last_seen))
     first, second, ctxt = conductor(engine), conductor(engine), call()
     assert first.service_delete(ctxt, uuid=row["uuid"]) is None
     assert second.service_delete(ctxt, uuid=row["uuid"]) is None

@@ -234,7 +234,9 @@ def test_late_cleaning_shows_its_error(sqlite_engine: sa.Engine) -> None:
     env.jobs.run_once()
     row = env.row(context)
     assert row["state"] == "cleaning"
-    assert row["error"] == f"host {env.card.host}: it broke"
+    # A member of the project sees the error: it does not name the host.
+    assert row["error"] == "it broke"
+    assert {"code": "clean_failed", "hostname": env.card.host}.items() <= row["failure"].items()
     assert env.states() == {"UnbindFailed": 2}
     env.agents.answers["release"] = "done"
     env.advance(600)
@@ -266,6 +268,7 @@ def test_bind_without_free_handle_changes_nothing(env: ContextEnv) -> None:
     with pytest.raises(NoHandle):
         env.boot(context)
     assert (env.state(context), env.row(context)["instance_uuid"]) == ("unbound", None)
+    assert "handle is taken (4 handles)" in env.row(context)["error"]
 
 
 def test_bound_context_cannot_be_used_changed_or_deleted(env: ContextEnv) -> None:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Leases of device contexts: reserve, renew, bind, unbind and expiry, on each database."""
 
-from datetime import timedelta
+from collections.abc import Collection
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -9,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.conductor.arqs.arqs import Arqs
+from cyborg.conductor.arqs.context_states import record_refusal
 from cyborg.conductor.jobs.restore import enqueue_restores
 from cyborg.core.errors import (
     Conflict,
@@ -19,7 +21,7 @@ from cyborg.core.errors import (
     WrongState,
 )
 from cyborg.db import schema
-from cyborg.db.write import orphans
+from cyborg.db.write import handle_claims, orphans
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.hosts.context_work import PROJECT, ContextEnv
 
@@ -192,6 +194,58 @@ def test_reservation_is_all_or_nothing(env: ContextEnv) -> None:
     assert env.reserve(second)["epoch"] == 1
 
 
+def test_refused_reservation_is_kept_until_the_next_lease(env: ContextEnv) -> None:
+    first, second = env.create(), env.create(resources={"FPGA": 3})
+    env.reserve(first)
+    with pytest.raises(NoHandle) as exc:
+        env.reserve(second)
+    # The ARQs of the refused lease are rolled back: the message names their group.
+    assert exc.value.message == (
+        "no free attach handle: group 0: handle is taken (2 handles); claimed by another request "
+        "of this call (2 handles)"
+    )
+    row = env.row(second)
+    error = row["error"]
+    assert (row["state"], row["epoch"]) == ("unbound", 0)
+    assert f"refused at {env.now().replace(microsecond=0, tzinfo=None).isoformat()} UTC" in error
+    assert error.endswith(
+        "UTC: group 0: handle is taken (2 handles); group 0: claimed by another "
+        "request of this call (2 handles)"
+    )
+    failure = row["failure"]
+    assert (failure["code"], failure["hostname"]) == ("taken", env.card.host)
+    assert failure["at"] == env.now().replace(microsecond=0).isoformat()
+    assert failure["groups"][0] == {
+        "group": 0,
+        "provider": env.card.provider,
+        "code": "taken",
+        "reason": "handle is taken",
+        "handles": 2,
+    }
+    assert env.row(first)["error"] is None
+    env.unbind_lease(first)
+    assert env.row(second)["error"] == error
+    assert env.reserve(second)["error"] is None
+    assert env.row(second)["failure"] is None
+
+
+def test_refusal_of_an_earlier_epoch_is_not_kept(env: ContextEnv) -> None:
+    context = env.create()
+    env.reserve(context)
+    refusal = NoHandle("no free attach handle", reasons={})
+    with env.engine.begin() as tx:
+        record_refusal(tx, refusal, {context: 0}, env.now())
+        record_refusal(tx, refusal, {context: 1}, env.now())
+    assert env.row(context)["error"] is None
+    env.unbind_lease(context)
+    with env.engine.begin() as tx:
+        record_refusal(tx, refusal, {context: 0}, env.now())
+    assert env.row(context)["error"] is None
+    with env.engine.begin() as tx:
+        record_refusal(tx, refusal, {context: 1}, env.now())
+    assert "no free attach handle" in env.row(context)["error"]
+
+
 def test_host_work_of_a_lease_is_done_once(engine: sa.Engine) -> None:
     env = ContextEnv(engine, "prepares")
     context, instance = env.create(), str(uuid4())
@@ -226,6 +280,9 @@ def test_failed_host_work_ends_the_lease(engine: sa.Engine) -> None:
     env.jobs.run_once()
     row = env.row(context)
     assert (row["state"], row["error"], env.events()) == ("error", "it broke", [])
+    (job,) = rows.read(env.engine, schema.jobs, kind="prepare")
+    failure = {"code": "prepare_failed", "hostname": env.card.host, "job": job["uuid"]}
+    assert failure.items() <= row["failure"].items()
     assert env.handles()["owned"] == 0
     env.agents.answers["prepare"] = "done"
     with pytest.raises(WrongState, match="unbind it first"):
@@ -234,6 +291,19 @@ def test_failed_host_work_ends_the_lease(engine: sa.Engine) -> None:
     assert env.unbind_lease(context)["state"] == "unbound"
     assert env.unbind_lease(context)["state"] == "unbound"
     assert (env.reserve(context)["epoch"], env.row(context)["error"]) == (2, None)
+
+
+def test_failed_host_work_hides_addresses_from_the_owner(sqlite_engine: sa.Engine) -> None:
+    env = ContextEnv(sqlite_engine, "prepares")
+    context = env.create()
+    env.agents.answers["prepare"] = "failed"
+    env.agents.names_items = True
+    env.reserve(context)
+    env.jobs.run_once()
+    row = env.row(context)
+    assert row["error"] == "prepare of (hidden): it broke"
+    (job,) = rows.read(env.engine, schema.jobs, kind="prepare")
+    assert row["failure"]["detail"] == job["error"] != row["error"]
 
 
 def test_job_after_the_expiry_reserves_nothing(engine: sa.Engine) -> None:
@@ -337,3 +407,89 @@ def test_custody_names_the_instance_of_a_lease(sqlite_env: ContextEnv) -> None:
     found = rows.read(env.engine, schema.custody_records)
     events = [(row["event"], row["details"]["instance"]) for row in found]
     assert events == [("claimed", None)] * 2 + [("assigned", instance)] * 2
+
+
+def test_reservation_on_another_numa_node_names_the_node(sqlite_env: ContextEnv) -> None:
+    env = sqlite_env
+    traits = [rows.TRAIT, "CUSTOM_NUMA_NODE_0"]
+    card = env.add_card(host="host-2", abilities=[], numa_node=0, traits=traits)
+    context = env.create(requires=[rows.TRAIT, "NUMA_NODE_1"])
+    with pytest.raises(NoHandle) as refused:
+        env.reserve(context, card)
+    (first, *_) = refused.value.details["reasons"].values()
+    assert first[0]["code"] == "numa_node"
+    assert "NUMA node differs: device has 0, the group requires 1" in env.row(context)["error"]
+
+
+def set_down(env: ContextEnv, host: str, since: datetime | None) -> None:
+    (agent,) = rows.read(env.engine, schema.services, host=host)
+    rows.update(env.engine, schema.services, agent["id"], down_since=since)
+
+
+def set_published(env: ContextEnv, card: rows.Card, revision: int) -> None:
+    (provider,) = rows.read(env.engine, schema.providers, uuid=card.provider)
+    rows.update(env.engine, schema.providers, provider["id"], published_revision=revision)
+
+
+def first_codes(refused: pytest.ExceptionInfo[NoHandle]) -> set[str]:
+    return {reasons[0]["code"] for reasons in refused.value.details["reasons"].values()}
+
+
+def test_host_that_is_down_or_unpublished_is_neither_reserved_nor_bound(env: ContextEnv) -> None:
+    context, instance = env.create(), str(uuid4())
+    mappings = {"0": [env.card.provider]}
+    set_published(env, env.card, 0)
+    for code in ("unpublished", "host_down"):
+        with pytest.raises(NoHandle) as refused:
+            env.reserve(context)
+        assert first_codes(refused) == {code}
+        with pytest.raises(NoHandle) as refused:
+            env.bind_lease(context, instance, mappings=mappings)
+        assert first_codes(refused) == {code}
+        set_down(env, env.card.host, env.now())
+    row = env.row(context)
+    assert (row["state"], row["epoch"], env.handles()) == ("unbound", 0, {"free": 4})
+    assert "agent of the host is down (4 handles)" in row["error"]
+    # Nova has chosen the host.
+    env.boot(context)
+    assert env.state(context) == "bound"
+
+
+def test_lease_is_renewed_and_bound_although_the_host_is_down(env: ContextEnv) -> None:
+    context, instance = env.create(), str(uuid4())
+    env.reserve(context)
+    set_down(env, env.card.host, env.now())
+    assert env.reserve(context, epoch=1)["state"] == "reserved"
+    assert env.bind_lease(context, instance, epoch=1)["state"] == "bound"
+
+
+@pytest.mark.parametrize("change", ["down", "unpublished"])
+@pytest.mark.parametrize("verb", ["reserve", "bind"])
+def test_guard_refuses_a_host_that_changes_after_the_check(
+    engine: sa.Engine, monkeypatch: pytest.MonkeyPatch, change: str, verb: str
+) -> None:
+    """The check finds nothing in the first attempt, as if the change came right after it."""
+    env = ContextEnv(engine)
+    context, find = env.create(), handle_claims.any_unavailable
+    checks: list[bool] = []
+
+    def check(tx: sa.Connection, uuids: Collection[str]) -> bool:
+        found = find(tx, uuids)
+        checks.append(found)
+        return found and len(checks) > 1
+
+    monkeypatch.setattr(handle_claims, "any_unavailable", check)
+    if change == "down":
+        set_down(env, env.card.host, env.now())
+    else:
+        set_published(env, env.card, 0)
+    mappings = {"0": [env.card.provider]}
+    calls = {
+        "reserve": lambda: env.reserve(context),
+        "bind": lambda: env.bind_lease(context, str(uuid4()), mappings=mappings),
+    }
+    with pytest.raises(NoHandle) as refused:
+        calls[verb]()
+    assert checks == [True, True]
+    assert first_codes(refused) == {"host_down" if change == "down" else change}
+    assert (env.state(context), env.handles()) == ("unbound", {"free": 4})

@@ -143,7 +143,8 @@ def test_liveness_evaluator_with_clock_skew_returns_the_same_state(
     send_report(exact, Host("compute-1"))
     (row,) = rows.read(engine, schema.services)
     for seconds, state in ((0, Liveness.UP), (35, Liveness.LATE), (85, Liveness.DOWN)):
-        last_seen = row["last_seen_at"] - timedelta(seconds=seconds)
+        times = rows.heartbeat(row["last_seen_at"] - timedelta(seconds=seconds))
         for machine in (exact, skewed):
             with machine.running() as by:
-                assert by.resource.liveness_evaluator()(last_seen) is state
+                evaluate = by.resource.liveness_evaluator()
+                assert evaluate(times["late_at"], times["down_at"]) is state

@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.conductor.hosts.failure_detector import FailureDetector
+from cyborg.conductor.hosts.heartbeat_interval import HeartbeatInterval
 from cyborg.conductor.hosts.heartbeats import Hosts
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.errors import TimedOut, Unavailable
@@ -34,7 +35,10 @@ class Conductor:
         conf.set_override("driver", ["messagingv2"], group=GROUP)
         self.clock, self.woken, self.ahead = clock, 0, 0.0
         uow, notices = UnitOfWork(engine), NotificationBuilder(conf, now=self.now)
-        self.hosts = Hosts(conf, uow, self._wake, notices=notices, now=self.now)
+        self.interval = HeartbeatInterval(conf, uow, now=self.now)
+        self.hosts = Hosts(
+            conf, uow, self._wake, notices=notices, now=self.now, interval=self.interval
+        )
         self.detector = FailureDetector(
             conf, uow, self._wake, notices, now=self.now, clock=lambda: self.clock.seconds
         )
@@ -279,3 +283,40 @@ def test_sweep_ignores_daemons_other_than_agents(engine: sa.Engine, conductor: C
     pass_time(conductor, 300)
     assert conductor.detector.sweep() == 0
     assert all(row["down_since"] is None for row in rows.read(engine, schema.services))
+
+
+def test_agent_with_a_longer_interval_has_a_later_deadline(
+    engine: sa.Engine, conductor: Conductor
+) -> None:
+    first, second = two_hosts(conductor)
+    pass_time(conductor, 300, first, second)
+    first.hello(conductor.hosts)
+    conductor.interval.seconds = 30.0
+    second.hello(conductor.hosts)
+    pass_time(conductor, LIMIT)
+    assert conductor.detector.sweep() == 1
+    assert set(down(engine)) == {"h1"}
+    pass_time(conductor, 3 * LIMIT - LIMIT - INTERVAL)
+    assert conductor.detector.sweep() == 0
+    pass_time(conductor, INTERVAL)
+    assert conductor.detector.sweep() == 1
+    assert set(down(engine)) == {"h1", "h2"}
+
+
+def test_agent_with_a_longer_interval_gets_its_whole_deadline_after_an_outage(
+    engine: sa.Engine, conductor: Conductor
+) -> None:
+    """A conductor that was connected for a shorter time could not receive its heartbeats."""
+    _, second = two_hosts(conductor)
+    conductor.interval.seconds = 30.0
+    second.hello(conductor.hosts)
+    conductor.clock.seconds += 3600  # no heartbeat of the conductor arrives
+    conductor.send_own_heartbeat()
+    pass_time(conductor, WINDOW + INTERVAL)
+    assert conductor.detector.sweep() == 1
+    assert set(down(engine)) == {"h1"}
+    pass_time(conductor, 2 * LIMIT - 2 * INTERVAL)
+    assert conductor.detector.sweep() == 0
+    pass_time(conductor, INTERVAL)
+    assert conductor.detector.sweep() == 1
+    assert set(down(engine)) == {"h1", "h2"}

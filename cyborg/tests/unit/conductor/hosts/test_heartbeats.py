@@ -237,27 +237,6 @@ def test_heartbeat_of_a_second_agent_is_logged(
     assert "two agents use the same host name" in caplog.text
 
 
-def test_sweep_schedules_verification_of_old_providers(engine: sa.Engine) -> None:
-    clock = [timeutils.utcnow()]
-    hosts = Hosts(make_conf(), UnitOfWork(engine), now=lambda: clock[0])
-    host = Host(devices=[card(n) for n in range(3)])
-    host.hello(hosts)
-    host.report(hosts)
-    with engine.begin() as tx:
-        tx.execute(
-            sa.update(schema.providers).values(
-                published_revision=schema.providers.c.revision,
-                stale_since=None,
-                updated_at=clock[0],
-            )
-        )
-    assert hosts.sweep() == 0
-    clock[0] += timedelta(seconds=make_conf().conductor.placement_verify_interval + 1)
-    assert hosts.sweep() == 3
-    assert all(row["stale_since"] for row in rows.read(engine, schema.providers))
-    assert hosts.sweep() == 0
-
-
 def test_first_heartbeat_after_restart_schedules_verification_once(engine: sa.Engine) -> None:
     hosts, first, second = make_hosts(engine), Host(), Host()
     first.send(hosts, card(0), card(1))

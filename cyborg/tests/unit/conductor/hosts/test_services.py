@@ -11,6 +11,7 @@ from oslo_utils import timeutils
 from cyborg.conductor.arqs import release
 from cyborg.conductor.hosts.services import Services
 from cyborg.core.errors import CyborgError, InUse, Invalid, NotFound, WrongState
+from cyborg.core.hosts.service import AGENT
 from cyborg.db import schema
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import jobs
@@ -29,7 +30,7 @@ def add_down_agent(engine: sa.Engine, host: str = HOST, **values: object) -> str
     """Insert an agent that is down, and return its uuid."""
     hour_ago = NOW - timedelta(hours=1)
     id_ = rows.insert_agent(engine, host)
-    rows.update(engine, schema.services, id_, last_seen_at=hour_ago, **values)
+    rows.update(engine, schema.services, id_, **rows.heartbeat(hour_ago), **values)
     rows.insert(engine, schema.backends, service_id=id_, name="b", driver="d", status="READY")
     return str(rows.read(engine, schema.services, id=id_)[0]["uuid"])
 
@@ -73,7 +74,7 @@ def test_service_delete_of_a_daemon_that_is_up_or_late_is_refused(
     uuid = add_down_agent(engine)
     (row,) = rows.read(engine, schema.services)
     last_seen = NOW - timedelta(seconds=seconds)
-    rows.update(engine, schema.services, row["id"], last_seen_at=last_seen)
+    rows.update(engine, schema.services, row["id"], **rows.heartbeat(last_seen))
     assert_delete_refused(
         engine, uuid, WrongState, "cyborg-agent of host compute-1 is not down; stop it first"
     )
@@ -98,7 +99,7 @@ def test_service_delete_while_a_job_is_about_the_host_is_refused(engine: sa.Engi
     values = {"kind": "update", "host": "", "subject": "d", "arguments": {}, "state": "pending"}
     job = rows.insert(engine, schema.jobs, **values)
     rows.insert(engine, schema.job_steps, job_id=job, host=HOST, backend="b", state="waiting")
-    assert_delete_refused(engine, uuid, WrongState, "1 jobs are about this host")
+    assert_delete_refused(engine, uuid, WrongState, "1 open jobs work on this host")
 
 
 def test_service_delete_abandons_dirty_handles(engine: sa.Engine) -> None:
@@ -135,3 +136,32 @@ def test_service_delete_fails_the_jobs_of_the_host(engine: sa.Engine) -> None:
 def test_service_delete_of_an_unknown_service_is_refused(engine: sa.Engine) -> None:
     assert_delete_refused(engine, str(uuid4()), NotFound, "no service")
     assert_delete_refused(engine, "x", Invalid, "uuid")
+
+
+def insert_daemon(engine: sa.Engine, host: str, age: timedelta, binary: str = AGENT) -> None:
+    id_ = rows.insert_agent(engine, host)
+    rows.update(engine, schema.services, id_, binary=binary, **rows.heartbeat(NOW - age))
+    rows.insert(engine, schema.backends, service_id=id_, name="b", driver="d", status="READY")
+
+
+def test_sweep_deletes_services_without_heartbeats(engine: sa.Engine) -> None:
+    ttl = timedelta(seconds=make_conf().conductor.service_ttl)
+    second = timedelta(seconds=1)
+    insert_daemon(engine, "api-old", ttl + second, "cyborg-api")
+    insert_daemon(engine, "api-new", ttl - second, "cyborg-api")
+    insert_daemon(engine, "agent-old", ttl + second)
+    insert_daemon(engine, "agent-new", ttl - second)
+    insert_daemon(engine, "agent-with-devices", ttl + second)
+    rows.insert_card(engine, "agent-with-devices")
+    assert services(engine).sweep() == 2
+    hosts = {row["host"] for row in rows.read(engine, schema.services)}
+    assert hosts == {"api-new", "agent-new", "agent-with-devices"}
+    assert len(rows.read(engine, schema.backends)) == 3
+    assert services(engine).sweep() == 0
+
+
+def test_sweep_keeps_services_if_their_age_is_not_limited(engine: sa.Engine) -> None:
+    insert_daemon(engine, "api-old", timedelta(days=4000), "cyborg-api")
+    conf = make_conf(conductor={"service_ttl": 0})
+    assert Services(conf, UnitOfWork(engine), now=lambda: NOW).sweep() == 0
+    assert len(rows.read(engine, schema.services)) == 1

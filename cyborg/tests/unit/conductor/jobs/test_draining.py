@@ -47,8 +47,7 @@ class DrainEnv(PartitionEnv):
     def run(self) -> None:
         """Process the jobs that are due in a minute."""
         self.advance(30)
-        last_seen = {"last_seen_at": self.now()}
-        rows.update(self.engine, schema.services, 1, **last_seen)
+        rows.update(self.engine, schema.services, 1, **rows.heartbeat(self.now()))
         self.jobs.run_once()
 
     def kinds(self) -> list[str]:

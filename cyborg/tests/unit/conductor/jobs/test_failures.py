@@ -43,7 +43,7 @@ class FailureEnv(JobsEnv):
         """Advance the clock; the agent sends heartbeats in the meantime."""
         super().advance(seconds)
         (agent,) = rows.read(self.engine, schema.services)
-        rows.update(self.engine, schema.services, agent["id"], last_seen_at=self.time)
+        rows.update(self.engine, schema.services, agent["id"], **rows.heartbeat(self.time))
 
     def device(self, address: str = CARD) -> devices.DeviceRow:
         """Return a device as it is shown."""

@@ -41,7 +41,8 @@ def insert_all(engine: sa.Engine) -> dict[str, dict[str, Any]]:
     (down, _) = rows.read(engine, schema.services)
     rows.update(engine, schema.services, down["id"], down_since=down["last_seen_at"])
     # The conductor on this host is down, too, which does not affect the agent.
-    facts = {key: down[key] for key in ("epoch", "status", "started_at", "last_seen_at")}
+    names = ("epoch", "status", "started_at", "last_seen_at", "late_at", "down_at")
+    facts = {key: down[key] for key in names}
     other = facts | {"binary": "cyborg-conductor", "host": "late"}
     rows.insert(engine, schema.services, down_since=down["last_seen_at"], **other)
     cases = combinations()

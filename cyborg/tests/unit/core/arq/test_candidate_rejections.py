@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from cyborg.core.arq.candidate_rejections import NOT_RETURNED, explain_rejections
 from cyborg.core.arq.explanation import GroupDemand, HandleCounts, ProviderState
-from cyborg.core.arq.predicates import Predicate
+from cyborg.core.arq.predicates import Failure, Predicate
 
 FPGA = GroupDemand(0, {"FPGA": 1})
 NIC = GroupDemand(1, {"CUSTOM_NIC": 1})
@@ -36,10 +36,9 @@ def test_explain_rejections_names_the_group_that_no_provider_of_the_host_fits() 
         rejection.provider.uuid: rejection
         for rejection in explain_rejections([FPGA, NIC], [CARD, elsewhere], ())
     }
-    assert by_uuid["card"].groups[0].text == (
-        "no predicate fails, but no provider of the host fits group 1"
-    )
-    assert by_uuid["nic"].groups[1].text.endswith("group 0")
+    other = "the host cannot serve another group of the request: "
+    assert by_uuid["card"].groups[0].failure == Failure(Predicate.OTHER_GROUP, f"{other}1")
+    assert by_uuid["nic"].groups[1].failure == Failure(Predicate.OTHER_GROUP, f"{other}0")
 
 
 def test_explain_rejections_has_the_message_of_placement_that_rejects_the_query() -> None:
@@ -88,7 +87,10 @@ def test_explain_rejections_says_which_groups_need_too_many_handles_together() -
     )
     other = (Predicate.RESOURCE_CLASS, "resource class differs: FPGA")
     assert found["card"] == [together, other, together]
-    assert found["nic"][1] == (None, f"no predicate fails, but {together[1]}")
+    assert found["nic"][1] == (
+        Predicate.OTHER_GROUP,
+        "the host cannot serve another group of the request: 0 and 2",
+    )
     assert found["large"] == [(None, NOT_RETURNED), other, (None, NOT_RETURNED)]
     message = explain_rejections(demands, providers, (), "bad trait")[0].groups[0]
     assert message.failure is None

@@ -167,6 +167,12 @@ def test_other_trait_is_no_loss() -> None:
     assert (found.total, found.losses) == (0, {})
 
 
+def test_other_numa_node_is_a_loss() -> None:
+    demand = replace(VGPU, required=frozenset({"CUSTOM_NUMA_NODE_0"}))
+    (found,) = compute_capacity([demand], [provider(numa_node=1)])
+    assert (found.total, found.losses) == (4, {Predicate.NUMA_NODE: 4})
+
+
 LAYOUTS = (
     Layout("whole", {"PGPU": 1}),
     Layout("seven", {"VGPU": 7}, frozenset({"CUSTOM_SMALL"})),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from cyborg.core.arq import device_contexts
 from cyborg.core.arq.device_contexts import (
+    MAX_LIST,
     build_query,
     build_request_groups,
     is_hidden_profile_name,
@@ -143,6 +144,16 @@ def test_any_value_of_any_field_is_accepted_or_refused(value: Any) -> None:
                 parse_request(body)
             except Invalid as exc:
                 assert exc.details["field"]
+
+
+@pytest.mark.parametrize("field", ["resources", "requires", "forbids"])
+def test_long_list_is_refused_and_not_cut(field: str) -> None:
+    name = "FPGA:1" if field == "resources" else "CUSTOM_A"
+    body = {"resources": "FPGA:1", field: f"{name},{' ' * MAX_LIST},{name}"}
+    with pytest.raises(Invalid, match=f"{field} has .* characters") as raised:
+        parse_request(body)
+    assert raised.value.details["field"] == field
+    parse_request({**body, field: f"{name},{' ' * (MAX_LIST - len(name) - 1)}"})
 
 
 def test_config_data_becomes_accel_keys_of_each_group() -> None:

@@ -20,7 +20,6 @@ from cyborg.core.arq.explanation import (
     find_first_failure,
     find_room,
     make_demands,
-    summarize,
 )
 from cyborg.core.arq.predicates import (
     Failure,
@@ -30,12 +29,14 @@ from cyborg.core.arq.predicates import (
     trait_failures,
 )
 from cyborg.core.arq.profile import parse_groups
+from cyborg.core.arq.request_fit import evaluate_request
 from cyborg.core.inventory.device import Health, Layout
 from cyborg.core.inventory.device_state import DeviceCondition, DeviceFacts, evaluate
 from cyborg.core.naming import OWNER_TRAIT
 
+NODE_1 = "CUSTOM_NUMA_NODE_1"
 DEMAND = GroupDemand(
-    0, {"VGPU": 2}, required=frozenset({"CUSTOM_A"}), forbidden=frozenset({"CUSTOM_B"})
+    0, {"VGPU": 2}, required=frozenset({"CUSTOM_A", NODE_1}), forbidden=frozenset({"CUSTOM_B"})
 )
 FITTING = ProviderState(
     "p",
@@ -43,15 +44,20 @@ FITTING = ProviderState(
     "d",
     "0000:3b:00.0",
     "VGPU",
-    traits=frozenset({"CUSTOM_A"}),
+    traits=frozenset({"CUSTOM_A", NODE_1}),
     handles=HandleCounts(total=4, taken=2),
+    numa_node=1,
 )
 WORST: dict[Predicate, tuple[dict[str, Any], str]] = {
     Predicate.RESOURCE_CLASS: ({"resource_class": "FPGA"}, "resource class differs: FPGA"),
     Predicate.TRAIT_MISSING: ({"traits": frozenset()}, "trait missing: CUSTOM_A"),
     Predicate.TRAIT_FORBIDDEN: (
-        {"traits": frozenset({"CUSTOM_A", "CUSTOM_B"})},
+        {"traits": frozenset({"CUSTOM_A", "CUSTOM_B", NODE_1})},
         "trait forbidden: CUSTOM_B",
+    ),
+    Predicate.NUMA_NODE: (
+        {"traits": frozenset({"CUSTOM_A", "CUSTOM_NUMA_NODE_0"}), "numa_node": 0},
+        "NUMA node differs: device has 0, the group requires 1",
     ),
     Predicate.TOO_FEW_HANDLES: (
         {"handles": HandleCounts(total=1)},
@@ -108,6 +114,7 @@ def test_every_predicate_is_tested_and_has_a_remedy() -> None:
         Predicate.TAKEN_IN_CALL,
         Predicate.ATTACH_TARGET,
         Predicate.QUOTA,
+        Predicate.OTHER_GROUP,
     }
     assert WORST.keys() | FACTS.keys() | elsewhere == set(Predicate)
     assert all(predicate.remedy for predicate in Predicate)
@@ -242,6 +249,67 @@ def test_owner_trait_is_provided_by_every_provider() -> None:
     assert failure == Failure(Predicate.TRAIT_FORBIDDEN, "trait forbidden: OWNER_CYBORG")
 
 
+@pytest.mark.parametrize(
+    ("required", "forbidden", "traits", "node", "failures"),
+    [
+        (
+            {NODE_1},
+            set(),
+            set(),
+            None,
+            [(Predicate.NUMA_NODE, "the node of the device is unknown, the group requires 1")],
+        ),
+        # The driver of the device does not report its node as a trait.
+        ({NODE_1}, set(), set(), 1, [(Predicate.TRAIT_MISSING, NODE_1)]),
+        (
+            set(),
+            {NODE_1},
+            {NODE_1},
+            1,
+            [(Predicate.NUMA_NODE, "device has 1, which the group forbids")],
+        ),
+        (set(), {NODE_1}, {NODE_1}, None, [(Predicate.TRAIT_FORBIDDEN, NODE_1)]),
+        # What the device is comes before its place.
+        (
+            {NODE_1, "CUSTOM_Z"},
+            {"CUSTOM_B"},
+            {"CUSTOM_B"},
+            0,
+            [
+                (Predicate.TRAIT_MISSING, "CUSTOM_Z"),
+                (Predicate.TRAIT_FORBIDDEN, "CUSTOM_B"),
+                (Predicate.NUMA_NODE, "device has 0, the group requires 1"),
+            ],
+        ),
+        (
+            {NODE_1, "CUSTOM_NUMA_NODE_0"},
+            set(),
+            {NODE_1},
+            1,
+            [(Predicate.NUMA_NODE, "device has 1, the group requires 0")],
+        ),
+        (
+            {"CUSTOM_NUMA_NODE_X"},
+            set(),
+            set(),
+            1,
+            [(Predicate.TRAIT_MISSING, "CUSTOM_NUMA_NODE_X")],
+        ),
+    ],
+)
+def test_trait_of_a_numa_node_fails_as_numa_node(
+    required: set[str],
+    forbidden: set[str],
+    traits: set[str],
+    node: int | None,
+    failures: list[tuple[Predicate, str]],
+) -> None:
+    sets = frozenset(required), frozenset(forbidden), frozenset(traits)
+    expected = [Failure(p, f"{p.description}: {detail}") for p, detail in failures]
+    assert trait_failures(*sets, node) == expected
+    assert find_trait_failure(*sets, node) == expected[0]
+
+
 def test_make_demands_counts_handles_of_each_group() -> None:
     groups = parse_groups(
         [
@@ -262,7 +330,7 @@ def test_make_demands_counts_handles_of_each_group() -> None:
 def test_summarize_counts_providers_and_handles() -> None:
     down = replace(FITTING, facts=DeviceFacts(host_down=True))
     other = replace(FITTING, resource_class="FPGA")
-    (summary,) = summarize([DEMAND], [FITTING, down, other, down])
+    (summary,) = evaluate_request([DEMAND], [FITTING, down, other, down]).summarize()
     assert (summary.fitting, summary.free) == (1, 2)
     assert summary.providers == {Predicate.HOST_DOWN: 2, Predicate.RESOURCE_CLASS: 1}
     assert summary.handles == {Predicate.HOST_DOWN: 8, Predicate.RESOURCE_CLASS: 4}
@@ -271,9 +339,11 @@ def test_summarize_counts_providers_and_handles() -> None:
 def test_summarize_counts_equal_groups_alike() -> None:
     equal = replace(DEMAND, number=DEMAND.number + 1)
     none = replace(DEMAND, number=DEMAND.number + 2, required=frozenset({"CUSTOM_B", "CUSTOM_A"}))
-    first, second, third = summarize([DEMAND, equal, none], [FITTING])
+    first, second, third = evaluate_request([DEMAND, equal, none], [FITTING]).summarize()
     assert second == replace(first, demand=equal)
-    assert (first.fitting, third.fitting) == (1, 0)
+    # Each fits alone.
+    assert first.providers == {Predicate.TAKEN_IN_CALL: 1}
+    assert (first.fitting, third.fitting) == (0, 0)
     assert third.providers == {Predicate.TRAIT_MISSING: 1}
 
 

@@ -82,7 +82,8 @@ def test_explain_rejection_reason(change: dict[str, Any], code: str, reason: str
     with pytest.raises(NoHandle) as exc:
         choose_handles([demand], offered, random.Random(0))
     (rejection,) = exc.value.details["reasons"]["r0"]
-    assert rejection == {"provider": "rp", "code": code, "reason": reason, "handles": 3}
+    expected = {"group": 0, "provider": "rp", "code": code, "reason": reason, "handles": 3}
+    assert rejection == expected
     assert reason in exc.value.message
 
 
@@ -134,8 +135,24 @@ def test_choose_handles_one_handle_for_two_demands_is_rejected() -> None:
 
 
 def test_choose_handles_provider_without_candidates_has_no_handle() -> None:
-    with pytest.raises(NoHandle, match="request r0: no handle"):
+    with pytest.raises(NoHandle, match="group 0: no handle"):
         choose_handles([replace(NEED, provider="none")], [FREE], random.Random(0))
+
+
+def test_choose_handles_error_names_groups_and_no_arqs() -> None:
+    demands = [
+        *(replace(NEED, arq_uuid=f"a{n}", profile="fpga") for n in range(3)),
+        replace(NEED, arq_uuid="b0", profile="fpga", group=1, resource_class="PGPU"),
+    ]
+    with pytest.raises(NoHandle) as exc:
+        choose_handles(demands, [replace(FREE, in_use=True)], random.Random(0))
+    assert exc.value.message == (
+        "no free attach handle: group 0: handle is taken (1 handles). "
+        "group 1: resource class differs: FPGA (1 handles); handle is taken (1 handles)"
+    )
+    demands[3] = replace(demands[3], profile="gpu")
+    with pytest.raises(NoHandle, match=r"profile fpga: .*of device profile gpu: "):
+        choose_handles(demands, [replace(FREE, in_use=True)], random.Random(0))
 
 
 def test_choose_handles_error_message_is_short() -> None:

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cyborg.core.arq.explanation import GroupDemand, HandleCounts, ProviderState
+from cyborg.core.arq.predicates import Predicate
 from cyborg.core.attachments.attachment import AttachmentState, Step
 from cyborg.core.attachments.successor import (
     OwnedUnit,
@@ -68,15 +70,33 @@ def test_describe_missing_names_the_first_failure_of_each_other_device() -> None
     assert describe_missing(demands, [own], "uuid of 01") == "group 0: no other device"
 
 
+def test_describe_missing_of_an_attachment_names_no_device() -> None:
+    sick = state("0000:03:00.0", facts=DeviceFacts(health="unhealthy"))
+    sick = replace(sick, remarks={Predicate.UNHEALTHY: "serial 12"})
+    full = [state(f"0000:0{number}:00.0", taken=1) for number in (1, 2)]
+    text = describe_missing([GroupDemand(0, {"FPGA": 1})], [sick, *full], None)
+    assert text == "group 0: handle is taken (2 devices); device is unhealthy (1 devices)"
+    text = describe_missing([GroupDemand(0, {"FPGA": 1}, frozenset({"CUSTOM_A"}))], full, None)
+    assert text == "group 0: trait missing: CUSTOM_A (2 devices)"
+    assert describe_missing([GroupDemand(0, {"FPGA": 1})], [], None) == "group 0: no device"
+
+
 def test_describe_missing_counts_the_devices_that_it_does_not_name() -> None:
     full = [state(f"{number:02}", taken=1) for number in range(2, 8)]
     text = describe_missing([GroupDemand(0, {"FPGA": 1})], full, "uuid of 01")
     assert text.endswith("3 more devices")
 
 
+def test_describe_missing_names_the_groups_that_do_not_fit_together() -> None:
+    demands = [GroupDemand(0, {"FPGA": 1}), GroupDemand(1, {"FPGA": 1})]
+    text = describe_missing(demands, [state("02")], "uuid of 01")
+    assert text.startswith("groups 0 and 1 together need more handles than host ")
+
+
 def test_describe_missing_without_a_failing_group_says_so() -> None:
     demands = [GroupDemand(0, {"FPGA": 1}), GroupDemand(1, {"FPGA": 1})]
-    assert "not all groups together" in describe_missing(demands, [state("02")], "uuid of 01")
+    both = [state("02"), state("03")]
+    assert describe_missing(demands, both, "uuid of 01").endswith("or Placement has no room")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from oslo_utils import timeutils
 
 from cyborg.core.arq.accelerator import AcceleratorState
+from cyborg.core.errors import Invalid
 from cyborg.db import schema
 from cyborg.db.paging import Page
 from cyborg.db.read import accelerators as read
@@ -34,6 +35,18 @@ def assign_handle(
 def find(engine: sa.Engine, **filters: Any) -> list[Any]:
     with engine.connect() as connection:
         return read.find(connection, **filters)
+
+
+def read_pages(engine: sa.Engine, limit: int, **filters: Any) -> list[str]:
+    """Return the uuids of all pages of a list."""
+    uuids: list[str] = []
+    order = {name: filters.pop(name) for name in ("sort_key", "sort_dir") if name in filters}
+    while True:
+        page = Page(limit, uuids[-1] if uuids else None, **order)
+        found = [row["uuid"] for row in find(engine, page=page, **filters)]
+        uuids += found
+        if len(found) < limit:
+            return uuids
 
 
 def agent_with_backend(engine: sa.Engine, host: str = "compute-1") -> int:
@@ -127,6 +140,75 @@ def test_pages_by_each_sort_key(engine: sa.Engine, key: str) -> None:
     assert len(set(found_values)) == 4
 
 
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {},
+        {"project_id": "a"},
+        {"resource_class": "PGPU"},
+        {"driver": "generic"},
+        {"resource_class": "FPGA", "driver": "fake"},
+        {"hostname": "b", "resource_class": "FPGA"},
+        {"states": ["bound"]},
+        {"states": ["free", "draining"]},
+        {"states": ["cordoned"], "resource_class": "FPGA"},
+        {"project_id": "a", "states": ["preparing"]},
+        {"instance_uuid": INSTANCE, "project_id": "b"},
+        {"states": ["dirty", "error"]},
+    ],
+    ids=str,
+)
+def test_pages_of_each_filter_have_all_rows(engine: sa.Engine, filters: Any) -> None:
+    agent_with_backend(engine, "a")
+    bound: dict[str, Any] = {"instance_uuid": INSTANCE, "instance_slot": 0}
+    for host, n in itertools.product("ab", range(4)):
+        values = {"resource_class": ("FPGA", "PGPU")[n % 2], "backend": ("gen0", "fake")[n // 2]}
+        health = "unhealthy" if n == 2 else "ok"
+        card = rows.insert_card(
+            engine, host, f"0000:0{n}:00.0", handles=1 + n % 3, health=health, **values
+        )
+        if n == 1:
+            assign_handle(engine, card, project_id="a", state=("Bound", "BindStarted")[host == "b"])
+        if n == 3:
+            assign_handle(engine, card, project_id="b", **bound)
+            bound = {}
+    dirty = rows.read(engine, schema.attach_handles, arq_id=None)[-1]
+    rows.update(engine, schema.attach_handles, dirty["id"], needs_cleaning=True)
+    expected = sorted(row["uuid"] for row in find(engine, **filters))
+    assert expected
+    for key in (None, *read.SORTABLE):
+        ascending = read_pages(engine, 100, sort_key=key, **filters)
+        assert sorted(ascending) == expected, key
+        for limit in (1, 2, 3):
+            assert read_pages(engine, limit, sort_key=key, **filters) == ascending, key
+            down = read_pages(engine, limit, sort_key=key, sort_dir="desc", **filters)
+            assert down == ascending[::-1], key
+
+
+@pytest.mark.parametrize("filters", [{"project_id": "b"}, {"resource_class": "PGPU"}], ids=str)
+def test_marker_of_another_list_is_rejected(sqlite_engine: sa.Engine, filters: Any) -> None:
+    card = rows.insert_card(sqlite_engine, handles=1)
+    handle, _ = assign_handle(sqlite_engine, card, project_id="a")
+    for page in (Page(1, handle), Page(1, "nobody"), Page(1, handle, "uuid")):
+        with pytest.raises(Invalid, match="is not in this list"):
+            find(sqlite_engine, page=page, **filters)
+    for page, field in ((Page(0), "limit"), (Page(1, sort_dir="up"), "sort_dir")):
+        with pytest.raises(Invalid, match=f"^{field}: "):
+            find(sqlite_engine, page=page, **filters)
+
+
+def test_pages_read_further_deployables_until_they_are_full(
+    sqlite_engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read, "MAX_CHUNK", 3)
+    cards = [rows.insert_card(sqlite_engine, f"host-{n:02}", handles=1) for n in range(20)]
+    for card in (cards[1], cards[17], cards[18]):
+        assign_handle(sqlite_engine, card)
+    uuids = read_pages(sqlite_engine, 2, resource_class="FPGA", states=["bound"])
+    assert uuids == [row["uuid"] for row in find(sqlite_engine, states=["bound"])]
+    assert len(uuids) == 3
+
+
 @pytest.mark.slow
 def test_state_filter_matches_core(sqlite_engine: sa.Engine) -> None:
     engine = sqlite_engine
@@ -193,3 +275,7 @@ def test_find_needs_a_constant_number_of_statements(sqlite_engine: sa.Engine) ->
         with count_statements(sqlite_engine) as count:
             assert len(find(sqlite_engine)) >= 2 * number
         assert len(count) == 1, count.statements
+        with count_statements(sqlite_engine) as count:
+            found = find(sqlite_engine, page=Page(2 * number), resource_class="FPGA")
+        assert len(found) == 2 * number
+        assert len(count) == 3, count.statements

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from cyborg.core.arq.accelerator import AcceleratorState
 from cyborg.core.inventory import capability
-from cyborg.db import schema
+from cyborg.db import paging, schema
 from cyborg.db.paging import Page
 from cyborg.db.read import accelerators, backends, services
 from cyborg.tests.fixtures.databases import rows
@@ -248,7 +248,7 @@ def test_filter_by_function(engine: sa.Engine) -> None:
 
 def test_id_in_accepts_more_ids_than_a_statement_can_bind(engine: sa.Engine) -> None:
     agent(engine, "one", "qat")
-    condition = backends.id_in(schema.backends.c.id, range(70_000))
+    condition = paging.id_in(schema.backends.c.id, range(70_000))
     with engine.connect() as connection:
         assert connection.scalar(sa.select(schema.backends.c.name).where(condition)) == "qat"
 
@@ -260,11 +260,11 @@ def test_find_needs_a_constant_number_of_statements(sqlite_engine: sa.Engine) ->
             agent(engine, f"{number}-{n}", "qat", "gpu")
             for address in ("a", "b"):
                 crypto(engine, f"{number}-{n}", address=address)
-        for cost, function in ((4, None), (5, "crypto")):
+        for cost, function in ((5, None), (6, "crypto")):
             with engine.connect() as connection, count_statements(engine) as count:
                 assert len(backends.find(connection, function=function)) >= number
             assert len(count) == cost, count.statements
-        for cost, function in ((5, None), (6, "crypto")):
+        for cost, function in ((6, None), (7, "crypto")):
             with engine.connect() as connection, count_statements(engine) as count:
                 page = services.find(connection, functions=True, function=function)
                 assert len(page) >= number

@@ -89,7 +89,7 @@ def test_pages(engine: sa.Engine, job_uuids: list[str]) -> None:
     with engine.connect() as connection:
         (first,) = jobs.find(connection, page=Page(1))
         next_page = jobs.find(connection, page=Page(5, first["uuid"]))
-        last = jobs.find(connection, page=Page(2, None, "attempts", "desc"))
+        last = jobs.find(connection, page=Page(2, None, "host", "desc"))
         with pytest.raises(Invalid):
             jobs.find(connection, page=Page(sort_key="arguments"))
     assert [row["uuid"] for row in (first, *next_page)] == job_uuids

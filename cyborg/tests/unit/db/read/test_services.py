@@ -60,7 +60,7 @@ def test_filters_of_services(engine: sa.Engine) -> None:
         epoch="e",
         status="READY",
         started_at=now,
-        last_seen_at=now,
+        **rows.heartbeat(now),
     )
     with Reader(engine).connect() as connection:
         assert len(services.find(connection)) == 3

@@ -12,13 +12,12 @@ from cyborg.core.self_heal import CorrectiveAction
 from cyborg.db import schema
 from cyborg.db.read import self_heal as reading
 from cyborg.db.read import totals
-from cyborg.db.read.totals import Totals
+from cyborg.db.read.totals import Counts, Totals
 from cyborg.db.write import self_heal
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
 
 NOW = datetime(2026, 4, 1)
-LATE, DOWN = NOW - timedelta(seconds=30), NOW - timedelta(seconds=70)
 
 
 def ago(seconds: float) -> datetime:
@@ -27,17 +26,23 @@ def ago(seconds: float) -> datetime:
 
 def read(engine: sa.Engine) -> Totals:
     with engine.connect() as connection:
-        return totals.read(connection, now=NOW, late_before=LATE, down_before=DOWN)
+        return totals.read(connection, now=NOW)
+
+
+def count(engine: sa.Engine) -> Counts:
+    with engine.connect() as connection:
+        return totals.count(connection)
 
 
 def test_totals_of_an_empty_database_are_empty(engine: sa.Engine) -> None:
+    assert count(engine) == Counts({}, 0, 0, {}, {}, {}, {}, {}, 0)
     totals = read(engine)
-    assert (totals.arqs, totals.handles, totals.devices, totals.services) == ({}, {}, {}, {})
+    assert (totals.services, totals.hosts_cordoned, totals.unhealthy) == ({}, 0, [])
     assert (totals.outbox, totals.jobs, totals.self_heal_actions) == ([], [], [])
-    assert (totals.providers, totals.oldest_stale, totals.oldest_bind_started) == (0, None, None)
+    assert (totals.oldest_stale, totals.oldest_bind_started) == (None, None)
 
 
-def test_totals_need_thirteen_statements(engine: sa.Engine) -> None:
+def test_totals_need_fifteen_statements(engine: sa.Engine) -> None:
     card = rows.insert_card(engine, handles=5)
     rows.insert_card(
         engine, address="0000:02:00.0", handles=0, status="maintaining", health="unhealthy"
@@ -70,7 +75,7 @@ def test_totals_need_thirteen_statements(engine: sa.Engine) -> None:
         rows.update(engine, schema.attach_handles, handle["id"], **changed)
     for n, seconds in enumerate((0, 29, 30, 69, 70, 1000)):
         agent = rows.insert_agent(engine, host=f"h{n}")
-        rows.update(engine, schema.services, agent, last_seen_at=ago(seconds))
+        rows.update(engine, schema.services, agent, **rows.heartbeat(ago(seconds)))
     message: dict[str, Any] = {"kind": "nova-event", "subject": "s", "payload": {}}
     rows.insert(engine, schema.outbox, **message, created_at=ago(10))
     rows.insert(engine, schema.outbox, **message, created_at=ago(20))
@@ -86,13 +91,13 @@ def test_totals_need_thirteen_statements(engine: sa.Engine) -> None:
     rows.update(engine, schema.providers, second["id"], stale_since=ago(50), verify_only=True)
 
     with count_statements(engine) as counted:
-        totals = read(engine)
-    assert len(counted) == 13
-    assert totals.arqs == {"Initial": 1, "Bound": 2, "BindStarted": 2}
-    assert (totals.orphans_suspected, totals.owners_unverified) == (1, 1)
+        totals, counts = read(engine), count(engine)
+    assert len(counted) == 15
+    assert counts.arqs == {"Initial": 1, "Bound": 2, "BindStarted": 2}
+    assert (counts.orphans_suspected, counts.owners_unverified) == (1, 1)
     assert totals.oldest_bind_started == ago(50)
-    assert totals.handles == {"owned": 2, "dirty": 1, "draining": 1, "free": 1}
-    assert totals.devices == {("enabled", "ok"): 1, ("maintaining", "unhealthy"): 1}
+    assert counts.handles == {"owned": 2, "dirty": 1, "draining": 1, "free": 1}
+    assert counts.devices == {("enabled", "ok"): 1, ("maintaining", "unhealthy"): 1}
     assert totals.unhealthy == [
         {"host": "compute-1", "address": "0000:02:00.0", "health_since": ago(60)}
     ]
@@ -106,16 +111,16 @@ def test_totals_need_thirteen_statements(engine: sa.Engine) -> None:
         ("nova-event", "pending", 2, ago(20)),
     ]
     assert totals.jobs == [{"kind": "prepare", "count": 3, "overdue": 1, "oldest": ago(9)}]
-    assert (totals.providers, totals.providers_stale, totals.providers_failing) == (2, 1, 1)
+    assert (counts.providers, totals.providers_stale, totals.providers_failing) == (2, 1, 1)
     assert totals.oldest_stale == ago(40)
 
 
 @pytest.mark.parametrize("seconds", [0, 29.999, 30, 69.999, 70, 500])
 def test_totals_and_core_agree_on_liveness(sqlite_engine: sa.Engine, seconds: float) -> None:
     agent = rows.insert_agent(sqlite_engine)
-    rows.update(sqlite_engine, schema.services, agent, last_seen_at=ago(seconds))
-    # Ten seconds between heartbeats, late after two missed ones, down after six.
-    state = evaluate(ago(seconds), NOW, 10.0, 2, 6)
+    rows.update(sqlite_engine, schema.services, agent, **rows.heartbeat(ago(seconds)))
+    times = rows.heartbeat(ago(seconds))
+    state = evaluate(times["late_at"], times["down_at"], NOW)
     assert read(sqlite_engine).services == {("cyborg-agent", str(state)): 1}
 
 

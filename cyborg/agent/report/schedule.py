@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times of the heartbeats, spread so that agents that start together do not call together."""
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+from cyborg.agent import atomic_file
+from cyborg.core.log import get_logger
+
+LOG = get_logger(__name__)
+
+START_SHARE = 0.5
+"""Share of the interval within which the first heartbeat is sent after a restart."""
+
+RESPREAD_RATIO = 1.5
+"""Growth of the interval after which the heartbeats of all agents must be spread again.
+
+Agents that were spread over a shorter interval call within that part of a longer one."""
+
+MAX_INTERVAL = 3600.0  # seconds; a longer interval in the file is not used
+MAX_PAUSE = 10.0  # seconds between two attempts, unless half of the interval is longer
+
+
+class HeartbeatSchedule:
+    """Times of one agent's heartbeats; times are seconds of a monotonic clock.
+
+    After a restart of all agents, all conductors or the broker, all agents call at the same time.
+    So the first heartbeat is sent at a random time, and the heartbeat that follows the first one,
+    or one that failed, after a random part of the interval. After that, the times of all agents are
+    spread evenly over the interval, and each agent keeps its own.
+    """
+
+    def __init__(
+        self,
+        previous_interval: float = 0.0,
+        random_share: Callable[[], float] = random.random,
+    ) -> None:
+        """``previous_interval`` is the interval before the restart, 0 if it is not known.
+
+        ``random_share`` returns a random number from 0 to 1.
+        """
+        self._share = random_share
+        self._spread_over = 0.0  # seconds over which the heartbeats were spread last
+        self.interval = previous_interval
+        """Seconds between two heartbeats, as the conductor set it last."""
+        self.first_delay = START_SHARE * previous_interval * random_share()
+        """Seconds from the start of the agent to its first heartbeat."""
+
+    @property
+    def max_pause(self) -> float:
+        """Return the longest pause between two attempts to reach a conductor."""
+        return max(MAX_PAUSE, self.interval / 2)
+
+    def record_failure(self) -> None:
+        """Record that a conductor did not answer: other agents may have the same outage."""
+        self._spread_over = 0.0
+
+    def next_heartbeat(self, now: float, interval: float) -> float:
+        """Return when the next heartbeat is due after one that was answered with ``interval``."""
+        self.interval = interval
+        if interval > RESPREAD_RATIO * self._spread_over:
+            self._spread_over = interval
+            return now + interval * self._share()
+        # A shorter interval keeps the spread, over its own length.
+        self._spread_over = min(self._spread_over, interval)
+        return now + interval
+
+
+class IntervalFile:
+    """File with the last interval, which the restarted agent reads."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the file. A missing or malformed file counts as 0."""
+        self._path = path
+        self.interval = self._read()
+
+    def record(self, interval: float) -> None:
+        """Write an interval if it differs much from the written one."""
+        low, high = sorted((interval, self.interval))
+        if high <= RESPREAD_RATIO * low:
+            return
+        self.interval = interval
+        try:
+            atomic_file.atomic_write(self._path, json.dumps({"interval": interval}).encode())
+        except OSError as exc:
+            error = str(exc)
+        else:
+            return
+        LOG.warning(
+            "Cannot write the heartbeat interval to %s: %s; after a restart the first heartbeat is "
+            "sent without a delay",
+            self._path,
+            error,
+        )
+
+    def _read(self) -> float:
+        try:
+            interval = float(json.loads(self._path.read_bytes())["interval"])
+            return interval if 0 <= interval <= MAX_INTERVAL else 0.0
+        except FileNotFoundError:
+            return 0.0
+        except (OSError, KeyError, TypeError, ValueError, RecursionError) as exc:
+            error = f"{type(exc).__name__}: {exc}"
+        LOG.warning(
+            "Cannot read the heartbeat interval from %s: %s; the first heartbeat is sent without a "
+            "delay",
+            self._path,
+            error,
+        )
+        return 0.0

@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verify that Placement still has the providers that were published, within an interval.
+
+The providers of a host are listed by one call, and only those whose generation has changed are
+read: ``core.placement.verification``. A difference is left to the publisher, which reads the
+provider again and repairs it. Several conductors share the work: each leases the hosts that it
+verifies. A change of the desired state ends the lease of its provider.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TypeVar
+
+import sqlalchemy as sa
+from oslo_config import cfg
+
+from cyborg.clients.placement import Placement, ProviderSummary
+from cyborg.conductor.placement import mapping
+from cyborg.conductor.placement.compute_nodes import ComputeNodeResolver
+from cyborg.conductor.placement.leases import group_by_host, new_lease
+from cyborg.core.errors import CyborgError, Invalid, NotFound, Unavailable
+from cyborg.core.hosts.identity import NO_IDENTITY, Identity
+from cyborg.core.log import get_logger, log_fields
+from cyborg.core.placement import compute_nodes, verification
+from cyborg.core.placement.provider_tree import Provider
+from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.db.write import deployables, services
+from cyborg.db.write import providers as store
+from cyborg.db.write.providers import PlacementState, VerifiedProviderRow
+from cyborg.threads.parallel import map_parallel
+from cyborg.threads.rate_limited_log import RateLimitedLogger
+
+LOG = get_logger(__name__)
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+BATCH = 512  # providers of one lease, of 64 hosts with 8 providers
+MAX_FAILURES = 8  # failed hosts of a batch that end it if Placement answered for no other host
+MAX_COUNT_AGE = 600.0  # seconds for which the number of providers is used
+
+
+@dataclass(frozen=True, slots=True)
+class _HostState:
+    """Providers of a host in Placement, by uuid, and whether its compute node is their root."""
+
+    tree: Mapping[str, ProviderSummary]
+    has_root: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Suspect:
+    """A provider whose contents must be read."""
+
+    row: VerifiedProviderRow
+    summary: ProviderSummary
+
+
+class _Batch:
+    """Leased providers and what became of them; thread-safe."""
+
+    def __init__(
+        self,
+        owner: str,
+        lease_end: float,
+        rows: Sequence[VerifiedProviderRow],
+        identities: Mapping[str, object],
+    ) -> None:
+        """``lease_end`` is a time of the monotonic clock; ``identities`` are those of the hosts."""
+        self.owner = owner
+        self.lease_end = lease_end
+        self.rows = rows
+        self._identities = identities
+        self.unchanged: list[int] = []
+        self.compared: dict[int, PlacementState] = {}
+        self.different: list[int] = []
+        self.failure: CyborgError | None = None
+        self.failed_hosts: set[str] = set()
+        self._lock = threading.Lock()
+        self._answers = 0
+
+    def identity(self, host: str) -> Identity:
+        """Return the identity of a host. Raise Invalid for one of another release."""
+        stored = self._identities.get(host)
+        return Identity.from_dict(stored) if isinstance(stored, dict) else NO_IDENTITY
+
+    def add_failure(self, host: str, exc: CyborgError) -> None:
+        """Record that Placement gave no useful answer for a host."""
+        with self._lock:
+            self.failure = exc
+            self.failed_hosts.add(host)
+
+    def add_answer(self) -> None:
+        """Record that Placement answered for a host."""
+        with self._lock:
+            self._answers += 1
+
+    @property
+    def is_unanswered(self) -> bool:
+        """Return whether Placement seems to be down: MAX_FAILURES failed hosts and no answer."""
+        with self._lock:
+            return not self._answers and len(self.failed_hosts) >= MAX_FAILURES
+
+    @property
+    def has_answers(self) -> bool:
+        """Return whether Placement has answered for any host."""
+        with self._lock:
+            return self._answers > 0
+
+
+class ProviderVerifier:
+    """Verifier of published resource providers. Safe to run in several conductors."""
+
+    def __init__(
+        self,
+        conf: cfg.ConfigOpts,
+        uow: UnitOfWork,
+        placement: Placement,
+        wake_publisher: Callable[[], None] = lambda: None,
+        *,
+        now: Callable[[], datetime] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``now`` returns naive UTC; ``clock`` returns monotonic seconds."""
+        self._conf = conf
+        self._uow = uow
+        self._placement = placement
+        self._wake_publisher = wake_publisher
+        self._now = now or uow.clock
+        self._clock = clock
+        self._compute_nodes = ComputeNodeResolver(placement, uow)
+        self._stopped = threading.Event()
+        self._late_log = RateLimitedLogger(clock, LOG)
+        self._failure_log = RateLimitedLogger(clock, LOG)
+        self._count = 0
+        self._counted_at = float("-inf")
+        self._started_at: float | None = None
+
+    def stop(self) -> None:
+        """Make ``run_once`` return after the running calls."""
+        self._stopped.set()
+
+    def run_once(self) -> int:
+        """Run one round and return the number of verified providers.
+
+        Raise Unavailable if Placement does not answer.
+        """
+        interval = self._conf.conductor.placement_verify_interval
+        start, previous = self._clock(), self._started_at
+        self._started_at = start
+        elapsed = 0.0 if previous is None else min(start - previous, interval)
+        plan = verification.plan_round(self._count_providers(interval), interval, elapsed)
+        taken, oldest = 0, timedelta()
+        while not self._stopped.is_set() and (limits := plan.next_batch(taken)) is not None:
+            age, limit = limits
+            batch = self._uow.run(
+                lambda tx, age=age, limit=limit: self._lease_batch(tx, age, min(limit, BATCH))  # type: ignore[misc]
+            )
+            if batch is None:
+                break
+            taken += len(batch.rows)
+            oldest = max(oldest, self._now() - min(row["verified_at"] for row in batch.rows))
+            self._verify_batch(batch)
+        if taken:
+            self._report_age(oldest.total_seconds(), interval)
+        return taken
+
+    def _count_providers(self, interval: float) -> int:
+        """Return the number of providers, counted again before a new one can be due."""
+        now = self._clock()
+        max_age = min(MAX_COUNT_AGE, verification.EARLIEST * interval)
+        if now - self._counted_at >= max_age:
+            self._count = self._uow.run(store.count_verified)
+            self._counted_at = now
+        return self._count
+
+    def _report_age(self, age: float, interval: float) -> None:
+        if age <= interval:
+            self._late_log.reset()
+            return
+        self._late_log.warn(
+            "Resource providers were verified %.0f s ago, [conductor] placement_verify_interval is "
+            "%g s. If this repeats, increase [conductor] max_placement_calls (%d now) if Placement "
+            "can serve more, run more conductors, or increase the interval",
+            age,
+            interval,
+            self._conf.conductor.max_placement_calls,
+        )
+
+    def _lease_batch(self, tx: sa.Connection, age: timedelta, limit: int) -> _Batch | None:
+        clock, now = self._clock(), self._now()
+        lease = new_lease(self._conf, self._placement, now, clock)
+        rows = store.lease_for_verification(
+            tx, owner=lease.owner, before=now - age, now=now, until=lease.until, limit=limit
+        )
+        if not rows:
+            return None
+        hosts = {row["host"] for row in rows}
+        known = services.identities(tx, hosts)
+        identities = {host: known.get(host) for host in hosts}
+        self._compute_nodes.preload(identities)
+        return _Batch(lease.owner, lease.end, rows, identities)
+
+    def _verify_batch(self, batch: _Batch) -> None:
+        """Verify leased providers and record the results.
+
+        A host without an answer stays leased, so that the next rounds do not begin with it.
+        """
+        hosts = group_by_host(batch.rows)
+        states = self._map(lambda item: self._read_host(batch, *item), hosts)
+        suspects: list[_Suspect] = []
+        now = self._now()
+        for (_, rows), state in zip(hosts, states, strict=True):
+            if state is not None:
+                for row in rows:
+                    self._judge(batch, row, state, now, suspects)
+        if suspects and not batch.is_unanswered:
+            self._compare(batch, suspects)
+        self._uow.run(lambda tx: self._record(tx, batch))
+        if batch.different:
+            self._wake_publisher()
+        if batch.failure is not None and not batch.has_answers:
+            raise Unavailable(batch.failure.message)
+        if batch.failure is not None:
+            self._failure_log.warn(
+                "%s; verification of resource providers is delayed, retrying", batch.failure.message
+            )
+
+    def _map(self, func: Callable[[T], R], items: Sequence[T]) -> list[R]:
+        return map_parallel("verification", func, items, self._conf.conductor.max_placement_calls)
+
+    def _must_stop(self, batch: _Batch) -> bool:
+        return self._stopped.is_set() or self._clock() > batch.lease_end or batch.is_unanswered
+
+    def _read_host(
+        self, batch: _Batch, host: str, rows: Sequence[VerifiedProviderRow]
+    ) -> _HostState | None:
+        """Read the providers of a host; return None if there is no answer."""
+        if self._must_stop(batch):
+            return None
+        own = {row["uuid"] for row in rows}
+        parents = {row["placement_parent"] for row in rows}
+        anchor = next((uuid for uuid in sorted(filter(None, parents)) if uuid not in own), None)
+        failure: CyborgError | None = None
+        with log_fields(host=host):
+            try:
+                tree = self._placement.tree(anchor or rows[0]["uuid"])
+                root = next((found for found in tree.values() if found.parent_uuid is None), None)
+                state = _HostState(
+                    tree, root is not None and self._is_compute_node(batch, host, root)
+                )
+            except CyborgError as exc:
+                failure = exc
+        if failure is not None:
+            batch.add_failure(host, failure)
+            return None
+        batch.add_answer()
+        return state
+
+    def _is_compute_node(self, batch: _Batch, host: str, root: ProviderSummary) -> bool:
+        """Return whether a root provider is the compute node of a host."""
+        try:
+            if compute_nodes.is_certain(host, batch.identity(host), root.uuid, root.name):
+                return True
+            return self._compute_nodes.find(host).uuid == root.uuid
+        except (NotFound, Invalid):
+            return False  # the publisher records the error
+
+    def _judge(
+        self,
+        batch: _Batch,
+        row: VerifiedProviderRow,
+        state: _HostState,
+        now: datetime,
+        suspects: list[_Suspect],
+    ) -> None:
+        """Sort a provider into the unchanged ones, the different ones and the suspects."""
+        summary = state.tree.get(row["uuid"])
+        if (
+            summary is None
+            or not state.has_root
+            or (summary.name, summary.parent_uuid) != (row["name"], row["placement_parent"])
+        ):
+            batch.different.append(row["id"])
+        elif summary.generation != row["placement_generation"] or verification.is_comparison_due(
+            row["uuid"], row["compared_at"], now
+        ):
+            suspects.append(_Suspect(row, summary))
+        else:
+            batch.unchanged.append(row["id"])
+
+    def _compare(self, batch: _Batch, suspects: Sequence[_Suspect]) -> None:
+        """Compare the contents of providers with the desired state."""
+        uuids = [suspect.row["uuid"] for suspect in suspects]
+        rows = self._uow.run(lambda tx: deployables.desired_state(tx, uuids))
+        # The parent was compared already.
+        desired = mapping.desired_providers("", rows)
+        # Without a desired state the provider was removed meanwhile: it is stale.
+        known = [suspect for suspect in suspects if suspect.row["uuid"] in desired]
+        found = self._map(lambda suspect: self._read_provider(batch, suspect), known)
+        for suspect, actual in zip(known, found, strict=True):
+            if actual is None:
+                continue
+            expected = desired[actual.uuid]
+            if (actual.inventories, actual.traits) != (expected.inventories, expected.traits):
+                batch.different.append(suspect.row["id"])
+                continue
+            # The generation that was read first: a later change is found by the next verification.
+            state = PlacementState(suspect.summary.generation, suspect.summary.parent_uuid)
+            batch.compared[suspect.row["id"]] = state
+
+    def _read_provider(self, batch: _Batch, suspect: _Suspect) -> Provider | None:
+        if self._must_stop(batch):
+            return None
+        failure: CyborgError | None = None
+        uuid = suspect.summary.uuid
+        try:
+            inventories, traits = self._placement.inventories(uuid), self._placement.traits(uuid)
+        except CyborgError as exc:
+            failure = exc
+        if failure is not None:
+            batch.add_failure(suspect.row["host"], failure)
+            return None
+        return mapping.actual_provider(suspect.summary, inventories, traits)
+
+    def _record(self, tx: sa.Connection, batch: _Batch) -> None:
+        now = self._now()
+        store.record_unchanged(tx, batch.owner, batch.unchanged, now)
+        store.record_compared(tx, batch.owner, batch.compared, now)
+        store.schedule_verification_of_leased(tx, batch.owner, batch.different, now)
+        done = {*batch.unchanged, *batch.compared, *batch.different}
+        rest = [
+            row["uuid"]
+            for row in batch.rows
+            if row["id"] not in done and row["host"] not in batch.failed_hosts
+        ]
+        store.release(tx, batch.owner, rest)

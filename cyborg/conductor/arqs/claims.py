@@ -51,7 +51,7 @@ def claim(
     ``needs_cleaning`` has the uuids of the providers whose handles must be cleaned after use. The
     column ``needs_cleaning`` of such a handle is set with the claim. ``handle`` is the uuid of the
     only handle to claim. With ``check_host``, Placement must have the providers: the caller has
-    called ``check_available`` before. Raise NoHandle or ClaimLost.
+    called ``check_available`` before. Raise NoHandle, NotFound or ClaimLost.
     """
     units = Counter(demand.provider for demand in demands)
     needs_info = {demand.provider for demand in demands if REQUIRED_INFO[demand.target]}
@@ -171,7 +171,10 @@ def _list_rejections(
     deployables: Sequence[ClaimedProviderRow],
     handle: str | None,
 ) -> Exception:
-    """Return the NoHandle error with all predicates that the handles fail, or ClaimLost."""
+    """Return the NoHandle error with all predicates that the handles fail, or another one.
+
+    It is ClaimLost if a handle can be claimed now, NotFound if the only ``handle`` was deleted.
+    """
     by_id = {row["deployable_id"]: row for row in deployables}
     handles = handle_claims.all_handles(tx, sorted(by_id))
     candidates = [
@@ -185,15 +188,8 @@ def _list_rejections(
         for row in handles
         if handle in (None, row["uuid"])
     ]
-    providers = {row["provider"] for row in deployables}
     if handle is not None and not candidates:
-        return NoHandle(
-            f"no free attach handle: accelerator {handle} does not exist any more on resource "
-            f"provider {', '.join(sorted(providers))}",
-            reasons={
-                demand.arq_uuid: [describe_rejection(demand, NO_HANDLES, 0)] for demand in demands
-            },
-        )
+        return NotFound(f"accelerator {handle} does not exist any more")
     try:
         choose_handles(demands, candidates, _RANDOM)
     except NoHandle as exc:

@@ -13,6 +13,7 @@ from cyborg.testing.fake_nova import FakeNova
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.attachment_setup import PROJECT, START, Crash, Env
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
+from cyborg.tests.fixtures.machine.tiers import pick_points
 
 __all__ = ["node", "placement_adapter"]
 
@@ -479,7 +480,7 @@ def test_crash_between_any_two_effects_ends_finished_or_undone(
     total = len(env.points.passed)
     assert total > 10
     assert "allocation" in env.points.passed
-    for crash_at in range(total):
+    for crash_at in pick_points(total):
         env.forget_server()
         assert run_scenario(env, scenario, crash_at) == end, crash_at
         assert env.nova.reboots == [(env.instance, "HARD")] * reboots, crash_at

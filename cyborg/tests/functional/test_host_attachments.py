@@ -17,6 +17,7 @@ from cyborg.testing.fake_nova import FakeNova
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.attachment_setup import PROFILE, PROJECT, Crash
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
+from cyborg.tests.fixtures.machine.tiers import pick_points
 from cyborg.tests.functional.test_attachment_contexts import HOST_WORK, ContextEnv
 
 __all__ = ["node", "placement_adapter"]
@@ -276,7 +277,7 @@ def test_conductor_killed_at_any_point_leaves_no_half_attachment(
     env: HostEnv, *, detach: bool
 ) -> None:
     """After the recovery the host has the accelerator, or nothing of it is left."""
-    for point in range(100):
+    for point in pick_points(100):
         row = env.attach_host(device_context=env.context)
         if detach:
             env.settle()

@@ -14,6 +14,7 @@ from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.attachment_setup import Crash
 from cyborg.tests.fixtures.databases.maintenance_setup import MaintenanceEnv
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
+from cyborg.tests.fixtures.machine.tiers import pick_points
 
 __all__ = ["node", "placement_adapter"]
 
@@ -287,7 +288,7 @@ def count_points(env: MaintenanceEnv) -> int:
 POINTS = 48  # more than the flow has
 
 
-@pytest.mark.parametrize("crash_at", range(POINTS))
+@pytest.mark.parametrize("crash_at", pick_points(POINTS))
 def test_crash_at_any_moment_ends_with_the_successor(
     sqlite_env: MaintenanceEnv, crash_at: int
 ) -> None:

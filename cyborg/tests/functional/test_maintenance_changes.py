@@ -18,6 +18,7 @@ from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.attachment_setup import Crash
 from cyborg.tests.fixtures.databases.maintenance_setup import MaintenanceEnv
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
+from cyborg.tests.fixtures.machine.tiers import pick_points
 
 __all__ = ["node", "placement_adapter"]
 
@@ -367,7 +368,7 @@ def test_server_that_is_deleted_before_a_step_needs_no_successor(
 UNDO_POINTS = 26  # more than the undo has
 
 
-@pytest.mark.parametrize("crash_at", range(UNDO_POINTS))
+@pytest.mark.parametrize("crash_at", pick_points(UNDO_POINTS))
 def test_crash_at_any_moment_of_the_undo_leaves_the_old_device(
     env: MaintenanceEnv, crash_at: int
 ) -> None:

@@ -13,6 +13,11 @@ def agent() -> int:
     return _run("cyborg-agent", "agent", "cyborg.cmd.agent")
 
 
+def api() -> int:
+    """Run ``cyborg-api``."""
+    return _run("cyborg-api", "api", "cyborg.cmd.api")
+
+
 def capture() -> int:
     """Run ``cyborg-capture``."""
     return _run("cyborg-capture", "agent", "cyborg.cmd.capture")

@@ -7,6 +7,21 @@ from oslo_config import cfg
 
 GROUP = "api"
 OPTIONS = [
+    cfg.HostAddressOpt(
+        "host_ip",
+        default="127.0.0.1",
+        help="The address on which cyborg-api listens. A reverse proxy on the same host is the "
+        "usual client; other WSGI servers have their own options.",
+    ),
+    cfg.PortOpt("port", default=6666, help="The port on which cyborg-api listens."),
+    cfg.IntOpt(
+        "workers",
+        default=2,
+        min=1,
+        deprecated_name="api_workers",
+        help="Number of worker processes of cyborg-api.",
+    ),
+    cfg.IntOpt("threads", default=8, min=1, help="Number of threads of each worker of cyborg-api."),
     cfg.StrOpt(
         "public_endpoint",
         help="The base URL of links in responses. Set it if clients must use another URL than "

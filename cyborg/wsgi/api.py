@@ -15,45 +15,8 @@ If neither variable is set, oslo.config finds the files in ~/.cyborg and /etc/cy
 """
 
 import os
-from collections.abc import Mapping
 
-from oslo_config import cfg
-from oslo_log import log
+from cyborg.wsgi.application import make_application
+from cyborg.wsgi.process import config_arguments
 
-from cyborg import conf as options
-from cyborg.api import auth
-from cyborg.api.app import Api, make_app
-from cyborg.api.heartbeat import Heartbeat
-from cyborg.db.reader import Reader
-from cyborg.rpc.client import make_conductor_client
-from cyborg.rpc.transport import make_transport
-from cyborg.wsgi.process import Application, config_arguments, server_id
-
-
-def configure(environ: Mapping[str, str]) -> cfg.ConfigOpts:
-    """Read the configuration and set up logging. Raise Misconfigured with the invalid option."""
-    conf = cfg.ConfigOpts()
-    options.register(conf, options.API_GROUPS)
-    log.register_options(conf)
-    conf(config_arguments(environ), project="cyborg", prog="cyborg-api")
-    options.check(conf)
-    auth.check_config(conf)
-    log.setup(conf, "cyborg")
-    return conf
-
-
-def open_api(conf: cfg.ConfigOpts) -> Api:
-    """Return the API with new connections for this process, and start its heartbeat."""
-    conductor = make_conductor_client(make_transport(conf), conf)
-    api = make_app(conf, conductor, Reader(conf))
-    Heartbeat(conf, conductor, server_id(), api.health).start()
-    return api
-
-
-def make_application(environ: Mapping[str, str]) -> Application:
-    """Return the WSGI application with the configuration that the environment selects."""
-    conf = configure(environ)
-    return Application(lambda: open_api(conf))
-
-
-application = make_application(os.environ)
+application = make_application(config_arguments(os.environ))

@@ -27,6 +27,7 @@ BOUND_ARQ = {
     "attach_handle_info": {"domain": "0000", "bus": "3d", "device": "01", "function": "1"},
 }
 SERVER_COMMANDS = {
+    "cyborg-api": ("api", "--help"),
     "cyborg-conductor": ("conductor", "--help"),
     "cyborg-dbsync": ("conductor", "version"),
     "cyborg-status": ("conductor", "work"),

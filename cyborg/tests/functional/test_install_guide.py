@@ -190,8 +190,9 @@ def test_starter_configuration_is_accepted_by_the_services(tmp_path: Path) -> No
     file.write_text(re.sub("^log_dir.*\n", "", text, flags=re.MULTILINE))
     script = """
 import os
-from cyborg.wsgi.api import configure
-conf = configure(os.environ)
+from cyborg.wsgi.application import configure
+from cyborg.wsgi.process import config_arguments
+conf = configure(config_arguments(os.environ))
 assert conf.auth_strategy == "keystone"
 assert conf.keystone_authtoken.auth_type == "password"
 """

@@ -163,6 +163,7 @@ def test_agent_service_imports_no_server_module() -> None:
 SCRIPTS = {
     "cyborg": ("client", "cliff"),
     "cyborg-agent": ("agent", "oslo_messaging"),
+    "cyborg-api": ("api", "gunicorn"),
     "cyborg-capture": ("agent", "pyudev"),
     "cyborg-conductor": ("conductor", "sqlalchemy"),
     "cyborg-dbsync": ("conductor", "alembic"),

@@ -160,10 +160,11 @@ def test_application_starts_without_eventlet_and_openapi_document(tmp_path: Path
     script = f"""
 import os, sys
 from cyborg.api import openapi
-from cyborg.wsgi import api
+from cyborg.wsgi import application as api
+from cyborg.wsgi.process import config_arguments
 # The document cannot be made.
 openapi.Schemas = None
-conf = api.configure(os.environ)
+conf = api.configure(config_arguments(os.environ))
 conductor = api.make_conductor_client(api.make_transport(conf), conf)
 api.make_app(conf, conductor, api.Reader(conf))
 print([m for m in {HEAVY!r} if sys.modules.get(m)])

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``cyborg-dbsync``: upgrade the database to the schema of this release, or show its revision."""
+"""``cyborg-dbsync``: upgrade the database to the schema of this release, or show its revision.
+
+``import`` takes over a database of OpenStack Cyborg: see ``cyborg.cmd.dbsync_import``.
+"""
 
 import logging
 import sys
@@ -13,6 +16,7 @@ from oslo_config import cfg
 from oslo_log import log
 
 from cyborg import conf as options
+from cyborg.cmd import dbsync_import
 from cyborg.core.errors import CyborgError, Unavailable
 from cyborg.db import errors, migrate
 from cyborg.db.engine import make_engine
@@ -78,6 +82,22 @@ def _verbs(parsers: Any) -> None:
     parser.add_argument("revision")
     parser.set_defaults(
         run=lambda engine, conf: migrate.stamp(engine, conf.verb.revision, report=_print)
+    )
+    parser = parsers.add_parser("import", help="take over a database of OpenStack Cyborg")
+    parser.add_argument(
+        "--from", required=True, dest="source", metavar="URL", help="URL of the former database"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="only show what would be taken")
+    parser.add_argument(
+        "-f", "--format", choices=("table", "json"), default="table", help="format of the result"
+    )
+    parser.set_defaults(
+        run=lambda engine, conf: dbsync_import.run(
+            engine,
+            conf.verb.source,
+            dry_run=conf.verb.dry_run,
+            as_json=conf.verb.format == "json",
+        )
     )
 
 

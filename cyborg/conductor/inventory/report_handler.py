@@ -105,6 +105,12 @@ def _apply_plan(
     if not steps:
         return ReportResult(0, "no changes", remarks)
     target = plan.apply(state.stored, steps)
+    names = {
+        address: naming.provider_name(host, address)
+        for address in sorted(_stale_addresses(steps, {*state.stored, *target}))
+    }
+    existing = providers.find_uuids(tx, names.values())
+    state.providers = {a: existing[name] for a, name in names.items() if name in existing}
     writer = sync.Writer(tx, host, state, now, keep_tombstones=keep_tombstones)
     writer.write(steps, target)
     device_custody.record_changes(tx, host, state, steps, writer.added, now)
@@ -113,8 +119,8 @@ def _apply_plan(
     remarks += device_events.record_removed_devices(tx, state, steps, notifications)
     remarks += device_events.record_health_changes(tx, host, state, steps, notifications)
     stale = {
-        naming.provider_uuid(host, address): naming.provider_name(host, address)
-        for address in sorted(_stale_addresses(steps, {*state.stored, *target}))
+        state.providers.get(address) or naming.provider_uuid(host, address): name
+        for address, name in names.items()
     }
     providers.mark_stale(tx, host, stale, now)
     return ReportResult(len(stale), _summarize(steps), remarks)

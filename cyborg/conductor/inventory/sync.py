@@ -44,6 +44,7 @@ class HostState:
     abandoned: set[Key] = field(default_factory=set)  # keys of ``dirty`` removed without cleaning
     programming: set[str] = field(default_factory=set)  # addresses of devices
     partitioned: set[int] = field(default_factory=set)  # row ids of deployables whose job has ended
+    providers: dict[str, str] = field(default_factory=dict)  # uuids of existing ones by address
 
 
 def read_host_state(tx: sa.Connection, host: str) -> HostState:
@@ -211,7 +212,7 @@ class Writer:
         ]:
             restored = self._restore_plan.deployables
             uuids = {address: tombstone.uuid for (_, address), tombstone in restored.items()}
-            deployables.add(self._tx, self._host, new_deployables, uuids)
+            deployables.add(self._tx, self._host, new_deployables, uuids, self._state.providers)
             for (device, address), id_ in deployables.ids_by_address(self._tx, self._host).items():
                 self._ids[DEPLOYABLE, device, address] = id_
             tombstones.restore_attributes(

@@ -129,11 +129,13 @@ def add(
     host: str,
     new: Iterable[tuple[int, Deployable, int]],
     uuids: Mapping[str, str] = MappingProxyType({}),
+    providers: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Insert deployables, each as (row id of its device, deployable, number of handles).
 
-    ``uuids`` maps the addresses of restored deployables to their former uuids. ``set_parents``
-    writes the parents of the new deployables.
+    ``uuids`` maps the addresses of restored deployables to their former uuids, ``providers`` the
+    addresses of deployables whose provider exists to its uuid. ``set_parents`` writes the parents
+    of the new deployables.
     """
     bulk.insert(
         tx,
@@ -144,7 +146,7 @@ def add(
                 "device_id": device_id,
                 "address": d.address,
                 "name": naming.provider_name(host, d.address),
-                "rp_uuid": naming.provider_uuid(host, d.address),
+                "rp_uuid": providers.get(d.address) or naming.provider_uuid(host, d.address),
                 "num_accelerators": handles,
                 **_reported(d),
             }

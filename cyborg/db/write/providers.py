@@ -89,6 +89,18 @@ def mark_stale(tx: sa.Connection, host: str, changed: Mapping[str, str], now: da
     )
 
 
+def find_uuids(tx: sa.Connection, names: Collection[str]) -> dict[str, str]:
+    """Return the uuids of existing providers by name.
+
+    The uuid of a provider that was imported is not ``naming.provider_uuid``.
+    """
+    found: dict[str, str] = {}
+    for chunk in bulk.chunks(sorted(names)):
+        query = sa.select(providers.c.name, providers.c.uuid).where(providers.c.name.in_(chunk))
+        found |= {str(row.name): str(row.uuid) for row in tx.execute(query)}
+    return found
+
+
 def mark_stale_existing(tx: sa.Connection, uuids: Collection[str], now: datetime) -> int:
     """Mark providers stale, without inserting missing rows; return the number of marked rows."""
     found = bulk.chunks(sorted(uuids))

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``cyborg-dbsync import``: take over a database of OpenStack Cyborg."""
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+from oslo_utils import timeutils
+
+from cyborg.core.errors import Conflict, Invalid
+from cyborg.core.migration import import_plan
+from cyborg.core.migration.import_plan import Drop
+from cyborg.core.text import abbreviate
+from cyborg.db import errors, migrate
+from cyborg.db.reference import reader, writer
+from cyborg.db.unit_of_work import UnitOfWork
+
+MAX_REASON = 160
+"""Characters of a reason in the table; ``-f json`` has all of it."""
+
+
+@dataclass(slots=True)
+class ImportReport:
+    """What an import has found, taken and dropped, as numbers by kind."""
+
+    revision: str
+    hosts: int = 0
+    found: Counter[str] = field(default_factory=Counter)
+    taken: Counter[str] = field(default_factory=Counter)
+    drops: list[Drop] = field(default_factory=list)
+
+    def present(self, kind: str) -> int:
+        """Return how many objects had been taken by an earlier import."""
+        return self.found[kind] - self.taken[kind] - self.dropped(kind)
+
+    def dropped(self, kind: str) -> int:
+        """Return how many objects are not taken."""
+        return sum(drop.kind == kind for drop in self.drops)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain values."""
+        return {
+            "revision": self.revision,
+            "hosts": self.hosts,
+            "objects": {
+                kind: {
+                    "found": self.found[kind],
+                    "taken": self.taken[kind],
+                    "present": self.present(kind),
+                    "dropped": self.dropped(kind),
+                }
+                for kind in import_plan.KINDS
+            },
+            "dropped": [
+                {"kind": drop.kind, "name": drop.name, "reason": drop.reason} for drop in self.drops
+            ],
+        }
+
+
+def run(engine: sa.Engine, source_url: str, *, dry_run: bool, as_json: bool) -> None:
+    """Import a database and print what was taken.
+
+    Raise Invalid for a URL that cannot be used, NotFound and Conflict for a source or a target that
+    cannot be imported, and Unavailable if a database does not answer.
+    """
+    if (current := migrate.version(engine)) != migrate.head():
+        raise Conflict(
+            f"the target is at revision {current or 'none'}, expected {migrate.head()}: run "
+            "'cyborg-dbsync upgrade' first"
+        )
+    source = _make_source(source_url)
+    try:
+        if source.url.set(query={}) == engine.url.set(query={}):
+            raise Invalid("--from is the database of this service; expected the former one")
+        with errors.translate(), source.connect() as connection:
+            progress = _show_nothing if as_json else _show_progress
+            report = import_database(connection, engine, progress, dry_run=dry_run)
+    finally:
+        source.dispose()
+    if as_json:
+        _print(json.dumps(report.to_dict(), indent=2))
+    else:
+        _print_table(report, dry_run=dry_run)
+
+
+def import_database(
+    connection: sa.Connection,
+    engine: sa.Engine,
+    progress: Callable[[int, int, str], None],
+    *,
+    dry_run: bool,
+) -> ImportReport:
+    """Import the database of a connection, each host in a transaction of its own.
+
+    ``progress`` is called before each host with its number, the number of hosts and its name. An
+    import that was interrupted is continued by another one. With ``dry_run`` every transaction is
+    rolled back.
+    """
+    uow = UnitOfWork(engine)
+    report = ImportReport(reader.check_revision(connection))
+    profile_rows = reader.read_profiles(connection)
+    profiles, drops = import_plan.plan_profiles(profile_rows)
+    report.found[import_plan.PROFILE] = len(profile_rows)
+    report.drops += drops
+    profile_ids = _write(
+        uow,
+        lambda tx: writer.write_profiles(tx, list(profiles.values())),
+        report,
+        dry_run=dry_run,
+    )
+    hosts = reader.read_hosts(connection)
+    report.hosts = len(hosts)
+    for number, host in enumerate(hosts, 1):
+        progress(number, len(hosts), host)
+        rows = reader.read_host(connection, host)
+        plan = import_plan.plan_host(host, rows, profiles)
+        report.found.update(_count(plan))
+        report.drops += plan.drops
+
+        def work(tx: sa.Connection, plan: import_plan.HostImport = plan) -> Any:
+            # In a dry run the profiles of the source are not there: they are inserted again.
+            ids = profile_ids if not dry_run else writer.write_profiles(tx, [*profiles.values()])[0]
+            return None, writer.write_host(tx, plan, ids, timeutils.utcnow())
+
+        _write(uow, work, report, dry_run=dry_run)
+    for uuid, state in reader.read_unbound(connection):
+        report.found[import_plan.ARQ] += 1
+        reason = f"its state is {state}: Nova creates another one or deletes it"
+        report.drops.append(Drop(import_plan.ARQ, uuid, reason))
+    return report
+
+
+class _RolledBack(Exception):
+    """The end of a transaction of a dry run; it has the result."""
+
+    def __init__(self, result: Any) -> None:
+        super().__init__()
+        self.result = result
+
+
+def _write(
+    uow: UnitOfWork,
+    work: Callable[[sa.Connection], tuple[Any, Counter[str]]],
+    report: ImportReport,
+    *,
+    dry_run: bool,
+) -> Any:
+    """Run a transaction, add the number of new objects to the report and return its value."""
+
+    def run_and_roll_back(tx: sa.Connection) -> None:
+        raise _RolledBack(work(tx))
+
+    if dry_run:
+        try:
+            uow.run_once(run_and_roll_back)
+        except _RolledBack as exc:
+            value, counts = exc.result
+    else:
+        value, counts = uow.run(work)
+    report.taken.update(counts)
+    return value
+
+
+def _count(plan: import_plan.HostImport) -> Counter[str]:
+    """Return how many objects of a host are taken or dropped, by kind."""
+    found = Counter(drop.kind for drop in plan.drops)
+    identities = [i for device in plan.devices for i in device.deployables.values()]
+    found[import_plan.DEVICE] += len(plan.devices)
+    found[import_plan.DEPLOYABLE] += len(identities)
+    found[import_plan.ATTRIBUTE] += sum(len(i.attributes) for i in identities)
+    found[import_plan.HANDLE] += sum(len(device.handles) for device in plan.devices)
+    found[import_plan.ARQ] += len(plan.arqs)
+    return found
+
+
+def _make_source(text: str) -> sa.Engine:
+    try:
+        url = sa.make_url(text)
+        # Without options of ours: the engine only reads, one statement after another.
+        return sa.create_engine(url, poolclass=sa.NullPool)
+    except (sa.exc.ArgumentError, sa.exc.NoSuchModuleError, ImportError) as exc:
+        raise Invalid(
+            "--from is no URL of a database such as mysql+pymysql://user:password@host/cyborg: "
+            f"{exc}"
+        ) from exc
+
+
+def _print_table(report: ImportReport, *, dry_run: bool) -> None:
+    verb = "would be taken" if dry_run else "taken"
+    header = ("object", "found", verb, "there already", "dropped")
+    rows = [
+        (kind, report.found[kind], report.taken[kind], report.present(kind), report.dropped(kind))
+        for kind in import_plan.KINDS
+    ]
+    widths = [max(len(str(row[i])) for row in (header, *rows)) for i in range(len(header))]
+    for row in (header, *rows):
+        cells = [str(cell).rjust(width) for cell, width in zip(row, widths, strict=True)]
+        _print("  ".join([str(row[0]).ljust(widths[0]), *cells[1:]]))
+    for drop in report.drops:
+        _print(f"dropped {drop.kind} {drop.name}: {abbreviate(drop.reason, MAX_REASON)}")
+
+
+def _show_progress(number: int, total: int, host: str) -> None:
+    if number in (1, total) or number % 100 == 0:
+        _print(f"host {number} of {total}: {host}")
+
+
+def _show_nothing(number: int, total: int, host: str) -> None:
+    pass
+
+
+def _print(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()

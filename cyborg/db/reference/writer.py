@@ -1,0 +1,322 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write what an import takes, one host in one transaction; a repeated import changes nothing."""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+
+import sqlalchemy as sa
+
+from cyborg.core import naming
+from cyborg.core.custody.record import Entry, Event
+from cyborg.core.errors import Conflict
+from cyborg.core.inventory.tombstone import DeployableTombstone, Tombstone
+from cyborg.core.migration import import_plan
+from cyborg.core.migration.import_plan import (
+    HostImport,
+    ImportedArq,
+    ImportedDevice,
+    ImportedProfile,
+)
+from cyborg.db import bulk, schema
+from cyborg.db.write import attach_handles, deployables, devices, tombstones
+from cyborg.db.write.custody import records
+
+Counts = Counter[str]
+"""Number of objects by their kind."""
+
+
+def write_profiles(
+    tx: sa.Connection, profiles: Sequence[ImportedProfile]
+) -> tuple[dict[int, int], Counts]:
+    """Insert device profiles that do not exist; return row ids by the source's, and their number.
+
+    Raise Conflict if another profile has the name of one of them.
+    """
+    table = schema.device_profiles
+    stored = {
+        row.uuid: row for row in tx.execute(sa.select(table.c.id, table.c.uuid, table.c.name))
+    }
+    names = {row.name: row.uuid for row in stored.values()}
+    new = []
+    for profile in profiles:
+        if profile.uuid in stored:
+            continue
+        if (other := names.get(profile.name)) is not None:
+            raise Conflict(
+                f"the device profile {profile.name} of the source has the uuid {profile.uuid}, but "
+                f"one with this name and the uuid {other} exists here: delete or rename one of them"
+            )
+        new.append(
+            {
+                "uuid": profile.uuid,
+                "name": profile.name,
+                "description": profile.description,
+                "groups": [group.to_dict() for group in profile.groups],
+            }
+        )
+    bulk.insert(tx, table, new)
+    found = {row.uuid: row.id for row in tx.execute(sa.select(table.c.id, table.c.uuid))}
+    return {p.id: found[p.uuid] for p in profiles}, Counter({import_plan.PROFILE: len(new)})
+
+
+def write_host(
+    tx: sa.Connection, plan: HostImport, profile_ids: Mapping[int, int], now: datetime
+) -> Counts:
+    """Insert the devices and ARQs of a host that do not exist; return the number of new objects.
+
+    ``profile_ids`` maps the ids of profiles in the source to row ids. Raise Conflict if the host
+    has another device at one of the addresses: its agent has reported before the import.
+    """
+    stored = {row["uuid"]: row["address"] for row in devices.of_host(tx, plan.host)}
+    addresses = {address: uuid for uuid, address in stored.items()}
+    new = [device for device in plan.devices if device.uuid not in stored]
+    for device in new:
+        if (other := addresses.get(device.value.address)) is not None:
+            raise Conflict(
+                f"host {plan.host} has the device {other} at {device.value.address}, which the "
+                f"source knows as {device.uuid}: its agent has reported before the import. Stop "
+                f"the agent, run 'cyborg service-delete' for it, and import again"
+            )
+    counts = _write_devices(tx, plan.host, new, now)
+    counts += _write_arqs(tx, plan, profile_ids, now)
+    _verify(tx, plan)
+    return counts
+
+
+def _write_devices(
+    tx: sa.Connection, host: str, new: Sequence[ImportedDevice], now: datetime
+) -> Counts:
+    if not new:
+        return Counter()
+    identities = {d.value.address: Tombstone(d.uuid, d.status) for d in new}
+    devices.add(tx, host, [d.value.without_deployables() for d in new], identities)
+    device_ids = devices.ids_by_address(tx, host)
+    deployables.add(
+        tx,
+        host,
+        [
+            (device_ids[device.value.address], value.without_handles(), len(value.handles))
+            for device in new
+            for value in device.value.deployables
+        ],
+        {address: value.uuid for d in new for address, value in d.deployables.items()},
+        {address: value.provider for d in new for address, value in d.deployables.items()},
+    )
+    ids = deployables.ids_by_address(tx, host)
+    keys = [(device.value.address, value) for device in new for value in device.value.deployables]
+    own = {(device, value.address): ids[device, value.address] for device, value in keys}
+    parents = {(device, value.address): value.parent for device, value in keys}
+    deployables.set_parents(
+        tx,
+        {
+            own[key]: (
+                None if parent is None else own[key[0], parent],
+                own[_find_root(key, parents)],
+            )
+            for key, parent in parents.items()
+        },
+    )
+    _write_handles(tx, new, own)
+    tombstones.restore_attributes(
+        tx,
+        [
+            (own[d.value.address, address], DeployableTombstone(i.uuid, i.attributes))
+            for d in new
+            for address, i in d.deployables.items()
+        ],
+    )
+    _write_providers(tx, host, new, now)
+    records.add(tx, [_to_entry(host, device) for device in new], now)
+    return Counter(
+        {
+            import_plan.DEVICE: len(new),
+            import_plan.DEPLOYABLE: len(own),
+            import_plan.ATTRIBUTE: sum(
+                len(i.attributes) for d in new for i in d.deployables.values()
+            ),
+            import_plan.HANDLE: sum(len(d.handles) for d in new),
+        }
+    )
+
+
+def _write_handles(
+    tx: sa.Connection, new: Sequence[ImportedDevice], own: Mapping[tuple[str, str], int]
+) -> None:
+    uuids = {
+        (own[d.value.address, deployable], address): uuid
+        for d in new
+        for (deployable, address), uuid in d.handles.items()
+    }
+    dirty = {
+        (own[d.value.address, deployable], address)
+        for d in new
+        if d.dirty
+        for deployable, address in d.handles
+    }
+    attach_handles.add(
+        tx,
+        [
+            (own[d.value.address, value.address], handle)
+            for d in new
+            for value in d.value.deployables
+            for handle in value.handles
+        ],
+        dirty,
+        uuids,
+    )
+
+
+def _write_providers(
+    tx: sa.Connection, host: str, new: Sequence[ImportedDevice], now: datetime
+) -> None:
+    """Insert providers as published: Placement has them, and nothing changes there until a report.
+
+    The first report of the host, or the next verification, compares them.
+    """
+    bulk.insert(
+        tx,
+        schema.providers,
+        [
+            {
+                "uuid": identity.provider,
+                "name": naming.provider_name(host, address),
+                "host": host,
+                "published_revision": 1,
+                "verified_at": now,
+            }
+            for device in new
+            for address, identity in device.deployables.items()
+        ],
+    )
+
+
+def _write_arqs(
+    tx: sa.Connection, plan: HostImport, profile_ids: Mapping[int, int], now: datetime
+) -> Counts:
+    arqs, handles = schema.arqs, schema.attach_handles
+    stored: set[str] = set()
+    for chunk in bulk.chunks([arq.uuid for arq in plan.arqs]):
+        stored |= set(tx.scalars(sa.select(arqs.c.uuid).where(arqs.c.uuid.in_(chunk))))
+    new = [arq for arq in plan.arqs if arq.uuid not in stored]
+    slots = _read_slots(tx, new)
+    rows = []
+    for arq in new:
+        slot = slots[arq.instance]
+        slots[arq.instance] += 1
+        rows.append(
+            {
+                "uuid": arq.uuid,
+                "state": "Bound",
+                "profile_id": profile_ids[arq.profile_id],
+                "device_profile_name": arq.profile,
+                "device_profile_group_id": arq.group_id,
+                "resource_class": arq.resource_class,
+                "group": arq.group.to_dict(),
+                "project_id": arq.project,
+                "hostname": plan.host,
+                "device_rp_uuid": arq.provider,
+                "instance_uuid": arq.instance,
+                "instance_slot": slot,
+                "owner_verified": False,
+                "hidden": False,
+            }
+        )
+    bulk.insert(tx, arqs, rows)
+    ids: dict[str, int] = {}
+    handle_ids: dict[str, int] = {}
+    for chunk in bulk.chunks([arq.uuid for arq in new]):
+        found = tx.execute(sa.select(arqs.c.uuid, arqs.c.id).where(arqs.c.uuid.in_(chunk)))
+        ids |= {row.uuid: row.id for row in found}
+    for chunk in bulk.chunks([arq.handle for arq in new]):
+        found = tx.execute(sa.select(handles.c.uuid, handles.c.id).where(handles.c.uuid.in_(chunk)))
+        handle_ids |= {row.uuid: row.id for row in found}
+    # Cleaned after its release, whether or not the driver can: an agent without this ability has
+    # nothing to do, and the former service has not recorded what the device can.
+    bulk.update(
+        tx,
+        handles,
+        [
+            {"id": handle_ids[arq.handle], "arq_id": ids[arq.uuid], "needs_cleaning": True}
+            for arq in new
+        ],
+    )
+    addresses = {
+        uuid: (device.uuid, deployable, address)
+        for device in plan.devices
+        for (deployable, address), uuid in device.handles.items()
+    }
+    records.add(tx, [_to_claim(plan.host, arq, addresses[arq.handle]) for arq in new], now)
+    return Counter({import_plan.ARQ: len(new)})
+
+
+def _verify(tx: sa.Connection, plan: HostImport) -> None:
+    """Raise Conflict unless each object of a plan is in the database."""
+    identities = [i for device in plan.devices for i in device.deployables.values()]
+    expected: Mapping[sa.Table, Collection[str]] = {
+        schema.devices: [device.uuid for device in plan.devices],
+        schema.deployables: [i.uuid for i in identities],
+        schema.attributes: [a.uuid for i in identities for a in i.attributes],
+        schema.attach_handles: [u for device in plan.devices for u in device.handles.values()],
+        schema.arqs: [arq.uuid for arq in plan.arqs],
+    }
+    for table, uuids in expected.items():
+        found = sum(
+            tx.scalar(sa.select(sa.func.count()).select_from(table).where(table.c.uuid.in_(chunk)))
+            or 0
+            for chunk in bulk.chunks(uuids)
+        )
+        if found != len(uuids):
+            raise Conflict(
+                f"host {plan.host}: {len(uuids)} rows of {table.name} are expected, {found} exist: "
+                "the host has changed since an earlier import"
+            )
+
+
+def _read_slots(tx: sa.Connection, new: Sequence[ImportedArq]) -> Counts:
+    """Return the first free slot of each instance."""
+    arqs = schema.arqs
+    slots: Counts = Counter()
+    for chunk in bulk.chunks(sorted({arq.instance for arq in new})):
+        query = (
+            sa.select(arqs.c.instance_uuid, sa.func.max(arqs.c.instance_slot).label("last"))
+            .where(arqs.c.instance_uuid.in_(chunk))
+            .group_by(arqs.c.instance_uuid)
+        )
+        for row in tx.execute(query):
+            slots[str(row.instance_uuid)] = (-1 if row.last is None else row.last) + 1
+    return slots
+
+
+def _find_root(
+    key: tuple[str, str], parents: Mapping[tuple[str, str], str | None]
+) -> tuple[str, str]:
+    while (parent := parents[key]) is not None:
+        key = key[0], parent
+    return key
+
+
+def _to_entry(host: str, device: ImportedDevice) -> Entry:
+    value = device.value
+    details = {
+        "address": value.address,
+        "backend": value.backend,
+        "type": str(value.type),
+        "vendor": value.vendor,
+        "model": value.model,
+        "serial": value.serial,
+    }
+    return Entry(device.uuid, host, Event.DEVICE_ADDED, details)
+
+
+def _to_claim(host: str, arq: ImportedArq, place: tuple[str, str, str]) -> Entry:
+    device, deployable, address = place
+    details = {
+        "handle": arq.handle,
+        "handle_address": address,
+        "deployable_address": deployable,
+        "arq": arq.uuid,
+        "instance": arq.instance,
+        "project": arq.project,
+    }
+    return Entry(device, host, Event.CLAIMED, details)

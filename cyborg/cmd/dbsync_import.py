@@ -6,10 +6,10 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
-from oslo_utils import timeutils
 
 from cyborg.core.errors import Conflict, Invalid
 from cyborg.core.migration import import_plan
@@ -121,10 +121,14 @@ def import_database(
         report.found.update(_count(plan))
         report.drops += plan.drops
 
-        def work(tx: sa.Connection, plan: import_plan.HostImport = plan) -> Any:
+        now = uow.clock()
+
+        def work(
+            tx: sa.Connection, plan: import_plan.HostImport = plan, now: datetime = now
+        ) -> Any:
             # In a dry run the profiles of the source are not there: they are inserted again.
             ids = profile_ids if not dry_run else writer.write_profiles(tx, [*profiles.values()])[0]
-            return None, writer.write_host(tx, plan, ids, timeutils.utcnow())
+            return None, writer.write_host(tx, plan, ids, now)
 
         _write(uow, work, report, dry_run=dry_run)
     for uuid, state in reader.read_unbound(connection):

@@ -20,9 +20,10 @@ from cyborg.tests.fixtures.machine.processes import BIN, ini
 FLOOR = "interpreter"
 IMPORT_API = "from cyborg.wsgi import api"
 # As the first request in a worker does; opens no connection.
-BUILD_API = f"""{IMPORT_API}
+BUILD_API = f"""from cyborg.wsgi import application as api
+from cyborg.wsgi.process import config_arguments
 import os
-conf = api.configure(os.environ)
+conf = api.configure(config_arguments(os.environ))
 conductor = api.make_conductor_client(api.make_transport(conf), conf)
 api.make_app(conf, conductor, api.Reader(conf))
 """

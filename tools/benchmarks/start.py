@@ -20,7 +20,7 @@ from cyborg.tests.fixtures.machine.processes import BIN, ini
 FLOOR = "interpreter"
 IMPORT_API = "from cyborg.wsgi import api"
 # As the first request in a worker does; opens no connection.
-BUILD_API = f"""from cyborg.wsgi import application as api
+BUILD_API = """from cyborg.wsgi import application as api
 from cyborg.wsgi.process import config_arguments
 import os
 conf = api.configure(config_arguments(os.environ))

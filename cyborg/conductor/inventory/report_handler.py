@@ -109,8 +109,10 @@ def _apply_plan(
         address: naming.provider_name(host, address)
         for address in sorted(_stale_addresses(steps, {*state.stored, *target}))
     }
-    existing = providers.find_uuids(tx, names.values())
-    state.providers = {a: existing[name] for a, name in names.items() if name in existing}
+    # A new deployable may have a provider, which is not deleted yet, of a former one.
+    unknown = {address: name for address, name in names.items() if address not in state.providers}
+    existing = providers.find_uuids(tx, unknown.values())
+    state.providers |= {a: existing[name] for a, name in unknown.items() if name in existing}
     writer = sync.Writer(tx, host, state, now, keep_tombstones=keep_tombstones)
     writer.write(steps, target)
     device_custody.record_changes(tx, host, state, steps, writer.added, now)

@@ -44,7 +44,7 @@ class HostState:
     abandoned: set[Key] = field(default_factory=set)  # keys of ``dirty`` removed without cleaning
     programming: set[str] = field(default_factory=set)  # addresses of devices
     partitioned: set[int] = field(default_factory=set)  # row ids of deployables whose job has ended
-    providers: dict[str, str] = field(default_factory=dict)  # uuids of existing ones by address
+    providers: dict[str, str] = field(default_factory=dict)  # uuids by address of the deployable
 
 
 def read_host_state(tx: sa.Connection, host: str) -> HostState:
@@ -62,6 +62,7 @@ def read_host_state(tx: sa.Connection, host: str) -> HostState:
         key = (DEPLOYABLE, deployable["device"], deployable["address"])
         state.stored[key] = Stored(deployables.to_deployable(deployable), deployable["draining"])
         state.uuids[key] = deployable["uuid"]
+        state.providers[deployable["address"]] = deployable["rp_uuid"]
         state.ids[key] = deployable["id"]
         state.counts[key] = deployable["num_accelerators"]
         if deployable["job_state"] == JobState.OPEN:

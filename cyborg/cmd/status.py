@@ -2,7 +2,8 @@
 """``cyborg-status upgrade check``: check the prerequisites of this release.
 
 Exit status 0: success; 1: warnings; 2: failures, with instructions; 255: the check itself failed.
-``cyborg-status pending`` is in ``cyborg.cmd.status_pending``.
+``cyborg-status pending`` is in ``cyborg.cmd.status_pending``, ``convert-config`` in
+``cyborg.cmd.status_convert``.
 """
 
 import sys
@@ -17,7 +18,7 @@ from oslo_upgradecheck.upgradecheck import main as run
 
 from cyborg import conf as options
 from cyborg.clients import placement
-from cyborg.cmd import status_pending
+from cyborg.cmd import status_convert, status_pending
 from cyborg.core.errors import CyborgError, Misconfigured
 from cyborg.db import errors, migrate
 from cyborg.db.engine import make_engine
@@ -112,10 +113,12 @@ class Checks(UpgradeCommands):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    if args[:1] == [status_convert.VERB]:
+        return status_convert.main(args)
     conf = cfg.ConfigOpts()
     options.register(conf, options.STATUS_GROUPS)
     log.register_options(conf)
-    args = list(sys.argv[1:] if argv is None else argv)
     if "upgrade" not in args:
         return status_pending.main(conf, args)
     return run(conf, "cyborg", Checks(conf), argv=args)

@@ -144,8 +144,8 @@ def test_pending_empty_database_is_error(env: Env) -> None:
     assert "cyborg-dbsync upgrade" in text
 
 
-def test_help_has_both_commands(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_has_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_info:
         status.main(["--help"])
     assert exit_info.value.code == 0
-    assert "{upgrade,pending}" in capsys.readouterr().out
+    assert "{upgrade,convert-config,pending}" in capsys.readouterr().out

@@ -20,7 +20,10 @@ from cyborg.db.reference import reader, writer
 from cyborg.db.unit_of_work import UnitOfWork
 
 MAX_REASON = 160
-"""Characters of a reason in the table; ``-f json`` has all of it."""
+"""Characters of a reason below the table; ``-f json`` has all of it."""
+
+MAX_DROPS = 50
+"""Dropped objects that are named below the table; ``-f json`` has all of them."""
 
 
 @dataclass(slots=True)
@@ -204,8 +207,10 @@ def _print_table(report: ImportReport, *, dry_run: bool) -> None:
     for row in (header, *rows):
         cells = [str(cell).rjust(width) for cell, width in zip(row, widths, strict=True)]
         _print("  ".join([str(row[0]).ljust(widths[0]), *cells[1:]]))
-    for drop in report.drops:
+    for drop in report.drops[:MAX_DROPS]:
         _print(f"dropped {drop.kind} {drop.name}: {abbreviate(drop.reason, MAX_REASON)}")
+    if (more := len(report.drops) - MAX_DROPS) > 0:
+        _print(f"{more} more dropped objects: -f json names all")
 
 
 def _show_progress(number: int, total: int, host: str) -> None:

@@ -18,6 +18,7 @@ from cyborg.core.address import PciAddress
 from cyborg.core.arq.profile import Group, parse_groups, parse_name
 from cyborg.core.errors import Invalid
 from cyborg.core.inventory.device import (
+    MAX_TEXT,
     AttachHandle,
     Deployable,
     Device,
@@ -261,7 +262,7 @@ class _HostPlanner:
             parent=None if parent is None else self._address(parent),
             bitstream_id=row.bitstream_id,
         )
-        others = [a for a in own if a.key != _CLASS_KEY and a not in traits]
+        others = [a for a in own if a.key != _CLASS_KEY and a not in traits and self._fits(a)]
         return value, tuple(Attribute(_parse_uuid(a.uuid), a.key, a.value) for a in others)
 
     def _is_usable(self, row: AttributeRow) -> bool:
@@ -269,6 +270,13 @@ class _HostPlanner:
         if naming.is_trait(row.value):
             return True
         self._drop(ATTRIBUTE, row.uuid, f"{row.value!r} is no trait of Placement")
+        return False
+
+    def _fits(self, row: AttributeRow) -> bool:
+        """Return whether key and value of a row fit in our columns; drop the row otherwise."""
+        if max(len(row.key), len(row.value)) <= MAX_TEXT:
+            return True
+        self._drop(ATTRIBUTE, row.uuid, f"its key or value is longer than {MAX_TEXT} characters")
         return False
 
     def _address(self, name: str) -> str:

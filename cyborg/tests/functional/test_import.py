@@ -341,6 +341,9 @@ def test_database_of_this_service_is_no_source(
     with fresh_database("mysql", tmp_path) as url:
         assert run("import", "--from", url) == 1
     assert "it is no database of Cyborg" in capsys.readouterr().err
+    closed = "mysql+pymysql://root@127.0.0.1:1/cyborg"
+    assert run("import", "--from", closed) == 1
+    assert "Can't connect" in capsys.readouterr().err
     assert run("import", "--from", "nonsense") == 1
     assert "--from is no URL of a database" in capsys.readouterr().err
 

@@ -138,6 +138,13 @@ def test_invalid_trait_is_dropped_alone() -> None:
     assert len(found.arqs) == 1
 
 
+def test_long_attribute_is_dropped_alone() -> None:
+    attributes = (*ATTRIBUTES, AttributeRow(make_uuid(34), 2, "note", "x" * 256))
+    found = plan(replace(ROWS, attributes=attributes))
+    reason = "its key or value is longer than 255 characters"
+    assert reasons(found) == {import_plan.ATTRIBUTE: reason}
+
+
 def test_mediated_device_is_dropped_with_its_request() -> None:
     found = plan(replace(ROWS, handles=(replace(HANDLE, type="MDEV"),)))
     assert "uuid of a mediated device" in reasons(found)[import_plan.HANDLE]

@@ -217,8 +217,12 @@ def test_gpu_that_fails_repeatedly_is_closed_until_an_operator_enables_it(
 
     run("device-enable", device)
     wait_until("it is offered", lambda: broken.free_units(DIRTY, GPU, "VGPU") == units)
-    shown = json.loads(run("device-list", "--host", DIRTY, "--address", GPU, "-f", "json"))
-    assert [row["Schedulable"] for row in shown] == ["yes, see job_errors"]
+    # Placement has the units a moment before the conductor has recorded that.
+    words = ("device-list", "--host", DIRTY, "--address", GPU, "-f", "json")
+    wait_until(
+        "it is shown as offered",
+        lambda: [row["Schedulable"] for row in json.loads(run(*words))] == ["yes, see job_errors"],
+    )
     broken.release(broken.bind(DIRTY, GPU, "VGPU"))
     assert broken.device(DIRTY, GPU)["job_errors"] == []
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``cyborg service-*``: daemons, their state, and the functions of their backends."""
+"""``cyborg service-*`` and ``host-forget``: daemons, their state, and their backends."""
 
 import argparse
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from cliff import columns
+from cliff import columns, show
 
 from cyborg.cli.common import base, formatting, listing
 from cyborg.cli.common.base import argument, field_argument
@@ -17,6 +17,10 @@ UNKNOWN = "UNKNOWN"
 SHORT = formatting.columns_of("uuid, binary=Service, host, state, status, backends")
 LONG = formatting.columns_of("kind, last_seen_at, down_since, created_at", after=SHORT)
 SERVICES = Collection("/services", SHORT, LONG)
+HOST_COLUMNS = formatting.columns_of(
+    "host, services, devices, accelerator_requests, tombstones, resource_providers"
+)
+HOSTS = Collection("/hosts", HOST_COLUMNS, HOST_COLUMNS)
 BACKEND = formatting.columns_of("uuid, host, name=Backend, driver, status, functions")
 LONG_BACKEND = formatting.columns_of(
     "error, state, last_seen_at, down_since, created_at", after=BACKEND
@@ -116,6 +120,30 @@ class List(listing.Lister, of=SERVICES):
             return self.build_rows(args, map(_backend, rows), BACKEND, LONG_BACKEND)
         kind = Backends if args.long else BackendsSummary
         return self.build_rows(args, [_format_row(row, kind) for row in rows])
+
+
+class ForgetHost(base.Command, show.ShowOne, of=HOSTS):
+    """Remove a host that left for good, with its devices and its resource providers.
+
+    Its daemons must be down. The number of removed objects of each kind is shown; the resource
+    providers are deleted in Placement afterwards.
+    """
+
+    ARGUMENTS = (
+        argument("host", help="name of the host"),
+        argument(
+            "--force",
+            action="store_true",
+            help="also delete the accelerator requests that hold its devices, and what was "
+            "allocated of its resource providers in Placement",
+        ),
+    )
+
+    def take_action(self, args: argparse.Namespace) -> Any:
+        """Remove the host and return the numbers."""
+        params = {"force": "true"} if args.force else {}
+        path = HOSTS.object_path(args.host)
+        return HOSTS.build_object(self.app.rest.call("DELETE", path, params=params))
 
 
 class Delete(base.CallEach, of=SERVICES):

@@ -49,6 +49,7 @@ def make_handlers(conductor: Conductor) -> Mapping[str, Callable[..., Any]]:
         "outbox_retry": conductor.dead_letters.retry,
         "outbox_delete": conductor.dead_letters.delete,
         "service_delete": conductor.services.delete,
+        "host_forget": conductor.host_removal.forget,
         "audit_create": create_audit,
         "discovery_create": conductor.discoveries.create,
         "discovery_done": conductor.discoveries.complete,

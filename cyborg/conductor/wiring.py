@@ -36,6 +36,7 @@ from cyborg.conductor.drivers.service import Drivers
 from cyborg.conductor.hosts.discoveries import Discoveries
 from cyborg.conductor.hosts.failure_detector import FailureDetector
 from cyborg.conductor.hosts.heartbeats import Hosts
+from cyborg.conductor.hosts.host_removal import HostRemoval
 from cyborg.conductor.hosts.services import Services
 from cyborg.conductor.instances import watcher as instance_watcher
 from cyborg.conductor.instances.watcher import InstanceWatcher
@@ -107,6 +108,7 @@ class Conductor:
     provider_verifier: ProviderVerifier
     rollouts: RolloutController
     services: Services
+    host_removal: HostRemoval
     tasks: Sequence[PeriodicTask]
 
     def stop(self) -> None:
@@ -310,6 +312,7 @@ def build_conductor(
         provider_verifier=verifier,
         rollouts=rollouts,
         services=services,
+        host_removal=HostRemoval(conf, uow, arqs, publisher_task.wake, notices),
         tasks=tasks,
     )
 

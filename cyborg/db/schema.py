@@ -340,6 +340,8 @@ providers = _table(
     # The provider is only due for verification: the desired state is unchanged, a difference is
     # drift.
     sa.Column("verify_only", sa.Boolean, nullable=False, default=False),
+    # An operator removed its host with force: what consumers have allocated of it goes with it.
+    sa.Column("evict", sa.Boolean, nullable=False, default=False),
 )
 
 discoveries = _table(

@@ -241,6 +241,7 @@ OPERATION_RULES = (
     ("hardware:get_all", ELEVATED, "List hardware.", "GET hardware"),
     ("hardware:adopt", ELEVATED, "Adopt a device into a backend.", "POST hardware"),
     ("hardware:release", ELEVATED, "Release a device from its backend.", "DELETE hardware/{uuid}"),
+    ("host:forget", ELEVATED, "Remove a host that left for good.", "DELETE hosts/{host}"),
     ("job:get_all", ELEVATED, "List jobs.", "GET jobs"),
     ("job:get_one", ELEVATED, "Show a job.", "GET jobs/{uuid}"),
     ("job:cancel", ELEVATED, "Cancel a job.", "DELETE jobs/{uuid}"),

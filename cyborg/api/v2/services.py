@@ -11,6 +11,7 @@ from wsme import types as wtypes
 from cyborg.api import types
 from cyborg.api.collection import Collection
 from cyborg.api.controller import Resource
+from cyborg.api.operation import operation
 from cyborg.api.paging import PageRequest
 from cyborg.api.request_context import RequestContext
 from cyborg.core.errors import InUse, NotFound, WrongState
@@ -66,6 +67,20 @@ class Service(types.JsonObject):
     created_at = wtypes.wsattr(datetime, mandatory=True)
 
 
+class HostRemoval(types.JsonObject):
+    """The numbers of objects that were removed with a host.
+
+    The resource providers are deleted in Placement afterwards.
+    """
+
+    host = wtypes.wsattr(str, mandatory=True)
+    services = wtypes.wsattr(int, mandatory=True)
+    devices = wtypes.wsattr(int, mandatory=True)
+    accelerator_requests = wtypes.wsattr(int, mandatory=True)
+    tombstones = wtypes.wsattr(int, mandatory=True)
+    resource_providers = wtypes.wsattr(int, mandatory=True)
+
+
 _Row = read.ServiceRow | read_backends.AgentBackendRow
 SERVICES = Collection("services", "service", read, Service, since=(2, 4))
 
@@ -105,6 +120,25 @@ class Controller(Resource):
         Fails if any accelerator of the host is in use.
         """
         self.context.conductor.service_delete(uuid)
+
+    @operation(
+        "DELETE hosts/{host}",
+        "cyborg:host:forget",
+        since=(2, 6),
+        answer=HostRemoval,
+        path={"host": types.Text(min_length=1)},
+        query={"force": types.Enum("true", "false")},
+        raises=(NotFound, WrongState, InUse),
+    )
+    def forget_host(self, request: RequestContext, host: str, force: str | None) -> Any:
+        """Remove a host that left for good: its daemons, devices and resource providers.
+
+        Its daemons must be down. Fails if any accelerator of the host is in use, except with
+        ``force``: then the accelerator requests are deleted, and so are the allocations of the
+        resource providers in Placement.
+        """
+        removed = self.context.conductor.host_forget(host, force == "true")
+        return {"host": host, **removed}
 
     def _show(self, kind: str | None) -> Callable[[RequestContext, _Row], Mapping[str, Any]]:
         evaluate = self.liveness_evaluator()

@@ -49,6 +49,7 @@ DEDUPLICATED_METHODS = frozenset(
         "outbox_retry",
         "outbox_delete",
         "service_delete",
+        "host_forget",
         "audit_create",
         "discovery_create",
         "driver_install",

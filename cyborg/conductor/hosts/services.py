@@ -70,7 +70,10 @@ class Services:
                 raise WrongState(f"{name} is not down; stop it first", service=service)
             if row["binary"] != AGENT:
                 return row, ReportResult(0, "no inventory")
-            return row, self._remove_inventory(tx, row["host"], name, now)
+            inventory = remove_inventory(
+                tx, row["host"], name, "deleted", now, self._conf, self._notices
+            )
+            return row, inventory
 
         row, outcome = self._uow.run_once(write)
         LOG.info(
@@ -105,19 +108,31 @@ class Services:
             )
         return len(rows)
 
-    def _remove_inventory(
-        self, tx: sa.Connection, host: str, name: str, now: datetime
-    ) -> ReportResult:
-        keep_tombstones = self._conf.conductor.tombstone_ttl > 0
-        outcome = report_handler.remove_backend(
-            tx, host, None, now, self._notices, keep_tombstones=keep_tombstones
+
+def remove_inventory(
+    tx: sa.Connection,
+    host: str,
+    name: str,
+    verb: str,
+    now: datetime,
+    conf: cfg.ConfigOpts,
+    notices: NotificationBuilder,
+) -> ReportResult:
+    """Remove the inventory of a host whose agent is down, and fail its jobs on devices.
+
+    ``name`` and ``verb`` say in errors what is removed and how. Raise InUse while a request holds a
+    device of the host.
+    """
+    keep_tombstones = conf.conductor.tombstone_ttl > 0
+    outcome = report_handler.remove_backend(
+        tx, host, None, now, notices, keep_tombstones=keep_tombstones
+    )
+    if owners := store.holders(tx, host):
+        raise InUse(
+            f"{name} cannot be {verb}: {len(owners)} requests hold devices of this host, such as "
+            f"{', '.join(owners[:MAX_NAMED])}; delete or evacuate their instances",
+            requests=list(owners[:MAX_NAMED]),
         )
-        if owners := store.holders(tx, host):
-            raise InUse(
-                f"{name} cannot be deleted: {len(owners)} requests hold devices of this host, "
-                f"such as {', '.join(owners[:MAX_NAMED])}; delete or evacuate their instances",
-                requests=list(owners[:MAX_NAMED]),
-            )
-        # No handle of the host is left to prepare or clean, and no agent to do it.
-        jobs.fail_host_jobs(tx, host, f"abandoned: {name} was deleted")
-        return outcome
+    # No handle of the host is left to prepare or clean, and no agent to do it.
+    jobs.fail_host_jobs(tx, host, f"abandoned: {name} was {verb}")
+    return outcome

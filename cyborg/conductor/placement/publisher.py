@@ -347,6 +347,7 @@ class Publisher:
             desired,
             tree.get(row["uuid"]),
             verify_only=row["verify_only"],
+            evict=row["evict"],
             lease_expired=lambda: self._clock() > lease_end,
         )
         if outcome.drift:

@@ -13,9 +13,12 @@ from cyborg.clients.placement import Placement, ProviderSummary
 from cyborg.conductor.placement import mapping
 from cyborg.core import naming
 from cyborg.core.errors import Conflict, InUse, Stale
+from cyborg.core.log import get_logger
 from cyborg.core.placement import provider_tree
 from cyborg.core.placement.provider_tree import Inventory, Provider
 from cyborg.db.write.providers import LeasedProviderRow, PlacementState
+
+LOG = get_logger(__name__)
 
 MAX_ATTEMPTS = 4  # for one provider, while other clients write to it
 
@@ -41,12 +44,14 @@ class ProviderReconciler:
         summary: ProviderSummary | None,
         *,
         verify_only: bool = False,
+        evict: bool = False,
         lease_expired: Callable[[], bool] = lambda: False,
     ) -> Outcome:
         """Reconcile a provider, or delete it if ``desired`` is None.
 
         ``summary`` is the provider in Placement, None if it probably does not exist. If
-        ``verify_only`` is True, the desired state has not changed, so each difference is drift.
+        ``verify_only`` is True, the desired state has not changed, so each difference is drift. If
+        ``evict`` is True, the allocations of a provider to delete are deleted, too.
         ``lease_expired`` is called before the provider is read again, and before each write that
         Placement does without a generation check. Raise Stale if it returns True, Conflict if other
         clients keep writing or another provider has the name, InUse if allocations prevent a
@@ -65,6 +70,8 @@ class ProviderReconciler:
                     drift = drift or provider_tree.describe_drift(desired, actual)
                 if desired is not None and actual is not None and _needs_move(actual, desired):
                     _check_lease(lease_expired)
+                if evict and desired is None:
+                    self._evict_consumers(uuid)
                 generation = self._write(uuid, desired, summary, actual, inventories)
             except InUse:
                 raise
@@ -175,6 +182,25 @@ class ProviderReconciler:
                 "removed from the host but still has allocations; reserved in full, will be "
                 f"deleted when they are released ({exc.message})"
             ) from exc
+
+    def _evict_consumers(self, uuid: str) -> None:
+        """Delete what consumers have allocated of a provider; keep their other allocations.
+
+        Raise Conflict if an allocation has changed since it was read.
+        """
+        for consumer in sorted(self._placement.allocations(uuid) or {}):
+            known = self._placement.consumer(consumer)
+            if known is None or uuid not in known.amounts:
+                continue
+            others = {key: amounts for key, amounts in known.amounts.items() if key != uuid}
+            self._placement.set_consumer(consumer, others, known)
+            LOG.warning(
+                "Deleted the allocation %s of a consumer: the host of the resource provider was "
+                "removed",
+                dict(known.amounts[uuid]),
+                instance=consumer,
+                provider=uuid,
+            )
 
     def _replace_foreign_provider(self, desired: Provider) -> tuple[str, ...]:
         """Delete another provider that has the desired name; return a description of the drift.

@@ -114,6 +114,11 @@ def add(
     return {row["address"]: row["uuid"] for row in rows}
 
 
+def uuids_of_host(tx: sa.Connection, host: str) -> Sequence[str]:
+    """Return the uuids of the devices of a host."""
+    return tx.scalars(sa.select(devices.c.uuid).where(devices.c.host == host)).all()
+
+
 def ids_by_address(tx: sa.Connection, host: str) -> dict[str, int]:
     """Return the row ids of a host's devices by address."""
     query = sa.select(devices.c.address, devices.c.id).where(devices.c.host == host)

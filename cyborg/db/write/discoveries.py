@@ -92,6 +92,11 @@ def fail_host(tx: sa.Connection, uuid: str, host: str, error: str) -> int:
     ).rowcount
 
 
+def delete_of_host(tx: sa.Connection, host: str) -> int:
+    """Delete the rows of a host; return their number."""
+    return tx.execute(sa.delete(discoveries).where(discoveries.c.host == host)).rowcount
+
+
 def purge(tx: sa.Connection, cutoff: datetime, limit: int) -> int:
     """Delete up to ``limit`` rows created before ``cutoff``; return their number.
 

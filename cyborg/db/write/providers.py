@@ -25,7 +25,8 @@ class LeasedProviderRow(TypedDict):
     """A stale provider to publish.
 
     ``published_revision`` is 0 if the provider was never published. ``error`` is the error of the
-    last attempt, None if there was none.
+    last attempt, None if there was none. If ``evict`` is True, the provider is deleted together
+    with what consumers have allocated of it.
     """
 
     id: int
@@ -35,6 +36,7 @@ class LeasedProviderRow(TypedDict):
     revision: int
     published_revision: int
     verify_only: bool
+    evict: bool
     attempts: int
     error: str | None
 
@@ -157,6 +159,18 @@ def mark_stale_of_hosts(tx: sa.Connection, hosts: Collection[str], now: datetime
     return sum(_update_stale(tx, providers.c.host.in_(chunk), now) for chunk in bulk.chunks(hosts))
 
 
+def mark_removed(tx: sa.Connection, host: str, now: datetime, *, evict: bool) -> int:
+    """Mark every provider of a removed host stale; return their number.
+
+    With ``evict``, the publisher also deletes what consumers have allocated of them. A later report
+    of the host takes that back.
+    """
+    marked = _update_stale(tx, providers.c.host == host, now)
+    if marked and evict:
+        tx.execute(sa.update(providers).where(providers.c.host == host).values(evict=True))
+    return marked
+
+
 def count_verified(tx: sa.Connection) -> int:
     """Return the number of providers that are not stale."""
     verified = sa.select(sa.func.count()).where(providers.c.verified_at.is_not(None))
@@ -250,6 +264,7 @@ def _update_stale(tx: sa.Connection, condition: sa.ColumnElement[bool], now: dat
             (p.attempts, 0),
             (p.next_try_at, None),
             (p.verify_only, False),
+            (p.evict, False),
         )
     ).rowcount
 

@@ -72,6 +72,14 @@ class DownAgentRow(DaemonRow):
     down_since: datetime | None
 
 
+class HostDaemonRow(TypedDict):
+    """A daemon of a given host, and its deadline."""
+
+    id: int
+    binary: str
+    down_at: datetime
+
+
 class HeartbeatRow(DownAgentRow):
     """A daemon that sent a heartbeat."""
 
@@ -191,17 +199,34 @@ def find(tx: sa.Connection, uuid: str) -> DaemonRow | None:
     return fetch_first(DaemonRow, tx.execute(query))
 
 
-def open_jobs(tx: sa.Connection, host: str) -> Sequence[str]:
+def lock_of_host(tx: sa.Connection, host: str) -> list[HostDaemonRow]:
+    """Return the daemons of a host, locked."""
+    query = sa.select(*(services.c[name] for name in HostDaemonRow.__annotations__))
+    query = query.where(services.c.host == host).order_by(services.c.id)
+    return fetch_all(HostDaemonRow, tx.execute(query.with_for_update()))
+
+
+def delete_of_host(tx: sa.Connection, ids: Collection[int], now: datetime) -> int:
+    """Delete those of these daemons, by row id, that are down; return their number.
+
+    This also deletes their backends, the desired state of these, and their drivers.
+    """
+    unreachable = sa.and_(services.c.id.in_(sorted(ids)), services.c.down_at <= now)
+    return tx.execute(sa.delete(services).where(unreachable)).rowcount if ids else 0
+
+
+def open_jobs(tx: sa.Connection, host: str, *, programs: bool = True) -> Sequence[str]:
     """Return the uuids of open jobs that have a step, or program a device, on a host.
 
-    Jobs of the host without a deadline do not count: they end with the removal of the host.
+    Jobs of the host without a deadline do not count: they end with the removal of the host. Without
+    ``programs``, count only the jobs that have a step.
     """
     steps = sa.exists().where(job_steps.c.job_id == jobs.c.id, job_steps.c.host == host)
-    programs = sa.and_(
+    of_device = sa.and_(
         jobs.c.host == host, jobs.c.kind == str(JobKind.PROGRAM), jobs.c.deadline.is_not(None)
     )
     query = sa.select(jobs.c.uuid).where(
-        jobs.c.state == str(JobState.OPEN), sa.or_(steps, programs)
+        jobs.c.state == str(JobState.OPEN), sa.or_(steps, of_device) if programs else steps
     )
     return tx.scalars(query).all()
 

@@ -61,6 +61,22 @@ def replace(
     )
 
 
+def uuids_of_host(tx: sa.Connection, host: str) -> Sequence[str]:
+    """Return the uuids of the removed devices of a host."""
+    return tx.scalars(sa.select(table.c.uuid).where(table.c.host == host)).all()
+
+
+def delete_clean(tx: sa.Connection, host: str) -> int:
+    """Delete the tombstones of a host that have no dirty handle; return their number."""
+    query = sa.select(table.c.id, table.c.deployables).where(table.c.host == host)
+    ids = [
+        row.id
+        for row in tx.execute(query)
+        if not any(_load(body).dirty_handles for body in row.deployables.values())
+    ]
+    return bulk.delete(tx, table, ids)
+
+
 def purge(tx: sa.Connection, cutoff: datetime, limit: int) -> int:
     """Delete up to ``limit`` tombstones created before ``cutoff``; return their number.
 

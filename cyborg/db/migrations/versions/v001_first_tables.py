@@ -176,7 +176,7 @@ def upgrade() -> None:
         sa.Column("error", TEXT),
         sa.Column("attempts", sa.Integer(), nullable=False),
         sa.Column("owner", sa.String(255)),
-        sa.Column("verify_only", sa.Boolean(), nullable=False),
+        *(sa.Column(name, sa.Boolean(), nullable=False) for name in ("verify_only", "evict")),
         *(_unique("providers", name) for name in ("uuid", "name")),
     )
     _index_each("providers", "host", "stale_since", "verified_at")

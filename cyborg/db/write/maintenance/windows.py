@@ -11,6 +11,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from cyborg.db import bulk
 from cyborg.db.rows import StoredRow, fetch_first
 from cyborg.db.schema import device_maintenances as windows
 from cyborg.db.schema import device_tombstones, devices
@@ -68,6 +69,14 @@ def delete(tx: sa.Connection, device: str, due_by: datetime | None = None) -> bo
     if due_by is not None:
         query = query.where(windows.c.until <= due_by)
     return bool(tx.execute(query).rowcount)
+
+
+def delete_of_devices(tx: sa.Connection, uuids: Collection[str]) -> int:
+    """Delete the windows of these devices; return their number."""
+    return sum(
+        tx.execute(sa.delete(windows).where(windows.c.device_uuid.in_(chunk))).rowcount
+        for chunk in bulk.chunks(sorted(uuids))
+    )
 
 
 def find_due(tx: sa.Connection, now: datetime, limit: int) -> list[str]:

@@ -112,6 +112,7 @@ TABLE: Mapping[str, set[str]] = {
     "cyborg:outbox:delete": ELEVATED,
     "cyborg:service:get_all": ELEVATED,
     "cyborg:service:delete": ELEVATED,
+    "cyborg:host:forget": ELEVATED,
 }
 
 

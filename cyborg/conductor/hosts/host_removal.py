@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Removal of hosts that left the cloud for good, with everything that is stored of them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+from oslo_config import cfg
+
+from cyborg.conductor.arqs.arqs import Arqs
+from cyborg.conductor.arqs.release import ReleaseResult
+from cyborg.conductor.hosts.services import MAX_NAMED, remove_inventory
+from cyborg.conductor.inventory.report_handler import ReportResult
+from cyborg.conductor.notifications.notifications import NotificationBuilder
+from cyborg.core.errors import Invalid, NotFound, WrongState
+from cyborg.core.log import get_logger
+from cyborg.core.validation import check_text
+from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.db.write import arqs as arq_store
+from cyborg.db.write import devices, discoveries, providers, tombstones
+from cyborg.db.write import services as store
+from cyborg.db.write.maintenance import windows
+
+LOG = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class HostRemovalResult:
+    """What was removed of a host, as numbers of objects.
+
+    ``providers`` resource providers remain to be deleted in Placement.
+    """
+
+    services: int
+    devices: int
+    arqs: int
+    tombstones: int
+    providers: int
+    report: ReportResult
+    release: ReleaseResult
+
+
+class HostRemoval:
+    """Removal of hosts by operators."""
+
+    def __init__(
+        self,
+        conf: cfg.ConfigOpts,
+        uow: UnitOfWork,
+        arqs: Arqs,
+        wake_publisher: Callable[[], None] = lambda: None,
+        notices: NotificationBuilder | None = None,
+        *,
+        now: Callable[[], datetime] | None = None,
+    ) -> None:
+        """``wake_publisher`` is called after a commit that changes resource providers."""
+        self._conf = conf
+        self._uow = uow
+        self._arqs = arqs
+        self._wake_publisher = wake_publisher
+        self._now = now or uow.clock
+        self._notices = notices or NotificationBuilder(conf, now=self._now)
+
+    def forget(self, host: str, force: bool) -> dict[str, Any]:
+        """Remove the daemons of a host that are down, its inventory and its resource providers.
+
+        Return the number of removed objects of each kind. With ``force``, also delete the ARQs that
+        hold its devices, fail its jobs on devices, and make the publisher delete what consumers
+        have allocated of its resource providers. Custody records stay, and so do the tombstones of
+        devices with dirty handles: such a device must be cleaned if it ever returns.
+
+        All is one transaction; only Placement changes later. Raise Invalid, NotFound if nothing is
+        stored of the host, WrongState while a daemon is up or late or a job is about the host, and
+        InUse while a request holds a device and ``force`` is False.
+        """
+        host, now = check_text("host", host), self._now()
+        if not isinstance(force, bool):
+            raise Invalid("force: expected true or false", field="force")
+        result = self._uow.run_once(lambda tx: self._forget(tx, host, force, now), _to_dict)
+        LOG.info(
+            "Removed host: %d services, %d devices, %d ARQs, %d tombstones; %d resource providers "
+            "to delete in Placement; %s",
+            result.services,
+            result.devices,
+            result.arqs,
+            result.tombstones,
+            result.providers,
+            result.report.summary,
+            host=host,
+        )
+        for remark in result.report.remarks:
+            LOG.warning("%s", remark.text, host=host, **remark.fields)
+        self._arqs.finish_release(result.release, deleted=True)
+        if result.providers:
+            self._wake_publisher()
+        return _to_dict(result)
+
+    def _forget(
+        self, tx: sa.Connection, host: str, force: bool, now: datetime
+    ) -> HostRemovalResult:
+        found = store.lock_of_host(tx, host)
+        if up := [row["binary"] for row in found if row["down_at"] > now]:
+            raise WrongState(f"{up[0]} of host {host} is not down; stop it first", host=host)
+        # Jobs of several hosts are never failed here: their operator decides what they do next.
+        if open_ := store.open_jobs(tx, host, programs=not force):
+            raise WrongState(
+                f"host {host} cannot be removed: {len(open_)} open jobs work on it, such as "
+                f"{', '.join(open_[:MAX_NAMED])}; cancel them or wait for their end",
+                host=host,
+            )
+        released = self._release(tx, host) if force else ReleaseResult(0)
+        uuids = devices.uuids_of_host(tx, host)
+        tombstone_devices = tombstones.uuids_of_host(tx, host)
+        report = remove_inventory(
+            tx, host, f"host {host}", "removed", now, self._conf, self._notices
+        )
+        deleted = store.delete_of_host(tx, [row["id"] for row in found], now)
+        if deleted != len(found):
+            raise WrongState(f"a daemon of host {host} has just returned; stop it first", host=host)
+        removed = tombstones.delete_clean(tx, host)
+        windows.delete_of_devices(tx, {*uuids, *tombstone_devices})
+        discoveries.delete_of_host(tx, host)
+        remaining = providers.mark_removed(tx, host, now, evict=force)
+        result = HostRemovalResult(
+            deleted, len(uuids), released.count, removed, remaining, report, released
+        )
+        if not any(_to_dict(result).values()):
+            raise NotFound(f"nothing is stored of host {host}", host=host)
+        return result
+
+    def _release(self, tx: sa.Connection, host: str) -> ReleaseResult:
+        """Delete the ARQs that hold devices of a host; unbind those of device contexts."""
+        rows = arq_store.lock(tx, store.holders(tx, host))
+        return self._arqs.release_arqs(tx, rows, keep=False) if rows else ReleaseResult(0)
+
+
+def _to_dict(result: HostRemovalResult) -> dict[str, Any]:
+    return {
+        "services": result.services,
+        "devices": result.devices,
+        "accelerator_requests": result.arqs,
+        "tombstones": result.tombstones,
+        "resource_providers": result.providers,
+    }

@@ -153,6 +153,7 @@ FINDERS: Mapping[type, Callable[[sa.Connection], Any]] = {
     services.HeartbeatRow: _heartbeat,
     services.DownAgentRow: lambda tx: services.mark_down(tx, LATER, timedelta(days=9999), 5),
     services.DaemonRow: lambda tx: services.find(tx, _uuid(tx, schema.services)),
+    services.HostDaemonRow: lambda tx: services.lock_of_host(tx, HOST),
     services.UpCountRow: lambda tx: [services.count_up(tx, NOW)],
     services.IncarnationRow: lambda tx: services.previous_incarnation(tx, AGENT, HOST, "other"),
 }

@@ -101,7 +101,7 @@ class HostRemoval:
         self, tx: sa.Connection, host: str, force: bool, now: datetime
     ) -> HostRemovalResult:
         found = store.lock_of_host(tx, host)
-        if up := [row["binary"] for row in found if row["down_at"] > now]:
+        if up := sorted(row["binary"] for row in found if row["down_at"] > now):
             raise WrongState(f"{up[0]} of host {host} is not down; stop it first", host=host)
         # Jobs of several hosts are never failed here: their operator decides what they do next.
         if open_ := store.open_jobs(tx, host, programs=not force):

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``cyborg-dbsync``: upgrade the database to the schema of this release, or show its revision.
 
-``import`` takes over a database of OpenStack Cyborg: see ``cyborg.cmd.dbsync_import``.
+``import`` takes over a database of OpenStack Cyborg: see ``cyborg.cmd.dbsync_import``. ``purge``
+deletes old rows: see ``cyborg.cmd.dbsync_purge``.
 """
 
 import logging
@@ -16,7 +17,7 @@ from oslo_config import cfg
 from oslo_log import log
 
 from cyborg import conf as options
-from cyborg.cmd import dbsync_import
+from cyborg.cmd import dbsync_import, dbsync_purge
 from cyborg.core.errors import CyborgError, Unavailable
 from cyborg.db import errors, migrate
 from cyborg.db.engine import make_engine
@@ -99,6 +100,7 @@ def _verbs(parsers: Any) -> None:
             as_json=conf.verb.format == "json",
         )
     )
+    dbsync_purge.add_parser(parsers)
 
 
 def _version(engine: sa.Engine) -> None:

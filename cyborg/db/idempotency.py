@@ -10,7 +10,6 @@ import contextlib
 import json
 from collections.abc import Iterator
 from contextvars import ContextVar
-from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
@@ -83,16 +82,3 @@ def unwrap(body: dict[str, Any]) -> Any:
     if "error" in body:
         raise from_wire(body["error"])
     return body["ok"]
-
-
-def purge(tx: sa.Connection, cutoff: datetime, limit: int) -> int:
-    """Delete up to ``limit`` records created before ``cutoff``; return their number.
-
-    Records never change, so the oldest have the lowest ids and only these are read.
-    """
-    keys = idempotency_keys
-    oldest = sa.select(keys.c.id, keys.c.created_at).order_by(keys.c.id).limit(limit).subquery()
-    ids = tx.scalars(sa.select(oldest.c.id).where(oldest.c.created_at < cutoff)).all()
-    if not ids:
-        return 0
-    return tx.execute(sa.delete(keys).where(keys.c.id.in_(ids))).rowcount

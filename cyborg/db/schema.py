@@ -29,7 +29,7 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 
-from cyborg.db import attachment_schema, columns, maintenance_schema
+from cyborg.db import attachment_schema, columns
 from cyborg.db.clock import utcnow
 from cyborg.db.columns import Json, Moment, Text
 from cyborg.db.columns import foreign_key as _foreign_key
@@ -39,7 +39,6 @@ from cyborg.db.columns import work_table as _work_table
 
 metadata = columns.metadata
 attachments = attachment_schema.attachments
-device_maintenances = maintenance_schema.device_maintenances
 
 services = _table(
     "services",
@@ -198,6 +197,20 @@ device_tombstones = _table(
     # By the deployable's address: its uuid, the operator's attributes and the dirty handles.
     sa.Column("deployables", Json, nullable=False),
     sa.UniqueConstraint("host", "address"),
+)
+
+# Maintenance windows of devices.
+device_maintenances = _table(
+    "device_maintenances",
+    # No foreign key: a window continues if the device is removed and returns meanwhile.
+    sa.Column("device_uuid", sa.String(36), nullable=False, unique=True),
+    sa.Column("until", Moment, nullable=False, index=True),
+    # The status of the device after the window.
+    sa.Column("next_status", sa.String(32), nullable=False),
+    # ``core.inventory.maintenance.SuccessorMode``; None if contexts get no successors.
+    sa.Column("successor", sa.String(32)),
+    # The user who set it, None without authentication.
+    sa.Column("user_id", sa.String(255)),
 )
 
 attributes = _table(

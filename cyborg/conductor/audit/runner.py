@@ -25,6 +25,7 @@ from cyborg.core.audit.model import Finding, Kind, Source, State, confirmed
 from cyborg.core.errors import Conflict, Invalid, NotFound, is_expected
 from cyborg.core.log import get_logger, log_fields
 from cyborg.core.validation import check_optional_text
+from cyborg.db import old_rows
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import audits as store
 from cyborg.rpc.contract import AgentAPI
@@ -122,7 +123,7 @@ class AuditRunner:
     def sweep(self) -> int:
         """Delete old audits; return their number."""
         updated_before = self._now() - RETENTION
-        return self._uow.run(lambda tx: store.purge(tx, updated_before, PURGE_LIMIT))
+        return self._uow.run(lambda tx: old_rows.AUDITS.purge(tx, updated_before, PURGE_LIMIT))
 
     def stop(self) -> None:
         """Make ``run_once`` return soon; it releases the lease of the running audit."""

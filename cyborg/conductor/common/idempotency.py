@@ -17,7 +17,7 @@ from oslo_config import cfg
 
 from cyborg.core.errors import CyborgError, TimedOut, Unavailable
 from cyborg.core.log import get_logger
-from cyborg.db import idempotency
+from cyborg.db import idempotency, old_rows
 from cyborg.db.unit_of_work import UnitOfWork
 
 LOG = get_logger(__name__)
@@ -146,7 +146,9 @@ class CallRecords:
         expires_before = self._uow.clock() - self._retention
         deleted = 0
         for _ in range(MAX_BATCHES):
-            batch = self._uow.run(lambda tx: idempotency.purge(tx, expires_before, PURGE_BATCH))
+            batch = self._uow.run(
+                lambda tx: old_rows.CALL_RECORDS.purge(tx, expires_before, PURGE_BATCH)
+            )
             deleted += batch
             if batch < PURGE_BATCH:
                 break

@@ -16,6 +16,7 @@ from cyborg.core.errors import CyborgError, NotFound
 from cyborg.core.inventory.report import BackendStatus, parse_backends
 from cyborg.core.log import get_logger
 from cyborg.core.validation import check_optional_text, check_text, parse_uuid
+from cyborg.db import old_rows
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import discoveries as store
 from cyborg.rpc.contract import AgentAPI
@@ -94,7 +95,7 @@ class Discoveries:
         created_before = self._now() - timedelta(seconds=seconds)
         error = f"no answer in {seconds:g} s: is the agent of this host running?"
         old = self._now() - RETENTION
-        purged = self._uow.run(lambda tx: store.purge(tx, old, PURGE_LIMIT))
+        purged = self._uow.run(lambda tx: old_rows.DISCOVERIES.purge(tx, old, PURGE_LIMIT))
         return purged + self._uow.run(lambda tx: store.fail_older(tx, created_before, error))
 
     def stop(self) -> None:

@@ -6,8 +6,8 @@ from datetime import datetime, timedelta
 
 from oslo_config import cfg
 
+from cyborg.db import old_rows
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import tombstones as store
 
 BATCH = 256  # tombstones deleted in one sweep
 
@@ -29,4 +29,4 @@ class Tombstones:
     def sweep(self) -> int:
         """Delete tombstones older than [conductor] tombstone_ttl seconds; return their number."""
         expires_before = self._now() - timedelta(seconds=self._conf.conductor.tombstone_ttl)
-        return self._uow.run(lambda tx: store.purge(tx, expires_before, BATCH))
+        return self._uow.run(lambda tx: old_rows.TOMBSTONES.purge(tx, expires_before, BATCH))

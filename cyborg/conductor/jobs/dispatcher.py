@@ -43,6 +43,7 @@ from cyborg.core.log import Remark, get_logger, log_fields
 from cyborg.core.self_heal import CorrectiveAction
 from cyborg.core.text import sanitize
 from cyborg.core.validation import check_text, parse_uuid
+from cyborg.db import old_rows
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import arqs, self_heal, services
 from cyborg.db.write import jobs as store
@@ -146,7 +147,7 @@ class JobDispatcher:
         result = self._uow.run(lambda tx: completion.sweep(tx, now, recorder=self._event_recorder))
         if result.jobs or result.events or result.providers:
             self._on_result(result)
-        purged = self._uow.run(lambda tx: store.purge(tx, now - RETENTION, PURGE_LIMIT))
+        purged = self._uow.run(lambda tx: old_rows.JOBS.purge(tx, now - RETENTION, PURGE_LIMIT))
         return result.count + purged
 
     def stop(self) -> None:

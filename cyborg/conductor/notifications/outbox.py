@@ -16,6 +16,7 @@ from cyborg.conductor.notifications.outbox_worker import Channel, OutboxWorker
 from cyborg.core.errors import NotFound, WrongState
 from cyborg.core.log import get_logger
 from cyborg.core.validation import parse_uuid
+from cyborg.db import old_rows
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import outbox as store
 
@@ -82,7 +83,8 @@ class DeadLetters:
     def sweep(self) -> int:
         """Delete dead letters older than ``dead_letter_ttl`` seconds; return their number."""
         expires_before = self._now() - timedelta(seconds=self._conf.conductor.dead_letter_ttl)
-        return self._uow.run(lambda tx: store.purge(tx, expires_before, PURGE_BATCH))
+        purge = old_rows.DEAD_LETTERS.purge
+        return self._uow.run(lambda tx: purge(tx, expires_before, PURGE_BATCH))
 
     def _change(self, uuid_: str, action: str, change: Callable[[sa.Connection], bool]) -> None:
         def write(tx: sa.Connection) -> None:

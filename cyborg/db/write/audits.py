@@ -200,12 +200,3 @@ def release(tx: sa.Connection, uuid: str, owner: str) -> bool:
 def _write(tx: sa.Connection, uuid: str, owner: str, values: Mapping[str, Any]) -> bool:
     leased = sa.and_(audits.c.uuid == uuid, audits.c.owner == owner)
     return bool(tx.execute(sa.update(audits).where(leased).values(**values)).rowcount)
-
-
-def purge(tx: sa.Connection, cutoff: datetime, limit: int) -> int:
-    """Delete up to ``limit`` audits that ended before ``cutoff``; return their number."""
-    old = sa.and_(audits.c.state.not_in(OPEN), audits.c.updated_at < cutoff)
-    ids = tx.scalars(sa.select(audits.c.id).where(old).limit(limit)).all()
-    if not ids:
-        return 0
-    return tx.execute(sa.delete(audits).where(audits.c.id.in_(ids))).rowcount

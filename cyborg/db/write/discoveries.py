@@ -97,17 +97,6 @@ def delete_of_host(tx: sa.Connection, host: str) -> int:
     return tx.execute(sa.delete(discoveries).where(discoveries.c.host == host)).rowcount
 
 
-def purge(tx: sa.Connection, cutoff: datetime, limit: int) -> int:
-    """Delete up to ``limit`` rows created before ``cutoff``; return their number.
-
-    The oldest rows have the lowest ids, so that only these are read.
-    """
-    d = discoveries.c
-    oldest = sa.select(d.id, d.created_at).order_by(d.id).limit(limit).subquery()
-    ids = tx.scalars(sa.select(oldest.c.id).where(oldest.c.created_at < cutoff)).all()
-    return bulk.delete(tx, discoveries, ids)
-
-
 def fail_older(tx: sa.Connection, cutoff: datetime, error: str) -> int:
     """Fail the rows created before ``cutoff`` that are still in progress; return their number."""
     late = (discoveries.c.state == IN_PROGRESS, discoveries.c.created_at < cutoff)

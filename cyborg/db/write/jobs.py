@@ -73,7 +73,6 @@ class OverdueRow(TypedDict):
 
 OPEN = jobs.c.state == JobState.OPEN
 # As a list, not as "not open", for which an index on the state is of no use.
-_ENDED = sorted(state for state in JobState if state is not JobState.OPEN)
 
 _PRIORITY = sa.case({kind: number for number, kind in enumerate(JobKind)}, value=jobs.c.kind)
 _partitions = jobs.alias("partitions")
@@ -382,18 +381,3 @@ def unassigned_dirty(
         .limit(limit)
     )
     return fetch_all(DirtyHandleRow, tx.execute(query))
-
-
-def purge(tx: sa.Connection, cutoff: datetime, limit: int) -> int:
-    """Delete up to ``limit`` jobs that ended before ``cutoff``; return their number."""
-    old = (
-        sa.select(jobs.c.id)
-        .where(jobs.c.state.in_(_ENDED), jobs.c.next_try_at < cutoff)
-        .limit(limit)
-    )
-    ids = tx.scalars(old).all()
-    if not ids:
-        return 0
-    # arqs.job_id has RESTRICT: a job for which an ARQ still waits is left to a later purge.
-    in_use = sa.exists().where(arqs.c.job_id == jobs.c.id)
-    return tx.execute(sa.delete(jobs).where(jobs.c.id.in_(ids), sa.not_(in_use))).rowcount

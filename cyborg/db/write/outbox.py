@@ -16,11 +16,11 @@ from uuid import uuid4
 import sqlalchemy as sa
 
 from cyborg.db import bulk
+from cyborg.db.old_rows import DEAD
 from cyborg.db.rows import fetch_all
 from cyborg.db.schema import outbox
 
 PENDING = "pending"
-DEAD = "dead"
 
 Message = tuple[str, str, Mapping[str, Any]]
 """A kind, a subject and a payload."""
@@ -202,15 +202,3 @@ def delete(tx: sa.Connection, uuid: str) -> bool:
 def state_of(tx: sa.Connection, uuid: str) -> str | None:
     """Return the state of a message, None if it does not exist."""
     return tx.scalar(sa.select(outbox.c.state).where(outbox.c.uuid == uuid))
-
-
-def purge(tx: sa.Connection, cutoff: datetime, limit: int) -> int:
-    """Delete up to ``limit`` dead letters whose last failure was before ``cutoff``.
-
-    Return the number of deleted messages.
-    """
-    old = sa.and_(outbox.c.state == DEAD, outbox.c.updated_at < cutoff)
-    ids = tx.scalars(sa.select(outbox.c.id).where(old).limit(limit)).all()
-    if not ids:
-        return 0
-    return tx.execute(sa.delete(outbox).where(outbox.c.id.in_(ids), old)).rowcount

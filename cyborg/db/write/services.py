@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from cyborg.core.hosts.service import AGENT, CONDUCTOR
 from cyborg.core.inventory.report import BackendStatus
 from cyborg.core.jobs.job import JobKind, JobState
-from cyborg.db import bulk
+from cyborg.db import bulk, old_rows
 from cyborg.db.rows import fetch_all, fetch_first
 from cyborg.db.schema import (
     arqs,
@@ -180,10 +180,7 @@ def purge(tx: sa.Connection, cutoff: datetime, limit: int) -> list[DaemonRow]:
     An agent is deleted only if its host has no devices. With a daemon, its backends, their desired
     state and its drivers are deleted.
     """
-    has_devices = sa.exists().where(devices.c.host == services.c.host)
-    old = sa.and_(
-        services.c.last_seen_at < cutoff, sa.or_(services.c.binary != AGENT, sa.not_(has_devices))
-    )
+    old = old_rows.SERVICES.is_old(cutoff)
     # FOR UPDATE: a daemon that sends a heartbeat now is not among the rows, or waits for its end.
     query = sa.select(services.c.id, services.c.binary, services.c.host).where(old)
     rows = tx.execute(

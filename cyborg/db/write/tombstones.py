@@ -77,18 +77,6 @@ def delete_clean(tx: sa.Connection, host: str) -> int:
     return bulk.delete(tx, table, ids)
 
 
-def purge(tx: sa.Connection, cutoff: datetime, limit: int) -> int:
-    """Delete up to ``limit`` tombstones created before ``cutoff``; return their number.
-
-    Rows never change, so the oldest have the lowest ids and only these are read.
-    """
-    oldest = (
-        sa.select(table.c.id, table.c.created_at).order_by(table.c.id).limit(limit)
-    ).subquery()
-    ids = tx.scalars(sa.select(oldest.c.id).where(oldest.c.created_at < cutoff)).all()
-    return bulk.delete(tx, table, ids) if ids else 0
-
-
 def attributes_of(
     tx: sa.Connection, deployables: Collection[int]
 ) -> dict[int, tuple[Attribute, ...]]:

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows that nothing needs any more some time after their end, and their deletion in batches.
+
+The sweeps of the conductors and ``cyborg-dbsync purge`` delete them. Custody records have chains
+and a retention of their own: ``conductor.custody.sealer``.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+import sqlalchemy as sa
+
+from cyborg.core.audit.model import OPEN as OPEN_AUDITS
+from cyborg.core.hosts.service import AGENT
+from cyborg.core.jobs.job import JobState
+from cyborg.db.schema import (
+    arqs,
+    audits,
+    device_tombstones,
+    devices,
+    discoveries,
+    idempotency_keys,
+    jobs,
+    outbox,
+    services,
+)
+
+DEAD = "dead"
+"""State of a message of the outbox that is no longer sent."""
+
+_ENDED_JOBS = sorted(state for state in JobState if state is not JobState.OPEN)
+
+
+@dataclass(frozen=True)
+class OldRows:
+    """Old rows of a table: those for which ``condition`` of a time is true.
+
+    Without a condition they are those that were created before. Such rows never change, so that the
+    oldest have the lowest ids, and only these are read.
+    """
+
+    table: sa.Table
+    condition: Callable[[datetime], sa.ColumnElement[bool]] | None = None
+
+    def is_old(self, cutoff: datetime) -> sa.ColumnElement[bool]:
+        """Return the condition that a row is older than ``cutoff``."""
+        if self.condition is None:
+            return self.table.c.created_at < cutoff
+        return self.condition(cutoff)
+
+    def purge(self, tx: sa.Connection, cutoff: datetime, limit: int) -> int:
+        """Delete up to ``limit`` rows that are older than ``cutoff``; return their number."""
+        rows, is_old = self.table.c, self.is_old(cutoff)
+        found = sa.select(rows.id).where(is_old).limit(limit)
+        if self.condition is None:
+            oldest = sa.select(rows.id, rows.created_at).order_by(rows.id).limit(limit).subquery()
+            found = sa.select(oldest.c.id).where(oldest.c.created_at < cutoff)
+        ids = tx.scalars(found).all()
+        # The condition again: a message may be retried, and a daemon may return, meanwhile.
+        query = sa.delete(self.table).where(rows.id.in_(sorted(ids)), is_old)
+        return tx.execute(query).rowcount if ids else 0
+
+    def count(self, tx: sa.Connection, cutoff: datetime) -> int:
+        """Return the number of rows that are older than ``cutoff``."""
+        query = sa.select(sa.func.count()).select_from(self.table).where(self.is_old(cutoff))
+        return tx.scalar(query) or 0
+
+
+# arqs.job_id has RESTRICT: a job for which an ARQ still waits is not deleted.
+JOBS = OldRows(
+    jobs,
+    lambda cutoff: sa.and_(
+        jobs.c.state.in_(_ENDED_JOBS),
+        jobs.c.next_try_at < cutoff,
+        ~sa.exists().where(arqs.c.job_id == jobs.c.id),
+    ),
+)
+AUDITS = OldRows(
+    audits,
+    lambda cutoff: sa.and_(
+        audits.c.state.not_in(sorted(OPEN_AUDITS)), audits.c.updated_at < cutoff
+    ),
+)
+DISCOVERIES = OldRows(discoveries)
+DEAD_LETTERS = OldRows(
+    outbox, lambda cutoff: sa.and_(outbox.c.state == DEAD, outbox.c.updated_at < cutoff)
+)
+CALL_RECORDS = OldRows(idempotency_keys)
+TOMBSTONES = OldRows(device_tombstones)
+# Only an operator deletes the inventory of a host.
+SERVICES = OldRows(
+    services,
+    lambda cutoff: sa.and_(
+        services.c.last_seen_at < cutoff,
+        sa.or_(services.c.binary != AGENT, ~sa.exists().where(devices.c.host == services.c.host)),
+    ),
+)
+
+KINDS: Mapping[str, OldRows] = {
+    "jobs": JOBS,
+    "audits": AUDITS,
+    "discoveries": DISCOVERIES,
+    "dead-letters": DEAD_LETTERS,
+    "call-records": CALL_RECORDS,
+    "tombstones": TOMBSTONES,
+    "services": SERVICES,
+}
+"""The kinds of old rows by their name."""

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Old rows of each kind are deleted; newer rows, and those that are in use, stay."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import sqlalchemy as sa
+from oslo_utils import timeutils
+
+from cyborg.db import schema
+from cyborg.db.old_rows import KINDS, OldRows
+from cyborg.tests.fixtures.databases import rows
+
+NOW = timeutils.utcnow().replace(microsecond=0)
+OLD, NEW = NOW - timedelta(days=40), NOW - timedelta(days=20)
+CUTOFF = NOW - timedelta(days=30)
+Values = dict[str, Any]
+
+
+def _job(moment: Any, **values: Any) -> Values:
+    job = {"kind": "release", "host": "h", "subject": "s", "arguments": {}, "state": "done"}
+    return {**job, "next_try_at": moment, **values}
+
+
+def _service(moment: Any, **values: Any) -> Values:
+    service = {"binary": "cyborg-conductor", "host": f"h-{uuid4()}", "epoch": str(uuid4())}
+    return {
+        **service,
+        "status": "READY",
+        "started_at": moment,
+        **rows.heartbeat(moment),
+        **values,
+    }
+
+
+EXAMPLES: dict[str, tuple[Callable[..., Values], list[Values]]] = {
+    "jobs": (_job, [{"state": "pending"}]),
+    "audits": (lambda t, **v: {"state": "DONE", "updated_at": t, **v}, [{"state": "RUNNING"}]),
+    "discoveries": (
+        lambda t, **v: {"host": "h", "backend": "b", "state": "done", "created_at": t, **v},
+        [],
+    ),
+    "dead-letters": (
+        lambda t, **v: {
+            "kind": "k",
+            "subject": "s",
+            "payload": {},
+            "state": "dead",
+            "updated_at": t,
+            **v,
+        },
+        [{"state": "pending"}],
+    ),
+    "call-records": (
+        lambda t, **v: {"key": str(uuid4()), "response": {}, "created_at": t, **v},
+        [],
+    ),
+    "tombstones": (
+        lambda t, **v: {
+            "host": "h",
+            "address": str(uuid4()),
+            "status": "enabled",
+            "deployables": {},
+            "created_at": t,
+            **v,
+        },
+        [],
+    ),
+    "services": (_service, []),
+}
+"""By kind: the values of a row of an age, and values with which an old row stays."""
+
+
+def ids(engine: sa.Engine, kind: OldRows) -> list[int]:
+    return [row["id"] for row in rows.read(engine, kind.table)]
+
+
+def test_each_kind_has_an_example() -> None:
+    assert EXAMPLES.keys() == KINDS.keys()
+
+
+@pytest.mark.parametrize("name", sorted(EXAMPLES))
+def test_old_rows_are_deleted_in_batches(engine: sa.Engine, name: str) -> None:
+    kind, (make, others) = KINDS[name], EXAMPLES[name]
+    old = [rows.insert(engine, kind.table, **make(OLD)) for _ in range(3)]
+    kept = [rows.insert(engine, kind.table, **make(OLD, **values)) for values in others]
+    kept.append(rows.insert(engine, kind.table, **make(NEW)))
+    with engine.begin() as tx:
+        assert kind.count(tx, CUTOFF) == 3
+        assert kind.purge(tx, CUTOFF, 2) == 2
+    assert len(set(ids(engine, kind)) & set(old)) == 1
+    with engine.begin() as tx:
+        assert kind.purge(tx, CUTOFF, 2) == 1
+        assert kind.purge(tx, CUTOFF, 2) == 0
+        assert kind.count(tx, CUTOFF) == 0
+    assert ids(engine, kind) == sorted(kept)
+
+
+def test_jobs_that_an_arq_waits_for_do_not_hide_others(engine: sa.Engine) -> None:
+    """If they were read first, no batch would ever come to the others."""
+    waiting = [rows.insert(engine, schema.jobs, **_job(OLD, state="failed")) for _ in range(3)]
+    profile = rows.insert_profile(engine)
+    for job in waiting:
+        rows.insert_arq(engine, profile, state="Unbound", job_id=job)
+    other = rows.insert(engine, schema.jobs, **_job(OLD))
+    with engine.begin() as tx:
+        assert KINDS["jobs"].count(tx, CUTOFF) == 1
+        assert KINDS["jobs"].purge(tx, CUTOFF, 2) == 1
+    assert other not in ids(engine, KINDS["jobs"])
+    assert ids(engine, KINDS["jobs"]) == waiting
+
+
+def test_agent_whose_host_has_devices_stays(engine: sa.Engine) -> None:
+    for host in ("with", "without"):
+        rows.insert(engine, schema.services, **_service(OLD, binary="cyborg-agent", host=host))
+    rows.insert_card(engine, "with")
+    with engine.begin() as tx:
+        assert KINDS["services"].purge(tx, CUTOFF, 9) == 1
+    assert [row["host"] for row in rows.read(engine, schema.services)] == ["with"]

@@ -84,6 +84,12 @@ class Placement(ServiceClient):
         self._version: str | None = None
         self._ensured: set[str] = set()
 
+    @property
+    def version(self) -> tuple[int, int]:
+        """Return the microversion of the calls: the highest that both sides support."""
+        major, minor = (self._version or self._negotiate()).split(".")
+        return int(major), int(minor)
+
     def find(self, name: str) -> ProviderSummary | None:
         """Return the provider with this name, or None."""
         found = self._list(f"name={quote(name, safe='')}")

@@ -18,7 +18,7 @@ from oslo_upgradecheck.upgradecheck import main as run
 
 from cyborg import conf as options
 from cyborg.clients import placement
-from cyborg.cmd import status_convert, status_pending
+from cyborg.cmd import status_checks, status_convert, status_pending
 from cyborg.core.errors import CyborgError, Misconfigured
 from cyborg.db import errors, migrate
 from cyborg.db.engine import make_engine
@@ -81,16 +81,48 @@ class Checks(UpgradeCommands):
         """Check that Placement accepts the credentials and supports the required version."""
         try:
             # Any request that requires a token; the provider need not exist.
-            placement.make(self._conf).find(self._conf.host)
+            client = placement.make(self._conf)
+            client.find(self._conf.host)
         except Misconfigured as exc:
             return Result(Code.FAILURE, exc.message)
         except CyborgError as exc:
             return Result(Code.WARNING, f"{exc}. The conductor waits for it and retries.")
+        if (version := client.version) < placement.MAPPINGS_MICROVERSION:
+            return Result(
+                Code.WARNING,
+                f"Placement supports microversions up to {version[0]}.{version[1]}: attachments "
+                "and allocation candidates of device contexts need "
+                f"{'.'.join(map(str, placement.MAPPINGS_MICROVERSION))}. Upgrade Placement.",
+            )
         return Result(Code.SUCCESS)
+
+    def _daemons(self) -> Result:
+        """Check that the daemons that have sent heartbeats can work with this release."""
+        try:
+            reader = Reader(self._conf)
+            try:
+                with reader.connect() as connection:
+                    return status_checks.check_daemons(connection)
+            finally:
+                reader.close()
+        except (CyborgError, *errors.FAILURES):
+            return Result(Code.WARNING, "Unknown: the database cannot be read.")
 
     def _policy(self) -> Result:
         """Check that the policy file is not in the unsupported JSON format."""
         return common_checks.check_policy_json(self, self._conf)
+
+    def _policy_rules(self) -> Result:
+        """Check that the policy file can be used and has no unknown rules."""
+        return status_checks.check_policy_rules(self._conf)
+
+    def _service_tokens(self) -> Result:
+        """Check that requests of services require a role of theirs."""
+        return status_checks.check_service_tokens(self._conf)
+
+    def _options(self) -> Result:
+        """Check that the configuration files have no renamed and no unknown options."""
+        return status_checks.check_options(self._conf.config_file or ())
 
     def _authentication(self) -> Result:
         """Check that requests are authenticated."""
@@ -105,9 +137,13 @@ class Checks(UpgradeCommands):
     _upgrade_checks: tuple[tuple[str, Callable[..., Result]], ...] = (
         ("Database schema", _database),
         ("Unfinished work", _work),
+        ("Daemons", _daemons),
         ("Placement", _placement),
         ("Policy file", _policy),
+        ("Policy rules", _policy_rules),
         ("Authentication", _authentication),
+        ("Service tokens", _service_tokens),
+        ("Options", _options),
     )
 
 

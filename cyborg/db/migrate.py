@@ -126,7 +126,8 @@ def _missing(scripts: ScriptDirectory, current: str | None, goal: str) -> list[s
     if _find(scripts, current) is None:
         raise Conflict(
             f"database revision {current} is unknown to this release: a newer release upgraded the "
-            "database"
+            "database. A migration cannot be undone: install that release again, or restore the "
+            "backup that was made before the upgrade"
         )
     passed = {script.revision for script in scripts.iterate_revisions(current, "base")}
     steps = (script.revision for script in scripts.iterate_revisions(goal, "base"))

@@ -9,7 +9,10 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.cmd import dbsync, status
+from cyborg.conf import opts
+from cyborg.db import schema
 from cyborg.db.schema import outbox
+from cyborg.tests.fixtures.databases import rows as table_rows
 from cyborg.tests.fixtures.machine.processes import free_port, ini
 
 
@@ -51,7 +54,8 @@ def test_check_unreachable_placement_is_warning(
     dbsync.main(["--config-file", str(config), "upgrade"])
     code, rows = check(config, capsys)
     assert code == 1
-    assert {name for name, row in rows.items() if row["result"]} == {"Placement"}
+    # No keystone is configured.
+    assert {name for name, row in rows.items() if row["result"]} == {"Placement", "Service tokens"}
 
 
 def test_check_dead_letters_are_warning(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,3 +81,121 @@ def test_check_missing_options_are_failures(
     assert "connection is not set" in rows["Database schema"]["details"]
     assert "auth_type is not set" in rows["Placement"]["details"]
     assert rows["Authentication"]["result"] == 1
+
+
+def add_settings(config: Path, **sections: dict[str, Any]) -> None:
+    with config.open("a") as file:
+        file.write(ini(sections))
+
+
+def check_one(
+    config: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> tuple[int, str | None]:
+    """Return the result and the details of one check."""
+    _, found = check(config, capsys)
+    return found[name]["result"], found[name]["details"]
+
+
+@pytest.mark.parametrize(
+    ("binary", "version", "result", "text"),
+    [
+        ("cyborg-agent", "1.0", 0, None),
+        ("cyborg-conductor", "1.0", 0, None),
+        ("cyborg-agent", "1.9", 1, "newer release than this one: cyborg-agent of host compute-1"),
+        ("cyborg-agent", "0.7", 2, "0.7: cyborg-agent of host compute-1"),
+        ("cyborg-api", "2.0", 2, "2.0: cyborg-api of host compute-1"),
+        ("cyborg-agent", "odd", 2, "odd: cyborg-agent of host compute-1"),
+    ],
+)
+def test_check_compares_the_versions_of_daemons(
+    config: Path,
+    capsys: pytest.CaptureFixture[str],
+    binary: str,
+    version: str,
+    result: int,
+    text: str | None,
+) -> None:
+    dbsync.main(["--config-file", str(config), "upgrade"])
+    engine = sa.create_engine(f"sqlite:///{config.parent}/cyborg.db")
+    row = table_rows.insert_agent(engine)
+    table_rows.update(engine, schema.services, row, binary=binary, versions={"rpc": version})
+    engine.dispose()
+    found, details = check_one(config, capsys, "Daemons")
+    assert found == result
+    assert (text in details) if text and details else (details == text)
+
+
+def test_check_without_database_does_not_know_the_daemons(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check_one(config, capsys, "Daemons")[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "result", "text"),
+    [
+        ({}, 0, None),
+        ({"service_token_roles": "nova"}, 0, None),
+        ({"service_token_roles": ""}, 2, "service_token_roles is empty"),
+        ({"service_token_roles_required": "false"}, 1, "service_token_roles_required is false"),
+    ],
+)
+def test_check_requires_roles_of_service_tokens(
+    config: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: dict[str, str],
+    result: int,
+    text: str | None,
+) -> None:
+    add_settings(config, keystone_authtoken={"auth_type": "password", **options})
+    found, details = check_one(config, capsys, "Service tokens")
+    assert found == result
+    assert (text in details) if text and details else (details == text)
+
+
+def test_check_names_unknown_rules(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = config.parent / "policy.yaml"
+    add_settings(config, oslo_policy={"policy_file": str(file)})
+    file.write_text('"cyborg:device:enable": "role:operator"\n"operators": "role:operator"\n')
+    assert check_one(config, capsys, "Policy rules") == (0, None)
+    file.write_text('"cyborg:arq:steal": "@"\n')
+    result, details = check_one(config, capsys, "Policy rules")
+    assert result == 1
+    assert details is not None
+    assert "cyborg:arq:steal" in details
+    file.write_text('"cyborg:device:enable": "rule:no_such_rule"\n')
+    assert check_one(config, capsys, "Policy rules")[0] == 2
+
+
+def test_check_names_renamed_and_unknown_options(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_settings(
+        config,
+        api={"api_workers": "4", "wrokers": "4"},
+        nova={"auth_type": "password", "username": "cyborg"},
+        nova_driver={"any": "value"},
+    )
+    result, details = check_one(config, capsys, "Options")
+    assert result == 1
+    assert details is not None
+    assert "[api] api_workers is now [api] workers" in details
+    assert "[api] wrokers" in details
+    assert "nova" not in details
+
+
+def test_sample_configuration_has_no_unknown_option(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each option of the service, in its own section, is a known one."""
+    sections: dict[str, dict[str, Any]] = {}
+    for group, options in opts.list_opts():
+        for option in options:
+            if option.default is not None and isinstance(option.default, int | float):
+                section = sections.setdefault(str(getattr(group, "name", group)), {})
+                section[option.dest] = option.default
+    assert len(sections) > 4
+    for name in ("DEFAULT", "database", "placement"):
+        sections.pop(name, None)
+    add_settings(config, **sections)
+    assert check_one(config, capsys, "Options") == (0, None)

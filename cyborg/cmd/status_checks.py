@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of ``cyborg-status upgrade check`` on the daemons, the policy and the options."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from oslo_config import cfg, iniparser
+from oslo_policy import policy
+from oslo_upgradecheck.upgradecheck import Code, Result
+
+from cyborg.cmd.status_convert import Parser, known_options
+from cyborg.conf import opts
+from cyborg.core.errors import Misconfigured
+from cyborg.core.hosts.service import AGENT as AGENT_BINARY
+from cyborg.core.text import join_limited
+from cyborg.db.schema import services
+from cyborg.policies import list_rules
+from cyborg.policies.enforcer import make_enforcer
+from cyborg.rpc.contract import AGENT, CONDUCTOR
+
+MAX_NAMED = 5  # objects that one result names
+PREFIX = "cyborg:"
+"""Prefix of the policy rules of this service; others are those of the operator."""
+
+
+def check_daemons(connection: sa.Connection) -> Result:
+    """Compare the RPC versions of all daemons with that of this release.
+
+    Conductors serve daemons of the same major version; a daemon with a newer minor version is
+    served, too, but may call methods that this release does not know.
+    """
+    query = sa.select(services.c.binary, services.c.host, services.c.versions)
+    other, newer = defaultdict[str, list[str]](list), list[str]()
+    for row in connection.execute(query.order_by(services.c.host, services.c.binary)):
+        release = AGENT.version if row.binary == AGENT_BINARY else CONDUCTOR.version
+        version = str((row.versions or {}).get("rpc", release))
+        ours, theirs = _parse_version(release), _parse_version(version)
+        name = f"{row.binary} of host {row.host}"
+        if theirs is None or ours is None or theirs[0] != ours[0]:
+            other[version].append(name)
+        elif theirs > ours:
+            newer.append(name)
+    if other:
+        found = "; ".join(
+            f"{version}: {join_limited(names, MAX_NAMED)}" for version, names in other.items()
+        )
+        return Result(
+            Code.FAILURE,
+            f"This release has RPC version {CONDUCTOR.version} and serves daemons with the same "
+            f"major version only, but there are others ({found}). Upgrade them to a release "
+            "between the two first, or remove hosts that left with 'cyborg host-forget'.",
+        )
+    if newer:
+        return Result(
+            Code.WARNING,
+            f"Daemons of a newer release than this one: {join_limited(newer, MAX_NAMED)}. Upgrade "
+            "the conductors first.",
+        )
+    return Result(Code.SUCCESS)
+
+
+def check_service_tokens(conf: cfg.ConfigOpts) -> Result:
+    """Check that only the services of the cloud can bind and delete bound requests.
+
+    Without the libraries of the API on this host, the options are not known here.
+    """
+    if conf.auth_strategy != "keystone":
+        return Result(Code.SUCCESS)
+    try:
+        from cyborg.api.auth import check_config
+
+        check_config(conf)
+    except ImportError:
+        return Result(Code.SUCCESS, "Not checked: the API is not installed here.")
+    except Misconfigured as exc:
+        return Result(Code.WARNING, f"{exc.message}. If no API runs on this host, ignore this.")
+    section = conf.keystone_authtoken
+    if not section.service_token_roles_required:
+        return Result(
+            Code.WARNING,
+            "[keystone_authtoken] service_token_roles_required is false: a token with any role is "
+            "accepted as a service token, so that a user could delete bound requests. Set it to "
+            "true.",
+        )
+    if not section.service_token_roles:
+        return Result(
+            Code.FAILURE,
+            "[keystone_authtoken] service_token_roles is empty: no service can bind. Set it to a "
+            "role that only the user of Nova has, such as 'service'.",
+        )
+    return Result(Code.SUCCESS)
+
+
+def check_policy_rules(conf: cfg.ConfigOpts) -> Result:
+    """Look for rules of the policy files that this release does not have: they have no effect."""
+    enforcer = make_enforcer(conf)
+    try:
+        enforcer.load_rules(force_reload=True)
+        enforcer.check_rules(raise_on_violation=True)
+    except (policy.InvalidDefinitionError, cfg.Error, ValueError, OSError) as exc:
+        return Result(Code.FAILURE, f"The policy file cannot be used: {exc}")
+    known = {rule.name for rule in list_rules()}
+    unknown = sorted(
+        name for name in enforcer.file_rules if name.startswith(PREFIX) and name not in known
+    )
+    if not unknown:
+        return Result(Code.SUCCESS)
+    return Result(
+        Code.WARNING,
+        f"The policy file has rules that this release does not know: "
+        f"{join_limited(unknown, MAX_NAMED)}. They have no effect; 'oslopolicy-policy-generator "
+        "--namespace cyborg' lists the rules in effect.",
+    )
+
+
+def check_options(files: Sequence[str]) -> Result:
+    """Look for renamed and unknown options in the sections of this service."""
+    known, declared = known_options(), _declared_options()
+    for section, options in declared.items():
+        known.setdefault(section, set()).update(option.dest for option in options)
+    renamed = _renamed_options(declared)
+    # Libraries have options of their own in [DEFAULT], auth plugins in the sections of services.
+    closed = {name for name in known if name != "DEFAULT" and "auth_type" not in known[name]}
+    old, unknown = list[str](), list[str]()
+    for file in files:
+        try:
+            settings = _read_settings(file)
+        except (OSError, UnicodeDecodeError, iniparser.ParseError) as exc:
+            return Result(Code.FAILURE, f"{file} cannot be read: {exc}")
+        for section, names in settings.items():
+            for name in names:
+                if (new := renamed.get((section, name))) is not None:
+                    old.append(f"[{section}] {name} is now {new}")
+                elif section in closed and name not in known[section]:
+                    unknown.append(f"[{section}] {name}")
+    texts = []
+    if old:
+        texts.append(f"Renamed options: {join_limited(sorted(set(old)), MAX_NAMED)}.")
+    if unknown:
+        texts.append(
+            "Unknown options, which have no effect: "
+            f"{join_limited(sorted(set(unknown)), MAX_NAMED)}."
+        )
+    return Result(Code.WARNING, " ".join(texts)) if texts else Result(Code.SUCCESS)
+
+
+def _read_settings(file: str) -> Mapping[str, Mapping[str, Any]]:
+    parser = Parser()
+    parser.parse(Path(file).read_text(encoding="utf-8").splitlines(keepends=True))
+    return parser.settings
+
+
+def _declared_options() -> dict[str, list[cfg.Opt]]:
+    """Return the options of this service by section, with those that are read only when needed."""
+    declared = defaultdict[str, list[cfg.Opt]](list)
+    for group, options in opts.list_opts():
+        declared[str(getattr(group, "name", group) or "DEFAULT")] += options
+    return declared
+
+
+def _renamed_options(declared: Mapping[str, Iterable[cfg.Opt]]) -> dict[tuple[str, str], str]:
+    """Return the present names of options by their former section and name."""
+    renamed: dict[tuple[str, str], str] = {}
+    for section, options in declared.items():
+        for option in options:
+            for former in option.deprecated_opts:
+                # The library gives an option without a former section its own one.
+                place = (former.group or section, (former.name or option.name).replace("-", "_"))
+                renamed[place] = f"[{section}] {option.dest}"
+    return renamed
+
+
+def _parse_version(text: str) -> tuple[int, ...] | None:
+    try:
+        return tuple(int(part) for part in text.split("."))
+    except ValueError:
+        return None

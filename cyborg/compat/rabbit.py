@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from oslo_config import cfg
-from oslo_messaging._drivers import common, impl_rabbit
+from oslo_messaging._drivers import amqpdriver, common, impl_rabbit
 from oslo_messaging._metrics import client as metrics
 from oslo_messaging._tracing import client as tracing
 from oslo_messaging.notify import notifier
@@ -39,6 +39,17 @@ def open_reply_queue(transport: Any) -> None:
     make = getattr(transport._driver, "_get_reply_q", None)
     if make is not None:
         make()
+
+
+def close_listener(server: Any) -> None:
+    """Close the connection of a stopped RPC server, with the rabbit driver.
+
+    The driver would close it after the last call has been answered. Until then the broker would
+    send it calls that it does not read.
+    """
+    listener = getattr(server.listener, "_poll_style_listener", None)
+    if isinstance(listener, amqpdriver.AMQPListener):
+        listener.conn.close()
 
 
 @contextlib.contextmanager
@@ -92,6 +103,7 @@ class Connection(impl_rabbit.Connection):  # type: ignore[misc]
     """
 
     prefetch: int | None = None
+    _is_closing = False
 
     def make_receiver(self, consumer: Any) -> Callable[[Any], None]:
         """Return the function that receives each message for a consumer of the driver."""
@@ -103,8 +115,23 @@ class Connection(impl_rabbit.Connection):  # type: ignore[misc]
 
     def declare_consumer(self, consumer: Any) -> Any:
         """Start a consumer, with the function of ``make_receiver`` as its callback."""
-        consumer._callback = self.make_receiver(consumer)
+        receive = self.make_receiver(consumer)
+
+        def receive_until_close(message: Any) -> None:
+            if not self._is_closing:
+                receive(message)
+
+        consumer._callback = receive_until_close
         return super().declare_consumer(consumer)
+
+    def close(self) -> None:
+        """Close the connection; the broker gives messages that were not read to other consumers.
+
+        To delete its fanout queue, the driver reads from the connection what the broker has sent
+        meanwhile. It would acknowledge calls that nobody answers any more.
+        """
+        self._is_closing = True
+        super().close()
 
     def _set_qos(self, channel: Any) -> None:
         if self.prefetch is None:

@@ -9,6 +9,7 @@ import oslo_messaging
 from oslo_config import cfg
 from oslo_messaging.rpc.server import RPCServer
 
+from cyborg.compat import rabbit
 from cyborg.core.errors import CyborgError, Invalid, Stale, Unavailable
 from cyborg.core.log import get_logger
 from cyborg.core.text import sanitize
@@ -44,9 +45,10 @@ class Server:
         self._oslo = oslo
 
     def stop(self) -> None:
-        """Stop taking messages."""
+        """Stop taking messages; other servers get those that were not taken."""
         if self._oslo is not None:
             self._oslo.stop()
+            rabbit.close_listener(self._oslo)
 
     def wait(self) -> None:
         """Wait until all taken messages are answered."""

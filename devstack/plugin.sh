@@ -38,15 +38,15 @@ configure_cyborg() {
     if is_service_enabled cyborg-agent; then
         iniset "$CYBORG_CONF" agent enabled_drivers "$CYBORG_ENABLED_DRIVERS"
         if is_service_enabled g-api; then
-            configure_keystoneauth glance
+            configure_cyborg_auth glance
         fi
     fi
     if is_service_enabled cyborg-api || is_service_enabled cyborg-cond; then
         iniset "$CYBORG_CONF" database connection "$(database_connection_url cyborg)"
     fi
     if is_service_enabled cyborg-cond; then
-        configure_keystoneauth placement
-        configure_keystoneauth nova
+        configure_cyborg_auth placement
+        configure_cyborg_auth nova
     fi
     if is_service_enabled cyborg-api; then
         configure_keystone_authtoken_middleware "$CYBORG_CONF" cyborg
@@ -56,12 +56,13 @@ configure_cyborg() {
     fi
     if is_service_enabled n-cpu || is_service_enabled n-api; then
         # Binding needs Nova's service token.
-        configure_nova_service_user
+        configure_cyborg_nova_token
     fi
 }
 
-# configure_keystoneauth SECTION: how a daemon authenticates with another service.
-configure_keystoneauth() {
+# configure_cyborg_auth SECTION: how a daemon authenticates with another service.
+# devstack has a function configure_keystoneauth, which must not be replaced.
+configure_cyborg_auth() {
     local section=$1
     iniset "$CYBORG_CONF" "$section" auth_type password
     iniset "$CYBORG_CONF" "$section" auth_url "$KEYSTONE_SERVICE_URI"
@@ -73,7 +74,7 @@ configure_keystoneauth() {
     iniset "$CYBORG_CONF" "$section" region_name "$REGION_NAME"
 }
 
-configure_nova_service_user() {
+configure_cyborg_nova_token() {
     iniset "$NOVA_CONF" service_user send_service_user_token True
     iniset "$NOVA_CONF" service_user auth_type password
     iniset "$NOVA_CONF" service_user auth_url "$KEYSTONE_SERVICE_URI"
@@ -127,6 +128,10 @@ stop_cyborg() {
     done
 }
 
+configure_cyborg_tempest() {
+    iniset "$TEMPEST_CONFIG" service_available cyborg True
+}
+
 cleanup_cyborg() {
     remove_uwsgi_config "$CYBORG_UWSGI_CONF" cyborg-api
     sudo rm -rf "$CYBORG_CONF_DIR" "$CYBORG_STATE_PATH"
@@ -149,6 +154,11 @@ if cyborg_enabled; then
             # After nova-compute, which makes the provider that ours hang below.
             init_cyborg
             start_cyborg
+            ;;
+        "stack test-config")
+            if is_service_enabled tempest; then
+                configure_cyborg_tempest
+            fi
             ;;
         "unstack ")
             stop_cyborg

@@ -200,6 +200,7 @@ def test_docs_have_environment_variables() -> None:
     # Between processes of the tests only.
     variables -= {"CYBORG_TEST_GUESTS", "CYBORG_TEST_RECORD", "CYBORG_TEST_RUN"}
     text = page("contributor/testing") + page("install/index")
+    text += (ROOT / "devstack" / "README.rst").read_text(encoding="utf-8")
     assert sorted(name for name in variables if name not in text) == []
 
 

@@ -9,6 +9,8 @@ from cliff import command
 from cyborg.cli import (
     accelerators,
     attachments,
+    audit,
+    custody,
     device_contexts,
     device_profiles,
     devices,
@@ -16,7 +18,9 @@ from cyborg.cli import (
     drivers,
     hardware,
     jobs,
+    layouts,
     limits,
+    outbox,
     services,
 )
 
@@ -44,6 +48,7 @@ AttachmentCreate = _as_plugin_command(attachments.Attach)
 AttachmentDelete = _as_plugin_command(attachments.Detach)
 AttachmentList = _as_plugin_command(attachments.List)
 AttachmentShow = _as_plugin_command(attachments.Show)
+AuditCreate = _as_plugin_command(audit.Audit)
 DeviceContextBind = _as_plugin_command(device_contexts.Bind)
 DeviceContextCandidates = _as_plugin_command(device_contexts.Candidates)
 DeviceContextCreate = _as_plugin_command(device_contexts.Create)
@@ -54,6 +59,9 @@ DeviceContextPreBind = _as_plugin_command(device_contexts.PreBind)
 DeviceContextSet = _as_plugin_command(device_contexts.Set)
 DeviceContextShow = _as_plugin_command(device_contexts.Show)
 DeviceContextUnbind = _as_plugin_command(device_contexts.Unbind)
+DeviceCustodyShow = _as_plugin_command(custody.Custody)
+DeviceLayoutList = _as_plugin_command(layouts.List)
+DeviceLayoutSet = _as_plugin_command(layouts.Set)
 DeviceMaintain = _as_plugin_command(devices.Maintain)
 DeviceProfileCapacity = _as_plugin_command(device_profiles.Capacity)
 DeviceProfileExplain = _as_plugin_command(device_profiles.Explain)
@@ -72,6 +80,9 @@ JobCancel = _as_plugin_command(jobs.Cancel)
 JobList = _as_plugin_command(jobs.List)
 JobShow = _as_plugin_command(jobs.Show)
 LimitsShow = _as_plugin_command(limits.Show)
+OutboxDelete = _as_plugin_command(outbox.Delete)
+OutboxList = _as_plugin_command(outbox.List)
+OutboxRetry = _as_plugin_command(outbox.Retry)
 ServiceDelete = _as_plugin_command(services.Delete)
 ServiceDiscover = _as_plugin_command(discoveries.Create)
 ServiceList = _as_plugin_command(services.List)

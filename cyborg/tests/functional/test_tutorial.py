@@ -72,7 +72,7 @@ def test_tutorial_covers_each_command() -> None:
     # Commands with their own pages, and show commands of listed objects.
     others = {"audit", "outbox-delete", "outbox-list", "outbox-retry", "device-show"}
     others |= {"arq-show", "device-profile-list", "device-profile-show"}
-    others |= {"deployable-program", "service-delete", "device-custody"}
+    others |= {"deployable-program", "service-delete", "host-forget", "device-custody"}
     # No device of the tutorial has layouts: the page of the drivers shows these commands.
     others |= {"device-maintain"}
     others |= {"device-layout-list", "device-layout-set", "limits-show"}

@@ -58,9 +58,8 @@ SOME = settings(
 # end before they can be cancelled. It has no Nova.
 BEYOND = {
     *("outbox.delete", "outbox.retry", "hardware.release", "jobs.cancel", "services.delete"),
-    "hosts.forget_host",
     *("devices.set_layout", "devices.maintain", "devices.end_maintenance"),
-    "device_contexts.bind",
+    *("hosts.forget_host", "device_contexts.bind"),
     *(f"attachments.{name}" for name in ("create", "get", "delete", "delete_of_instance")),
 }
 OFTEN = st.sampled_from([True, True, True, False])

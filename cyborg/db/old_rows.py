@@ -17,6 +17,7 @@ from cyborg.core.jobs.job import JobState
 from cyborg.db.schema import (
     arqs,
     audits,
+    deployables,
     device_tombstones,
     devices,
     discoveries,
@@ -67,13 +68,15 @@ class OldRows:
         return tx.scalar(query) or 0
 
 
-# arqs.job_id has RESTRICT: a job for which an ARQ still waits is not deleted.
+# A job for which an ARQ or a deployable waits is not deleted: arqs.job_id has RESTRICT, and a
+# deployable without its job would be offered before it was reported again.
 JOBS = OldRows(
     jobs,
     lambda cutoff: sa.and_(
         jobs.c.state.in_(_ENDED_JOBS),
         jobs.c.next_try_at < cutoff,
         ~sa.exists().where(arqs.c.job_id == jobs.c.id),
+        ~sa.exists().where(deployables.c.job_id == jobs.c.id),
     ),
 )
 AUDITS = OldRows(

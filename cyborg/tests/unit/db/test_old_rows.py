@@ -99,12 +99,16 @@ def test_old_rows_are_deleted_in_batches(engine: sa.Engine, name: str) -> None:
     assert ids(engine, kind) == sorted(kept)
 
 
-def test_jobs_that_an_arq_waits_for_do_not_hide_others(engine: sa.Engine) -> None:
+def test_jobs_that_are_waited_for_do_not_hide_others(engine: sa.Engine) -> None:
     """If they were read first, no batch would ever come to the others."""
     waiting = [rows.insert(engine, schema.jobs, **_job(OLD, state="failed")) for _ in range(3)]
     profile = rows.insert_profile(engine)
     for job in waiting:
         rows.insert_arq(engine, profile, state="Unbound", job_id=job)
+    # A layout was changed, and the host has not reported the device since.
+    card = rows.insert_card(engine)
+    waiting.append(rows.insert(engine, schema.jobs, **_job(OLD)))
+    rows.update(engine, schema.deployables, card.deployable_id, job_id=waiting[-1])
     other = rows.insert(engine, schema.jobs, **_job(OLD))
     with engine.begin() as tx:
         assert KINDS["jobs"].count(tx, CUTOFF) == 1

@@ -246,8 +246,10 @@ OPTIONS = [
         default=2592000.0,
         min=0.0,
         help="Seconds for which the tombstone of a removed device is kept, 30 days by default. A "
-        "device that returns to the same address within this time keeps its uuid, the "
-        "status that an operator set, and an operator's attributes. 0 keeps no tombstones.",
+        "device that returns to the same address within this time keeps its uuid, the status that "
+        "an operator set, and an operator's attributes; if it was removed before it was cleaned, "
+        "it is cleaned first. 0 keeps no tombstones: such a device is then offered "
+        "without cleaning if it returns.",
     ),
     cfg.FloatOpt(
         "service_ttl",

@@ -8,6 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from oslo_config import cfg
+from oslo_db.exception import DBDuplicateEntry
 
 from cyborg.conductor.arqs.arqs import Arqs
 from cyborg.conductor.arqs.release import ReleaseResult
@@ -15,6 +16,7 @@ from cyborg.conductor.hosts.services import MAX_NAMED, remove_inventory
 from cyborg.conductor.inventory.report_handler import ReportResult
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.errors import Invalid, NotFound, WrongState
+from cyborg.core.hosts.service import AGENT
 from cyborg.core.log import get_logger
 from cyborg.core.validation import check_text
 from cyborg.db.unit_of_work import UnitOfWork
@@ -78,7 +80,10 @@ class HostRemoval:
         host, now = check_text("host", host), self._now()
         if not isinstance(force, bool):
             raise Invalid("force: expected true or false", field="force")
-        result = self._uow.run_once(lambda tx: self._forget(tx, host, force, now), _to_dict)
+        try:
+            result = self._uow.run_once(lambda tx: self._forget(tx, host, force, now), _to_dict)
+        except DBDuplicateEntry as exc:
+            raise _returned(host) from exc
         LOG.info(
             "Removed host: %d services, %d devices, %d ARQs, %d tombstones; %d resource providers "
             "to delete in Placement; %s",
@@ -103,6 +108,10 @@ class HostRemoval:
         found = store.lock_of_host(tx, host)
         if up := sorted(row["binary"] for row in found if row["down_at"] > now):
             raise WrongState(f"{up[0]} of host {host} is not down; stop it first", host=host)
+        ids = [row["id"] for row in found]
+        # The row of the agent is the lock of the inventory. An imported host has no such row yet.
+        if not any(row["binary"] == AGENT for row in found):
+            ids.append(store.insert_absent_agent(tx, host, now))
         # Jobs of several hosts are never failed here: their operator decides what they do next.
         if open_ := store.open_jobs(tx, host, programs=not force):
             raise WrongState(
@@ -116,15 +125,16 @@ class HostRemoval:
         report = remove_inventory(
             tx, host, f"host {host}", "removed", now, self._conf, self._notices
         )
-        deleted = store.delete_of_host(tx, [row["id"] for row in found], now)
-        if deleted != len(found):
-            raise WrongState(f"a daemon of host {host} has just returned; stop it first", host=host)
+        if store.delete_of_host(tx, ids, now) != len(ids):
+            raise _returned(host)
         removed = tombstones.delete_clean(tx, host)
-        windows.delete_of_devices(tx, {*uuids, *tombstone_devices})
+        # A device that returns from its tombstone is still in its maintenance window.
+        kept = tombstones.uuids_of_host(tx, host)
+        windows.delete_of_devices(tx, {*uuids, *tombstone_devices}.difference(kept))
         discoveries.delete_of_host(tx, host)
         remaining = providers.mark_removed(tx, host, now, evict=force)
         result = HostRemovalResult(
-            deleted, len(uuids), released.count, removed, remaining, report, released
+            len(found), len(uuids), released.count, removed, remaining, report, released
         )
         if not any(_to_dict(result).values()):
             raise NotFound(f"nothing is stored of host {host}", host=host)
@@ -134,6 +144,10 @@ class HostRemoval:
         """Delete the ARQs that hold devices of a host; unbind those of device contexts."""
         rows = arq_store.lock(tx, store.holders(tx, host))
         return self._arqs.release_arqs(tx, rows, keep=False) if rows else ReleaseResult(0)
+
+
+def _returned(host: str) -> WrongState:
+    return WrongState(f"a daemon of host {host} has just returned; stop it first", host=host)
 
 
 def _to_dict(result: HostRemovalResult) -> dict[str, Any]:

@@ -347,7 +347,9 @@ class Publisher:
             desired,
             tree.get(row["uuid"]),
             verify_only=row["verify_only"],
-            evict=row["evict"],
+            may_evict=lambda: (
+                row["evict"] and self._uow.run(lambda tx: store.may_evict(tx, row["uuid"]))
+            ),
             lease_expired=lambda: self._clock() > lease_end,
         )
         if outcome.drift:

@@ -12,14 +12,16 @@ from typing import Any
 from cyborg.clients.placement import Placement, ProviderSummary
 from cyborg.conductor.placement import mapping
 from cyborg.core import naming
-from cyborg.core.errors import Conflict, InUse, Stale
+from cyborg.core.errors import Conflict, CyborgError, InUse, Stale, Unavailable
 from cyborg.core.log import get_logger
 from cyborg.core.placement import provider_tree
 from cyborg.core.placement.provider_tree import Inventory, Provider
+from cyborg.core.text import join_limited
 from cyborg.db.write.providers import LeasedProviderRow, PlacementState
 
 LOG = get_logger(__name__)
 
+MAX_NAMED = 3  # consumers that an error message names
 MAX_ATTEMPTS = 4  # for one provider, while other clients write to it
 
 
@@ -44,18 +46,19 @@ class ProviderReconciler:
         summary: ProviderSummary | None,
         *,
         verify_only: bool = False,
-        evict: bool = False,
+        may_evict: Callable[[], bool] = lambda: False,
         lease_expired: Callable[[], bool] = lambda: False,
     ) -> Outcome:
         """Reconcile a provider, or delete it if ``desired`` is None.
 
         ``summary`` is the provider in Placement, None if it probably does not exist. If
-        ``verify_only`` is True, the desired state has not changed, so each difference is drift. If
-        ``evict`` is True, the allocations of a provider to delete are deleted, too.
-        ``lease_expired`` is called before the provider is read again, and before each write that
-        Placement does without a generation check. Raise Stale if it returns True, Conflict if other
-        clients keep writing or another provider has the name, InUse if allocations prevent a
-        removal (the inventory is then fully reserved), and other errors of Placement.
+        ``verify_only`` is True, the desired state has not changed, so each difference is drift.
+        ``may_evict`` is called before each deletion of an allocation of a provider to delete; if it
+        returns False, allocations are kept. ``lease_expired`` is called before the provider is read
+        again, and before each write that Placement does without a generation check. Raise Stale if
+        it returns True, Conflict if other clients keep writing or another provider has the name,
+        InUse if allocations prevent a removal (the inventory is then fully reserved), and other
+        errors of Placement.
         """
         if desired is None:
             # It may be in a tree that is no longer the tree of the host.
@@ -70,11 +73,12 @@ class ProviderReconciler:
                     drift = drift or provider_tree.describe_drift(desired, actual)
                 if desired is not None and actual is not None and _needs_move(actual, desired):
                     _check_lease(lease_expired)
-                if evict and desired is None:
-                    self._evict_consumers(uuid)
                 generation = self._write(uuid, desired, summary, actual, inventories)
-            except InUse:
-                raise
+            except InUse as exc:
+                if desired is not None or not may_evict():
+                    raise
+                self._delete_with_consumers(uuid, exc, may_evict, lease_expired)
+                return Outcome((), PlacementState(0, None))
             except Conflict as exc:
                 conflict = exc
                 # The concurrent writer may have a newer desired state.
@@ -183,24 +187,53 @@ class ProviderReconciler:
                 f"deleted when they are released ({exc.message})"
             ) from exc
 
-    def _evict_consumers(self, uuid: str) -> None:
-        """Delete what consumers have allocated of a provider; keep their other allocations.
+    def _delete_with_consumers(
+        self,
+        uuid: str,
+        reserved: InUse,
+        may_evict: Callable[[], bool],
+        lease_expired: Callable[[], bool],
+    ) -> None:
+        """Delete what consumers have allocated of a reserved provider, then the provider.
 
-        Raise Conflict if an allocation has changed since it was read.
+        Other allocations of the consumers are kept. A consumer whose allocations cannot be changed
+        does not prevent the others: raise InUse, which names it, at the end. Raise ``reserved`` if
+        the allocations may not be deleted any more.
         """
+        failures = []
         for consumer in sorted(self._placement.allocations(uuid) or {}):
-            known = self._placement.consumer(consumer)
-            if known is None or uuid not in known.amounts:
-                continue
-            others = {key: amounts for key, amounts in known.amounts.items() if key != uuid}
-            self._placement.set_consumer(consumer, others, known)
-            LOG.warning(
-                "Deleted the allocation %s of a consumer: the host of the resource provider was "
-                "removed",
-                dict(known.amounts[uuid]),
-                instance=consumer,
-                provider=uuid,
-            )
+            _check_lease(lease_expired)
+            if not may_evict():
+                raise reserved
+            try:
+                self._evict(consumer, uuid)
+            except Unavailable:
+                raise
+            except CyborgError as exc:
+                failures.append(f"{consumer} ({exc.message})")
+        try:
+            self._delete(uuid)
+        except InUse as exc:
+            if not failures:
+                raise
+            raise InUse(
+                "removed from the host, but the allocations of some consumers cannot be deleted: "
+                f"{join_limited(failures, MAX_NAMED)}"
+            ) from exc
+
+    def _evict(self, consumer: str, uuid: str) -> None:
+        known = self._placement.consumer(consumer)
+        if known is None or uuid not in known.amounts:
+            return
+        others = {key: amounts for key, amounts in known.amounts.items() if key != uuid}
+        self._placement.set_consumer(consumer, others, known)
+        LOG.warning(
+            "Deleted the allocation %s of a consumer: the host of the resource provider was "
+            "removed",
+            dict(known.amounts[uuid]),
+            instance=consumer,
+            provider=uuid,
+        )
 
     def _replace_foreign_provider(self, desired: Provider) -> tuple[str, ...]:
         """Delete another provider that has the desired name; return a description of the drift.

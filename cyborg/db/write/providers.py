@@ -171,6 +171,11 @@ def mark_removed(tx: sa.Connection, host: str, now: datetime, *, evict: bool) ->
     return marked
 
 
+def may_evict(tx: sa.Connection, uuid: str) -> bool:
+    """Return whether a publisher may delete what consumers have allocated of a provider."""
+    return bool(tx.scalar(sa.select(providers.c.evict).where(providers.c.uuid == uuid)))
+
+
 def count_verified(tx: sa.Connection) -> int:
     """Return the number of providers that are not stale."""
     verified = sa.select(sa.func.count()).where(providers.c.verified_at.is_not(None))

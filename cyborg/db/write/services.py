@@ -203,6 +203,19 @@ def lock_of_host(tx: sa.Connection, host: str) -> list[HostDaemonRow]:
     return fetch_all(HostDaemonRow, tx.execute(query.with_for_update()))
 
 
+def insert_absent_agent(tx: sa.Connection, host: str, now: datetime) -> int:
+    """Insert the row of an agent that never sent a heartbeat; return the row's id.
+
+    Until the end of the transaction, the row keeps an agent of the host from registering. Raise
+    oslo.db's DBDuplicateEntry if an agent has just done that.
+    """
+    times = dict.fromkeys(("started_at", "last_seen_at", "late_at", "down_at", "down_since"), now)
+    values = {"binary": AGENT, "host": host, "epoch": "", "status": "", **times}
+    tx.execute(sa.insert(services).values(uuid=str(uuid4()), **values))
+    same_agent = sa.and_(services.c.binary == AGENT, services.c.host == host)
+    return int(tx.execute(sa.select(services.c.id).where(same_agent)).scalar_one())
+
+
 def delete_of_host(tx: sa.Connection, ids: Collection[int], now: datetime) -> int:
     """Delete those of these daemons, by row id, that are down; return their number.
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Removing a host that left for good, with and without requests that hold its devices."""
 
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
@@ -11,6 +12,7 @@ from oslo_utils import timeutils
 
 from cyborg.conductor.arqs.arqs import Arqs
 from cyborg.conductor.hosts.host_removal import HostRemoval
+from cyborg.conductor.inventory import report_handler
 from cyborg.core.errors import CyborgError, InUse, Invalid, NotFound, WrongState
 from cyborg.core.hosts.service import AGENT, CONDUCTOR
 from cyborg.db import schema
@@ -184,9 +186,15 @@ def test_requests_keep_their_host_except_with_force(engine: sa.Engine) -> None:
 
 
 def test_device_with_dirty_handles_keeps_its_tombstone(engine: sa.Engine) -> None:
-    """Data of a tenant may be on it: if it ever returns, it is cleaned before its next use."""
+    """Data of a tenant may be on it: if it ever returns, it is cleaned before its next use.
+
+    It returns with its status "maintaining", which only its maintenance window ends.
+    """
     add_agent(engine, HOST, down=True)
     card = rows.insert_card(engine, handles=1)
+    (device,) = rows.read(engine, schema.devices)
+    window = {"until": NOW + timedelta(days=1), "next_status": "enabled"}
+    rows.insert(engine, schema.device_maintenances, device_uuid=device["uuid"], **window)
     bound = bind(engine, card, needs_cleaning=True)
     (handle,) = rows.read(engine, schema.attach_handles)
     assert forget(engine, force=True)["tombstones"] == 0
@@ -194,7 +202,31 @@ def test_device_with_dirty_handles_keeps_its_tombstone(engine: sa.Engine) -> Non
     (tombstone,) = rows.read(engine, schema.device_tombstones)
     ((dirty,),) = [body["dirty"] for body in tombstone["deployables"].values()]
     assert dirty == handle["address"]
+    assert tombstone["uuid"] == device["uuid"]
+    assert len(rows.read(engine, schema.device_maintenances)) == 1
     assert {row["state"] for row in rows.read(engine, schema.jobs)} == {"failed"}
+
+
+def test_agent_that_registers_meanwhile_waits_for_the_end(
+    engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An imported host has devices but no agent, so that there is no row of an agent to lock."""
+    rows.insert_card(engine)
+    real = report_handler.remove_backend
+    with ThreadPoolExecutor(1) as pool:
+        agents: list[Future[int]] = []
+
+        def remove_while_agent_registers(*arguments: Any, **options: Any) -> Any:
+            agents.append(pool.submit(rows.insert_agent, engine, HOST))
+            assert wait(agents, timeout=0.5).done == set()
+            return real(*arguments, **options)
+
+        monkeypatch.setattr(report_handler, "remove_backend", remove_while_agent_registers)
+        removed = forget(engine)
+        assert (removed["devices"], removed["services"]) == (1, 0)
+        agents[0].result()
+    assert rows.read(engine, schema.devices) == []
+    assert hosts(engine, schema.services) == [HOST]
 
 
 def test_invalid_arguments_are_refused(engine: sa.Engine) -> None:

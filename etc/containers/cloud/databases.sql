@@ -1,0 +1,4 @@
+-- SPDX-License-Identifier: Apache-2.0
+CREATE DATABASE keystone CHARACTER SET utf8mb4;
+CREATE DATABASE placement CHARACTER SET utf8mb4;
+CREATE DATABASE cyborg CHARACTER SET utf8mb4;

@@ -22,6 +22,7 @@ from cyborg.core.errors import Misconfigured
 from cyborg.core.log import get_logger
 from cyborg.rpc.client import make_conductor_client
 from cyborg.rpc.transport import make_transport
+from cyborg.threads.heap import exclude_startup_objects
 
 LOG = get_logger(__name__)
 
@@ -40,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         signals = _Signals(conf, service)
         deny_host_work(conf)
         service.start()
+        exclude_startup_objects()
     except Misconfigured as exc:
         print(f"cyborg-agent: {exc.message}", file=sys.stderr)  # noqa: T201
         return 1

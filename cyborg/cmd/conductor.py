@@ -12,6 +12,7 @@ from oslo_service import backend
 from cyborg import conf as options
 from cyborg.conductor.service import ConductorService
 from cyborg.core.errors import Misconfigured
+from cyborg.threads.heap import exclude_startup_objects
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             """Start with the current options: after SIGHUP a new worker gets reloaded options."""
             log.setup(conf, "cyborg")
             super().start()
+            exclude_startup_objects()
 
         def reset(self) -> None:
             """Do nothing on SIGHUP: the launcher starts a new worker."""

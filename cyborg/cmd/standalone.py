@@ -17,6 +17,7 @@ from oslo_log import log
 from cyborg import conf as options
 from cyborg.conf import opts
 from cyborg.core.errors import CyborgError
+from cyborg.threads.heap import exclude_startup_objects
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -46,6 +47,7 @@ def _serve(args: argparse.Namespace, stop_requested: threading.Event) -> int:
     stack = StandaloneStack(conf, state, report=_print)
     try:
         stack.start()
+        exclude_startup_objects()
         _print(f"Placement listens on {stack.placement_endpoint} (X-Auth-Token: admin)")
         _print(f"API listens on {stack.endpoint}")
         _print(f"ready: cyborg --os-auth-type none --os-endpoint {stack.endpoint} device-list")

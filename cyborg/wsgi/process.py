@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cyborg.api.body import STOP_READING
+from cyborg.threads.heap import exclude_startup_objects
 
 CONFIG_FILE = "cyborg.conf"
 
@@ -57,6 +58,7 @@ class Application:
                 if self._pid != os.getpid():
                     self._app = self._open()
                     self._pid = os.getpid()
+                    exclude_startup_objects()
         if stop_reading := make_read_stopper(environ):
             environ[STOP_READING] = stop_reading
         return self._app(environ, start_response)

@@ -88,16 +88,20 @@ def unsealed(tx: sa.Connection, device_uuids: Collection[str], limit: int) -> li
 
 def seal(tx: sa.Connection, links: Mapping[int, Link]) -> int:
     """Write sequence and hash of unsealed records, by row id; return how many were written."""
-    # No join with a table of the new values: MariaDB could then read all records, and wait for
-    # those that other transactions have not committed yet.
-    return tx.execute(
-        sa.update(table)
-        .where(table.c.id.in_(sorted(links)), _UNSEALED)
-        .values(
-            sequence=_case({id_: link.sequence for id_, link in links.items()}),
-            hash=_case({id_: link.hash for id_, link in links.items()}),
-        )
-    ).rowcount
+    rows = [
+        {"id": id_, "sequence": link.sequence, "hash": link.hash} for id_, link in links.items()
+    ]
+    columns = {name: table.c[name] for name in ("id", "sequence", "hash")}
+    count = 0
+    for given in bulk.make_tables(tx, columns, rows):
+        # The ids again, and a condition without an index: with the join alone, or with the index of
+        # the sequence, MariaDB waits for records that other transactions have not committed yet.
+        chosen = table.c.id.in_(sorted(links))
+        not_sealed = sa.func.coalesce(table.c.sequence, START.sequence) == START.sequence
+        update = sa.update(table).where(chosen, table.c.id == given.c.id, not_sealed)
+        values = {"sequence": given.c.sequence, "hash": given.c.hash}
+        count += tx.execute(update.values(values)).rowcount
+    return count
 
 
 def advance(tx: sa.Connection, tips: Mapping[int, Link], oldest: Mapping[int, datetime]) -> None:
@@ -172,11 +176,6 @@ def delete_empty_heads(tx: sa.Connection, cutoff: datetime) -> int:
             sa.not_(known),
         )
     ).rowcount
-
-
-def _case(values: Mapping[int, Any]) -> Any:
-    # One UPDATE with a CASE: an UPDATE for each row would hold the locks for longer.
-    return sa.case(values, value=table.c.id)
 
 
 _UNSEALED = table.c.sequence.is_(None)

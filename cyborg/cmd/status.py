@@ -6,6 +6,7 @@ Exit status 0: success; 1: warnings; 2: failures, with instructions; 255: the ch
 ``cyborg.cmd.status_convert``.
 """
 
+import functools
 import sys
 from collections.abc import Callable, Sequence
 
@@ -24,6 +25,20 @@ from cyborg.db import errors, migrate
 from cyborg.db.engine import make_engine
 from cyborg.db.reader import Reader
 from cyborg.db.schema import outbox, providers
+
+
+def _report_exceptions(check: Callable[..., Result]) -> Callable[..., Result]:
+    """Return a check that fails, without an effect on the others, if ``check`` has an error."""
+
+    @functools.wraps(check)
+    def checked(*args: object) -> Result:
+        try:
+            return check(*args)
+        except Exception as exc:  # noqa: BLE001 - the other checks must still be shown
+            text = f"The check itself failed: {type(exc).__name__}: {exc}"
+            return Result(Code.FAILURE, text)
+
+    return checked
 
 
 class Checks(UpgradeCommands):
@@ -90,8 +105,8 @@ class Checks(UpgradeCommands):
         if (version := client.version) < placement.MAPPINGS_MICROVERSION:
             return Result(
                 Code.WARNING,
-                f"Placement supports microversions up to {version[0]}.{version[1]}: attachments "
-                "and allocation candidates of device contexts need "
+                f"Placement supports microversions up to {version[0]}.{version[1]}: attachments, "
+                "allocation candidates of device contexts and 'cyborg host-forget --force' need "
                 f"{'.'.join(map(str, placement.MAPPINGS_MICROVERSION))}. Upgrade Placement.",
             )
         return Result(Code.SUCCESS)
@@ -122,7 +137,7 @@ class Checks(UpgradeCommands):
 
     def _options(self) -> Result:
         """Check that the configuration files have no renamed and no unknown options."""
-        return status_checks.check_options(self._conf.config_file or ())
+        return status_checks.check_options(status_checks.configuration_files(self._conf))
 
     def _authentication(self) -> Result:
         """Check that requests are authenticated."""
@@ -134,16 +149,19 @@ class Checks(UpgradeCommands):
             )
         return Result(Code.SUCCESS)
 
-    _upgrade_checks: tuple[tuple[str, Callable[..., Result]], ...] = (
-        ("Database schema", _database),
-        ("Unfinished work", _work),
-        ("Daemons", _daemons),
-        ("Placement", _placement),
-        ("Policy file", _policy),
-        ("Policy rules", _policy_rules),
-        ("Authentication", _authentication),
-        ("Service tokens", _service_tokens),
-        ("Options", _options),
+    _upgrade_checks: tuple[tuple[str, Callable[..., Result]], ...] = tuple(
+        (name, _report_exceptions(check))
+        for name, check in (
+            ("Database schema", _database),
+            ("Unfinished work", _work),
+            ("Daemons", _daemons),
+            ("Placement", _placement),
+            ("Policy file", _policy),
+            ("Policy rules", _policy_rules),
+            ("Authentication", _authentication),
+            ("Service tokens", _service_tokens),
+            ("Options", _options),
+        )
     )
 
 

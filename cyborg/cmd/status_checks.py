@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of ``cyborg-status upgrade check`` on the daemons, the policy and the options."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from cyborg.rpc.contract import AGENT, CONDUCTOR
 MAX_NAMED = 5  # objects that one result names
 PREFIX = "cyborg:"
 """Prefix of the policy rules of this service; others are those of the operator."""
+_DENIAL = re.compile(r"(^|[\s(])!($|[\s)])")
 
 
 def check_daemons(connection: sa.Connection) -> Result:
@@ -73,19 +75,22 @@ def check_service_tokens(conf: cfg.ConfigOpts) -> Result:
         from cyborg.api.auth import check_config
 
         check_config(conf)
+        section = conf.keystone_authtoken
+        required, roles = section.service_token_roles_required, section.service_token_roles
     except ImportError:
         return Result(Code.SUCCESS, "Not checked: the API is not installed here.")
     except Misconfigured as exc:
         return Result(Code.WARNING, f"{exc.message}. If no API runs on this host, ignore this.")
-    section = conf.keystone_authtoken
-    if not section.service_token_roles_required:
+    except (cfg.Error, ValueError) as exc:
+        return Result(Code.FAILURE, f"[keystone_authtoken] cannot be used: {exc}")
+    if not required:
         return Result(
             Code.WARNING,
             "[keystone_authtoken] service_token_roles_required is false: a token with any role is "
             "accepted as a service token, so that a user could delete bound requests. Set it to "
             "true.",
         )
-    if not section.service_token_roles:
+    if not roles:
         return Result(
             Code.FAILURE,
             "[keystone_authtoken] service_token_roles is empty: no service can bind. Set it to a "
@@ -95,17 +100,33 @@ def check_service_tokens(conf: cfg.ConfigOpts) -> Result:
 
 
 def check_policy_rules(conf: cfg.ConfigOpts) -> Result:
-    """Look for rules of the policy files that this release does not have: they have no effect."""
+    """Check that each rule of the policy files can be parsed and exists in this release.
+
+    oslo.policy denies what it cannot parse, and writes only a log line about it.
+    """
     enforcer = make_enforcer(conf)
     try:
         enforcer.load_rules(force_reload=True)
         enforcer.check_rules(raise_on_violation=True)
     except (policy.InvalidDefinitionError, cfg.Error, ValueError, OSError) as exc:
         return Result(Code.FAILURE, f"The policy file cannot be used: {exc}")
+    except (TypeError, AttributeError) as exc:
+        return Result(
+            Code.FAILURE,
+            "The policy file cannot be used: it must have a text for each name of a rule, and "
+            f"something else was found ({exc}).",
+        )
+    if enforcer.policy_path and not Path(enforcer.policy_path).is_file():
+        return Result(Code.FAILURE, f"The policy file {enforcer.policy_path} is not a file.")
+    rules = {str(name): rule for name, rule in enforcer.file_rules.items()}
+    if broken := sorted(name for name, rule in rules.items() if not _is_understood(rule)):
+        return Result(
+            Code.FAILURE,
+            f"The policy file has rules that cannot be parsed, so that they deny everything: "
+            f"{join_limited(broken, MAX_NAMED)}. Correct them, or write '!' to deny.",
+        )
     known = {rule.name for rule in list_rules()}
-    unknown = sorted(
-        name for name in enforcer.file_rules if name.startswith(PREFIX) and name not in known
-    )
+    unknown = sorted(name for name in rules if name.startswith(PREFIX) and name not in known)
     if not unknown:
         return Result(Code.SUCCESS)
     return Result(
@@ -114,6 +135,15 @@ def check_policy_rules(conf: cfg.ConfigOpts) -> Result:
         f"{join_limited(unknown, MAX_NAMED)}. They have no effect; 'oslopolicy-policy-generator "
         "--namespace cyborg' lists the rules in effect.",
     )
+
+
+def _is_understood(rule: policy.RuleDefault) -> bool:
+    """Return whether a rule was parsed completely; '!' stands for a denial that is intended."""
+    text: object = rule.check_str
+    if isinstance(text, str) and _DENIAL.search(text):
+        return True
+    # A list is the former syntax; oslo.policy iterates over anything else as if it was one.
+    return isinstance(text, str | list) and not _DENIAL.search(str(rule.check))
 
 
 def check_options(files: Sequence[str]) -> Result:
@@ -145,6 +175,15 @@ def check_options(files: Sequence[str]) -> Result:
             f"{join_limited(sorted(set(unknown)), MAX_NAMED)}."
         )
     return Result(Code.WARNING, " ".join(texts)) if texts else Result(Code.SUCCESS)
+
+
+def configuration_files(conf: cfg.ConfigOpts) -> list[str]:
+    """Return the configuration files in the order in which oslo.config reads them."""
+    # The attributes are those of the options --config-file and --config-dir.
+    files = list(conf.config_file or ())
+    for directory in conf.config_dirs:
+        files += map(str, sorted(Path(directory).glob("*.conf")))
+    return list(dict.fromkeys(files))
 
 
 def _read_settings(file: str) -> Mapping[str, Mapping[str, Any]]:

@@ -138,6 +138,7 @@ def test_check_without_database_does_not_know_the_daemons(
         ({"service_token_roles": "nova"}, 0, None),
         ({"service_token_roles": ""}, 2, "service_token_roles is empty"),
         ({"service_token_roles_required": "false"}, 1, "service_token_roles_required is false"),
+        ({"service_token_roles_required": "perhaps"}, 2, "[keystone_authtoken] cannot be used"),
     ],
 )
 def test_check_requires_roles_of_service_tokens(
@@ -165,6 +166,75 @@ def test_check_names_unknown_rules(config: Path, capsys: pytest.CaptureFixture[s
     assert "cyborg:arq:steal" in details
     file.write_text('"cyborg:device:enable": "rule:no_such_rule"\n')
     assert check_one(config, capsys, "Policy rules")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('"cyborg:device:enable": "role:admin or !"', None),
+        ('"cyborg:device:enable": [["role:admin"], ["role:operator"]]', None),
+        ('"cyborg:device:enable": "!"', None),
+        ("", None),
+        ('"cyborg:device:enable": "role:admin of role:operator"', "cyborg:device:enable"),
+        ('"cyborg:device:enable": "role:admin or operator"', "cyborg:device:enable"),
+        ('"cyborg:device:enable": {"role": "admin"}', "cyborg:device:enable"),
+        ('"cyborg:device:enable": [["admin"]]', "cyborg:device:enable"),
+        ('1: "role:admin of role:operator"', "cannot be parsed"),
+        ('"cyborg:device:enable": 5', "cannot be used"),
+        ("- cyborg:device:enable", "cannot be used"),
+        ("cyborg", "cannot be used"),
+        ("a: b: c", "cannot be used"),
+    ],
+)
+def test_check_refuses_rules_that_cannot_be_parsed(
+    config: Path, capsys: pytest.CaptureFixture[str], text: str, found: str | None
+) -> None:
+    folder = config.parent / "policy.d"
+    folder.mkdir()
+    add_settings(config, oslo_policy={"policy_dirs": str(folder)})
+    (folder / "rules.yaml").write_text(text)
+    result, details = check_one(config, capsys, "Policy rules")
+    assert (result, details) == (0, None) if found is None else result == 2
+    assert found is None or found in " ".join((details or "").split())
+
+
+def test_check_refuses_a_policy_file_that_is_a_folder(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_settings(config, oslo_policy={"policy_file": str(config.parent)})
+    code, found = check(config, capsys)
+    assert code == 2
+    assert found["Policy rules"]["result"] == 2
+    assert len(found) == len(status.Checks._upgrade_checks)
+
+
+def test_error_of_a_check_does_not_hide_the_others(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise LookupError("unexpected")
+
+    monkeypatch.setattr("cyborg.cmd.status_checks.check_options", fail)
+    code, found = check(config, capsys)
+    assert code == 2
+    assert "LookupError: unexpected" in found["Options"]["details"]
+    assert len(found) == len(status.Checks._upgrade_checks)
+
+
+def test_check_reads_the_files_of_configuration_directories(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = config.parent / "cyborg.conf.d"
+    folder.mkdir()
+    (folder / "10-api.conf").write_text(ini({"api": {"wrokers": "4"}}))
+    (folder / "notes.txt").write_text("not a configuration file")
+    capsys.readouterr()
+    arguments = ["--config-file", str(config), "--config-dir", str(folder)]
+    assert status.main([*arguments, "upgrade", "check", "--json"]) == 2
+    answer = json.loads(capsys.readouterr().out)
+    (row,) = (row for row in answer["checks"] if row["check"] == "Options")
+    assert row["result"] == 1
+    assert "[api] wrokers" in row["details"]
 
 
 def test_check_names_renamed_and_unknown_options(

@@ -65,6 +65,7 @@ class ProviderReconciler:
             summary = summary or self._placement.get(uuid)
             _check_lease(lease_expired)
         drift: tuple[str, ...] = ()
+        reserved: InUse | None = None
         for _ in range(MAX_ATTEMPTS):
             try:
                 actual, inventories = self._read(summary, desired)
@@ -77,8 +78,8 @@ class ProviderReconciler:
             except InUse as exc:
                 if desired is not None or not may_evict():
                     raise
-                self._delete_with_consumers(uuid, exc, may_evict, lease_expired)
-                return Outcome((), PlacementState(0, None))
+                reserved = exc
+                break
             except Conflict as exc:
                 conflict = exc
                 # The concurrent writer may have a newer desired state.
@@ -89,6 +90,9 @@ class ProviderReconciler:
             else:
                 parent = desired.parent_uuid if desired is not None else None
                 return Outcome(drift, PlacementState(generation, parent))
+        if reserved is not None:
+            self._delete_with_consumers(uuid, reserved, may_evict, lease_expired)
+            return Outcome((), PlacementState(None, None))
         raise Conflict(
             f"other clients keep changing the resource provider, {MAX_ATTEMPTS} attempts failed: "
             f"{conflict.message}"

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conditions of a device, with their descriptions, and the rule for its status."""
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -84,6 +85,8 @@ class DeviceStatus:
         return not self.reasons
 
 
+# Cached: the devices of a list differ in few facts.
+@functools.lru_cache(maxsize=1024)
 def evaluate(facts: DeviceFacts) -> DeviceStatus:
     """Return the status of a device.
 

@@ -193,20 +193,18 @@ class _Device:
 
         Return the new usage. ``usage`` is None for the first deployable of the resource class.
         """
-        facts = replace(
-            self.facts,
-            programming=deployable["job_id"] is not None,
-            restore_failed=restore_failed,
-            draining=self.facts.draining or bool(deployable["draining"]),
-        )
+        programming = deployable["job_id"] is not None
+        draining = self.facts.draining or bool(deployable["draining"])
+        facts = self.facts
+        if programming or restore_failed or draining != facts.draining:
+            facts = replace(
+                facts, programming=programming, restore_failed=restore_failed, draining=draining
+            )
         free = deployable["idle"] if device_state.evaluate(facts).schedulable else 0
-        usage = usage or HandleUsage(deployable["resource_class"], 0, 0, 0, self.tree)
-        return replace(
-            usage,
-            total=usage.total + deployable["total"],
-            used=usage.used + deployable["used"],
-            free=usage.free + free,
-        )
+        total, used = deployable["total"], deployable["used"]
+        if usage is not None:
+            total, used, free = usage.total + total, usage.used + used, usage.free + free
+        return HandleUsage(deployable["resource_class"], total, used, free, self.tree)
 
 
 # The tables are read one after another by the ids that the previous statement found. PostgreSQL

@@ -22,9 +22,12 @@ FAILURES = (oslo.DBError, sa.exc.SQLAlchemyError)
 _TRANSIENT_STATES = frozenset({"40001", "40P01", "55P03"})
 # Connection exceptions, insufficient resources, operator intervention (shutdown, not yet started).
 _DOWN_CLASSES = ("08", "53", "57P")
-# Too many connections, of all or of this user; the server is shutting down; a node of a Galera
-# cluster has not joined it, or is cut off from it.
-_DOWN_NUMBERS = frozenset({1040, 1047, 1053, 1203, 1226})
+# Too many connections, of all or of this user. libpq has only a text.
+_FULL_NUMBERS = frozenset({1040, 1203, 1226})
+_FULL_STATE = "53300"
+_FULL_TEXTS = ("too many clients", "too many connections", "remaining connection slots")
+# The server is shutting down; a node of a Galera cluster has not joined it, or is cut off from it.
+_DOWN_NUMBERS = frozenset({1047, 1053})
 # The server accepts no changes: a replica, or a primary that is being replaced.
 _READ_ONLY_NUMBERS = frozenset({1290, 1836})
 # The server cancelled a statement at its time limit: MariaDB, MySQL; PostgreSQL.
@@ -58,6 +61,11 @@ def to_unavailable(error: BaseException) -> Unavailable | None:
         return Unavailable("database has no tables: run 'cyborg-dbsync upgrade'")
     if isinstance(error, oslo.DBNonExistentDatabase):
         return Unavailable("database does not exist: check [database] connection")
+    if _is_full(error):
+        return Unavailable(
+            "the database accepts no more connections: increase its maximum number of connections, "
+            "or decrease [database] max_pool_size and max_overflow of the services"
+        )
     if isinstance(error, oslo.DBConnectionError | sa.exc.TimeoutError | sa.exc.InterfaceError):
         return Unavailable("the database does not answer")
     if not isinstance(_wrapped(error), sa.exc.OperationalError):
@@ -121,6 +129,13 @@ def _is_access_denied(error: BaseException) -> bool:
     if state is not None:
         return state.startswith(_DENIED_CLASS)
     return any(text in str(origin) for text in _DENIED_TEXTS) and not _is_sqlite(error)
+
+
+def _is_full(error: BaseException) -> bool:
+    number, state, origin = _number(error), _state(error), _origin(error)
+    if number is not None or state is not None:
+        return number in _FULL_NUMBERS or state == _FULL_STATE
+    return any(text in str(origin) for text in _FULL_TEXTS)
 
 
 def _is_down(error: BaseException) -> bool:

@@ -2,10 +2,11 @@
 """Checks of ``cyborg-status upgrade check`` on the daemons, the policy and the options."""
 
 import re
+import string
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import sqlalchemy as sa
 from oslo_config import cfg, iniparser
@@ -25,7 +26,11 @@ from cyborg.rpc.contract import AGENT, CONDUCTOR
 MAX_NAMED = 5  # objects that one result names
 PREFIX = "cyborg:"
 """Prefix of the policy rules of this service; others are those of the operator."""
-_DENIAL = re.compile(r"(^|[\s(])!($|[\s)])")
+DEFAULT_POLICY_FILE = "policy.yaml"
+"""Default of ``[oslo_policy] policy_file``, a file that need not exist."""
+_DELIMITERS = "()[],'\"" + string.whitespace
+_DENIAL = re.compile(rf"(?<![^{re.escape(_DELIMITERS)}])!(?![^{re.escape(_DELIMITERS)}])")
+"""A denial in a rule, or in a list of the former syntax."""
 
 
 def check_daemons(connection: sa.Connection) -> Result:
@@ -102,48 +107,80 @@ def check_service_tokens(conf: cfg.ConfigOpts) -> Result:
 def check_policy_rules(conf: cfg.ConfigOpts) -> Result:
     """Check that each rule of the policy files can be parsed and exists in this release.
 
-    oslo.policy denies what it cannot parse, and writes only a log line about it.
+    oslo.policy ignores files that it cannot open, and denies what it cannot parse; it writes only
+    a log line about it.
     """
     enforcer = make_enforcer(conf)
     try:
+        for file in _policy_files(conf):
+            if problem := _find_problem(file):
+                return Result(Code.FAILURE, f"The policy file {file} {problem}")
         enforcer.load_rules(force_reload=True)
         enforcer.check_rules(raise_on_violation=True)
     except (policy.InvalidDefinitionError, cfg.Error, ValueError, OSError) as exc:
-        return Result(Code.FAILURE, f"The policy file cannot be used: {exc}")
-    except (TypeError, AttributeError) as exc:
-        return Result(
-            Code.FAILURE,
-            "The policy file cannot be used: it must have a text for each name of a rule, and "
-            f"something else was found ({exc}).",
-        )
-    if enforcer.policy_path and not Path(enforcer.policy_path).is_file():
-        return Result(Code.FAILURE, f"The policy file {enforcer.policy_path} is not a file.")
-    rules = {str(name): rule for name, rule in enforcer.file_rules.items()}
-    if broken := sorted(name for name, rule in rules.items() if not _is_understood(rule)):
-        return Result(
-            Code.FAILURE,
-            f"The policy file has rules that cannot be parsed, so that they deny everything: "
-            f"{join_limited(broken, MAX_NAMED)}. Correct them, or write '!' to deny.",
-        )
+        return Result(Code.FAILURE, f"The policy files cannot be used: {exc}")
     known = {rule.name for rule in list_rules()}
-    unknown = sorted(name for name in rules if name.startswith(PREFIX) and name not in known)
+    names = sorted(map(str, enforcer.file_rules))
+    unknown = [name for name in names if name.startswith(PREFIX) and name not in known]
     if not unknown:
         return Result(Code.SUCCESS)
     return Result(
         Code.WARNING,
-        f"The policy file has rules that this release does not know: "
+        "The policy files have rules that this release does not know: "
         f"{join_limited(unknown, MAX_NAMED)}. They have no effect; 'oslopolicy-policy-generator "
         "--namespace cyborg' lists the rules in effect.",
     )
 
 
-def _is_understood(rule: policy.RuleDefault) -> bool:
-    """Return whether a rule was parsed completely; '!' stands for a denial that is intended."""
-    text: object = rule.check_str
-    if isinstance(text, str) and _DENIAL.search(text):
-        return True
+def _policy_files(conf: cfg.ConfigOpts) -> Iterator[Path]:
+    """Yield the policy files in the order in which oslo.policy reads them.
+
+    A missing file is yielded, too, if the operator has set its name.
+    """
+    section = conf.oslo_policy
+    if (file := conf.find_file(section.policy_file)) or section.policy_file != DEFAULT_POLICY_FILE:
+        yield Path(file or section.policy_file)
+    for name in section.policy_dirs:
+        if folder := conf.find_file(name):
+            for path in sorted(Path(folder).iterdir()):
+                if not path.name.startswith(".") and not path.is_dir():
+                    yield path
+
+
+def _find_problem(file: Path) -> str | None:
+    """Return the end of a sentence about the first problem of a policy file, or None."""
+    if not file.is_file():
+        return "is missing or not a regular file. Correct [oslo_policy], or provide the file."
+    try:
+        rules: object = policy.parse_file_contents(file.read_bytes())
+    except (OSError, ValueError) as exc:
+        return f"cannot be read: {exc}"
+    if not isinstance(rules, dict):
+        return 'must have lines of the form "NAME": "RULE".'
+    broken = sorted(str(name) for name, rule in rules.items() if not _is_understood(name, rule))
+    if not broken:
+        return None
+    return (
+        f"has rules that cannot be used: {join_limited(broken, MAX_NAMED)}. A part that cannot be "
+        "parsed denies everything, an empty value allows everything. Write names and rules as "
+        "texts, with '!' to deny and '@' to allow."
+    )
+
+
+def _is_understood(name: Any, rule: Any) -> bool:
+    """Return whether oslo.policy parses a rule completely."""
     # A list is the former syntax; oslo.policy iterates over anything else as if it was one.
-    return isinstance(text, str | list) and not _DENIAL.search(str(rule.check))
+    if not isinstance(name, str) or not isinstance(rule, str | list):
+        return False
+    try:
+        check = str(policy.Rules.from_dict({name: cast(str, rule)})[name])
+    except (TypeError, AttributeError):
+        return False
+    # oslo.policy puts a denial in place of what it cannot parse, possibly of the whole rule.
+    text = str(rule)
+    if check == "!":
+        return text.strip(_DELIMITERS) == "!"
+    return len(_DENIAL.findall(check)) <= len(_DENIAL.findall(text))
 
 
 def check_options(files: Sequence[str]) -> Result:
@@ -182,13 +219,14 @@ def configuration_files(conf: cfg.ConfigOpts) -> list[str]:
     # The attributes are those of the options --config-file and --config-dir.
     files = list(conf.config_file or ())
     for directory in conf.config_dirs:
-        files += map(str, sorted(Path(directory).glob("*.conf")))
+        files += map(str, sorted(Path(directory).expanduser().glob("[!.]*.conf")))
     return list(dict.fromkeys(files))
 
 
 def _read_settings(file: str) -> Mapping[str, Mapping[str, Any]]:
     parser = Parser()
-    parser.parse(Path(file).read_text(encoding="utf-8").splitlines(keepends=True))
+    text = Path(file).expanduser().read_text(encoding="utf-8")
+    parser.parse(text.splitlines(keepends=True))
     return parser.settings
 
 

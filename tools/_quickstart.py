@@ -382,6 +382,7 @@ def main() -> int:
         say("\nThe service is still running. To use the service:")
         say(f"   export OS_AUTH_TYPE=none OS_ENDPOINT={service.api}")
         say(f"   {BIN / 'cyborg'} device-list")
+        say(f"   open {service.api}/ui/ in a browser: the web console")
         say(f"   curl -s -H 'X-Auth-Token: admin' {service.placement}/resource_providers")
         say("To stop the service and remove its files:")
         say(f"   kill {service.process.pid} && sleep 2 && rm -r {service.folder}")

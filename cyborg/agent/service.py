@@ -29,6 +29,7 @@ from cyborg.agent.report.schedule import MAX_PAUSE, HeartbeatSchedule, IntervalF
 from cyborg.core.drivers.driver import driver_uuid
 from cyborg.core.drivers.registry import DriverEntry
 from cyborg.core.errors import Unavailable
+from cyborg.core.hosts import service
 from cyborg.core.log import get_logger
 from cyborg.drivers.base import Driver
 from cyborg.drivers.replay.host import ReplayedHost
@@ -36,6 +37,7 @@ from cyborg.rpc.contract import ConductorAPI
 from cyborg.rpc.server import Server, make_server
 from cyborg.rpc.transport import Transport
 from cyborg.threads.backoff import Backoff
+from cyborg.tracing import service as tracing
 
 LOG = get_logger(__name__)
 
@@ -83,6 +85,7 @@ class AgentService:
         """
         conf = self._conf
         topic = f"{conf.rpc.topic}.agent"
+        tracing.check_config(conf)
         catalogue = self._catalogue = DriverCatalogue(conf.agent.discovery_timeout)
         state_dir = Path(conf.state_path, "agent")
         self.replayed = open_replay(conf)
@@ -127,7 +130,7 @@ class AgentService:
             checkpoint,
             conf.agent.max_concurrent_jobs,
             reporter.add_job_outcome,
-            removed_driver=lambda name: factory.removed_driver(state_file.backends.get(name)),
+            removed_driver=lambda name: factory.removed_driver(name, state_file.backends.get(name)),
             count_undelivered=reporter.count_undelivered,
             guests=None if guests is None else guests.devices,
         )
@@ -163,6 +166,7 @@ class AgentService:
         if self._uevent_watcher is not None:
             # Before the first discovery, so that no change between the two is missed.
             self._uevent_watcher.start()
+        tracing.start(conf, service.AGENT)
         for backend in registry:
             backend.start()
         reporter.start()
@@ -226,6 +230,7 @@ class AgentService:
             LOG.warning("Abandoned %d discoveries still in progress", len(stuck), backend=stuck)
         if self.replayed is not None:
             self.replayed.close()
+        tracing.stop()
         self._stopped.set()
         LOG.info("Agent has stopped", host=self._conf.host)
 

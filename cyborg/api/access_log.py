@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Access log: one line for each request, with its request id, user and project in the context.
+"""Access log and metrics: method, route, status and duration of each request.
 
-The line has no text from the client: an unknown method or path is shown as ``-``.
+A log line has the request id, user and project of the context. Neither has text from the client:
+an unknown method or path is shown as ``-``. Metrics also show a method that the route does not
+serve as ``-``.
 """
 
 import logging
@@ -12,32 +14,41 @@ from typing import Any
 from oslo_context import context
 
 from cyborg.core.log import get_logger
+from cyborg.telemetry.families import API_REQUESTS, API_SECONDS
+from cyborg.telemetry.recorder import MetricRecorder
 
 LOG = get_logger("cyborg.api.access")
 
+HEALTHCHECK = "/healthcheck"
+
 UNKNOWN = "-"
+"""What is shown instead of an unknown method or route."""
+
 METHODS = frozenset(
     {"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"}
 )
-HEALTHCHECK = "/healthcheck"
+"""The methods that a log line shows."""
 
 App = Callable[..., Iterable[bytes]]
+FindRoute = Callable[[str, str], tuple[str, str]]
 
 
 class AccessLog:
-    """A WSGI layer that logs method, route, status and duration of each request.
+    """A WSGI layer that logs and counts each request.
 
-    ``find_route`` maps a path to its route, such as ``/v2/devices/{uuid}``; None if there is none.
+    ``find_route`` is that of ``cyborg.api.routes``.
     """
 
     def __init__(
         self,
         app: App,
-        find_route: Callable[[str], str | None],
+        find_route: FindRoute,
+        recorder: MetricRecorder,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._app = app
         self._find_route = find_route
+        self._recorder = recorder
         self._clock = clock
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -55,15 +66,18 @@ class AccessLog:
         try:
             return self._app(environ, start)
         finally:
-            self._log(method, path, status, (self._clock() - started) * 1000)
+            seconds = self._clock() - started
+            # Not each method of each route: anybody could add series, also without a token.
+            served, route = self._find_route(method, path)
+            self._recorder.count(API_REQUESTS, served, route, str(status))
+            self._recorder.observe(API_SECONDS, seconds, served, route)
+            self._log(method if method in METHODS else UNKNOWN, route, status, seconds * 1000)
 
-    def _log(self, method: str, path: str, status: int, ms: float) -> None:
+    def _log(self, shown: str, route: str, status: int, ms: float) -> None:
         # Load balancers probe several times a second.
-        level = logging.DEBUG if path == HEALTHCHECK else logging.INFO
+        level = logging.DEBUG if route == HEALTHCHECK else logging.INFO
         if not LOG.isEnabledFor(level):
             return
-        shown = method if method in METHODS else UNKNOWN
-        route = self._find_route(path) or UNKNOWN
         fields = {"method": shown, "route": route, "status": status, "ms": round(ms, 1)}
         LOG.log(level, "%s %s %d %.1f ms", shown, route, status, ms, extra=fields)
 

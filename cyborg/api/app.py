@@ -4,13 +4,17 @@
 ::
 
     request id       X-Openstack-Request-Id in the response and in every log line
+    tracing          a span of each request if [tracing] is enabled
     access log       one line for each request
     proxy headers    if [oslo_middleware] enable_proxy_headers_parsing is set
     versions         the microversion headers of the response
     faults           turns exceptions of the layers below into error bodies
     host             with noauth only: accepts only the names of this machine
+    console          if [api] console is set: the files of /ui, and the sign-in
     entry            health check, public documents, microversion, Content-Length
     authentication   keystone, or noauth for loopback connections only
+    console          if [api] console is set: the session of its user
+    audit            CADF events if [api] audit_map_file is set
     body             reads the whole body, limited in size and time
     pecan            routes and operations
 """
@@ -22,26 +26,32 @@ from oslo_config import cfg
 from oslo_middleware import http_proxy_to_wsgi, request_id
 from pecan.core import Pecan
 
-from cyborg.api import auth, openapi, versions
+from cyborg.api import auth, versions
 from cyborg.api.access_log import HEALTHCHECK, AccessLog
+from cyborg.api.audit.middleware import add_audit
 from cyborg.api.body import BodyReader
+from cyborg.api.console.session import ConsoleSession
+from cyborg.api.console.site import ConsoleSite
 from cyborg.api.controller import ApiContext
 from cyborg.api.faults import FaultHook, FaultMiddleware
 from cyborg.api.health import Health
 from cyborg.api.host_check import HOST, HostCheck
-from cyborg.api.middleware import VERSIONS, EntryMiddleware
+from cyborg.api.middleware import VERSIONS, App, EntryMiddleware
+from cyborg.api.openapi.document import PATHS, OpenApiDocument
 from cyborg.api.request_context import Request
 from cyborg.api.routes import Root, build_routes, make_route_finder
 from cyborg.compat import pecan_signatures
 from cyborg.db.reader import Reader
 from cyborg.policies.enforcer import make_enforcer
 from cyborg.rpc.contract import ConductorAPI
+from cyborg.telemetry.recorder import MetricRecorder
+from cyborg.tracing.wsgi import TracingMiddleware
 
 
 class Api:
     """The WSGI application; ``health`` is the state behind ``/healthcheck``."""
 
-    def __init__(self, conf: cfg.ConfigOpts, context: ApiContext) -> None:
+    def __init__(self, conf: cfg.ConfigOpts, context: ApiContext, recorder: MetricRecorder) -> None:
         self.health = Health(context.reader)
         pecan_signatures.install()
         routes = build_routes(context)
@@ -56,19 +66,28 @@ class Api:
         )
         # Exceptions are handled within authentication, because keystonemiddleware would answer
         # them in its own format.
-        app = auth.add_authentication(
-            FaultMiddleware(BodyReader(resources, conf)), conf, make_enforcer(conf)
-        )
-        documents = dict.fromkeys(openapi.PATHS, openapi.OpenApiDocument(routes).document)
+        app: App = BodyReader(resources, conf)
+        if conf.api.console:
+            app = ConsoleSession(app, conf)
+        app = add_audit(FaultMiddleware(app), conf)
+        app = auth.add_authentication(app, conf, make_enforcer(conf))
+        documents = dict.fromkeys(PATHS, OpenApiDocument(routes).document)
         app = EntryMiddleware(app, conf, self.health, documents)
+        paths = {HEALTHCHECK, *VERSIONS, *documents}
+        if conf.api.console:
+            app = site = ConsoleSite(app, conf)
+            paths |= site.paths
         if conf.auth_strategy == "noauth":
             app = HostCheck(app, conf.api.server_names)
         app = versions.MicroversionHeaders(FaultMiddleware(app))
         proxied = http_proxy_to_wsgi.HTTPProxyToWSGI(app, conf)
         if conf.oslo_middleware.enable_proxy_headers_parsing:
             app = proxied
-        find_route = make_route_finder(routes, {HEALTHCHECK, *VERSIONS, *documents})
-        self._app = request_id.RequestId(AccessLog(app, find_route), conf)
+        find_route = make_route_finder(routes, paths)
+        app = AccessLog(app, find_route, recorder)
+        if conf.tracing.enabled:
+            app = TracingMiddleware(app, find_route, {HEALTHCHECK})
+        self._app = request_id.RequestId(app, conf)
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         """Serve one request."""
@@ -78,6 +97,14 @@ class Api:
         return self._app(environ, start_response)
 
 
-def make_app(conf: cfg.ConfigOpts, conductor: ConductorAPI, reader: Reader) -> Api:
-    """Return the API, which uses a conductor client and a database reader. Opens no connection."""
-    return Api(conf, ApiContext(conf, conductor, reader))
+def make_app(
+    conf: cfg.ConfigOpts,
+    conductor: ConductorAPI,
+    reader: Reader,
+    recorder: MetricRecorder | None = None,
+) -> Api:
+    """Return the API, which uses a conductor client and a database reader. Opens no connection.
+
+    ``recorder`` records its metrics.
+    """
+    return Api(conf, ApiContext(conf, conductor, reader), recorder or MetricRecorder())

@@ -28,9 +28,11 @@ class BodyReader:
     to read first.
     """
 
-    def __init__(self, app: App, conf: cfg.ConfigOpts) -> None:
+    def __init__(self, app: App, conf: cfg.ConfigOpts, timeout: float | None = None) -> None:
+        """``timeout`` are the seconds to receive a body, by default those of the option."""
         self._app = app
         self._conf = conf
+        self._timeout = timeout
         self._deadlines = ReadDeadlines()
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -43,7 +45,8 @@ class BodyReader:
                 "this server does not accept a chunked body, send Content-Length"
             )
         if chunked or int(length or 0):
-            with self._deadlines.limit(api.body_timeout, environ.get(STOP_READING)) as expired:
+            timeout = self._timeout or api.body_timeout
+            with self._deadlines.limit(timeout, environ.get(STOP_READING)) as expired:
                 body = _read(environ["wsgi.input"], length, api.max_body_size, expired)
             environ |= {"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
         return self._app(environ, start_response)

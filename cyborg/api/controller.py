@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The base class of the API's controllers, and the objects they share."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,6 +11,7 @@ from oslo_config import cfg
 
 from cyborg.api.paging import PageRequest, R
 from cyborg.core.hosts.liveness import Liveness, evaluate
+from cyborg.db.read.count_cache import CountCache
 from cyborg.db.reader import Reader
 from cyborg.rpc.contract import ConductorAPI
 
@@ -21,6 +23,11 @@ class ApiContext:
     conf: cfg.ConfigOpts
     conductor: ConductorAPI
     reader: Reader
+
+    @functools.cached_property
+    def counts(self) -> CountCache:
+        """Return the cached numbers of objects."""
+        return CountCache(self.reader)
 
 
 class Resource:

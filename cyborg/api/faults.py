@@ -46,9 +46,11 @@ _UNAVAILABLE_MESSAGES = {
 _OBJECT_PATH = re.compile(r"(?:/v2)?/(\w+)/([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?:/|$)")
 _FIELDS = {
     "accelerator_requests": "arq",
-    "accelerators": "arq",
+    "accelerators": "accelerator",
+    "attachments": "attachment",
     "audits": "audit",
     "deployables": "deployable",
+    "device_contexts": "device_context",
     "devices": "device",
     "discoveries": "discovery",
     "jobs": "job",
@@ -127,6 +129,8 @@ def error_response(error: Exception, environ: Mapping[str, Any]) -> webob.Respon
         response.allow = error.allow
     if isinstance(error, exc.HTTPUnauthorized):
         response.headers["WWW-Authenticate"] = error.headers["WWW-Authenticate"]
+    if isinstance(error, exc.HTTPTooManyRequests):
+        response.headers["Retry-After"] = error.headers["Retry-After"]
     return response
 
 

@@ -45,6 +45,11 @@ class Caller:
             self._enforcer, rule, self._credentials(), {"project_id": self.project_id}
         )
 
+    def allows(self, rule: str) -> bool:
+        """Return whether the policy allows the rule in the token's project."""
+        target = {"project_id": self.project_id}
+        return bool(self._enforcer.authorize(rule, target, self._credentials()))
+
     @functools.cached_property
     def is_elevated(self) -> bool:
         """Return whether the caller administers the accelerators of the whole cloud."""

@@ -57,23 +57,25 @@ class EntryMiddleware:
         """Serve one request. Raise an exception that ``faults`` maps to a response."""
         path = _path(environ)
         if path == HEALTHCHECK:
-            _require_get(environ)
+            require_get(environ)
             healthy, document = self._health.check()
             return _json_response(document, 200 if healthy else 503)(environ, start_response)
-        environ[ROOT] = self._root(environ)
+        environ[ROOT] = root_url(environ, self._conf)
         if path in self._documents:
-            _require_get(environ)
+            require_get(environ)
             return _json_response(self._documents[path](environ[ROOT]))(environ, start_response)
         environ[versions.ENVIRON] = versions.requested_version(environ)
         require_json(environ)
         check_content_length(environ, self._conf.api.max_body_size)
         return self._app(environ, start_response)
 
-    def _root(self, environ: dict[str, Any]) -> str:
-        public: str | None = self._conf.api.public_endpoint
-        if public:
-            return public.rstrip("/").removesuffix("/v2")
-        return webob.Request(environ).application_url.rstrip("/")
+
+def root_url(environ: dict[str, Any], conf: cfg.ConfigOpts) -> str:
+    """Return the URL of the root of the API, without a slash at its end."""
+    public: str | None = conf.api.public_endpoint
+    if public:
+        return public.rstrip("/").removesuffix("/v2")
+    return webob.Request(environ).application_url.rstrip("/")
 
 
 def require_json(environ: dict[str, Any]) -> None:
@@ -110,7 +112,8 @@ def _path(environ: Mapping[str, Any]) -> str:
         raise Invalid("the path of the URL is not UTF-8", field="path") from None
 
 
-def _require_get(environ: Mapping[str, Any]) -> None:
+def require_get(environ: Mapping[str, Any]) -> None:
+    """Raise HTTPMethodNotAllowed for a method other than GET and HEAD."""
     if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
         raise exc.HTTPMethodNotAllowed(
             f"{environ['REQUEST_METHOD']} is not supported for {_path(environ)[:200]}, use GET "

@@ -77,6 +77,20 @@ class RequestContext:
         links = self.links(collection, row["uuid"])
         return types.serialize(datatype, {"links": links, **row, **more})
 
+    def serialize_page(
+        self, datatype: Any, row: Row, collection: str, rows: str, marker: str | None
+    ) -> dict[str, Any]:
+        """Return a row whose field ``rows`` has a page of its parts, with a link to the next page.
+
+        Without ``marker`` it is the last page: the link is absent, as in a list.
+        """
+        links = f"{rows}_links"
+        document = self.serialize(datatype, {**row, links: []}, collection)
+        del document[links]
+        if marker is not None:
+            document[links] = self.next_links(f"{collection}/{row['uuid']}", marker)
+        return document
+
     def created(self, datatype: Any, row: Row, collection: str) -> dict[str, Any]:
         """Return a new object as JSON, and set the Location header to its URL."""
         # An absolute URL: WebOb would resolve a relative one with the Host header.

@@ -10,11 +10,14 @@ import pecan
 from webob import exc
 
 from cyborg.api import v2
+from cyborg.api.access_log import UNKNOWN
 from cyborg.api.controller import ApiContext
 from cyborg.api.operation import ControllerMethod
 
 RouteTable = Mapping[str, Mapping[str, ControllerMethod]]
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
+# POST is that of the sign-in of the console.
+_DOCUMENT_METHODS = frozenset({"GET", "HEAD", "POST"})
 
 
 def build_routes(context: ApiContext) -> RouteTable:
@@ -46,20 +49,30 @@ def match_path(args: Sequence[str]) -> tuple[str, list[str]]:
 
 def make_route_finder(
     routes: RouteTable, documents: Collection[str]
-) -> Callable[[str], str | None]:
-    """Return a function that maps a path to its route, such as ``/v2/devices/{uuid}``.
+) -> Callable[[str, str], tuple[str, str]]:
+    """Return a function that maps a method and a path to the method and the route to show.
 
-    Each path in ``documents`` is its own route.
+    A route is such as ``/v2/devices/{uuid}``; each path in ``documents`` is its own route. An
+    unknown route, and a method that its route does not serve, are shown as UNKNOWN, so that a
+    client cannot choose what is shown.
     """
     rendered = {
         pattern: f"/v2/{next(iter(methods.values())).operation.template}"
         for pattern, methods in routes.items()
     }
+    served = {
+        pattern: {*methods, *(("HEAD",) if "GET" in methods else ())}
+        for pattern, methods in routes.items()
+    }
 
-    def find_route(path: str) -> str | None:
+    def find_route(method: str, path: str) -> tuple[str, str]:
         if path in documents:
-            return path or "/"
-        return rendered.get(match_path(path.split("/")[1:])[0])
+            return method if method in _DOCUMENT_METHODS else UNKNOWN, path or "/"
+        pattern = match_path(path.split("/")[1:])[0]
+        route = rendered.get(pattern)
+        if route is None:
+            return UNKNOWN, UNKNOWN
+        return method if method in served[pattern] else UNKNOWN, route
 
     return find_route
 

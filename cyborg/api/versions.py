@@ -15,7 +15,8 @@
      ``error`` in accelerators, and the accelerator state ``error``, which 2.4 shows as
      ``dirty``; ``accel:attach_target`` of new device profiles is checked
 2.6  attachments; device contexts; explanations and the capacity of a device profile; limits and
-     their usage; ``maintenance`` in devices, and maintenance windows; the removal of a host
+     their usage; ``maintenance`` in devices, and maintenance windows; the removal of a host; the
+     summary of the cloud
 ==== ==========================================================================
 """
 

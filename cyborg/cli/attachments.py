@@ -192,9 +192,18 @@ class _Detach(base.WaitCommand):
             path, query = ATTACHMENTS.path, {self.TARGET: target, **query}
         self.app.rest.call("DELETE", path + (f"?{urlencode(query)}" if query else ""))
         if args.wait:
-            listed = f"{ATTACHMENTS.path}?{urlencode({self.TARGET: target})}"
-            measure = partial(_measure_detach, target, selected)
-            self.wait(listed, measure, "detaching", args.within, show_counts=False)
+            self.wait(
+                partial(self._read_detaching, target),
+                partial(_measure_detach, target, selected),
+                "detaching",
+                args.within,
+                show_counts=False,
+            )
+
+    def _read_detaching(self, target: str) -> dict[str, Any]:
+        """Return the attachments of a server or host that are being detached, of all pages."""
+        filters = {self.TARGET: target, "state": AttachmentState.DETACHING}
+        return self.app.rest.read_whole(ATTACHMENTS.path, ATTACHMENTS.rows_key, **filters)
 
     def _find_holders(self, target: str, accelerator: str) -> Set[str]:
         """Return the uuids of the attachments of a server or host that hold an accelerator."""

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lookup of commands: ``device list`` is the same as ``device-list``."""
 
+from importlib import metadata
 from typing import Any
 
 from cliff import commandmanager
@@ -10,9 +11,11 @@ USAGE_NOTE = (
     "Every command can be written with spaces, the noun first: 'cyborg device list' is "
     "'cyborg device-list', and 'cyborg driver install' is 'cyborg install-driver'."
 )
-MAX_WORDS = 3  # of a command
+MAX_WORDS = 4  # of a command
 # Commands whose spelling with spaces is not a permutation of their words.
-_ALIASES = {"service-discover": "discover-services", "audit-create": "audit"}
+ALIASES = {"service-discover": "discover-services", "audit-create": "audit"}
+# Not declared in setup.cfg: openstack has its own command, also for the commands of our plug-in.
+COMPLETE = metadata.EntryPoint("complete", "cyborg.cli.completion.command:Complete", "cyborg.cli")
 
 
 class CommandManager(commandmanager.CommandManager):
@@ -24,6 +27,13 @@ class CommandManager(commandmanager.CommandManager):
         self.group_list.append(namespace)
         unloaded: Any = named.NamedExtensionManager(namespace, names=())
         self.commands.update((entry.name, entry) for entry in unloaded.list_entry_points())
+
+    def add_command(self, name: str, command_class: Any) -> None:
+        """Add a command of cliff; the command ``complete`` is our own, for more shells."""
+        if name == COMPLETE.name:
+            self.commands[name] = COMPLETE
+        else:
+            super().add_command(name, command_class)
 
     def find_command(self, argv: list[str]) -> tuple[Any, str, list[str]]:
         """Return class, name and remaining arguments. Raise ValueError for an unknown command."""
@@ -38,5 +48,5 @@ class CommandManager(commandmanager.CommandManager):
 
     def _name(self, arguments: list[str]) -> str | None:
         joined, rotated = "-".join(arguments), "-".join([arguments[-1], *arguments[:-1]])
-        names = (joined, rotated, _ALIASES.get(joined))
+        names = (joined, rotated, ALIASES.get(joined))
         return next((name for name in names if name in self.commands), None)

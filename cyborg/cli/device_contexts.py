@@ -19,6 +19,7 @@ LONG = formatting.columns_of(
     "project_id=Project, epoch, expires_at=Expires, created_at, updated_at",
     after=SHORT,
 )
+DETAIL = formatting.columns_of("arqs=ARQs", after=LONG)
 CONTEXTS = Collection("/device_contexts", SHORT, LONG, nouns="device contexts")
 
 
@@ -133,9 +134,15 @@ class List(listing.Lister, of=CONTEXTS):
 
 
 class Show(base.Show, of=CONTEXTS):
-    """Show one device context."""
+    """Show one device context with the uuids of its ARQs."""
 
     ARGUMENTS = (argument("context", help="uuid of the context"),)
+
+    def take_action(self, args: argparse.Namespace) -> Any:
+        """Return the context."""
+        row = self.app.rest.call("GET", self.find_path(args))
+        arqs = [arq["uuid"] for arq in row["arqs"]]
+        return formatting.build_object(DETAIL, {**row, "arqs": arqs})
 
 
 class Set(base.Show, of=CONTEXTS):

@@ -23,12 +23,12 @@ def _name(row: Mapping[str, Any]) -> str:
 
 
 def _measure(discovery: Mapping[str, Any]) -> Progress:
-    rows = discovery["backends"]
-    done = sum(row["state"] != PENDING for row in rows)
-    unfinished = [_name(row) for row in rows if row["state"] == PENDING]
-    named = join_limited(unfinished, MAX_NAMED)
-    pending = f"{len(unfinished)} of {len(rows)} backends have not reported ({named})"
-    return Progress(done, len(rows), pending if discovery["state"] == PENDING else None)
+    counts, rows = discovery["progress"], discovery.get("backends", ())
+    unreported = [_name(row) for row in rows if row["state"] == PENDING]
+    named = join_limited(unreported, MAX_NAMED) or f"discovery {discovery['uuid']}"
+    total, unfinished = sum(counts.values()), counts.get(PENDING, 0)
+    pending = f"{unfinished} of {total} backends have not reported ({named})"
+    return Progress(total - unfinished, total, pending if discovery["state"] == PENDING else None)
 
 
 class Create(base.WaitCommand, listing.Lister, of=DISCOVERIES):
@@ -49,15 +49,18 @@ class Create(base.WaitCommand, listing.Lister, of=DISCOVERIES):
         """Start the discovery, wait with --wait, and return the backends."""
         created = self.app.rest.call("POST", DISCOVERIES.path, self.read_fields(args))
         path = DISCOVERIES.object_path(created["uuid"])
+        discovery = None
         if args.wait:
+            poll = self.make_poll(DISCOVERIES, created["uuid"])
             discovery = self.wait(
-                path, _measure, "discovering", args.within, interval=0.2, show_counts=False
+                poll, _measure, "discovering", args.within, interval=0.2, show_counts=False
             )
+        if discovery is None or "backends" not in discovery or "backends_links" in discovery:
+            discovery = self.app.rest.read_whole(path, "backends")
+        if args.wait:
             # The table truncates errors to the terminal width; these lines do not.
             for row in discovery["backends"]:
                 if row["state"] not in (PENDING, DONE):
                     self.app.LOG.error("%s: %s", _name(row), row["error"] or row["state"])
                     self._status = 1
-        else:
-            discovery = self.app.rest.call("GET", path)
         return [{"uuid": created["uuid"], **row} for row in discovery["backends"]]

@@ -53,7 +53,7 @@ class Set(base.WaitCommand, lister.Lister, of=DEVICES):
         argument(
             "--drain",
             action="store_true",
-            help="close each device and wait until its bound handles are released",
+            help="cordon each device and wait until its bound handles are released",
         ),
     )
 

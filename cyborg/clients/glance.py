@@ -8,19 +8,17 @@ come from Glance. See the reference at https://docs.openstack.org/api-ref/image/
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-from keystoneauth1 import exceptions as ks
-from keystoneauth1 import loading
 from oslo_config import cfg
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from cyborg.clients.credentials import credentials_error, describe
-from cyborg.clients.service_client import ServiceClient
-from cyborg.core.errors import Forbidden, Invalid, Misconfigured, NotFound, TimedOut, Unavailable
+from cyborg.clients.service_client import ServiceClient, load_adapter
+from cyborg.core.errors import Forbidden, Invalid, NotFound, TimedOut, Unavailable
 from cyborg.core.image import ImageMetadata, parse_metadata
 
 MAX_METADATA = 1 << 20  # bytes of a response with metadata
@@ -130,16 +128,6 @@ class Glance(ServiceClient):
         endpoint = self._ask_keystone(self._adapter.get_endpoint) or ""
         return "/" if _VERSION.search(urlsplit(endpoint).path.rstrip("/")) else "/v2/"
 
-    def _ask_keystone(self, ask: Callable[[], Any]) -> Any:
-        try:
-            return ask()
-        except ks.Unauthorized as exc:
-            raise credentials_error(
-                "keystone", self._credentials, f"for {self.SERVICE}: {exc}"
-            ) from exc
-        except ks.ClientException as exc:
-            raise Unavailable(f"no token or endpoint for {self.SERVICE}: {exc}") from exc
-
     def _chunks(self, response: Any, *, decode: bool = False) -> Iterator[bytes]:
         # read1 returns what has arrived. read and iter_content wait for a full chunk, so that a
         # slow server could keep the caller from ever looking at the clock.
@@ -173,16 +161,9 @@ class Glance(ServiceClient):
 
 def make(conf: cfg.ConfigOpts) -> Glance:
     """Create the client from section [glance]. Raise Misconfigured if it is unusable."""
-    try:
-        auth = loading.load_auth_from_conf_options(conf, "glance")
-        session = loading.load_session_from_conf_options(conf, "glance", auth=auth)
-        adapter = loading.load_adapter_from_conf_options(conf, "glance", session=session, auth=auth)
-    except (ks.ClientException, cfg.Error, ValueError) as exc:
-        raise Misconfigured(f"[glance]: {exc}", option="glance.auth_type") from exc
-    if session.timeout is None:
-        # For tokens of keystone, which would be awaited for ever.
-        session.timeout = conf.glance.request_timeout
-    return Glance(adapter, conf.glance.request_timeout, describe(conf, "glance"))
+    return Glance(
+        load_adapter(conf, "glance"), conf.glance.request_timeout, describe(conf, "glance")
+    )
 
 
 def _parse(body: Any) -> ImageMetadata:

@@ -5,12 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from keystoneauth1 import exceptions as ks
-from keystoneauth1 import loading
 from oslo_config import cfg
 
 from cyborg.clients.credentials import credentials_error, describe
-from cyborg.clients.service_client import ServiceClient
+from cyborg.clients.service_client import ServiceClient, load_adapter
 from cyborg.core.attachments.server import PROFILE_KEY, Action, Event, Server
 from cyborg.core.audit.sources import Instance
 from cyborg.core.errors import Invalid, Misconfigured, NotFound, Unavailable, WrongState
@@ -123,10 +121,7 @@ class Nova(ServiceClient):
 
         Raise Unavailable.
         """
-        try:
-            user = self._adapter.get_user_id()
-        except ks.ClientException as exc:
-            raise Unavailable(f"keystone cannot be reached: {exc}") from exc
+        user = self._ask_keystone(self._adapter.get_user_id)
         return None if user is None else str(user)
 
     def lists_all_projects(self) -> bool:
@@ -170,13 +165,8 @@ class Nova(ServiceClient):
 
 def make(conf: cfg.ConfigOpts) -> Nova:
     """Create the client from section [nova]. Raise Misconfigured if the section is unusable."""
-    try:
-        auth = loading.load_auth_from_conf_options(conf, "nova")
-        session = loading.load_session_from_conf_options(conf, "nova", auth=auth)
-        adapter = loading.load_adapter_from_conf_options(conf, "nova", session=session, auth=auth)
-    except (ks.ClientException, cfg.Error, ValueError) as exc:
-        raise Misconfigured(f"[nova]: {exc}", option="nova.auth_type") from exc
-    if conf.nova.send_events and auth is None and not conf.nova.endpoint_override:
+    adapter = load_adapter(conf, "nova")
+    if conf.nova.send_events and adapter.auth is None and not conf.nova.endpoint_override:
         raise Misconfigured(
             "[nova] auth_type is not set: expected the name of an auth plugin and its options, or "
             "send_events = false in an installation without Nova",

@@ -13,12 +13,11 @@ from typing import Any
 from urllib.parse import quote
 
 import microversion_parse
-from keystoneauth1 import adapter, loading
-from keystoneauth1 import exceptions as ks
+from keystoneauth1 import adapter
 from oslo_config import cfg
 
 from cyborg.clients.credentials import credentials_error, describe
-from cyborg.clients.service_client import ServiceClient
+from cyborg.clients.service_client import ServiceClient, load_adapter
 from cyborg.core.errors import Conflict, InUse, Invalid, Misconfigured, Unavailable
 
 MAX_MICROVERSION = (1, 39)
@@ -325,15 +324,8 @@ class Placement(ServiceClient):
 
 def make(conf: cfg.ConfigOpts) -> Placement:
     """Create the client from section [placement]. Raise Misconfigured if it is unusable."""
-    try:
-        auth = loading.load_auth_from_conf_options(conf, "placement")
-        session = loading.load_session_from_conf_options(conf, "placement", auth=auth)
-        adapter = loading.load_adapter_from_conf_options(
-            conf, "placement", session=session, auth=auth
-        )
-    except (ks.ClientException, cfg.Error, ValueError) as exc:
-        raise Misconfigured(f"[placement]: {exc}", option="placement.auth_type") from exc
-    if auth is None and not conf.placement.endpoint_override:
+    adapter = load_adapter(conf, "placement")
+    if adapter.auth is None and not conf.placement.endpoint_override:
         raise Misconfigured(
             "[placement] auth_type is not set: expected the name of an auth plugin and its options",
             option="placement.auth_type",

@@ -1,17 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Base of the clients of Nova and Placement: timeout and errors of each request."""
+"""Base of the clients of Nova, Placement and Glance: timeout and errors of each request."""
 
 import copy
 import time
+from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
-from keystoneauth1 import adapter
+from keystoneauth1 import adapter, loading
 from keystoneauth1 import exceptions as ks
+from oslo_config import cfg
 
+from cyborg import tracing
 from cyborg.clients.credentials import credentials_error
-from cyborg.core.errors import TimedOut, Unavailable
+from cyborg.core.errors import Misconfigured, TimedOut, Unavailable
 
 MIN_TIMEOUT = 1.0  # seconds that must be left for a repeated request
+
+
+def load_adapter(conf: cfg.ConfigOpts, section: str) -> adapter.Adapter:
+    """Create the adapter of a section. Its ``auth`` is None if auth_type is not set.
+
+    Each request to keystone has the ``timeout`` of the section or, without it, its
+    ``request_timeout``. Raise Misconfigured if the section is unusable.
+    """
+    try:
+        auth = loading.load_auth_from_conf_options(conf, section)
+        session = loading.load_session_from_conf_options(conf, section, auth=auth)
+        loaded = loading.load_adapter_from_conf_options(conf, section, session=session, auth=auth)
+    except (ks.ClientException, cfg.Error, ValueError) as exc:
+        raise Misconfigured(f"[{section}]: {exc}", option=f"{section}.auth_type") from exc
+    if session.timeout is None:
+        # The timeout of a request does not apply to the request for its token. Without one, a
+        # silent keystone would block a thread for ever, and the lock of the plug-in all others.
+        session.timeout = conf[section].request_timeout
+    return loaded
 
 
 class ServiceClient:
@@ -39,16 +61,35 @@ class ServiceClient:
 
     def _request(self, verb: str, path: str, **options: Any) -> Any:
         """Return the response, whatever its status. Raise Unavailable and TimedOut."""
+        # The query is left out: it may have names.
+        short_path = path.partition("?")[0]
+        name = f"{self.SERVICE.lower()} {verb}"
+        with tracing.child_span(name, tracing.SpanKind.CLIENT, method=verb, path=short_path):
+            answer = self._translate_errors(verb, path, **options)
+            tracing.annotate(status=answer.status_code)
+            return answer
+
+    def _ask_keystone(self, ask: Callable[[], Any]) -> Any:
+        """Return the result of a call that may need a token or the catalog. Raise Unavailable."""
+        try:
+            return ask()
+        except ks.ClientException as exc:
+            raise self._translate(exc, f"no token or endpoint for {self.SERVICE}") from exc
+
+    def _translate_errors(self, verb: str, path: str, **options: Any) -> Any:
+        """Return the response of a request. Raise Unavailable and TimedOut."""
         try:
             return self._send(verb, path, **options)
         except ks.ConnectTimeout as exc:
             raise TimedOut(f"{self.SERVICE} did not answer in {self.timeout:g} s: {exc}") from exc
-        except ks.Unauthorized as exc:
-            raise credentials_error(
-                "keystone", self._credentials, f"for {self.SERVICE}: {exc}"
-            ) from exc
         except ks.ClientException as exc:
-            raise Unavailable(f"{self.SERVICE} cannot be reached: {exc}") from exc
+            raise self._translate(exc, f"{self.SERVICE} cannot be reached") from exc
+
+    def _translate(self, exc: ks.ClientException, problem: str) -> Exception:
+        """Return the error that names the credentials if keystone refuses them, or the problem."""
+        if isinstance(exc, ks.Unauthorized):
+            return credentials_error("keystone", self._credentials, f"for {self.SERVICE}: {exc}")
+        return Unavailable(f"{problem}: {exc}")
 
     def _send(self, verb: str, path: str, **options: Any) -> Any:
         """Send a request; repeat a GET once if its connection breaks before the response.

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from importlib import metadata
 from typing import Any
 
 from oslo_config import cfg
@@ -33,7 +34,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     cyborg.conf.register(conf, cyborg.conf.AGENT_GROUPS)
     log.register_options(conf)
     try:
-        conf(sys.argv[1:] if argv is None else argv, project="cyborg", prog="cyborg-agent")
+        conf(
+            sys.argv[1:] if argv is None else argv,
+            project="cyborg",
+            prog="cyborg-agent",
+            version=metadata.version("cyborg"),
+        )
         log.setup(conf, "cyborg")
         share_configuration(conf)
         transport = make_transport(conf)

@@ -9,11 +9,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from gunicorn.app.base import BaseApplication
+from gunicorn.glogging import Logger
 from oslo_config import cfg
 
 from cyborg.core.errors import Misconfigured
 from cyborg.wsgi.application import configure, make_application
 from cyborg.wsgi.process import Application
+
+
+class ServiceLog(Logger):  # type: ignore[misc]
+    """gunicorn's logger over the handlers of this service: the same files, the same format."""
+
+    def setup(self, config: Any) -> None:
+        """Set the level, and pass each line on to the handlers of oslo.log."""
+        super().setup(config)
+        self.error_log.propagate = True
 
 
 class Server(BaseApplication):  # type: ignore[misc]
@@ -47,6 +57,9 @@ def make_settings(conf: cfg.ConfigOpts) -> dict[str, Any]:
         "limit_request_line": 0,
         # Nova waits that long for an answer at most.
         "graceful_timeout": 60,
+        # No handler of its own: with [DEFAULT] use_json its lines would not be JSON.
+        "errorlog": None,
+        "logger_class": ServiceLog,
         # A file in the home directory, which the user of the service may not have.
         "control_socket_disable": True,
     }

@@ -50,6 +50,8 @@ def _serve(args: argparse.Namespace, stop_requested: threading.Event) -> int:
         exclude_startup_objects()
         _print(f"Placement listens on {stack.placement_endpoint} (X-Auth-Token: admin)")
         _print(f"API listens on {stack.endpoint}")
+        if conf.api.console:
+            _print(f"console: {stack.endpoint}/ui/")
         _print(f"ready: cyborg --os-auth-type none --os-endpoint {stack.endpoint} device-list")
         # A poll, since the kernel may deliver a signal to any thread, which does not wake this
         # one, and Python runs the handler only when this thread executes.

@@ -92,7 +92,7 @@ def pending_items(
         "requests without an allocation (orphans?)", orphans, needs_attention=orphans > 0
     )
     yield PendingItem("requests whose instance's project is unknown", counts.owners_unverified)
-    yield PendingItem("handles to be cleaned", counts.handles.get("dirty", 0))
+    yield PendingItem("handles to be cleaned", counts.count_handles("dirty"))
     for messages in totals.outbox:
         name = f"messages {messages['kind']}, {messages['state']}"
         yield PendingItem(

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 CHECKED: Mapping[str, str] = {
     "amqp": "5.4.2",
+    "keystonemiddleware": "13.0.1",
     "kombu": "5.7.0",
     "openstack-placement": "16.0.0",
     "oslo.limit": "2.12.0",

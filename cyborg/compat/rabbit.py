@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import oslo_messaging
 from oslo_config import cfg
 from oslo_messaging._drivers import amqpdriver, common, impl_rabbit
 from oslo_messaging._metrics import client as metrics
@@ -103,6 +104,10 @@ class Connection(impl_rabbit.Connection):  # type: ignore[misc]
     """
 
     prefetch: int | None = None
+    returned: oslo_messaging.MessageUndeliverable | None = None
+    """Error of the last message that the broker returned. The function of ``make_sender`` sets it
+    to None before it publishes, and raises it after the broker has confirmed the message."""
+
     _is_closing = False
 
     def make_receiver(self, consumer: Any) -> Callable[[Any], None]:
@@ -112,6 +117,20 @@ class Connection(impl_rabbit.Connection):  # type: ignore[misc]
     def make_sender(self, channel: Any, producer: Any) -> Callable[..., Any]:
         """Return the function that publishes a message on a channel, for a kombu producer."""
         raise NotImplementedError
+
+    def on_return(self, exception: Any, exchange: str, routing_key: str, message: Any) -> None:
+        """Record that the broker returned a message, because no queue takes it.
+
+        The driver raises the error here, before the confirmation that follows is read. The next
+        message on the channel could then get this confirmation instead of its own.
+        """
+        self.returned = oslo_messaging.MessageUndeliverable(
+            exception, exchange, routing_key, message
+        )
+
+    def discard_channel(self) -> None:
+        """Close the channel. The driver opens another one, and declares its exchanges again."""
+        self._set_current_channel(None)
 
     def declare_consumer(self, consumer: Any) -> Any:
         """Start a consumer, with the function of ``make_receiver`` as its callback."""

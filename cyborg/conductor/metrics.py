@@ -1,25 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metrics for Prometheus, read from the database at each scrape.
 
-So every conductor returns the values of the whole service, and a restart resets no value. Only the
-metrics named ``process_*`` belong to the process that answers. Numbers of objects may be some time
-old: see ``conductor.common.count_cache``.
+So every conductor returns the values of the whole service, and a restart resets no value. Numbers
+of objects may be some time old: see ``db.read.count_cache``. The metrics that the workers
+of this host count themselves are in ``cyborg.telemetry``.
 """
 
-import errno
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
-from wsgiref.simple_server import WSGIServer
 
 from oslo_config import cfg
-from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from cyborg.conductor.common.count_cache import CountCache
+from cyborg.conductor.notifications.arq_events import NOVA_EVENT
+from cyborg.conductor.notifications.notifications import NOTIFICATION
 from cyborg.core.arq.context_states import ContextState
 from cyborg.core.arq.states import ArqState
 from cyborg.core.attachments.attachment import AttachmentState
@@ -27,25 +24,26 @@ from cyborg.core.errors import Unavailable
 from cyborg.core.hosts.liveness import Liveness
 from cyborg.core.inventory.device import Health
 from cyborg.core.inventory.maintenance import SuccessorState
+from cyborg.core.jobs.job import JobKind
 from cyborg.core.log import get_logger
 from cyborg.core.self_heal import CorrectiveAction
 from cyborg.db.read import totals
+from cyborg.db.read.count_cache import CountCache
 from cyborg.db.read.totals import Counts, Totals
 from cyborg.db.reader import Reader
-from cyborg.threads.rate_limited_log import RateLimitedLogger
+from cyborg.telemetry.families import BINDS, LOOP_OVERDUE, NOTIFICATIONS
+from cyborg.telemetry.recorder import MetricRecorder
+from cyborg.telemetry.server import MetricsServer
+from cyborg.threads.cached_value import CachedValue
 
 LOG = get_logger(__name__)
 
 CACHE_SECONDS = 5.0  # seconds for which collected metrics are cached
-RETRY_INTERVAL = 10.0  # seconds between two attempts to bind the port
+MAX_CLASSES = 200
+"""Maximum number of resource classes in metrics."""
 
-LOOPS = "process_loop_overdue_seconds"
-LOOPS_TEXT = (
-    "Seconds since the last round of a blocked loop of this process began, 0 if it is not blocked."
-)
-
-NOTIFICATIONS = "process_nova_notifications"
-NOTIFICATIONS_TEXT = "Notifications of Nova that this process has received."
+EXPECTED_OUTCOMES = ("bound", "no_handle", "prepare_failed")
+"""Outcomes of binds that are shown before the first one, so that its increase is seen."""
 
 METRICS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "cyborg_database_up": ("1 if the database answered; if 0, there are no other metrics.", ()),
@@ -68,11 +66,23 @@ METRICS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         "Successors of device contexts whose device is under maintenance.",
         ("state",),
     ),
-    "cyborg_handles": ("Attach handles: free, owned, dirty or draining.", ("state",)),
+    "cyborg_handles": (
+        "Attach handles: free, owned, dirty, draining, or cordoned (free, but the device is not "
+        "schedulable).",
+        ("state",),
+    ),
+    "cyborg_class_handles": (
+        "Attach handles by resource class; up to 200 classes, by name.",
+        ("resource_class", "state"),
+    ),
     "cyborg_devices": ("Devices.", ("status", "health")),
     "cyborg_device_unhealthy_seconds": (
         "Seconds for which a device has been unhealthy; only unhealthy devices.",
         ("host", "address"),
+    ),
+    "cyborg_devices_failing": (
+        "Devices that are failing and not schedulable, because their last prepare jobs failed.",
+        (),
     ),
     "cyborg_services": ("Daemons by liveness, from their last heartbeat.", ("binary", "state")),
     "cyborg_hosts_cordoned": ("Hosts that are cordoned because their agent is down.", ()),
@@ -95,13 +105,17 @@ METRICS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         "Seconds since the provider was verified whose verification is the oldest.",
         (),
     ),
+    "cyborg_audit_findings": (
+        "Findings of the last consistency check that is done; no sample without one.",
+        (),
+    ),
     "cyborg_self_heal_actions_total": ("Self-healing actions of the conductors.", ("kind",)),
     "cyborg_self_heal_last_timestamp_seconds": (
         "Unix time of the last self-healing action of a kind.",
         ("kind",),
     ),
 }
-"""Every metric of this service: its help text and its labels."""
+"""Every metric from the database: its help text and its labels."""
 
 
 class DatabaseCollector(Collector):
@@ -119,23 +133,25 @@ class DatabaseCollector(Collector):
         self._conf = conf
         self._reader = reader
         self._now = now or reader.clock
-        self._clock = clock
-        self._lock = threading.Lock()
         self._counts = CountCache(reader, clock)
-        self._read_at = float("-inf")
-        self._metrics: list[Metric] = []
+        self._metrics = CachedValue(self._collect_metrics, CACHE_SECONDS, clock)
 
     def describe(self) -> Iterable[Metric]:
         """Return the metrics without samples, since the database may be down at the start."""
         return _empty().values()
 
     def collect(self) -> Iterable[Metric]:
-        """Return the metrics, cached for CACHE_SECONDS."""
-        with self._lock:
-            if self._clock() - self._read_at >= CACHE_SECONDS:
-                self._metrics = self._collect_metrics()
-                self._read_at = self._clock()
-            return self._metrics
+        """Return the metrics, cached for CACHE_SECONDS.
+
+        If the database does not answer another scrape for ``cached_value.MAX_WAIT``, it is down.
+        Scrapes that come while another one reads return its metrics: if the database hangs, none
+        waits for more than one timeout.
+        """
+        try:
+            return self._metrics.get()
+        except Unavailable as exc:
+            error = exc.message
+        return _report_down(error)
 
     def _collect_metrics(self) -> list[Metric]:
         families = _empty()
@@ -147,9 +163,7 @@ class DatabaseCollector(Collector):
         except Unavailable as exc:
             error = exc.message
         if error is not None:
-            LOG.warning("Cannot collect metrics, only cyborg_database_up is shown: %s", error)
-            families["cyborg_database_up"].add_metric([], 0)
-            return [families["cyborg_database_up"]]
+            return _report_down(error)
         families["cyborg_database_up"].add_metric([], 1)
         families["cyborg_count_age_seconds"].add_metric([], counts_age)
         _fill_counts(families, counts)
@@ -161,114 +175,37 @@ class DatabaseCollector(Collector):
         self._counts.stop()
 
 
-class LoopCollector(Collector):
-    """Collector of the metric of overdue loops of this process; it needs no database."""
+def make_server(
+    conf: cfg.ConfigOpts,
+    reader: Reader,
+    recorder: MetricRecorder,
+    overdue: Callable[[], Mapping[str, float]] = dict,
+    notifications: Callable[[], Mapping[str, int]] = dict,
+) -> MetricsServer:
+    """Return the server of the metrics of a conductor.
 
-    def __init__(self, overdue: Callable[[], Mapping[str, float]]) -> None:
-        self._overdue = overdue
+    ``overdue`` returns for each loop of this process the seconds that it is overdue,
+    ``notifications`` the number of notifications of Nova by result.
+    """
 
-    def describe(self) -> Iterable[Metric]:
-        """Return the metric without samples."""
-        return [self._family()]
+    def refresh() -> None:
+        for loop, seconds in overdue().items():
+            recorder.set(LOOP_OVERDUE, seconds, loop)
+        for result, count in notifications().items():
+            recorder.set(NOTIFICATIONS, count, result)
+        for outcome in EXPECTED_OUTCOMES:
+            recorder.count(BINDS, outcome, amount=0)
 
-    def collect(self) -> Iterable[Metric]:
-        """Return the metric with a sample for each loop."""
-        family = self._family()
-        for loop, seconds in sorted(self._overdue().items()):
-            family.add_metric([loop], seconds)
-        return [family]
-
-    @staticmethod
-    def _family() -> GaugeMetricFamily:
-        return GaugeMetricFamily(LOOPS, LOOPS_TEXT, labels=("loop",))
-
-
-class NotificationCollector(Collector):
-    """Collector of the metric of Nova's notifications to this process; it needs no database."""
-
-    def __init__(self, counts: Callable[[], Mapping[str, int]]) -> None:
-        """``counts`` returns the number of notifications by result."""
-        self._counts = counts
-
-    def describe(self) -> Iterable[Metric]:
-        """Return the metric without samples."""
-        return [self._family()]
-
-    def collect(self) -> Iterable[Metric]:
-        """Return the metric with a sample for each result; no samples without notifications."""
-        family = self._family()
-        for result, count in sorted(self._counts().items()):
-            family.add_metric([result], count)
-        return [family]
-
-    @staticmethod
-    def _family() -> CounterMetricFamily:
-        return CounterMetricFamily(NOTIFICATIONS, NOTIFICATIONS_TEXT, labels=("result",))
-
-
-class MetricsServer:
-    """HTTP server for Prometheus on one port, which only one worker of a host can bind."""
-
-    def __init__(
-        self,
-        conf: cfg.ConfigOpts,
-        reader: Reader,
-        overdue: Callable[[], Mapping[str, float]] = dict,
-        notifications: Callable[[], Mapping[str, int]] = dict,
-    ) -> None:
-        """``overdue`` returns for each loop of this process the seconds that it is overdue.
-
-        ``notifications`` returns the number of notifications of Nova by result.
-        """
-        self._conf = conf
-        self._registry = CollectorRegistry()
-        self._collector = DatabaseCollector(conf, reader)
-        self._registry.register(self._collector)
-        self._registry.register(LoopCollector(overdue))
-        self._registry.register(NotificationCollector(notifications))
-        ProcessCollector(registry=self._registry)
-        self._server: WSGIServer | None = None
-        self._thread: threading.Thread | None = None
-        self._rate_limited_log = RateLimitedLogger(logger=LOG)
-        self._lock = threading.Lock()
-        self._stopped = False
-
-    @property
-    def port(self) -> int | None:
-        """Return the port on which metrics are served, None while they are not served."""
-        return None if self._server is None else int(self._server.server_port)
-
-    def ensure(self) -> bool:
-        """Bind the port and serve metrics if not done yet; return whether they are served."""
-        options = self._conf.conductor
-        with self._lock:
-            if self._stopped or self._server is not None:
-                return not self._stopped
-            failure: OSError | None = None
-            try:
-                self._server, self._thread = start_http_server(
-                    options.metrics_port, options.metrics_listen, self._registry
-                )
-            except OSError as exc:
-                failure = exc
-        if failure is not None:
-            # If the port is in use, then most likely by another worker of this service.
-            if failure.errno != errno.EADDRINUSE:
-                self._rate_limited_log.warn(f"Cannot serve metrics: {failure}; retrying")
-            return False
-        LOG.info("Serving metrics on %s port %s", options.metrics_listen, self.port)
-        return True
-
-    def stop(self) -> None:
-        """Close the server and its port. Idempotent."""
-        with self._lock:
-            self._stopped = True
-            server, thread, self._server = self._server, self._thread, None
-        if server is not None and thread is not None:
-            server.shutdown()
-            server.server_close()
-            thread.join()
-        self._collector.stop()
+    options, collector = conf.conductor, DatabaseCollector(conf, reader)
+    return MetricsServer(
+        options.metrics_listen,
+        options.metrics_port,
+        recorder,
+        options.metrics_directory,
+        collectors=[collector],
+        refresh=refresh,
+        on_stop=collector.stop,
+    )
 
 
 def read_totals(conf: cfg.ConfigOpts, reader: Reader, now: Callable[[], datetime]) -> Totals:
@@ -276,6 +213,14 @@ def read_totals(conf: cfg.ConfigOpts, reader: Reader, now: Callable[[], datetime
     current = now()
     with reader.connect() as connection:
         return totals.read(connection, now=current)
+
+
+def _report_down(error: str) -> list[Metric]:
+    """Log that the database does not answer, and return the only metric that is then known."""
+    LOG.warning("Cannot collect metrics, only cyborg_database_up is shown: %s", error)
+    family = _empty()["cyborg_database_up"]
+    family.add_metric([], 0)
+    return [family]
 
 
 def _empty() -> dict[str, Any]:
@@ -297,8 +242,11 @@ def _fill_counts(families: Mapping[str, Any], counts: Counts) -> None:
         put(name, count, state)
     put("arqs_orphan_suspected", counts.orphans_suspected)
     put("arqs_owner_unverified", counts.owners_unverified)
-    for use in ("free", "owned", "dirty", "draining"):
-        put("handles", counts.handles.get(use, 0), use)
+    classes = sorted({name for name, _ in counts.handles})[:MAX_CLASSES]
+    for use in ("free", "owned", "dirty", "draining", "cordoned"):
+        put("handles", counts.count_handles(use), use)
+        for name in classes:
+            put("class_handles", counts.handles.get((name, use), 0), name, use)
     for status in ("enabled", "maintaining"):
         for health in Health:
             put("devices", counts.devices.get((status, health), 0), status, health)
@@ -315,6 +263,9 @@ def _fill(families: Mapping[str, Any], found: Totals, now: datetime) -> None:
         return 0.0 if since is None else max(0.0, (now - since).total_seconds())
 
     put("maintenance_windows", found.maintenance_windows)
+    put("devices_failing", found.devices_failing)
+    if found.audit_findings is not None:
+        put("audit_findings", found.audit_findings)
     put("bind_oldest_seconds", age(found.oldest_bind_started))
     for device in found.unhealthy:
         put(
@@ -327,14 +278,19 @@ def _fill(families: Mapping[str, Any], found: Totals, now: datetime) -> None:
         for liveness in Liveness:
             put("services", found.services.get((binary, liveness), 0), binary, liveness)
     put("hosts_cordoned", found.hosts_cordoned)
-    for messages in found.outbox:
-        put("outbox_messages", messages["count"], messages["kind"], messages["state"])
-        if messages["state"] == "pending":
-            put("outbox_oldest_seconds", age(messages["oldest"]), messages["kind"])
-    for jobs in found.jobs:
-        put("jobs_open", jobs["count"], jobs["kind"])
-        put("jobs_overdue", jobs["overdue"], jobs["kind"])
-        put("jobs_oldest_seconds", age(jobs["oldest"]), jobs["kind"])
+    messages = {(row["kind"], row["state"]): row for row in found.outbox}
+    for kind in sorted({NOVA_EVENT, NOTIFICATION} | {kind for kind, _ in messages}):
+        for state in ("pending", "dead"):
+            row = messages.get((kind, state))
+            put("outbox_messages", row["count"] if row else 0, kind, state)
+        pending = messages.get((kind, "pending"))
+        put("outbox_oldest_seconds", age(pending["oldest"] if pending else None), kind)
+    open_jobs = {row["kind"]: row for row in found.jobs}
+    for kind in sorted({str(kind) for kind in JobKind} | set(open_jobs)):
+        job = open_jobs.get(kind)
+        put("jobs_open", job["count"] if job else 0, kind)
+        put("jobs_overdue", job["overdue"] if job else 0, kind)
+        put("jobs_oldest_seconds", age(job["oldest"] if job else None), kind)
     put("providers_stale", found.providers_stale)
     put("providers_failing", found.providers_failing)
     put("placement_sync_lag_seconds", age(found.oldest_stale))

@@ -12,12 +12,12 @@ from oslo_config import cfg
 
 from cyborg.clients import nova as nova_client
 from cyborg.clients import placement as placement_client
-from cyborg.conductor import metrics
 from cyborg.conductor.arqs.limits import LimitSource, make_source
 from cyborg.conductor.common.idempotency import IdempotentEndpoint
 from cyborg.conductor.common.lease_owner import process_owner
 from cyborg.conductor.common.loop_watch import LoopWatch
 from cyborg.conductor.manager import make_handlers
+from cyborg.conductor.metrics import make_server as make_metrics_server
 from cyborg.conductor.wiring import Conductor, build_conductor
 from cyborg.core.errors import Unavailable
 from cyborg.core.hosts import service
@@ -33,9 +33,11 @@ from cyborg.rpc.notification_listener import NotificationListener, make_listener
 from cyborg.rpc.notifier import Notifier, make_notifier
 from cyborg.rpc.server import Server, make_server
 from cyborg.rpc.transport import Transport, make_transport
+from cyborg.telemetry.server import RETRY_INTERVAL, MetricsServer
 from cyborg.threads.backoff import Backoff
 from cyborg.threads.periodic import PeriodicTask
 from cyborg.threads.rate_limited_log import RateLimitedLogger
+from cyborg.tracing import service as tracing
 
 LOG = get_logger(__name__)
 
@@ -84,12 +86,13 @@ class ConductorService:
         self._loops: list[PeriodicTask] = []
         self._loop_watch = LoopWatch()
         self._heartbeat: PeriodicTask | None = None
-        self._metrics: metrics.MetricsServer | None = None
+        self._metrics: MetricsServer | None = None
         self._starter: threading.Thread | None = None
         self.conductor: Conductor | None = None
 
     def open(self) -> None:
         """Create the clients of other services without connecting. Raise Misconfigured."""
+        tracing.check_config(self._conf)
         self._limits = make_source(self._conf)
         if self._placement is None:
             self._placement = placement_client.make(self._conf)
@@ -107,6 +110,7 @@ class ConductorService:
     def start(self) -> None:
         """Start a thread that waits for database and broker, then serves. Raise Misconfigured."""
         self.open()
+        tracing.start(self._conf, BINARY)
         _warn_short_driver_timeout(self._conf)
         self._starter = threading.Thread(target=self._start, name="start", daemon=True)
         self._starter.start()
@@ -133,6 +137,7 @@ class ConductorService:
         try:
             self._shutdown()
         finally:
+            tracing.stop()
             self._stopped.set()
             LOG.info("Conductor has stopped", host=self._conf.host)
 
@@ -155,14 +160,16 @@ class ConductorService:
             closing += [_close_in_thread("RPC server", server.stop, server.wait)]
         if (listener := self._listener) is not None:
             closing += [_close_in_thread("Nova listener", listener.stop, listener.cleanup)]
-        if self._metrics is not None:
-            closing += [_close_in_thread("metrics", self._metrics.stop)]
         running = [
             loop.name
             for loop in self._loops
             if not loop.join(max(0.0, end - CONNECTION_CLOSE_TIME - time.monotonic()))
         ]
         _close_with_timeout(closing, end - CONNECTION_CLOSE_TIME)
+        if self._metrics is not None:
+            # After the last calls, which it counts, and before the database, which it reads.
+            closing = [_close_in_thread("metrics", self._metrics.stop)]
+            _close_with_timeout(closing, end - CONNECTION_CLOSE_TIME / 2)
         closing = []
         if self._notifier is not None:
             closing += [_close_in_thread("notifier", self._notifier.cleanup)]
@@ -183,21 +190,27 @@ class ConductorService:
         if engine is None or transport is None or placement is None or nova is None:
             raise AssertionError("open() must be called first")
         if self._conf.conductor.metrics_port:
-            self._metrics = metrics.MetricsServer(
+            self._metrics = make_metrics_server(
                 self._conf,
                 Reader(engine),
+                transport.recorder,
                 self._loop_watch.overdue,
                 self._notification_counts,
             )
-            self._start_loops(
-                [PeriodicTask("metrics", metrics.RETRY_INTERVAL, self._metrics.ensure)]
-            )
+            self._start_loops([PeriodicTask("metrics", RETRY_INTERVAL, self._metrics.ensure)])
         if not wait_until_ready(engine, self._stopping, LOG):
             return
         agents = make_agent_client(transport, self._conf)
         uow = UnitOfWork(engine)
         conductor = build_conductor(
-            self._conf, uow, agents, placement, nova, self._notifier, self._limits
+            self._conf,
+            uow,
+            agents,
+            placement,
+            nova,
+            self._notifier,
+            self._limits,
+            transport.recorder,
         )
         # The loops run before the broker is reached: publishing and delivery do not need it.
         self.conductor = conductor

@@ -62,6 +62,7 @@ from cyborg.db.clock import INTERVAL
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.rpc.contract import AgentAPI
 from cyborg.rpc.notifier import Notifier
+from cyborg.telemetry.recorder import MetricRecorder
 from cyborg.threads.periodic import PeriodicTask
 
 BATCH_DELAY = 0.2
@@ -138,10 +139,12 @@ def build_conductor(
     nova: Nova,
     notifier: Notifier | None = None,
     limits: LimitSource | None = None,
+    metrics: MetricRecorder | None = None,
 ) -> Conductor:
     """Return a conductor.
 
     ``notifier`` is None if ``conf`` enables no notifications, ``limits`` if it enables no limits.
+    ``metrics`` records binds and deliveries.
     """
     options = conf.conductor
     notices = NotificationBuilder(conf, now=uow.clock)
@@ -155,7 +158,7 @@ def build_conductor(
 
     publisher_task = PeriodicTask("publisher", options.publish_interval, publish)
     verifier = ProviderVerifier(conf, uow, publishing, publisher_task.wake)
-    outbox_workers: list[OutboxWorker] = [create_nova_worker(conf, uow, nova)]
+    outbox_workers: list[OutboxWorker] = [create_nova_worker(conf, uow, nova, metrics=metrics)]
     outbox_task = _outbox_task("outbox", conf, outbox_workers[0])
     jobs = JobDispatcher(
         conf,
@@ -163,6 +166,7 @@ def build_conductor(
         agents,
         lambda result: wake_tasks(result, jobs_task, outbox_task, publisher_task),
         notices,
+        metrics=metrics,
     )
     jobs_task = PeriodicTask("jobs", options.jobs_interval, jobs.run_once)
     # Without Nova there are no allocations, and a request keeps the project of its creation.
@@ -208,6 +212,7 @@ def build_conductor(
         notices,
         orphans,
         enforcer=enforcer,
+        metrics=metrics,
     )
     contexts = DeviceContexts(conf, uow, placement, notices, arqs=arqs, enforcer=enforcer)
     context_leases = ContextLeases(conf, uow, arqs, ArqEventRecorder(conf, notices))
@@ -278,7 +283,7 @@ def build_conductor(
     if interval := options.orphan_scan_interval:
         tasks.append(PeriodicTask("orphan scan", interval, orphan_collector.run_once))
     if notifier is not None:
-        outbox_workers.append(create_worker(conf, uow, notifier))
+        outbox_workers.append(create_worker(conf, uow, notifier, metrics=metrics))
         tasks.append(_outbox_task("notifications", conf, outbox_workers[-1]))
     return Conductor(
         accelerators=Accelerators(uow),

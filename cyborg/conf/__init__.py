@@ -22,6 +22,7 @@ from cyborg.conf import (
     quota,
     rpc,
     standalone,
+    tracing,
 )
 from cyborg.core.errors import Misconfigured
 
@@ -40,13 +41,22 @@ GROUPS: tuple[ModuleType, ...] = (
     quota,
     rpc,
     standalone,
+    tracing,
 )
 
 
 # A service registers only what it reads, because some groups need libraries of their own: an agent
 # has none for the database, Placement and Nova.
-AGENT_GROUPS: tuple[ModuleType, ...] = (default, agent, conductor, glance, libvirt, rpc)
-API_GROUPS: tuple[ModuleType, ...] = (default, api, conductor, database, rpc)
+AGENT_GROUPS: tuple[ModuleType, ...] = (
+    default,
+    agent,
+    conductor,
+    glance,
+    libvirt,
+    rpc,
+    tracing,
+)
+API_GROUPS: tuple[ModuleType, ...] = (default, api, conductor, database, rpc, tracing)
 CONDUCTOR_GROUPS: tuple[ModuleType, ...] = (
     default,
     agent,
@@ -58,6 +68,7 @@ CONDUCTOR_GROUPS: tuple[ModuleType, ...] = (
     placement,
     quota,
     rpc,
+    tracing,
 )
 DBSYNC_GROUPS: tuple[ModuleType, ...] = (default, conductor, database)
 STATUS_GROUPS: tuple[ModuleType, ...] = (default, api, conductor, database, placement)

@@ -114,7 +114,8 @@ OPTIONS = [
         default="",
         help="The directory of the sockets for external drivers, which run in their own "
         "processes. It must exist with mode 0700 or 0750; only its owner and root may "
-        "connect. Empty disables external drivers.",
+        "connect. An agent that does not run as root must be the owner. Empty disables external "
+        "drivers.",
     ),
     cfg.ListOpt(
         "external_drivers",

@@ -59,12 +59,52 @@ OPTIONS = [
         "name in its Host header, or with an Origin header of another site, is rejected, "
         "because a web page could have sent it.",
     ),
+    cfg.BoolOpt(
+        "console",
+        default=False,
+        help="Serve the web console at /ui, and the sign-in of its users: it forwards user name "
+        "and password to keystone. Without it, these paths do not exist. cyborg-standalone "
+        "serves the console unless this is set to false.",
+    ),
+    cfg.StrOpt(
+        "audit_map_file",
+        help="The file that maps the requests to the actions and targets of CADF events, such as "
+        "/etc/cyborg/api_audit_map.conf. With it, the audit middleware of keystonemiddleware sends "
+        "two events for each request, as [oslo_messaging_notifications] describes. Without it, "
+        "there are no events.",
+    ),
+    cfg.ListOpt(
+        "audit_ignored_methods",
+        default=["GET", "HEAD"],
+        help="The HTTP methods of requests without CADF events.",
+    ),
     cfg.FloatOpt(
         "body_timeout",
         default=30.0,
         min=1.0,
         help="Maximum seconds to receive a request body. Applies only to gunicorn: other servers "
         "have their own options, such as socket-timeout of uWSGI.",
+    ),
+    cfg.PortOpt(
+        "metrics_port",
+        default=0,
+        help="The port on which the API serves Prometheus metrics at /metrics, over HTTP and "
+        "without authentication, under any WSGI server. 0 disables it. Of several workers on a "
+        "host, one serves the metrics of all. The stand-alone service ignores it: [conductor] "
+        "metrics_port serves these metrics too.",
+    ),
+    cfg.HostAddressOpt(
+        "metrics_listen",
+        default="127.0.0.1",
+        help="The address on which the API serves Prometheus metrics.",
+    ),
+    cfg.StrOpt(
+        "metrics_directory",
+        default="$state_path/metrics/api",
+        help="The directory in which the workers of the API keep their metrics if metrics_port is "
+        "set. It is created with mode 0700; the user of the workers must be able to do so. Each "
+        "worker has a file of 128 KiB, which is merged and deleted after its end. Without a "
+        "directory, the values are those of one worker.",
     ),
 ]
 

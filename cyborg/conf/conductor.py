@@ -154,8 +154,8 @@ OPTIONS = [
         default=86400.0,
         min=1.0,
         help="Seconds for which a device that gets another layout waits for the release of its "
-        "bound handles, if the request asked for that. After this time the device is open again "
-        "with its old layout.",
+        "bound handles, if the request asked for that. After this time the device is "
+        "uncordoned with its old layout.",
     ),
     cfg.FloatOpt(
         "release_timeout",
@@ -184,10 +184,11 @@ OPTIONS = [
         "program_timeout",
         default=1800.0,
         min=1.0,
-        help="Seconds for a host to load an image into a device, or to change its layout.",
+        help="Seconds for a host to load an image into a device. A change of the layout has no "
+        "limit.",
     ),
     cfg.IntOpt(
-        "device_close_after",
+        "device_cordon_after",
         default=3,
         min=0,
         help="Number of prepare jobs of a device that fail in a row, after which it has the state "
@@ -196,11 +197,11 @@ OPTIONS = [
         "disables this.",
     ),
     cfg.FloatOpt(
-        "device_close_time",
+        "device_cordon_time",
         default=600.0,
         min=1.0,
-        help="Seconds for which a failing device is closed. Then it is tried again: the next "
-        "failure closes it again, a success ends this. cyborg device-enable opens it at once.",
+        help="Seconds for which a failing device is cordoned. Then it is tried again: the next "
+        "failure cordons it again, a success ends this. cyborg device-enable uncordons it at once.",
     ),
     cfg.FloatOpt(
         "orphan_scan_interval",
@@ -238,8 +239,8 @@ OPTIONS = [
         default=1000,
         min=-1,
         help="Maximum number of accelerator requests of one project, in any state; further ones "
-        "are rejected with 403. Concurrent calls cannot exceed the limit. A request without a "
-        "project does not count. -1 disables the limit.",
+        "are rejected with 403. Calls at the same moment can exceed the limit if they create more "
+        "than 512 requests. A request without a project does not count. -1 disables the limit.",
     ),
     cfg.FloatOpt(
         "tombstone_ttl",
@@ -280,13 +281,21 @@ OPTIONS = [
         "metrics_port",
         default=0,
         help="The port on which the conductor serves Prometheus metrics at /metrics, over HTTP "
-        "and without authentication. 0 disables it. Of several workers on a host, only one "
-        "serves it.",
+        "and without authentication. 0 disables it. Of several workers on a host, one serves "
+        "the metrics of all.",
     ),
     cfg.HostAddressOpt(
         "metrics_listen",
         default="127.0.0.1",
         help="The address on which the conductor serves Prometheus metrics.",
+    ),
+    cfg.StrOpt(
+        "metrics_directory",
+        default="$state_path/metrics/conductor",
+        help="The directory in which the conductors of this host keep their own metrics, such as "
+        "binds by outcome, if metrics_port is set. It is created with mode 0700. Each worker has a "
+        "file of 128 KiB, which is merged and deleted after its end. Without a directory, the "
+        "values are those of one worker.",
     ),
     cfg.IntOpt(
         "max_concurrent_reports",

@@ -30,10 +30,12 @@ FIELDS = (
     "device",
     "provider",
     "deployable",
+    "accelerator",
     "arq",
     "device_context",
     "instance",
     "image",
+    "trace_id",
 )
 """Names of fields, in the order of the text."""
 

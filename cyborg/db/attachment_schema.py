@@ -3,6 +3,7 @@
 
 import sqlalchemy as sa
 
+from cyborg.core import trace_context
 from cyborg.db.clock import utcnow
 from cyborg.db.columns import Moment, Text, table, uuid_column
 
@@ -49,5 +50,7 @@ attachments = table(
     sa.Column("next_try_at", Moment, nullable=False, default=utcnow()),
     sa.Column("owner", sa.String(255)),
     sa.Column("lease_until", Moment),
+    # The trace of the last request, to attach or to detach: ``core.trace_context``.
+    sa.Column("trace_context", sa.String(trace_context.LENGTH)),
     sa.Index(None, "state", "next_try_at"),
 )

@@ -27,7 +27,9 @@ _FULL_NUMBERS = frozenset({1040, 1203, 1226})
 _FULL_STATE = "53300"
 _FULL_TEXTS = ("too many clients", "too many connections", "remaining connection slots")
 # The server is shutting down; a node of a Galera cluster has not joined it, or is cut off from it.
-_DOWN_NUMBERS = frozenset({1047, 1053})
+# 1180: "Got error N during COMMIT", of any cause, such as that the node was cut off then. The
+# outcome of the commit is unknown.
+_DOWN_NUMBERS = frozenset({1047, 1053, 1180})
 # The server accepts no changes: a replica, or a primary that is being replaced.
 _READ_ONLY_NUMBERS = frozenset({1290, 1836})
 # The server cancelled a statement at its time limit: MariaDB, MySQL; PostgreSQL.

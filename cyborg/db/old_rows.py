@@ -12,6 +12,7 @@ from datetime import datetime
 import sqlalchemy as sa
 
 from cyborg.core.audit.model import OPEN as OPEN_AUDITS
+from cyborg.core.drivers.rollout import StepState
 from cyborg.core.hosts.service import AGENT
 from cyborg.core.jobs.job import JobState
 from cyborg.db.schema import (
@@ -22,10 +23,13 @@ from cyborg.db.schema import (
     devices,
     discoveries,
     idempotency_keys,
+    job_steps,
     jobs,
     outbox,
     services,
 )
+from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.db.write import rollouts
 
 DEAD = "dead"
 """State of a message of the outbox that is no longer sent."""
@@ -38,11 +42,13 @@ class OldRows:
     """Old rows of a table: those for which ``condition`` of a time is true.
 
     Without a condition they are those that were created before. Such rows never change, so that the
-    oldest have the lowest ids, and only these are read.
+    oldest have the lowest ids, and only these are read. ``after_purge`` changes the rows of other
+    tables that depended on deleted rows.
     """
 
     table: sa.Table
     condition: Callable[[datetime], sa.ColumnElement[bool]] | None = None
+    after_purge: Callable[[sa.Connection], None] | None = None
 
     def is_old(self, cutoff: datetime) -> sa.ColumnElement[bool]:
         """Return the condition that a row is older than ``cutoff``."""
@@ -60,7 +66,24 @@ class OldRows:
         ids = tx.scalars(found).all()
         # The condition again: a message may be retried, and a daemon may return, meanwhile.
         query = sa.delete(self.table).where(rows.id.in_(sorted(ids)), is_old)
-        return tx.execute(query).rowcount if ids else 0
+        deleted = tx.execute(query).rowcount if ids else 0
+        if deleted and self.after_purge is not None:
+            self.after_purge(tx)
+        return deleted
+
+    def purge_batches(self, uow: UnitOfWork, cutoff: datetime, size: int, max_batches: int) -> int:
+        """Delete old rows in up to ``max_batches`` transactions of ``size`` rows.
+
+        Return their number. This is for a kind whose rows may be added faster than one transaction
+        of each sweep deletes them.
+        """
+        deleted = 0
+        for _ in range(max_batches):
+            batch = uow.run(lambda tx: self.purge(tx, cutoff, size))
+            deleted += batch
+            if batch < size:
+                break
+        return deleted
 
     def count(self, tx: sa.Connection, cutoff: datetime) -> int:
         """Return the number of rows that are older than ``cutoff``."""
@@ -68,8 +91,17 @@ class OldRows:
         return tx.scalar(query) or 0
 
 
+def _skip_steps_without_agent(tx: sa.Connection) -> None:
+    """Set the steps that wait for the return of deleted agents to SKIPPED."""
+    has_agent = sa.exists().where(services.c.host == job_steps.c.host, services.c.binary == AGENT)
+    waiting = job_steps.c.state == str(StepState.PENDING_AGENT)
+    hosts = tx.scalars(sa.select(job_steps.c.host).distinct().where(waiting, ~has_agent)).all()
+    rollouts.skip_pending_agent(tx, hosts)
+
+
 # A job for which an ARQ or a deployable waits is not deleted: arqs.job_id has RESTRICT, and a
-# deployable without its job would be offered before it was reported again.
+# deployable without its job would be offered before it was reported again. Nor is one with a step
+# that waits for the return of an agent: a change that fails then is rolled back by the step.
 JOBS = OldRows(
     jobs,
     lambda cutoff: sa.and_(
@@ -77,6 +109,12 @@ JOBS = OldRows(
         jobs.c.next_try_at < cutoff,
         ~sa.exists().where(arqs.c.job_id == jobs.c.id),
         ~sa.exists().where(deployables.c.job_id == jobs.c.id),
+        ~sa.exists().where(
+            job_steps.c.job_id == jobs.c.id,
+            job_steps.c.state == str(StepState.PENDING_AGENT),
+            services.c.host == job_steps.c.host,
+            services.c.binary == AGENT,
+        ),
     ),
 )
 AUDITS = OldRows(
@@ -98,6 +136,7 @@ SERVICES = OldRows(
         services.c.last_seen_at < cutoff,
         sa.or_(services.c.binary != AGENT, ~sa.exists().where(devices.c.host == services.c.host)),
     ),
+    _skip_steps_without_agent,
 )
 
 KINDS: Mapping[str, OldRows] = {

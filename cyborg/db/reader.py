@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import sqlalchemy as sa
 from oslo_config import cfg
 
+from cyborg import tracing
 from cyborg.db import driver_waits, errors
 from cyborg.db.clock import DatabaseClock
 from cyborg.db.engine import make_engine
@@ -37,7 +38,10 @@ class Reader:
 
         Raise Unavailable if the database is down.
         """
-        with errors.translate(), self._engine.connect() as connection:
+        span = tracing.child_span(
+            "db.read", tracing.SpanKind.CLIENT, database=self._engine.dialect.name
+        )
+        with span, errors.translate(), self._engine.connect() as connection:
             yield connection
 
     def check(self, seconds: float) -> None:

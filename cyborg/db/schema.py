@@ -4,6 +4,7 @@
 ::
 
     services 1--n backends          one daemon of one host; the configured drivers of an agent
+                  backends 1--n backend_functions   what the devices of a backend can do
     services 1--n drivers           the installed drivers of a host, used or not
     services 1--n desired_backends  desired backends, in addition to the configuration file
     devices 1--n deployables 1--n attach_handles
@@ -84,6 +85,14 @@ backends = _table(
     # Too many discoveries failed in a row: handles that need host work are not allocated.
     sa.Column("cordoned", sa.Boolean, nullable=False, default=False),
     sa.UniqueConstraint("service_id", "name"),
+)
+
+# ``core.inventory.functions`` of the devices of a backend, for the search of backends.
+backend_functions = _table(
+    "backend_functions",
+    _foreign_key("backend_id", "backends", nullable=False),
+    sa.Column("function", sa.String(255), nullable=False),
+    sa.UniqueConstraint("function", "backend_id"),
 )
 
 # Installed drivers of a host, as its agent reports them: ``core.drivers.registry``.
@@ -168,6 +177,8 @@ deployables = _table(
     "deployables",
     _uuid(),
     _foreign_key("device_id", "devices", nullable=False),
+    # The host of its device, which never changes: a list of one host needs no other table.
+    sa.Column("host", sa.String(255), nullable=False),
     _foreign_key("parent_id", "deployables", "SET NULL"),
     _foreign_key("root_id", "deployables", "SET NULL"),
     sa.Column("address", sa.String(120), nullable=False),
@@ -184,6 +195,7 @@ deployables = _table(
     sa.Column("draining", sa.Boolean, nullable=False, default=False),
     # The job that programs it now; meanwhile its handles are not allocated.
     _foreign_key("job_id", "jobs", "SET NULL"),
+    sa.Index(None, "host", "id"),
 )
 
 # Tombstones: data of removed devices that is restored when they return.
@@ -298,10 +310,8 @@ arqs = _table(
     sa.Column("label_tags", Json),
     sa.UniqueConstraint("instance_uuid", "instance_slot"),
 )
-
-# Lists the ARQs of a project in their order.
+# List the ARQs of a project in their order, and find the oldest ARQs of a state.
 sa.Index("ix_arqs_project_id_id", arqs.c.project_id, arqs.c.id)
-# Finds the oldest ARQs of a state.
 sa.Index("ix_arqs_state_created_at", arqs.c.state, arqs.c.created_at)
 
 attach_handles = _table(
@@ -321,11 +331,11 @@ attach_handles = _table(
     # The job that cleans it now.
     _foreign_key("job_id", "jobs", "SET NULL"),
     sa.UniqueConstraint("deployable_id", "address"),
-    # Finds a free handle of a provider without a scan of the owned ones. The only index on
-    # deployable_id: MariaDB would merge two indexes and lock rows that the query does not need.
-    sa.Index(None, "deployable_id", "arq_id"),
-    # Finds the dirty handles; most of the others are owned or need no cleaning.
-    sa.Index(None, "needs_cleaning", "arq_id"),
+    # Finds a free handle of a provider, and counts its handles, without a scan of others. The only
+    # index on deployable_id: MariaDB would merge two and lock rows that the query does not need.
+    sa.Index(None, "deployable_id", "arq_id", "needs_cleaning", "draining"),
+    # Finds the dirty handles, and lists the free ones in their order.
+    sa.Index(None, "needs_cleaning", "arq_id", "id"),
 )
 
 providers = _table(
@@ -342,16 +352,14 @@ providers = _table(
     sa.Column("lease_until", Moment),
     # When Placement was last known to have the desired state; None for a stale provider.
     sa.Column("verified_at", Moment, index=True),
-    # When the provider's contents in Placement were last compared or written, and its generation
-    # and its parent then.
+    # When its contents in Placement were last compared or written; its generation, parent then.
     sa.Column("compared_at", Moment),
     sa.Column("placement_generation", sa.BigInteger),
     sa.Column("placement_parent", sa.String(36)),
     sa.Column("error", Text),
     sa.Column("attempts", sa.Integer, nullable=False, default=0),
     sa.Column("owner", sa.String(255)),
-    # The provider is only due for verification: the desired state is unchanged, a difference is
-    # drift.
+    # Only a verification is due: the desired state is unchanged, a difference is drift.
     sa.Column("verify_only", sa.Boolean, nullable=False, default=False),
     # An operator removed its host with force: what consumers have allocated of it goes with it.
     sa.Column("evict", sa.Boolean, nullable=False, default=False),
@@ -364,9 +372,9 @@ discoveries = _table(
     sa.Column("backend", sa.String(255), nullable=False),
     sa.Column("state", sa.String(32), nullable=False, index=True),
     sa.Column("error", Text),
+    sa.Column("mutex_key", sa.String(64), unique=True),  # of its filters, in one of its rows
     sa.UniqueConstraint("uuid", "host", "backend"),
 )
-
 
 outbox = _work_table(
     "outbox",

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
+from cyborg import tracing
 from cyborg.core.errors import TimedOut
 from cyborg.db import errors, idempotency
 from cyborg.db.clock import DatabaseClock
@@ -75,9 +76,15 @@ class UnitOfWork:
         An exception rolls the transaction back and propagates. ``work`` must have no effect outside
         of the database, because it is retried after a deadlock, a serialization failure or SQLite's
         error "locked". Raise Unavailable if the database is down, or busy for too long. Raise
-        TimedOut, without a retry, if the connection was lost in the commit, because its outcome is
-        unknown.
+        TimedOut, without a retry, if the database did not confirm the commit, because its outcome
+        is unknown.
         """
+        with tracing.child_span(
+            "db.transaction", tracing.SpanKind.CLIENT, database=self._engine.dialect.name
+        ):
+            return self._run_with_retries(work)
+
+    def _run_with_retries(self, work: Callable[[sa.Connection], T]) -> T:
         started_at = time.monotonic()
         attempt = 1
         while True:
@@ -96,8 +103,8 @@ class UnitOfWork:
                         raise
                     if committing and not errors.is_transient(error):
                         raise TimedOut(
-                            "the connection to the database was lost in a commit: it is unknown "
-                            "whether the change was made"
+                            "the database did not confirm a commit: it is unknown whether the "
+                            "change was made"
                         ) from error
                     raise translated from error
             # A random pause, so that the same transactions do not conflict again.

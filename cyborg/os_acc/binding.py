@@ -36,11 +36,11 @@ def parse(
 ) -> tuple[BindParameters, ...]:
     """Return the parameters of the bind for each ARQ of a context, in the order of its ARQs.
 
-    ``context`` is a device context or device profile as the REST API shows it; its field ``groups``
-    is used. ``arqs`` are the ARQs that POST /v2/accelerator_requests has returned for the profile,
-    or for the hidden profile of the context. The API does not show them in a context; without this
-    argument, the caller must have added them as the field ``arqs`` of ``context``. ``mappings`` has
-    the provider of each request group, as Placement answers: a list of one uuid by name of the
+    ``context`` is a device context as GET /v2/device_contexts/{uuid} shows it, or a device profile.
+    Its fields ``groups`` and ``arqs`` are used. The argument ``arqs`` replaces the field: the ARQs
+    that POST /v2/accelerator_requests has returned for the profile, or for the hidden profile of
+    the context, whose former ARQs they replace. A device profile has no such field. ``mappings``
+    has the provider of each request group, as Placement answers: a list of one uuid by name of the
     group. The number of a group may stand for its name, as in the allocation candidates of a
     context. ``port_uuid`` is that of ``to_request_groups``. ``providers`` are the uuids of the
     devices of the host, if the caller knows them; another provider is refused. Raise Invalid with

@@ -23,6 +23,7 @@ from cyborg.cli import (
     outbox,
     services,
 )
+from cyborg.cli.views import top, topology
 
 
 class _PluginCommand:
@@ -86,3 +87,5 @@ OutboxRetry = _as_plugin_command(outbox.Retry)
 ServiceDelete = _as_plugin_command(services.Delete)
 ServiceDiscover = _as_plugin_command(discoveries.Create)
 ServiceList = _as_plugin_command(services.List)
+Top = _as_plugin_command(top.Top)
+Topology = _as_plugin_command(topology.Topology)

@@ -252,6 +252,7 @@ OPERATION_RULES = (
     ("outbox:delete", ELEVATED, "Delete a dead letter.", "DELETE outbox/{uuid}"),
     ("service:get_all", ELEVATED, "List services.", "GET services"),
     ("service:delete", ELEVATED, "Delete a daemon that is down.", "DELETE services/{uuid}"),
+    ("summary:get", ELEVATED, "Show the numbers of all objects of the cloud.", "GET summary"),
 )
 
 

@@ -4,12 +4,13 @@
 import inspect
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import oslo_messaging
 from oslo_config import cfg
 
+from cyborg import tracing
 from cyborg.core.errors import TimedOut, Unavailable
 from cyborg.core.log import get_logger
 from cyborg.rpc import context, envelope, publishing
@@ -23,6 +24,7 @@ from cyborg.rpc.contract import (
 )
 from cyborg.rpc.faults import FAULTS
 from cyborg.rpc.transport import Transport
+from cyborg.telemetry.families import RPC_CLIENT_CALLS, RPC_CLIENT_SECONDS
 
 LOG = get_logger(__name__)
 
@@ -34,6 +36,9 @@ SERVER_WAIT = 4.0
 
 SERVER_PAUSE = 0.5
 """Seconds between two checks for a server."""
+
+_NOT_SENT = object()
+"""Result of a call that no queue took. A server may answer with any other value, also with None."""
 
 _pause = threading.Event().wait
 
@@ -68,6 +73,12 @@ class Client:
         Raise the error of the method, Invalid if the message is too large, TimedOut and
         Unavailable.
         """
+        name = f"{self._contract.name}.{method}"
+        measured = self._transport.recorder.measure(RPC_CLIENT_CALLS, RPC_CLIENT_SECONDS, name)
+        with measured, tracing.child_span(f"rpc {name}", tracing.SpanKind.CLIENT, host=server):
+            return self._call(method, server, arguments)
+
+    def _call(self, method: str, server: str | None, arguments: Mapping[str, Any]) -> Any:
         definition = self._contract.methods[method]
         limit = MAX_MESSAGE_BYTES
         if definition.is_report:
@@ -81,12 +92,35 @@ class Client:
         values = {key: value for key, value in arguments.items() if key not in left_out}
         target = {"version": version} | ({"server": server} if server else {})
         queue = self._topic + (f".{server}" if server else "")
+        client = self._oslo.prepare(**target)
+        end = time.monotonic() + min(SERVER_WAIT, self._conf.rpc.timeout)
+        while (body := self._send(client, queue, subject, method, values, end)) is _NOT_SENT:
+            # The queue was deleted since its server answered, perhaps with its exchange. The call
+            # was not carried out.
+            self._transport.forget_answer(queue)
+            _pause(SERVER_PAUSE)
+        self._transport.record_answer(queue)
+        return envelope.unwrap(body, subject)
+
+    def _send(
+        self,
+        client: Any,
+        queue: str,
+        subject: str,
+        method: str,
+        values: Mapping[str, Any],
+        end: float,
+    ) -> Any:
+        """Send a call and return the body of its answer; _NOT_SENT if no queue took the call.
+
+        After ``end``, in monotonic seconds, raise Unavailable instead of returning _NOT_SENT.
+        """
         sent = publishing.SentCounter()
         try:
-            self._await_server(queue, subject)
+            self._await_server(queue, subject, end)
             ctxt = context.current()
             LOG.debug("Calling %s", subject, context=ctxt)
-            body = self._oslo.prepare(**target).call(ctxt, method, **values)
+            return client.call(ctxt, method, **values)
         except oslo_messaging.MessagingTimeout as exc:
             raise TimedOut(f"{subject} did not answer in {self._conf.rpc.timeout:g} s") from exc
         except oslo_messaging.RemoteError as exc:
@@ -96,7 +130,9 @@ class Client:
         except oslo_messaging.MessageUndeliverable as exc:
             if sent.count > 1:  # only the last copy was returned
                 raise self._unconfirmed_error(subject) from exc
-            raise self._no_server_error(subject) from exc
+            if time.monotonic() >= end:
+                raise self._no_server_error(subject) from exc
+            return _NOT_SENT
         except FAULTS as exc:
             if sent.count:
                 raise self._unconfirmed_error(subject) from exc
@@ -104,16 +140,13 @@ class Client:
                 f"{subject} cannot be called: error of the message broker at "
                 f"{self._transport.broker_address}: {type(exc).__name__}"
             ) from exc
-        self._transport.record_answer(queue)
-        return envelope.unwrap(body, subject)
 
-    def _await_server(self, queue: str, subject: str) -> None:
-        """Wait up to SERVER_WAIT until a server listens. Raise Unavailable if none does.
+    def _await_server(self, queue: str, subject: str, end: float) -> None:
+        """Wait for a server, at most until ``end``. Raise Unavailable if none listens.
 
         Without a server the message would stay in the queue. The caller would wait for the whole
         timeout and not know whether the call was carried out.
         """
-        end = time.monotonic() + min(SERVER_WAIT, self._conf.rpc.timeout)
         while not self._transport.has_server(queue):
             if time.monotonic() >= end:
                 raise self._no_server_error(subject)

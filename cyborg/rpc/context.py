@@ -8,6 +8,9 @@ from uuid import uuid4
 import oslo_messaging
 from oslo_context import context
 
+from cyborg import tracing
+from cyborg.core.trace_context import parse_trace_context
+
 # A credential allows its bearer everything, so none is sent to another process.
 _SECRETS = ("auth_token",)
 
@@ -20,6 +23,9 @@ CALL_ID = "call_id"
 MAX_ID = 64
 """Characters of a call id."""
 
+TRACE_CONTEXT = "traceparent"
+"""Context key of the trace of a call. A peer of a release without it ignores it."""
+
 _LISTS = ("roles",)
 _FLAGS = ("is_admin", "read_only", "show_deleted", "is_admin_project")
 _MAX_LENGTH = 255  # characters of one value, and values of a list
@@ -29,11 +35,12 @@ class CallContext(context.RequestContext):
     """Context of a call that was received over the bus.
 
     ``sender`` describes the sender for the log. Copies of one call have the same ``call_id``; it is
-    None if the caller sends none.
+    None if the caller sends none. ``trace_context`` is the span of the caller, None without one.
     """
 
     sender: str = "an unknown sender"
     call_id: str | None = None
+    trace_context: str | None = None
 
 
 def current() -> context.RequestContext:
@@ -62,6 +69,7 @@ class ContextSerializer(oslo_messaging.NoOpSerializer):  # type: ignore[misc]
         call_id = values.get(CALL_ID)
         if isinstance(call_id, str) and 0 < len(call_id) <= MAX_ID:
             call_context.call_id = call_id
+        call_context.trace_context = parse_trace_context(values.get(TRACE_CONTEXT))
         return call_context
 
 
@@ -70,7 +78,9 @@ class CallSerializer(ContextSerializer):
 
     def serialize_context(self, ctxt: context.RequestContext) -> dict[str, Any]:
         """Return the context with a new call id; called once for a call and all its copies."""
-        return super().serialize_context(ctxt) | {CALL_ID: uuid4().hex}
+        values = super().serialize_context(ctxt) | {CALL_ID: uuid4().hex}
+        trace_context = tracing.current_context()
+        return values if trace_context is None else values | {TRACE_CONTEXT: trace_context}
 
 
 def _is_valid(key: str, value: Any) -> bool:

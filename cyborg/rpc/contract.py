@@ -326,10 +326,18 @@ class ConductorAPI(Protocol):
     def discovery_create(
         self, host: str | None = None, driver: str | None = None
     ) -> dict[str, Any]:
-        """Start a discovery of backends; return ``{"uuid": of the discovery}``. Raise NotFound."""
+        """Start a discovery of backends; return ``{"uuid": of the discovery}``.
 
-    def discovery_done(self, discovery_id: str, host: str, drivers: Sequence[Plain]) -> None:
-        """Report the results of a discovery on a host. Raise Invalid."""
+        Raise NotFound, and Conflict while one of the same host and driver is open, or too many are.
+        """
+
+    def discovery_done(
+        self, discovery_id: str, host: str, drivers: Sequence[Plain], epoch: str | None = None
+    ) -> None:
+        """Report the results of a discovery on a host. Raise Invalid, Stale.
+
+        ``epoch`` is that of the agent, None from an older agent.
+        """
 
     def driver_install(
         self,
@@ -416,8 +424,16 @@ class ConductorAPI(Protocol):
         Raise Invalid, Stale.
         """
 
-    def job_done(self, job: str, host: str, state: str, error: str | None) -> None:
-        """Report the result of a job on a host: ``done`` or ``failed``. Raise Invalid, NotFound."""
+    def job_done(
+        self, job: str, host: str, state: str, error: str | None, epoch: str | None = None
+    ) -> None:
+        """Report the result of a job on a host: ``done`` or ``failed``.
+
+        ``epoch`` is that of the agent, None from an older agent. A result that is refused as stale
+        is not lost: the conductor queries the agent about each open job.
+
+        Raise Invalid, NotFound, Stale.
+        """
 
 
 class AgentAPI(Protocol):

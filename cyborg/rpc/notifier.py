@@ -36,8 +36,11 @@ def is_enabled(conf: cfg.ConfigOpts) -> bool:
 class Notifier:
     """Sender of the notifications of one publisher; a send takes at most ``timeout`` seconds."""
 
-    def __init__(self, conf: cfg.ConfigOpts) -> None:
-        """Create the sender, which connects at the first message. Raise Misconfigured."""
+    def __init__(self, conf: cfg.ConfigOpts, publisher: str = "cyborg-conductor") -> None:
+        """Create the sender, which connects at the first message. Raise Misconfigured.
+
+        ``publisher`` is the service that the notifications name, with its host.
+        """
         register_options(conf)
         installed = {entry.name for entry in metadata.entry_points(group=DRIVERS)}
         if unknown := sorted(set(conf[GROUP].driver) - installed - {""}):
@@ -52,7 +55,7 @@ class Notifier:
         self._errors: list[Exception] = []
         rabbit.record_send_errors(self._transport, self._errors)
         self._oslo = oslo_messaging.Notifier(
-            self._transport, publisher_id=f"cyborg-conductor:{conf.host}", retry=RETRIES
+            self._transport, publisher_id=f"{publisher}:{conf.host}", retry=RETRIES
         )
         self._thread: threading.Thread | None = None
 

@@ -63,22 +63,36 @@ class Unconfirmed(oslo_messaging.MessagingException):  # type: ignore[misc]
 def publish(connection: Any, producer: Any, *args: Any, **kwargs: Any) -> Any:
     """Send a message on the driver's connection. Raise Unconfirmed if a call is not confirmed.
 
+    Raise MessageUndeliverable if no queue takes the message. It counts as sent, so that a caller
+    knows whether a copy was sent before.
     The driver resends answers and notifications, which have no expiration.
     """
     sent = SentCounter()
+    is_call = kwargs.get("expiration") is not None
+    connection.returned = None
     try:
-        return kombu.Producer.publish(producer, *args, confirm_timeout=CONFIRM_TIMEOUT, **kwargs)
-    except (amqp.ChannelError, MessageNacked):
+        result = kombu.Producer.publish(producer, *args, confirm_timeout=CONFIRM_TIMEOUT, **kwargs)
+    except (amqp.ChannelError, MessageNacked) as exc:
+        if is_call and isinstance(exc, NotFound):
+            # The exchange was deleted with its last queue. The driver would send all later calls on
+            # this channel to it, because it declares an exchange once for each channel.
+            connection.discard_channel()
+            raise oslo_messaging.MessageUndeliverable(
+                exc, str(kwargs.get("exchange")), kwargs.get("routing_key"), None
+            ) from exc
         # The broker refused the message: it was not sent.
         _state.sent -= sent.count
         raise
     except TimeoutError as exc:
-        if not sent.count or kwargs.get("expiration") is None:
+        if not sent.count or not is_call:
             raise
         _close_abruptly(connection)
         raise Unconfirmed(
             f"the message broker did not confirm the message in {CONFIRM_TIMEOUT:g} s"
         ) from exc
+    if connection.returned is not None:
+        raise connection.returned
+    return result
 
 
 def count_consumers(connection: Any, queue: str) -> int:

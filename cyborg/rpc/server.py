@@ -2,6 +2,7 @@
 """RPC server: serves only the methods of a contract, with checked arguments."""
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ import oslo_messaging
 from oslo_config import cfg
 from oslo_messaging.rpc.server import RPCServer
 
+from cyborg import tracing
 from cyborg.compat import rabbit
 from cyborg.core.errors import CyborgError, Invalid, Stale, Unavailable
 from cyborg.core.log import get_logger
@@ -19,6 +21,8 @@ from cyborg.rpc.context import CallContext, ContextSerializer
 from cyborg.rpc.contract import CONTRACTS, MAX_MESSAGE_BYTES, Contract, Method
 from cyborg.rpc.faults import FAULTS
 from cyborg.rpc.transport import Transport
+from cyborg.telemetry.families import RPC_SERVER_CALLS, RPC_SERVER_SECONDS
+from cyborg.telemetry.recorder import MetricRecorder
 
 LOG = get_logger(__name__)
 
@@ -69,7 +73,7 @@ def make_server(
     target = oslo_messaging.Target(
         exchange=conf.rpc.topic, topic=topic, server=host, version=contract.version
     )
-    answers = _Endpoint(conf, contract, endpoint)
+    answers = _Endpoint(conf, contract, endpoint, transport.recorder)
     policy = oslo_messaging.ExplicitRPCAccessPolicy
     return Server(
         transport,
@@ -108,7 +112,9 @@ class _Dispatcher(oslo_messaging.RPCDispatcher):  # type: ignore[misc]
 class _Endpoint:
     """Endpoint for oslo.messaging: the methods of the contract, with checks before each."""
 
-    def __init__(self, conf: cfg.ConfigOpts, contract: Contract, endpoint: Any) -> None:
+    def __init__(
+        self, conf: cfg.ConfigOpts, contract: Contract, endpoint: Any, recorder: MetricRecorder
+    ) -> None:
         self.target = oslo_messaging.Target(version=contract.version)
         admission = ReportAdmission(conf.conductor.max_concurrent_reports)
         for name, method in contract.methods.items():
@@ -117,7 +123,24 @@ class _Endpoint:
             max_answer = conf.conductor.max_report_bytes
             func = _with_checks(subject, method, limit, max_answer, getattr(endpoint, name))
             handler = _with_admission(admission, subject, func) if method.is_report else func
-            setattr(self, name, oslo_messaging.expose(handler))
+            measured = _with_metrics(recorder, subject, handler)
+            setattr(self, name, oslo_messaging.expose(measured))
+
+
+def _with_metrics(
+    recorder: MetricRecorder, subject: str, func: Callable[..., dict[str, Any]]
+) -> Callable[..., dict[str, Any]]:
+    """Return a handler that counts the calls by result, and observes their duration."""
+
+    def handler(ctxt: CallContext, /, **arguments: Any) -> dict[str, Any]:
+        started = time.monotonic()
+        answer = func(ctxt, **arguments)
+        result = answer["error"]["code"] if "error" in answer else "ok"
+        recorder.count(RPC_SERVER_CALLS, subject, result)
+        recorder.observe(RPC_SERVER_SECONDS, time.monotonic() - started, subject)
+        return answer
+
+    return handler
 
 
 def _with_admission(
@@ -159,7 +182,14 @@ def _with_checks(
         if refusal is not None:
             return _refuse(logging.WARNING, subject, ctxt, arguments, refusal)
         try:
-            return _wrap_result(subject, max_answer, func(ctxt, **arguments))
+            with tracing.remote_span(
+                subject,
+                ctxt.trace_context,
+                tracing.SpanKind.SERVER,
+                request_id=ctxt.request_id,
+                host=_host(arguments),
+            ):
+                return _wrap_result(subject, max_answer, func(ctxt, **arguments))
         except CyborgError as error:
             if type(error) is CyborgError:
                 LOG.exception(

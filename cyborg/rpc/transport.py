@@ -20,6 +20,7 @@ from cyborg.core.log import get_logger
 from cyborg.core.text import sanitize
 from cyborg.rpc import log_filter, message_filter, publishing
 from cyborg.rpc.faults import FAULTS
+from cyborg.telemetry.recorder import MetricRecorder
 
 LOG = get_logger(__name__)
 
@@ -60,11 +61,13 @@ def register_options(conf: cfg.ConfigOpts) -> None:
 class Transport:
     """Transport to the broker, shared by the clients and servers of a process.
 
-    It connects at its first use, so that a process can fork before that.
+    It connects at its first use, so that a process can fork before that. ``recorder`` records the
+    metrics of the process; its owner opens it.
     """
 
     def __init__(self, conf: cfg.ConfigOpts) -> None:
         self._conf = conf
+        self.recorder = MetricRecorder()
         register_options(conf)
         if str(conf.transport_url).startswith("kombu+memory:"):
             _silence_inprocess_logs()
@@ -111,6 +114,10 @@ class Transport:
     def record_answer(self, queue: str) -> None:
         """Record that a server that listens to a queue has just answered."""
         self._answered[queue] = time.monotonic()
+
+    def forget_answer(self, queue: str) -> None:
+        """Record that the servers that listened to a queue have left."""
+        self._answered.pop(queue, None)
 
     def has_server(self, queue: str) -> bool:
         """Return whether a server listens to a queue, as far as the broker knows.

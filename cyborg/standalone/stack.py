@@ -33,6 +33,7 @@ from cyborg.rpc.contract import ConductorAPI
 from cyborg.rpc.transport import make_transport, register_options
 from cyborg.standalone import placement
 from cyborg.standalone.http import HttpServer
+from cyborg.tracing import service as tracing
 
 LOG = get_logger(__name__)
 
@@ -116,6 +117,9 @@ class StandaloneStack:
         self._undo.enter_context(_sole_owner(self._state))
         self._override()
 
+        tracing.start(conf, "cyborg-standalone")
+        self._undo.callback(tracing.stop)
+
         self._report("database: migrating")
         engine = make_engine(conf)
         self._undo.callback(engine.dispose)
@@ -151,7 +155,7 @@ class StandaloneStack:
 
         self.reader = Reader(conf)
         self._undo.callback(self.reader.close)
-        api = make_app(conf, self.conductor, self.reader)
+        api = make_app(conf, self.conductor, self.reader, transport.recorder)
         self._run(Heartbeat(conf, self.conductor, str(uuid.uuid4()), api.health))
         self._undo.callback(self._api.stop)
         self._api.start(api, conf.standalone.threads)
@@ -161,7 +165,10 @@ class StandaloneStack:
         conf.set_override("auth_strategy", "noauth")
         names = [*conf.api.server_names, conf.standalone.listen]
         conf.set_override("server_names", names, group="api")
+        conf.set_default("console", True, group="api")
         conf.set_override("state_path", str(self._state))
+        # One process: its metrics need no files.
+        conf.set_override("metrics_directory", "", group="conductor")
         register_options(conf)
         conf.set_override("transport_url", "kombu+memory:////")
         # The in-memory broker is shared in the process: stacks need separate topics.

@@ -13,10 +13,11 @@ EXPIRES = "2999-01-01T00:00:00.000000Z"
 
 
 class FakeKeystone:
-    """Double of keystone; it accepts only the tokens of ``issue_token``."""
+    """Double of keystone that accepts tokens of ``issue_token`` and users of ``add_user``."""
 
     def __init__(self) -> None:
         self.url = ""
+        self._users: dict[tuple[str, str, str], Sequence[str]] = {}
         self._tokens: dict[str, Mapping[str, Any]] = {}
 
     def issue_token(
@@ -29,7 +30,7 @@ class FakeKeystone:
         name = f"token-{len(self._tokens)}"
         self._tokens[name] = {
             "methods": ["password"],
-            "user": {"id": "user-1", "name": "user", "domain": {"id": "default", "name": "D"}},
+            "user": self._user("user-1", "user"),
             "roles": [{"id": role, "name": role} for role in roles],
             "issued_at": "2020-01-01T00:00:00.000000Z",
             "expires_at": EXPIRES,
@@ -37,6 +38,26 @@ class FakeKeystone:
             **fields,
         }
         return name
+
+    def add_user(self, name: str, password: str, roles: Sequence[str], project: str) -> None:
+        """Add a user who gets a token with these roles for this password and project."""
+        self._users[name, password, project] = roles
+
+    def revoke_token(self, name: str) -> None:
+        """Reject a token from now on."""
+        del self._tokens[name]
+
+    def sign_in(self, body: Any) -> tuple[int, dict[str, str], Any]:
+        """Return the status, headers and body of the response to the authentication of a user."""
+        try:
+            user = body["auth"]["identity"]["password"]["user"]
+            project = body["auth"]["scope"]["project"]["name"]
+            roles = self._users[user["name"], user["password"], project]
+        except (KeyError, TypeError):
+            message = "The request you have made requires authentication."
+            return 401, {}, {"error": {"code": 401, "title": "Unauthorized", "message": message}}
+        token = self.issue_token(roles, project, user=self._user(user["name"], user["name"]))
+        return 201, {"X-Subject-Token": token}, {"token": self._tokens[token]}
 
     def options(self) -> dict[str, str]:
         """Return the options of [keystone_authtoken] that connect to this double."""
@@ -51,6 +72,10 @@ class FakeKeystone:
         return 200, {"version": {"id": "v3.14", "status": "stable", "links": links}}
 
     @staticmethod
+    def _user(uuid: str, name: str) -> dict[str, Any]:
+        return {"id": uuid, "name": name, "domain": {"id": "default", "name": "D"}}
+
+    @staticmethod
     def _project(project: str) -> dict[str, Any]:
         return {"id": project, "name": project, "domain": {"id": "default", "name": "D"}}
 
@@ -62,24 +87,23 @@ def serve_keystone() -> Iterator[FakeKeystone]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            status, body = keystone.answer(self.path.partition("?")[0], self.headers)
+            self._respond(*keystone.answer(self.path.partition("?")[0], self.headers), {})
+
+        def do_POST(self) -> None:
+            """Answer an authentication; without ``add_user`` every password is rejected."""
+            text = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            status, headers, body = keystone.sign_in(json.loads(text or b"{}"))
+            self._respond(status, body, headers)
+
+        def _respond(self, status: int, body: Any, headers: Mapping[str, str]) -> None:
             text = json.dumps(body).encode()
             self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()
             self.wfile.write(text)
-
-        def do_POST(self) -> None:
-            """Reject every password with the response of keystone."""
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            message = "The request you have made requires authentication."
-            text = json.dumps({"error": {"code": 401, "title": "Unauthorized", "message": message}})
-            self.send_response(401)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text.encode())
 
         def log_message(self, format: str, *args: Any) -> None:
             pass

@@ -14,6 +14,9 @@ from keystoneauth1 import adapter, noauth, session
 OWN_USER = "cyborg"
 """Id of the user of the service's requests."""
 
+OWN_PROJECT = "own"
+"""Project of a user who is no administrator."""
+
 
 class _UserAuth(noauth.NoAuth):
     def get_user_id(self, session: session.Session, **kwargs: Any) -> str:
@@ -24,11 +27,12 @@ class FakeNova:
     """Double of Nova whose responses the test configures.
 
     ``status`` is the HTTP status of each response; with None, the connection is closed without a
-    response, as when Nova is killed. ``codes`` maps the tag of an event to its code in the
-    response, 200 by default. A request with events of one of ``refused_servers`` fails with 400. If
-    ``is_admin`` is False, the user sees no servers of other projects. Responses wait for the Event
-    ``hang``. ``servers`` are the servers by uuid, ``page_size`` is the maximum length of a list,
-    and ``requested_paths`` are the paths of all GET requests. ``actions`` are the actions of each
+    response, as when Nova is killed. ``lost_requests`` has the numbers, from 0 on, of GET requests
+    that get no response either. ``codes`` maps the tag of an event to its code in the response, 200
+    by default. A request with events of one of ``refused_servers`` fails with 400. If ``is_admin``
+    is False, the user sees only the servers of OWN_PROJECT. Responses wait for the Event ``hang``.
+    ``servers`` are the servers by uuid, ``page_size`` is the maximum length of a list, and
+    ``requested_paths`` are the paths of all GET requests. ``actions`` are the actions of each
     server, the newest first; ``reboots`` are the servers of all requests for a reboot, with its
     type. A reboot ends at once, with ``task`` as the task state of the server and ``result`` as the
     result of its event. The requests are those of the user OWN_USER.
@@ -46,6 +50,7 @@ class FakeNova:
         self.page_size = 1000
         self.is_admin = True
         self.requested_paths: list[str] = []
+        self.lost_requests: set[int] = set()
         self.actions: dict[str, list[dict[str, Any]]] = {}
         self.reboots: list[tuple[str, str]] = []
         self.reboot_status = 202
@@ -97,6 +102,8 @@ class FakeNova:
     def show(self, path: str) -> tuple[int | None, Any]:
         """Return the status and body of the response to a GET request."""
         self.requested_paths.append(path)
+        if len(self.requested_paths) - 1 in self.lost_requests:
+            return None, None
         if self.status != 200 or self.body is not None:
             return self.status, self.body
         url = urlsplit(path)
@@ -104,13 +111,16 @@ class FakeNova:
         *_, collection, last = url.path.split("/")
         if collection == "os-instance-actions":
             return self._show_action(url.path.split("/")[-3], last)
-        if last == "servers" and not self.is_admin:
-            return 403, {"forbidden": {"code": 403, "message": "not allowed"}}
-        if last == "servers":
-            return 200, {"servers": self._list(query)}
+        if last in ("servers", "detail"):
+            if "all_tenants" in query and not self.is_admin:
+                return 403, {"forbidden": {"code": 403, "message": "not allowed"}}
+            uuids = self._list(query)
+            if last == "detail":
+                return 200, {"servers": [self.servers[uuid] for uuid in uuids]}
+            return 200, {"servers": [{"id": uuid, "name": "s"} for uuid in uuids]}
         if last == "os-instance-actions" and self.is_admin and collection in self.servers:
             return 200, {"instanceActions": self.actions[collection]}
-        if collection == "servers" and last in self.servers and self.is_admin:
+        if collection == "servers" and last in self.servers and self._can_see(last):
             return 200, {"server": self.servers[last]}
         return 404, {"itemNotFound": {"code": 404, "message": "no such instance"}}
 
@@ -127,16 +137,19 @@ class FakeNova:
                 return 200, {"instanceAction": {**action, "events": events}}
         return 404, {"itemNotFound": {"code": 404, "message": "no such action"}}
 
-    def _list(self, query: dict[str, str]) -> list[dict[str, Any]]:
-        assert query["all_tenants"] == "1"
+    def _can_see(self, uuid: str) -> bool:
+        return self.is_admin or self.servers[uuid].get("tenant_id") == OWN_PROJECT
+
+    def _list(self, query: dict[str, str]) -> list[str]:
+        assert query.get("all_tenants", "1") == "1"
         host = query.get("host")
         uuids = [
             uuid
             for uuid, server in self.servers.items()
-            if host in (None, server["OS-EXT-SRV-ATTR:host"])
+            if self._can_see(uuid) and host in (None, server["OS-EXT-SRV-ATTR:host"])
         ]
         begin = sorted(uuids).index(query["marker"]) + 1 if "marker" in query else 0
-        return [{"id": uuid, "name": "s"} for uuid in sorted(uuids)[begin : begin + self.page_size]]
+        return sorted(uuids)[begin : begin + self.page_size]
 
     @property
     def tags(self) -> list[str]:

@@ -71,9 +71,11 @@ def _make_device(card: int) -> dict[str, Any]:
 
 
 def _make_deployable(card: int) -> dict[str, Any]:
+    host, address = _place(card)
     return {
         "uuid": str(uuid4()),
-        "address": _place(card)[1],
+        "host": host,
+        "address": address,
         "name": naming.provider_name(*_place(card)),
         "rp_uuid": naming.provider_uuid(*_place(card)),
         "resource_class": "FPGA",

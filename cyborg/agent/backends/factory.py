@@ -163,17 +163,31 @@ class DriverFactory:
         sources |= dict.fromkeys(desired.config, Source.API)
         return self._create(driver, backend, values, sources)
 
-    def removed_driver(self, record: BackendRecord | None) -> Driver | None:
+    def removed_driver(self, backend: str, record: BackendRecord | None) -> Driver | None:
         """Return the driver of a removed backend with its last configuration; None if unknown.
 
-        Raise the same exceptions as ``from_desired``.
+        The configuration is that of the record. If this host has never run the backend with it, for
+        example because the configuration file does not enable the backend any more, it is that of
+        the backend's section, if the file still has one. Raise the same exceptions as
+        ``from_desired``.
         """
         applied = None if record is None else record.applied
-        return (
-            self.from_desired(applied)
-            if applied and applied.status is DesiredStatus.ABSENT
-            else None
-        )
+        if record is None or applied is None or record.never_ran:
+            return self._from_section(backend)
+        return self.from_desired(applied) if applied.status is DesiredStatus.ABSENT else None
+
+    def _from_section(self, backend: str) -> Driver | None:
+        """Return the driver of a backend with the options of its section; None without one.
+
+        Default options are no substitute: a handle that is cleaned with other options than those of
+        its backend may keep data.
+        """
+        # oslo.config finds a section in lower case.
+        if backend.lower() not in {name.lower() for name in self._conf.list_all_sections()}:
+            return None
+        _check_section_name(self._conf, backend, "backend")
+        driver = self._catalogue.driver(self._section_driver(backend))
+        return self._create(driver, backend, *self._read_section(driver, backend))
 
     def _load_configured(self, backend: str) -> Driver:
         name, option = self._configured[backend]

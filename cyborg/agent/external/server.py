@@ -73,12 +73,14 @@ class RegistrationServer(socketserver.UnixStreamServer):
             ) from exc
 
     def server_bind(self) -> None:
-        """Create the socket, accessible only to its owner."""
+        """Create the socket, accessible only to the agent and the owner of the directory.
+
+        An agent that runs as root may not change the owner of a file: its unit has no CAP_CHOWN.
+        The mode of the directory, and the check of each sender, keep other users away.
+        """
         super().server_bind()
         path = str(self.server_address)
-        os.chmod(path, 0o600)
-        if os.geteuid() != self._owner:
-            os.chown(path, self._owner, -1, follow_symlinks=False)
+        os.chmod(path, 0o600 if os.geteuid() == self._owner else 0o666)
 
     def start(self) -> None:
         """Start to listen."""

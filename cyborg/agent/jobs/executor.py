@@ -32,6 +32,13 @@ RemovedDriverLookup = Callable[[str], Driver | None]
 # Part of the timeout of a plug job in which it is retried: then its error has the reason.
 PLUG_PART = 0.8
 
+RELEASE_HINT = (
+    "; put the backend, or only its section, back into the configuration file of the host and "
+    "restart the agent, or abandon the cleaning: cyborg uninstall-driver DRIVER --host HOST "
+    "--backend BACKEND --force"
+)
+"""What an operator can do about a release job without its backend."""
+
 NO_LIVE_ATTACH = "live attach is not enabled on this host: set [libvirt] live_attach = true"
 
 
@@ -117,9 +124,10 @@ def _driver_call(
     if driver is None and spec.kind is JobKind.RELEASE:
         driver = removed_driver(item.backend)
     if driver is None:
-        raise NotFound(
+        message = (
             f"this host has no backend {item.backend!r}; it has {', '.join(drivers) or 'none'}"
         )
+        raise NotFound(message + (RELEASE_HINT if spec.kind is JobKind.RELEASE else ""))
     abilities = driver.abilities
     match spec.kind:
         case JobKind.PREPARE | JobKind.RESTORE if Ability.PREPARES in abilities and isinstance(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from cyborg import tracing
 from cyborg.agent.backends.backend import Backend, error_text
 from cyborg.agent.guests.devices import GuestDevices
 from cyborg.agent.jobs.checkpoint import Checkpoint, CheckpointState
@@ -46,6 +47,8 @@ class _Task:
     timeout_error: str | None = None  # the error reported at its timeout
     cancelled: bool = False
     activity: ActivityRecorder = field(default_factory=ActivityRecorder)
+    # The trace of the first call that requested it.
+    trace_context: str | None = field(default_factory=tracing.current_context)
 
     @property
     def discarded(self) -> bool:
@@ -227,16 +230,17 @@ class JobQueue:
         aborted, error = False, None
         try:
             watchdog.start()
-            self._checkpoint.flush()
             # The present drivers: a job keeps the drivers that it started with.
             drivers = {backend.name: backend.driver for backend in self._backends}
-            error = execute(
-                spec,
-                drivers,
-                lambda: not (self._stopped or task.discarded),
-                self._removed_driver,
-                self._guests,
-            )
+            with tracing.remote_span("job.execute", task.trace_context, **_span_fields(spec)):
+                self._checkpoint.flush()
+                error = execute(
+                    spec,
+                    drivers,
+                    lambda: not (self._stopped or task.discarded),
+                    self._removed_driver,
+                    self._guests,
+                )
         except Aborted:
             aborted = True
         except OSError as exc:
@@ -319,6 +323,11 @@ class JobQueue:
         first.rediscover(lambda _: callback())
         for backend in others:
             backend.rediscover()
+
+
+def _span_fields(spec: JobSpec) -> dict[str, Any]:
+    devices = {item.device for item in spec.items}
+    return {"job": spec.job_uuid, "kind": spec.kind, "instance": spec.instance, "device": devices}
 
 
 def _is_unplugging(task: _Task) -> bool:

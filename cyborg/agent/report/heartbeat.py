@@ -18,7 +18,7 @@ from cyborg.core.drivers.desired_state import BackendOutcome
 from cyborg.core.drivers.registry import DriverEntry
 from cyborg.core.errors import CyborgError, Stale, Unavailable
 from cyborg.core.hosts.identity import NO_IDENTITY, Identity
-from cyborg.core.hosts.service import LIVE_ATTACH
+from cyborg.core.hosts.service import LIVE_ATTACH, RESULT_EPOCHS
 from cyborg.core.inventory.report import BackendState, Report
 from cyborg.core.log import get_logger
 from cyborg.rpc.contract import AGENT, ConductorAPI
@@ -235,11 +235,13 @@ class Reporter(LoopThread):
 
     def _deliver_job(self, job: str, outcome: tuple[str, str | None]) -> None:
         state, error = outcome
-        self._conductor.job_done(job=job, host=self._host, state=state, error=error)
+        self._conductor.job_done(
+            job=job, host=self._host, state=state, error=error, epoch=self.epoch
+        )
 
     def _deliver_discovery(self, discovery: tuple[str, str], state: BackendState) -> None:
         body = state.without_details().to_dict()
-        self._conductor.discovery_done(discovery[0], self._host, [body])
+        self._conductor.discovery_done(discovery[0], self._host, [body], self.epoch)
 
     def _send_hello(self, inventory: Inventory) -> Mapping[str, Any]:
         drivers = {b.driver.name: b.driver.version for b in self._backends}
@@ -254,6 +256,7 @@ class Reporter(LoopThread):
                 "rpc": AGENT.version,
                 "drivers": drivers,
                 LIVE_ATTACH: self.live_attach,
+                RESULT_EPOCHS: True,
             },
             observed_generation=None
             if self.desired_state is None

@@ -7,6 +7,7 @@ from typing import Any
 
 from wsme import types as wtypes
 
+from cyborg import tracing
 from cyborg.api import types
 from cyborg.api.collection import Collection
 from cyborg.api.controller import Resource
@@ -98,6 +99,7 @@ class Controller(Resource):
         With both instance and bind_state, the response is 423 until all ARQs of the instance are
         resolved: bound, failed to bind, or being deleted.
         """
+        tracing.annotate(instance=instance)
         scope = request.caller.project_scope
         states = sorted(RESOLVED) if bind_state and not instance else None
         with self.context.reader.connect() as connection:

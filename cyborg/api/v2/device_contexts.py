@@ -15,11 +15,13 @@ from cyborg.api.collection import Collection
 from cyborg.api.controller import Resource
 from cyborg.api.request_context import RequestContext
 from cyborg.api.v2 import explanations
+from cyborg.api.v2.arqs import ARQS, AcceleratorRequest
 from cyborg.core.arq import device_contexts as core
 from cyborg.core.arq.context_states import ContextState
 from cyborg.core.arq.profile import parse_groups
 from cyborg.core.errors import Conflict, Forbidden, NotFound, Unavailable
 from cyborg.core.inventory.maintenance import SuccessorState
+from cyborg.db.read import arqs as arqs_read
 from cyborg.db.read import device_contexts as read
 
 STATE = types.Enum(*ContextState)
@@ -72,6 +74,15 @@ class DeviceContext(types.JsonObject):
     created_at = wtypes.wsattr(datetime, mandatory=True)
     updated_at = wtypes.wsattr(datetime)
     links = wtypes.wsattr([types.Link], mandatory=True)
+
+
+class DeviceContextDetail(DeviceContext):
+    """A device context with its ARQs.
+
+    ``POST /v2/accelerator_requests`` with the hidden profile replaces them by new ones.
+    """
+
+    arqs = wtypes.wsattr([AcceleratorRequest], mandatory=True)
 
 
 class DeviceContextCreate(types.JsonObject):
@@ -172,11 +183,17 @@ class AllocationCandidates(types.JsonObject):
 
 def show(request: RequestContext, row: read.DeviceContextRow) -> dict[str, Any]:
     """Return a device context as JSON."""
-    more: dict[str, Any] = {"hidden_profile": core.hidden_profile_name(row["uuid"])}
+    return _show(request, row, DeviceContext)
+
+
+def _show(
+    request: RequestContext, row: read.DeviceContextRow, datatype: Any, **fields: Any
+) -> dict[str, Any]:
+    more: dict[str, Any] = {"hidden_profile": core.hidden_profile_name(row["uuid"]), **fields}
     more["successor"] = row["successor"]
     if more["successor"] is not None and not request.caller.is_elevated:
         more["successor"] = {**more["successor"], "error": None}
-    return request.serialize(DeviceContext, row, CONTEXTS.name, **more)
+    return request.serialize(datatype, row, CONTEXTS.name, **more)
 
 
 CONTEXTS = Collection(
@@ -202,7 +219,21 @@ class Controller(Resource):
         host=types.Text(),
         device_profile=types.Text(),
     )
-    get = CONTEXTS.get("Show one device context.")
+
+    @CONTEXTS.operation(
+        "GET device_contexts/{uuid}",
+        "get_one",
+        answer=DeviceContextDetail,
+        raises=(NotFound,),
+    )
+    def get(self, request: RequestContext, uuid: str) -> Any:
+        """Show one device context with its ARQs."""
+        row = CONTEXTS.read_row(self, request, uuid)
+        with self.context.reader.connect() as connection:
+            arqs = arqs_read.of_context(connection, uuid)
+        return _show(
+            request, row, DeviceContextDetail, arqs=[ARQS.show_row(request, arq) for arq in arqs]
+        )
 
     @CONTEXTS.operation(
         "POST device_contexts",

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """/v2/discoveries: request a discovery of hardware by the agents now, and show its result."""
 
-from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -10,8 +9,9 @@ from wsme import types as wtypes
 from cyborg.api import types
 from cyborg.api.collection import Collection
 from cyborg.api.controller import Resource
+from cyborg.api.paging import PageRequest
 from cyborg.api.request_context import RequestContext
-from cyborg.core.errors import NotFound
+from cyborg.core.errors import Conflict, NotFound
 from cyborg.db.read import discoveries as read
 
 IN_PROGRESS, DONE, FAILED = "IN-PROGRESS", "DONE", "FAILED"
@@ -28,11 +28,16 @@ class BackendDiscovery(types.JsonObject):
 
 
 class Discovery(types.JsonObject):
-    """A discovery: in progress until all backends have finished, then failed if any has failed."""
+    """A discovery: in progress until all backends have finished, then failed if any has failed.
+
+    ``progress`` is the number of backends in each state. ``backends`` are those of a page of hosts.
+    """
 
     uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
     state = wtypes.wsattr(State, mandatory=True)
+    progress = wtypes.wsattr({str: int}, mandatory=True)
     backends = wtypes.wsattr([BackendDiscovery], mandatory=True)
+    backends_links = wtypes.wsattr([types.Link])
     created_at = wtypes.wsattr(datetime, mandatory=True)
     updated_at = wtypes.wsattr(datetime)
     links = wtypes.wsattr([types.Link], mandatory=True)
@@ -67,12 +72,6 @@ class DiscoveryCreate(types.JsonObject):
     driver = wtypes.wsattr(types.Text(min_length=1))
 
 
-def _show_details(request: RequestContext, row: read.DiscoveryRow) -> Mapping[str, Any]:
-    states = {backend["state"] for backend in row["backends"]}
-    state = next(state for state in (IN_PROGRESS, FAILED, DONE) if state in states)
-    return request.serialize(Discovery, row, DISCOVERIES.name, state=state)
-
-
 DISCOVERIES = Collection("discoveries", "discovery", read, DiscoverySummary, since=(2, 4))
 
 
@@ -82,12 +81,27 @@ class Controller(Resource):
     find = DISCOVERIES.find(
         "List the discoveries of the last day.",
         read=read.find_summaries,
+        uuid=types.Uuid(),
         host=types.Text(),
         state=State,
     )
-    get = DISCOVERIES.get(
-        "Show a discovery with the state of each backend.", Discovery, _show_details
+
+    @DISCOVERIES.operation(
+        "GET discoveries/{uuid}", "get_one", answer=Discovery, paged=True, raises=(NotFound,)
     )
+    def get(self, request: RequestContext, uuid: str, page: PageRequest) -> Any:
+        """Show a discovery with the state of each backend of a page of hosts.
+
+        ``limit`` is a number of hosts, and ``marker`` the name of a host.
+        """
+        with self.context.reader.connect() as connection:
+            row = read.get(connection, uuid)
+            if row is None:
+                raise NotFound(f"no discovery {uuid}")
+            hosts, marker = page.read(lambda window: read.find_hosts(connection, uuid, page=window))
+            backends = read.find_backends(connection, uuid, hosts)
+        details = {**row, "backends": backends}
+        return request.serialize_page(Discovery, details, DISCOVERIES.name, "backends", marker)
 
     @DISCOVERIES.operation(
         "POST discoveries",
@@ -96,10 +110,13 @@ class Controller(Resource):
         status=202,
         body=DiscoveryCreate,
         optional=True,
-        raises=(NotFound,),
+        raises=(NotFound, Conflict),
     )
     def create(self, request: RequestContext, body: DiscoveryCreate) -> Any:
-        """Start a discovery; it runs in the background."""
+        """Start a discovery, unless one of the same host and driver is in progress.
+
+        It runs in the background.
+        """
         result = self.context.conductor.discovery_create(body.host or None, body.driver or None)
         row = {"uuid": result["uuid"], "state": IN_PROGRESS}
         return request.created(DiscoveryCreated, row, DISCOVERIES.name)

@@ -19,7 +19,6 @@ from cyborg.api.controller import Resource
 from cyborg.api.paging import PageRequest
 from cyborg.api.request_context import RequestContext
 from cyborg.api.v2 import jobs
-from cyborg.api.v2.explanations import with_links
 from cyborg.core.drivers import options as option
 from cyborg.core.drivers.desired_state import DesiredStatus
 from cyborg.core.drivers.driver import closest_names, format_hint
@@ -268,10 +267,10 @@ class Controller(Resource):
                 for each in read_hosts.find_effective_options(connection, name, hosts)
                 if (each["host"], each["backend"]) in shown
             ]
-        details = {**row, "hosts": entries, "hosts_links": [], "effective_options": options}
-        document = request.serialize(Driver, _with_liveness(details, now), DRIVERS.name)
-        del document["hosts_links"]  # like the links of a list, it is absent on the last page
-        return with_links(request, document, f"{DRIVERS.name}/{row['uuid']}", "hosts", marker)
+        details = {**row, "hosts": entries, "effective_options": options}
+        return request.serialize_page(
+            Driver, _with_liveness(details, now), DRIVERS.name, "hosts", marker
+        )
 
     @DRIVERS.operation("POST drivers", "install", body=DriverInstall, **jobs.STARTS_JOB)
     def install(self, request: RequestContext, body: DriverInstall) -> Any:

@@ -107,6 +107,7 @@ class Controller(Resource):
 
     find = JOBS.find(
         "List jobs without their steps; ``host`` is the host of the job or of one of its steps.",
+        uuid=types.Uuid(),
         kind=KIND,
         state=STATE,
         host=types.Text(),

@@ -15,6 +15,7 @@ from cyborg.cli.common.errors import CommandError
 from cyborg.cli.common.rest import RestClient
 
 POLL_INTERVAL = 0.5  # seconds
+MAX_PARTS = 100  # of work whose parts are read at each poll
 
 
 @dataclass(frozen=True)
@@ -179,7 +180,7 @@ class WaitCommand(Command):
 
     def wait(
         self,
-        path: str,
+        work: str | Callable[[], dict[str, Any]],
         measure: Callable[[dict[str, Any]], progress.Progress],
         title: str,
         timeout: float,
@@ -187,12 +188,35 @@ class WaitCommand(Command):
         interval: float = POLL_INTERVAL,
         show_counts: bool = True,
     ) -> dict[str, Any]:
-        """Wait for the end of the work at ``path`` and return it. Raise CommandError."""
+        """Wait for the end of some work and return its last state. Raise CommandError.
+
+        ``work`` is the path of the work, or a function that returns its state.
+        """
         return progress.wait_until_done(
-            lambda: self.app.rest.call("GET", path),
+            work if callable(work) else lambda: self.app.rest.call("GET", work),
             measure,
             title,
             timeout=timeout,
             interval=interval,
             show_counts=show_counts,
         )
+
+    def make_poll(self, collection: Collection, uuid: str) -> Callable[[], dict[str, Any]]:
+        """Return a function for ``wait`` that reads work of many parts, whose number is constant.
+
+        Work of at most MAX_PARTS parts is read with them; of other work only the row in the list,
+        which has the number of parts by state.
+        """
+        whole: bool | None = None
+
+        def read() -> dict[str, Any]:
+            nonlocal whole
+            if not whole:
+                rows = self.app.rest.call("GET", collection.path, params={"uuid": uuid})
+                for row in rows[collection.rows_key]:
+                    whole = sum(row["progress"].values()) <= MAX_PARTS
+                    if not whole:
+                        return dict(row)
+            return dict(self.app.rest.call("GET", collection.object_path(uuid)))
+
+        return read

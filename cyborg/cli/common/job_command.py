@@ -25,13 +25,13 @@ WAIT_ARGUMENTS = (
 
 
 def job_progress(job: Mapping[str, Any]) -> Progress:
-    """Return the progress of a job, with one line for each backend that has started.
+    """Return the progress of a job, with one line for each of its steps that has started.
 
     The progress of a job without backends is its activity on its host.
     """
-    steps, activity = job["steps"], parse_activity(job.get("activity"))
-    total = len(steps)
-    done = sum(step["state"] in FINAL_STATES for step in steps)
+    steps, activity = job.get("steps", ()), parse_activity(job.get("activity"))
+    total = sum(job["progress"].values())
+    done = sum(number for state, number in job["progress"].items() if state in FINAL_STATES)
     pending = f"job {job['uuid']} is {job['state']}, {done} of {total} backends have finished"
     lines = [format_step(step) for step in steps if step["state"] != StepState.WAITING]
     if activity is not None:
@@ -64,7 +64,10 @@ class JobCommand(base.WaitCommand, show.ShowOne):
         if not args.wait:
             return formatting.build_object(STARTED, started)
         title = f"{started['kind']} of {started['uuid']}"
-        job = self.wait(JOBS.object_path(started["uuid"]), job_progress, title, args.within)
+        poll = self.make_poll(JOBS, started["uuid"])
+        job = self.wait(poll, job_progress, title, args.within)
+        if "steps" not in job:
+            job = self.app.rest.call("GET", JOBS.object_path(started["uuid"]))
         if job["state"] != JobState.DONE or any(s["state"] in FAILED_STATES for s in job["steps"]):
             self.app.LOG.error(describe_failure(job))
             self._status = 1

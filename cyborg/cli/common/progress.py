@@ -10,6 +10,8 @@ from cyborg.cli.common.errors import CommandError
 from cyborg.threads.backoff import Backoff
 
 MAX_FAILURES = 5  # consecutive failed requests
+MAX_INTERVAL = 2.0  # seconds between two requests, unless the first interval is longer
+_SHARE = 0.1  # of the time that the work has taken, by which its end may be seen late
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +37,16 @@ def wait_until_done(
     interval: float,
     show_counts: bool = False,
 ) -> dict[str, Any]:
-    """Call ``fetch`` every ``interval`` seconds until the work has ended; return the last response.
+    """Call ``fetch`` until the work has ended; return the last response.
 
-    ``show_counts`` adds the numbers to the bar. Raise CommandError after MAX_FAILURES consecutive
-    failures of ``fetch``, and after ``timeout`` seconds; the work itself continues.
+    The pause between two calls is ``interval`` seconds, and grows to MAX_INTERVAL. ``show_counts``
+    adds the numbers to the bar. Raise CommandError after MAX_FAILURES consecutive failures of
+    ``fetch``, and after ``timeout`` seconds; the work itself continues.
     """
     from rich import console, progress
 
-    deadline = time.monotonic() + timeout
+    started = time.monotonic()
+    deadline = started + timeout
     columns = progress.Progress.get_default_columns()
     bar = progress.Progress(
         *(*columns, progress.MofNCompleteColumn()) if show_counts else columns,
@@ -63,7 +67,9 @@ def wait_until_done(
                 if failures >= MAX_FAILURES or time.monotonic() > deadline:
                     raise
             else:
-                failures, pause, state = 0, interval, measure(response)
+                elapsed = time.monotonic() - started
+                pause = max(interval, min(_SHARE * elapsed, MAX_INTERVAL))
+                failures, state = 0, measure(response)
                 backoff.reset()
                 for line in state.lines:
                     if line not in printed:

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from oslo_config import cfg
 from oslo_db import exception as db_exc
 
+from cyborg import tracing
 from cyborg.conductor.arqs import binding, release
 from cyborg.conductor.arqs.binder import Binder, OrphanChecker
 from cyborg.conductor.arqs.claim_plan import BindContext, BindResult
@@ -59,6 +60,7 @@ from cyborg.db import project_units
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import arqs as store
 from cyborg.db.write import device_profiles as profile_store
+from cyborg.telemetry.recorder import MetricRecorder
 
 LOG = get_logger(__name__)
 
@@ -90,6 +92,7 @@ class Arqs:
         *,
         enforcer: LimitEnforcer | None = None,
         now: Callable[[], datetime] | None = None,
+        metrics: MetricRecorder | None = None,
     ) -> None:
         """``wake_outbox`` and ``wake_jobs`` are called after a commit that adds work for them.
 
@@ -116,6 +119,7 @@ class Arqs:
             orphans,
             enforcer,
             self._now,
+            metrics or MetricRecorder(),
         )
 
     def create(
@@ -153,6 +157,7 @@ class Arqs:
             )
         except db_exc.DBReferenceError as exc:
             raise _profile_not_found(device_profile_name) from exc
+        tracing.annotate(arq=[row["uuid"] for row in rows])
         return _created(rows)
 
     def bind(
@@ -180,6 +185,7 @@ class Arqs:
         """
         scope = check_optional_text("project_scope", project_scope)
         uuids = [item.request for item in _load_requests(UnbindRequest, requests)]
+        tracing.annotate(arq=uuids)
         released = self._uow.run_once(partial(self._unbind, uuids=uuids, scope=scope))
         self.finish_release(released, deleted=False)
 
@@ -199,6 +205,7 @@ class Arqs:
         scope = check_optional_text("project_scope", project_scope)
         if (uuids is None) == (instance is None):
             raise Invalid("give either arqs or instance, not both", field="arqs")
+        tracing.annotate(arq=uuids, instance=instance)
         if instance is not None:
             instance_uuid = parse_uuid(instance, "instance")
             result, _ = self._uow.run_once(
@@ -325,6 +332,8 @@ class Arqs:
     ) -> None:
         instance = bind_requests[0].instance_uuid
         assert instance is not None  # ``BindRequest`` parses it as a uuid
+        uuids = [item.request for item in bind_requests]
+        tracing.annotate(arq=uuids, instance=instance, host=bind_requests[0].hostname)
         context = self.binder.make_instance_context(instance, project)
 
         def work(tx: sa.Connection, context: BindContext, wait: bool) -> BindResult:
@@ -335,7 +344,7 @@ class Arqs:
             context,
             work,
             instance=instance,
-            arq=[item.request for item in bind_requests],
+            arq=uuids,
         )
         self.finish_bind(result, instance)
 

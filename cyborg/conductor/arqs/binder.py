@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run the transactions of binds and leases: limits, retries, orphans, and what follows."""
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -10,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 import sqlalchemy as sa
 from oslo_config import cfg
 
+from cyborg import tracing
 from cyborg.conductor.arqs.claim_plan import BindContext, BindResult
 from cyborg.conductor.arqs.claims import ClaimLost
 from cyborg.conductor.arqs.context_states import record_refusal
@@ -17,9 +19,11 @@ from cyborg.conductor.arqs.limits import LimitEnforcer, run_with_limits
 from cyborg.conductor.arqs.ownership import OwnerLookup
 from cyborg.conductor.notifications.arq_events import ArqEventRecorder
 from cyborg.core.arq.orphans import providers_to_check
-from cyborg.core.errors import NoHandle, Unavailable
+from cyborg.core.errors import CyborgError, NoHandle, Unavailable
 from cyborg.core.log import get_logger
 from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.telemetry.families import BIND_SECONDS, BINDS
+from cyborg.telemetry.recorder import MetricRecorder
 
 LOG = get_logger(__name__)
 
@@ -50,6 +54,7 @@ class Binder:
         orphans: OrphanChecker | None,
         enforcer: LimitEnforcer | None,
         now: Callable[[], datetime],
+        metrics: MetricRecorder,
     ) -> None:
         """The parameters are those of ``Arqs``."""
         self._conf = conf
@@ -61,6 +66,7 @@ class Binder:
         self._orphans = orphans
         self._enforcer = enforcer
         self._now = now
+        self._metrics = metrics
 
     def make_context(self) -> BindContext:
         """Return the context of a claim without an instance."""
@@ -80,10 +86,13 @@ class Binder:
         context = self.make_context()
         if project is None and self._owners is not None:
             error: str | None = None
+            started = time.monotonic()
             try:
-                owner = self._owners.find_project(instance)
+                with tracing.child_span("bind.find_project"):
+                    owner = self._owners.find_project(instance)
             except Unavailable as exc:
                 error = exc.message
+            self._metrics.observe(BIND_SECONDS, time.monotonic() - started, "owner")
             if error is not None:
                 LOG.warning(
                     "Cannot determine the project of an instance now, will retry: %s",
@@ -111,10 +120,16 @@ class Binder:
         contexts that the call names. Raise what ``work`` raises; NoHandle is logged, with
         ``log_fields``, and kept with the unbound device contexts.
         """
-        result = self._run(projects, context, work, answer)
-        if isinstance(result, NoHandle) and self._release_orphans(result):
-            result = self._run(projects, context, work, answer)
+        started = time.monotonic()
+        try:
+            result = self._run_with_orphans(projects, context, work, answer)
+        except CyborgError as exc:
+            self._metrics.count(BINDS, exc.code)
+            raise
+        finally:
+            self._metrics.observe(BIND_SECONDS, time.monotonic() - started, "claim")
         if isinstance(result, NoHandle):
+            self._metrics.count(BINDS, result.code)
             # Nova logs only the HTTP status of the error, so the reasons are logged here.
             LOG.warning("No free handle: %s", result.message, **log_fields)
             record = partial(record_refusal, no_handle=result, epochs=epochs or {}, now=self._now())
@@ -130,11 +145,29 @@ class Binder:
             self._recorder.record_bound(tx, result.arqs)
 
     def wake(self, result: BindResult) -> None:
-        """Wake the loops that have work after the commit of a bind."""
+        """Count a bind after its commit, and wake the loops that have work.
+
+        A bind with host work is counted at the end of this work.
+        """
+        if result.arqs and not result.host_work_pending:
+            self._metrics.count(BINDS, "bound")
         if result.host_work_pending:
             self._wake_jobs()
         elif result.arqs and self._conf.nova.send_events:
             self._wake_outbox()
+
+    def _run_with_orphans(
+        self,
+        projects: Iterable[str | None],
+        context: BindContext,
+        work: Callable[[sa.Connection, BindContext, bool], T],
+        answer: Callable[[T], Any],
+    ) -> T | NoHandle:
+        """Return the result; if orphans own the handles, release them and run again."""
+        result = self._run(projects, context, work, answer)
+        if isinstance(result, NoHandle) and self._release_orphans(result):
+            return self._run(projects, context, work, answer)
+        return result
 
     def _run(
         self,
@@ -158,7 +191,9 @@ class Binder:
         """Return the result, or the error if no handle is free."""
         for attempt in range(MAX_ATTEMPTS):
             try:
-                return self._uow.run_once(partial(self._call, work, context, attempt > 0), answer)
+                with tracing.child_span("bind.claim", attempt=attempt):
+                    call = partial(self._call, work, context, attempt > 0)
+                    return self._uow.run_once(call, answer)
             except ClaimLost:
                 continue
             except NoHandle as exc:

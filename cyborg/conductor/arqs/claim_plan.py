@@ -16,9 +16,8 @@ from cyborg.conductor.custody import entries
 from cyborg.core.arq.attach_target import check_user, find_target
 from cyborg.core.arq.predicates import Failure, Predicate
 from cyborg.core.arq.profile import count_units, parse_group
-from cyborg.core.arq.selection import Demand, describe_rejection
+from cyborg.core.arq.selection import Demand, describe_rejection, make_no_handle_error
 from cyborg.core.arq.states import ArqState
-from cyborg.core.errors import NoHandle
 from cyborg.core.inventory.device import CLEANING_ABILITIES, Ability
 from cyborg.core.jobs.job import JobKind, WorkItem
 from cyborg.db.write import arqs as store
@@ -151,15 +150,9 @@ def _enqueue_prepare_job(
     host = demands[0].host
     if not agents.has_agent(tx, host, context.now):
         reason = f"the agent of host {host} is down and its devices must be prepared"
-        raise NoHandle(
-            f"cannot prepare an attach handle: {reason}",
-            reasons={
-                demand.arq_uuid: [
-                    describe_rejection(demand, Failure(Predicate.HOST_DOWN, reason), 1)
-                ]
-                for demand in demands
-            },
-        )
+        failure = Failure(Predicate.HOST_DOWN, reason)
+        reasons = {demand.arq_uuid: [describe_rejection(demand, failure, 1)] for demand in demands}
+        raise make_no_handle_error(reasons, demands)
     by_provider = {row["provider"]: row for row in plan.deployables}
     items = [
         WorkItem(

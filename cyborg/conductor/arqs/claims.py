@@ -105,20 +105,23 @@ def check_available(tx: sa.Connection, demands: Sequence[Demand]) -> None:
 
 
 def check_providers(demands: Sequence[Demand], deployables: Sequence[ClaimedProviderRow]) -> None:
-    """Raise NotFound unless the provider of each demand exists on the host of the demand."""
+    """Raise NotFound unless the provider of each demand exists on the host of the demand.
+
+    The error names the provider and no ARQ: those of a device context or an attachment are created
+    in the transaction that is undone.
+    """
     hosts = {row["provider"]: row["host"] for row in deployables}
     for demand in demands:
         if demand.provider not in hosts:
             raise NotFound(
-                f"ARQ {demand.arq_uuid}: resource provider {demand.provider} does not exist",
-                request=demand.arq_uuid,
+                f"resource provider {demand.provider} does not exist in this service: take one of "
+                "cyborg deployable-list",
                 provider=demand.provider,
             )
         if hosts[demand.provider] != demand.host:
             raise NotFound(
-                f"ARQ {demand.arq_uuid}: resource provider {demand.provider} is on host "
-                f"{hosts[demand.provider]}, not on {demand.host}",
-                request=demand.arq_uuid,
+                f"resource provider {demand.provider} is on host {hosts[demand.provider]}, not on "
+                f"{demand.host}: bind to its host, or take a provider of that host",
                 provider=demand.provider,
                 host=hosts[demand.provider],
             )

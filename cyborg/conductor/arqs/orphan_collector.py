@@ -315,7 +315,8 @@ class OrphanCollector:
             LOG.error(
                 "Orphan scan: %s of %s bound ARQs have no allocation in Placement, too many to "
                 "release them automatically. If the Placement database was restored or recreated, "
-                "run 'nova-manage placement heal_allocations'; otherwise delete these ARQs",
+                "shelve and unshelve the servers, which allocates again; otherwise delete these "
+                "ARQs",
                 stats.orphans,
                 stats.checked,
             )
@@ -356,8 +357,8 @@ class OrphanCollector:
             instances = sorted({arq.instance for arq in in_use})
             LOG.warning(
                 "Orphan scan: %s bound ARQs have no allocation in Placement. They stay bound, "
-                "because Nova has their instances on the host of the device. Run 'nova-manage "
-                "placement heal_allocations' for instance %s",
+                "because Nova has their instances on the host of the device. Shelve and unshelve "
+                "these servers, which allocates again: %s",
                 len(in_use),
                 join_limited(instances, MAX_NAMED),
                 instance=instances,

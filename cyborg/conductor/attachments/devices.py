@@ -107,7 +107,10 @@ class AttachedDevices:
                 f"other accelerator requests were bound to {work.target} "
                 "concurrently, at each attempt: attach the device context again"
             )
-        raise NoHandle("all candidate handles were claimed concurrently")
+        raise NoHandle(
+            f"all candidate handles were claimed concurrently ({MAX_ATTEMPTS} attempts): "
+            f"attach {work.selected} again"
+        )
 
     def prepare(self, work: LeasedAttachment) -> Wait | None:
         """Wait until all ARQs are Bound and no job restores their devices.

@@ -15,8 +15,9 @@ from oslo_config import cfg
 
 from cyborg.conductor.attachments.guests import Guests
 from cyborg.conductor.attachments.leased import LeasedAttachment, Wait
+from cyborg.conductor.common.agent_epochs import make_stale_error
 from cyborg.core.attachments.attachment import Step
-from cyborg.core.errors import Stale, WrongState
+from cyborg.core.errors import WrongState
 from cyborg.core.jobs.job import JobKind, JobState, WorkItem
 from cyborg.core.validation import check_text, parse_uuid
 from cyborg.db.unit_of_work import UnitOfWork
@@ -59,7 +60,7 @@ class GuestDevices:
 
         rows = self._uow.run(read)
         if rows is None:
-            raise Stale(f"unknown agent epoch {epoch} for host {host}", host=host)
+            raise make_stale_error(host, epoch)
         return {
             "devices": [
                 {"instance": row["instance_uuid"], "ready": bool(row["ready"]), "arq": _to_arq(row)}

@@ -7,11 +7,13 @@ complete in time, is undone. An undo and a detach are retried until they are don
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from typing import Any
 
 from oslo_config import cfg
 
+from cyborg import tracing
 from cyborg.conductor.attachments.allocations import AllocationLost, InstanceAllocations
 from cyborg.conductor.attachments.devices import AttachedDevices
 from cyborg.conductor.attachments.guest_devices import GuestDevices
@@ -38,6 +40,7 @@ from cyborg.db.write.attachments import records as store
 LOG = get_logger(__name__)
 
 MAX_DELAY = 60.0  # seconds between two attempts
+MAX_TRACED_ATTEMPTS = 10  # of one step, that the trace of its request shows
 LOST_LIMIT = 100  # attachments without ARQs that one sweep finds
 PURGE_LIMIT = 100
 MAX_FAILURES = 1000  # successors whose last failure a conductor remembers
@@ -153,7 +156,8 @@ class AttachmentRunner:
         kept: dict[str, Any] = {}
         wait: Wait | None
         try:
-            wait = self._steps[step](work)
+            with self._make_span(work):
+                wait = self._steps[step](work)
         except LeaseLost:
             raise
         except Exception as exc:
@@ -176,6 +180,19 @@ class AttachmentRunner:
             self._undo(work, f"not complete after {seconds:g} seconds: {wait.reason or step}", {})
             return None
         return wait
+
+    def _make_span(self, work: LeasedAttachment) -> AbstractContextManager[None]:
+        """Return the span of a step. After some attempts there is none, so that traces end."""
+        row = work.row
+        trace_context = row["trace_context"] if row["attempts"] < MAX_TRACED_ATTEMPTS else None
+        return tracing.remote_span(
+            f"attachment.{work.step}",
+            trace_context,
+            tracing.SpanKind.CONSUMER,
+            attachment=row["uuid"],
+            instance=row["instance_uuid"],
+            host=row["hostname"],
+        )
 
     def _undo(self, work: LeasedAttachment, error: str, values: Mapping[str, Any]) -> None:
         if error == self._failures.get(work.row["uuid"]):

@@ -69,7 +69,9 @@ class Successors:
             self._wake_jobs()
             self._wake_outbox()
             return
-        raise NoHandle("all candidate handles were claimed concurrently")
+        raise NoHandle(
+            f"all candidate handles were claimed concurrently ({MAX_ATTEMPTS} attempts): retry"
+        )
 
     def _bind(self, tx: sa.Connection, work: LeasedAttachment, wait: bool) -> BindResult:
         row, intent = work.row, load_intent(work)

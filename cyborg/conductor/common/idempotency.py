@@ -144,15 +144,8 @@ class CallRecords:
     def sweep(self) -> int:
         """Delete expired records and return their number."""
         expires_before = self._uow.clock() - self._retention
-        deleted = 0
-        for _ in range(MAX_BATCHES):
-            batch = self._uow.run(
-                lambda tx: old_rows.CALL_RECORDS.purge(tx, expires_before, PURGE_BATCH)
-            )
-            deleted += batch
-            if batch < PURGE_BATCH:
-                break
-        return deleted
+        records = old_rows.CALL_RECORDS
+        return records.purge_batches(self._uow, expires_before, PURGE_BATCH, MAX_BATCHES)
 
 
 def make_key(

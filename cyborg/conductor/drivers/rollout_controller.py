@@ -20,22 +20,32 @@ from typing import Any
 import sqlalchemy as sa
 from oslo_config import cfg
 
+from cyborg.conductor.common.agent_epochs import make_stale_error
 from cyborg.conductor.common.lease_owner import new_owner
 from cyborg.conductor.drivers.notifier import GenerationNotifier, HostGeneration
-from cyborg.conductor.drivers.rollout_steps import StepExecutor, StepFailure, agent_ids
+from cyborg.conductor.drivers.rollout_steps import StepExecutor, StepRevert, agent_ids
 from cyborg.conductor.jobs import cancellation
 from cyborg.conductor.jobs.cancellation import BY_OPERATOR
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.drivers import desired_state, rollout
-from cyborg.core.drivers.rollout import PENDING_STATES, Kind, Step, StepState
-from cyborg.core.errors import NotFound, Stale, Unavailable, WrongState
+from cyborg.core.drivers.desired_state import BackendOutcome
+from cyborg.core.drivers.rollout import (
+    FAILED_STATES,
+    PENDING_STATES,
+    Kind,
+    Step,
+    StepResult,
+    StepState,
+)
+from cyborg.core.errors import NotFound, Unavailable, WrongState
 from cyborg.core.jobs.job import JobState
 from cyborg.core.log import get_logger, log_fields
 from cyborg.core.text import join_limited
 from cyborg.core.validation import check_integer, check_text, parse_uuid
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import desired_backends
+from cyborg.db.write import desired_backends, services
 from cyborg.db.write import rollouts as store
+from cyborg.db.write.jobs import JobRow
 from cyborg.rpc.contract import AgentAPI
 
 LOG = get_logger(__name__)
@@ -166,7 +176,7 @@ class RolloutController:
         host, epoch = check_text("host", host), parse_uuid(epoch, "epoch")
         state = self._uow.run(lambda tx: desired_backends.of_host(tx, host, epoch))
         if state is None:
-            raise _unknown_epoch(host, epoch)
+            raise make_stale_error(host, epoch)
         return state.to_dict()
 
     def record_outcomes(self, host: str, epoch: str, generation: int, outcomes: Any) -> None:
@@ -179,28 +189,28 @@ class RolloutController:
             waiting = store.lock_waiting(tx, host)
             row = desired_backends.lock(tx, host, epoch)
             if row is None:
-                raise _unknown_epoch(host, epoch)
+                raise make_stale_error(host, epoch)
             desired_backends.record_outcomes(tx, row["id"], reported)
-            jobs, failed = [], list[StepFailure]()
-            by_backend = {outcome.backend: outcome for outcome in reported}
-            for step in store.pending_steps(tx, host, waiting) if waiting else ():
-                outcome = by_backend.get(step["backend"])
-                if outcome is None or outcome.generation < step["generation"]:
-                    continue
-                jobs.append(step["job_id"])
-                error = outcome.error
-                if outcome.generation > step["generation"]:
-                    # Another driver uses the name now: the backend to uninstall is gone anyway.
-                    removed = step["kind"] == Kind.UNINSTALL
-                    error = None if removed else f"backend {step['backend']} now has another driver"
-                if error is None:
-                    store.update_step(tx, step["id"], StepState.DONE, error=None, deadline=None)
-                else:
-                    failed.append(StepFailure(step, step["kind"], host, row["id"], error))
-            changed = self._step_executor.roll_back(tx, failed, {row["id"]: row})
-            notified = [(host, row["desired_generation"] + 1)] if failed else []
+            steps = store.pending_steps(tx, host, waiting) if waiting else []
+            judged = _judge(steps, reported)
+            failed = [(step, result) for step, result in judged if result.state in FAILED_STATES]
+            notified, changed = self._step_executor.roll_back(
+                tx,
+                [StepRevert(step, host, row["id"], result) for step, result in failed],
+                {row["id"]: row},
+            )
+            if any(step["kind"] == Kind.UNINSTALL for step, _ in failed):
+                # The devices of a host that was down were removed with the request.
+                services.request_report(tx, host)
+            for step, result in judged:
+                if result.error is None:
+                    store.finish_step(tx, step["id"], step["generation"], result.state)
+            jobs = sorted({step["job_id"] for step, _ in judged})
             if jobs:
                 store.expedite(tx, jobs, self._now())
+            # An ended job did not wait for this host, whose agent was down.
+            for job in store.ended_jobs(tx, {step["job_id"] for step, _ in failed}):
+                self._end(tx, job, cancelled=job["state"] == JobState.CANCELLED)
             return jobs, notified, changed
 
         jobs, notified, changed = self._uow.run(write)
@@ -231,17 +241,11 @@ class RolloutController:
             seconds = self._conf.conductor.driver_timeout
             error = f"the agent did not report an outcome within {seconds:g} s"
             agents = desired_backends.lock_agents(tx, agent_ids(overdue))
-            changed = self._step_executor.roll_back(
-                tx,
-                [StepFailure(s, kind, s["host"], s["service_id"], error) for s in overdue],
-                agents,
+            result = rollout.failure(kind, error)
+            host_generations, changed = self._step_executor.roll_back(
+                tx, [StepRevert(s, s["host"], s["service_id"], result) for s in overdue], agents
             )
             store.reschedule(tx, row["id"], now)
-            host_generations = [
-                (s["host"], agents[s["service_id"]]["desired_generation"] + 1)
-                for s in overdue
-                if s["service_id"] in agents
-            ]
             return RolloutUpdate(host_generations, changed, requeue=True)
         # Only an uninstallation waits for the release of bound handles.
         pending = [(s["host"], s["backend"]) for s in rows if s["state"] in PENDING_STATES]
@@ -260,6 +264,7 @@ class RolloutController:
         ]
         plan = rollout.plan(kind, steps)
         by_key = {(s["host"], s["backend"]): s for s in rows}
+        reverted_hosts, reverted = self._revert(tx, [by_key[key] for key in plan.revert])
         store.update_steps(
             tx, {by_key[k]["id"]: state for k, state in (plan.transitions or {}).items()}
         )
@@ -269,9 +274,9 @@ class RolloutController:
             tx, row, list(starting.values()), abandoned
         )
         if plan.succeeded is not None:
-            self._end(tx, row, plan.succeeded)
-            return RolloutUpdate(publish=changed)
-        requeue = len(host_generations) < len(starting)
+            self._end(tx, row, cancelled=bool(arguments.get("cancelled")))
+            return RolloutUpdate(reverted_hosts, changed or reverted)
+        requeue = len(host_generations) < len(starting) or bool(plan.revert)
         # Resend the notification of running steps: it, or the agent's reply, may have been lost.
         host_generations += [
             (step["host"], generation)
@@ -279,18 +284,36 @@ class RolloutController:
             if not step["down"] and (generation := step["generation"]) is not None
         ]
         store.reschedule(tx, row["id"], now if requeue else now + timedelta(seconds=POLL_INTERVAL))
-        return RolloutUpdate(host_generations, changed, requeue)
+        return RolloutUpdate([*reverted_hosts, *host_generations], changed or reverted, requeue)
 
-    def _end(self, tx: sa.Connection, job: store.LeasedJobRow, succeeded: bool) -> None:
-        rows = store.steps_of_job(tx, job["id"])
-        summary = rollout.summarize([StepState(row["state"]) for row in rows])
+    def _revert(
+        self, tx: sa.Connection, steps: Sequence[store.StepRow]
+    ) -> tuple[list[HostGeneration], bool]:
+        """Restore the previous desired state of hosts whose agents are down, or returned just now.
+
+        Return the hosts to notify, and whether devices have changed.
+        """
+        agents = desired_backends.lock_agents(tx, agent_ids(steps))
+        result = StepResult(StepState.SKIPPED)
+        reverts = [StepRevert(step, step["host"], step["service_id"], result) for step in steps]
+        return self._step_executor.roll_back(tx, reverts, agents)
+
+    def _end(self, tx: sa.Connection, job: store.LeasedJobRow | JobRow, *, cancelled: bool) -> None:
+        """Record the outcome of a job whose steps have ended, or of an ended job anew."""
+        # Not the steps: many hosts that return may fail one after another, each with all of them.
+        counts = store.count_steps(tx, job["id"])
+        states = {StepState(row["state"]): row["steps"] for row in counts}
+        succeeded = not FAILED_STATES.intersection(states)
+        summary = rollout.summarize(states)
         errors = [
-            f"{row['host']} ({row['backend']}): {row['error']}" for row in rows if row["error"]
+            f"{row['host']} ({row['backend']}): {row['error']}"
+            for row in store.find_errors(tx, job["id"], MAX_NAMED)
         ]
         state = JobState.DONE if succeeded else JobState.FAILED
-        named = join_limited(errors, MAX_NAMED, separator="; ")
+        num_errors = sum(row["errors"] for row in counts)
+        named = join_limited(errors, MAX_NAMED, num_errors, separator="; ")
         error = None if succeeded else f"{summary}; {named}"
-        if job["arguments"].get("cancelled"):
+        if cancelled:
             state, error = JobState.CANCELLED, f"{BY_OPERATOR}: {error or summary}"
         store.end(tx, job["id"], state, error)
         LOG.log(
@@ -303,6 +326,24 @@ class RolloutController:
         )
 
 
+def _judge(
+    steps: Sequence[store.PendingStepRow], reported: Sequence[BackendOutcome]
+) -> list[tuple[store.PendingStepRow, StepResult]]:
+    """Return the steps that have a result with these outcomes, and their results."""
+    outcomes = {outcome.backend: outcome for outcome in reported}
+    results = [
+        (
+            step,
+            rollout.judge_outcome(
+                Kind(step["kind"]), StepState(step["state"]), step["generation"], outcome
+            ),
+        )
+        for step in steps
+        if (outcome := outcomes.get(step["backend"])) is not None
+    ]
+    return [(step, result) for step, result in results if result is not None]
+
+
 def _is_overdue(step: store.StepRow, now: datetime) -> bool:
     return bool((step["deadline"] or now) < now)
 
@@ -312,7 +353,3 @@ def _forced_backends(arguments: Mapping[str, Any]) -> set[tuple[str, str]] | Non
     if arguments.get("force"):
         return None
     return {(host, backend) for host, backend in arguments.get("forced", ())}
-
-
-def _unknown_epoch(host: str, epoch: str) -> Stale:
-    return Stale(f"unknown agent epoch {epoch} for host {host}", host=host)

@@ -16,7 +16,7 @@ from cyborg.conductor.inventory import report_handler
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.drivers import rollout
 from cyborg.core.drivers.desired_state import DesiredBackend
-from cyborg.core.drivers.rollout import Kind, StepState
+from cyborg.core.drivers.rollout import Kind, StepResult, StepState
 from cyborg.core.log import get_logger
 from cyborg.db.write import desired_backends, providers
 from cyborg.db.write import rollouts as store
@@ -25,14 +25,13 @@ LOG = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class StepFailure:
-    """A failed step, with the kind of its job, its host and the row id of the host's agent."""
+class StepRevert:
+    """A step to roll back, with its result, its host and the row id of the host's agent."""
 
     step: store.StepRow | store.PendingStepRow
-    kind: str
     host: str
     service_id: int | None
-    error: str
+    result: StepResult
 
 
 class StepExecutor:
@@ -109,33 +108,37 @@ class StepExecutor:
     def roll_back(
         self,
         tx: sa.Connection,
-        failed: Sequence[StepFailure],
+        reverts: Sequence[StepRevert],
         agents: Mapping[int, desired_backends.LockedAgentRow],
-    ) -> bool:
-        """Restore the previous desired state of hosts; return whether devices have changed.
+    ) -> tuple[list[HostGeneration], bool]:
+        """Restore the previous desired state of hosts, unless a later job has changed it.
 
-        ``agents`` has the locked rows of the agents of the failed steps.
+        ``agents`` has the locked rows of the agents of the steps. Return the hosts to notify, and
+        whether devices have changed.
         """
-        if not failed:
-            return False
+        if not reverts:
+            return [], False
         desired_backends.bump_generation(tx, agents)
-        hosts = set()
-        for failure in failed:
-            step = failure.step
-            install = failure.kind == Kind.INSTALL
-            state = StepState.FAILED if install else StepState.ROLLED_BACK
-            store.update_step(tx, step["id"], state, error=failure.error, deadline=None)
-            if failure.service_id is None or (agent := agents.get(failure.service_id)) is None:
+        hosts: set[str] = set()
+        generations: dict[str, int] = {}
+        for item in reverts:
+            step, result = item.step, item.result
+            store.update_step(tx, step["id"], result.state, error=result.error, deadline=None)
+            if item.service_id is None or (agent := agents.get(item.service_id)) is None:
                 continue
-            previous = None
-            if step["previous"] is not None:
-                previous = replace(
-                    DesiredBackend.from_dict(step["previous"]),
-                    generation=agent["desired_generation"] + 1,
-                )
-            desired_backends.revert(tx, agent["id"], step["backend"], step["generation"], previous)
-            hosts.add(failure.host)
-        return self._apply_cordon(tx, hosts)
+            generation = agent["desired_generation"] + 1
+            before = step["previous"] and DesiredBackend.from_dict(step["previous"])
+            previous = replace(before, generation=generation) if before else None
+            reverted = desired_backends.revert(
+                tx, agent["id"], step["backend"], step["generation"], previous
+            )
+            if reverted and before:
+                store.follow_revert(tx, item.host, step["backend"], before.generation, generation)
+            hosts.add(item.host)
+            # An agent that is down learns the generation from the answer to its heartbeat.
+            if agent["down_since"] is None:
+                generations[item.host] = generation
+        return list(generations.items()), self._apply_cordon(tx, hosts)
 
     def uncordon(self, tx: sa.Connection, steps: Sequence[store.StepRow]) -> bool:
         """Uncordon the backends of these steps; return whether this changed any device."""

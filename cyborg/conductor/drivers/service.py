@@ -161,14 +161,16 @@ class Drivers:
         """Remove a driver's backends from hosts.
 
         ``drain`` waits until bound handles are released. ``force`` does not wait for them, nor for
-        agents that are down. Raise Invalid, NotFound, InUse with the blocking requests, and
-        Conflict if an agent is down or while another job for the driver is open.
+        agents that are down; with ``backend`` and ``hosts`` it also removes a backend of which only
+        devices remain. Raise Invalid, NotFound, InUse with the blocking requests, and Conflict if
+        an agent is down or while another job for the driver is open.
         """
         key = check_text("driver", driver)
         name, selected = read_backend(backend), read_hosts(hosts)
+        leftover = (name, selected) if force and name is not None and selected is not None else None
 
         def write(tx: sa.Connection) -> str:
-            targets = TargetResolver(tx, key)
+            targets = TargetResolver(tx, key, leftover)
             job = self._acquire_job(tx, Kind.UNINSTALL, targets.driver)
             found = targets.backends(selected, name)
             if force and isinstance(job, Mapping):

@@ -89,12 +89,25 @@ class TargetResolver:
     ``driver`` is the name of the driver.
     """
 
-    def __init__(self, tx: sa.Connection, key: str) -> None:
-        """``key`` is a driver's name or uuid. Raise NotFound, with similar names."""
+    def __init__(
+        self, tx: sa.Connection, key: str, leftover: tuple[str, Collection[str]] | None = None
+    ) -> None:
+        """``key`` is a driver's name or uuid. Raise NotFound, with similar names.
+
+        ``leftover``, the name of a backend and hosts, adds this backend of the hosts where only
+        devices of it remain. The driver of such a backend is not stored: if there is one, any
+        ``key`` is accepted.
+        """
         self._tx = tx
+        self._leftover_name = "" if leftover is None else leftover[0]
+        self._leftover_agents = (
+            set() if leftover is None else read.agents_with_leftovers(tx, *leftover)
+        )
         names = read.names(tx)
         by_uuid = {driver_uuid(name): name for name in names}
         name = key if key in names else by_uuid.get(key.lower())
+        if name is None and self._leftover_agents:
+            name = key
         if name is None:
             near = closest_names(key, names)
             raise NotFound(f"no agent has a driver {key[:255]!r}{format_hint(near)}", near=near)
@@ -206,6 +219,13 @@ class TargetResolver:
             and backend in (None, name)
             and target.desired is not DesiredStatus.ABSENT
             and target.driver == self.driver
+        ]
+        targets += [
+            BackendTarget(
+                agent.service_id, agent.host, self._leftover_name, self.driver, agent.down
+            )
+            for agent in self._host_drivers.values()
+            if agent.service_id in self._leftover_agents & selected
         ]
         if not targets:
             suffix = "" if hosts is None else f" of {join_limited(sorted(hosts), MAX_NAMED)}"

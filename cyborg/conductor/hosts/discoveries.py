@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Discoveries on demand: started on agents, which report the result later."""
 
+import contextlib
 import difflib
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,8 +12,10 @@ from uuid import uuid4
 import sqlalchemy as sa
 from oslo_config import cfg
 from oslo_context import context
+from oslo_db import exception as db_exc
 
-from cyborg.core.errors import CyborgError, NotFound
+from cyborg.conductor.common.agent_epochs import check_epoch
+from cyborg.core.errors import Conflict, CyborgError, NotFound
 from cyborg.core.inventory.report import BackendStatus, parse_backends
 from cyborg.core.log import get_logger
 from cyborg.core.validation import check_optional_text, check_text, parse_uuid
@@ -25,7 +28,11 @@ from cyborg.threads.fanout import FanOut
 LOG = get_logger(__name__)
 
 RETENTION = timedelta(days=1)  # how long discoveries can be looked up
-PURGE_LIMIT = 1000  # rows of old discoveries that one sweep deletes
+HOST_DOWN = "the agent of the host is down"
+PURGE_LIMIT = 1000  # rows of old discoveries that one transaction deletes
+MAX_PURGES = 100  # transactions of one sweep
+MAX_OPEN_DISCOVERIES = 100
+MAX_ATTEMPTS = 5  # of a creation, after concurrent ones with the same filters
 _OUTCOMES: Mapping[BackendStatus, str] = {
     BackendStatus.READY: store.DONE,
     BackendStatus.ERROR: store.FAILED,
@@ -52,19 +59,33 @@ class Discoveries:
     def create(self, host: str | None = None, driver: str | None = None) -> dict[str, Any]:
         """Start a discovery of the backends of a host and a driver; None selects all.
 
-        Do not wait for the results, which are stored later. Return the discovery's uuid. Raise
-        NotFound, with similar names, if there is no such host or backend.
+        Do not wait for the results, which are stored later. Backends whose host is down fail at
+        once. Return the discovery's uuid. Raise NotFound, with similar names, if there is no such
+        host or backend, and Conflict while a discovery of the same host and driver is open, or too
+        many discoveries are.
         """
         host = check_optional_text("host", host)
         driver = check_optional_text("driver", driver)
-        uuid = str(uuid4())
+        uuid, key = str(uuid4()), store.mutex_key(host, driver)
 
         def write(tx: sa.Connection) -> list[str]:
             targets = store.targets(tx, host, driver)
             if not targets:
                 raise _no_target(store.targets(tx, None, None), host, driver)
-            store.add(tx, uuid, [(row["host"], row["backend"]) for row in targets])
-            return sorted({row["host"] for row in targets})
+            # Refused, not joined: the open one may have read a host before its last change.
+            if (found := store.find_open(tx, key)) is not None:
+                raise Conflict(
+                    f"discovery {found} of the same host and driver is in progress; wait until it "
+                    "has ended",
+                    discovery=found,
+                )
+            if store.count_open(tx) >= MAX_OPEN_DISCOVERIES:
+                raise Conflict(
+                    f"{MAX_OPEN_DISCOVERIES} discoveries are in progress; wait until one has ended"
+                )
+            store.add(tx, uuid, key, [_describe(row) for row in targets])
+            # Each call of an absent agent would occupy a thread for seconds, while others wait.
+            return sorted({row["host"] for row in targets if not row["host_down"]})
 
         ctxt, started = context.get_current(), time.monotonic()
 
@@ -75,11 +96,27 @@ class Discoveries:
                 ctxt.update_store()  # so that the agents' logs have the request id
             self._start(uuid, target, driver)
 
-        self._calls.submit(start, self._uow.run_once(write, lambda _: {"uuid": uuid}))
+        for _ in range(MAX_ATTEMPTS):
+            with contextlib.suppress(db_exc.DBDuplicateEntry):
+                hosts = self._uow.run_once(write, lambda _: {"uuid": uuid})
+                break
+            # Another one with the same filters was recorded concurrently; the retry sees it.
+        else:
+            raise Conflict("another discovery of the same host and driver is being created, retry")
+        self._calls.submit(start, hosts)
         return {"uuid": uuid}
 
-    def complete(self, discovery_id: str, host: str, drivers: Sequence[Mapping[str, Any]]) -> None:
-        """Record the results of a discovery on one host. Raise Invalid."""
+    def complete(
+        self,
+        discovery_id: str,
+        host: str,
+        drivers: Sequence[Mapping[str, Any]],
+        epoch: str | None = None,
+    ) -> None:
+        """Record the results of a discovery on one host; ignore those that it does not wait for.
+
+        Raise Invalid, and Stale if ``epoch`` is not that of the host's agent.
+        """
         uuid = parse_uuid(discovery_id, "discovery_id")
         host = check_text("host", host)
         outcomes = [
@@ -87,16 +124,30 @@ class Discoveries:
             for state in parse_backends(drivers)
             if state.status in _OUTCOMES
         ]
-        self._uow.run(lambda tx: store.record_outcomes(tx, uuid, host, outcomes))
+        epoch = None if epoch is None else parse_uuid(epoch, "epoch")
+
+        def write(tx: sa.Connection) -> int:
+            check_epoch(tx, host, epoch)
+            return store.record_outcomes(tx, uuid, host, outcomes)
+
+        if ignored := len(outcomes) - self._uow.run(write):
+            LOG.info(
+                "%d results ignored, because the discovery does not wait for them: it is unknown, "
+                "or the backend has a result",
+                ignored,
+                discovery=uuid,
+                host=host,
+            )
 
     def sweep(self) -> int:
         """Fail discoveries at their timeout, delete old discoveries; return the number of rows."""
         seconds = self._timeout()
         created_before = self._now() - timedelta(seconds=seconds)
         error = f"no answer in {seconds:g} s: is the agent of this host running?"
-        old = self._now() - RETENTION
-        purged = self._uow.run(lambda tx: old_rows.DISCOVERIES.purge(tx, old, PURGE_LIMIT))
-        return purged + self._uow.run(lambda tx: store.fail_older(tx, created_before, error))
+        failed = self._uow.run(lambda tx: store.fail_older(tx, created_before, error))
+        cutoff = self._now() - RETENTION
+        purged = old_rows.DISCOVERIES.purge_batches(self._uow, cutoff, PURGE_LIMIT, MAX_PURGES)
+        return failed + purged
 
     def stop(self) -> None:
         """Start no more calls. A later sweep marks the discoveries without a call as failed."""
@@ -133,6 +184,11 @@ class Discoveries:
                 discovery=uuid,
                 host=host,
             )
+
+
+def _describe(row: store.TargetRow) -> tuple[str, str, str | None]:
+    """Return the host and the backend of a target, and why it has failed already."""
+    return row["host"], row["backend"], HOST_DOWN if row["host_down"] else None
 
 
 def _no_target(

@@ -121,8 +121,12 @@ class Hosts:
                 stored = backend_store.replace(tx, host, states)
                 # An agent has restarted: compare its providers with Placement. Only once, since
                 # each heartbeat before its first report would cost the same again.
-                restarted = previous is not None and row["digest"] is not None
-                marked = providers.schedule_verification_of_host(tx, host, now) if restarted else 0
+                marked = 0
+                if previous is not None and row["digest"] is not None:
+                    marked = providers.schedule_verification_of_host(tx, host, now)
+                    if previous["versions"] != fields["versions"]:
+                        # An upgrade may have changed what follows from the same devices.
+                        backend_store.sync_functions(tx, host)
                 marked += _sync_cordons(tx, host, stored.changed_cordons, now)
                 if row["down_since"] is not None:
                     failure_detector.mark_up(tx, row, self._notices, now)

@@ -15,7 +15,7 @@ from cyborg.core.hosts.service import AGENT
 from cyborg.core.log import get_logger
 from cyborg.core.validation import parse_uuid
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import jobs
+from cyborg.db.write import jobs, rollouts
 from cyborg.db.write import services as store
 
 LOG = get_logger(__name__)
@@ -98,7 +98,13 @@ class Services:
         if not ttl:
             return 0
         cutoff = self._now() - timedelta(seconds=ttl)
-        rows = self._uow.run(lambda tx: store.purge(tx, cutoff, PURGE_LIMIT))
+
+        def write(tx: sa.Connection) -> list[store.DaemonRow]:
+            rows = store.purge(tx, cutoff, PURGE_LIMIT)
+            rollouts.skip_pending_agent(tx, {r["host"] for r in rows if r["binary"] == AGENT})
+            return rows
+
+        rows = self._uow.run(write)
         for row in rows:
             LOG.info(
                 "Deleted service %s, which sent no heartbeat for %g days",
@@ -135,4 +141,5 @@ def remove_inventory(
         )
     # No handle of the host is left to prepare or clean, and no agent to do it.
     jobs.fail_host_jobs(tx, host, f"abandoned: {name} was {verb}")
+    rollouts.skip_pending_agent(tx, [host])
     return outcome

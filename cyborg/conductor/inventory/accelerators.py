@@ -56,7 +56,8 @@ class Accelerators:
         LOG.info(
             "Updated label of accelerator: %s",
             ", ".join(sorted(changes)),
-            arq=accelerator,
+            accelerator=accelerator,
+            arq=row["arq_uuid"],
             instance=row["instance_uuid"],
         )
         return _plain(row)

@@ -14,6 +14,7 @@ from typing import Any, cast
 import sqlalchemy as sa
 
 from cyborg.core.errors import Conflict
+from cyborg.core.inventory import capability
 from cyborg.core.inventory.device import AttachHandle, Deployable, Device, HandleType
 from cyborg.core.inventory.plan import Add, Change, Drain, Key, Record, Remove, Step, Stored
 from cyborg.core.inventory.tombstone import (
@@ -24,7 +25,14 @@ from cyborg.core.inventory.tombstone import (
 )
 from cyborg.core.jobs.job import DRAINS, JobState
 from cyborg.core.naming import handle_uuid
-from cyborg.db.write import attach_handles, deployables, devices, programming, tombstones
+from cyborg.db.write import (
+    attach_handles,
+    backends,
+    deployables,
+    devices,
+    programming,
+    tombstones,
+)
 from cyborg.db.write.devices import DeviceRow
 
 DEVICE, DEPLOYABLE, HANDLE = "device", "deployable", "handle"
@@ -130,6 +138,8 @@ class Writer:
         self._add(steps, counts)
         self._set_parents(steps, target)
         self._set_handle_counts(target, counts)
+        if _functions(self._state.stored) != _functions(target):
+            backends.sync_functions(self._tx, self._host)
 
     def _row_ids(self, steps: Sequence[Step], action: type[Step], kind: str) -> list[int]:
         return [self._state.ids[s.key] for s in steps if isinstance(s, action) and s.key[0] == kind]
@@ -268,6 +278,17 @@ class Writer:
 
 def _values(steps: Sequence[Step], action: type[Add] | type[Change]) -> dict[Key, Record]:
     return {s.key: cast(Any, s).value for s in steps if isinstance(s, action)}
+
+
+def _functions(records: Mapping[Key, Stored]) -> set[tuple[str, str, str]]:
+    """Return what the functions of backends follow from: see ``backends.sync_functions``."""
+    found = set()
+    for key, record in records.items():
+        if isinstance(record.value, Deployable):
+            device = cast(Device, records[DEVICE, key[1]].value)
+            tree = capability.encoded_text(device.vendor_board_info)
+            found.add((device.backend, record.value.resource_class, tree))
+    return found
 
 
 def _chain(key: Key, target: Mapping[Key, Stored]) -> list[Key]:

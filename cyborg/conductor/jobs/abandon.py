@@ -31,7 +31,8 @@ def abandon_cleaning(
     """Abandon the handles of a failed release job whose backend was removed; then end the job.
 
     The next sweep creates another job for the remaining handles. Return the result and the remarks
-    to log. If no handle was abandoned, the job stays open and the counts of the result are 0.
+    to log. If no handle was abandoned, and the job still has handles, it stays open and the counts
+    of the result are 0.
     """
     host, backends = row["host"], {item["backend"] for item in row["arguments"]["items"]}
     if not desired_backends.removed_backends(tx, host, backends):
@@ -43,7 +44,8 @@ def abandon_cleaning(
         )
         for backend in sorted(desired_backends.removed_backends(tx, host, backends))
     ]
-    if not any(outcome.abandoned for outcome in outcomes):
+    # The handles of a host that is down were abandoned with the uninstallation.
+    if not any(outcome.abandoned for outcome in outcomes) and jobs.providers_of(tx, row["id"]):
         return JobResult(), []
     reason = f"abandoned, its backend is uninstalled: {error}"
     ended = jobs.end(tx, [row["id"]], JobState.FAILED, reason)

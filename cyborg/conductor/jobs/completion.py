@@ -46,6 +46,7 @@ class JobResult:
     events: int = 0  # new messages in the outbox
     providers: int = 0  # providers to publish
     closed: str | None = None  # the device that was closed, because its prepare jobs fail
+    binds: int = 0  # binds that succeeded or failed; a job succeeds or fails with its bind
 
 
 def complete_job(
@@ -201,6 +202,7 @@ def sweep(tx: sa.Connection, now: datetime, *, recorder: ArqEventRecorder) -> Jo
         failed.jobs + len(set(cleaning.values())),
         failed.events,
         failed.providers + opened,
+        binds=failed.binds,
     )
 
 
@@ -239,7 +241,7 @@ def _finish_binds(
     store.finish_bind(tx, [row["id"] for row in rows])
     recorder.record_bound(tx, rows)
     follow_arqs(tx, rows, recorder, now)
-    return JobResult(1, events=len(rows))
+    return JobResult(1, events=len(rows), binds=_count_binds(rows))
 
 
 def _fail_binds(
@@ -258,7 +260,16 @@ def _fail_binds(
     recorder.record_bind_failed(tx, rows, error)
     failure = _make_failure(PREPARE_FAILED, error or NO_REASON, job, now)
     follow_arqs(tx, rows, recorder, now, failure)
-    return JobResult(max(1, len(rows)), jobs=created, events=len(rows))
+    return JobResult(max(1, len(rows)), jobs=created, events=len(rows), binds=_count_binds(rows))
+
+
+def _count_binds(rows: Sequence[store.ArqRow]) -> int:
+    """Return the number of binds of ARQs that were in BindStarted.
+
+    The ARQs of a bind have the same instance and prepare job. The job alone is not enough: the rows
+    of old jobs are purged.
+    """
+    return len({(row["instance_uuid"], row["job_id"]) for row in rows})
 
 
 def _make_failure(code: str, error: str, job: jobs.JobRow | None, now: datetime) -> ContextFailure:

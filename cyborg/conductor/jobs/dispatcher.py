@@ -18,6 +18,8 @@ from typing import Any
 import sqlalchemy as sa
 from oslo_config import cfg
 
+from cyborg import tracing
+from cyborg.conductor.common.agent_epochs import check_epoch
 from cyborg.conductor.common.lease_owner import new_owner
 from cyborg.conductor.custody import entries
 from cyborg.conductor.jobs import completion, draining
@@ -36,18 +38,22 @@ from cyborg.core.jobs.job import (
     AgentJobStatus,
     JobDecision,
     JobKind,
+    JobState,
     decide,
     is_retried,
 )
 from cyborg.core.log import Remark, get_logger, log_fields
 from cyborg.core.self_heal import CorrectiveAction
 from cyborg.core.text import sanitize
+from cyborg.core.trace_context import MAX_TRACED_ATTEMPTS
 from cyborg.core.validation import check_text, parse_uuid
 from cyborg.db import old_rows
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import arqs, self_heal, services
 from cyborg.db.write import jobs as store
 from cyborg.rpc.contract import AgentAPI
+from cyborg.telemetry.families import BIND_SECONDS, BINDS
+from cyborg.telemetry.recorder import MetricRecorder
 from cyborg.threads.backoff import compute_delay
 
 LOG = get_logger(__name__)
@@ -89,6 +95,7 @@ class JobDispatcher:
         *,
         now: Callable[[], datetime] | None = None,
         max_hosts: int = MAX_HOSTS,
+        metrics: MetricRecorder | None = None,
     ) -> None:
         """``on_result`` is called after the commit of each result.
 
@@ -104,6 +111,7 @@ class JobDispatcher:
             conf, notices or NotificationBuilder(conf, now=self._now)
         )
         self._max_hosts = max_hosts
+        self._metrics = metrics or MetricRecorder()
         self._owner = new_owner(conf.host)
         self._stopped = threading.Event()
         self._lock = threading.Lock()
@@ -127,24 +135,41 @@ class JobDispatcher:
                 thread.join(max(0.0, end - time.monotonic()))
         return count
 
-    def complete(self, job: str, host: str, state: str, error: str | None) -> None:
+    def complete(
+        self, job: str, host: str, state: str, error: str | None, epoch: str | None = None
+    ) -> None:
         """Record the result of a job that its agent reports; ignore it if the job has ended.
 
-        Raise Invalid, and NotFound if the host has no such job.
+        Raise Invalid, NotFound if the host has no such job, and Stale if ``epoch`` is not that of
+        the host's agent.
         """
         uuid, host = parse_uuid(job, "job"), check_text("host", host)
         status = _parse_state(state)
         message = _clean_error(error)
-        row = self._uow.run(lambda tx: store.get(tx, uuid))
+        epoch = None if epoch is None else parse_uuid(epoch, "epoch")
+
+        def read(tx: sa.Connection) -> store.JobRow | None:
+            check_epoch(tx, host, epoch)
+            return store.get(tx, uuid)
+
+        row = self._uow.run(read)
         if row is None or row["host"] != host:
             raise NotFound(f"host {host} has no job {uuid}", job=uuid)
-        if status is not AgentJobStatus.RUNNING:
-            self._record(row, status, message, row["owner"])
+        if row["state"] != JobState.OPEN:
+            LOG.info("Result %s ignored, because the job has ended", status, **_log_fields(row))
+        elif status is not AgentJobStatus.RUNNING:
+            fields = _log_fields(row)
+            with tracing.remote_span(
+                "job.complete", row["trace_context"], tracing.SpanKind.CONSUMER, **fields
+            ):
+                self._record(row, status, message, row["owner"])
 
     def sweep(self) -> int:
         """Repair objects without an open job, purge old jobs; return the number of objects."""
         now = self._now()
         result = self._uow.run(lambda tx: completion.sweep(tx, now, recorder=self._event_recorder))
+        if result.binds:
+            self._metrics.count(BINDS, "prepare_failed", amount=result.binds)
         if result.jobs or result.events or result.providers:
             self._on_result(result)
         purged = self._uow.run(lambda tx: old_rows.JOBS.purge(tx, now - RETENTION, PURGE_LIMIT))
@@ -215,7 +240,13 @@ class JobDispatcher:
         ``unreachable_reason`` is set if the agent did not answer before: it is not queried again.
         Return why the agent is unreachable, None if it answered.
         """
-        with log_fields(**_log_fields(row)):
+        fields = _log_fields(row)
+        with (
+            log_fields(**fields),
+            tracing.remote_span(
+                "job.dispatch", _trace_context(row), tracing.SpanKind.CONSUMER, **fields
+            ),
+        ):
             return self._process_leased(row, unreachable_reason)
 
     def _process_leased(self, row: store.JobRow, unreachable_reason: str | None) -> str | None:
@@ -274,6 +305,36 @@ class JobDispatcher:
         except CyborgError as exc:
             return AgentJobStatus.FAILED, _clean_error(exc.message), None
 
+    def _report_end(
+        self,
+        row: store.JobRow,
+        succeeded: bool,
+        reason: str | None,
+        result: JobResult,
+        now: datetime,
+    ) -> None:
+        """Log a job that has ended, and count the bind that it ends."""
+        if not result.count:
+            return
+        kind, fields = JobKind(row["kind"]), _log_fields(row)
+        if succeeded:
+            LOG.info("Job (%s) succeeded", kind, **fields)
+        else:
+            LOG.warning("Job (%s) failed: %s", kind, reason, **fields)
+        if result.closed is not None:
+            LOG.warning(
+                "Device is failing and not schedulable for %g s, because its last prepare "
+                "jobs failed; repair the device and enable it to end this earlier",
+                self._conf.conductor.device_cordon_time,
+                device=result.closed,
+                host=row["host"],
+            )
+        if kind is JobKind.PREPARE and result.binds:
+            outcome = "bound" if succeeded else "prepare_failed"
+            self._metrics.count(BINDS, outcome, amount=result.binds)
+            seconds = (now - row["created_at"]).total_seconds()
+            self._metrics.observe(BIND_SECONDS, seconds, "prepare")
+
     def _record(
         self,
         row: store.JobRow,
@@ -302,19 +363,7 @@ class JobDispatcher:
                     reported=status is AgentJobStatus.FAILED,
                 )
             )
-            if result.count:
-                if succeeded:
-                    LOG.info("Job (%s) succeeded", kind, **fields)
-                else:
-                    LOG.warning("Job (%s) failed: %s", kind, reason, **fields)
-                if result.closed is not None:
-                    LOG.warning(
-                        "Device is failing and not schedulable for %g s, because its last prepare "
-                        "jobs failed; repair the device and enable it to end this earlier",
-                        self._conf.conductor.device_close_time,
-                        device=result.closed,
-                        host=row["host"],
-                    )
+            self._report_end(row, succeeded, reason, result, now)
             self._on_result(result)
             return
         delay = (
@@ -390,6 +439,11 @@ def _log_fields(row: store.JobRow) -> dict[str, Any]:
     if subject:
         fields[subject] = row["subject"]
     return fields
+
+
+def _trace_context(row: store.JobRow) -> str | None:
+    """Return the trace of a job; None after some attempts."""
+    return row["trace_context"] if row["attempts"] < MAX_TRACED_ATTEMPTS else None
 
 
 def _clean_error(error: Any) -> str | None:

@@ -46,7 +46,7 @@ def record_failure(
         return None
     item, text = found
     failure = build_failure(kind, job["uuid"], item, text, now)
-    close_after = conf.conductor.device_close_after
+    close_after = conf.conductor.device_cordon_after
     for row in devices.lock_history(tx, job["host"], {item.device}):
         old = _history(row)
         # An error that names no item is one of the agent, such as a full disk.
@@ -54,7 +54,7 @@ def record_failure(
         new = add_failure(old, failure, counted=counted, close_after=close_after)
         retry_at = row["retry_at"]
         if new.failing and not old.failing:
-            retry_at = now + timedelta(seconds=conf.conductor.device_close_time)
+            retry_at = now + timedelta(seconds=conf.conductor.device_cordon_time)
             providers.mark_stale_of_device(tx, row["uuid"], now)
         _write(tx, row, new, retry_at)
         return row["uuid"] if new.failing and not old.failing else None

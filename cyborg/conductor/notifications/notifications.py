@@ -115,10 +115,10 @@ def _value_of(name: str, row: Mapping[Any, Any], common: Mapping[str, Any]) -> A
 
 
 def create_worker(
-    conf: cfg.ConfigOpts, uow: UnitOfWork, sender: Sender, **clocks: Any
+    conf: cfg.ConfigOpts, uow: UnitOfWork, sender: Sender, **options: Any
 ) -> OutboxWorker:
-    """Create the worker that sends notifications; ``clocks`` are passed to OutboxWorker."""
+    """Create the worker that sends notifications; ``options`` are passed to OutboxWorker."""
     channel = Channel(
         NOTIFICATION, "notification listeners", sender.send, sender.timeout, MAX_RETRY_DELAY
     )
-    return OutboxWorker(conf, uow, channel, **clocks)
+    return OutboxWorker(conf, uow, channel, **options)

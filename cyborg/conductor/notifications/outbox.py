@@ -36,9 +36,9 @@ class Sender(Protocol):
 
 
 def create_nova_worker(
-    conf: cfg.ConfigOpts, uow: UnitOfWork, nova: Sender, **clocks: Any
+    conf: cfg.ConfigOpts, uow: UnitOfWork, nova: Sender, **options: Any
 ) -> OutboxWorker:
-    """Create the worker that sends events to Nova; ``clocks`` are passed to OutboxWorker."""
+    """Create the worker that sends events to Nova; ``options`` are passed to OutboxWorker."""
 
     # The client is first used at the first event: a conductor that sends none may have no client.
     def send(events: Sequence[Mapping[str, Any]]) -> list[str | None]:
@@ -47,7 +47,7 @@ def create_nova_worker(
     channel = Channel(
         NOVA_EVENT, "Nova", send, conf.nova.request_timeout, MAX_RETRY_DELAY, "instance"
     )
-    return OutboxWorker(conf, uow, channel, **clocks)
+    return OutboxWorker(conf, uow, channel, **options)
 
 
 class DeadLetters:

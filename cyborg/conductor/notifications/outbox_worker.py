@@ -17,12 +17,16 @@ from typing import Any
 import sqlalchemy as sa
 from oslo_config import cfg
 
+from cyborg import tracing
 from cyborg.conductor.common.lease_owner import new_owner
 from cyborg.core.errors import Invalid, Unavailable
 from cyborg.core.log import get_logger
 from cyborg.core.text import sanitize
+from cyborg.core.trace_context import MAX_TRACED_ATTEMPTS
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import outbox as store
+from cyborg.telemetry.families import DELIVERY_SECONDS
+from cyborg.telemetry.recorder import MetricRecorder
 from cyborg.threads.backoff import compute_delay
 from cyborg.threads.rate_limited_log import RateLimitedLogger
 
@@ -61,6 +65,7 @@ class OutboxWorker:
         *,
         now: Callable[[], datetime] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        metrics: MetricRecorder | None = None,
     ) -> None:
         """``now`` returns naive UTC; ``clock`` returns monotonic seconds."""
         self._conf = conf
@@ -68,6 +73,7 @@ class OutboxWorker:
         self._channel = channel
         self._now = now or uow.clock
         self._clock = clock
+        self._metrics = metrics or MetricRecorder()
         self._failure_log = RateLimitedLogger(clock, LOG)
         self._stopped = threading.Event()
 
@@ -120,7 +126,12 @@ class OutboxWorker:
             if not rows:
                 return 0
         try:
-            answers = self._channel.send([row["payload"] for row in rows])
+            with tracing.remote_spans(
+                f"outbox.deliver {self._channel.kind}",
+                [row["trace_context"] for row in rows if row["attempts"] < MAX_TRACED_ATTEMPTS],
+                messages=len(rows),
+            ):
+                answers = self._channel.send([row["payload"] for row in rows])
         except Unavailable as exc:
             lease.ended = True
             error = exc.message
@@ -150,6 +161,11 @@ class OutboxWorker:
         delivered = [row["id"] for row, error in zip(rows, answers, strict=True) if error is None]
         if delivered:
             self._uow.run(lambda tx: store.delete_delivered(tx, lease.owner, delivered))
+            now = self._now()
+            for row, error in zip(rows, answers, strict=True):
+                if error is None:
+                    seconds = (now - row["created_at"]).total_seconds()
+                    self._metrics.observe(DELIVERY_SECONDS, seconds, self._channel.kind)
         for error in sorted({answer for answer in answers if answer is not None}):
             failed_rows = [
                 row for row, answer in zip(rows, answers, strict=True) if answer == error

@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 import sqlalchemy as sa
 from oslo_config import cfg
 
+from cyborg import tracing
 from cyborg.clients.placement import Placement, ProviderSummary
 from cyborg.conductor.placement import mapping
 from cyborg.conductor.placement.compute_nodes import ComputeNodeResolver
@@ -197,7 +198,9 @@ class Publisher:
         result = _BatchResult()
         failure: CyborgError | None = None
         try:
-            with log_fields(host=host):
+            kind = tracing.SpanKind.INTERNAL
+            span = tracing.root_span("placement.publish", None, kind, host=host)
+            with log_fields(host=host), span:
                 self._publish_host(host, rows, batch.desired, batch.lease_end, result)
         except CyborgError as exc:
             failure = exc

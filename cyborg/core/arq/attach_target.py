@@ -93,14 +93,17 @@ def check_user(targets: Iterable[AttachTarget], profile: str, *, for_host: bool)
 
 
 def explain_missing_info(
-    target: AttachTarget, info: Mapping[str, str], device: str, profile: str
+    target: AttachTarget, info: Mapping[str, str], device: str, requester: str
 ) -> str | None:
-    """Return why a handle of a device does not fit a target; None if it fits."""
+    """Return why a handle of a device does not fit a target; None if it fits.
+
+    ``requester`` is the object with the target: ``core.arq.device_contexts.describe_profile``.
+    """
     missing = [key for key in REQUIRED_INFO[target] if not info.get(key)]
     if not missing:
         return None
     return (
         f"handles of device {device} have no {', '.join(missing)}, which accel:{KEY}={target} of "
-        f"device profile {profile} needs: set physical_networks in the section of its driver nic, "
+        f"{requester} needs: set physical_networks in the section of its driver nic, "
         "or require the trait CUSTOM_PHYSNET_<NETWORK> in the profile"
     )

@@ -79,6 +79,14 @@ def hidden_profile_name(context: str) -> str:
     return f"{HIDDEN_PREFIX}{context}"
 
 
+def describe_profile(name: str) -> str:
+    """Return the object that a user knows: a device profile, or the context of a hidden one."""
+    if not is_hidden_profile_name(name):
+        return f"device profile {name}"
+    context = name.removeprefix(HIDDEN_PREFIX)
+    return "the accelerator" if context == name else f"device context {context}"
+
+
 def is_hidden_profile_name(name: str) -> bool:
     """Return whether only the hidden profile of a context or attachment may have this name."""
     prefix = name[: len(HIDDEN_PREFIX)]

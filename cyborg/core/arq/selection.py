@@ -12,6 +12,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cyborg.core.arq.attach_target import REQUIRED_INFO, AttachTarget, explain_missing_info
+from cyborg.core.arq.device_contexts import (
+    HIDDEN_PREFIX,
+    describe_profile,
+    is_hidden_profile_name,
+)
 from cyborg.core.arq.explanation import GroupDemand, ProviderState
 from cyborg.core.arq.predicates import Failure, Predicate, device_failures, fail, trait_failures
 from cyborg.core.arq.request_fit import evaluate_request
@@ -117,7 +122,7 @@ def choose_handles(
             for failure, count in rejections.most_common(MAX_REASONS)
         ]
     if reasons:
-        raise NoHandle(_no_handle_message(reasons, demands), reasons=reasons)
+        raise make_no_handle_error(reasons, demands)
     return chosen
 
 
@@ -173,7 +178,7 @@ def put_first(
             first = next(iter(exact or same), new)
             found = [first, *(reason for reason in rejected if reason is not first)]
         ordered[arq_uuid] = found
-    return NoHandle(_no_handle_message(ordered, demands), reasons=ordered)
+    return make_no_handle_error(ordered, demands)
 
 
 def _to_group(part: Sequence[Demand]) -> GroupDemand:
@@ -253,28 +258,44 @@ def explain_rejection(demand: Demand, candidate: Candidate) -> list[Failure]:
     reasons += [fail(predicate) for predicate in device_failures(facts)]
     reasons += [fail(Predicate.TAKEN)] if candidate.in_use else []
     reasons += [fail(Predicate.CLEANING)] if candidate.dirty else []
-    missing = explain_missing_info(demand.target, candidate.info, candidate.device, demand.profile)
+    requester = describe_profile(demand.profile)
+    missing = explain_missing_info(demand.target, candidate.info, candidate.device, requester)
     reasons += [Failure(Predicate.ATTACH_TARGET, missing)] if missing else []
     return reasons
 
 
-def _no_handle_message(
-    reasons: Mapping[str, Sequence[Mapping[str, object]]], demands: Iterable[Demand]
-) -> str:
-    """Return an error message with the reasons of the first three groups.
+def make_no_handle_error(
+    reasons: Mapping[str, Sequence[dict[str, object]]], demands: Iterable[Demand]
+) -> NoHandle:
+    """Return the error for ARQs whose demands were refused, by uuid, with the reasons of each.
 
-    It names groups and no ARQs: those of a device context and of an attachment are created in the
-    transaction that is undone. The ARQs of a group have the same reasons.
+    Its message has the reasons of the first three groups, and what to do. It names groups and no
+    ARQs: those of a device context and of an attachment are created in the transaction that is
+    undone. The ARQs of a group have the same reasons.
     """
     refused = {demand.arq_uuid: demand for demand in demands if demand.arq_uuid in reasons}
-    several = len({demand.profile for demand in refused.values()}) > 1
+    profiles = list(dict.fromkeys(demand.profile for demand in refused.values()))
+    several = len(profiles) > 1
     messages: dict[str, None] = {}  # ordered, each text once
     for arq_uuid, rejected in reasons.items():
         demand = refused[arq_uuid]
         name = f"group {demand.group}"
         if several:
-            name += f" of device profile {demand.profile}"
+            name += f" of {describe_profile(demand.profile)}"
         texts = [f"{r['reason']} ({r['handles']} handles)" for r in rejected[:4]]
         messages[f"{name}: {'; '.join(texts) or 'no handle'}"] = None
     shown = join_limited(list(messages), 3, separator=". ", nouns="groups")
-    return f"no free attach handle: {shown}"
+    subject = "" if several or not profiles[0] else f" for {describe_profile(profiles[0])}"
+    message = f"no free attach handle{subject}: {shown}"
+    commands = [command for profile in profiles if (command := _explain_command(profile))]
+    if commands:
+        message += f". What to do: see {join_limited(commands, 3, nouns='commands')}"
+    return NoHandle(message, reasons=reasons)
+
+
+def _explain_command(profile: str) -> str | None:
+    """Return the command that shows each provider with a remedy, None if there is none."""
+    if not is_hidden_profile_name(profile):
+        return f"cyborg device-profile-explain {profile}" if profile else None
+    context = profile.removeprefix(HIDDEN_PREFIX)
+    return None if context == profile else f"cyborg device-context-explain {context}"

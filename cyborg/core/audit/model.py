@@ -114,12 +114,12 @@ class Kind(StrEnum):
     PROVIDER_LEFTOVER = "provider_leftover", "Delete it in Placement once it has no allocations."
     ALLOCATION_MISSING = (
         "allocation_missing",
-        "If the server is there, run 'nova-manage placement heal_allocations'; "
+        "If the server is there, shelve and unshelve it, which allocates again; "
         "if not, the ARQ is released after [conductor] orphan_grace.",
     )
     ALLOCATION_SHORT = (
         "allocation_short",
-        "Run 'nova-manage placement heal_allocations' for the server.",
+        "Shelve and unshelve the server, which allocates again.",
     )
     ALLOCATION_UNUSED = (
         "allocation_unused",

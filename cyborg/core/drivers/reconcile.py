@@ -5,12 +5,13 @@ A desired state that cannot be applied leaves the backend unchanged. So a host r
 of each backend: the last desired state and the applied state.
 """
 
+import operator
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from cyborg.core.codec import Serializable
+from cyborg.core.codec import Serializable, wire
 from cyborg.core.drivers import options as driver_options
 from cyborg.core.drivers.desired_state import DesiredBackend, DesiredHostState, DesiredStatus
 from cyborg.core.drivers.options import LISTS, Option
@@ -22,12 +23,14 @@ class BackendRecord(Serializable):
 
     ``desired`` is the last desired state, and ``error`` the reason why it could not be applied.
     ``applied`` is the state in effect: equal to ``desired`` or, after an error, the previously
-    applied state. None means the options of the configuration file.
+    applied state. None means the options of the configuration file. ``never_ran`` is set if the
+    backend was absent before its removal was desired: ``applied`` does not have its options.
     """
 
     desired: DesiredBackend
     error: str | None
     applied: DesiredBackend | None
+    never_ran: bool = field(default=False, metadata=wire(omit=operator.not_))
 
 
 class Action(StrEnum):
@@ -85,7 +88,10 @@ def next_record(
     if record is not None and _was_tried(record, planned.desired):
         return record
     if error is None:
-        return BackendRecord(planned.desired, None, planned.desired)
+        absent = planned.desired.status is DesiredStatus.ABSENT
+        kept = absent and planned.action is Action.KEEP
+        never_ran = kept and (record is None or record.applied is None or record.never_ran)
+        return BackendRecord(planned.desired, None, planned.desired, never_ran)
     return BackendRecord(planned.desired, error, None if record is None else record.applied)
 
 

@@ -2,20 +2,24 @@
 """Rollout of a driver change to many hosts: the order of its steps, and its result.
 
 Each backend on each host is one step. An update runs one step at a time and stops at the first
-failure: that host is rolled back and the remaining steps are skipped. The steps of an install or
-uninstall run in parallel, and a failed step does not stop the other steps.
+failure: that host is rolled back, the remaining steps are skipped, and hosts whose agents are down
+get back their previous desired state. The steps of an install or uninstall run in parallel, and a
+failed step does not stop the other steps.
+
+The step of an agent that is down ends as PENDING_AGENT, and the job does not wait for it. The
+outcome that the agent reports after its return completes the step, also after the end of the job.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from cyborg.core.described_enum import DescribedEnum
-from cyborg.core.drivers.desired_state import DesiredBackend, DesiredStatus
+from cyborg.core.drivers.desired_state import BackendOutcome, DesiredBackend, DesiredStatus
 
 MAX_CONCURRENT_STEPS = 16  # of an install or uninstall
+MAX_REVERTED_STEPS = 32  # steps that one plan reverts
 
 
 class Kind(StrEnum):
@@ -42,10 +46,14 @@ class StepState(DescribedEnum):
         "rolled_back",
         "The change failed; the host was rolled back to the previous state.",
     )
-    SKIPPED = "skipped", "Not started: an earlier step failed or the job was cancelled."
+    SKIPPED = (
+        "skipped",
+        "Not applied: a step failed, the job was cancelled or replaced, or the agent was removed.",
+    )
 
 
 PENDING_STATES = frozenset({StepState.WAITING, StepState.DRAINING})
+AWAITING_OUTCOME = frozenset({StepState.IN_PROGRESS, StepState.PENDING_AGENT})
 FINAL_STATES = frozenset(
     {
         StepState.DONE,
@@ -79,24 +87,38 @@ class Plan:
     """Next changes of a rollout: steps to start, and steps that pass to another state.
 
     Steps are identified by (host, backend). ``succeeded`` is None while the rollout runs, else
-    whether all steps succeeded.
+    whether all steps succeeded. ``revert`` are the steps whose hosts get back their previous
+    desired state; they become SKIPPED.
     """
 
     start: Sequence[tuple[str, str]] = ()
     transitions: Mapping[tuple[str, str], StepState] | None = None
     succeeded: bool | None = None
+    revert: Sequence[tuple[str, str]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Final state of a step, and the error if it failed."""
+
+    state: StepState
+    error: str | None = None
 
 
 def plan(kind: Kind, steps: Sequence[Step]) -> Plan:
     """Return the next changes of a rollout; ``steps`` are in the order in which they run.
 
-    At most MAX_CONCURRENT_STEPS start in one plan.
+    At most MAX_CONCURRENT_STEPS start in one plan, and at most MAX_REVERTED_STEPS are reverted.
     """
-    # The limit also bounds the transaction that records the started steps.
+    # The limits also bound the transaction that records the changes.
     states = [step.state for step in steps]
     failed = any(state in FAILED_STATES for state in states)
     transitions: dict[tuple[str, str], StepState] = {}
     start: list[tuple[str, str]] = []
+    # An update that stops must not go on later: a host that is down would apply it at its return.
+    pending = [(s.host, s.backend) for s in steps if s.state is StepState.PENDING_AGENT]
+    pending = pending if kind is Kind.UPDATE and failed else []
+    revert = pending[:MAX_REVERTED_STEPS]
     free_slots = 1 if kind is Kind.UPDATE else MAX_CONCURRENT_STEPS
     free_slots -= sum(state is StepState.IN_PROGRESS for state in states)
     for step in steps:
@@ -115,9 +137,37 @@ def plan(kind: Kind, steps: Sequence[Step]) -> Plan:
             start.append(key)
             free_slots -= not step.agent_down
     states_after = [transitions.get((s.host, s.backend), s.state) for s in steps]
-    if start or any(state not in FINAL_STATES for state in states_after):
-        return Plan(start, transitions)
-    return Plan(start, transitions, not failed)
+    unfinished = start or len(pending) > len(revert)
+    if unfinished or any(state not in FINAL_STATES for state in states_after):
+        return Plan(start, transitions, revert=revert)
+    return Plan(start, transitions, not failed, revert)
+
+
+def judge_outcome(
+    kind: Kind, state: StepState, generation: int, outcome: BackendOutcome
+) -> StepResult | None:
+    """Return the result of a step whose backend has this outcome, None if it has none yet.
+
+    ``state`` is one of AWAITING_OUTCOME, ``generation`` that of the desired state that the step has
+    written.
+    """
+    if outcome.generation < generation:
+        return None
+    error = outcome.error
+    if outcome.generation > generation:
+        if kind is Kind.UNINSTALL:
+            # Another driver uses the name now: the backend to uninstall is gone anyway.
+            return StepResult(StepState.DONE)
+        if state is StepState.PENDING_AGENT:
+            # The host was down until a later job changed the backend.
+            return StepResult(StepState.SKIPPED)
+        error = f"backend {outcome.backend} now has another driver"
+    return StepResult(StepState.DONE) if error is None else failure(kind, error)
+
+
+def failure(kind: Kind, error: str) -> StepResult:
+    """Return the result of a failed step: the host keeps or gets back its previous backend."""
+    return StepResult(StepState.FAILED if kind is Kind.INSTALL else StepState.ROLLED_BACK, error)
 
 
 def desired_backend(
@@ -149,7 +199,6 @@ def desired_backend(
     return DesiredBackend(backend, driver, status, generation, config)
 
 
-def summarize(states: Sequence[StepState]) -> str:
+def summarize(counts: Mapping[StepState, int]) -> str:
     """Return the number of steps in each state as text: ``2 done, 1 rolled_back``."""
-    counts = Counter(states)
-    return ", ".join(f"{counts[state]} {state}" for state in StepState if counts[state])
+    return ", ".join(f"{number} {state}" for state in StepState if (number := counts.get(state)))

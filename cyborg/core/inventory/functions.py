@@ -19,8 +19,6 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import os_resource_classes
-
 from cyborg.core.errors import Invalid
 from cyborg.core.inventory import capability
 
@@ -74,16 +72,12 @@ def summarize_functions(
     return tuple(Function(name, *sums[name]) for name in sorted(sums))
 
 
-def has_function(resource_class: str, tree: str, name: str) -> bool:
-    """Return whether a device of this resource class and capability tree has the function."""
-    return any(offered == name for offered, _ in _limits(resource_class, tree))
+def names_of(resource_class: str, tree: str) -> frozenset[str]:
+    """Return the functions of a device of this resource class and capability tree.
 
-
-def resource_classes_of(name: str) -> frozenset[str]:
-    """Return the resource classes of devices that can have the function of this name."""
-    root = name.partition(".")[0]
-    standard = {name for name in os_resource_classes.STANDARDS if root_of(name) == root}
-    return frozenset({_CUSTOM + root.upper()} | standard)
+    No name is longer than MAX_NAME, as a tree whose traits would be longer is not valid.
+    """
+    return frozenset(name for name, _ in _limits(resource_class, tree))
 
 
 def parse_name(text: str) -> str:

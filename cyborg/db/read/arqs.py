@@ -11,6 +11,7 @@ from cyborg.db import paging
 from cyborg.db.paging import Page
 from cyborg.db.schema import arqs as table
 from cyborg.db.schema import attach_handles as handles
+from cyborg.db.schema import device_contexts as contexts
 
 
 class ArqRow(TypedDict):
@@ -95,6 +96,14 @@ def of_instance(
     query = _OF_INSTANCE if project_id is None else _OF_INSTANCE_SCOPED
     rows = connection.execute(query, {"instance": instance, "scope": project_id})
     return [_row(row) for row in rows.mappings()]
+
+
+def of_context(connection: sa.Connection, context: str) -> list[ArqRow]:
+    """Return the ARQs of a device context, by its uuid, in the order of its groups."""
+    context_id = sa.select(contexts.c.id).where(contexts.c.uuid == context).scalar_subquery()
+    query = _ALL.where(table.c.context_id == context_id)
+    query = query.order_by(table.c.device_profile_group_id, table.c.id)
+    return [_row(row) for row in connection.execute(query).mappings()]
 
 
 def get(connection: sa.Connection, uuid: str, project_id: str | None = None) -> ArqRow | None:

@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read the backends of all agents, one row for each backend."""
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+import functools
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NotRequired, TypedDict, cast
 
 import sqlalchemy as sa
 
-from cyborg.core.inventory import capability, device_state
+from cyborg.core.inventory import capability
 from cyborg.core.inventory import functions as core_functions
 from cyborg.core.inventory.functions import HandleUsage
-from cyborg.db import failed_restores, paging
+from cyborg.db import paging
 from cyborg.db.paging import Page
-from cyborg.db.schema import attach_handles, deployables, devices, services
+from cyborg.db.read.accelerators import BLOCKED, DEVICE_DRAINING
+from cyborg.db.schema import attach_handles, backend_functions, deployables, devices, services
 from cyborg.db.schema import backends as table
 
 
@@ -37,11 +40,6 @@ class BackendRow(TypedDict):
     driver: str
     status: str
     error: str | None
-    remarks: list[str] | None
-    settings: list[dict[str, Any]] | None
-    cordoned: bool
-    created_at: datetime
-    updated_at: datetime | None
     functions: NotRequired[list[FunctionRow]]
 
 
@@ -52,6 +50,7 @@ class AgentBackendRow(BackendRow):
     ``cyborg.db.read.services``.
     """
 
+    created_at: datetime
     binary: str
     host: str
     last_seen_at: datetime
@@ -61,6 +60,8 @@ class AgentBackendRow(BackendRow):
     backends: list[BackendRow]
 
 
+COLUMNS = tuple(table.c[name] for name in ("id", "uuid", "name", "driver", "status", "error"))
+"""The row id, and the columns of BackendRow: a page of agents has thousands of these rows."""
 _SERVICE_KEYS = ("binary", "host", "last_seen_at")
 SORTABLE = {
     **{name: services.c[name] for name in _SERVICE_KEYS},
@@ -68,15 +69,9 @@ SORTABLE = {
 }
 _IN_USE = sa.or_(attach_handles.c.arq_id.is_not(None), attach_handles.c.needs_cleaning)
 _IDLE = sa.not_(sa.or_(_IN_USE, attach_handles.c.draining))
-_WITH_DEVICES = table.join(services, services.c.id == table.c.service_id).join(
-    devices, sa.and_(devices.c.host == services.c.host, devices.c.backend == table.c.name)
-)
-_NO_HANDLES: Mapping[str, int] = {"total": 0, "used": 0, "idle": 0}
-_DEVICE_COLUMNS = (
-    *("status", "health", "setup_required", "reboot_required", "deliverable", "cordoned"),
-    "failing",
-    "draining",
-)
+_TOTAL, _USED = 1 << 40, 1 << 20  # the units of ``_count_handles``
+# The arguments of a HandleUsage, with the board info instead of the tree; tuples are hashed faster.
+_Usage = tuple[str, int, int, int, str]
 
 
 def find(
@@ -87,10 +82,10 @@ def find(
     binary: str | None = None,
     function: str | None = None,
 ) -> list[AgentBackendRow]:
-    """Return backends with their capabilities; execute five statements, or six with a marker.
+    """Return backends with their capabilities; execute two statements, or three with a marker.
 
     ``function`` is the name of a capability. It selects the backends that offer the capability, and
-    limits the result to this capability and those below it. It adds one statement.
+    limits the result to this capability and those below it.
     """
     source = table.join(services, services.c.id == table.c.service_id)
     sort_key = None if page is None else page.sort_key
@@ -101,9 +96,10 @@ def find(
     if binary is not None:
         ids = ids.where(services.c.binary == binary)
     if function is not None:
-        ids = ids.where(paging.id_in(table.c.id, ids_offering(connection, function)))
+        ids = ids.where(offer(function))
     query = sa.select(
-        *(column for column in table.c if column.name != "service_id"),
+        *COLUMNS,
+        table.c.created_at,
         services.c.binary,
         services.c.host,
         services.c.last_seen_at,
@@ -132,131 +128,96 @@ def functions(
 ) -> dict[int, list[FunctionRow]]:
     """Return the capabilities of backends by backend id.
 
-    ``within`` limits the result to a capability and those below it. Executes four statements, or
-    none without backends: for the devices, the failed restores, the deployables and the handles.
+    ``within`` limits the result to a capability and those below it. Executes one statement, or none
+    without backends.
     """
     if not backends:
         return {}
-    found = _devices(connection, backends)
-    failed = failed_restores.providers(connection)
-    usages_by_backend: dict[int, dict[tuple[int, str], HandleUsage]] = {}
-    for row in _deployables(connection, found):
-        device = found[row["device_id"]]
-        usages = usages_by_backend.setdefault(device.backend_id, {})
-        key = row["device_id"], row["resource_class"]
-        is_failed = row["rp_uuid"] in failed
-        usages[key] = device.add_deployable(row, usages.get(key), restore_failed=is_failed)
-    return {
-        backend: [
-            {"function": item.name, "total": item.total, "used": item.used, "free": item.free}
-            for item in core_functions.summarize_functions(usages.values(), within)
-        ]
-        for backend, usages in usages_by_backend.items()
-    }
-
-
-def ids_offering(connection: sa.Connection, function: str) -> set[int]:
-    """Return the ids of the backends that offer a capability, in one statement.
-
-    Reads every device of the resource classes of the capability, because no column has
-    capabilities.
-    """
-    query = (
-        sa.select(table.c.id, deployables.c.resource_class, devices.c.vendor_board_info)
-        .select_from(_WITH_DEVICES)
-        .join(deployables, deployables.c.device_id == devices.c.id)
-        .where(deployables.c.resource_class.in_(core_functions.resource_classes_of(function)))
-    )
-    return {
-        id_
-        for id_, resource_class, board in connection.execute(query)
-        if core_functions.has_function(resource_class, capability.encoded_text(board), function)
-    }
-
-
-@dataclass(frozen=True, slots=True)
-class _Device:
-    """A device and the facts that decide whether its deployables are schedulable."""
-
-    backend_id: int
-    tree: str
-    facts: device_state.DeviceFacts
-
-    def add_deployable(
-        self,
-        deployable: Mapping[Any, Any],
-        usage: HandleUsage | None,
-        *,
-        restore_failed: bool,
-    ) -> HandleUsage:
-        """Add the handles of a deployable to the usage of its resource class on this device.
-
-        Return the new usage. ``usage`` is None for the first deployable of the resource class.
-        """
-        programming = deployable["job_id"] is not None
-        draining = self.facts.draining or bool(deployable["draining"])
-        facts = self.facts
-        if programming or restore_failed or draining != facts.draining:
-            facts = replace(
-                facts, programming=programming, restore_failed=restore_failed, draining=draining
-            )
-        free = deployable["idle"] if device_state.evaluate(facts).schedulable else 0
-        total, used = deployable["total"], deployable["used"]
-        if usage is not None:
-            total, used, free = usage.total + total, usage.used + used, usage.free + free
-        return HandleUsage(deployable["resource_class"], total, used, free, self.tree)
-
-
-# The tables are read one after another by the ids that the previous statement found. PostgreSQL
-# would scan all handles to join them with the devices of a page.
-def _devices(
-    connection: sa.Connection, backends: Collection[BackendReference]
-) -> dict[int, _Device]:
     by_name = {(backend.host, backend.name): backend for backend in backends}
-    query = sa.select(
-        *(devices.c[name] for name in ("id", "host", "backend", "vendor_board_info")),
-        *(devices.c[name] for name in _DEVICE_COLUMNS),
-    ).where(devices.c.host.in_({backend.host for backend in backends}))
+    usages: dict[int, dict[tuple[int, str], _Usage]] = {}
+    for host, name, device, resource_class, board, counts in _usages(connection, backends):
+        backend = by_name.get((host, name))
+        if backend is None:
+            continue
+        total, rest = divmod(counts or 0, _TOTAL)
+        used, free = divmod(rest, _USED)
+        if backend.host_down:
+            free = 0
+        of_backend = usages.setdefault(backend.id, {})
+        key = device, resource_class
+        if (before := of_backend.get(key)) is not None:
+            total, used, free = before[1] + total, before[2] + used, before[3] + free
+        of_backend[key] = resource_class, total, used, free, board
     return {
-        row["id"]: _Device(
-            backend.id,
-            capability.encoded_text(row["vendor_board_info"]),
-            device_state.DeviceFacts(
-                **{name: row[name] for name in _DEVICE_COLUMNS}, host_down=backend.host_down
-            ),
-        )
-        for row in connection.execute(query).mappings()
-        if (backend := by_name.get((row["host"], row["backend"])))
+        id_: [
+            {"function": item.name, "total": item.total, "used": item.used, "free": item.free}
+            for item in _summarize(tuple(found.values()), within)
+        ]
+        for id_, found in usages.items()
     }
 
 
-def _deployables(
-    connection: sa.Connection, devices: Collection[int]
-) -> Iterable[Mapping[str, Any]]:
-    query = sa.select(
-        *(
-            deployables.c[name]
-            for name in ("id", "device_id", "resource_class", "draining", "job_id", "rp_uuid")
-        )
-    ).where(paging.id_in(deployables.c.device_id, devices))
-    found = [dict(row) for row in connection.execute(query).mappings()]
-    counts = _handles(connection, [row["id"] for row in found])
-    return ({**row, **counts.get(row["id"], _NO_HANDLES)} for row in found)
+def offer(function: str) -> sa.ColumnElement[bool]:
+    """Return the condition that a backend offers a capability."""
+    ids = sa.select(backend_functions.c.backend_id).where(backend_functions.c.function == function)
+    return table.c.id.in_(ids)
 
 
-def _handles(connection: sa.Connection, deployables: Collection[int]) -> dict[int, sa.RowMapping]:
-    """Return the numbers of handles of deployables by row id, which is also in each row."""
+# One row for each deployable and few columns: the conditions are evaluated and the handles counted
+# in the database, because a page of agents has thousands of deployables with all their handles. The
+# numbers of handles are one number for the same reason. They are a subquery for each deployable,
+# which an index answers: PostgreSQL would scan all handles to join them with the devices of a page.
+def _usages(
+    connection: sa.Connection, backends: Collection[BackendReference]
+) -> Iterable[tuple[Any, ...]]:
+    hosts = {backend.host for backend in backends}
+    names = {backend.name for backend in backends}
+    blocked = sa.or_(BLOCKED, DEVICE_DRAINING)
     query = (
         sa.select(
-            attach_handles.c.deployable_id.label("id"),
-            sa.func.count().label("total"),
-            sa.func.count(sa.case((_IN_USE, 1))).label("used"),
-            sa.func.count(sa.case((_IDLE, 1))).label("idle"),
+            devices.c.host,
+            devices.c.backend,
+            devices.c.id,
+            deployables.c.resource_class,
+            sa.cast(devices.c.vendor_board_info, sa.Text),
+            sa.case((blocked, _count_handles(idle=0)), else_=_count_handles(idle=1)),
         )
-        .where(paging.id_in(attach_handles.c.deployable_id, deployables))
-        .group_by(attach_handles.c.deployable_id)
+        .join(deployables, deployables.c.device_id == devices.c.id)
+        .where(devices.c.host.in_(hosts), devices.c.backend.in_(names))
     )
-    return {row["id"]: row for row in connection.execute(query).mappings()}
+    # PostgreSQL would compare each device with one pair after another.
+    if connection.dialect.name != "postgresql" and len(backends) < len(hosts) * len(names):
+        pairs = sorted((backend.host, backend.name) for backend in backends)
+        query = query.where(sa.tuple_(devices.c.host, devices.c.backend).in_(pairs))
+    return cast(Iterable[tuple[Any, ...]], connection.execute(query))
+
+
+def _count_handles(*, idle: int) -> sa.ColumnElement[int]:
+    """Return the numbers of handles of a deployable as one number, None without handles.
+
+    All are counted in units of _TOTAL, those in use in units of _USED, idle ones as ``idle``.
+    """
+    value = sa.case((_IN_USE, _TOTAL + _USED), (_IDLE, _TOTAL + idle), else_=_TOTAL)
+    query = sa.select(sa.cast(sa.func.sum(value), sa.BigInteger))
+    return query.where(attach_handles.c.deployable_id == deployables.c.id).scalar_subquery()
+
+
+# Cached: a cloud has many equal devices.
+@functools.lru_cache(maxsize=1024)
+def _summarize(usages: tuple[_Usage, ...], within: str | None) -> Sequence[core_functions.Function]:
+    return core_functions.summarize_functions(
+        [
+            HandleUsage(resource_class, total, used, free, _encoded_tree(board))
+            for resource_class, total, used, free, board in usages
+        ],
+        within,
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _encoded_tree(board: str) -> str:
+    """Return the text of the capability tree in the JSON text of a board info."""
+    return capability.encoded_text(json.loads(board))
 
 
 def _reference(row: Mapping[str, Any]) -> BackendReference:

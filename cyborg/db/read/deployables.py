@@ -47,13 +47,13 @@ class DeployableRow(TypedDict):
 
 _parent = table.alias("parents")
 _root = table.alias("roots")
-_INTERNAL = ("device_id", "parent_id", "root_id", "job_id", "draining", "desired_image")
+_INTERNAL = ("device_id", "host", "parent_id", "root_id", "job_id", "draining", "desired_image")
 COLUMNS = [
     *(column for column in table.c if column.name not in _INTERNAL),
     _parent.c.uuid.label("parent_uuid"),
     _root.c.uuid.label("root_uuid"),
     devices.c.uuid.label("device_uuid"),
-    devices.c.host.label("hostname"),
+    table.c.host.label("hostname"),
     devices.c.backend.label("driver_name"),
     sa.or_(table.c.draining, devices.c.draining).label("draining"),
     sa.func.coalesce(providers.c.published_revision < providers.c.revision, sa.true()).label(
@@ -63,7 +63,7 @@ COLUMNS = [
     providers.c.error,
 ]
 SORTABLE = {
-    "hostname": devices.c.host,
+    "hostname": table.c.host,
     **{
         name: table.c[name]
         for name in (
@@ -101,13 +101,14 @@ def find(
     if uuids is not None:
         conditions.append(table.c.uuid.in_(uuids))
     if device_uuid is not None:
-        conditions.append(devices.c.uuid == device_uuid)
+        device = sa.select(devices.c.id).where(devices.c.uuid == device_uuid)
+        conditions.append(table.c.device_id == device.scalar_subquery())
     if hostname is not None:
-        conditions.append(devices.c.host == hostname)
+        conditions.append(table.c.host == hostname)
     if rp_uuid is not None:
         conditions.append(table.c.rp_uuid == rp_uuid)
-    ids = sa.select(table.c.id).outerjoin(devices, devices.c.id == table.c.device_id)
-    query = paging.paginate_ids(connection, query, ids.where(*conditions), table, page, SORTABLE)
+    ids = sa.select(table.c.id).where(*conditions)
+    query = paging.paginate_ids(connection, query, ids, table, page, SORTABLE)
     found = [dict(row) for row in connection.execute(query).mappings()]
     operator_attributes = _attributes(connection, query) if found else {}
     for row in found:

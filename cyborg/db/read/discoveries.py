@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read the discoveries that operators requested."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, TypedDict, cast
 
@@ -34,16 +36,13 @@ class SummaryRow(TypedDict):
     updated_at: datetime | None
 
 
-class DiscoveryRow(TypedDict):
-    """A discovery with its backends, ordered by host and backend."""
+class HostRow(TypedDict):
+    """A host of a discovery: its name as ``uuid``, for ``paging``."""
 
     uuid: str
-    created_at: datetime
-    updated_at: datetime | None
-    backends: list[BackendRow]
 
 
-_BACKENDS = sa.select(*(column for column in table.c if column.name != "id")).order_by(
+_BACKENDS = sa.select(*(table.c[name] for name in BackendRow.__annotations__)).order_by(
     table.c.host, table.c.backend
 )
 _IN_PROGRESS, _FAILED = (
@@ -69,6 +68,7 @@ def find_summaries(
     connection: sa.Connection,
     *,
     page: Page | None = None,
+    uuid: str | None = None,
     host: str | None = None,
     state: str | None = None,
 ) -> list[SummaryRow]:
@@ -79,6 +79,8 @@ def find_summaries(
     state. ``host`` selects the discoveries that include this host.
     """
     query = _SUMMARY
+    if uuid is not None:
+        query = query.where(table.c.uuid == uuid)
     if host is not None:
         on_host = sa.select(table.c.uuid).where(table.c.host == host)
         query = query.where(table.c.uuid.in_(on_host))
@@ -99,19 +101,42 @@ def _summary(row: dict[str, Any]) -> SummaryRow:
     return cast(SummaryRow, {**row, "progress": progress})
 
 
-def get(connection: sa.Connection, uuid: str) -> DiscoveryRow | None:
-    """Return one discovery: uuid, created_at, updated_at (the last change) and backends; or None.
+def get(connection: sa.Connection, uuid: str) -> SummaryRow | None:
+    """Return one discovery as in the list, or None."""
+    return next(iter(find_summaries(connection, uuid=uuid)), None)
 
-    ``backends`` are ordered by host and backend.
+
+def find_hosts(connection: sa.Connection, uuid: str, *, page: Page | None = None) -> list[HostRow]:
+    """Return the hosts of a discovery, ordered by name.
+
+    The marker is any text: a page starts with the first name after it, because a host may be
+    removed between two requests.
     """
-    query = _BACKENDS.where(table.c.uuid == uuid)
-    backends = fetch_all(BackendRow, connection.execute(query))
-    if not backends:
-        return None
-    changes = [row["updated_at"] for row in backends if row["updated_at"] is not None]
-    return {
-        "uuid": uuid,
-        "created_at": min(row["created_at"] for row in backends),
-        "updated_at": max(changes, default=None),
-        "backends": backends,
-    }
+    # The name of the host is the only key, and the default.
+    page = page or Page()
+    page = replace(page, sort_key=None) if page.sort_key == "host" else page
+    query = sa.select(table.c.host).where(table.c.uuid == uuid).distinct()
+    if page.marker is not None:
+        after = table.c.host > page.marker
+        query = query.where(after if paging.is_ascending(page) else table.c.host < page.marker)
+        page = replace(page, marker=None)
+    found = query.subquery("hosts")
+    name = found.c.host
+    listed = sa.select(name.label("uuid"))
+    listed = paging.paginate(connection, listed, found, page, {"host": name}, identity=name)
+    return fetch_all(HostRow, connection.execute(listed))
+
+
+def find_backends(
+    connection: sa.Connection, uuid: str, hosts: Sequence[HostRow]
+) -> list[BackendRow]:
+    """Return the backends of a page of hosts, in the order of the hosts, then by name."""
+    if not hosts:
+        return []
+    # The hosts of a page are all hosts between the first and the last one.
+    first, last = hosts[0]["uuid"], hosts[-1]["uuid"]
+    on_hosts = sa.or_(table.c.host.between(first, last), table.c.host.between(last, first))
+    found = _BACKENDS.where(table.c.uuid == uuid, on_hosts)
+    rows = fetch_all(BackendRow, connection.execute(found))
+    positions = {row["uuid"]: position for position, row in enumerate(hosts)}
+    return sorted(rows, key=lambda row: (positions[row["host"]], row["backend"]))

@@ -68,6 +68,7 @@ def find(
     connection: sa.Connection,
     *,
     page: Page | None = None,
+    uuid: str | None = None,
     kind: str | None = None,
     state: str | None = None,
     host: str | None = None,
@@ -77,7 +78,7 @@ def find(
 
     ``host`` selects the jobs on this host, and the jobs that have a step on this host.
     """
-    equal = {"kind": kind, "state": state, "subject": subject}
+    equal = {"uuid": uuid, "kind": kind, "state": state, "subject": subject}
     ids = sa.select(table.c.id).where(
         *(table.c[name] == value for name, value in equal.items() if value is not None)
     )

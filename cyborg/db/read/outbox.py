@@ -28,7 +28,7 @@ class MessageRow(TypedDict):
     updated_at: datetime | None
 
 
-_HIDDEN = ("id", "owner", "lease_until")
+_HIDDEN = ("id", "owner", "lease_until", "trace_context")
 COLUMNS = [column for column in table.c if column.name not in _HIDDEN]
 SORTABLE = {
     name: table.c[name]

@@ -11,6 +11,7 @@ from cyborg.db import paging
 from cyborg.db.paging import Page, Row
 from cyborg.db.read import backends as read_backends
 from cyborg.db.read.backends import BackendReference, BackendRow
+from cyborg.db.rows import fetch_all
 from cyborg.db.schema import backends
 from cyborg.db.schema import services as table
 
@@ -21,26 +22,28 @@ class ServiceRow(TypedDict):
     uuid: str
     binary: str
     host: str
-    epoch: str
-    endpoint: str | None
     status: str
-    digest: str | None
-    generation: int
-    versions: dict[str, Any]
-    started_at: datetime
     last_seen_at: datetime
     late_at: datetime
     down_at: datetime
     down_since: datetime | None
-    identity: dict[str, Any]
-    drivers_digest: str | None
-    boot_id: str | None
-    desired_generation: int
     created_at: datetime
-    updated_at: datetime | None
     backends: list[BackendRow]
 
 
+class DownServiceRow(TypedDict):
+    """A daemon that is down."""
+
+    uuid: str
+    binary: str
+    host: str
+    last_seen_at: datetime
+
+
+_COLUMNS = (
+    *("id", "uuid", "binary", "host", "status"),
+    *("last_seen_at", "late_at", "down_at", "down_since", "created_at"),
+)
 SORTABLE = {
     name: table.c[name]
     for name in ("uuid", "binary", "host", "status", "started_at", "last_seen_at", "created_at")
@@ -59,35 +62,43 @@ def find(
 ) -> list[ServiceRow]:
     """Return services with their backends; execute two statements, or three with a marker.
 
-    ``functions`` adds the capabilities of each backend, with four statements. ``function`` is the
-    name of a capability: it selects the backends that offer the capability, and their agents, with
-    one statement more.
+    ``functions`` adds the capabilities of each backend, with one statement. ``function`` is the
+    name of a capability: it selects the backends that offer the capability, and their agents.
     """
-    query = sa.select(table)
+    query = sa.select(*(table.c[name] for name in _COLUMNS))
     if uuids is not None:
         query = query.where(table.c.uuid.in_(uuids))
     if binary is not None:
         query = query.where(table.c.binary == binary)
     if host is not None:
         query = query.where(table.c.host == host)
-    offering = None if function is None else read_backends.ids_offering(connection, function)
-    if offering is not None:
-        having = sa.select(backends.c.service_id).where(paging.id_in(backends.c.id, offering))
+    if function is not None:
+        having = sa.select(backends.c.service_id).where(read_backends.offer(function))
         query = query.where(table.c.id.in_(having))
     query = paging.paginate(connection, query, table, page, SORTABLE)
     found = [dict(row) for row in connection.execute(query).mappings()]
-    rows = _backends(connection, [row["id"] for row in found], offering) if found else []
+    rows = _backends(connection, [row["id"] for row in found], function) if found else []
     if functions:
         by_id = {row["id"]: row for row in found}
         references = [_reference(row, by_id[row["service_id"]]) for row in rows]
         offered = read_backends.functions(connection, references, function)
-        rows = [{**row, "functions": offered.get(row["id"], [])} for row in rows]
+        for row in rows:
+            row["functions"] = offered.get(row["id"], [])
     backends_by_service: dict[int, list[BackendRow]] = {}
     for row in rows:
-        backends_by_service.setdefault(row["service_id"], []).append(_shown(row))
+        del row["id"]
+        backends_by_service.setdefault(row.pop("service_id"), []).append(cast(BackendRow, row))
     for service in found:
         service["backends"] = backends_by_service.get(service.pop("id"), [])
     return cast(list[ServiceRow], found)
+
+
+def find_down(connection: sa.Connection, *, now: datetime, limit: int) -> list[DownServiceRow]:
+    """Return up to ``limit`` services that are down, those that are down for longest first."""
+    columns = (table.c.uuid, table.c.binary, table.c.host, table.c.last_seen_at)
+    query = sa.select(*columns).where(table.c.down_at <= now)
+    query = query.order_by(table.c.down_at, table.c.id).limit(limit)
+    return fetch_all(DownServiceRow, connection.execute(query))
 
 
 def get(connection: sa.Connection, uuid: str) -> ServiceRow | None:
@@ -96,23 +107,18 @@ def get(connection: sa.Connection, uuid: str) -> ServiceRow | None:
 
 
 def _backends(
-    connection: sa.Connection, services: Collection[int], ids: Collection[int] | None
-) -> list[Row]:
+    connection: sa.Connection, services: Collection[int], function: str | None
+) -> list[dict[str, Any]]:
     query = (
-        sa.select(backends)
+        sa.select(*read_backends.COLUMNS, backends.c.service_id)
         .where(paging.id_in(backends.c.service_id, services))
         .order_by(backends.c.name, backends.c.id)
     )
-    return [
-        dict(row) for row in connection.execute(query).mappings() if ids is None or row["id"] in ids
-    ]
+    if function is not None:
+        query = query.where(read_backends.offer(function))
+    return [dict(row) for row in connection.execute(query).mappings()]
 
 
 def _reference(backend: Row, service: Row) -> BackendReference:
     is_down = service["down_since"] is not None
     return BackendReference(backend["id"], service["host"], backend["name"], is_down)
-
-
-def _shown(backend: Row) -> BackendRow:
-    shown = {name: value for name, value in backend.items() if name not in ("id", "service_id")}
-    return cast(BackendRow, shown)

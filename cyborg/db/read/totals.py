@@ -14,17 +14,20 @@ from typing import Any, TypedDict
 import sqlalchemy as sa
 
 from cyborg.core.arq.states import ArqState
+from cyborg.core.audit.model import State
 from cyborg.core.inventory.device import Health
 from cyborg.core.inventory.maintenance import successor_state
 from cyborg.core.jobs.job import JobState
 from cyborg.db.paging import Row
-from cyborg.db.read import self_heal
+from cyborg.db.read import accelerators, self_heal
 from cyborg.db.read.self_heal import SelfHealRow
 from cyborg.db.rows import fetch_all
 from cyborg.db.schema import (
     arqs,
     attach_handles,
     attachments,
+    audits,
+    deployables,
     device_contexts,
     device_maintenances,
     devices,
@@ -36,6 +39,7 @@ from cyborg.db.schema import (
 
 MAX_UNHEALTHY = 1000
 """Maximum number of unhealthy devices in the list; those unhealthy for longest come first."""
+_COUNT_INDEX = "ix_attach_handles_deployable_id_arq_id_needs_cleaning_draining"
 
 
 class UnhealthyRow(TypedDict):
@@ -71,10 +75,10 @@ class JobCountRow(TypedDict):
 class Counts:
     """Numbers of objects, by state or status.
 
-    ``handles`` counts by ``free`` (in any state of the device), ``owned``, ``dirty`` (without an
-    owner and not cleaned yet) and ``draining``; ``devices`` by status and health. ``attachments``
-    does not include successors; ``successors`` counts them by
-    ``core.inventory.maintenance.SuccessorState``.
+    ``handles`` counts by resource class and by ``owned`` and, without an owner, by ``draining``,
+    ``dirty`` (not cleaned yet), ``cordoned`` (the device is not schedulable) and ``free``. Of these
+    the first that applies counts. ``devices`` counts by status and health. ``attachments`` does not
+    include successors; ``successors`` counts them by ``core.inventory.maintenance.SuccessorState``.
     """
 
     arqs: dict[str, int]
@@ -83,20 +87,27 @@ class Counts:
     device_contexts: dict[str, int]
     attachments: dict[str, int]
     successors: dict[str, int]
-    handles: dict[str, int]
+    handles: dict[tuple[str, str], int]
     devices: dict[tuple[str, str], int]
     providers: int
+
+    def count_handles(self, use: str) -> int:
+        """Return the number of handles of all resource classes in a use."""
+        return sum(count for (_, each), count in self.handles.items() if each == use)
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
     """Pending and failing work. Fields such as the oldest message are times, not ages.
 
-    ``unhealthy`` has up to MAX_UNHEALTHY devices. A provider that is only due for verification is
-    not stale.
+    ``unhealthy`` has those that are unhealthy for longest. A provider that is only due for
+    verification is not stale. ``audit_findings`` are those of the last audit that is done, None
+    without one.
     """
 
     maintenance_windows: int
+    devices_failing: int
+    audit_findings: int | None
     oldest_bind_started: datetime | None
     unhealthy: list[UnhealthyRow]
     services: dict[tuple[str, str], int]
@@ -145,8 +156,11 @@ def count(connection: sa.Connection) -> Counts:
     )
 
 
-def read(connection: sa.Connection, *, now: datetime) -> Totals:
-    """Return pending and failing work, and services by their liveness, in eight statements."""
+def read(connection: sa.Connection, *, now: datetime, max_unhealthy: int = MAX_UNHEALTHY) -> Totals:
+    """Return pending and failing work, and services by their liveness, in eight statements.
+
+    ``max_unhealthy`` limits the list of unhealthy devices.
+    """
     r, p = arqs.c, providers.c
     started = sa.select(sa.func.min(sa.func.coalesce(r.updated_at, r.created_at)))
     changed = sa.case((sa.not_(p.verify_only), p.stale_since))
@@ -161,11 +175,26 @@ def read(connection: sa.Connection, *, now: datetime) -> Totals:
             oldest_verified.scalar_subquery().label("oldest_verified"),
         ).where(p.stale_since.is_not(None)),
     )
+    windows = sa.select(sa.func.count()).select_from(device_maintenances)
+    # An index has the devices that are closed until a time.
+    failing = sa.select(sa.func.count()).where(devices.c.retry_at.is_not(None))
+    audit = sa.select(audits.c.num_findings).where(audits.c.state == State.DONE)
+    audit = audit.order_by(audits.c.id.desc()).limit(1)
+    (closed,) = _all(
+        connection,
+        sa.select(
+            windows.scalar_subquery().label("windows"),
+            failing.scalar_subquery().label("failing"),
+            audit.scalar_subquery().label("findings"),
+        ),
+    )
     services_by_state = _services(connection, now)
     return Totals(
-        maintenance_windows=_count_rows(connection, device_maintenances),
+        maintenance_windows=closed["windows"],
+        devices_failing=closed["failing"],
+        audit_findings=closed["findings"],
         oldest_bind_started=connection.scalar(started.where(r.state == ArqState.BIND_STARTED)),
-        unhealthy=_unhealthy(connection),
+        unhealthy=_unhealthy(connection, max_unhealthy),
         services={(row["binary"], row["liveness"]): row["count"] for row in services_by_state},
         hosts_cordoned=sum(row["cordoned"] for row in services_by_state),
         outbox=_outbox(connection),
@@ -204,22 +233,50 @@ def _count_successors(found: Iterable[Row]) -> dict[str, int]:
     return dict(counts)
 
 
-def _handles(connection: sa.Connection) -> dict[str, int]:
+def _handles(connection: sa.Connection) -> dict[tuple[str, str], int]:
     h = attach_handles.c
-    use = sa.case(
-        (h.arq_id.is_not(None), "owned"),
-        (h.needs_cleaning, "dirty"),
-        (h.draining, "draining"),
+    free = h.arq_id.is_(None)
+    clean = sa.and_(free, sa.not_(h.draining), sa.not_(h.needs_cleaning))
+    # Grouped before the join, which then has a row for each deployable and not for each handle. By
+    # the deployable alone, since an index has the handles in this order: nothing is sorted.
+    # MariaDB would group the handles of each deployable on its own (LATERAL DERIVED), or sort all.
+    # It cannot if the joined column is an aggregate: hence min().
+    counted = sa.select(
+        sa.func.min(h.deployable_id).label("deployable_id"),
+        sa.func.count(h.arq_id).label("owned"),
+        _count_if(sa.and_(free, h.draining)).label("draining"),
+        _count_if(sa.and_(free, sa.not_(h.draining), h.needs_cleaning)).label("dirty"),
+        _count_if(clean).label("clean"),
+    ).group_by(h.deployable_id)
+    # MariaDB would take another index on the deployable, and read the row of each handle.
+    counted = counted.with_hint(attach_handles, f"FORCE INDEX ({_COUNT_INDEX})", "mysql")
+    by_deployable = counted.subquery()
+    d, c = deployables.c, by_deployable.c
+    state = sa.case(
+        (accelerators.DEVICE_DRAINING, "draining"),
+        (accelerators.UNSCHEDULABLE, "cordoned"),
         else_="free",
-    ).label("use")
-    rows = _all(connection, sa.select(use, sa.func.count().label("count")).group_by("use"))
-    return {row["use"]: row["count"] for row in rows}
+    ).label("device_state")
+    sums = (sa.func.sum(c[name]).label(name) for name in ("owned", "draining", "dirty", "clean"))
+    query = sa.select(d.resource_class, state, *sums)
+    query = query.join_from(by_deployable, deployables, d.id == c.deployable_id)
+    query = query.join(devices, devices.c.id == d.device_id)
+    query = query.outerjoin(services, accelerators.AGENT_OF_DEVICE)
+    found = Counter[tuple[str, str]]()
+    for row in _all(connection, query.group_by(d.resource_class, "device_state")):
+        name, device = row["resource_class"], row["device_state"]
+        found[name, "owned"] += int(row["owned"])
+        found[name, "draining"] += int(row["draining"])
+        # As in the list of accelerators, a dirty handle of a draining device is draining.
+        found[name, "draining" if device == "draining" else "dirty"] += int(row["dirty"])
+        found[name, device] += int(row["clean"])
+    return dict(+found)
 
 
-def _unhealthy(connection: sa.Connection) -> list[UnhealthyRow]:
+def _unhealthy(connection: sa.Connection, limit: int) -> list[UnhealthyRow]:
     d = devices.c
     query = sa.select(d.host, d.address, d.health_since).where(d.health == Health.UNHEALTHY)
-    query = query.order_by(d.health_since, d.id).limit(MAX_UNHEALTHY)
+    query = query.order_by(d.health_since, d.id).limit(limit)
     return fetch_all(UnhealthyRow, connection.execute(query))
 
 

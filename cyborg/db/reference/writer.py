@@ -19,7 +19,7 @@ from cyborg.core.migration.import_plan import (
     ImportedProfile,
 )
 from cyborg.db import bulk, schema
-from cyborg.db.write import attach_handles, deployables, devices, tombstones
+from cyborg.db.write import attach_handles, backends, deployables, devices, tombstones
 from cyborg.db.write.custody import records
 
 Counts = Counter[str]
@@ -79,6 +79,8 @@ def write_host(
                 f"the agent, run 'cyborg service-delete' for it, and import again"
             )
     counts = _write_devices(tx, plan.host, new, now)
+    if new:
+        backends.sync_functions(tx, plan.host)
     counts += _write_arqs(tx, plan, profile_ids, now)
     _verify(tx, plan)
     return counts

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write the backends of a host as its agent reports them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
@@ -9,10 +9,20 @@ from uuid import uuid4
 import sqlalchemy as sa
 
 from cyborg.core.hosts.service import AGENT
+from cyborg.core.inventory import capability
+from cyborg.core.inventory import functions as core_functions
 from cyborg.core.inventory.report import BackendState, BackendStatus
 from cyborg.core.jobs.job import INVENTORY_KINDS, JobState
 from cyborg.db import bulk
-from cyborg.db.schema import backends, desired_backends, jobs, services
+from cyborg.db.schema import (
+    backend_functions,
+    backends,
+    deployables,
+    desired_backends,
+    devices,
+    jobs,
+    services,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +98,15 @@ def replace(tx: sa.Connection, host: str, states: Sequence[BackendState]) -> Rep
             if name in stored and any(stored[name][key] != values[key] for key in values)
         ],
     )
-    bulk.insert(
-        tx,
-        backends,
-        [
-            {"uuid": str(uuid4()), "service_id": rows[0]["agent"], "name": name, **values}
-            for name, values in reported.items()
-            if name not in stored
-        ],
-    )
+    new = [
+        {"uuid": str(uuid4()), "service_id": rows[0]["agent"], "name": name, **values}
+        for name, values in reported.items()
+        if name not in stored
+    ]
+    bulk.insert(tx, backends, new)
+    if new:
+        # The host may have devices of a backend that was not configured for a while.
+        sync_functions(tx, host)
     return Replacement(
         rows[0]["agent"],
         rows[0]["identity"],
@@ -105,6 +115,53 @@ def replace(tx: sa.Connection, host: str, states: Sequence[BackendState]) -> Rep
         bool(rows[0]["has_failed_changes"]),
         sorted(previously_cordoned ^ cordoned),
     )
+
+
+def sync_functions(tx: sa.Connection, host: str) -> None:
+    """Write the functions of a host's backends as they follow from its devices.
+
+    Needed after each change of the backends, of the devices or of their resource classes and
+    capability trees. The caller must hold a lock on the agent's row. Executes two statements, and
+    up to two more if functions have changed.
+    """
+    of_host = sa.and_(services.c.host == host, services.c.binary == AGENT)
+    query = (
+        sa.select(
+            backends.c.name,
+            backends.c.id.label("backend_id"),
+            backend_functions.c.id,
+            backend_functions.c.function,
+        )
+        .join(services, services.c.id == backends.c.service_id)
+        .outerjoin(backend_functions, backend_functions.c.backend_id == backends.c.id)
+        .where(of_host)
+    )
+    rows = tx.execute(query).all()
+    ids = {row.name: row.backend_id for row in rows}
+    stored = {(row.backend_id, row.function): row.id for row in rows if row.id is not None}
+    offered = {(ids[name], item) for name, item in _offered(tx, host) if name in ids}
+    bulk.delete(tx, backend_functions, [stored[key] for key in stored.keys() - offered])
+    bulk.insert(
+        tx,
+        backend_functions,
+        [
+            {"backend_id": id_, "function": function}
+            for id_, function in sorted(offered - stored.keys())
+        ],
+    )
+
+
+def _offered(tx: sa.Connection, host: str) -> Iterator[tuple[str, str]]:
+    """Yield the name of a backend and a function, for each function of each device of a host."""
+    query = (
+        sa.select(devices.c.backend, deployables.c.resource_class, devices.c.vendor_board_info)
+        .join(deployables, deployables.c.device_id == devices.c.id)
+        .where(devices.c.host == host)
+    )
+    for backend, resource_class, board in tx.execute(query):
+        tree = capability.encoded_text(board)
+        for function in core_functions.names_of(resource_class, tree):
+            yield backend, function
 
 
 def _values(state: BackendState, stored: sa.RowMapping | None) -> dict[str, Any]:

@@ -22,6 +22,7 @@ class DeployableRow(StoredRow):
 
     uuid: str
     device_id: int
+    host: str
     parent_id: int | None
     root_id: int | None
     address: str
@@ -144,6 +145,7 @@ def add(
             {
                 "uuid": uuids.get(d.address) or str(uuid4()),
                 "device_id": device_id,
+                "host": host,
                 "address": d.address,
                 "name": naming.provider_name(host, d.address),
                 "rp_uuid": providers.get(d.address) or naming.provider_uuid(host, d.address),
@@ -164,9 +166,9 @@ def find_name_conflicts(
         found |= {
             (str(name), str(other))
             for name, other in tx.execute(
-                sa.select(deployables.c.name, devices.c.host)
-                .join(devices, devices.c.id == deployables.c.device_id)
-                .where(deployables.c.name.in_(chunk), devices.c.host != host)
+                sa.select(deployables.c.name, deployables.c.host).where(
+                    deployables.c.name.in_(chunk), deployables.c.host != host
+                )
             )
         }
     return sorted(found)

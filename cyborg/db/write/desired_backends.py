@@ -243,11 +243,11 @@ def revert(
     backend: str,
     generation: int | None,
     previous: DesiredBackend | None,
-) -> None:
+) -> bool:
     """Restore the previous desired state of a backend if it still has this ``generation``.
 
-    Without a previous state, delete the desired state, so that the host's configuration file
-    applies. The caller must hold a lock on the agent's row.
+    Return whether it had. Without a previous state, delete the desired state, so that the host's
+    configuration file applies. The caller must hold a lock on the agent's row.
     """
     condition = sa.and_(
         table.c.service_id == service_id,
@@ -255,20 +255,16 @@ def revert(
         table.c.generation == generation,
     )
     if previous is None:
-        tx.execute(sa.delete(table).where(condition))
-        return
-    tx.execute(
-        sa.update(table)
-        .where(condition)
-        .values(
-            driver=previous.driver,
-            status=str(previous.status),
-            config=dict(previous.config),
-            generation=previous.generation,
-            applied=False,
-            error=None,
-        )
+        return tx.execute(sa.delete(table).where(condition)).rowcount > 0
+    restored = sa.update(table).values(
+        driver=previous.driver,
+        status=str(previous.status),
+        config=dict(previous.config),
+        generation=previous.generation,
+        applied=False,
+        error=None,
     )
+    return tx.execute(restored.where(condition)).rowcount > 0
 
 
 def uncordon(

@@ -2,9 +2,12 @@
 """Write requested discoveries: one row for each backend of each host that must answer.
 
 A row starts IN-PROGRESS. The first outcome is final: the agent's report, the failure to reach the
-agent, or the timeout.
+agent, or the timeout. A discovery is open while one of its rows is in progress. At most one open
+discovery has given filters: one of its rows has their key in ``mutex_key``, which is unique.
 """
 
+import hashlib
+import json
 from collections.abc import Iterable
 from datetime import datetime
 from typing import TypedDict
@@ -22,11 +25,12 @@ FAILED = "FAILED"
 
 
 class TargetRow(TypedDict):
-    """A backend to discover."""
+    """A backend to discover; ``host_down`` is whether its agent is marked down."""
 
     host: str
     backend: str
     driver: str
+    host_down: bool
 
 
 def targets(tx: sa.Connection, host: str | None, driver: str | None) -> list[TargetRow]:
@@ -35,7 +39,12 @@ def targets(tx: sa.Connection, host: str | None, driver: str | None) -> list[Tar
     ``driver`` is the name of a driver or of a backend.
     """
     query = (
-        sa.select(services.c.host, backends.c.name.label("backend"), backends.c.driver)
+        sa.select(
+            services.c.host,
+            backends.c.name.label("backend"),
+            backends.c.driver,
+            services.c.down_since.is_not(None).label("host_down"),
+        )
         .join(services, services.c.id == backends.c.service_id)
         .where(services.c.binary == AGENT)
         .order_by(services.c.host, backends.c.name)
@@ -47,26 +56,71 @@ def targets(tx: sa.Connection, host: str | None, driver: str | None) -> list[Tar
     return fetch_all(TargetRow, tx.execute(query))
 
 
-def add(tx: sa.Connection, uuid: str, targets: Iterable[tuple[str, str]]) -> None:
-    """Record that a discovery was requested from these (host, backend) pairs."""
+def mutex_key(host: str | None, driver: str | None) -> str:
+    """Return the key of the filters of a discovery: 64 characters."""
+    return hashlib.sha256(json.dumps([host, driver]).encode()).hexdigest()
+
+
+def find_open(tx: sa.Connection, key: str) -> str | None:
+    """Return the uuid of the open discovery with a key, or None; then the key is free."""
+    d = discoveries.c
+    uuid: str | None = tx.scalar(sa.select(d.uuid).where(d.mutex_key == key))
+    if uuid is None:
+        return None
+    in_progress = sa.select(d.id).where(d.uuid == uuid, d.state == IN_PROGRESS).limit(1)
+    if tx.scalar(in_progress) is not None:
+        return uuid
+    # An ended discovery never opens again. This is no change of it, so updated_at remains.
+    has_key = (d.mutex_key == key, d.uuid == uuid)
+    tx.execute(
+        sa.update(discoveries).where(*has_key).values(mutex_key=None, updated_at=d.updated_at)
+    )
+    return None
+
+
+def count_open(tx: sa.Connection) -> int:
+    """Return the number of open discoveries."""
+    uuids = sa.func.count(discoveries.c.uuid.distinct())
+    return tx.scalar(sa.select(uuids).where(discoveries.c.state == IN_PROGRESS)) or 0
+
+
+def add(
+    tx: sa.Connection, uuid: str, key: str, targets: Iterable[tuple[str, str, str | None]]
+) -> None:
+    """Record that a discovery was requested from these targets, each (host, backend, error).
+
+    A target with an error has failed already; without other targets, the discovery has no key.
+    Raise oslo.db's DBDuplicateEntry if another discovery has the key.
+    """
+    keys = iter([key])
     bulk.insert(
         tx,
         discoveries,
         [
-            {"uuid": uuid, "host": host, "backend": backend, "state": IN_PROGRESS}
-            for host, backend in targets
+            {
+                "uuid": uuid,
+                "host": host,
+                "backend": backend,
+                "state": IN_PROGRESS if error is None else FAILED,
+                "error": error,
+                "mutex_key": next(keys, None) if error is None else None,
+            }
+            for host, backend, error in targets
         ],
     )
 
 
 def record_outcomes(
     tx: sa.Connection, uuid: str, host: str, outcomes: Iterable[tuple[str, str, str | None]]
-) -> None:
-    """Record outcomes, each (backend, state, error); a final state does not change."""
+) -> int:
+    """Record outcomes, each (backend, state, error); a final state does not change.
+
+    Return the number of backends whose outcome was recorded.
+    """
     d = discoveries.c
     columns = {"backend": d.backend, "state": d.state, "error": d.error}
     rows = [dict(zip(columns, each, strict=True)) for each in sorted(outcomes)]
-    for found in bulk.make_tables(tx, columns, rows):
+    return sum(
         tx.execute(
             sa.update(discoveries)
             .where(
@@ -76,7 +130,9 @@ def record_outcomes(
                 d.state == IN_PROGRESS,
             )
             .values(state=found.c.state, error=found.c.error)
-        )
+        ).rowcount
+        for found in bulk.make_tables(tx, columns, rows)
+    )
 
 
 def fail_host(tx: sa.Connection, uuid: str, host: str, error: str) -> int:

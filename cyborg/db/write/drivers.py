@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write the drivers installed on each host, and read where a driver is installed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypedDict
 
@@ -11,7 +11,7 @@ from cyborg.core.drivers.registry import DriverEntry, fingerprint
 from cyborg.core.hosts.service import AGENT
 from cyborg.db import bulk
 from cyborg.db.rows import fetch_all
-from cyborg.db.schema import backends, desired_backends, drivers, services
+from cyborg.db.schema import backends, desired_backends, devices, drivers, services
 
 
 class AgentRow(TypedDict):
@@ -96,3 +96,29 @@ def reported_backends(
     if backend is not None:
         query = query.where(backends.c.name == backend)
     return {(row.service_id, row.name): row.driver for row in tx.execute(query)}
+
+
+def agents_with_leftovers(tx: sa.Connection, backend: str, hosts: Collection[str]) -> set[int]:
+    """Return the agents, by row id, on whose hosts only devices of a backend remain.
+
+    The agent does not report the backend, and the backend has no desired state. Only ``hosts`` are
+    considered.
+    """
+    known = [
+        sa.exists().where(table.c.service_id == services.c.id, name == backend)
+        for table, name in (
+            (backends, backends.c.name),
+            (desired_backends, desired_backends.c.backend),
+        )
+    ]
+    remains = sa.exists().where(devices.c.host == services.c.host, devices.c.backend == backend)
+    found: set[int] = set()
+    for chunk in bulk.chunks(sorted(hosts)):
+        query = sa.select(services.c.id).where(
+            services.c.binary == AGENT,
+            services.c.host.in_(chunk),
+            remains,
+            *(sa.not_(condition) for condition in known),
+        )
+        found |= set(tx.scalars(query))
+    return found

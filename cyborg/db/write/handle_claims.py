@@ -246,7 +246,7 @@ def release(tx: sa.Connection, arq_ids: Collection[int], now: datetime) -> list[
     return [row for row in rows if row["needs_cleaning"]]
 
 
-_CLAIM_INDEX = "ix_attach_handles_deployable_id_arq_id"
+_CLAIM_INDEX = "ix_attach_handles_deployable_id_arq_id_needs_cleaning_draining"
 _UNCLAIMED = (
     handles.c.arq_id.is_(None),
     sa.not_(handles.c.needs_cleaning),

@@ -15,6 +15,7 @@ from uuid import uuid4
 
 import sqlalchemy as sa
 
+from cyborg import tracing
 from cyborg.core.jobs.activity import Activity
 from cyborg.core.jobs.job import (
     AFTER_REBOOT,
@@ -47,6 +48,7 @@ class JobRow(StoredRow):
     owner: str | None
     lease_until: datetime | None
     error: str | None
+    trace_context: str | None
     activity: Any
 
 
@@ -115,6 +117,7 @@ def enqueue(
             arguments=dict(arguments),
             deadline=deadline,
             next_try_at=now,
+            trace_context=tracing.current_context(),
         )
     ).inserted_primary_key
     if key is None:

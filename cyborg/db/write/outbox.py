@@ -15,6 +15,7 @@ from uuid import uuid4
 
 import sqlalchemy as sa
 
+from cyborg import tracing
 from cyborg.db import bulk
 from cyborg.db.old_rows import DEAD
 from cyborg.db.rows import fetch_all
@@ -33,9 +34,11 @@ class LeasedMessageRow(TypedDict):
     uuid: str
     subject: str
     payload: dict[str, Any]
+    trace_context: str | None
     attempts: int
     next_try_at: datetime
     lease_until: datetime | None
+    created_at: datetime
     older: int
 
 
@@ -59,9 +62,11 @@ _PENDING = (
         outbox.c.uuid,
         outbox.c.subject,
         outbox.c.payload,
+        outbox.c.trace_context,
         outbox.c.attempts,
         outbox.c.next_try_at,
         outbox.c.lease_until,
+        outbox.c.created_at,
         _OLDER,
     )
     .where(outbox.c.kind == sa.bindparam("kind", type_=sa.String), outbox.c.state == PENDING)
@@ -96,8 +101,16 @@ _DELETE_DELIVERED = sa.delete(outbox).where(
 
 def add_all(tx: sa.Connection, messages: Iterable[Message]) -> None:
     """Add messages of any kinds in one statement; do nothing if there are no messages."""
+    context = tracing.current_context()
+    trace = {} if context is None else {"trace_context": context}
     rows = [
-        {"uuid": str(uuid4()), "kind": kind, "subject": subject, "payload": dict(payload)}
+        {
+            "uuid": str(uuid4()),
+            "kind": kind,
+            "subject": subject,
+            "payload": dict(payload),
+            **trace,
+        }
         for kind, subject, payload in messages
     ]
     bulk.insert(tx, outbox, rows)

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import sqlalchemy as sa
 
-from cyborg.core.drivers.rollout import Kind, StepState
+from cyborg.core.drivers.rollout import AWAITING_OUTCOME, Kind, StepState
 from cyborg.core.hosts.service import AGENT
 from cyborg.core.jobs.job import JobState
 from cyborg.db import bulk
@@ -56,11 +56,28 @@ class StepRow(_StepKeyRow):
     down: bool
 
 
+class StepCountRow(TypedDict):
+    """The number of steps of a job in a state, and of those with an error."""
+
+    state: str
+    steps: int
+    errors: int
+
+
+class StepErrorRow(TypedDict):
+    """The error of a step."""
+
+    host: str
+    backend: str
+    error: str
+
+
 class PendingStepRow(_StepKeyRow):
-    """A step that waits for its host's agent, with its job."""
+    """A step that waits for the outcome of its host's agent, with its job."""
 
     job_id: int
     kind: str
+    state: str
     generation: int
 
 
@@ -182,8 +199,8 @@ def reschedule(tx: sa.Connection, job_id: int, until: datetime) -> None:
 
 
 def expedite(tx: sa.Connection, ids: Collection[int], now: datetime) -> None:
-    """Make jobs due immediately."""
-    tx.execute(sa.update(jobs).where(jobs.c.id.in_(sorted(ids)), OPEN).values(next_try_at=now))
+    """Make jobs due immediately; a job that has ended is kept from now on for its retention."""
+    tx.execute(sa.update(jobs).where(jobs.c.id.in_(sorted(ids))).values(next_try_at=now))
 
 
 def update_arguments(
@@ -197,7 +214,7 @@ def update_arguments(
 def end(tx: sa.Connection, job_id: int, state: JobState, error: str | None) -> None:
     """Record the outcome of a job, so that its driver can have another job.
 
-    The caller must hold a lock on the job.
+    A job that has ended gets another outcome. The caller must hold a lock on the job.
     """
     values = {"state": state, "error": error, "owner": None, "lease_until": None}
     tx.execute(sa.update(jobs).where(jobs.c.id == job_id).values(mutex_key=None, **values))
@@ -223,38 +240,78 @@ def steps_of_job(tx: sa.Connection, job_id: int) -> list[StepRow]:
     return fetch_all(StepRow, tx.execute(query))
 
 
-def lock_waiting(tx: sa.Connection, host: str) -> list[int]:
-    """Lock the open jobs that wait for a host's agent; return their row ids.
+def count_steps(tx: sa.Connection, job_id: int) -> list[StepCountRow]:
+    """Return the number of steps of a job by state."""
+    numbers = sa.func.count().label("steps"), sa.func.count(steps.c.error).label("errors")
+    query = sa.select(steps.c.state, *numbers).where(steps.c.job_id == job_id)
+    return fetch_all(StepCountRow, tx.execute(query.group_by(steps.c.state)))
 
-    Call this before locking the agent's row and the steps: all callers use this order.
+
+def find_errors(tx: sa.Connection, job_id: int, limit: int) -> list[StepErrorRow]:
+    """Return up to ``limit`` steps of a job with errors, in the order of execution."""
+    query = sa.select(steps.c.host, steps.c.backend, steps.c.error)
+    query = query.where(steps.c.job_id == job_id, steps.c.error.is_not(None))
+    query = query.order_by(steps.c.host, steps.c.backend).limit(limit)
+    return fetch_all(StepErrorRow, tx.execute(query))
+
+
+def lock_waiting(tx: sa.Connection, host: str) -> list[int]:
+    """Lock the jobs with steps that wait for the outcome of a host's agent; return their row ids.
+
+    These are also ended jobs: they do not wait for an agent that is down. Call this before locking
+    the agent's row and the steps: all callers use this order.
     """
     ids = tx.scalars(
         sa.select(steps.c.job_id)
         .distinct()
-        .where(steps.c.host == host, steps.c.state == str(StepState.IN_PROGRESS))
+        .where(steps.c.host == host, steps.c.state.in_(sorted(AWAITING_OUTCOME)))
     ).all()
     if not ids:
         return []
-    query = sa.select(jobs.c.id).where(jobs.c.id.in_(sorted(ids)), OPEN).order_by(jobs.c.id)
+    query = sa.select(jobs.c.id).where(jobs.c.id.in_(sorted(ids))).order_by(jobs.c.id)
     return list(tx.scalars(query.with_for_update()))
 
 
 def pending_steps(tx: sa.Connection, host: str, ids: Collection[int]) -> list[PendingStepRow]:
-    """Return the steps of jobs that wait for a host's agent; the caller has locked the jobs."""
+    """Return the steps of jobs that wait for the outcome of a host's agent.
+
+    The caller must hold locks on the jobs.
+    """
+    names = ("id", "job_id", "backend", "state", "generation", "previous")
     query = (
         sa.select(
-            *(steps.c[name] for name in ("id", "job_id", "backend", "generation", "previous")),
+            *(steps.c[name] for name in names),
             jobs.c.kind,
         )
         .join(jobs, jobs.c.id == steps.c.job_id)
         .where(
             jobs.c.id.in_(sorted(ids)),
             steps.c.host == host,
-            steps.c.state == str(StepState.IN_PROGRESS),
+            steps.c.state.in_(sorted(AWAITING_OUTCOME)),
         )
         .order_by(steps.c.id)
     )
     return fetch_all(PendingStepRow, tx.execute(query))
+
+
+def ended_jobs(tx: sa.Connection, ids: Collection[int]) -> list[JobRow]:
+    """Return those of these jobs that have ended, in the order of their row ids."""
+    query = sa.select(jobs).where(jobs.c.id.in_(sorted(ids)), jobs.c.state != JobState.OPEN)
+    return fetch_all(JobRow, tx.execute(query.order_by(jobs.c.id)))
+
+
+def skip_pending_agent(tx: sa.Connection, hosts: Collection[str]) -> None:
+    """Set the steps that wait for the return of the agents of hosts to SKIPPED.
+
+    Call this when the agents are deleted: the generations of the next agent of a host begin again,
+    so that its outcomes must not match these steps. The locks of the agents' rows, which the caller
+    has deleted, take the place of those of the jobs: all writers of these steps take them first.
+    """
+    pending = _pending_agent(steps.c.host.in_(sorted(hosts)))
+    ids = tx.scalars(sa.select(steps.c.id).where(pending)).all() if hosts else ()
+    guard = sa.and_(steps.c.id.in_(sorted(ids)), pending)
+    if ids:
+        tx.execute(sa.update(steps).where(guard).values(state=StepState.SKIPPED))
 
 
 def count_handles_in_use(
@@ -298,11 +355,38 @@ def update_step(tx: sa.Connection, step_id: int, state: StepState, **values: Any
     tx.execute(sa.update(steps).where(steps.c.id == step_id).values(state=str(state), **values))
 
 
+def finish_step(tx: sa.Connection, step_id: int, generation: int, state: StepState) -> None:
+    """Write the final state of a step that has this generation; else change nothing."""
+    same = sa.and_(steps.c.id == step_id, steps.c.generation == generation)
+    tx.execute(sa.update(steps).where(same).values(state=str(state), error=None, deadline=None))
+
+
+def follow_revert(
+    tx: sa.Connection, host: str, backend: str, generation: int, new_generation: int
+) -> None:
+    """Give the step that wrote a desired state, which a rollback has restored, its new generation.
+
+    ``generation`` is that of the step. Only a step that waits for the return of the host's agent is
+    changed. The caller must hold a lock on the agent's row.
+    """
+    pending = _pending_agent(
+        steps.c.host == host, steps.c.backend == backend, steps.c.generation == generation
+    )
+    # A SELECT first: on MariaDB an UPDATE locks all rows that it scans.
+    for id_ in tx.scalars(sa.select(steps.c.id).where(pending)).all():
+        same = sa.and_(steps.c.id == id_, pending)
+        tx.execute(sa.update(steps).where(same).values(generation=new_generation))
+
+
 def update_steps(tx: sa.Connection, changed: Mapping[int, StepState]) -> None:
     """Write the states of steps, by row id. The caller must hold a lock on their job."""
     for state in sorted(set(changed.values())):
         for chunk in bulk.chunks([id_ for id_, new in changed.items() if new == state]):
             tx.execute(sa.update(steps).where(steps.c.id.in_(chunk)).values(state=str(state)))
+
+
+def _pending_agent(*conditions: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
+    return sa.and_(steps.c.state == str(StepState.PENDING_AGENT), *conditions)
 
 
 _HANDLES = attach_handles.join(

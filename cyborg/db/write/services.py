@@ -88,10 +88,18 @@ class HeartbeatRow(DownAgentRow):
     desired_generation: int
 
 
+class AgentEpochRow(TypedDict):
+    """The epoch of an agent, and the versions of its last heartbeat."""
+
+    epoch: str
+    versions: dict[str, Any]
+
+
 class IncarnationRow(TypedDict):
     """A previous incarnation of a daemon."""
 
     endpoint: str | None
+    versions: dict[str, Any]
     last_seen_at: datetime
     boot_id: str | None
 
@@ -127,6 +135,13 @@ def heartbeat_if_unchanged(
             .values(**times, **fields)
         ).rowcount
     )
+
+
+def agent_epoch(tx: sa.Connection, host: str) -> AgentEpochRow | None:
+    """Return the epoch and the versions of a host's agent, None without an agent."""
+    query = sa.select(services.c.epoch, services.c.versions)
+    query = query.where(services.c.binary == AGENT, services.c.host == host)
+    return fetch_first(AgentEpochRow, tx.execute(query))
 
 
 def previous_incarnation(

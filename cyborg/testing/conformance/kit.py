@@ -15,7 +15,7 @@ or as a command, which prints a table of the results::
 
 For an external driver the kit takes the place of the agent::
 
-    python -m cyborg.testing.conformance --socket /run/cyborg/drivers/crypto.sock
+    python -m cyborg.testing.conformance --socket /run/cyborg-drivers/crypto.sock
 
 The exit status is 0 if no rule failed or was blocked, 1 if a rule failed or was blocked, and 2 if
 the kit could not start. Rules for setup, prepare, release, sanitise, program and partition change

@@ -12,7 +12,15 @@ from typing import Any
 
 import pytest
 
-KEYSTONE = frozenset({"test_clients", "test_personas_real", "test_tempest"})
+KEYSTONE = frozenset(
+    {
+        "test_hardening",
+        "test_clients",
+        "test_console_keystone",
+        "test_personas_real",
+        "test_tempest",
+    }
+)
 """Files with the fixture ``keystone_cloud``."""
 
 LONGEST = (
@@ -21,6 +29,7 @@ LONGEST = (
     "keystone",
     "test_nova",
     "test_chaos",
+    "test_operators_day",
     "test_proxied_neighbours",
     "test_fuzz",
     "test_kill",

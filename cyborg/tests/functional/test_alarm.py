@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
-import oslo_messaging
 import pytest
 import sqlalchemy as sa
 from oslo_config import cfg
@@ -21,6 +20,7 @@ from cyborg.db.read import backends, services
 from cyborg.db.reader import Reader
 from cyborg.rpc.notifier import GROUP, is_enabled
 from cyborg.rpc.transport import make_transport, register_options
+from cyborg.tests.fixtures.bus.notification_listeners import run_listener
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
 from cyborg.tests.fixtures.hosts.hosts import Host, card
 from cyborg.tests.fixtures.machine.options import make_conf
@@ -72,18 +72,8 @@ def notifications(rabbit_url: str, topic: str) -> Iterator[Heard]:
         def error(self, ctxt: Any, publisher: str, event: str, payload: Any, more: Any) -> None:
             received.put(("error", event, payload))
 
-    conf = options(rabbit_url, topic)
-    transport = oslo_messaging.get_notification_transport(conf)
-    conf.set_override("amqp_auto_delete", True, group="oslo_messaging_rabbit")
-    target = oslo_messaging.Target(topic=topic)
-    listener = oslo_messaging.get_notification_listener(
-        transport, [target], [Endpoint()], executor="threading"
-    )
-    listener.start()
-    yield received
-    listener.stop()
-    listener.wait()
-    transport.cleanup()
+    with run_listener(options(rabbit_url, topic), topic, Endpoint()):
+        yield received
 
 
 def test_agent_killed_raises_an_alarm(

@@ -18,6 +18,7 @@ from cyborg.tests.fixtures.machine.processes import wait_until
 __all__ = ["filled_service"]
 
 FOLDER = Path(__file__).parent / "cli_golden"
+PICTURE = FOLDER.parents[3] / "doc" / "source" / "admin" / "topology.svg"
 WIDTH = 80
 LISTS = (
     "accelerator-list",
@@ -116,6 +117,18 @@ def test_list_json_is_stable_and_has_full_uuids(filled_service: Client, command:
         assert "miss model info" not in json.dumps(row)
     text = json.dumps(parsed, indent=1) + "\n"
     compare(f"{file_name(command)}.json", Stable().text(text))
+
+
+@pytest.mark.parametrize("command", ["top", "topology"])
+def test_view_is_stable(filled_service: Client, command: str) -> None:
+    text = re.sub(r"oldest for \d+ s", "oldest for 9 s", filled_service.run(command)[0])
+    compare(f"{command}.txt", Stable().text(text))
+
+
+def test_picture_is_that_of_the_documentation(filled_service: Client, tmp_path: Path) -> None:
+    picture = tmp_path / "topology.svg"
+    filled_service.run(f"topology --svg {picture}")
+    compare(str(PICTURE), Stable().text(picture.read_text()))
 
 
 def custody_command(client: Client) -> str:

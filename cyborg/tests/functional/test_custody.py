@@ -14,12 +14,13 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.conductor.custody.sealer import CustodySealer
-from cyborg.core.custody.chain import Fault, Link, check_records, check_tip
+from cyborg.core.custody.chain import check_records
 from cyborg.core.errors import NoHandle
 from cyborg.db import schema
 from cyborg.db.read import custody as read
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.databases.custody import check_chain
 from cyborg.tests.fixtures.databases.databases import engine_of
 from cyborg.tests.fixtures.machine.options import make_conf
 from cyborg.tests.fixtures.machine.processes import wait_until
@@ -55,24 +56,7 @@ def test_chain_of_a_device_is_whole_after_concurrent_binds_and_seals(env: Env) -
     assert Counter(at_once(calls, THREADS)) == {"ok": SERVERS + SEALS}
     sealers[0].run_once()
     (device,) = rows.read(env.engine, schema.devices)
-    with env.engine.connect() as connection:
-        head = read.chain(connection, device["uuid"])
-        records = read.sealed_after(connection, device["uuid"], 0, 1000)
-    assert head is not None
-    reached = check_records(read.base(head), records)
-    assert not isinstance(reached, Fault), reached
-    assert check_tip(reached, read.tip(head)) is None
-    assert reached == Link(len(records), records[-1].hash)
-    assert rows.read(env.engine, schema.custody_records, sequence=None) == []
-    # Each handle is claimed and released in turns, and each claim is recorded.
-    owners: dict[str, str | None] = {}
-    for record in (sealed.record for sealed in records):
-        handle, arq = record.details["handle"], record.details["arq"]
-        expected = {"claimed": None, "released": arq}[record.event]
-        assert owners.get(handle) == expected, record
-        owners[handle] = arq if record.event == "claimed" else None
-    assert set(owners.values()) == {None}
-    events = Counter(sealed.record.event for sealed in records)
+    events = check_chain(env.engine, device["uuid"], owners={})
     assert events["claimed"] == events["released"] == SERVERS - len(remaining(env))
 
 

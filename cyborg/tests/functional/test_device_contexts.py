@@ -246,11 +246,15 @@ def test_library_binds_what_the_api_shows(stack: StandaloneStack, cyborg: Run) -
     answer = stack.placement.get(f"/allocation_candidates?{asked['query']}", microversion="1.36")
     mappings = answer.json()["allocation_requests"][0]["mappings"]
     nova = NovaSteps(stack)
+    found = os_acc.parse(context, HOST, nova.instance, mappings)
+    numbers = get("/allocation_candidates?limit=1")["allocation_candidates"][0]["mappings"]
+    assert os_acc.parse(context, HOST, nova.instance, numbers) == found
     profile = context["hidden_profile"]
     created = nova.call("POST", "/accelerator_requests", {"device_profile_name": profile})["arqs"]
-    found = os_acc.parse(context, HOST, nova.instance, mappings, arqs=created)
-    numbers = get("/allocation_candidates?limit=1")["allocation_candidates"][0]["mappings"]
-    assert os_acc.parse(context, HOST, nova.instance, numbers, arqs=created) == found
+    renewed = os_acc.parse(context, HOST, nova.instance, mappings, arqs=created)
+    assert not {arq.arq_uuid for arq in renewed} & {arq.arq_uuid for arq in found}
+    found = os_acc.parse(get(), HOST, nova.instance, mappings)
+    assert found == renewed
     nova.call("PATCH", "/accelerator_requests", os_acc.build_patch(found))
     bound = nova.call("GET", f"/accelerator_requests?instance={nova.instance}")["arqs"]
     assert [(arq["state"], arq["device_rp_uuid"]) for arq in bound] == [
@@ -374,6 +378,8 @@ def test_create_prints_the_context_in_other_formats(cyborg: Run, ask: Callable[.
     cyborg("device-context-set", contexts[0], "--no-expiry", "--name", "")
     shown = ask("device-context-show", contexts[0])
     assert (shown["Expires"], shown["Name"]) == (None, None)
+    assert len(shown["ARQs"]) == 1
+    assert "ARQs" not in created
     assert "nothing to change" in cyborg("device-context-set", contexts[0], code=1)
     cyborg("device-context-delete", *contexts)
     assert ask("device-context-list") == []

@@ -16,6 +16,7 @@ import pytest
 import requests
 
 import cyborg
+from cyborg.api.console import files
 from cyborg.tests.fixtures.machine import prerequisites
 from cyborg.tests.fixtures.machine.processes import Daemon, wait_until
 
@@ -92,6 +93,11 @@ def test_installed_tree_runs_the_service(service: tuple[Daemon, Path]) -> None:
 def test_installed_tree_has_no_tests(site: Path) -> None:
     assert (site / "cyborg" / "testing" / "conformance" / "kit.py").exists()
     assert [str(path) for path in site.rglob("*") if "tests" in path.relative_to(site).parts] == []
+
+
+def test_installed_tree_has_the_files_of_the_console(site: Path) -> None:
+    folder = site / "cyborg" / "api" / "console" / "static"
+    assert sorted(path.name for path in folder.iterdir()) == sorted(files.TYPES)
 
 
 def test_installed_tree_has_types(site: Path) -> None:

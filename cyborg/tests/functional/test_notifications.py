@@ -23,6 +23,7 @@ from cyborg.rpc.client import make_conductor_client
 from cyborg.rpc.notifier import GROUP, is_enabled
 from cyborg.rpc.transport import make_transport, register_options
 from cyborg.testing.fake_nova import FakeNova
+from cyborg.tests.fixtures.bus.notification_listeners import run_listener
 from cyborg.tests.fixtures.bus.tcp_relay import Relay, relay
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
@@ -36,8 +37,19 @@ pytestmark = pytest.mark.services
 LONG = 120.0
 
 
+class Endpoint:
+    """An endpoint that keeps the notifications."""
+
+    def __init__(self, heard: "queue.Queue[tuple[Any, ...]]") -> None:
+        self._heard = heard
+
+    def info(self, ctxt: Any, publisher: str, event: str, payload: Any, more: Any) -> None:
+        """Keep a notification."""
+        self._heard.put((publisher, event, payload))
+
+
 class Env:
-    """A conductor whose notifications use a relay that can be cut, and a listener."""
+    """A conductor whose notifications use a relay that can be cut, and what a listener hears."""
 
     def __init__(self, url: str, wire: Relay, engine: sa.Engine, node: Node, nova: FakeNova):
         self.wire, self.engine, self.nova = wire, engine, nova
@@ -52,7 +64,6 @@ class Env:
         )
         self.client = make_conductor_client(self.transport, self.conf)
         self.heard: queue.Queue[tuple[Any, ...]] = queue.Queue()
-        self._listener = self._listen(url)
 
     def options(self, url: str, notifications: str) -> cfg.ConfigOpts:
         """Return the options of one side."""
@@ -74,29 +85,9 @@ class Env:
             conf.set_override(name, value, group=GROUP)
         return conf
 
-    def _listen(self, url: str) -> Any:
-        messages = self.heard
-
-        class Endpoint:
-            def info(self, ctxt: Any, publisher: str, event: str, payload: Any, more: Any) -> None:
-                messages.put((publisher, event, payload))
-
-        conf = self.options(url, url)
-        transport = oslo_messaging.get_notification_transport(conf)
-        conf.set_override("amqp_auto_delete", True, group="oslo_messaging_rabbit")
-        target = oslo_messaging.Target(topic=self.topic)
-        listener = oslo_messaging.get_notification_listener(
-            transport, [target], [Endpoint()], executor="threading"
-        )
-        listener.start()
-        return listener
-
     def close(self) -> None:
         """Stop everything."""
         self.service.stop()
-        self._listener.stop()
-        self._listener.wait()
-        self._listener.transport.cleanup()
         self.transport.cleanup()
 
     def add_messages(self, uuid: str) -> None:
@@ -116,12 +107,14 @@ def env(
     port = oslo_messaging.TransportURL.parse(make_conf(), rabbit_url).hosts[0].port or 5672
     with relay(port) as wire:
         new_env = Env(rabbit_url, wire, sqlite_engine, node, fake_nova)
-        new_env.service.start()
-        try:
-            assert new_env.service.wait_ready(20)
-            yield new_env
-        finally:
-            new_env.close()
+        listener_conf = new_env.options(rabbit_url, rabbit_url)
+        with run_listener(listener_conf, new_env.topic, Endpoint(new_env.heard)):
+            new_env.service.start()
+            try:
+                assert new_env.service.wait_ready(20)
+                yield new_env
+            finally:
+                new_env.close()
 
 
 def test_unreachable_broker_delays_only_notifications(env: Env) -> None:

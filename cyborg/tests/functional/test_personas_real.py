@@ -5,6 +5,8 @@ The expected permissions are in the policy unit tests. Here each persona calls e
 each rule.
 """
 
+import json
+from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -12,14 +14,18 @@ import pytest
 import requests
 from oslo_policy import policy
 
+import cyborg
 from cyborg.policies import list_rules
+from cyborg.rpc.notifier import GROUP
 from cyborg.tests.fixtures.clouds.api import bind_body
 from cyborg.tests.fixtures.clouds.keystone_cloud import KeystoneCloud
 from cyborg.tests.fixtures.clouds.keystone_stack import LOGINS
+from cyborg.tests.fixtures.machine.processes import BIN, free_port, ini, wait_until
 from cyborg.tests.unit.policies.test_personas import PERSONAS, TABLE
 
 pytestmark = pytest.mark.services
 
+MAP_FILE = Path(cyborg.__file__).parents[1] / "etc" / "cyborg" / "api_audit_map.conf"
 NOBODY = str(uuid4())
 ARQS = "/v2/accelerator_requests"
 # The rules check the role in the project of the token, which personas from elsewhere have.
@@ -121,6 +127,7 @@ CALLS: dict[str, Call] = {
     "DELETE /v2/outbox/{uuid}": Call(404),
     "GET /v2/services": Call(200),
     "DELETE /v2/services/{uuid}": Call(404),
+    "GET /v2/summary": Call(200),
 }
 # The rules of an operation that some requests require in addition.
 BY_ACCELERATOR = "cyborg:attachment:create_by_accelerator"
@@ -264,6 +271,57 @@ def test_service_token_allows_service_operations(keystone_cloud: KeystoneCloud, 
     freed = cloud.call("member", "DELETE", f"{ARQS}?instance={instance}", service_token=True)
     assert freed.status_code == 204
     assert cloud.call("member", "GET", f"{ARQS}/{arq}").status_code == 404
+
+
+def test_audit_events_name_the_user_of_the_token(keystone_cloud: KeystoneCloud) -> None:
+    """A second API with audit and the log driver; its log has the events."""
+    cloud, port = keystone_cloud, free_port()
+    path = cloud.config("audited-api", host="audited")
+    with path.open("a", encoding="utf-8") as file:
+        # Repeated sections of one file are merged.
+        file.write(ini({"api": {"audit_map_file": MAP_FILE}, GROUP: {"driver": "log"}}))
+    bind = ("--bind", f"127.0.0.1:{port}", "cyborg.wsgi.api:application")
+    daemon = cloud.add(
+        "audited-api", [BIN / "gunicorn", "--threads=2", *bind], OS_CYBORG_CONFIG_FILES=str(path)
+    )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        wait_until("the API answers", lambda: _answers(url))
+        answers = [
+            requests.delete(f"{url}{ARQS}/{NOBODY}", headers=cloud.headers(name), timeout=60)
+            for name in ("member", "reader")
+        ]
+        assert [answer.status_code for answer in answers] == [404, 403]
+        refused = requests.delete(f"{url}{ARQS}/{NOBODY}", timeout=60)
+        assert refused.status_code == 401
+
+        def events() -> list[dict[str, Any]] | None:
+            lines = [line for line in daemon.log.read_text().splitlines() if "audit.http." in line]
+            found = [json.loads(line[line.index("{") :])["payload"] for line in lines]
+            return found if len(found) == 4 else None
+
+        found = wait_until("the log has the events", events)
+        text = daemon.log.read_text()
+    finally:
+        daemon.stop()
+    finished = [event for event in found if event["outcome"] != "pending"]
+    for answer, event, name in zip(answers, finished, ("member", "reader"), strict=True):
+        user = cloud.keystone.session(name)
+        initiator = event["initiator"]
+        assert initiator["id"] == user.get_user_id()
+        assert initiator["project_id"] == user.get_project_id()
+        assert initiator["request_id"] == answer.headers["X-Openstack-Request-Id"]
+        assert event["reason"]["reasonCode"] == str(answer.status_code)
+        assert event["target"]["typeURI"].endswith("/accelerator_requests/accelerator_request")
+        assert cloud.token(name)[:20] not in text
+    assert "Traceback" not in text
+
+
+def _answers(url: str) -> bool:
+    try:
+        return requests.get(f"{url}/healthcheck", timeout=5).ok
+    except requests.RequestException:
+        return False
 
 
 def _explain(response: requests.Response, rule: str) -> str:

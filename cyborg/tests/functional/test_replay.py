@@ -116,7 +116,7 @@ def test_crypto_accelerator_that_breaks_fails_the_job_with_its_reason(
     assert broken.set_layout(host, OTHER_QAT, "dc")["state"] == "done"
     assert broken.device(host, OTHER_QAT)["job_errors"] == []
     if fault == "stuck_reset":
-        wait_until("it is unhealthy", lambda: broken.device(host, QAT)["health"] != "OK")
+        wait_until("it is unhealthy", lambda: broken.device(host, QAT)["health"] != "ok")
         assert "qat/state is down" in str(broken.device(host, QAT)["health_reason"])
 
 

@@ -18,10 +18,13 @@ from oslo_utils import timeutils
 from cyborg.clients.nova import Nova
 from cyborg.clients.placement import Placement
 from cyborg.conductor.wiring import Conductor, build_conductor
+from cyborg.core.arq.accelerator import AcceleratorState
 from cyborg.db import schema
-from cyborg.db.read import totals
+from cyborg.db.paging import Page
+from cyborg.db.read import accelerators, backends, services, totals
 from cyborg.db.unit_of_work import UnitOfWork
-from cyborg.db.write import orphans, services
+from cyborg.db.write import orphans
+from cyborg.db.write import services as write_services
 from cyborg.testing.fake_nova import FakeNova
 from cyborg.tests.fixtures.databases.databases import engine_of, fresh_database
 from cyborg.tests.fixtures.databases.placement import placement_adapter
@@ -39,8 +42,12 @@ LIMITS = {"mysql": 3000, "postgresql": 15_000}
 """Rows of one statement; PostgreSQL reads a table of 8 000 rows once rather than looks up 100."""
 
 PAGE = 100
-FEW = 20
+LONG_PAGE = 1000
+FEW = 16
 """Rows of a page of what counts the handles of its devices: 128 of each host."""
+OF_DEPLOYABLES = frozenset({AcceleratorState.CORDONED, AcceleratorState.DRAINING})
+"""States that are searched by the deployables, of which a cloud has sixteen times fewer."""
+
 TASKS = (
     *(
         "publisher",
@@ -62,17 +69,13 @@ SCANS: Mapping[str, frozenset[str]] = {
         {"hostname", "model", "address", "health", "status", "created_at", "updated_at"}
         | {"deliverable", "type", "vendor"}
     ),
-    "deployables": frozenset(
-        {"hostname", "resource_class", "num_accelerators", "created_at", "updated_at"}
-    ),
+    "deployables": frozenset({"resource_class", "num_accelerators", "created_at", "updated_at"}),
     # A driver is found by the backends of the hosts; a page ends the scan of the deployables.
     "accelerators": frozenset({"driver"}),
-    # A cloud has 128 times fewer services than handles, and four backends on a host. A capability
-    # is in no column.
+    # A cloud has 128 times fewer services than handles, and four backends on a host.
     "backends": frozenset(
-        {"binary", "host", "last_seen_at", "name", "driver", "status", "created_at", "function"}
+        {"binary", "host", "last_seen_at", "name", "driver", "status", "created_at"}
     ),
-    "services": frozenset({"function"}),
     "hardware": frozenset({"driver", "uuid", "host", "address", "numa_node", "health", "serial"}),
     # MariaDB sorts the entries of the index for a state that most jobs have. Ended jobs expire.
     "jobs": frozenset({"state"}),
@@ -140,7 +143,7 @@ def test_searches_of_the_failure_detector_and_the_orphan_scan(cloud: sa.Engine) 
     now = timeutils.utcnow()
     old = now - timedelta(days=1)
     with costs.record(cloud) as recorded, cloud.begin() as tx:
-        assert services.mark_down(tx, now, timedelta(minutes=1), 64) == []
+        assert write_services.mark_down(tx, now, timedelta(minutes=1), 64) == []
         assert orphans.delete_expired(tx, old, 1000) == 0
         assert orphans.failed_binds(tx, old, 1000) == []
         (last,) = orphans.next_bound(tx, "8", 0, 1)
@@ -155,6 +158,29 @@ def test_scrape_reads_pending_work(cloud: sa.Engine) -> None:
     assert sum(found.services.values()) == SIZE.hosts
     check(cloud, recorded)
     assert len(recorded.found) == 8
+
+
+def test_handles_are_counted_by_an_index_alone(cloud: sa.Engine) -> None:
+    executed: dict[str, Any] = {}
+
+    def record(_: Any, __: Any, statement: str, values: Any, *___: Any) -> None:
+        executed[statement] = values
+
+    with cloud.connect() as connection:
+        sa.event.listen(connection, "before_cursor_execute", record)
+        found = totals.count(connection)
+        sa.event.remove(connection, "before_cursor_execute", record)
+        (statement,) = [each for each in executed if "attach_handles" in each]
+        explain = connection.exec_driver_sql(f"EXPLAIN {statement}", executed[statement])
+        plan = explain.mappings().all()
+    assert sum(found.handles.values()) == SIZE.hosts * SIZE.devices * SIZE.handles
+    if cloud.dialect.name == "mysql":
+        (step,) = [step for step in plan if step["table"] == "attach_handles"]
+        # It neither reads rows of the table nor sorts, and is not repeated for each deployable.
+        assert (step["select_type"], step["Extra"]) == ("DERIVED", "Using index")
+    else:
+        lines = [line for step in plan for line in step.values() if "on attach_handles" in line]
+        assert ["Index Only Scan" in line for line in lines] == [True]
 
 
 @pytest.mark.parametrize("name", LISTS)
@@ -173,3 +199,67 @@ def test_page_reads_only_its_rows(cloud: sa.Engine, name: str) -> None:
         if key not in scans and (expensive := recorded.above(LIMITS[cloud.dialect.name])):
             failures.append(f"{name} {request}: {describe(expensive)}")
     assert not failures, "\n\n".join(failures)
+
+
+@pytest.mark.parametrize("state", AcceleratorState)
+def test_page_of_accelerators_in_a_state_does_not_scan_all_handles(
+    cloud: sa.Engine, state: AcceleratorState
+) -> None:
+    full = state in (AcceleratorState.BOUND, AcceleratorState.FREE)
+    with costs.record(cloud) as recorded, cloud.connect() as connection:
+        found = accelerators.find(connection, page=Page(LONG_PAGE), states=[state])
+        connection.rollback()
+    assert len(found) == (LONG_PAGE if full else 0)
+    if cloud.dialect.name == "mysql":
+        expensive = recorded.above(20_000 if state in OF_DEPLOYABLES else 8 * LONG_PAGE)
+    else:
+        # PostgreSQL counts more for a page whose rows it looks up than for a scan of this cloud.
+        scans = ("Seq Scan attach_handles", "Seq Scan arqs")
+        expensive = [
+            cost
+            for cost in recorded.found
+            if cost.rows_sorted > LONG_PAGE or any(scan in cost.plan for scan in scans)
+        ]
+    assert not expensive, describe(expensive)
+
+
+@pytest.mark.parametrize("states", [["free"], ["free", "cordoned"]])
+@pytest.mark.parametrize(("direction", "opposite"), [("asc", "desc"), ("desc", "asc")])
+def test_last_page_of_free_accelerators_does_not_read_the_pages_before(
+    cloud: sa.Engine, states: list[str], direction: str, opposite: str
+) -> None:
+    with cloud.connect() as connection:
+        page = Page(LONG_PAGE, sort_dir=opposite)
+        uuids = [row["uuid"] for row in accelerators.find(connection, page=page, states=states)]
+        page = Page(LONG_PAGE, marker=uuids[FEW], sort_dir=direction)
+        with costs.record(cloud) as recorded:
+            found = accelerators.find(connection, page=page, states=states)
+        connection.rollback()
+    assert [row["uuid"] for row in found] == uuids[FEW - 1 :: -1]
+    assert not (expensive := recorded.above(LIMITS[cloud.dialect.name])), describe(expensive)
+
+
+@pytest.mark.parametrize("function", ["fpga", "qat", "nothing"])
+def test_page_of_a_function_reads_only_the_devices_of_its_backends(
+    cloud: sa.Engine, function: str
+) -> None:
+    for module, options in ((backends, {}), (services, {"functions": True})):
+        with costs.record(cloud) as recorded, cloud.connect() as connection:
+            page = Page(FEW)
+            found = module.find(connection, page=page, function=function, **options)
+            connection.rollback()
+        assert len(found) == (0 if function == "nothing" else FEW)
+        assert not (expensive := recorded.above(LIMITS[cloud.dialect.name])), describe(expensive)
+
+
+def test_page_of_agents_with_functions_reads_each_of_their_handles_once(cloud: sa.Engine) -> None:
+    with costs.record(cloud) as recorded, cloud.connect() as connection:
+        found = services.find(connection, page=Page(SIZE.hosts), functions=True)
+        connection.rollback()
+    counts = [item for row in found for backend in row["backends"] for item in backend["functions"]]
+    handles = SIZE.hosts * SIZE.devices * SIZE.handles
+    assert sum(item["total"] for item in counts) == handles
+    assert len(recorded.found) == 3
+    # PostgreSQL also counts blocks of the index.
+    limit = handles * {"mysql": 1.3, "postgresql": 12}[cloud.dialect.name]
+    assert not (expensive := recorded.above(int(limit))), describe(expensive)

@@ -54,6 +54,12 @@ def test_parse_returns_the_steps_of_a_page() -> None:
         parse(".. code-block:: console\n\n   lost\n")
 
 
+def test_parse_returns_the_events_of_a_page() -> None:
+    text = "Title\n=====\n\n.. test: event one\n\n.. code-block:: console\n\n   $ two\n   three\n"
+    found = [(step.section, step.command, step.expected) for step in parse(text)]
+    assert found == [("Title", "event one", ""), ("Title", "two", "three\n")]
+
+
 def test_follow_accepts_matching_output(tmp_path: Path) -> None:
     execute(PAGE, tmp_path)
 

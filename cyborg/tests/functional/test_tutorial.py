@@ -75,7 +75,7 @@ def test_tutorial_covers_each_command() -> None:
     others |= {"deployable-program", "service-delete", "host-forget", "device-custody"}
     # No device of the tutorial has layouts: the page of the drivers shows these commands.
     others |= {"device-maintain"}
-    others |= {"device-layout-list", "device-layout-set", "limits-show"}
+    others |= {"device-layout-list", "device-layout-set", "limits-show", "top", "topology"}
     assert verbs - admin_verbs - verbs_of(NOVA) == others
     # The policy tests cover the other personas.
     unrepeatable = {"device-profile-delete", "device-list", "device-disable", "device-enable"}

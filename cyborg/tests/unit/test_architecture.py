@@ -47,7 +47,7 @@ def test_folders_are_within_module_limit() -> None:
 def test_files_have_licence_line() -> None:
     scripts = [
         ROOT / "tools" / name
-        for name in ("bench", "lib.sh", "quickstart", "tempest", "test", "test-minimal")
+        for name in ("bench", "console", "lib.sh", "quickstart", "tempest", "test", "test-minimal")
     ]
     scripts += [*(ROOT / "devstack").glob("*"), ROOT / ".ci" / "run", ROOT / "setup.py"]
     missing = [

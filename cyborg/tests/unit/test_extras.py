@@ -43,6 +43,7 @@ FILES = {
     "limits": ("clients/limits.py",),
     "signatures": ("agent/images/signature.py",),
     "standalone": ("standalone", "cmd/standalone.py"),
+    "tracing": ("tracing/exporting.py", "tracing/recorder.py"),
 }
 # Files in the folders of another extra.
 SEPARATE = {PACKAGE / name for name in FILES["signatures"]}

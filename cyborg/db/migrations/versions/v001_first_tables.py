@@ -28,8 +28,7 @@ def upgrade() -> None:
         sa.Column("type", sa.String(32), nullable=False),
         sa.Column("vendor", sa.String(255), nullable=False),
         sa.Column("model", sa.String(255), nullable=False),
-        sa.Column("std_board_info", sa.JSON(), nullable=False),
-        sa.Column("vendor_board_info", sa.JSON(), nullable=False),
+        *(sa.Column(f"{name}_board_info", sa.JSON(), nullable=False) for name in ("std", "vendor")),
         sa.Column("numa_node", sa.Integer()),
         sa.Column("serial", sa.String(255)),
         sa.Column("health", sa.String(32), nullable=False),
@@ -104,11 +103,11 @@ def upgrade() -> None:
     _table(
         "discoveries",
         sa.Column("uuid", sa.String(36), nullable=False),
-        sa.Column("host", sa.String(255), nullable=False),
-        sa.Column("backend", sa.String(255), nullable=False),
+        *(sa.Column(name, sa.String(255), nullable=False) for name in ("host", "backend")),
         sa.Column("state", sa.String(32), nullable=False),
         sa.Column("error", TEXT),
-        _unique("discoveries", "uuid", "host", "backend"),
+        sa.Column("mutex_key", sa.String(64)),
+        *(_unique("discoveries", *keys) for keys in (("uuid", "host", "backend"), ("mutex_key",))),
     )
     _index("discoveries", "state")
     _table(
@@ -125,9 +124,8 @@ def upgrade() -> None:
         sa.Column("state", sa.String(32), nullable=False),
         sa.Column("attempts", sa.Integer(), nullable=False),
         sa.Column("next_try_at", MOMENT, nullable=False),
-        sa.Column("owner", sa.String(255)),
-        sa.Column("lease_until", MOMENT),
-        sa.Column("error", TEXT),
+        *(sa.Column("owner", sa.String(255)), sa.Column("lease_until", MOMENT)),
+        *(sa.Column("error", TEXT), sa.Column("trace_context", sa.String(55))),
         *(_unique("jobs", name) for name in ("uuid", "mutex_key")),
     )
     _index_each("jobs", "host", "kind", "subject")
@@ -155,9 +153,8 @@ def upgrade() -> None:
         sa.Column("state", sa.String(32), nullable=False),
         sa.Column("attempts", sa.Integer(), nullable=False),
         sa.Column("next_try_at", MOMENT, nullable=False),
-        sa.Column("owner", sa.String(255)),
-        sa.Column("lease_until", MOMENT),
-        sa.Column("error", TEXT),
+        *(sa.Column("owner", sa.String(255)), sa.Column("lease_until", MOMENT)),
+        *(sa.Column("error", TEXT), sa.Column("trace_context", sa.String(55))),
         _unique("outbox", "uuid"),
     )
     _index("outbox", "state", "next_try_at")
@@ -205,12 +202,10 @@ def upgrade() -> None:
         "backends",
         sa.Column("uuid", sa.String(36), nullable=False),
         sa.Column("service_id", KEY, nullable=False),
-        sa.Column("name", sa.String(255), nullable=False),
-        sa.Column("driver", sa.String(255), nullable=False),
+        *(sa.Column(name, sa.String(255), nullable=False) for name in ("name", "driver")),
         sa.Column("status", sa.String(32), nullable=False),
         sa.Column("error", TEXT),
-        sa.Column("remarks", sa.JSON()),
-        sa.Column("settings", sa.JSON()),
+        *(sa.Column(name, sa.JSON()) for name in ("remarks", "settings")),
         sa.Column("cordoned", sa.Boolean(), nullable=False),
         _references("backends", "service_id", "services", "CASCADE"),
         _unique("backends", "uuid"),
@@ -218,14 +213,21 @@ def upgrade() -> None:
     )
     _index("backends", "service_id")
     _table(
+        "backend_functions",
+        sa.Column("backend_id", KEY, nullable=False),
+        sa.Column("function", sa.String(255), nullable=False),
+        _references("backend_functions", "backend_id", "backends", "CASCADE"),
+        _unique("backend_functions", "function", "backend_id"),
+    )
+    _index("backend_functions", "backend_id")
+    _table(
         "drivers",
         sa.Column("service_id", KEY, nullable=False),
         sa.Column("name", sa.String(255), nullable=False),
         sa.Column("version", sa.String(255)),
         sa.Column("type", sa.String(32)),
         sa.Column("support", sa.String(32), nullable=False),
-        sa.Column("abilities", sa.JSON(), nullable=False),
-        sa.Column("options", sa.JSON(), nullable=False),
+        *(sa.Column(name, sa.JSON(), nullable=False) for name in ("abilities", "options")),
         sa.Column("error", TEXT),
         sa.Column("installable", sa.Boolean(), nullable=False),
         _references("drivers", "service_id", "services", "CASCADE"),
@@ -250,16 +252,15 @@ def upgrade() -> None:
         "deployables",
         sa.Column("uuid", sa.String(36), nullable=False),
         sa.Column("device_id", KEY, nullable=False),
+        sa.Column("host", sa.String(255), nullable=False),
         sa.Column("parent_id", KEY),
         sa.Column("root_id", KEY),
         sa.Column("address", sa.String(120), nullable=False),
         sa.Column("name", sa.String(200), nullable=False),
         sa.Column("rp_uuid", sa.String(36), nullable=False),
         sa.Column("resource_class", sa.String(255), nullable=False),
-        sa.Column("traits", sa.JSON(), nullable=False),
-        sa.Column("attributes", sa.JSON(), nullable=False),
-        sa.Column("bitstream_id", sa.String(255)),
-        sa.Column("desired_image", sa.String(255)),
+        *(sa.Column(name, sa.JSON(), nullable=False) for name in ("traits", "attributes")),
+        *(sa.Column(name, sa.String(255)) for name in ("bitstream_id", "desired_image")),
         sa.Column("num_accelerators", sa.Integer(), nullable=False),
         sa.Column("draining", sa.Boolean(), nullable=False),
         sa.Column("job_id", KEY),
@@ -267,9 +268,9 @@ def upgrade() -> None:
         _references("deployables", "job_id", "jobs", "SET NULL"),
         _references("deployables", "parent_id", "deployables", "SET NULL"),
         _references("deployables", "root_id", "deployables", "SET NULL"),
-        *(_unique("deployables", name) for name in ("uuid", "name")),
-        _unique("deployables", "rp_uuid"),
+        *(_unique("deployables", name) for name in ("uuid", "name", "rp_uuid")),
     )
+    _index("deployables", "host", "id")
     _index_each("deployables", "device_id", "job_id", "parent_id", "resource_class", "root_id")
     _create_arq_tables()
     _table(
@@ -286,12 +287,11 @@ def upgrade() -> None:
         _references("attach_handles", "deployable_id", "deployables", "RESTRICT"),
         _references("attach_handles", "job_id", "jobs", "SET NULL"),
         _references("attach_handles", "arq_id", "arqs", "RESTRICT"),
-        _unique("attach_handles", "uuid"),
+        *(_unique("attach_handles", name) for name in ("uuid", "arq_id")),
         _unique("attach_handles", "deployable_id", "address"),
-        _unique("attach_handles", "arq_id"),
     )
-    _index("attach_handles", "deployable_id", "arq_id")
-    _index("attach_handles", "needs_cleaning", "arq_id")
+    _index("attach_handles", "deployable_id", "arq_id", "needs_cleaning", "draining")
+    _index("attach_handles", "needs_cleaning", "arq_id", "id")
     _index_each("attach_handles", "draining", "job_id")
     _table(
         "attributes",
@@ -336,7 +336,7 @@ def _create_attachments() -> None:
         sa.Column("attempts", sa.Integer(), nullable=False),
         sa.Column("next_try_at", MOMENT, nullable=False),
         sa.Column("owner", sa.String(255)),
-        sa.Column("lease_until", MOMENT),
+        *(sa.Column("lease_until", MOMENT), sa.Column("trace_context", sa.String(55))),
         *(_unique("attachments", name) for name in ("uuid", "request_key", "allocation_key")),
     )
     _index_each("attachments", "hostname", "instance_uuid", "maintained_device")

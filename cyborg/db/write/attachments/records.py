@@ -10,6 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from cyborg import tracing
 from cyborg.core.arq.states import OWNING_STATES
 from cyborg.core.attachments.attachment import WORKING_STATES, AttachmentState, Mode, Step
 from cyborg.db.rows import StoredRow, fetch_all, fetch_first
@@ -57,6 +58,7 @@ class AttachmentRow(StoredRow):
     next_try_at: datetime
     owner: str | None
     lease_until: datetime | None
+    trace_context: str | None
 
 
 def insert(tx: sa.Connection, values: Mapping[str, Any]) -> int:
@@ -64,7 +66,8 @@ def insert(tx: sa.Connection, values: Mapping[str, Any]) -> int:
 
     Raise oslo.db's DBDuplicateEntry if its uuid or key exists.
     """
-    key = tx.execute(sa.insert(attachments).values(**values)).inserted_primary_key
+    query = sa.insert(attachments).values(**values, trace_context=tracing.current_context())
+    key = tx.execute(query).inserted_primary_key
     if key is None:
         raise TypeError("the insert returned no key")
     return int(key[0])
@@ -170,6 +173,7 @@ def start_detach(
         "failure": None,
         "attempts": 0,
         "next_try_at": now,
+        "trace_context": tracing.current_context(),
     }
     guard = (attachments.c.id.in_(ids), attachments.c.state == AttachmentState.ATTACHED)
     return tx.execute(sa.update(attachments).where(*guard).values(**values)).rowcount

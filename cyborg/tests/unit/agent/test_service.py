@@ -69,6 +69,8 @@ def test_agent_service_discovers_reports_runs_job_and_stops(bus: Bus, tmp_path: 
     (done,) = [body for name, body in conductor.recorded if name == "discovery_done"]
     assert (done["discovery_id"], done["drivers"][0]["status"]) == (DISCOVERY, "READY")
     (end,) = [body for name, body in conductor.recorded if name == "job_done"]
+    (epoch,) = {body["epoch"] for body in recorded_calls(conductor, "hello")}
+    assert (done["epoch"], end.pop("epoch")) == (epoch, epoch)
     assert end == {"job": job, "host": "compute-1", "state": "done", "error": None}
     checkpoint = json.loads((tmp_path / "state" / "agent" / "jobs-compute-1.json").read_text())
     assert checkpoint["boot_id"] == "boot-1"

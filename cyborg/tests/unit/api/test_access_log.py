@@ -14,6 +14,7 @@ from oslo_log import formatters, log
 
 from cyborg.api.access_log import AccessLog
 from cyborg.core import errors
+from cyborg.telemetry.recorder import MetricRecorder
 from cyborg.tests.fixtures.clouds.api import ApiEnv
 from cyborg.tests.unit.api.test_auth import keystone_conf
 
@@ -131,7 +132,7 @@ def test_layer_that_fails_is_logged_with_500(access: Handler) -> None:
         raise SystemExit
 
     clock = iter([1.0, 3.5])
-    app = AccessLog(fail, lambda path: None, lambda: next(clock))
+    app = AccessLog(fail, lambda *_: ("-", "-"), MetricRecorder(), lambda: next(clock))
     with pytest.raises(SystemExit):
         app({"REQUEST_METHOD": "GET", "PATH_INFO": "/v2"}, None)
     assert access.lines()[0].endswith("GET - 500 2500.0 ms")

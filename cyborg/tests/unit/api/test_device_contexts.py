@@ -7,11 +7,13 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 
+from cyborg import os_acc
 from cyborg.core.errors import Unavailable
 from cyborg.db import schema
 from cyborg.testing.fake_keystone import FakeKeystone
 from cyborg.tests.fixtures.clouds.api import ApiEnv, bind_body, error_message
 from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.databases.counting import count_statements
 from cyborg.tests.unit.api.test_auth import keystone_conf
 from cyborg.tests.unit.core.arq.test_device_contexts import BAD
 
@@ -41,6 +43,40 @@ def test_new_context_has_a_location(api: ApiEnv) -> None:
     assert answer.headers["Location"].endswith(f"{PATH}/{answer.json['uuid']}")
     assert answer.json["hidden_profile"] == f"ctx-{answer.json['uuid']}"
     assert api.conductor.calls == ["device_context_create"]
+
+
+def test_shown_context_has_its_arqs(api: ApiEnv) -> None:
+    group = {"resources:FPGA": "1"}
+    context = create(api, resources=None, groups=[group, {"resources:FPGA": "2"}])
+    create(api)
+    path = f"{PATH}/{context['uuid']}"
+    shown = api.get(path)
+    assert {name: shown[name] for name in context} == context
+    assert [arq["device_profile_group_id"] for arq in shown["arqs"]] == [0, 1, 1]
+    assert [api.get(f"{ARQS}/{arq['uuid']}") for arq in shown["arqs"]] == shown["arqs"]
+    body = {"device_profile_name": context["hidden_profile"]}
+    created = api.call("POST", ARQS, body).json["arqs"]
+    assert api.get(path)["arqs"] == created != shown["arqs"]
+
+
+def test_library_parses_a_shown_context(api: ApiEnv) -> None:
+    group = {"resources:FPGA": "1"}
+    uuid = create(api, resources=None, groups=[group, {"resources:FPGA": "2"}])["uuid"]
+    shown, providers = api.get(f"{PATH}/{uuid}"), [str(uuid4()), str(uuid4())]
+    mappings = {str(number): [provider] for number, provider in enumerate(providers)}
+    parameters = os_acc.parse(shown, "compute-1", str(uuid4()), mappings)
+    assert [(item.arq_uuid, item.device_rp_uuid) for item in parameters] == [
+        (arq["uuid"], providers[arq["device_profile_group_id"]]) for arq in shown["arqs"]
+    ]
+
+
+def test_list_of_contexts_reads_no_arqs(api: ApiEnv) -> None:
+    for _ in range(3):
+        create(api)
+    with count_statements(api.engine) as count:
+        found = api.get(PATH)["device_contexts"]
+    assert ["arqs" in row for row in found] == [False] * 3
+    assert not [text for text in count.statements if "FROM arqs" in text]
 
 
 @pytest.mark.parametrize(("body", "field"), BAD)

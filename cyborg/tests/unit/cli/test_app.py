@@ -61,9 +61,15 @@ def test_help_describes_commands_with_spaces(capsys: pytest.CaptureFixture[str])
     assert "'cyborg device list' is" in " ".join(capsys.readouterr().out.split())
 
 
-def test_complete_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    assert app.main(["complete"]) == 0
-    assert "device-list" in capsys.readouterr().out
+@pytest.mark.parametrize("arguments", [[], ["bash"], ["zsh"], ["fish"]])
+def test_complete_lists_the_commands(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app.main(["complete", *arguments]) == 0
+    shell = (arguments or ["bash"])[0]
+    lines = capsys.readouterr().out.splitlines()
+    assert f"# Completion of cyborg for {shell}, written by: cyborg complete {shell}" in lines[:2]
+    assert any("device-list" in line for line in lines)
 
 
 def test_main_without_command_prints_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlencode
 from uuid import uuid4
 
 import pytest
@@ -10,6 +11,8 @@ from webob import Request, Response
 
 from cyborg.cli import app
 from cyborg.cli.attachments import _measure_detach
+from cyborg.cli.common import progress
+from cyborg.tests.unit.cli.common.test_progress import Clock
 from cyborg.tests.unit.cli.common.test_rest import serving
 
 SERVER, CHOSEN, OTHER, ACCELERATOR, ARQ = (str(uuid4()) for _ in range(5))
@@ -39,6 +42,36 @@ class Service:
         return values | more
 
 
+class PagedService(Service):
+    """A service whose pages have one attachment; the chosen one is the second of those detached.
+
+    It is detached after ``polls`` responses that show it.
+    """
+
+    def __init__(self, polls: int) -> None:
+        super().__init__(ACCELERATOR, [])
+        self.polls = polls
+
+    def respond(self, request: Request) -> Response:
+        if request.method == "DELETE" or not request.path.endswith("/attachments"):
+            return super().respond(request)
+        rows = [
+            self._row({"uuid": str(uuid4()), "accelerator": None, "arqs": [], "state": "attached"}),
+            self._row({"uuid": OTHER, "accelerator": None, "arqs": []}),
+        ]
+        if self.polls:
+            rows.append(self._row(self.chosen))
+        state = request.GET.get("state")
+        rows = [row for row in rows if state in (None, row["state"])]
+        number = int(request.GET.get("marker", "0"))
+        page = rows[number : number + 1]
+        if self.deleted and CHOSEN in [row["uuid"] for row in page]:
+            self.polls -= 1
+        href = f"{request.path_url}?{urlencode({**request.GET, 'marker': number + 1})}"
+        links = [{"rel": "next", "href": href}] if number + 1 < len(rows) else []
+        return Response(json={"attachments": page, "attachments_links": links})
+
+
 @pytest.fixture(
     params=[(ACCELERATOR, []), (None, [ARQ])], ids=["by its accelerator", "by its request"]
 )
@@ -63,6 +96,17 @@ def test_other_detaches_of_the_server_are_not_awaited(
 ) -> None:
     assert run(endpoint, *option, "--wait", "--within", "5") == 0
     assert len(service.deleted) == 1
+
+
+@pytest.mark.parametrize("option", [("--accelerator", ACCELERATOR), ("--attachment", CHOSEN)])
+def test_detach_that_is_not_on_the_first_page_is_awaited(
+    monkeypatch: pytest.MonkeyPatch, option: tuple[str, str]
+) -> None:
+    monkeypatch.setattr(progress, "time", Clock())
+    service = PagedService(polls=2)
+    with serving(service.respond) as url:
+        assert run(url, *option, "--wait", "--within", "5") == 0
+    assert service.polls == 0
 
 
 @pytest.mark.parametrize("selected", [None, {CHOSEN}, {CHOSEN, OTHER}])

@@ -2,6 +2,7 @@
 """Commands that start a job: requests, output and exit status."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ from webob import Request, Response
 
 from cyborg.cli import app, jobs
 from cyborg.cli.common import progress
+from cyborg.cli.common.base import MAX_PARTS
 from cyborg.cli.common.job_command import job_progress
 from cyborg.tests.unit.cli.common.test_progress import Clock
 from cyborg.tests.unit.cli.common.test_rest import serving
@@ -23,7 +25,8 @@ def job(state: str, *steps: tuple[str, str, str | None], error: str | None = Non
     return {
         **STARTED,
         **{"state": state, "subject": "generic", "host": None, "error": error, "attempts": 1},
-        **{"progress": {}, "created_at": None, "updated_at": None},
+        **{"created_at": None, "updated_at": None},
+        "progress": Counter(step for _, step, _ in steps),
         "steps": [
             {"host": host, "backend": "gen0", "state": step, "error": reason}
             for host, step, reason in steps
@@ -37,13 +40,21 @@ class Service:
     def __init__(self) -> None:
         self.states: list[Any] = []
         self.requests: list[tuple[str, str, Any]] = []
+        self.reads: list[str] = []
 
     def __call__(self, request: Request) -> Response:
         if request.method == "GET":
-            state = self.states.pop(0)
+            self.reads.append(request.path_qs.removeprefix("/v2"))
+            listed = "uuid" in request.params
+            state = self.states[0]
             if isinstance(state, int):
+                del self.states[0]
                 return Response(json={"error_message": "away"}, status=state)
-            return Response(json=state)
+            # A row in the list is followed by the object, unless the job has many steps.
+            if not listed or len(state["steps"]) > MAX_PARTS:
+                del self.states[0]
+            row = {key: value for key, value in state.items() if key != "steps"}
+            return Response(json={"jobs": [row]} if listed else state)
         body = request.json if request.body else None
         self.requests.append((request.method, request.path_qs.removeprefix("/v2"), body))
         return Response(json=STARTED, status=202)
@@ -70,6 +81,16 @@ def cyborg(service: Service, capsys: pytest.CaptureFixture[str]) -> Iterator[Run
             return output.out, output.err
 
         yield run
+
+
+def test_wait_reads_many_steps_once_at_the_end(service: Service, cyborg: Run) -> None:
+    hosts = [f"h{number}" for number in range(MAX_PARTS)]
+    open_ = job("pending", *((host, "waiting", None) for host in hosts), ("z", "done", None))
+    ended = job("failed", *((host, "done", None) for host in hosts), ("z", "failed", "no bus"))
+    service.states = [open_, open_, ended, ended]
+    _, err = cyborg("install-driver", "generic", "--wait", code=1)
+    assert "z (gen0) failed: no bus" in err
+    assert service.reads == [*[f"/jobs?uuid={JOB}"] * 3, f"/jobs/{JOB}"]
 
 
 @pytest.mark.parametrize(

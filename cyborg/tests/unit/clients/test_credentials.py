@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A 401 for the service's own credentials names the user and the configuration section."""
+"""Requests for a token with the service's own credentials: a 401, and a silent keystone."""
 
-from collections.abc import Iterator
+import socket
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from cyborg.clients import nova, placement
+from cyborg.clients.service_client import load_adapter
 from cyborg.core.errors import Unavailable
 from cyborg.testing.fake_keystone import FakeKeystone, serve_keystone
 from cyborg.testing.fake_nova import FakeNova
@@ -21,13 +24,20 @@ def keystone() -> Iterator[FakeKeystone]:
         yield keystone
 
 
-def options(keystone: FakeKeystone, section: str, **overrides: str) -> Any:
+@pytest.fixture
+def silent_url() -> Iterator[str]:
+    """URL of a keystone that completes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/v3"
+
+
+def options(url: str, section: str, **overrides: Any) -> Any:
     conf = make_conf(**{section: {"auth_type": "password"}})
     from keystoneauth1 import loading
 
     conf.register_opts(loading.get_auth_plugin_conf_options("password"), group=section)
     values = {
-        "auth_url": f"{keystone.url}/v3",
+        "auth_url": url,
         "username": "cyborg",
         "password": PASSWORD,
         "user_domain_name": "Default",
@@ -43,7 +53,7 @@ def options(keystone: FakeKeystone, section: str, **overrides: str) -> Any:
 def test_password_rejected_by_keystone_names_user_and_section(
     keystone: FakeKeystone, section: str
 ) -> None:
-    conf = options(keystone, section)
+    conf = options(f"{keystone.url}/v3", section)
     call: Any = placement.make(conf).find if section == "placement" else nova.make(conf).get_server
     with pytest.raises(Unavailable) as raised:
         call("host")
@@ -58,3 +68,27 @@ def test_token_rejected_by_nova_names_the_section(fake_nova: FakeNova) -> None:
     fake_nova.status, fake_nova.body = 401, {}
     with pytest.raises(Unavailable, match=r"Nova refused user 'cyborg' of \[nova\] \(401\)"):
         nova.Nova(fake_nova.adapter(), credentials="user 'cyborg' of [nova]").send([])
+
+
+@pytest.mark.parametrize(
+    ("section", "call"),
+    [
+        ("placement", lambda conf: placement.make(conf).find("host")),
+        ("nova", lambda conf: nova.make(conf).get_server("server")),
+        ("nova", lambda conf: nova.make(conf).own_user()),
+    ],
+)
+def test_token_request_to_a_silent_keystone_ends_after_the_timeout(
+    silent_url: str, section: str, call: Callable[[Any], Any]
+) -> None:
+    conf = options(silent_url, section, request_timeout=0.2)
+    start = time.monotonic()
+    with pytest.raises(Unavailable, match=f"{silent_url}.* timed out"):
+        call(conf)
+    # The plug-in asks keystone for its versions first, and then for a token.
+    assert 0.2 < time.monotonic() - start < 5
+
+
+def test_timeout_of_the_section_is_kept_for_token_requests() -> None:
+    conf = options("http://127.0.0.1:1/v3", "nova", timeout=7)
+    assert load_adapter(conf, "nova").session.timeout == 7

@@ -11,6 +11,7 @@ from typing import Any
 import kombu
 import oslo_messaging
 import pytest
+import webob
 from oslo_policy import policy
 from pymysql import connections
 
@@ -18,6 +19,7 @@ import cyborg
 from cyborg.api.operation import operation
 from cyborg.compat import (
     CHECKED,
+    audit_middleware,
     memory_broker,
     mysql_columns,
     pecan_signatures,
@@ -49,6 +51,7 @@ NAMES = [
     ("oslo.messaging", "oslo_messaging._drivers.impl_rabbit:Consumer._callback"),
     ("oslo.messaging", "oslo_messaging._drivers.impl_rabbit:Connection._set_current_channel"),
     ("oslo.messaging", "oslo_messaging._drivers.impl_rabbit:Connection.declare_consumer"),
+    ("oslo.messaging", "oslo_messaging._drivers.impl_rabbit:Connection.on_return"),
     ("oslo.messaging", "oslo_messaging._drivers.impl_rabbit:RabbitDriver._get_connection"),
     ("oslo.messaging", "oslo_messaging._drivers.impl_rabbit:RabbitDriver._get_reply_q"),
     ("oslo.messaging", "oslo_messaging._metrics.client:oslo_messaging_metrics"),
@@ -208,3 +211,19 @@ def test_send_of_an_amqp_channel_is_wrapped_once() -> None:
     channel._basic_publish()
     assert channel.sent == 2
     rabbit.wrap_send(object(), wrap)  # no AMQP channel
+
+
+def test_audit_middleware_uses_the_given_notifier(tmp_path: Path) -> None:
+    map_file = tmp_path / "map.conf"
+    map_file.write_text("[path_keywords]\n")
+    events: list[str] = []
+
+    class Notifier:
+        def notify(self, context: Any, event_type: str, payload: Any) -> None:
+            events.append(event_type)
+
+    app = audit_middleware.make_audit_middleware(webob.Response(), str(map_file), Notifier())
+    webob.Request.blank("/").get_response(app)
+    assert events == ["audit.http.request", "audit.http.response"], describe(
+        "keystonemiddleware", "AuditMiddleware._notifier"
+    )

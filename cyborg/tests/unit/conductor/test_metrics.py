@@ -2,9 +2,11 @@
 """What Prometheus reads, over real HTTP and through its own parser."""
 
 import logging
+import os
 import re
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,26 +19,24 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import cyborg
 from cyborg.conductor.instances.watcher import RESULTS
-from cyborg.conductor.metrics import (
-    CACHE_SECONDS,
-    METRICS,
-    NOTIFICATIONS,
-    NOTIFICATIONS_TEXT,
-    DatabaseCollector,
-    MetricsServer,
-    NotificationCollector,
-)
+from cyborg.conductor.metrics import CACHE_SECONDS, METRICS, DatabaseCollector, make_server
 from cyborg.conductor.service import ConductorService
+from cyborg.core.audit.model import State
+from cyborg.core.errors import Unavailable
 from cyborg.core.self_heal import CorrectiveAction
 from cyborg.db import schema
 from cyborg.db.reader import Reader
 from cyborg.db.write import self_heal
 from cyborg.rpc.transport import register_options
+from cyborg.telemetry.families import FAMILIES
+from cyborg.telemetry.recorder import MetricRecorder
+from cyborg.telemetry.server import MetricsServer
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
 from cyborg.tests.fixtures.databases.databases import engine_of
 from cyborg.tests.fixtures.machine.options import make_conf
 from cyborg.tests.fixtures.machine.processes import free_port
+from cyborg.threads import cached_value
 
 NOW = datetime(2026, 4, 1)
 PAGE = Path(cyborg.__file__).parents[1] / "doc" / "source" / "admin" / "metrics.rst"
@@ -47,13 +47,20 @@ Samples = dict[tuple[str, tuple[str, ...]], float]
 class Env:
     """A metrics server on a free port."""
 
-    def __init__(self, engine: sa.Engine) -> None:
+    def __init__(self, engine: sa.Engine, folder: Path) -> None:
         self.engine = engine
-        self.conf = make_conf(conductor={"metrics_port": free_port()})
+        options = {"metrics_port": free_port(), "metrics_directory": str(folder / "metrics")}
+        self.conf = make_conf(conductor=options)
         self.server = self.make_server()
 
     def make_server(self) -> MetricsServer:
-        return MetricsServer(self.conf, Reader(self.engine))
+        return make_server(
+            self.conf,
+            Reader(self.engine),
+            MetricRecorder(),
+            lambda: {"jobs": 90.0},
+            lambda: {"queued": 2, "ignored": 5},
+        )
 
     def scrape(self) -> Samples:
         port = self.conf.conductor.metrics_port
@@ -67,8 +74,8 @@ class Env:
 
 
 @pytest.fixture
-def env(sqlite_engine: sa.Engine) -> Iterator[Env]:
-    metrics_env = Env(sqlite_engine)
+def env(sqlite_engine: sa.Engine, tmp_path: Path) -> Iterator[Env]:
+    metrics_env = Env(sqlite_engine, tmp_path)
     try:
         yield metrics_env
     finally:
@@ -112,7 +119,14 @@ def test_scrape_returns_the_counts_of_the_database(env: Env) -> None:
     assert samples["cyborg_providers", ()] == 1
     assert samples["cyborg_self_heal_actions_total", ("orphans_released",)] == 2
     assert samples["cyborg_self_heal_actions_total", ("jobs_undone",)] == 0
-    assert samples["process_resident_memory_bytes", ()] > 0
+    assert samples["cyborg_class_handles", ("FPGA", "free")] == 3
+    assert samples["cyborg_class_handles", ("FPGA", "owned")] == 0
+    assert samples["cyborg_devices_failing", ()] == 0
+    assert samples["cyborg_binds_total", ("bound",)] == 0
+    assert samples["process_loop_overdue_seconds", ("jobs",)] == 90
+    assert samples["process_nova_notifications_total", ("queued",)] == 2
+    assert samples["process_nova_notifications_total", ("ignored",)] == 5
+    assert samples["process_resident_memory_bytes", (str(os.getpid()),)] > 0
 
 
 def test_ages_are_those_of_pending_objects(sqlite_engine: sa.Engine) -> None:
@@ -224,6 +238,50 @@ def test_database_outage_is_reported(tmp_path: Path) -> None:
     assert samples == {("cyborg_database_up", ()): 0}
 
 
+def test_scrape_does_not_wait_for_ever_for_another_one(
+    sqlite_engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cached_value, "MAX_WAIT", 0.05)
+    started, go_on = threading.Event(), threading.Event()
+
+    def now() -> datetime:
+        started.set()
+        assert go_on.wait(30)
+        return NOW
+
+    collector = DatabaseCollector(make_conf(), Reader(sqlite_engine), now=now)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(collect, collector)
+        assert started.wait(30)
+        assert collect(collector) == {("cyborg_database_up", ()): 0}
+        go_on.set()
+        assert first.result()["cyborg_database_up", ()] == 1
+
+
+def test_scrapes_while_the_database_hangs_wait_for_one_timeout(sqlite_engine: sa.Engine) -> None:
+    scrapers: set[int] = set()
+    reads: list[float] = []
+    all_scrape, seconds = threading.Event(), [0.0]
+
+    def clock() -> float:
+        scrapers.add(threading.get_ident())
+        if len(scrapers) == 4:
+            all_scrape.set()
+        return seconds[0]
+
+    def hang() -> datetime:
+        reads.append(seconds[0])
+        assert all_scrape.wait(30)
+        seconds[0] += 2 * CACHE_SECONDS
+        raise Unavailable("no answer")
+
+    collector = DatabaseCollector(make_conf(), Reader(sqlite_engine), now=hang, clock=clock)
+    with ThreadPoolExecutor(4) as pool:
+        calls = [pool.submit(collect, collector) for _ in range(4)]
+        assert [call.result() for call in calls] == [{("cyborg_database_up", ()): 0}] * 4
+    assert reads == [0.0]
+
+
 @pytest.mark.slow
 def test_first_server_on_the_port_serves(env: Env, caplog: pytest.LogCaptureFixture) -> None:
     other = env.make_server()
@@ -248,8 +306,10 @@ def test_address_that_cannot_be_bound_is_logged_once(
     env: Env, caplog: pytest.LogCaptureFixture
 ) -> None:
     env.conf.set_override("metrics_listen", "192.0.2.1", group="conductor")
+    server = env.make_server()
     for _ in range(2):
-        assert not env.server.ensure()
+        assert not server.ensure()
+    server.stop()
     (line,) = caplog.messages
     assert line.startswith("Cannot serve metrics: ")
 
@@ -258,7 +318,7 @@ def test_address_that_cannot_be_bound_is_logged_once(
 def test_conductor_waiting_for_its_database_serves_metrics(tmp_path: Path) -> None:
     port = free_port()
     conf = make_conf(
-        conductor={"metrics_port": port},
+        conductor={"metrics_port": port, "metrics_directory": f"{tmp_path}/metrics"},
         database={"connection": f"sqlite:///{tmp_path}/no-tables.db"},
         nova={"send_events": False},
         placement={"endpoint_override": "http://127.0.0.1:1"},
@@ -284,9 +344,11 @@ def test_conductor_waiting_for_its_database_serves_metrics(tmp_path: Path) -> No
 
 def test_documentation_lists_every_metric_with_labels_and_help_text() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    documented = dict(re.findall(r"^``(cyborg_\w+)``((?:\n    .+)+)", text, re.MULTILINE))
+    form = r"^``((?:cyborg|process)_\w+)``((?:\n    .+)+)"
+    documented = dict(re.findall(form, text, re.MULTILINE))
     expected = {}
-    for name, (sentence, labels) in METRICS.items():
+    recorded = {family.name: (family.text, family.labels) for family in FAMILIES.values()}
+    for name, (sentence, labels) in {**METRICS, **recorded}.items():
         suffix = f" By {', '.join(f'``{label}``' for label in labels)}." if labels else ""
         expected[name] = sentence + suffix
     assert {name: " ".join(words.split()) for name, words in documented.items()} == expected
@@ -298,11 +360,22 @@ def test_documentation_lists_every_corrective_action() -> None:
     assert documented == {str(action): action.description for action in CorrectiveAction}
 
 
-def test_notifications_are_counted_by_result_in_the_process() -> None:
-    (family,) = NotificationCollector(lambda: {"queued": 2, "ignored": 5}).collect()
-    found = {(s.name, s.labels["result"]): s.value for s in family.samples}
-    name = f"{NOTIFICATIONS}_total"
-    assert found == {(name, "ignored"): 5, (name, "queued"): 2}
+def test_documentation_lists_every_result_of_notifications() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    assert f"\n``{name}``\n    {NOTIFICATIONS_TEXT} By ``result``:" in text
     assert all(f"``{result}``" in text for result in RESULTS)
+
+
+def test_failing_devices_and_findings_of_the_last_audit(sqlite_engine: sa.Engine) -> None:
+    rows.insert_card(sqlite_engine, handles=1)
+    with sqlite_engine.begin() as tx:
+        tx.execute(schema.devices.update().values(failing=True, retry_at=NOW))
+    collector = DatabaseCollector(make_conf(), Reader(sqlite_engine))
+    samples = collect(collector)
+    assert samples["cyborg_devices_failing", ()] == 1
+    assert ("cyborg_audit_findings", ()) not in samples
+    for state, count in ((State.DONE, 7), (State.DONE, 3), (State.RUNNING, 0)):
+        rows.insert(
+            sqlite_engine, schema.audits, uuid=str(uuid4()), state=state, num_findings=count
+        )
+    samples = collect(DatabaseCollector(make_conf(), Reader(sqlite_engine)))
+    assert samples["cyborg_audit_findings", ()] == 3

@@ -91,7 +91,8 @@ def test_field_with_several_values_is_repeated(outputs: tuple[Lines, Lines]) -> 
 def test_value_cannot_end_its_field_or_line(outputs: tuple[Lines, Lines]) -> None:
     LOG.info("done", host="h]\nERROR x job=1\x1b[31m" + "y" * 999)
     assert "[host=h??ERROR?x?job=1??31m" in outputs[0].last()
-    assert len(outputs[0].last()) < 400
+    # Not the whole line, which also has the request of this thread, if there is one.
+    assert 200 < outputs[0].last().count("y") < MAX_LENGTH
     assert "\n" not in outputs[1].last()
 
 

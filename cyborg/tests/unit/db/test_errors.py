@@ -27,6 +27,7 @@ def raised(number: int, text: str) -> sa.exc.DBAPIError:
     [
         (1040, "Too many connections", "accepts no more connections: increase its maximum"),
         (1047, "WSREP has not yet prepared node for application use", "does not answer"),
+        (1180, "Error while appending streaming replication fragment", "does not answer"),
         (1290, "The MariaDB server is running with the --read-only option", "is read-only"),
         (1836, "Running in read-only mode", "is read-only"),
     ],

@@ -2,7 +2,7 @@
 """Old rows of each kind are deleted; newer rows, and those that are in use, stay."""
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 from oslo_utils import timeutils
 
+from cyborg.core.hosts.service import AGENT
 from cyborg.db import schema
 from cyborg.db.old_rows import KINDS, OldRows
 from cyborg.tests.fixtures.databases import rows
@@ -72,6 +73,37 @@ EXAMPLES: dict[str, tuple[Callable[..., Values], list[Values]]] = {
     "services": (_service, []),
 }
 """By kind: the values of a row of an age, and values with which an old row stays."""
+
+
+@pytest.mark.parametrize(
+    ("state", "agent", "kept"),
+    [("pending_agent", True, True), ("pending_agent", False, False), ("done", True, False)],
+)
+def test_job_with_a_step_that_waits_for_an_agent_stays(
+    sqlite_engine: sa.Engine, state: str, agent: bool, kept: bool
+) -> None:
+    job = rows.insert(sqlite_engine, schema.jobs, **_job(OLD, kind="update"))
+    step = {"job_id": job, "host": "h", "backend": "b", "state": state}
+    rows.insert(sqlite_engine, schema.job_steps, **step)
+    if agent:
+        rows.insert_agent(sqlite_engine, "h")
+    with sqlite_engine.begin() as tx:
+        assert KINDS["jobs"].purge(tx, CUTOFF, 9) == (not kept)
+
+
+@pytest.mark.parametrize(("seen", "state"), [(OLD, "skipped"), (NEW, "pending_agent")])
+def test_purge_of_an_agent_ends_the_steps_that_wait_for_it(
+    engine: sa.Engine, seen: datetime, state: str
+) -> None:
+    """The generations of the next agent of this host begin again."""
+    rows.insert(engine, schema.services, **_service(seen, binary=AGENT, host="h"))
+    rows.insert(engine, schema.services, **_service(OLD))
+    job = rows.insert(engine, schema.jobs, **_job(OLD, kind="update"))
+    step = {"job_id": job, "host": "h", "backend": "b", "state": "pending_agent"}
+    rows.insert(engine, schema.job_steps, **step)
+    with engine.begin() as tx:
+        assert KINDS["services"].purge(tx, CUTOFF, 9) == (2 if seen == OLD else 1)
+    assert [row["state"] for row in rows.read(engine, schema.job_steps)] == [state]
 
 
 def ids(engine: sa.Engine, kind: OldRows) -> list[int]:

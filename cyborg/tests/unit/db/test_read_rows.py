@@ -65,6 +65,10 @@ def _agent(connection: sa.Connection) -> list[audit_sources.AgentRow]:
     return [row]
 
 
+def _discovery(connection: sa.Connection) -> str:
+    return str(discoveries.find_summaries(connection)[0]["uuid"])
+
+
 def _totals(connection: sa.Connection) -> totals.Totals:
     return totals.read(connection, now=timeutils.utcnow())
 
@@ -98,11 +102,15 @@ FINDERS: Mapping[type, Find] = {
     ),
     device_profiles.DeviceProfileRow: device_profiles.find,
     devices.DeviceRow: devices.find,
-    discoveries.BackendRow: lambda connection: _one(discoveries.get, schema.discoveries)(
-        connection
-    )[0]["backends"],
+    discoveries.BackendRow: lambda connection: discoveries.find_backends(
+        connection,
+        _discovery(connection),
+        discoveries.find_hosts(connection, _discovery(connection)),
+    ),
+    discoveries.HostRow: lambda connection: discoveries.find_hosts(
+        connection, _discovery(connection)
+    ),
     discoveries.SummaryRow: discoveries.find_summaries,
-    discoveries.DiscoveryRow: _one(discoveries.get, schema.discoveries),
     summaries.DriverRow: lambda connection: summaries.find(connection, now=timeutils.utcnow()),
     summaries.DriverDetailsRow: _driver,
     hosts.HostRow: _hosts,

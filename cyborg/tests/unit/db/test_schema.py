@@ -54,6 +54,7 @@ def test_deployable_has_a_unique_provider(engine: sa.Engine, column: str) -> Non
     (existing,) = rows.read(engine, schema.deployables)
     values = {
         "device_id": card.device_id,
+        "host": existing["host"],
         "address": "a",
         "name": "free",
         "rp_uuid": "free",

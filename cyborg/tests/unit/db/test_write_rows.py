@@ -77,6 +77,11 @@ def _find_successor(tx: sa.Connection) -> device_contexts.SuccessorWorkRow | Non
     return device_contexts.find_successor(tx, context)
 
 
+def _find_step_errors(tx: sa.Connection) -> object:
+    tx.execute(sa.update(schema.job_steps).values(error="no such card"))
+    return rollouts.find_errors(tx, 1, 5)
+
+
 def _find_lost_image(tx: sa.Connection) -> programming.LostImageRow:
     tx.execute(sa.update(schema.deployables).values(desired_image="an image"))
     return programming.lost_images(tx, 1)[0]
@@ -148,9 +153,12 @@ FINDERS: Mapping[type, Callable[[sa.Connection], Any]] = {
     providers.VerifiedProviderRow: _lease_verified,
     rollouts.LeasedJobRow: lambda tx: rollouts.lease(tx, limit=5, **LEASE),
     rollouts.StepRow: lambda tx: rollouts.steps_of_job(tx, 1),
+    rollouts.StepCountRow: lambda tx: rollouts.count_steps(tx, 1),
+    rollouts.StepErrorRow: _find_step_errors,
     rollouts.PendingStepRow: lambda tx: rollouts.pending_steps(tx, HOST, [1]),
     rollouts.HolderRow: lambda tx: rollouts.holders(tx, [(HOST, "fake")], 5),
     services.HeartbeatRow: _heartbeat,
+    services.AgentEpochRow: lambda tx: services.agent_epoch(tx, HOST),
     services.DownAgentRow: lambda tx: services.mark_down(tx, LATER, timedelta(days=9999), 5),
     services.DaemonRow: lambda tx: services.find(tx, _uuid(tx, schema.services)),
     services.HostDaemonRow: lambda tx: services.lock_of_host(tx, HOST),

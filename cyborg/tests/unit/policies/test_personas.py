@@ -113,6 +113,7 @@ TABLE: Mapping[str, set[str]] = {
     "cyborg:service:get_all": ELEVATED,
     "cyborg:service:delete": ELEVATED,
     "cyborg:host:forget": ELEVATED,
+    "cyborg:summary:get": ELEVATED,
 }
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Half-open broker connections and queues without a consumer: time limits and errors."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterator
@@ -81,22 +82,46 @@ def test_call_without_a_server_is_unavailable_within_seconds(
         queue.channel.connection.client.release()
 
 
+@pytest.mark.parametrize("agent", [True, False])  # without one, the exchange is deleted too
+@pytest.mark.parametrize("fresh", [0.0, 60.0])
 def test_call_waits_for_a_restarting_conductor(
-    env: tuple[Bus, Bus, Proxy], monkeypatch: pytest.MonkeyPatch
+    env: tuple[Bus, Bus, Proxy], monkeypatch: pytest.MonkeyPatch, fresh: float, agent: bool
 ) -> None:
     bus, direct, _ = env
-    waiting = threading.Event()
-    monkeypatch.setattr("cyborg.rpc.transport.ANSWER_FRESH", 0.0)
+    waiting, echo = threading.Event(), Echo()
+    # With 60, the queue counts as served, but the broker has deleted it with its last consumer.
+    monkeypatch.setattr("cyborg.rpc.transport.ANSWER_FRESH", fresh)
     monkeypatch.setattr(client_module, "SERVER_WAIT", 15.0)
     monkeypatch.setattr(client_module, "_pause", lambda seconds: waiting.set())
     client = bus.conductor()
-    with direct.serving("conductor", Echo()):
-        assert client.discovery_create("a")["host"] == "a"
-    with ThreadPoolExecutor(1) as pool:
+    agents = direct.serving("agent", Echo()) if agent else contextlib.nullcontext()
+    with agents, ThreadPoolExecutor(1) as pool:
+        with direct.serving("conductor", Echo()):
+            assert client.discovery_create("a")["host"] == "a"
         pending = pool.submit(client.discovery_create, "b")
         assert waiting.wait(120)
-        with direct.serving("conductor", Echo()):
+        with direct.serving("conductor", echo):
             assert pending.result(120)["host"] == "b"
+    assert echo.calls == 1
+
+
+def test_call_to_a_deleted_queue_is_unavailable_within_seconds(
+    env: tuple[Bus, Bus, Proxy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus, direct, _ = env
+    monkeypatch.setattr("cyborg.rpc.transport.ANSWER_FRESH", 60.0)
+    monkeypatch.setattr(client_module, "SERVER_WAIT", 1.0)
+    client = bus.conductor()
+    # An agent keeps the exchange.
+    with direct.serving("agent", Echo()):
+        with direct.serving("conductor", Echo()):
+            client.discovery_create("a")
+        started = time.monotonic()
+        with pytest.raises(Unavailable, match="no cyborg-conductor listens") as raised:
+            client.discovery_create("b")
+        took = time.monotonic() - started
+    assert not isinstance(raised.value, TimedOut), "the call was certainly not carried out"
+    assert 1.0 <= took < 1.0 + SLACK, "it waits for another conductor"
 
 
 def test_call_on_a_half_open_connection_is_not_sent(

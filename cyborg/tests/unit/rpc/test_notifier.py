@@ -18,6 +18,7 @@ from cyborg.core.errors import Misconfigured, TimedOut, Unavailable
 from cyborg.rpc.notifier import GROUP, Notifier, is_enabled, make_notifier
 from cyborg.rpc.transport import register_options
 from cyborg.tests.fixtures.bus.broker import MEMORY
+from cyborg.tests.fixtures.bus.notification_listeners import run_listener
 from cyborg.tests.fixtures.bus.tcp_relay import relay
 from cyborg.tests.fixtures.machine.options import make_conf
 
@@ -55,18 +56,9 @@ def listening(conf: cfg.ConfigOpts) -> Iterator["queue.Queue[tuple[Any, ...]]"]:
         def error(self, ctxt: Any, publisher: str, event: str, payload: Any, metadata: Any) -> None:
             received.put(("ERROR", publisher, event, payload))
 
-    transport = oslo_messaging.get_notification_transport(conf)
     (topic,) = conf[GROUP].topics
-    listener = oslo_messaging.get_notification_listener(
-        transport, [oslo_messaging.Target(topic=topic)], [Endpoint()], executor="threading"
-    )
-    listener.start()
-    try:
+    with run_listener(conf, topic, Endpoint()):
         yield received
-    finally:
-        listener.stop()
-        listener.wait()
-        transport.cleanup()
 
 
 @pytest.fixture(params=["memory", pytest.param("rabbit", marks=pytest.mark.services)])

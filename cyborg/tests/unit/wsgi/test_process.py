@@ -159,11 +159,11 @@ def test_application_starts_without_eventlet_and_openapi_document(tmp_path: Path
     file.write_text(ini(sections))
     script = f"""
 import os, sys
-from cyborg.api import openapi
+from cyborg.api.openapi import document
 from cyborg.wsgi import application as api
 from cyborg.wsgi.process import config_arguments
 # The document cannot be made.
-openapi.Schemas = None
+document.Schemas = None
 conf = api.configure(config_arguments(os.environ))
 conductor = api.make_conductor_client(api.make_transport(conf), conf)
 api.make_app(conf, conductor, api.Reader(conf))

@@ -4,7 +4,7 @@
  * measured. Build and run:
  *
  *     cc -O2 -Wall -Wextra -o driver driver.c
- *     ./driver /run/cyborg/drivers crypto
+ *     ./driver /run/cyborg-drivers crypto
  *
  * It listens at <folder>/<name>.sock, sends a hello to <folder>/agent.sock, and serves one call at a
  * time. It repeats the hello every few seconds, because a restarted agent does not know its drivers.

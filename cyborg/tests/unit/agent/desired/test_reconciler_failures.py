@@ -197,6 +197,24 @@ def test_removed_driver_of_removed_backend_is_returned(
         assert driver.options["journal"] == str(journal)
 
 
+@pytest.mark.parametrize("uninstalled", [False, True])
+def test_removed_driver_of_backend_no_longer_enabled_has_the_options_of_its_section(
+    start_host: StartHost, conductor: ConductorDouble, tmp_path: Path, uninstalled: bool
+) -> None:
+    """A backend that was dropped from enabled_backends, and then was perhaps uninstalled."""
+    text = section("F1", journal=tmp_path / "journal")
+    start_host("[agent]\nenabled_backends = F1\n" + text)
+    host = start_host(text)
+    if uninstalled:
+        host.reconcile_to(conductor.set_desired("F1", DesiredStatus.ABSENT))
+        host = start_host(text)
+    assert host.names() == []
+    driver = host.removed_driver("F1")
+    assert isinstance(driver, FakeDriver)
+    assert driver.options["journal"] == str(tmp_path / "journal")
+    assert start_host().removed_driver("F1") is None, "its options are not known"
+
+
 def test_reconcile_two_backends_swap_devices(
     start_host: StartHost, conductor: ConductorDouble
 ) -> None:
@@ -244,6 +262,7 @@ def test_removed_driver_uninstalled_raises_driver_failed(
     start_host: StartHost, conductor: ConductorDouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = start_host()
+    host.reconcile_to(conductor.set_desired("f1"))
     host.reconcile_to(conductor.set_desired("f1", DesiredStatus.ABSENT))
     monkeypatch.setattr("cyborg.drivers.fake.FakeDriver", None)
     host = start_host()

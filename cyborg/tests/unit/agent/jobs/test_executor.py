@@ -92,7 +92,15 @@ def test_execute_removed_backend_only_releases() -> None:
         error = execute(work("x", kind, backend="b9"), {}, removed_driver={"b9": removed}.get)
         assert (error or "").startswith(expected or "")
         assert (error is None) is (expected is None)
+        assert "uninstall-driver" not in (error or "")
     assert removed.script.calls == [("release", "h1")]
+
+
+def test_release_without_driver_says_what_to_do() -> None:
+    error = execute(work("r", RELEASE, backend="b9"), {})
+    assert error is not None
+    assert error.startswith("release of h1: this host has no backend 'b9'; it has none; put the ")
+    assert error.endswith("cyborg uninstall-driver DRIVER --host HOST --backend BACKEND --force")
 
 
 def test_release_removed_driver_fails_reports_error() -> None:

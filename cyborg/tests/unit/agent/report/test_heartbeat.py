@@ -155,7 +155,12 @@ def test_run_once_first_round_sends_heartbeat_then_report(
         "status": "READY",
         "drivers": [READY.without_details().to_dict()],
         "digest": digest,
-        "versions": {"rpc": "1.0", "drivers": {"puppet": "7"}, "live_attach": False},
+        "versions": {
+            "rpc": "1.0",
+            "drivers": {"puppet": "7"},
+            "live_attach": False,
+            "result_epochs": True,
+        },
         "observed_generation": None,
         "boot_id": None,
     }
@@ -247,6 +252,7 @@ def test_add_discovery_outcome_is_sent_after_report(reporter: Reporter, conducto
         "discovery_id": "d1",
         "host": "h",
         "drivers": [READY.without_details().to_dict()],
+        "epoch": reporter.epoch,
     }
     reporter.run_once()
     assert conductor.names()[3:] == ["hello"]
@@ -277,9 +283,10 @@ def test_add_job_outcome_is_retried_until_accepted(reporter: Reporter, conductor
     assert INITIAL_PAUSE / 2 <= reporter.run_once() <= INITIAL_PAUSE
     assert reporter.run_once() == 7.5
     assert conductor.names()[-2:] == ["job_done", "job_done"]
+    common = {"host": "h", "epoch": reporter.epoch}
     assert [body for _, body in conductor.recorded[-2:]] == [
-        {"job": "j1", "host": "h", "state": "done", "error": None},
-        {"job": "j2", "host": "h", "state": "failed", "error": "no air"},
+        {"job": "j1", "state": "done", "error": None, **common},
+        {"job": "j2", "state": "failed", "error": "no air", **common},
     ]
     reporter.run_once()
     assert conductor.names()[-1] == "hello"

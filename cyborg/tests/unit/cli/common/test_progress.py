@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Waiting for long-running work of the service."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -67,6 +68,21 @@ def test_wait_until_done_prints_each_line_once(capsys: pytest.CaptureFixture[str
     lines = [line.strip() for line in capsys.readouterr().err.splitlines() if "there" in line]
     # As they are: neither markup nor broken into lines.
     assert lines == [f"{item} is there" for item in ("a", "b", "[b]", "c" * 200)]
+
+
+def test_wait_until_done_requests_become_rarer(clock: Clock) -> None:
+    times: list[float] = []
+
+    def fetch() -> dict[str, Any]:
+        times.append(clock.now)
+        return STARTED if clock.now < 100 else FINISHED
+
+    wait_until_done(fetch, measure, "waiting", timeout=200, interval=0.2)
+    pauses = [round(end - start, 6) for start, end in itertools.pairwise(times)]
+    assert pauses[0] == 0.2
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == 2.0
+    assert len(times) < 90
 
 
 def test_wait_until_done_tolerates_some_failures(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,8 @@ def serving(respond: Respond) -> Iterator[str]:
         return respond(Request(environ))(environ, start)
 
     server = HttpServer("127.0.0.1", 0, "port")
-    server.start(application, threads=1)
+    # With one thread, waitress would log that the second of two quick requests waits.
+    server.start(application, threads=2)
     try:
         yield server.url
     finally:

@@ -8,9 +8,24 @@ from cyborg.cli import accelerators, app
 from cyborg.cli.common import servers
 from cyborg.cli.common.errors import CommandError
 from cyborg.cli.common.rest import RestClient
+from cyborg.testing.fake_nova import OWN_PROJECT, FakeNova
 from cyborg.tests.unit.cli.common.test_rest import serving
 
 SERVERS = {"a": "ACTIVE", "b": "SHUTOFF"}
+
+
+def add_servers(fake: FakeNova, number: int, **fields: str) -> list[str]:
+    uuids = [f"s{n:03}" for n in range(number)]
+    for uuid in uuids:
+        fake.add_server(uuid, "h", **fields)
+    return uuids
+
+
+@pytest.fixture(autouse=True)
+def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the list of Nova be read for few servers."""
+    monkeypatch.setattr(servers, "MAX_SINGLE", 100)
+    monkeypatch.setattr(servers, "SERVERS_OF_PAGE", 10)
 
 
 def nova(request: Request) -> Response:
@@ -38,10 +53,13 @@ def test_fetch_states_requests_each_server_once(monkeypatch: pytest.MonkeyPatch)
         return nova(request)
 
     with serving(respond) as url:
-        states = servers.fetch_states(
+        found = servers.fetch_states(
             rest(url, monkeypatch), ["a", "b", "a", "gone", "secret", "odd"]
         )
-    assert states == {
+    assert found.warning == (
+        "the status of 2 of 5 servers is unknown: unknown (unexpected response from Nova)"
+    )
+    assert found.states == {
         "a": "ACTIVE",
         "b": "SHUTOFF",
         "gone": servers.NOT_FOUND,
@@ -52,7 +70,8 @@ def test_fetch_states_requests_each_server_once(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_fetch_states_without_uuids_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert servers.fetch_states(rest("http://127.0.0.1:1", monkeypatch), []) == {}
+    client = rest("http://127.0.0.1:1", monkeypatch)
+    assert servers.fetch_states(client, []) == servers.ServerStates({})
 
 
 def test_fetch_states_nova_unreachable_raises(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,8 +81,119 @@ def test_fetch_states_nova_unreachable_raises(monkeypatch: pytest.MonkeyPatch) -
 
 def test_fetch_states_unexpected_json_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(lambda _: Response(body=json.dumps("x").encode())) as url:
-        states = servers.fetch_states(rest(url, monkeypatch), ["a"])
-    assert states == {"a": "unknown (unexpected response from Nova)"}
+        found = servers.fetch_states(rest(url, monkeypatch), ["a"])
+    assert found.states == {"a": "unknown (unexpected response from Nova)"}
+
+
+def test_fetch_states_of_many_servers_reads_the_list_of_nova(
+    fake_nova: FakeNova, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uuids = add_servers(fake_nova, 120)
+    fake_nova.add_server("s999", "h")
+    fake_nova.page_size = 50
+    found = servers.fetch_states(rest(fake_nova.url, monkeypatch), [*uuids, "gone"])
+    expected = {**dict.fromkeys(uuids, "ACTIVE"), "gone": servers.NOT_FOUND}
+    assert found == servers.ServerStates(expected)
+    *pages, last = fake_nova.requested_paths
+    assert [path.partition("?")[2] for path in pages] == [
+        f"all_tenants=1{marker}" for marker in ("", "&marker=s049", "&marker=s099", "&marker=s999")
+    ]
+    assert last == "/v2.1/servers/gone"
+
+
+def test_fetch_states_stops_the_list_at_the_last_server(
+    fake_nova: FakeNova, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uuids = add_servers(fake_nova, 150)
+    fake_nova.page_size = 60
+    servers.fetch_states(rest(fake_nova.url, monkeypatch), uuids[:110])
+    assert len(fake_nova.requested_paths) == 2
+
+
+def test_fetch_states_of_a_member_reads_the_list_of_the_project(
+    fake_nova: FakeNova, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uuids = add_servers(fake_nova, 101, tenant_id=OWN_PROJECT)
+    fake_nova.add_server("z", "h", tenant_id="other")
+    fake_nova.is_admin = False
+    found = servers.fetch_states(rest(fake_nova.url, monkeypatch), [*uuids, "z"])
+    expected = {**dict.fromkeys(uuids, "ACTIVE"), "z": servers.NOT_FOUND}
+    assert found == servers.ServerStates(expected)
+    assert len(fake_nova.requested_paths) == 4
+
+
+def test_fetch_states_repeats_a_lost_page_once(
+    fake_nova: FakeNova, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uuids = add_servers(fake_nova, 120)
+    fake_nova.page_size, fake_nova.lost_requests = 60, {1}
+    found = servers.fetch_states(rest(fake_nova.url, monkeypatch), uuids)
+    assert found == servers.ServerStates(dict.fromkeys(uuids, "ACTIVE"))
+    assert len(fake_nova.requested_paths) == 3
+
+
+def test_fetch_states_of_a_broken_list_requests_some_servers_one_by_one(
+    fake_nova: FakeNova, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uuids = add_servers(fake_nova, 220)
+    fake_nova.page_size, fake_nova.lost_requests = 60, {1, 2}
+    found = servers.fetch_states(rest(fake_nova.url, monkeypatch), uuids)
+    assert found.states == {
+        **dict.fromkeys(uuids[:160], "ACTIVE"),
+        **dict.fromkeys(uuids[160:], servers.NOT_LISTED),
+    }
+    assert found.warning is not None
+    assert found.warning.startswith("the status of 60 of 220 servers is unknown: Unable to")
+    assert len(fake_nova.requested_paths) == 103
+
+
+def test_fetch_states_reads_few_pages_of_a_list_of_many_servers(
+    fake_nova: FakeNova, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uuids = add_servers(fake_nova, 240)
+    fake_nova.page_size = 10
+    found = servers.fetch_states(rest(fake_nova.url, monkeypatch), uuids[120:])
+    # Of 24 pages 12 are read, which have none of them.
+    assert len(fake_nova.requested_paths) == 12 + servers.MAX_SINGLE
+    assert sorted(found.states.values()) == ["ACTIVE"] * 100 + [servers.NOT_LISTED] * 20
+
+
+def test_fetch_states_lost_connections_are_unknown(
+    fake_nova: FakeNova, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uuids = add_servers(fake_nova, 20)
+    fake_nova.lost_requests = {3, 17}
+    found = servers.fetch_states(rest(fake_nova.url, monkeypatch), uuids)
+    assert sorted(found.states.values()) == ["ACTIVE"] * 18 + [servers.NO_RESPONSE] * 2
+    assert found.warning is not None
+    assert found.warning.startswith("the status of 2 of 20 servers is unknown: Unable to")
+
+
+def test_fetch_states_nova_stopped_sends_few_requests(
+    fake_nova: FakeNova, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uuids = add_servers(fake_nova, 90)
+    fake_nova.status = None
+    with pytest.raises(CommandError, match="cannot get the status of servers from Nova: Unable"):
+        servers.fetch_states(rest(fake_nova.url, monkeypatch), uuids)
+    assert len(fake_nova.requested_paths) < 2 * (servers.MAX_FAILURES + servers.MAX_CONCURRENT)
+
+
+def test_accelerator_list_detail_warns_of_unknown_servers(
+    fake_nova: FakeNova, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    uuids = add_servers(fake_nova, 2)
+    fake_nova.lost_requests = {0}
+    fields = dict.fromkeys(key for _, key in accelerators.LONG)
+    rows = [{**fields, "uuid": uuid, "instance_uuid": uuid} for uuid in uuids]
+    with serving(lambda _: Response(json={"accelerators": rows})) as url:
+        monkeypatch.setenv("OS_COMPUTE_ENDPOINT_OVERRIDE", fake_nova.url)
+        arguments = ["--os-auth-type", "none", "--os-endpoint", url]
+        arguments += ["accelerator-list", "--detail", "-f", "json"]
+        assert app.CyborgApp(arguments).run(arguments) == 0
+    output, error = capsys.readouterr()
+    assert {row["Server"] for row in json.loads(output)} == {"ACTIVE", servers.NO_RESPONSE}
+    assert error.startswith("the status of 1 of 2 servers is unknown: Unable to")
 
 
 def test_accelerator_list_detail_shows_server_status(

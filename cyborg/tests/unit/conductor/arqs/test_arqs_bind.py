@@ -255,6 +255,19 @@ def test_bind_with_unknown_objects_raises_not_found(sqlite_env: Env) -> None:
     assert sqlite_env.is_unchanged(uuid)
 
 
+def test_bind_to_a_wrong_provider_names_the_provider_and_no_arq(sqlite_env: Env) -> None:
+    card, uuid = rows.insert_card(sqlite_env.engine), sqlite_env.add_arq()
+    other, unknown = rows.insert_card(sqlite_env.engine, "compute-2").provider, str(uuid4())
+    for provider, details in (
+        (unknown, {"provider": unknown}),
+        (other, {"provider": other, "host": "compute-2"}),
+    ):
+        with pytest.raises(NotFound, match=f"^resource provider {provider} .*: ") as raised:
+            sqlite_env.bind(card, uuid, device_rp_uuid=provider)
+        assert raised.value.details == details
+        assert uuid not in raised.value.message
+
+
 def test_bind_call_is_for_one_instance_on_one_host(sqlite_env: Env) -> None:
     card, (first, second) = (
         rows.insert_card(sqlite_env.engine),

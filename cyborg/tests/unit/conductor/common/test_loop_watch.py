@@ -11,7 +11,6 @@ import sqlalchemy as sa
 
 from cyborg.conductor.common.loop_watch import LoopWatch
 from cyborg.conductor.hosts.heartbeats import Hosts
-from cyborg.conductor.metrics import LOOPS, LoopCollector
 from cyborg.core.errors import Invalid
 from cyborg.db import schema
 from cyborg.db.unit_of_work import UnitOfWork
@@ -41,11 +40,11 @@ def test_hanging_task_is_overdue_until_it_runs_again(
         statuses = []
         for now[0] in (2999.0, 3001.0, 3002.0, 3062.0):
             statuses.append(str(watch.status()))
-        assert _samples(watch) == {"publisher": 3062.0}
+        assert watch.overdue() == {"publisher": 3062.0}
         task.wake()
         may_end.release()
         assert started.acquire(timeout=10)
-        assert (watch.status(), _samples(watch)) == ("READY", {"publisher": 0.0})
+        assert (watch.status(), watch.overdue()) == ("READY", {"publisher": 0.0})
     assert statuses == ["READY", "DEGRADED", "DEGRADED", "DEGRADED"]
     assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR", "INFO"]
     now[0] = 99999.0
@@ -81,9 +80,3 @@ def test_heartbeat_records_degraded_status(sqlite_engine: sa.Engine) -> None:
     ]
     with pytest.raises(Invalid, match="status"):
         status("odd")
-
-
-def _samples(watch: LoopWatch) -> dict[str, float]:
-    (family,) = LoopCollector(watch.overdue).collect()
-    assert family.name == LOOPS
-    return {sample.labels["loop"]: sample.value for sample in family.samples}

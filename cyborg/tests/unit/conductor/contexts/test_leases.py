@@ -201,8 +201,9 @@ def test_refused_reservation_is_kept_until_the_next_lease(env: ContextEnv) -> No
         env.reserve(second)
     # The ARQs of the refused lease are rolled back: the message names their group.
     assert exc.value.message == (
-        "no free attach handle: group 0: handle is taken (2 handles); claimed by another request "
-        "of this call (2 handles)"
+        f"no free attach handle for device context {second}: group 0: handle is taken (2 handles); "
+        "claimed by another request of this call (2 handles). What to do: see cyborg "
+        f"device-context-explain {second}"
     )
     row = env.row(second)
     error = row["error"]

@@ -85,6 +85,36 @@ def test_install_on_many_down_hosts_ends_in_one_run(sqlite_engine: sa.Engine) ->
     with cloud.engine.begin() as tx:
         tx.execute(sa.update(schema.services).values(down_since=cloud.time))
     job = install(cloud)
+    max_statements = run_conductor(cloud)
+    assert cloud.job(job)[0] == "done", "in one run, without waiting for the next round"
+    assert max_statements < 8 * 16, "in several transactions"
+
+
+def test_failed_update_reverts_many_down_hosts_in_one_run(sqlite_engine: sa.Engine) -> None:
+    cloud = make_cloud(sqlite_engine, 100)
+    install(cloud)
+    while rows.read(cloud.engine, schema.jobs, state="pending"):
+        cloud.rollouts().run_once()
+        complete_steps(cloud)
+    with cloud.engine.begin() as tx:
+        up = schema.services.c.host == "h0099"
+        tx.execute(sa.update(schema.services).where(~up).values(down_since=cloud.time))
+    job = update(cloud, config={"count": 2})
+    cloud.rollouts().run_once()
+    cloud.advance(200)
+    max_statements = run_conductor(cloud)
+    state, _, steps = cloud.job(job)
+    assert (state, set(list(steps.values())[:-1]), steps["h0099"]) == (
+        "failed",
+        {"skipped"},
+        "rolled_back",
+    )
+    assert [row["config"] for row in rows.read(cloud.engine, schema.desired_backends)] == [{}] * 100
+    assert max_statements < 10 * 16, "in several transactions"
+
+
+def run_conductor(cloud: Cloud) -> int:
+    """Run a conductor once; return the largest number of statements of a transaction."""
     max_statements = 0
     commits: list[int] = []
 
@@ -96,5 +126,5 @@ def test_install_on_many_down_hosts_ends_in_one_run(sqlite_engine: sa.Engine) ->
     sa.event.listen(cloud.engine, "before_cursor_execute", statement)
     sa.event.listen(cloud.engine, "commit", lambda _: commits.append(0))
     cloud.rollouts().run_once()
-    assert cloud.job(job)[0] == "done", "in one run, without waiting for the next round"
-    assert max_statements < 8 * 16, "in several transactions"
+    sa.event.remove(cloud.engine, "before_cursor_execute", statement)
+    return max_statements

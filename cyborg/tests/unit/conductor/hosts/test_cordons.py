@@ -113,20 +113,37 @@ def test_new_device_of_a_cordoned_backend_is_cordoned(sqlite_env: Env) -> None:
     assert sqlite_env.cordoned() == [True, True]
 
 
-def test_bind_to_a_cordoned_backend_is_refused_with_the_reason(sqlite_env: Env) -> None:
-    sqlite_env.send_states(CORDONED, PLAIN)
-    (deployable, _) = rows.read(sqlite_env.engine, schema.deployables)
+def bind_prepared(env: Env) -> None:
+    """Bind the card that must be prepared."""
+    (deployable, _) = rows.read(env.engine, schema.deployables)
     request = rows.insert_arq(
-        sqlite_env.engine,
-        rows.insert_profile(sqlite_env.engine),
+        env.engine,
+        rows.insert_profile(env.engine),
         group={f"resources:{deployable['resource_class']}": "1"},
         resource_class=deployable["resource_class"],
     )
     bind_request: dict[str, Any] = {
         "request": request,
-        "hostname": sqlite_env.host.name,
+        "hostname": env.host.name,
         "device_rp_uuid": deployable["rp_uuid"],
         "instance_uuid": str(uuid4()),
     }
+    Arqs(make_conf(), UnitOfWork(env.engine)).bind([bind_request], None)
+
+
+def test_bind_to_a_cordoned_backend_is_refused_with_the_reason(sqlite_env: Env) -> None:
+    sqlite_env.send_states(CORDONED, PLAIN)
     with pytest.raises(NoHandle, match="being uninstalled or cordoned"):
-        Arqs(make_conf(), UnitOfWork(sqlite_env.engine)).bind([bind_request], None)
+        bind_prepared(sqlite_env)
+
+
+def test_bind_without_the_agent_that_prepares_says_what_to_do(sqlite_env: Env) -> None:
+    (service,) = rows.read(sqlite_env.engine, schema.services)
+    rows.update(sqlite_env.engine, schema.services, service["id"], down_at=service["started_at"])
+    with pytest.raises(NoHandle) as refused:
+        bind_prepared(sqlite_env)
+    assert refused.value.message == (
+        "no free attach handle for device profile fpga: group 0: the agent of host "
+        f"{sqlite_env.host.name} is down and its devices must be prepared (1 handles). "
+        "What to do: see cyborg device-profile-explain fpga"
+    )

@@ -3,13 +3,15 @@ import threading
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import sqlalchemy as sa
 from oslo_utils import timeutils
 
-from cyborg.conductor.hosts.discoveries import Discoveries
-from cyborg.core.errors import Invalid, NotFound, TimedOut
+from cyborg.conductor.hosts import discoveries as module
+from cyborg.conductor.hosts.discoveries import HOST_DOWN, Discoveries
+from cyborg.core.errors import Conflict, Invalid, NotFound, Stale, TimedOut
 from cyborg.core.inventory.report import BackendState, BackendStatus
 from cyborg.db import schema
 from cyborg.db.unit_of_work import UnitOfWork
@@ -17,6 +19,9 @@ from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.hosts.hosts import READY, Host, make_hosts
 from cyborg.tests.fixtures.machine.options import make_conf
 
+REPORT: list[dict[str, Any]] = [
+    {"name": name, "driver": "fake", "status": "READY", "error": None} for name in ("fake", "gen0")
+]
 GENERIC = BackendState("gen0", "generic", BackendStatus.READY)
 
 
@@ -135,6 +140,103 @@ def test_create_with_unknown_name_is_refused_with_similar_names(
     assert not rows.read(sqlite_engine, schema.discoveries)
 
 
+def mark_down(engine: sa.Engine, *hosts: str) -> None:
+    for row in rows.read(engine, schema.services):
+        if row["host"] in hosts:
+            rows.update(engine, schema.services, row["id"], down_since=timeutils.utcnow())
+
+
+@pytest.mark.parametrize(
+    ("filters", "called"), [((None, None), ["alpha"]), ((None, "fake"), ["alpha"]), (("beta",), [])]
+)
+def test_create_fails_backends_of_hosts_that_are_down_without_a_call(
+    engine: sa.Engine, filters: tuple[str | None, ...], called: list[str]
+) -> None:
+    add_hosts(engine)
+    mark_down(engine, "beta")
+    agents = FakeAgents()
+    uuid = make_discoveries(engine, agents).create(*filters)["uuid"]
+    found = states(engine, uuid)
+    assert found.pop(("beta", "fake")) == "FAILED"
+    assert set(found.values()) == ({"IN-PROGRESS"} if called else set())
+    (failed,) = rows.read(engine, schema.discoveries, state="FAILED")
+    assert failed["error"] == HOST_DOWN
+    join_threads(engine)
+    assert [host for host, _ in agents.calls] == called
+
+
+def test_create_is_refused_while_one_with_the_same_filters_is_open(engine: sa.Engine) -> None:
+    add_hosts(engine)
+    discoveries = make_discoveries(engine, FakeAgents())
+    uuid = discoveries.create()["uuid"]
+    discoveries.complete(uuid, "alpha", REPORT)
+    with pytest.raises(Conflict, match=f"discovery {uuid} of the same host and driver"):
+        discoveries.create()
+    others = [discoveries.create(*each)["uuid"] for each in (("beta",), (None, "fake"))]
+    assert set(states(engine, others[0]).values()) == {"IN-PROGRESS"}
+    discoveries.complete(uuid, "beta", REPORT)
+    ended = {
+        row["id"]: row["updated_at"] for row in rows.read(engine, schema.discoveries, uuid=uuid)
+    }
+    second = discoveries.create()["uuid"]
+    assert set(states(engine, second).values()) == {"IN-PROGRESS"}
+    with pytest.raises(Conflict, match=second):
+        discoveries.create()
+    now = {row["id"]: row["updated_at"] for row in rows.read(engine, schema.discoveries, uuid=uuid)}
+    assert now == ended, "the release of the key is no change"
+    join_threads(engine)
+
+
+def test_create_of_backends_that_fail_at_once_leaves_no_open_discovery(
+    sqlite_engine: sa.Engine,
+) -> None:
+    add_hosts(sqlite_engine)
+    mark_down(sqlite_engine, "alpha", "beta")
+    discoveries = make_discoveries(sqlite_engine, FakeAgents())
+    assert discoveries.create()["uuid"] != discoveries.create()["uuid"]
+
+
+def test_concurrent_creates_with_the_same_filters_start_one(engine: sa.Engine) -> None:
+    add_hosts(engine)
+    agents = FakeAgents()
+    creators = [make_discoveries(engine, agents) for _ in range(4)]
+    barrier = threading.Barrier(len(creators))
+    outcomes: list[str] = []
+
+    def create(discoveries: Discoveries) -> None:
+        barrier.wait(10)
+        try:
+            outcomes.append(discoveries.create()["uuid"])
+        except Conflict as exc:
+            outcomes.append(str(exc.details.get("discovery")))
+
+    threads = [threading.Thread(target=create, args=(each,)) for each in creators]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(outcomes) == len(creators)
+    (uuid,) = {row["uuid"] for row in rows.read(engine, schema.discoveries)}
+    assert set(outcomes) == {uuid}
+    join_threads(engine)
+    assert sorted(agents.calls) == [("alpha", None), ("beta", None)]
+
+
+def test_create_is_refused_while_too_many_are_open(
+    engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_OPEN_DISCOVERIES", 2)
+    add_hosts(engine)
+    discoveries = make_discoveries(engine, FakeAgents())
+    first = discoveries.create("alpha")["uuid"]
+    discoveries.create("beta")
+    with pytest.raises(Conflict, match="2 discoveries are in progress"):
+        discoveries.create()
+    discoveries.complete(first, "alpha", REPORT)
+    discoveries.create()
+    join_threads(engine)
+
+
 def test_create_with_unreachable_agent_fails_only_its_host(engine: sa.Engine) -> None:
     add_hosts(engine)
     release = threading.Event()
@@ -159,6 +261,54 @@ def test_sweep_fails_timed_out_discoveries_and_purges_old_ones(engine: sa.Engine
     )
     assert tomorrow.sweep() == 1, "it is purged"
     assert states(engine, uuid) == {}
+
+
+def test_sweep_purges_all_old_rows_in_small_transactions(
+    sqlite_engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PURGE_LIMIT", 2)
+    for number in range(5):
+        row = {"uuid": "d", "host": f"h{number}", "backend": "b", "state": "DONE"}
+        rows.insert(sqlite_engine, schema.discoveries, **row)
+    tomorrow = timeutils.utcnow() + timedelta(days=1, minutes=1)
+    assert make_discoveries(sqlite_engine, FakeAgents(), tomorrow).sweep() == 5
+    assert not rows.read(sqlite_engine, schema.discoveries)
+
+
+def test_complete_with_another_epoch_is_refused(engine: sa.Engine) -> None:
+    add_hosts(engine)
+    discoveries = make_discoveries(engine, FakeAgents())
+    uuid = discoveries.create("alpha", "fake")["uuid"]
+    done = [{"name": "fake", "driver": "fake", "status": "READY", "error": None}]
+    (alpha,) = rows.read(engine, schema.services, host="alpha")
+    (beta,) = rows.read(engine, schema.services, host="beta")
+    for epoch in (beta["epoch"], str(uuid4())):
+        with pytest.raises(Stale, match=f"unknown agent epoch {epoch} for host alpha"):
+            discoveries.complete(uuid, "alpha", done, epoch)
+    assert set(states(engine, uuid).values()) == {"IN-PROGRESS"}
+    discoveries.complete(uuid, "alpha", done, alpha["epoch"])
+    assert set(states(engine, uuid).values()) == {"DONE"}
+    join_threads(engine)
+
+
+def test_complete_of_results_that_nobody_waits_for_is_logged(
+    engine: sa.Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    add_hosts(engine)
+    discoveries = make_discoveries(engine, FakeAgents())
+    uuid = discoveries.create("alpha", "fake")["uuid"]
+    results = [
+        {"name": name, "driver": "fake", "status": "READY", "error": None} for name in ("fake", "x")
+    ]
+    caplog.set_level("INFO")
+    for expected in ("1 results ignored", "2 results ignored"):
+        caplog.clear()
+        discoveries.complete(uuid, "alpha", results)
+        assert expected in caplog.text
+    caplog.clear()
+    discoveries.complete(uuid, "alpha", [])
+    assert not caplog.text
+    join_threads(engine)
 
 
 def test_complete_with_malformed_results_is_refused(sqlite_engine: sa.Engine) -> None:

@@ -102,6 +102,18 @@ def test_service_delete_while_a_job_is_about_the_host_is_refused(engine: sa.Engi
     assert_delete_refused(engine, uuid, WrongState, "1 open jobs work on this host")
 
 
+def test_service_delete_skips_the_steps_that_wait_for_the_agent(engine: sa.Engine) -> None:
+    uuid = add_down_agent(engine)
+    values = {"kind": "update", "host": "", "subject": "d", "arguments": {}, "state": "done"}
+    job = rows.insert(engine, schema.jobs, **values)
+    for host, state in ((HOST, "pending_agent"), ("compute-2", "pending_agent"), (HOST, "done")):
+        step = {"job_id": job, "host": host, "backend": f"b-{state}", "state": state}
+        rows.insert(engine, schema.job_steps, **step)
+    services(engine).delete(uuid)
+    states = [row["state"] for row in rows.read(engine, schema.job_steps)]
+    assert states == ["skipped", "pending_agent", "done"]
+
+
 def test_service_delete_abandons_dirty_handles(engine: sa.Engine) -> None:
     uuid = add_down_agent(engine)
     rows.insert_card(engine, handles=1)

@@ -2,6 +2,7 @@
 """Labels of accelerators: who may change them, and their removal with the ARQ."""
 
 import json
+import logging
 from typing import Any
 from uuid import uuid4
 
@@ -109,6 +110,17 @@ def test_update_changes_only_the_label(engine: sa.Engine, handles: list[str]) ->
     Accelerators(UnitOfWork(engine)).update(handles[0], {"name": "n"}, OWN)
     (new,) = rows.read(engine, schema.arqs)
     assert new == {**old, "label_name": "n"}
+
+
+def test_update_logs_the_accelerator_and_the_arq_that_owns_it(
+    engine: sa.Engine, handles: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    (arq,) = rows.read(engine, schema.arqs)
+    with caplog.at_level(logging.INFO, "cyborg.conductor.inventory.accelerators"):
+        Accelerators(UnitOfWork(engine)).update(handles[0], {"name": "n"}, OWN)
+    (record,) = (r for r in caplog.records if r.name.endswith(".accelerators"))
+    fields: dict[str, Any] = record.extra  # type: ignore[attr-defined]
+    assert (fields["accelerator"], fields["arq"]) == (handles[0], arq["uuid"])
 
 
 def test_update_executes_two_statements(sqlite_engine: sa.Engine) -> None:

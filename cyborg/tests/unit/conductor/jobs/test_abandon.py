@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from cyborg.conductor.arqs.arqs import Arqs
 from cyborg.conductor.jobs.dispatcher import JobDispatcher
-from cyborg.core.errors import InUse
+from cyborg.core.errors import InUse, NotFound
 from cyborg.db import schema
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.hosts.host_work import UNREACHABLE, AgentsDouble
@@ -129,6 +129,55 @@ def test_sweep_removes_released_devices_of_a_down_host(cloud: Cloud, two_bound: 
     assert provider["stale_since"] is not None, "the provider is to be published"
     assert rows.read(cloud.engine, schema.device_tombstones) != [], "a tombstone is kept"
     assert cloud.hosts.sweep() == 0
+
+
+def drop_from_file(cloud: Cloud, workers: AgentsDouble, run_jobs: RunJobs) -> None:
+    """Remove the backend fake of c1 from the configuration file while an instance uses it."""
+    bind(cloud, "c1")
+    handle = set_prepared(cloud, owned=True)
+    cloud.agents["c1"].running.clear()
+    cloud.send_report("c1")
+    release(cloud, handle)
+    workers.answers["release"] = "failed"
+    run_jobs()
+    assert handles(cloud) == [("0000", True, True)]
+
+
+@pytest.mark.parametrize("driver", ["fake", "driver-of-no-host"])
+@pytest.mark.parametrize("down", [False, True])
+def test_forced_uninstall_of_a_backend_that_left_devices_abandons_them(
+    cloud: Cloud, workers: AgentsDouble, run_jobs: RunJobs, driver: str, down: bool
+) -> None:
+    drop_from_file(cloud, workers, run_jobs)
+    if down:
+        cloud.mark_down("c1")
+    uuid = cloud.drivers.uninstall(driver, "fake", ["c1"], drain=False, force=True)["uuid"]
+    cloud.run()
+    assert cloud.job(uuid)[0] == "done"
+    run_jobs()
+    assert (devices(cloud, "c1"), handles(cloud)) == ([], [])
+    (record,) = rows.read(cloud.engine, schema.custody_records, event="cleaning_abandoned")
+    assert record["details"]["handle_address"] == "0000"
+    (job,) = rows.read(cloud.engine, schema.jobs, kind="release")
+    assert (job["state"], job["error"][:9]) == ("failed", "abandoned"), "it is not retried"
+
+
+def test_uninstall_of_a_backend_that_left_devices_needs_force_and_its_name(
+    cloud: Cloud, workers: AgentsDouble, run_jobs: RunJobs
+) -> None:
+    drop_from_file(cloud, workers, run_jobs)
+    for driver, backend, hosts, force in (
+        ("fake", "fake", ["c1"], False),
+        ("fake", "fake", None, True),
+        ("fake", None, ["c1"], True),
+        ("fake", "other", ["c1"], True),
+        ("fakke", "other", ["c1"], True),
+    ):
+        with pytest.raises(NotFound):
+            cloud.drivers.uninstall(driver, backend, hosts, drain=False, force=force)
+    cloud.enable("c1", "fake", "other")
+    with pytest.raises(NotFound):
+        uninstall(cloud, backend="fake", hosts=["c1"], force=True)
 
 
 def test_sweep_keeps_draining_handles_of_a_desired_backend(cloud: Cloud) -> None:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from uuid import uuid4
 
@@ -7,8 +8,12 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.conductor.jobs.dispatcher import POLL_INTERVAL, JobDispatcher
-from cyborg.core.errors import Invalid, NoHandle, NotFound, TimedOut
+from cyborg.core.errors import Invalid, NoHandle, NotFound, Stale, TimedOut
+from cyborg.core.hosts.service import RESULT_EPOCHS
 from cyborg.db import schema
+from cyborg.telemetry.families import BIND_SECONDS, BINDS
+from cyborg.telemetry.recorder import MetricRecorder
+from cyborg.telemetry.worker_files import MemoryValues
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
 from cyborg.tests.fixtures.hosts.host_work import UNREACHABLE, JobsEnv
@@ -149,6 +154,31 @@ def test_complete_ends_a_job_once(env: JobsEnv) -> None:
     env.jobs.complete(uuid, card.host, "failed", "no, it failed")
     assert env.states() == {"Bound": 1}
     assert env.events() == ["completed"]
+
+
+def test_complete_with_another_epoch_cleans_no_handle(
+    env: JobsEnv, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A former process of the agent, or another host, does not end a release job."""
+    card = env.add_card()
+    env.bind(card)
+    env.agents.answers["prepare"] = "failed"
+    env.agents.answers["release"] = "running"
+    env.jobs.run_once()
+    uuid = env.agents.calls[-1]["job"]
+    (agent,) = rows.read(env.engine, schema.services, host=card.host)
+    rows.update(env.engine, schema.services, agent["id"], versions={RESULT_EPOCHS: True})
+    for epoch in (str(uuid4()), None):
+        with pytest.raises(Stale, match=f"epoch .*for host {card.host}"):
+            env.jobs.complete(uuid, card.host, "done", None, epoch)
+    assert env.open_jobs() == ["release"]
+    assert env.handles() == {"dirty": 1, "free": 15}
+    caplog.set_level("INFO")
+    env.jobs.complete(uuid, card.host, "done", None, agent["epoch"])
+    assert env.handles() == {"free": 16}
+    assert "ignored" not in caplog.text
+    env.jobs.complete(uuid, card.host, "done", None, agent["epoch"])
+    assert "Result done ignored, because the job has ended" in caplog.text
 
 
 def test_complete_with_an_unknown_state_is_refused(sqlite_env: JobsEnv) -> None:
@@ -395,3 +425,54 @@ def test_jobs_of_one_host_run_in_one_round(sqlite_env: JobsEnv) -> None:
         sqlite_env.bind(card)
     assert sqlite_env.jobs.run_once() == 16
     assert sqlite_env.states() == {"Bound": 16}
+
+
+def counted_binds(store: MemoryValues) -> dict[str, float]:
+    samples = store.read().samples
+    return {key[1]: values[0] for key, values in samples.items() if key[0] == BINDS.name}
+
+
+def test_binds_that_a_sweep_ends_are_counted_once_by_two_conductors(env: JobsEnv) -> None:
+    recorder, counts = MetricRecorder(), MemoryValues()
+    recorder.open(counts)
+    dispatchers = [env.new_dispatcher(recorder) for _ in range(2)]
+    card = env.add_card()
+    env.bind(card, env.add_arq(), env.add_arq())
+    env.bind(card)
+    with env.engine.begin() as tx:
+        tx.execute(sa.update(schema.jobs).values(kind="levitate"))
+    env.advance(env.conf.conductor.prepare_timeout + 301)
+    with ThreadPoolExecutor(len(dispatchers)) as pool:
+        list(pool.map(lambda dispatcher: dispatcher.sweep(), dispatchers))
+    assert env.states() == {"BindFailed": 3}
+    assert counted_binds(counts) == {"prepare_failed": 2}
+
+
+def test_bind_with_host_work_is_counted_at_the_end_of_its_job(sqlite_env: JobsEnv) -> None:
+    recorder, counts = MetricRecorder(), MemoryValues()
+    recorder.open(counts)
+    dispatcher = sqlite_env.new_dispatcher(recorder)
+    card = sqlite_env.add_card()
+    sqlite_env.bind(card, sqlite_env.add_arq(), sqlite_env.add_arq())
+    dispatcher.run_once()
+    assert counted_binds(counts) == {"bound": 1}
+    sqlite_env.bind(card)
+    sqlite_env.agents.answers["prepare"] = "failed"
+    dispatcher.run_once()
+    assert counted_binds(counts) == {"bound": 1, "prepare_failed": 1}
+    # The values of a histogram are the numbers of observations, and the sum of these.
+    assert sum(counts.read().samples[BIND_SECONDS.name, "prepare"][:-1]) == 2
+
+
+def test_prepare_job_without_a_bind_is_not_counted(sqlite_env: JobsEnv) -> None:
+    recorder, counts = MetricRecorder(), MemoryValues()
+    recorder.open(counts)
+    dispatcher = sqlite_env.new_dispatcher(recorder)
+    sqlite_env.bind(sqlite_env.add_card())
+    with sqlite_env.engine.begin() as tx:
+        tx.execute(sa.update(schema.arqs).values(job_id=None))
+    dispatcher.run_once()
+    (job,) = rows.read(sqlite_env.engine, schema.jobs, kind="prepare")
+    assert job["state"] == "done"
+    assert counted_binds(counts) == {}
+    assert (BIND_SECONDS.name, "prepare") not in counts.read().samples

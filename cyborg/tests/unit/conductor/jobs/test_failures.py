@@ -68,7 +68,7 @@ class FailureEnv(JobsEnv):
 
     def pass_close_time(self) -> None:
         """Let the sweep open the devices whose time has passed."""
-        self.advance(self.conf.conductor.device_close_time)
+        self.advance(self.conf.conductor.device_cordon_time)
         self.jobs.sweep()
 
     def is_closed(self) -> bool:
@@ -269,7 +269,7 @@ def test_key_that_no_driver_reads_does_not_excuse_the_device(sqlite_env: Failure
 
 
 def test_close_after_zero_never_closes(sqlite_env: FailureEnv) -> None:
-    sqlite_env.conf.set_override("device_close_after", 0, "conductor")
+    sqlite_env.conf.set_override("device_cordon_after", 0, "conductor")
     sqlite_env.fail_bind(9)
     assert not sqlite_env.is_closed()
     assert len(sqlite_env.device()["job_errors"]) == 1

@@ -56,9 +56,10 @@ def insert_all(engine: sa.Engine) -> dict[str, dict[str, Any]]:
             | {name: facts[name] for name in same}
         )
         part.append(
-            {"id": n, "uuid": f"p{n}", "device_id": n, "address": f"{n}", "name": f"{n}"}
-            | {"rp_uuid": f"{n}", "resource_class": "FPGA", "traits": [], "attributes": {}}
-            | {"draining": facts["part_draining"], "job_id": job if facts["programming"] else None}
+            {"id": n, "uuid": f"p{n}", "device_id": n, "host": "h", "address": f"{n}"}
+            | {"name": f"{n}", "rp_uuid": f"{n}", "resource_class": "FPGA", "traits": []}
+            | {"attributes": {}, "draining": facts["part_draining"]}
+            | {"job_id": job if facts["programming"] else None}
         )
         handle.append(
             {"id": n, "uuid": f"h{n}", "deployable_id": n, "address": "0", "type": "T", "info": {}}

@@ -49,11 +49,11 @@ def test_unknown_target_is_refused_with_the_profile_and_the_values(value: str) -
 
 def test_handle_without_network_does_not_fit_a_port() -> None:
     network = {"physical_network": "physnet1"}
-    assert explain_missing_info(AttachTarget.INSTANCE, {}, DEVICE, PROFILE) is None
-    assert explain_missing_info(AttachTarget.PORT, network, DEVICE, PROFILE) is None
+    assert explain_missing_info(AttachTarget.INSTANCE, {}, DEVICE, "context c") is None
+    assert explain_missing_info(AttachTarget.PORT, network, DEVICE, "context c") is None
     for info in ({}, {"physical_network": ""}):
-        reason = explain_missing_info(AttachTarget.PORT, info, DEVICE, PROFILE) or ""
-        for part in (DEVICE, PROFILE, "no physical_network", "set physical_networks"):
+        reason = explain_missing_info(AttachTarget.PORT, info, DEVICE, "context c") or ""
+        for part in (DEVICE, "of context c needs", "no physical_network", "set physical_networks"):
             assert part in reason
 
 

@@ -13,6 +13,7 @@ from cyborg.core.arq.attach_target import AttachTarget
 from cyborg.core.arq.selection import Candidate, Demand, _Search, choose_handles, explain_rejection
 from cyborg.core.errors import NoHandle
 
+UUID = "4d023c23-2686-4788-8257-20f0da2c19ef"
 NEED = Demand("r0", "rp", "h", "FPGA")
 FREE = Candidate(1, "u1", "rp", "FPGA")
 
@@ -147,12 +148,43 @@ def test_choose_handles_error_names_groups_and_no_arqs() -> None:
     with pytest.raises(NoHandle) as exc:
         choose_handles(demands, [replace(FREE, in_use=True)], random.Random(0))
     assert exc.value.message == (
-        "no free attach handle: group 0: handle is taken (1 handles). "
-        "group 1: resource class differs: FPGA (1 handles); handle is taken (1 handles)"
+        "no free attach handle for device profile fpga: group 0: handle is taken (1 handles). "
+        "group 1: resource class differs: FPGA (1 handles); handle is taken (1 handles). "
+        "What to do: see cyborg device-profile-explain fpga"
     )
     demands[3] = replace(demands[3], profile="gpu")
-    with pytest.raises(NoHandle, match=r"profile fpga: .*of device profile gpu: "):
+    commands = r"see cyborg device-profile-explain fpga, cyborg device-profile-explain gpu$"
+    with pytest.raises(NoHandle, match=rf"profile fpga: .*of device profile gpu: .*{commands}"):
         choose_handles(demands, [replace(FREE, in_use=True)], random.Random(0))
+
+
+@pytest.mark.parametrize(
+    ("profile", "subject", "command"),
+    [
+        (
+            "fpga",
+            " for device profile fpga",
+            ". What to do: see cyborg device-profile-explain fpga",
+        ),
+        (
+            f"ctx-{UUID}",
+            f" for device context {UUID}",
+            f". What to do: see cyborg device-context-explain {UUID}",
+        ),
+        (f"acc-{UUID}", " for the accelerator", ""),
+        ("", "", ""),
+    ],
+)
+def test_choose_handles_error_names_what_the_user_knows_and_what_to_do(
+    profile: str, subject: str, command: str
+) -> None:
+    with pytest.raises(NoHandle) as exc:
+        choose_handles(
+            [replace(NEED, profile=profile)], [replace(FREE, in_use=True)], random.Random(0)
+        )
+    assert exc.value.message == (
+        f"no free attach handle{subject}: group 0: handle is taken (1 handles){command}"
+    )
 
 
 def test_choose_handles_error_message_is_short() -> None:

@@ -121,6 +121,28 @@ STATUSES = st.dictionaries(
 )
 
 
+@pytest.mark.parametrize(
+    ("previous", "action", "expected"),
+    [
+        (None, Action.KEEP, True),
+        (None, Action.STOP, False),
+        (record(desired(1, ABSENT)), Action.KEEP, False),
+        (record(desired(1), "no"), Action.KEEP, True),
+        (record(desired(1), "no", desired(1, ABSENT)), Action.KEEP, False),
+        (BackendRecord(desired(1, ABSENT), None, desired(1, ABSENT), True), Action.KEEP, True),
+    ],
+)
+def test_next_record_of_an_absent_backend_tells_whether_it_ran(
+    previous: BackendRecord | None, action: Action, expected: bool
+) -> None:
+    new = next_record(PlannedAction(action, "f1", desired(2, ABSENT)), previous, None)
+    assert new is not None
+    assert new.never_ran is expected
+    assert BackendRecord.from_dict(json.loads(json.dumps(new.to_dict()))) == new
+    again = next_record(PlannedAction(Action.START, "f1", desired(3)), new, None)
+    assert again == record(desired(3)), "it runs"
+
+
 @given(
     st.frozensets(st.sampled_from(NAMES)),
     st.lists(st.tuples(STATUSES, st.frozensets(st.sampled_from(NAMES))), max_size=6),

@@ -1,18 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plan of a rollout: invariants for any job and any result of its steps."""
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cyborg.core.drivers import rollout
-from cyborg.core.drivers.desired_state import DesiredBackend, DesiredStatus
+from cyborg.core.drivers.desired_state import BackendOutcome, DesiredBackend, DesiredStatus
 from cyborg.core.drivers.rollout import (
     FAILED_STATES,
     FINAL_STATES,
     MAX_CONCURRENT_STEPS,
+    MAX_REVERTED_STEPS,
     Kind,
     Step,
+    StepResult,
     StepState,
 )
 
@@ -108,6 +112,63 @@ def test_plan_failed_update_skips_later_steps() -> None:
     assert (plan.transitions, plan.succeeded) == ({("c2", "fake"): StepState.SKIPPED}, False)
 
 
+@given(st.sampled_from(Kind), STEPS)
+def test_plan_reverts_pending_agents_of_failed_updates_only(kind: Kind, steps: list[Step]) -> None:
+    plan = rollout.plan(kind, steps)
+    failed = kind is Kind.UPDATE and any(s.state in FAILED_STATES for s in steps)
+    pending = [(s.host, s.backend) for s in steps if s.state is StepState.PENDING_AGENT]
+    assert list(plan.revert) == (pending[:MAX_REVERTED_STEPS] if failed else [])
+
+
+def test_plan_failed_update_ends_after_the_last_revert() -> None:
+    states = [StepState.PENDING_AGENT] * (MAX_REVERTED_STEPS + 1) + [StepState.ROLLED_BACK]
+    steps = [Step(f"c{n}", "fake", state) for n, state in enumerate(states)]
+    plan = rollout.plan(Kind.UPDATE, steps)
+    assert (len(plan.revert), plan.succeeded) == (MAX_REVERTED_STEPS, None)
+    plan = rollout.plan(Kind.UPDATE, steps[MAX_REVERTED_STEPS:])
+    assert (len(plan.revert), plan.succeeded) == (1, False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "state", "generation", "error", "result"),
+    [
+        (Kind.UPDATE, StepState.IN_PROGRESS, 6, None, None),
+        (Kind.UPDATE, StepState.PENDING_AGENT, 6, "no card", None),
+        (Kind.UPDATE, StepState.IN_PROGRESS, 7, None, StepResult(StepState.DONE)),
+        (Kind.UPDATE, StepState.PENDING_AGENT, 7, None, StepResult(StepState.DONE)),
+        (
+            Kind.UPDATE,
+            StepState.PENDING_AGENT,
+            7,
+            "no card",
+            StepResult(StepState.ROLLED_BACK, "no card"),
+        ),
+        (
+            Kind.INSTALL,
+            StepState.PENDING_AGENT,
+            7,
+            "no card",
+            StepResult(StepState.FAILED, "no card"),
+        ),
+        (Kind.UPDATE, StepState.PENDING_AGENT, 8, "no card", StepResult(StepState.SKIPPED)),
+        (
+            Kind.UPDATE,
+            StepState.IN_PROGRESS,
+            8,
+            None,
+            StepResult(StepState.ROLLED_BACK, "backend fake now has another driver"),
+        ),
+        (Kind.UNINSTALL, StepState.IN_PROGRESS, 8, "no card", StepResult(StepState.DONE)),
+        (Kind.UNINSTALL, StepState.PENDING_AGENT, 8, None, StepResult(StepState.DONE)),
+    ],
+)
+def test_outcome_of_a_generation_decides_the_step(
+    kind: Kind, state: StepState, generation: int, error: str | None, result: StepResult | None
+) -> None:
+    outcome = BackendOutcome("fake", generation, error)
+    assert rollout.judge_outcome(kind, state, 7, outcome) == result
+
+
 PREVIOUS = DesiredBackend("gen0", "generic", DesiredStatus.DISABLED, 3, {"a": 1, "b": 2})
 
 
@@ -154,4 +215,4 @@ def test_desired_backend_of_job(
 
 def test_summarize() -> None:
     states = [StepState.ROLLED_BACK, StepState.DONE, StepState.DONE]
-    assert rollout.summarize(states) == "2 done, 1 rolled_back"
+    assert rollout.summarize(Counter(states)) == "2 done, 1 rolled_back"

@@ -2,7 +2,6 @@
 import json
 from typing import Any
 
-import os_resource_classes
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -138,20 +137,18 @@ def test_summarize_functions_more_devices_never_reduce_counts(
 
 
 @given(holdings())
-def test_function_has_trait_and_resource_classes(usage: HandleUsage) -> None:
+def test_each_function_has_a_trait_and_a_valid_name(usage: HandleUsage) -> None:
     counts = summarize(usage)
     traits = capability.build_traits(next(iter(counts)), capability.decode_tree(usage.tree))
     assert {
         naming.make_custom_name(name.replace(".", "_")) for name in counts if "." in name
     } == traits
     for name in counts:
-        assert usage.resource_class in functions.resource_classes_of(name)
         assert functions.parse_name(name.upper()) == name
-        assert functions.has_function(usage.resource_class, usage.tree, name)
         inner = summarize(usage, within=name)
         assert inner.keys() == {n for n in counts if n == name or n.startswith(f"{name}.")}
         assert inner.items() <= counts.items()
-    assert not functions.has_function(usage.resource_class, usage.tree, "crypto.no")
+    assert functions.names_of(usage.resource_class, usage.tree) == counts.keys()
 
 
 def test_summarize_functions_within_matches_whole_elements() -> None:
@@ -160,13 +157,13 @@ def test_summarize_functions_within_matches_whole_elements() -> None:
     assert summarize(usage, within="crypto.ip") == summarize(usage, within="ipsec") == {}
 
 
-def test_resource_classes_of_custom_and_standard_class() -> None:
-    assert functions.resource_classes_of("gpu.cuda") == {"PGPU", "CUSTOM_GPU"}
-    assert functions.resource_classes_of("fpga") == {"FPGA", "CUSTOM_FPGA"}
-    assert functions.resource_classes_of("nvme") == {"CUSTOM_NVME"}
-    for name in os_resource_classes.STANDARDS:
-        (root,) = summarize(HandleUsage(name, 1, 0, 1))
-        assert name in functions.resource_classes_of(root)
+def test_no_name_of_a_function_is_too_long() -> None:
+    key = "a" * 100
+    for length in range(1, 200):
+        tree = json.dumps({"aes": {key: {"b" * length: 1}}})
+        names = functions.names_of(CRYPTO, tree)
+        assert all(functions.parse_name(name) == name for name in names)
+    assert names == {"crypto"}
 
 
 @pytest.mark.parametrize(

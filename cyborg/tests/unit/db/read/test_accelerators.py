@@ -155,6 +155,12 @@ def test_pages_by_each_sort_key(engine: sa.Engine, key: str) -> None:
         {"project_id": "a", "states": ["preparing"]},
         {"instance_uuid": INSTANCE, "project_id": "b"},
         {"states": ["dirty", "error"]},
+        {"states": ["free"]},
+        {"states": ["free", "cordoned"]},
+        {"states": ["free"], "hostname": "b"},
+        {"states": ["cordoned"]},
+        {"states": ["draining"]},
+        {"states": ["draining", "cordoned"], "hostname": "a"},
     ],
     ids=str,
 )
@@ -174,6 +180,9 @@ def test_pages_of_each_filter_have_all_rows(engine: sa.Engine, filters: Any) -> 
             bound = {}
     dirty = rows.read(engine, schema.attach_handles, arq_id=None)[-1]
     rows.update(engine, schema.attach_handles, dirty["id"], needs_cleaning=True)
+    draining = rows.read(engine, schema.attach_handles, arq_id=None)[0]
+    rows.update(engine, schema.attach_handles, draining["id"], draining=True)
+    rows.update(engine, schema.deployables, card.deployable_id, draining=True)
     expected = sorted(row["uuid"] for row in find(engine, **filters))
     assert expected
     for key in (None, *read.SORTABLE):

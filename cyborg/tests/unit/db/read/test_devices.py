@@ -55,6 +55,7 @@ def test_deployable_has_its_parent_root_and_device(engine: sa.Engine) -> None:
         engine,
         schema.deployables,
         device_id=card.device_id,
+        host="compute-1",
         parent_id=card.deployable_id,
         root_id=card.deployable_id,
         address="part",

@@ -85,6 +85,13 @@ def test_filters(
     assert listed == [job_uuids[n] for n in expected]
 
 
+def test_filter_by_uuid(engine: sa.Engine, job_uuids: list[str]) -> None:
+    with engine.connect() as connection:
+        (found,) = jobs.find(connection, uuid=job_uuids[0])
+        assert not jobs.find(connection, uuid=job_uuids[0], kind="update")
+    assert (found["uuid"], found["progress"]) == (job_uuids[0], {"done": 2, "failed": 1})
+
+
 def test_pages(engine: sa.Engine, job_uuids: list[str]) -> None:
     with engine.connect() as connection:
         (first,) = jobs.find(connection, page=Page(1))

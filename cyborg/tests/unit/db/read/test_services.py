@@ -78,20 +78,31 @@ def test_find_needs_two_statements(sqlite_engine: sa.Engine, number: int) -> Non
     assert len(count) == 2, count.statements
 
 
-def test_get_returns_all_parts_of_a_discovery(engine: sa.Engine) -> None:
-    for host, backend, state in (("b", "x", "DONE"), ("a", "y", "FAILED"), ("a", "x", "DONE")):
+@pytest.mark.parametrize("direction", ["asc", "desc"])
+def test_backends_of_a_discovery_have_pages_of_hosts(engine: sa.Engine, direction: str) -> None:
+    parts = [("b", "x", "DONE"), ("a", "y", "FAILED"), ("a", "x", "DONE"), ("c", "x", "DONE")]
+    for host, backend, state in parts:
         rows.insert(engine, schema.discoveries, uuid="d", host=host, backend=backend, state=state)
     rows.insert(engine, schema.discoveries, host="a", backend="x", state="IN-PROGRESS")
+    expected = [[("a", "x"), ("a", "y"), ("b", "x")], [("c", "x")]]
+    if direction == "desc":
+        expected = [[("c", "x"), ("b", "x")], [("a", "x"), ("a", "y")]]
     with Reader(engine).connect() as connection:
         discovery = discoveries.get(connection, "d")
+        found, marker = [], None
+        for sort_key in (None, "host"):
+            page = Page(2, marker, sort_key, direction)
+            hosts = discoveries.find_hosts(connection, "d", page=page)
+            marker = hosts[-1]["uuid"]
+            page_rows = discoveries.find_backends(connection, "d", hosts)
+            found.append([(row["host"], row["backend"]) for row in page_rows])
+        page = Page(2, marker, None, direction)
+        assert not discoveries.find_hosts(connection, "d", page=page)
+        assert discoveries.get(connection, "e") is None
+    assert found == expected
     assert discovery is not None
-    assert [(p["host"], p["backend"]) for p in discovery["backends"]] == [
-        ("a", "x"),
-        ("a", "y"),
-        ("b", "x"),
-    ]
-    assert discovery["updated_at"] is None
-    assert discovery["created_at"] == min(p["created_at"] for p in discovery["backends"])
+    assert discovery["progress"] == {"DONE": 3, "FAILED": 1}
+    assert discoveries.find_backends(connection, "d", []) == []
 
 
 def test_find_summaries_counts_the_parts_of_each_discovery(engine: sa.Engine) -> None:
@@ -120,5 +131,6 @@ def test_find_summaries_counts_the_parts_of_each_discovery(engine: sa.Engine) ->
             "FAILED": 1,
         }
         assert [r["uuid"] for r in discoveries.find_summaries(connection, state="DONE")] == ["c"]
+        assert discoveries.find_summaries(connection, uuid="b") == summaries[1:2]
         page = Page(limit=1, marker="c", sort_key="created_at", sort_dir="desc")
         assert [r["uuid"] for r in discoveries.find_summaries(connection, page=page)] == ["b"]

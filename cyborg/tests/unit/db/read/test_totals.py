@@ -10,8 +10,8 @@ import sqlalchemy as sa
 from cyborg.core.hosts.liveness import evaluate
 from cyborg.core.self_heal import CorrectiveAction
 from cyborg.db import schema
+from cyborg.db.read import accelerators, totals
 from cyborg.db.read import self_heal as reading
-from cyborg.db.read import totals
 from cyborg.db.read.totals import Counts, Totals
 from cyborg.db.write import self_heal
 from cyborg.tests.fixtures.databases import rows
@@ -45,7 +45,7 @@ def test_totals_of_an_empty_database_are_empty(engine: sa.Engine) -> None:
 def test_totals_need_fifteen_statements(engine: sa.Engine) -> None:
     card = rows.insert_card(engine, handles=5)
     rows.insert_card(
-        engine, address="0000:02:00.0", handles=0, status="maintaining", health="unhealthy"
+        engine, address="0000:02:00.0", handles=2, status="maintaining", health="unhealthy"
     )
     (unhealthy,) = rows.read(engine, schema.devices, health="unhealthy")
     rows.update(engine, schema.devices, unhealthy["id"], health_since=ago(60))
@@ -96,7 +96,14 @@ def test_totals_need_fifteen_statements(engine: sa.Engine) -> None:
     assert counts.arqs == {"Initial": 1, "Bound": 2, "BindStarted": 2}
     assert (counts.orphans_suspected, counts.owners_unverified) == (1, 1)
     assert totals.oldest_bind_started == ago(50)
-    assert counts.handles == {"owned": 2, "dirty": 1, "draining": 1, "free": 1}
+    assert counts.handles == {
+        ("FPGA", "owned"): 2,
+        ("FPGA", "dirty"): 1,
+        ("FPGA", "draining"): 1,
+        ("FPGA", "free"): 1,
+        ("FPGA", "cordoned"): 2,
+    }
+    assert counts.count_handles("owned") == 2
     assert counts.devices == {("enabled", "ok"): 1, ("maintaining", "unhealthy"): 1}
     assert totals.unhealthy == [
         {"host": "compute-1", "address": "0000:02:00.0", "health_since": ago(60)}
@@ -113,6 +120,42 @@ def test_totals_need_fifteen_statements(engine: sa.Engine) -> None:
     assert totals.jobs == [{"kind": "prepare", "count": 3, "overdue": 1, "oldest": ago(9)}]
     assert (counts.providers, totals.providers_stale, totals.providers_failing) == (2, 1, 1)
     assert totals.oldest_stale == ago(40)
+
+
+@pytest.mark.parametrize(
+    ("table", "changed"),
+    [
+        (schema.devices, {}),
+        (schema.devices, {"status": "maintaining"}),
+        (schema.devices, {"health": "unknown"}),
+        (schema.devices, {"health": "unhealthy"}),
+        (schema.devices, {"cordoned": True}),
+        (schema.devices, {"setup_required": True}),
+        (schema.devices, {"failing": True}),
+        (schema.devices, {"deliverable": False}),
+        (schema.devices, {"draining": True}),
+        (schema.deployables, {"draining": True}),
+        (schema.services, {"down_since": NOW}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "handle",
+    [{}, {"needs_cleaning": True}, {"draining": True}, {"draining": True, "needs_cleaning": True}],
+    ids=str,
+)
+def test_handles_without_an_owner_are_counted_by_the_state_of_their_accelerators(
+    sqlite_engine: sa.Engine, table: sa.Table, changed: dict[str, Any], handle: dict[str, Any]
+) -> None:
+    card = rows.insert_card(sqlite_engine, handles=1)
+    agent = rows.insert_agent(sqlite_engine, card.host)
+    ids = {"devices": card.device_id, "deployables": card.deployable_id, "services": agent}
+    rows.update(sqlite_engine, table, ids[table.name], **{"host": card.host, **changed})
+    (row,) = rows.read(sqlite_engine, schema.attach_handles)
+    rows.update(sqlite_engine, schema.attach_handles, row["id"], address="0", **handle)
+    with sqlite_engine.connect() as connection:
+        (shown,) = accelerators.find(connection)
+    assert count(sqlite_engine).handles == {("FPGA", shown["state"]): 1}
 
 
 @pytest.mark.parametrize("seconds", [0, 29.999, 30, 69.999, 70, 500])

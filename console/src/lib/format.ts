@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// Texts for people.
+
+const UNITS: [limit: number, seconds: number, unit: Intl.RelativeTimeFormatUnit][] = [
+  [60, 1, "second"],
+  [3600, 60, "minute"],
+  [86400, 3600, "hour"],
+  [Infinity, 86400, "day"],
+];
+const RELATIVE = new Intl.RelativeTimeFormat("en", { numeric: "always", style: "narrow" });
+
+export function ago(time: string, now: number): string {
+  const seconds = Math.round((Date.parse(time) - now) / 1000);
+  if (!Number.isFinite(seconds)) return time;
+  const size = Math.abs(seconds);
+  if (size < 5) return "now";
+  for (const [limit, divisor, unit] of UNITS) {
+    if (size < limit) return RELATIVE.format(Math.trunc(seconds / divisor), unit);
+  }
+  return time;
+}
+
+export function count(number: number, noun: string, nouns = `${noun}s`): string {
+  return `${number.toLocaleString("en")} ${number === 1 ? noun : nouns}`;
+}
+
+export function shorten(text: string, length: number): string {
+  return text.length <= length ? text : `${text.slice(0, Math.max(1, length - 1))}…`;
+}
+
+// "pending_agent" and "BindStarted" as words.
+export function words(state: string): string {
+  const spaced = state.replace(/[_-]/g, " ").replace(/([a-z])([A-Z])/g, "$1 $2");
+  return spaced === spaced.toUpperCase() || / [A-Z]/.test(spaced) || /^[A-Z][a-z]/.test(spaced)
+    ? spaced.toLowerCase()
+    : spaced;
+}
+
+export type Tone = "good" | "busy" | "warn" | "bad" | "idle";
+
+const TONES: Record<Tone, string[]> = {
+  good: ["ready", "up", "enabled", "ok", "done", "attached", "Bound", "bound", "READY", "DONE",
+    "in_sync", "healthy", "INSTALLED"],
+  busy: ["pending", "in_progress", "waiting", "draining", "preparing", "programming", "attaching",
+    "detaching", "BindStarted", "Deleting", "binding", "unbinding", "reserving", "cleaning",
+    "RUNNING", "PENDING", "DISCOVERING", "dirty", "stale", "reserved", "pending_agent"],
+  warn: ["late", "disabled", "maintaining", "undeliverable", "setup_required", "reboot_required",
+    "cordoned", "rolled_back", "skipped", "cancelled", "NOT_REPORTED", "UNKNOWN", "unknown"],
+  bad: ["down", "host_down", "unhealthy", "failing", "restore_failed", "failed", "error",
+    "BindFailed", "UnbindFailed", "ERROR", "FAILED", "IMPORT_FAILED"],
+  idle: ["free", "Initial", "Unbound", "unbound", "absent"],
+};
+
+const TONE_OF = new Map(
+  Object.entries(TONES).flatMap(([tone, states]) => states.map((s) => [s, tone as Tone])),
+);
+
+export function toneOf(state: string): Tone {
+  return TONE_OF.get(state) ?? "idle";
+}

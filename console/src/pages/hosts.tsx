@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+// Hosts, and the topology picture of one host.
+import { useAnnounceChanges } from "../lib/announce";
+import { buildPath, send } from "../lib/api";
+import { count, words } from "../lib/format";
+import { usePoll } from "../lib/poll";
+import { can } from "../lib/session";
+import { href } from "../lib/router";
+import type { Accelerator, Device, Service } from "../lib/types";
+import { TopologyLegend, TopologyPicture } from "../topology/picture";
+import { Dialog, DialogButton } from "../ui/dialog";
+import { Badge, Card, ErrorBox, Facts, Loading, Page, Text, Time } from "../ui/parts";
+import { Collection, Table, type Column } from "../ui/table";
+import { MAX_ACCELERATORS, OWNER_COLUMNS } from "./devices";
+
+const AGENT = "cyborg-agent";
+const MAX_DEVICES = 200; // in the picture of one host
+
+const COLUMNS: Column<Service>[] = [
+  { name: "Host", show: (s) => <a href={href(["hosts", s.host])}>{s.host}</a> },
+  { name: "State", show: (s) => <Badge state={s.state} /> },
+  { name: "Agent", show: (s) => words(s.status) },
+  { name: "Last heartbeat", show: (s) => <Time at={s.last_seen_at} /> },
+  { name: "Cordoned since", show: (s) => <Time at={s.down_since} /> },
+  { name: "Known since", show: (s) => <Time at={s.created_at} /> },
+];
+
+export function HostsPage() {
+  return (
+    <Page title="Hosts" actions={can("discovery:create") ? <Discover host={null} /> : null}>
+      <Collection<Service>
+        collection="services"
+        route={["hosts"]}
+        caption="Hosts"
+        query={{ binary: AGENT, kind: "daemon" }}
+        columns={COLUMNS}
+        filters={[{ name: "host", label: "Host" }]}
+        rowKey={(s) => s.uuid}
+        name={(s) => `Host ${s.host}`}
+        state={(s) => s.state}
+      />
+    </Page>
+  );
+}
+
+function Discover({ host }: { host: string | null }) {
+  return (
+    <DialogButton label="Discover devices">
+      {(close) => (
+        <Dialog
+          title={host ? `Discover the devices of ${host}?` : "Discover the devices of all hosts?"}
+          confirm="Discover"
+          onClose={close}
+          run={async () => {
+            await send("POST", "v2/discoveries", host ? { host } : {});
+            return "The discovery has started.";
+          }}
+        >
+          <p>Each agent searches its devices now instead of at its next interval, and reports changes.</p>
+        </Dialog>
+      )}
+    </DialogButton>
+  );
+}
+
+export function HostPage({ host }: { host: string }) {
+  const services = usePoll<{ services: Service[] }>(
+    buildPath("v2/services", { host, binary: AGENT, limit: 1 }),
+    5000,
+  );
+  const devices = usePoll<{ devices: Device[] }>(
+    buildPath("v2/devices", { hostname: host, limit: MAX_DEVICES }),
+    5000,
+  );
+  const accelerators = usePoll<{ accelerators: Accelerator[] }>(
+    buildPath("v2/accelerators", { host, limit: MAX_ACCELERATORS }),
+    10_000,
+  );
+  const found = devices.data?.devices ?? [];
+  const rows = accelerators.data?.accelerators ?? [];
+  const byDevice = Map.groupBy(rows, (row) => row.device_uuid);
+  const owned = rows.filter((row) => row.arq_uuid !== null || row.error !== null);
+  const service = services.data?.services[0];
+  const error = services.error ?? devices.error ?? accelerators.error;
+  useAnnounceChanges(
+    host,
+    devices.data && service
+      ? new Map([
+          [`Host ${host}`, words(service.state)],
+          ...found.map((device) => [`Device ${device.address}`, words(device.state)] as const),
+        ])
+      : null,
+  );
+  return (
+    <Page
+      title={host}
+      trail={["Hosts", ["hosts"]]}
+      actions={can("discovery:create") && service ? <Discover host={host} /> : null}
+    >
+      <ErrorBox error={error} stale={devices.data !== null} />
+      {services.data && !service && !found.length ? <p>No agent of this host has reported.</p> : null}
+      <div class="cards">
+        <Card title="Topology" wide aside={<TopologyLegend />}>
+          {devices.data ? (
+            found.length ? (
+              <TopologyPicture host={host} devices={found} handlesOf={(d) => byDevice.get(d.uuid) ?? []} />
+            ) : (
+              <p class="faint empty">The host has no devices.</p>
+            )
+          ) : devices.error ? null : (
+            <Loading />
+          )}
+          {found.length >= MAX_DEVICES ? (
+            <p class="faint small">The first {MAX_DEVICES} devices are shown.</p>
+          ) : null}
+        </Card>
+        {service ? (
+          <Card title="Agent" aside={<Badge state={service.state} />}>
+            <Facts
+              facts={[
+                ["Last heartbeat", <Time at={service.last_seen_at} />],
+                ["Down since", <Time at={service.down_since} />],
+                ["Status", words(service.status)],
+                ["Devices", count(found.length, "device")],
+              ]}
+            />
+          </Card>
+        ) : null}
+        {service?.backends.length ? (
+          <Card title="Backends">
+            <Table
+              caption="Backends"
+              columns={[
+                { name: "Backend", show: (b) => b.name },
+                { name: "Driver", show: (b) => <a href={href(["drivers", b.driver])}>{b.driver}</a> },
+                { name: "Status", show: (b) => <Badge state={b.status} /> },
+                { name: "Error", show: (b) => <Text value={b.error} /> },
+              ]}
+              rows={service.backends}
+              rowKey={(b) => b.uuid}
+            />
+          </Card>
+        ) : null}
+        <Card title="Who holds what" wide aside={<span class="faint">{count(owned.length, "handle")}</span>}>
+          {accelerators.data ? (
+            <Table
+              caption="Handles with an owner, or with an error"
+              columns={[
+                ...OWNER_COLUMNS,
+                { name: "Error", show: (a) => <span class="clip">{<Text value={a.error} />}</span> },
+              ]}
+              rows={owned}
+              rowKey={(a) => a.uuid}
+              empty="No handle of this host is in use."
+            />
+          ) : accelerators.error ? null : (
+            <Loading />
+          )}
+        </Card>
+      </div>
+    </Page>
+  );
+}

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+// Jobs: work on hosts, and rollouts of drivers on many hosts.
+import { useAnnounceChanges } from "../lib/announce";
+import { send } from "../lib/api";
+import { count, words } from "../lib/format";
+import { usePoll } from "../lib/poll";
+import { href } from "../lib/router";
+import { can } from "../lib/session";
+import type { Job } from "../lib/types";
+import { Dialog, DialogButton } from "../ui/dialog";
+import { Badge, Bar, Card, ErrorBox, Facts, Id, Loading, Page, Text, Time, type Segment } from "../ui/parts";
+import { Collection, Table, type Column } from "../ui/table";
+
+const KINDS = ["install", "update", "uninstall", "prepare", "release", "restore", "plug", "unplug", "partition", "program"];
+const ROLLOUTS = new Set(["install", "update", "uninstall"]);
+const STATES = ["pending", "done", "failed", "cancelled"];
+
+const STEP_KINDS: [kind: string, states: string[]][] = [
+  ["used", ["done"]],
+  ["clean", ["in_progress", "draining"]],
+  ["error", ["failed", "rolled_back"]],
+  ["closed", ["skipped", "pending_agent"]],
+  ["rest", ["waiting"]],
+];
+
+function segmentsOf(progress: Record<string, number>): Segment[] {
+  return STEP_KINDS.flatMap(([kind, states]) =>
+    states.map((state) => ({ kind, label: words(state), value: progress[state] ?? 0 })),
+  );
+}
+
+export function Progress({ job }: { job: Job }) {
+  const total = Object.values(job.progress).reduce((sum, number) => sum + number, 0);
+  if (total) {
+    return (
+      <span class="progress">
+        <Bar segments={segmentsOf(job.progress)} total={total} name={`Progress of ${job.kind}`} />
+        <span class="small">
+          {(job.progress["done"] ?? 0).toLocaleString("en")} of {total.toLocaleString("en")}
+        </span>
+      </span>
+    );
+  }
+  if (job.activity) {
+    const { step, done, total: parts } = job.activity;
+    return <span class="small">{words(step)}{parts ? ` ${done ?? 0} of ${parts}` : ""}</span>;
+  }
+  return <span class="faint">–</span>;
+}
+
+export function Subject({ job }: { job: Job }) {
+  if (ROLLOUTS.has(job.kind)) return <a href={href(["drivers", job.subject])}>{job.subject}</a>;
+  return <Id value={job.subject} />;
+}
+
+const COLUMNS: Column<Job>[] = [
+  { name: "Job", show: (job) => <a href={href(["jobs", job.uuid])}>{job.kind}</a> },
+  { name: "Subject", show: (job) => <Subject job={job} /> },
+  { name: "Host", show: (job) => <Text value={job.host ?? (ROLLOUTS.has(job.kind) ? "many" : null)} /> },
+  { name: "State", show: (job) => <Badge state={job.state} /> },
+  { name: "Progress", show: (job) => <Progress job={job} /> },
+  { name: "Error", show: (job) => <span class="clip" title={job.error ?? undefined}><Text value={job.error} /></span> },
+  { name: "Created", show: (job) => <Time at={job.created_at} /> },
+];
+
+export function JobsTable({ jobs, empty }: { jobs: Job[]; empty?: string }) {
+  return (
+    <Table caption="Jobs" columns={COLUMNS} rows={jobs} rowKey={(job) => job.uuid} empty={empty ?? "No work is under way."} />
+  );
+}
+
+export function JobsPage() {
+  return (
+    <Page title="Jobs">
+      <Collection<Job>
+        collection="jobs"
+        route={["jobs"]}
+        caption="Jobs"
+        query={{ sort_key: "created_at", sort_dir: "desc" }}
+        columns={COLUMNS}
+        filters={[
+          { name: "state", label: "State", values: STATES },
+          { name: "kind", label: "Kind", values: KINDS },
+          { name: "host", label: "Host" },
+        ]}
+        rowKey={(job) => job.uuid}
+        name={(job) => `${job.kind} ${job.subject}`}
+        state={(job) => job.state}
+      />
+    </Page>
+  );
+}
+
+export function JobPage({ uuid }: { uuid: string }) {
+  const { data: job, error, refresh } = usePoll<Job>(`v2/jobs/${encodeURIComponent(uuid)}`, 2000);
+  useAnnounceChanges(
+    uuid,
+    job
+      ? new Map([
+          [`Job ${job.kind}`, job.state],
+          ["Steps done", String(job.progress["done"] ?? 0)],
+        ])
+      : null,
+    // It may have ended before this page was shown.
+    job && job.state !== "pending" ? `Job ${job.kind}: ${job.state}` : null,
+  );
+  const open = job?.state === "pending";
+  const steps = job?.steps ?? [];
+  return (
+    <Page
+      title={job ? titleOf(job) : "Job"}
+      trail={["Jobs", ["jobs"]]}
+      actions={
+        job && open && can("job:cancel") && ROLLOUTS.has(job.kind) ? (
+          <DialogButton label="Cancel the job" danger>
+            {(close) => (
+              <Dialog
+                title="Cancel this job?"
+                confirm="Cancel the job"
+                danger
+                onClose={close}
+                run={async () => {
+                  await send("DELETE", `v2/jobs/${job.uuid}`);
+                  refresh();
+                  return "The job is cancelled.";
+                }}
+              >
+                <p>Hosts that are done keep the change. Steps in progress end, the others are skipped.</p>
+              </Dialog>
+            )}
+          </DialogButton>
+        ) : null
+      }
+    >
+      <ErrorBox error={error} stale={job !== null} />
+      {job ? (
+        <div class="cards">
+          <Card title="Progress" wide aside={<Badge state={job.state} />}>
+            <Progress job={job} />
+            <ul class="legend">
+              {Object.entries(job.progress).map(([state, number]) => (
+                <li key={state}>
+                  <Badge state={state} /> {number.toLocaleString("en")}
+                </li>
+              ))}
+            </ul>
+            <Facts
+              facts={[
+                ["Kind", job.kind],
+                ["Subject", <Subject job={job} />],
+                ["Host", <Text value={job.host} />],
+                ["Attempts", job.attempts],
+                ["Created", <Time at={job.created_at} />],
+                ["Changed", <Time at={job.updated_at} />],
+                ["Error", <Text value={job.error} />],
+              ]}
+            />
+          </Card>
+          {steps.length ? (
+            <Card title="Steps" wide aside={<span class="faint">{count(steps.length, "step")}</span>}>
+              <Table
+                caption="Steps"
+                columns={[
+                  { name: "Host", show: (step) => <a href={href(["hosts", step.host])}>{step.host}</a> },
+                  { name: "Backend", show: (step) => step.backend },
+                  { name: "State", show: (step) => <Badge state={step.state} /> },
+                  { name: "Error", show: (step) => <Text value={step.error} /> },
+                ]}
+                rows={orderSteps(steps).slice(0, MAX_STEPS)}
+                rowKey={(step) => `${step.host} ${step.backend}`}
+              />
+              {steps.length > MAX_STEPS ? (
+                <p class="faint small">The first {MAX_STEPS} are shown: failed ones and those in progress first.</p>
+              ) : null}
+            </Card>
+          ) : null}
+        </div>
+      ) : error ? null : (
+        <Loading />
+      )}
+    </Page>
+  );
+}
+
+function titleOf(job: Job): string {
+  const kind = words(job.kind);
+  const title = kind.charAt(0).toUpperCase() + kind.slice(1);
+  return ROLLOUTS.has(job.kind) ? `${title} ${job.subject}` : title;
+}
+
+const MAX_STEPS = 200;
+const STEP_ORDER = ["failed", "rolled_back", "in_progress", "draining", "pending_agent", "waiting", "skipped", "done"];
+
+function orderSteps(steps: NonNullable<Job["steps"]>): NonNullable<Job["steps"]> {
+  const rank = (state: string): number => STEP_ORDER.indexOf(state);
+  return [...steps].sort((a, b) => rank(a.state) - rank(b.state) || a.host.localeCompare(b.host));
+}

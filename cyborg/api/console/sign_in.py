@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""POST /ui/sign-in: exchange a user's password for a token at keystone.
+
+The console may connect to its own origin only, so the API forwards the credentials. They are
+neither stored nor logged, and the token is in the response only: there is no cookie.
+"""
+
+import json
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from http import HTTPStatus
+from typing import Any
+
+import webob
+from keystoneauth1 import exceptions, session
+from keystoneauth1.identity import v3
+from oslo_config import cfg
+from webob import exc
+
+from cyborg.api.auth import KEYSTONE_TIMEOUT
+from cyborg.api.body import BodyReader
+from cyborg.api.middleware import JSON, check_content_length
+from cyborg.core.errors import Invalid, Misconfigured, Unavailable
+from cyborg.core.validation import check_text
+
+MAX_BODY = 8192
+"""Maximum number of bytes of a request."""
+
+MAX_CONCURRENT = 2
+"""Maximum number of calls of keystone at the same time in one process.
+
+Other sign-ins get 429. Without the limit, a keystone that hangs would block every thread of the
+API, and anybody could try passwords as fast as keystone compares them.
+"""
+
+MAX_BODIES = 4
+"""Maximum number of sign-ins whose body is read at the same time in one process."""
+
+BODY_TIMEOUT = 3.0
+"""Seconds to receive the body of a client that is not authenticated."""
+
+RETRY_SECONDS = 2
+"""Seconds after which a client may repeat a sign-in that got 429."""
+
+MAX_VALUE = 1024
+"""Maximum number of characters of a user name, a password or another value."""
+
+FIELDS: Mapping[str, str | None] = {
+    "user": None,
+    "password": None,
+    "project": None,
+    "user_domain": "Default",
+    "project_domain": "Default",
+}
+"""The fields of a request and their defaults; those with None are mandatory."""
+
+
+class SignIn:
+    """A WSGI application that returns a token for a user, a password and a project."""
+
+    def __init__(self, conf: cfg.ConfigOpts) -> None:
+        self._conf = conf
+        self._calls = threading.BoundedSemaphore(MAX_CONCURRENT)
+        self._bodies = threading.BoundedSemaphore(MAX_BODIES)
+        self._read_body = BodyReader(self._answer, conf, BODY_TIMEOUT)
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        """Serve one request. Raise HTTPUnauthorized if keystone rejects the credentials."""
+        if environ["REQUEST_METHOD"] != "POST":
+            raise exc.HTTPMethodNotAllowed("sign-in: use POST", headers={"Allow": "POST"})
+        # A form of another site cannot send this type.
+        if webob.Request(environ).content_type != JSON:
+            raise exc.HTTPUnsupportedMediaType(f"Content-Type must be {JSON}")
+        check_content_length(environ, MAX_BODY)
+        if not environ.get("CONTENT_LENGTH"):
+            raise exc.HTTPLengthRequired("sign-in: send Content-Length")
+        # The client is not authenticated, and may send the body slowly: it must not keep others
+        # from keystone, nor block more than a few threads.
+        with _slot(self._bodies):
+            return self._read_body(environ, start_response)
+
+    def _answer(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        credentials = _parse(environ["wsgi.input"].read())
+        with _slot(self._calls):
+            document = self._authenticate(keystone_url(self._conf), credentials)
+        response = webob.Response(body=json.dumps(document).encode(), status=201, content_type=JSON)
+        response.headers["Cache-Control"] = "no-store"
+        return response(environ, start_response)
+
+    def _authenticate(self, url: str, credentials: Mapping[str, str]) -> dict[str, Any]:
+        options = self._conf.keystone_authtoken
+        plugin = v3.Password(
+            url,
+            username=credentials["user"],
+            password=credentials["password"],
+            user_domain_name=credentials["user_domain"],
+            project_name=credentials["project"],
+            project_domain_name=credentials["project_domain"],
+            include_catalog=False,
+        )
+        client = session.Session(
+            timeout=KEYSTONE_TIMEOUT,
+            verify=False if options.insecure else options.cafile or True,
+            cert=(options.certfile, options.keyfile) if options.certfile else None,
+            redirect=False,
+        )
+        try:
+            access = plugin.get_auth_ref(client)
+            token = access.auth_token
+        except exceptions.MissingAuthMethods:
+            raise self._rejection(
+                "keystone requires a second factor: sign in with a token, such as that of "
+                "'openstack token issue'"
+            ) from None
+        except exceptions.HttpError as error:
+            if not _is_rejection(error.http_status):
+                raise Unavailable(f"cannot sign in at keystone: {error.http_status}") from error
+            raise self._rejection(
+                "keystone does not accept the user, the password or the project"
+            ) from None
+        except (exceptions.ClientException, KeyError, TypeError, ValueError) as error:
+            # The last three: an answer that is not keystone's.
+            raise Unavailable(f"cannot sign in at keystone: {type(error).__name__}") from error
+        expires = access.expires
+        return {
+            "token": token,
+            "expires_at": None if expires is None else expires.isoformat(),
+        }
+
+    def _rejection(self, text: str) -> exc.HTTPUnauthorized:
+        # Not the URL that this service uses, which may be internal.
+        public = self._conf.keystone_authtoken.www_authenticate_uri
+        challenge = f'Keystone uri="{public}"' if public else "Keystone"
+        return exc.HTTPUnauthorized(text, headers={"WWW-Authenticate": challenge})
+
+
+@contextmanager
+def _slot(slots: threading.Semaphore) -> Iterator[None]:
+    """Take one of the slots. Raise HTTPTooManyRequests if there is none."""
+    if not slots.acquire(blocking=False):
+        raise exc.HTTPTooManyRequests(
+            "too many sign-ins at the same time, retry in a few seconds",
+            headers={"Retry-After": str(RETRY_SECONDS)},
+        )
+    try:
+        yield
+    finally:
+        slots.release()
+
+
+def _is_rejection(status: int) -> bool:
+    """Return whether a status of keystone means that it does not accept the credentials."""
+    return (
+        HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR
+        and status != HTTPStatus.TOO_MANY_REQUESTS
+    )
+
+
+def keystone_url(conf: cfg.ConfigOpts) -> str:
+    """Return the URL of keystone. Raise Misconfigured without one.
+
+    The URL at which the API itself authenticates is known to be reachable from here, which may not
+    be true of the public one.
+    """
+    options = conf.keystone_authtoken
+    section = conf[options.auth_section] if options.auth_section else options
+    for url in (getattr(section, "auth_url", None), options.www_authenticate_uri):
+        if url:
+            return str(url)
+    raise Misconfigured(
+        "the console cannot sign in: [keystone_authtoken] has neither auth_url nor "
+        "www_authenticate_uri",
+        option="[keystone_authtoken] auth_url",
+    )
+
+
+def _parse(text: bytes) -> dict[str, str]:
+    """Return the fields of a request. Raise Invalid."""
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError):
+        body = None
+    if not isinstance(body, dict) or not set(body) <= set(FIELDS):
+        raise Invalid(f"body: expected a JSON object of {', '.join(FIELDS)}", field="body")
+    found: dict[str, str] = {}
+    for name, default in FIELDS.items():
+        value = body.get(name) or default
+        if name == "password":
+            # Any character is allowed in it, and no message may quote it.
+            if not isinstance(value, str) or not value or len(value) > MAX_VALUE:
+                raise Invalid("password: missing or too long", field=name)
+            found[name] = value
+        else:
+            found[name] = check_text(name, value, MAX_VALUE)
+    return found

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""/v2/summary: the state of the whole cloud in one small answer, for views that refresh."""
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from wsme import types as wtypes
+
+from cyborg.api import types
+from cyborg.api.controller import ApiContext, Resource
+from cyborg.api.operation import operation
+from cyborg.api.request_context import RequestContext
+from cyborg.core.hosts.liveness import Liveness
+from cyborg.core.hosts.service import AGENT
+from cyborg.core.inventory.device import Health
+from cyborg.db.read import services, totals
+from cyborg.db.read.totals import Counts, Totals
+from cyborg.threads.cached_value import CachedValue
+
+MAX_NAMED = 16
+"""Maximum number of objects in each list of objects."""
+CACHE_SECONDS = 1.0
+"""Seconds for which an answer is used again."""
+USES = ("free", "owned", "dirty", "draining", "cordoned")
+
+
+class HostCounts(types.JsonObject):
+    """The numbers of hosts by the liveness of their agents; ``cordoned`` hosts get no new ARQs."""
+
+    up = wtypes.wsattr(int, mandatory=True)
+    late = wtypes.wsattr(int, mandatory=True)
+    down = wtypes.wsattr(int, mandatory=True)
+    cordoned = wtypes.wsattr(int, mandatory=True)
+
+
+class ServiceCount(types.JsonObject):
+    """The number of daemons of a kind with the same liveness."""
+
+    binary = wtypes.wsattr(str, mandatory=True)
+    state = wtypes.wsattr(types.Enum(*Liveness), mandatory=True)
+    count = wtypes.wsattr(int, mandatory=True)
+
+
+class DownService(types.JsonObject):
+    """A daemon that is down, and its last heartbeat."""
+
+    uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
+    binary = wtypes.wsattr(str, mandatory=True)
+    host = wtypes.wsattr(str, mandatory=True)
+    last_seen_at = wtypes.wsattr(datetime, mandatory=True)
+
+
+class ClassHandles(types.JsonObject):
+    """The handles of one resource class by use; each handle counts once."""
+
+    resource_class = wtypes.wsattr(str, mandatory=True)
+    total = wtypes.wsattr(int, mandatory=True)
+    free = wtypes.wsattr(int, mandatory=True)
+    owned = wtypes.wsattr(int, mandatory=True)
+    dirty = wtypes.wsattr(int, mandatory=True)
+    draining = wtypes.wsattr(int, mandatory=True)
+    cordoned = wtypes.wsattr(int, mandatory=True)
+
+
+class DeviceCounts(types.JsonObject):
+    """The numbers of devices: all, disabled, unhealthy, and with a maintenance window."""
+
+    total = wtypes.wsattr(int, mandatory=True)
+    disabled = wtypes.wsattr(int, mandatory=True)
+    unhealthy = wtypes.wsattr(int, mandatory=True)
+    maintenance = wtypes.wsattr(int, mandatory=True)
+
+
+class UnhealthyDevice(types.JsonObject):
+    """An unhealthy device, and since when it is unhealthy."""
+
+    host = wtypes.wsattr(str, mandatory=True)
+    address = wtypes.wsattr(str, mandatory=True)
+    health_since = wtypes.wsattr(datetime, mandatory=True)
+
+
+class OpenJobs(types.JsonObject):
+    """The open jobs of one kind: all, those past their deadline, and the creation of the oldest."""
+
+    kind = wtypes.wsattr(str, mandatory=True)
+    count = wtypes.wsattr(int, mandatory=True)
+    overdue = wtypes.wsattr(int, mandatory=True)
+    oldest = wtypes.wsattr(datetime, mandatory=True)
+
+
+class MessageCount(types.JsonObject):
+    """The messages of the outbox of one kind and state, and the creation of the oldest."""
+
+    kind = wtypes.wsattr(str, mandatory=True)
+    state = wtypes.wsattr(types.Enum("pending", "dead"), mandatory=True)
+    count = wtypes.wsattr(int, mandatory=True)
+    oldest = wtypes.wsattr(datetime, mandatory=True)
+
+
+class ProviderCounts(types.JsonObject):
+    """The resource providers: all, those to publish, and those whose last publishing failed."""
+
+    total = wtypes.wsattr(int, mandatory=True)
+    stale = wtypes.wsattr(int, mandatory=True)
+    failing = wtypes.wsattr(int, mandatory=True)
+
+
+class Summary(types.JsonObject):
+    """The state of the whole cloud.
+
+    The numbers of handles, devices, providers, accelerator requests, device contexts and
+    attachments are ``count_age`` seconds old, the others are those at ``read_at``, a time of the
+    database. ``down_services`` and ``unhealthy_devices`` have up to 16 objects, those that are down
+    or unhealthy for longest.
+    """
+
+    hosts = wtypes.wsattr(HostCounts, mandatory=True)
+    services = wtypes.wsattr([ServiceCount], mandatory=True)
+    down_services = wtypes.wsattr([DownService], mandatory=True)
+    resource_classes = wtypes.wsattr([ClassHandles], mandatory=True)
+    devices = wtypes.wsattr(DeviceCounts, mandatory=True)
+    unhealthy_devices = wtypes.wsattr([UnhealthyDevice], mandatory=True)
+    accelerator_requests = wtypes.wsattr({str: int}, mandatory=True)
+    device_contexts = wtypes.wsattr({str: int}, mandatory=True)
+    attachments = wtypes.wsattr({str: int}, mandatory=True)
+    jobs = wtypes.wsattr([OpenJobs], mandatory=True)
+    outbox = wtypes.wsattr([MessageCount], mandatory=True)
+    providers = wtypes.wsattr(ProviderCounts, mandatory=True)
+    read_at = wtypes.wsattr(datetime, mandatory=True)
+    count_age = wtypes.wsattr(int, mandatory=True)
+
+
+class Controller(Resource):
+    """The operation on the summary."""
+
+    def __init__(self, context: ApiContext) -> None:
+        super().__init__(context)
+        # Views refresh it every second or two, and there may be many of them.
+        self._summary = CachedValue(self._read, CACHE_SECONDS)
+
+    @operation("GET summary", "cyborg:summary:get", since=(2, 6), answer=Summary)
+    def show(self, request: RequestContext) -> Any:
+        """Show the numbers of all objects of the cloud, and what needs attention.
+
+        The size of the answer does not grow with the cloud, except with its resource classes. The
+        answer may be one second old: ``read_at`` is the time at which it was read.
+        """
+        return self._summary.get()
+
+    def _read(self) -> Any:
+        now = self.read_clock()
+        counts, age = self.context.counts.read()
+        with self.context.reader.connect() as connection:
+            found = totals.read(connection, now=now, max_unhealthy=MAX_NAMED)
+            down = services.find_down(connection, now=now, limit=MAX_NAMED)
+        row = {
+            **_make_pending(found),
+            "down_services": down,
+            **_make_counts(counts, found),
+            "read_at": now,
+            "count_age": round(age),
+        }
+        return types.serialize(Summary, row)
+
+
+def _make_pending(found: Totals) -> dict[str, Any]:
+    """Return the fields that are not from the cached counts."""
+    hosts = {state: found.services.get((AGENT, state), 0) for state in Liveness}
+    return {
+        "hosts": {**hosts, "cordoned": found.hosts_cordoned},
+        "services": [
+            {"binary": binary, "state": state, "count": count}
+            for (binary, state), count in sorted(found.services.items())
+        ],
+        "unhealthy_devices": found.unhealthy,
+        "jobs": found.jobs,
+        "outbox": found.outbox,
+    }
+
+
+def _make_counts(counts: Counts, found: Totals) -> dict[str, Any]:
+    """Return the fields from the cached counts."""
+    devices = counts.devices
+    return {
+        "resource_classes": list(_classes(counts.handles)),
+        "devices": {
+            "total": sum(devices.values()),
+            "disabled": sum(n for (status, _), n in devices.items() if status != "enabled"),
+            "unhealthy": _count_unhealthy(counts, found),
+            "maintenance": found.maintenance_windows,
+        },
+        "accelerator_requests": counts.arqs,
+        "device_contexts": counts.device_contexts,
+        "attachments": counts.attachments,
+        "providers": {
+            "total": counts.providers,
+            "stale": found.providers_stale,
+            "failing": found.providers_failing,
+        },
+    }
+
+
+def _count_unhealthy(counts: Counts, found: Totals) -> int:
+    """Return the number of unhealthy devices.
+
+    The cached count may be older than the list: it is used only if the list has not all of them.
+    """
+    if len(found.unhealthy) < MAX_NAMED:
+        return len(found.unhealthy)
+    counted = sum(n for (_, health), n in counts.devices.items() if health == Health.UNHEALTHY)
+    return max(len(found.unhealthy), counted)
+
+
+def _classes(handles: Mapping[tuple[str, str], int]) -> Iterable[dict[str, Any]]:
+    for name in sorted({name for name, _ in handles}):
+        uses = {use: handles.get((name, use), 0) for use in USES}
+        yield {"resource_class": name, "total": sum(uses.values()), **uses}

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The devices of hosts, by NUMA node, with their handles and the owners of these."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cyborg.cli.common import formatting, pci_ids
+from cyborg.cli.common.errors import CommandError
+from cyborg.cli.common.rest import RestClient
+from cyborg.cli.devices import format_schedulable_until
+
+MAX_HOSTS = 100
+"""Maximum number of hosts of one view: two requests for each."""
+MAX_ROWS = 1000
+"""Maximum number of devices, and of handles, of a host in one view."""
+AGENT = "cyborg-agent"
+OWNED = ("bound", "preparing")
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """A handle; ``owner`` says who has it, and is empty for a handle without an owner."""
+
+    address: str
+    state: str
+    owner: str
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeployableView:
+    """A deployable with its handles, ordered by address."""
+
+    uuid: str
+    resource_class: str
+    handles: Sequence[Handle]
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Return the number of handles by state."""
+        return Counter(handle.state for handle in self.handles)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceView:
+    """A device: ``status`` is as in ``device-list``, ``health`` also has the reason."""
+
+    address: str
+    name: str
+    type: str
+    status: str
+    health: str
+    is_unhealthy: bool
+    root: str | None
+    deployables: Sequence[DeployableView]
+
+
+@dataclass(frozen=True, slots=True)
+class HostView:
+    """A host. ``nodes`` has the devices by NUMA node, those of an unknown node last.
+
+    ``is_partial`` is True if the host has more devices or handles than MAX_ROWS.
+    """
+
+    name: str
+    state: str
+    nodes: Mapping[int | None, Sequence[DeviceView]]
+    is_partial: bool
+
+    @property
+    def num_devices(self) -> int:
+        """Return the number of devices."""
+        return sum(len(devices) for devices in self.nodes.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Hosts, and the number of further hosts."""
+
+    hosts: Sequence[HostView]
+    num_more: int = 0
+    # The answers of the service, for machines.
+    document: list[dict[str, Any]] = field(default_factory=list)
+
+
+def fetch_topology(rest: RestClient, host: str | None, max_hosts: int) -> Topology:
+    """Return one host, or the first hosts by name. Raise CommandError.
+
+    It needs two requests, and two for each shown host.
+    """
+    params = {"binary": AGENT, "kind": "daemon", "host": host, "sort_key": "host"}
+    rows = rest.call("GET", "/services", params={**params, "limit": max_hosts})["services"]
+    num_more = 0
+    if host is None:
+        hosts = rest.call("GET", "/summary")["hosts"]
+        num_more = max(0, hosts["up"] + hosts["late"] + hosts["down"] - len(rows))
+    elif not rows:
+        raise CommandError(f"no agent has reported the host {host}")
+    views, document = [], []
+    for row in rows:
+        name = str(row["host"])
+        devices = rest.call("GET", "/devices", params={"hostname": name, "limit": MAX_ROWS})
+        handles = rest.call("GET", "/accelerators", params={"host": name, "limit": MAX_ROWS})
+        partial = "devices_links" in devices or "accelerators_links" in handles
+        found = {"devices": devices["devices"], "accelerators": handles["accelerators"]}
+        document.append({"host": name, "state": row["state"], "is_partial": partial, **found})
+        views.append(_host(name, row["state"], partial, **found))
+    return Topology(views, num_more, document)
+
+
+def _host(
+    name: str,
+    state: str,
+    is_partial: bool,
+    devices: Sequence[Mapping[str, Any]],
+    accelerators: Sequence[Mapping[str, Any]],
+) -> HostView:
+    by_device: dict[str, list[Mapping[str, Any]]] = {}
+    for row in accelerators:
+        by_device.setdefault(row["device_uuid"], []).append(row)
+    nodes: dict[int | None, list[DeviceView]] = {}
+    ordered = sorted(devices, key=lambda row: (row["numa_node"] is None, row["numa_node"] or 0))
+    for row in ordered:
+        nodes.setdefault(row["numa_node"], []).append(_device(row, by_device.get(row["uuid"], ())))
+    for each in nodes.values():
+        each.sort(key=lambda device: (device.root or "", device.address))
+    return HostView(name, state, nodes, is_partial)
+
+
+def _device(row: Mapping[str, Any], accelerators: Sequence[Mapping[str, Any]]) -> DeviceView:
+    named = pci_ids.add_names(row)
+    model = str(named["model"])
+    health = str(row["health"])
+    if row["health_reason"] and health != "ok":
+        health = f"{health}: {row['health_reason']}"
+    deployables: dict[str, list[Mapping[str, Any]]] = {}
+    for each in accelerators:
+        deployables.setdefault(each["deployable_uuid"], []).append(each)
+    return DeviceView(
+        address=str(row["address"]),
+        name="" if model == pci_ids.UNKNOWN else model,
+        type=str(row["type"]),
+        status=format_schedulable_until(row),
+        health=health,
+        is_unhealthy=row["health"] == "unhealthy",
+        root=(row.get("topology") or {}).get("pci_root"),
+        deployables=[
+            DeployableView(uuid, str(rows[0]["resource_class"]), _handles(rows))
+            for uuid, rows in deployables.items()
+        ],
+    )
+
+
+def _handles(rows: Sequence[Mapping[str, Any]]) -> list[Handle]:
+    handles = [
+        Handle(
+            formatting.format_address(row["attach_handle_info"]) or str(row["uuid"]),
+            str(row["state"]),
+            _owner(row),
+            row.get("error"),
+        )
+        for row in rows
+    ]
+    return sorted(handles, key=lambda handle: handle.address)
+
+
+def _owner(row: Mapping[str, Any]) -> str:
+    if row["arq_uuid"] is None:
+        return ""
+    parts = [f"{row['name']}:"] if row["name"] else []
+    if row["instance_uuid"]:
+        parts.append(f"instance {row['instance_uuid']}")
+    else:
+        parts.append(f"request {row['arq_uuid']}")
+    if row["project_id"]:
+        parts.append(f"of project {row['project_id']}")
+    return " ".join(parts)

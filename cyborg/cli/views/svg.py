@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A topology as an SVG picture, which needs no other file.
+
+Each host is a panel with a column of device cards for each NUMA node. A card has a square for each
+handle, or a bar if there are many, and the first owners.
+"""
+
+import math
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from xml.etree import ElementTree as ET
+
+from cyborg.cli.common.formatting import UUID, UUID_PREFIXES
+from cyborg.cli.views.inventory import OWNED, DeviceView, HostView, Topology
+
+WIDTH = 1120
+MARGIN, GAP, PAD = 24, 14, 12
+CARD_WIDTH = 340
+COLUMNS = 3
+LINE = 17
+"""Height of a line of text in pixels."""
+CELL, CELL_GAP = 13, 3
+MAX_CELLS = 76
+"""Maximum number of squares of a deployable; a bar shows more handles."""
+MAX_OWNERS = 4
+CHARACTER = 7.3
+"""Width of a character of a card's text, of a fixed-width font of 12 pixels."""
+ROW_CELLS = (CARD_WIDTH - 2 * PAD) // (CELL + CELL_GAP)
+
+STYLE = """
+svg { --paper: #f6f7f9; --panel: #ffffff; --line: #d5dae1; --text: #1f2933; --soft: #5b6774;
+  --owned: #2563eb; --free: #cfd8e3; --dirty: #d97706; --draining: #9333ea; --cordoned: #7b8794;
+  --bad: #b91c1c; --good: #15803d; --warn: #b45309; }
+@media (prefers-color-scheme: dark) { svg { --paper: #11161c; --panel: #1b222b; --line: #36414d;
+  --text: #e6ebf0; --soft: #9aa7b4; --owned: #60a5fa; --free: #3b4755; --dirty: #fbbf24;
+  --draining: #c084fc; --cordoned: #7d8b99; --bad: #f87171; --good: #4ade80; --warn: #fbbf24; } }
+text { font: 12px ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace; fill: var(--text); }
+.title { font: 600 20px system-ui, 'DejaVu Sans', sans-serif; }
+.host { font: 600 16px system-ui, 'DejaVu Sans', sans-serif; }
+.node { font: 600 12px system-ui, 'DejaVu Sans', sans-serif; fill: var(--soft); }
+.address { font-weight: 600; }
+.soft { fill: var(--soft); } .good { fill: var(--good); } .warn { fill: var(--warn); }
+.bad { fill: var(--bad); }
+.paper { fill: var(--paper); } .panel { fill: var(--panel); stroke: var(--line); }
+.card { fill: var(--paper); stroke: var(--line); } .card.unhealthy { stroke: var(--bad); }
+.owned { fill: var(--owned); } .free { fill: var(--free); } .dirty { fill: var(--dirty); }
+.draining { fill: var(--draining); } .cordoned { fill: var(--cordoned); }
+.error { fill: var(--bad); }
+"""
+_STATES = {"up": "good", "late": "warn", "down": "bad"}
+_USES = ("owned", "dirty", "draining", "cordoned", "error", "free")
+
+
+@dataclass(frozen=True, slots=True)
+class _Card:
+    """A device, its lines of text above the handles, and its handles with an owner."""
+
+    device: DeviceView
+    lines: Sequence[tuple[str, str]]
+    owners: Sequence[str]
+
+    @property
+    def height(self) -> int:
+        height = PAD + LINE * (1 + len(self.lines))
+        for deployable in self.device.deployables:
+            height += LINE + 4 + _cell_rows(len(deployable.handles)) * (CELL + CELL_GAP)
+        return height + LINE * min(len(self.owners), MAX_OWNERS + 1) + PAD
+
+
+def draw_svg(topology: Topology) -> bytes:
+    """Return the picture as a file."""
+    root = ET.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", "role": "img"})
+    ET.SubElement(root, "title").text = "Accelerators by host"
+    ET.SubElement(root, "desc").text = _clean(_describe(topology))
+    ET.SubElement(root, "style").text = STYLE
+    _rect(root, "paper", 0, 0, WIDTH, 0)
+    paper = root[-1]
+    _text(root, "title", MARGIN, MARGIN + 16, "Accelerators by host")
+    _legend(root, MARGIN + 260, MARGIN + 16)
+    y = MARGIN + 40
+    for host in topology.hosts:
+        y += _draw_host(root, host, y) + GAP
+    if topology.num_more:
+        _text(root, "soft", MARGIN, y + LINE, f"{topology.num_more} more hosts are not shown")
+        y += 2 * LINE
+    height = y + MARGIN - GAP
+    paper.set("height", str(height))
+    root.set("viewBox", f"0 0 {WIDTH} {height}")
+    root.set("width", str(WIDTH))
+    root.set("height", str(height))
+    ET.indent(root)
+    return bytes(ET.tostring(root, encoding="utf-8", xml_declaration=True)) + b"\n"
+
+
+def _describe(topology: Topology) -> str:
+    hosts = (f"{host.name} ({host.state}): {host.num_devices} devices" for host in topology.hosts)
+    return "; ".join(hosts) or "no hosts"
+
+
+def _legend(root: ET.Element, x: int, y: int) -> None:
+    for use in _USES:
+        _rect(root, use, x, y - CELL + 2, CELL, CELL, 2)
+        text = "cleaning failed" if use == "error" else use
+        _text(root, "soft", x + CELL + 6, y, text)
+        x += CELL + 26 + math.ceil(len(text) * CHARACTER)
+
+
+def _draw_host(root: ET.Element, host: HostView, y: int) -> int:
+    """Draw a host and return its height."""
+    panel = ET.SubElement(root, "g")
+    _rect(panel, "panel", MARGIN, y, WIDTH - 2 * MARGIN, 0, 8)
+    frame = panel[-1]
+    name = _fit(host.name, 80)
+    _text(panel, "host", MARGIN + PAD, y + 26, name)
+    state = _STATES.get(host.state, "bad")
+    _text(panel, state, WIDTH - MARGIN - PAD, y + 26, host.state, anchor="end")
+    height = 40
+    for number, devices in host.nodes.items():
+        title = "NUMA node unknown" if number is None else f"NUMA node {number}"
+        _text(panel, "node", MARGIN + PAD, y + height + LINE - 4, title)
+        height += LINE + 4
+        height += _draw_devices(panel, devices, y + height)
+    if not host.nodes or host.is_partial:
+        note = "more devices and handles than shown" if host.is_partial else "no devices"
+        _text(panel, "soft", MARGIN + PAD, y + height + LINE - 4, note)
+        height += LINE + 4
+    height += PAD - 4
+    frame.set("height", str(height))
+    return height
+
+
+def _draw_devices(panel: ET.Element, devices: Sequence[DeviceView], y: int) -> int:
+    """Draw the cards of a NUMA node in rows of COLUMNS, and return their height."""
+    height = 0
+    for start in range(0, len(devices), COLUMNS):
+        row = [
+            _Card(device, _lines(device), _owners(device))
+            for device in devices[start : start + COLUMNS]
+        ]
+        tallest = max(card.height for card in row)
+        for column, card in enumerate(row):
+            x = MARGIN + PAD + column * (CARD_WIDTH + GAP)
+            _draw_card(panel, card, x, y + height, tallest)
+        height += tallest + GAP
+    return height
+
+
+def _lines(device: DeviceView) -> list[tuple[str, str]]:
+    """Return the lines of text above the handles: class of style and text."""
+    lines = [("soft", f"{device.type} {device.name}".rstrip())]
+    ready = device.status == "yes"
+    if device.is_unhealthy:
+        lines.append(("bad", device.health))
+    if device.status != "no: unhealthy":
+        lines.append(("good", "ready") if ready else ("warn", f"schedulable {device.status}"))
+    if device.root:
+        lines.append(("soft", f"PCI root {device.root}"))
+    return lines
+
+
+def _owners(device: DeviceView) -> list[str]:
+    """Return the handles with an owner."""
+    return [
+        f"{handle.address} {handle.owner}"
+        for deployable in device.deployables
+        for handle in deployable.handles
+        if handle.owner
+    ]
+
+
+def _cell_rows(number: int) -> int:
+    return 1 if number > MAX_CELLS else -(-number // ROW_CELLS)
+
+
+def _draw_card(panel: ET.Element, content: _Card, x: int, y: int, height: int) -> None:
+    card = ET.SubElement(panel, "g")
+    device, owners = content.device, content.owners
+    tooltip = [device.address, *(text for _, text in content.lines), *owners]
+    ET.SubElement(card, "title").text = _clean("\n".join(tooltip))
+    kind = "card unhealthy" if device.is_unhealthy else "card"
+    _rect(card, kind, x, y, CARD_WIDTH, height, 6)
+    y += PAD + LINE - 5
+    _text(card, "address", x + PAD, y, _fit(device.address))
+    for style, text in content.lines:
+        y += LINE
+        _text(card, style, x + PAD, y, _fit(text))
+    for deployable in device.deployables:
+        y += LINE + 4
+        uses = [_use(handle.state) for handle in deployable.handles]
+        count = f"{uses.count('owned')}/{len(uses)} owned"
+        _text(card, "", x + PAD, y, _fit(f"{deployable.resource_class} {count}"))
+        y += CELL_GAP * 2
+        _draw_handles(card, uses, x + PAD, y)
+        y += _cell_rows(len(uses)) * (CELL + CELL_GAP) - CELL_GAP * 2
+    for owner in owners[:MAX_OWNERS]:
+        y += LINE
+        short = UUID.sub(lambda match: match[0][: UUID_PREFIXES[0]], owner)
+        _text(card, "soft", x + PAD, y, _fit(short))
+    if len(owners) > MAX_OWNERS:
+        _text(card, "soft", x + PAD, y + LINE, f"{len(owners) - MAX_OWNERS} more owned handles")
+
+
+def _use(state: str) -> str:
+    return "owned" if state in OWNED else state
+
+
+def _draw_handles(card: ET.Element, uses: Sequence[str], x: int, y: int) -> None:
+    if len(uses) <= MAX_CELLS:
+        for number, use in enumerate(uses):
+            row, column = divmod(number, ROW_CELLS)
+            step = CELL + CELL_GAP
+            _rect(card, use, x + column * step, y + row * step, CELL, CELL, 2)
+        return
+    width, start = CARD_WIDTH - 2 * PAD, float(x)
+    for use in _USES:
+        part = round(width * uses.count(use) / len(uses), 2)
+        if part:
+            _rect(card, use, start, y, part, CELL)
+            start += part
+
+
+def _rect(
+    parent: ET.Element, kind: str, x: float, y: float, width: float, height: float, radius: int = 0
+) -> None:
+    values = {"x": x, "y": y, "width": width, "height": height}
+    attributes = {name: f"{value:g}" for name, value in values.items()}
+    attributes |= {"rx": str(radius)} if radius else {}
+    ET.SubElement(parent, "rect", {"class": kind, **attributes})
+
+
+def _text(
+    parent: ET.Element, kind: str, x: float, y: float, text: str, anchor: str | None = None
+) -> None:
+    attributes = {"x": f"{x:g}", "y": f"{y:g}"} | ({"class": kind} if kind else {})
+    attributes |= {"text-anchor": anchor} if anchor else {}
+    ET.SubElement(parent, "text", attributes).text = _clean(text)
+
+
+def _fit(text: str, columns: int = int((CARD_WIDTH - 2 * PAD) / CHARACTER)) -> str:
+    """Return the text, cut to a number of columns; wide characters count twice."""
+    used, shown = 0, ""
+    for character in _clean(text):
+        used += 2 if unicodedata.east_asian_width(character) in "WF" else 1
+        if used > columns:
+            return f"{shown[:-1]}…"
+        shown += character
+    return shown
+
+
+def _clean(text: str) -> str:
+    """Return the text without characters that XML does not allow."""
+    return "".join(c if c.isprintable() or c == "\n" else " " for c in text)

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lines of styled text of a given width, in Unicode or ASCII."""
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+DEFAULT_WIDTH = 100
+"""Width of output that is not a terminal, in characters."""
+MIN_WIDTH, MAX_WIDTH = 20, 200
+
+Part = str | tuple[str, str]
+"""A text, or a text and its style."""
+
+
+@dataclass(frozen=True, slots=True)
+class Glyphs:
+    """The characters of a view. ``bar`` has those of owned, dirty, unavailable and free handles.
+
+    ``tree`` has the branch of an element, the branch of the last one, and what is below each.
+    """
+
+    bar: str
+    ellipsis: str
+    tree: tuple[str, str, str, str]
+
+
+UNICODE = Glyphs("█▒░·", "…", ("├─ ", "└─ ", "│  ", "   "))
+ASCII = Glyphs("#%=.", "~", ("|- ", "`- ", "|  ", "   "))
+
+
+def choose_glyphs(stream: TextIO) -> Glyphs:
+    """Return the characters that the encoding of an output has; without one it has all."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    try:
+        "".join((UNICODE.bar, UNICODE.ellipsis, *UNICODE.tree)).encode(encoding)
+    except (UnicodeError, LookupError):
+        return ASCII
+    return UNICODE
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Return whether an output is a terminal; an output without a file is none."""
+    try:
+        return os.isatty(stream.fileno())
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def output_width(stream: TextIO) -> int:
+    """Return the width of a terminal, DEFAULT_WIDTH for other output; within the limits."""
+    try:
+        width = os.get_terminal_size(stream.fileno()).columns or DEFAULT_WIDTH
+    except (OSError, ValueError, AttributeError):
+        width = DEFAULT_WIDTH
+    return max(MIN_WIDTH, min(width, MAX_WIDTH))
+
+
+def clean(text: str, glyphs: Glyphs) -> str:
+    """Return a text without control characters; with ASCII, others become question marks."""
+    shown = "".join(c if c.isprintable() else " " for c in text)
+    return shown if glyphs is UNICODE else shown.encode("ascii", "replace").decode("ascii")
+
+
+def build_line(width: int, glyphs: Glyphs, *parts: Part) -> "Text":
+    """Return a line of at most ``width`` columns; a longer one ends with an ellipsis."""
+    from rich.text import Text
+
+    text = Text(no_wrap=True)
+    for part in parts:
+        content, style = (part, "") if isinstance(part, str) else part
+        text.append(clean(content, glyphs), style)
+    text.rstrip()
+    if text.cell_len > width:
+        text.truncate(max(0, width - len(glyphs.ellipsis)), overflow="crop")
+        text.append(glyphs.ellipsis)
+    return text
+
+
+def build_flow(width: int, glyphs: Glyphs, label: str, items: Iterable[Part]) -> list["Text"]:
+    """Return a label and items in as many lines as needed; the other lines are indented."""
+    from rich.cells import cell_len
+
+    lines: list[list[Part]] = [[(label, "bold")]]
+    used = cell_len(label)
+    for item in items:
+        length = cell_len(item if isinstance(item, str) else item[0])
+        if used + 2 + length > width:
+            lines.append([])
+            used = 0
+        lines[-1] += ["  ", item]
+        used += 2 + length
+    return [build_line(width, glyphs, *parts) for parts in lines]
+
+
+def limit_lines(
+    width: int, glyphs: Glyphs, lines: Sequence["Text"], number: int, total: int, nouns: str
+) -> list["Text"]:
+    """Return up to ``number`` lines; the last one says how many of ``total`` are not shown."""
+    total = max(total, len(lines))
+    if len(lines) == total <= number:
+        return list(lines)
+    shown = max(0, min(len(lines), number - 1))
+    more = build_line(width, glyphs, (f"  {total - shown} more {nouns}", "dim"))
+    return [*lines[:shown], more]
+
+
+def format_age(seconds: float) -> str:
+    """Return a duration with one unit.
+
+    >>> [format_age(seconds) for seconds in (-1, 59, 60, 7200, 172800)]
+    ['0 s', '59 s', '1 min', '2 h', '2 d']
+    """
+    whole = max(0, int(seconds))
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if whole >= size:
+            return f"{whole // size} {unit}"
+    return f"{whole} s"

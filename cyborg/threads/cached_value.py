@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A value that is used again for a short time, and read by one thread at a time."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from cyborg.core.errors import Unavailable
+
+T = TypeVar("T")
+
+MAX_WAIT = 10.0
+"""Seconds to wait for another thread that reads the value."""
+
+
+class CachedValue(Generic[T]):
+    """A value with a maximum age; thread-safe. An error is not cached.
+
+    A call that waits for a read uses its value, also if the read took longer than the maximum age.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], T],
+        max_age: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``max_age`` are seconds, ``clock`` returns monotonic seconds."""
+        self._read = read
+        self._max_age = max_age
+        self._clock = clock
+        self._lock = threading.Lock()
+        # The value, and when its read began and ended.
+        self._found: tuple[T, float, float] | None = None
+
+    def get(self) -> T:
+        """Return the value. Raise what ``read`` raises, and Unavailable after MAX_WAIT."""
+        called = self._clock()
+        # Calls that come together wait for one read, instead of reading as often.
+        if not self._lock.acquire(timeout=MAX_WAIT):
+            raise Unavailable(f"another request has read this for {MAX_WAIT:.0f} s, retry later")
+        try:
+            if self._found is not None:
+                value, started, ended = self._found
+                # A slow read ends with a value that is too old for later calls. The calls that have
+                # waited for it take it: otherwise they would read one after another.
+                if self._clock() - started < self._max_age or ended > called:
+                    return value
+            # The time before the read, so that no part of the value is older than ``max_age``.
+            started = self._clock()
+            value = self._read()
+            self._found = value, started, self._clock()
+            return value
+        finally:
+            self._lock.release()

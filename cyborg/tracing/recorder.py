@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recorder of spans with the SDK of OpenTelemetry; imported only with ``[tracing] enabled``."""
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.sampling import Decision, Sampler, TraceIdRatioBased
+from opentelemetry.trace import (
+    NonRecordingSpan,
+    SpanContext,
+    Status,
+    StatusCode,
+    TraceFlags,
+)
+
+from cyborg.core.errors import CyborgError
+from cyborg.core.log import MAX_LENGTH, MAX_VALUES, log_fields
+from cyborg.core.trace_context import parse_trace_context
+from cyborg.tracing import SpanKind
+
+SERVER_ERRORS = 500
+"""The first HTTP status with which a span of the API is an error."""
+
+_CONVENTIONS: Mapping[str, str] = {
+    "database": "db.system.name",
+    "method": "http.request.method",
+    "path": "url.path",
+    "route": "http.route",
+    "status": "http.response.status_code",
+}
+"""The names of OpenTelemetry's semantic conventions; all others begin with ``cyborg.``"""
+
+_NO_SPAN = nullcontext()
+
+
+class SpanRecorder:
+    """Recorder of the spans of a process, to the processors of a tracer provider."""
+
+    def __init__(self, provider: TracerProvider, sample_ratio: float = 1.0) -> None:
+        """``sample_ratio`` is the share of the traces of clients that are recorded."""
+        self._tracer = provider.get_tracer("cyborg")
+        self._sampler = TraceIdRatioBased(sample_ratio)
+
+    def root_span(
+        self, name: str, trace_context: Any, kind: SpanKind, attributes: Mapping[str, Any]
+    ) -> AbstractContextManager[None]:
+        """Return a block that is a span of a client's trace, or of a new trace.
+
+        A client that is not authenticated may send any context, so that its flag ``sampled`` is
+        not enough: the trace id decides, as in clients with the same ratio.
+        """
+        parent = _parse(trace_context, self._sampler) or Context()
+        return self._span(name, kind, parent, attributes)
+
+    def child_span(
+        self, name: str, kind: SpanKind, attributes: Mapping[str, Any]
+    ) -> AbstractContextManager[None]:
+        """Return a block that is a span of the current trace, if it is recorded."""
+        if not trace.get_current_span().is_recording():
+            return _NO_SPAN
+        return self._span(name, kind, None, attributes)
+
+    def remote_span(
+        self, name: str, trace_context: Any, kind: SpanKind, attributes: Mapping[str, Any]
+    ) -> AbstractContextManager[None]:
+        """Return a block that is a span of the trace of a context, if it is well-formed."""
+        parent = _parse(trace_context)
+        return _NO_SPAN if parent is None else self._span(name, kind, parent, attributes)
+
+    @contextmanager
+    def remote_spans(
+        self, name: str, trace_contexts: Iterable[Any], attributes: Mapping[str, Any]
+    ) -> Iterator[None]:
+        """Record a span of each trace of a batch; the first is current within the block."""
+        contexts = list(dict.fromkeys(text for text in trace_contexts if text is not None))
+        with contextlib.ExitStack() as stack:
+            # The last one that is entered is the current one.
+            for text in reversed(contexts):
+                span = self.remote_span(name, text, SpanKind.CONSUMER, attributes)
+                stack.enter_context(span)
+            yield
+
+    def current_context(self) -> str | None:
+        """Return the context of the current span, also if it is not recorded, or None."""
+        context = trace.get_current_span().get_span_context()
+        if not context.is_valid:
+            return None
+        return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+
+    def annotate(self, attributes: Mapping[str, Any]) -> None:
+        """Add attributes to the current span; a status of 500 or more makes it an error."""
+        span = trace.get_current_span()
+        if span.is_recording():
+            span.set_attributes(_render(attributes))
+            if attributes.get("status", 0) >= SERVER_ERRORS:
+                span.set_status(StatusCode.ERROR)
+
+    @contextmanager
+    def _span(
+        self,
+        name: str,
+        kind: SpanKind,
+        parent: Context | None,
+        attributes: Mapping[str, Any],
+    ) -> Iterator[None]:
+        span = self._tracer.start_span(name, parent, trace.SpanKind[kind], _render(attributes))
+        trace_id = f"{span.get_span_context().trace_id:032x}"
+        # Not the record of the library: messages of exceptions may have addresses and names.
+        with (
+            trace.use_span(
+                span, end_on_exit=True, record_exception=False, set_status_on_exception=False
+            ),
+            log_fields(trace_id=trace_id),
+        ):
+            try:
+                yield
+            except Exception as exc:
+                text = exc.code if isinstance(exc, CyborgError) else type(exc).__name__
+                span.set_status(Status(StatusCode.ERROR, text))
+                raise
+
+
+def _parse(text: Any, sampler: Sampler | None = None) -> Context | None:
+    """Return the context of the parent that a text names, None if it is malformed.
+
+    The trace is recorded if the context says so and, with a ``sampler``, this one agrees.
+    """
+    if (checked := parse_trace_context(text)) is None:
+        return None
+    _, trace_text, span_id, flag_text = checked.split("-")
+    trace_id, flags = int(trace_text, 16), int(flag_text, 16)
+    if sampler and sampler.should_sample(None, trace_id, "").decision is Decision.DROP:
+        flags &= ~TraceFlags.SAMPLED
+    context = SpanContext(trace_id, int(span_id, 16), is_remote=True, trace_flags=TraceFlags(flags))
+    return trace.set_span_in_context(NonRecordingSpan(context), Context())
+
+
+def _render(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return attributes with their full names and values of bounded size."""
+    return {
+        _CONVENTIONS.get(name, f"cyborg.{name}"): _plain(value)
+        for name, value in attributes.items()
+        if value is not None
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list | tuple | set | frozenset):
+        values = sorted(value) if isinstance(value, set | frozenset) else value
+        return [str(item)[:MAX_LENGTH] for item in values[:MAX_VALUES]]
+    return value if isinstance(value, int | float) else str(value)[:MAX_LENGTH]

@@ -101,9 +101,13 @@ export function HostPage({ host }: { host: string }) {
       {services.data && !service && !found.length ? <p>No agent of this host has reported.</p> : null}
       <div class="cards">
         <Card title="Topology" wide aside={<TopologyLegend />}>
-          {devices.data ? (
+          {devices.data && (accelerators.data || accelerators.error) ? (
             found.length ? (
-              <TopologyPicture host={host} devices={found} handlesOf={(d) => byDevice.get(d.uuid) ?? []} />
+              <TopologyPicture
+                host={host}
+                devices={found}
+                handlesOf={(d) => (accelerators.data ? byDevice.get(d.uuid) ?? [] : null)}
+              />
             ) : (
               <p class="faint empty">The host has no devices.</p>
             )
@@ -141,7 +145,7 @@ export function HostPage({ host }: { host: string }) {
             />
           </Card>
         ) : null}
-        <Card title="Who holds what" wide aside={<span class="faint">{count(owned.length, "handle")}</span>}>
+        <Card title="Who holds what" wide aside={accelerators.data ? <span class="faint">{count(owned.length, "handle")}</span> : null}>
           {accelerators.data ? (
             <Table
               caption="Handles with an owner, or with an error"

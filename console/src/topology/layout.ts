@@ -12,7 +12,7 @@ export interface Bridge {
 
 export interface Placed {
   device: Device;
-  handles: Accelerator[];
+  handles: Accelerator[] | null; // null: unknown
   x: number;
   y: number;
   width: number;
@@ -67,7 +67,7 @@ export function cardHeight(handles: number, width: number): number {
 // Lay a host out in columns of NUMA nodes, as many as fit into `width`.
 export function layOut(
   devices: Device[],
-  handlesOf: (device: Device) => Accelerator[],
+  handlesOf: (device: Device) => Accelerator[] | null,
   width: number,
 ): Picture {
   const groups = new Map<number | null, Device[]>();
@@ -94,7 +94,7 @@ export function layOut(
 function layOutNode(
   numa: number | null,
   devices: Device[],
-  handlesOf: (device: Device) => Accelerator[],
+  handlesOf: (device: Device) => Accelerator[] | null,
   x: number,
   y: number,
   width: number,
@@ -134,7 +134,7 @@ function layOutNode(
     const left: number = above ? above.x + INDENT : x + MARGIN;
     const handles = handlesOf(device);
     const cardWidth = x + width - MARGIN - left;
-    const height = cardHeight(handles.length, cardWidth);
+    const height = cardHeight(handles?.length ?? 0, cardWidth);
     node.devices.push({
       device,
       handles,

@@ -11,7 +11,7 @@ const CHARACTER = 7.3; // width of a character of 12 px
 export function TopologyPicture(props: {
   host: string;
   devices: Device[];
-  handlesOf: (device: Device) => Accelerator[];
+  handlesOf: (device: Device) => Accelerator[] | null;
 }) {
   const box = useRef<HTMLDivElement>(null);
   const [width, setWidth] = useState(0);
@@ -98,12 +98,15 @@ const PIP_KINDS: Record<string, string> = {
 };
 
 function DeviceCard({ placed }: { placed: Placed }) {
-  const { device, handles, x, y, width, height } = placed;
+  const { device, x, y, width, height } = placed;
+  const handles = placed.handles ?? [];
   const used = handles.filter((handle) => handle.arq_uuid !== null);
   const projects = new Set(used.map((handle) => handle.project_id).filter(Boolean));
   const summary = handles.length
     ? `${used.length} of ${handles.length} in use${projects.size ? `, ${projects.size} ${projects.size === 1 ? "project" : "projects"}` : ""}`
-    : "no handles";
+    : placed.handles
+      ? "no handles"
+      : "handles unknown";
   const failed = handles.filter((handle) => handle.state === "error").length;
   // A device stays ready while the cleaning of one of its handles fails.
   const state = failed && device.state === "ready" ? "cleaning fails" : words(device.state);

@@ -79,6 +79,10 @@ class Window:
             problems.append("the page is wider than the window")
         assert not problems, "\n".join(problems)
 
+    def read_storage(self) -> Any:
+        """Return everything that the page has stored in the browser: cookies and two storages."""
+        return self.page.evaluate("[document.cookie, {...localStorage}, {...sessionStorage}]")
+
     def shoot(self, name: str) -> None:
         """Write a picture into the folder of the environment variable, if it is set."""
         folder = os.environ.get(SCREENSHOTS)

@@ -73,7 +73,9 @@ def _serve_with_keystone(
 ) -> Iterator[str]:
     conf = keystone_conf(keystone)
     (folder / "policy.yaml").write_text(POLICY)
-    policy.set_defaults(conf, policy_file=str(folder / "policy.yaml"))
+    policy.set_defaults(conf)
+    # An override of this configuration: a default would be one of all tests of this process.
+    conf.set_override("policy_file", str(folder / "policy.yaml"), group="oslo_policy")
     server = HttpServer("127.0.0.1", 0, "port")
     # Below a prefix, as behind many web servers.
     server.start(mounted(make_app(conf, cloud.stack.conductor, cloud.stack.reader)))

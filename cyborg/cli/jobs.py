@@ -19,6 +19,7 @@ MAX_HOSTS = 20  # in one error message
 # Plain strings: argparse would show members of an enumeration as Python objects.
 KINDS = [kind.value for kind in (*Kind, *JobKind)]
 STATES = [state.value for state in JobState]
+STEP_STATES = [state.value for state in StepState]
 
 SHORT = formatting.columns_of("uuid, kind, subject, host, state, progress, activity")
 LONG = formatting.columns_of("created_at, updated_at, attempts, error", after=SHORT)
@@ -79,11 +80,15 @@ class List(listing.Lister, of=JOBS):
 class Show(base.Show, of=JOBS):
     """Show one job with its state on each host."""
 
-    ARGUMENTS = (argument("job", help="uuid of the job"),)
+    ARGUMENTS = (
+        argument("job", help="uuid of the job"),
+        field_argument("--step-state", choices=STEP_STATES, help="only the steps in this state"),
+    )
 
     def take_action(self, args: argparse.Namespace) -> Any:
         """Return the job."""
-        return build_job(self.app.rest.call("GET", self.find_path(args)))
+        path, filters = self.find_path(args), self.read_fields(args)
+        return build_job(self.app.rest.read_whole(path, "steps", **filters))
 
 
 class Cancel(base.CallEach, of=JOBS):

@@ -6,12 +6,13 @@ requests cause no duplicate or missing rows.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, TypedDict, TypeVar
 
 import sqlalchemy as sa
 
 from cyborg.core.errors import Invalid
+from cyborg.db.rows import fetch_all
 
 Row = Mapping[str, Any]
 R = TypeVar("R", bound=Row)
@@ -25,6 +26,12 @@ class Page:
     marker: str | None = None
     sort_key: str | None = None
     sort_dir: str = "asc"
+
+
+class NameRow(TypedDict):
+    """A name in a list of names, as ``uuid``, which is the marker of the next page."""
+
+    uuid: str
 
 
 def paginate(
@@ -91,6 +98,43 @@ def paginate_rows(rows: Sequence[R], page: Page | None, sortable: Sequence[str])
             raise unknown_marker(page.marker)
         found = found[positions[0] :]
     return found[: None if page.limit is None else check_limit(page.limit)]
+
+
+def find_names(
+    connection: sa.Connection,
+    column: sa.ColumnElement[Any],
+    condition: sa.ColumnElement[bool],
+    page: Page | None,
+    sort_key: str,
+) -> list[NameRow]:
+    """Return a page of the distinct values of a column, in their order.
+
+    ``sort_key`` is the only sort key, and the default. The marker is any text: a page starts with
+    the first name after it, because a name may leave the list between two requests. Raise Invalid
+    as ``paginate`` does.
+    """
+    page = page or Page()
+    if page.sort_key == sort_key:
+        page = replace(page, sort_key=None)
+    query = sa.select(column.label("name")).where(condition).distinct()
+    if page.marker is not None:
+        query = query.where(column > page.marker if is_ascending(page) else column < page.marker)
+        page = replace(page, marker=None)
+    found = query.subquery("names")
+    name = found.c.name
+    listed = sa.select(name.label("uuid"))
+    listed = paginate(connection, listed, found, page, {sort_key: name}, identity=name)
+    return fetch_all(NameRow, connection.execute(listed))
+
+
+def on_page(column: sa.ColumnElement[Any], names: Sequence[NameRow]) -> sa.ColumnElement[bool]:
+    """Return the condition that the value of a column is on a page of its values.
+
+    The values on a page are all values between the first and the last one, if the rows of both
+    queries satisfy the same condition.
+    """
+    first, last = names[0]["uuid"], names[-1]["uuid"]
+    return sa.or_(column.between(first, last), column.between(last, first))
 
 
 def id_in(column: sa.ColumnElement[int], ids: Collection[int]) -> sa.ColumnElement[bool]:

@@ -102,6 +102,7 @@ export interface Context {
   instance_uuid: string | null;
   error: string | null;
   successor: { state: string; error: string | null } | null;
+  arqs?: Request[]; // only of a single context
   epoch: number;
   expires_at: string | null;
   created_at: string;
@@ -222,7 +223,15 @@ export interface Job {
   activity: { step: string; done: number | null; total: number | null } | null;
   created_at: string;
   updated_at: string | null;
-  steps?: { host: string; backend: string; state: string; error: string | null }[];
+  steps?: Step[];
+  steps_links?: Link[];
+}
+
+export interface Step {
+  host: string;
+  backend: string;
+  state: string;
+  error: string | null;
 }
 
 export interface Audit {

@@ -2,15 +2,15 @@
 // Device contexts with their time lines, and why they find devices or not.
 import { useAnnounceChanges } from "../lib/announce";
 import { buildPath } from "../lib/api";
-import { toneOf, words } from "../lib/format";
+import { count, toneOf, words } from "../lib/format";
 import { usePoll } from "../lib/poll";
 import { can } from "../lib/session";
 import type { Context, Explanation, Job } from "../lib/types";
 import { Badge, Card, ErrorBox, Facts, Id, Loading, Page, Text, Time } from "../ui/parts";
-import { Collection, type Column } from "../ui/table";
+import { Collection, Table, type Column } from "../ui/table";
 import { Timeline, type TimelineEvent } from "../ui/timeline";
 import { Groups } from "./profiles";
-import { HostLink, jobEvent } from "./requests";
+import { HostLink, jobEvent, REQUEST_COLUMNS } from "./requests";
 
 const STATES = ["unbound", "reserving", "reserved", "binding", "bound", "unbinding", "cleaning", "error"];
 
@@ -109,6 +109,16 @@ export function ContextPage({ uuid }: { uuid: string }) {
               events={eventsOf(context, explained.data, jobs.data?.jobs ?? [])}
             />
           </Card>
+          {context.arqs?.length ? (
+            <Card title="Requests" wide aside={<span class="faint">{count(context.arqs.length, "request")}</span>}>
+              <Table
+                caption="Requests of the context"
+                columns={REQUEST_COLUMNS}
+                rows={context.arqs}
+                rowKey={(r) => r.uuid}
+              />
+            </Card>
+          ) : null}
           {explained.data ? (
             <Card title="Where it fits" wide>
               <Groups explanation={explained.data} />

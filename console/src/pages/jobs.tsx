@@ -1,19 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 // Jobs: work on hosts, and rollouts of drivers on many hosts.
+import { useRef } from "preact/hooks";
 import { useAnnounceChanges } from "../lib/announce";
-import { send } from "../lib/api";
+import { buildPath, send } from "../lib/api";
 import { count, words } from "../lib/format";
 import { usePoll } from "../lib/poll";
-import { href } from "../lib/router";
+import { href, routeStore } from "../lib/router";
 import { can } from "../lib/session";
-import type { Job } from "../lib/types";
+import { useStore } from "../lib/store";
+import type { Job, Step } from "../lib/types";
 import { Dialog, DialogButton } from "../ui/dialog";
 import { Badge, Bar, Card, ErrorBox, Facts, Id, Loading, Page, Text, Time, type Segment } from "../ui/parts";
-import { Collection, Table, type Column } from "../ui/table";
+import { Collection, Filters, nextMarker, Pager, Table, type Column } from "../ui/table";
 
 const KINDS = ["install", "update", "uninstall", "prepare", "release", "restore", "plug", "unplug", "partition", "program"];
 const ROLLOUTS = new Set(["install", "update", "uninstall"]);
 const STATES = ["pending", "done", "failed", "cancelled"];
+
+const STEP_STATES = ["failed", "rolled_back", "in_progress", "draining", "pending_agent", "waiting", "skipped", "done"];
+const HOSTS_PER_PAGE = 50;
 
 const STEP_KINDS: [kind: string, states: string[]][] = [
   ["used", ["done"]],
@@ -29,8 +34,12 @@ function segmentsOf(progress: Record<string, number>): Segment[] {
   );
 }
 
+function countSteps(job: Job): number {
+  return Object.values(job.progress).reduce((sum, number) => sum + number, 0);
+}
+
 export function Progress({ job }: { job: Job }) {
-  const total = Object.values(job.progress).reduce((sum, number) => sum + number, 0);
+  const total = countSteps(job);
   if (total) {
     return (
       <span class="progress">
@@ -91,8 +100,23 @@ export function JobsPage() {
   );
 }
 
+const STEP_COLUMNS: Column<Step>[] = [
+  { name: "Host", show: (step) => <a href={href(["hosts", step.host])}>{step.host}</a> },
+  { name: "Backend", show: (step) => step.backend },
+  { name: "State", show: (step) => <Badge state={step.state} /> },
+  { name: "Error", show: (step) => <Text value={step.error} /> },
+];
+
 export function JobPage({ uuid }: { uuid: string }) {
-  const { data: job, error, refresh } = usePoll<Job>(`v2/jobs/${encodeURIComponent(uuid)}`, 2000);
+  const route = useStore(routeStore);
+  const chosen = { step_state: route.query.get("step_state") ?? "" };
+  const marker = route.query.get("marker") ?? "";
+  const path = buildPath(`v2/jobs/${encodeURIComponent(uuid)}`, { ...chosen, marker, limit: HOSTS_PER_PAGE });
+  const { data, error, refresh } = usePoll<Job>(path, 2000);
+  // The job stays on the page while another page of its steps is read.
+  const last = useRef<Job | null>(null);
+  if (data) last.current = data;
+  const job = last.current?.uuid === uuid ? last.current : null;
   useAnnounceChanges(
     uuid,
     job
@@ -105,7 +129,7 @@ export function JobPage({ uuid }: { uuid: string }) {
     job && job.state !== "pending" ? `Job ${job.kind}: ${job.state}` : null,
   );
   const open = job?.state === "pending";
-  const steps = job?.steps ?? [];
+  const total = job ? countSteps(job) : 0;
   return (
     <Page
       title={job ? titleOf(job) : "Job"}
@@ -156,22 +180,24 @@ export function JobPage({ uuid }: { uuid: string }) {
               ]}
             />
           </Card>
-          {steps.length ? (
-            <Card title="Steps" wide aside={<span class="faint">{count(steps.length, "step")}</span>}>
-              <Table
-                caption="Steps"
-                columns={[
-                  { name: "Host", show: (step) => <a href={href(["hosts", step.host])}>{step.host}</a> },
-                  { name: "Backend", show: (step) => step.backend },
-                  { name: "State", show: (step) => <Badge state={step.state} /> },
-                  { name: "Error", show: (step) => <Text value={step.error} /> },
-                ]}
-                rows={orderSteps(steps).slice(0, MAX_STEPS)}
-                rowKey={(step) => `${step.host} ${step.backend}`}
+          {total ? (
+            <Card title="Steps" wide aside={<span class="faint">{count(total, "step")}</span>}>
+              <Filters
+                filters={[{ name: "step_state", label: "State", values: STEP_STATES }]}
+                chosen={chosen}
+                route={["jobs", uuid]}
               />
-              {steps.length > MAX_STEPS ? (
-                <p class="faint small">The first {MAX_STEPS} are shown: failed ones and those in progress first.</p>
-              ) : null}
+              {data ? (
+                <Table
+                  caption="Steps"
+                  columns={STEP_COLUMNS}
+                  rows={data.steps ?? []}
+                  rowKey={(step) => `${step.host} ${step.backend}`}
+                />
+              ) : error ? null : (
+                <Loading />
+              )}
+              <Pager route={["jobs", uuid]} chosen={chosen} marker={marker} next={nextMarker(data?.steps_links)} />
             </Card>
           ) : null}
         </div>
@@ -188,10 +214,3 @@ function titleOf(job: Job): string {
   return ROLLOUTS.has(job.kind) ? `${title} ${job.subject}` : title;
 }
 
-const MAX_STEPS = 200;
-const STEP_ORDER = ["failed", "rolled_back", "in_progress", "draining", "pending_agent", "waiting", "skipped", "done"];
-
-function orderSteps(steps: NonNullable<Job["steps"]>): NonNullable<Job["steps"]> {
-  const rank = (state: string): number => STEP_ORDER.indexOf(state);
-  return [...steps].sort((a, b) => rank(a.state) - rank(b.state) || a.host.localeCompare(b.host));
-}

@@ -112,7 +112,7 @@ export function Collection<R>(props: CollectionProps<R>) {
   return (
     <>
       {filters.length ? (
-        <Filters key={JSON.stringify(chosen)} filters={filters} chosen={chosen} route={props.route} />
+        <Filters filters={filters} chosen={chosen} route={props.route} />
       ) : null}
       <ErrorBox error={polled.error} stale={rows !== null} />
       {rows === null ? (
@@ -120,28 +120,36 @@ export function Collection<R>(props: CollectionProps<R>) {
       ) : (
         <Table {...props} rows={rows} />
       )}
-      {marker || next ? (
-        <nav class="pager" aria-label="Pages">
-          <button type="button" disabled={!marker} onClick={() => go(props.route, chosen)}>
-            First page
-          </button>
-          <button type="button" disabled={!marker} onClick={() => history.back()}>
-            Back
-          </button>
-          <button
-            type="button"
-            disabled={!next}
-            onClick={() => next && go(props.route, { ...chosen, marker: next })}
-          >
-            Next page
-          </button>
-        </nav>
-      ) : null}
+      <Pager route={props.route} chosen={chosen} marker={marker} next={next} />
     </>
   );
 }
 
-function Filters(props: { filters: Filter[]; chosen: Record<string, string>; route: string[] }) {
+// Buttons between pages; without a marker and a next page there is only one.
+export function Pager(props: {
+  route: string[];
+  chosen: Record<string, string>;
+  marker: string;
+  next: string | null;
+}) {
+  const { route, chosen, marker, next } = props;
+  if (!marker && !next) return null;
+  return (
+    <nav class="pager" aria-label="Pages">
+      <button type="button" disabled={!marker} onClick={() => go(route, chosen)}>
+        First page
+      </button>
+      <button type="button" disabled={!marker} onClick={() => history.back()}>
+        Back
+      </button>
+      <button type="button" disabled={!next} onClick={() => next && go(route, { ...chosen, marker: next })}>
+        Next page
+      </button>
+    </nav>
+  );
+}
+
+export function Filters(props: { filters: Filter[]; chosen: Record<string, string>; route: string[] }) {
   const [values, setValues] = useState(props.chosen);
   useEffect(() => setValues(props.chosen), [JSON.stringify(props.chosen)]);
 

@@ -306,7 +306,7 @@ DESCRIPTIONS: Mapping[str, str] = {
     "HostRemoval.tombstones": "The number of removed tombstones.",
     "HostRemoval.resource_providers": "The number of removed resource providers.",
     "Image.image_uuid": "The uuid of the image.",
-    "Job.steps": "The steps of a driver job.",
+    "Job.steps": "The steps of a driver job on a page of hosts.",
     "Job.host": "The name of the host, or null for many hosts.",
     "Job.progress": "The number of steps in each state.",
     "Job.activity": "What the host does at the moment, or null.",

@@ -23,6 +23,9 @@ DESCRIPTIONS: Mapping[str, str] = {
     "discoveries.get:limit": "The maximum number of hosts in the answer. The option max_limit of "
     "the section [api] is the default and the maximum.",
     "discoveries.get:marker": "The name of the last host of the previous page.",
+    "jobs.get:limit": "The maximum number of hosts in the answer. The option max_limit of the "
+    "section [api] is the default and the maximum.",
+    "jobs.get:marker": "The name of the last host of the previous page.",
     "sort_key": "The field by which the objects are sorted. The answer 400 lists the fields.",
     "sort_dir": "Whether the order is ascending, which is the default, or descending.",
     # filters
@@ -53,6 +56,7 @@ DESCRIPTIONS: Mapping[str, str] = {
     "state": "Only objects in this state.",
     "status": "Only objects with this status.",
     "drivers.get:status": "Only hosts with an entry of this status.",
+    "step_state": "Only the steps in this state.",
     "subject": "Only jobs with this subject: the name of a driver, or the uuid of an instance, a "
     "deployable or a device.",
     "discoveries.find:uuid": "Only the discovery with this uuid.",

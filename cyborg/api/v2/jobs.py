@@ -10,6 +10,7 @@ from wsme import types as wtypes
 from cyborg.api import types
 from cyborg.api.collection import Collection
 from cyborg.api.controller import Resource
+from cyborg.api.paging import PageRequest
 from cyborg.api.request_context import RequestContext
 from cyborg.core.drivers.rollout import Kind, StepState
 from cyborg.core.errors import Conflict, NotFound, WrongState
@@ -18,6 +19,7 @@ from cyborg.db.read import jobs as read
 
 KIND = types.Enum(*Kind, *JobKind)
 STATE = types.Enum(*JobState)
+STEP_STATE = types.Enum(*StepState)
 ACTIVITY_SINCE = (2, 5)
 
 
@@ -26,7 +28,7 @@ class Step(types.JsonObject):
 
     host = wtypes.wsattr(str, mandatory=True)
     backend = wtypes.wsattr(str, mandatory=True)
-    state = wtypes.wsattr(types.Enum(*StepState), mandatory=True)
+    state = wtypes.wsattr(STEP_STATE, mandatory=True)
     error = wtypes.wsattr(str)
 
 
@@ -61,9 +63,13 @@ class JobSummary(types.JsonObject):
 
 
 class Job(JobSummary):
-    """A job with its steps, ordered by host and backend; only driver jobs have steps."""
+    """A job with its steps on a page of hosts, ordered by host and backend.
+
+    Only driver jobs have steps.
+    """
 
     steps = wtypes.wsattr([Step], mandatory=True)
+    steps_links = wtypes.wsattr([types.Link])
 
 
 class JobCreated(types.JsonObject):
@@ -92,8 +98,12 @@ def serialize_created(
 
 
 def show(request: RequestContext, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a job as JSON, with its steps if the row has them."""
-    body = request.serialize(Job if "steps" in row else JobSummary, row, JOBS.name)
+    """Return a job of the list as JSON."""
+    return _select_fields(request, request.serialize(JobSummary, row, JOBS.name))
+
+
+def _select_fields(request: RequestContext, body: dict[str, Any]) -> dict[str, Any]:
+    """Return a job as the version of the request shows it."""
     if request.version < ACTIVITY_SINCE:
         del body["activity"]
     return body
@@ -113,7 +123,34 @@ class Controller(Resource):
         host=types.Text(),
         subject=types.Text(),
     )
-    get = JOBS.get("Show a job with its steps.", Job, show)
+
+    @JOBS.operation(
+        "GET jobs/{uuid}",
+        "get_one",
+        answer=Job,
+        query={"step_state": STEP_STATE},
+        paged=True,
+        raises=(NotFound,),
+    )
+    def get(
+        self, request: RequestContext, uuid: str, step_state: str | None, page: PageRequest
+    ) -> Any:
+        """Show a job with its steps on a page of hosts.
+
+        ``limit`` is a number of hosts, and ``marker`` the name of a host. ``step_state`` selects
+        the steps in this state.
+        """
+        with self.context.reader.connect() as connection:
+            row = read.get(connection, uuid)
+            if row is None:
+                raise NotFound(f"no job {uuid}")
+            hosts, marker = page.read(
+                lambda window: read.find_hosts(connection, uuid, page=window, state=step_state)
+            )
+            steps = read.find_steps(connection, uuid, hosts, step_state)
+        details = {**row, "steps": steps}
+        body = request.serialize_page(Job, details, JOBS.name, "steps", marker)
+        return _select_fields(request, body)
 
     @JOBS.operation("DELETE jobs/{uuid}", "cancel", raises=(NotFound, WrongState))
     def cancel(self, request: RequestContext, uuid: str) -> None:

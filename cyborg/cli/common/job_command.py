@@ -66,8 +66,8 @@ class JobCommand(base.WaitCommand, show.ShowOne):
         title = f"{started['kind']} of {started['uuid']}"
         poll = self.make_poll(JOBS, started["uuid"])
         job = self.wait(poll, job_progress, title, args.within)
-        if "steps" not in job:
-            job = self.app.rest.call("GET", JOBS.object_path(started["uuid"]))
+        if "steps" not in job or "steps_links" in job:
+            job = self.app.rest.read_whole(JOBS.object_path(started["uuid"]), "steps")
         if job["state"] != JobState.DONE or any(s["state"] in FAILED_STATES for s in job["steps"]):
             self.app.LOG.error(describe_failure(job))
             self._status = 1

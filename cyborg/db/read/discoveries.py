@@ -2,14 +2,13 @@
 """Read the discoveries that operators requested."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime
 from typing import Any, TypedDict, cast
 
 import sqlalchemy as sa
 
 from cyborg.db import paging
-from cyborg.db.paging import Page
+from cyborg.db.paging import NameRow, Page
 from cyborg.db.rows import fetch_all
 from cyborg.db.schema import discoveries as table
 
@@ -34,12 +33,6 @@ class SummaryRow(TypedDict):
     progress: dict[str, int]
     created_at: datetime
     updated_at: datetime | None
-
-
-class HostRow(TypedDict):
-    """A host of a discovery: its name as ``uuid``, for ``paging``."""
-
-    uuid: str
 
 
 _BACKENDS = sa.select(*(table.c[name] for name in BackendRow.__annotations__)).order_by(
@@ -106,37 +99,18 @@ def get(connection: sa.Connection, uuid: str) -> SummaryRow | None:
     return next(iter(find_summaries(connection, uuid=uuid)), None)
 
 
-def find_hosts(connection: sa.Connection, uuid: str, *, page: Page | None = None) -> list[HostRow]:
-    """Return the hosts of a discovery, ordered by name.
-
-    The marker is any text: a page starts with the first name after it, because a host may be
-    removed between two requests.
-    """
-    # The name of the host is the only key, and the default.
-    page = page or Page()
-    page = replace(page, sort_key=None) if page.sort_key == "host" else page
-    query = sa.select(table.c.host).where(table.c.uuid == uuid).distinct()
-    if page.marker is not None:
-        after = table.c.host > page.marker
-        query = query.where(after if paging.is_ascending(page) else table.c.host < page.marker)
-        page = replace(page, marker=None)
-    found = query.subquery("hosts")
-    name = found.c.host
-    listed = sa.select(name.label("uuid"))
-    listed = paging.paginate(connection, listed, found, page, {"host": name}, identity=name)
-    return fetch_all(HostRow, connection.execute(listed))
+def find_hosts(connection: sa.Connection, uuid: str, *, page: Page | None = None) -> list[NameRow]:
+    """Return the hosts of a discovery, ordered by name; the marker is any text."""
+    return paging.find_names(connection, table.c.host, table.c.uuid == uuid, page, "host")
 
 
 def find_backends(
-    connection: sa.Connection, uuid: str, hosts: Sequence[HostRow]
+    connection: sa.Connection, uuid: str, hosts: Sequence[NameRow]
 ) -> list[BackendRow]:
     """Return the backends of a page of hosts, in the order of the hosts, then by name."""
     if not hosts:
         return []
-    # The hosts of a page are all hosts between the first and the last one.
-    first, last = hosts[0]["uuid"], hosts[-1]["uuid"]
-    on_hosts = sa.or_(table.c.host.between(first, last), table.c.host.between(last, first))
-    found = _BACKENDS.where(table.c.uuid == uuid, on_hosts)
+    found = _BACKENDS.where(table.c.uuid == uuid, paging.on_page(table.c.host, hosts))
     rows = fetch_all(BackendRow, connection.execute(found))
     positions = {row["uuid"]: position for position, row in enumerate(hosts)}
     return sorted(rows, key=lambda row: (positions[row["host"]], row["backend"]))

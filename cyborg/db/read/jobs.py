@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read jobs, on one host or on many, with their progress."""
 
-from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypedDict, cast
 
@@ -10,7 +9,7 @@ import sqlalchemy as sa
 
 from cyborg.core.jobs.job import JobState
 from cyborg.db import paging
-from cyborg.db.paging import Page
+from cyborg.db.paging import NameRow, Page
 from cyborg.db.rows import fetch_all
 from cyborg.db.schema import job_steps as steps
 from cyborg.db.schema import jobs as table
@@ -44,12 +43,6 @@ class StepRow(TypedDict):
     error: str | None
 
 
-class JobDetailsRow(JobRow):
-    """A job with its steps, ordered by host and backend."""
-
-    steps: list[StepRow]
-
-
 # Without the arguments: a driver's configuration may contain secrets.
 _SHOWN = ("uuid", "kind", "host", "subject", "state", "error", "attempts")
 COLUMNS = [
@@ -57,6 +50,7 @@ COLUMNS = [
     table.c.created_at,
     table.c.updated_at,
 ]
+_STEPS = sa.select(*(steps.c[name] for name in StepRow.__annotations__))
 # Row ids are the order of creation and have an index. The other columns have few values.
 SORTABLE = {
     **{name: table.c[name] for name in ("uuid", "host", "subject")},
@@ -103,19 +97,42 @@ def _ids_on(host: str) -> sa.FromClause:
     return sa.union(same_host, has_step).subquery("on_host")
 
 
-def get(connection: sa.Connection, uuid: str) -> JobDetailsRow | None:
-    """Return one job with its steps, in two statements, or None."""
+def get(connection: sa.Connection, uuid: str) -> JobRow | None:
+    """Return one job, in two statements, or None."""
     query = sa.select(table.c.id, *COLUMNS).where(table.c.uuid == uuid)
     row = connection.execute(query).mappings().first()
-    if row is None:
-        return None
-    found = (
-        sa.select(steps.c.host, steps.c.backend, steps.c.state, steps.c.error)
-        .where(steps.c.job_id == row["id"])
-        .order_by(steps.c.host, steps.c.backend)
-    )
-    step_rows = fetch_all(StepRow, connection.execute(found))
-    return {**_row(row, Counter(step["state"] for step in step_rows)), "steps": step_rows}
+    return None if row is None else _row(row, _progress(connection, [row["id"]]).get(row["id"], {}))
+
+
+def find_hosts(
+    connection: sa.Connection, uuid: str, *, page: Page | None = None, state: str | None = None
+) -> list[NameRow]:
+    """Return the hosts of the steps of a job, ordered by name; the marker is any text.
+
+    ``state`` selects the hosts with a step in this state.
+    """
+    return paging.find_names(connection, steps.c.host, _is_step(uuid, state), page, "host")
+
+
+def find_steps(
+    connection: sa.Connection, uuid: str, hosts: Sequence[NameRow], state: str | None = None
+) -> list[StepRow]:
+    """Return the steps of a job on a page of hosts, in the order of the hosts, then by backend.
+
+    ``state`` selects the steps in this state.
+    """
+    if not hosts:
+        return []
+    query = _STEPS.where(_is_step(uuid, state), paging.on_page(steps.c.host, hosts))
+    rows = fetch_all(StepRow, connection.execute(query))
+    positions = {row["uuid"]: position for position, row in enumerate(hosts)}
+    return sorted(rows, key=lambda row: (positions[row["host"]], row["backend"]))
+
+
+def _is_step(uuid: str, state: str | None) -> sa.ColumnElement[bool]:
+    job = sa.select(table.c.id).where(table.c.uuid == uuid).scalar_subquery()
+    of_job = steps.c.job_id == job
+    return of_job if state is None else sa.and_(of_job, steps.c.state == state)
 
 
 def _row(row: Mapping[Any, Any], progress: dict[str, int]) -> JobRow:

@@ -53,6 +53,20 @@ def test_job_with_steps_on_many_hosts(api: ApiEnv) -> None:
     assert "secret" not in str([listed, job])
 
 
+def test_steps_have_pages_of_hosts(api: ApiEnv) -> None:
+    uuid = add(api, "update", "done", "failed", "done", "done")
+    path, found = f"{PATH}/{uuid}?limit=2&step_state=done", []
+    while path:
+        page = api.get(path)
+        assert page["progress"] == {"done": 3, "failed": 1}
+        found.append([step["host"] for step in page["steps"]])
+        links = page.get("steps_links", [])
+        path = "".join(link["href"].removeprefix("http://localhost") for link in links)
+    assert found == [["h0", "h2"], ["h3"]]
+    assert api.get(f"{PATH}/{uuid}?step_state=skipped")["steps"] == []
+    assert "late" in error_message(api.call("GET", f"{PATH}/{uuid}?step_state=late", None, LATEST))
+
+
 @pytest.mark.parametrize("kind", [*Kind, *JobKind])
 def test_find_filters_by_kind_and_state(api: ApiEnv, kind: str) -> None:
     for state in JobState:

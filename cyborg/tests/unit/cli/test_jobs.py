@@ -157,6 +157,17 @@ def test_job_show_and_list_show_the_activity(service: Service, cyborg: Run) -> N
     assert json.loads(cyborg("job-show", JOB, "-f", "json")[0])["Activity"] is None
 
 
+def test_job_show_reads_all_pages_of_the_steps_in_a_state(service: Service, cyborg: Run) -> None:
+    query = "step_state=failed"
+    links = [{"rel": "next", "href": f"http://api/v2/jobs/{JOB}?{query}&marker=a"}]
+    first, last = (job("failed", (host, "failed", "no bus")) for host in "ab")
+    service.states = [{**first, "steps_links": links}, last]
+    out, _ = cyborg("job-show", JOB, "--step-state", "failed")
+    assert "a (gen0) failed: no bus" in out
+    assert "b (gen0) failed: no bus" in out
+    assert service.reads == [f"/jobs/{JOB}?{query}", f"/jobs/{JOB}?{query}&marker=a"]
+
+
 def test_job_progress_of_host_work_is_its_activity() -> None:
     fetch = {"step": "fetch image", "done": 4, "total": 10}
     shown = job_progress(program("pending", fetch))

@@ -69,6 +69,11 @@ def _discovery(connection: sa.Connection) -> str:
     return str(discoveries.find_summaries(connection)[0]["uuid"])
 
 
+def _steps(connection: sa.Connection) -> list[jobs.StepRow]:
+    uuid = jobs.find(connection)[0]["uuid"]
+    return jobs.find_steps(connection, uuid, jobs.find_hosts(connection, uuid))
+
+
 def _totals(connection: sa.Connection) -> totals.Totals:
     return totals.read(connection, now=timeutils.utcnow())
 
@@ -107,9 +112,6 @@ FINDERS: Mapping[type, Find] = {
         _discovery(connection),
         discoveries.find_hosts(connection, _discovery(connection)),
     ),
-    discoveries.HostRow: lambda connection: discoveries.find_hosts(
-        connection, _discovery(connection)
-    ),
     discoveries.SummaryRow: discoveries.find_summaries,
     summaries.DriverRow: lambda connection: summaries.find(connection, now=timeutils.utcnow()),
     summaries.DriverDetailsRow: _driver,
@@ -122,8 +124,7 @@ FINDERS: Mapping[type, Find] = {
     ),
     hardware.HardwareRow: hardware.find,
     jobs.JobRow: jobs.find,
-    jobs.JobDetailsRow: _one(jobs.get, schema.jobs),
-    jobs.StepRow: lambda connection: _one(jobs.get, schema.jobs)(connection)[0]["steps"],
+    jobs.StepRow: _steps,
     outbox.MessageRow: outbox.find,
     project_units.UsageRow: _usage,
     self_heal.SelfHealRow: self_heal.find,

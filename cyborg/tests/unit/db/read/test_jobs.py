@@ -35,25 +35,53 @@ def job_uuids(engine: sa.Engine) -> list[str]:
     ]
 
 
+STEPS = [
+    {"host": "a", "backend": "gen1", "state": "failed", "error": "no"},
+    {"host": "a", "backend": "gen2", "state": "done", "error": None},
+    {"host": "b", "backend": "gen0", "state": "done", "error": None},
+]
+
+
 def test_job_has_its_progress_and_steps(engine: sa.Engine, job_uuids: list[str]) -> None:
     with engine.connect() as connection:
         first, second, third = jobs.find(connection)
-        job = jobs.get(connection, job_uuids[0])
-        assert jobs.get(connection, job_uuids[1]) == {**second, "steps": []}
+        assert jobs.get(connection, job_uuids[0]) == first
+        assert jobs.get(connection, job_uuids[1]) == second
         assert jobs.get(connection, "none-such") is None
+        hosts = jobs.find_hosts(connection, job_uuids[0])
+        assert jobs.find_steps(connection, job_uuids[0], hosts) == STEPS
+        assert jobs.find_hosts(connection, job_uuids[1]) == []
+        assert jobs.find_steps(connection, job_uuids[1], []) == []
     assert [row["uuid"] for row in (first, second, third)] == job_uuids
-    assert job == {
-        **first,
-        "steps": [
-            {"host": "a", "backend": "gen1", "state": "failed", "error": "no"},
-            {"host": "a", "backend": "gen2", "state": "done", "error": None},
-            {"host": "b", "backend": "gen0", "state": "done", "error": None},
-        ],
-    }
     assert first["progress"] == {"done": 2, "failed": 1}
     assert (first["host"], first["state"], first["attempts"]) == (None, "pending", 0)
     assert (second["host"], second["attempts"], second["progress"]) == ("a", 2, {})
-    assert "secret" not in str([first, job])
+    assert "secret" not in str([first, second, third])
+
+
+@pytest.mark.parametrize(
+    ("state", "direction", "expected"),
+    [
+        (None, "asc", [STEPS[:2], STEPS[2:]]),
+        (None, "desc", [STEPS[2:], STEPS[:2]]),
+        ("done", "asc", [STEPS[1:2], STEPS[2:]]),
+        ("failed", "asc", [STEPS[:1]]),
+        ("waiting", "asc", []),
+    ],
+)
+def test_steps_have_pages_of_hosts(
+    engine: sa.Engine,
+    job_uuids: list[str],
+    state: str | None,
+    direction: str,
+    expected: list[list[dict[str, Any]]],
+) -> None:
+    found, page = [], Page(1, None, "host", direction)
+    with engine.connect() as connection:
+        while hosts := jobs.find_hosts(connection, job_uuids[0], page=page, state=state):
+            found.append(jobs.find_steps(connection, job_uuids[0], hosts, state))
+            page = Page(1, hosts[-1]["uuid"], None, direction)
+    assert found == expected
 
 
 def test_activity_is_shown_until_the_job_has_ended(engine: sa.Engine) -> None:

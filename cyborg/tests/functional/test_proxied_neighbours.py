@@ -126,13 +126,21 @@ class Env:
         }
         return {name: value for name, value in values.items() if value} if values else None
 
-    def set_status(self, verb: str) -> float:
-        """Disable or enable the card; return the seconds until Placement is updated."""
+    def set_status(self, verb: str, refused: list[str] | None = None) -> float:
+        """Disable or enable the card; return the seconds until Placement is updated.
+
+        ``refused`` gets the answers that are not OK, with their times.
+        """
         began = time.monotonic()
 
         def accepted() -> bool:
             answer = self.call("POST", f"/devices/{self.device}/{verb}")
-            return answer is not None and answer.ok
+            if answer is None or not answer.ok:
+                text = "no answer" if answer is None else answer.text[:200]
+                if refused is not None:
+                    refused.append(f"{time.monotonic() - began:.1f} s: {text}")
+                return False
+            return True
 
         wait_until(f"{verb} is accepted", accepted)
         wait_until(f"{verb} is in Placement", lambda: self.closed() is (verb == "disable"))
@@ -159,7 +167,8 @@ class Env:
             time.sleep(seconds)
         self.proxies[name].end()
         ended = time.monotonic()
-        disabled = self.set_status("disable")
+        refused: list[str] = []
+        disabled = self.set_status("disable", refused)
         wait_until("the API is healthy for two seconds", lambda: health.healthy_for(2.0))
         for prober in (health, *reads, control):
             prober.stop()
@@ -176,6 +185,7 @@ class Env:
             "sick_after": _unhealthy_after(health.answers, began),
             "well_after": _healthy_after(health.answers, ended),
             "disable_after": round(disabled, 2),
+            "refused": refused,
         }
         self.set_status("enable")
         wait_until("every service is up", self._all_up)

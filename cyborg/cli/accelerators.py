@@ -10,6 +10,7 @@ from cyborg.cli.common import base, formatting, listing, pci_ids, servers
 from cyborg.cli.common.base import argument, field_argument
 from cyborg.cli.common.collection import Collection
 from cyborg.cli.common.errors import CommandError
+from cyborg.cli.devices import DEVICES
 
 STATES = ("draining", "preparing", "bound", "error", "dirty", "cordoned", "free")
 SHORT = formatting.columns_of(
@@ -38,6 +39,11 @@ class List(listing.Lister, of=ACCELERATORS):
     """List the accelerators of your project or, for an administrator, of all projects."""
 
     ARGUMENTS = (
+        field_argument(
+            "--device",
+            lookup=DEVICES.find_uuid,
+            help="only accelerators of the device with this uuid",
+        ),
         field_argument("--driver", help="only accelerators of this driver or backend"),
         field_argument("--host", help="only accelerators of this host"),
         field_argument(

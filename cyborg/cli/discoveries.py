@@ -51,11 +51,11 @@ class Create(base.WaitCommand, listing.Lister, of=DISCOVERIES):
         path = DISCOVERIES.object_path(created["uuid"])
         discovery = None
         if args.wait:
-            poll = self.make_poll(DISCOVERIES, created["uuid"])
+            poll = self.make_poll(DISCOVERIES, created["uuid"], "backends")
             discovery = self.wait(
                 poll, _measure, "discovering", args.within, interval=0.2, show_counts=False
             )
-        if discovery is None or "backends" not in discovery or "backends_links" in discovery:
+        if discovery is None or "backends" not in discovery:
             discovery = self.app.rest.read_whole(path, "backends")
         if args.wait:
             # The table truncates errors to the terminal width; these lines do not.

@@ -5,7 +5,7 @@ A page starts after the marker row, not at an offset, so that rows added or remo
 requests cause no duplicate or missing rows.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict, TypeVar
 
@@ -128,13 +128,25 @@ def find_names(
 
 
 def on_page(column: sa.ColumnElement[Any], names: Sequence[NameRow]) -> sa.ColumnElement[bool]:
-    """Return the condition that the value of a column is on a page of its values.
+    """Return the condition that the value of a column is between the ends of a page of names.
 
-    The values on a page are all values between the first and the last one, if the rows of both
-    queries satisfy the same condition.
+    The rows may include names that were not on the page when it was read: see ``sort_by_page``.
     """
     first, last = names[0]["uuid"], names[-1]["uuid"]
     return sa.or_(column.between(first, last), column.between(last, first))
+
+
+def sort_by_page(
+    rows: Sequence[R], names: Sequence[NameRow], key: Callable[[R], tuple[str, str]]
+) -> list[R]:
+    """Return the rows whose names are on a page, in the order of the page.
+
+    ``key`` returns the name of a row, and the order of rows of the same name. Rows of other names
+    appeared after the page was read, and are left out.
+    """
+    positions = {row["uuid"]: position for position, row in enumerate(names)}
+    listed = [row for row in rows if key(row)[0] in positions]
+    return sorted(listed, key=lambda row: (positions[key(row)[0]], key(row)[1]))
 
 
 def id_in(column: sa.ColumnElement[int], ids: Collection[int]) -> sa.ColumnElement[bool]:

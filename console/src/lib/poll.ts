@@ -27,6 +27,13 @@ export function backOff(interval: number, failures: number, random = Math.random
   return Math.min(interval * 2 ** failures, MAX_INTERVAL) * (0.75 + random / 2);
 }
 
+// Return the last value that was not null: what a page shows while another one is read.
+export function useLast<T>(value: T | null): T | null {
+  const last = useRef<T | null>(null);
+  if (value !== null) last.current = value;
+  return last.current;
+}
+
 // Read `path` now and every `interval` milliseconds; null reads nothing, 0 reads once.
 export function usePoll<T>(path: string | null, interval: number): Polled<T> {
   const [state, setState] = useState<{ path: string | null; data: T | null; error: ApiError | null }>(

@@ -6,7 +6,7 @@ import { shorten, words } from "../lib/format";
 import { usePoll } from "../lib/poll";
 import { href } from "../lib/router";
 import { can } from "../lib/session";
-import type { Accelerator, CustodyLog, CustodyRecord, Device } from "../lib/types";
+import type { Accelerator, CustodyLog, CustodyRecord, Device, Link } from "../lib/types";
 import { Dialog, DialogButton } from "../ui/dialog";
 import { Badge, Card, ErrorBox, Facts, Id, Loading, Page, Text, Time } from "../ui/parts";
 import { Collection, Table, type Column } from "../ui/table";
@@ -202,7 +202,12 @@ function State({ device }: { device: Device }) {
 }
 
 // The accelerators of one host; the API has no filter for the device.
-export const MAX_ACCELERATORS = 500;
+export const MAX_ACCELERATORS = 1000;
+
+export interface AcceleratorList {
+  accelerators: Accelerator[];
+  accelerators_links?: Link[];
+}
 
 export function handleName(info: Record<string, string>, fallback: string): string {
   const { domain, bus, device, function: fn, ...others } = info;
@@ -228,9 +233,9 @@ export const OWNER_COLUMNS: Column<Accelerator>[] = [
 ];
 
 function Accelerators({ device }: { device: Device }) {
-  const path = buildPath("v2/accelerators", { host: device.hostname, limit: MAX_ACCELERATORS });
-  const { data, error } = usePoll<{ accelerators: Accelerator[] }>(path, 10_000);
-  const rows = data?.accelerators.filter((row) => row.device_uuid === device.uuid) ?? [];
+  const path = buildPath("v2/accelerators", { device: device.uuid, limit: MAX_ACCELERATORS });
+  const { data, error } = usePoll<AcceleratorList>(path, 10_000);
+  const rows = data?.accelerators ?? [];
   const failed = rows.filter((row) => row.error);
   return (
     <Card title="Accelerators" wide>
@@ -241,7 +246,12 @@ function Accelerators({ device }: { device: Device }) {
         </div>
       ))}
       {data ? (
-        <Table caption="Accelerators of the device" columns={OWNER_COLUMNS} rows={rows} rowKey={(row) => row.uuid} />
+        <>
+          <Table caption="Accelerators of the device" columns={OWNER_COLUMNS} rows={rows} rowKey={(row) => row.uuid} />
+          {data.accelerators_links ? (
+            <p class="faint small">The first {MAX_ACCELERATORS} accelerators are shown.</p>
+          ) : null}
+        </>
       ) : error ? null : (
         <Loading />
       )}

@@ -6,12 +6,12 @@ import { count, words } from "../lib/format";
 import { usePoll } from "../lib/poll";
 import { can } from "../lib/session";
 import { href } from "../lib/router";
-import type { Accelerator, Device, Service } from "../lib/types";
+import type { Device, Service } from "../lib/types";
 import { TopologyLegend, TopologyPicture } from "../topology/picture";
 import { Dialog, DialogButton } from "../ui/dialog";
 import { Badge, Card, ErrorBox, Facts, Loading, Page, Text, Time } from "../ui/parts";
 import { Collection, Table, type Column } from "../ui/table";
-import { MAX_ACCELERATORS, OWNER_COLUMNS } from "./devices";
+import { MAX_ACCELERATORS, OWNER_COLUMNS, type AcceleratorList } from "./devices";
 
 const AGENT = "cyborg-agent";
 const MAX_DEVICES = 200; // in the picture of one host
@@ -72,12 +72,14 @@ export function HostPage({ host }: { host: string }) {
     buildPath("v2/devices", { hostname: host, limit: MAX_DEVICES }),
     5000,
   );
-  const accelerators = usePoll<{ accelerators: Accelerator[] }>(
+  const accelerators = usePoll<AcceleratorList>(
     buildPath("v2/accelerators", { host, limit: MAX_ACCELERATORS }),
     10_000,
   );
   const found = devices.data?.devices ?? [];
   const rows = accelerators.data?.accelerators ?? [];
+  // The list is in the order of the handles: without its end, no device has all of its handles.
+  const isCut = accelerators.data?.accelerators_links !== undefined;
   const byDevice = Map.groupBy(rows, (row) => row.device_uuid);
   const owned = rows.filter((row) => row.arq_uuid !== null || row.error !== null);
   const service = services.data?.services[0];
@@ -106,7 +108,7 @@ export function HostPage({ host }: { host: string }) {
               <TopologyPicture
                 host={host}
                 devices={found}
-                handlesOf={(d) => (accelerators.data ? byDevice.get(d.uuid) ?? [] : null)}
+                handlesOf={(d) => (accelerators.data && !isCut ? byDevice.get(d.uuid) ?? [] : null)}
               />
             ) : (
               <p class="faint empty">The host has no devices.</p>
@@ -114,6 +116,11 @@ export function HostPage({ host }: { host: string }) {
           ) : devices.error ? null : (
             <Loading />
           )}
+          {isCut ? (
+            <p class="faint small">
+              The host has more than {MAX_ACCELERATORS} handles: the page of each device shows those of the device.
+            </p>
+          ) : null}
           {found.length >= MAX_DEVICES ? (
             <p class="faint small">The first {MAX_DEVICES} devices are shown.</p>
           ) : null}
@@ -145,7 +152,14 @@ export function HostPage({ host }: { host: string }) {
             />
           </Card>
         ) : null}
-        <Card title="Who holds what" wide aside={accelerators.data ? <span class="faint">{count(owned.length, "handle")}</span> : null}>
+        <Card title="Who holds what" wide aside={
+            accelerators.data ? (
+              <span class="faint">
+                {isCut ? `of the first ${MAX_ACCELERATORS} handles: ` : ""}
+                {count(owned.length, "handle")}
+              </span>
+            ) : null
+          }>
           {accelerators.data ? (
             <Table
               caption="Handles with an owner, or with an error"

@@ -1,24 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // Jobs: work on hosts, and rollouts of drivers on many hosts.
-import { useRef } from "preact/hooks";
 import { useAnnounceChanges } from "../lib/announce";
 import { buildPath, send } from "../lib/api";
 import { count, words } from "../lib/format";
-import { usePoll } from "../lib/poll";
+import { useLast, usePoll } from "../lib/poll";
 import { href, routeStore } from "../lib/router";
 import { can } from "../lib/session";
 import { useStore } from "../lib/store";
 import type { Job, Step } from "../lib/types";
 import { Dialog, DialogButton } from "../ui/dialog";
 import { Badge, Bar, Card, ErrorBox, Facts, Id, Loading, Page, Text, Time, type Segment } from "../ui/parts";
-import { Collection, Filters, nextMarker, Pager, Table, type Column } from "../ui/table";
+import { Collection, Filters, nextMarker, PAGE_SIZE, Pager, Table, type Column } from "../ui/table";
 
 const KINDS = ["install", "update", "uninstall", "prepare", "release", "restore", "plug", "unplug", "partition", "program"];
 const ROLLOUTS = new Set(["install", "update", "uninstall"]);
 const STATES = ["pending", "done", "failed", "cancelled"];
 
 const STEP_STATES = ["failed", "rolled_back", "in_progress", "draining", "pending_agent", "waiting", "skipped", "done"];
-const HOSTS_PER_PAGE = 50;
 
 const STEP_KINDS: [kind: string, states: string[]][] = [
   ["used", ["done"]],
@@ -36,6 +34,11 @@ function segmentsOf(progress: Record<string, number>): Segment[] {
 
 function countSteps(job: Job): number {
   return Object.values(job.progress).reduce((sum, number) => sum + number, 0);
+}
+
+function countOf(job: Job, state: string): string {
+  const all = count(countSteps(job), "step");
+  return state ? `${(job.progress[state] ?? 0).toLocaleString("en")} of ${all}` : all;
 }
 
 export function Progress({ job }: { job: Job }) {
@@ -109,14 +112,14 @@ const STEP_COLUMNS: Column<Step>[] = [
 
 export function JobPage({ uuid }: { uuid: string }) {
   const route = useStore(routeStore);
-  const chosen = { step_state: route.query.get("step_state") ?? "" };
+  const state = route.query.get("step_state") ?? "";
+  const chosen = { step_state: STEP_STATES.includes(state) ? state : "" };
   const marker = route.query.get("marker") ?? "";
-  const path = buildPath(`v2/jobs/${encodeURIComponent(uuid)}`, { ...chosen, marker, limit: HOSTS_PER_PAGE });
+  const path = buildPath(`v2/jobs/${encodeURIComponent(uuid)}`, { ...chosen, marker, limit: PAGE_SIZE });
   const { data, error, refresh } = usePoll<Job>(path, 2000);
-  // The job stays on the page while another page of its steps is read.
-  const last = useRef<Job | null>(null);
-  if (data) last.current = data;
-  const job = last.current?.uuid === uuid ? last.current : null;
+  // The job and its steps stay while another page of the steps is read.
+  const job = useLast(data);
+  const shown = error ? data : job;
   useAnnounceChanges(
     uuid,
     job
@@ -156,7 +159,7 @@ export function JobPage({ uuid }: { uuid: string }) {
         ) : null
       }
     >
-      <ErrorBox error={error} stale={job !== null} />
+      <ErrorBox error={error} stale={data !== null} />
       {job ? (
         <div class="cards">
           <Card title="Progress" wide aside={<Badge state={job.state} />}>
@@ -164,7 +167,9 @@ export function JobPage({ uuid }: { uuid: string }) {
             <ul class="legend">
               {Object.entries(job.progress).map(([state, number]) => (
                 <li key={state}>
-                  <Badge state={state} /> {number.toLocaleString("en")}
+                  <a href={href(["jobs", uuid], { step_state: state })}>
+                    <Badge state={state} /> {number.toLocaleString("en")}
+                  </a>
                 </li>
               ))}
             </ul>
@@ -181,23 +186,22 @@ export function JobPage({ uuid }: { uuid: string }) {
             />
           </Card>
           {total ? (
-            <Card title="Steps" wide aside={<span class="faint">{count(total, "step")}</span>}>
+            <Card title="Steps" wide aside={<span class="faint">{countOf(job, chosen.step_state)}</span>}>
               <Filters
                 filters={[{ name: "step_state", label: "State", values: STEP_STATES }]}
                 chosen={chosen}
                 route={["jobs", uuid]}
               />
-              {data ? (
+              {shown ? (
                 <Table
                   caption="Steps"
                   columns={STEP_COLUMNS}
-                  rows={data.steps ?? []}
+                  rows={shown.steps ?? []}
                   rowKey={(step) => `${step.host} ${step.backend}`}
+                  busy={data === null}
                 />
-              ) : error ? null : (
-                <Loading />
-              )}
-              <Pager route={["jobs", uuid]} chosen={chosen} marker={marker} next={nextMarker(data?.steps_links)} />
+              ) : null}
+              <Pager route={["jobs", uuid]} chosen={chosen} marker={marker} next={nextMarker(job.steps_links)} />
             </Card>
           ) : null}
         </div>

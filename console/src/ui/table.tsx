@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tables, and pages of a collection with filters.
 import type { ComponentChildren } from "preact";
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { useAnnounceChanges } from "../lib/announce";
 import { buildPath } from "../lib/api";
 import { words } from "../lib/format";
-import { usePoll, type Polled } from "../lib/poll";
+import { useLast, usePoll, type Polled } from "../lib/poll";
 import { go, routeStore } from "../lib/router";
 import { useStore } from "../lib/store";
 import type { Link } from "../lib/types";
@@ -23,10 +23,11 @@ export function Table<R>(props: {
   rows: R[];
   rowKey: (row: R) => string;
   empty?: string;
+  busy?: boolean; // other rows are being read
 }) {
   if (!props.rows.length) return <p class="faint empty">{props.empty ?? "None."}</p>;
   return (
-    <div class="table-box" role="group" aria-label={props.caption} tabIndex={0}>
+    <div class="table-box" role="group" aria-label={props.caption} aria-busy={props.busy} tabIndex={0}>
       <table>
         <caption class="hidden">{props.caption}</caption>
         <thead>
@@ -103,29 +104,32 @@ export function Collection<R>(props: CollectionProps<R>) {
   const polled = usePoll<Listed<R>>(path, props.interval ?? 5000);
   const key = props.rowsKey ?? props.collection;
   const rows = (polled.data?.[key] as R[] | undefined) ?? null;
+  // The last page stays until the next one has been read.
+  const last = useLast(polled.data);
+  const shown = polled.error ? polled.data : last;
   const { state, name } = props;
   useAnnounceChanges(
     path,
     rows && state ? new Map(rows.map((row) => [(name ?? props.rowKey)(row), words(state(row))])) : null,
   );
-  const next = nextMarker(polled.data?.[`${key}_links`] as Link[] | undefined);
+  const next = nextMarker(last?.[`${key}_links`] as Link[] | undefined);
   return (
     <>
       {filters.length ? (
         <Filters filters={filters} chosen={chosen} route={props.route} />
       ) : null}
       <ErrorBox error={polled.error} stale={rows !== null} />
-      {rows === null ? (
-        polled.error ? null : <Loading />
-      ) : (
-        <Table {...props} rows={rows} />
+      {shown ? (
+        <Table {...props} rows={(shown[key] as R[] | undefined) ?? []} busy={rows === null} />
+      ) : polled.error ? null : (
+        <Loading />
       )}
       <Pager route={props.route} chosen={chosen} marker={marker} next={next} />
     </>
   );
 }
 
-// Buttons between pages; without a marker and a next page there is only one.
+// Buttons between pages; nothing if there is only one page.
 export function Pager(props: {
   route: string[];
   chosen: Record<string, string>;
@@ -133,16 +137,19 @@ export function Pager(props: {
   next: string | null;
 }) {
   const { route, chosen, marker, next } = props;
-  if (!marker && !next) return null;
+  // It stays once it was shown, and its buttons can always have the focus.
+  const needed = useRef(false);
+  needed.current ||= Boolean(marker || next);
+  if (!needed.current) return null;
   return (
     <nav class="pager" aria-label="Pages">
-      <button type="button" disabled={!marker} onClick={() => go(route, chosen)}>
+      <button type="button" aria-disabled={!marker} onClick={() => marker && go(route, chosen)}>
         First page
       </button>
-      <button type="button" disabled={!marker} onClick={() => history.back()}>
+      <button type="button" aria-disabled={!marker} onClick={() => marker && history.back()}>
         Back
       </button>
-      <button type="button" disabled={!next} onClick={() => next && go(route, { ...chosen, marker: next })}>
+      <button type="button" aria-disabled={!next} onClick={() => next && go(route, { ...chosen, marker: next })}>
         Next page
       </button>
     </nav>

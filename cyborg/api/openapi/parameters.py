@@ -42,6 +42,7 @@ DESCRIPTIONS: Mapping[str, str] = {
     "filters.value": "The value of the filter with the same position. It can be repeated.",
     "function": "Only backends that offer this function.",
     "health": "Only the devices of this health.",
+    "device": "Only the accelerators of this device, by its uuid.",
     "host": "Only the objects of this host, by its name.",
     "device_contexts.explain_context:host": _ONE_HOST,
     "device_profiles.capacity:host": _ONE_HOST,

@@ -100,6 +100,7 @@ class Controller(Resource):
 
     @ACCELERATORS.list_operation(
         query={
+            "device": types.Uuid(),
             "driver": types.Text(),
             "host": types.Text(),
             "instance": types.Uuid(),
@@ -111,6 +112,7 @@ class Controller(Resource):
         self,
         request: RequestContext,
         page: PageRequest,
+        device: str | None,
         host: str | None,
         instance: str | None,
         state: str | None,
@@ -123,6 +125,7 @@ class Controller(Resource):
         rows = self.read_page(
             page,
             read.find,
+            device_uuid=device,
             hostname=host,
             instance_uuid=instance,
             states=states,

@@ -201,11 +201,13 @@ class WaitCommand(Command):
             show_counts=show_counts,
         )
 
-    def make_poll(self, collection: Collection, uuid: str) -> Callable[[], dict[str, Any]]:
+    def make_poll(
+        self, collection: Collection, uuid: str, parts: str
+    ) -> Callable[[], dict[str, Any]]:
         """Return a function for ``wait`` that reads work of many parts, whose number is constant.
 
-        Work of at most MAX_PARTS parts is read with them; of other work only the row in the list,
-        which has the number of parts by state.
+        Work of at most MAX_PARTS parts is read with them, under the key ``parts``; of other work
+        only the row in the list, which has the number of parts by state.
         """
         whole: bool | None = None
 
@@ -217,6 +219,6 @@ class WaitCommand(Command):
                     whole = sum(row["progress"].values()) <= MAX_PARTS
                     if not whole:
                         return dict(row)
-            return dict(self.app.rest.call("GET", collection.object_path(uuid)))
+            return self.app.rest.read_whole(collection.object_path(uuid), parts)
 
         return read

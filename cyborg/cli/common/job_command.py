@@ -64,9 +64,9 @@ class JobCommand(base.WaitCommand, show.ShowOne):
         if not args.wait:
             return formatting.build_object(STARTED, started)
         title = f"{started['kind']} of {started['uuid']}"
-        poll = self.make_poll(JOBS, started["uuid"])
+        poll = self.make_poll(JOBS, started["uuid"], "steps")
         job = self.wait(poll, job_progress, title, args.within)
-        if "steps" not in job or "steps_links" in job:
+        if "steps" not in job:
             job = self.app.rest.read_whole(JOBS.object_path(started["uuid"]), "steps")
         if job["state"] != JobState.DONE or any(s["state"] in FAILED_STATES for s in job["steps"]):
             self.app.LOG.error(describe_failure(job))

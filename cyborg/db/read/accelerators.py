@@ -192,6 +192,7 @@ class Filters:
 
     project_id: str | None = None
     hostname: str | None = None
+    device_uuid: str | None = None
     driver: str | None = None
     instance_uuid: str | None = None
     resource_class: str | None = None
@@ -206,7 +207,9 @@ class Filters:
     def of_device(self) -> list[sa.ColumnElement[bool]]:
         """Return the conditions on deployables, their devices and backends."""
         found = _equal(
-            (devices.c.host, self.hostname), (deployables.c.resource_class, self.resource_class)
+            (devices.c.host, self.hostname),
+            (devices.c.uuid, self.device_uuid),
+            (deployables.c.resource_class, self.resource_class),
         )
         if self.driver is not None:
             names = (backends.c.driver, devices.c.backend)
@@ -236,6 +239,10 @@ class Filters:
 
     def _states(self) -> frozenset[AcceleratorState]:
         return frozenset(map(AcceleratorState, self.states))
+
+    def is_local(self) -> bool:
+        """Return whether all accelerators are on one host, so that an index finds all of them."""
+        return self.hostname is not None or self.device_uuid is not None
 
     def are_clean(self) -> bool:
         """Return whether all accelerators in the states have no owner and need no cleaning."""
@@ -277,7 +284,7 @@ def find(
         ids = _find_ids(connection, _FROM, conditions, page, table)
     elif chosen.of_owner():
         ids = _find_ids(connection, _FROM_ARQS, conditions, page, arqs)
-    elif chosen.hostname is None and chosen.of_device():
+    elif not chosen.is_local() and chosen.of_device():
         ids = list(_find_ids_by_deployable(connection, chosen, page))
     else:
         ids = _find_ids(
@@ -286,7 +293,7 @@ def find(
             conditions,
             page,
             table,
-            clean=chosen.hostname is None and chosen.are_clean(),
+            clean=not chosen.is_local() and chosen.are_clean(),
         )
     if not ids:
         return []

@@ -112,5 +112,4 @@ def find_backends(
         return []
     found = _BACKENDS.where(table.c.uuid == uuid, paging.on_page(table.c.host, hosts))
     rows = fetch_all(BackendRow, connection.execute(found))
-    positions = {row["uuid"]: position for position, row in enumerate(hosts)}
-    return sorted(rows, key=lambda row: (positions[row["host"]], row["backend"]))
+    return paging.sort_by_page(rows, hosts, lambda row: (row["host"], row["backend"]))

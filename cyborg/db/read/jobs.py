@@ -125,8 +125,7 @@ def find_steps(
         return []
     query = _STEPS.where(_is_step(uuid, state), paging.on_page(steps.c.host, hosts))
     rows = fetch_all(StepRow, connection.execute(query))
-    positions = {row["uuid"]: position for position, row in enumerate(hosts)}
-    return sorted(rows, key=lambda row: (positions[row["host"]], row["backend"]))
+    return paging.sort_by_page(rows, hosts, lambda row: (row["host"], row["backend"]))
 
 
 def _is_step(uuid: str, state: str | None) -> sa.ColumnElement[bool]:

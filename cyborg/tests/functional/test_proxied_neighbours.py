@@ -129,15 +129,15 @@ class Env:
     def set_status(self, verb: str, refused: list[str] | None = None) -> float:
         """Disable or enable the card; return the seconds until Placement is updated.
 
-        ``refused`` gets the answers that are not OK, with their times.
+        ``refused`` gets the answers that are not OK, with the time of the first of equal answers.
         """
         began = time.monotonic()
 
         def accepted() -> bool:
             answer = self.call("POST", f"/devices/{self.device}/{verb}")
             if answer is None or not answer.ok:
-                text = "no answer" if answer is None else answer.text[:200]
-                if refused is not None:
+                text = "no answer" if answer is None else f"{answer.status_code} {answer.reason}"
+                if refused is not None and not (refused and refused[-1].endswith(text)):
                     refused.append(f"{time.monotonic() - began:.1f} s: {text}")
                 return False
             return True

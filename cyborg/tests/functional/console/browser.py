@@ -3,7 +3,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,6 +90,10 @@ class Window:
             # No hover and no focus ring of the last action.
             self.page.mouse.move(0, 0)
             self.page.screenshot(path=Path(folder, f"{name}.png"), animations="disabled")
+
+
+OpenWindow = Callable[..., Window]
+"""A function that opens a window of the console, with a URL, a size and a colour scheme."""
 
 
 def _describe(violation: Mapping[str, Any]) -> str:

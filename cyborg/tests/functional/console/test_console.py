@@ -4,16 +4,11 @@
 The pictures of the documentation are made here: see ``browser.SCREENSHOTS``.
 """
 
-import functools
 import re
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import pytest
 
-from cyborg.db.read import count_cache
-from cyborg.tests.fixtures.machine.processes import wait_until
-from cyborg.tests.functional.console.browser import NARROW, WIDE, Window, expect, open_browser
+from cyborg.tests.functional.console.browser import NARROW, WIDE, OpenWindow, Window, expect
 from cyborg.tests.functional.console.service import (
     AUDITOR,
     BROKEN_HOST,
@@ -25,55 +20,9 @@ from cyborg.tests.functional.console.service import (
     PASSWORD,
     QAT,
     ConsoleService,
-    serve,
 )
 
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser
-
 pytestmark = [pytest.mark.slow, pytest.mark.requires("chromium")]
-
-OpenWindow = Callable[..., Window]
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConsoleService]:
-    """Yield the service for the tests of this module, which counts at each request.
-
-    Counts are used for a hundred times the seconds that counting took: on a machine that also runs
-    other tests, a page would show a change after the time-out of a test.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(count_cache, "SHARE", 0)
-        with serve(tmp_path_factory.mktemp("console")) as running:
-            yield running
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator["Browser"]:
-    """Yield the browser for the tests of this module."""
-    with open_browser() as running:
-        yield running
-
-
-@pytest.fixture
-def window(browser: "Browser", service: ConsoleService) -> Iterator[OpenWindow]:
-    """Yield a function that opens a window of the console."""
-    contexts = []
-
-    def open_window(
-        url: str | None = None, width: int = WIDE, height: int = 800, scheme: str = "light"
-    ) -> Window:
-        context = browser.new_context(
-            viewport={"width": width, "height": height},
-            color_scheme="dark" if scheme == "dark" else "light",
-        )
-        contexts.append(context)
-        return Window(context, url or service.url)
-
-    yield open_window
-    for context in contexts:
-        context.close()
 
 
 def sign_in(window: Window, user: str, password: str = PASSWORD) -> None:
@@ -289,60 +238,6 @@ def test_hidden_page_does_not_poll(window: OpenWindow) -> None:
     page.clock.fast_forward("00:30")
     page.wait_for_timeout(300)
     assert len(shown.requests) > visible
-
-
-@pytest.mark.matrix
-def test_rollout_is_started_and_followed(window: OpenWindow) -> None:
-    shown = window()
-    shown.open("drivers/nvme", "Driver nvme")
-    page = shown.page
-    page.get_by_role("button", name="Reload").click()
-    page.get_by_role("dialog").get_by_role("button", name="Reload").click()
-    rollouts = page.get_by_role("region", name="Rollouts")
-    rollouts.get_by_role("link", name="update").click()
-    steps = page.get_by_role("region", name="Steps")
-    expect(steps).to_contain_text("compute-1")
-    shown.shoot("rollout")
-    shown.check()
-    progress = page.get_by_role("region", name="Progress")
-    expect(progress.get_by_text("2 of 2")).to_be_visible()
-    expect(progress.get_by_text("done", exact=True).first).to_be_visible()
-    expect(steps.get_by_role("cell", name="done")).to_have_count(2)
-    state = steps.get_by_label("State")
-    state.focus()
-    state.select_option("failed")
-    expect(steps).to_contain_text("None.")
-    expect(state).to_be_focused()
-    expect(page.locator("#announcements")).to_contain_text("Job update: done")
-    page.reload()
-    expect(page.locator("#announcements")).to_contain_text("Job update: done")
-
-
-@pytest.mark.matrix
-def test_driver_is_uninstalled_and_installed_on_one_host(
-    window: OpenWindow, service: ConsoleService
-) -> None:
-    shown = window()
-    shown.open("drivers/nic", "Driver nic")
-    page = shown.page
-    rollouts = page.get_by_role("region", name="Rollouts")
-
-    def has_nics(count: int) -> bool:
-        backends = [device["backend"] for device in service.cloud.devices("compute-2")]
-        return backends.count("nic") == count
-
-    assert has_nics(2)
-    for change, kind, expected in (("Uninstall", "uninstall", 0), ("Install", "install", 2)):
-        page.get_by_role("button", name=change, exact=True).click()
-        dialog = page.get_by_role("dialog")
-        dialog.get_by_label("Hosts, separated by spaces").fill("compute-2")
-        shown.check()
-        dialog.get_by_role("button", name=change).click()
-        link = page.get_by_role("link", name=kind, exact=True)
-        row = rollouts.get_by_role("row").filter(has=link)
-        expect(row).to_contain_text("1 of 1")
-        expect(row).to_contain_text("done")
-        wait_until("the devices follow", functools.partial(has_nics, expected))
 
 
 @pytest.mark.matrix

@@ -39,22 +39,32 @@ class Service:
 
     def __init__(self) -> None:
         self.states: list[Any] = []
+        self.page_size = 1000
         self.requests: list[tuple[str, str, Any]] = []
         self.reads: list[str] = []
 
     def __call__(self, request: Request) -> Response:
         if request.method == "GET":
             self.reads.append(request.path_qs.removeprefix("/v2"))
-            listed = "uuid" in request.params
             state = self.states[0]
             if isinstance(state, int):
                 del self.states[0]
                 return Response(json={"error_message": "away"}, status=state)
-            # A row in the list is followed by the object, unless the job has many steps.
-            if not listed or len(state["steps"]) > MAX_PARTS:
+            steps = state.get("steps", [])
+            if "uuid" in request.params:
+                # A row in the list is followed by the object, unless the job has many steps.
+                if len(steps) > MAX_PARTS:
+                    del self.states[0]
+                row = {key: value for key, value in state.items() if key != "steps"}
+                return Response(json={"jobs": [row]})
+            start = int(str(request.params.get("marker", 0)))
+            end = start + self.page_size
+            page = {**state, "steps": steps[start:end]} if steps else dict(state)
+            if end < len(steps):
+                page["steps_links"] = [{"rel": "next", "href": f"http://api/?marker={end}"}]
+            else:
                 del self.states[0]
-            row = {key: value for key, value in state.items() if key != "steps"}
-            return Response(json={"jobs": [row]} if listed else state)
+            return Response(json=page)
         body = request.json if request.body else None
         self.requests.append((request.method, request.path_qs.removeprefix("/v2"), body))
         return Response(json=STARTED, status=202)
@@ -158,14 +168,22 @@ def test_job_show_and_list_show_the_activity(service: Service, cyborg: Run) -> N
 
 
 def test_job_show_reads_all_pages_of_the_steps_in_a_state(service: Service, cyborg: Run) -> None:
-    query = "step_state=failed"
-    links = [{"rel": "next", "href": f"http://api/v2/jobs/{JOB}?{query}&marker=a"}]
-    first, last = (job("failed", (host, "failed", "no bus")) for host in "ab")
-    service.states = [{**first, "steps_links": links}, last]
+    service.states = [job("failed", ("a", "failed", "no bus"), ("b", "failed", "no bus"))]
+    service.page_size = 1
     out, _ = cyborg("job-show", JOB, "--step-state", "failed")
     assert "a (gen0) failed: no bus" in out
     assert "b (gen0) failed: no bus" in out
-    assert service.reads == [f"/jobs/{JOB}?{query}", f"/jobs/{JOB}?{query}&marker=a"]
+    assert service.reads == [f"/jobs/{JOB}?step_state=failed", f"/jobs/{JOB}?marker=1"]
+
+
+@pytest.mark.parametrize("hosts", [2, MAX_PARTS])
+def test_wait_finds_a_failure_on_the_last_page(service: Service, cyborg: Run, hosts: int) -> None:
+    ended = job("done", *((f"h{n}", "done", None) for n in range(hosts)), ("z", "failed", "gone"))
+    service.states = [ended, ended]
+    service.page_size = hosts
+    _, err = cyborg("install-driver", "generic", "--wait", code=1)
+    assert "z (gen0) failed: gone" in err
+    assert service.reads[-2:] == [f"/jobs/{JOB}", f"/jobs/{JOB}?marker={hosts}"]
 
 
 def test_job_progress_of_host_work_is_its_activity() -> None:

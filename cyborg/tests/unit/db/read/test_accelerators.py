@@ -13,6 +13,7 @@ from cyborg.core.errors import Invalid
 from cyborg.db import schema
 from cyborg.db.paging import Page
 from cyborg.db.read import accelerators as read
+from cyborg.db.read import devices as read_devices
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
 
@@ -118,6 +119,12 @@ def test_filters(engine: sa.Engine) -> None:
     assert uuids(hostname="compute-2") == uuids(resource_class="PGPU") == [other]
     assert uuids(driver="generic") == uuids(driver="gen0") == uuids(hostname="compute-1")
     assert uuids(driver="fake") == uuids(states=["preparing"]) == [other]
+    with engine.connect() as connection:
+        devices = [row["uuid"] for row in read_devices.find(connection)]
+    assert uuids(device_uuid=devices[0]) == uuids(hostname="compute-1")
+    page = Page(1, None, None, "desc")
+    assert uuids(device_uuid=devices[0], page=page) == uuids(hostname="compute-1")[1:]
+    assert uuids(device_uuid=devices[1], states=["free"]) == []
     assert uuids(states=["bound"]) == [bound]
     with engine.connect() as connection:
         assert read.get(connection, bound, "project-2") is None

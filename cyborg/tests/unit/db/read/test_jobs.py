@@ -84,6 +84,17 @@ def test_steps_have_pages_of_hosts(
     assert found == expected
 
 
+def test_step_that_enters_the_state_between_the_statements_is_on_no_page(engine: sa.Engine) -> None:
+    uuid = add(engine, "update", "generic", ("a", "failed"), ("b", "done"), ("c", "failed"))
+    with engine.connect() as connection:
+        hosts = jobs.find_hosts(connection, uuid, state="failed")
+    (step,) = rows.read(engine, schema.job_steps, host="b")
+    rows.update(engine, schema.job_steps, step["id"], state="failed")
+    with engine.connect() as connection:
+        found = jobs.find_steps(connection, uuid, hosts, "failed")
+    assert [row["host"] for row in found] == ["a", "c"]
+
+
 def test_activity_is_shown_until_the_job_has_ended(engine: sa.Engine) -> None:
     activity = {"step": "fetch image", "done": 4, "total": 10}
     for state in ("pending", "failed"):

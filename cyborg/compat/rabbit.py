@@ -128,6 +128,21 @@ class Connection(impl_rabbit.Connection):  # type: ignore[misc]
             exception, exchange, routing_key, message
         )
 
+    def ensure_connection(self) -> None:
+        """Replace the connection by a new one.
+
+        The driver calls this when the connection has failed, and while it holds the lock of the
+        connection. kombu takes a connection that receives no bytes for an open one: the driver
+        would wait on it for two answers, each for the interval of the heartbeats.
+        """
+        self.close_abruptly()
+        super().ensure_connection()
+
+    def close_abruptly(self) -> None:
+        """Close the connection without the closing handshake, which would wait for an answer."""
+        if self.connection.connected:
+            self.connection.collect()
+
     def discard_channel(self) -> None:
         """Close the channel. The driver opens another one, and declares its exchanges again."""
         self._set_current_channel(None)

@@ -5,7 +5,6 @@ A call that was not sent has certainly not been carried out. A call that was sen
 broker did not confirm, may have been carried out.
 """
 
-import contextlib
 import select
 import threading
 from collections.abc import Callable
@@ -86,7 +85,7 @@ def publish(connection: Any, producer: Any, *args: Any, **kwargs: Any) -> Any:
     except TimeoutError as exc:
         if not sent.count or not is_call:
             raise
-        _close_abruptly(connection)
+        connection.close_abruptly()
         raise Unconfirmed(
             f"the message broker did not confirm the message in {CONFIRM_TIMEOUT:g} s"
         ) from exc
@@ -103,7 +102,7 @@ def count_consumers(connection: Any, queue: str) -> int:
     """
     channel: Any = None
     try:
-        if not connection.connection.connected:
+        if connection.channel is None or not connection.connection.connected:
             connection.ensure_connection()
         connection.set_transport_socket_timeout(QUERY_TIMEOUT)
         channel = connection.connection.channel()
@@ -111,7 +110,7 @@ def count_consumers(connection: Any, queue: str) -> int:
     except NotFound:
         return 0
     except (OSError, amqp.ConnectionError):
-        _close_abruptly(connection)
+        connection.close_abruptly()
         raise
     finally:
         if channel is not None and channel.is_open:
@@ -132,9 +131,3 @@ def _check_open(channel: Any) -> None:
     poller.register(sock.fileno(), _CLOSED)
     if poller.poll(0):
         raise ConnectionResetError("the message broker has closed the connection")
-
-
-def _close_abruptly(connection: Any) -> None:
-    """Close a connection without the closing handshake, which would wait for an answer."""
-    with contextlib.suppress(Exception):
-        connection.channel.connection.collect()

@@ -13,9 +13,10 @@ import kombu
 import oslo_messaging
 import pytest
 
+from cyborg.compat import rabbit
 from cyborg.core.errors import TimedOut, Unavailable
 from cyborg.rpc import client as client_module
-from cyborg.rpc.publishing import CONFIRM_TIMEOUT
+from cyborg.rpc.publishing import CONFIRM_TIMEOUT, count_consumers
 from cyborg.rpc.transport import HEARTBEAT
 from cyborg.tests.fixtures.bus.broker import Bus, open_bus
 from cyborg.tests.fixtures.bus.proxy import Fault, Proxy, proxy
@@ -142,6 +143,37 @@ def test_call_on_a_half_open_connection_is_not_sent(
         broker_proxy.close()
 
 
+def test_connection_that_receives_nothing_is_replaced(env: tuple[Bus, Bus, Proxy]) -> None:
+    bus, direct, broker_proxy = env
+    client = bus.conductor()
+    with direct.serving("conductor", Echo()):
+        client.discovery_create("a")
+        with rabbit.exclusive_connection(bus.transport.oslo) as connection:
+            old = connection.connection.connection
+            broker_proxy.begin(Fault.HALF_OPEN)
+            broker_proxy.end()
+            # As the thread of the driver does that misses the heartbeats of the broker.
+            connection.ensure_connection()
+            assert connection.connection.connection is not old
+            assert count_consumers(connection, f"{bus.conf.rpc.topic}.conductor") == 1
+        broker_proxy.close()
+
+
+def test_query_on_a_connection_without_a_channel_opens_another_one(
+    env: tuple[Bus, Bus, Proxy],
+) -> None:
+    bus, direct, broker_proxy = env
+    client = bus.conductor()
+    with direct.serving("conductor", Echo()):
+        client.discovery_create("a")
+        with rabbit.exclusive_connection(bus.transport.oslo) as connection:
+            connection.discard_channel()
+            broker_proxy.begin(Fault.HALF_OPEN)
+            broker_proxy.end()
+            assert count_consumers(connection, f"{bus.conf.rpc.topic}.conductor") == 1
+        broker_proxy.close()
+
+
 def test_call_without_confirmation_times_out(
     env: tuple[Bus, Bus, Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,7 +192,7 @@ def test_call_without_confirmation_times_out(
 
 def test_heartbeat_default_is_short_and_configurable(rabbit_url: str) -> None:
     with open_bus(rabbit_url) as bus:
-        rabbit = bus.conf.oslo_messaging_rabbit
-        assert rabbit.heartbeat_timeout_threshold == HEARTBEAT <= 20
+        options = bus.conf.oslo_messaging_rabbit
+        assert options.heartbeat_timeout_threshold == HEARTBEAT <= 20
         bus.conf.set_override("heartbeat_timeout_threshold", 9, group="oslo_messaging_rabbit")
-        assert rabbit.heartbeat_timeout_threshold == 9
+        assert options.heartbeat_timeout_threshold == 9

@@ -36,10 +36,10 @@ LOAD_FACTOR = 10.0 if SLACK else 0.0
 """A limit grows by this multiple of the longest answer of Placement, asked directly from before the
 fault until the recovery: a detection and a recovery are several such steps one after the other, and
 each is as slow as the machine."""
-LOST_CALLS = 30.0 if SLACK else 0.0
-"""Seconds of three RPC timeouts: on a busy machine a dead connection to the broker may be detected
-only after the end of the fault, and the call that was sent on it is repeated. Each of the two API
-workers and the conductor has connections of its own."""
+LOST_CALLS = 20.0 if SLACK else 0.0
+"""Seconds of two RPC timeouts: on a busy machine a dead connection to the broker may be detected
+only after the end of the fault, and the call that was sent on it is repeated. The API and the
+conductor have connections of their own."""
 
 FAULTS = (Fault.HALF_OPEN, Fault.FROZEN, Fault.RESET)
 PORTS = {"mysql": 3306, "postgresql": 5432}

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Texts for people.
+import type { Device } from "./types";
 
 const UNITS: [limit: number, seconds: number, unit: Intl.RelativeTimeFormatUnit][] = [
   [60, 1, "second"],
@@ -36,6 +37,19 @@ export function words(state: string): string {
     : spaced;
 }
 
+// Return why a device is not offered to Placement at all, null if it is.
+export function reasonNotOffered(device: Device): string | null {
+  if (device.placement !== null) return null;
+  const info = JSON.parse(device.vendor_board_info) as Record<string, unknown> | null;
+  const reason = info?.["not_offered"];
+  return typeof reason === "string" ? reason : null;
+}
+
+// Return the state to show: a device that holds the root file system is no device with a problem.
+export function stateOf(device: Device): string {
+  return reasonNotOffered(device) === null ? device.state : "not_offered";
+}
+
 export type Tone = "good" | "busy" | "warn" | "bad" | "idle";
 
 const TONES: Record<Tone, string[]> = {
@@ -48,7 +62,7 @@ const TONES: Record<Tone, string[]> = {
     "cordoned", "rolled_back", "skipped", "cancelled", "NOT_REPORTED", "UNKNOWN", "unknown"],
   bad: ["down", "host_down", "unhealthy", "failing", "restore_failed", "failed", "error",
     "BindFailed", "UnbindFailed", "ERROR", "FAILED", "IMPORT_FAILED"],
-  idle: ["free", "Initial", "Unbound", "unbound", "absent"],
+  idle: ["not_offered", "free", "Initial", "Unbound", "unbound", "absent"],
 };
 
 const TONE_OF = new Map(

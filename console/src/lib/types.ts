@@ -24,6 +24,7 @@ export interface Device {
   serial: string | null;
   draining: boolean;
   placement: string | null;
+  vendor_board_info: string; // an object as JSON
   deliverable: boolean;
   undeliverable_reason: string | null;
   topology: Record<string, string>;

@@ -2,7 +2,7 @@
 // Devices, their life cycle, and their custody logs.
 import { useAnnounceChanges } from "../lib/announce";
 import { buildPath, send } from "../lib/api";
-import { shorten, words } from "../lib/format";
+import { reasonNotOffered, shorten, stateOf, words } from "../lib/format";
 import { usePoll } from "../lib/poll";
 import { href } from "../lib/router";
 import { can } from "../lib/session";
@@ -30,7 +30,7 @@ const COLUMNS: Column<Device>[] = [
   { name: "Host", show: (d) => <a href={href(["hosts", d.hostname])}>{d.hostname}</a> },
   { name: "Type", show: (d) => d.type },
   { name: "Model", show: (d) => <span title={d.model}>{shorten(d.model, 34)}</span> },
-  { name: "State", show: (d) => <Badge state={d.state} /> },
+  { name: "State", show: (d) => <Badge state={stateOf(d)} /> },
   { name: "Health", show: (d) => <Badge state={d.health} /> },
   { name: "Backend", show: (d) => d.backend },
   { name: "NUMA", number: true, show: (d) => <Text value={d.numa_node} /> },
@@ -54,7 +54,7 @@ export function DevicesPage() {
         ]}
         rowKey={(d) => d.uuid}
         name={(d) => `Device ${d.address} of ${d.hostname}`}
-        state={(d) => d.state}
+        state={stateOf}
       />
     </Page>
   );
@@ -65,7 +65,7 @@ export function DevicePage({ uuid }: { uuid: string }) {
   const { data: device, error, refresh } = usePoll<Device>(path, 5000);
   useAnnounceChanges(
     uuid,
-    device ? new Map([[`Device ${device.address}`, words(device.state)]]) : null,
+    device ? new Map([[`Device ${device.address}`, words(stateOf(device))]]) : null,
   );
   return (
     <Page
@@ -154,8 +154,10 @@ const CONDITIONS: Record<string, string> = {
 };
 
 function State({ device }: { device: Device }) {
+  const reason = reasonNotOffered(device);
   return (
-    <Card title="State" aside={<Badge state={device.state} />}>
+    <Card title="State" aside={<Badge state={stateOf(device)} />}>
+      {reason === null ? null : <p>It is not offered: {reason}</p>}
       {device.state_reasons.length ? (
         <ul class="reasons">
           {device.state_reasons.map((reason) => (
@@ -170,9 +172,9 @@ function State({ device }: { device: Device }) {
             </li>
           ))}
         </ul>
-      ) : (
+      ) : reason === null ? (
         <p>Its free handles can be allocated.</p>
-      )}
+      ) : null}
       <Facts
         facts={[
           [
@@ -201,7 +203,6 @@ function State({ device }: { device: Device }) {
   );
 }
 
-// The accelerators of one host; the API has no filter for the device.
 export const MAX_ACCELERATORS = 1000;
 
 export interface AcceleratorList {

@@ -2,7 +2,7 @@
 // Hosts, and the topology picture of one host.
 import { useAnnounceChanges } from "../lib/announce";
 import { buildPath, send } from "../lib/api";
-import { count, words } from "../lib/format";
+import { count, stateOf, words } from "../lib/format";
 import { usePoll } from "../lib/poll";
 import { can } from "../lib/session";
 import { href } from "../lib/router";
@@ -89,7 +89,7 @@ export function HostPage({ host }: { host: string }) {
     devices.data && service
       ? new Map([
           [`Host ${host}`, words(service.state)],
-          ...found.map((device) => [`Device ${device.address}`, words(device.state)] as const),
+          ...found.map((device) => [`Device ${device.address}`, words(stateOf(device))] as const),
         ])
       : null,
   );

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The picture of a host: where its devices are, in which state, and which handles are in use.
 import { useEffect, useRef, useState } from "preact/hooks";
-import { shorten, toneOf, words } from "../lib/format";
+import { shorten, stateOf, toneOf, words } from "../lib/format";
 import { href } from "../lib/router";
 import type { Accelerator, Device } from "../lib/types";
 import { layOut, MAX_PIPS, PIP, PIP_GAP, pipColumns, type Bridge, type Node, type Placed } from "./layout";
@@ -109,8 +109,8 @@ function DeviceCard({ placed }: { placed: Placed }) {
       : "handles unknown";
   const failed = handles.filter((handle) => handle.state === "error").length;
   // A device stays ready while the cleaning of one of its handles fails.
-  const state = failed && device.state === "ready" ? "cleaning fails" : words(device.state);
-  const tone = failed ? "bad" : toneOf(device.state);
+  const state = failed && device.state === "ready" ? "cleaning fails" : words(stateOf(device));
+  const tone = failed ? "bad" : toneOf(stateOf(device));
   const room = Math.floor((width - 24) / CHARACTER);
   const columns = pipColumns(width);
   const shown = handles.slice(0, handles.length > MAX_PIPS ? MAX_PIPS - 1 : MAX_PIPS);

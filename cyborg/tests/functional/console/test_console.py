@@ -8,6 +8,8 @@ import re
 
 import pytest
 
+from cyborg.db import schema
+from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.functional.console.browser import NARROW, WIDE, OpenWindow, Window, expect
 from cyborg.tests.functional.console.service import (
     AUDITOR,
@@ -135,6 +137,26 @@ def test_topology_shows_nothing_as_unused_that_it_cannot_read(window: OpenWindow
     shown.page.route("**/v2/accelerators?**", lambda route: route.abort())
     shown.open("hosts/compute-1", "compute-1")
     expect(shown.page.get_by_role("link", name="; handles unknown").first).to_be_visible()
+
+
+@pytest.mark.matrix
+def test_device_that_is_not_offered_shows_why(window: OpenWindow, service: ConsoleService) -> None:
+    info = {"not_offered": "vda holds the root file system"}
+    values = {**rows.DEVICE_VALUES, "vendor_board_info": info, "deliverable": False}
+    device = rows.insert(
+        service.cloud.engine, schema.devices, host=LOST_HOST, address="0000:00:02.0", **values
+    )
+    (row,) = rows.read(service.cloud.engine, schema.devices, id=device)
+    shown = window()
+    shown.open(f"hosts/{LOST_HOST}", LOST_HOST)
+    link = shown.page.get_by_role("link", name="0000:00:02.0")
+    expect(link).to_have_accessible_name(re.compile(": not offered; no handles$"))
+    shown.check()
+    shown.open(f"devices/{row['uuid']}", "0000:00:02.0")
+    state = shown.page.get_by_role("region", name="State")
+    expect(state).to_contain_text(f"It is not offered: {info['not_offered']}")
+    expect(state).not_to_contain_text("can be allocated")
+    shown.check()
 
 
 @pytest.mark.matrix

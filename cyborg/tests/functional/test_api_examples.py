@@ -12,6 +12,7 @@ import pytest
 import requests
 
 from cyborg.tests.fixtures.clouds.standalone import running
+from cyborg.tests.fixtures.databases.custody import is_sealed
 from cyborg.tests.fixtures.machine.processes import wait_until
 
 PAGE = Path(__file__).parents[3] / "doc" / "source" / "api" / "index.rst"
@@ -132,8 +133,7 @@ def _finished(answer: requests.Response) -> requests.Response | None:
 
 
 def _sealed(answer: requests.Response) -> requests.Response | None:
-    log = answer.json()
-    return answer if log["chain"] and all(record["hash"] for record in log["custody"]) else None
+    return answer if is_sealed(answer.json()) else None
 
 
 def _published(answer: requests.Response) -> requests.Response | None:

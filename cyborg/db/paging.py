@@ -109,22 +109,33 @@ def find_names(
 ) -> list[NameRow]:
     """Return a page of the distinct values of a column, in their order.
 
-    ``sort_key`` is the only sort key, and the default. The marker is any text: a page starts with
-    the first name after it, because a name may leave the list between two requests. Raise Invalid
-    as ``paginate`` does.
+    ``sort_key`` is the only sort key, and the default. For the marker see ``start_after_name``.
+    Raise Invalid as ``paginate`` does.
     """
     page = page or Page()
     if page.sort_key == sort_key:
         page = replace(page, sort_key=None)
     query = sa.select(column.label("name")).where(condition).distinct()
-    if page.marker is not None:
-        query = query.where(column > page.marker if is_ascending(page) else column < page.marker)
-        page = replace(page, marker=None)
+    query, page = start_after_name(query, column, page)
     found = query.subquery("names")
     name = found.c.name
     listed = sa.select(name.label("uuid"))
     listed = paginate(connection, listed, found, page, {sort_key: name}, identity=name)
     return fetch_all(NameRow, connection.execute(listed))
+
+
+def start_after_name(
+    query: sa.Select[Any], column: sa.ColumnElement[Any], page: Page
+) -> tuple[sa.Select[Any], Page]:
+    """Return the query with the marker of a page of names, and the page without the marker.
+
+    The marker is any text: a page starts with the first name after it. Between two requests a name
+    may leave the list, such as that of the failed hosts, and the next page must not fail then.
+    """
+    if page.marker is None:
+        return query, page
+    after = column > page.marker if is_ascending(page) else column < page.marker
+    return query.where(after), replace(page, marker=None)
 
 
 def on_page(column: sa.ColumnElement[Any], names: Sequence[NameRow]) -> sa.ColumnElement[bool]:

@@ -7,7 +7,6 @@ host or of a page of hosts are read.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from typing import Any, TypedDict, TypeVar
 
@@ -139,23 +138,17 @@ def find_hosts(
     """Return the hosts that have entries of a driver, ordered by name, in one or two statements.
 
     ``host`` selects one host, with the second statement. ``status`` selects hosts with an entry of
-    this status. The marker is any text: a page starts with the first name after it. Between two
-    requests a host may leave the list, such as that of the failed hosts, and the next page must not
-    fail then.
+    this status. The marker is any text, as of ``paging.start_after_name``.
     """
     page = page or Page()
-    query = sa.select(services.c.id, services.c.host.label("uuid"))
+    query: sa.Select[Any] = sa.select(services.c.id, services.c.host.label("uuid"))
     if host is not None:
         query = query.where(services.c.id.in_([row["id"] for row in hosts_named(connection, host)]))
     if status is not None:
         is_down = services.c.down_at <= now
         query = query.where(is_down if status == UNKNOWN else ~is_down)
     query = query.where(_has_entry(driver, None if status == UNKNOWN else status))
-    if page.marker is not None:
-        name = services.c.host
-        forward = paging.is_ascending(page)
-        query = query.where(name > page.marker if forward else name < page.marker)
-        page = replace(page, marker=None)
+    query, page = paging.start_after_name(query, services.c.host, page)
     query = paging.paginate(
         connection, query, services, page, HOST_SORTABLE, identity=services.c.host
     )
@@ -189,10 +182,9 @@ def find_effective_options(
         return []
     columns = [backends.c.name.label("backend"), backends.c.settings]
     rows = _read(_SettingsRow, connection, backends, backends.c.driver, columns, [driver], hosts)
-    order = _order(hosts)
     return [
         {"host": row["host"], "backend": row["backend"], "options": row["settings"]}
-        for row in sorted(rows, key=lambda row: (order[row["host"]], row["backend"]))
+        for row in paging.sort_by_page(rows, hosts, lambda row: (row["host"], row["backend"]))
         if row["settings"] is not None
     ]
 
@@ -226,7 +218,7 @@ def entries_by_driver(
         entry["desired_status"] = desired["desired_status"]
         entry["applied"] = bool(desired["applied"])
         entry["error"] = entry["error"] or desired["error"]
-    order = _order(hosts)
+    order = {row["uuid"]: number for number, row in enumerate(hosts)}
     return {name: _merge(installations[name], entries[name], order) for name in drivers}
 
 
@@ -242,10 +234,6 @@ def _has_entry(driver: str, status: str | None) -> sa.ColumnElement[bool]:
     if status is not None:
         matching = matching.where(entries.c.status == status)
     return services.c.id.in_(matching)
-
-
-def _order(hosts: Sequence[HostRow]) -> dict[str, int]:
-    return {row["uuid"]: number for number, row in enumerate(hosts)}
 
 
 def _status(entry: HostDriverRow, now: datetime) -> str:

@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The work on an attachment belongs to the trace of its request, with Placement and Nova."""
 
-from collections.abc import Iterator
 from datetime import timedelta
 
-import pytest
 import sqlalchemy as sa
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from cyborg import tracing
@@ -14,19 +11,11 @@ from cyborg.conductor.attachments.runner import MAX_TRACED_ATTEMPTS
 from cyborg.testing.fake_nova import FakeNova
 from cyborg.tests.fixtures.databases.attachment_setup import Env
 from cyborg.tests.fixtures.databases.placement import Node, node, placement_adapter
-from cyborg.tests.fixtures.machine.options import make_conf
 from cyborg.tests.fixtures.tracing.boot import TRACE, TRACEPARENT, plain
-from cyborg.tracing import SpanKind, service
+from cyborg.tests.fixtures.tracing.exporter import exporter
+from cyborg.tracing import SpanKind
 
-__all__ = ["node", "placement_adapter"]
-
-
-@pytest.fixture
-def exporter() -> Iterator[InMemorySpanExporter]:
-    spans = InMemorySpanExporter()
-    service.start(make_conf(tracing={"enabled": True}), "test", SimpleSpanProcessor(spans))
-    yield spans
-    service.stop()
+__all__ = ["exporter", "node", "placement_adapter"]
 
 
 def test_steps_of_attach_and_detach_belong_to_their_requests(

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs and messages of the outbox keep the trace of the request that caused them."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from oslo_utils import timeutils
 
@@ -20,17 +19,12 @@ from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import jobs, outbox
 from cyborg.tests.fixtures.machine.options import make_conf
 from cyborg.tests.fixtures.tracing.boot import TRACE, TRACEPARENT, plain
-from cyborg.tracing import SpanKind, service
+from cyborg.tests.fixtures.tracing.exporter import exporter
+from cyborg.tracing import SpanKind
+
+__all__ = ["exporter"]
 
 Open = Callable[[], AbstractContextManager[None]]
-
-
-@pytest.fixture
-def exporter() -> Iterator[InMemorySpanExporter]:
-    spans = InMemorySpanExporter()
-    service.start(make_conf(tracing={"enabled": True}), "test", SimpleSpanProcessor(spans))
-    yield spans
-    service.stop()
 
 
 def root() -> AbstractContextManager[None]:

@@ -42,6 +42,8 @@ class Env(OrphanEnv):
         self.seconds = 0.0
         self.attachments_ended = 0
         conf, uow = make_conf(), UnitOfWork(engine)
+        # Another clock of the same database may differ by some milliseconds.
+        self.database_clock = uow.clock
         recorder = ArqEventRecorder(conf, NotificationBuilder(conf, now=uow.clock))
         self.queue = HintQueue()
         self.watcher = InstanceWatcher(
@@ -388,12 +390,11 @@ def test_new_suspect_is_logged_and_a_recovered_one_is_cleared(
 
 def test_new_bind_is_released_later(sqlite_env: Env) -> None:
     env = sqlite_env
-    uow = UnitOfWork(env.engine)
-    arq = env.add_bound_arq(env.add_card(), allocated=False, updated_at=uow.clock())
+    arq = env.add_bound_arq(env.add_card(), allocated=False, updated_at=env.database_clock())
     env.notify("instance.delete.end", env.instance(arq))
     assert env.run() == 0
     assert env.row(arq)["state"] == "Bound"
-    old = uow.clock() - MIN_BIND_AGE
+    old = env.database_clock() - MIN_BIND_AGE
     rows.update(env.engine, schema.arqs, env.row(arq)["id"], updated_at=old)
     assert env.run(10) == 1
 

@@ -127,12 +127,10 @@ def test_extra_has_the_fields_of_a_failed_bind(
     recorded: tuple[Lines, tuple[str, str, str]],
 ) -> None:
     lines, (arq, instance, request_id) = recorded
-    (failed,) = (
-        line
-        for line in lines["conductor-1"]
-        if line["name"] == "cyborg.conductor.jobs.dispatcher" and line["levelname"] == "WARNING"
-    )
-    assert failed["msg"] == "Job (%s) failed: %s"
+    # The release that follows may meet an agent that stops, which is another warning.
+    (failed,) = (line for line in lines["conductor-1"] if line["msg"] == "Job (%s) failed: %s")
+    assert failed["name"] == "cyborg.conductor.jobs.dispatcher"
+    assert failed["levelname"] == "WARNING"
     assert (failed["extra"]["host"], failed["extra"]["instance"]) == (HOST, instance)
     job = failed["extra"]["job"]
     (access,) = (line for line in lines["api"] if line["extra"].get("method") == "PATCH")

@@ -60,7 +60,7 @@ export function usePoll<T>(path: string | null, interval: number): Polled<T> {
         const data = await get<T>(path as string, {}, abort.signal);
         failures = 0;
         setState({ path, data, error: null });
-        liveStore.set({ updatedAt: Date.now(), failing: false, paused: false });
+        liveStore.set({ updatedAt: Date.now(), failing: false, paused: document.hidden });
       } catch (error) {
         if (abort.signal.aborted) return;
         failures += 1;

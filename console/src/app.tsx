@@ -9,6 +9,7 @@ import { useStore } from "./lib/store";
 import { THEMES, themeStore, type Theme } from "./lib/theme";
 import { findPage, visiblePages } from "./pages";
 import { PageBoundary } from "./ui/boundary";
+import { Page } from "./ui/parts";
 import { SignInPage } from "./pages/sign_in";
 
 export function App() {
@@ -121,13 +122,12 @@ function Frame({ session }: { session: Session }) {
 
 function NotFound() {
   return (
-    <>
-      <h1 tabIndex={-1}>Page not found</h1>
+    <Page title="Page not found">
       <p>
         There is no such page, or the policy does not allow it.{" "}
         <a href={href([])}>Go to the overview</a>
       </p>
-    </>
+    </Page>
   );
 }
 

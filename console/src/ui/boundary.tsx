@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A page that fails shows its error; the navigation stays usable.
 import { Component, type ComponentChildren } from "preact";
+import { Page } from "./parts";
 
 interface State {
   error: string | null;
@@ -17,8 +18,7 @@ export class PageBoundary extends Component<{ children: ComponentChildren }, Sta
     const { error } = this.state;
     if (error === null) return <>{this.props.children}</>;
     return (
-      <>
-        <h1 tabIndex={-1}>This page failed</h1>
+      <Page title="This page failed">
         <div class="note bad" role="alert">
           {error}
         </div>
@@ -26,7 +26,7 @@ export class PageBoundary extends Component<{ children: ComponentChildren }, Sta
           The answer of the service is not as expected. Reload the page; after an upgrade, all API
           services must be of the same release.
         </p>
-      </>
+      </Page>
     );
   }
 }

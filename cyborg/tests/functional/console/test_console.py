@@ -104,6 +104,8 @@ def test_each_page_is_accessible_and_fits(
         shown.open(path, heading)
         expect(shown.page.get_by_text("Loading…")).to_have_count(0)
         shown.check()
+        title = shown.page.get_by_role("heading", level=1).inner_text()
+        expect(shown.page).to_have_title(f"{title} · Cyborg")
         expect(shown.page.get_by_role("alert")).to_have_count(0)
 
 

@@ -37,12 +37,12 @@ def open_browser() -> Iterator["Browser"]:
             browser.close()
 
 
-def expect(locator: "Locator") -> Any:
-    """Return the assertions on a part of a page, which wait until they hold."""
+def expect(subject: "Locator | Page") -> Any:
+    """Return the assertions on a page or a part of it, which wait until they hold."""
     from playwright import sync_api
 
     sync_api.expect.set_options(timeout=TIMEOUT)
-    return sync_api.expect(locator)
+    return sync_api.expect(subject)
 
 
 class Window:

@@ -6,7 +6,7 @@ installed without such a backend. A cloud has one or more entries for each host:
 host or of a page of hosts are read.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from typing import Any, TypedDict, TypeVar
 
@@ -218,8 +218,7 @@ def entries_by_driver(
         entry["desired_status"] = desired["desired_status"]
         entry["applied"] = bool(desired["applied"])
         entry["error"] = entry["error"] or desired["error"]
-    order = {row["uuid"]: number for number, row in enumerate(hosts)}
-    return {name: _merge(installations[name], entries[name], order) for name in drivers}
+    return {name: _merge(installations[name], entries[name], hosts) for name in drivers}
 
 
 def _has_entry(driver: str, status: str | None) -> sa.ColumnElement[bool]:
@@ -243,9 +242,12 @@ def _status(entry: HostDriverRow, now: datetime) -> str:
 def _merge(
     installations: Collection[_InstalledRow],
     entries: dict[tuple[str, str], HostDriverRow],
-    order: Mapping[str, int],
+    hosts: Sequence[HostRow],
 ) -> list[HostDriverRow]:
-    """Return the entries of a driver, with those of hosts that have no backend of it."""
+    """Return the entries of a driver, with those of hosts that have no backend of it.
+
+    They are in the order of ``hosts``.
+    """
     versions = {row["host"]: row["version"] for row in installations}
     hosts_with_backends = {host for host, _ in entries}
     for (host, _), entry in entries.items():
@@ -255,7 +257,9 @@ def _merge(
             status = INSTALLED if row["error"] is None else IMPORT_FAILED
             entry = _entry(row, None, status, row["error"], row["version"])
             entries[row["host"], ""] = entry
-    return [entries[key] for key in sorted(entries, key=lambda key: (order[key[0]], key[1]))]
+    return paging.sort_by_page(
+        list(entries.values()), hosts, lambda entry: (entry["host"], entry["backend"] or "")
+    )
 
 
 def _entry(

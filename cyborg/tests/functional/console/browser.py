@@ -69,6 +69,11 @@ class Window:
         if heading is not None:
             self.page.get_by_role("heading", level=1, name=heading).wait_for()
 
+    def press_and_confirm(self, button: str) -> None:
+        """Press a button, and the button of the same name in the dialog that it opens."""
+        self.page.get_by_role("button", name=button).click()
+        self.page.get_by_role("dialog").get_by_role("button", name=button).click()
+
     def check(self) -> None:
         """Fail if the page violates a rule of accessibility, the policy, or its width."""
         from axe_playwright_python.sync_playwright import Axe

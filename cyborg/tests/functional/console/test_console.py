@@ -202,8 +202,7 @@ def test_device_is_disabled_and_enabled_with_confirmation_and_announcement(
     dialog.get_by_role("button", name="Disable").click()
     announced = page.locator("#announcements")
     expect(announced).to_contain_text(f"Device {QAT}: maintaining")
-    page.get_by_role("button", name="Enable").click()
-    page.get_by_role("dialog").get_by_role("button", name="Enable").click()
+    shown.press_and_confirm("Enable")
     expect(announced).to_contain_text(f"Device {QAT}: ready")
     assert service.cloud.device("compute-2", QAT)["status"] == "enabled"
 
@@ -219,8 +218,7 @@ def test_maintenance_window_is_begun_and_ended(window: OpenWindow, service: Cons
     shown.check()
     page.get_by_role("dialog").get_by_role("button", name="Begin").click()
     expect(page.get_by_role("region", name="State")).to_contain_text("Maintenance began")
-    page.get_by_role("button", name="End maintenance").click()
-    page.get_by_role("dialog").get_by_role("button", name="End maintenance").click()
+    shown.press_and_confirm("End maintenance")
     expect(page.get_by_role("region", name="State")).not_to_contain_text("Maintenance began")
     assert service.cloud.device("compute-2", GPU)["maintenance"] is None
 

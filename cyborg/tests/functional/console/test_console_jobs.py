@@ -19,8 +19,7 @@ def test_rollout_is_started_and_followed(window: OpenWindow) -> None:
     shown = window()
     shown.open("drivers/nvme", "Driver nvme")
     page = shown.page
-    page.get_by_role("button", name="Reload").click()
-    page.get_by_role("dialog").get_by_role("button", name="Reload").click()
+    shown.press_and_confirm("Reload")
     rollouts = page.get_by_role("region", name="Rollouts")
     rollouts.get_by_role("link", name="update").click()
     steps = page.get_by_role("region", name="Steps")

@@ -27,13 +27,6 @@ export function backOff(interval: number, failures: number, random = Math.random
   return Math.min(interval * 2 ** failures, MAX_INTERVAL) * (0.75 + random / 2);
 }
 
-// Return the last value that was not null: what a page shows while another one is read.
-export function useLast<T>(value: T | null): T | null {
-  const last = useRef<T | null>(null);
-  if (value !== null) last.current = value;
-  return last.current;
-}
-
 // Read `path` now and every `interval` milliseconds; null reads nothing, 0 reads once.
 export function usePoll<T>(path: string | null, interval: number): Polled<T> {
   const [state, setState] = useState<{ path: string | null; data: T | null; error: ApiError | null }>(
@@ -108,4 +101,12 @@ export function usePoll<T>(path: string | null, interval: number): Polled<T> {
   const refresh = useCallback(() => wake.current(), []);
   const current = state.path === path;
   return { data: current ? state.data : null, error: current ? state.error : null, refresh };
+}
+
+// Return the last answer for any path, and the answer to show: while another path is read, the last
+// one; after an error, only one for the same path.
+export function useLast<T>({ data, error }: Polled<T>): { last: T | null; shown: T | null } {
+  const ref = useRef<T | null>(null);
+  if (data !== null) ref.current = data;
+  return { last: ref.current, shown: error ? data : ref.current };
 }

@@ -154,10 +154,10 @@ const CONDITIONS: Record<string, string> = {
 };
 
 function State({ device }: { device: Device }) {
-  const reason = reasonNotOffered(device);
+  const notOffered = reasonNotOffered(device);
   return (
     <Card title="State" aside={<Badge state={stateOf(device)} />}>
-      {reason === null ? null : <p>It is not offered: {reason}</p>}
+      {notOffered === null ? null : <p>It is not offered: {notOffered}</p>}
       {device.state_reasons.length ? (
         <ul class="reasons">
           {device.state_reasons.map((reason) => (
@@ -172,7 +172,7 @@ function State({ device }: { device: Device }) {
             </li>
           ))}
         </ul>
-      ) : reason === null ? (
+      ) : notOffered === null ? (
         <p>Its free handles can be allocated.</p>
       ) : null}
       <Facts

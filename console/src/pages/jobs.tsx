@@ -116,10 +116,10 @@ export function JobPage({ uuid }: { uuid: string }) {
   const chosen = { step_state: STEP_STATES.includes(state) ? state : "" };
   const marker = route.query.get("marker") ?? "";
   const path = buildPath(`v2/jobs/${encodeURIComponent(uuid)}`, { ...chosen, marker, limit: PAGE_SIZE });
-  const { data, error, refresh } = usePoll<Job>(path, 2000);
+  const polled = usePoll<Job>(path, 2000);
+  const { data, error, refresh } = polled;
   // The job and its steps stay while another page of the steps is read.
-  const job = useLast(data);
-  const shown = error ? data : job;
+  const { last: job, shown } = useLast(polled);
   useAnnounceChanges(
     uuid,
     job
@@ -217,4 +217,3 @@ function titleOf(job: Job): string {
   const title = kind.charAt(0).toUpperCase() + kind.slice(1);
   return ROLLOUTS.has(job.kind) ? `${title} ${job.subject}` : title;
 }
-

@@ -109,8 +109,9 @@ function DeviceCard({ placed }: { placed: Placed }) {
       : "handles unknown";
   const failed = handles.filter((handle) => handle.state === "error").length;
   // A device stays ready while the cleaning of one of its handles fails.
-  const state = failed && device.state === "ready" ? "cleaning fails" : words(stateOf(device));
-  const tone = failed ? "bad" : toneOf(stateOf(device));
+  const deviceState = stateOf(device);
+  const state = failed && device.state === "ready" ? "cleaning fails" : words(deviceState);
+  const tone = failed ? "bad" : toneOf(deviceState);
   const room = Math.floor((width - 24) / CHARACTER);
   const columns = pipColumns(width);
   const shown = handles.slice(0, handles.length > MAX_PIPS ? MAX_PIPS - 1 : MAX_PIPS);

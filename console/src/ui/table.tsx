@@ -105,8 +105,7 @@ export function Collection<R>(props: CollectionProps<R>) {
   const key = props.rowsKey ?? props.collection;
   const rows = (polled.data?.[key] as R[] | undefined) ?? null;
   // The last page stays until the next one has been read.
-  const last = useLast(polled.data);
-  const shown = polled.error ? polled.data : last;
+  const { last, shown } = useLast(polled);
   const { state, name } = props;
   useAnnounceChanges(
     path,

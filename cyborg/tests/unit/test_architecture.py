@@ -5,7 +5,6 @@ import ast
 import re
 import subprocess
 import sys
-from collections import Counter
 from importlib import metadata
 from pathlib import Path
 
@@ -14,54 +13,15 @@ import pytest
 import cyborg
 
 ROOT = Path(cyborg.__file__).parents[1]
-MAX_LINES = 500  # of a file
-MAX_MODULES = 20  # of a folder
 MOCKS_PER_TEST = 0.2
 _MOCKS = {"Mock", "MagicMock", "AsyncMock", "patch", "mocker"}
 
 
-def sources() -> list[Path]:
-    """Return every Python file of the project."""
-    return sorted([*(ROOT / "cyborg").rglob("*.py"), *(ROOT / "tools").glob("*.py")])
-
-
-def lines(path: Path) -> int:
-    """Count the lines of a file."""
-    return path.read_bytes().count(b"\n")
-
-
-def test_files_are_within_line_limit() -> None:
-    sized = [(lines(path), str(path.relative_to(ROOT))) for path in sources()]
-    assert [entry for entry in sized if entry[0] > MAX_LINES] == []
-
-
-def test_folders_are_within_module_limit() -> None:
-    folders = Counter(
-        path.parent.relative_to(ROOT)
-        for path in sources()
-        if path.name != "__init__.py" and not path.name.startswith("test_")
-    )
-    assert {str(f): n for f, n in folders.items() if n > MAX_MODULES} == {}
-
-
-def test_files_have_licence_line() -> None:
-    scripts = [
-        ROOT / "tools" / name
-        for name in ("bench", "console", "lib.sh", "quickstart", "tempest", "test", "test-minimal")
-    ]
-    scripts += [*(ROOT / "devstack").glob("*"), ROOT / ".ci" / "run", ROOT / "setup.py"]
-    missing = [
-        str(path.relative_to(ROOT))
-        for path in [*sources(), *scripts]
-        if path.suffix != ".rst"
-        and "SPDX-License-Identifier: Apache-2.0" not in "".join(head(path))
-    ]
-    assert missing == []
-
-
-def head(path: Path) -> list[str]:
-    """Return the first three lines of a file."""
-    return path.read_text(encoding="utf-8").splitlines()[:3]
+def test_file_rules_hold() -> None:
+    """The script is also a step of tools/test, and the git hook runs it."""
+    script = ROOT / "tools" / "_file_rules.py"
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.slow

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The git hook refuses a commit that breaks the rules about files."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cyborg.tests.fixtures.machine.prerequisites import ROOT
+
+LICENCE = "# SPDX-License-Identifier: Apache-2.0\n"
+IDENTITY = {
+    f"GIT_{role}_{key}": value
+    for role in ("AUTHOR", "COMMITTER")
+    for key, value in {"NAME": "Tester", "EMAIL": "tester@example.org"}.items()
+}
+
+pytestmark = pytest.mark.requires("clone")
+
+
+class Clone:
+    """A git repository with the hook and the rules of this project."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name in ("tools/_file_rules.py", "tools/hooks/pre-commit"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+        self.git("init", "-q")
+        self.git("config", "core.hooksPath", "tools/hooks")
+
+    def git(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run git; the caller's repository and configuration have no effect."""
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+        return subprocess.run(
+            ["git", *words],
+            cwd=self.folder,
+            env={**environment, **IDENTITY, "GIT_CONFIG_GLOBAL": os.devnull},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+
+    def commit(self, path: str, text: str, *options: str) -> subprocess.CompletedProcess[str]:
+        """Write a file and commit it."""
+        (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (self.folder / path).write_text(text)
+        self.git("add", "--all")
+        return self.git("commit", "-q", "-m", "tests: add a file", *options)
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Clone:
+    """Return a clone whose first commit has the hook."""
+    clone = Clone(tmp_path)
+    assert clone.commit("cyborg/__init__.py", LICENCE).returncode == 0
+    return clone
+
+
+def test_hook_file_over_line_limit_is_refused_with_remedy(clone: Clone) -> None:
+    assert clone.commit("cyborg/arqs.py", LICENCE + "\n" * 499).returncode == 0
+    refused = clone.commit("cyborg/arqs.py", LICENCE + "\n" * 500)
+    assert refused.returncode == 1
+    remedy = "move one concept into a module of its own"
+    # git shows the output of a hook as its errors.
+    line = f"cyborg/arqs.py: 501 lines, at most 500 are allowed: {remedy}"
+    assert refused.stderr.splitlines()[0] == line
+    assert "git commit --no-verify" in refused.stderr
+    assert clone.git("log", "--oneline").stdout.count("\n") == 2
+    assert clone.git("commit", "-q", "-m", "tests: add it", "--no-verify").returncode == 0
+
+
+def test_hook_staged_text_is_checked_not_the_work_tree(clone: Clone) -> None:
+    path = clone.folder / "cyborg" / "arqs.py"
+    path.write_text(LICENCE + "\n" * 500)
+    clone.git("add", "--all")
+    path.write_text(LICENCE)
+    assert clone.git("commit", "-q", "-m", "tests: add it").returncode == 1
+
+
+def test_hook_file_without_licence_line_is_refused(clone: Clone) -> None:
+    refused = clone.commit("tools/release", "#!/bin/sh\n")
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("tools/release: no licence line: add ")
+
+
+def test_hook_folder_over_module_limit_is_refused(clone: Clone) -> None:
+    for number in range(20):
+        (clone.folder / "cyborg" / f"module_{number}.py").write_text(LICENCE)
+    assert clone.commit("cyborg/test_module.py", LICENCE).returncode == 0
+    refused = clone.commit("cyborg/module_20.py", LICENCE)
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("cyborg: 21 modules, at most 20 are allowed: ")

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Check the rules that need only the text of the files: sizes and licence lines.
+
+usage: python3 tools/_file_rules.py [--staged]
+
+Print one line for each violation, with what to do, and exit with 1 if there is one. ``--staged``
+checks the files of the next commit as git has them. Only the standard library is imported: the git
+hook runs this before each commit.
+"""
+
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePosixPath
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = (".ci", "cyborg", "devstack", "tools")
+MAX_LINES = 500  # of a file
+MAX_MODULES = 20  # of a folder
+LICENCE = b"SPDX-License-Identifier: Apache-2.0"
+
+
+def is_python(path: PurePosixPath) -> bool:
+    """Return whether the path is that of a Python module."""
+    return path.suffix == ".py"
+
+
+def is_script(path: PurePosixPath) -> bool:
+    """Return whether the path is that of a program or shell script without suffix, or of bash."""
+    return path.suffix == ".sh" or (not path.suffix and path.parts[0] != "cyborg")
+
+
+def check_text(path: PurePosixPath, text: bytes) -> list[str]:
+    """Return the violations of one file."""
+    violations = []
+    lines = text.count(b"\n")
+    if is_python(path) and lines > MAX_LINES:
+        violations.append(
+            f"{path}: {lines} lines, at most {MAX_LINES} are allowed:"
+            " move one concept into a module of its own"
+        )
+    if (is_python(path) or is_script(path)) and LICENCE not in b"\n".join(text.split(b"\n")[:3]):
+        violations.append(f"{path}: no licence line: add '# {LICENCE.decode()}' as its first line")
+    return violations
+
+
+def check_folders(paths: Iterable[PurePosixPath]) -> list[str]:
+    """Return the folders with too many modules; a test folder may have any number of tests."""
+    folders = Counter(
+        path.parent
+        for path in paths
+        if is_python(path) and path.name != "__init__.py" and not path.name.startswith("test_")
+    )
+    return [
+        f"{folder}: {number} modules, at most {MAX_MODULES} are allowed:"
+        " divide the folder by capability"
+        for folder, number in sorted(folders.items())
+        if number > MAX_MODULES
+    ]
+
+
+def read_tree() -> Mapping[PurePosixPath, bytes]:
+    """Return the files of the work tree."""
+    paths = [path for name in FOLDERS for path in (ROOT / name).rglob("*") if path.is_file()]
+    return {
+        PurePosixPath(path.relative_to(ROOT).as_posix()): path.read_bytes()
+        for path in sorted(paths)
+        if "__pycache__" not in path.parts
+    }
+
+
+def read_staged() -> tuple[Mapping[PurePosixPath, bytes], list[PurePosixPath]]:
+    """Return the changed files of the next commit, and the paths of all its files."""
+    changed = _git("diff", "--cached", "--name-only", "--diff-filter=d", "-z", "--", *FOLDERS)
+    files = {name: _git("show", f":{name}") for name in _names(changed)}
+    every = _names(_git("ls-files", "-z", "--", *FOLDERS))
+    return {PurePosixPath(name): text for name, text in files.items()}, [*map(PurePosixPath, every)]
+
+
+def _names(output: bytes) -> list[str]:
+    return [name.decode(errors="surrogateescape") for name in output.split(b"\0") if name]
+
+
+def _git(*arguments: str) -> bytes:
+    return subprocess.run(["git", *arguments], cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout
+
+
+def main(words: list[str]) -> int:
+    """Print the violations; return the exit status."""
+    if words == ["--staged"]:
+        files, paths = read_staged()
+    elif not words:
+        files = read_tree()
+        paths = list(files)
+    else:
+        sys.stderr.write(f"unexpected argument {words[0]}; the only option is --staged\n")
+        return 2
+    violations = [line for path, text in files.items() for line in check_text(path, text)]
+    violations += check_folders(paths)
+    for line in violations:
+        sys.stdout.write(f"{line}\n")
+    return int(bool(violations))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

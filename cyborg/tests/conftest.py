@@ -12,6 +12,8 @@ pytest_plugins = [
     "cyborg.tests.fixtures.machine.guard",
     "cyborg.tests.fixtures.machine.prerequisites",
     "cyborg.tests.fixtures.machine.tiers",
+    "cyborg.tests.fixtures.runs.record",
+    "cyborg.tests.fixtures.runs.scheduler",
     "cyborg.tests.fixtures.databases.databases",
     "cyborg.tests.fixtures.databases.hanging_database",
     "cyborg.tests.fixtures.bus.broker",

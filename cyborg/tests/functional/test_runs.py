@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run of the tests ends and loses no result, whatever happens to its processes."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from cyborg.tests.fixtures.machine.processes import wait_until
+
+PLUGINS = """
+pytest_plugins = ["cyborg.tests.fixtures.runs.record", "cyborg.tests.fixtures.runs.scheduler"]
+"""
+PASSING = "def test_passes(): pass\n"
+KILLING = "import os\ndef test_kills(): os.kill(os.getpid(), 9)\n" + PASSING
+ENDLESS = """
+import pytest, sqlite3
+
+ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x FROM c) SELECT count(*) FROM c"
+
+@pytest.mark.timeout(1)
+def test_does_not_end():
+    sqlite3.connect(":memory:").execute(ENDLESS)
+"""
+WAITING = "import threading\ndef test_waits(): threading.Event().wait()\n"
+FIRST_FAILS = """
+from pathlib import Path
+
+def test_fails_once():
+    marker = Path(__file__).with_name("marker")
+    if not marker.exists():
+        marker.touch()
+        assert 1 == 2
+"""
+
+# Other plug-ins take a second in each process.
+ENVIRONMENT = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "CYBORG_TEST_WORKER_MB": "1000"}
+
+Runner = Callable[..., "Ended"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The end of a run: exit status, output, and the numbers passed, failed and skipped."""
+
+    status: int
+    output: str
+    counts: tuple[int, ...]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Runner:
+    """Return a function that runs test files, given as name and text, with two workers."""
+
+    def call(
+        files: Mapping[str, str], *options: str, env: Mapping[str, str] | None = None
+    ) -> Ended:
+        command = prepare(tmp_path, files, options)
+        done = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env={**os.environ, **ENVIRONMENT, **(env or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+        return Ended(done.returncode, done.stdout, read_counts(tmp_path))
+
+    return call
+
+
+def prepare(folder: Path, files: Mapping[str, str], options: Sequence[str]) -> list[str]:
+    """Write test files; return the command of the runner."""
+    (folder / "conftest.py").write_text(PLUGINS)
+    (folder / "pytest.ini").write_text("[pytest]\naddopts = -p xdist -p timeout\n")
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    return [
+        *(sys.executable, "-m", "cyborg.tests.fixtures.runs.runner", "--workers", "2"),
+        *("--counts", "counts", *(options or ("--limit", "100")), *files),
+        *("--", "--no-loadscope-reorder"),
+    ]
+
+
+def read_counts(folder: Path) -> tuple[int, ...]:
+    """Return the numbers that the runner wrote."""
+    path = folder / "counts"
+    return tuple(map(int, path.read_text().split())) if path.exists() else ()
+
+
+def test_run_killed_worker_fails_its_test_and_runs_the_others(run: Runner) -> None:
+    files = {f"test_{number}.py": KILLING for number in range(4)} | {"test_5.py": PASSING}
+    ended = run(files)
+    assert ended.counts == (5, 4, 0), ended.output
+    assert ended.status == 1
+    assert "crashed while running 'test_0.py::test_kills'" in ended.output
+
+
+@pytest.mark.matrix
+def test_run_endless_test_in_native_code_ends_with_its_process(run: Runner) -> None:
+    files = {"test_a.py": ENDLESS, "test_b.py": PASSING}
+    ended = run(files, "--limit", "100", "--grace", "2")
+    assert ended.counts == (1, 1, 0), ended.output
+    assert "test_a.py::test_does_not_end did not end in 1 s: its process is ended" in ended.output
+    assert "in test_does_not_end" in ended.output  # the stack
+
+
+@pytest.mark.matrix
+def test_run_over_its_limit_fails_and_names_the_tests_that_ran(run: Runner) -> None:
+    files = {"test_a.py": WAITING, "test_b.py": PASSING}
+    ended = run(files, "--limit", "8", "--grace", "5")
+    assert ended.status == 1
+    assert ended.counts == (1, 1, 0), ended.output
+    problem = "FAILED the run took longer than its limit of 8 s; tests that ran then: "
+    assert f"{problem}test_a.py::test_waits" in ended.output
+
+
+@pytest.mark.matrix
+def test_run_without_controller_fails_with_the_tests_without_result(run: Runner) -> None:
+    killing = "import os\ndef test_kills_parent(): os.kill(os.getppid(), 9)\n"
+    ended = run({"test_a.py": killing + PASSING})
+    assert ended.status == 1
+    assert ended.counts[1] >= 1, ended.output
+    assert "collected tests have no result: " in ended.output
+    assert "test_a.py::test_passes" in ended.output
+
+
+@pytest.mark.matrix
+def test_run_interrupted_prints_progress_and_exits_130(tmp_path: Path) -> None:
+    files = {"test_a.py": WAITING, "test_b.py": PASSING}
+    command = prepare(tmp_path, files, ())
+    output = tmp_path / "output"
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            env={**os.environ, **ENVIRONMENT},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        wait_until("a test has passed", lambda: b"\n." in output.read_bytes())
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+    finally:
+        process.kill()
+        process.wait()
+    assert output.read_text().splitlines()[-1] == "interrupted after 1 of 2"
+
+
+@pytest.mark.matrix
+def test_run_flaky_test_passes_and_keeps_its_first_output(run: Runner, tmp_path: Path) -> None:
+    files = {"test_a.py": FIRST_FAILS, "test_b.py": PASSING}
+    ended = run(files, "--limit", "100", "--retry", "--flaky", "flaky")
+    assert (ended.status, ended.counts) == (0, (2, 0, 0)), ended.output
+    assert "FLAKY test_a.py::test_fails_once" in ended.output.splitlines()
+    assert "assert 1 == 2" in (tmp_path / "flaky").read_text()
+
+
+@pytest.mark.matrix
+def test_run_test_that_fails_twice_is_a_failure(run: Runner) -> None:
+    failing = "def test_fails(): assert False\n"
+    ended = run({"test_a.py": failing}, "--limit", "100", "--retry")
+    assert (ended.status, ended.counts) == (1, (0, 1, 0)), ended.output
+    assert "FLAKY" not in ended.output
+
+
+@pytest.mark.matrix
+def test_run_more_than_three_failures_are_not_retried(run: Runner) -> None:
+    files = {f"test_{number}.py": "def test_fails(): assert False\n" for number in range(4)}
+    ended = run(files, "--limit", "100", "--retry")
+    assert (ended.status, ended.counts) == (1, (0, 4, 0)), ended.output
+    assert "it runs once more" not in ended.output
+
+
+@pytest.mark.matrix
+def test_run_module_with_error_fails(run: Runner) -> None:
+    ended = run({"test_a.py": "import missing_module\n", "test_b.py": PASSING})
+    assert ended.status == 1
+    assert "FAILED modules that cannot be collected: test_a.py" in ended.output
+
+
+@pytest.mark.matrix
+def test_run_replaces_large_workers(run: Runner) -> None:
+    skipping = "import pytest\ndef test_skips(): pytest.skip('no card')\n"
+    files = {f"test_{number}.py": PASSING for number in range(6)} | {"test_7.py": skipping}
+    ended = run(files, env={"CYBORG_TEST_WORKER_MB": "1"})
+    assert (ended.status, ended.counts) == (0, (6, 0, 1)), ended.output
+    assert "replaced, as it was large" in ended.output
+    assert "1 skipped because: no card" in ended.output

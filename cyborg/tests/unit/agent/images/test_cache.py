@@ -228,7 +228,8 @@ def test_directory_of_another_agent_is_refused(make: Make, spool: Path) -> None:
 
 def test_directory_that_others_can_read_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "shared"
-    folder.mkdir(0o750)
+    folder.mkdir()
+    folder.chmod(0o750)  # The mode of mkdir depends on the umask.
     link = tmp_path / "link"
     (tmp_path / "private").mkdir(0o700)
     link.symlink_to(tmp_path / "private")

@@ -14,6 +14,7 @@ pytest_plugins = [
     "cyborg.tests.fixtures.machine.tiers",
     "cyborg.tests.fixtures.runs.record",
     "cyborg.tests.fixtures.runs.scheduler",
+    "cyborg.tests.fixtures.databases.unclosed",
     "cyborg.tests.fixtures.databases.databases",
     "cyborg.tests.fixtures.databases.hanging_database",
     "cyborg.tests.fixtures.bus.broker",

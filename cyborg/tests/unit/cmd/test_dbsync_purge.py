@@ -2,6 +2,7 @@
 """``cyborg-dbsync purge``: which rows it deletes, in which batches, and its output."""
 
 import json
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,15 +21,16 @@ MONTH = timedelta(days=30)
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> tuple[sa.Engine, Path]:
-    """Return the engine and the configuration file of a database with old rows."""
+def database(tmp_path: Path) -> Iterator[tuple[sa.Engine, Path]]:
+    """Yield the engine and the configuration file of a database with old rows."""
     url = f"sqlite:///{tmp_path / 'cyborg.sqlite'}"
     file = tmp_path / "cyborg.conf"
     file.write_text(f"[database]\nconnection = {url}\n")
     assert dbsync.main(["--config-file", str(file), "upgrade"]) == 0
     engine = sa.create_engine(url)
     fill(engine)
-    return engine, file
+    yield engine, file
+    engine.dispose()
 
 
 def fill(engine: sa.Engine, count: int = 5) -> None:

@@ -5,6 +5,7 @@ The functions of devstack are those of ``fixtures/devstack``.
 """
 
 import configparser
+import contextlib
 import os
 import re
 import socket
@@ -131,7 +132,8 @@ def machine(tmp_path_factory: pytest.TempPathFactory, rabbit_url: str) -> Iterat
             new_machine = Devstack(folder, env, keystone, f"http://127.0.0.1:{port}/v2")
             yield new_machine
             for pid in new_machine.pids().values():
-                os.killpg(pid, 9)
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(pid, 9)
         finally:
             daemon.stop()
 

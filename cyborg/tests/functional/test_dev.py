@@ -14,7 +14,7 @@ import pytest
 from cyborg.tests.fixtures.machine.processes import Daemon, wait_until
 
 TOOLS = Path(__file__).parents[3] / "tools"
-VERBS = ("fix", "lint", "test", "run", "db", "profile", "note", "reference")
+VERBS = ("fix", "lint", "test", "mutants", "run", "db", "profile", "note", "reference")
 
 
 class Checkout:

@@ -12,7 +12,12 @@ from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.machine import kernel_module
 from cyborg.tests.lab.cloud import HOST, Lab, running_lab
 
-pytestmark = [pytest.mark.lab, pytest.mark.services, pytest.mark.requires("kernel_headers")]
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.services,
+    pytest.mark.matrix,
+    pytest.mark.requires("kernel_headers"),
+]
 
 VGPU = "VGPU"
 DEVICES = "/sys/bus/mdev/devices"
@@ -73,7 +78,6 @@ def test_device_exists_while_a_server_has_it(lab: Lab) -> None:
     assert lab.inventory(provider) == (12, 0)
 
 
-@pytest.mark.matrix
 def test_device_that_a_process_uses_is_removed_later(lab: Lab) -> None:
     """The handle stays dirty, so that no other server gets it."""
     (provider,) = lab.offered(VGPU)
@@ -92,7 +96,6 @@ def test_device_that_a_process_uses_is_removed_later(lab: Lab) -> None:
     lab.until("the handle is clean", lambda: dirty(lab) == [])
 
 
-@pytest.mark.matrix
 def test_handles_are_the_same_after_all_devices_were_lost(lab: Lab) -> None:
     """A boot of the host has the same effect: the parent disappears, and comes without devices."""
     (provider,) = lab.offered(VGPU)
@@ -119,7 +122,6 @@ def restore_states(lab: Lab) -> set[str]:
     return {str(row["state"]) for row in found if row["kind"] == "restore"}
 
 
-@pytest.mark.matrix
 def test_device_of_a_server_is_created_again_after_a_boot(lab: Lab) -> None:
     """The power of the host is cut; its kernel forgets all mediated devices."""
     (provider,) = lab.offered(VGPU)

@@ -2,7 +2,7 @@
 """Clients of others return all rows of a list that has more rows than the API gives at once."""
 
 import json
-import subprocess
+import os
 import sys
 from collections.abc import Iterator
 
@@ -13,10 +13,12 @@ from openstack.accelerator.v2._proxy import Proxy
 
 from cyborg.api.app import make_app
 from cyborg.standalone.http import HttpServer
+from cyborg.tests.fixtures.clouds import osc
 from cyborg.tests.fixtures.clouds.served_api import Site, fill
 from cyborg.tests.fixtures.clouds.standalone import running
 from cyborg.tests.fixtures.machine import tiers
 from cyborg.tests.fixtures.machine.options import make_conf
+from cyborg.tests.fixtures.machine.processes import start_fork_server
 
 # openstacksdk warns of calls that it makes itself.
 pytestmark = pytest.mark.filterwarnings("ignore::openstack.warnings.RemovedInSDK50Warning")
@@ -69,11 +71,9 @@ def test_openstacksdk_follows_the_links_of_a_list(site: Site, name: str) -> None
     ),
 )
 def test_openstack_command_lists_all_rows(site: Site, distribution: str, noun: str) -> None:
-    command = [sys.executable, "-m", "cyborg.tests.fixtures.clouds.osc", distribution]
+    command = [sys.executable, "-m", osc.__name__, distribution]
     connection = ["--os-auth-type", "none", "--os-endpoint", f"{site.root}/v2"]
     arguments = ["accelerator", *noun.split(), "list", "-f", "json"]
-    done = subprocess.run(
-        [*command, *connection, *arguments], capture_output=True, text=True, check=False
-    )
+    done = start_fork_server().run([*command, *connection, *arguments], os.environ, osc.IMPORTED)
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout)) == ROWS

@@ -23,6 +23,7 @@ from cyborg.tests.fixtures.machine.processes import wait_until
 
 HOSTS = ("compute-1", "compute-2", "compute-3", "compute-4")
 THIRD = "compute-3"
+MEASURED = "agent-compute-1"  # a forked process shares its memory
 WAIT = ("--wait", "--within", "300")
 
 pytestmark = pytest.mark.services
@@ -52,7 +53,9 @@ def running(tmp_path_factory: pytest.TempPathFactory, rabbit_url: str) -> Iterat
     }
     with (
         fresh_database("mysql", folder) as url,
-        make_and_run_cloud(folder, url, rabbit_url, HOSTS, options=options, forked=False) as cloud,
+        make_and_run_cloud(
+            folder, url, rabbit_url, HOSTS, options=options, unforked=[MEASURED]
+        ) as cloud,
     ):
         wait_until("all agents are known", lambda: len(hosts_of(cloud, "fake")) == len(HOSTS))
         yield cloud
@@ -121,7 +124,7 @@ def test_rollout_installs_five_backends_of_two_drivers(cyborg: Run, running: Clo
         assert places(cyborg, "generic", backend)["compute-1"]["status"] == "READY"
     for backend in ("f0", "f1"):
         assert places(cyborg, "fake", backend)["compute-1"]["status"] == "READY"
-    assert_idle(running, "agent-compute-1")
+    assert_idle(running, MEASURED)
     for driver in ("fake", "generic"):
         assert cyborg("uninstall-driver", driver, *host, *WAIT)[0]["State"] == "done"
     wait_until("they are gone", lambda: not cyborg("hardware-list", "--host", "compute-1")[0])
@@ -206,6 +209,7 @@ def test_rollout_continues_after_conductor_is_killed(cyborg: Run, rolled: Cloud)
     rolled.conductor("conductor-1")
 
 
+@pytest.mark.matrix
 def test_rollout_continues_after_agent_is_killed(cyborg: Run, rolled: Cloud) -> None:
     open_gates(rolled, "compute-1", "compute-4")
     begun, _ = cyborg("update-driver", "fake", *CHANGE)

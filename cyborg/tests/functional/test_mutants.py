@@ -80,7 +80,11 @@ class SmallTree:
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start the command."""
-        environment = {"TMPDIR": str(self.temporary), "STARTED": str(self.started)}
+        environment = {
+            "TMPDIR": str(self.temporary),
+            "STARTED": str(self.started),
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # most of the start of pytest
+        }
         return subprocess.Popen(
             [sys.executable, self.folder / "tools" / "_mutants.py", *arguments],
             env=os.environ | environment,

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The request flows of the service match the diagrams of the documentation (G14)."""
 
-import json
-import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +14,7 @@ from cyborg.testing.fake_nova import FakeNova, serve_nova
 from cyborg.tests.fixtures.clouds.cloud import Cloud, make_and_run_cloud
 from cyborg.tests.fixtures.clouds.flows import FLOWS, PICTURES, ROUTINE, Hop, drawn_hops
 from cyborg.tests.fixtures.databases.databases import fresh_database
-from cyborg.tests.fixtures.machine.processes import wait_until
+from cyborg.tests.fixtures.machine.processes import run_forked, wait_until
 
 HOST = "compute-1"
 
@@ -25,20 +22,9 @@ HOST = "compute-1"
 @pytest.fixture(scope="module")
 def recordings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Run all flows on a service and return their hops by name."""
-    process = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "cyborg.tests.fixtures.clouds.flows",
-            tmp_path_factory.mktemp("flows"),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
+    results: dict[str, Any] = run_forked(
+        "-m", "cyborg.tests.fixtures.clouds.flows", tmp_path_factory.mktemp("flows")
     )
-    assert process.returncode == 0, process.stderr
-    results: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
     return results
 
 

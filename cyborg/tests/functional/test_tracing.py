@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import cyborg
+from cyborg.tests.fixtures.machine.processes import run_forked
 from cyborg.tests.fixtures.tracing.boot import CALLER, TRACE
 from cyborg.tests.fixtures.tracing.picture import component_of, draw, drawn_spans, walk
 
@@ -44,7 +45,11 @@ BOOT = [
 
 def record(folder: Path, *, enabled: bool) -> dict[str, Any]:
     """Boot two servers on a service of its own; return its spans."""
-    words = ("-m", "cyborg.tests.fixtures.tracing.boot", folder, str(enabled))
+    words = ("-m", "cyborg.tests.fixtures.tracing.boot", folder, enabled)
+    if enabled:
+        traced: dict[str, Any] = run_forked(*words)
+        return traced
+    # A new process: a fork has the imports of its server.
     process = subprocess.run(
         [sys.executable, *map(str, words)], capture_output=True, text=True, check=False, timeout=200
     )

@@ -58,6 +58,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayedCloud]:
         yield cloud
 
 
+@pytest.mark.matrix
 def test_day_leaves_nothing_behind(tmp_path_factory: pytest.TempPathFactory) -> None:
     hosts = [f"compute-{n}" for n in range(3)]
     with running(tmp_path_factory.mktemp("day"), hosts) as cloud:

@@ -122,6 +122,7 @@ def create(arqs: Arqs, project: str, profile: str = "fpga") -> int:
     return 9
 
 
+@pytest.mark.requires("keystone")
 def test_limits_of_keystone_are_enforced(identity: LimitsOfKeystone, make_arqs: MakeArqs) -> None:
     arqs = make_arqs()
     assert create(arqs, identity.projects[OWN]) == REGISTERED
@@ -136,6 +137,7 @@ def test_limits_of_keystone_are_enforced(identity: LimitsOfKeystone, make_arqs: 
         identity.set_limit(FOR_OTHER)
 
 
+@pytest.mark.requires("keystone")
 def test_changed_limit_is_used_after_the_cache_time(
     identity: LimitsOfKeystone, make_arqs: MakeArqs
 ) -> None:
@@ -151,6 +153,7 @@ def test_changed_limit_is_used_after_the_cache_time(
     assert create(arqs, identity.projects[OWN], "gpu") == 1
 
 
+@pytest.mark.requires("keystone")
 def test_limits_during_an_outage_of_keystone(
     identity: LimitsOfKeystone, make_arqs: MakeArqs
 ) -> None:
@@ -190,6 +193,7 @@ def test_limits_during_an_outage_of_keystone(
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
+@pytest.mark.requires("keystone")
 def test_unusable_section_makes_limits_unavailable(
     identity: LimitsOfKeystone, make_arqs: MakeArqs, section: dict[str, str], message: str
 ) -> None:

@@ -3,6 +3,9 @@
 
 import random
 
+# Not the generator of the module: threads would change the state that other code has set.
+_RANDOM = random.SystemRandom()
+
 MAX_DOUBLINGS = 30  # 2.0 to the power of a larger number would only be cut off, or overflow
 
 
@@ -31,7 +34,7 @@ class Backoff:
     def next_delay(self) -> float:
         """Return the seconds until the next try, after a failure."""
         delay, self.delay = self.delay, min(2 * self.delay, self._maximum)
-        return delay * random.uniform(0.5, 1.0) if self._jitter else delay  # noqa: S311
+        return delay * _RANDOM.uniform(0.5, 1.0) if self._jitter else delay
 
     def set_maximum(self, maximum: float) -> None:
         """Set the longest delay."""

@@ -11,6 +11,8 @@ from cyborg.core.log import get_logger
 
 LOG = get_logger(__name__)
 
+_RANDOM = random.SystemRandom()
+
 START_SHARE = 0.5
 """Share of the interval within which the first heartbeat is sent after a restart."""
 
@@ -35,7 +37,7 @@ class HeartbeatSchedule:
     def __init__(
         self,
         previous_interval: float = 0.0,
-        random_share: Callable[[], float] = random.random,
+        random_share: Callable[[], float] = _RANDOM.random,
     ) -> None:
         """``previous_interval`` is the interval before the restart, 0 if it is not known.
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Claim a free handle for each ARQ of a bind, or explain why there is none."""
 
+import os
 import random
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -28,7 +29,10 @@ from cyborg.db.write.handle_claims import ClaimedProviderRow, FreeHandleRow, Han
 MAX_HANDLES = 4096  # of one provider, more than a device has
 NO_HANDLES = Failure(Predicate.TOO_FEW_HANDLES, "no handle")
 
+# Faster than the generator of the system for thousands of handles. The workers of a conductor are
+# forks: with the same state all would choose the same handles.
 _RANDOM = random.Random()  # noqa: S311  (spreads load, no security purpose)
+os.register_at_fork(after_in_child=_RANDOM.seed)
 
 
 class ClaimLost(Exception):

@@ -45,7 +45,7 @@ class AllocationLost(WrongState):
     """Nova has replaced the allocation of the instance, without the resources of the attachment."""
 
 
-_RANDOM = random.Random()  # noqa: S311  (spreads load, no security purpose)
+_RANDOM = random.SystemRandom()
 
 
 class InstanceAllocations:

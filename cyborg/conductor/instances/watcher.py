@@ -51,6 +51,8 @@ from cyborg.threads.rate_limited_log import RateLimitedLogger
 
 LOG = get_logger(__name__)
 
+_RANDOM = random.SystemRandom()
+
 INTERVAL = 1.0  # seconds between two batches
 BATCH = 500  # instances of one batch, in one query
 MAX_PROVIDERS = 100  # providers of one batch whose allocations are read; the others wait
@@ -324,4 +326,4 @@ def _by_provider(
 
 
 def _draw_jitter() -> float:
-    return random.random()  # noqa: S311  # no secret
+    return _RANDOM.random()

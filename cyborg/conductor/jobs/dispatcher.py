@@ -58,6 +58,8 @@ from cyborg.threads.backoff import compute_delay
 
 LOG = get_logger(__name__)
 
+_RANDOM = random.SystemRandom()
+
 MAX_HOSTS = 64  # hosts whose agents are queried at the same time
 BATCH_SIZE = 64  # jobs that are leased together
 ROUND_TIMEOUT = 2.0  # seconds that a round waits for answers
@@ -466,4 +468,4 @@ def _retry_delay(row: store.JobRow) -> float:
     max_delay = MAX_RETRY_DELAYS.get(JobKind(row["kind"]), 10.0)
     if AFTER_REBOOT in row["arguments"]:
         max_delay = AFTER_REBOOT_DELAY
-    return compute_delay(row["attempts"], max_delay, random.uniform(0.0, 0.5))  # noqa: S311
+    return compute_delay(row["attempts"], max_delay, _RANDOM.uniform(0.0, 0.5))

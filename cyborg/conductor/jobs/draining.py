@@ -24,6 +24,8 @@ from cyborg.db.write import desired_backends, devices, jobs
 from cyborg.db.write import programming as store
 from cyborg.threads.backoff import compute_delay
 
+_RANDOM = random.SystemRandom()
+
 MAX_DELAY = 60.0  # seconds between two checks
 
 
@@ -67,7 +69,7 @@ def advance(
         return JobResult(1, jobs=1, providers=layout_change.mark_stale(tx, rows, now))
     if job["deadline"] is not None and now >= job["deadline"]:
         return _fail(tx, job, owner, f"not drained in time: {waits.message}", now, notifications)
-    jitter = random.uniform(0.0, 0.5)  # noqa: S311
+    jitter = _RANDOM.uniform(0.0, 0.5)
     until = now + timedelta(seconds=compute_delay(job["attempts"], MAX_DELAY, jitter))
     if job["deadline"] is not None:
         until = min(until, job["deadline"])

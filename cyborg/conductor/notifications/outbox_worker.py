@@ -32,6 +32,8 @@ from cyborg.threads.rate_limited_log import RateLimitedLogger
 
 LOG = get_logger(__name__)
 
+_RANDOM = random.SystemRandom()
+
 BATCH = 64  # messages sent together
 
 
@@ -184,7 +186,7 @@ class OutboxWorker:
         delays = {
             row["id"]: None
             if row["attempts"] + 1 >= max_attempts
-            else compute_delay(row["attempts"], max_delay, random.random())  # noqa: S311
+            else compute_delay(row["attempts"], max_delay, _RANDOM.random())
             for row in rows
             if row["next_try_at"] <= lease.start
         }

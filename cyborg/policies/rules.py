@@ -4,6 +4,7 @@
 Only secure role defaults are used: a token without a role passes no rule.
 """
 
+import functools
 from collections.abc import Iterator
 
 from oslo_policy import policy
@@ -258,7 +259,12 @@ OPERATION_RULES = (
 
 def list_rules() -> list[policy.RuleDefault]:
     """Return every rule: the entry point of oslo.policy.policies."""
-    return [*BASE_RULES, *_operation_rules()]
+    return list(_all_rules())
+
+
+@functools.cache
+def _all_rules() -> tuple[policy.RuleDefault, ...]:
+    return (*BASE_RULES, *_operation_rules())
 
 
 def _operation_rules() -> Iterator[policy.DocumentedRuleDefault]:

@@ -2,6 +2,7 @@
 """The documentation is complete: additions that are not documented fail here."""
 
 import dataclasses
+import functools
 import importlib.util
 import re
 from importlib import metadata
@@ -34,11 +35,14 @@ from cyborg.testing import captures
 from cyborg.testing.conformance.kit import Outcome, run_rules
 from cyborg.testing.sysfs_tree import SysfsTree
 
+pytestmark = pytest.mark.static
+
 ROOT = Path(cyborg.__file__).parents[1]
 DOC = ROOT / "doc" / "source"
 PAGES = sorted(p for p in DOC.rglob("*.rst") if "_generated" not in p.parts)
 
 
+@functools.cache
 def page(name: str) -> str:
     """Return the text of one page."""
     return (DOC / f"{name}.rst").read_text(encoding="utf-8")
@@ -132,7 +136,6 @@ def test_docs_have_command(program: str) -> None:
         assert re.search(rf"^{title}\n=+$", text, re.MULTILINE), title
 
 
-@pytest.mark.slow
 def test_docs_of_client_commands_are_generated() -> None:
     assert ".. autoprogram-cliff:: cyborg.cli" in page("cli/cyborg")
     for name in entry_points("cyborg.cli"):

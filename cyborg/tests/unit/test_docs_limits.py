@@ -8,6 +8,8 @@ import pytest
 
 import cyborg
 
+pytestmark = pytest.mark.static
+
 ROOT = Path(cyborg.__file__).parents[1]
 DOC = ROOT / "doc" / "source"
 PAGES = [DOC / "limits.rst", *sorted((DOC / "limits").glob("*.rst"))]

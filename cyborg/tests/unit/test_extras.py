@@ -2,10 +2,12 @@
 """The extras of setup.cfg: each service installs what it imports, and the agent no server."""
 
 import ast
+import functools
 import importlib
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -63,6 +65,7 @@ print(*[name for name in {modules!r} if name in sys.modules])
 """
 
 
+@functools.cache
 def closure(extra: str) -> set[str]:
     """Return the names of the distributions that this environment has for an extra."""
     packages: set[str] = set()
@@ -84,6 +87,12 @@ def closure(extra: str) -> set[str]:
                 wanted_extras = frozenset({"", *requirement.extras})
                 pending.append((str(canonicalize_name(requirement.name)), wanted_extras))
     return packages
+
+
+@functools.cache
+def find_providers() -> Mapping[str, list[str]]:
+    """Return the distributions that have each top-level package."""
+    return metadata.packages_distributions()
 
 
 def direct(extra: str) -> set[str]:
@@ -116,10 +125,10 @@ def python(code: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-@pytest.mark.slow
+@pytest.mark.static
 @pytest.mark.parametrize("extra", FILES)
 def test_extra_has_what_its_files_import(extra: str) -> None:
-    providers = metadata.packages_distributions()
+    providers = find_providers()
     dependencies = direct(extra)
     missing = set()
     for name in FILES[extra]:
@@ -133,11 +142,13 @@ def test_extra_has_what_its_files_import(extra: str) -> None:
     assert sorted(missing) == []
 
 
+@pytest.mark.static
 def test_agent_extra_has_no_server_library() -> None:
     assert closure("agent") & SERVER_LIBRARIES == set()
     assert closure("client") & (SERVER_LIBRARIES | {"oslo-messaging"}) == set()
 
 
+@pytest.mark.static
 def test_closure_of_a_server_has_its_libraries() -> None:
     """Without this the test above could pass because it finds nothing."""
     assert {"sqlalchemy", "alembic", "oslo-db", "oslo-messaging"} <= closure("conductor")
@@ -145,6 +156,7 @@ def test_closure_of_a_server_has_its_libraries() -> None:
     assert closure("all") >= SERVER_LIBRARIES | {"cliff", "pyudev", "rich"}
 
 
+@pytest.mark.static
 def test_base_requirements_have_no_service() -> None:
     base = {
         Requirement(line).name for line in metadata.requires("cyborg") or [] if "extra" not in line
@@ -191,6 +203,7 @@ def test_script_without_library_names_its_extra(script: str, tmp_path: Path) -> 
     assert re.fullmatch(line, done.stderr), done.stderr
 
 
+@pytest.mark.static
 def test_scripts_are_all_tested() -> None:
     entries = metadata.distribution("cyborg").entry_points.select(group="console_scripts")
     assert {entry.name for entry in entries} == set(SCRIPTS)

@@ -17,6 +17,8 @@ import pytest
 
 import cyborg
 
+pytestmark = pytest.mark.static
+
 PACKAGE = Path(cyborg.__file__).parent
 DOC = PACKAGE.parent / "doc" / "source"
 LISTS: Mapping[str, Mapping[str, str]] = tomllib.loads(
@@ -25,6 +27,7 @@ LISTS: Mapping[str, Mapping[str, str]] = tomllib.loads(
 PROSE = re.compile(rf"\b(?:{'|'.join(map(re.escape, LISTS['prose']))})\b", re.IGNORECASE)
 PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 LOG_METHODS = {"debug", "info", "warning", "error", "exception", "critical", "log"}
+TEST = re.compile(r"^[ \t]*def (test_\w+)\(", re.MULTILINE)
 MIN_WORDS = 4  # of a line of documentation: shorter ones are headings and table borders
 # Percent of the places with such a word, and how many places there are at least: without the
 # second number, a collector that finds nothing would pass.
@@ -81,10 +84,11 @@ def tallies() -> Mapping[str, Tally]:
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE).parts
         file_name = str(path.relative_to(PACKAGE.parent))
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        add_tests(tally_by_kind, file_name, tree) if parts[0] == "tests" else add_code(
-            tally_by_kind, file_name, tree
-        )
+        source = path.read_text(encoding="utf-8")
+        if parts[0] == "tests":
+            add_tests(tally_by_kind, file_name, source)
+        else:
+            add_code(tally_by_kind, file_name, ast.parse(source))
     for path in sorted(DOC.rglob("*.rst")):
         lines = path.read_text(encoding="utf-8").splitlines()
         for number, line in enumerate(lines, start=1):
@@ -94,12 +98,12 @@ def tallies() -> Mapping[str, Tally]:
     return tally_by_kind
 
 
-def add_tests(totals: Mapping[str, Tally], place: str, tree: ast.Module) -> None:
-    """Count the names of the tests of a file."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-            text = node.name.replace("_", " ")
-            totals["test names"].add(f"{place}:{node.lineno}", text, find_in_prose(text))
+def add_tests(totals: Mapping[str, Tally], place: str, source: str) -> None:
+    """Count the names of the tests of a file, which a pattern finds faster than a parser."""
+    for match in TEST.finditer(source):
+        text = match[1].replace("_", " ")
+        line = source.count("\n", 0, match.start()) + 1
+        totals["test names"].add(f"{place}:{line}", text, find_in_prose(text))
 
 
 def add_code(totals: Mapping[str, Tally], place: str, tree: ast.Module) -> None:
@@ -154,7 +158,6 @@ def constant_text(node: ast.AST) -> str | None:
     return text if " " in text.strip() else None
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", LIMITS)
 def test_words_are_plain(kind: str) -> None:
     limit, least = LIMITS[kind]

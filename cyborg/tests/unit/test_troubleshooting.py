@@ -12,6 +12,8 @@ import pytest
 import cyborg
 from cyborg.cli import app
 
+pytestmark = pytest.mark.static
+
 PACKAGE = Path(cyborg.__file__).parent
 PAGE = PACKAGE.parent / "doc/source/admin/troubleshooting.rst"
 ENTRY = re.compile(r"^``(?P<symptom>.+)``\n(?P<body>(?:    .*\n)+)", re.MULTILINE)
@@ -44,7 +46,6 @@ def read_messages(path: Path) -> Iterator[str]:
             yield re.sub(r"%[-+0-9.]*[sdgfr]", ELLIPSIS, node.value)
 
 
-@pytest.mark.slow
 def test_symptoms_are_messages_of_the_code() -> None:
     sources = [path for path in PACKAGE.rglob("*.py") if "tests" not in path.parts]
     text = "\n".join(" ".join(m.split()) for path in sources for m in read_messages(path))

@@ -27,6 +27,7 @@ def test_every_command_prints_its_help(name: str, capsys: pytest.CaptureFixture[
     assert f"usage: cyborg {name}" in capsys.readouterr().out
 
 
+@pytest.mark.static
 def test_installed_commands_match_setup_cfg() -> None:
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")

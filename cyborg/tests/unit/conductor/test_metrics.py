@@ -342,6 +342,7 @@ def test_conductor_waiting_for_its_database_serves_metrics(tmp_path: Path) -> No
         requests.get(url, timeout=10)
 
 
+@pytest.mark.static
 def test_documentation_lists_every_metric_with_labels_and_help_text() -> None:
     text = PAGE.read_text(encoding="utf-8")
     form = r"^``((?:cyborg|process)_\w+)``((?:\n    .+)+)"
@@ -354,12 +355,14 @@ def test_documentation_lists_every_metric_with_labels_and_help_text() -> None:
     assert {name: " ".join(words.split()) for name, words in documented.items()} == expected
 
 
+@pytest.mark.static
 def test_documentation_lists_every_corrective_action() -> None:
     text = PAGE.read_text(encoding="utf-8")
     documented = dict(re.findall(r"^``([a-z_]+)`` +(\S.*)$", text, re.MULTILINE))
     assert documented == {str(action): action.description for action in CorrectiveAction}
 
 
+@pytest.mark.static
 def test_documentation_lists_every_result_of_notifications() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert all(f"``{result}``" in text for result in RESULTS)

@@ -123,7 +123,8 @@ def test_context_replaces_that_of_the_thread(outputs: tuple[Lines, Lines]) -> No
 def log_calls() -> Iterator[tuple[str, ast.Call]]:
     for path in sorted(ROOT.rglob("*.py")):
         if "tests" not in path.relative_to(ROOT).parts:
-            for node in ast.walk(ast.parse(path.read_text())):
+            source = path.read_text()
+            for node in ast.walk(ast.parse(source)) if "LOG." in source else ():
                 if (
                     isinstance(node, ast.Call)
                     and isinstance(node.func, ast.Attribute)
@@ -132,7 +133,7 @@ def log_calls() -> Iterator[tuple[str, ast.Call]]:
                     yield f"{path.relative_to(ROOT)}:{node.lineno}", node
 
 
-@pytest.mark.slow
+@pytest.mark.static
 def test_all_fields_of_the_package_are_known() -> None:
     allowed = {*FIELDS, "exc_info", "extra", "context", None}  # None is **fields
     unknown = {
@@ -144,6 +145,7 @@ def test_all_fields_of_the_package_are_known() -> None:
     assert unknown == set()
 
 
+@pytest.mark.static
 def test_all_modules_have_a_logger_with_fields() -> None:
     modules = {
         str(path.relative_to(ROOT))

@@ -31,6 +31,7 @@ def _names(annotation: ast.expr) -> set[str]:
     return names | {node.attr for node in nodes if isinstance(node, ast.Attribute)}
 
 
+@pytest.mark.static
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_public_functions_return_typed_rows(path: Path) -> None:
     untyped = {

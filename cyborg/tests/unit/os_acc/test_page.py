@@ -6,6 +6,8 @@ import re
 from importlib import metadata
 from pathlib import Path
 
+import pytest
+
 import cyborg
 from cyborg import os_acc
 from cyborg.os_acc.plugin import NAMESPACE
@@ -20,11 +22,13 @@ def test_example_of_the_page_works() -> None:
     assert (results.failed, results.attempted > 15) == (0, True)
 
 
+@pytest.mark.static
 def test_page_has_each_public_name() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert [name for name in os_acc.__all__ if f"``{name}``" not in text] == []
 
 
+@pytest.mark.static
 def test_page_has_each_plugin() -> None:
     text = PAGE.read_text(encoding="utf-8")
     entries = metadata.distribution("cyborg").entry_points.select(group=NAMESPACE)

@@ -5,13 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from cyborg.tests.fixtures.machine.processes import wait_until
+from cyborg.tests.fixtures.machine.processes import Daemon, wait_until
 
 PLUGINS = """
 pytest_plugins = ["cyborg.tests.fixtures.runs.record", "cyborg.tests.fixtures.runs.scheduler"]
@@ -195,3 +196,20 @@ def test_run_replaces_large_workers(run: Runner) -> None:
     assert (ended.status, ended.counts) == (0, (6, 0, 1)), ended.output
     assert "replaced, as it was large" in ended.output
     assert "1 skipped because: no card" in ended.output
+
+
+def test_wait_until_daemon_that_ends_at_once_fails_with_its_log(tmp_path: Path) -> None:
+    script = "import sys; sys.exit('no broker')"
+    daemon = Daemon("conductor", [sys.executable, "-c", script], tmp_path, {})
+    daemon.start()
+    begin = time.monotonic()
+    try:
+        with pytest.raises(AssertionError) as caught:
+            wait_until("the service is ready", lambda: False)
+        assert "conductor has ended, before: the service is ready" in str(caught.value)
+        assert "no broker" in str(caught.value)
+        assert time.monotonic() < begin + 60
+    finally:
+        daemon.stop()
+    with pytest.raises(AssertionError, match="timeout"):
+        wait_until("nothing", lambda: False, seconds=0.1)

@@ -26,6 +26,11 @@ pytest_plugins = [
 gc.set_threshold(100_000, 50, 50)
 
 
+def pytest_collection_finish() -> None:
+    """Exclude the modules and tests from garbage collection: they exist until the end."""
+    gc.freeze()
+
+
 @pytest.fixture
 def fake_nova() -> Iterator[FakeNova]:
     """Serve a fake Nova on a loopback port."""

@@ -19,6 +19,7 @@ from cyborg.tests.fixtures.clouds.api import ApiEnv
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.hosts.context_work import PROJECT, ContextEnv
 from cyborg.tests.fixtures.machine.options import make_conf
+from cyborg.tests.fixtures.machine.tiers import scale
 
 OTHER_TRAIT = "CUSTOM_OTHER"
 JOINT = (None, "taken_in_call", "other_group")
@@ -215,7 +216,7 @@ group_values = st.builds(
 def test_explanation_agrees_with_pre_bind_and_bind(sqlite_engine: sa.Engine) -> None:
     cloud = Cloud(sqlite_engine)
 
-    @settings(max_examples=40, report_multiple_bugs=False)
+    @settings(max_examples=scale(80), report_multiple_bugs=False)
     @given(
         st.lists(provider_values, min_size=1, max_size=2),
         st.lists(group_values, min_size=1, max_size=3),

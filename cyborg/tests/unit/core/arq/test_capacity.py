@@ -21,6 +21,7 @@ from cyborg.core.arq.packing import Budget, Kind, _upper_bound, pack
 from cyborg.core.arq.predicates import Predicate
 from cyborg.core.inventory.device import Layout
 from cyborg.core.inventory.device_state import DeviceFacts
+from cyborg.tests.fixtures.machine.tiers import scale
 
 VGPU = GroupDemand(0, {"VGPU": 1})
 
@@ -86,7 +87,7 @@ provider_values = st.builds(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=scale(600))
 @given(
     st.lists(demand_values, min_size=1, max_size=3),
     st.lists(provider_values, min_size=1, max_size=3),
@@ -100,7 +101,7 @@ def test_capacity_equals_brute_force(
     assert found.servers == brute_force(demands, numbered)
 
 
-@settings(max_examples=100)
+@settings(max_examples=scale(200))
 @given(
     st.lists(st.tuples(st.integers(1, 4), st.integers(1, 2)), min_size=1, max_size=3),
     st.lists(st.integers(0, 9), max_size=6),
@@ -281,7 +282,7 @@ def test_equal_kinds_are_merged() -> None:
     assert pack(kinds, [(48,) * 12, (31,) * 12], Budget(0)) == (3, True)
 
 
-@settings(max_examples=100)
+@settings(max_examples=scale(200))
 @given(
     st.lists(st.tuples(st.integers(1, 3), st.integers(1, 2)), min_size=1, max_size=4),
     st.lists(st.tuples(st.integers(0, 9), st.sets(st.integers(0, 3))), max_size=6),

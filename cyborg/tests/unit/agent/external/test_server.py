@@ -84,16 +84,18 @@ def test_server_socket_is_private(place: Path) -> None:
         (b"POST /hello HTTP/1.1\r\nContent-Length: 5\r\n\r\n", 0),
         (b"POST /hello HTTP/1.1\r\n" + b"A: b\r\n" * 200 + b"\r\n", 431),
         (b"POST /" + b"x" * 70_000, 414),
-        (b"\x00\xff\r\n\r\n", 0),
+        # Newer releases of Python answer it, older ones close.
+        (b"\x00\xff\r\n\r\n", (0, 400)),
         (b"\r\n\r\n", 0),
         (b"\x16\x03\x01 TLS", 0),
         (b"", 0),
     ],
 )
 def test_server_malformed_request_is_rejected(
-    place: Path, recorder: HelloRecorder, data: bytes, status: int
+    place: Path, recorder: HelloRecorder, data: bytes, status: int | tuple[int, ...]
 ) -> None:
-    assert send_to_agent(place, data)[0] == status
+    expected = (status,) if isinstance(status, int) else status
+    assert send_to_agent(place, data)[0] in expected
     assert send_to_agent(place, http_request(hello_body())) == (200, {"name": "crypto"}), (
         "it serves on"
     )

@@ -27,6 +27,11 @@ NO_SERVICES = {
     "CYBORG_TEST_POSTGRESQL": "postgresql+psycopg2://postgres@127.0.0.1:1/postgres",
     "CYBORG_TEST_RABBIT": "rabbit://guest:guest@127.0.0.1:1/",
 }
+UNREACHABLE = {
+    "CYBORG_TEST_MYSQL": "no mysql server at mysql+pymysql",
+    "CYBORG_TEST_POSTGRESQL": "no postgresql server at postgresql+psycopg2",
+    "CYBORG_TEST_RABBIT": "no RabbitMQ at amqp://guest",
+}
 # The lab also searches system folders outside PATH.
 PLUGIN = """
 from pathlib import Path
@@ -198,25 +203,21 @@ def test_packages_in_an_environment_without_pip_are_installed(machine: Machine) 
     assert all("no pip can install into" in reason for reason in run.reasons)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
-    ("variable", "tests", "reason"),
+    ("variable", "tests"),
     [
-        pytest.param(
-            "CYBORG_TEST_MYSQL",
-            TESTED_DB,
-            "no mysql server at mysql+pymysql",
-            marks=pytest.mark.matrix,
-        ),
-        ("CYBORG_TEST_POSTGRESQL", TESTED_DB, "no postgresql server at postgresql+psycopg2"),
-        ("CYBORG_TEST_RABBIT", f"{FUNCTIONAL}/test_bus_tls.py", "no RabbitMQ at amqp://guest"),
+        ("CYBORG_TEST_MYSQL", TESTED_DB),
+        ("CYBORG_TEST_POSTGRESQL", TESTED_DB),
+        ("CYBORG_TEST_RABBIT", f"{FUNCTIONAL}/test_bus_tls.py"),
     ],
 )
 def test_service_that_does_not_answer_skips_its_tests(
-    variable: str, tests: str, reason: str, machine: Machine
+    variable: str, tests: str, machine: Machine
 ) -> None:
     run = machine.pytest(tests, "--setup-only", **{variable: NO_SERVICES[variable]})
     assert run.code == 0, run.output
-    assert [text for text in run.reasons if reason in text], run.output
+    assert [text for text in run.reasons if UNREACHABLE[variable] in text], run.output
 
 
 @pytest.mark.matrix
@@ -239,16 +240,30 @@ def lacking_all(folder: Path) -> Machine:
     return machine
 
 
-def test_without_any_prerequisite_all_that_need_one_are_skipped(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("folders", "count", "services"),
+    [
+        ((FUNCTIONAL, LAB), 100, tuple(UNREACHABLE)),
+        pytest.param(
+            *((f"{UNIT}/drivers", f"{UNIT}/rpc"), 20, ("CYBORG_TEST_RABBIT",)),
+            marks=pytest.mark.matrix,
+        ),
+    ],
+    ids=["functional", "unit"],
+)
+def test_without_any_prerequisite_all_that_need_one_are_skipped(
+    folders: tuple[str, ...], count: int, services: tuple[str, ...], tmp_path: Path
+) -> None:
     run = lacking_all(tmp_path).pytest(
-        *(FUNCTIONAL, LAB, f"{UNIT}/drivers", f"{UNIT}/rpc"),
-        *("-m", "services or lab or requires", "--setup-only"),
+        *folders, *("-m", "services or lab or requires", "--setup-only")
     )
     # Some tests of these files need no prerequisite.
     assert (run.code, run.others < 10) == (0, True), run.output
-    assert len(run.reasons) > 100
+    assert len(run.reasons) > count
     remedies = ("; apt install ", prerequisites.ALL_PACKAGES)
     assert [r for r in run.reasons if not any(remedy in r for remedy in remedies)] == []
+    for service in services:
+        assert [reason for reason in run.reasons if UNREACHABLE[service] in reason], service
 
 
 def test_start_of_a_run_names_everything_that_is_missing(tmp_path: Path) -> None:

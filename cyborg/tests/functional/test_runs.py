@@ -42,6 +42,34 @@ def test_fails_once():
 # Other plug-ins take a second in each process.
 ENVIRONMENT = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "CYBORG_TEST_WORKER_MB": "1000"}
 
+# Ends the process after its last test, as the kernel does without memory.
+DYING = """
+import os
+
+def pytest_sessionfinish(session):
+    if getattr(session.config, "workerinput", {}).get("workerid") == "gw0":
+        os.kill(os.getpid(), 9)
+"""
+OTHER_TESTS = """
+import os, pytest
+
+def make(worker):
+    return [1, 2] if worker != "gw2" else [3]
+
+@pytest.mark.parametrize("number", make(os.environ.get("PYTEST_XDIST_WORKER")))
+def test_number(number): pass
+"""
+LEAK = """
+import pytest
+
+@pytest.fixture(scope="module")
+def service():
+    yield
+    assert False, "a process is left"
+
+def test_uses_service(service): pass
+"""
+
 Runner = Callable[..., "Ended"]
 
 
@@ -65,7 +93,12 @@ def run(tmp_path: Path) -> Runner:
         done = subprocess.run(
             command,
             cwd=tmp_path,
-            env={**os.environ, **ENVIRONMENT, **(env or {})},
+            env={
+                **os.environ,
+                **ENVIRONMENT,
+                "CYBORG_TEST_DURATIONS": str(tmp_path / "durations.json"),
+                **(env or {}),
+            },
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -116,10 +149,10 @@ def test_run_endless_test_in_native_code_ends_with_its_process(run: Runner) -> N
 @pytest.mark.matrix
 def test_run_over_its_limit_fails_and_names_the_tests_that_ran(run: Runner) -> None:
     files = {"test_a.py": WAITING, "test_b.py": PASSING}
-    ended = run(files, "--limit", "8", "--grace", "5")
+    ended = run(files, "--limit", "30", "--grace", "5")
     assert ended.status == 1
     assert ended.counts == (1, 1, 0), ended.output
-    problem = "FAILED the run took longer than its limit of 8 s; tests that ran then: "
+    problem = "FAILED the run took longer than its limit of 30 s; tests that ran then: "
     assert f"{problem}test_a.py::test_waits" in ended.output
 
 
@@ -179,6 +212,30 @@ def test_run_more_than_three_failures_are_not_retried(run: Runner) -> None:
     ended = run(files, "--limit", "100", "--retry")
     assert (ended.status, ended.counts) == (1, (0, 4, 0)), ended.output
     assert "it runs once more" not in ended.output
+
+
+@pytest.mark.matrix
+def test_run_failure_of_a_shared_fixture_is_not_retried(run: Runner) -> None:
+    ended = run({"test_a.py": LEAK}, "--limit", "100", "--retry")
+    assert (ended.status, ended.counts) == (1, (0, 1, 0)), ended.output
+    assert "it runs once more" not in ended.output
+
+
+@pytest.mark.matrix
+def test_run_worker_that_dies_after_its_tests_fails(run: Runner, tmp_path: Path) -> None:
+    (tmp_path / "dying.py").write_text(DYING)
+    files = {"test_a.py": PASSING, "test_b.py": PASSING}
+    ended = run(files, env={"PYTEST_PLUGINS": "dying", "PYTHONPATH": str(tmp_path)})
+    assert ended.status == 1, ended.output
+    assert "FAILED worker gw0 has died while no test ran: " in ended.output
+
+
+@pytest.mark.matrix
+def test_run_worker_with_other_tests_ends_the_run_at_once(run: Runner) -> None:
+    files = {"test_a.py": KILLING, "test_b.py": OTHER_TESTS, "test_c.py": KILLING}
+    ended = run(files)
+    assert ended.status == 1
+    assert "it has collected other tests: were files changed?" in ended.output
 
 
 @pytest.mark.matrix

@@ -14,6 +14,7 @@ from cyborg.tests.fixtures.hosts.reconciler_host import ConductorDouble, StartHo
 PATHS = ("journal", "gate", "sick", "absent", "divided")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", PATHS)
 def test_host_only_option_over_rpc_fails_without_file_access(
     start_host: StartHost, conductor: ConductorDouble, tmp_path: Path, option: str
@@ -29,6 +30,7 @@ def test_host_only_option_over_rpc_fails_without_file_access(
     assert not target.exists()
 
 
+@pytest.mark.slow
 def test_host_only_option_in_saved_state_fails_at_start(
     start_host: StartHost, conductor: ConductorDouble, tmp_path: Path
 ) -> None:
@@ -76,6 +78,7 @@ def test_reference_driver_without_permission_fails(
     assert host.reconcile_to(conductor.set_desired("f2", address="0000:20:00.0"))["f2"] is None
 
 
+@pytest.mark.slow
 def test_reference_driver_in_config_file_can_be_changed(
     start_host: StartHost, conductor: ConductorDouble
 ) -> None:
@@ -87,6 +90,7 @@ def test_reference_driver_in_config_file_can_be_changed(
     assert host.reconcile_to(conductor.set_desired("fake"))["fake"] is None
 
 
+@pytest.mark.slow
 def test_reference_driver_permission_removed_fails_after_restart(
     start_host: StartHost, conductor: ConductorDouble
 ) -> None:

@@ -29,6 +29,7 @@ def effective(host: ReconcilerHost, name: str) -> dict[str, tuple[Any, str]]:
     return {s.name: (s.value, str(s.source)) for s in state(host, name).settings or ()}
 
 
+@pytest.mark.slow
 def test_settings_have_source_of_each_value(
     start_host: StartHost, conductor: ConductorDouble
 ) -> None:
@@ -48,6 +49,7 @@ def test_settings_have_source_of_each_value(
     assert effective(host, "fake")["num_handles"] == (2, "file")
 
 
+@pytest.mark.slow
 def test_settings_secret_is_masked_everywhere(
     start_host: StartHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,6 +71,7 @@ def test_settings_unserialisable_values_are_text() -> None:
     json.dumps([ratio.to_dict(), names.to_dict()], allow_nan=False)
 
 
+@pytest.mark.slow
 def test_digest_depends_on_settings_and_remarks(
     start_host: StartHost, conductor: ConductorDouble
 ) -> None:
@@ -87,6 +90,7 @@ def host_with_cards(folder: Path) -> HostTree:
     return tree
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("address", [NONE, OTHER])
 def test_adoption_refused_changes_nothing(
     start_host: StartHost, conductor: ConductorDouble, tmp_path: Path, address: str
@@ -109,6 +113,7 @@ def test_adoption_refused_changes_nothing(
     )
 
 
+@pytest.mark.slow
 def test_start_adopted_device_missing_succeeds(
     start_host: StartHost, conductor: ConductorDouble, tmp_path: Path
 ) -> None:
@@ -124,6 +129,7 @@ def test_start_adopted_device_missing_succeeds(
     assert [remark.partition(" ")[0] for remark in remarks] == [CARD]
 
 
+@pytest.mark.slow
 def test_remarks_changed_are_logged_once(
     start_host: StartHost,
     conductor: ConductorDouble,

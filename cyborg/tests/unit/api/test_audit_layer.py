@@ -105,6 +105,7 @@ def routes() -> list[tuple[str, str]]:
     return [(method, path) for path, methods in table.items() for method in methods]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefix", ["/v2", "", "/accelerator/v2"])
 def test_map_has_a_target_and_an_action_for_each_route(prefix: str) -> None:
     for method, path in routes():

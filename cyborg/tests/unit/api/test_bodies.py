@@ -157,6 +157,7 @@ def call(env: ApiEnv, method: str, route: str, body: Any) -> Any:
     return answer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "route"), valid_bodies())
 def test_body_with_malformed_value_is_client_error(env: ApiEnv, method: str, route: str) -> None:
     for body in malformed_bodies(valid_bodies()[method, route]):

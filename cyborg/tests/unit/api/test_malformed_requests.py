@@ -67,6 +67,7 @@ def assert_no_server_error(env: ApiEnv, *args: Any, **kwargs: Any) -> None:
         assert error_message(answer)
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(METHODS, PATHS, VALUES)
 def test_random_json_bodies(env: ApiEnv, method: str, path: str, body: Any) -> None:
@@ -94,6 +95,7 @@ def test_random_paths(env: ApiEnv, method: str, segments: list[bytes]) -> None:
     assert_no_server_error(env, method, f"/v2/{path}", None, LATEST)
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(st.text(st.characters(min_codepoint=32, max_codepoint=255), max_size=24))
 def test_random_version_headers(env: ApiEnv, header: str) -> None:

@@ -35,6 +35,7 @@ def operations(document: Any) -> Iterator[tuple[str, str, Any]]:
             yield path, method.upper(), operation
 
 
+@pytest.mark.slow
 def test_document_is_valid_openapi_3_1(document: Any) -> None:
     OpenAPIV31SpecValidator(json.loads(json.dumps(document))).validate()
     assert document["openapi"].startswith("3.1.")

@@ -66,6 +66,7 @@ def test_difference_names_the_changed_lines(document: Any, tool: ModuleType) -> 
     assert len([line for line in lines if re.match(r"[-+] ", line)]) == 2
 
 
+@pytest.mark.slow
 def test_committed_document_is_valid_openapi_3_1(document: Any) -> None:
     OpenAPIV31SpecValidator(document).validate()
 

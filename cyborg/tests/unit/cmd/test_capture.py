@@ -40,6 +40,7 @@ def test_capture_writes_one_private_file(
     host.close()
 
 
+@pytest.mark.slow
 def test_capture_scrubs_on_request(root: Path, tmp_path: Path) -> None:
     assert run(root, tmp_path / "a.jsonl") == run(root, tmp_path / "b.jsonl", "--scrub") == 0
     assert "S64GNE0R50000" in (tmp_path / "a.jsonl").read_text()

@@ -68,6 +68,7 @@ def run(file: Path, *words: str, code: int = 0) -> None:
     assert dbsync.main(["--config-file", str(file), "purge", *words]) == code
 
 
+@pytest.mark.slow
 def test_rows_of_the_default_kinds_are_deleted(
     database: tuple[sa.Engine, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -91,6 +92,7 @@ def test_rows_of_the_default_kinds_are_deleted(
     ]
 
 
+@pytest.mark.slow
 def test_dry_run_and_limits_delete_no_more(
     database: tuple[sa.Engine, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,6 +108,7 @@ def test_dry_run_and_limits_delete_no_more(
     assert count(engine, schema.discoveries) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [

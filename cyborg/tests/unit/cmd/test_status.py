@@ -50,6 +50,7 @@ def test_check_empty_database_is_failure(config: Path, capsys: pytest.CaptureFix
     assert rows["Unfinished work"]["result"] == 1
 
 
+@pytest.mark.slow
 def test_check_unreachable_placement_is_warning(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -60,6 +61,7 @@ def test_check_unreachable_placement_is_warning(
     assert {name for name, row in rows.items() if row["result"]} == {"Placement", "Service tokens"}
 
 
+@pytest.mark.slow
 def test_check_dead_letters_are_warning(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dbsync.main(["--config-file", str(config), "upgrade"])
     engine = sa.create_engine(f"sqlite:///{config.parent}/cyborg.db")
@@ -98,6 +100,7 @@ def check_one(
     return found[name]["result"], found[name]["details"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("binary", "version", "result", "text"),
     [

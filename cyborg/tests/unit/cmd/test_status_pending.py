@@ -56,6 +56,7 @@ def ago(seconds: float) -> datetime:
     return now - timedelta(seconds=seconds)
 
 
+@pytest.mark.slow
 def test_pending_without_pending_items_is_zero(env: Env) -> None:
     env.create_schema()
     code, lines = env.pending()
@@ -64,6 +65,7 @@ def test_pending_without_pending_items_is_zero(env: Env) -> None:
     assert not any(line["needs_attention"] for line in lines.values())
 
 
+@pytest.mark.slow
 def test_pending_shows_actions_and_pending_items(env: Env) -> None:
     env.create_schema()
     message: dict[str, Any] = {"kind": "nova-event", "subject": "s", "payload": {}}
@@ -86,6 +88,7 @@ def test_pending_shows_actions_and_pending_items(env: Env) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("table", "values", "item"),
     [
@@ -129,6 +132,7 @@ def test_pending_marks_items_that_need_attention(
     assert marked["count"] == 1
 
 
+@pytest.mark.slow
 def test_pending_bind_within_timeout_needs_no_attention(env: Env) -> None:
     env.create_schema()
     profile = rows.insert_profile(env.engine)

@@ -82,6 +82,7 @@ def test_tag_that_is_consumed_twice_is_one_consumer(connection: Any) -> None:
     assert second not in memory_broker._consumers
 
 
+@pytest.mark.slow
 def test_connection_dropped_without_close_is_forgotten() -> None:
     memory_broker.install()
     name = uuid4().hex

@@ -158,6 +158,7 @@ def test_wait_until_ready_waits_for_the_tables(
     assert "cyborg-dbsync upgrade" in messages[0]
 
 
+@pytest.mark.slow
 def test_wait_until_ready_ends_when_stopped(caplog: pytest.LogCaptureFixture) -> None:
     class Stop(threading.Event):
         waits = 0

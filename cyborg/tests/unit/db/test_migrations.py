@@ -61,6 +61,7 @@ def test_upgrade_matches_the_models(empty_engine: sa.Engine) -> None:
         assert compare_metadata(context, schema.metadata) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["sqlite", *(pytest.param(kind, marks=pytest.mark.services) for kind in SERVERS)]
 )

@@ -231,6 +231,7 @@ def test_check_call_returns_result_or_raises(root: Path) -> None:
         checks["discovery_is_stable"]()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -294,6 +295,7 @@ def test_fake_driver_configured_to_fail_fails_the_rule(
     assert rule in failures
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -336,6 +338,7 @@ def test_nvme_driver_passes_all_rules(tmp_path: Path, class_by_capacity: bool) -
     assert reasons_by_rule(results, *FAILURES) == {}
 
 
+@pytest.mark.slow
 def test_gpu_driver_passes_all_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = SimulatedKernel(tmp_path)
     kernel.add_function("0000:3d:00.0", "10de", "1eb8", "030200", iommu_group="7")

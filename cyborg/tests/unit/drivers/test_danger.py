@@ -198,6 +198,7 @@ def test_active_display_is_refused(host: HostTree) -> None:
     assert_refused(host, lambda: subject.prepare(item(GPU), None), "cannot be given to a server")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["..", "a/../b", "mtty-1\n", "", "x\0y"])
 def test_malformed_name_of_a_mediated_device_is_refused(host: HostTree, name: str) -> None:
     device = "83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"

@@ -226,6 +226,7 @@ def run(
     tally.check(count)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("count", COUNTS)
 def test_no_arq_injects_xml(count: int) -> None:
@@ -245,6 +246,7 @@ def test_no_arq_injects_xml(count: int) -> None:
     run(count, make_arq, check)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("count", COUNTS)
 def test_no_context_injects_parameters_of_the_query(count: int) -> None:
@@ -275,6 +277,7 @@ def test_no_context_injects_parameters_of_the_query(count: int) -> None:
     run(count, lambda _: samples.make_context(), check)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("count", COUNTS)
 def test_no_argument_of_parse_binds_another_provider(count: int) -> None:
@@ -309,6 +312,7 @@ def test_no_argument_of_parse_binds_another_provider(count: int) -> None:
     run(count, make_arguments, check)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("count", COUNTS)
 def test_no_domain_fails_the_search_for_a_device(count: int) -> None:

@@ -73,6 +73,7 @@ def test_unknown_type_names_the_installed_ones() -> None:
         os_acc.attach(make_arq("USB"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("acme")
 def test_plugin_of_another_package_is_used_and_its_values_are_escaped() -> None:
     arq = make_arq("USB", attach_handle_info={})
@@ -80,6 +81,7 @@ def test_plugin_of_another_package_is_used_and_its_values_are_escaped() -> None:
     assert os_acc.detach(arq) == '<hostdev type="usb" port="1\'/&gt;" />'
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("acme")
 @pytest.mark.parametrize(
     ("handle_type", "reason"),

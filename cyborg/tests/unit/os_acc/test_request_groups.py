@@ -46,6 +46,7 @@ def test_request_groups_of_a_port_have_its_uuid() -> None:
 
 
 # One group, because all of them together may exceed the limit of a profile.
+@pytest.mark.slow
 @given(st.tuples(strategies.groups()))
 def test_request_groups_keep_each_resource_and_trait(groups: tuple[Group, ...]) -> None:
     result = os_acc.to_request_groups({"groups": [group.to_dict() for group in groups]})

@@ -110,6 +110,7 @@ def test_api_version_option_and_check(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plugin.API_VERSIONS[-1] == DEFAULT_MICROVERSION
 
 
+@pytest.mark.slow
 def test_call_without_service_in_catalog_raises() -> None:
     class Cloud:
         """A cloud with an empty catalog."""

@@ -67,6 +67,7 @@ def test_spans_reach_the_collector_at_the_stop() -> None:
     }
 
 
+@pytest.mark.slow
 def test_absent_collector_blocks_nothing_and_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

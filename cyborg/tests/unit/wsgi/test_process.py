@@ -38,6 +38,7 @@ def test_config_arguments_from_environment(tmp_path: Path) -> None:
     assert arguments == ["--config-file", f"{folder}/cyborg.conf"]
 
 
+@pytest.mark.slow
 def test_application_concurrent_first_requests_open_once() -> None:
     opened: list[int] = []
 
@@ -66,6 +67,7 @@ def test_application_retries_after_failed_open() -> None:
     assert application({}, None) == [b"x"]
 
 
+@pytest.mark.slow
 def test_application_opens_again_after_fork() -> None:
     script = """
 import os

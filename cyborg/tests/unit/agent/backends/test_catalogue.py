@@ -85,6 +85,7 @@ def test_scan_finds_newly_installed_driver(install: Install) -> None:
         catalogue.driver("mad")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "error"),
     [

@@ -178,6 +178,7 @@ def test_load_drivers_constructor_error_fails_discovery(
         sick.discover()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["host", "debug", "state_path", "Agent", "default", "OSLO_x"])
 def test_load_drivers_reserved_section_raises_misconfigured(tmp_path: Path, name: str) -> None:
     conf = read(tmp_path, f"[agent]\nenabled_backends = {name}\n[{name}]\ndriver = fake\n")

@@ -49,6 +49,7 @@ def test_reconcile_adds_changes_and_removes_backend(
     assert last.join(LONG)
 
 
+@pytest.mark.slow
 def test_reconcile_unchanged_backend_keeps_running(
     start_host: StartHost, conductor: ConductorDouble
 ) -> None:
@@ -87,6 +88,7 @@ def test_reconcile_options_override_config_file(
     assert host.driver("f1").options["num_handles"] == 16, "as the file says, again"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("desired", "error"),
     [
@@ -140,6 +142,7 @@ def test_reconcile_change_times_out_keeps_old_backend(
     gate.touch()
 
 
+@pytest.mark.slow
 def test_reconcile_change_runs_setup_but_restart_does_not(
     start_host: StartHost, conductor: ConductorDouble, tmp_path: Path
 ) -> None:
@@ -154,6 +157,7 @@ def test_reconcile_change_runs_setup_but_restart_does_not(
     assert len(journal.read_text().splitlines()) == 2
 
 
+@pytest.mark.slow
 def test_start_uses_state_file_without_conductor(
     start_host: StartHost, conductor: ConductorDouble
 ) -> None:
@@ -187,6 +191,7 @@ def test_restart_before_outcome_reported_reports_again(
     assert host.reconciler.reported_generation == generation
 
 
+@pytest.mark.slow
 def test_start_saved_driver_missing_fails_discovery(
     start_host: StartHost, conductor: ConductorDouble, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -204,6 +209,7 @@ def test_start_saved_driver_missing_fails_discovery(
     assert re.match(r"\[driver=\S+ backend=f1\] Failed to create backend from saved state: ", line)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"generation": 1, "backends": [{}]}'])
 def test_start_malformed_state_file_is_quarantined(
     start_host: StartHost, conductor: ConductorDouble, damage: str, caplog: pytest.LogCaptureFixture
@@ -235,6 +241,7 @@ def test_reconcile_state_file_unwritable_applies_change(
     (tmp_path / "agent").unlink()
 
 
+@pytest.mark.slow
 def test_request_during_round_runs_one_more(
     start_host: StartHost, conductor: ConductorDouble
 ) -> None:

@@ -59,6 +59,7 @@ class ExitingDriver(FakeDriver):
             sys.exit(7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["setup", "discover", "measure", "abilities"])
 def test_reconcile_driver_exits_fails_only_its_change(
     start_host: StartHost,
@@ -109,6 +110,7 @@ def rediscover_all(host: ReconcilerHost) -> list[BackendStatus]:
     return statuses
 
 
+@pytest.mark.slow
 def test_reconcile_killed_between_changes_resumes(
     start_host: StartHost, conductor: ConductorDouble, tmp_path: Path
 ) -> None:
@@ -133,6 +135,7 @@ def test_reconcile_killed_between_changes_resumes(
     assert restarted.state_file.generation == conductor.generation
 
 
+@pytest.mark.slow
 def test_reconcile_older_generation_after_database_restore_is_applied(
     start_host: StartHost, conductor: ConductorDouble
 ) -> None:
@@ -162,6 +165,7 @@ def test_reconcile_watcher_fails_keeps_change(
     assert "Failed to notify watchers of a backend change" in caplog.text
 
 
+@pytest.mark.slow
 def test_reconcile_replaced_backend_keeps_unhealthy_devices(
     start_host: StartHost, conductor: ConductorDouble, tmp_path: Path
 ) -> None:
@@ -181,6 +185,7 @@ def device_health(host: ReconcilerHost) -> list[Health]:
     return [device.health for device in host.registry[0].snapshot.devices]
 
 
+@pytest.mark.slow
 def test_removed_driver_of_removed_backend_is_returned(
     start_host: StartHost, conductor: ConductorDouble, tmp_path: Path
 ) -> None:
@@ -197,6 +202,7 @@ def test_removed_driver_of_removed_backend_is_returned(
         assert driver.options["journal"] == str(journal)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("uninstalled", [False, True])
 def test_removed_driver_of_backend_no_longer_enabled_has_the_options_of_its_section(
     start_host: StartHost, conductor: ConductorDouble, tmp_path: Path, uninstalled: bool
@@ -215,6 +221,7 @@ def test_removed_driver_of_backend_no_longer_enabled_has_the_options_of_its_sect
     assert start_host().removed_driver("F1") is None, "its options are not known"
 
 
+@pytest.mark.slow
 def test_reconcile_two_backends_swap_devices(
     start_host: StartHost, conductor: ConductorDouble
 ) -> None:
@@ -258,6 +265,7 @@ def count_resources() -> tuple[int, int, int]:
     return threading.active_count(), len(os.listdir("/proc/self/fd")), drivers
 
 
+@pytest.mark.slow
 def test_removed_driver_uninstalled_raises_driver_failed(
     start_host: StartHost, conductor: ConductorDouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,6 +297,7 @@ def test_restart_after_reboot_runs_setup_again(
     assert count_setups(journal) == 2, "once in each boot"
 
 
+@pytest.mark.slow
 def test_restart_after_reboot_failed_setup_is_retried(
     start_host: StartHost,
     conductor: ConductorDouble,

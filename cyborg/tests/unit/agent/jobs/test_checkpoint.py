@@ -224,6 +224,7 @@ class Os:
             os.close(file)
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(

@@ -111,6 +111,7 @@ def test_reporter_outcome_waits_at_most_min_pause(
         assert last == ["report", "job_done"], "after the devices that it led to"
 
 
+@pytest.mark.slow
 def test_reporter_conductor_unreachable_keeps_outcomes(
     reporter: Reporter, conductor: Direct, clock: Clock
 ) -> None:

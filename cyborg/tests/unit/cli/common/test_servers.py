@@ -132,6 +132,7 @@ def test_fetch_states_repeats_a_lost_page_once(
     assert len(fake_nova.requested_paths) == 3
 
 
+@pytest.mark.slow
 def test_fetch_states_of_a_broken_list_requests_some_servers_one_by_one(
     fake_nova: FakeNova, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,6 +148,7 @@ def test_fetch_states_of_a_broken_list_requests_some_servers_one_by_one(
     assert len(fake_nova.requested_paths) == 103
 
 
+@pytest.mark.slow
 def test_fetch_states_reads_few_pages_of_a_list_of_many_servers(
     fake_nova: FakeNova, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,12 +93,14 @@ done
 """
 
 
+@pytest.mark.slow
 def test_bash_completes_each_case(folder: Path) -> None:
     answers = run_shell(folder, "bash", "--norc", "-c", BASH, text="".join(f"{c}\n" for c in CASES))
     for line, answer in zip(CASES, answers, strict=True):
         check(line, set(answer.split()))
 
 
+@pytest.mark.slow
 def test_bash_completes_all_options_of_all_commands(folder: Path, table: CompletionTable) -> None:
     lines = "".join(f"{path} -\n" for path in table.commands)
     answers = run_shell(folder, "bash", "--norc", "-c", BASH, text=lines)

@@ -259,6 +259,7 @@ def test_equal_hosts_are_computed_once() -> None:
     assert {(each.servers, each.exact) for each in found} == {(25, True)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [0, 30, 10**5])
 def test_bounds_of_different_hosts_end_with_their_budget(steps: int) -> None:
     demands = [GroupDemand(n, {"VGPU": n + 1}) for n in range(8)]

@@ -57,6 +57,7 @@ def test_rounds_verify_each_provider_within_interval(
     assert cloud.count <= len(ages) * (elapsed / verification.EARLIEST + 1)
 
 
+@pytest.mark.slow
 def test_rounds_of_80_000_providers_are_spread_over_the_interval() -> None:
     """Published at once, verified in equal parts after some intervals: no burst of calls."""
     count, interval = 80_000, 600.0

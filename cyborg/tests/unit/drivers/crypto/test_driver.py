@@ -375,6 +375,7 @@ def test_measure_device_whose_services_change_meanwhile_is_omitted(
     assert measured == [False]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vfs", [0, 3])
 @pytest.mark.parametrize("selected", ["8086", "1af4", "1022"])
 def test_driver_passes_all_rules_on_each_family(tmp_path: Path, selected: str, vfs: int) -> None:

@@ -292,6 +292,7 @@ def test_control_of_another_sysfs_refuses(kernel: SimulatedKernel, images: Direc
     assert kernel.writes == []
 
 
+@pytest.mark.slow
 def test_driver_passes_all_rules(
     kernel: SimulatedKernel, images: DirectoryImages, monkeypatch: pytest.MonkeyPatch
 ) -> None:

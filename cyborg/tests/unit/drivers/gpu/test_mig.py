@@ -125,6 +125,7 @@ def current(driver: GpuDriver) -> list[str]:
     return [layout.name for layout in driver.layouts(device) if layout.matches(device)]
 
 
+@pytest.mark.slow
 def test_layouts_are_the_profiles_with_all_their_instances(kernel: MigKernel) -> None:
     found = layouts(make_driver(kernel))
     assert {name: dict(layout.offers) for name, layout in found.items()} == {
@@ -144,6 +145,7 @@ def test_layouts_without_enabled_type_are_left_out(kernel: MigKernel) -> None:
     assert found[MEDIUM].offers == {"CUSTOM_MIG": 3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "type_", "count", "profile"),
     [
@@ -176,6 +178,7 @@ def test_partition_again_changes_nothing(kernel: MigKernel, library: ctypes.CDLL
     assert current(driver) == [SMALL]
 
 
+@pytest.mark.slow
 def test_partition_replaces_instances_and_removes_them(
     kernel: MigKernel, library: ctypes.CDLL
 ) -> None:
@@ -186,6 +189,7 @@ def test_partition_replaces_instances_and_removes_them(
     assert [library.count_instances(profile) for profile in TYPES.values()] == [0, 0, 0]
 
 
+@pytest.mark.slow
 def test_slots_stay_the_same_while_they_are_used(kernel: MigKernel) -> None:
     driver = make_driver(kernel)
     driver.partition(item(), MEDIUM)
@@ -197,6 +201,7 @@ def test_slots_stay_the_same_while_they_are_used(kernel: MigKernel) -> None:
     assert current(driver) == [MEDIUM]
 
 
+@pytest.mark.slow
 def test_partition_of_card_with_devices_is_refused(kernel: MigKernel) -> None:
     driver = make_driver(kernel)
     driver.partition(item(), SMALL)
@@ -206,6 +211,7 @@ def test_partition_of_card_with_devices_is_refused(kernel: MigKernel) -> None:
     assert current(driver) == [SMALL]
 
 
+@pytest.mark.slow
 def test_partition_that_nvml_refuses_says_why(kernel: MigKernel, library: ctypes.CDLL) -> None:
     driver = make_driver(kernel)
     driver.partition(item(), SMALL)
@@ -222,6 +228,7 @@ def test_partition_that_nvml_refuses_says_why(kernel: MigKernel, library: ctypes
     assert current(driver) == [SMALL]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["2x1g.10gb", "other", "fixed", "../x", ""])
 def test_partition_unknown_layout_changes_nothing(kernel: MigKernel, layout: str) -> None:
     driver = make_driver(kernel)
@@ -293,6 +300,7 @@ def test_privileged_function_outside_mig_mode_fails(
         mig.set_instances(CARD, None)
 
 
+@pytest.mark.slow
 def test_partition_during_a_discovery_reads_the_card_itself(kernel: MigKernel) -> None:
     """The methods run in different threads; a new object has not discovered anything yet."""
     driver = make_driver(kernel)
@@ -308,6 +316,7 @@ def test_partition_during_a_discovery_reads_the_card_itself(kernel: MigKernel) -
     assert current(driver) == [SMALL]
 
 
+@pytest.mark.slow
 def test_gpu_driver_with_mig_layouts_passes_all_rules(kernel: MigKernel) -> None:
     make_driver(kernel).partition(item(), SMALL)
     results = run_rules(MigDriver, OPTIONS, sysfs_root=kernel.root, work=True, entry_point="gpu")

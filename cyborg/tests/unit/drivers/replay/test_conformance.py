@@ -68,6 +68,7 @@ def replayed_class(driver: type[Driver], host: ReplayedHost, images: DirectoryIm
     return Replayed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", captures.capture_names())
 def test_driver_of_a_capture_passes_all_rules(name: str, tmp_path: Path) -> None:
     images = DirectoryImages(tmp_path / "images")

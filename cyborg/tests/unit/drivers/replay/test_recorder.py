@@ -74,6 +74,7 @@ def discover(driver: type[Driver], root: Path) -> Sequence[Device]:
     return driver(driver.name, OPTIONS[driver.name], root, lookup=names).discover()  # type: ignore[call-arg]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("driver", DRIVERS, ids=lambda driver: driver.name)
 def test_replay_shows_the_devices_of_the_host(tmp_path: Path, driver: type[Driver]) -> None:
     root = busy_host(tmp_path / "host")
@@ -158,6 +159,7 @@ def test_replay_shows_regions_of_fpga_cards(tmp_path: Path) -> None:
         host.close()
 
 
+@pytest.mark.slow
 def test_record_changes_nothing(tmp_path: Path) -> None:
     root = busy_host(tmp_path)
     before = sorted((str(p), p.lstat().st_mtime_ns) for p in tmp_path.rglob("*"))

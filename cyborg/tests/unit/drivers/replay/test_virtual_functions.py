@@ -50,6 +50,7 @@ def test_each_handle_has_the_network_of_its_card(host: ReplayedHost) -> None:
     assert [len(part.handles) for device in devices for part in device.deployables] == [4, 4]
 
 
+@pytest.mark.slow
 def test_card_gets_another_number_of_virtual_functions(host: ReplayedHost) -> None:
     driver = nic_of(host)
     before = handles(driver)
@@ -70,6 +71,7 @@ def test_virtual_functions_of_vfio_are_replaced(host: ReplayedHost) -> None:
     assert handles(driver) == {INTEL: ["0000:18:01.0", "0000:18:01.1", "0000:18:01.2"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "message"),
     [

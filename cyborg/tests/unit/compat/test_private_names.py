@@ -46,6 +46,7 @@ NAMES = [
     ("openstack-placement", "placement.objects.resource_class:_RESOURCE_CLASSES_SYNCED"),
     ("oslo.limit", "oslo_limit.limit:CONF"),
     ("oslo.limit", "oslo_limit.limit:_SDK_CONNECTION"),
+    ("oslo.messaging", "oslo_messaging._drivers.amqpdriver:ACK_REQUEUE_EVERY_SECONDS_MAX"),
     ("oslo.messaging", "oslo_messaging._drivers.common:PURPOSE_SEND"),
     ("oslo.messaging", "oslo_messaging._drivers.impl_rabbit:rabbit_opts"),
     ("oslo.messaging", "oslo_messaging._drivers.impl_rabbit:Consumer._callback"),

@@ -16,7 +16,8 @@ import pytest
 from cyborg.compat import rabbit
 from cyborg.core.errors import TimedOut, Unavailable
 from cyborg.rpc import client as client_module
-from cyborg.rpc.publishing import CONFIRM_TIMEOUT, count_consumers
+from cyborg.rpc import publishing
+from cyborg.rpc.publishing import count_consumers
 from cyborg.rpc.transport import HEARTBEAT
 from cyborg.tests.fixtures.bus.broker import Bus, open_bus
 from cyborg.tests.fixtures.bus.proxy import Fault, Proxy, proxy
@@ -66,9 +67,10 @@ def _queue(bus: Bus, url: str) -> kombu.Queue:
 
 
 def test_call_without_a_server_is_unavailable_within_seconds(
-    env: tuple[Bus, Bus, Proxy], rabbit_url: str
+    env: tuple[Bus, Bus, Proxy], rabbit_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus, _, _ = env
+    monkeypatch.setattr(client_module, "SERVER_WAIT", 1.0)
     queue = _queue(bus, rabbit_url)
     queue.declare()
     try:
@@ -76,7 +78,7 @@ def test_call_without_a_server_is_unavailable_within_seconds(
         with pytest.raises(Unavailable, match="no cyborg-conductor listens") as raised:
             bus.conductor().discovery_create("h")
         assert not isinstance(raised.value, TimedOut), "the call was certainly not carried out"
-        assert time.monotonic() - started < client_module.SERVER_WAIT + SLACK
+        assert 1.0 <= time.monotonic() - started < 1.0 + SLACK
         assert queue.get() is None, "no message is left for a later conductor"
     finally:
         queue.delete()
@@ -133,12 +135,13 @@ def test_call_on_a_half_open_connection_is_not_sent(
     with direct.serving("conductor", echo):
         client.discovery_create("a")
         monkeypatch.setattr("cyborg.rpc.transport.ANSWER_FRESH", 0.0)
+        monkeypatch.setattr(publishing, "QUERY_TIMEOUT", 0.5)
         broker_proxy.begin(Fault.HALF_OPEN)
         started = time.monotonic()
         with pytest.raises(Unavailable) as raised:
             client.discovery_create("b")
         assert not isinstance(raised.value, TimedOut)
-        assert time.monotonic() - started < 3 + SLACK
+        assert 0.5 <= time.monotonic() - started < 0.5 + SLACK
         assert echo.calls == 1
         broker_proxy.close()
 
@@ -182,12 +185,20 @@ def test_call_without_confirmation_times_out(
     with direct.serving("conductor", Echo()):
         client.discovery_create("a")
         monkeypatch.setattr("cyborg.rpc.transport.ANSWER_FRESH", 60.0)
+        monkeypatch.setattr(publishing, "CONFIRM_TIMEOUT", 1.0)
         broker_proxy.begin(Fault.HALF_OPEN)
         started = time.monotonic()
         with pytest.raises(TimedOut, match="may have been carried out"):
             client.discovery_create("b")
-        assert time.monotonic() - started < CONFIRM_TIMEOUT + SLACK
+        assert 1.0 <= time.monotonic() - started < 1.0 + SLACK
         broker_proxy.close()
+
+
+def test_limits_of_a_call_are_seconds() -> None:
+    # The tests above shorten these limits; a caller waits for at most their sum.
+    assert 0 < publishing.QUERY_TIMEOUT <= 3
+    assert 0 < publishing.CONFIRM_TIMEOUT <= 5
+    assert 0 < client_module.SERVER_WAIT <= 4
 
 
 def test_heartbeat_default_is_short_and_configurable(rabbit_url: str) -> None:

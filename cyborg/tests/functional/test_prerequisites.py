@@ -40,6 +40,13 @@ from cyborg.tests.fixtures.machine import guest
 guest.SBIN = ""
 guest.MODULES, guest.BOOT = Path({modules!r}), Path({boot!r})
 """
+# When the plug-ins of the tests are imported.
+NO_PACKAGES = """
+def pytest_configure():
+    from cyborg.tests.fixtures.machine import prerequisites
+
+    prerequisites.PROGRAMS = Path("/nonexistent")
+"""
 
 
 @dataclass(frozen=True)
@@ -236,6 +243,8 @@ def lacking_all(folder: Path) -> Machine:
     for path in machine.bin.iterdir():
         path.unlink()
     (folder / "pip.py").write_text("raise ModuleNotFoundError('No module named pip')\n")
+    with (folder / "elsewhere.py").open("a") as plugin:
+        plugin.write(NO_PACKAGES)
     machine.env |= NO_SERVICES
     return machine
 

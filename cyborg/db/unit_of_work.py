@@ -2,7 +2,6 @@
 """Unit of work: one transaction, retried after a conflict with a concurrent transaction."""
 
 import contextlib
-import random
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from cyborg.core.errors import TimedOut
 from cyborg.db import errors, idempotency
 from cyborg.db.clock import DatabaseClock
 from cyborg.db.reader import Reader
+from cyborg.threads.backoff import JITTER
 
 T = TypeVar("T")
 
@@ -24,7 +24,6 @@ MAX_ATTEMPTS = 10
 RETRY_DEADLINE = 30.0
 """Seconds after which a transaction is not retried, whatever the number of attempts."""
 
-_random = random.SystemRandom()
 _pause = threading.Event().wait
 
 
@@ -108,5 +107,5 @@ class UnitOfWork:
                         ) from error
                     raise translated from error
             # A random pause, so that the same transactions do not conflict again.
-            self._sleep(_random.uniform(0.0, 0.01 * 2**attempt))
+            self._sleep(JITTER.uniform(0.0, 0.01 * 2**attempt))
             attempt += 1

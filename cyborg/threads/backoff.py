@@ -3,8 +3,12 @@
 
 import random
 
-# Not the generator of the module: threads would change the state that other code has set.
-_RANDOM = random.SystemRandom()
+JITTER = random.SystemRandom()
+"""Generator of all random delays.
+
+It has no state, which the forked workers of a service would share, and which threads would change
+for other users of the generator of the module ``random``.
+"""
 
 MAX_DOUBLINGS = 30  # 2.0 to the power of a larger number would only be cut off, or overflow
 
@@ -34,7 +38,7 @@ class Backoff:
     def next_delay(self) -> float:
         """Return the seconds until the next try, after a failure."""
         delay, self.delay = self.delay, min(2 * self.delay, self._maximum)
-        return delay * _RANDOM.uniform(0.5, 1.0) if self._jitter else delay
+        return delay * JITTER.uniform(0.5, 1.0) if self._jitter else delay
 
     def set_maximum(self, maximum: float) -> None:
         """Set the longest delay."""

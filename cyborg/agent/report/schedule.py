@@ -2,16 +2,14 @@
 """Times of the heartbeats, spread so that agents that start together do not call together."""
 
 import json
-import random
 from collections.abc import Callable
 from pathlib import Path
 
 from cyborg.agent import atomic_file
 from cyborg.core.log import get_logger
+from cyborg.threads.backoff import JITTER
 
 LOG = get_logger(__name__)
-
-_RANDOM = random.SystemRandom()
 
 START_SHARE = 0.5
 """Share of the interval within which the first heartbeat is sent after a restart."""
@@ -37,7 +35,7 @@ class HeartbeatSchedule:
     def __init__(
         self,
         previous_interval: float = 0.0,
-        random_share: Callable[[], float] = _RANDOM.random,
+        random_share: Callable[[], float] = JITTER.random,
     ) -> None:
         """``previous_interval`` is the interval before the restart, 0 if it is not known.
 

@@ -9,7 +9,6 @@ checks these ARQs later.
 """
 
 import itertools
-import random
 import threading
 import time
 from collections import Counter
@@ -47,11 +46,10 @@ from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import orphans as store
 from cyborg.db.write import self_heal
 from cyborg.db.write.attachments import records as attachment_store
+from cyborg.threads.backoff import JITTER
 from cyborg.threads.rate_limited_log import RateLimitedLogger
 
 LOG = get_logger(__name__)
-
-_RANDOM = random.SystemRandom()
 
 INTERVAL = 1.0  # seconds between two batches
 BATCH = 500  # instances of one batch, in one query
@@ -281,11 +279,11 @@ class InstanceWatcher:
         if hint.instance in batch.unanswered:
             return self._next_check(hint, answered=False)
         if hint.instance in batch.postponed:
-            return postpone(hint, self._clock(), _draw_jitter())
+            return postpone(hint, self._clock(), JITTER.random())
         return self._next_check(hint, answered=True) if hint.instance in batch.kept else None
 
     def _next_check(self, hint: Hint, *, answered: bool) -> Hint | None:
-        return next_check(hint, self._clock(), answered=answered, jitter=_draw_jitter())
+        return next_check(hint, self._clock(), answered=answered, jitter=JITTER.random())
 
     def _requeue(self, hints: Iterable[Hint | None]) -> None:
         for hint in hints:
@@ -323,7 +321,3 @@ def _by_provider(
         for provider, group in itertools.groupby(arqs, key=lambda arq: arq.provider)
     ]
     return sorted(groups, key=lambda item: failures[item[1][0].instance])
-
-
-def _draw_jitter() -> float:
-    return _RANDOM.random()

@@ -7,7 +7,6 @@ twice or be interrupted: the row is authoritative, and another conductor takes o
 lease.
 """
 
-import random
 import threading
 import time
 from collections import deque
@@ -54,11 +53,9 @@ from cyborg.db.write import jobs as store
 from cyborg.rpc.contract import AgentAPI
 from cyborg.telemetry.families import BIND_SECONDS, BINDS
 from cyborg.telemetry.recorder import MetricRecorder
-from cyborg.threads.backoff import compute_delay
+from cyborg.threads.backoff import JITTER, compute_delay
 
 LOG = get_logger(__name__)
-
-_RANDOM = random.SystemRandom()
 
 MAX_HOSTS = 64  # hosts whose agents are queried at the same time
 BATCH_SIZE = 64  # jobs that are leased together
@@ -468,4 +465,4 @@ def _retry_delay(row: store.JobRow) -> float:
     max_delay = MAX_RETRY_DELAYS.get(JobKind(row["kind"]), 10.0)
     if AFTER_REBOOT in row["arguments"]:
         max_delay = AFTER_REBOOT_DELAY
-    return compute_delay(row["attempts"], max_delay, _RANDOM.uniform(0.0, 0.5))
+    return compute_delay(row["attempts"], max_delay, JITTER.uniform(0.0, 0.5))

@@ -8,7 +8,6 @@ open meanwhile, so that any conductor continues it.
 Locks are taken in one order: the agent of the host, deployables, handles, the job.
 """
 
-import random
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
@@ -22,9 +21,7 @@ from cyborg.core.errors import CyborgError, Invalid, NotFound, WrongState
 from cyborg.core.jobs.job import DRAINS, JobState
 from cyborg.db.write import desired_backends, devices, jobs
 from cyborg.db.write import programming as store
-from cyborg.threads.backoff import compute_delay
-
-_RANDOM = random.SystemRandom()
+from cyborg.threads.backoff import JITTER, compute_delay
 
 MAX_DELAY = 60.0  # seconds between two checks
 
@@ -69,7 +66,7 @@ def advance(
         return JobResult(1, jobs=1, providers=layout_change.mark_stale(tx, rows, now))
     if job["deadline"] is not None and now >= job["deadline"]:
         return _fail(tx, job, owner, f"not drained in time: {waits.message}", now, notifications)
-    jitter = _RANDOM.uniform(0.0, 0.5)
+    jitter = JITTER.uniform(0.0, 0.5)
     until = now + timedelta(seconds=compute_delay(job["attempts"], MAX_DELAY, jitter))
     if job["deadline"] is not None:
         until = min(until, job["deadline"])

@@ -6,7 +6,6 @@ commit. A failed message is retried after increasing delays, and becomes a dead 
 """
 
 import itertools
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,12 +26,10 @@ from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import outbox as store
 from cyborg.telemetry.families import DELIVERY_SECONDS
 from cyborg.telemetry.recorder import MetricRecorder
-from cyborg.threads.backoff import compute_delay
+from cyborg.threads.backoff import JITTER, compute_delay
 from cyborg.threads.rate_limited_log import RateLimitedLogger
 
 LOG = get_logger(__name__)
-
-_RANDOM = random.SystemRandom()
 
 BATCH = 64  # messages sent together
 
@@ -186,7 +183,7 @@ class OutboxWorker:
         delays = {
             row["id"]: None
             if row["attempts"] + 1 >= max_attempts
-            else compute_delay(row["attempts"], max_delay, _RANDOM.random())
+            else compute_delay(row["attempts"], max_delay, JITTER.random())
             for row in rows
             if row["next_try_at"] <= lease.start
         }

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 import sqlalchemy as sa
@@ -22,7 +21,7 @@ from cyborg.clients.placement import Placement
 from cyborg.conductor.placement import mapping
 from cyborg.db import schema
 from cyborg.db.write import deployables
-from cyborg.tests.fixtures.bus.tcp_relay import relay
+from cyborg.tests.fixtures.bus.tcp_relay import relay_broker
 from cyborg.tests.fixtures.clouds.chaos import CARDS, HANDLES, PROFILE, Chaos
 from cyborg.tests.fixtures.clouds.cloud import Cloud, make_and_run_cloud
 from cyborg.tests.fixtures.databases import rows
@@ -41,7 +40,6 @@ pytestmark = pytest.mark.services
 @pytest.fixture
 def env(rabbit_url: str, tmp_path: Path) -> Iterator[tuple[Cloud, Chaos, sa.Engine]]:
     """Run a cloud whose broker can be cut off, with a profile."""
-    broker = urlsplit(rabbit_url)
     options: dict[str, dict[str, Any]] = {
         "agent": {"discovery_interval": 1, "health_interval": 0.5, "health_recovery_time": 2},
         "conductor": {
@@ -59,24 +57,19 @@ def env(rabbit_url: str, tmp_path: Path) -> Iterator[tuple[Cloud, Chaos, sa.Engi
         },
     }
     with (
-        relay(broker.port or 5672) as broker_relay,
+        relay_broker(rabbit_url) as (broker_relay, url),
         fresh_database("mysql", tmp_path) as database,
         engine_of(database) as engine,
+        make_and_run_cloud(tmp_path, database, url, HOSTS, HANDLES, options=options) as running,
     ):
-        broker_relay.restore()
-        login = broker.netloc.rpartition("@")[0]
-        url = broker._replace(netloc=f"{login}@127.0.0.1:{broker_relay.port}").geturl()
-        with make_and_run_cloud(
-            tmp_path, database, url, HOSTS, HANDLES, options=options
-        ) as running:
-            chaos = Chaos(running, broker_relay, tmp_path, SEED)
-            body = [{"name": PROFILE, "groups": [{"resources:FPGA": "1"}]}]
-            wait_until(
-                "the profile is made", lambda: chaos.call("POST", "/v2/device_profiles", json=body)
-            )
-            # Wait for the agents: faults before their start would have no effect.
-            wait_until("every card is published", lambda: len(_published(engine)) == ALL)
-            yield running, chaos, engine
+        chaos = Chaos(running, broker_relay, tmp_path, SEED)
+        body = [{"name": PROFILE, "groups": [{"resources:FPGA": "1"}]}]
+        wait_until(
+            "the profile is made", lambda: chaos.call("POST", "/v2/device_profiles", json=body)
+        )
+        # Wait for the agents: faults before their start would have no effect.
+        wait_until("every card is published", lambda: len(_published(engine)) == ALL)
+        yield running, chaos, engine
 
 
 def audit(running: Cloud) -> tuple[int, list[dict[str, Any]]]:

@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from prometheus_client.parser import text_string_to_metric_families
 
 from cyborg.tests.fixtures.bus.proxy import Fault, Proxy, proxy
+from cyborg.tests.fixtures.bus.tcp_relay import replace_address
 from cyborg.tests.fixtures.clouds.cloud import Cloud, run_cloud
 from cyborg.tests.fixtures.databases.databases import fresh_database
 from cyborg.tests.fixtures.machine.processes import free_port, wait_until
@@ -254,15 +255,13 @@ def env(
 ) -> Iterator[Env]:
     """Run a cloud behind proxies, one for all tests of a kind of database."""
     folder = tmp_path_factory.mktemp("cloud")
-    broker = urlsplit(rabbit_url)
     with ExitStack() as stack:
         url = sa.make_url(stack.enter_context(fresh_database(request.param, folder)))
         proxies = {
             "database": stack.enter_context(proxy(url.port or PORTS[request.param])),
-            "broker": stack.enter_context(proxy(broker.port or 5672)),
+            "broker": stack.enter_context(proxy(urlsplit(rabbit_url).port or 5672)),
         }
-        login = broker.netloc.rpartition("@")[0]
-        wire = broker._replace(netloc=f"{login}@127.0.0.1:{proxies['broker'].port}").geturl()
+        wire = replace_address(rabbit_url, proxies["broker"].port)
         through = url.set(host="127.0.0.1", port=proxies["database"].port)
         database = through.render_as_string(hide_password=False)
         metrics_port = free_port()

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Prometheus reads, over real HTTP and through its own parser."""
 
-import logging
 import os
 import re
 import threading
@@ -34,6 +33,7 @@ from cyborg.telemetry.server import MetricsServer
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
 from cyborg.tests.fixtures.databases.databases import engine_of
+from cyborg.tests.fixtures.machine.log_lines import warnings_of
 from cyborg.tests.fixtures.machine.options import make_conf
 from cyborg.tests.fixtures.machine.processes import free_port
 from cyborg.threads import cached_value
@@ -290,7 +290,7 @@ def test_first_server_on_the_port_serves(env: Env, caplog: pytest.LogCaptureFixt
         assert env.server.ensure()
         assert not other.ensure()
         assert other.port is None
-        assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
+        assert warnings_of(caplog.records) == []
         env.server.stop()
         assert other.ensure()
         assert env.scrape()["cyborg_database_up", ()] == 1

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The server of the metrics of several workers: one serves them, another one takes over."""
 
-import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from cyborg.telemetry.families import BINDS
 from cyborg.telemetry.recorder import MetricRecorder
 from cyborg.telemetry.server import MetricsServer
+from cyborg.tests.fixtures.machine.log_lines import warnings_of
 from cyborg.tests.fixtures.machine.processes import free_port
 
 pytestmark = pytest.mark.slow
@@ -91,5 +91,5 @@ def test_scrape_without_the_directory_is_logged(
     assert scrape(port) == {}
     (tmp_path / "other").rename(tmp_path / "metrics")
     assert scrape(port)["cyborg_binds_total", "bound"] == 1
-    (line,) = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    (line,) = [r.getMessage() for r in warnings_of(caplog.records)]
     assert line.startswith("Cannot read the metrics of the workers: ")

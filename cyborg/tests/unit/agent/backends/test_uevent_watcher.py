@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Discoveries after uevents, with a clock that only the source moves."""
 
-import logging
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from cyborg.agent.backends.netlink import EventsDropped
 from cyborg.agent.backends.uevent_watcher import INITIAL_PAUSE, MAX_PAUSE, UeventWatcher
 from cyborg.core.debounce import MAX_DELAY, QUIET_PERIOD
 from cyborg.tests.fixtures.hosts.scripted_driver import LONG, CallRecorder, ScriptedDriver
+from cyborg.tests.fixtures.machine.log_lines import warnings_of
 
 SOURCE_ERROR = OSError(9, "Bad file descriptor")
 TimedEvent = tuple[float, str | Exception]
@@ -148,7 +148,7 @@ def test_run_once_source_fails_reopens_and_rediscovers_all(
     watcher.open()
     assert run_until(watcher, kernel, 5.0) == [INITIAL_PAUSE]
     assert (len(kernel.opened), kernel.closed, backend.rediscoveries) == (2, 1, 1)
-    (warning,) = [r for r in caplog.records if r.levelno >= logging.WARNING]
+    (warning,) = warnings_of(caplog.records)
     assert "Cannot read uevents" in warning.getMessage()
     assert "Bad file descriptor" in warning.getMessage()
 
@@ -172,7 +172,7 @@ def test_run_once_repeated_failures_back_off_and_warn_once(
     pauses = run_until(watcher, kernel, 500.0)
     assert pauses[:7] == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, MAX_PAUSE]
     assert set(pauses[7:]) == {MAX_PAUSE}
-    assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) == 1
+    assert len(warnings_of(caplog.records)) == 1
 
 
 def test_run_once_failure_after_recovery_warns_again(caplog: pytest.LogCaptureFixture) -> None:
@@ -180,7 +180,7 @@ def test_run_once_failure_after_recovery_warns_again(caplog: pytest.LogCaptureFi
     watcher = watch(kernel, [CountingBackend("pci")])
     watcher.open()
     assert run_until(watcher, kernel, 300.0) == [INITIAL_PAUSE, INITIAL_PAUSE]
-    assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) == 2
+    assert len(warnings_of(caplog.records)) == 2
 
 
 @pytest.mark.parametrize("error", [ImportError("No library named udev"), SOURCE_ERROR])
@@ -194,7 +194,7 @@ def test_start_source_cannot_open_rediscovers_after_opening(
     watcher.open()
     assert run_until(watcher, kernel, 10.0) == [1.0, 2.0, 4.0, 8.0]
     assert (backend.rediscoveries, kernel.opened) == (0, [])
-    (warning,) = [r for r in caplog.records if r.levelno >= logging.WARNING]
+    (warning,) = warnings_of(caplog.records)
     assert "[agent] discovery_interval" in warning.getMessage()
     kernel.refuses = None
     run_until(watcher, kernel, 40.0)

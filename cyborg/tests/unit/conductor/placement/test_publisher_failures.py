@@ -21,6 +21,7 @@ from cyborg.tests.fixtures.databases.publisher_setup import (
     report_devices,
 )
 from cyborg.tests.fixtures.hosts.hosts import card
+from cyborg.tests.fixtures.machine.log_lines import warnings_of
 
 __all__ = ["node", "placement_adapter"]
 
@@ -248,7 +249,7 @@ def test_missing_compute_node_is_logged_once_per_host(
     for _ in range(4):
         publish.run_once()
         clock.now += timedelta(minutes=2)
-    assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) == 1
+    assert len(warnings_of(caplog.records)) == 1
     assert caplog.text.count("nova-compute") == 1
     late.create()
     assert publish.run_once() == 5

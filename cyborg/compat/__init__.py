@@ -13,5 +13,6 @@ CHECKED: Mapping[str, str] = {
     "oslo.policy": "6.0.1",
     "pecan": "1.8.0",
     "PyMySQL": "1.2.4",
+    "SQLAlchemy": "2.1.9",
 }
 """The version of each library with which this package was last checked."""

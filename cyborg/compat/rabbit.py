@@ -2,6 +2,8 @@
 """Transports of oslo.messaging, and the connections of its rabbit driver."""
 
 import contextlib
+import functools
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -28,11 +30,17 @@ def register_options(conf: cfg.ConfigOpts, **defaults: Any) -> None:
     conf.register_opts(notifier._notifier_opts, group=NOTIFICATIONS)
 
 
-def use_connections(transport: Any, make: Callable[..., "Connection"]) -> None:
-    """Make the rabbit driver create each connection with ``make``; do not change other drivers."""
+def use_connections(transport: Any, make: Callable[..., "Connection"]) -> threading.Event:
+    """Make the rabbit driver create each connection with ``make``; do not change other drivers.
+
+    While the returned event is set, a connection that waits for the broker raises
+    MessagingException within a second instead of trying for ever.
+    """
+    closing = threading.Event()
     pool = getattr(transport._driver, "_connection_pool", None)
     if pool is not None:
-        pool.connection_cls = make
+        pool.connection_cls = functools.partial(make, closing=closing)
+    return closing
 
 
 def open_reply_queue(transport: Any) -> None:
@@ -110,6 +118,10 @@ class Connection(impl_rabbit.Connection):  # type: ignore[misc]
 
     _is_closing = False
 
+    def __init__(self, *args: Any, closing: threading.Event, **kwargs: Any) -> None:
+        self._closing = closing
+        super().__init__(*args, **kwargs)
+
     def make_receiver(self, consumer: Any) -> Callable[[Any], None]:
         """Return the function that receives each message for a consumer of the driver."""
         raise NotImplementedError
@@ -136,7 +148,15 @@ class Connection(impl_rabbit.Connection):  # type: ignore[misc]
         would wait on it for two answers, each for the interval of the heartbeats.
         """
         self.close_abruptly()
-        super().ensure_connection()
+        connection = self.connection
+        # kombu calls the callback in each second between two attempts; the driver passes none.
+        connection.ensure_connection = functools.partial(
+            connection.ensure_connection, callback=self._check_closing
+        )
+        try:
+            super().ensure_connection()
+        finally:
+            del connection.ensure_connection
 
     def close_abruptly(self) -> None:
         """Close the connection without the closing handshake, which would wait for an answer."""
@@ -166,6 +186,10 @@ class Connection(impl_rabbit.Connection):  # type: ignore[misc]
         """
         self._is_closing = True
         super().close()
+
+    def _check_closing(self) -> None:
+        if self._closing.is_set():
+            raise oslo_messaging.MessagingException("the transport is closed")
 
     def _set_qos(self, channel: Any) -> None:
         if self.prefetch is None:

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -44,10 +45,13 @@ def max_body_bytes(conf: cfg.ConfigOpts) -> int:
     return 2 * max(int(conf.conductor.max_report_bytes), MAX_MESSAGE_BYTES) + 65536
 
 
-def install(transport: Any, conf: cfg.ConfigOpts) -> None:
-    """Install the filter in a transport of oslo.messaging; do nothing if it is not RabbitMQ's."""
+def install(transport: Any, conf: cfg.ConfigOpts) -> threading.Event:
+    """Install the filter in a transport of oslo.messaging; do nothing if it is not RabbitMQ's.
+
+    Return the event of ``rabbit.use_connections``, which ends connecting.
+    """
     signature = f"{os.path.basename(sys.argv[0])}@{conf.host}"
-    rabbit.use_connections(
+    return rabbit.use_connections(
         transport, functools.partial(Connection, cyborg_conf=conf, signature=signature)
     )
 

@@ -60,6 +60,7 @@ class NotificationListener:
         self._server: Any = None
         self._starter: threading.Thread | None = None
         self._stopped = threading.Event()
+        self._closing = threading.Event()
 
     def start(self, receive: _Receive, refuse: _Refuse) -> None:
         """Start to connect and to receive, in threads.
@@ -67,7 +68,7 @@ class NotificationListener:
         ``receive`` gets the fields of a message, and raises Invalid for a malformed one; ``refuse``
         gets the reason for each message that is discarded. Both must return soon.
         """
-        rabbit.use_connections(
+        self._closing = rabbit.use_connections(
             self._transport,
             functools.partial(_Connection, cyborg_conf=self._conf, receive=receive, refuse=refuse),
         )
@@ -78,7 +79,9 @@ class NotificationListener:
     def stop(self) -> None:
         """Receive no more messages; those that are not acknowledged stay in the queue."""
         self._stopped.set()
-        if self._server is not None:
+        if self._server is None:
+            self._closing.set()
+        else:
             self._server.stop()
             self._server.wait()
 
@@ -109,6 +112,8 @@ class NotificationListener:
             if error is None:
                 self._server = server
                 break
+            if self._stopped.is_set():
+                return
             rate_limited_log.warn(
                 f"Cannot listen for Nova's notifications, retrying: {sanitize(error, 500)}"
             )

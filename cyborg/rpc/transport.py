@@ -83,7 +83,7 @@ class Transport:
                 "expected something like rabbit://user:password@host:5672/"
             ) from exc
         conf.set_default("rabbit_interval_max", MAX_RETRY_DELAY, group="oslo_messaging_rabbit")
-        message_filter.install(self.oslo, conf)
+        self._closing = message_filter.install(self.oslo, conf)
         self._lock = threading.Lock()
         self._opened = threading.Event()
         self._opener: threading.Thread | None = None
@@ -144,9 +144,12 @@ class Transport:
         return ", ".join(hosts) or str(parsed.transport)
 
     def cleanup(self) -> None:
-        """Close all connections, except while a thread is still connecting."""
-        if self._opener is None or self._opened.is_set():
-            self.oslo.cleanup()
+        """Close all connections; a thread that is still connecting ends within a second."""
+        try:
+            if self._opener is None or self._opened.is_set():
+                self.oslo.cleanup()
+        finally:
+            self._closing.set()
 
     def _open(self) -> None:
         tls = self._conf.oslo_messaging_rabbit
@@ -160,6 +163,8 @@ class Transport:
             with log_filter.capture_warnings(self._log_error):
                 rabbit.open_reply_queue(self.oslo)
         except FAULTS as exc:
+            if self._closing.is_set():
+                return
             # The next call retries. The thread ends, so that it does not go on with a refused
             # password.
             error = str(exc)

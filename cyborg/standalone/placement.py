@@ -19,7 +19,7 @@ from keystoneauth1 import adapter, session, token_endpoint
 from oslo_config import cfg
 from oslo_db.sqlalchemy import enginefacade
 
-from cyborg.compat import placement_sync
+from cyborg.compat import placement_sync, sqlite_pool
 from cyborg.threads.fifo_lock import FifoLock
 
 URL = "http://placement.embedded"
@@ -87,6 +87,7 @@ class EmbeddedPlacement:
         # Without synchronous writes a crash of the machine, but not of this process, can lose the
         # last changes; the publisher writes them again.
         database.configure(connection=database_url, sqlite_synchronous=False)
+        database.append_on_engine_create(sqlite_pool.keep_connections)
         self._undo.callback(database.dispose_pool)
         self._undo.callback(db_api.placement_context_manager.patch_factory(database))
         policy.reset()
@@ -112,6 +113,8 @@ def make_adapter(app: Callable[..., Iterable[bytes]], **options: Any) -> adapter
     ``options`` are passed to the adapter, such as ``raise_exc=False``.
     """
     http = requests.Session()
+    # No proxy and no netrc: without this, requests reads the environment for each request.
+    http.trust_env = False
     http.mount(URL, _Transport(app))
     return adapter.Adapter(
         session.Session(auth=token_endpoint.Token(URL, TOKEN), session=http),

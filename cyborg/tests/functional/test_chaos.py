@@ -29,7 +29,7 @@ from cyborg.tests.fixtures.databases.databases import engine_of, fresh_database
 from cyborg.tests.fixtures.machine.processes import BIN, wait_until
 
 HOSTS = ("compute-1", "compute-2", "compute-3")
-SECONDS = float(os.environ.get("CYBORG_TEST_CHAOS_SECONDS", "20"))
+SECONDS = float(os.environ.get("CYBORG_TEST_CHAOS_SECONDS", "10"))
 SEED = int(os.environ.get("CYBORG_TEST_CHAOS_SEED", "0")) or random.randrange(1, 2**31)
 
 ALL = len(HOSTS) * len(CARDS)

@@ -94,7 +94,6 @@ GROUP = {"resources:FPGA": "1"}
 # The second value: another conductor takes over, instead of a restart of the same.
 CASES = sample(
     itertools.product(POINTS, (False, True)),
-    ("bind-committed", False),
     ("agent-queried", True),
 )
 
@@ -177,6 +176,7 @@ def test_agent_killed_during_prepare_resumes_the_job(env: Env) -> None:
     env.release(instance)
 
 
+@pytest.mark.matrix
 def test_agent_killed_during_prepare_fails_the_bind(env: Env) -> None:
     request, instance = env.make(), str(uuid.uuid4())
     env.gate.unlink()

@@ -8,7 +8,7 @@ import pytest
 
 from cyborg.tests.fixtures.machine import guest
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.matrix]
 
 FIRST, SECOND = "0000:00:1a.0", "0000:00:1a.1"
 """Functions that share an IOMMU group."""

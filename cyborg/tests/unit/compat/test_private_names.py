@@ -11,7 +11,9 @@ from typing import Any
 import kombu
 import oslo_messaging
 import pytest
+import sqlalchemy as sa
 import webob
+from oslo_db.sqlalchemy import engines
 from oslo_policy import policy
 from pymysql import connections
 
@@ -26,6 +28,7 @@ from cyborg.compat import (
     placement_sync,
     policy_signatures,
     rabbit,
+    sqlite_pool,
 )
 from cyborg.tests.fixtures.machine.options import make_conf
 
@@ -171,6 +174,20 @@ class Recorder(rabbit.Connection):
     def make_sender(self, channel: Any, producer: Any) -> Any:
         self.seen.append(producer)
         return producer.publish
+
+
+def test_engine_of_oslo_db_keeps_its_connections_and_pragmas(tmp_path: Path) -> None:
+    engine = engines.create_engine(f"sqlite:///{tmp_path}/file.sqlite", sqlite_synchronous=False)
+    sqlite_pool.keep_connections(engine)
+    opened: list[Any] = []
+    sa.event.listen(engine, "connect", lambda connection, _: opened.append(connection))
+    try:
+        for _ in range(3):
+            with engine.begin() as connection:
+                assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 0
+    finally:
+        engine.dispose()
+    assert len(opened) == 1, describe("SQLAlchemy", "Pool._creator")
 
 
 def test_rabbit_driver_uses_the_connection() -> None:

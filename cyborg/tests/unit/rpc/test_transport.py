@@ -29,6 +29,8 @@ def test_broker_outage_is_reported_in_time_without_the_password() -> None:
             pass
         openers = [t for t in set(threading.enumerate()) - earlier if t.name == "bus"]
         assert len(openers) == 1, "one thread connects for all calls"
+    openers[0].join(10)
+    assert not openers[0].is_alive(), "it ends when the transport is closed"
 
 
 def test_call_without_a_server_is_unavailable() -> None:

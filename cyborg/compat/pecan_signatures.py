@@ -2,6 +2,7 @@
 """Cache of the signatures that pecan inspects."""
 
 import functools
+from typing import Any
 
 import pecan.core
 import pecan.routing
@@ -14,5 +15,16 @@ def install() -> None:
     cost of a request. Pecan has no setting to cache them.
     """
     for module in (pecan.core, pecan.routing):
-        if not hasattr(module.getargspec, "cache_info"):
-            module.getargspec = functools.lru_cache(maxsize=1024)(module.getargspec)
+        if not hasattr(module.getargspec, "uncached"):
+            module.getargspec = _cache(module.getargspec)
+
+
+def _cache(inspect: Any) -> Any:
+    cached = functools.lru_cache(maxsize=1024)(inspect)
+
+    def getargspec(method: Any) -> Any:
+        # The function: a cached method would keep its controller, and all that it uses.
+        return cached(getattr(method, "__func__", method))
+
+    getargspec.uncached = inspect  # type: ignore[attr-defined]
+    return getargspec

@@ -9,6 +9,7 @@ import pytest
 from cyborg.testing.fake_nova import FakeNova, serve_nova
 
 pytest_plugins = [
+    "cyborg.tests.fixtures.machine.folders",
     "cyborg.tests.fixtures.machine.guard",
     "cyborg.tests.fixtures.machine.prerequisites",
     "cyborg.tests.fixtures.machine.tiers",

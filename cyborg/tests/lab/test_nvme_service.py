@@ -183,6 +183,7 @@ def errors_of_jobs(lab: Lab) -> str:
     return " ".join(str(row["error"]) for row in jobs)
 
 
+@pytest.mark.matrix
 def test_data_of_a_virtual_function_is_gone_and_its_neighbour_keeps_its_own(
     lab: Lab, images: Mapping[int, Path]
 ) -> None:

@@ -4,6 +4,7 @@
 import pkgutil
 import re
 import struct
+import weakref
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -102,11 +103,15 @@ def test_pecan_inspects_a_signature_once() -> None:
     pecan_signatures.install()
     assert pecan.core.getargspec is cache
 
-    def controller(self: Any) -> None: ...
+    class Controller:
+        def index(self) -> None: ...
 
-    hits = cache.cache_info().hits
-    assert cache(controller) is cache(controller)
-    assert cache.cache_info().hits == hits + 1
+    controller = Controller()
+    assert cache(controller.index) is cache(Controller.index)
+    assert cache(controller.index).args == ["self"]
+    reference = weakref.ref(controller)
+    del controller
+    assert reference() is None, "the cache keeps no controller"
 
 
 def test_pecan_sees_the_outer_signature_of_an_operation() -> None:

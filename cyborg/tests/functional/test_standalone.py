@@ -120,13 +120,14 @@ def test_standalone_service_listens_on_loopback_only(tmp_path: Path) -> None:
     ("sections", "message"),
     [
         ({"agent": {"enabled_drivers": "none-such"}}, "none-such"),
-        ({"standalone": {"threads": "many"}}, "threads"),
-        (
+        pytest.param({"standalone": {"threads": "many"}}, "threads", marks=pytest.mark.matrix),
+        pytest.param(
             {
                 "agent": {"enabled_backends": "gen0"},
                 "gen0": {"driver": "generic", "devices": "vendor=cheese"},
             },
             "cheese",
+            marks=pytest.mark.matrix,
         ),
     ],
 )

@@ -19,13 +19,14 @@ from cyborg.tests.fixtures.databases.hanging_database import (
     limited_engine,
 )
 from cyborg.tests.fixtures.machine.options import make_conf
+from cyborg.tests.fixtures.machine.tiers import sample
 
 pytestmark = pytest.mark.services
 
 FAULTS = (Fault.HALF_OPEN, Fault.FROZEN, Fault.RESET)
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", sample(FAULTS, Fault.HALF_OPEN))
 def test_read_of_a_hanging_database_fails_and_recovers(
     hanging: HangingDatabase, fault: Fault
 ) -> None:
@@ -61,7 +62,7 @@ def test_broken_idle_connection_is_replaced_before_use(
     engine.dispose()
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", sample(FAULTS, Fault.HALF_OPEN))
 def test_transaction_that_hangs_before_its_commit_changes_nothing(
     hanging: HangingDatabase, fault: Fault
 ) -> None:

@@ -22,6 +22,7 @@ from cyborg.rpc.transport import HEARTBEAT
 from cyborg.tests.fixtures.bus.broker import Bus, open_bus
 from cyborg.tests.fixtures.bus.proxy import Fault, Proxy, proxy
 from cyborg.tests.fixtures.machine.options import make_conf
+from cyborg.tests.fixtures.machine.tiers import sample
 
 pytestmark = pytest.mark.services
 
@@ -85,7 +86,8 @@ def test_call_without_a_server_is_unavailable_within_seconds(
         queue.channel.connection.client.release()
 
 
-@pytest.mark.parametrize("agent", [True, False])  # without one, the exchange is deleted too
+# Without an agent, the exchange is deleted too.
+@pytest.mark.parametrize("agent", sample([True, False], True))
 @pytest.mark.parametrize("fresh", [0.0, 60.0])
 def test_call_waits_for_a_restarting_conductor(
     env: tuple[Bus, Bus, Proxy], monkeypatch: pytest.MonkeyPatch, fresh: float, agent: bool

@@ -208,8 +208,14 @@ def test_gpu_that_fails_repeatedly_is_closed_until_an_operator_enables_it(
         with pytest.raises(Refused, match="Input/output error"):
             broken.bind(DIRTY, GPU, "VGPU")
     wait_until("it is reserved", lambda: broken.free_units(DIRTY, GPU, "VGPU") == 0)
-    shown = json.loads(run("device-show", device, "-f", "json"))
-    assert (shown["State"], shown["Schedulable"]) == ("failing", "no: failing")
+    # Placement has the change a moment before the conductor has recorded that.
+    show = ("device-show", device, "-f", "json")
+    wait_until(
+        "it is shown as reserved",
+        lambda: json.loads(run(*show))["Schedulable"] == "no: failing",
+    )
+    shown = json.loads(run(*show))
+    assert shown["State"] == "failing"
     assert shown["Job errors"][0].endswith("because 3 prepare jobs failed in a row")
     assert shown["Job errors"][1].startswith(f"prepare of {GPU}/nvidia-593/")
     with pytest.raises(Refused):
@@ -218,7 +224,6 @@ def test_gpu_that_fails_repeatedly_is_closed_until_an_operator_enables_it(
 
     run("device-enable", device)
     wait_until("it is offered", lambda: broken.free_units(DIRTY, GPU, "VGPU") == units)
-    # Placement has the units a moment before the conductor has recorded that.
     words = ("device-list", "--host", DIRTY, "--address", GPU, "-f", "json")
     wait_until(
         "it is shown as offered",

@@ -54,7 +54,7 @@ OTHER_TESTS = """
 import os, pytest
 
 def make(worker):
-    return [1, 2] if worker != "gw2" else [3]
+    return [1, 2] if worker in ("gw0", "gw1") else [3]
 
 @pytest.mark.parametrize("number", make(os.environ.get("PYTEST_XDIST_WORKER")))
 def test_number(number): pass
@@ -238,6 +238,13 @@ def test_run_worker_with_other_tests_ends_the_run_at_once(run: Runner) -> None:
     ended = run(files)
     assert ended.status == 1
     assert "it has collected other tests: were files changed?" in ended.output
+
+
+@pytest.mark.matrix
+def test_run_new_worker_starts_with_a_file_that_has_one_test(run: Runner) -> None:
+    # Both workers die; of each file, one test is left.
+    ended = run({"test_a.py": KILLING, "test_b.py": KILLING}, "--limit", "60")
+    assert (ended.status, ended.counts) == (1, (2, 2, 0)), ended.output
 
 
 @pytest.mark.matrix

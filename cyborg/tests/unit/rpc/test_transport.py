@@ -14,7 +14,7 @@ from cyborg.tests.fixtures.machine.processes import free_port
 
 @pytest.mark.slow
 def test_broker_outage_is_reported_in_time_without_the_password() -> None:
-    # Threads of earlier tests go on connecting to brokers which do not exist.
+    # Threads of earlier tests end up to a second after the transports that they connected.
     earlier = set(threading.enumerate())
     url = f"rabbit://guest:hunter2@127.0.0.1:{free_port()}/"
     with open_bus(url, rpc={"timeout": 0.3}) as bus:

@@ -19,7 +19,7 @@ from keystoneauth1 import adapter, session, token_endpoint
 from oslo_config import cfg
 from oslo_db.sqlalchemy import enginefacade
 
-from cyborg.compat import placement_sync, sqlite_pool
+from cyborg.compat import placement_caches, placement_sync, policy_signatures, sqlite_pool
 from cyborg.threads.fifo_lock import FifoLock
 
 URL = "http://placement.embedded"
@@ -75,6 +75,8 @@ class EmbeddedPlacement:
         from placement import conf as placement_conf
         from placement import db_api, deploy, policy
 
+        placement_caches.install()
+        policy_signatures.install()
         for name in ("placement", "alembic"):
             _set_log_level(name, logging.WARNING)
         conf = cfg.ConfigOpts()

@@ -8,7 +8,9 @@ import weakref
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
+import jsonschema
 import kombu
 import oslo_messaging
 import pytest
@@ -26,6 +28,7 @@ from cyborg.compat import (
     memory_broker,
     mysql_columns,
     pecan_signatures,
+    placement_caches,
     placement_sync,
     policy_signatures,
     rabbit,
@@ -46,7 +49,9 @@ NAMES = [
     ("kombu", "kombu.transport.memory:Transport.global_state"),
     ("kombu", "kombu.transport.virtual:BrokerState"),
     ("kombu", "kombu.transport.virtual:Transport._deliver"),
+    ("openstack-placement", "placement.util:jsonschema.validate"),
     ("openstack-placement", "placement.objects.trait:_TRAITS_SYNCED"),
+    ("openstack-placement", "placement.objects.resource_provider:sa"),
     ("openstack-placement", "placement.objects.resource_class:_RESOURCE_CLASSES_SYNCED"),
     ("oslo.limit", "oslo_limit.limit:CONF"),
     ("oslo.limit", "oslo_limit.limit:_SDK_CONNECTION"),
@@ -163,6 +168,38 @@ def test_placement_forgets_its_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     placement_sync.reset()
     assert not trait._TRAITS_SYNCED
     assert not resource_class._RESOURCE_CLASSES_SYNCED
+
+
+def test_placement_makes_an_alias_once() -> None:
+    resource_provider: Any = pytest.importorskip("placement.objects.resource_provider")
+    placement_caches.install()
+    cached = resource_provider.sa
+    placement_caches.install()
+    assert resource_provider.sa is cached
+    table = resource_provider._RP_TBL
+    alias = cached.alias(table, name="rp")
+    assert cached.alias(table, name="rp") is alias
+    assert cached.alias(table, name="parent") is not alias
+    assert str(sa.select(alias.c.uuid)) == "SELECT rp.uuid \nFROM resource_providers AS rp"
+    with pytest.raises(TypeError):
+        cached.alias(table)
+
+
+def test_placement_checks_a_schema_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    util: Any = pytest.importorskip("placement.util")
+    placement_caches.install()
+    cached = util.jsonschema
+    placement_caches.install()
+    assert util.jsonschema is cached
+    checked: list[Any] = []
+    validator = jsonschema.validators.validator_for({})
+    monkeypatch.setattr(validator, "check_schema", checked.append)
+    schema = {"properties": {"uuid": {"type": "string", "format": "uuid"}}}
+    for _ in range(2):
+        assert util.extract_json(b'{"uuid": "%s"}' % str(uuid4()).encode(), schema)
+        with pytest.raises(webob.exc.HTTPBadRequest, match="JSON does not validate: 7 is not"):
+            util.extract_json(b'{"uuid": 7}', schema)
+    assert checked == [schema]
 
 
 class Recorder(rabbit.Connection):

@@ -29,7 +29,7 @@ HOST = "compute-1"
 USERS = ("cyborg-conductor", "cyborg-api", "cyborg-compute-1")
 PASSWORD = "secret"
 
-pytestmark = pytest.mark.services
+pytestmark = [pytest.mark.services, pytest.mark.matrix]
 
 
 def ctl(*words: str) -> None:

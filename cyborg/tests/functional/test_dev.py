@@ -164,6 +164,7 @@ def test_db_runs_client_of_server_with_password_in_environment(
     assert checkout.run("db", url).stdout == f"{line}\n"
 
 
+@pytest.mark.matrix
 def test_profile_writes_flame_graph_of_all_processes(checkout: Checkout) -> None:
     program = (
         "import subprocess, sys, time\n"

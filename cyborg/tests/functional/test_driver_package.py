@@ -85,6 +85,7 @@ def ran(command: list[Any], folder: Path, site: Path | None = None, status: int 
     return process.stdout
 
 
+@pytest.mark.matrix
 def test_driver_package_is_found_by_the_agent(
     installed: Path, config: Path, tmp_path: Path
 ) -> None:
@@ -92,6 +93,7 @@ def test_driver_package_is_found_by_the_agent(
     assert output == ["cards", "acme_accelerator.driver", *CARDS]
 
 
+@pytest.mark.matrix
 def test_driver_package_passes_conformance_command(installed: Path, tmp_path: Path) -> None:
     kit = [sys.executable, "-m", KIT, "acme", "-o", "count=3"]
     last = ran(kit, tmp_path, installed).splitlines()[-1]
@@ -99,6 +101,7 @@ def test_driver_package_passes_conformance_command(installed: Path, tmp_path: Pa
     ran([sys.executable, "-m", KIT, "acme", "-o", "count=99"], tmp_path, installed, status=2)
 
 
+@pytest.mark.matrix
 def test_driver_package_passes_its_own_tests(installed: Path, tmp_path: Path) -> None:
     shutil.copytree(EXAMPLE / "tests", tmp_path / "tests")
     output = ran(

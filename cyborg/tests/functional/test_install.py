@@ -20,6 +20,8 @@ from cyborg.api.console import files
 from cyborg.tests.fixtures.machine import prerequisites
 from cyborg.tests.fixtures.machine.processes import Daemon, wait_until
 
+pytestmark = pytest.mark.matrix
+
 SOURCE = Path(cyborg.__file__).resolve().parent.parent
 
 HOOK = textwrap.dedent(

@@ -111,6 +111,7 @@ def refusal(service: Daemon) -> str:
     return text.splitlines()[-1]
 
 
+@pytest.mark.matrix
 def test_standalone_service_listens_on_loopback_only(tmp_path: Path) -> None:
     message = refusal(daemon(tmp_path, "--listen", "0.0.0.0"))
     assert "[standalone] placement_port = 0.0.0.0" in message or "loopback" in message

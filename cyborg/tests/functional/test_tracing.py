@@ -139,6 +139,7 @@ def test_picture_shows_the_spans_of_a_boot(spans: list[dict[str, Any]]) -> None:
     assert drawn_spans(PICTURE) == BOOT
 
 
+@pytest.mark.matrix
 def test_disabled_service_boots_without_opentelemetry(tmp_path: Path) -> None:
     recorded = record(tmp_path, enabled=False)
     assert len(recorded["instances"]) == 2

@@ -119,7 +119,7 @@ class Connection(impl_rabbit.Connection):  # type: ignore[misc]
     _is_closing = False
 
     def __init__(self, *args: Any, closing: threading.Event, **kwargs: Any) -> None:
-        self._closing = closing
+        self._transport_closing = closing
         super().__init__(*args, **kwargs)
 
     def make_receiver(self, consumer: Any) -> Callable[[Any], None]:
@@ -151,7 +151,7 @@ class Connection(impl_rabbit.Connection):  # type: ignore[misc]
         connection = self.connection
         # kombu calls the callback in each second between two attempts; the driver passes none.
         connection.ensure_connection = functools.partial(
-            connection.ensure_connection, callback=self._check_closing
+            connection.ensure_connection, callback=self._check_transport
         )
         try:
             super().ensure_connection()
@@ -187,8 +187,8 @@ class Connection(impl_rabbit.Connection):  # type: ignore[misc]
         self._is_closing = True
         super().close()
 
-    def _check_closing(self) -> None:
-        if self._closing.is_set():
+    def _check_transport(self) -> None:
+        if self._transport_closing.is_set():
             raise oslo_messaging.MessagingException("the transport is closed")
 
     def _set_qos(self, channel: Any) -> None:

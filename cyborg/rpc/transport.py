@@ -144,12 +144,19 @@ class Transport:
         return ", ".join(hosts) or str(parsed.transport)
 
     def cleanup(self) -> None:
-        """Close all connections; a thread that is still connecting ends within a second."""
-        try:
-            if self._opener is None or self._opened.is_set():
+        """Close all connections, without a wait for a thread that is still connecting.
+
+        It closes what it opens, and ends within a second after an attempt that fails.
+        """
+        with self._lock:
+            is_connecting = self._opener is not None and not self._opened.is_set()
+            if is_connecting:
+                self._closing.set()
+        if not is_connecting:
+            try:
                 self.oslo.cleanup()
-        finally:
-            self._closing.set()
+            finally:
+                self._closing.set()
 
     def _open(self) -> None:
         tls = self._conf.oslo_messaging_rabbit
@@ -174,7 +181,11 @@ class Transport:
             )
             error = f"{type(exc).__name__}: see the log"
         else:
-            self._opened.set()
+            with self._lock:
+                self._opened.set()
+                is_closed = self._closing.is_set()
+            if is_closed:
+                self.oslo.cleanup()
             return
         self._log_error(error)
 

@@ -6,9 +6,11 @@ import time
 
 import pytest
 
+from cyborg.compat import rabbit
 from cyborg.core.errors import Misconfigured, Unavailable
-from cyborg.rpc.transport import MAX_RETRY_DELAY
+from cyborg.rpc.transport import MAX_RETRY_DELAY, Transport, register_options
 from cyborg.tests.fixtures.bus.broker import MEMORY, open_bus
+from cyborg.tests.fixtures.machine.options import make_conf
 from cyborg.tests.fixtures.machine.processes import free_port
 
 
@@ -31,6 +33,30 @@ def test_broker_outage_is_reported_in_time_without_the_password() -> None:
         assert len(openers) == 1, "one thread connects for all calls"
     openers[0].join(10)
     assert not openers[0].is_alive(), "it ends when the transport is closed"
+
+
+def test_connection_that_opens_after_the_end_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_opening, is_closed = threading.Event(), threading.Event()
+
+    def open_late(_: object) -> None:
+        is_opening.set()
+        assert is_closed.wait(10)
+
+    monkeypatch.setattr(rabbit, "open_reply_queue", open_late)
+    conf = make_conf()
+    register_options(conf)
+    conf.set_override("transport_url", MEMORY)
+    transport = Transport(conf)
+    closed: list[bool] = []
+    monkeypatch.setattr(transport.oslo, "cleanup", lambda: closed.append(True))
+    opener = threading.Thread(target=transport.ensure_open)
+    opener.start()
+    assert is_opening.wait(10)
+    transport.cleanup()
+    assert closed == []
+    is_closed.set()
+    opener.join(10)
+    assert closed == [True]
 
 
 def test_call_without_a_server_is_unavailable() -> None:

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The daemons that the tests start: their end is noticed, in each thread."""
+
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from cyborg.tests.fixtures.machine.processes import Daemon, wait_until
+
+
+def program(text: str, folder: Path) -> Daemon:
+    """Return a daemon that runs a Python program."""
+    (folder / "ending_program.py").write_text(text)
+    command = [sys.executable, "-m", "ending_program"]
+    return Daemon("ending", command, folder, {"PYTHONPATH": str(folder)})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "print('good bye')",
+        "print('good bye', flush=True); import os; os.kill(os.getpid(), 9)",
+        "raise SystemExit('good bye')",
+    ],
+)
+def test_wait_for_a_daemon_that_has_ended_fails_at_once(text: str, tmp_path: Path) -> None:
+    daemon = program(text, tmp_path)
+    begin = time.monotonic()
+    daemon.start()
+    with pytest.raises(AssertionError, match="ending has ended, before: it works") as raised:
+        wait_until("it works", lambda: False)
+    assert time.monotonic() - begin < 30
+    assert "good bye" in str(raised.value)
+
+
+def test_threads_that_wait_for_a_forked_daemon_get_one_exit_code(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "timeit", "-h"]
+    daemon = Daemon("forked", command, tmp_path, {}, forked=True)
+    for _ in range(20):
+        daemon.start()
+        wait: Callable[[float], int] = daemon.wait
+        with ThreadPoolExecutor(4) as pool:
+            found = [pool.submit(wait, 30.0) for _ in range(4)]
+        assert [future.result() for future in found] == [0] * 4

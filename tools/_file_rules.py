@@ -86,15 +86,15 @@ def _git(*arguments: str) -> bytes:
     return subprocess.run(["git", *arguments], cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout
 
 
-def main(words: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Print the violations; return the exit status."""
-    if words == ["--staged"]:
+    if arguments == ["--staged"]:
         files, paths = read_staged()
-    elif not words:
+    elif not arguments:
         files = read_tree()
         paths = list(files)
     else:
-        sys.stderr.write(f"unexpected argument {words[0]}; the only option is --staged\n")
+        sys.stderr.write(f"unexpected argument {arguments[0]}; the only option is --staged\n")
         return 2
     violations = [line for path, text in files.items() for line in check_text(path, text)]
     violations += check_folders(paths)

@@ -136,8 +136,10 @@ def judge_run(status: int, output: str, seconds: float) -> Outcome:
     is an error, and so is a run without a result.
     """
     lines = output.splitlines()
-    failed = [line.removeprefix("FAILED ") for line in lines if line.startswith("FAILED ")]
-    errors = [line for line in lines if line.startswith("ERROR ")]
+    # Not the log of a test, which has lines with ERROR too.
+    summary = output.rpartition(" short test summary info ")[2].splitlines()
+    failed = [line.removeprefix("FAILED ") for line in summary if line.startswith("FAILED ")]
+    errors = [line for line in summary if line.startswith("ERROR ")]
     if status == FAILED and failed and not errors:
         return Outcome(seconds, failed=failed[0].split(" - ")[0])
     if status == PASSED and re.search(r"\b[1-9]\d* passed\b", lines[-1] if lines else ""):

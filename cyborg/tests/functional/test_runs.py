@@ -39,6 +39,33 @@ def test_fails_once():
         assert 1 == 2
 """
 
+KILLED_ONCE = """
+import os
+from pathlib import Path
+
+def test_is_killed_once():
+    marker = Path(__file__).with_name("marker")
+    if not marker.exists():
+        marker.touch()
+        os.kill(os.getpid(), 9)
+"""
+UNCLOSED = """
+import sqlite3
+
+def test_leaves_connection():
+    cycle = [sqlite3.connect(":memory:")]
+    cycle.append(cycle)
+"""
+LEAK_AND_FAILURE = """
+from pathlib import Path
+
+def test_fails_once(service):
+    marker = Path(__file__).with_name("marker")
+    if not marker.exists():
+        marker.touch()
+        assert 1 == 2
+"""
+
 # Other plug-ins take a second in each process.
 ENVIRONMENT = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "CYBORG_TEST_WORKER_MB": "1000"}
 
@@ -113,7 +140,9 @@ def run(tmp_path: Path) -> Runner:
 def prepare(folder: Path, files: Mapping[str, str], options: Sequence[str]) -> list[str]:
     """Write test files; return the command of the runner."""
     (folder / "conftest.py").write_text(PLUGINS)
-    (folder / "pytest.ini").write_text("[pytest]\naddopts = -p xdist -p timeout\n")
+    (folder / "pytest.ini").write_text(
+        "[pytest]\naddopts = -p xdist -p timeout\nfilterwarnings = error\n"
+    )
     for name, text in files.items():
         (folder / name).write_text(text)
     return [
@@ -135,6 +164,22 @@ def test_run_killed_worker_fails_its_test_and_runs_the_others(run: Runner) -> No
     assert ended.counts == (5, 4, 0), ended.output
     assert ended.status == 1
     assert "crashed while running 'test_0.py::test_kills'" in ended.output
+    assert "has died while no test ran" not in ended.output
+
+
+@pytest.mark.matrix
+def test_run_killed_worker_is_no_flaky_test(run: Runner) -> None:
+    ended = run({"test_a.py": KILLED_ONCE, "test_b.py": PASSING}, "--limit", "100", "--retry")
+    assert (ended.status, ended.counts) == (1, (1, 1, 0)), ended.output
+    assert "it runs once more" not in ended.output
+
+
+@pytest.mark.matrix
+def test_run_open_connection_that_only_the_collector_finds_fails(run: Runner) -> None:
+    plugin = {"PYTEST_PLUGINS": "cyborg.tests.fixtures.databases.unclosed"}
+    ended = run({"test_a.py": UNCLOSED, "test_b.py": PASSING}, env=plugin)
+    assert ended.status == 1, ended.output
+    assert "opened in test_a.py::test_leaves_connection (call) was not closed" in ended.output
 
 
 @pytest.mark.matrix
@@ -217,10 +262,16 @@ def test_run_more_than_three_failures_are_not_retried(run: Runner) -> None:
 
 
 @pytest.mark.matrix
-def test_run_failure_of_a_shared_fixture_is_not_retried(run: Runner) -> None:
-    ended = run({"test_a.py": LEAK}, "--limit", "100", "--retry")
-    assert (ended.status, ended.counts) == (1, (0, 1, 0)), ended.output
+@pytest.mark.parametrize(
+    ("text", "counts"), [(LEAK, (0, 1, 0)), (LEAK + LEAK_AND_FAILURE, (1, 1, 0))]
+)
+def test_run_failure_of_a_shared_fixture_is_not_retried(
+    run: Runner, text: str, counts: tuple[int, ...]
+) -> None:
+    ended = run({"test_a.py": text}, "--limit", "100", "--retry")
+    assert (ended.status, ended.counts) == (1, counts), ended.output
     assert "it runs once more" not in ended.output
+    assert "a process is left" in ended.output
 
 
 @pytest.mark.matrix

@@ -14,6 +14,7 @@ import cyborg
 
 ROOT = Path(cyborg.__file__).parents[1]
 PAGE = ROOT / "doc" / "source" / "contributor" / "testing.rst"
+LOG = "ERROR    cyborg.db:claims.py:3 the claim is lost\n"
 FOUND = "FAILED a/test_b.py::test_c[x y] - assert 1 == 2\n1 failed, 3 passed in 0.12s"
 
 
@@ -97,6 +98,11 @@ def test_mutate_with_another_text_is_an_error(
     ("status", "output", "description"),
     [
         (1, FOUND, "found by a/test_b.py::test_c[x y] (1 s)"),
+        (
+            1,
+            f"{LOG}=== short test summary info ===\n{FOUND}",
+            "found by a/test_b.py::test_c[x y] (1 s)",
+        ),
         (0, "3 passed, 1 deselected in 0.12s", "SURVIVED (1 s)"),
         (0, "1 skipped in 0.12s", "ERROR: no test of the default tier was run"),
         (5, "1 deselected in 0.12s", "ERROR: no test of the default tier was run"),

@@ -38,6 +38,11 @@ PASSED = [phase("setup"), phase("call"), phase("teardown")]
             "failed in teardown",
         ),
         ([phase("setup"), phase("???", "failed")], "failed", "failed in ???"),
+        (
+            [phase("setup"), phase("call", "failed"), phase("teardown", "failed")],
+            "failed",
+            "failed in call; failed in teardown",
+        ),
     ],
 )
 def test_record_phases_give_one_result(
@@ -52,6 +57,13 @@ def test_record_phases_give_one_result(
     assert record.results[TEST].reason == reason
     assert record.seconds[TEST] == len(events)
     assert (record.count(outcome), record.missing(), record.running) == (1, [], {})
+
+
+def test_record_failure_of_a_teardown_is_the_phase_of_a_failed_call() -> None:
+    record = Record(collected=[TEST])
+    for event in (phase("setup"), phase("call", "failed"), phase("teardown", "failed")):
+        record.add(event)
+    assert record.results[TEST].phase == "teardown", "such a test is not run again"
 
 
 def test_record_test_without_last_phase_has_no_result() -> None:
@@ -92,12 +104,12 @@ def test_durations_of_the_last_run_order_the_groups(
     path = tmp_path / "durations.json"
     monkeypatch.setenv(scheduler.DURATIONS, str(path))
     estimate = scheduler.read_durations()
-    assert max(estimate, key=lambda group: estimate[group]) == scheduler.LONGEST[0]
+    assert max(estimate, key=lambda group: estimate[group]) == scheduler.LONG_GROUPS[0]
     path.write_text(json.dumps({"lab": 7.5}))
     assert scheduler.read_durations() == {**estimate, "lab": 7.5}
 
 
 def test_longest_groups_exist() -> None:
     folder = Path(__file__).parents[1]
-    files = [name for name in scheduler.LONGEST if name.endswith(".py")]
+    files = [name for name in scheduler.LONG_GROUPS if name.endswith(".py")]
     assert [name for name in files if not (folder / name).exists()] == []

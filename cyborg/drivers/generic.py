@@ -6,7 +6,7 @@ applies a layout (``sriov``), and resets PCI functions only with the option ``re
 function is offered as a whole, as one handle. A physical function with enabled virtual functions is
 not offered itself: the virtual functions that a rule matches are the handles of its deployable. PCI
 functions that the host itself uses, such as its boot disk, are shown but never offered
-(``host_use``). PCI functions that Nova cannot attach are shown but not scheduled (``iommu``).
+(``host_use.check``). PCI functions that Nova cannot attach are shown but not scheduled (``iommu``).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +27,6 @@ from cyborg.core.naming import make_custom_name
 from cyborg.core.text import join_limited
 from cyborg.drivers import (
     health,
-    host_use,
     hwdb,
     managed,
     pci_classes,
@@ -37,6 +36,7 @@ from cyborg.drivers import (
     topology,
 )
 from cyborg.drivers.base import Driver, Option
+from cyborg.drivers.host_use.check import used_functions
 from cyborg.drivers.iommu import IommuFacts
 from cyborg.drivers.pci.offers import (
     Description,
@@ -189,7 +189,7 @@ class PciDriver(Driver):
 
         ``previous`` is the result of the last discovery.
         """
-        return host_use.used_functions(self.sysfs_root, previous)
+        return used_functions(self.sysfs_root, previous, functions)
 
     def sanitise(self, item: WorkItem) -> None:
         """Reset the PCI function of a handle according to the option ``reset``."""

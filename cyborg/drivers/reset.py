@@ -21,8 +21,9 @@ from cyborg.core.drivers.options import Option
 from cyborg.core.errors import DriverFailed, Invalid
 from cyborg.core.inventory.delivery import is_vfio
 from cyborg.core.log import get_logger
-from cyborg.drivers import host_use, topology
+from cyborg.drivers import topology
 from cyborg.drivers.base import Driver
+from cyborg.drivers.host_use.check import used_functions
 from cyborg.drivers.sysfs import PciFunction, Sysfs
 
 LOG = get_logger(__name__)
@@ -143,7 +144,7 @@ class Resetter:
         function = self._sysfs.pci_function(address)
         if function is None or not self.enabled:
             return
-        used = host_use.used_functions(self._sysfs.root)
+        used = used_functions(self._sysfs.root)
         obstacle = find_current_obstacle(self._sysfs, function, used)
         if obstacle is not None and self.policy is ResetPolicy.IF_POSSIBLE:
             LOG.info("PCI function not reset: %s", obstacle, backend=self._backend, device=address)

@@ -53,6 +53,9 @@ class ReadObserver(Protocol):
     def on_read(self, path: Path, content: bytes | None, error: int) -> None:
         """Record the first bytes of a file, or the error number of a failed read."""
 
+    def on_facts(self, place: str, content: bytes) -> None:
+        """Record facts that were not read from a file, as the content of a file."""
+
     def on_list(self, path: Path) -> None:
         """Record that a directory is listed."""
 
@@ -88,6 +91,28 @@ def read_file(path: Path, size: int) -> bytes:
     if (observer := _OBSERVER.get()) is not None:
         observer.on_read(path, content, 0)
     return content
+
+
+def notify_facts(place: str, content: bytes) -> None:
+    """Notify the observer of facts that were not read from a file.
+
+    ``place`` is the file that has them in a capture, relative to the root directory of the host.
+    """
+    if (observer := _OBSERVER.get()) is not None:
+        observer.on_facts(place, content)
+
+
+def functions_on(path: Path) -> list[str]:
+    """Return the addresses of the PCI functions on a sysfs path, the last one on the path first.
+
+    The first address is the device itself. The others are bridges or, for NVMe drives behind Intel
+    VMD, a controller that is not a bridge.
+    """
+    found: list[str] = []
+    for part in reversed(path.parts):
+        with contextlib.suppress(Invalid):
+            found.append(str(PciAddress.parse(part)))
+    return found
 
 
 class Sysfs:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builder of /sys and /proc trees with disks, mounts, interfaces and displays, for tests."""
 
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,8 @@ class HostTree(SysfsTree):
         (self.proc / "self/net").mkdir(parents=True)
         self._mounts: list[str] = []
         self._swaps = ["Filename Type Size Used Priority"]
-        self._routes = ["Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT"]
+        self._interface_uses: dict[str, str] = {}
+        self._tunnels: dict[str, str] = {}
         self._devices = 0
         self.write()
 
@@ -25,7 +27,8 @@ class HostTree(SysfsTree):
         """Write the files of /proc."""
         (self.proc / "self/mountinfo").write_text("".join(f"{m}\n" for m in self._mounts))
         (self.proc / "swaps").write_text("".join(f"{s}\n" for s in self._swaps))
-        (self.proc / "self/net/route").write_text("".join(f"{r}\n" for r in self._routes))
+        facts = {"reasons": self._interface_uses, "lower": self._tunnels}
+        (self.proc / "self/net/rtnetlink.json").write_text(json.dumps(facts))
 
     def add_disk(
         self, name: str, below: str, partitions: Sequence[str] = (), slaves: Sequence[str] = ()
@@ -82,9 +85,20 @@ class HostTree(SysfsTree):
         if master:
             self._link(below / "master", above)
 
-    def add_route(self, name: str, destination: str = "00000000", mask: str = "00000000") -> None:
-        """Add an IPv4 route, by default the default route."""
-        self._routes.append(f"{name} {destination} 00000000 0001 0 0 0 {mask} 0 0 0")
+    def add_route(self, name: str, reason: str = "has the default route") -> None:
+        """Let an interface have a route, by default the default route, or another use."""
+        self._interface_uses[name] = reason
+        self.write()
+
+    def remove_routes(self) -> None:
+        """Remove all routes."""
+        self._interface_uses.clear()
+        self.write()
+
+    def add_tunnel(self, name: str, lower: str) -> None:
+        """Add a tunnel that sends its packets through an interface."""
+        self.add_interface(name)
+        self._tunnels[name] = lower
         self.write()
 
     def add_display(self, function: str, name: str, *, enabled: bool | None = None) -> None:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replacement of the values in a capture that identify a host or a device.
 
-Serial numbers, UUIDs and other unique ids, MAC addresses, IP addresses and mount points are
-replaced by values of the same form, which a keyed hash derives. Within a capture, equal values have
-equal replacements. The key of the hash, the salt, is not stored, so that the same value has
-different replacements in two captures.
+Serial numbers, UUIDs and other unique ids, MAC addresses and mount points are replaced by values of
+the same form, which a keyed hash derives. Within a capture, equal values have equal replacements.
+The key of the hash, the salt, is not stored, so that the same value has different replacements in
+two captures.
 """
 
 import hashlib
@@ -25,9 +25,7 @@ UNIQUE = frozenset(
 
 _UUID = re.compile(r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b")
 _MAC = re.compile(r"(?<![0-9a-fA-F:])(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}(?![0-9a-fA-F:])")
-_HEX = re.compile(r"\b(?:[0-9a-fA-F]{32}|[0-9a-fA-F]{8})\b")
 _NO_MAC = ("00:00:00:00:00:00", "ff:ff:ff:ff:ff:ff")
-_ADDRESSES = re.compile(r"proc/[^/]+/net/(route|ipv6_route|if_inet6)")
 _MOUNTS = re.compile(r"proc/[^/]+/mountinfo")
 
 
@@ -92,21 +90,11 @@ class Scrubber:
             return content
         if _MOUNTS.fullmatch(path):
             text = "".join(self._mount(line) for line in text.splitlines())
-        elif _ADDRESSES.fullmatch(path):
-            text = _HEX.sub(lambda m: self._address(m[0]), text)
         return self._text(text).encode()
 
     def _text(self, text: str) -> str:
         text = _UUID.sub(lambda m: self.value(m[0]), text)
         return _MAC.sub(lambda m: m[0] if m[0].lower() in _NO_MAC else self.value(m[0]), text)
-
-    def _address(self, text: str) -> str:
-        # Masks, the default route and flags are ones and zeros only, or start with zeros.
-        return (
-            text
-            if text.startswith("0000") or not set(text.lower()) - set("0f")
-            else self.value(text)
-        )
 
     def _mount(self, line: str) -> str:
         """Return a line of mountinfo with the device, a hidden mount point, and no options."""

@@ -35,7 +35,7 @@ from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
 from cyborg.core.naming import handle_uuid, make_custom_name
 from cyborg.core.wire.board_info import NOT_OFFERED
-from cyborg.drivers import host_use, hwdb
+from cyborg.drivers import hwdb
 from cyborg.drivers.base import Option
 from cyborg.drivers.generic import Description, PciDriver
 from cyborg.drivers.gpu import mig
@@ -58,6 +58,7 @@ from cyborg.drivers.gpu.nvml import (
     short_name,
 )
 from cyborg.drivers.gpu.rules import MdevRule
+from cyborg.drivers.host_use.check import mediated_parents
 from cyborg.drivers.rules import Rule, RuleSyntaxError
 from cyborg.drivers.sysfs import PciFunction
 
@@ -200,7 +201,7 @@ class GpuDriver(PciDriver):
         parent.
         """
         found = super().find_used(functions, previous)
-        mediated = host_use.mediated_parents(self.sysfs_root)
+        mediated = mediated_parents(self.sysfs_root)
         for card in functions.values():
             if mdev_rules.rule_of_function(self._mdev_rules, card) is not None:
                 # Any other use of the host counts: it has another reason.
@@ -339,7 +340,7 @@ class GpuDriver(PciDriver):
         address = str(PciAddress.parse(address))
         functions = {function.address: function for function in self._sysfs.pci_functions()}
         # A parent of mdev_types can have been given to a server before the rule existed.
-        used = host_use.mediated_parents(self.sysfs_root) | self.find_used(functions, self._used)
+        used = mediated_parents(self.sysfs_root) | self.find_used(functions, self._used)
         if (reason := used.get(address)) is not None:
             raise DriverFailed(f"{address} cannot be given to a server: {reason}")
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from cyborg.core.address import PciAddress
 from cyborg.core.errors import DriverFailed, Invalid
-from cyborg.drivers import host_use
 from cyborg.drivers.gpu import nvml
+from cyborg.drivers.host_use.check import mediated_parents
 from cyborg.drivers.privileged import CONTEXT
 from cyborg.drivers.sysfs import Sysfs
 
@@ -40,6 +40,6 @@ def set_instances(address: str, profile: str | None) -> None:
             f"{function} is {found.vendor}:{found.product}, bound to {found.kernel_driver}; "
             f"expected a card bound to {nvml.KERNEL_DRIVER}"
         )
-    if function in host_use.mediated_parents(_SYS):
+    if function in mediated_parents(_SYS):
         raise DriverFailed(f"{function} has mediated devices, which servers may use")
     nvml.replace_instances(function, profile)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from cyborg.core.address import PciAddress
 from cyborg.core.errors import DriverFailed
-from cyborg.drivers import host_use
+from cyborg.drivers.host_use.check import used_functions
 from cyborg.drivers.nvme_admin import (
     SANITIZE_METHODS,
     Controller,
@@ -111,7 +111,7 @@ def _erase(function: str, end: float) -> dict[str, Any]:
 
 
 def _check_unused(function: str) -> None:
-    if (reason := host_use.used_functions(_SYS).get(function)) is not None:
+    if (reason := used_functions(_SYS).get(function)) is not None:
         raise DriverFailed(f"{function} cannot be erased: {reason}")
 
 

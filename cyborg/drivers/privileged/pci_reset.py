@@ -13,7 +13,7 @@ from pathlib import Path
 from cyborg.core.address import PciAddress
 from cyborg.core.errors import DriverFailed
 from cyborg.core.inventory.delivery import is_vfio
-from cyborg.drivers import host_use
+from cyborg.drivers.host_use.check import used_functions
 from cyborg.drivers.privileged import CONTEXT, vfio
 from cyborg.drivers.privileged.attributes import write as _write
 from cyborg.drivers.reset import find_current_obstacle
@@ -37,7 +37,7 @@ def reset(address: str) -> str | None:
     function = sysfs.pci_function(parsed)
     if function is None:
         return None
-    obstacle = find_current_obstacle(sysfs, function, host_use.used_functions(_SYS))
+    obstacle = find_current_obstacle(sysfs, function, used_functions(_SYS))
     if obstacle is not None:
         raise DriverFailed(f"{parsed} cannot be reset: {obstacle}")
     folder = _SYS / "bus/pci/devices" / parsed

@@ -18,7 +18,7 @@ from pathlib import Path
 from cyborg.core.address import PciAddress
 from cyborg.core.errors import DriverFailed, Invalid
 from cyborg.core.inventory.delivery import is_vfio
-from cyborg.drivers import host_use
+from cyborg.drivers.host_use.check import used_functions
 from cyborg.drivers.nic import interfaces
 from cyborg.drivers.privileged import CONTEXT, vfio
 from cyborg.drivers.privileged.attributes import write as _write
@@ -26,7 +26,6 @@ from cyborg.drivers.sysfs import PciFunction, Sysfs
 
 _SYS, _DEV = Path("/sys"), Path("/dev")
 _NETWORK = "02"  # base class code of network controllers
-_USER_SPACE = ("uio_pci_generic", "igb_uio")  # kernel drivers whose users cannot be found out
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,7 @@ def change(host: Host, address: str, count: int, autoprobe: bool, allow_network:
             f"{function} is bound to {card.kernel_driver or 'no kernel driver'}: bind it to its "
             "own kernel driver, which creates virtual functions"
         )
-    used = host_use.used_functions(host.sys)
+    used = used_functions(host.sys)
     _check_physical(host, card, used, allow_network)
     folder = host.sys / "bus/pci/devices" / function
     with _virtual_functions_reserved(host, card, used):
@@ -96,7 +95,7 @@ def _check_physical(
     """Raise DriverFailed if the host uses a physical function in a way that forbids the change."""
     reason = used.get(card.address)
     if reason is not None and allow_network and card.class_code.startswith(_NETWORK):
-        reason = host_use.used_functions(host.sys, interfaces=False).get(card.address)
+        reason = used_functions(host.sys, interfaces=False).get(card.address)
     if reason is not None:
         raise DriverFailed(f"{card.address} cannot be changed: the host uses it: {reason}")
 
@@ -120,7 +119,7 @@ def _virtual_functions_reserved(
             virtual = sysfs.pci_function(address)
             if virtual is None:
                 continue
-            if (reason := used.get(address) or _find_use(sysfs, virtual)) is not None:
+            if (reason := used.get(address)) is not None:
                 raise _used(address, reason)
             # A driver of a vendor can register a function with VFIO itself (vfio_main.c).
             registered = sysfs.list_names(f"bus/pci/devices/{address}/vfio-dev")
@@ -135,21 +134,6 @@ def _virtual_functions_reserved(
 def _used(address: str, reason: str) -> DriverFailed:
     return DriverFailed(
         f"the virtual function {address} is or may be in use: {reason}; free it before the change"
-    )
-
-
-def _find_use(sysfs: Sysfs, function: PciFunction) -> str | None:
-    """Return why a virtual function may be in use although no other check shows it."""
-    if function.kernel_driver in _USER_SPACE:
-        return f"it is bound to {function.kernel_driver}, for a driver in user space"
-    driver = function.kernel_driver
-    if driver is None or is_vfio(driver) or not function.class_code.startswith(_NETWORK):
-        return None
-    if interfaces.of_function(sysfs, function.address):
-        return None
-    return (
-        f"it is bound to {driver} and has no network interface here: a container or a vDPA device "
-        "may have it"
     )
 
 

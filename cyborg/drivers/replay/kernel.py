@@ -25,8 +25,8 @@ from typing import Any
 
 from cyborg.core.capture.faults import Fault, FaultKind, Operation
 from cyborg.core.errors import DriverFailed
-from cyborg.drivers import host_use
 from cyborg.drivers.gpu.mdev import DEVICES, is_present, types_folder
+from cyborg.drivers.host_use.check import used_functions
 from cyborg.drivers.nic import interfaces
 from cyborg.drivers.sysfs import Sysfs
 
@@ -231,7 +231,7 @@ class SimulatedKernel:
                 return {"method": None, "namespaces": 0, "samples": 0}
             if found.numvfs:
                 raise DriverFailed(f"{address} has virtual functions, which others may use")
-            if (reason := host_use.used_functions(self.root).get(address)) is not None:
+            if (reason := used_functions(self.root).get(address)) is not None:
                 raise DriverFailed(f"{address} cannot be erased: {reason}")
             self.check_fault(address, Operation.ERASE)
             self.data.pop(address, None)

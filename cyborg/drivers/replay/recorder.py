@@ -72,6 +72,11 @@ class Recorder:
         if len(content) <= MAX_FILE and len(files.get(name) or b"") <= len(content):
             files[name] = content
 
+    def on_facts(self, place: str, content: bytes) -> None:
+        """Record facts that were not read from a file, as the content of a file."""
+        folder, _, name = place.rpartition("/")
+        self._folder(folder).files[name] = content
+
     def on_list(self, path: Path) -> None:
         """Record the names in a folder."""
         place = self._find(path)

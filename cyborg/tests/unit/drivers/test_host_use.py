@@ -7,7 +7,7 @@ import pytest
 
 from cyborg.core.wire.board_info import NOT_OFFERED
 from cyborg.drivers.generic import GenericDriver
-from cyborg.drivers.host_use import used_functions
+from cyborg.drivers.host_use.check import used_functions
 from cyborg.testing.host_tree import HostTree
 
 A, B, C = "0000:01:00.0", "0000:02:00.0", "0000:03:00.0"
@@ -31,7 +31,6 @@ def test_used_functions_idle_host_is_empty(host: HostTree, tmp_path: Path) -> No
     nvme(host, 0, A, "p1")
     host.add_interface("lo")
     host.add_interface("eth0", B)
-    host.add_route("lo")
     assert used_functions(host.root) == {}
     assert used_functions(tmp_path / "nowhere" / "sys") == {}
 
@@ -140,10 +139,8 @@ def test_used_functions_interface_with_default_route(host: HostTree) -> None:
 def test_used_functions_interface_with_address(host: HostTree) -> None:
     host.add_interface("eth0", A)
     host.add_interface("eth1", B)
-    host.add_route("eth0", "000200C0", "00FFFFFF")
-    address = "20010db8000000000000000000000001"
-    lines = [f"{address} 03 40 00 80 eth1", f"fe80{'0' * 28} 04 40 20 80 eth9"]
-    (host.proc / "self/net/if_inet6").write_text("\n".join(lines))
+    host.add_route("eth0", "has a route")
+    host.add_route("eth1", "has an address of the host")
     assert used_functions(host.root) == {
         A: "eth0 has a route",
         B: "eth1 has an address of the host",
@@ -188,7 +185,7 @@ def test_discover_interface_that_lost_its_link_is_not_offered(host: HostTree) ->
         return {device.address for device in driver.discover() if device.deployables}
 
     assert offered() == {B, C}
-    (host.proc / "self/net/route").write_text("Iface\n")
+    host.remove_routes()
     for name in ("eth0", "eth1"):
         (host.root / "class/net" / name / "carrier").write_text("0\n")
     assert [offered(), offered()] == [{B, C}] * 2
@@ -228,7 +225,7 @@ def test_used_functions_parent_of_mediated_device(host: HostTree) -> None:
 
 
 def test_used_functions_malformed_proc_files_are_ignored(host: HostTree) -> None:
-    for name in ("self/mountinfo", "swaps", "self/net/route", "self/net/if_inet6"):
+    for name in ("self/mountinfo", "swaps"):
         (host.proc / name).write_bytes(b"\xff\n - \n1 2 3 - x\n/dev/x\n\n")
     assert used_functions(host.root) == {}
 
@@ -258,7 +255,7 @@ def test_discover_unused_virtual_functions_of_active_card_are_offered(
     host.add_interface("eth0", card)
     host.add_interface("eth1", first)
     host.add_route("eth0")
-    host.add_route("eth1", "000200C0", "00FFFFFF")
+    host.add_route("eth1", "has a route")
     driver = GenericDriver("gen0", {"devices": ["class=02"]}, host.root)
     (device,) = driver.discover()
     assert [h.address for deployable in device.deployables for h in deployable.handles] == [second]
@@ -317,4 +314,52 @@ def test_discover_active_display_is_shown_but_not_offered(host: HostTree) -> Non
     assert device.deployables == ()
     assert device.vendor_board_info == {
         NOT_OFFERED: "it is the VGA device of the boot, bound to ast"
+    }
+
+
+def test_used_functions_interface_below_tunnel(host: HostTree) -> None:
+    host.add_interface("eth0", A)
+    host.add_interface("eth1", B)
+    host.add_tunnel("gre1", "eth0")
+    host.add_tunnel("gre2", "eth1")
+    host.add_route("gre1", "has a route in table 100")
+    assert used_functions(host.root) == {
+        A: "eth0 is below gre1, which has a route in table 100",
+        B: "eth1 is below gre2",
+    }
+
+
+def test_used_functions_without_facts_is_each_interface_that_is_up(host: HostTree) -> None:
+    host.add_interface("eth0", A)
+    host.add_interface("eth1", B, flags=0x1002)
+    (host.proc / "self/net/rtnetlink.json").write_text('{"error": "rtnetlink: EPERM"}')
+    assert used_functions(host.root) == {A: "eth0 may be in use: rtnetlink: EPERM"}
+
+
+@pytest.mark.parametrize(
+    ("class_code", "kernel_driver", "is_used"),
+    [
+        ("020000", "ixgbe", True),
+        ("020000", None, False),
+        ("020000", "vfio-pci", False),
+        ("020000", "pci-stub", False),
+        ("020700", "mlx5_core", False),
+        ("010802", "nvme", False),
+    ],
+)
+def test_used_functions_network_card_of_a_container(
+    host: HostTree, class_code: str, kernel_driver: str | None, is_used: bool
+) -> None:
+    host.add_function(DISPLAY, "8086", "10fb", class_code, kernel_driver=kernel_driver)
+    reason = "it is bound to ixgbe and has no network interface here: a container or a vDPA device "
+    assert used_functions(host.root) == ({DISPLAY: f"{reason}may have it"} if is_used else {})
+    host.add_interface("eth0", DISPLAY)
+    assert used_functions(host.root) == {}
+
+
+@pytest.mark.parametrize("kernel_driver", ["uio_pci_generic", "igb_uio"])
+def test_used_functions_of_user_space(host: HostTree, kernel_driver: str) -> None:
+    host.add_function(DISPLAY, "144d", "a80a", "010802", kernel_driver=kernel_driver)
+    assert used_functions(host.root) == {
+        DISPLAY: f"it is bound to {kernel_driver}, for a driver in user space"
     }

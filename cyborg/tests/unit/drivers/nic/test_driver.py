@@ -237,6 +237,7 @@ def test_virtual_function_that_the_host_uses_is_withheld(host: Host) -> None:
     host.virtual_driver = "iavf"
     host.enable(2)
     host.connect("ens1f0v0", VIRTUAL[0], flags=0x1003)
+    host.connect("ens1f0v1", VIRTUAL[1])
     host.add_route("ens1f0v0")
     device = discover(make_driver(host))
     assert list(infos(device)) == [VIRTUAL[1]]
@@ -246,6 +247,7 @@ def test_virtual_function_that_the_host_uses_is_withheld(host: Host) -> None:
 def test_virtio_card_has_its_interface_below_its_device(host: Host) -> None:
     host.add_function("0000:00:03.0", "1af4", "1041", "020000", kernel_driver="virtio-pci")
     (host.bus / "0000:00:03.0/virtio1/net/eth0").mkdir(parents=True)
+    host.add_interface("eth0", "0000:00:03.0", flags=0x1002)
     device = discover(make_driver(host, physical_networks=["physnet1:eth0"]), "0000:00:03.0")
     assert infos(device)["0000:00:03.0"]["physical_network"] == "physnet1"
 

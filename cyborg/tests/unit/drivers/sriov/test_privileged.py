@@ -20,6 +20,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimulatedSriov:
     kernel = SimulatedSriov(tmp_path)
     kernel.redirect(monkeypatch)
     kernel.add_card()
+    kernel.add_interface("idle0", CARD, flags=0x1002)
     kernel.add_function(NO_SRIOV)
     return kernel
 
@@ -140,7 +141,7 @@ def test_set_count_virtual_function_with_an_address_is_refused(
     for number, address in enumerate(VIRTUAL[:2]):
         host.add_interface(f"ens1f0v{number}", address)
         (host.bus / address / "net" / f"ens1f0v{number}").mkdir(parents=True)
-    host.add_route("ens1f0v1", "0000A8C0", "00FFFFFF")
+    host.add_route("ens1f0v1", "has a route")
     assert_refused(
         host, count, f"{VIRTUAL[1]} is or may be in use: ens1f0v1 has a route", allow_network=True
     )

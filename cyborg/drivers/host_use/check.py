@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Detection of PCI functions that the host uses: disks, active NICs and displays, mdev parents.
+
+This protects the host against rules that select too much.
+"""
+
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from cyborg.core.address import PciAddress
+from cyborg.core.errors import Invalid
+from cyborg.drivers.host_use import rtnetlink
+from cyborg.drivers.host_use.disks import DiskReader
+from cyborg.drivers.host_use.displays import DisplayReader
+from cyborg.drivers.host_use.networks import USER_SPACE, NetworkReader
+from cyborg.drivers.host_use.rtnetlink import NetworkFacts
+from cyborg.drivers.sysfs import PciFunction, Sysfs
+
+
+def used_functions(
+    sysfs_root: Path,
+    previous: Mapping[str, str] | None = None,
+    functions: Mapping[str, PciFunction] | None = None,
+    *,
+    interfaces: bool = True,
+) -> dict[str, str]:
+    """Return a dict from the address of each PCI function that the host uses to the reason.
+
+    ``/proc`` is the directory next to ``sysfs_root``. ``previous`` is the result of an earlier
+    call. A network interface that was in use then still counts as used if it is up without a link,
+    because a network manager may remove its addresses until the link is back. ``functions`` are
+    those of the bus, by address; they are read if it is None. If ``interfaces`` is False, network
+    interfaces do not count as a use.
+    """
+    sysfs = Sysfs(sysfs_root)
+    if functions is None:
+        functions = {function.address: function for function in sysfs.pci_functions()}
+    networks = NetworkReader(sysfs, rtnetlink.read(sysfs_root) if interfaces else NetworkFacts())
+    found: dict[str, str] = {}
+    # The parents last: a driver that creates mediated devices ignores this reason only.
+    for reasons in (
+        DiskReader(sysfs).used_functions(),
+        networks.used_functions() if interfaces else {},
+        networks.functions_without_interface(functions) if interfaces else {},
+        _user_space_functions(functions),
+        DisplayReader(sysfs).used_functions(),
+        mediated_parents(sysfs_root),
+    ):
+        for address, reason in reasons.items():
+            found.setdefault(address, reason)
+    if missing := (previous or {}).keys() - found.keys():
+        unlinked = networks.unlinked_functions()
+        found |= {address: (previous or {})[address] for address in missing & unlinked}
+    return found
+
+
+def _user_space_functions(functions: Mapping[str, PciFunction]) -> dict[str, str]:
+    """Return the PCI functions of drivers in user space, such as DPDK and SPDK."""
+    return {
+        address: f"it is bound to {function.kernel_driver}, for a driver in user space"
+        for address, function in functions.items()
+        if function.kernel_driver in USER_SPACE
+    }
+
+
+def mediated_parents(sysfs_root: Path) -> dict[str, str]:
+    """Return the PCI functions with mediated devices: a text with the reason by address.
+
+    A server may use a mediated device, which disappears without its parent. If the parent is a
+    virtual function, its physical function is also returned. The sysfs folder of a mediated device
+    is in the folder of its parent (``Documentation/driver-api/vfio-mediated-device.rst`` of the
+    Linux kernel).
+    """
+    sysfs = Sysfs(sysfs_root)
+    devices = Path("bus/mdev/devices")
+    parents: set[str] = set()
+    for name in sysfs.list_names(devices):
+        # A device may disappear meanwhile, and a parent need not be on the PCI bus.
+        with contextlib.suppress(OSError, Invalid):
+            folder = Path(os.readlink(sysfs_root / devices / name))
+            parents.add(str(PciAddress.parse(folder.parent.name)))
+    found = dict.fromkeys(parents, "it has mediated devices, which servers may use")
+    for parent in sorted(parents):
+        if physfn := sysfs.read_link(f"bus/pci/devices/{parent}/physfn"):
+            found.setdefault(physfn, f"its virtual function {parent} has mediated devices")
+    return found

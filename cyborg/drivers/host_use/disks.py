@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PCI functions whose disks the host uses.
+
+This reads the mounts and swap areas of the agent's own namespaces in ``/proc``. It does not detect
+file systems whose devices the kernel does not list there, such as ZFS. It does not detect disks
+that are mounted only in another mount namespace either.
+"""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from cyborg.drivers.sysfs import Sysfs, functions_on, read_file
+
+MAX_PROC_BYTES = 4 * 1024 * 1024  # of one file in /proc; a container host has thousands of mounts
+MAX_DEPTH = 16  # of stacked block devices
+_OCTAL = re.compile(r"\\([0-7]{3})")
+
+
+class DiskReader:
+    """Reader of the disks of a host."""
+
+    def __init__(self, sysfs: Sysfs) -> None:
+        self._sysfs = sysfs
+        self._proc = Sysfs(sysfs.root.parent / "proc")
+
+    def used_functions(self) -> dict[str, str]:
+        """Return the PCI functions whose disks the host uses: a reason by address."""
+        uses: dict[str, str] = {}  # by the name of a block device
+        for name, mount_point in self._mounts():
+            root = mount_point == "/"
+            if root or name not in uses:
+                uses[name] = "the root file system" if root else f"the file system {mount_point}"
+        for name in self._swap_devices():
+            uses.setdefault(name, "swap")
+        for system in self._sysfs.list_names("fs/btrfs"):
+            # A mount lists only one of the disks, and "holders" lists none.
+            for name in self._sysfs.list_names(f"fs/btrfs/{system}/devices"):
+                uses.setdefault(name, "a part of a btrfs file system")
+        for name in self._sysfs.list_names("class/block"):
+            # An unmounted volume of LVM, RAID or encryption is in use as well.
+            if holders := self._sysfs.list_names(f"class/block/{name}/holders"):
+                uses.setdefault(name, f"a part of {holders[0]}")
+        found: dict[str, str] = {}
+        # The root file system first: it is the most important of several reasons.
+        for name in sorted(uses, key=lambda name: "root" not in uses[name]):
+            for address in self._functions_of_disk(name):
+                found.setdefault(address, f"{name} holds {uses[name]}")
+        return found
+
+    def _mounts(self) -> Iterable[tuple[str, str]]:
+        """Yield the name and the mount point of each mounted block device."""
+        for process in ("self", "1"):  # "1" is for a root agent in its own mount namespace
+            for line in self._lines(f"{process}/mountinfo"):
+                fields, _, source = line.partition(" - ")
+                columns, device = fields.split(), source.split()
+                if len(columns) < 5 or len(device) < 2:
+                    continue
+                mount_point = _unescape(columns[4])
+                name = self._sysfs.read_link(f"dev/block/{columns[2]}")
+                # btrfs and overlays have a number without a device; btrfs has one disk as source.
+                if name is None and device[1].startswith("/dev/"):
+                    name = self._block_name(_unescape(device[1]))
+                if name is not None:
+                    yield name, mount_point
+
+    def _swap_devices(self) -> Iterable[str]:
+        for line in self._lines("swaps")[1:]:
+            path, _, rest = line.partition(" ")
+            name = self._block_name(_unescape(path)) if path.startswith("/dev/") else None
+            if name is not None and rest.split()[:1] == ["partition"]:
+                yield name
+
+    def _block_name(self, path: str) -> str | None:
+        """Return the kernel name of the block device at a path in /dev; None if it is unknown."""
+        name = path.removeprefix("/dev/").replace("/", "!")
+        if self._sysfs.list_names(f"class/block/{name}"):
+            return name
+        mapped = path.removeprefix("/dev/mapper/")
+        for device in self._sysfs.list_names("class/block"):
+            if mapped != path and self._sysfs.read_text(f"class/block/{device}/dm/name") == mapped:
+                return device
+        return None
+
+    def _functions_of_disk(self, name: str, depth: int = 0) -> list[str]:
+        """Return the PCI functions on the paths to a block device and its underlying devices."""
+        path = self._resolved(f"class/block/{name}")
+        found = functions_on(path)
+        if depth == MAX_DEPTH:
+            return found
+        for below in self._sysfs.list_names(f"class/block/{name}/slaves"):
+            found += self._functions_of_disk(below, depth + 1)
+        disk = path if self._sysfs.read_text(path / "partition") is None else path.parent
+        if disk != path:
+            for below in self._sysfs.list_names(disk / "slaves"):
+                found += self._functions_of_disk(below, depth + 1)
+        if disk.parent.name.startswith("nvme-subsys"):
+            # Multi-path NVMe: the subsystem has links to its controllers.
+            for controller in self._sysfs.list_names(disk.parent):
+                if re.fullmatch(r"nvme[0-9]+", controller):
+                    found += functions_on(self._resolved(disk.parent / controller))
+        return found
+
+    def _resolved(self, path: str | Path) -> Path:
+        return self._sysfs.resolve(path) or self._sysfs.root
+
+    def _lines(self, path: str) -> list[str]:
+        try:
+            content = read_file(self._proc.root / path, MAX_PROC_BYTES)
+            return content.decode(errors="replace").splitlines()
+        except OSError:
+            return []
+
+
+def _unescape(path: str) -> str:
+    """Return a path with the octal escapes of the kernel replaced by their characters."""
+    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), path)

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PCI functions whose network interfaces the host uses."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from cyborg.core.inventory.delivery import is_vfio
+from cyborg.drivers.host_use.rtnetlink import NetworkFacts
+from cyborg.drivers.sysfs import PciFunction, Sysfs, functions_on
+
+ETHERNET = "0200"
+"""Class of Ethernet controllers. Their kernel drivers create network interfaces, while those of
+InfiniBand (0207) do so only with IPoIB."""
+MAX_DEPTH = 16  # of stacked network devices
+STUBS = frozenset({"pci-stub", "xen-pciback"})
+"""Kernel drivers that create no device: they keep a function for a guest."""
+USER_SPACE = frozenset({"uio_pci_generic", "igb_uio"})
+"""Kernel drivers for a driver in user space, such as one of DPDK or SPDK."""
+
+_UP = 0x1  # IFF_UP of <linux/if.h>
+
+
+class NetworkReader:
+    """Reader of the network interfaces of a host."""
+
+    def __init__(self, sysfs: Sysfs, facts: NetworkFacts) -> None:
+        self._sysfs = sysfs
+        self._facts = facts
+        self._tunnels: dict[str, list[str]] = {}
+        for upper, lower in facts.lower.items():
+            self._tunnels.setdefault(lower, []).append(upper)
+
+    def used_functions(self) -> dict[str, str]:
+        """Return the PCI functions whose network interfaces the host uses: a reason by address."""
+        found: dict[str, str] = {}
+        for name in self._sysfs.list_names("class/net"):
+            reason = self._find_use(name, 0)
+            if reason is None:
+                continue
+            for address in functions_on(self._device(name)):
+                found.setdefault(address, f"{name} {reason}")
+        return found
+
+    def functions_without_interface(self, functions: Mapping[str, PciFunction]) -> dict[str, str]:
+        """Return the Ethernet functions of a kernel driver without an interface: a reason each.
+
+        sysfs shows the interfaces of the network namespace in which it was mounted. A container, a
+        router in a namespace, or a vDPA device can have the interface of a function.
+        """
+        here: set[str] = set()
+        for name in self._sysfs.list_names("class/net"):
+            here.update(functions_on(self._device(name)))
+        return {
+            address: f"it is bound to {function.kernel_driver} and has no network interface here: "
+            "a container or a vDPA device may have it"
+            for address, function in functions.items()
+            if function.class_code.startswith(ETHERNET)
+            and function.kernel_driver is not None
+            and not is_vfio(function.kernel_driver)
+            and function.kernel_driver not in STUBS | USER_SPACE
+            and address not in here
+        }
+
+    def unlinked_functions(self) -> set[str]:
+        """Return the PCI functions with a network interface that is up and has no link."""
+        found: set[str] = set()
+        for name in self._sysfs.list_names("class/net"):
+            if self._is_up(name) and self._sysfs.read_text(f"class/net/{name}/carrier") == "0":
+                found.update(functions_on(self._device(name)))
+        return found
+
+    def _find_use(self, name: str, depth: int) -> str | None:
+        """Return how the host uses an interface; None if it does not."""
+        if name in self._facts.reasons:
+            return self._facts.reasons[name]
+        if depth == MAX_DEPTH:
+            return None
+        folder = f"class/net/{name}"
+        uppers = [
+            link.removeprefix("upper_")
+            for link in self._sysfs.list_names(folder)
+            if link.startswith("upper_")
+        ]
+        uppers += self._tunnels.get(name, [])
+        for upper in uppers:
+            if (reason := self._find_use(upper, depth + 1)) is not None:
+                return f"is below {upper}, which {reason}" if depth == 0 else reason
+        master = self._sysfs.read_link(f"{folder}/master")
+        # The carrier is ignored: a NIC must not be offered while its switch restarts.
+        if not self._is_up(name):
+            return None
+        if master is not None:
+            return f"is an active port of {master}"
+        # For example a macvtap of a server, which has no address on the host.
+        active = [upper for upper in uppers if self._is_up(upper)]
+        if active:
+            return f"is below {active[0]}"
+        return None if self._facts.error is None else f"may be in use: {self._facts.error}"
+
+    def _is_up(self, name: str) -> bool:
+        return bool((self._sysfs.read_int(f"class/net/{name}/flags") or 0) & _UP)
+
+    def _device(self, name: str) -> Path:
+        return self._sysfs.resolve(f"class/net/{name}/device") or self._sysfs.root

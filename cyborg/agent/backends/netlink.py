@@ -63,7 +63,9 @@ class NetlinkSource:
             self._monitor.set_receive_buffer_size(buffer)
         except OSError as exc:
             # It needs CAP_NET_ADMIN. Without it more events are dropped, which is handled.
-            LOG.info("Cannot enlarge the uevent buffer, using the kernel's default: %s", exc)
+            # Its text: a log record that keeps the exception keeps the frames that have the socket.
+            reason = str(exc)
+            LOG.info("Cannot enlarge the uevent buffer, using the kernel's default: %s", reason)
         self._monitor.start()
         self._wakeup_fd, self._wakeup_write_fd = os.pipe()
         os.set_blocking(self._wakeup_fd, False)

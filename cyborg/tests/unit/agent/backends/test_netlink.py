@@ -4,6 +4,7 @@
 Events and overflows are tested in the lab.
 """
 
+import errno
 import os
 import threading
 
@@ -42,7 +43,16 @@ def test_wake_repeated_does_not_block(source: NetlinkSource) -> None:
     source.close()
 
 
-def test_close_releases_descriptors() -> None:
+@pytest.mark.parametrize("is_root", [True, False])
+def test_close_releases_descriptors(
+    is_root: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(monitor: object, size: int) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    caplog.set_level("INFO")
+    if not is_root:
+        monkeypatch.setattr("pyudev.Monitor.set_receive_buffer_size", refuse)
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         NetlinkSource({"cyborg-test"}).close()

@@ -14,7 +14,6 @@ This module resets the function once more, by the attribute ``reset``, and detec
 
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from pathlib import Path
 
 from cyborg.core.address import PciAddress
 from cyborg.core.drivers.options import Option
@@ -24,12 +23,9 @@ from cyborg.core.log import get_logger
 from cyborg.drivers import topology
 from cyborg.drivers.base import Driver
 from cyborg.drivers.host_use.check import used_functions
-from cyborg.drivers.sysfs import PciFunction, Sysfs
+from cyborg.drivers.sysfs import LOCAL_ROOT, PciFunction, Sysfs
 
 LOG = get_logger(__name__)
-
-
-LOCAL_ROOT = Path("/sys")
 
 
 class ResetPolicy(StrEnum):

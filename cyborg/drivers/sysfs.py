@@ -18,6 +18,8 @@ from typing import Protocol
 from cyborg.core.address import PciAddress
 from cyborg.core.errors import Invalid
 
+LOCAL_ROOT = Path("/sys")
+"""The tree of this machine; others are simulated or replayed."""
 MAX_BYTES = 4096  # of one attribute: sysfs returns at most one page
 _ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 MAX_SCANS = 3  # of the bus while virtual functions are created or removed

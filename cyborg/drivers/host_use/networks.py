@@ -2,7 +2,7 @@
 """PCI functions whose network interfaces the host uses."""
 
 from collections.abc import Mapping
-from pathlib import Path
+from itertools import chain
 
 from cyborg.core.inventory.delivery import is_vfio
 from cyborg.drivers.host_use.rtnetlink import NetworkFacts
@@ -26,6 +26,10 @@ class NetworkReader:
     def __init__(self, sysfs: Sysfs, facts: NetworkFacts) -> None:
         self._sysfs = sysfs
         self._facts = facts
+        self._functions = {
+            name: functions_on(sysfs.resolve(f"class/net/{name}/device") or sysfs.root)
+            for name in sysfs.list_names("class/net")
+        }
         self._tunnels: dict[str, list[str]] = {}
         for upper, lower in facts.lower.items():
             self._tunnels.setdefault(lower, []).append(upper)
@@ -33,11 +37,11 @@ class NetworkReader:
     def used_functions(self) -> dict[str, str]:
         """Return the PCI functions whose network interfaces the host uses: a reason by address."""
         found: dict[str, str] = {}
-        for name in self._sysfs.list_names("class/net"):
+        for name, addresses in self._functions.items():
             reason = self._find_use(name, 0)
             if reason is None:
                 continue
-            for address in functions_on(self._device(name)):
+            for address in addresses:
                 found.setdefault(address, f"{name} {reason}")
         return found
 
@@ -47,12 +51,9 @@ class NetworkReader:
         sysfs shows the interfaces of the network namespace in which it was mounted. A container, a
         router in a namespace, or a vDPA device can have the interface of a function.
         """
-        here: set[str] = set()
-        for name in self._sysfs.list_names("class/net"):
-            here.update(functions_on(self._device(name)))
+        here = set(chain.from_iterable(self._functions.values()))
         return {
-            address: f"it is bound to {function.kernel_driver} and has no network interface here: "
-            "a container or a vDPA device may have it"
+            address: describe_missing_interface(function.kernel_driver)
             for address, function in functions.items()
             if function.class_code.startswith(ETHERNET)
             and function.kernel_driver is not None
@@ -64,9 +65,9 @@ class NetworkReader:
     def unlinked_functions(self) -> set[str]:
         """Return the PCI functions with a network interface that is up and has no link."""
         found: set[str] = set()
-        for name in self._sysfs.list_names("class/net"):
+        for name, addresses in self._functions.items():
             if self._is_up(name) and self._sysfs.read_text(f"class/net/{name}/carrier") == "0":
-                found.update(functions_on(self._device(name)))
+                found.update(addresses)
         return found
 
     def _find_use(self, name: str, depth: int) -> str | None:
@@ -100,5 +101,10 @@ class NetworkReader:
     def _is_up(self, name: str) -> bool:
         return bool((self._sysfs.read_int(f"class/net/{name}/flags") or 0) & _UP)
 
-    def _device(self, name: str) -> Path:
-        return self._sysfs.resolve(f"class/net/{name}/device") or self._sysfs.root
+
+def describe_missing_interface(kernel_driver: str) -> str:
+    """Return why a function of a network driver, without an interface here, may be in use."""
+    return (
+        f"it is bound to {kernel_driver} and has no network interface here: a container or a vDPA "
+        "device may have it"
+    )

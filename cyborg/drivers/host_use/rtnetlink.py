@@ -17,14 +17,13 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from cyborg.drivers.sysfs import notify_facts, read_file
+from cyborg.drivers.sysfs import LOCAL_ROOT, notify_facts, read_file
 
 FILE = "proc/self/net/rtnetlink.json"
 """Path of the facts below the directory that contains ``sys``. The kernel has no such file."""
 MAX_BYTES = 4 * 1024 * 1024
 MAX_ROUTES = 50_000
 """Routes that are read: a router has a million, which take a minute."""
-LOCAL_ROOT = Path("/sys")
 
 _UNICAST = 1  # RTN_UNICAST; the others have no interface, or are addresses of the host
 _CLONED = 0x200  # RTM_F_CLONED: an entry of the cache of routes

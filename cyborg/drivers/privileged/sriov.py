@@ -19,6 +19,7 @@ from cyborg.core.address import PciAddress
 from cyborg.core.errors import DriverFailed, Invalid
 from cyborg.core.inventory.delivery import is_vfio
 from cyborg.drivers.host_use.check import used_functions
+from cyborg.drivers.host_use.networks import describe_missing_interface
 from cyborg.drivers.nic import interfaces
 from cyborg.drivers.privileged import CONTEXT, vfio
 from cyborg.drivers.privileged.attributes import write as _write
@@ -119,7 +120,7 @@ def _virtual_functions_reserved(
             virtual = sysfs.pci_function(address)
             if virtual is None:
                 continue
-            if (reason := used.get(address)) is not None:
+            if (reason := used.get(address) or _find_use(sysfs, virtual)) is not None:
                 raise _used(address, reason)
             # A driver of a vendor can register a function with VFIO itself (vfio_main.c).
             registered = sysfs.list_names(f"bus/pci/devices/{address}/vfio-dev")
@@ -135,6 +136,20 @@ def _used(address: str, reason: str) -> DriverFailed:
     return DriverFailed(
         f"the virtual function {address} is or may be in use: {reason}; free it before the change"
     )
+
+
+def _find_use(sysfs: Sysfs, function: PciFunction) -> str | None:
+    """Return why a virtual function may be in use although no other check shows it.
+
+    Stricter than the check of what is offered: a removal cannot be undone. It has no exception for
+    InfiniBand without IPoIB, nor for drivers that keep a function for a guest, as of Xen.
+    """
+    driver = function.kernel_driver
+    if driver is None or is_vfio(driver) or not function.class_code.startswith(_NETWORK):
+        return None
+    if interfaces.of_function(sysfs, function.address):
+        return None
+    return describe_missing_interface(driver)
 
 
 def _open_group(host: Host, address: str, group: str | None) -> int:

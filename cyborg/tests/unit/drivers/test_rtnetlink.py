@@ -11,7 +11,7 @@ import pytest
 from cyborg.drivers.host_use import rtnetlink
 from cyborg.drivers.host_use.rtnetlink import Link, NetworkFacts, Route, summarize
 from cyborg.drivers.replay.recorder import Recorder
-from cyborg.drivers.sysfs import observed_by
+from cyborg.drivers.sysfs import LOCAL_ROOT, observed_by
 
 MAIN = 254
 LINKS = [Link(1, "lo"), Link(2, "eth0"), Link(3, "eth1"), Link(4, "gre1", 3), Link(5, "veth0", 5)]
@@ -78,7 +78,7 @@ def test_read_malformed_facts_of_a_tree_are_an_error(tmp_path: Path, content: st
 def test_read_kernel_is_recorded_as_a_file_of_the_capture(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path)
     with observed_by(recorder):
-        facts = rtnetlink.read(rtnetlink.LOCAL_ROOT)
+        facts = rtnetlink.read(LOCAL_ROOT)
     assert facts.error is None
     content = recorder.folders["proc/self/net"].files["rtnetlink.json"]
     path = tmp_path / rtnetlink.FILE

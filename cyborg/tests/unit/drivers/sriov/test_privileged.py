@@ -147,10 +147,16 @@ def test_set_count_virtual_function_with_an_address_is_refused(
     )
 
 
-def test_set_count_virtual_function_of_a_container_is_refused(host: SimulatedSriov) -> None:
-    host.virtual_driver = "iavf"
+@pytest.mark.parametrize(
+    ("driver", "class_code"), [("iavf", "020000"), ("pci-stub", "020000"), ("mlx5_core", "020700")]
+)
+def test_set_count_virtual_function_of_a_container_is_refused(
+    host: SimulatedSriov, driver: str, class_code: str
+) -> None:
+    (host.bus / CARD / "class").write_text(f"0x{class_code}\n")
+    host.virtual_driver = driver
     host.enable(1)
-    assert_refused(host, 0, "bound to iavf and has no network interface here")
+    assert_refused(host, 0, f"bound to {driver} and has no network interface here")
 
 
 @pytest.mark.parametrize("driver", ["uio_pci_generic", "igb_uio"])

@@ -26,6 +26,8 @@ _consumers_lock = threading.Lock()
 def install() -> None:
     """Make kombu use ``Transport`` for ``memory://`` in this process. Idempotent."""
     kombu.transport.TRANSPORT_ALIASES["memory"] = f"{__name__}:Transport"
+    # kombu keeps the class that it used first, which is its own after an earlier connection.
+    kombu.transport._transport_cache.pop("memory", None)
 
 
 class Channel(memory.Channel):  # type: ignore[misc]  # kombu has no types

@@ -77,6 +77,26 @@ def pytest_sessionfinish(session):
     if getattr(session.config, "workerinput", {}).get("workerid") == "gw0":
         os.kill(os.getpid(), 9)
 """
+# The controller sends tests to a worker that has died, before it notices that.
+LATE_END = """
+import time
+from xdist.workermanage import Marker, WorkerController
+
+process = WorkerController.process_from_remote
+send = WorkerController.send_runtest_some
+
+def process_late(self, event):
+    if event is Marker.END:
+        time.sleep(2)
+    process(self, event)
+
+def send_slowly(self, indices):
+    send(self, indices)
+    time.sleep(0.5)
+
+WorkerController.process_from_remote = process_late
+WorkerController.send_runtest_some = send_slowly
+"""
 OTHER_TESTS = """
 import os, pytest
 
@@ -165,6 +185,17 @@ def test_run_killed_worker_fails_its_test_and_runs_the_others(run: Runner) -> No
     assert ended.status == 1
     assert "crashed while running 'test_0.py::test_kills'" in ended.output
     assert "has died while no test ran" not in ended.output
+
+
+@pytest.mark.matrix
+def test_run_worker_that_dies_before_further_tests_are_sent(run: Runner, tmp_path: Path) -> None:
+    (tmp_path / "late_end.py").write_text(LATE_END)
+    files = {f"test_{number}.py": KILLING for number in range(3)}
+    plugin = {"PYTEST_PLUGINS": "late_end", "PYTHONPATH": str(tmp_path)}
+    ended = run(files, env=plugin)
+    assert (ended.status, ended.counts) == (1, (3, 3, 0)), ended.output
+    for number in range(3):
+        assert f"crashed while running 'test_{number}.py::test_kills'" in ended.output
 
 
 @pytest.mark.matrix

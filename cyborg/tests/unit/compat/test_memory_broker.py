@@ -82,6 +82,16 @@ def test_tag_that_is_consumed_twice_is_one_consumer(connection: Any) -> None:
     assert second not in memory_broker._consumers
 
 
+def test_install_after_a_connection_of_kombu() -> None:
+    kombu.transport.TRANSPORT_ALIASES["memory"] = "kombu.transport.memory:Transport"
+    kombu.transport._transport_cache.clear()
+    with kombu.Connection("memory://") as former:
+        assert not isinstance(former.transport, memory_broker.Transport)
+    memory_broker.install()
+    with kombu.Connection("memory://") as connection:
+        assert isinstance(connection.transport, memory_broker.Transport)
+
+
 @pytest.mark.slow
 def test_connection_dropped_without_close_is_forgotten() -> None:
     memory_broker.install()

@@ -70,6 +70,7 @@ def test_token_rejected_by_nova_names_the_section(fake_nova: FakeNova) -> None:
         nova.Nova(fake_nova.adapter(), credentials="user 'cyborg' of [nova]").send([])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("section", "call"),
     [

@@ -104,6 +104,7 @@ def test_run_rules_ability_without_methods_fails(ability: Ability, root: Path) -
     assert failures["abilities_are_implemented"].endswith(base.ABILITY_INTERFACES[ability].__name__)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "rule"),
     [

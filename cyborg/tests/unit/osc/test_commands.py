@@ -3,6 +3,7 @@
 
 import argparse
 import configparser
+import functools
 import subprocess
 import sys
 from importlib import metadata
@@ -22,6 +23,7 @@ ROOT = Path(cyborg.__file__).parent.parent
 GROUP = "openstack.cyborg.v2"
 
 
+@functools.cache
 def entries() -> dict[str, metadata.EntryPoint]:
     return {entry.name: entry for entry in metadata.entry_points(group=GROUP)}
 

@@ -241,6 +241,7 @@ def test_agent_client_calls_the_agent_of_the_host(bus: Bus) -> None:
             assert client.discovery("one", None, "d")["status"] == "one"
 
 
+@pytest.mark.slow
 def test_call_takes_milliseconds(bus: Bus, recorder: Recorder) -> None:
     client = bus.conductor()
     client.device_set_status("u", "enabled")

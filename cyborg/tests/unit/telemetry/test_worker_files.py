@@ -235,6 +235,7 @@ def test_key_that_is_cut_off_does_not_damage_the_next(folder: Path) -> None:
     files.close()
 
 
+@pytest.mark.slow
 def test_one_worker_serves_and_another_takes_over(folder: Path) -> None:
     with socket.socket() as used:
         used.bind(("127.0.0.1", 0))

@@ -127,6 +127,7 @@ def test_reconcile_failed_change_keeps_old_backend(
     assert host_comes_back["f1"] is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("behaviour", [{"hang": 2.0}, {"setup": "hang"}])
 def test_reconcile_change_times_out_keeps_old_backend(
     start_host: StartHost, conductor: ConductorDouble, behaviour: dict[str, Any], tmp_path: Path

@@ -196,6 +196,7 @@ LIES: dict[str, tuple[str, str | Reply, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("target", "reply", "message"), LIES.values(), ids=LIES)
 def test_discovery_misbehaving_driver_sets_error(
     place: Path, peer: ExternalDriverDouble, target: str, reply: str | Reply, message: str

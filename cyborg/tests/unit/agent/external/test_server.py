@@ -68,6 +68,7 @@ def test_server_socket_is_private(place: Path) -> None:
     assert stat.S_IMODE((place / "agent.sock").stat().st_mode) == 0o600
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("data", "status"),
     [

@@ -38,6 +38,7 @@ def test_hanging_call_fails_and_holds_up_only_others_until_it_returns() -> None:
     assert found == 1
 
 
+@pytest.mark.slow
 def test_calls_of_several_threads_run_one_at_a_time() -> None:
     calls, running, most = TimedCalls("libvirt", 30.0), 0, 0
     overlap = threading.Event()

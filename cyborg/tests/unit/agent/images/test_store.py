@@ -196,6 +196,7 @@ def test_open_without_answer_is_unavailable(glance: FakeGlance, make: Make) -> N
         fetch(make(request_timeout=0.1), uuid)
 
 
+@pytest.mark.slow
 def test_open_of_stalled_data_is_unavailable(glance: FakeGlance, make: Make, spool: Path) -> None:
     uuid = glance.add_image(DATA)
     glance.gate = threading.Event()

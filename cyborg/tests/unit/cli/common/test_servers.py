@@ -160,6 +160,7 @@ def test_fetch_states_reads_few_pages_of_a_list_of_many_servers(
     assert sorted(found.states.values()) == ["ACTIVE"] * 100 + [servers.NOT_LISTED] * 20
 
 
+@pytest.mark.slow
 def test_fetch_states_lost_connections_are_unknown(
     fake_nova: FakeNova, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +172,7 @@ def test_fetch_states_lost_connections_are_unknown(
     assert found.warning.startswith("the status of 2 of 20 servers is unknown: Unable to")
 
 
+@pytest.mark.slow
 def test_fetch_states_nova_stopped_sends_few_requests(
     fake_nova: FakeNova, monkeypatch: pytest.MonkeyPatch
 ) -> None:

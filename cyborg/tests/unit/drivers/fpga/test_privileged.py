@@ -237,6 +237,7 @@ def has_ended(stat: Path) -> bool:
         return True
 
 
+@pytest.mark.slow
 def test_process_that_a_tool_started_is_killed_too(
     tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ class HostTree(SysfsTree):
         self._swaps = ["Filename Type Size Used Priority"]
         self._interface_uses: dict[str, str] = {}
         self._tunnels: dict[str, str] = {}
+        self._open_nodes: dict[str, list[str]] = {}
         self._devices = 0
         self.write()
 
@@ -29,6 +30,8 @@ class HostTree(SysfsTree):
         (self.proc / "swaps").write_text("".join(f"{s}\n" for s in self._swaps))
         facts = {"reasons": self._interface_uses, "lower": self._tunnels}
         (self.proc / "self/net/rtnetlink.json").write_text(json.dumps(facts))
+        opened = {"programs": self._open_nodes}
+        (self.proc / "open_devices.json").write_text(json.dumps(opened))
 
     def add_disk(
         self, name: str, below: str, partitions: Sequence[str] = (), slaves: Sequence[str] = ()
@@ -100,6 +103,30 @@ class HostTree(SysfsTree):
         self.add_interface(name)
         self._tunnels[name] = lower
         self.write()
+
+    def open_node(self, node: str, *programs: str) -> None:
+        """Let programs have a device node open, such as ``/dev/nvidia0``."""
+        self._open_nodes[node] = list(programs)
+        self.write()
+
+    def close_nodes(self) -> None:
+        """Close all device nodes."""
+        self._open_nodes.clear()
+        self.write()
+
+    def add_class_device(self, function: str, class_: str, name: str) -> None:
+        """Add a device of a class, such as ``uio0``, to a function."""
+        self._link(
+            self.root / "class" / class_ / name, (self.bus / function).resolve() / class_ / name
+        )
+
+    def add_nvidia_gpu(self, function: str, minor: int) -> None:
+        """Add what the kernel driver nvidia says in ``/proc`` about a GPU."""
+        folder = self.proc / "driver/nvidia/gpus" / function
+        folder.mkdir(parents=True)
+        (folder / "information").write_text(
+            f"Model: \t\t Example\nBus Location: \t {function}\nDevice Minor: \t {minor}\n"
+        )
 
     def add_display(self, function: str, name: str, *, enabled: bool | None = None) -> None:
         """Add a framebuffer, DRM device or connector of a function; connectors can be enabled."""

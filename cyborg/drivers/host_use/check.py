@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Detection of PCI functions that the host uses: disks, active NICs and displays, mdev parents.
+"""Detection of PCI functions that the host uses: disks, active NICs, displays, open device nodes.
 
 This protects the host against rules that select too much.
 """
@@ -11,10 +11,11 @@ from pathlib import Path
 
 from cyborg.core.address import PciAddress
 from cyborg.core.errors import Invalid
-from cyborg.drivers.host_use import rtnetlink
+from cyborg.drivers.host_use import processes, rtnetlink
 from cyborg.drivers.host_use.disks import DiskReader
 from cyborg.drivers.host_use.displays import DisplayReader
 from cyborg.drivers.host_use.networks import USER_SPACE, NetworkReader
+from cyborg.drivers.host_use.processes import ProcessReader
 from cyborg.drivers.host_use.rtnetlink import NetworkFacts
 from cyborg.drivers.sysfs import PciFunction, Sysfs
 
@@ -46,6 +47,7 @@ def used_functions(
         networks.functions_without_interface(functions) if interfaces else {},
         _user_space_functions(functions),
         DisplayReader(sysfs).used_functions(),
+        ProcessReader(sysfs, processes.read(sysfs_root)).used_functions(),
         mediated_parents(sysfs_root),
     ):
         for address, reason in reasons.items():

@@ -44,7 +44,7 @@ class DiskReader:
         found: dict[str, str] = {}
         # The root file system first: it is the most important of several reasons.
         for name in sorted(uses, key=lambda name: "root" not in uses[name]):
-            for address in self._functions_of_disk(name):
+            for address in self.functions_of_disk(name):
                 found.setdefault(address, f"{name} holds {uses[name]}")
         return found
 
@@ -82,18 +82,18 @@ class DiskReader:
                 return device
         return None
 
-    def _functions_of_disk(self, name: str, depth: int = 0) -> list[str]:
+    def functions_of_disk(self, name: str, depth: int = 0) -> list[str]:
         """Return the PCI functions on the paths to a block device and its underlying devices."""
         path = self._resolved(f"class/block/{name}")
         found = functions_on(path)
         if depth == MAX_DEPTH:
             return found
         for below in self._sysfs.list_names(f"class/block/{name}/slaves"):
-            found += self._functions_of_disk(below, depth + 1)
+            found += self.functions_of_disk(below, depth + 1)
         disk = path if self._sysfs.read_text(path / "partition") is None else path.parent
         if disk != path:
             for below in self._sysfs.list_names(disk / "slaves"):
-                found += self._functions_of_disk(below, depth + 1)
+                found += self.functions_of_disk(below, depth + 1)
         if disk.parent.name.startswith("nvme-subsys"):
             # Multi-path NVMe: the subsystem has links to its controllers.
             for controller in self._sysfs.list_names(disk.parent):

@@ -46,6 +46,7 @@ CONTEXT = _Context(
     capabilities=[
         capabilities.CAP_SYS_ADMIN,  # admin commands of NVMe controllers
         capabilities.CAP_DAC_OVERRIDE,  # files of root in /sys and /dev
+        capabilities.CAP_SYS_PTRACE,  # the open files of other processes
     ],
 )
 

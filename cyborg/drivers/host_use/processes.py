@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PCI functions that programs of the host use through device nodes.
+
+A kernel driver gives programs access to a device by nodes in ``/dev``: a program that computes on a
+GPU has ``/dev/nvidia0`` or ``/dev/dri/renderD128`` open, one with RDMA ``/dev/infiniband/uverbs0``,
+and a guest with a drive as its disk ``/dev/nvme0n1``. The links in ``/proc/PID/fd`` name them
+(proc_pid_fd(5) of the Linux manual pages).
+
+A tree that is not /sys has the open nodes as a file: so does a capture.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from cyborg.core.errors import CyborgError
+from cyborg.drivers.host_use import open_nodes
+from cyborg.drivers.host_use.disks import DiskReader
+from cyborg.drivers.sysfs import LOCAL_ROOT, Sysfs, functions_on, notify_facts, read_file
+
+FILE = "proc/open_devices.json"
+"""Path of the facts below the directory that contains ``sys``. The kernel has no such file."""
+MAX_BYTES = 1024 * 1024
+
+IGNORED = frozenset(
+    {
+        # They manage GPUs and keep their nodes open, also those of GPUs that compute for nobody:
+        # persistence daemon, Fabric Manager, DCGM and its exporter, and the managers of vGPUs.
+        "nvidia-persiste",
+        "nv-fabricmanage",
+        "nv-hostengine",
+        "dcgm-exporter",
+        "nvidia-vgpu-mgr",
+        "nvidia-vgpud",
+        # They open a node for a moment, to read facts or errors.
+        "nvidia-smi",
+        "nvme",
+        "smartctl",
+        "smartd",
+        "blkid",
+        "udisksd",
+        "multipathd",
+        "systemd-udevd",
+        "(udev-worker)",
+    }
+)
+"""Programs that do not use a device, as ``/proc/PID/comm`` names them: 15 characters."""
+
+_CLASSES = {
+    "dri": "drm",
+    "accel": "accel",
+    "infiniband/uverbs": "infiniband_verbs",
+    "infiniband/umad": "infiniband_mad",
+    "infiniband/issm": "infiniband_mad",
+    "uio": "uio",
+}
+"""The class in sysfs of the nodes whose path in ``/dev`` begins so. The name is the last part."""
+_NVIDIA = re.compile(r"nvidia([0-9]{1,4})")
+_NVME = re.compile(r"(nvme[0-9]{1,5})|ng([0-9]{1,5})n[0-9]{1,5}")
+_MINOR = re.compile(r"Device Minor:\s*([0-9]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFacts:
+    """Names of the programs that have a device node open, by the path of the node.
+
+    ``error``: why not all processes could be read, None if they were.
+    """
+
+    programs: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    error: str | None = None
+
+
+def read(sysfs_root: Path) -> ProcessFacts:
+    """Return the open device nodes of this host, or of the tree that ``sysfs_root`` is in.
+
+    A tree without the file has none. The error of a failed read is in the result.
+    """
+    if sysfs_root != LOCAL_ROOT:
+        try:
+            content = read_file(sysfs_root.parent / FILE, MAX_BYTES)
+            return ProcessFacts(**json.loads(content))
+        except FileNotFoundError:
+            return ProcessFacts()
+        except (OSError, TypeError, ValueError) as exc:
+            return ProcessFacts(error=f"{FILE}: {exc}")
+    try:
+        facts = ProcessFacts(_read_processes())
+    except (CyborgError, OSError) as exc:
+        return ProcessFacts(error=f"the processes of the host cannot be read: {exc}")
+    notify_facts(FILE, json.dumps(asdict(facts)).encode())
+    return facts
+
+
+def _read_processes() -> dict[str, list[str]]:
+    try:
+        return open_nodes.scan(os.getpid())
+    except PermissionError:
+        # A late import: an agent of root, or one with the capabilities, needs no other process.
+        from cyborg.drivers.privileged import processes
+
+        if not processes.has_helper():
+            raise
+        found: dict[str, list[str]] = processes.find_open_nodes(os.getpid())
+        return found
+
+
+class ProcessReader:
+    """Reader of the PCI functions that processes use."""
+
+    def __init__(self, sysfs: Sysfs, facts: ProcessFacts) -> None:
+        self._sysfs = sysfs
+        self._facts = facts
+
+    def used_functions(self) -> dict[str, str]:
+        """Return the PCI functions whose device nodes are open: a reason by address.
+
+        Each function with a device node counts as used if the processes could not be read.
+        """
+        found: dict[str, str] = {}
+        for node, programs in sorted(self._facts.programs.items()):
+            used_by = [name for name in programs if name not in IGNORED]
+            if used_by:
+                for address in self._functions_of(node):
+                    found.setdefault(address, f"the process {used_by[0]} has {node} open")
+        if self._facts.error is not None:
+            for node in self._nodes():
+                for address in self._functions_of(node):
+                    found.setdefault(address, f"{node} may be open: {self._facts.error}")
+        return found
+
+    def _functions_of(self, node: str) -> list[str]:
+        """Return the addresses of the PCI functions that a node gives access to."""
+        path = node.removeprefix("/dev/")
+        name = path.rpartition("/")[2]
+        if (match := _NVIDIA.fullmatch(path)) is not None:
+            return [address for address, minor in self._nvidia_minors() if minor == match[1]]
+        for prefix, class_ in _CLASSES.items():
+            if path.startswith(prefix):
+                return self._functions_below(f"class/{class_}/{name}")
+        if self._sysfs.list_names(f"class/block/{name}"):
+            return DiskReader(self._sysfs).functions_of_disk(name)
+        if (match := _NVME.fullmatch(path)) is not None:
+            return self._functions_below(f"class/nvme/{match[1] or f'nvme{match[2]}'}")
+        return []
+
+    def _functions_below(self, path: str) -> list[str]:
+        # The first is the device itself; those above it are bridges.
+        return functions_on(self._sysfs.resolve(path) or self._sysfs.root)[:1]
+
+    def _nvidia_minors(self) -> Iterator[tuple[str, str]]:
+        """Yield the address and the minor number of each GPU of the kernel driver nvidia.
+
+        Source: README of the NVIDIA driver for Linux, "The /proc/driver/nvidia Interface". The
+        nodes have no device in sysfs.
+        """
+        proc = Sysfs(self._sysfs.root.parent / "proc")
+        for address in proc.list_names("driver/nvidia/gpus"):
+            text = proc.read_text(f"driver/nvidia/gpus/{address}/information") or ""
+            if (match := _MINOR.search(text)) is not None:
+                yield address, match[1]
+
+    def _nodes(self) -> Iterator[str]:
+        """Yield the paths of the nodes that a process could have open."""
+        for prefix, class_ in _CLASSES.items():
+            folder, _, start = prefix.rpartition("/")
+            for name in self._sysfs.list_names(f"class/{class_}"):
+                if prefix == "dri":
+                    yield f"/dev/dri/{name}"
+                elif name.startswith(start):
+                    yield f"/dev/{folder}/{name}" if folder else f"/dev/{name}"
+        for name in self._sysfs.list_names("class/nvme"):
+            yield f"/dev/{name}"
+        for _, minor in self._nvidia_minors():
+            yield f"/dev/nvidia{minor}"

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions whose device nodes are open: in a tree, and of processes of this machine."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cyborg.core.errors import TimedOut
+from cyborg.drivers.host_use import open_nodes, processes
+from cyborg.drivers.host_use.check import used_functions
+from cyborg.drivers.host_use.processes import IGNORED
+from cyborg.drivers.privileged import processes as privileged_processes
+from cyborg.drivers.replay.recorder import Recorder
+from cyborg.drivers.sysfs import LOCAL_ROOT, observed_by
+from cyborg.testing.host_tree import HostTree
+
+A, B = "0000:01:00.0", "0000:02:00.0"
+NOBODY = 65534
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> HostTree:
+    """Return a host with a device of each kind that has device nodes, at the address A."""
+    tree = HostTree(tmp_path)
+    for address in (A, B):
+        tree.add_function(address, "1af4", "1042", "ffff00")
+    for class_, name in (
+        ("drm", "card0"),
+        ("drm", "renderD128"),
+        ("accel", "accel0"),
+        ("infiniband_verbs", "uverbs0"),
+        ("infiniband_mad", "umad0"),
+        ("uio", "uio0"),
+        ("nvme", "nvme0"),
+    ):
+        tree.add_class_device(A, class_, name)
+    tree.add_disk("nvme0n1", f"pci0000:00/{A}/nvme/nvme0", ["nvme0n1p1"])
+    tree.add_disk("sda", f"pci0000:00/{A}/ata1/host0/target0:0:0/0:0:0:0/block", ["sda1"])
+    tree.add_nvidia_gpu(A, 3)
+    return tree
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        "/dev/dri/card0",
+        "/dev/dri/renderD128",
+        "/dev/accel/accel0",
+        "/dev/infiniband/uverbs0",
+        "/dev/infiniband/umad0",
+        "/dev/uio0",
+        "/dev/nvme0",
+        "/dev/ng0n1",
+        "/dev/nvme0n1",
+        "/dev/nvme0n1p1",
+        "/dev/sda1",
+        "/dev/nvidia3",
+    ],
+)
+def test_function_with_open_node_is_used(host: HostTree, node: str) -> None:
+    assert open_nodes._NODE.fullmatch(node)
+    host.open_node(node, "smartd", "train.py")
+    assert used_functions(host.root) == {A: f"the process train.py has {node} open"}
+    host.close_nodes()
+    assert used_functions(host.root) == {}
+
+
+@pytest.mark.parametrize("node", ["/dev/nvidia1", "/dev/dri/card7", "/dev/nvme1", "/dev/sdb"])
+def test_node_of_no_function_is_no_use(host: HostTree, node: str) -> None:
+    host.open_node(node, "train.py")
+    assert used_functions(host.root) == {}
+
+
+@pytest.mark.parametrize("node", ["/dev/null", "/dev/nvidiactl", "/dev/dm-0", "/dev/kfd", "/x"])
+def test_nodes_of_no_device_are_not_read(node: str) -> None:
+    assert open_nodes._NODE.fullmatch(node) is None
+
+
+def test_manager_of_gpus_is_no_use(host: HostTree) -> None:
+    host.open_node("/dev/nvidia3", *sorted(IGNORED))
+    assert used_functions(host.root) == {}
+    assert all(len(name) <= 15 for name in IGNORED)  # TASK_COMM_LEN, with the final zero
+
+
+@pytest.mark.parametrize("content", ["{", '{"other": 1}', "[]"])
+def test_processes_that_cannot_be_read_make_each_node_a_use(host: HostTree, content: str) -> None:
+    (host.proc / "open_devices.json").write_text(content)
+    found = used_functions(host.root)
+    assert set(found) == {A}
+    assert " may be open: " in found[A]
+
+
+def write_process(proc: Path, name: str, program: str, *nodes: str) -> Path:
+    folder = proc / name / "fd"
+    folder.mkdir(parents=True)
+    (proc / name / "comm").write_text(f"{program}\n")
+    for number, node in enumerate(nodes):
+        (folder / str(number)).symlink_to(node)
+    return folder
+
+
+def test_scan_finds_programs_of_each_node(tmp_path: Path) -> None:
+    write_process(tmp_path, "1", "init", "/dev/null")
+    write_process(tmp_path, "70", "train.py", "/dev/nvidia0", "/dev/nvidia1", "socket:[12]")
+    write_process(tmp_path, "71", "train.py", "/dev/nvidia0")
+    write_process(tmp_path, "72", "vllm", "/dev/nvidia0", "/dev/nvidia0")
+    write_process(tmp_path, "73", "cyborg-agent", "/dev/nvidia0", "/dev/nvme0")
+    write_process(tmp_path, "irq", "no process", "/dev/nvidia7")
+    (tmp_path / "74").mkdir()  # a process that ends meanwhile has no files
+    assert open_nodes.scan(73, proc=tmp_path) == {
+        "/dev/nvidia0": ["train.py", "vllm"],
+        "/dev/nvidia1": ["train.py"],
+    }
+
+
+def test_scan_ends_after_its_time(tmp_path: Path) -> None:
+    write_process(tmp_path, "1", "init", "/dev/null")
+    with pytest.raises(TimedOut, match=r"were not read in -1 s"):
+        open_nodes.scan(proc=tmp_path, max_seconds=-1)
+
+
+@pytest.mark.slow
+def test_scan_of_this_machine_finds_an_open_node(tmp_path: Path) -> None:
+    """The file of a test stands for the node of a device."""
+    program = (
+        "import os, sys\n"
+        "node = os.open(sys.argv[1], os.O_RDONLY | os.O_CREAT)\n"
+        "print(os.getpid(), flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    node = tmp_path / "node"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, node],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().strip() == str(process.pid)
+        links = [os.readlink(link) for link in Path(f"/proc/{process.pid}/fd").iterdir()]
+        assert str(node) in links
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(open_nodes, "_NODE", re.compile(re.escape(str(node))))
+            own = Path(f"/proc/{process.pid}/comm").read_text().strip()
+            # A container without CAP_SYS_PTRACE cannot read the other processes.
+            others = {int(path.name) for path in Path("/proc").glob("[0-9]*")} - {process.pid}
+            assert open_nodes.scan(*others) == {str(node): [own]}
+            assert open_nodes.scan(*others, process.pid) == {}
+        process.communicate()
+
+
+@pytest.mark.slow
+def test_scan_without_permission_raises() -> None:
+    program = (
+        "from cyborg.drivers.host_use import open_nodes\n"
+        "try:\n"
+        "    open_nodes.scan()\n"
+        "except PermissionError as exc:\n"
+        "    print(exc.filename)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        preexec_fn=(lambda: os.setuid(NOBODY)) if os.geteuid() == 0 else None,
+    )
+    assert done.stdout.startswith("/proc/")
+
+
+def test_read_without_permission_and_helper_makes_each_node_a_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def deny(*_: object) -> dict[str, list[str]]:
+        raise PermissionError(13, "Permission denied", "/proc/1/fd")
+
+    monkeypatch.setattr(open_nodes, "scan", deny)
+    monkeypatch.setattr(privileged_processes, "has_helper", lambda: False)
+    error = processes.read(LOCAL_ROOT).error
+    assert error is not None
+    assert error.startswith("the processes of the host cannot be read: ")
+    assert "/proc/1/fd" in error
+
+
+def test_read_without_permission_uses_the_helper(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def deny(*_: object) -> dict[str, list[str]]:
+        raise PermissionError(13, "Permission denied", "/proc/1/fd")
+
+    def find(agent: int) -> dict[str, list[str]]:
+        seen.append(agent)
+        return {"/dev/nvidia0": ["train.py"]}
+
+    monkeypatch.setattr(open_nodes, "scan", deny)
+    monkeypatch.setattr(privileged_processes, "has_helper", lambda: True)
+    monkeypatch.setattr(privileged_processes, "find_open_nodes", find)
+    assert processes.read(LOCAL_ROOT).programs == {"/dev/nvidia0": ["train.py"]}
+    assert seen == [os.getpid()]
+
+
+def test_recorder_keeps_the_open_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_nodes, "scan", lambda *_: {"/dev/nvidia0": ["train.py"]})
+    recorder = Recorder(Path("/"))
+    with observed_by(recorder):
+        processes.read(LOCAL_ROOT)
+    recorded = json.loads(recorder.folders["proc"].files["open_devices.json"] or b"")
+    assert recorded == {"programs": {"/dev/nvidia0": ["train.py"]}, "error": None}

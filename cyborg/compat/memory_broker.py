@@ -25,9 +25,14 @@ _consumers_lock = threading.Lock()
 
 def install() -> None:
     """Make kombu use ``Transport`` for ``memory://`` in this process. Idempotent."""
-    kombu.transport.TRANSPORT_ALIASES["memory"] = f"{__name__}:Transport"
-    # kombu keeps the class that it used first, which is its own after an earlier connection.
-    kombu.transport._transport_cache.pop("memory", None)
+    # Not TRANSPORT_ALIASES, which has no effect after the first connection.
+    kombu.transport._transport_cache["memory"] = Transport
+
+
+def install_for(url: str) -> None:
+    """Install ``Transport`` if the URL of a broker, as oslo.messaging has it, is of this one."""
+    if url.startswith("kombu+memory:"):
+        install()
 
 
 class Channel(memory.Channel):  # type: ignore[misc]  # kombu has no types

@@ -15,7 +15,7 @@ import oslo_messaging
 from oslo_config import cfg
 from oslo_messaging.notify.listener import NotificationServer
 
-from cyborg.compat import rabbit
+from cyborg.compat import memory_broker, rabbit
 from cyborg.core.errors import Invalid, Misconfigured
 from cyborg.core.log import get_logger
 from cyborg.core.text import sanitize
@@ -191,6 +191,7 @@ class _Connection(rabbit.Connection):
 
 def _make_transport(conf: cfg.ConfigOpts) -> Any:
     url = conf.nova.notification_url or conf.transport_url
+    memory_broker.install_for(str(url))
     try:
         return oslo_messaging.get_notification_transport(conf, url=url)
     except (oslo_messaging.MessagingException, ValueError) as exc:

@@ -135,8 +135,7 @@ def _is_no_send_failure(record: logging.LogRecord) -> bool:
 
 def _transport(conf: cfg.ConfigOpts) -> Any:
     url = conf[GROUP].transport_url or conf.transport_url
-    if str(url).startswith("kombu+memory:"):
-        memory_broker.install()
+    memory_broker.install_for(str(url))
     logging.getLogger(_LOGGER).addFilter(_is_no_send_failure)
     try:
         return oslo_messaging.get_notification_transport(conf)

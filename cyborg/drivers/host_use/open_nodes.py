@@ -11,9 +11,9 @@ from cyborg.core.errors import TimedOut
 
 PROC = Path("/proc")
 MAX_SECONDS = 5.0
-MAX_NODES = 10_000
+MAXNODES = 10_000
 
-_NODE = re.compile(
+NODE = re.compile(
     r"/dev/(nvidia[0-9]+|dri/[a-zA-Z]+[0-9]+|accel/accel[0-9]+|uio[0-9]+"
     r"|infiniband/(uverbs|umad|issm)[0-9]+"
     r"|(nvme|ng)[0-9][0-9np]*|(s|v|xv|h)d[a-z]+[0-9]*)"
@@ -38,7 +38,7 @@ def scan(
         # A process may end meanwhile.
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             for node in _nodes_of(proc / name / "fd"):
-                if node in found or len(found) < MAX_NODES:
+                if node in found or len(found) < MAXNODES:
                     program = (proc / name / "comm").read_text(errors="replace").rstrip("\n")
                     found.setdefault(node, set()).add(program)
         if time.monotonic() > end:
@@ -53,6 +53,6 @@ def _nodes_of(folder: Path) -> set[str]:
         for file in files:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 target = os.readlink(file.path)
-                if _NODE.fullmatch(target):
+                if NODE.fullmatch(target):
                     found.add(target)
     return found

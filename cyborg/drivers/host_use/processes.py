@@ -124,15 +124,15 @@ class ProcessReader:
         for node, programs in sorted(self._facts.programs.items()):
             used_by = [name for name in programs if name not in IGNORED]
             if used_by:
-                for address in self._functions_of(node):
+                for address in self.functions_of(node):
                     found.setdefault(address, f"the process {used_by[0]} has {node} open")
         if self._facts.error is not None:
-            for node in self._nodes():
-                for address in self._functions_of(node):
+            for node in self.nodes():
+                for address in self.functions_of(node):
                     found.setdefault(address, f"{node} may be open: {self._facts.error}")
         return found
 
-    def _functions_of(self, node: str) -> list[str]:
+    def functions_of(self, node: str) -> list[str]:
         """Return the addresses of the PCI functions that a node gives access to."""
         path = node.removeprefix("/dev/")
         name = path.rpartition("/")[2]
@@ -163,7 +163,7 @@ class ProcessReader:
             if (match := _MINOR.search(text)) is not None:
                 yield address, match[1]
 
-    def _nodes(self) -> Iterator[str]:
+    def nodes(self) -> Iterator[str]:
         """Yield the paths of the nodes that a process could have open."""
         for prefix, class_ in _CLASSES.items():
             folder, _, start = prefix.rpartition("/")
@@ -172,7 +172,9 @@ class ProcessReader:
                     yield f"/dev/dri/{name}"
                 elif name.startswith(start):
                     yield f"/dev/{folder}/{name}" if folder else f"/dev/{name}"
-        for name in self._sysfs.list_names("class/nvme"):
-            yield f"/dev/{name}"
+        for class_ in ("nvme", "block"):
+            for name in self._sysfs.list_names(f"class/{class_}"):
+                if open_nodes.NODE.fullmatch(f"/dev/{name}"):
+                    yield f"/dev/{name}"
         for _, minor in self._nvidia_minors():
             yield f"/dev/nvidia{minor}"

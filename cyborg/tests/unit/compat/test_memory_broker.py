@@ -83,8 +83,7 @@ def test_tag_that_is_consumed_twice_is_one_consumer(connection: Any) -> None:
 
 
 def test_install_after_a_connection_of_kombu() -> None:
-    kombu.transport.TRANSPORT_ALIASES["memory"] = "kombu.transport.memory:Transport"
-    kombu.transport._transport_cache.clear()
+    kombu.transport._transport_cache.pop("memory", None)
     with kombu.Connection("memory://") as former:
         assert not isinstance(former.transport, memory_broker.Transport)
     memory_broker.install()

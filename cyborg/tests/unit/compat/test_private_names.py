@@ -40,7 +40,6 @@ CONSTRAINTS = Path(cyborg.__file__).parents[1] / "constraints.txt"
 
 NAMES = [
     ("amqp", "amqp.channel:Channel._basic_publish"),
-    ("kombu", "kombu.transport:TRANSPORT_ALIASES"),
     ("kombu", "kombu.transport:_transport_cache"),
     ("kombu", "kombu.transport.memory:Channel._new_queue"),
     ("kombu", "kombu.transport.memory:Channel._queue_for"),

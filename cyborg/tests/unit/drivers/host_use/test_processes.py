@@ -63,7 +63,7 @@ def host(tmp_path: Path) -> HostTree:
     ],
 )
 def test_function_with_open_node_is_used(host: HostTree, node: str) -> None:
-    assert open_nodes._NODE.fullmatch(node)
+    assert open_nodes.NODE.fullmatch(node)
     host.open_node(node, "smartd", "train.py")
     assert used_functions(host.root) == {A: f"the process train.py has {node} open"}
     host.close_nodes()
@@ -78,7 +78,7 @@ def test_node_of_no_function_is_no_use(host: HostTree, node: str) -> None:
 
 @pytest.mark.parametrize("node", ["/dev/null", "/dev/nvidiactl", "/dev/dm-0", "/dev/kfd", "/x"])
 def test_nodes_of_no_device_are_not_read(node: str) -> None:
-    assert open_nodes._NODE.fullmatch(node) is None
+    assert open_nodes.NODE.fullmatch(node) is None
 
 
 def test_manager_of_gpus_is_no_use(host: HostTree) -> None:
@@ -145,7 +145,7 @@ def test_scan_of_this_machine_finds_an_open_node(tmp_path: Path) -> None:
         links = [os.readlink(link) for link in Path(f"/proc/{process.pid}/fd").iterdir()]
         assert str(node) in links
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(open_nodes, "_NODE", re.compile(re.escape(str(node))))
+            patch.setattr(open_nodes, "NODE", re.compile(re.escape(str(node))))
             own = Path(f"/proc/{process.pid}/comm").read_text().strip()
             # A container without CAP_SYS_PTRACE cannot read the other processes.
             others = {int(path.name) for path in Path("/proc").glob("[0-9]*")} - {process.pid}

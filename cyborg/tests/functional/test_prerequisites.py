@@ -269,7 +269,7 @@ def test_without_any_prerequisite_all_that_need_one_are_skipped(
     # Some tests of these files need no prerequisite.
     assert (run.code, run.others < 10) == (0, True), run.output
     assert len(run.reasons) > count
-    remedies = ("; apt install ", prerequisites.ALL_PACKAGES)
+    remedies = ("; apt install ", "; pip install ", prerequisites.ALL_PACKAGES)
     assert [r for r in run.reasons if not any(remedy in r for remedy in remedies)] == []
     for service in services:
         assert [reason for reason in run.reasons if UNREACHABLE[service] in reason], service
@@ -293,7 +293,8 @@ def test_start_of_a_run_names_everything_that_is_missing(tmp_path: Path) -> None
             del expected[name]
     assert [line.split(" will be skipped: ")[0] for line in lines] == list(expected.values())
     assert "the lab will be skipped: qemu-system-x86_64, " in lines[-1]
-    assert all("; apt install " in line or line.endswith("--prepare once") for line in lines)
+    remedies = ("; apt install ", "; pip install ", "--prepare once")
+    assert all(any(remedy in line for remedy in remedies) for line in lines)
     assert machine.call(*module, "docs").stdout.count("\n") == 1
 
     enforced = machine.call(*module, "lint", "lab", **{prerequisites.REQUIRE: "1"}).stdout

@@ -30,7 +30,7 @@ from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
 from cyborg.drivers import hwdb
 from cyborg.drivers.crypto import algorithms, services
-from cyborg.drivers.crypto.families import QAT, VIRTIO, family_of, has_secure_processor
+from cyborg.drivers.crypto.families import QAT, VIRTIO, family_of
 from cyborg.drivers.generic import Description, PciDriver
 from cyborg.drivers.sysfs import PciFunction
 
@@ -49,9 +49,6 @@ Any user of the host can start and end a use, by a socket of the family AF_ALG.
 
 SetServices = Callable[[str, str], None]
 _DOWN = Measurement(Health.UNHEALTHY, "the QAT device is stopped: qat/state is down")
-_SECURE = (
-    "it contains the security processor (PSP) of the host, which firmware, SEV and TPM depend on"
-)
 # Documentation/ABI/testing/sysfs-driver-ccp of Linux.
 _CCP_ATTRIBUTES = (
     *("fused_part", "debug_lock_on", "tsme_status", "anti_rollback_status"),
@@ -132,7 +129,7 @@ class CryptoDriver(PciDriver):
     def find_used(
         self, functions: Mapping[str, PciFunction], previous: Mapping[str, str] | None = None
     ) -> dict[str, str]:
-        """Return the PCI functions that the host uses, including security processors.
+        """Return the PCI functions that the host uses; see ``host_use.check``.
 
         Accelerators with which the kernel computes are not included: this use begins and ends with
         each program, and a provider must not appear and disappear with it. ``discover`` marks these
@@ -145,11 +142,7 @@ class CryptoDriver(PciDriver):
         self._trees = {key: tree for key, tree in self._trees.items() if key in present}
         self._configured = {k: value for k, value in self._configured.items() if k in present}
         self._kernel_used = self._find_kernel_used(served)
-        used = super().find_used(functions, previous)
-        for function in functions.values():
-            if has_secure_processor(function):
-                used[function.address] = _SECURE
-        return used
+        return super().find_used(functions, previous)
 
     def check_adoption(self, addresses: Sequence[str]) -> None:
         """Raise DriverFailed also for an accelerator with which the kernel computes."""

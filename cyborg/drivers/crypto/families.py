@@ -27,15 +27,13 @@ class Family:
     ``kernel_drivers`` are names of drivers of the PCI bus. The host's kernel can compute with a PCI
     function that is bound to one of them. The algorithms have the module ``module`` in
     ``/proc/crypto``; if the module is built in, they have the module ``kernel`` and a name that
-    matches ``algorithms``. ``secure`` has the product ids of the PCI functions that contain the
-    security processor of the host.
+    matches ``algorithms``.
     """
 
     type: DeviceType
     kernel_drivers: frozenset[str]
     module: str
     algorithms: re.Pattern[str]
-    secure: frozenset[str] = frozenset()
 
 
 QAT = Family(
@@ -60,8 +58,6 @@ CCP = Family(
     frozenset({"ccp"}),
     "ccp_crypto",
     re.compile(r"[a-z0-9-]+-ccp"),
-    # With psp_vdata in the table of sp-pci.c; the others are crypto engines alone.
-    frozenset({"1456", "1486", "15df", "14ca", "15c7", "1649", "17e0", "156e"}),
 )
 
 QAT_GEN4 = frozenset({"4940", "4942", "4944", "4946"})
@@ -78,10 +74,15 @@ _QAT_IDS = (
     *("4944", "4945"),  # 402xx
     *("4946", "4947"),  # 420xx
 )
+# The first two are crypto engines alone, the others have the security processor too.
+_CCP_IDS = (
+    *("1537", "1468"),
+    *("1456", "1486", "15df", "14ca", "15c7", "1649", "1134", "17e0", "156e", "17d8"),
+)
 FAMILIES: Mapping[tuple[str, str], Family] = {
     **{("8086", product): QAT for product in _QAT_IDS},
     ("1af4", "1054"): VIRTIO,
-    **{("1022", product): CCP for product in ("1537", "1468", *CCP.secure)},
+    **{("1022", product): CCP for product in _CCP_IDS},
 }
 """Families by vendor id and product id."""
 
@@ -89,9 +90,3 @@ FAMILIES: Mapping[tuple[str, str], Family] = {
 def family_of(function: PciFunction) -> Family | None:
     """Return the family of a PCI function; None if it is not a known crypto accelerator."""
     return FAMILIES.get((function.vendor, function.product))
-
-
-def has_secure_processor(function: PciFunction) -> bool:
-    """Return whether a PCI function contains the security processor (PSP) of the host."""
-    family = family_of(function)
-    return family is not None and function.product in family.secure

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Detection of PCI functions that the host uses: disks, active NICs, displays, open device nodes.
+"""Detection of PCI functions that the host uses: disks, NICs, displays, open nodes, processors.
 
 This protects the host against rules that select too much.
 """
@@ -15,6 +15,7 @@ from cyborg.drivers.host_use import processes, rtnetlink
 from cyborg.drivers.host_use.disks import DiskReader
 from cyborg.drivers.host_use.displays import DisplayReader
 from cyborg.drivers.host_use.networks import USER_SPACE, NetworkReader
+from cyborg.drivers.host_use.platform import secure_processors
 from cyborg.drivers.host_use.processes import ProcessReader
 from cyborg.drivers.host_use.rtnetlink import NetworkFacts
 from cyborg.drivers.sysfs import PciFunction, Sysfs
@@ -45,6 +46,7 @@ def used_functions(
         DiskReader(sysfs).used_functions(),
         networks.used_functions() if interfaces else {},
         networks.functions_without_interface(functions) if interfaces else {},
+        secure_processors(functions),
         _user_space_functions(functions),
         DisplayReader(sysfs).used_functions(),
         ProcessReader(sysfs, processes.read(sysfs_root)).used_functions(),

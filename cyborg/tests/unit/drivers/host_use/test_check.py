@@ -363,3 +363,28 @@ def test_used_functions_of_user_space(host: HostTree, kernel_driver: str) -> Non
     assert used_functions(host.root) == {
         DISPLAY: f"it is bound to {kernel_driver}, for a driver in user space"
     }
+
+
+@pytest.mark.parametrize(
+    ("vendor", "product", "class_code", "is_used"),
+    [
+        ("1022", "1486", "108000", True),  # Rome and Milan
+        ("1022", "14ca", "108000", True),  # Genoa
+        ("1022", "ffff", "108000", True),  # of a later processor
+        ("1d94", "1486", "108000", True),  # Hygon
+        ("1022", "1468", "108000", False),  # a crypto engine alone
+        ("1022", "1537", "108000", False),
+        ("8086", "4940", "108000", False),
+        ("1022", "1485", "130000", False),
+    ],
+)
+def test_security_processor_is_used_for_each_driver(
+    tmp_path: Path, vendor: str, product: str, class_code: str, is_used: bool
+) -> None:
+    tree = HostTree(tmp_path)
+    tree.add_function(A, vendor, product, class_code, kernel_driver="ccp")
+    assert (A in used_functions(tree.root)) is is_used
+    driver = GenericDriver("g", {"devices": ["address=*"]}, tree.root)
+    (device,) = driver.discover()
+    reason = device.vendor_board_info.get(NOT_OFFERED, "")
+    assert ("security processor" in reason) is is_used

@@ -35,7 +35,7 @@ from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
 from cyborg.core.naming import handle_uuid, make_custom_name
 from cyborg.core.wire.board_info import NOT_OFFERED
-from cyborg.drivers import hwdb
+from cyborg.drivers import hwdb, pci_classes
 from cyborg.drivers.base import Option
 from cyborg.drivers.generic import Description, PciDriver
 from cyborg.drivers.gpu import mig
@@ -63,9 +63,6 @@ from cyborg.drivers.rules import Rule, RuleSyntaxError
 from cyborg.drivers.sysfs import PciFunction
 
 LOG = get_logger(__name__)
-
-DISPLAY = "03"
-"""Base class code of display controllers; ``pci_classes`` names the specification."""
 
 _VENDOR_VFIO = (
     "it has vGPUs without mediated devices (nvidia/current_vgpu_type), which Nova cannot attach: "
@@ -157,8 +154,11 @@ class GpuDriver(PciDriver):
         return (*super().remarks, *self._mdev_remarks)
 
     def is_candidate(self, function: PciFunction) -> bool:
-        """Return whether a PCI function is a display controller."""
-        return function.class_code.startswith(DISPLAY)
+        """Return whether a PCI function is a GPU: a display controller, or AMD's for computing."""
+        found = pci_classes.default_type_and_class(
+            function.vendor, function.product, function.class_code
+        )
+        return found[0] is DeviceType.GPU
 
     def select(self, function: PciFunction) -> Rule | None:
         """Return the rule for a PCI function; record it if it is a parent of mediated devices."""

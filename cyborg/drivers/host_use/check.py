@@ -15,7 +15,7 @@ from cyborg.drivers.host_use import processes, rtnetlink
 from cyborg.drivers.host_use.disks import DiskReader
 from cyborg.drivers.host_use.displays import DisplayReader
 from cyborg.drivers.host_use.networks import USER_SPACE, NetworkReader
-from cyborg.drivers.host_use.platform import secure_processors
+from cyborg.drivers.host_use.platform import platform_functions
 from cyborg.drivers.host_use.processes import ProcessReader
 from cyborg.drivers.host_use.rtnetlink import NetworkFacts
 from cyborg.drivers.sysfs import PciFunction, Sysfs
@@ -46,7 +46,7 @@ def used_functions(
         DiskReader(sysfs).used_functions(),
         networks.used_functions() if interfaces else {},
         networks.functions_without_interface(functions) if interfaces else {},
-        secure_processors(functions),
+        platform_functions(functions),
         _user_space_functions(functions),
         DisplayReader(sysfs).used_functions(),
         ProcessReader(sysfs, processes.read(sysfs_root)).used_functions(),

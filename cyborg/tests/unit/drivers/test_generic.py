@@ -71,6 +71,11 @@ def test_discover_plain_function_is_one_handle(tree: SysfsTree) -> None:
     [
         ("10de", "20b5", "030200", DeviceType.GPU, "PGPU"),
         ("10ee", "5000", "120000", DeviceType.OTHER, "CUSTOM_ACCELERATOR"),
+        ("8086", "7d1d", "120000", DeviceType.OTHER, "CUSTOM_ACCELERATOR"),
+        ("1002", "74a1", "120000", DeviceType.GPU, "PGPU"),
+        ("1002", "740f", "038000", DeviceType.GPU, "PGPU"),
+        ("1da3", "1020", "120000", DeviceType.AICHIP, "CUSTOM_AICHIP"),
+        ("19e5", "d802", "120000", DeviceType.AICHIP, "CUSTOM_AICHIP"),
         ("144d", "a80a", "010802", DeviceType.SSD, "CUSTOM_NVME"),
         ("1000", "0014", "010400", DeviceType.OTHER, "CUSTOM_PCI_1000_0014"),
         ("8086", "4940", "0b4000", DeviceType.QAT, "CUSTOM_QAT"),

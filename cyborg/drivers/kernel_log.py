@@ -22,27 +22,50 @@ LOG = get_logger(__name__)
 FATAL_XIDS: Mapping[int, str] = {
     46: "GPU stopped processing",
     48: "double bit ECC error",
+    54: "auxiliary power is not connected",
     62: "internal micro-controller halt",
     64: "memory remapping failure",
     74: "NVLink error",
     79: "GPU has fallen off the bus",
     95: "uncontained memory error",
+    109: "context switch timeout",
+    110: "security fault",
     119: "GSP RPC timeout",
     120: "GSP error",
+    136: "NVLink training failed",
     140: "unrecovered ECC error",
+    143: "GPU initialization error",
+    156: "resource retirement event",
+    158: "GPU fatal timeout",
 }
 """Xids after which the GPU needs a reset, a reboot of the host, or the vendor's support.
 
-Excluded are Xids that a faulty program causes (13, 31, 43, 45), and Xids after which the GPU
-continues to work: a remapped row (63), and an error that affects only one program (94).
+They are those of the catalog's "Resolution Bucket (Immediate Action)" with RESET_GPU, RESTART_BM or
+CHECK_MECHANICALS, and 48 and 74, whose workflows end with a reset. Excluded are Xids that a faulty
+program causes (RESTART_APP: 13, 31, 43, 45), and Xids after which the GPU continues to work
+(IGNORE): a remapped row (63), an error that affects only one program (94), a corrected error of
+C2C (121). So is 155, which the driver also logs where a link is switched off on purpose.
 """
+LINK_XIDS: Mapping[int, str] = {
+    144: "SAW",
+    145: "RLW",
+    146: "TLW",
+    147: "TREX",
+    148: "NVLPW_CTRL",
+    149: "NETIR",
+    150: "MSE",
+}
+"""Xids of NVLink 5 (Blackwell) with the unit: "Fatal" or "Nonfatal" in the text says which it is,
+such as ``149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 09 (0x025525c6 ...)``."""
 RECOVERY_XID = 154
-"""The Xid that reports the required recovery action of the GPU; ``None`` means no action."""
+"""The Xid of drivers from R565 on with the required recovery action of the GPU, such as ``154, GPU
+recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)``. "None" means no action."""
 
 MAX_RECORDS = 100_000  # per read of the log; the kernel's buffer holds fewer
 _RECORD = 8192  # bytes: more than the maximum size of a record
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})[^)]*\): (\d+)")
-_RECOVERED = re.compile(r"to 0x0 \(None\)")
+_ACTION = re.compile(r"\bto 0x([0-9a-fA-F]{1,8}) \(([A-Za-z0-9 /-]{1,64})\)")
+_FATAL = re.compile(r"\bFatal\b")
 
 
 class XidLog:
@@ -57,7 +80,7 @@ class XidLog:
         self._path = path
         self._file: int | None = None
         self._warned = False
-        self._fatal: dict[str, set[int]] = {}
+        self._faults: dict[str, dict[int, str]] = {}  # descriptions by device and Xid
 
     def read(self) -> None:
         """Process the new records of the log. Warn once if the log cannot be read."""
@@ -85,10 +108,10 @@ class XidLog:
 
     def measure(self, address: str) -> Measurement:
         """Return the health of the device at a PCI address; its function number is ignored."""
-        codes = self._fatal.get(address.rpartition(".")[0].lower())
-        if not codes:
+        faults = self._faults.get(address.rpartition(".")[0].lower())
+        if not faults:
             return HEALTHY
-        reason = ", ".join(f"Xid {code} ({FATAL_XIDS[code]})" for code in sorted(codes))
+        reason = ", ".join(f"Xid {code} ({text})" for code, text in sorted(faults.items()))
         return Measurement(Health.UNHEALTHY, reason)
 
     def _open(self) -> int | None:
@@ -119,10 +142,20 @@ class XidLog:
         if found is None or not _is_from_kernel(head):
             return
         device, code = found[1].lower(), int(found[2])
-        if code in FATAL_XIDS:
-            self._fatal.setdefault(device, set()).add(code)
-        elif code == RECOVERY_XID and _RECOVERED.search(text):
-            self._fatal.pop(device, None)
+        action = _ACTION.search(text) if code == RECOVERY_XID else None
+        if action is not None and int(action[1], 16) == 0:
+            self._faults.pop(device, None)
+        elif (fault := _describe(code, text, action)) is not None:
+            self._faults.setdefault(device, {})[code] = fault
+
+
+def _describe(code: int, text: str, action: re.Match[str] | None) -> str | None:
+    """Return a description of the fault that an Xid reports; None if it reports none."""
+    if action is not None:
+        return f"recovery action: {action[2]}"
+    if code in LINK_XIDS and _FATAL.search(text):
+        return f"fatal NVLink error of {LINK_XIDS[code]}"
+    return FATAL_XIDS.get(code)
 
 
 def _is_from_kernel(head: str) -> bool:

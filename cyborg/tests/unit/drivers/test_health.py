@@ -231,9 +231,37 @@ def test_measure_fatal_xid_is_unhealthy(env: Env, caplog: pytest.LogCaptureFixtu
     assert env.measure() == expected, "the state persists"
     begin = "3,344,5140905,-;NVRM: Xid (PCI:0000:3b:00): 154, GPU recovery action changed from"
     env.log_line(f"{begin} 0x0 (None) to 0x1 (GPU Reset Required)")
-    assert env.measure() == expected
+    action = "Xid 154 (recovery action: {})"
+    assert env.measure() == unhealthy(f"{expected.reason}, {action.format('GPU Reset Required')}")
     env.log_line(f"{begin} 0x1 (GPU Reset Required) to 0x0 (None)")
     assert env.measure() == HEALTHY
+    env.log_line(f"{begin} 0x0 (None) to 0x2 (Node Reboot Required)")
+    assert env.measure() == unhealthy(action.format("Node Reboot Required"))
+    env.log_line(f"{begin} 0x2 (Node Reboot Required) to 0x4 (Drain and Reset)")
+    assert env.measure() == unhealthy(action.format("Drain and Reset"))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            "149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 09 (0x025525c6 0x00000000)",
+            "Xid 149 (fatal NVLink error of NETIR)",
+        ),
+        ("144, SAW_MVB Fatal XC 1 i 2 Link 01 [0x0000000a]", "Xid 144 (fatal NVLink error of SAW)"),
+        ("145, RLW_CTRL Nonfatal XC0 i0 Link 00 (0x00000003 0x80000000)", None),
+        ("109, pid=7, name=train.py, Ch 00000008", "Xid 109 (context switch timeout)"),
+        ("136, pid='<unknown>', name=<unknown>", "Xid 136 (NVLink training failed)"),
+        ("143, GPU_INIT_ERROR", "Xid 143 (GPU initialization error)"),
+        ("158, Fatal timeout", "Xid 158 (GPU fatal timeout)"),
+        *((f"{code}, pid=7, name=train.py", None) for code in (8, 13, 31, 43, 45, 63, 94)),
+        *((f"{code}, Fatal words of another error", None) for code in (121, 137, 155)),
+        ("154, words without an action", None),
+    ],
+)
+def test_measure_xid_by_its_recovery(env: Env, text: str, reason: str | None) -> None:
+    env.log_line(f"3,1,2,-;NVRM: Xid (PCI:0000:3b:00): {text}")
+    assert env.measure() == (HEALTHY if reason is None else unhealthy(reason))
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,10 @@ class PciDriver(Driver):
         required = self._resetter.policy is reset.ResetPolicy.REQUIRED
         return reset.find_obstacle(self._sysfs, function) if required else None
 
+    def is_shared(self, function: PciFunction) -> bool:
+        """Return whether several servers and the host use a PCI function at the same time."""
+        return False
+
     def find_used(
         self, functions: Mapping[str, PciFunction], previous: Mapping[str, str] | None = None
     ) -> dict[str, str]:
@@ -189,7 +193,8 @@ class PciDriver(Driver):
 
         ``previous`` is the result of the last discovery.
         """
-        return used_functions(self.sysfs_root, previous, functions)
+        shared = [f.address for f in functions.values() if self.is_shared(f)]
+        return used_functions(self.sysfs_root, previous, functions, shared=shared)
 
     def sanitise(self, item: WorkItem) -> None:
         """Reset the PCI function of a handle according to the option ``reset``."""

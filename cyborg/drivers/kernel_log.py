@@ -57,6 +57,8 @@ LINK_XIDS: Mapping[int, str] = {
 }
 """Xids of NVLink 5 (Blackwell) with the unit: "Fatal" or "Nonfatal" in the text says which it is,
 such as ``149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 09 (0x025525c6 ...)``."""
+LASTING_XIDS = frozenset({54})
+"""Xids of the machine that no recovery of the GPU ends."""
 RECOVERY_XID = 154
 """The Xid of drivers from R565 on with the required recovery action of the GPU, such as ``154, GPU
 recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)``. "None" means no action."""
@@ -144,7 +146,8 @@ class XidLog:
         device, code = found[1].lower(), int(found[2])
         action = _ACTION.search(text) if code == RECOVERY_XID else None
         if action is not None and int(action[1], 16) == 0:
-            self._faults.pop(device, None)
+            faults = self._faults.pop(device, {})
+            self._faults[device] = {code: faults[code] for code in LASTING_XIDS & faults.keys()}
         elif (fault := _describe(code, text, action)) is not None:
             self._faults.setdefault(device, {})[code] = fault
 

@@ -190,25 +190,21 @@ class GpuDriver(PciDriver):
             return _VENDOR_VFIO
         return super().find_obstacle(function)
 
+    def is_shared(self, function: PciFunction) -> bool:
+        """Return whether a rule of ``mdev_types`` makes a PCI function a parent."""
+        return mdev_rules.rule_of_function(self._mdev_rules, function) is not None
+
     def find_used(
         self, functions: Mapping[str, PciFunction], previous: Mapping[str, str] | None = None
     ) -> dict[str, str]:
         """Return the PCI functions that must not be offered: a text with the reason by address.
 
         A server that gets a whole card also gets the companion functions in its IOMMU group. So a
-        card is not offered while a kernel driver of the host uses such a function. A PCI function
-        with mediated devices is not offered either, unless a rule of ``mdev_types`` makes it a
-        parent.
+        card is not offered while a kernel driver of the host uses such a function.
         """
         found = super().find_used(functions, previous)
-        mediated = mediated_parents(self.sysfs_root)
         for card in functions.values():
-            if mdev_rules.rule_of_function(self._mdev_rules, card) is not None:
-                # Any other use of the host counts: it has another reason.
-                if found.get(card.address) == mediated.get(card.address):
-                    found.pop(card.address, None)
-                continue
-            if card.iommu_group is None or not self.is_candidate(card):
+            if self.is_shared(card) or card.iommu_group is None or not self.is_candidate(card):
                 continue
             for other in find_companions(card, functions.values()):
                 if other.iommu_group == card.iommu_group and other.kernel_driver not in _DETACHED:

@@ -6,7 +6,7 @@ This protects the host against rules that select too much.
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from cyborg.core.address import PciAddress
@@ -27,6 +27,7 @@ def used_functions(
     functions: Mapping[str, PciFunction] | None = None,
     *,
     interfaces: bool = True,
+    shared: Collection[str] = (),
 ) -> dict[str, str]:
     """Return a dict from the address of each PCI function that the host uses to the reason.
 
@@ -34,14 +35,17 @@ def used_functions(
     call. A network interface that was in use then still counts as used if it is up without a link,
     because a network manager may remove its addresses until the link is back. ``functions`` are
     those of the bus, by address; they are read if it is None. If ``interfaces`` is False, network
-    interfaces do not count as a use.
+    interfaces do not count as a use. For the addresses ``shared``, mediated devices and open device
+    nodes do not count: servers and the host use these functions at the same time.
     """
     sysfs = Sysfs(sysfs_root)
     if functions is None:
         functions = {function.address: function for function in sysfs.pci_functions()}
     networks = NetworkReader(sysfs, rtnetlink.read(sysfs_root) if interfaces else NetworkFacts())
     found: dict[str, str] = {}
-    # The parents last: a driver that creates mediated devices ignores this reason only.
+    sharing = mediated_parents(sysfs_root) | ProcessReader(
+        sysfs, processes.read(sysfs_root)
+    ).used_functions(interfaces=interfaces)
     for reasons in (
         DiskReader(sysfs).used_functions(),
         networks.used_functions() if interfaces else {},
@@ -49,8 +53,7 @@ def used_functions(
         platform_functions(functions),
         _user_space_functions(functions),
         DisplayReader(sysfs).used_functions(),
-        ProcessReader(sysfs, processes.read(sysfs_root)).used_functions(),
-        mediated_parents(sysfs_root),
+        {address: reason for address, reason in sharing.items() if address not in shared},
     ):
         for address, reason in reasons.items():
             found.setdefault(address, reason)

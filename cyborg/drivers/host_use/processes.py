@@ -10,11 +10,11 @@ A tree that is not /sys has the open nodes as a file: so does a capture.
 """
 
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from cyborg.core.errors import CyborgError
 from cyborg.drivers.host_use import open_nodes
@@ -35,16 +35,19 @@ IGNORED = frozenset(
         "dcgm-exporter",
         "nvidia-vgpu-mgr",
         "nvidia-vgpud",
-        # They open a node for a moment, to read facts or errors.
-        "nvidia-smi",
-        "nvme",
-        "smartctl",
-        "smartd",
-        "blkid",
-        "udisksd",
-        "multipathd",
-        "systemd-udevd",
-        "(udev-worker)",
+        "vgpu",
+        # They manage the ports of RDMA cards, whoever uses these.
+        "ibacm",
+        "srp_daemon",
+        # An agent, as another process of this package sees it.
+        "cyborg-agent",
+        "cyborg-standalo",
+        # They open a node for a moment, to read facts or errors; udev starts many of them for each
+        # disk that appears. What they then hold is found by holders and mounts.
+        *("nvidia-smi", "nvme", "smartctl", "smartd", "lspci", "lsblk", "blkid"),
+        *("systemd-udevd", "(udev-worker)", "udevd", "udisksd", "ata_id", "scsi_id"),
+        *("lvm", "pvscan", "dmsetup", "dmeventd", "mdadm", "multipath", "multipathd", "kpartx"),
+        *("btrfs", "zed", "probe-bcache", "bcache-register", "cryptsetup", "mpathpersist"),
     }
 )
 """Programs that do not use a device, as ``/proc/PID/comm`` names them: 15 characters."""
@@ -58,9 +61,11 @@ _CLASSES = {
     "uio": "uio",
 }
 """The class in sysfs of the nodes whose path in ``/dev`` begins so. The name is the last part."""
+_RDMA = "/dev/infiniband/"
 _NVIDIA = re.compile(r"nvidia([0-9]{1,4})")
-_NVME = re.compile(r"(nvme[0-9]{1,5})|ng([0-9]{1,5})n[0-9]{1,5}")
+_NVME = re.compile(r"nvme[0-9]{1,5}")
 _MINOR = re.compile(r"Device Minor:\s*([0-9]+)")
+_SHARED = open_nodes.SharedScan()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,30 +87,30 @@ def read(sysfs_root: Path) -> ProcessFacts:
     if sysfs_root != LOCAL_ROOT:
         try:
             content = read_file(sysfs_root.parent / FILE, MAX_BYTES)
-            return ProcessFacts(**json.loads(content))
+            return _load(json.loads(content))
         except FileNotFoundError:
             return ProcessFacts()
         except (OSError, TypeError, ValueError) as exc:
             return ProcessFacts(error=f"{FILE}: {exc}")
     try:
-        facts = ProcessFacts(_read_processes())
+        facts = ProcessFacts(_SHARED.read())
     except (CyborgError, OSError) as exc:
-        return ProcessFacts(error=f"the processes of the host cannot be read: {exc}")
+        facts = ProcessFacts(error=f"the processes of the host cannot be read: {exc}")
     notify_facts(FILE, json.dumps(asdict(facts)).encode())
     return facts
 
 
-def _read_processes() -> dict[str, list[str]]:
-    try:
-        return open_nodes.scan(os.getpid())
-    except PermissionError:
-        # A late import: an agent of root, or one with the capabilities, needs no other process.
-        from cyborg.drivers.privileged import processes
-
-        if not processes.has_helper():
-            raise
-        found: dict[str, list[str]] = processes.find_open_nodes(os.getpid())
-        return found
+def _load(facts: Any) -> ProcessFacts:
+    """Return facts from JSON. Raise TypeError or ValueError if they are malformed."""
+    loaded = ProcessFacts(**facts)
+    if not isinstance(loaded.programs, dict):
+        raise TypeError("programs: expected an object")
+    for node, programs in loaded.programs.items():
+        if not isinstance(programs, list) or not all(isinstance(name, str) for name in programs):
+            raise ValueError(f"{node}: expected a list of names")
+    if not isinstance(loaded.error, str | None):
+        raise TypeError("error: expected a text or null")
+    return loaded
 
 
 class ProcessReader:
@@ -115,19 +120,22 @@ class ProcessReader:
         self._sysfs = sysfs
         self._facts = facts
 
-    def used_functions(self) -> dict[str, str]:
+    def used_functions(self, *, interfaces: bool = True) -> dict[str, str]:
         """Return the PCI functions whose device nodes are open: a reason by address.
 
-        Each function with a device node counts as used if the processes could not be read.
+        Each function with a device node counts as used if the processes could not be read. If
+        ``interfaces`` is False, nodes of network cards do not count.
         """
         found: dict[str, str] = {}
         for node, programs in sorted(self._facts.programs.items()):
             used_by = [name for name in programs if name not in IGNORED]
-            if used_by:
+            if used_by and (interfaces or not node.startswith(_RDMA)):
                 for address in self.functions_of(node):
                     found.setdefault(address, f"the process {used_by[0]} has {node} open")
         if self._facts.error is not None:
             for node in self.nodes():
+                if not interfaces and node.startswith(_RDMA):
+                    continue
                 for address in self.functions_of(node):
                     found.setdefault(address, f"{node} may be open: {self._facts.error}")
         return found
@@ -143,9 +151,8 @@ class ProcessReader:
                 return self._functions_below(f"class/{class_}/{name}")
         if self._sysfs.list_names(f"class/block/{name}"):
             return DiskReader(self._sysfs).functions_of_disk(name)
-        if (match := _NVME.fullmatch(path)) is not None:
-            return self._functions_below(f"class/nvme/{match[1] or f'nvme{match[2]}'}")
-        return []
+        class_ = "nvme" if _NVME.fullmatch(path) else "nvme-generic"
+        return self._functions_below(f"class/{class_}/{name}")
 
     def _functions_below(self, path: str) -> list[str]:
         # The first is the device itself; those above it are bridges.
@@ -172,7 +179,7 @@ class ProcessReader:
                     yield f"/dev/dri/{name}"
                 elif name.startswith(start):
                     yield f"/dev/{folder}/{name}" if folder else f"/dev/{name}"
-        for class_ in ("nvme", "block"):
+        for class_ in ("nvme", "nvme-generic", "block"):
             for name in self._sysfs.list_names(f"class/{class_}"):
                 if open_nodes.NODE.fullmatch(f"/dev/{name}"):
                     yield f"/dev/{name}"

@@ -239,6 +239,9 @@ def test_measure_fatal_xid_is_unhealthy(env: Env, caplog: pytest.LogCaptureFixtu
     assert env.measure() == unhealthy(action.format("Node Reboot Required"))
     env.log_line(f"{begin} 0x2 (Node Reboot Required) to 0x4 (Drain and Reset)")
     assert env.measure() == unhealthy(action.format("Drain and Reset"))
+    env.log_line("3,1,2,-;NVRM: Xid (PCI:0000:3b:00): 54, pid=7")
+    env.log_line(f"{begin} 0x4 (Drain and Reset) to 0x0 (None)")
+    assert env.measure() == unhealthy("Xid 54 (auxiliary power is not connected)")
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ import pytest
 from cyborg.core.errors import TimedOut
 from cyborg.drivers.host_use import open_nodes, processes
 from cyborg.drivers.host_use.check import used_functions
+from cyborg.drivers.host_use.open_nodes import SharedScan
 from cyborg.drivers.host_use.processes import IGNORED
-from cyborg.drivers.privileged import processes as privileged_processes
 from cyborg.drivers.replay.recorder import Recorder
 from cyborg.drivers.sysfs import LOCAL_ROOT, observed_by
 from cyborg.testing.host_tree import HostTree
@@ -37,6 +37,7 @@ def host(tmp_path: Path) -> HostTree:
         ("infiniband_mad", "umad0"),
         ("uio", "uio0"),
         ("nvme", "nvme0"),
+        ("nvme-generic", "ng0n1"),
     ):
         tree.add_class_device(A, class_, name)
     tree.add_disk("nvme0n1", f"pci0000:00/{A}/nvme/nvme0", ["nvme0n1p1"])
@@ -87,7 +88,14 @@ def test_manager_of_gpus_is_no_use(host: HostTree) -> None:
     assert all(len(name) <= 15 for name in IGNORED)  # TASK_COMM_LEN, with the final zero
 
 
-@pytest.mark.parametrize("content", ["{", '{"other": 1}', "[]"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("{", '{"other": 1}', "[]", '{"programs": []}', '{"programs": null}'),
+        *('{"programs": {"/dev/nvidia3": null}}', '{"programs": {"/dev/nvidia3": "train.py"}}'),
+        '{"error": 1}',
+    ],
+)
 def test_processes_that_cannot_be_read_make_each_node_a_use(host: HostTree, content: str) -> None:
     (host.proc / "open_devices.json").write_text(content)
     found = used_functions(host.root)
@@ -95,33 +103,69 @@ def test_processes_that_cannot_be_read_make_each_node_a_use(host: HostTree, cont
     assert " may be open: " in found[A]
 
 
-def write_process(proc: Path, name: str, program: str, *nodes: str) -> Path:
-    folder = proc / name / "fd"
+@pytest.mark.parametrize("node", ["/dev/infiniband/uverbs0", "/dev/nvidia3"])
+def test_node_of_a_network_card_is_no_use_where_interfaces_are_none(
+    host: HostTree, node: str
+) -> None:
+    host.open_node(node, "perftest")
+    assert (A in used_functions(host.root, interfaces=False)) is ("nvidia" in node)
+    (host.proc / "open_devices.json").write_text("{")
+    assert A in used_functions(host.root, interfaces=False)
+
+
+def test_shared_function_with_open_node_is_unused(host: HostTree) -> None:
+    host.open_node("/dev/nvidia3", "monitor")
+    assert used_functions(host.root, shared=[A]) == {}
+    assert set(used_functions(host.root, shared=[B])) == {A}
+
+
+def write_process(proc: Path, number: int, program: str, *nodes: str, parent: int = 1) -> Path:
+    folder = proc / str(number) / "fd"
     folder.mkdir(parents=True)
-    (proc / name / "comm").write_text(f"{program}\n")
-    for number, node in enumerate(nodes):
-        (folder / str(number)).symlink_to(node)
+    (proc / str(number) / "comm").write_text(f"{program}\n")
+    (proc / str(number) / "stat").write_text(f"{number} ({program}) S {parent} 1 1\n")
+    for index, node in enumerate(nodes):
+        (folder / str(index)).symlink_to(node)
     return folder
 
 
 def test_scan_finds_programs_of_each_node(tmp_path: Path) -> None:
-    write_process(tmp_path, "1", "init", "/dev/null")
-    write_process(tmp_path, "70", "train.py", "/dev/nvidia0", "/dev/nvidia1", "socket:[12]")
-    write_process(tmp_path, "71", "train.py", "/dev/nvidia0")
-    write_process(tmp_path, "72", "vllm", "/dev/nvidia0", "/dev/nvidia0")
-    write_process(tmp_path, "73", "cyborg-agent", "/dev/nvidia0", "/dev/nvme0")
-    write_process(tmp_path, "irq", "no process", "/dev/nvidia7")
-    (tmp_path / "74").mkdir()  # a process that ends meanwhile has no files
-    assert open_nodes.scan(73, proc=tmp_path) == {
+    write_process(tmp_path, 1, "init", "/dev/null")
+    write_process(tmp_path, 70, "train.py", "/dev/nvidia0", "/dev/nvidia1", "socket:[12]")
+    write_process(tmp_path, 71, "train.py", "/dev/nvidia0", parent=70)
+    write_process(tmp_path, 72, "vllm", "/run/nvidia/driver/dev/nvidia0", "/dev/nvidia0")
+    write_process(tmp_path, 73, "cyborg-agent", "/dev/nvidia0", "/dev/nvme0")
+    write_process(tmp_path, 74, "sh (1) S 9", parent=73)
+    write_process(tmp_path, 75, "xbutil", "/dev/dri/renderD128", parent=74)
+    (tmp_path / "irq").mkdir()
+    (tmp_path / "76").mkdir()  # a process that ends meanwhile has no files
+    assert open_nodes.scan({73}, tmp_path) == {
         "/dev/nvidia0": ["train.py", "vllm"],
         "/dev/nvidia1": ["train.py"],
     }
 
 
 def test_scan_ends_after_its_time(tmp_path: Path) -> None:
-    write_process(tmp_path, "1", "init", "/dev/null")
+    write_process(tmp_path, 1, "init", "/dev/null")
     with pytest.raises(TimedOut, match=r"were not read in -1 s"):
-        open_nodes.scan(proc=tmp_path, max_seconds=-1)
+        open_nodes.scan((), tmp_path, max_seconds=-1)
+
+
+@pytest.mark.parametrize("is_visible", [True, False])
+def test_check_namespace(tmp_path: Path, is_visible: bool) -> None:
+    (tmp_path / "self/ns").mkdir(parents=True)
+    (tmp_path / "self/ns/pid").touch()
+    with pytest.raises(PermissionError, match="PID namespace"):
+        open_nodes.check_namespace(tmp_path)  # a file of this test has another inode
+    with pytest.MonkeyPatch.context() as patch:
+        number = (tmp_path / "self/ns/pid").stat().st_ino
+        patch.setattr(open_nodes, "INITIAL_NAMESPACE", number)
+        if is_visible:
+            (tmp_path / "1").mkdir()
+            open_nodes.check_namespace(tmp_path)
+        else:
+            with pytest.raises(PermissionError, match="hidepid"):
+                open_nodes.check_namespace(tmp_path)
 
 
 @pytest.mark.slow
@@ -145,12 +189,15 @@ def test_scan_of_this_machine_finds_an_open_node(tmp_path: Path) -> None:
         links = [os.readlink(link) for link in Path(f"/proc/{process.pid}/fd").iterdir()]
         assert str(node) in links
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(open_nodes, "NODE", re.compile(re.escape(str(node))))
+            patch.setattr(open_nodes, "NODE", re.compile(f"({re.escape(str(node))})"))
             own = Path(f"/proc/{process.pid}/comm").read_text().strip()
             # A container without CAP_SYS_PTRACE cannot read the other processes.
             others = {int(path.name) for path in Path("/proc").glob("[0-9]*")} - {process.pid}
-            assert open_nodes.scan(*others) == {str(node): [own]}
-            assert open_nodes.scan(*others, process.pid) == {}
+            others -= {os.getpid()}
+            found = open_nodes.scan(others | {os.getpid()})
+            assert found == {}, "a child of an ignored process"
+            patch.setattr(open_nodes, "_descends", lambda *_: False)
+            assert open_nodes.scan(others) == {str(node): [own]}
         process.communicate()
 
 
@@ -160,7 +207,7 @@ def test_scan_without_permission_raises() -> None:
     program = (
         "from cyborg.drivers.host_use import open_nodes\n"
         "try:\n"
-        "    open_nodes.scan()\n"
+        "    open_nodes.scan(())\n"
         "except PermissionError as exc:\n"
         "    print(exc.filename)\n"
     )
@@ -174,41 +221,47 @@ def test_scan_without_permission_raises() -> None:
     assert done.stdout.startswith("/proc/")
 
 
-def test_read_without_permission_and_helper_makes_each_node_a_use(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch) -> SharedScan:
+    """Return the search of this process, without an earlier result."""
+    monkeypatch.setattr(open_nodes, "check_namespace", lambda: None)
+    scan = SharedScan()
+    monkeypatch.setattr(processes, "_SHARED", scan)
+    return scan
+
+
+def test_read_without_permission_makes_each_node_a_use(
+    monkeypatch: pytest.MonkeyPatch, shared: SharedScan
 ) -> None:
     def deny(*_: object) -> dict[str, list[str]]:
         raise PermissionError(13, "Permission denied", "/proc/1/fd")
 
     monkeypatch.setattr(open_nodes, "scan", deny)
-    monkeypatch.setattr(privileged_processes, "has_helper", lambda: False)
-    error = processes.read(LOCAL_ROOT).error
-    assert error is not None
-    assert error.startswith("the processes of the host cannot be read: ")
-    assert "/proc/1/fd" in error
-
-
-def test_read_without_permission_uses_the_helper(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[int] = []
-
-    def deny(*_: object) -> dict[str, list[str]]:
-        raise PermissionError(13, "Permission denied", "/proc/1/fd")
-
-    def find(agent: int) -> dict[str, list[str]]:
-        seen.append(agent)
-        return {"/dev/nvidia0": ["train.py"]}
-
-    monkeypatch.setattr(open_nodes, "scan", deny)
-    monkeypatch.setattr(privileged_processes, "has_helper", lambda: True)
-    monkeypatch.setattr(privileged_processes, "find_open_nodes", find)
-    assert processes.read(LOCAL_ROOT).programs == {"/dev/nvidia0": ["train.py"]}
-    assert seen == [os.getpid()]
-
-
-def test_recorder_keeps_the_open_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_nodes, "scan", lambda *_: {"/dev/nvidia0": ["train.py"]})
     recorder = Recorder(Path("/"))
     with observed_by(recorder):
-        processes.read(LOCAL_ROOT)
+        error = str(processes.read(LOCAL_ROOT).error)
+    assert error.startswith("the processes of the host cannot be read: ")
+    assert "/proc/1/fd" in error
+    recorded = json.loads(recorder.folders["proc"].files["open_devices.json"] or b"")
+    assert recorded == {"programs": {}, "error": error}
+
+
+def test_threads_share_a_search(monkeypatch: pytest.MonkeyPatch, shared: SharedScan) -> None:
+    calls: list[set[int]] = []
+
+    def count(ignored: set[int]) -> dict[str, list[str]]:
+        calls.append(ignored)
+        return {"/dev/nvidia0": ["train.py"]}
+
+    monkeypatch.setattr(open_nodes, "scan", count)
+    recorder = Recorder(Path("/"))
+    with observed_by(recorder):
+        for _ in range(3):
+            assert processes.read(LOCAL_ROOT).programs == {"/dev/nvidia0": ["train.py"]}
+    assert calls == [{os.getpid()}]
     recorded = json.loads(recorder.folders["proc"].files["open_devices.json"] or b"")
     assert recorded == {"programs": {"/dev/nvidia0": ["train.py"]}, "error": None}
+    monkeypatch.setattr(open_nodes, "MAX_AGE", 0.0)
+    shared._end = 0.0
+    processes.read(LOCAL_ROOT)
+    assert len(calls) == 2

@@ -205,7 +205,10 @@ def test_scan_of_this_machine_finds_an_open_node(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_scan_without_permission_raises() -> None:
     program = (
+        "import os\n"
         "from cyborg.drivers.host_use import open_nodes\n"
+        # Not before: this user may be unable to reach the interpreter and the checkout.
+        f"os.setuid({NOBODY})\n"
         "try:\n"
         "    open_nodes.scan(())\n"
         "except PermissionError as exc:\n"
@@ -216,7 +219,6 @@ def test_scan_without_permission_raises() -> None:
         capture_output=True,
         text=True,
         check=True,
-        user=NOBODY,
     )
     assert done.stdout.startswith("/proc/")
 

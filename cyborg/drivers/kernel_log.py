@@ -146,8 +146,8 @@ class XidLog:
         device, code = found[1].lower(), int(found[2])
         action = _ACTION.search(text) if code == RECOVERY_XID else None
         if action is not None and int(action[1], 16) == 0:
-            faults = self._faults.pop(device, {})
-            self._faults[device] = {code: faults[code] for code in LASTING_XIDS & faults.keys()}
+            faults = self._faults.get(device, {})
+            self._faults[device] = {c: text for c, text in faults.items() if c in LASTING_XIDS}
         elif (fault := _describe(code, text, action)) is not None:
             self._faults.setdefault(device, {})[code] = fault
 

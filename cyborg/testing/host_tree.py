@@ -114,11 +114,11 @@ class HostTree(SysfsTree):
         self._open_nodes.clear()
         self.write()
 
-    def add_class_device(self, function: str, class_: str, name: str) -> None:
-        """Add a device of a class, such as ``uio0``, to a function."""
-        self._link(
-            self.root / "class" / class_ / name, (self.bus / function).resolve() / class_ / name
-        )
+    def add_class_device(self, function: str, class_: str, name: str) -> Path:
+        """Add a device of a class, such as ``uio0``, to a function; return its folder."""
+        folder = (self.bus / function).resolve() / class_ / name
+        self._link(self.root / "class" / class_ / name, folder)
+        return folder
 
     def add_nvidia_gpu(self, function: str, minor: int) -> None:
         """Add what the kernel driver nvidia says in ``/proc`` about a GPU."""
@@ -131,8 +131,7 @@ class HostTree(SysfsTree):
     def add_display(self, function: str, name: str, *, enabled: bool | None = None) -> None:
         """Add a framebuffer, DRM device or connector of a function; connectors can be enabled."""
         class_ = "graphics" if name.startswith("fb") else "drm"
-        folder = (self.bus / function).resolve() / class_ / name
-        self._link(self.root / "class" / class_ / name, folder)
+        folder = self.add_class_device(function, class_, name)
         if enabled is not None:
             (folder / "enabled").write_text("enabled\n" if enabled else "disabled\n")
 

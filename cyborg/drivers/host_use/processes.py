@@ -53,8 +53,8 @@ IGNORED = frozenset(
 """Programs that do not use a device, as ``/proc/PID/comm`` names them: 15 characters."""
 
 _CLASSES = {
-    "dri": "drm",
-    "accel": "accel",
+    "dri/": "drm",
+    "accel/": "accel",
     "infiniband/uverbs": "infiniband_verbs",
     "infiniband/umad": "infiniband_mad",
     "infiniband/issm": "infiniband_mad",
@@ -172,16 +172,12 @@ class ProcessReader:
 
     def nodes(self) -> Iterator[str]:
         """Yield the paths of the nodes that a process could have open."""
-        for prefix, class_ in _CLASSES.items():
-            folder, _, start = prefix.rpartition("/")
+        folders = {(prefix.rpartition("/")[0], class_) for prefix, class_ in _CLASSES.items()}
+        folders |= {("", class_) for class_ in ("nvme", "nvme-generic", "block")}
+        for folder, class_ in sorted(folders):
             for name in self._sysfs.list_names(f"class/{class_}"):
-                if prefix == "dri":
-                    yield f"/dev/dri/{name}"
-                elif name.startswith(start):
-                    yield f"/dev/{folder}/{name}" if folder else f"/dev/{name}"
-        for class_ in ("nvme", "nvme-generic", "block"):
-            for name in self._sysfs.list_names(f"class/{class_}"):
-                if open_nodes.NODE.fullmatch(f"/dev/{name}"):
-                    yield f"/dev/{name}"
+                node = f"/dev/{folder}/{name}" if folder else f"/dev/{name}"
+                if open_nodes.NODE.fullmatch(node):
+                    yield node
         for _, minor in self._nvidia_minors():
             yield f"/dev/nvidia{minor}"

@@ -14,9 +14,9 @@ from cyborg.core.errors import TimedOut
 from cyborg.drivers.host_use import open_nodes, processes
 from cyborg.drivers.host_use.check import used_functions
 from cyborg.drivers.host_use.open_nodes import SharedScan
-from cyborg.drivers.host_use.processes import IGNORED
+from cyborg.drivers.host_use.processes import IGNORED, ProcessFacts, ProcessReader
 from cyborg.drivers.replay.recorder import Recorder
-from cyborg.drivers.sysfs import LOCAL_ROOT, observed_by
+from cyborg.drivers.sysfs import LOCAL_ROOT, Sysfs, observed_by
 from cyborg.testing.host_tree import HostTree
 
 A, B = "0000:01:00.0", "0000:02:00.0"
@@ -46,23 +46,21 @@ def host(tmp_path: Path) -> HostTree:
     return tree
 
 
-@pytest.mark.parametrize(
-    "node",
-    [
-        "/dev/dri/card0",
-        "/dev/dri/renderD128",
-        "/dev/accel/accel0",
-        "/dev/infiniband/uverbs0",
-        "/dev/infiniband/umad0",
-        "/dev/uio0",
-        "/dev/nvme0",
-        "/dev/ng0n1",
-        "/dev/nvme0n1",
-        "/dev/nvme0n1p1",
-        "/dev/sda1",
-        "/dev/nvidia3",
-    ],
-)
+NODES = [
+    *("/dev/dri/card0", "/dev/dri/renderD128", "/dev/accel/accel0"),
+    *("/dev/infiniband/uverbs0", "/dev/infiniband/umad0", "/dev/uio0"),
+    *("/dev/nvme0", "/dev/ng0n1", "/dev/nvme0n1", "/dev/nvme0n1p1", "/dev/sda", "/dev/sda1"),
+    "/dev/nvidia3",
+]
+
+
+def test_nodes_of_the_functions(host: HostTree) -> None:
+    host.add_class_device(A, "drm", "card0-DP-1")  # a connector has no node
+    reader = ProcessReader(Sysfs(host.root), ProcessFacts())
+    assert sorted(reader.nodes()) == sorted(NODES)
+
+
+@pytest.mark.parametrize("node", NODES)
 def test_function_with_open_node_is_used(host: HostTree, node: str) -> None:
     assert open_nodes.NODE.fullmatch(node)
     host.open_node(node, "smartd", "train.py")
@@ -193,9 +191,7 @@ def test_scan_of_this_machine_finds_an_open_node(tmp_path: Path) -> None:
             own = Path(f"/proc/{process.pid}/comm").read_text().strip()
             # A container without CAP_SYS_PTRACE cannot read the other processes.
             others = {int(path.name) for path in Path("/proc").glob("[0-9]*")} - {process.pid}
-            others -= {os.getpid()}
-            found = open_nodes.scan(others | {os.getpid()})
-            assert found == {}, "a child of an ignored process"
+            assert open_nodes.scan(others) == {}, "a child of an ignored process"
             patch.setattr(open_nodes, "_descends", lambda *_: False)
             assert open_nodes.scan(others) == {str(node): [own]}
         process.communicate()

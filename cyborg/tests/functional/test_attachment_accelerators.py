@@ -23,6 +23,8 @@ from cyborg.tests.fixtures.machine.tiers import pick_points, sample
 
 __all__ = ["node", "placement_adapter"]
 
+pytestmark = pytest.mark.matrix
+
 HOST_WORK = ("prepares", "sanitises")
 UNKNOWN = "6f4fa6e9-3c5c-4a8b-9a35-3f4b0c3e1a11"
 

@@ -21,6 +21,8 @@ from cyborg.tests.functional.test_attachment_contexts import ContextEnv
 
 __all__ = ["node", "placement_adapter"]
 
+pytestmark = pytest.mark.matrix
+
 HOST_WORK = ("prepares", "sanitises")
 
 

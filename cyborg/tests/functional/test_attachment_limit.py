@@ -18,6 +18,8 @@ from cyborg.tests.fixtures.databases.placement import Node, node, placement_adap
 
 __all__ = ["node", "placement_adapter"]
 
+pytestmark = pytest.mark.matrix
+
 THREADS = 16
 
 

@@ -18,6 +18,8 @@ from cyborg.tests.fixtures.machine.tiers import sample
 
 __all__ = ["node", "placement_adapter"]
 
+pytestmark = pytest.mark.matrix
+
 HOST_WORK = ("prepares", "sanitises")
 
 

@@ -14,6 +14,8 @@ from cyborg.tests.fixtures.databases.placement import Node, node, placement_adap
 
 __all__ = ["node", "placement_adapter"]
 
+pytestmark = pytest.mark.matrix
+
 HOST_WORK = ("prepares", "sanitises")
 
 

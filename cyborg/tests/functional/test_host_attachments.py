@@ -66,7 +66,12 @@ class HostEnv(ContextEnv):
             assert (arq["instance_uuid"], arq["hidden"]) == (None, True)
 
 
-@pytest.fixture(params=[(), HOST_WORK], ids=["no host work", "host work"])
+@pytest.fixture(
+    params=[
+        pytest.param((), id="no host work", marks=pytest.mark.matrix),
+        pytest.param(HOST_WORK, id="host work"),
+    ]
+)
 def env(
     request: pytest.FixtureRequest, sqlite_engine: sa.Engine, node: Node, fake_nova: FakeNova
 ) -> HostEnv:

@@ -13,6 +13,8 @@ from cyborg.tests.fixtures.databases.placement import Node, node, placement_adap
 
 __all__ = ["node", "placement_adapter"]
 
+pytestmark = pytest.mark.matrix
+
 
 @pytest.fixture
 def env(sqlite_engine: sa.Engine, node: Node, fake_nova: FakeNova) -> MaintenanceEnv:

@@ -22,6 +22,8 @@ from cyborg.tests.fixtures.machine.tiers import pick_points
 
 __all__ = ["node", "placement_adapter"]
 
+pytestmark = pytest.mark.matrix
+
 HOST_WORK = ("prepares", "sanitises")
 
 

@@ -148,6 +148,7 @@ def test_drive_that_cannot_be_erased_is_not_given_to_another_server(
     broken.release(other)
 
 
+@pytest.mark.matrix
 def test_drive_that_disappears_while_it_is_erased_counts_as_clean_when_it_returns(
     broken: ReplayedCloud,
 ) -> None:
@@ -193,6 +194,7 @@ def test_drive_whose_erasure_fails_twice_is_free_after_the_third(broken: Replaye
     broken.release(broken.bind(DIRTY, DRIVE, "CUSTOM_NVME"))
 
 
+@pytest.mark.matrix
 def test_gpu_that_fails_repeatedly_is_closed_until_an_operator_enables_it(
     broken: ReplayedCloud, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -233,6 +235,7 @@ def test_gpu_that_fails_repeatedly_is_closed_until_an_operator_enables_it(
     assert broken.device(DIRTY, GPU)["job_errors"] == []
 
 
+@pytest.mark.matrix
 def test_layout_that_is_applied_at_last_clears_the_error(broken: ReplayedCloud) -> None:
     assert broken.set_layout(DIRTY, QAT, "dc")["state"] == "failed"
     (error,) = broken.device(DIRTY, QAT)["job_errors"]

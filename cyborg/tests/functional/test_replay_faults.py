@@ -105,6 +105,7 @@ def test_fpga_card_that_breaks_fails_the_bind_with_its_reason(
         broken.release(server)
 
 
+@pytest.mark.matrix
 def test_fpga_card_that_is_busy_keeps_the_function_of_its_last_image(broken: ReplayedCloud) -> None:
     host, (first, second) = "ebusy", (f"FPGA-{function}" for function in FUNCTIONS)
     broken.release(bind_when_clean(broken, host, first))

@@ -38,6 +38,7 @@ from cyborg.drivers import (
 from cyborg.drivers.base import Driver, Option
 from cyborg.drivers.host_use.check import used_functions
 from cyborg.drivers.iommu import IommuFacts
+from cyborg.drivers.pci.disk_history import DiskHistory
 from cyborg.drivers.pci.offers import (
     Description,
     Offer,
@@ -122,6 +123,7 @@ class PciDriver(Driver):
         self._topology = topology.TopologyReader(self._sysfs)
         self._readers = health.HealthReader(self._sysfs, checks, log)
         self._managed = managed.read_options(self)
+        self._disks = DiskHistory(self._sysfs, lambda: self.memory)
         self._resetter = reset.Resetter(self)
         self._layouts = sriov.Layouts(
             self._sysfs, sriov.Settings(), self._offered_class, sriov.refuse
@@ -233,12 +235,13 @@ class PciDriver(Driver):
         functions = {f.address: f for f in self._sysfs.pci_functions()}
         used = self._used = self.find_used(functions, self._used)
         self._remarks = self._collect_remarks(functions, used)
+        self._disks.read()
         iommu = IommuFacts(self._sysfs, functions.values())
         whole: list[Offer] = []  # functions that are offered as a whole
         by_physfn: dict[str, list[Offer]] = {}
         for function in functions.values():
             offer = self._offer(function, used.get(function.address))
-            offer = offer or self._physical_only(function)
+            offer = self._check_disks(offer) if offer else self._physical_only(function)
             if offer is None:
                 continue
             if function.physfn is not None:
@@ -267,6 +270,15 @@ class PciDriver(Driver):
             (device for device in devices if device is not None),
             key=lambda device: PciAddress.parse(device.address),
         )
+
+    def _check_disks(self, offer: Offer) -> Offer:
+        """Return an offer, withheld if its disks may hold data of the host, unless adopted."""
+        function = offer.function
+        if offer.withheld or self._managed.decision(function.address, function.physfn):
+            return offer
+        if (reason := self._disks.find_reason(function)) is not None:
+            self._used[function.address] = reason
+        return replace(offer, withheld=reason)
 
     def _with_obstacle(self, offer: Offer, iommu: IommuFacts, offered: set[str]) -> Offer:
         """Return an offer with the reason why its PCI function cannot be attached, if any."""

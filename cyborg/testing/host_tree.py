@@ -21,6 +21,8 @@ class HostTree(SysfsTree):
         self._interface_uses: dict[str, str] = {}
         self._tunnels: dict[str, str] = {}
         self._open_nodes: dict[str, list[str]] = {}
+        self._signatures: dict[str, str] = {}
+        self._disk_errors: dict[str, str] = {}
         self._devices = 0
         self.write()
 
@@ -32,27 +34,44 @@ class HostTree(SysfsTree):
         (self.proc / "self/net/rtnetlink.json").write_text(json.dumps(facts))
         opened = {"programs": self._open_nodes}
         (self.proc / "open_devices.json").write_text(json.dumps(opened))
+        found = {"signatures": self._signatures, "errors": self._disk_errors}
+        (self.proc / "disk_signatures.json").write_text(json.dumps(found))
 
     def add_disk(
         self, name: str, below: str, partitions: Sequence[str] = (), slaves: Sequence[str] = ()
     ) -> None:
         """Add a disk in the device folder ``below``, such as ``0000:01:00.0/nvme/nvme0``."""
         folder = self.root / "devices" / below / name
-        for partition in ["", *partitions]:
-            path = folder / partition
-            path.mkdir(parents=True)
-            if partition:
-                (path / "partition").write_text("1\n")
-            self._devices += 1
-            (path / "dev").write_text(f"254:{self._devices}\n")
-            for kind in ("holders", "slaves"):
-                (path / kind).mkdir()
-            self._link(self.root / "class/block" / (partition or name), path)
-            self._link(self.root / "dev/block" / f"254:{self._devices}", path)
+        self._add_block_device(folder)
+        for partition in partitions:
+            self.add_partition(name, partition)
         for slave in slaves:
             self._link(folder / "slaves" / slave, (self.root / "class/block" / slave).resolve())
             holders = (self.root / "class/block" / slave).resolve() / "holders"
             self._link(holders / name, folder)
+
+    def add_partition(self, disk: str, name: str) -> None:
+        """Add a partition of a disk."""
+        folder = (self.root / "class/block" / disk).resolve() / name
+        self._add_block_device(folder)
+        (folder / "partition").write_text("1\n")
+
+    def _add_block_device(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        self._devices += 1
+        (folder / "dev").write_text(f"254:{self._devices}\n")
+        for kind in ("holders", "slaves"):
+            (folder / kind).mkdir()
+        self._link(self.root / "class/block" / folder.name, folder)
+        self._link(self.root / "dev/block" / f"254:{self._devices}", folder)
+
+    def sign_disk(self, name: str, signature: str | None, error: str | None = None) -> None:
+        """Let a disk hold something, such as "a partition table (gpt)", or be unreadable."""
+        for texts, text in ((self._signatures, signature), (self._disk_errors, error)):
+            texts.pop(name, None)
+            if text is not None:
+                texts[name] = text
+        self.write()
 
     def mount(self, name: str, mount_point: str, source: str = "", number: str = "") -> None:
         """Mount a block device; ``number`` overrides its device number, as for btrfs."""

@@ -6,11 +6,13 @@ The kernel describes the sysfs files in ``Documentation/ABI/testing/sysfs-bus-pc
 """
 
 import contextlib
+import fcntl
 import mmap
 import os
 import re
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,6 +42,7 @@ _BIND_TIMEOUT = 15.0  # seconds until the kernel driver has created its devices
 _POLL_INTERVAL = 0.2
 _SAMPLES = 16  # of each namespace
 _SAMPLE_BYTES = 65536  # a multiple of the logical blocks that Linux supports
+_BLKRRPART = 0x125F  # <linux/fs.h>: read the partition table again
 _CONTROLLER = re.compile(r"nvme[0-9]+")
 _NAMESPACE = re.compile(r"nvme([0-9]+)(?:c[0-9]+)?n([0-9]+)")
 
@@ -106,7 +109,11 @@ def _erase(function: str, end: float) -> dict[str, Any]:
             _end_earlier_sanitize(controller, info, method, work, end)
             if Sysfs(_SYS).read_int(f"bus/pci/devices/{function}/sriov_numvfs"):
                 raise DriverFailed(f"{function} has virtual functions, which others may use")
+            for number in descriptors:
+                _wait_for(partial(_lock, number), f"another program has locked a disk of {name}")
             count = _prove(descriptors, work)
+            for number in descriptors:
+                fcntl.ioctl(number, _BLKRRPART)
     return {"method": str(method), "namespaces": len(numbers), "samples": count}
 
 
@@ -229,6 +236,19 @@ def _prove(descriptors: list[int], work: Callable[[], None]) -> int:
             if _read(descriptor, offset, buffer) == sample:
                 raise DriverFailed(f"data at byte {offset} can still be read: nothing was erased")
     return len(samples)
+
+
+def _lock(descriptor: int) -> bool | None:
+    """Lock a disk; return None while another program has locked it.
+
+    udev reads no disk that is locked, so neither LVM nor MD activates what a server left on it. It
+    does so when the disk is closed, and is then empty ("Locking Block Device Access" of systemd).
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return None
+    return True
 
 
 def _offsets(size: int) -> list[int]:

@@ -26,7 +26,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def test_discover_describes_the_drive(results: Any) -> None:
-    device, _, _ = results
+    device, *_ = results
     assert (device["type"], device["serial"]) == ("SSD", "lab0")
     assert device["std_board_info"]["capacity_bytes"] == str(SIZE)
     assert device["std_board_info"]["model_number"] == "QEMU NVMe Ctrl"
@@ -36,13 +36,21 @@ def test_discover_describes_the_drive(results: Any) -> None:
 
 @pytest.mark.parametrize("case", [0, 1, 2], ids=["nvme", "vfio-pci", "no kernel driver"])
 def test_sanitise_leaves_no_data_of_a_tenant(results: Any, case: int) -> None:
-    _, counts, _ = results
+    counts = results[1]
     assert counts[case] == [SECRETS, 0]
 
 
 def test_sanitise_drive_in_use_is_refused(results: Any) -> None:
-    _, counts, _ = results
+    counts = results[1]
     assert counts[3] == ["/dev/nvme0n1 cannot be opened: Device or resource busy", SECRETS]
+
+
+def test_drive_with_partitions_is_not_offered_until_they_are_erased(results: Any) -> None:
+    """The guest has no udev: the disk itself is read."""
+    before, after = results[3]
+    reason = "nvme0n1 holds a partition table (dos); erase it, for example with wipefs, or adopt "
+    assert before == [reason + "the device", ["/dev/nvme0n1p1"]]
+    assert after == [None, []]
 
 
 def test_class_by_capacity_stays_while_the_kernel_does_not_show_the_capacity(results: Any) -> None:

@@ -2,9 +2,11 @@
 """Write to an NVMe drive as a tenant does, erase it with the nvme driver, and print what is left.
 
 Four times: bound to the nvme kernel driver, bound to vfio-pci, bound to nothing, and while the host
-uses the drive. Also print its resource class by capacity in the first three cases.
+uses the drive. Also print its resource class by capacity in the first three cases, and why it is
+not offered, with its partitions, before and after the erasure of a partition table.
 """
 
+import fcntl
 import json
 import os
 import subprocess
@@ -14,6 +16,7 @@ from typing import Any
 from cyborg.agent.backends.memory import MemoryFile
 from cyborg.core.errors import DriverFailed
 from cyborg.core.jobs.job import WorkItem
+from cyborg.core.wire.board_info import NOT_OFFERED
 from cyborg.drivers.nvme import NvmeDriver
 from cyborg.tests.fixtures.machine.processes import wait_until
 
@@ -48,6 +51,26 @@ def find_class() -> str:
     return device.deployables[0].resource_class
 
 
+def write_partition_table() -> None:
+    """Create a partition of 1 MiB, as a tenant or the host does."""
+    entry = bytes.fromhex("00 00 00 00 83 00 00 00") + (2048).to_bytes(4, "little") * 2
+    with open(DISK, "r+b") as disk:
+        disk.write(bytes(446) + entry + bytes(48) + b"\x55\xaa")
+        disk.flush()
+        os.fsync(disk)
+        fcntl.ioctl(disk, 0x125F)  # BLKRRPART
+
+
+def describe() -> list[Any]:
+    """Return why the drive is not offered, and the partitions that the kernel shows."""
+    driver = NvmeDriver("nvme0", {"devices": ["class=0108"]})
+    (device,) = driver.discover()
+    return [
+        device.vendor_board_info.get(NOT_OFFERED),
+        sorted(map(str, DISK.parent.glob("nvme0n1p*"))),
+    ]
+
+
 def main() -> None:
     """Print the results."""
     subprocess.run(["modprobe", "-a", "nvme", "vfio-pci"], check=True)
@@ -78,7 +101,11 @@ def main() -> None:
         except DriverFailed as exc:
             error = exc.message
     results.append([error, count_secrets()])
-    print("RESULT " + json.dumps([device.to_dict(), results, classes]))  # noqa: T201
+    write_partition_table()
+    tables = [describe()]
+    driver.sanitise(item)
+    tables.append(describe())
+    print("RESULT " + json.dumps([device.to_dict(), results, classes, tables]))  # noqa: T201
 
 
 main()

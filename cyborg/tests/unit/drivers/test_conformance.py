@@ -27,6 +27,7 @@ from cyborg.testing.conformance import environment
 from cyborg.testing.conformance.command import main
 from cyborg.testing.conformance.kit import Outcome, Result, conformance, format_table, run_rules
 from cyborg.testing.conformance.rules import RULES
+from cyborg.testing.host_tree import HostTree
 from cyborg.testing.sysfs_tree import SysfsTree
 from cyborg.tests.unit.drivers import bad_drivers
 from cyborg.tests.unit.drivers.bad_drivers import (
@@ -324,8 +325,9 @@ def test_generic_driver_passes_all_rules(options: dict[str, Any], tmp_path: Path
 
 @pytest.mark.parametrize("class_by_capacity", [False, True])
 def test_nvme_driver_passes_all_rules(tmp_path: Path, class_by_capacity: bool) -> None:
-    tree = SysfsTree(tmp_path / "sys")
+    tree = HostTree(tmp_path)
     tree.add_function("0000:01:00.0", "144d", "a80a", "010802", kernel_driver="nvme")
+    tree.add_disk("nvme0n1", "pci0000:00/0000:01:00.0/nvme/nvme0")
     tree.add_function("0000:02:00.0", "144d", "a80a", "010802", totalvfs=4)
     tree.enable_virtual_functions("0000:02:00.0", 3, "a80a", "010802")
     tree.add_function("0000:03:00.0")

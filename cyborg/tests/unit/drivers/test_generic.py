@@ -93,7 +93,7 @@ def test_discover_class_code_sets_type_and_resource_class(
     type_: DeviceType,
     resource_class: str,
 ) -> None:
-    tree.add_function(PF, vendor, product, class_code)
+    tree.add_function(PF, vendor, product, class_code, kernel_driver="vfio-pci")
     (device,) = discover(tree, "address=*")
     assert (device.type, device.deployables[0].resource_class) == (type_, resource_class)
 

@@ -31,7 +31,7 @@ def host(tmp_path: Path) -> HostTree:
     tree.add_function(QAT)
     tree.add_function(RAID, "1000", "005d", "010400")
     controller = "pci0000:00/0000:01:00.0/nvme/nvme0"
-    tree.add_disk("nvme0n1", controller, ["nvme0n1p1"])
+    tree.add_disk("nvme0n1", controller)
     folder = tree.root / "devices" / controller
     for name, value in {"serial": "S4 ", "model": "Drive 1", "firmware_rev": "2.0"}.items():
         (folder / name).write_text(f"{value}\n")
@@ -72,10 +72,10 @@ def test_discover_virtual_functions_are_the_handles(host: HostTree) -> None:
 
 
 def test_discover_drive_of_the_host_is_not_offered(host: HostTree) -> None:
-    host.mount("nvme0n1p1", "/")
+    host.mount("nvme0n1", "/")
     (device,) = make_driver(host, []).discover()
     assert device.deployables == ()
-    assert device.vendor_board_info == {NOT_OFFERED: "nvme0n1p1 holds the root file system"}
+    assert device.vendor_board_info == {NOT_OFFERED: "nvme0n1 holds the root file system"}
 
 
 def test_discover_drive_of_a_server_has_no_details(host: HostTree) -> None:
@@ -209,8 +209,8 @@ class TestPrivileged:
             check_all_attached([1], Method.FORMAT_ERASE, {2: (1,)}, allocated=(1, 2))
 
     def test_erase_drive_of_the_host_is_refused(self, host: HostTree) -> None:
-        host.mount("nvme0n1p1", "/srv")
-        with pytest.raises(DriverFailed, match="nvme0n1p1 holds the file system /srv"):
+        host.mount("nvme0n1", "/srv")
+        with pytest.raises(DriverFailed, match="nvme0n1 holds the file system /srv"):
             privileged.erase(DRIVE, 1.0)
 
     def test_erase_drive_of_a_process_is_refused(self, host: HostTree, tmp_path: Path) -> None:

@@ -49,6 +49,8 @@ class SimulatedSriov(HostTree):
             totalvfs=4,
             vf_product="1889",
         )
+        if driver == "nvme":
+            self.add_disk("nvme0n1", f"pci0000:00/{address}/nvme/nvme0")
 
     def numvfs(self, address: str = CARD) -> int:
         """Return the number of virtual functions of a card."""

@@ -114,7 +114,6 @@ def test_card_that_no_rule_selects_is_shown_for_its_virtual_functions(
 def test_card_that_the_host_uses_is_shown_with_its_layouts_and_not_changed(
     host: SimulatedSriov,
 ) -> None:
-    host.add_disk("nvme0n1", f"pci0000:00/{CARD}/nvme/nvme0")
     host.mount("nvme0n1", "/srv")
     driver = make_driver(host, ALL)
     device = discover(driver)

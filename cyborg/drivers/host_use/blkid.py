@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Signatures on a disk, as libblkid finds them on the disk itself.
+
+libblkid belongs to util-linux and is on each host with udev, which uses it too. Its header
+``blkid.h`` documents the values below. ``ctypes`` calls it: the program ``blkid`` has the same exit
+code for a disk without a signature and for one that it could not read.
+"""
+
+import ctypes
+from pathlib import Path
+
+_LIBRARY = "libblkid.so.1"
+_TYPE = 1 << 5  # BLKID_SUBLKS_TYPE
+_USAGE = 1 << 7  # BLKID_SUBLKS_USAGE
+_FOUND, _NOTHING, _AMBIVALENT = 0, 1, -2  # results of blkid_do_safeprobe
+
+
+def probe(node: Path) -> dict[str, str]:
+    """Return TYPE, USAGE, PTTYPE and AMBIVALENT of a disk or file, each if there is one.
+
+    Raise OSError if it cannot be read, or if there is no libblkid.
+    """
+    library = ctypes.CDLL(_LIBRARY, use_errno=True)
+    library.blkid_new_probe.restype = ctypes.c_void_p
+    found = ctypes.c_char_p()
+    with open(node, "rb") as disk:
+        probe_ = ctypes.c_void_p(library.blkid_new_probe())
+        try:
+            if library.blkid_probe_set_device(
+                probe_, disk.fileno(), ctypes.c_int64(0), ctypes.c_int64(0)
+            ):
+                raise OSError(ctypes.get_errno(), f"{node} cannot be probed")
+            library.blkid_probe_enable_superblocks(probe_, 1)
+            library.blkid_probe_set_superblocks_flags(probe_, _TYPE | _USAGE)
+            library.blkid_probe_enable_partitions(probe_, 1)
+            result = library.blkid_do_safeprobe(probe_)
+            if result == _AMBIVALENT:
+                return {"AMBIVALENT": "several types"}
+            if result not in (_FOUND, _NOTHING):
+                raise OSError(ctypes.get_errno(), f"{node} cannot be read")
+            values: dict[str, str] = {}
+            for name in ("TYPE", "USAGE", "PTTYPE"):
+                if not library.blkid_probe_lookup_value(
+                    probe_, name.encode(), ctypes.byref(found), None
+                ):
+                    values[name] = (found.value or b"").decode(errors="replace")
+            return values
+        finally:
+            library.blkid_free_probe(probe_)

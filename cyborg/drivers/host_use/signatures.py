@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Signatures on disks: partition tables, file systems, members of volumes, encrypted data.
+
+A disk with a signature may hold data of the host although nothing uses the disk now: a volume group
+that is not active, a pool of ZFS, an OSD of Ceph, a half of a mirror. udev probes each disk when it
+appears, and again after a program wrote to it, and stores the result in ``/run/udev/data``: the
+properties ``ID_PART_TABLE_TYPE``, ``ID_FS_TYPE``, ``ID_FS_USAGE`` and ``ID_FS_AMBIVALENT``
+(``src/udev/udev-builtin-blkid.c`` of systemd). Where udev has no record of a disk, as in a
+container, the disk itself is probed.
+
+A tree that is not /sys has the signatures as a file: so does a capture.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cyborg.drivers.host_use import blkid
+from cyborg.drivers.host_use.disks import DiskReader
+from cyborg.drivers.sysfs import LOCAL_ROOT, Sysfs, notify_facts, read_file
+
+FILE = "proc/disk_signatures.json"
+"""Path of the facts below the directory that contains ``sys``. The kernel has no such file."""
+MAX_BYTES = 1024 * 1024
+
+_UDEV = Path("/run/udev/data")
+_DEV = Path("/dev")
+
+
+@dataclass(frozen=True, slots=True)
+class SignatureFacts:
+    """What disks hold, such as "a partition table (gpt)", by the name of the disk.
+
+    ``errors``: why a disk could not be read, by name.
+    """
+
+    signatures: Mapping[str, str] = field(default_factory=dict)
+    errors: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class DiskContents:
+    """What the disks of a PCI function hold, or why they could not be read; None without both."""
+
+    signature: str | None = None
+    error: str | None = None
+
+
+def whole_disks(sysfs: Sysfs) -> Iterator[str]:
+    """Yield the names of the disks of a host, without partitions and without volumes of disks."""
+    for name in sysfs.list_names("class/block"):
+        folder = sysfs.resolve(f"class/block/{name}", strict=True)
+        # Volumes and loop devices are in virtual/block; a drive with several controllers is in
+        # virtual/nvme-subsystem, and each path to it (nvme0c1n1) is a hidden disk.
+        if folder is None or folder.parent == sysfs.root / "devices/virtual/block":
+            continue
+        if sysfs.read_text(folder / "partition") is None and not sysfs.read_int(folder / "hidden"):
+            yield name
+
+
+def read(sysfs_root: Path) -> SignatureFacts:
+    """Return the signatures on the disks of this host, or of the tree that ``sysfs_root`` is in.
+
+    A tree without the file has none.
+    """
+    if sysfs_root != LOCAL_ROOT:
+        try:
+            return _load(json.loads(read_file(sysfs_root.parent / FILE, MAX_BYTES)))
+        except FileNotFoundError:
+            return SignatureFacts()
+        except (OSError, TypeError, ValueError) as exc:
+            error = f"{FILE}: {exc}"
+            return SignatureFacts(errors=dict.fromkeys(whole_disks(Sysfs(sysfs_root)), error))
+    facts = read_local(Sysfs(sysfs_root))
+    notify_facts(FILE, json.dumps(asdict(facts)).encode())
+    return facts
+
+
+def _load(facts: Any) -> SignatureFacts:
+    """Return facts from JSON. Raise TypeError if they are malformed."""
+    loaded = SignatureFacts(**facts)
+    for texts in (loaded.signatures, loaded.errors):
+        if not isinstance(texts, dict) or not all(isinstance(t, str) for t in texts.values()):
+            raise TypeError("expected objects of texts")
+    return loaded
+
+
+def read_local(sysfs: Sysfs, udev: Path = _UDEV, dev: Path = _DEV) -> SignatureFacts:
+    """Return what udev knows of the disks of this host, or what is on them."""
+    signatures: dict[str, str] = {}
+    errors: dict[str, str] = {}
+    for name in whole_disks(sysfs):
+        if not sysfs.read_int(f"class/block/{name}/size"):
+            continue  # a reader without a card
+        number = sysfs.read_text(f"class/block/{name}/dev")
+        try:
+            properties = _read_record(udev / f"b{number}")
+        except FileNotFoundError:
+            try:
+                properties = blkid.probe(dev / name.replace("!", "/"))
+            except OSError as exc:
+                errors[name] = f"udev has no record of it, and {exc.strerror or exc}"
+                continue
+        except OSError as exc:
+            errors[name] = f"{exc.filename}: {exc.strerror}"
+            continue
+        if (text := describe(properties)) is not None:
+            signatures[name] = text
+    return SignatureFacts(signatures, errors)
+
+
+def _read_record(path: Path) -> dict[str, str]:
+    """Return the properties of a record of udev with the names that libblkid gives them."""
+    names = {
+        "E:ID_FS_TYPE": "TYPE",
+        "E:ID_FS_USAGE": "USAGE",
+        "E:ID_FS_AMBIVALENT": "AMBIVALENT",
+        "E:ID_PART_TABLE_TYPE": "PTTYPE",
+    }
+    found: dict[str, str] = {}
+    for line in path.read_text(errors="replace").splitlines():
+        key, _, value = line.partition("=")
+        if key in names:
+            found[names[key]] = value
+    return found
+
+
+def describe(properties: Mapping[str, str]) -> str | None:
+    """Return what a disk with these properties of libblkid holds; None if it holds nothing."""
+    type_, usage = properties.get("TYPE"), properties.get("USAGE")
+    if type_ is not None:
+        kinds = {"filesystem": "a file system", "raid": "a part of a volume", "crypto": "encrypted"}
+        kind = kinds.get(usage or "", "data")
+        return f"encrypted data ({type_})" if kind == "encrypted" else f"{kind} ({type_})"
+    if (table := properties.get("PTTYPE")) is not None:
+        return f"a partition table ({table})"
+    if (types := properties.get("AMBIVALENT")) is not None:
+        return f"data of {types}"
+    return None
+
+
+def contents_by_function(sysfs: Sysfs, facts: SignatureFacts) -> dict[str, DiskContents]:
+    """Return what the disks of each PCI function with disks hold, by address."""
+    reader = DiskReader(sysfs)
+    found: dict[str, DiskContents] = {}
+    for name in whole_disks(sysfs):
+        signature, error = facts.signatures.get(name), facts.errors.get(name)
+        if signature is None and _has_partitions(sysfs, name):
+            signature = "a partition table"
+        now = DiskContents(
+            f"{name} holds {signature}" if signature else None,
+            f"the contents of {name} are unknown: {error}" if error else None,
+        )
+        for address in reader.functions_of_disk(name):
+            known = found.get(address, DiskContents())
+            found[address] = DiskContents(
+                known.signature or now.signature, known.error or now.error
+            )
+    return found
+
+
+def _has_partitions(sysfs: Sysfs, name: str) -> bool:
+    return any(
+        sysfs.read_text(f"class/block/{name}/{partition}/partition") is not None
+        for partition in sysfs.list_names(f"class/block/{name}")
+        if partition.startswith(name)
+    )

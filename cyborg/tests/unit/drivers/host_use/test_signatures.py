@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Signatures on disks: from records of udev, from the disk itself, from a tree."""
+
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cyborg.drivers.host_use import blkid, signatures
+from cyborg.drivers.host_use.signatures import DiskContents, SignatureFacts
+from cyborg.drivers.sysfs import Sysfs
+from cyborg.testing.host_tree import HostTree
+
+A, B = "0000:01:00.0", "0000:02:00.0"
+MIB = 1 << 20
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> HostTree:
+    tree = HostTree(tmp_path)
+    tree.add_function(A, "144d", "a80a", "010802", kernel_driver="nvme")
+    tree.add_function(B, "1000", "005d", "010700", kernel_driver="megaraid_sas")
+    tree.add_disk("nvme0n1", f"pci0000:00/{A}/nvme/nvme0")
+    for name in ("sda", "sdb"):
+        tree.add_disk(name, f"pci0000:00/{B}/host0/{name}/block")
+    return tree
+
+
+def test_whole_disks_are_neither_partitions_nor_volumes(host: HostTree) -> None:
+    host.add_disk("nvme1n1", "virtual/nvme-subsystem/nvme-subsys0", ["nvme1n1p1"])
+    host.add_disk("dm-0", "virtual/block", slaves=["sda"])
+    host.add_disk("loop0", "virtual/block")
+    sysfs = Sysfs(host.root)
+    assert list(signatures.whole_disks(sysfs)) == ["nvme0n1", "nvme1n1", "sda", "sdb"]
+
+
+@pytest.mark.parametrize(
+    ("record", "text"),
+    [
+        ("E:ID_FS_TYPE=ext4\nE:ID_FS_USAGE=filesystem", "a file system (ext4)"),
+        ("E:ID_FS_TYPE=vfat\nE:ID_FS_USAGE=filesystem\nE:ID_PART_TABLE_TYPE=dos", "(vfat)"),
+        ("E:ID_FS_TYPE=LVM2_member\nE:ID_FS_USAGE=raid", "a part of a volume (LVM2_member)"),
+        ("E:ID_FS_TYPE=zfs_member\nE:ID_FS_USAGE=filesystem", "a file system (zfs_member)"),
+        ("E:ID_FS_TYPE=ceph_bluestore\nE:ID_FS_USAGE=other", "data (ceph_bluestore)"),
+        ("E:ID_FS_TYPE=crypto_LUKS\nE:ID_FS_USAGE=crypto", "encrypted data (crypto_LUKS)"),
+        ("E:ID_FS_TYPE=mpath_member", "data (mpath_member)"),
+        ("E:ID_PART_TABLE_TYPE=gpt", "a partition table (gpt)"),
+        ("E:ID_FS_AMBIVALENT=other:swap filesystem:xfs", "data of other:swap filesystem:xfs"),
+        ("S:disk/by-id/nvme-X\nE:ID_MODEL=X\nG:systemd", None),
+        ("", None),
+    ],
+)
+def test_read_local_record_of_udev(
+    host: HostTree, tmp_path: Path, record: str, text: str | None
+) -> None:
+    number = (host.root / "class/block/nvme0n1/dev").read_text().strip()
+    for name in ("sda", "sdb"):
+        (host.root / f"class/block/{name}/size").write_text("0\n")  # no medium
+    (host.root / "class/block/nvme0n1/size").write_text("2048\n")
+    (tmp_path / f"b{number}").write_text(f"{record}\n")
+    facts = signatures.read_local(Sysfs(host.root), udev=tmp_path, dev=tmp_path / "missing")
+    assert facts.errors == {}
+    if text is None:
+        assert facts.signatures == {}
+    else:
+        assert facts.signatures["nvme0n1"].endswith(text)
+
+
+def test_read_local_disk_without_record_is_probed(host: HostTree, tmp_path: Path) -> None:
+    for name in ("nvme0n1", "sda", "sdb"):
+        (host.root / f"class/block/{name}/size").write_text("2048\n")
+    with open(tmp_path / "sda", "wb") as empty:
+        empty.truncate(MIB)
+    (tmp_path / "sdb").write_bytes((tmp_path / "sda").read_bytes())
+    subprocess.run(["mkswap", tmp_path / "sdb"], check=True, capture_output=True)
+    facts = signatures.read_local(Sysfs(host.root), udev=tmp_path, dev=tmp_path)
+    error = "udev has no record of it, and No such file or directory"
+    assert facts == SignatureFacts({"sdb": "data (swap)"}, {"nvme0n1": error})
+
+
+def test_probe_magic_bytes_of_volumes(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+
+    def write(offset: int, content: bytes, size: int = 256 * MIB) -> dict[str, str]:
+        with open(disk, "wb") as file:
+            file.truncate(size)
+            file.seek(offset)
+            file.write(content)
+        return blkid.probe(disk)
+
+    # A BlueStore of Ceph, as its source (src/os/bluestore/BlueStore.cc) writes the label.
+    assert write(0, b"bluestore block device\n")["TYPE"] == "ceph_bluestore"
+    # A pool of ZFS: the magic number 00bab10c in a ring of uberblocks, several times.
+    ring = struct.pack("<5Q", 0x00BAB10C, 5000, 7, 0, 1700000000).ljust(1024, b"\0") * 64
+    assert write(128 * 1024, ring)["TYPE"] == "zfs_member"
+    assert write(0, bytes(512)) == {}
+
+
+def test_probe_node_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No such file"):
+        blkid.probe(tmp_path / "missing")
+    with pytest.raises(OSError, match="directory"):
+        blkid.probe(tmp_path)
+
+
+def test_read_tree_with_file(host: HostTree) -> None:
+    assert signatures.read(host.root) == SignatureFacts()
+    host.sign_disk("sda", "a partition table (gpt)")
+    assert signatures.read(host.root) == SignatureFacts({"sda": "a partition table (gpt)"})
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"x": 1}', '{"signatures": {"sda": 1}}', "null"])
+def test_read_malformed_file_makes_each_disk_unknown(host: HostTree, content: str) -> None:
+    (host.root.parent / signatures.FILE).write_text(content)
+    facts = signatures.read(host.root)
+    assert facts.signatures == {}
+    assert set(facts.errors) == {"nvme0n1", "sda", "sdb"}
+
+
+def test_contents_by_function(host: HostTree) -> None:
+    host.add_disk("sdc", f"pci0000:00/{B}/host0/sdc/block", ["sdc1"])
+    sysfs = Sysfs(host.root)
+    facts = SignatureFacts({}, {"sda": "no permission"})
+    assert signatures.contents_by_function(sysfs, facts) == {
+        A: DiskContents(),
+        B: DiskContents(
+            "sdc holds a partition table", "the contents of sda are unknown: no permission"
+        ),
+    }

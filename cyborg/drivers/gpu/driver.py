@@ -38,7 +38,7 @@ from cyborg.core.wire.board_info import NOT_OFFERED
 from cyborg.drivers import hwdb, pci_classes
 from cyborg.drivers.base import Option
 from cyborg.drivers.generic import Description, PciDriver
-from cyborg.drivers.gpu import mig
+from cyborg.drivers.gpu import mig, obstacles
 from cyborg.drivers.gpu import rules as mdev_rules
 from cyborg.drivers.gpu.companions import COMPANIONS, find_companions
 from cyborg.drivers.gpu.control import GpuControl, HostControl, NoControl
@@ -64,11 +64,6 @@ from cyborg.drivers.sysfs import PciFunction
 
 LOG = get_logger(__name__)
 
-_VENDOR_VFIO = (
-    "it has vGPUs without mediated devices (nvidia/current_vgpu_type), which Nova cannot attach: "
-    "libvirt would bind it to vfio-pci, and its vGPU would be lost; offer the card as a whole, or "
-    "use a release of the vGPU driver with mediated devices"
-)
 _WHOLE = "vfio-pci"
 _DETACHED = (None, _WHOLE, "pci-stub")  # kernel drivers with which VFIO gives a group to a guest
 _LOCK_TIMEOUT = 5.0  # seconds; a kernel driver can take longer to create a device
@@ -173,22 +168,10 @@ class GpuDriver(PciDriver):
         return function.address not in self._selected and super().needs_iommu(function)
 
     def find_obstacle(self, function: PciFunction) -> str | None:
-        """Return why a PCI function is not scheduled, or None; a parent has no obstacle.
-
-        A function with vGPUs but without mediated devices (attribute ``nvidia/current_vgpu_type``)
-        is not scheduled.
-
-        libvirt binds a function with ``managed='yes'``, as Nova 34 sets it for each accelerator
-        (``_guest_add_accel_pci_devices`` of ``nova/virt/libvirt/driver.py``), to vfio-pci
-        (``virPCIDeviceBindToStub`` of ``src/util/virpci.c``). NVIDIA documents the attribute in the
-        "Virtual GPU Software User Guide", for hypervisors with a vendor-specific VFIO framework.
-        """
+        """Return why a PCI function is not scheduled, or None; a parent has no obstacle."""
         if function.address in self._selected:
             return None
-        folder = f"bus/pci/devices/{function.address}/nvidia"
-        if "current_vgpu_type" in self._sysfs.list_names(folder):
-            return _VENDOR_VFIO
-        return super().find_obstacle(function)
+        return obstacles.find_obstacle(self._sysfs, function) or super().find_obstacle(function)
 
     def is_shared(self, function: PciFunction) -> bool:
         """Return whether a rule of ``mdev_types`` makes a PCI function a parent."""

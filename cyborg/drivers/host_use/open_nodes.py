@@ -22,7 +22,7 @@ INITIAL_NAMESPACE = 0xEFFFFFFC
 
 NODE = re.compile(
     r"(?:/[^ ]*)?(/dev/(?:nvidia[0-9]+|dri/[a-zA-Z]+[0-9]+|accel/accel[0-9]+|uio[0-9]+"
-    r"|infiniband/(?:uverbs|umad|issm)[0-9]+"
+    r"|infiniband/(?:uverbs|umad|issm)[0-9]+|vfio/(?:noiommu-)?[0-9]+|vfio/devices/vfio[0-9]+"
     r"|(?:nvme|ng)[0-9][0-9np]*|(?:s|v|xv|h)d[a-z]+[0-9]*))"
 )
 """Nodes of devices, also those of a container below another folder. A node of the device mapper or

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cyborg.core.errors import CyborgError
+from cyborg.core.inventory.delivery import is_vfio
 from cyborg.drivers.host_use import open_nodes
 from cyborg.drivers.host_use.disks import DiskReader
 from cyborg.drivers.sysfs import LOCAL_ROOT, Sysfs, functions_on, notify_facts, read_file
@@ -25,14 +26,21 @@ FILE = "proc/open_devices.json"
 """Path of the facts below the directory that contains ``sys``. The kernel has no such file."""
 MAX_BYTES = 1024 * 1024
 
+GPU_MANAGERS = {
+    "nvidia-persiste": "nvidia-persistenced",
+    "nv-fabricmanage": "Fabric Manager",
+    "nv-hostengine": "DCGM",
+    "dcgm-exporter": "dcgm-exporter",
+}
+"""Programs that manage GPUs and keep their nodes open, also those of GPUs that compute for nobody.
+
+The names are those of ``/proc/PID/comm``: 15 characters.
+"""
+
 IGNORED = frozenset(
     {
-        # They manage GPUs and keep their nodes open, also those of GPUs that compute for nobody:
-        # persistence daemon, Fabric Manager, DCGM and its exporter, and the managers of vGPUs.
-        "nvidia-persiste",
-        "nv-fabricmanage",
-        "nv-hostengine",
-        "dcgm-exporter",
+        *GPU_MANAGERS,
+        # The managers of vGPUs.
         "nvidia-vgpu-mgr",
         "nvidia-vgpud",
         "vgpu",
@@ -50,7 +58,13 @@ IGNORED = frozenset(
         *("btrfs", "zed", "probe-bcache", "bcache-register", "cryptsetup", "mpathpersist"),
     }
 )
-"""Programs that do not use a device, as ``/proc/PID/comm`` names them: 15 characters."""
+"""Programs that do not use a device, as ``/proc/PID/comm`` names them."""
+
+_VMMS = ("qemu", "kvm", "cloud-hyperviso", "crosvm", "libvirtd", "virtqemud")
+"""Begins of the names of programs that have a device by VFIO for a guest.
+
+The guest may be a server with an accelerator, which this host cannot tell from another guest.
+"""
 
 _CLASSES = {
     "dri/": "drm",
@@ -61,7 +75,8 @@ _CLASSES = {
     "uio": "uio",
 }
 """The class in sysfs of the nodes whose path in ``/dev`` begins so. The name is the last part."""
-_RDMA = "/dev/infiniband/"
+_RDMA, _VFIO = "/dev/infiniband/", "/dev/vfio/"
+_VFIO_DEVICE = re.compile(r"vfio[0-9]+")
 _NVIDIA = re.compile(r"nvidia([0-9]{1,4})")
 _NVME = re.compile(r"nvme[0-9]{1,5}")
 _MINOR = re.compile(r"Device Minor:\s*([0-9]+)")
@@ -129,6 +144,8 @@ class ProcessReader:
         found: dict[str, str] = {}
         for node, programs in sorted(self._facts.programs.items()):
             used_by = [name for name in programs if name not in IGNORED]
+            if node.startswith(_VFIO):
+                used_by = [name for name in used_by if not name.startswith(_VMMS)]
             if used_by and (interfaces or not node.startswith(_RDMA)):
                 for address in self.functions_of(node):
                     found.setdefault(address, f"the process {used_by[0]} has {node} open")
@@ -146,6 +163,10 @@ class ProcessReader:
         name = path.rpartition("/")[2]
         if (match := _NVIDIA.fullmatch(path)) is not None:
             return [address for address, minor in self._nvidia_minors() if minor == match[1]]
+        if node.startswith(_VFIO):
+            if _VFIO_DEVICE.fullmatch(name):
+                return self._functions_below(f"class/vfio-dev/{name}")
+            return self._functions_of_group(name.removeprefix("noiommu-"))
         for prefix, class_ in _CLASSES.items():
             if path.startswith(prefix):
                 return self._functions_below(f"class/{class_}/{name}")
@@ -153,6 +174,24 @@ class ProcessReader:
             return DiskReader(self._sysfs).functions_of_disk(name)
         class_ = "nvme" if _NVME.fullmatch(path) else "nvme-generic"
         return self._functions_below(f"class/{class_}/{name}")
+
+    def find_managers(self, address: str) -> list[str]:
+        """Return the names of the managers that have the node of a GPU open."""
+        return [
+            GPU_MANAGERS[program]
+            for node, programs in sorted(self._facts.programs.items())
+            if address in self.functions_of(node)
+            for program in programs
+            if program in GPU_MANAGERS
+        ]
+
+    def _functions_of_group(self, group: str) -> list[str]:
+        """Return the functions of an IOMMU group that VFIO has; the others are not used by it."""
+        return [
+            address
+            for address in self._sysfs.list_names(f"kernel/iommu_groups/{group}/devices")
+            if is_vfio(self._sysfs.read_link(f"bus/pci/devices/{address}/driver"))
+        ]
 
     def _functions_below(self, path: str) -> list[str]:
         # The first is the device itself; those above it are bridges.
@@ -171,7 +210,10 @@ class ProcessReader:
                 yield address, match[1]
 
     def nodes(self) -> Iterator[str]:
-        """Yield the paths of the nodes that a process could have open."""
+        """Yield the paths of the nodes that a process could have open, except those of VFIO.
+
+        The kernel gives a group of VFIO to one process only.
+        """
         folders = {(prefix.rpartition("/")[0], class_) for prefix, class_ in _CLASSES.items()}
         folders |= {("", class_) for class_ in ("nvme", "nvme-generic", "block")}
         for folder, class_ in sorted(folders):

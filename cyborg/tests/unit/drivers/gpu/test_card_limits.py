@@ -10,6 +10,7 @@ from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.gpu.mdev import Slot, SlotPlan, limit_slots
 from cyborg.drivers.gpu.nvml import GpuFacts
+from cyborg.testing.host_tree import HostTree
 from cyborg.tests.unit.drivers.gpu.simulated_gpu import PrivilegedControl, SimulatedKernel
 
 CARD, TYPE = "0000:6e:00.0", "nvidia-561"
@@ -147,3 +148,18 @@ def test_discover_function_with_vendor_vfio_is_not_deliverable(kernel: Simulated
     (device,) = driver.discover()
     assert device.deliverable
     assert [h.address for part in device.deployables for h in part.handles] == [first]
+
+
+def test_discover_card_that_a_manager_keeps_open_is_not_deliverable(tmp_path: Path) -> None:
+    host = HostTree(tmp_path)
+    for number, address in enumerate(("0000:3d:00.0", "0000:3e:00.0")):
+        host.add_function(address, "10de", "2330", "030200", kernel_driver="nvidia")
+        host.add_nvidia_gpu(address, number)
+    host.open_node("/dev/nvidia1", "nvidia-persiste")
+    driver = GpuDriver("gpus", {"devices": ["vendor=10de"]}, host.root)
+    first, second = driver.discover()
+    assert first.deliverable
+    assert not second.deliverable
+    assert str(second.undeliverable_reason).startswith("nvidia-persistenced has its device node")
+    host.close_nodes()
+    assert all(device.deliverable for device in driver.discover())

@@ -46,6 +46,16 @@ def host(tmp_path: Path) -> HostTree:
     return tree
 
 
+def bind_to_vfio(host: HostTree, address: str, group: str) -> None:
+    """Bind a function to vfio-pci, with the nodes of its group and of itself."""
+    (host.bus / address / "driver").symlink_to(host.root / "bus/pci/drivers/vfio-pci")
+    devices = host.root / f"kernel/iommu_groups/{group}/devices"
+    devices.mkdir(parents=True)
+    for other in (address, B):  # B is in the group too, and has no kernel driver
+        (devices / other).symlink_to((host.bus / other).resolve())
+    host.add_class_device(address, "vfio-dev", "vfio0")
+
+
 NODES = [
     *("/dev/dri/card0", "/dev/dri/renderD128", "/dev/accel/accel0"),
     *("/dev/infiniband/uverbs0", "/dev/infiniband/umad0", "/dev/uio0"),
@@ -69,6 +79,28 @@ def test_function_with_open_node_is_used(host: HostTree, node: str) -> None:
     assert used_functions(host.root) == {}
 
 
+@pytest.mark.parametrize(
+    "node", ["/dev/vfio/17", "/dev/vfio/noiommu-17", "/dev/vfio/devices/vfio0"]
+)
+def test_function_of_a_program_in_user_space_is_used(host: HostTree, name: str) -> None:
+    node = f"/dev/vfio/{name}"
+    bind_to_vfio(host, A, "17")
+    assert open_nodes.NODE.fullmatch(node)
+    host.open_node(node, "spdk_tgt")
+    assert used_functions(host.root) == {A: f"the process spdk_tgt has {node} open"}
+    host.open_node(node, "qemu-system-x86", "libvirtd")  # a guest, which may be a server
+    assert used_functions(host.root) == {}
+    host.open_node(node, "qemu-system-x86", "vhost")
+    assert used_functions(host.root) == {A: f"the process vhost has {node} open"}
+
+
+@pytest.mark.parametrize("node", ["/dev/vfio/18", "/dev/vfio/devices/vfio1", "/dev/vfio/vfio"])
+def test_other_node_of_vfio_is_no_use(host: HostTree, node: str) -> None:
+    bind_to_vfio(host, A, "17")
+    host.open_node(node, "spdk_tgt")
+    assert used_functions(host.root) == {}
+
+
 @pytest.mark.parametrize("node", ["/dev/nvidia1", "/dev/dri/card7", "/dev/nvme1", "/dev/sdb"])
 def test_node_of_no_function_is_no_use(host: HostTree, node: str) -> None:
     host.open_node(node, "train.py")
@@ -84,6 +116,14 @@ def test_manager_of_gpus_is_no_use(host: HostTree) -> None:
     host.open_node("/dev/nvidia3", *sorted(IGNORED))
     assert used_functions(host.root) == {}
     assert all(len(name) <= 15 for name in IGNORED)  # TASK_COMM_LEN, with the final zero
+
+
+def test_managers_of_a_gpu(host: HostTree) -> None:
+    host.open_node("/dev/nvidia3", "nv-hostengine", "nvidia-persiste", "nvidia-smi")
+    host.open_node("/dev/nvidia2", "dcgm-exporter")
+    reader = ProcessReader(Sysfs(host.root), processes.read(host.root))
+    assert reader.find_managers(A) == ["DCGM", "nvidia-persistenced"]
+    assert reader.find_managers(B) == []
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why a GPU that is not in use cannot be given to a server as a whole.
+
+libvirt binds a function with ``managed='yes'``, as Nova 34 sets it for each accelerator
+(``_guest_add_accel_pci_devices`` of ``nova/virt/libvirt/driver.py``), to vfio-pci
+(``virPCIDeviceBindToStub`` of ``src/util/virpci.c``).
+"""
+
+from cyborg.drivers.host_use import processes
+from cyborg.drivers.sysfs import PciFunction, Sysfs
+
+_VENDOR_VFIO = (
+    "it has vGPUs without mediated devices (nvidia/current_vgpu_type), which Nova cannot attach: "
+    "libvirt would bind it to vfio-pci, and its vGPU would be lost; offer the card as a whole, or "
+    "use a release of the vGPU driver with mediated devices"
+)
+
+
+def find_obstacle(sysfs: Sysfs, function: PciFunction) -> str | None:
+    """Return why libvirt cannot give a GPU to a server, with a remedy; None if it can.
+
+    NVIDIA documents the attribute ``nvidia/current_vgpu_type`` in the "Virtual GPU Software User
+    Guide", for hypervisors with a vendor-specific VFIO framework. Its kernel driver does not let go
+    of a GPU whose node a process has open (``nv_pci_remove_helper`` in ``nv-pci.c`` of NVIDIA's
+    open kernel modules waits for it), as ``nvidia-persistenced`` has with persistence mode.
+    """
+    if "current_vgpu_type" in sysfs.list_names(f"bus/pci/devices/{function.address}/nvidia"):
+        return _VENDOR_VFIO
+    if function.kernel_driver != "nvidia":
+        return None
+    reader = processes.ProcessReader(sysfs, processes.read(sysfs.root))
+    if not (managers := reader.find_managers(function.address)):
+        return None
+    return (
+        f"{', '.join(managers)} has its device node open, so libvirt would wait for ever: bind it "
+        "to vfio-pci, or stop the program; nvidia-smi --persistence-mode=0 ends persistence mode"
+    )

@@ -2,8 +2,9 @@
 """Admin commands of NVMe controllers, and the choice of the command that erases.
 
 Commands and data structures are those of the NVM Express Base Specification, revision 2.0: Identify
-(5.17), Get Log Page (5.16), Sanitize (5.24) and Format NVM (5.14). ``<linux/nvme_ioctl.h>`` of the
-kernel defines ``struct nvme_passthru_cmd`` and the ioctl.
+(5.17), Get Log Page (5.16), Sanitize (5.24) and Format NVM (5.14), and the media verification after
+a sanitize operation of revision 2.1. ``<linux/nvme_ioctl.h>`` of the kernel defines ``struct
+nvme_passthru_cmd`` and the ioctl.
 """
 
 import ctypes
@@ -60,6 +61,7 @@ class SanitizeState(StrEnum):
     DONE = "completed"
     RUNNING = "in progress"
     FAILED = "failed"
+    VERIFYING = "in media verification"
 
 
 _SANITIZE_STATES = {
@@ -68,7 +70,11 @@ _SANITIZE_STATES = {
     2: SanitizeState.RUNNING,
     3: SanitizeState.FAILED,
     4: SanitizeState.DONE,  # and all blocks are deallocated
+    5: SanitizeState.VERIFYING,
 }
+# The state in byte 36 (revision 2.1; libnvme: nvme_sanitize_ssi); the status may be "in progress".
+_MEDIA_VERIFICATION = 5
+_END_VERIFICATION = 5  # the sanitize action
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +83,14 @@ class ControllerInfo:
 
     With ``format_all`` a format erases every namespace. With ``manages_namespaces`` a user can
     create, attach, detach and delete namespaces. With ``has_siblings`` the NVM subsystem may have
-    other controllers.
+    other controllers. With ``manages_virtualization`` it may have secondary controllers.
     """
 
     methods: tuple[Method, ...]
     format_all: bool = False
     manages_namespaces: bool = False
     has_siblings: bool = False
+    manages_virtualization: bool = False
     number: int = 0
 
 
@@ -118,6 +125,7 @@ def parse_controller(data: bytes) -> ControllerInfo:
         format_all=bool(fna & 0x3),
         manages_namespaces=bool(oacs & 0x8),
         has_siblings=bool(cmic & 0x2),
+        manages_virtualization=bool(oacs & 0x80),
         number=number,
     )
 
@@ -153,6 +161,8 @@ def parse_sanitize_status(data: bytes) -> tuple[SanitizeState, float]:
     state = _SANITIZE_STATES.get(status & 0x7)
     if state is None:
         raise DriverFailed(f"the controller reports the unknown sanitize status {status & 0x7}")
+    if state is SanitizeState.RUNNING and data[36] & 0xF == _MEDIA_VERIFICATION:
+        state = SanitizeState.VERIFYING
     return state, progress / _PROGRESS_UNITS
 
 
@@ -211,15 +221,18 @@ class Controller:
     def is_alone(self, info: ControllerInfo) -> bool:
         """Return whether no other controller of the NVM subsystem can be in use.
 
-        The others may be bound to vfio-pci, so sysfs does not show them.
+        The others may be bound to vfio-pci, so sysfs does not show them. Only a controller with
+        virtualization management has secondary controllers, and the list of these.
         """
         if not info.has_siblings:
             return True
+        idle: set[int] = set()
         try:
             present = parse_controllers(self._identify(_CNS_CONTROLLERS))
-            idle = parse_idle_controllers(self._identify(_CNS_SECONDARY_CONTROLLERS))
+            if info.manages_virtualization:
+                idle = parse_idle_controllers(self._identify(_CNS_SECONDARY_CONTROLLERS))
         except DriverFailed:
-            return False  # both lists are optional: without them, others must be assumed
+            return False  # the list of controllers is optional: without it, others are assumed
         return present - idle <= {info.number}
 
     def identify_namespace(self, number: int) -> NamespaceInfo:
@@ -237,6 +250,13 @@ class Controller:
     def sanitize(self, method: Method) -> None:
         """Start a sanitize operation; it ends in the background."""
         self._execute(_SANITIZE, 0, _SANITIZE_ACTIONS[method], timeout=COMMAND_TIMEOUT)
+
+    def end_verification(self) -> None:
+        """Let the controller leave the media verification that follows a sanitize operation.
+
+        Whoever started the operation, such as a server, may have required the verification.
+        """
+        self._execute(_SANITIZE, 0, _END_VERIFICATION, timeout=COMMAND_TIMEOUT)
 
     def format(self, number: int, format_bits: int, method: Method, timeout: float) -> None:
         """Format a namespace; take ``format_bits`` from its NamespaceInfo."""

@@ -29,7 +29,7 @@ from cyborg.drivers.nvme_admin import (
     choose_method,
 )
 from cyborg.drivers.privileged import CONTEXT, vfio
-from cyborg.drivers.sysfs import Sysfs
+from cyborg.drivers.sysfs import PciFunction, Sysfs
 
 _T = TypeVar("_T")
 MAX_TIMEOUT = 86400.0
@@ -77,10 +77,16 @@ def _erase(function: str, end: float) -> dict[str, Any]:
     if found.numvfs:
         raise DriverFailed(f"{function} has virtual functions, which others may use")
     _check_unused(function)
+    with _bound_to_nvme(_SYS / "bus/pci/devices" / function):
+        # Only now the kernel shows what is on the disks.
+        _check_unused(function)
+        return _erase_bound(found, end)
+
+
+def _erase_bound(found: PciFunction, end: float) -> dict[str, Any]:
+    """Erase a controller that is bound to nvme."""
+    function = found.address
     folder = _SYS / "bus/pci/devices" / function
-    _bind_kernel_driver(folder)
-    # Only now the kernel shows what is on the disks.
-    _check_unused(function)
     name = _wait_for(lambda: _controller_name(folder), f"{function} has no live NVMe device")
     with _open(_DEV / name, os.O_RDWR, folder / "nvme" / name) as descriptor:
         controller = Controller(descriptor)
@@ -205,7 +211,9 @@ def _sanitize(controller: Controller, method: Method, end: float) -> Callable[[]
 def _wait_for_sanitize(controller: Controller, end: float) -> SanitizeState:
     while True:
         state, progress = controller.sanitize_status()
-        if state is not SanitizeState.RUNNING:
+        if state is SanitizeState.VERIFYING:
+            controller.end_verification()  # it lasts until somebody ends it
+        elif state is not SanitizeState.RUNNING:
             return state
         if time.monotonic() >= end:
             raise DriverFailed(f"the sanitize operation did not end in time: {progress:.0%} done")
@@ -267,14 +275,16 @@ def _read(descriptor: int, offset: int, buffer: mmap.mmap) -> bytes:
     return buffer[:]
 
 
-def _bind_kernel_driver(folder: Path) -> None:
-    """Bind the function to the nvme driver, unless it is bound to it already.
+@contextlib.contextmanager
+def _bound_to_nvme(folder: Path) -> Iterator[None]:
+    """Bind the function to the nvme driver, and in the end to the driver that it had.
 
-    libvirt binds it again when a server is deleted, except if the function was bound to vfio-pci
-    before the server used it.
+    libvirt binds it to nvme when a server is deleted, except if the function was bound to vfio-pci
+    before the server used it. Without the second step, the host would read and keep such a drive.
     """
     driver = Sysfs(folder).read_link("driver")
     if driver == _KERNEL_DRIVER:
+        yield
         return
     if driver not in (None, "vfio-pci"):
         raise DriverFailed(
@@ -284,8 +294,19 @@ def _bind_kernel_driver(folder: Path) -> None:
     if driver is not None:
         _check_group_is_unused(folder)
         (folder / "driver/unbind").write_text(folder.name)
+    _bind(folder, _KERNEL_DRIVER)
+    try:
+        yield
+    finally:
+        if Sysfs(folder).read_link("driver") == _KERNEL_DRIVER:
+            (folder / "driver/unbind").write_text(folder.name)
+        if driver is not None and folder.exists():
+            _bind(folder, driver)
+
+
+def _bind(folder: Path, driver: str) -> None:
     override = Sysfs(folder).read_text("driver_override")
-    (folder / "driver_override").write_text(_KERNEL_DRIVER)
+    (folder / "driver_override").write_text(driver)
     try:
         (_SYS / "bus/pci/drivers_probe").write_text(folder.name)
     finally:

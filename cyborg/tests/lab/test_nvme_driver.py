@@ -40,6 +40,10 @@ def test_sanitise_leaves_no_data_of_a_tenant(results: Any, case: int) -> None:
     assert counts[case] == [SECRETS, 0]
 
 
+def test_sanitise_leaves_the_kernel_driver_as_it_was(results: Any) -> None:
+    assert results[4] == ["nvme", "vfio-pci", ""]
+
+
 def test_sanitise_drive_in_use_is_refused(results: Any) -> None:
     counts = results[1]
     assert counts[3] == ["/dev/nvme0n1 cannot be opened: Device or resource busy", SECRETS]

@@ -43,6 +43,17 @@ def count_secrets() -> int:
     return DISK.read_bytes().count(b"secret of a tenant!")
 
 
+def bind_to_nvme(address: str) -> None:
+    """Let the kernel show the disk again."""
+    folder = BUS / "devices" / address
+    if (folder / "driver").exists() and (folder / "driver").resolve().name != "nvme":
+        (folder / "driver/unbind").write_text(address)
+    (folder / "driver_override").write_text("nvme")
+    (BUS / "drivers_probe").write_text(address)
+    (folder / "driver_override").write_text("\n")
+    wait_until("the disk is there", DISK.exists)
+
+
 def find_class() -> str:
     """Return the resource class that an agent reports that has just started."""
     driver = NvmeDriver("nvme0", {"devices": ["class=0108"], "class_by_capacity": True})
@@ -81,6 +92,7 @@ def main() -> None:
     folder = BUS / "devices" / device.address
     results: list[list[Any]] = []
     classes: list[str] = []
+    drivers: list[str] = []
     for kernel_driver in ("nvme", "vfio-pci", ""):
         write_pattern()
         written = count_secrets()
@@ -92,6 +104,9 @@ def main() -> None:
             assert (folder / "driver").resolve().name == kernel_driver
         classes.append(find_class())
         driver.sanitise(item)
+        link = folder / "driver"
+        drivers.append(link.resolve().name if link.exists() else "")
+        bind_to_nvme(device.address)
         results.append([written, count_secrets()])
     write_pattern()
     with open(os.open(DISK, os.O_RDWR | os.O_EXCL), "rb"):  # as a mount does
@@ -105,7 +120,8 @@ def main() -> None:
     tables = [describe()]
     driver.sanitise(item)
     tables.append(describe())
-    print("RESULT " + json.dumps([device.to_dict(), results, classes, tables]))  # noqa: T201
+    result = [device.to_dict(), results, classes, tables, drivers]
+    print("RESULT " + json.dumps(result))  # noqa: T201
 
 
 main()

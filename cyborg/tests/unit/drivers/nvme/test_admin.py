@@ -42,7 +42,7 @@ def controller_data(oacs: int = 0, sanicap: int = 0, fna: int = 0) -> bytes:
         (0, 0, 0x4, (), False),  # a cryptographic erasure needs Format NVM
         (0x2, 0x7, 0x7, tuple(Method), True),
         (0x2, 0x4, 0x2, (Method.SANITIZE_OVERWRITE, Method.FORMAT_ERASE), True),
-        (0xFFF5, 0xFFFFFFF8, 0xF8, (), False),  # other bits
+        (0xFF75, 0xFFFFFFF8, 0xF8, (), False),  # other bits
     ],
 )
 def test_parse_controller(
@@ -82,7 +82,7 @@ def secondary_list(*entries: tuple[int, bool]) -> bytes:
     ("answers", "alone"),
     [
         ({}, False),
-        ({0x13: controller_list(0)}, False),  # no Secondary Controller List
+        ({0x13: controller_list(0)}, False),  # the Secondary Controller List cannot be read
         ({0x13: controller_list(0), 0x15: secondary_list()}, True),
         ({0x13: controller_list(0, 1, 2), 0x15: secondary_list((1, False), (2, False))}, True),
         ({0x13: controller_list(0, 1, 2), 0x15: secondary_list((1, False), (2, True))}, False),
@@ -91,15 +91,25 @@ def secondary_list(*entries: tuple[int, bool]) -> bytes:
 )
 def test_is_alone_with_siblings_needs_both_lists(answers: dict[int, bytes], alone: bool) -> None:
     controller = ListedController(answers)
-    assert controller.is_alone(ControllerInfo((), has_siblings=True)) is alone
+    info = ControllerInfo((), has_siblings=True, manages_virtualization=True)
+    assert controller.is_alone(info) is alone
     assert controller.is_alone(ControllerInfo((), has_siblings=False)) is True
 
 
+@pytest.mark.parametrize(("numbers", "alone"), [((65,), True), ((65, 66), False)])
+def test_is_alone_without_virtualization_management(numbers: tuple[int, ...], alone: bool) -> None:
+    """A drive with two ports has a controller for each port that is connected, and no others."""
+    controller = ListedController({0x13: controller_list(*numbers)})
+    assert controller.is_alone(ControllerInfo((), has_siblings=True, number=65)) is alone
+
+
 def test_parse_controller_reads_siblings_number_and_namespace_management() -> None:
-    data = bytearray(controller_data(oacs=0x8))
+    data = bytearray(controller_data(oacs=0x88))
     data[76] = 0x2
     struct.pack_into("<H", data, 78, 300)
-    info = ControllerInfo((), manages_namespaces=True, has_siblings=True, number=300)
+    info = ControllerInfo(
+        (), manages_namespaces=True, has_siblings=True, manages_virtualization=True, number=300
+    )
     assert parse_controller(bytes(data)) == info
 
 
@@ -121,11 +131,29 @@ def test_namespace_ids_are_read_from_their_lists() -> None:
         (2, SanitizeState.RUNNING),
         (3, SanitizeState.FAILED),
         (4, SanitizeState.DONE),
+        (5, SanitizeState.VERIFYING),
     ],
 )
 def test_parse_sanitize_status(status: int, state: SanitizeState) -> None:
     data = struct.pack("<HH", 0x8000, 0xFF00 | status) + bytes(508)
     assert parse_sanitize_status(data) == (state, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("status", "detail", "state"),
+    [
+        (2, 0x05, SanitizeState.VERIFYING),
+        (2, 0x25, SanitizeState.VERIFYING),  # the upper four bits are the state of a failure
+        (2, 0x06, SanitizeState.RUNNING),  # it deallocates after the verification
+        (1, 0x05, SanitizeState.DONE),
+    ],
+)
+def test_parse_sanitize_status_of_revision_2_1(
+    status: int, detail: int, state: SanitizeState
+) -> None:
+    data = bytearray(struct.pack("<HH", 0xFFFF, status) + bytes(508))
+    data[36] = detail
+    assert parse_sanitize_status(bytes(data))[0] is state
 
 
 def test_parse_sanitize_status_unknown_is_an_error() -> None:

@@ -2,6 +2,7 @@
 """The nvme driver on simulated hosts; the lab erases a drive of a real kernel."""
 
 import struct
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from cyborg.core.inventory.device import Ability, Device
 from cyborg.core.jobs.job import WorkItem
 from cyborg.core.wire.board_info import NOT_OFFERED
 from cyborg.drivers.nvme import NvmeDriver
-from cyborg.drivers.nvme_admin import ControllerInfo, Method
+from cyborg.drivers.nvme_admin import Controller, ControllerInfo, Method, SanitizeState
 from cyborg.drivers.privileged import CONTEXT
 from cyborg.drivers.privileged import nvme as privileged
 from cyborg.testing.host_tree import HostTree
@@ -129,6 +130,21 @@ def test_driver_with_timeout_out_of_range_is_misconfigured(host: HostTree, timeo
         make_driver(host, [], erase_timeout=timeout)
 
 
+class SanitizedController(Controller):
+    """A controller with a sequence of states."""
+
+    def __init__(self, *states: str) -> None:
+        super().__init__(-1)
+        self._states = [SanitizeState[state] for state in states]
+        self.ended = 0
+
+    def sanitize_status(self) -> tuple[SanitizeState, float]:
+        return self._states.pop(0), 0.5
+
+    def end_verification(self) -> None:
+        self.ended += 1
+
+
 def check_all_attached(
     attached: Sequence[int],
     method: Method,
@@ -187,6 +203,20 @@ class TestPrivileged:
         host.enable_virtual_functions(DRIVE, 2, "a80a", "010802")
         with pytest.raises(DriverFailed, match="has virtual functions, which others may use"):
             privileged.erase(DRIVE, 1.0)
+
+    def test_wait_for_sanitize_ends_a_media_verification(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A server can leave the drive in this state, which no time ends."""
+        controller = SanitizedController("VERIFYING", "RUNNING", "DONE")
+        monkeypatch.setattr(privileged, "_POLL_INTERVAL", 0.0)
+        end = time.monotonic() + 60
+        assert privileged._wait_for_sanitize(controller, end) is SanitizeState.DONE
+        assert controller.ended == 1
+
+    def test_wait_for_sanitize_has_a_limit(self) -> None:
+        with pytest.raises(DriverFailed, match="did not end in time: 50% done"):
+            privileged._wait_for_sanitize(SanitizedController("RUNNING"), 0.0)
 
     def test_erase_detached_namespace_is_refused(self) -> None:
         check = partial(check_all_attached, allocated=(1, 2, 3))

@@ -38,6 +38,7 @@ from cyborg.drivers import (
 from cyborg.drivers.base import Driver, Option
 from cyborg.drivers.host_use.check import used_functions
 from cyborg.drivers.iommu import IommuFacts
+from cyborg.drivers.pci import remarks
 from cyborg.drivers.pci.disk_history import DiskHistory
 from cyborg.drivers.pci.offers import (
     Description,
@@ -53,8 +54,6 @@ __all__ = ["Description", "GenericDriver", "PciDriver"]
 
 LOG = get_logger(__name__)
 
-MAX_ADDRESSES = 5  # of functions in a remark
-
 
 class PciDriver(Driver):
     """Base class of drivers that offer the PCI functions that their rules select."""
@@ -69,11 +68,11 @@ class PciDriver(Driver):
             "A rule that selects devices of the PCI bus, such as 'vendor=8086,product=37c8|37c9' "
             "or 'class=0302,address=0000:3d:*,resource_class=PGPU,traits=CUSTOM_A|CUSTOM_B'. Keys "
             "that match: vendor, product, subsystem_vendor, subsystem_product, class (prefix of "
-            "the class code), address (a pattern), numa_node; a|b means either, !a means not a. "
-            "Keys that set properties: type, resource_class, traits, action (offer, skip), "
-            "kernel_driver (a|b: the device is unhealthy without one of these). The option can be "
-            "repeated. The first rule that matches a device applies; "
-            "a device that matches no rule is ignored.",
+            "the class code), address (a pattern), numa_node; a|b means either, !a means not a; "
+            "functions (whole, vf or all; of GPUs whole is the default). Keys that set properties: "
+            "type, resource_class, traits, action (offer, skip), kernel_driver (a|b: the device is "
+            "unhealthy without one of these). The option can be repeated. The first rule that "
+            "matches a device applies; a device that matches no rule is ignored.",
         ),
         Option(
             "health",
@@ -164,9 +163,14 @@ class PciDriver(Driver):
 
     def default_type_and_class(self, function: PciFunction) -> tuple[DeviceType, str]:
         """Return the default type and resource class of a PCI function; a rule overrides them."""
-        return pci_classes.default_type_and_class(
+        found = pci_classes.default_type_and_class(
             function.vendor, function.product, function.class_code
         )
+        return (found[0], pci_classes.GPU_VF) if self._is_gpu_vf(function) else found
+
+    @staticmethod
+    def _is_gpu_vf(function: PciFunction) -> bool:
+        return function.physfn is not None and pci_classes.is_gpu(function)
 
     def select(self, function: PciFunction) -> rules.Rule | None:
         """Return the rule for a PCI function; None if only an adoption makes it offered."""
@@ -301,7 +305,7 @@ class PciDriver(Driver):
         ]
         if not addresses:
             return ()
-        names = join_limited(addresses, MAX_ADDRESSES)
+        names = join_limited(addresses, remarks.MAX_ADDRESSES)
         return (
             f"the kernel has no method to reset {names}: a server may find data of the previous "
             "server",
@@ -314,20 +318,17 @@ class PciDriver(Driver):
         offerable = [f for f in functions.values() if self.is_candidate(f)]
         virtual = map(self._layouts.find_virtual, offerable) if self._layouts.counts else ()
         offerable += [function for function in virtual if function is not None]
-        matching = {rules.matching_index(self._rules, function) for function in offerable}
-        remarks: list[str] = []
-        for number, text in enumerate(self.options["devices"]):
-            if number in matching:
-                continue
-            if any(self._rules[number].matches(function) for function in offerable):
-                problem = "applies to no device: earlier rules match all devices that it matches"
-            else:
-                problem = "matches no device of this host"
-            remarks.append(f"rule {text!r} {problem}")
+        selected = {
+            f.address
+            for f in offerable
+            if self.is_shared(f) or self._managed.decision(f.address, f.physfn)
+        }
+        found = remarks.describe_rules(self.options["devices"], self._rules, offerable)
+        found += remarks.describe_parted_gpus(self._rules, offerable, selected)
         for address in self._managed.adopted:
             if (reason := self._unadoptable(address, functions, used)) is not None:
-                remarks.append(f"{address} cannot be adopted: {reason}")
-        return tuple(remarks)
+                found.append(f"{address} cannot be adopted: {reason}")
+        return tuple(found)
 
     def _offer(self, function: PciFunction, withheld: str | None) -> Offer | None:
         if not self.is_candidate(function):
@@ -344,6 +345,8 @@ class PciDriver(Driver):
             make_custom_name(f"PCI_VENDOR_{vendor}"),
             make_custom_name(f"PCI_PRODUCT_{vendor}_{product}"),
         }
+        if self._is_gpu_vf(function) and not self.is_shared(function):
+            traits.add(pci_classes.GPU_VF)
         return Offer(
             function,
             rule.type or type_,

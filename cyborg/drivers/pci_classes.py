@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from cyborg.core.inventory.device import DeviceType
 from cyborg.core.naming import make_custom_name
+from cyborg.drivers.sysfs import PciFunction
 
 BRIDGE = "06"
 """Base class code of bridges. They are part of the bus and are never offered."""
@@ -31,6 +32,16 @@ _BY_MAKER: Mapping[tuple[str, str], tuple[DeviceType, str]] = {
     ("1da3", "12"): (DeviceType.AICHIP, "CUSTOM_AICHIP"),
     ("19e5", "12"): (DeviceType.AICHIP, "CUSTOM_AICHIP"),
 }
+
+
+GPU_VF = make_custom_name("GPU_VF")
+"""Resource class, and trait, of a virtual function of a GPU: it is never like a whole card."""
+
+
+def is_gpu(function: PciFunction) -> bool:
+    """Return whether a PCI function is a GPU by its class code and its maker."""
+    type_, _ = default_type_and_class(function.vendor, function.product, function.class_code)
+    return type_ is DeviceType.GPU
 
 
 def default_type_and_class(vendor: str, product: str, class_code: str) -> tuple[DeviceType, str]:

@@ -10,6 +10,10 @@ A rule is one line of ``key=value`` pairs. Keys that match a function::
     address=0000:3d:*      a shell pattern
     numa_node=0            a decimal number
     product=!37c9          any value except this one, or no value
+    functions=whole|vf|all virtual functions (vf), all other functions (whole), or both
+
+Without ``functions`` a rule matches virtual functions of all devices except GPUs: these look like
+the whole card. A rule with ``action=skip`` matches all functions.
 
 Keys that set properties of the matched functions::
 
@@ -28,6 +32,7 @@ from dataclasses import dataclass
 
 from cyborg.core.inventory.device import DeviceType
 from cyborg.core.naming import ACCELERATOR_CLASSES, is_accelerator_class, is_trait
+from cyborg.drivers import pci_classes
 from cyborg.drivers.sysfs import PciFunction
 
 MATCHERS = (
@@ -39,8 +44,11 @@ MATCHERS = (
     "address",
     "numa_node",
 )
+SCOPE = "functions"
 RESULTS = ("type", "resource_class", "traits", "action", "kernel_driver")
+KEYS = (*MATCHERS, SCOPE, *RESULTS)
 _ACTIONS = ("offer", "skip")
+_SCOPES = ("whole", "vf", "all")
 _ID = re.compile(r"^[0-9a-f]{4}$")
 _CLASS = re.compile(r"^[0-9a-f]{1,6}$")
 _DRIVER = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
@@ -75,7 +83,8 @@ class Rule:
 
     If ``type`` or ``resource_class`` is None, the class code of the function determines it.
 
-    An empty ``kernel_drivers`` permits any kernel driver, or none.
+    An empty ``kernel_drivers`` permits any kernel driver, or none. ``scope`` is the value of the
+    key ``functions``, None without it.
     """
 
     vendor: Values | None = None
@@ -90,6 +99,7 @@ class Rule:
     traits: frozenset[str] = frozenset()
     skip: bool = False
     kernel_drivers: frozenset[str] = frozenset()
+    scope: str | None = None
 
     def matches(self, function: PciFunction) -> bool:
         """Return whether every key of the rule matches the PCI function."""
@@ -101,7 +111,13 @@ class Rule:
             and _fits(self.class_code, function.class_code, str.startswith)
             and _fits(self.address, function.address, fnmatch.fnmatchcase)
             and _fits(self.numa_node, _text(function.numa_node), operator.eq)
+            and self._fits_scope(function)
         )
+
+    def _fits_scope(self, function: PciFunction) -> bool:
+        gpus_only = "all" if self.skip or not pci_classes.is_gpu(function) else "whole"
+        scope = self.scope or gpus_only
+        return scope == "all" or (scope == "vf") == (function.physfn is not None)
 
 
 def matching_rule(rules: Sequence[Rule], function: PciFunction) -> Rule | None:
@@ -121,6 +137,7 @@ def matching_index(rules: Sequence[Rule], function: PciFunction) -> int | None:
 def parse(text: str) -> Rule:
     """Parse a rule. Raise RuleSyntaxError if it is invalid."""
     pairs = _pairs(text)
+    scope = _scope(pairs)
     return Rule(
         vendor=_values(pairs, "vendor", _ID, "four hexadecimal digits, such as vendor=8086"),
         product=_values(pairs, "product", _ID, "four hexadecimal digits, such as product=37c8"),
@@ -142,6 +159,7 @@ def parse(text: str) -> Rule:
         traits=_traits(pairs.get("traits")),
         skip=_action(pairs.get("action")),
         kernel_drivers=_drivers(pairs.get("kernel_driver")),
+        scope=scope,
     )
 
 
@@ -163,10 +181,8 @@ def _pairs(text: str) -> dict[str, str]:
     pairs: dict[str, str] = {}
     for part in text.split(","):
         key, equals, value = (piece.strip() for piece in part.partition("="))
-        if not equals or not value or key not in (*MATCHERS, *RESULTS):
-            raise RuleSyntaxError(
-                part.strip(), f"key=value with a key of {', '.join((*MATCHERS, *RESULTS))}"
-            )
+        if not equals or not value or key not in KEYS:
+            raise RuleSyntaxError(part.strip(), f"key=value with a key of {', '.join(KEYS)}")
         if key in pairs:
             raise RuleSyntaxError(
                 part.strip(), f"{key} only once in a rule; separate alternatives with |"
@@ -196,6 +212,19 @@ def _values(
             raise RuleSyntaxError(f"{key}={pairs[key]}", expected)
         (rejected if negated else accepted).append(value)
     return Values(tuple(accepted), tuple(rejected))
+
+
+def _scope(pairs: Mapping[str, str]) -> str | None:
+    value = pairs.get(SCOPE)
+    if value is not None and value not in _SCOPES:
+        raise RuleSyntaxError(f"{SCOPE}={value}", f"one of {', '.join(_SCOPES)}")
+    if value == "all" and "resource_class" in pairs:
+        raise RuleSyntaxError(
+            f"{SCOPE}=all",
+            "a rule for functions=whole and one for functions=vf: a server that asks for the "
+            "resource class of a whole card must not get a virtual function",
+        )
+    return value
 
 
 def _type(value: str | None) -> DeviceType | None:

@@ -55,7 +55,9 @@ REASONS: Mapping[tuple[str, str], str] = {
     ("DEFAULT", "fatal_exception_format_errors"): "it was for tests",
     ("DEFAULT", "periodic_interval"): "[agent] discovery_interval is the nearest option",
     ("DEFAULT", "thread_pool_size"): "[DEFAULT] executor_thread_pool_size is the nearest option",
-    ("gpu_devices", "filter_sriov_vfs"): "rules of the option devices select functions",
+    ("gpu_devices", "filter_sriov_vfs"): (
+        "rules of the option devices offer no virtual function of a GPU without functions=vf"
+    ),
 }
 
 _PCI, _GPU, _NVME, _VGPU = "pci", "gpu_devices", "nvme", "vgpu_"
@@ -152,7 +154,8 @@ def _convert_drivers(result: Conversion, values: Sequence[str]) -> None:
             backends.append(backend)
     result.set("agent", "enabled_drivers", [",".join(backends)])
     if "gpu" in backends:
-        # The other driver offers every display controller of NVIDIA as a whole.
+        # The other driver offers every display controller of NVIDIA as a whole, and virtual
+        # functions too, unless filter_sriov_vfs is set; a rule here offers no virtual function.
         result.set("gpu", "devices", ["vendor=10de,class=03"])
     if "fake" in backends:
         result.set("agent", "allow_reference_drivers", ["true"])

@@ -42,6 +42,7 @@ QAT = Family(
         {
             *("dh895xcc", "dh895xccvf", "c6xx", "c6xxvf", "c3xxx", "c3xxxvf"),
             *("200xx", "200xxvf", "d15xx", "d15xxvf", "4xxx", "4xxxvf", "420xx", "420xxvf"),
+            "6xxx",
         }
     ),
     "intel_qat",
@@ -60,8 +61,9 @@ CCP = Family(
     re.compile(r"[a-z0-9-]+-ccp"),
 )
 
-QAT_GEN4 = frozenset({"4940", "4942", "4944", "4946"})
-"""Product ids of physical functions with the attributes of ``sysfs-driver-qat``: 4xxx, 420xx."""
+QAT_CONFIGURABLE = frozenset({"4940", "4942", "4944", "4946", "4948"})
+"""Product ids of physical functions with the attributes of ``sysfs-driver-qat``: 4xxx, 420xx, 6xxx.
+"""
 
 _QAT_IDS = (
     *("0435", "0443"),  # dh895xcc and its virtual function
@@ -73,11 +75,13 @@ _QAT_IDS = (
     *("4942", "4943"),  # 401xx
     *("4944", "4945"),  # 402xx
     *("4946", "4947"),  # 420xx
+    *("4948", "4949"),  # 6xxx
 )
 # The first two are crypto engines alone, the others have the security processor too.
 _CCP_IDS = (
     *("1537", "1468"),
     *("1456", "1486", "15df", "14ca", "15c7", "1649", "1134", "17e0", "156e", "17d8"),
+    "115a",
 )
 FAMILIES: Mapping[tuple[str, str], Family] = {
     **{("8086", product): QAT for product in _QAT_IDS},

@@ -150,10 +150,7 @@ class GpuDriver(PciDriver):
 
     def is_candidate(self, function: PciFunction) -> bool:
         """Return whether a PCI function is a GPU: a display controller, or AMD's for computing."""
-        found = pci_classes.default_type_and_class(
-            function.vendor, function.product, function.class_code
-        )
-        return found[0] is DeviceType.GPU
+        return pci_classes.is_gpu(function)
 
     def select(self, function: PciFunction) -> Rule | None:
         """Return the rule for a PCI function; record it if it is a parent of mediated devices."""

@@ -14,7 +14,7 @@ devices of all parents of a card together::
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cyborg.core.address import is_pci_address
 from cyborg.drivers import rules
@@ -70,7 +70,8 @@ def parse(text: str) -> MdevRule:
     limit = own.get("max_per_card")
     if limit is not None and not _NUMBER.fullmatch(limit):
         raise RuleSyntaxError(f"max_per_card={limit}", "a number from 1 to 999")
-    rule = rules.parse(",".join(others))
+    # Parents can be virtual functions, and their class is that of their mediated devices.
+    rule = replace(rules.parse(",".join(others)), scope="all")
     return MdevRule(
         text,
         types,

@@ -14,12 +14,12 @@ from typing import Protocol
 from cyborg.core.address import PciAddress
 from cyborg.core.errors import DriverFailed
 from cyborg.drivers.crypto import services
-from cyborg.drivers.crypto.families import QAT_GEN4
+from cyborg.drivers.crypto.families import QAT_CONFIGURABLE
 from cyborg.drivers.privileged import CONTEXT
 from cyborg.drivers.sysfs import Sysfs
 
 _SYS = Path("/sys")
-_KERNEL_DRIVERS = ("4xxx", "420xx")
+_KERNEL_DRIVERS = ("4xxx", "420xx", "6xxx")
 
 
 class Attributes(Protocol):
@@ -57,10 +57,10 @@ def check_unused(sysfs: Sysfs, function: str) -> None:
     found = sysfs.pci_function(function)
     if found is None:
         raise DriverFailed(f"there is no device {function}")
-    if found.vendor != "8086" or found.product not in QAT_GEN4:
+    if found.vendor != "8086" or found.product not in QAT_CONFIGURABLE:
         raise DriverFailed(
             f"{function} is {found.vendor}:{found.product}; expected the physical function of a "
-            "QAT device 4xxx or 420xx"
+            "QAT device 4xxx, 420xx or 6xxx"
         )
     if found.kernel_driver not in _KERNEL_DRIVERS:
         raise DriverFailed(

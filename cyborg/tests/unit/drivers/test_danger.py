@@ -34,7 +34,7 @@ FAMILIES: dict[str, tuple[type[PciDriver], tuple[str, str, str], str]] = {
     ACCELERATOR: (CryptoDriver, ("8086", "4940", "0b4000"), "4xxx"),
     PROGRAMMABLE: (FpgaDriver, ("8086", "bcce", "120000"), "dfl-pci"),
 }
-EVERYTHING = {"devices": ("address=*",), "health": ()}
+EVERYTHING = {"devices": ("address=*,functions=all",), "health": ()}
 
 
 @pytest.fixture

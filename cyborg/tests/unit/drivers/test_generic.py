@@ -244,3 +244,28 @@ def test_discover_adopted_and_released_devices(tree: SysfsTree) -> None:
 def test_invalid_addresses_are_rejected(options: dict[str, list[str]], message: str) -> None:
     with pytest.raises(Misconfigured, match=rf"^\[gen0\] {message}"):
         GenericDriver("gen0", options)
+
+
+def test_discover_virtual_functions_of_a_gpu_are_no_whole_cards(tree: SysfsTree) -> None:
+    tree.add_function(PF, "10de", "2235", "030200", totalvfs=4)
+    addresses = tree.enable_virtual_functions(PF, 2, "2235", "030200")
+    driver = GenericDriver("gen0", {"devices": ["class=03"]}, tree.root)
+    assert list(driver.discover()) == []
+    assert driver.remarks == (
+        f"{PF} is not offered, because it has virtual functions: a rule with functions=vf offers "
+        "these",
+    )
+    driver = GenericDriver("gen0", {"devices": [f"address={addresses[0]}"]}, tree.root)
+    assert list(driver.discover()) == []
+    assert driver.remarks == (
+        f"rule 'address={addresses[0]}' matches only virtual functions of GPUs, which need "
+        "functions=vf",
+    )
+    (device,) = discover(tree, "class=03,functions=vf")
+    (part,) = device.deployables
+    assert (device.type, part.resource_class) == (DeviceType.GPU, "CUSTOM_GPU_VF")
+    assert "CUSTOM_GPU_VF" in part.traits
+    assert [handle.address for handle in part.handles] == addresses
+    (device,) = discover(tree, "class=03,functions=vf,resource_class=CUSTOM_FLEX")
+    assert device.deployables[0].resource_class == "CUSTOM_FLEX"
+    assert "CUSTOM_GPU_VF" in device.deployables[0].traits

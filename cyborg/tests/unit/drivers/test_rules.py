@@ -178,3 +178,40 @@ def test_parse_kernel_driver_names_are_validated() -> None:
     for wrong in ("a/b", "|", "!nvidia"):
         with pytest.raises(RuleSyntaxError, match="names of kernel drivers"):
             parse(f"address=*,kernel_driver={wrong}")
+
+
+GPU = PciFunction("0000:6e:00.0", "10de", "2235", "030200")
+
+
+@pytest.mark.parametrize(
+    ("text", "gpu", "gpu_vf", "qat_vf"),
+    [
+        ("address=*", True, False, True),
+        ("address=*,functions=whole", True, False, False),
+        ("address=*,functions=vf", False, True, True),
+        ("address=*,functions=all", True, True, True),
+        ("address=*,action=skip", True, True, True),
+        ("address=*,action=skip,functions=whole", True, False, False),
+    ],
+)
+def test_virtual_functions_of_gpus_are_matched_only_if_named(
+    text: str, gpu: bool, gpu_vf: bool, qat_vf: bool
+) -> None:
+    rule = parse(text)
+    virtual = replace(GPU, address="0000:6e:00.4", physfn=GPU.address)
+    assert rule.matches(GPU) is gpu
+    assert rule.matches(virtual) is gpu_vf
+    assert rule.matches(replace(QAT, physfn="0000:3d:00.1")) is qat_vf
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("vendor=10de,functions=pf", "one of whole, vf, all"),
+        ("functions=vf", "at least one of vendor, "),
+        ("vendor=10de,functions=all,resource_class=PGPU", "one for functions=vf"),
+    ],
+)
+def test_parse_invalid_scope_raises(text: str, expected: str) -> None:
+    with pytest.raises(RuleSyntaxError, match=expected):
+        parse(text)

@@ -12,7 +12,7 @@ from cyborg.core.inventory.device import Ability, Device, DeviceType, Health
 from cyborg.core.jobs.job import WorkItem
 from cyborg.core.wire.board_info import NOT_OFFERED
 from cyborg.drivers.crypto.driver import KERNEL_USE_HOLD, CryptoDriver
-from cyborg.drivers.crypto.families import FAMILIES, QAT_GEN4
+from cyborg.drivers.crypto.families import FAMILIES, QAT_CONFIGURABLE
 from cyborg.testing.conformance.kit import Outcome, run_rules
 from cyborg.testing.host_tree import HostTree
 from cyborg.tests.unit.drivers.crypto.simulated_qat import (
@@ -397,4 +397,4 @@ def test_driver_passes_all_rules_on_each_family(tmp_path: Path, selected: str, v
 
 
 def test_gen4_ids_are_known() -> None:
-    assert {("8086", product) for product in QAT_GEN4} <= set(FAMILIES)
+    assert {("8086", product) for product in QAT_CONFIGURABLE} <= set(FAMILIES)

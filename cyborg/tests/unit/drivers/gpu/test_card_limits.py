@@ -140,7 +140,7 @@ def test_discover_function_with_vendor_vfio_is_not_deliverable(kernel: Simulated
     for function in (first, second):
         (kernel.bus / function / "nvidia").mkdir()
         (kernel.bus / function / "nvidia/current_vgpu_type").write_text("0\n")
-    driver = GpuDriver("gpus", {"devices": [f"address={card[:-2]}.*"]}, kernel.root)
+    driver = GpuDriver("gpus", {"devices": [f"address={card[:-2]}.*,functions=vf"]}, kernel.root)
     (device,) = driver.discover()
     assert not device.deliverable
     assert "which Nova cannot attach" in str(device.undeliverable_reason)

@@ -165,7 +165,7 @@ def test_discover_card_of_a_virtual_function_with_mediated_devices(
     parent, other = kernel.enable_virtual_functions(card, 2, "2235", "030200")
     kernel.add_parent(parent, 1, {SMALL: 1})
     kernel.write(kernel.bus / parent / "mdev_supported_types" / SMALL / "create", FOREIGN)
-    driver = make_driver(kernel, devices=["class=03"])
+    driver = make_driver(kernel, devices=["class=03,functions=all"])
     assert handles(driver, card) == [other]
     with pytest.raises(DriverFailed, match=f"its virtual function {parent} has mediated devices"):
         driver.prepare(item(card, card), None)
@@ -236,12 +236,12 @@ def test_discover_virtual_functions_are_parents_of_one_card(kernel: SimulatedKer
     for address in addresses[:2]:
         kernel.add_parent(address, 1, {SMALL: 1})
     rules = [f"address={a},type={SMALL}" for a in addresses[:2]]
-    driver = make_driver(kernel, *rules, devices=[f"address={addresses[2]}"])
+    driver = make_driver(kernel, *rules, devices=[f"address={addresses[2]},functions=vf"])
     device = discover(driver)["0000:6e:00.0"]
     assert {d.address: [h.address for h in d.handles] for d in device.deployables} == {
         addresses[0]: [f"{addresses[0]}/{SMALL}/0"],
         addresses[1]: [f"{addresses[1]}/{SMALL}/0"],
-        "0000:6e:00.0-PGPU": [addresses[2]],
+        "0000:6e:00.0-CUSTOM_GPU_VF": [addresses[2]],
     }
 
 

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Warnings about rules that offer nothing."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from cyborg.core.text import join_limited
+from cyborg.drivers import pci_classes
+from cyborg.drivers.rules import Rule, matching_index, matching_rule
+from cyborg.drivers.sysfs import PciFunction
+
+MAX_ADDRESSES = 5  # of functions in a remark
+
+
+def describe_rules(
+    texts: Sequence[str], rules: Sequence[Rule], functions: Sequence[PciFunction]
+) -> list[str]:
+    """Return a warning for each rule that applies to none of these functions."""
+    matching = {matching_index(rules, function) for function in functions}
+    remarks: list[str] = []
+    for number, text in enumerate(texts):
+        if number in matching:
+            continue
+        if any(rules[number].matches(function) for function in functions):
+            problem = "applies to no device: earlier rules match all devices that it matches"
+        elif any(replace(rules[number], scope="all").matches(function) for function in functions):
+            problem = "matches only virtual functions of GPUs, which need functions=vf"
+        else:
+            problem = "matches no device of this host"
+        remarks.append(f"rule {text!r} {problem}")
+    return remarks
+
+
+def describe_parted_gpus(
+    rules: Sequence[Rule], functions: Sequence[PciFunction], selected: Collection[str]
+) -> list[str]:
+    """Return a warning about GPUs that a rule selects, but none of their virtual functions.
+
+    ``selected`` are the addresses of virtual functions and cards that are offered without a rule.
+    """
+    parted = {
+        function.address
+        for function in functions
+        if function.numvfs and pci_classes.is_gpu(function) and matching_rule(rules, function)
+    }
+    for function in functions:
+        if function.address in selected or (matching_rule(rules, function) and function.physfn):
+            parted -= {function.address, function.physfn}
+    if not parted:
+        return []
+    names = join_limited(sorted(parted), MAX_ADDRESSES)
+    return [
+        f"{names} is not offered, because it has virtual functions: a rule with functions=vf "
+        "offers these"
+    ]

@@ -26,6 +26,7 @@ from cyborg.core.log import get_logger
 from cyborg.core.naming import make_custom_name
 from cyborg.core.text import join_limited
 from cyborg.drivers import (
+    alveo,
     health,
     hwdb,
     managed,
@@ -245,7 +246,9 @@ class PciDriver(Driver):
         by_physfn: dict[str, list[Offer]] = {}
         for function in functions.values():
             offer = self._offer(function, used.get(function.address))
-            offer = self._check_disks(offer) if offer else self._physical_only(function)
+            offer = (
+                self._check_unadopted(offer, functions) if offer else self._physical_only(function)
+            )
             if offer is None:
                 continue
             if function.physfn is not None:
@@ -275,12 +278,21 @@ class PciDriver(Driver):
             key=lambda device: PciAddress.parse(device.address),
         )
 
-    def _check_disks(self, offer: Offer) -> Offer:
-        """Return an offer, withheld if its disks may hold data of the host, unless adopted."""
+    def _check_unadopted(self, offer: Offer, functions: Mapping[str, PciFunction]) -> Offer:
+        """Return an offer, withheld for what only an adoption overrides.
+
+        That is data on its disks, which may be of the host, and the control of another function.
+        """
         function = offer.function
         if offer.withheld or self._managed.decision(function.address, function.physfn):
             return offer
-        if (reason := self._disks.find_reason(function)) is not None:
+        reason = self._disks.find_reason(function)
+        if (user := alveo.find_user_function(function, functions)) is not None:
+            reason = (
+                f"it manages the FPGA card whose user function is {user.address}; adopt it to give "
+                "the whole card to one server"
+            )
+        if reason is not None:
             self._used[function.address] = reason
         return replace(offer, withheld=reason)
 
@@ -289,7 +301,7 @@ class PciDriver(Driver):
         if offer.withheld == sriov.NOT_SELECTED:
             return offer
         if self.needs_iommu(offer.function):
-            obstacle = iommu.find_obstacle(offer.function, offer.withheld, offered)
+            obstacle = iommu.find_obstacle(offer.function, offer.withheld, offered, self._used)
         else:
             obstacle = describe_host_use(offer.withheld)
         return replace(offer, obstacle=obstacle or self.find_obstacle(offer.function))

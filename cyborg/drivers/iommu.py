@@ -44,11 +44,19 @@ class IommuFacts:
         self._mapped: dict[str, bool] = {}
         self._others: dict[str, tuple[GroupMember, ...]] = {}  # devices that are not PCI functions
         self._groups: dict[str, list[PciFunction]] = {}
+        # Without an IOMMU, VFIO makes groups that no hypervisor can use
+        # (vfio_noiommu_group_alloc of drivers/vfio/group.c).
+        self._made_up = {
+            name
+            for name in sysfs.list_names("kernel/iommu_groups")
+            if sysfs.read_text(f"kernel/iommu_groups/{name}/name") == "vfio-noiommu"
+        }
         for function in functions:
-            if function.iommu_group is not None:
-                self._groups.setdefault(function.iommu_group, []).append(function)
+            if (group := self._group_of(function)) is not None:
+                self._groups.setdefault(group, []).append(function)
         # A group may have no PCI function.
-        self._has_iommu = bool(self._groups) or bool(sysfs.list_names("kernel/iommu_groups"))
+        groups = {*self._groups, *sysfs.list_names("kernel/iommu_groups")}
+        self._has_iommu = bool(groups - self._made_up)
         modules = sysfs.list_names("module")
         self._has_vfio = (
             "vfio_pci" in modules
@@ -59,22 +67,30 @@ class IommuFacts:
         parameter = sysfs.read_text("module/vfio_pci/parameters/disable_denylist")
         self._has_denylist = parameter == "N" or (parameter is None and "vfio_pci" not in modules)
 
+    def _group_of(self, function: PciFunction) -> str | None:
+        return None if function.iommu_group in self._made_up else function.iommu_group
+
     def find_obstacle(
-        self, function: PciFunction, host_use: str | None, offered: Collection[str]
+        self,
+        function: PciFunction,
+        host_use: str | None,
+        offered: Collection[str],
+        used: Collection[str] = (),
     ) -> str | None:
         """Return why a PCI function cannot be attached to an instance; None if it can.
 
         ``host_use`` describes how the host uses the PCI function, or is None. ``offered`` are the
-        addresses of all PCI functions that the backend offers.
+        addresses of all PCI functions that the backend offers, ``used`` those that the host uses.
         """
-        group = self._groups.get(function.iommu_group or "", ())
+        number = self._group_of(function)
+        group = self._groups.get(number or "", ())
         return delivery.find_obstacle(
             FunctionFacts(
-                iommu_group=function.iommu_group,
+                iommu_group=number,
                 host_has_iommu=self._has_iommu,
                 host_has_vfio=self._has_vfio,
                 kernel_driver=function.kernel_driver,
-                others=self._other_devices(function.iommu_group)
+                others=self._other_devices(number)
                 + tuple(
                     GroupMember(
                         other.address,
@@ -82,13 +98,14 @@ class IommuFacts:
                         other.kernel_driver,
                         same_card=_slot(other.address) == _slot(function.address),
                         offered=other.address in offered,
+                        used=other.address in used,
                     )
                     for other in group
                     if other.address != function.address
                 ),
                 host_use=host_use,
                 denied=self._has_denylist and (function.vendor, function.product) in DENYLIST,
-                mapped=self._is_mapped(function.iommu_group),
+                mapped=self._is_mapped(number),
             )
         )
 

@@ -24,7 +24,8 @@ _BY_CLASS: Mapping[str, tuple[DeviceType, str]] = {
     "12": (DeviceType.OTHER, "CUSTOM_ACCELERATOR"),
 }
 _BY_MAKER: Mapping[tuple[str, str], tuple[DeviceType, str]] = {
-    ("8086", "0b40"): (DeviceType.QAT, "CUSTOM_QAT"),  # Intel's co-processors are QuickAssist
+    # Intel's co-processors are QuickAssist, except those of _OTHERS.
+    ("8086", "0b40"): (DeviceType.QAT, "CUSTOM_QAT"),
     # Makers whose processing accelerators are all of one type. From the MI300X on, AMD's GPUs for
     # computing have this class (``lspci -nn`` shows [1200] for 1002:74a1, and [0380] for the
     # MI200); so have the chips of Habana Labs (Gaudi, 1da3:1020) and Huawei (Ascend, 19e5:d802).
@@ -33,6 +34,16 @@ _BY_MAKER: Mapping[tuple[str, str], tuple[DeviceType, str]] = {
     ("19e5", "12"): (DeviceType.AICHIP, "CUSTOM_AICHIP"),
 }
 
+
+_OTHERS = frozenset(
+    {
+        # Intel's Dynamic Load Balancer (DLB): ``drivers/event/dlb2/pf/dlb2_main.h`` of DPDK.
+        *(("8086", product) for product in ("2710", "2711", "2714", "2715")),
+        # AMD's PTDMA copies memory: ``drivers/dma/amd/ptdma/ptdma-pci.c`` of Linux.
+        ("1022", "1498"),
+    }
+)
+"""Devices whose class code says something else than what they are."""
 
 GPU_VF = make_custom_name("GPU_VF")
 """Resource class, and trait, of a virtual function of a GPU: it is never like a whole card."""
@@ -46,6 +57,8 @@ def is_gpu(function: PciFunction) -> bool:
 
 def default_type_and_class(vendor: str, product: str, class_code: str) -> tuple[DeviceType, str]:
     """Return the default type and resource class of a PCI function; a rule overrides them."""
+    if (vendor, product) in _OTHERS:
+        return DeviceType.OTHER, make_custom_name(f"PCI_{vendor}_{product}")
     for length in (4, 2):
         code = class_code[:length]
         if (defaults := _BY_MAKER.get((vendor, code)) or _BY_CLASS.get(code)) is not None:

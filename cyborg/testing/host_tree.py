@@ -12,8 +12,8 @@ from cyborg.testing.sysfs_tree import SysfsTree
 class HostTree(SysfsTree):
     """Simulated host with PCI functions, disks, interfaces and displays; ``proc`` is its /proc."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder / "sys")
+    def __init__(self, folder: Path, *, iommu: bool = True) -> None:
+        super().__init__(folder / "sys", iommu=iommu)
         self.proc = folder / "proc"
         (self.proc / "self/net").mkdir(parents=True)
         self._mounts: list[str] = []
@@ -49,6 +49,27 @@ class HostTree(SysfsTree):
             self._link(folder / "slaves" / slave, (self.root / "class/block" / slave).resolve())
             holders = (self.root / "class/block" / slave).resolve() / "holders"
             self._link(holders / name, folder)
+
+    def add_controller(self, disk: str, folder: str) -> None:
+        """Add a controller of a drive with several paths, in the device folder ``folder``."""
+        subsystem = (self.root / "class/block" / disk).resolve().parent
+        path = self.root / "devices" / folder
+        self._link(subsystem / path.name, path)
+
+    def add_fc_controller(self, disk: str, controller: str, function: str, port: str) -> None:
+        """Add a controller of NVMe over Fibre Channel, through a port of a function."""
+        name = f"virtual/nvme-fabrics/ctl/{controller}"
+        self.add_controller(disk, name)
+        folder = self.root / "devices" / name
+        (folder / "transport").write_text("fc\n")
+        remote = "traddr=nn-0x200000a098000001:pn-0x200100a098000001"
+        local = f"host_traddr=nn-0x2000{port[6:]}:pn-{port}"
+        (folder / "address").write_text(f"{remote},{local}\n")
+        host = (self.bus / function).resolve() / f"host{int(port[-2:], 16)}"
+        if not host.exists():
+            fc_host = host / "fc_host" / host.name
+            self._link(self.root / "class/fc_host" / host.name, fc_host)
+            (fc_host / "port_name").write_text(f"{port}\n")
 
     def add_partition(self, disk: str, name: str) -> None:
         """Add a partition of a disk."""

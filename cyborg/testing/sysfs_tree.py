@@ -42,16 +42,18 @@ class SysfsTree:
         numa_node: int = -1,
         totalvfs: int = 0,
         vf_product: str = "37c9",
+        parent: str = "pci0000:00",
     ) -> Path:
         """Add a PCI function and return its folder; ``totalvfs`` limits its virtual functions.
 
-        ``vf_product`` is the product id of its virtual functions.
+        ``vf_product`` is the product id of its virtual functions. ``parent`` is the path of the
+        bridge above it, such as ``pci0000:15/0000:15:01.0``.
 
         PCI functions with the same ``iommu_group`` are in one group. The default is a new group, or
         no group in a tree without an IOMMU.
         """
         PciAddress.parse(address)
-        folder = self.root / "devices/pci0000:00" / address
+        folder = self.root / "devices" / parent / address
         folder.mkdir(parents=True)
         files = {
             "vendor": f"0x{vendor}",
@@ -97,6 +99,20 @@ class SysfsTree:
             addresses.append(address)
         return addresses
 
+    def list_in_group(self, address: str) -> None:
+        """List a function in its IOMMU group, as the kernel does; some tests list other devices."""
+        folder = (self.bus / address).resolve()
+        if (folder / "iommu_group").is_symlink():
+            self._link((folder / "iommu_group").resolve() / "devices" / address, folder)
+
+    def add_virtual_function(self, address: str, physical: str) -> None:
+        """Make a function a virtual function of another one, which has one more."""
+        folder = (self.bus / physical).resolve()
+        count = len(list(folder.glob("virtfn*")))
+        (folder / "sriov_numvfs").write_text(f"{count + 1}\n")
+        self._link((self.bus / address).resolve() / "physfn", folder)
+        self._link(folder / f"virtfn{count}", (self.bus / address).resolve())
+
     def remove_function(self, address: str) -> None:
         """Remove the folder of a PCI function but not its link, as during a removal."""
         folder = (self.bus / address).resolve()
@@ -107,4 +123,5 @@ class SysfsTree:
     @staticmethod
     def _link(path: Path, target: Path) -> None:
         target.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.symlink_to(os.path.relpath(target, path.parent))

@@ -24,7 +24,7 @@ class GroupMember:
 
     ``class_code`` has six digits; it is empty for a device that is not on the PCI bus.
     ``same_card`` is set if it is a PCI function of the same card. ``offered`` is set if it is
-    an attach handle too, so that another instance may get it.
+    an attach handle too, so that another instance may get it, and ``used`` if the host uses it.
     """
 
     address: str
@@ -32,6 +32,7 @@ class GroupMember:
     kernel_driver: str | None = None
     same_card: bool = False
     offered: bool = False
+    used: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,8 @@ def find_obstacle(facts: FunctionFacts) -> str | None:
     if blocking := [other for other in facts.others if _blocks(other)]:
         names = join_limited([_format(other) for other in blocking], MAX_SHOWN)
         remedy = "use another slot, or one with ACS"
-        if any(other.same_card for other in blocking):
+        # Nobody shall take a function from the host that the host uses.
+        if any(other.same_card for other in blocking) and not any(o.used for o in blocking):
             remedy = "bind these to vfio-pci and do not offer them, or use a slot with ACS"
         return f"it shares IOMMU group {facts.iommu_group} with {names}: {remedy}"
     return describe_host_use(facts.host_use)

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Known FPGA cards, by the ids of their PCI functions.
 
-Sources: ``drivers/fpga/dfl-pci.c`` of Linux for Intel; the tables of management and user functions
-in ``src/runtime_src/core/pcie/driver/linux/xocl/devices.h`` of AMD's XRT for Alveo, whose names are
-those of the PCI id database.
+Sources: ``drivers/fpga/dfl-pci.c`` of Linux for Intel; ``alveo`` for AMD.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-INTEL, XILINX = "8086", "10ee"
+from cyborg.drivers import alveo
+
+INTEL = "8086"
 
 
 class ProgrammerName(StrEnum):
@@ -43,22 +43,6 @@ def _intel(name: str, programmer: ProgrammerName, *products: str) -> dict[tuple[
     return {(INTEL, product): family for product in products}
 
 
-_ALVEO: Mapping[str, str] = {
-    "5001": "U200",
-    "5005": "U250",
-    "5009": "U280",
-    "500d": "U280",
-    "5011": "U200",  # the ids 501x are those of shells with QDMA
-    "5015": "U250",
-    "5019": "U280",
-    "501d": "U280",
-    "5021": "U50",
-    "5059": "U55N",
-    "505d": "U55C",
-    "5061": "U50LV",
-    "506d": "U50C",
-}
-
 FAMILIES: Mapping[tuple[str, str], Family] = {
     # The physical function, then the virtual ones.
     **_intel("Intel PAC Arria 10", ProgrammerName.DFL, "09c4", "09c5"),
@@ -68,8 +52,8 @@ FAMILIES: Mapping[tuple[str, str], Family] = {
     **_intel("Intel DFL N6000", ProgrammerName.DFL, "bcce", "bccf"),
     **_intel("Intel integrated FPGA", ProgrammerName.DFL, "bcbd", "bcbf", "bcc0", "bcc1"),
     **{
-        (XILINX, product): Family(f"Alveo {name}", ProgrammerName.XBMGMT, has_management=True)
-        for product, name in _ALVEO.items()
+        (alveo.VENDOR, product): Family(name, ProgrammerName.XBMGMT, has_management=True)
+        for product, name in alveo.USER_FUNCTIONS.items()
     },
 }
 """Families by vendor and product id of the functions that are offered."""
@@ -78,8 +62,3 @@ FAMILIES: Mapping[tuple[str, str], Family] = {
 def find_family(vendor: str, product: str) -> Family | None:
     """Return the family of a PCI function with these ids; None if the ids are unknown."""
     return FAMILIES.get((vendor, product))
-
-
-def management_product(user_product: str) -> str:
-    """Return the product id of the management function of an Alveo user function."""
-    return f"{int(user_product, 16) - 1:04x}"

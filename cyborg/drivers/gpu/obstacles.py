@@ -16,6 +16,12 @@ _VENDOR_VFIO = (
 )
 
 
+_FOR_VGPUS = (
+    "it is a virtual function for vGPUs (driver nvidia), which is no device for a guest: select it "
+    "by mdev_types"
+)
+
+
 def find_obstacle(sysfs: Sysfs, function: PciFunction) -> str | None:
     """Return why libvirt cannot give a GPU to a server, with a remedy; None if it can.
 
@@ -28,10 +34,12 @@ def find_obstacle(sysfs: Sysfs, function: PciFunction) -> str | None:
         return _VENDOR_VFIO
     if function.kernel_driver != "nvidia":
         return None
+    if function.physfn is not None:
+        return _FOR_VGPUS
     reader = processes.ProcessReader(sysfs, processes.read(sysfs.root))
     if not (managers := reader.find_managers(function.address)):
         return None
     return (
         f"{', '.join(managers)} has its device node open, so libvirt would wait for ever: bind it "
-        "to vfio-pci, or stop the program; nvidia-smi --persistence-mode=0 ends persistence mode"
+        "to a VFIO driver, or stop the program (nvidia-smi --persistence-mode=0 may be enough)"
     )

@@ -18,7 +18,9 @@ from cyborg.drivers.host_use.networks import USER_SPACE, NetworkReader
 from cyborg.drivers.host_use.platform import platform_functions
 from cyborg.drivers.host_use.processes import ProcessReader
 from cyborg.drivers.host_use.rtnetlink import NetworkFacts
-from cyborg.drivers.sysfs import PciFunction, Sysfs
+from cyborg.drivers.sysfs import PciFunction, Sysfs, functions_on
+
+_ENDED = "; this ended, but the interface is still up: set it down to free it"
 
 
 def used_functions(
@@ -32,8 +34,9 @@ def used_functions(
     """Return a dict from the address of each PCI function that the host uses to the reason.
 
     ``/proc`` is the directory next to ``sysfs_root``. ``previous`` is the result of an earlier
-    call. A network interface that was in use then still counts as used if it is up without a link,
-    because a network manager may remove its addresses until the link is back. ``functions`` are
+    call. A network interface that was in use then still counts as used until it is down: a network
+    manager may have removed its addresses until the link is back, and a routing daemon that starts
+    again, or whose neighbor does, has no routes. ``functions`` are
     those of the bus, by address; they are read if it is None. If ``interfaces`` is False, network
     interfaces do not count as a use. For the addresses ``shared``, mediated devices and open device
     nodes do not count: servers and the host use these functions at the same time.
@@ -52,14 +55,30 @@ def used_functions(
         networks.functions_without_interface(functions) if interfaces else {},
         platform_functions(functions),
         _user_space_functions(functions),
+        _queue_functions(sysfs),
         DisplayReader(sysfs).used_functions(),
         {address: reason for address, reason in sharing.items() if address not in shared},
     ):
         for address, reason in reasons.items():
             found.setdefault(address, reason)
     if missing := (previous or {}).keys() - found.keys():
-        unlinked = networks.unlinked_functions()
-        found |= {address: (previous or {})[address] for address in missing & unlinked}
+        kept = missing & networks.active_functions()
+        found |= {a: (previous or {})[a].removesuffix(_ENDED) + _ENDED for a in kept}
+    return found
+
+
+def _queue_functions(sysfs: Sysfs) -> dict[str, str]:
+    """Return the PCI functions of Intel DSA and IAA with an enabled work queue: a reason each.
+
+    Whoever enabled it, the kernel or a program may submit work to it
+    (``Documentation/ABI/stable/sysfs-driver-dma-idxd`` of the Linux kernel).
+    """
+    found: dict[str, str] = {}
+    for name in sysfs.list_names("bus/dsa/devices"):
+        folder = f"bus/dsa/devices/{name}"
+        if name.startswith("wq") and sysfs.read_text(f"{folder}/state") == "enabled":
+            for address in functions_on(sysfs.resolve(folder) or sysfs.root)[:1]:
+                found.setdefault(address, f"its work queue {name} is enabled")
     return found
 
 

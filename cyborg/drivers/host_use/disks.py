@@ -94,11 +94,40 @@ class DiskReader:
         if disk != path:
             for below in self._sysfs.list_names(disk / "slaves"):
                 found += self.functions_of_disk(below, depth + 1)
-        if disk.parent.name.startswith("nvme-subsys"):
-            # Multi-path NVMe: the subsystem has links to its controllers.
-            for controller in self._sysfs.list_names(disk.parent):
-                if re.fullmatch(r"nvme[0-9]+", controller):
-                    found += functions_on(self._resolved(disk.parent / controller))
+        return found + self.functions_of_nvme(disk.parent)
+
+    def functions_of_nvme(self, folder: Path) -> list[str]:
+        """Return the PCI functions of a virtual folder of NVMe devices; an empty list for others.
+
+        With native multipath that is a subsystem, which has links to its controllers, otherwise a
+        controller of a fabric.
+        """
+        if not folder.name.startswith("nvme-subsys"):
+            return self._functions_of_fabric(folder)
+        found: list[str] = []
+        for name in self._sysfs.list_names(folder):
+            if re.fullmatch(r"nvme[0-9]+", name):
+                controller = self._resolved(folder / name)
+                found += functions_on(controller) or self._functions_of_fabric(controller)
+        return found
+
+    def _functions_of_fabric(self, controller: Path) -> list[str]:
+        """Return the functions of the Fibre Channel port of a controller of NVMe over Fabrics.
+
+        The address of such a controller has ``host_traddr=nn-NODE:pn-PORT``
+        (``nvme_fc_parse_traddr`` of ``drivers/nvme/host/fc.c`` of Linux), and ``fc_host`` the names
+        of each port. With TCP and RDMA the interface has an address, which is a use of its own.
+        """
+        if self._sysfs.read_text(controller / "transport") != "fc":
+            return []
+        address = self._sysfs.read_text(controller / "address") or ""
+        match = re.search(r"host_traddr=nn-0x[0-9a-f]+:pn-(0x[0-9a-f]+)", address)
+        found: list[str] = []
+        for name in self._sysfs.list_names("class/fc_host"):
+            port = self._sysfs.read_text(f"class/fc_host/{name}/port_name")
+            # Each port counts if the address does not say which one.
+            if match is None or port == match[1]:
+                found += functions_on(self._resolved(f"class/fc_host/{name}"))
         return found
 
     def _resolved(self, path: str | Path) -> Path:

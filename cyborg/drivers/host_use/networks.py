@@ -8,9 +8,9 @@ from cyborg.core.inventory.delivery import is_vfio
 from cyborg.drivers.host_use.rtnetlink import NetworkFacts
 from cyborg.drivers.sysfs import PciFunction, Sysfs, functions_on
 
-ETHERNET = "0200"
-"""Class of Ethernet controllers. Their kernel drivers create network interfaces, while those of
-InfiniBand (0207) do so only with IPoIB."""
+ETHERNET, INFINIBAND = "0200", "0207"
+"""Classes of controllers. The kernel drivers of Ethernet controllers create network interfaces,
+those of InfiniBand do so only while the module ``ib_ipoib`` is loaded."""
 MAX_DEPTH = 16  # of stacked network devices
 STUBS = frozenset({"pci-stub", "xen-pciback"})
 """Kernel drivers that create no device: they keep a function for a guest."""
@@ -46,27 +46,29 @@ class NetworkReader:
         return found
 
     def functions_without_interface(self, functions: Mapping[str, PciFunction]) -> dict[str, str]:
-        """Return the Ethernet functions of a kernel driver without an interface: a reason each.
+        """Return the network functions of a kernel driver without an interface: a reason each.
 
         sysfs shows the interfaces of the network namespace in which it was mounted. A container, a
         router in a namespace, or a vDPA device can have the interface of a function.
         """
+        has_ipoib = self._sysfs.resolve("module/ib_ipoib", strict=True) is not None
+        classes = (ETHERNET, INFINIBAND) if has_ipoib else (ETHERNET,)
         here = set(chain.from_iterable(self._functions.values()))
         return {
             address: describe_missing_interface(function.kernel_driver)
             for address, function in functions.items()
-            if function.class_code.startswith(ETHERNET)
+            if function.class_code.startswith(classes)
             and function.kernel_driver is not None
             and not is_vfio(function.kernel_driver)
             and function.kernel_driver not in STUBS | USER_SPACE
             and address not in here
         }
 
-    def unlinked_functions(self) -> set[str]:
-        """Return the PCI functions with a network interface that is up and has no link."""
+    def active_functions(self) -> set[str]:
+        """Return the PCI functions with a network interface that is up."""
         found: set[str] = set()
         for name, addresses in self._functions.items():
-            if self._is_up(name) and self._sysfs.read_text(f"class/net/{name}/carrier") == "0":
+            if self._is_up(name):
                 found.update(addresses)
         return found
 

@@ -21,9 +21,10 @@ INITIAL_NAMESPACE = 0xEFFFFFFC
 """Inode of the PID namespace of the host: PROC_PID_INIT_INO of ``include/linux/proc_ns.h``."""
 
 NODE = re.compile(
-    r"(?:/[^ ]*)?(/dev/(?:nvidia[0-9]+|dri/[a-zA-Z]+[0-9]+|accel/accel[0-9]+|uio[0-9]+"
+    r"(?:/[^ ]*)?(/dev/(?:nvidia[0-9]+|dri/[a-zA-Z]+[0-9]+|accel/accel[0-9]+|hl[0-9]+|uio[0-9]+"
     r"|infiniband/(?:uverbs|umad|issm)[0-9]+|vfio/(?:noiommu-)?[0-9]+|vfio/devices/vfio[0-9]+"
-    r"|(?:nvme|ng)[0-9][0-9np]*|(?:s|v|xv|h)d[a-z]+[0-9]*))"
+    r"|(?:dsa|iax)/wq[0-9]+\.[0-9]+|dfl-(?:fme|port)\.[0-9]+"
+    r"|(?:nvme|ng)[0-9][0-9np]*|(?:sg|n?st)[0-9]+|(?:s|v|xv|h)d[a-z]+[0-9]*))"
 )
 """Nodes of devices, also those of a container below another folder. A node of the device mapper or
 of MD is not among them: ``holders`` in sysfs shows the devices below it."""

@@ -73,8 +73,15 @@ _CLASSES = {
     "infiniband/umad": "infiniband_mad",
     "infiniband/issm": "infiniband_mad",
     "uio": "uio",
+    "sg": "scsi_generic",
+    "st": "scsi_tape",
+    "nst": "scsi_tape",
+    "hl": "habanalabs",  # of Gaudi, before its driver moved to accel
 }
 """The class in sysfs of the nodes whose path in ``/dev`` begins so. The name is the last part."""
+_BUSES = {"dsa/wq": "dsa", "iax/wq": "dsa", "dfl-fme.": "platform", "dfl-port.": "platform"}
+"""The bus in sysfs of the nodes whose path in ``/dev`` begins so: work queues of Intel DSA and IAA
+(``sysfs-driver-dma-idxd``), and engines and ports of an FPGA (``sysfs-platform-dfl-fme``)."""
 _RDMA, _VFIO = "/dev/infiniband/", "/dev/vfio/"
 _VFIO_DEVICE = re.compile(r"vfio[0-9]+")
 _NVIDIA = re.compile(r"nvidia([0-9]{1,4})")
@@ -170,10 +177,18 @@ class ProcessReader:
         for prefix, class_ in _CLASSES.items():
             if path.startswith(prefix):
                 return self._functions_below(f"class/{class_}/{name}")
+        for prefix, bus in _BUSES.items():
+            if path.startswith(prefix):
+                return self._functions_below(f"bus/{bus}/devices/{name}")
         if self._sysfs.list_names(f"class/block/{name}"):
             return DiskReader(self._sysfs).functions_of_disk(name)
-        class_ = "nvme" if _NVME.fullmatch(path) else "nvme-generic"
-        return self._functions_below(f"class/{class_}/{name}")
+        if _NVME.fullmatch(path):
+            return self._functions_below(f"class/nvme/{name}")
+        # With native multipath it is below the subsystem, which is virtual.
+        generic = f"class/nvme-generic/{name}"
+        parent = (self._sysfs.resolve(generic) or self._sysfs.root).parent.parent
+        found = DiskReader(self._sysfs).functions_of_nvme(parent)
+        return self._functions_below(generic) or found
 
     def find_managers(self, address: str) -> list[str]:
         """Return the names of the managers that have the node of a GPU open."""
@@ -221,5 +236,11 @@ class ProcessReader:
                 node = f"/dev/{folder}/{name}" if folder else f"/dev/{name}"
                 if open_nodes.NODE.fullmatch(node):
                     yield node
+        for prefix, bus in _BUSES.items():
+            folder, _, start = prefix.rpartition("/")
+            for name in self._sysfs.list_names(f"bus/{bus}/devices"):
+                # Both kinds of work queues are on one bus: the wrong node does not exist.
+                if name.startswith(start):
+                    yield f"/dev/{folder}/{name}" if folder else f"/dev/{name}"
         for _, minor in self._nvidia_minors():
             yield f"/dev/nvidia{minor}"

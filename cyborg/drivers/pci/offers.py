@@ -15,9 +15,12 @@ from cyborg.core.inventory.device import (
     HandleType,
 )
 from cyborg.core.inventory.functions import root_of
+from cyborg.core.text import join_limited
 from cyborg.core.wire.board_info import NOT_OFFERED
 from cyborg.drivers import hwdb
 from cyborg.drivers.sysfs import PciFunction
+
+MAX_ADDRESSES = 4  # of functions with the same reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +59,17 @@ class Description:
 
 def describe_withheld(card: PciFunction, offers: Sequence[Offer]) -> dict[str, str]:
     """Return board info with the PCI functions that are not offered and the reasons, if any."""
-    reasons = [
-        offer.withheld
-        if offer.function.address == card.address
-        else f"{offer.function.address}: {offer.withheld}"
-        for offer in offers
-        if offer.withheld is not None
+    addresses: dict[str, list[str]] = {}
+    for offer in offers:
+        if offer.withheld is not None:
+            addresses.setdefault(offer.withheld, []).append(offer.function.address)
+    texts = [
+        reason
+        if found == [card.address]
+        else f"{join_limited(found, MAX_ADDRESSES, nouns='functions')}: {reason}"
+        for reason, found in addresses.items()
     ]
-    return {NOT_OFFERED: "; ".join(reasons)[:MAX_TEXT]} if reasons else {}
+    return {NOT_OFFERED: "; ".join(texts)[:MAX_TEXT]} if texts else {}
 
 
 def apply_obstacles(offers: list[Offer]) -> list[Offer]:

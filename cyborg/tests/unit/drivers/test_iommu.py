@@ -148,6 +148,15 @@ def test_discover_function_outside_of_the_iommu_is_undeliverable(tmp_path: Path)
     assert "does not cover" in str(discover(tree)[PF].undeliverable_reason)
 
 
+def test_discover_group_of_vfio_without_an_iommu_is_none(tmp_path: Path) -> None:
+    tree = SysfsTree(tmp_path / "sys", iommu=False)
+    tree.add_function(PF, kernel_driver="vfio-pci", iommu_group="0")
+    tree.add_function(OTHER)
+    (tree.root / "kernel/iommu_groups/0/name").write_text("vfio-noiommu\n")
+    for device in discover(tree).values():
+        assert str(device.undeliverable_reason).startswith("the host has no IOMMU: enable")
+
+
 def test_discover_shared_group_names_the_other_function(tree: SysfsTree) -> None:
     tree.add_function("0000:3c:00.0", class_code="060400", iommu_group="7")
     tree.add_function(PF, iommu_group="7")

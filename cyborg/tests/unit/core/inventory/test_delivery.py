@@ -90,6 +90,10 @@ def test_find_obstacle_names_drivers_and_the_first_functions() -> None:
         "it shares IOMMU group 7 with 0000:3b:00.1 (offered too): bind these to vfio-pci and do "
         "not offer them, or use a slot with ACS"
     )
+    used = replace(offered, used=True)
+    assert find_obstacle(replace(GOOD, others=(used,))) == (
+        "it shares IOMMU group 7 with 0000:3b:00.1 (offered too): use another slot, or one with ACS"
+    )
 
 
 @pytest.mark.parametrize(

@@ -186,6 +186,13 @@ def test_discover_interface_that_lost_its_link_is_not_offered(host: HostTree) ->
 
     assert offered() == {B, C}
     host.remove_routes()
+    # A routing daemon starts again.
+    assert [offered(), offered()] == [{B, C}] * 2
+    (device,) = [device for device in driver.discover() if device.address == A]
+    assert device.vendor_board_info[NOT_OFFERED] == (
+        "eth0 has the default route; this ended, but the interface is still up: set it down to "
+        "free it"
+    )
     for name in ("eth0", "eth1"):
         (host.root / "class/net" / name / "carrier").write_text("0\n")
     assert [offered(), offered()] == [{B, C}] * 2
@@ -260,6 +267,21 @@ def test_discover_unused_virtual_functions_of_active_card_are_offered(
     (device,) = driver.discover()
     assert [h.address for deployable in device.deployables for h in deployable.handles] == [second]
     assert device.vendor_board_info == {NOT_OFFERED: f"{first}: eth1 has a route"}
+
+
+def test_discover_names_each_reason_once(host: HostTree) -> None:
+    card = "0000:04:00.0"
+    host.add_function(card, class_code="020000", totalvfs=8)
+    addresses = host.enable_virtual_functions(card, 6, class_code="020000")
+    for address in addresses:
+        (host.bus / address / "driver").symlink_to(host.root / "bus/pci/drivers/iavf")
+    host.add_interface("eth1", addresses[0])
+    host.add_route("eth1", "has a route")
+    (device,) = GenericDriver("gen0", {"devices": ["class=02"]}, host.root).discover()
+    one, *others = addresses
+    assert device.vendor_board_info[NOT_OFFERED].startswith(
+        f"{one}: eth1 has a route; {', '.join(others[:4])}, 1 more functions: it is bound to iavf "
+    )
 
 
 DISPLAY = "0000:04:00.0"
@@ -343,7 +365,7 @@ def test_used_functions_without_facts_is_each_interface_that_is_up(host: HostTre
         ("020000", None, False),
         ("020000", "vfio-pci", False),
         ("020000", "pci-stub", False),
-        ("020700", "mlx5_core", False),
+        ("020700", "mlx5_core", False),  # without IPoIB
         ("010802", "nvme", False),
     ],
 )
@@ -354,6 +376,46 @@ def test_used_functions_network_card_of_a_container(
     reason = "it is bound to ixgbe and has no network interface here: a container or a vDPA device "
     assert used_functions(host.root) == ({DISPLAY: f"{reason}may have it"} if is_used else {})
     host.add_interface("eth0", DISPLAY)
+    assert used_functions(host.root) == {}
+
+
+def test_used_functions_with_an_enabled_work_queue(host: HostTree) -> None:
+    for name, state in (("wq0.0", "disabled"), ("wq0.1", "enabled"), ("engine0.0", "enabled")):
+        folder = (host.bus / A).resolve() / "dsa0" / name
+        folder.mkdir(parents=True)
+        (folder / "state").write_text(f"{state}\n")
+        (host.root / "bus/dsa/devices").mkdir(parents=True, exist_ok=True)
+        (host.root / "bus/dsa/devices" / name).symlink_to(folder)
+    assert used_functions(host.root) == {A: "its work queue wq0.1 is enabled"}
+    (host.root / "bus/dsa/devices/wq0.1/state").write_text("disabled\n")
+    assert used_functions(host.root) == {}
+
+
+@pytest.mark.parametrize("stated", [True, False])
+def test_used_functions_fibre_channel_port_of_a_fabric(host: HostTree, stated: bool) -> None:
+    host.add_disk("nvme0n1", "virtual/nvme-subsystem/nvme-subsys0")
+    host.add_fc_controller("nvme0n1", "nvme0", A, "0x1000000000000010")
+    host.add_disk("nvme1n1", "virtual/nvme-subsystem/nvme-subsys1")
+    host.add_fc_controller("nvme1n1", "nvme1", B, "0x1000000000000011")
+    if not stated:
+        address = host.root / "devices/virtual/nvme-fabrics/ctl/nvme0/address"
+        address.write_text("traddr=nn-0x1:pn-0x2\n")
+    host.mount("nvme0n1", "/")
+    assert set(used_functions(host.root)) == ({A} if stated else {A, B})
+
+
+def test_used_functions_fibre_channel_without_native_multipath(host: HostTree) -> None:
+    host.add_disk("nvme0n1", "virtual/nvme-fabrics/ctl/nvme0", ["nvme0n1p1"])
+    host.add_fc_controller("nvme0n1", "nvme0", A, "0x1000000000000010")
+    host.mount("nvme0n1p1", "/")
+    assert used_functions(host.root) == {A: "nvme0n1p1 holds the root file system"}
+
+
+def test_used_functions_infiniband_card_of_a_container(host: HostTree) -> None:
+    (host.root / "module/ib_ipoib").mkdir(parents=True)
+    host.add_function(DISPLAY, "15b3", "101b", "020700", kernel_driver="mlx5_core")
+    assert set(used_functions(host.root)) == {DISPLAY}
+    host.add_interface("ib0", DISPLAY)
     assert used_functions(host.root) == {}
 
 
@@ -372,6 +434,10 @@ def test_used_functions_of_user_space(host: HostTree, kernel_driver: str) -> Non
         ("1022", "14ca", "108000", "security processor"),  # Genoa
         ("1022", "ffff", "108000", "security processor"),  # of a later processor
         ("1d94", "1486", "108000", "security processor"),  # Hygon
+        ("1022", "1498", "108000", None),  # copies memory
+        ("1000", "00b2", "010700", "PCIe switch"),
+        ("11f8", "4000", "058000", "PCIe switch"),
+        ("1000", "005d", "010400", None),  # a RAID controller
         ("1022", "1468", "108000", None),  # a crypto engine alone
         ("1022", "1537", "108000", None),
         ("8086", "4940", "108000", None),

@@ -33,16 +33,24 @@ def host(tmp_path: Path) -> HostTree:
         ("drm", "card0"),
         ("drm", "renderD128"),
         ("accel", "accel0"),
+        ("habanalabs", "hl0"),
         ("infiniband_verbs", "uverbs0"),
         ("infiniband_mad", "umad0"),
         ("uio", "uio0"),
         ("nvme", "nvme0"),
         ("nvme-generic", "ng0n1"),
+        ("scsi_generic", "sg0"),
+        ("scsi_tape", "nst0"),
     ):
         tree.add_class_device(A, class_, name)
     tree.add_disk("nvme0n1", f"pci0000:00/{A}/nvme/nvme0", ["nvme0n1p1"])
     tree.add_disk("sda", f"pci0000:00/{A}/ata1/host0/target0:0:0/0:0:0:0/block", ["sda1"])
     tree.add_nvidia_gpu(A, 3)
+    for bus, name in (("dsa", "wq0.1"), ("platform", "dfl-port.0")):
+        folder = (tree.bus / A).resolve() / name
+        folder.mkdir()
+        (tree.root / f"bus/{bus}/devices").mkdir(parents=True, exist_ok=True)
+        (tree.root / f"bus/{bus}/devices" / name).symlink_to(folder)
     return tree
 
 
@@ -57,10 +65,11 @@ def bind_to_vfio(host: HostTree, address: str, group: str) -> None:
 
 
 NODES = [
-    *("/dev/dri/card0", "/dev/dri/renderD128", "/dev/accel/accel0"),
+    *("/dev/dri/card0", "/dev/dri/renderD128", "/dev/accel/accel0", "/dev/hl0"),
+    *("/dev/dsa/wq0.1", "/dev/iax/wq0.1", "/dev/dfl-port.0"),
     *("/dev/infiniband/uverbs0", "/dev/infiniband/umad0", "/dev/uio0"),
     *("/dev/nvme0", "/dev/ng0n1", "/dev/nvme0n1", "/dev/nvme0n1p1", "/dev/sda", "/dev/sda1"),
-    "/dev/nvidia3",
+    *("/dev/nvidia3", "/dev/sg0", "/dev/nst0"),
 ]
 
 
@@ -114,6 +123,16 @@ def test_manager_of_gpus_is_no_use(host: HostTree) -> None:
     host.open_node("/dev/nvidia3", *sorted(IGNORED))
     assert used_functions(host.root) == {}
     assert all(len(name) <= 15 for name in IGNORED)  # TASK_COMM_LEN, with the final zero
+
+
+def test_generic_node_of_a_drive_with_native_multipath(host: HostTree) -> None:
+    host.add_disk("nvme1n1", "virtual/nvme-subsystem/nvme-subsys1")
+    host.add_controller("nvme1n1", f"pci0000:00/{B}/nvme/nvme1")
+    folder = host.root / "devices/virtual/nvme-subsystem/nvme-subsys1/nvme-generic/ng1n1"
+    folder.mkdir(parents=True)
+    (host.root / "class/nvme-generic/ng1n1").symlink_to(folder)
+    host.open_node("/dev/ng1n1", "fio")
+    assert used_functions(host.root) == {B: "the process fio has /dev/ng1n1 open"}
 
 
 def test_managers_of_a_gpu(host: HostTree) -> None:

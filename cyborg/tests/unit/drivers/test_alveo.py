@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The management function of an FPGA card stays on the host, unless it is adopted."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from cyborg.core.wire.board_info import NOT_OFFERED
+from cyborg.drivers.alveo import find_user_function
+from cyborg.drivers.generic import GenericDriver
+from cyborg.drivers.sysfs import PciFunction
+from cyborg.testing.sysfs_tree import SysfsTree
+
+MANAGEMENT = PciFunction("0000:04:00.0", "10ee", "5004", "120000")
+USER = replace(MANAGEMENT, address="0000:04:00.1", product="5005")
+
+
+def test_find_user_function_of_the_same_slot() -> None:
+    other = replace(USER, address="0000:05:00.1")
+    bus = {function.address: function for function in (MANAGEMENT, USER, other)}
+    assert find_user_function(MANAGEMENT, bus) == USER
+    assert find_user_function(USER, bus) is None
+    del bus[USER.address]
+    assert find_user_function(MANAGEMENT, bus) is None
+
+
+def test_management_function_is_withheld_unless_adopted(tmp_path: Path) -> None:
+    tree = SysfsTree(tmp_path)
+    for function in (MANAGEMENT, USER):
+        tree.add_function(function.address, function.vendor, function.product, function.class_code)
+    options = {"devices": ["class=12"]}
+    first, second = GenericDriver("g", options, tree.root).discover()
+    assert first.vendor_board_info[NOT_OFFERED].startswith("it manages the FPGA card whose user")
+    assert (len(first.deployables), len(second.deployables)) == (0, 1)
+    driver = GenericDriver("g", options | {"adopt": [MANAGEMENT.address]}, tree.root)
+    assert all(device.deployables for device in driver.discover())

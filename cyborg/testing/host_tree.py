@@ -103,6 +103,16 @@ class HostTree(SysfsTree):
         )
         self.write()
 
+    def unmount_all(self) -> None:
+        """Unmount all file systems."""
+        self._mounts.clear()
+        self.write()
+
+    def disable_swap(self) -> None:
+        """Disable all swap areas."""
+        del self._swaps[1:]
+        self.write()
+
     def enable_swap(self, path: str, kind: str = "partition") -> None:
         """Enable a swap area."""
         self._swaps.append(f"{path} {kind} 1000 0 -2")

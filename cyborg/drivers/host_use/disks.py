@@ -2,15 +2,16 @@
 """PCI functions whose disks the host uses.
 
 This reads the mounts and swap areas of the agent's own namespaces in ``/proc``. It does not detect
-file systems whose devices the kernel does not list there, such as ZFS. It does not detect disks
-that are mounted only in another mount namespace either.
+file systems whose devices the kernel does not list there, such as ZFS, nor disks that are mounted
+only in another mount namespace: ``signatures`` finds what is on these.
 """
 
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from cyborg.drivers.sysfs import Sysfs, functions_on, read_file
+from cyborg.drivers.sysfs import LOCAL_ROOT, Sysfs, functions_on, read_file
 
 MAX_PROC_BYTES = 4 * 1024 * 1024  # of one file in /proc; a container host has thousands of mounts
 MAX_DEPTH = 16  # of stacked block devices
@@ -37,6 +38,9 @@ class DiskReader:
             # A mount lists only one of the disks, and "holders" lists none.
             for name in self._sysfs.list_names(f"fs/btrfs/{system}/devices"):
                 uses.setdefault(name, "a part of a btrfs file system")
+        for path, user in self._kernel_users():
+            if (used := self._block_name(path)) is not None:
+                uses.setdefault(used, user)
         for name in self._sysfs.list_names("class/block"):
             # An unmounted volume of LVM, RAID or encryption is in use as well.
             if holders := self._sysfs.list_names(f"class/block/{name}/holders"):
@@ -71,8 +75,39 @@ class DiskReader:
             if name is not None and rest.split()[:1] == ["partition"]:
                 yield name
 
+    def _kernel_users(self) -> Iterable[tuple[str, str]]:
+        """Yield the paths of block devices that the kernel itself uses, and what it uses them for.
+
+        Sources: ``drivers/block/loop.c`` and ``zram`` of Linux; ``/sys/kernel/config``, if it is
+        mounted there, has the targets of NVMe (``nvmet/configfs.c``) and of SCSI
+        (``target_core_iblock.c``).
+        """
+        files = [
+            *((f"class/block/{name}/loop/backing_file", name) for name in self._names("loop")),
+            *((f"class/block/{name}/backing_dev", name) for name in self._names("zram")),
+        ]
+        config = "kernel/config/nvmet/subsystems"
+        for subsystem in self._sysfs.list_names(config):
+            for number in self._sysfs.list_names(f"{config}/{subsystem}/namespaces"):
+                path = f"{config}/{subsystem}/namespaces/{number}/device_path"
+                files.append((path, f"a namespace of the NVMe target {subsystem}"))
+        config = "kernel/config/target/core"
+        for group in self._sysfs.list_names(config):
+            for name in self._sysfs.list_names(f"{config}/{group}"):
+                if group.startswith("iblock_"):
+                    path = f"{config}/{group}/{name}/udev_path"
+                    files.append((path, f"the SCSI target {name}"))
+        for path, user in files:
+            if (text := self._sysfs.read_text(path)) and text.startswith("/dev/"):
+                yield text, f"the data of {user}" if user.startswith(("loop", "zram")) else user
+
+    def _names(self, prefix: str) -> Iterable[str]:
+        return (n for n in self._sysfs.list_names("class/block") if n.startswith(prefix))
+
     def _block_name(self, path: str) -> str | None:
         """Return the kernel name of the block device at a path in /dev; None if it is unknown."""
+        if self._sysfs.root == LOCAL_ROOT:
+            path = os.path.realpath(path)  # of /dev/disk/by-id, for example
         name = path.removeprefix("/dev/").replace("/", "!")
         if self._sysfs.list_names(f"class/block/{name}"):
             return name

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each use of a function by the host: refused with its reason, and offered when the use ends."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from cyborg.core.errors import DriverFailed
+from cyborg.core.wire.board_info import NOT_OFFERED
+from cyborg.drivers.generic import GenericDriver
+from cyborg.testing.host_tree import HostTree
+from cyborg.tests.unit.drivers.host_use.uses import USES, A, Use
+
+PAGE = Path(__file__).parents[5] / "doc/source/admin/host-use.rst"
+
+
+def make_driver(host: HostTree) -> GenericDriver:
+    return GenericDriver("g", {"devices": [f"address={A}"]}, host.root)
+
+
+def find_reason(driver: GenericDriver) -> str | None:
+    """Return why the function is not offered; None if it is."""
+    (device,) = driver.discover()
+    reason = device.vendor_board_info.get(NOT_OFFERED)
+    assert (reason is None) == bool(device.deployables)
+    return reason
+
+
+@pytest.mark.parametrize("use", USES, ids=lambda use: use.name)
+def test_use_is_refused_and_ends(use: Use, tmp_path: Path) -> None:
+    host = HostTree(tmp_path)
+    use.add(host)
+    driver = make_driver(host)
+    if use.end is not None:
+        assert find_reason(driver) is None
+    use.begin(host)
+    assert find_reason(driver) == use.reason
+    assert find_reason(make_driver(host)) == use.reason, "also for an agent that starts now"
+    if "or adopt" not in use.reason and "unknown" not in use.reason:
+        with pytest.raises(DriverFailed, match=re.escape(use.reason)):
+            driver.check_adoption([A])
+    if use.end is not None:
+        use.end(host)
+        assert find_reason(driver) is None
+
+
+def test_page_has_each_use_with_its_reason() -> None:
+    text = PAGE.read_text()
+    for use in USES:
+        row = text.partition(f"   * - {use.name}\n")[2].partition("   * - ")[0]
+        assert f"     - {use.reason}\n" in row, use.name
+        assert ("never" in row.splitlines()[1]) is (use.end is None), use.name

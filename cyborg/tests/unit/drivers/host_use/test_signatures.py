@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Signatures on disks: from records of udev, from the disk itself, from a tree."""
 
-import struct
 import subprocess
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from cyborg.drivers.host_use import blkid, signatures
 from cyborg.drivers.host_use.signatures import DiskContents, SignatureFacts
 from cyborg.drivers.sysfs import Sysfs
 from cyborg.testing.host_tree import HostTree
+from cyborg.tests.fixtures.hosts import disk_contents
 
 A, B = "0000:01:00.0", "0000:02:00.0"
 MIB = 1 << 20
@@ -79,22 +79,21 @@ def test_read_local_disk_without_record_is_probed(host: HostTree, tmp_path: Path
     assert facts == SignatureFacts({"sdb": "data (swap)"}, {"nvme0n1": error})
 
 
-def test_probe_magic_bytes_of_volumes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", disk_contents.CONTENTS)
+def test_probe_each_kind_of_content(tmp_path: Path, kind: str) -> None:
     disk = tmp_path / "disk"
-
-    def write(offset: int, content: bytes, size: int = 256 * MIB) -> dict[str, str]:
-        with open(disk, "wb") as file:
-            file.truncate(size)
+    with open(disk, "wb") as file:
+        file.truncate(disk_contents.SIZE)
+        for offset, content in disk_contents.CONTENTS[kind]:
             file.seek(offset)
             file.write(content)
-        return blkid.probe(disk)
+    assert signatures.describe(blkid.probe(disk)) == kind
 
-    # A BlueStore of Ceph, as its source (src/os/bluestore/BlueStore.cc) writes the label.
-    assert write(0, b"bluestore block device\n")["TYPE"] == "ceph_bluestore"
-    # A pool of ZFS: the magic number 00bab10c in a ring of uberblocks, several times.
-    ring = struct.pack("<5Q", 0x00BAB10C, 5000, 7, 0, 1700000000).ljust(1024, b"\0") * 64
-    assert write(128 * 1024, ring)["TYPE"] == "zfs_member"
-    assert write(0, bytes(512)) == {}
+
+def test_probe_empty_disk(tmp_path: Path) -> None:
+    (tmp_path / "disk").write_bytes(bytes(MIB))
+    assert blkid.probe(tmp_path / "disk") == {}
+    assert signatures.describe({}) is None
 
 
 def test_probe_node_that_cannot_be_read(tmp_path: Path) -> None:

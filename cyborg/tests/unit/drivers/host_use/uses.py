@@ -308,7 +308,7 @@ USES: Sequence[Use] = (
         "eth0 may be in use: rtnetlink: EPERM",
         _nic,
         _unread,
-        lambda host: host.write() or _set_up(host, "eth0", False),
+        _end_network,
     ),
     _mounted("the root file system", "nvme0n1 holds the root file system", "/"),
     _mounted(

@@ -37,6 +37,16 @@ def management_product(user_product: str) -> str:
     return f"{int(user_product, 16) - 1:04x}"
 
 
+def describe_management(function: PciFunction, functions: Mapping[str, PciFunction]) -> str | None:
+    """Return why a management function is not offered; None for any other function."""
+    if (user := find_user_function(function, functions)) is None:
+        return None
+    return (
+        f"it manages the FPGA card whose user function is {user.address}; adopt it to give the "
+        "whole card to one server"
+    )
+
+
 def find_user_function(
     function: PciFunction, functions: Mapping[str, PciFunction]
 ) -> PciFunction | None:

@@ -38,8 +38,9 @@ from cyborg.drivers import (
 )
 from cyborg.drivers.base import Driver, Option
 from cyborg.drivers.host_use.check import used_functions
+from cyborg.drivers.host_use.networks import NetworkUse
 from cyborg.drivers.iommu import IommuFacts
-from cyborg.drivers.pci import remarks
+from cyborg.drivers.pci import gpu_obstacles, remarks
 from cyborg.drivers.pci.disk_history import DiskHistory
 from cyborg.drivers.pci.offers import (
     Description,
@@ -132,6 +133,8 @@ class PciDriver(Driver):
         self._kernel_drivers: dict[str, dict[str, frozenset[str]]] = {}
         self._rules: list[rules.Rule] = []
         self._remarks: tuple[str, ...] = ()
+        self._network_uses: dict[str, NetworkUse] = {}
+        self._managers: Mapping[str, str] = {}  # programs that have GPUs open, by address
         self._used: dict[
             str, str
         ] = {}  # functions in use by the host at the last discovery, with reasons
@@ -186,22 +189,19 @@ class PciDriver(Driver):
 
         Return None if the PCI function is scheduled.
         """
-        required = self._resetter.policy is reset.ResetPolicy.REQUIRED
-        return reset.find_obstacle(self._sysfs, function) if required else None
+        obstacle = gpu_obstacles.find_obstacle(self._sysfs, function, self._managers)
+        if obstacle is None and self._resetter.policy is reset.ResetPolicy.REQUIRED:
+            obstacle = reset.find_obstacle(self._sysfs, function)
+        return obstacle
 
     def is_shared(self, function: PciFunction) -> bool:
         """Return whether several servers and the host use a PCI function at the same time."""
         return False
 
-    def find_used(
-        self, functions: Mapping[str, PciFunction], previous: Mapping[str, str] | None = None
-    ) -> dict[str, str]:
-        """Return the PCI functions that the host uses: a text with the reason by address.
-
-        ``previous`` is the result of the last discovery.
-        """
+    def find_used(self, functions: Mapping[str, PciFunction]) -> dict[str, str]:
+        """Return the PCI functions that the host uses: a text with the reason by address."""
         shared = [f.address for f in functions.values() if self.is_shared(f)]
-        return used_functions(self.sysfs_root, previous, functions, shared=shared)
+        return used_functions(self.sysfs_root, self._network_uses, functions, shared=shared)
 
     def sanitise(self, item: WorkItem) -> None:
         """Reset the PCI function of a handle according to the option ``reset``."""
@@ -238,7 +238,9 @@ class PciDriver(Driver):
         can be attached, the others are not offered.
         """
         functions = {f.address: f for f in self._sysfs.pci_functions()}
-        used = self._used = self.find_used(functions, self._used)
+        used = self._used = self.find_used(functions)
+        host_used = frozenset(used)
+        self._managers = gpu_obstacles.find_managers(self._sysfs, functions.values())
         self._remarks = self._collect_remarks(functions, used)
         self._disks.read()
         iommu = IommuFacts(self._sysfs, functions.values())
@@ -261,7 +263,12 @@ class PciDriver(Driver):
             o.function.address for _, offers in cards for o in offers if o.withheld is None
         }
         cards = [
-            (card, apply_obstacles([self._with_obstacle(o, iommu, handed_out) for o in offers]))
+            (
+                card,
+                apply_obstacles(
+                    [self._with_obstacle(o, iommu, handed_out, host_used) for o in offers]
+                ),
+            )
             for card, offers in cards
         ]
         self._remarks += self._reset_remarks(o for _, offers in cards for o in offers)
@@ -284,24 +291,26 @@ class PciDriver(Driver):
         That is data on its disks, which may be of the host, and the control of another function.
         """
         function = offer.function
-        if offer.withheld or self._managed.decision(function.address, function.physfn):
+        if offer.withheld:
+            self._disks.note_use(function, offer.withheld)
+            return offer
+        if self._managed.decision(function.address, function.physfn):
+            self._disks.adopt(function)
             return offer
         reason = self._disks.find_reason(function)
-        if (user := alveo.find_user_function(function, functions)) is not None:
-            reason = (
-                f"it manages the FPGA card whose user function is {user.address}; adopt it to give "
-                "the whole card to one server"
-            )
+        reason = alveo.describe_management(function, functions) or reason
         if reason is not None:
             self._used[function.address] = reason
         return replace(offer, withheld=reason)
 
-    def _with_obstacle(self, offer: Offer, iommu: IommuFacts, offered: set[str]) -> Offer:
+    def _with_obstacle(
+        self, offer: Offer, iommu: IommuFacts, offered: set[str], used: frozenset[str]
+    ) -> Offer:
         """Return an offer with the reason why its PCI function cannot be attached, if any."""
         if offer.withheld == sriov.NOT_SELECTED:
             return offer
         if self.needs_iommu(offer.function):
-            obstacle = iommu.find_obstacle(offer.function, offer.withheld, offered, self._used)
+            obstacle = iommu.find_obstacle(offer.function, offer.withheld, offered, used)
         else:
             obstacle = describe_host_use(offer.withheld)
         return replace(offer, obstacle=obstacle or self.find_obstacle(offer.function))
@@ -333,7 +342,7 @@ class PciDriver(Driver):
         selected = {
             f.address
             for f in offerable
-            if self.is_shared(f) or self._managed.decision(f.address, f.physfn)
+            if self.is_shared(f) or self._managed.decision(f.address, f.physfn) is not None
         }
         found = remarks.describe_rules(self.options["devices"], self._rules, offerable)
         found += remarks.describe_parted_gpus(self._rules, offerable, selected)

@@ -126,9 +126,7 @@ class CryptoDriver(PciDriver):
         family = family_of(function)
         return DeviceType.CRYPTO if family is None else family.type, RESOURCE_CLASS
 
-    def find_used(
-        self, functions: Mapping[str, PciFunction], previous: Mapping[str, str] | None = None
-    ) -> dict[str, str]:
+    def find_used(self, functions: Mapping[str, PciFunction]) -> dict[str, str]:
         """Return the PCI functions that the host uses; see ``host_use.check``.
 
         Accelerators with which the kernel computes are not included: this use begins and ends with
@@ -142,7 +140,7 @@ class CryptoDriver(PciDriver):
         self._trees = {key: tree for key, tree in self._trees.items() if key in present}
         self._configured = {k: value for k, value in self._configured.items() if k in present}
         self._kernel_used = self._find_kernel_used(served)
-        return super().find_used(functions, previous)
+        return super().find_used(functions)
 
     def check_adoption(self, addresses: Sequence[str]) -> None:
         """Raise DriverFailed also for an accelerator with which the kernel computes."""

@@ -130,9 +130,7 @@ class FpgaDriver(PciDriver):
         """Return the default type and resource class of a PCI function; a rule overrides them."""
         return DeviceType.FPGA, RESOURCE_CLASS
 
-    def find_used(
-        self, functions: Mapping[str, PciFunction], previous: Mapping[str, str] | None = None
-    ) -> dict[str, str]:
+    def find_used(self, functions: Mapping[str, PciFunction]) -> dict[str, str]:
         """Read the regions, and return the PCI functions that the host uses, with the reasons."""
         self._functions = dict(functions)
         regions = read_regions(self._sysfs, functions.values())
@@ -141,7 +139,7 @@ class FpgaDriver(PciDriver):
         for address, found in regions.items():
             if address in functions:
                 self._known[address, functions[address].product] = found
-        return super().find_used(functions, previous)
+        return super().find_used(functions)
 
     def describe(self, card: PciFunction) -> Description:
         """Return the family of a card, its static region and its management function."""
@@ -277,7 +275,7 @@ class FpgaDriver(PciDriver):
         """Raise DriverFailed if the host uses a PCI function now; the use may have just begun."""
         handle = parse_address(address)
         functions = {function.address: function for function in self._sysfs.pci_functions()}
-        used = super().find_used(functions, self._used)
+        used = super().find_used(functions)
         if (reason := used.get(handle)) is not None:
             raise DriverFailed(f"{handle} cannot be given to a server: {reason}")
 

@@ -38,7 +38,7 @@ from cyborg.core.wire.board_info import NOT_OFFERED
 from cyborg.drivers import hwdb, pci_classes
 from cyborg.drivers.base import Option
 from cyborg.drivers.generic import Description, PciDriver
-from cyborg.drivers.gpu import mig, obstacles
+from cyborg.drivers.gpu import mig
 from cyborg.drivers.gpu import rules as mdev_rules
 from cyborg.drivers.gpu.companions import COMPANIONS, find_companions
 from cyborg.drivers.gpu.control import GpuControl, HostControl, NoControl
@@ -166,23 +166,19 @@ class GpuDriver(PciDriver):
 
     def find_obstacle(self, function: PciFunction) -> str | None:
         """Return why a PCI function is not scheduled, or None; a parent has no obstacle."""
-        if function.address in self._selected:
-            return None
-        return obstacles.find_obstacle(self._sysfs, function) or super().find_obstacle(function)
+        return None if function.address in self._selected else super().find_obstacle(function)
 
     def is_shared(self, function: PciFunction) -> bool:
         """Return whether a rule of ``mdev_types`` makes a PCI function a parent."""
         return mdev_rules.rule_of_function(self._mdev_rules, function) is not None
 
-    def find_used(
-        self, functions: Mapping[str, PciFunction], previous: Mapping[str, str] | None = None
-    ) -> dict[str, str]:
+    def find_used(self, functions: Mapping[str, PciFunction]) -> dict[str, str]:
         """Return the PCI functions that must not be offered: a text with the reason by address.
 
         A server that gets a whole card also gets the companion functions in its IOMMU group. So a
         card is not offered while a kernel driver of the host uses such a function.
         """
-        found = super().find_used(functions, previous)
+        found = super().find_used(functions)
         for card in functions.values():
             if self.is_shared(card) or card.iommu_group is None or not self.is_candidate(card):
                 continue
@@ -316,7 +312,7 @@ class GpuDriver(PciDriver):
         address = str(PciAddress.parse(address))
         functions = {function.address: function for function in self._sysfs.pci_functions()}
         # A parent of mdev_types can have been given to a server before the rule existed.
-        used = mediated_parents(self.sysfs_root) | self.find_used(functions, self._used)
+        used = mediated_parents(self.sysfs_root) | self.find_used(functions)
         if (reason := used.get(address)) is not None:
             raise DriverFailed(f"{address} cannot be given to a server: {reason}")
 

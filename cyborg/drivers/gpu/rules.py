@@ -71,7 +71,9 @@ def parse(text: str) -> MdevRule:
     if limit is not None and not _NUMBER.fullmatch(limit):
         raise RuleSyntaxError(f"max_per_card={limit}", "a number from 1 to 999")
     # Parents can be virtual functions, and their class is that of their mediated devices.
-    rule = replace(rules.parse(",".join(others)), scope="all")
+    every = f"{rules.SCOPE}=all"
+    rule = rules.parse(",".join(part for part in others if part.replace(" ", "") != every))
+    rule = replace(rule, scope=rule.scope or "all")
     return MdevRule(
         text,
         types,

@@ -7,6 +7,9 @@ code for a disk without a signature and for one that it could not read.
 """
 
 import ctypes
+import errno
+import os
+import stat
 from pathlib import Path
 
 _LIBRARY = "libblkid.so.1"
@@ -15,15 +18,21 @@ _USAGE = 1 << 7  # BLKID_SUBLKS_USAGE
 _FOUND, _NOTHING, _AMBIVALENT = 0, 1, -2  # results of blkid_do_safeprobe
 
 
-def probe(node: Path) -> dict[str, str]:
+def probe(node: Path, number: str | None = None) -> dict[str, str]:
     """Return TYPE, USAGE, PTTYPE and AMBIVALENT of a disk or file, each if there is one.
 
-    Raise OSError if it cannot be read, or if there is no libblkid.
+    ``number`` is the number of the device, such as ``259:0``: the node may be that of another one.
+    Raise OSError if it cannot be read, if it is another one, or if there is no libblkid.
     """
     library = ctypes.CDLL(_LIBRARY, use_errno=True)
     library.blkid_new_probe.restype = ctypes.c_void_p
     found = ctypes.c_char_p()
-    with open(node, "rb") as disk:
+    # Without O_NONBLOCK, the kernel would wait for the medium of a drive.
+    with open(os.open(node, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as disk:
+        status = os.fstat(disk.fileno())
+        found_number = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
+        if number is not None and (not stat.S_ISBLK(status.st_mode) or found_number != number):
+            raise OSError(errno.ENODEV, f"the node of another device; expected {number}", node)
         probe_ = ctypes.c_void_p(library.blkid_new_probe())
         try:
             if library.blkid_probe_set_device(

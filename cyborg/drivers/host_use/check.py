@@ -14,7 +14,7 @@ from cyborg.core.errors import Invalid
 from cyborg.drivers.host_use import processes, rtnetlink
 from cyborg.drivers.host_use.disks import DiskReader
 from cyborg.drivers.host_use.displays import DisplayReader
-from cyborg.drivers.host_use.networks import USER_SPACE, NetworkReader
+from cyborg.drivers.host_use.networks import USER_SPACE, NetworkReader, NetworkUse
 from cyborg.drivers.host_use.platform import platform_functions
 from cyborg.drivers.host_use.processes import ProcessReader
 from cyborg.drivers.host_use.rtnetlink import NetworkFacts
@@ -25,7 +25,7 @@ _ENDED = "; this ended, but the interface is still up: set it down to free it"
 
 def used_functions(
     sysfs_root: Path,
-    previous: Mapping[str, str] | None = None,
+    known: dict[str, NetworkUse] | None = None,
     functions: Mapping[str, PciFunction] | None = None,
     *,
     interfaces: bool = True,
@@ -33,11 +33,11 @@ def used_functions(
 ) -> dict[str, str]:
     """Return a dict from the address of each PCI function that the host uses to the reason.
 
-    ``/proc`` is the directory next to ``sysfs_root``. ``previous`` is the result of an earlier
-    call. A network interface that was in use then still counts as used until it is down: a network
-    manager may have removed its addresses until the link is back, and a routing daemon that starts
-    again, or whose neighbor does, has no routes. ``functions`` are
-    those of the bus, by address; they are read if it is None. If ``interfaces`` is False, network
+    ``/proc`` is the directory next to ``sysfs_root``. ``known`` has the uses
+    of network interfaces by earlier calls, and is updated: such a use lasts until the interface is
+    down, because a network manager may have removed its addresses until the link is back, and a
+    routing daemon that starts again, or whose neighbor does, has no routes. ``functions`` are those
+    of the bus, by address; they are read if it is None. If ``interfaces`` is False, network
     interfaces do not count as a use. For the addresses ``shared``, mediated devices and open device
     nodes do not count: servers and the host use these functions at the same time.
     """
@@ -51,7 +51,8 @@ def used_functions(
     ).used_functions(interfaces=interfaces)
     for reasons in (
         DiskReader(sysfs).used_functions(),
-        networks.used_functions() if interfaces else {},
+        _network_functions(networks, {} if known is None else known) if interfaces else {},
+        networks.unread_functions() if interfaces else {},
         networks.functions_without_interface(functions) if interfaces else {},
         platform_functions(functions),
         _user_space_functions(functions),
@@ -61,9 +62,24 @@ def used_functions(
     ):
         for address, reason in reasons.items():
             found.setdefault(address, reason)
-    if missing := (previous or {}).keys() - found.keys():
-        kept = missing & networks.active_functions()
-        found |= {a: (previous or {})[a].removesuffix(_ENDED) + _ENDED for a in kept}
+    return found
+
+
+def _network_functions(networks: NetworkReader, known: dict[str, NetworkUse]) -> dict[str, str]:
+    """Return the PCI functions whose network interfaces the host uses; update ``known``.
+
+    An interface that has lost its use, and is still up, may get it again in a moment. A server that
+    has the function takes the interface away, so what is known of it ends.
+    """
+    uses = networks.uses()
+    found = {address: str(use) for address, use in uses.items()}
+    for address, use in list(known.items()):
+        if address not in uses:
+            if networks.is_active(use.interface, address):
+                found[address] = f"{use}{_ENDED}"
+            else:
+                known.pop(address, None)
+    known.update(uses)
     return found
 
 

@@ -38,14 +38,17 @@ class DiskReader:
             # A mount lists only one of the disks, and "holders" lists none.
             for name in self._sysfs.list_names(f"fs/btrfs/{system}/devices"):
                 uses.setdefault(name, "a part of a btrfs file system")
+        found: dict[str, str] = {}
         for path, user in self._kernel_users():
             if (used := self._block_name(path)) is not None:
                 uses.setdefault(used, user)
+            elif re.fullmatch(r"/dev/nvme[0-9]+", path):
+                controller = self._resolved(f"class/nvme/{path[5:]}")
+                found |= dict.fromkeys(functions_on(controller)[:1], f"{path[5:]} holds {user}")
         for name in self._sysfs.list_names("class/block"):
             # An unmounted volume of LVM, RAID or encryption is in use as well.
             if holders := self._sysfs.list_names(f"class/block/{name}/holders"):
                 uses.setdefault(name, f"a part of {holders[0]}")
-        found: dict[str, str] = {}
         # The root file system first: it is the most important of several reasons.
         for name in sorted(uses, key=lambda name: "root" not in uses[name]):
             for address in self.functions_of_disk(name):
@@ -88,13 +91,15 @@ class DiskReader:
         ]
         config = "kernel/config/nvmet/subsystems"
         for subsystem in self._sysfs.list_names(config):
+            path = f"{config}/{subsystem}/passthru/device_path"
+            files.append((path, f"the NVMe target {subsystem}"))
             for number in self._sysfs.list_names(f"{config}/{subsystem}/namespaces"):
                 path = f"{config}/{subsystem}/namespaces/{number}/device_path"
                 files.append((path, f"a namespace of the NVMe target {subsystem}"))
         config = "kernel/config/target/core"
         for group in self._sysfs.list_names(config):
             for name in self._sysfs.list_names(f"{config}/{group}"):
-                if group.startswith("iblock_"):
+                if group.startswith(("iblock_", "pscsi_")):
                     path = f"{config}/{group}/{name}/udev_path"
                     files.append((path, f"the SCSI target {name}"))
         for path, user in files:
@@ -129,22 +134,30 @@ class DiskReader:
         if disk != path:
             for below in self._sysfs.list_names(disk / "slaves"):
                 found += self.functions_of_disk(below, depth + 1)
-        return found + self.functions_of_nvme(disk.parent)
+        return found + self.functions_of_nvme(disk.parent, disk.name)
 
-    def functions_of_nvme(self, folder: Path) -> list[str]:
+    def functions_of_nvme(self, folder: Path, disk: str = "") -> list[str]:
         """Return the PCI functions of a virtual folder of NVMe devices; an empty list for others.
 
         With native multipath that is a subsystem, which has links to its controllers, otherwise a
-        controller of a fabric.
+        controller of a fabric. A controller has a path, such as nvme0c1n2, to each of its disks, as
+        nvme0n2. Without any path to ``disk``, all controllers count.
         """
         if not folder.name.startswith("nvme-subsys"):
             return self._functions_of_fabric(folder)
-        found: list[str] = []
-        for name in self._sysfs.list_names(folder):
-            if re.fullmatch(r"nvme[0-9]+", name):
-                controller = self._resolved(folder / name)
-                found += functions_on(controller) or self._functions_of_fabric(controller)
-        return found
+        controllers = [
+            self._resolved(folder / name)
+            for name in self._sysfs.list_names(folder)
+            if re.fullmatch(r"nvme[0-9]+", name)
+        ]
+        instance, _, number = disk.rpartition("n")
+        path = re.compile(rf"{re.escape(instance)}c[0-9]+n{re.escape(number)}")
+        with_path = [c for c in controllers if any(map(path.fullmatch, self._sysfs.list_names(c)))]
+        return [
+            function
+            for controller in with_path or controllers
+            for function in functions_on(controller) or self._functions_of_fabric(controller)
+        ]
 
     def _functions_of_fabric(self, controller: Path) -> list[str]:
         """Return the functions of the Fibre Channel port of a controller of NVMe over Fabrics.
@@ -156,14 +169,15 @@ class DiskReader:
         if self._sysfs.read_text(controller / "transport") != "fc":
             return []
         address = self._sysfs.read_text(controller / "address") or ""
-        match = re.search(r"host_traddr=nn-0x[0-9a-f]+:pn-(0x[0-9a-f]+)", address)
-        found: list[str] = []
-        for name in self._sysfs.list_names("class/fc_host"):
-            port = self._sysfs.read_text(f"class/fc_host/{name}/port_name")
-            # Each port counts if the address does not say which one.
-            if match is None or port == match[1]:
-                found += functions_on(self._resolved(f"class/fc_host/{name}"))
-        return found
+        match = re.search(r"host_traddr=nn-0x[0-9a-fA-F]+:pn-(0x[0-9a-fA-F]+)", address)
+        names = {
+            name: self._sysfs.read_int(f"class/fc_host/{name}/port_name")
+            for name in self._sysfs.list_names("class/fc_host")
+        }
+        number = int(match[1], 16) if match else None
+        # Each port counts if the address does not say which one.
+        used = [name for name, port in names.items() if port == number] or list(names)
+        return [f for name in used for f in functions_on(self._resolved(f"class/fc_host/{name}"))]
 
     def _resolved(self, path: str | Path) -> Path:
         return self._sysfs.resolve(path) or self._sysfs.root

@@ -2,6 +2,7 @@
 """PCI functions whose network interfaces the host uses."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import chain
 
 from cyborg.core.inventory.delivery import is_vfio
@@ -20,6 +21,18 @@ USER_SPACE = frozenset({"uio_pci_generic", "igb_uio"})
 _UP = 0x1  # IFF_UP of <linux/if.h>
 
 
+@dataclass(frozen=True, slots=True)
+class NetworkUse:
+    """How the host uses an interface."""
+
+    interface: str
+    reason: str
+
+    def __str__(self) -> str:
+        """Return the text that operators read."""
+        return f"{self.interface} {self.reason}"
+
+
 class NetworkReader:
     """Reader of the network interfaces of a host."""
 
@@ -34,15 +47,22 @@ class NetworkReader:
         for upper, lower in facts.lower.items():
             self._tunnels.setdefault(lower, []).append(upper)
 
-    def used_functions(self) -> dict[str, str]:
-        """Return the PCI functions whose network interfaces the host uses: a reason by address."""
-        found: dict[str, str] = {}
+    def uses(self) -> dict[str, NetworkUse]:
+        """Return how the host uses the network interfaces of PCI functions, by address."""
+        found: dict[str, NetworkUse] = {}
         for name, addresses in self._functions.items():
-            reason = self._find_use(name, 0)
-            if reason is None:
-                continue
-            for address in addresses:
-                found.setdefault(address, f"{name} {reason}")
+            if (reason := self._find_use(name, 0)) is not None:
+                for address in addresses:
+                    found.setdefault(address, NetworkUse(name, reason))
+        return found
+
+    def unread_functions(self) -> dict[str, str]:
+        """Return the functions with an interface that is up, if not all facts could be read."""
+        found: dict[str, str] = {}
+        if self._facts.error is not None:
+            for name in filter(self._is_up, self._functions):
+                for address in self._functions[name]:
+                    found.setdefault(address, f"{name} may be in use: {self._facts.error}")
         return found
 
     def functions_without_interface(self, functions: Mapping[str, PciFunction]) -> dict[str, str]:
@@ -64,13 +84,9 @@ class NetworkReader:
             and address not in here
         }
 
-    def active_functions(self) -> set[str]:
-        """Return the PCI functions with a network interface that is up."""
-        found: set[str] = set()
-        for name, addresses in self._functions.items():
-            if self._is_up(name):
-                found.update(addresses)
-        return found
+    def is_active(self, name: str, address: str) -> bool:
+        """Return whether a PCI function has this network interface, and it is up."""
+        return address in self._functions.get(name, ()) and self._is_up(name)
 
     def _find_use(self, name: str, depth: int) -> str | None:
         """Return how the host uses an interface; None if it does not."""
@@ -96,9 +112,7 @@ class NetworkReader:
             return f"is an active port of {master}"
         # For example a macvtap of a server, which has no address on the host.
         active = [upper for upper in uppers if self._is_up(upper)]
-        if active:
-            return f"is below {active[0]}"
-        return None if self._facts.error is None else f"may be in use: {self._facts.error}"
+        return f"is below {active[0]}" if active else None
 
     def _is_up(self, name: str) -> bool:
         return bool((self._sysfs.read_int(f"class/net/{name}/flags") or 0) & _UP)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from cyborg.core.errors import TimedOut
+from cyborg.core.errors import CyborgError, TimedOut
 
 PROC = Path("/proc")
 MAX_SECONDS = 5.0
@@ -21,10 +21,10 @@ INITIAL_NAMESPACE = 0xEFFFFFFC
 """Inode of the PID namespace of the host: PROC_PID_INIT_INO of ``include/linux/proc_ns.h``."""
 
 NODE = re.compile(
-    r"(?:/[^ ]*)?(/dev/(?:nvidia[0-9]+|dri/[a-zA-Z]+[0-9]+|accel/accel[0-9]+|hl[0-9]+|uio[0-9]+"
-    r"|infiniband/(?:uverbs|umad|issm)[0-9]+|vfio/(?:noiommu-)?[0-9]+|vfio/devices/vfio[0-9]+"
+    r"(?:/[^ ]*)?(/dev/(?:nvidia[0-9]+|dri/[a-zA-Z]+[0-9]+|accel/accel[0-9]+|uio[0-9]+"
+    r"|hl(?:_controlD)?[0-9]+|infiniband/(?:uverbs|umad|issm)[0-9]+|vfio/(?:noiommu-)?[0-9]+|vfio/devices/vfio[0-9]+"
     r"|(?:dsa|iax)/wq[0-9]+\.[0-9]+|dfl-(?:fme|port)\.[0-9]+"
-    r"|(?:nvme|ng)[0-9][0-9np]*|(?:sg|n?st)[0-9]+|(?:s|v|xv|h)d[a-z]+[0-9]*))"
+    r"|(?:nvme|ng)[0-9][0-9np]*|sg[0-9]+|n?st[0-9]+[alm]?|(?:s|v|xv|h)d[a-z]+[0-9]*))"
 )
 """Nodes of devices, also those of a container below another folder. A node of the device mapper or
 of MD is not among them: ``holders`` in sysfs shows the devices below it."""
@@ -36,15 +36,25 @@ class SharedScan:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._found: dict[str, list[str]] = {}
+        self._error: Exception | None = None
         self._end = 0.0
 
     def read(self) -> dict[str, list[str]]:
-        """Return the result of ``scan`` without this process, at most MAX_AGE old."""
+        """Return the result of ``scan`` without this process, or raise its error.
+
+        Both are at most MAX_AGE old.
+        """
         with self._lock:
             if time.monotonic() >= self._end:
-                check_namespace()
-                self._found = scan({os.getpid()})
+                self._error = None
+                try:
+                    check_namespace()
+                    self._found = scan({os.getpid()})
+                except (CyborgError, OSError) as exc:
+                    self._error = exc
                 self._end = time.monotonic() + MAX_AGE
+            if self._error is not None:
+                raise self._error
             return self._found
 
 

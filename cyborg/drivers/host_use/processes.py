@@ -49,6 +49,7 @@ IGNORED = frozenset(
         "srp_daemon",
         # An agent, as another process of this package sees it.
         "cyborg-agent",
+        "privsep-helper",
         "cyborg-standalo",
         # They open a node for a moment, to read facts or errors; udev starts many of them for each
         # disk that appears. What they then hold is found by holders and mounts.
@@ -60,11 +61,17 @@ IGNORED = frozenset(
 )
 """Programs that do not use a device, as ``/proc/PID/comm`` names them."""
 
-_VMMS = ("qemu", "kvm", "cloud-hyperviso", "crosvm", "libvirtd", "virtqemud")
-"""Begins of the names of programs that have a device by VFIO for a guest.
+_VMMS = frozenset({"qemu-kvm", "kvm", "cloud-hyperviso", "crosvm", "libvirtd", "virtqemud"})
 
-The guest may be a server with an accelerator, which this host cannot tell from another guest.
-"""
+
+def _is_vmm(program: str) -> bool:
+    """Return whether a program has a device by VFIO for a guest.
+
+    The guest may be a server with an accelerator, which this host cannot tell from another guest.
+    Other programs of QEMU, such as qemu-storage-daemon, work for the host.
+    """
+    return program in _VMMS or program.startswith("qemu-system")
+
 
 _CLASSES = {
     "dri/": "drm",
@@ -152,7 +159,7 @@ class ProcessReader:
         for node, programs in sorted(self._facts.programs.items()):
             used_by = [name for name in programs if name not in IGNORED]
             if node.startswith(_VFIO):
-                used_by = [name for name in used_by if not name.startswith(_VMMS)]
+                used_by = [name for name in used_by if not _is_vmm(name)]
             if used_by and (interfaces or not node.startswith(_RDMA)):
                 for address in self.functions_of(node):
                     found.setdefault(address, f"the process {used_by[0]} has {node} open")
@@ -186,19 +193,22 @@ class ProcessReader:
             return self._functions_below(f"class/nvme/{name}")
         # With native multipath it is below the subsystem, which is virtual.
         generic = f"class/nvme-generic/{name}"
-        parent = (self._sysfs.resolve(generic) or self._sysfs.root).parent.parent
-        found = DiskReader(self._sysfs).functions_of_nvme(parent)
-        return self._functions_below(generic) or found
+        folder = self._sysfs.resolve(generic) or self._sysfs.root
+        disks = DiskReader(self._sysfs)
+        # The kernel adds no folder for the class below a device of a class.
+        for parent in (folder.parent, folder.parent.parent):
+            if found := disks.functions_of_nvme(parent):
+                return found
+        return self._functions_below(generic)
 
-    def find_managers(self, address: str) -> list[str]:
-        """Return the names of the managers that have the node of a GPU open."""
-        return [
-            GPU_MANAGERS[program]
-            for node, programs in sorted(self._facts.programs.items())
-            if address in self.functions_of(node)
-            for program in programs
-            if program in GPU_MANAGERS
-        ]
+    def managers_by_function(self) -> dict[str, list[str]]:
+        """Return the names of the managers that have a node of a GPU open, by address."""
+        found: dict[str, dict[str, None]] = {}
+        for node, programs in sorted(self._facts.programs.items()):
+            if names := [GPU_MANAGERS[name] for name in programs if name in GPU_MANAGERS]:
+                for address in self.functions_of(node):
+                    found.setdefault(address, {}).update(dict.fromkeys(names))
+        return {address: list(names) for address, names in found.items()}
 
     def _functions_of_group(self, group: str) -> list[str]:
         """Return the functions of an IOMMU group that VFIO has; the others are not used by it."""

@@ -6,7 +6,7 @@ that is not active, a pool of ZFS, an OSD of Ceph, a half of a mirror. udev prob
 appears, and again after a program wrote to it, and stores the result in ``/run/udev/data``: the
 properties ``ID_PART_TABLE_TYPE``, ``ID_FS_TYPE``, ``ID_FS_USAGE`` and ``ID_FS_AMBIVALENT``
 (``src/udev/udev-builtin-blkid.c`` of systemd). Where udev has no record of a disk, as in a
-container, the disk itself is probed.
+container, or no signature in it, the disk itself is probed.
 
 A tree that is not /sys has the signatures as a file: so does a capture.
 """
@@ -26,6 +26,8 @@ FILE = "proc/disk_signatures.json"
 MAX_BYTES = 1024 * 1024
 
 _UDEV = Path("/run/udev/data")
+_EMPTY: dict[str, tuple[str, int]] = {}
+"""Records of udev, by node, of which the disk was read and found empty, with their times."""
 _DEV = Path("/dev")
 
 
@@ -56,6 +58,8 @@ def whole_disks(sysfs: Sysfs) -> Iterator[str]:
         # virtual/nvme-subsystem, and each path to it (nvme0c1n1) is a hidden disk.
         if folder is None or folder.parent == sysfs.root / "devices/virtual/block":
             continue
+        if name.startswith(("sr", "fd")):
+            continue  # the medium of a drive is not a disk of the host
         if sysfs.read_text(folder / "partition") is None and not sysfs.read_int(folder / "hidden"):
             yield name
 
@@ -70,7 +74,7 @@ def read(sysfs_root: Path) -> SignatureFacts:
             return _load(json.loads(read_file(sysfs_root.parent / FILE, MAX_BYTES)))
         except FileNotFoundError:
             return SignatureFacts()
-        except (OSError, TypeError, ValueError) as exc:
+        except (OSError, RecursionError, TypeError, ValueError) as exc:
             error = f"{FILE}: {exc}"
             return SignatureFacts(errors=dict.fromkeys(whole_disks(Sysfs(sysfs_root)), error))
     facts = read_local(Sysfs(sysfs_root))
@@ -91,24 +95,41 @@ def read_local(sysfs: Sysfs, udev: Path = _UDEV, dev: Path = _DEV) -> SignatureF
     """Return what udev knows of the disks of this host, or what is on them."""
     signatures: dict[str, str] = {}
     errors: dict[str, str] = {}
+    reader = DiskReader(sysfs)
     for name in whole_disks(sysfs):
+        if not reader.functions_of_disk(name):
+            continue  # of the network, for example
         if not sysfs.read_int(f"class/block/{name}/size"):
-            continue  # a reader without a card
+            if not sysfs.read_int(f"class/block/{name}/removable"):  # a reader without a card
+                errors[name] = "the kernel shows no capacity"
+            continue
         number = sysfs.read_text(f"class/block/{name}/dev")
         try:
-            properties = _read_record(udev / f"b{number}")
-        except FileNotFoundError:
-            try:
-                properties = blkid.probe(dev / name.replace("!", "/"))
-            except OSError as exc:
-                errors[name] = f"udev has no record of it, and {exc.strerror or exc}"
-                continue
+            text = _read_disk(udev / f"b{number}", dev / name.replace("!", "/"), number)
         except OSError as exc:
-            errors[name] = f"{exc.filename}: {exc.strerror}"
+            errors[name] = f"{exc.filename or name}: {exc.strerror or exc}"
             continue
-        if (text := describe(properties)) is not None:
+        if text is not None:
             signatures[name] = text
     return SignatureFacts(signatures, errors)
+
+
+def _read_disk(record: Path, node: Path, number: str | None) -> str | None:
+    """Return what a disk holds, by its record of udev and, without a signature there, the disk.
+
+    udev also has a record of a disk that it did not probe, or could not read. Raise OSError.
+    """
+    try:
+        text = describe(_read_record(record))
+        key = (str(record), record.stat().st_mtime_ns)
+    except FileNotFoundError:
+        return describe(blkid.probe(node, number))
+    if text is not None or _EMPTY.get(str(node)) == key:
+        return text
+    text = describe(blkid.probe(node, number))
+    if text is None:
+        _EMPTY[str(node)] = key  # until udev writes the record again
+    return text
 
 
 def _read_record(path: Path) -> dict[str, str]:

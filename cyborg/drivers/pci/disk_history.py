@@ -19,20 +19,25 @@ from cyborg.drivers.host_use.signatures import DiskContents
 from cyborg.drivers.sysfs import PciFunction, Sysfs
 
 _STORAGE, _NVME = "01", "0108"  # classes: all controllers of disks, and those that are disks
+_BUSES = ("0c03", "0c04")  # USB and Fibre Channel, which may have disks too
+_HOLDS = " holds "  # in each reason of ``host_use.disks``
 _REMEDY = "erase it, for example with wipefs, or adopt the device"
 
 
 @dataclass(frozen=True, slots=True)
 class OfferedFunction:
-    """A function with disks that was offered.
+    """What is known of a function with disks.
 
     ``model`` is vendor and product, ``serial`` the serial number of an NVMe controller if known.
-    ``given`` is set from the time at which it was bound to VFIO until its disks are empty.
+    ``given`` is set from the time at which it was offered and bound to VFIO until its disks are
+    empty: what is on them is of servers. ``held`` is set from the time at which its disks had data
+    of the host until they are empty.
     """
 
     model: str
     serial: str | None = None
     given: bool = False
+    held: bool = False
 
     def is_same(self, other: "OfferedFunction") -> bool:
         """Return whether both may be the same function."""
@@ -53,25 +58,39 @@ def decide(
     now = OfferedFunction(f"{function.vendor}:{function.product}", serial)
     if known is not None and not known.is_same(now):
         known = None
+    if known is not None:
+        # A drive that was first seen without its disks gets its serial number now.
+        known = replace(known, serial=known.serial or serial)
     if contents is None:
-        if is_vfio(function.kernel_driver):
-            return None, replace(known or now, given=True)
-        # The kernel may not have read the disks yet. A virtual function may have none.
-        if known is None and function.class_code.startswith(_NVME) and function.physfn is None:
-            driver = function.kernel_driver or "no kernel driver"
-            return (
-                f"the contents of its disks are unknown while it is bound to {driver} and shows "
-                "none: bind it to nvme or, if servers may overwrite the disks, to vfio-pci",
-                None,
-            )
-        return None, known
+        return _decide_without_disks(function, now, known)
     if contents.signature is None and contents.error is None:
-        return None, replace(now, serial=serial or (known.serial if known else None))
+        return None, replace(known or now, given=False, held=False)
     if known is not None and known.given:
         return None, known
     if contents.signature is not None:
-        return f"{contents.signature}; {_REMEDY}", None
+        return f"{contents.signature}; {_REMEDY}", replace(known or now, held=True)
     return contents.error, known
+
+
+def _decide_without_disks(
+    function: PciFunction, now: OfferedFunction, known: OfferedFunction | None
+) -> tuple[str | None, OfferedFunction | None]:
+    """Decide about a function of which the kernel shows no disk."""
+    if known is not None and known.held:
+        return f"it held data of the host when its disks were last shown; {_REMEDY}", known
+    if is_vfio(function.kernel_driver):
+        return None, replace(known or now, given=True)
+    is_unbound = function.kernel_driver is None and function.class_code.startswith(_STORAGE)
+    # The kernel may not have read the disks yet. A virtual function may have none.
+    is_unknown = known is None and function.physfn is None
+    if is_unknown and (is_unbound or function.class_code.startswith(_NVME)):
+        driver = function.kernel_driver or "no kernel driver"
+        return (
+            f"the contents of its disks are unknown while it is bound to {driver} and shows none: "
+            "bind it to its kernel driver or, if servers may overwrite the disks, to vfio-pci",
+            None,
+        )
+    return None, known
 
 
 class DiskHistory:
@@ -81,23 +100,44 @@ class DiskHistory:
         self._sysfs = sysfs
         self._memory = memory
         self._contents: Mapping[str, DiskContents] = {}
+        self._empty: frozenset[str] = frozenset()  # functions, at the discovery before this one
 
     def read(self) -> None:
         """Read the contents of all disks; once for each discovery."""
+        self._empty = frozenset(a for a, c in self._contents.items() if c == DiskContents())
         facts = signatures.read(self._sysfs.root)
         self._contents = signatures.contents_by_function(self._sysfs, facts)
 
     def find_reason(self, function: PciFunction) -> str | None:
         """Return why an offered function must be withheld for what its disks hold, or None."""
         contents = self._contents.get(function.address)
-        key = f"disks {function.address}"
-        stored = self._memory().get(key)
-        if (contents, stored) == (None, None) and not function.class_code.startswith(_STORAGE):
+        stored = self._memory().get(_key(function.address))
+        has_disks = function.class_code.startswith((_STORAGE, *_BUSES))
+        if (contents, stored) == (None, None) and not has_disks:
             return None
         known = self._load(stored)
-        reason, known = decide(function, self._read_serial(function.address), contents, known)
-        self._memory().put(key, None if known is None else json.dumps(asdict(known)))
+        reason, after = decide(function, self._read_serial(function.address), contents, known)
+        # The kernel shows the namespaces of a drive one after another: the first may be empty.
+        first = contents == DiskContents() and function.address not in self._empty
+        if first and known is not None and known.given:
+            return None
+        self._store(function.address, after)
         return reason
+
+    def adopt(self, function: PciFunction) -> None:
+        """Remember that servers may have, and overwrite, what is on the disks of a function."""
+        if function.class_code.startswith((_STORAGE, *_BUSES)):
+            model = f"{function.vendor}:{function.product}"
+            serial = self._read_serial(function.address)
+            self._store(function.address, OfferedFunction(model, serial, given=True))
+
+    def note_use(self, function: PciFunction, reason: str) -> None:
+        """Forget that servers had the disks of a function if the host has something on them now."""
+        if _HOLDS in reason and self._memory().get(_key(function.address)) is not None:
+            self._store(function.address, None)
+
+    def _store(self, address: str, known: OfferedFunction | None) -> None:
+        self._memory().put(_key(address), None if known is None else json.dumps(asdict(known)))
 
     def _read_serial(self, address: str) -> str | None:
         folder = f"bus/pci/devices/{address}/nvme"
@@ -107,6 +147,12 @@ class DiskHistory:
     @staticmethod
     def _load(text: str | None) -> OfferedFunction | None:
         try:
-            return OfferedFunction(**json.loads(text or ""))
-        except (TypeError, ValueError):
+            found = OfferedFunction(**json.loads(text or ""))
+        except (RecursionError, TypeError, ValueError):
             return None
+        texts_are_right = isinstance(found.model, str) and isinstance(found.serial, str | None)
+        return found if texts_are_right else None
+
+
+def _key(address: str) -> str:
+    return f"disks {address}"

@@ -23,7 +23,9 @@ def describe_rules(
             continue
         if any(rules[number].matches(function) for function in functions):
             problem = "applies to no device: earlier rules match all devices that it matches"
-        elif any(replace(rules[number], scope="all").matches(function) for function in functions):
+        elif rules[number].scope is None and any(
+            replace(rules[number], scope="all").matches(function) for function in functions
+        ):
             problem = "matches only virtual functions of GPUs, which need functions=vf"
         else:
             problem = "matches no device of this host"
@@ -36,7 +38,8 @@ def describe_parted_gpus(
 ) -> list[str]:
     """Return a warning about GPUs that a rule selects, but none of their virtual functions.
 
-    ``selected`` are the addresses of virtual functions and cards that are offered without a rule.
+    ``selected`` are the addresses of virtual functions and cards about which an operator decided
+    otherwise.
     """
     parted = {
         function.address
@@ -44,7 +47,8 @@ def describe_parted_gpus(
         if function.numvfs and pci_classes.is_gpu(function) and matching_rule(rules, function)
     }
     for function in functions:
-        if function.address in selected or (matching_rule(rules, function) and function.physfn):
+        decided = matching_index(rules, function) is not None and function.physfn is not None
+        if function.address in selected or decided:
             parted -= {function.address, function.physfn}
     if not parted:
         return []

@@ -6,6 +6,7 @@ The kernel describes the sysfs files in ``Documentation/ABI/testing/sysfs-bus-pc
 """
 
 import contextlib
+import errno
 import fcntl
 import mmap
 import os
@@ -18,6 +19,7 @@ from typing import Any, TypeVar
 
 from cyborg.core.address import PciAddress
 from cyborg.core.errors import DriverFailed
+from cyborg.core.log import get_logger
 from cyborg.drivers.host_use.check import used_functions
 from cyborg.drivers.nvme_admin import (
     SANITIZE_METHODS,
@@ -30,6 +32,8 @@ from cyborg.drivers.nvme_admin import (
 )
 from cyborg.drivers.privileged import CONTEXT, vfio
 from cyborg.drivers.sysfs import PciFunction, Sysfs
+
+LOG = get_logger(__name__)
 
 _T = TypeVar("_T")
 MAX_TIMEOUT = 86400.0
@@ -119,7 +123,7 @@ def _erase_bound(found: PciFunction, end: float) -> dict[str, Any]:
                 _wait_for(partial(_lock, number), f"another program has locked a disk of {name}")
             count = _prove(descriptors, work)
             for number in descriptors:
-                fcntl.ioctl(number, _BLKRRPART)
+                _read_partitions(number)
     return {"method": str(method), "namespaces": len(numbers), "samples": count}
 
 
@@ -209,11 +213,15 @@ def _sanitize(controller: Controller, method: Method, end: float) -> Callable[[]
 
 
 def _wait_for_sanitize(controller: Controller, end: float) -> SanitizeState:
+    is_ended = False
     while True:
         state, progress = controller.sanitize_status()
-        if state is SanitizeState.VERIFYING:
-            controller.end_verification()  # it lasts until somebody ends it
-        elif state is not SanitizeState.RUNNING:
+        if state is SanitizeState.VERIFYING and not is_ended:
+            is_ended = True
+            # It lasts until somebody ends it. The state may end just now: then the next one counts.
+            with contextlib.suppress(DriverFailed):
+                controller.end_verification()
+        elif state not in (SanitizeState.RUNNING, SanitizeState.VERIFYING):
             return state
         if time.monotonic() >= end:
             raise DriverFailed(f"the sanitize operation did not end in time: {progress:.0%} done")
@@ -246,11 +254,22 @@ def _prove(descriptors: list[int], work: Callable[[], None]) -> int:
     return len(samples)
 
 
+def _read_partitions(descriptor: int) -> None:
+    """Let the kernel read the partition table again, which is empty now."""
+    try:
+        fcntl.ioctl(descriptor, _BLKRRPART)
+    except OSError as exc:
+        # A program has a partition open: udev does the same when it has closed it.
+        if exc.errno != errno.EBUSY:
+            raise
+
+
 def _lock(descriptor: int) -> bool | None:
     """Lock a disk; return None while another program has locked it.
 
-    udev reads no disk that is locked, so neither LVM nor MD activates what a server left on it. It
-    does so when the disk is closed, and is then empty ("Locking Block Device Access" of systemd).
+    From then on udev does not read it, so neither LVM nor MD activates what a server left there
+    ("Locking Block Device Access" of systemd). What they activated before makes the exclusive
+    opening fail.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -294,14 +313,25 @@ def _bound_to_nvme(folder: Path) -> Iterator[None]:
     if driver is not None:
         _check_group_is_unused(folder)
         (folder / "driver/unbind").write_text(folder.name)
-    _bind(folder, _KERNEL_DRIVER)
     try:
+        _bind(folder, _KERNEL_DRIVER)
         yield
     finally:
+        if (error := _bind_again(folder, driver)) is not None:
+            # The result of the erasure matters more.
+            LOG.warning("%s was not bound to %s again: %s", folder.name, driver, error)
+
+
+def _bind_again(folder: Path, driver: str | None) -> str | None:
+    """Bind a function from nvme to the driver that it had, or to none; return an error, if any."""
+    try:
         if Sysfs(folder).read_link("driver") == _KERNEL_DRIVER:
             (folder / "driver/unbind").write_text(folder.name)
         if driver is not None and folder.exists():
             _bind(folder, driver)
+    except OSError as exc:
+        return str(exc)
+    return None
 
 
 def _bind(folder: Path, driver: str) -> None:

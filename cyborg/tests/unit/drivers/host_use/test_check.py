@@ -8,6 +8,7 @@ import pytest
 from cyborg.core.wire.board_info import NOT_OFFERED
 from cyborg.drivers.generic import GenericDriver
 from cyborg.drivers.host_use.check import used_functions
+from cyborg.drivers.host_use.networks import NetworkUse
 from cyborg.testing.host_tree import HostTree
 
 A, B, C = "0000:01:00.0", "0000:02:00.0", "0000:03:00.0"
@@ -198,6 +199,30 @@ def test_discover_interface_that_lost_its_link_is_not_offered(host: HostTree) ->
     assert [offered(), offered()] == [{B, C}] * 2
     (host.root / "class/net/eth0/flags").write_text("0x1002\n")
     assert offered() == {A, B, C}
+
+
+def test_use_that_only_seemed_to_be_one_ends_at_once(host: HostTree) -> None:
+    """A failed read, an open node and a missing interface say nothing about the interface."""
+    known: dict[str, NetworkUse] = {}
+    folder = host.add_function("0000:04:00.0", "8086", "1889", "020000", kernel_driver="iavf")
+    assert set(used_functions(host.root, known)) == {folder.name}
+    host.add_interface("eth0", folder.name)
+    (host.proc / "self/net/rtnetlink.json").write_text('{"error": "rtnetlink: EPERM"}')
+    assert set(used_functions(host.root, known)) == {folder.name}
+    host.write()
+    assert (used_functions(host.root, known), known) == ({}, {})
+
+
+def test_use_of_an_interface_ends_when_a_server_has_the_function(host: HostTree) -> None:
+    known: dict[str, NetworkUse] = {}
+    host.add_interface("eth0", A)
+    host.add_route("eth0")
+    assert set(used_functions(host.root, known)) == set(known) == {A}
+    host.remove_routes()
+    (host.root / "class/net/eth0").rename(host.root / "hidden")
+    assert (used_functions(host.root, known), known) == ({}, {})
+    (host.root / "hidden").rename(host.root / "class/net/eth0")
+    assert used_functions(host.root, known) == {}
 
 
 def test_used_functions_interface_below_macvtap(host: HostTree) -> None:
@@ -437,7 +462,6 @@ def test_used_functions_of_user_space(host: HostTree, kernel_driver: str) -> Non
         ("1022", "1498", "108000", None),  # copies memory
         ("1000", "00b2", "010700", "PCIe switch"),
         ("11f8", "4000", "058000", "PCIe switch"),
-        ("1000", "005d", "010400", None),  # a RAID controller
         ("1022", "1468", "108000", None),  # a crypto engine alone
         ("1022", "1537", "108000", None),
         ("8086", "4940", "108000", None),

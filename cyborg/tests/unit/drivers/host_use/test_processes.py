@@ -95,7 +95,10 @@ def test_function_of_a_program_in_user_space_is_used(host: HostTree, name: str) 
     assert open_nodes.NODE.fullmatch(node)
     host.open_node(node, "spdk_tgt")
     assert used_functions(host.root) == {A: f"the process spdk_tgt has {node} open"}
-    host.open_node(node, "qemu-system-x86", "libvirtd")  # a guest, which may be a server
+    host.open_node(node, "qemu-storage-da")
+    assert used_functions(host.root) == {A: f"the process qemu-storage-da has {node} open"}
+    # A guest, which may be a server, and the agent, which resets functions.
+    host.open_node(node, "qemu-system-x86", "libvirtd", "privsep-helper")
     assert used_functions(host.root) == {}
     host.open_node(node, "qemu-system-x86", "vhost")
     assert used_functions(host.root) == {A: f"the process vhost has {node} open"}
@@ -128,7 +131,7 @@ def test_manager_of_gpus_is_no_use(host: HostTree) -> None:
 def test_generic_node_of_a_drive_with_native_multipath(host: HostTree) -> None:
     host.add_disk("nvme1n1", "virtual/nvme-subsystem/nvme-subsys1")
     host.add_controller("nvme1n1", f"pci0000:00/{B}/nvme/nvme1")
-    folder = host.root / "devices/virtual/nvme-subsystem/nvme-subsys1/nvme-generic/ng1n1"
+    folder = host.root / "devices/virtual/nvme-subsystem/nvme-subsys1/ng1n1"
     folder.mkdir(parents=True)
     (host.root / "class/nvme-generic/ng1n1").symlink_to(folder)
     host.open_node("/dev/ng1n1", "fio")
@@ -139,8 +142,7 @@ def test_managers_of_a_gpu(host: HostTree) -> None:
     host.open_node("/dev/nvidia3", "nv-hostengine", "nvidia-persiste", "nvidia-smi")
     host.open_node("/dev/nvidia2", "dcgm-exporter")
     reader = ProcessReader(Sysfs(host.root), processes.read(host.root))
-    assert reader.find_managers(A) == ["DCGM", "nvidia-persistenced"]
-    assert reader.find_managers(B) == []
+    assert reader.managers_by_function() == {A: ["DCGM", "nvidia-persistenced"]}
 
 
 @pytest.mark.parametrize(

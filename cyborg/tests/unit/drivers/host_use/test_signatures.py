@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Signatures on disks: from records of udev, from the disk itself, from a tree."""
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -52,13 +51,15 @@ def test_whole_disks_are_neither_partitions_nor_volumes(host: HostTree) -> None:
     ],
 )
 def test_read_local_record_of_udev(
-    host: HostTree, tmp_path: Path, record: str, text: str | None
+    host: HostTree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: str, text: str | None
 ) -> None:
     number = (host.root / "class/block/nvme0n1/dev").read_text().strip()
     for name in ("sda", "sdb"):
-        (host.root / f"class/block/{name}/size").write_text("0\n")  # no medium
+        (host.root / f"class/block/{name}/size").write_text("0\n")
+        (host.root / f"class/block/{name}/removable").write_text("1\n")  # no medium
     (host.root / "class/block/nvme0n1/size").write_text("2048\n")
     (tmp_path / f"b{number}").write_text(f"{record}\n")
+    monkeypatch.setattr(blkid, "probe", lambda node, number: {})  # of a block device
     facts = signatures.read_local(Sysfs(host.root), udev=tmp_path, dev=tmp_path / "missing")
     assert facts.errors == {}
     if text is None:
@@ -67,16 +68,42 @@ def test_read_local_record_of_udev(
         assert facts.signatures["nvme0n1"].endswith(text)
 
 
-def test_read_local_disk_without_record_is_probed(host: HostTree, tmp_path: Path) -> None:
+def test_read_local_disk_without_record_or_signature_is_probed(
+    host: HostTree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """udev has a record of a disk that it could not read, too."""
+    probed: list[str] = []
+
+    def probe(node: Path, number: str | None) -> dict[str, str]:
+        probed.append(node.name)
+        assert number is not None
+        if node.name == "sdb":
+            raise OSError(5, "Input/output error", str(node))
+        return {"TYPE": "swap", "USAGE": "other"} if node.name == "sda" else {}
+
+    monkeypatch.setattr(blkid, "probe", probe)
+    monkeypatch.setattr(signatures, "_EMPTY", {})
     for name in ("nvme0n1", "sda", "sdb"):
         (host.root / f"class/block/{name}/size").write_text("2048\n")
-    with open(tmp_path / "sda", "wb") as empty:
-        empty.truncate(MIB)
-    (tmp_path / "sdb").write_bytes((tmp_path / "sda").read_bytes())
-    subprocess.run(["mkswap", tmp_path / "sdb"], check=True, capture_output=True)
+    for name in ("nvme0n1", "sdb"):
+        number = (host.root / f"class/block/{name}/dev").read_text().strip()
+        (tmp_path / f"b{number}").write_text("E:ID_SERIAL=x\n")
+    for _ in range(2):
+        facts = signatures.read_local(Sysfs(host.root), udev=tmp_path, dev=tmp_path)
+        error = f"{tmp_path / 'sdb'}: Input/output error"
+        assert facts == SignatureFacts({"sda": "data (swap)"}, {"sdb": error})
+    assert probed == ["nvme0n1", "sda", "sdb", "sda", "sdb"], "an empty disk is read once"
+
+
+def test_read_local_disk_without_capacity_is_unknown(host: HostTree, tmp_path: Path) -> None:
     facts = signatures.read_local(Sysfs(host.root), udev=tmp_path, dev=tmp_path)
-    error = "udev has no record of it, and No such file or directory"
-    assert facts == SignatureFacts({"sdb": "data (swap)"}, {"nvme0n1": error})
+    assert facts.errors["nvme0n1"] == "the kernel shows no capacity"
+
+
+def test_probe_refuses_the_node_of_another_device(tmp_path: Path) -> None:
+    (tmp_path / "disk").write_bytes(bytes(MIB))
+    with pytest.raises(OSError, match="the node of another device; expected 259:0"):
+        blkid.probe(tmp_path / "disk", "259:0")
 
 
 @pytest.mark.parametrize("kind", disk_contents.CONTENTS)

@@ -208,7 +208,7 @@ class TestPrivileged:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A server can leave the drive in this state, which no time ends."""
-        controller = SanitizedController("VERIFYING", "RUNNING", "DONE")
+        controller = SanitizedController("VERIFYING", "VERIFYING", "RUNNING", "DONE")
         monkeypatch.setattr(privileged, "_POLL_INTERVAL", 0.0)
         end = time.monotonic() + 60
         assert privileged._wait_for_sanitize(controller, end) is SanitizeState.DONE

@@ -110,7 +110,7 @@ def test_what_a_server_left_withholds_nothing(host: Host) -> None:
     host.bind("nvme")
     assert host.find_reason() is None
     host.tree.sign_disk("nvme0n1", None)  # erased
-    assert host.find_reason() is None
+    assert [host.find_reason(), host.find_reason()] == [None, None]
     host.tree.sign_disk("nvme0n1", "a part of a volume (LVM2_member)")  # by the host
     assert host.find_reason() is not None
 
@@ -121,6 +121,77 @@ def test_what_the_host_writes_to_an_offered_drive_withholds_it(host: Host) -> No
     assert host.find_reason() is not None
     host.start_agent()
     assert host.find_reason() is not None
+
+
+def test_empty_namespace_that_the_kernel_shows_first_ends_nothing(host: Host) -> None:
+    assert host.find_reason() is None
+    host.bind("vfio-pci")
+    assert host.find_reason() is None
+    host.bind("nvme")
+    assert host.find_reason() is None  # the second namespace, with data, is not there yet
+    host.tree.sign_disk("nvme0n1", "a file system (xfs)")
+    assert host.find_reason() is None
+
+
+def test_drive_that_held_data_of_the_host_is_not_offered_by_vfio(host: Host) -> None:
+    host.tree.sign_disk("nvme0n1", "a file system (zfs_member)")
+    assert host.find_reason() is not None
+    host.bind("vfio-pci")  # a guest of the host
+    for _ in range(2):
+        assert (host.find_reason() or "").startswith("it held data of the host when its disks")
+        host.start_agent()
+    host.bind("nvme")
+    assert host.find_reason() is not None
+    host.tree.sign_disk("nvme0n1", None)
+    assert host.find_reason() is None
+
+
+def test_drive_of_a_server_that_the_host_used_since_is_withheld(host: Host) -> None:
+    assert host.find_reason() is None
+    host.bind("vfio-pci")
+    assert host.find_reason() is None
+    host.bind("nvme")
+    host.tree.sign_disk("nvme0n1", "a part of a volume (LVM2_member)")
+    host.tree.add_disk("dm-7", "virtual/block", slaves=["nvme0n1"])
+    assert host.find_reason() == "nvme0n1 holds a part of dm-7"
+    holder = host.tree.root / "class/block/nvme0n1/holders/dm-7"
+    holder.unlink()  # the volume group is not active now
+    assert (host.find_reason() or "").startswith("nvme0n1 holds a part of a volume (LVM2_member);")
+
+
+def test_drive_that_was_adopted_has_the_data_of_servers(host: Host) -> None:
+    host.tree.sign_disk("nvme0n1", "a file system (ext4)")
+    host.start_agent(adopt=[DRIVE])
+    assert host.find_reason() is None
+    host.start_agent()
+    assert host.find_reason() is None
+
+
+def test_drive_that_replaces_a_drive_first_seen_without_serial(host: Host) -> None:
+    host.bind("vfio-pci")
+    assert host.find_reason() is None
+    host.bind("nvme")
+    host.tree.sign_disk("nvme0n1", "a file system (ext4)")
+    assert host.find_reason() is None
+    host.replace("S2")
+    assert host.find_reason() is not None
+
+
+def test_fibre_channel_controller_of_a_server(tmp_path: Path) -> None:
+    tree = HostTree(tmp_path)
+    tree.add_function(HBA, "1077", "2261", "0c0400", kernel_driver="vfio-pci")
+    driver = GenericDriver("gen0", {"devices": ["address=*"]}, tree.root)
+    assert driver.discover()[0].deployables
+    tree.add_disk("sda", f"pci0000:00/{HBA}/host0/target0/block")
+    tree.sign_disk("sda", "a partition table (gpt)")
+    assert driver.discover()[0].deployables
+
+
+def test_controller_without_driver_and_disks_is_withheld(tmp_path: Path) -> None:
+    tree = HostTree(tmp_path)
+    tree.add_function(HBA, "1000", "0097", "010700")
+    driver = GenericDriver("gen0", {"devices": ["address=*"]}, tree.root)
+    assert driver.discover()[0].deployables == ()
 
 
 def test_drive_that_replaces_the_drive_of_a_server_is_judged_anew(host: Host) -> None:
@@ -180,7 +251,11 @@ def test_controller_of_disks_with_signatures(tmp_path: Path) -> None:
     assert device.undeliverable_reason is not None
 
 
-@pytest.mark.parametrize("text", ["", "x", "[]", '{"a": 1}', "null", "{}"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "x", "[" * 60000, '{"a": 1}', "null", "{}", '{"model": 1}', '{"model": "", "serial": []}'],
+    ids=len,
+)
 def test_malformed_memory_is_unknown(host: Host, text: str) -> None:
     host.driver.memory.put(f"disks {DRIVE}", text)
     host.tree.sign_disk("nvme0n1", "a partition table (gpt)")

@@ -111,12 +111,16 @@ class DiskHistory:
     def find_reason(self, function: PciFunction) -> str | None:
         """Return why an offered function must be withheld for what its disks hold, or None."""
         contents = self._contents.get(function.address)
+        if contents is None and self._read_controller(function.address, "state") == "live":
+            contents = DiskContents()  # an NVMe controller without a namespace
         stored = self._memory().get(_key(function.address))
         has_disks = function.class_code.startswith((_STORAGE, *_BUSES))
         if (contents, stored) == (None, None) and not has_disks:
             return None
         known = self._load(stored)
-        reason, after = decide(function, self._read_serial(function.address), contents, known)
+        reason, after = decide(
+            function, self._read_controller(function.address, "serial"), contents, known
+        )
         # The kernel shows the namespaces of a drive one after another: the first may be empty.
         first = contents == DiskContents() and function.address not in self._empty
         if first and known is not None and known.given:
@@ -128,7 +132,7 @@ class DiskHistory:
         """Remember that servers may have, and overwrite, what is on the disks of a function."""
         if function.class_code.startswith((_STORAGE, *_BUSES)):
             model = f"{function.vendor}:{function.product}"
-            serial = self._read_serial(function.address)
+            serial = self._read_controller(function.address, "serial")
             self._store(function.address, OfferedFunction(model, serial, given=True))
 
     def note_use(self, function: PciFunction, reason: str) -> None:
@@ -139,10 +143,11 @@ class DiskHistory:
     def _store(self, address: str, known: OfferedFunction | None) -> None:
         self._memory().put(_key(address), None if known is None else json.dumps(asdict(known)))
 
-    def _read_serial(self, address: str) -> str | None:
+    def _read_controller(self, address: str, name: str) -> str | None:
+        """Return an attribute of an NVMe controller; None without the kernel driver nvme."""
         folder = f"bus/pci/devices/{address}/nvme"
         names = self._sysfs.list_names(folder)
-        return self._sysfs.read_text(f"{folder}/{names[0]}/serial") if names else None
+        return self._sysfs.read_text(f"{folder}/{names[0]}/{name}") if names else None
 
     @staticmethod
     def _load(text: str | None) -> OfferedFunction | None:

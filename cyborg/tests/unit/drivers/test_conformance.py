@@ -129,7 +129,8 @@ def test_check_slow_method_fails(method: str, rule: str, root: Path) -> None:
     result = check.run()
     assert result.outcome is Outcome.FAILED
     assert f"{method}()" in result.reason or "layouts()" in result.reason
-    assert "has not returned after 0.2 s" in result.reason
+    # The time that it took: more on a busy machine.
+    assert re.search(r"has not returned after [0-9.]+ s", result.reason)
 
 
 def test_bad_drivers_cover_exactly_all_rules() -> None:

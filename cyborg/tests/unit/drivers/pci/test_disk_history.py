@@ -2,6 +2,7 @@
 """Whether a function with disks is offered: what the disks hold, and who wrote it."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -185,6 +186,12 @@ def test_fibre_channel_controller_of_a_server(tmp_path: Path) -> None:
     tree.add_disk("sda", f"pci0000:00/{HBA}/host0/target0/block")
     tree.sign_disk("sda", "a partition table (gpt)")
     assert driver.discover()[0].deployables
+
+
+def test_live_drive_without_a_namespace_is_offered(host: Host) -> None:
+    (host.controller / "state").write_text("live\n")
+    shutil.rmtree(host.controller / "nvme0n1")
+    assert host.find_reason() is None
 
 
 def test_controller_without_driver_and_disks_is_withheld(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ container, or no signature in it, the disk itself is probed.
 A tree that is not /sys has the signatures as a file: so does a capture.
 """
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -126,7 +127,10 @@ def _read_disk(record: Path, node: Path, number: str | None) -> str | None:
         return describe(blkid.probe(node, number))
     if text is not None or _EMPTY.get(str(node)) == key:
         return text
-    text = describe(blkid.probe(node, number))
+    # An agent without privileges may not read disks, as with DevicePolicy=closed of its unit: what
+    # udev says is all that it knows.
+    with contextlib.suppress(PermissionError):
+        text = describe(blkid.probe(node, number))
     if text is None:
         _EMPTY[str(node)] = key  # until udev writes the record again
     return text

@@ -95,6 +95,22 @@ def test_read_local_disk_without_record_or_signature_is_probed(
     assert probed == ["nvme0n1", "sda", "sdb", "sda", "sdb"], "an empty disk is read once"
 
 
+def test_read_local_without_permission_trusts_udev(
+    host: HostTree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def probe(node: Path, number: str | None) -> dict[str, str]:
+        raise PermissionError(1, "Operation not permitted", str(node))
+
+    monkeypatch.setattr(blkid, "probe", probe)
+    monkeypatch.setattr(signatures, "_EMPTY", {})
+    for name in ("nvme0n1", "sda", "sdb"):
+        (host.root / f"class/block/{name}/size").write_text("2048\n")
+    number = (host.root / "class/block/sda/dev").read_text().strip()
+    (tmp_path / f"b{number}").write_text("E:ID_SERIAL=x\n")
+    facts = signatures.read_local(Sysfs(host.root), udev=tmp_path, dev=tmp_path)
+    assert set(facts.errors) == {"nvme0n1", "sdb"}, "udev has no record of these"
+
+
 def test_read_local_disk_without_capacity_is_unknown(host: HostTree, tmp_path: Path) -> None:
     facts = signatures.read_local(Sysfs(host.root), udev=tmp_path, dev=tmp_path)
     assert facts.errors["nvme0n1"] == "the kernel shows no capacity"

@@ -115,8 +115,8 @@ class Rule:
         )
 
     def _fits_scope(self, function: PciFunction) -> bool:
-        gpus_only = "all" if self.skip or not pci_classes.is_gpu(function) else "whole"
-        scope = self.scope or gpus_only
+        default = "all" if self.skip or not pci_classes.is_gpu(function) else "whole"
+        scope = self.scope or default
         return scope == "all" or (scope == "vf") == (function.physfn is not None)
 
 

@@ -33,12 +33,12 @@ def used_functions(
 ) -> dict[str, str]:
     """Return a dict from the address of each PCI function that the host uses to the reason.
 
-    ``/proc`` is the directory next to ``sysfs_root``. ``known`` has the uses
-    of network interfaces by earlier calls, and is updated: such a use lasts until the interface is
-    down, because a network manager may have removed its addresses until the link is back, and a
-    routing daemon that starts again, or whose neighbor does, has no routes. ``functions`` are those
-    of the bus, by address; they are read if it is None. If ``interfaces`` is False, network
-    interfaces do not count as a use. For the addresses ``shared``, mediated devices and open device
+    ``/proc`` is the directory next to ``sysfs_root``. ``known`` has the uses of network interfaces
+    that earlier calls found, and is updated: such a use lasts until the interface is down, because
+    a network manager may have removed its addresses until the link is back, and a routing daemon
+    that starts again, or whose neighbor does, has no routes. ``functions`` are those of the bus, by
+    address; they are read if it is None. If ``interfaces`` is False, network interfaces do not
+    count as a use. For the addresses ``shared``, mediated devices and open device
     nodes do not count: servers and the host use these functions at the same time.
     """
     sysfs = Sysfs(sysfs_root)

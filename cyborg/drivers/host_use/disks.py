@@ -86,8 +86,10 @@ class DiskReader:
         (``target_core_iblock.c``).
         """
         files = [
-            *((f"class/block/{name}/loop/backing_file", name) for name in self._names("loop")),
-            *((f"class/block/{name}/backing_dev", name) for name in self._names("zram")),
+            (f"class/block/{name}/{attribute}", f"the data of {name}")
+            for prefix, attribute in (("loop", "loop/backing_file"), ("zram", "backing_dev"))
+            for name in self._sysfs.list_names("class/block")
+            if name.startswith(prefix)
         ]
         config = "kernel/config/nvmet/subsystems"
         for subsystem in self._sysfs.list_names(config):
@@ -104,10 +106,7 @@ class DiskReader:
                     files.append((path, f"the SCSI target {name}"))
         for path, user in files:
             if (text := self._sysfs.read_text(path)) and text.startswith("/dev/"):
-                yield text, f"the data of {user}" if user.startswith(("loop", "zram")) else user
-
-    def _names(self, prefix: str) -> Iterable[str]:
-        return (n for n in self._sysfs.list_names("class/block") if n.startswith(prefix))
+                yield text, user
 
     def _block_name(self, path: str) -> str | None:
         """Return the kernel name of the block device at a path in /dev; None if it is unknown."""

@@ -22,7 +22,8 @@ INITIAL_NAMESPACE = 0xEFFFFFFC
 
 NODE = re.compile(
     r"(?:/[^ ]*)?(/dev/(?:nvidia[0-9]+|dri/[a-zA-Z]+[0-9]+|accel/accel[0-9]+|uio[0-9]+"
-    r"|hl(?:_controlD)?[0-9]+|infiniband/(?:uverbs|umad|issm)[0-9]+|vfio/(?:noiommu-)?[0-9]+|vfio/devices/vfio[0-9]+"
+    r"|hl(?:_controlD)?[0-9]+|infiniband/(?:uverbs|umad|issm)[0-9]+"
+    r"|vfio/(?:noiommu-)?[0-9]+|vfio/devices/vfio[0-9]+"
     r"|(?:dsa|iax)/wq[0-9]+\.[0-9]+|dfl-(?:fme|port)\.[0-9]+"
     r"|(?:nvme|ng)[0-9][0-9np]*|sg[0-9]+|n?st[0-9]+[alm]?|(?:s|v|xv|h)d[a-z]+[0-9]*))"
 )

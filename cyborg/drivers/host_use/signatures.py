@@ -30,6 +30,12 @@ _UDEV = Path("/run/udev/data")
 _EMPTY: dict[str, tuple[str, int]] = {}
 """Records of udev, by node, of which the disk was read and found empty, with their times."""
 _DEV = Path("/dev")
+_KINDS = {
+    "filesystem": "a file system",
+    "raid": "a part of a volume",
+    "crypto": "encrypted data",
+}
+"""What a disk holds, by the value USAGE of libblkid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +162,7 @@ def describe(properties: Mapping[str, str]) -> str | None:
     """Return what a disk with these properties of libblkid holds; None if it holds nothing."""
     type_, usage = properties.get("TYPE"), properties.get("USAGE")
     if type_ is not None:
-        kinds = {"filesystem": "a file system", "raid": "a part of a volume", "crypto": "encrypted"}
-        kind = kinds.get(usage or "", "data")
-        return f"encrypted data ({type_})" if kind == "encrypted" else f"{kind} ({type_})"
+        return f"{_KINDS.get(usage or '', 'data')} ({type_})"
     if (table := properties.get("PTTYPE")) is not None:
         return f"a partition table ({table})"
     if (types := properties.get("AMBIVALENT")) is not None:

@@ -18,8 +18,6 @@ _VENDOR_VFIO = (
     "libvirt would bind it to vfio-pci, and its vGPU would be lost; offer the card as a whole, or "
     "use a release of the vGPU driver with mediated devices"
 )
-
-
 _FOR_VGPUS = (
     "it is a virtual function for vGPUs (driver nvidia), which is no device for a guest: select it "
     "by mdev_types"

@@ -56,6 +56,13 @@ class Host:
         if source.exists():
             source.rename(target)
 
+    def give_to_server(self) -> None:
+        """Give the offered drive to a server by VFIO, and take it back."""
+        assert self.find_reason() is None
+        self.bind("vfio-pci")
+        assert self.find_reason() is None
+        self.bind("nvme")
+
     def find_reason(self) -> str | None:
         """Return why the drive is not offered; None if it is."""
         (device,) = self.driver.discover()
@@ -96,10 +103,7 @@ def test_adopted_drive_is_offered_whatever_it_holds(host: Host) -> None:
 
 def test_what_a_server_left_withholds_nothing(host: Host) -> None:
     """Also while the server is stopped, after a restart of the agent, and until it is erased."""
-    assert host.find_reason() is None
-    host.bind("vfio-pci")
-    assert host.find_reason() is None
-    host.bind("nvme")
+    host.give_to_server()
     host.tree.sign_disk("nvme0n1", "a file system (ext4)")
     for _ in range(2):
         assert host.find_reason() is None
@@ -125,10 +129,7 @@ def test_what_the_host_writes_to_an_offered_drive_withholds_it(host: Host) -> No
 
 
 def test_empty_namespace_that_the_kernel_shows_first_ends_nothing(host: Host) -> None:
-    assert host.find_reason() is None
-    host.bind("vfio-pci")
-    assert host.find_reason() is None
-    host.bind("nvme")
+    host.give_to_server()
     assert host.find_reason() is None  # the second namespace, with data, is not there yet
     host.tree.sign_disk("nvme0n1", "a file system (xfs)")
     assert host.find_reason() is None
@@ -148,10 +149,7 @@ def test_drive_that_held_data_of_the_host_is_not_offered_by_vfio(host: Host) -> 
 
 
 def test_drive_of_a_server_that_the_host_used_since_is_withheld(host: Host) -> None:
-    assert host.find_reason() is None
-    host.bind("vfio-pci")
-    assert host.find_reason() is None
-    host.bind("nvme")
+    host.give_to_server()
     host.tree.sign_disk("nvme0n1", "a part of a volume (LVM2_member)")
     host.tree.add_disk("dm-7", "virtual/block", slaves=["nvme0n1"])
     assert host.find_reason() == "nvme0n1 holds a part of dm-7"
@@ -202,10 +200,7 @@ def test_controller_without_driver_and_disks_is_withheld(tmp_path: Path) -> None
 
 
 def test_drive_that_replaces_the_drive_of_a_server_is_judged_anew(host: Host) -> None:
-    assert host.find_reason() is None
-    host.bind("vfio-pci")
-    assert host.find_reason() is None
-    host.bind("nvme")
+    host.give_to_server()
     host.replace("S2")
     host.tree.sign_disk("nvme0n1", "a partition table (gpt)")
     assert (host.find_reason() or "").startswith(TABLE)

@@ -62,6 +62,7 @@ class PciDriver(Driver):
 
     SUPPORT_LEVEL = Support.SUPPORTED
     UEVENT_SUBSYSTEMS = frozenset({"pci"})
+    RULE_KEYS: ClassVar[tuple[str, ...]] = rules.KEYS
     OPTIONS: ClassVar[tuple[Option, ...]] = (
         Option(
             "devices",
@@ -135,12 +136,11 @@ class PciDriver(Driver):
         self._remarks: tuple[str, ...] = ()
         self._network_uses: dict[str, NetworkUse] = {}
         self._managers: Mapping[str, str] = {}  # programs that have GPUs open, by address
-        self._used: dict[
-            str, str
-        ] = {}  # functions in use by the host at the last discovery, with reasons
+        # Functions in use by the host at the last discovery, with reasons.
+        self._used: dict[str, str] = {}
         for text in self.options["devices"]:
             try:
-                self._rules.append(rules.parse(text))
+                self._rules.append(rules.parse(text, self.RULE_KEYS, self.name))
             except rules.RuleSyntaxError as exc:
                 raise self.misconfigured("devices", exc.found, exc.expected) from exc
 

@@ -2,7 +2,11 @@
 """Driver for NVMe controllers, which it erases between two servers.
 
 It discovers like the generic driver, but only NVMe controllers. ``nvme_admin`` chooses the method
-of erasure. ``privileged.nvme`` erases and verifies the erasure.
+of erasure; a rule can restrict the choice. ``privileged.nvme`` erases and verifies the erasure.
+
+If the agent can read which methods a controller supports, one that supports no method of its rule
+is not scheduled. The methods are stored in the memory of the backend, because they can be read only
+while the kernel's nvme driver is bound.
 
 With ``class_by_capacity`` the resource class depends on medium and capacity. The kernel shows both
 only while its nvme driver is bound, and not while a server uses the controller. So the class is
@@ -10,6 +14,7 @@ stored in the memory of the backend.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +25,10 @@ from cyborg.core.inventory.device import MAX_TEXT, Ability, Device, DeviceType
 from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
 from cyborg.core.naming import make_custom_name
-from cyborg.drivers import hwdb, reset
+from cyborg.drivers import hwdb, reset, rules
 from cyborg.drivers.base import Option
 from cyborg.drivers.generic import Description, PciDriver
+from cyborg.drivers.nvme_admin import Method, find_mismatch, permitted_methods, read_methods
 from cyborg.drivers.sysfs import PciFunction
 
 LOG = get_logger(__name__)
@@ -33,27 +39,45 @@ CLASS = "010802"
 MIN_TIMEOUT, MAX_TIMEOUT = 30.0, 86400.0
 """Seconds of the option ``erase_timeout``."""
 
-Erase = Callable[[str, float], Mapping[str, Any]]
+Erase = Callable[[str, float, Sequence[str]], Mapping[str, Any]]
+ReadMethods = Callable[[Path, str | None], Sequence[Method] | None]
 _UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("B", 1.0))
 _UNKNOWN = (
     "its capacity is unknown, and so is its resource class: bind it to the kernel driver nvme "
     "until it is discovered, or set resource_class in a rule"
 )
+_ERASE_HELP = (
+    "The key erase is a list of the methods that may erase a released device, the preferred one "
+    "first, such as erase=purge: purge (sanitize, or format with crypto erase), clear (also format "
+    "with user data erase), sanitize, crypto, block, overwrite. Without it the strongest method is "
+    "used. A device that supports none of them is not scheduled, or stays unavailable after its "
+    "first use."
+)
 _SECTOR = 512  # bytes; the unit of "size" in /sys/class/block, whatever the block size is
 
 
-def _erase(address: str, timeout: float) -> Mapping[str, Any]:
+def _erase(address: str, timeout: float, methods: Sequence[str]) -> Mapping[str, Any]:
     # Imported here: without an erasure, the agent does not need oslo.privsep.
     from cyborg.drivers import privileged
     from cyborg.drivers.privileged import nvme
 
     privileged.call_in_process_as_root()
-    result: Mapping[str, Any] = nvme.erase(address, timeout)
+    result: Mapping[str, Any] = nvme.erase(address, timeout, methods)
     return result
 
 
-def _refuse(address: str, timeout: float) -> Mapping[str, Any]:
+def _refuse(address: str, timeout: float, methods: Sequence[str]) -> Mapping[str, Any]:
     raise DriverFailed(f"{address} cannot be erased: it is not a controller of this host")
+
+
+def _read_nothing(node: Path, number: str | None) -> None:
+    return None
+
+
+def _with_erase(option: Option) -> Option:
+    if option.name != "devices":
+        return option
+    return replace(option, help=f"{option.help} {_ERASE_HELP}")
 
 
 class NvmeDriver(PciDriver):
@@ -66,9 +90,10 @@ class NvmeDriver(PciDriver):
     # The serial number appears with the controller, the capacity with its namespaces: a real drive
     # needs seconds after its PCI function was bound. ``block`` has uevents of all other disks too.
     UEVENT_SUBSYSTEMS = PciDriver.UEVENT_SUBSYSTEMS | {"nvme", "nvme-generic"}
+    RULE_KEYS = (*PciDriver.RULE_KEYS, rules.ERASE)
     OPTIONS = (
         # An erasure is more than a reset.
-        *(option for option in PciDriver.OPTIONS if option is not reset.OPTION),
+        *(_with_erase(option) for option in PciDriver.OPTIONS if option is not reset.OPTION),
         Option(
             "erase_timeout",
             "float",
@@ -94,14 +119,19 @@ class NvmeDriver(PciDriver):
         lookup: hwdb.Lookup | None = None,
         kernel_log: str | Path | None = None,
         erase: Erase | None = None,
+        read: ReadMethods | None = None,
     ) -> None:
-        """Create the driver; ``erase(address, seconds)`` erases a controller within this time.
+        """Create the driver.
 
-        The default ``erase`` erases controllers of this host. If the sysfs root is not /sys, it
-        raises DriverFailed, because the addresses are not those of this host.
+        ``erase(address, seconds, methods)`` erases a controller within this time, by the first of
+        the methods that is possible. ``read`` is like ``nvme_admin.read_methods``. The defaults
+        are for controllers of this host. If the sysfs root is not /sys, the addresses are not those
+        of this host: then the default ``erase`` raises DriverFailed, and no methods are known.
         """
         super().__init__(backend, options, sysfs_root, lookup, kernel_log)
-        self._erase = erase or (_erase if self.sysfs_root == Path("/sys") else _refuse)
+        local = self.sysfs_root == Path("/sys")
+        self._erase = erase or (_erase if local else _refuse)
+        self._read_supported = read or (read_methods if local else _read_nothing)
         if not MIN_TIMEOUT <= self.options["erase_timeout"] <= MAX_TIMEOUT:
             raise self.misconfigured(
                 "erase_timeout",
@@ -123,7 +153,8 @@ class NvmeDriver(PciDriver):
             address = str(PciAddress.parse(item.handle or item.device))
         except Invalid:
             return  # no controller ever had this address
-        if self._sysfs.pci_function(address) is None:
+        function = self._sysfs.pci_function(address)
+        if function is None:
             # The contract lets a missing handle succeed. The data of a virtual function is on the
             # drive, and may come back with it.
             if address != item.device and self._sysfs.pci_function(item.device) is not None:
@@ -132,13 +163,16 @@ class NvmeDriver(PciDriver):
                     f"enable the virtual functions of {item.device}"
                 )
             return
-        result = self._erase(address, self.options["erase_timeout"])
+        policies = self._policies(function)
+        methods = [method.value for method in permitted_methods(policies)]
+        result = self._erase(address, self.options["erase_timeout"], methods)
         if result["method"] is None:
             return  # it disappeared a moment ago
         LOG.info(
-            "Erased %s namespaces by %s, verified: %s samples of the old data are gone",
+            "Erased %s namespaces by %s (%s), verified: %s samples of the old data are gone",
             result["namespaces"],
             result["method"],
+            f"policy {rules.ERASE}={'|'.join(policies)}" if policies else "no policy",
             result["samples"],
             backend=self.backend,
             device=item.device,
@@ -177,7 +211,48 @@ class NvmeDriver(PciDriver):
         unknown = self._classes.get(function.address, "") is None
         if unknown and (rule is None or rule.resource_class is None):
             return _UNKNOWN
-        return super().find_obstacle(function)
+        return self._find_mismatch(function) or super().find_obstacle(function)
+
+    def _policies(self, function: PciFunction) -> Sequence[rules.ErasePolicy]:
+        """Return the policies of the rule for a controller; without any, every method may be used.
+
+        Without a rule there are none: an operator adopted the device or removed its rule.
+        """
+        rule = self.select(function)
+        return () if rule is None else rule.erase
+
+    def _find_mismatch(self, function: PciFunction) -> str | None:
+        """Return why no method of the rule can erase a controller, None if one can or may."""
+        policies = self._policies(function)
+        if not policies or function.address in self._used:
+            return None
+        permitted, virtual = permitted_methods(policies), function.physfn is not None
+        supported = self._find_supported(function)
+        if supported is None:
+            # Sanitize would erase the whole drive: never for a virtual function.
+            supported = tuple(Method)
+        return find_mismatch(permitted, supported, exclusive=not virtual)
+
+    def _find_supported(self, function: PciFunction) -> Sequence[Method] | None:
+        """Return the methods that a controller supports; None if they are unknown.
+
+        They are read once for each drive and firmware, and else taken from the memory.
+        """
+        key, model = f"methods {function.address}", f"{function.vendor}:{function.product}"
+        known_model, drive, texts = [*(self.memory.get(key) or "").split("\n"), "", "", ""][:3]
+        known = [method for method in Method if method.value in texts.split(";")]
+        controller, _ = self._read_namespaces(function.address)
+        if self._sysfs.read_text(controller / "state") != "live":
+            return known if known_model == model and drive else None
+        names = ("serial", "model", "firmware_rev")
+        shown = " ".join(self._sysfs.read_text(controller / name) or "?" for name in names)
+        if (known_model, drive) == (model, shown):
+            return known
+        node = Path("/dev") / controller.name
+        found = self._read_supported(node, self._sysfs.read_text(controller / "dev"))
+        text = None if found is None else f"{model}\n{shown}\n{';'.join(found)}"
+        self.memory.put(key, text)
+        return found
 
     def _find_class(self, function: PciFunction) -> str | None:
         """Return the resource class of a controller to report; None if it is unknown.

@@ -1,6 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Admin commands of NVMe controllers, and the choice of the command that erases.
 
+``permitted_methods`` translates the policy of an operator, the key ``erase`` of a rule. NIST SP
+800-88 Rev. 1 (2014), table A-8, lists both secure erase settings of Format NVM as Purge; Sanitize
+did not exist then. Rev. 2 (2025) has no commands: it refers to IEEE 2883. The NVM Express Base
+Specification, revision 2.2, annex A.1, says that a sanitize operation purges as IEEE 2883-2022
+defines it. The policies are stricter than Rev. 1: a user data erase, whose means the controller
+chooses, counts as Clear only. ``sanitize`` permits only what purges in the sense of IEEE 2883.
+
 Commands and data structures are those of the NVM Express Base Specification, revision 2.0: Identify
 (5.17), Get Log Page (5.16), Sanitize (5.24) and Format NVM (5.14), and the media verification after
 a sanitize operation of revision 2.1. ``<linux/nvme_ioctl.h>`` of the kernel defines ``struct
@@ -9,12 +16,18 @@ nvme_passthru_cmd`` and the ioctl.
 
 import ctypes
 import fcntl
+import os
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 from cyborg.core.errors import DriverFailed
+from cyborg.core.log import get_logger
+from cyborg.drivers.rules import ERASE, ErasePolicy
+
+LOG = get_logger(__name__)
 
 COMMAND_TIMEOUT = 30.0
 """Seconds for a command that does not erase."""
@@ -50,6 +63,15 @@ _SANITIZE_ACTIONS = {
 }
 SANITIZE_METHODS = frozenset(_SANITIZE_ACTIONS)
 """Methods that erase the whole NVM subsystem."""
+
+_PERMITTED = {
+    ErasePolicy.CLEAR: tuple(Method),
+    ErasePolicy.PURGE: tuple(method for method in Method if method is not Method.FORMAT_ERASE),
+    ErasePolicy.SANITIZE: tuple(_SANITIZE_ACTIONS),
+    ErasePolicy.CRYPTO: (Method.SANITIZE_CRYPTO, Method.FORMAT_CRYPTO),
+    ErasePolicy.BLOCK: (Method.SANITIZE_BLOCK,),
+    ErasePolicy.OVERWRITE: (Method.SANITIZE_OVERWRITE,),
+}
 
 _SECURE_ERASE = {Method.FORMAT_ERASE: 1, Method.FORMAT_CRYPTO: 2}
 
@@ -166,24 +188,61 @@ def parse_sanitize_status(data: bytes) -> tuple[SanitizeState, float]:
     return state, progress / _PROGRESS_UNITS
 
 
+def permitted_methods(policies: Sequence[ErasePolicy]) -> tuple[Method, ...]:
+    """Return the methods that policies permit, the preferred one first.
+
+    The policies are in the order of preference, and the methods of each one are the strongest
+    first. Without policies every method is permitted.
+    """
+    found = (method for policy in policies for method in _PERMITTED[policy])
+    return tuple(dict.fromkeys(found)) or tuple(Method)
+
+
+def find_mismatch(
+    permitted: Sequence[Method], supported: Sequence[Method], *, exclusive: bool
+) -> str | None:
+    """Return why no permitted method can erase a controller, with a remedy.
+
+    Return None if one can. ``exclusive`` is that of ``choose_method``.
+    """
+    usable = [method for method in supported if exclusive or method not in SANITIZE_METHODS]
+    if set(usable) & set(permitted):
+        return None
+    if not usable:
+        reason = (
+            "supports neither Sanitize nor Format NVM"
+            if exclusive
+            else "shares its NVM subsystem with others and does not support Format NVM, which "
+            "erases single namespaces"
+        )
+        return f"the controller {reason}: skip the device with a rule"
+    remedy = next(
+        p for p in (ErasePolicy.PURGE, ErasePolicy.CLEAR) if set(_PERMITTED[p]) & {*usable}
+    )
+    return (
+        f"its rule permits only: {'; '.join(permitted)}. The controller can be erased only by: "
+        f"{'; '.join(usable)}. Permit that with {ERASE}={remedy}, or skip the device"
+    )
+
+
 def choose_method(
-    controller: ControllerInfo, namespaces: Sequence[NamespaceInfo], *, exclusive: bool
+    controller: ControllerInfo,
+    namespaces: Sequence[NamespaceInfo],
+    *,
+    exclusive: bool,
+    permitted: Sequence[Method] = tuple(Method),
 ) -> Method:
-    """Return the strongest method that erases no data of other users.
+    """Return the first of the permitted methods that erases no data of other users.
 
     ``exclusive`` means that no other controller of the NVM subsystem is in use: a sanitize
     operation erases the whole subsystem. Raise DriverFailed if there is no such method.
     """
+    mismatch = find_mismatch(permitted, controller.methods, exclusive=exclusive)
+    if mismatch is not None:
+        raise DriverFailed(mismatch)
+    usable = [method for method in permitted if method in controller.methods]
     if exclusive:
-        if controller.methods:
-            return controller.methods[0]
-        raise DriverFailed("the controller supports neither Sanitize nor Format NVM")
-    formats = [method for method in controller.methods if method in _SECURE_ERASE]
-    if not formats:
-        raise DriverFailed(
-            "the controller shares its NVM subsystem with others and does not support Format NVM, "
-            "which erases single namespaces"
-        )
+        return usable[0]
     if controller.format_all:
         raise DriverFailed(
             "Format NVM of this controller erases the namespaces of other controllers too"
@@ -192,7 +251,32 @@ def choose_method(
         raise DriverFailed(
             "a namespace is shared with other controllers: attach private ones to this controller"
         )
-    return formats[0]
+    return next(method for method in usable if method not in SANITIZE_METHODS)
+
+
+def read_methods(node: Path, number: str | None) -> tuple[Method, ...] | None:
+    """Return the methods that a controller supports; None if they cannot be read.
+
+    ``node`` is its character device, ``number`` the content of its file ``dev`` in sysfs: the node
+    of another number belongs to another controller. It needs permission to read the node and, since
+    the kernel permits few commands without it, CAP_SYS_ADMIN (``nvme_cmd_allowed`` of
+    ``drivers/nvme/host/ioctl.c``).
+    """
+    try:
+        descriptor = os.open(node, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as exc:
+        LOG.debug("The methods of erasure of %s are unknown: %s", node, exc.strerror)
+        return None
+    try:
+        found = os.fstat(descriptor).st_rdev
+        if f"{os.major(found)}:{os.minor(found)}" != number:
+            raise DriverFailed("it is the node of another device")
+        return Controller(descriptor).identify().methods
+    except DriverFailed as exc:
+        LOG.debug("The methods of erasure of %s are unknown: %s", node, exc.message)
+        return None
+    finally:
+        os.close(descriptor)
 
 
 class Controller:

@@ -19,6 +19,7 @@ Keys that set properties of the matched functions::
 
     type=QAT  resource_class=CUSTOM_QAT  traits=CUSTOM_A|CUSTOM_B  action=offer|skip
     kernel_driver=vfio-pci|nvidia        the function is unhealthy while bound to another driver
+    erase=purge|clear    how the driver nvme erases the function: see ErasePolicy
 
 A rule matches if all its keys match. In a list of rules the first one that matches applies. There
 is no key for the current kernel driver, because it changes while a server uses the function.
@@ -27,8 +28,9 @@ is no key for the current kernel driver, because it changes while a server uses 
 import fnmatch
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from cyborg.core.inventory.device import DeviceType
 from cyborg.core.naming import ACCELERATOR_CLASSES, is_accelerator_class, is_trait
@@ -47,6 +49,8 @@ MATCHERS = (
 SCOPE = "functions"
 RESULTS = ("type", "resource_class", "traits", "action", "kernel_driver")
 KEYS = (*MATCHERS, SCOPE, *RESULTS)
+ERASE = "erase"
+"""Key that only the driver nvme has."""
 _ACTIONS = ("offer", "skip")
 _SCOPES = ("whole", "vf", "all")
 _ID = re.compile(r"^[0-9a-f]{4}$")
@@ -54,6 +58,17 @@ _CLASS = re.compile(r"^[0-9a-f]{1,6}$")
 _DRIVER = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
 _NUMBER = re.compile(r"^(0|[1-9][0-9]{0,4})$")
 _ADDRESS = re.compile(r"^[0-9a-f:.*?\[\]!-]{1,64}$")
+
+
+class ErasePolicy(StrEnum):
+    """Values of the key ``erase``; ``nvme_admin.permitted_methods`` returns their methods."""
+
+    PURGE = "purge"
+    CLEAR = "clear"
+    SANITIZE = "sanitize"
+    CRYPTO = "crypto"
+    BLOCK = "block"
+    OVERWRITE = "overwrite"
 
 
 class RuleSyntaxError(ValueError):
@@ -84,7 +99,8 @@ class Rule:
     If ``type`` or ``resource_class`` is None, the class code of the function determines it.
 
     An empty ``kernel_drivers`` permits any kernel driver, or none. ``scope`` is the value of the
-    key ``functions``, None without it.
+    key ``functions``, None without it. ``erase`` is in the order of preference, and empty without
+    the key.
     """
 
     vendor: Values | None = None
@@ -100,6 +116,7 @@ class Rule:
     skip: bool = False
     kernel_drivers: frozenset[str] = frozenset()
     scope: str | None = None
+    erase: tuple[ErasePolicy, ...] = ()
 
     def matches(self, function: PciFunction) -> bool:
         """Return whether every key of the rule matches the PCI function."""
@@ -134,9 +151,9 @@ def matching_index(rules: Sequence[Rule], function: PciFunction) -> int | None:
     return next((n for n, rule in enumerate(rules) if rule.matches(function)), None)
 
 
-def parse(text: str) -> Rule:
-    """Parse a rule. Raise RuleSyntaxError if it is invalid."""
-    pairs = _pairs(text)
+def parse(text: str, keys: Collection[str] = KEYS, driver: str = "generic") -> Rule:
+    """Parse a rule of a driver with these keys. Raise RuleSyntaxError if it is invalid."""
+    pairs = _pairs(text, keys, driver)
     scope = _scope(pairs)
     return Rule(
         vendor=_values(pairs, "vendor", _ID, "four hexadecimal digits, such as vendor=8086"),
@@ -160,6 +177,7 @@ def parse(text: str) -> Rule:
         skip=_action(pairs.get("action")),
         kernel_drivers=_drivers(pairs.get("kernel_driver")),
         scope=scope,
+        erase=_erase(pairs.get(ERASE)),
     )
 
 
@@ -177,12 +195,17 @@ def _text(number: int | None) -> str | None:
     return None if number is None else str(number)
 
 
-def _pairs(text: str) -> dict[str, str]:
+def _pairs(text: str, keys: Collection[str], driver: str) -> dict[str, str]:
     pairs: dict[str, str] = {}
     for part in text.split(","):
         key, equals, value = (piece.strip() for piece in part.partition("="))
-        if not equals or not value or key not in KEYS:
-            raise RuleSyntaxError(part.strip(), f"key=value with a key of {', '.join(KEYS)}")
+        if key == ERASE and key not in keys:
+            raise RuleSyntaxError(
+                part.strip(),
+                f"no {key}: the driver {driver} does not erase devices, the driver nvme does",
+            )
+        if not equals or not value or key not in keys:
+            raise RuleSyntaxError(part.strip(), f"key=value with a key of {', '.join(keys)}")
         if key in pairs:
             raise RuleSyntaxError(
                 part.strip(), f"{key} only once in a rule; separate alternatives with |"
@@ -260,6 +283,18 @@ def _drivers(value: str | None) -> frozenset[str]:
             f"kernel_driver={value}", "names of kernel drivers, such as kernel_driver=vfio-pci"
         )
     return names
+
+
+def _erase(value: str | None) -> tuple[ErasePolicy, ...]:
+    names = [] if value is None else [name.strip() for name in value.split("|")]
+    try:
+        return tuple(dict.fromkeys(ErasePolicy(name) for name in names))
+    except ValueError:
+        raise RuleSyntaxError(
+            f"{ERASE}={value}",
+            f"values of {', '.join(ErasePolicy)}, the preferred one first, such as "
+            f"{ERASE}={ErasePolicy.PURGE}|{ErasePolicy.CLEAR}",
+        ) from None
 
 
 def _action(value: str | None) -> bool:

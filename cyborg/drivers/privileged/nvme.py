@@ -12,7 +12,7 @@ import mmap
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from cyborg.core.address import PciAddress
 from cyborg.core.errors import DriverFailed
 from cyborg.core.log import get_logger
+from cyborg.core.text import describe
 from cyborg.drivers.host_use.check import used_functions
 from cyborg.drivers.nvme_admin import (
     SANITIZE_METHODS,
@@ -52,24 +53,37 @@ _NAMESPACE = re.compile(r"nvme([0-9]+)(?:c[0-9]+)?n([0-9]+)")
 
 
 @CONTEXT.entrypoint
-def erase(address: str, timeout: float) -> dict[str, Any]:
+def erase(address: str, timeout: float, methods: Sequence[str]) -> dict[str, Any]:
     """Erase the namespaces of the controller at a PCI address; verify the erasure with samples.
 
     Random samples are written before the erasure and must not be readable afterwards. ``timeout``
-    is in seconds. Return the method (key ``method``) and the numbers of ``namespaces`` and
-    ``samples``. Raise DriverFailed if the erasure fails or the host uses the controller. If the
-    controller no longer exists, nothing is erased and the method is None.
+    is in seconds, ``methods`` are values of Method in the order of preference. Return the method
+    (key ``method``) and the numbers of ``namespaces`` and ``samples``. Raise DriverFailed if the
+    erasure fails or the host uses the controller. If the controller no longer exists, nothing is
+    erased and the method is None.
     """
     function = str(PciAddress.parse(address))
     if not 0 < float(timeout) <= MAX_TIMEOUT:
         raise DriverFailed(f"timeout {timeout:g} s out of range: expected up to {MAX_TIMEOUT:g} s")
+    permitted = _parse_methods(methods)
     try:
-        return _erase(function, time.monotonic() + timeout)
+        return _erase(function, time.monotonic() + timeout, permitted)
     except OSError as exc:
         raise DriverFailed(f"{function} could not be erased: {exc}") from exc
 
 
-def _erase(function: str, end: float) -> dict[str, Any]:
+def _parse_methods(values: Sequence[str]) -> tuple[Method, ...]:
+    """Return the methods with these values. Raise DriverFailed for any other argument."""
+    found = [method for value in values for method in Method if method.value == value]
+    if not found or isinstance(values, str) or len(set(found)) != len(values):
+        raise DriverFailed(
+            f"methods of erasure: found {describe(str(values))}; expected different ones of: "
+            f"{'; '.join(Method)}"
+        )
+    return tuple(found)
+
+
+def _erase(function: str, end: float, permitted: Sequence[Method]) -> dict[str, Any]:
     found = Sysfs(_SYS).pci_function(function)
     if found is None:
         return {"method": None, "namespaces": 0, "samples": 0}
@@ -84,10 +98,10 @@ def _erase(function: str, end: float) -> dict[str, Any]:
     with _bound_to_nvme(_SYS / "bus/pci/devices" / function):
         # Only now the kernel shows what is on the disks.
         _check_unused(function)
-        return _erase_bound(found, end)
+        return _erase_bound(found, end, permitted)
 
 
-def _erase_bound(found: PciFunction, end: float) -> dict[str, Any]:
+def _erase_bound(found: PciFunction, end: float, permitted: Sequence[Method]) -> dict[str, Any]:
     """Erase a controller that is bound to nvme."""
     function = found.address
     folder = _SYS / "bus/pci/devices" / function
@@ -98,7 +112,9 @@ def _erase_bound(found: PciFunction, end: float) -> dict[str, Any]:
         numbers = controller.namespace_ids()
         namespaces = {number: controller.identify_namespace(number) for number in numbers}
         exclusive = found.physfn is None and controller.is_alone(info)
-        method = choose_method(info, list(namespaces.values()), exclusive=exclusive)
+        method = choose_method(
+            info, list(namespaces.values()), exclusive=exclusive, permitted=permitted
+        )
         _check_all_attached(controller, info, numbers, method, virtual=found.physfn is not None)
         disks = _wait_for(
             lambda: _block_devices(folder / "nvme" / name, numbers),
@@ -183,8 +199,9 @@ def _end_earlier_sanitize(
     if _wait_for_sanitize(controller, end) is SanitizeState.FAILED:
         if method not in SANITIZE_METHODS:
             raise DriverFailed(
-                "an earlier sanitize operation failed, and cannot be repeated while other "
-                "controllers of the NVM subsystem are in use"
+                "an earlier sanitize operation failed, and the controller accepts no write until "
+                f"another one succeeds, which {method!s} cannot replace: sanitize the drive by "
+                "hand, or permit it in its rule if no other controller of the NVM subsystem is used"
             )
         work()
 

@@ -18,7 +18,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -221,9 +221,9 @@ class SimulatedKernel:
 
     # Erasure of drives: the type nvme.Erase.
 
-    def erase(self, address: str, timeout: float) -> Mapping[str, Any]:
+    def erase(self, address: str, timeout: float, methods: Sequence[str]) -> Mapping[str, Any]:
         """Erase a drive; return the method and counts, as ``privileged.nvme.erase`` does."""
-        del timeout
+        del timeout, methods  # a capture has no commands of drives
         with self.lock, failures(f"{address} could not be erased"):
             found = self.sysfs.pci_function(address)
             if found is None:

@@ -18,7 +18,9 @@ class SimulatedNvmeDriver(NvmeDriver):
     ) -> None:
         """Create the driver."""
         result = {"method": "format, user data erase", "namespaces": 1, "samples": 16}
-        super().__init__(backend, options, sysfs_root, erase=lambda address, timeout: result)
+        super().__init__(
+            backend, options, sysfs_root, erase=lambda address, timeout, methods: result
+        )
 
 
 class ListedController(Controller):

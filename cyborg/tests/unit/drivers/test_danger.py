@@ -21,12 +21,14 @@ from cyborg.drivers.generic import GenericDriver, PciDriver
 from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.nic.driver import NicDriver
 from cyborg.drivers.nvme import NvmeDriver
+from cyborg.drivers.nvme_admin import Method
 from cyborg.drivers.privileged import CONTEXT, fpga, mdev, nvme, qat, sriov
 from cyborg.testing.conformance.environment import CallResult, DriverUnderTest, Environment
 from cyborg.testing.host_tree import HostTree
 
 DRIVE, CARD, GPU, ACCELERATOR = "0000:01:00.0", "0000:02:00.0", "0000:03:00.0", "0000:04:00.0"
 PROGRAMMABLE = "0000:05:00.0"
+METHODS = [method.value for method in Method]
 FAMILIES: dict[str, tuple[type[PciDriver], tuple[str, str, str], str]] = {
     DRIVE: (NvmeDriver, ("144d", "a80a", "010802"), "nvme"),
     CARD: (NicDriver, ("8086", "10fb", "020000"), "ixgbe"),
@@ -122,7 +124,7 @@ def test_disk_of_the_host_is_not_erased(host: HostTree, use: str) -> None:
     else:
         host.add_disk("dm-0", "virtual/block", slaves=["nvme0n1p1"])
         host.mount("dm-0", "/srv")
-    assert_refused(host, lambda: nvme.erase(DRIVE, 60.0), f"{DRIVE} cannot be erased")
+    assert_refused(host, lambda: nvme.erase(DRIVE, 60.0, METHODS), f"{DRIVE} cannot be erased")
 
 
 @pytest.mark.parametrize("driver", [GenericDriver, NicDriver])
@@ -167,7 +169,7 @@ def test_physical_function_of_a_bound_virtual_function_is_not_offered(
 
 def test_physical_function_of_a_bound_virtual_function_is_not_changed(host: HostTree) -> None:
     host.enable_virtual_functions(DRIVE, 1, "a80a", "010802")
-    assert_refused(host, lambda: nvme.erase(DRIVE, 60.0), "has virtual functions")
+    assert_refused(host, lambda: nvme.erase(DRIVE, 60.0, METHODS), "has virtual functions")
     host.enable_virtual_functions(ACCELERATOR, 1, "4941", "0b4000")
     assert_refused(host, lambda: qat.set_services(ACCELERATOR, "dc"), "virtual functions")
 
@@ -244,6 +246,9 @@ def test_image_of_ten_gibibytes_is_refused(host: HostTree, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("address", [f"../{DRIVE}", f"{DRIVE}\n", f"{DRIVE}/../x", ""])
 def test_malformed_address_is_refused(host: HostTree, address: str) -> None:
-    for act in (lambda: nvme.erase(address, 60.0), lambda: qat.set_services(address, "dc")):
+    for act in (
+        lambda: nvme.erase(address, 60.0, METHODS),
+        lambda: qat.set_services(address, "dc"),
+    ):
         error = call_without_effect(host, act).error
         assert type(error).__name__ == "Invalid", error

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cyborg.core.inventory.device import DeviceType
-from cyborg.drivers.rules import Rule, RuleSyntaxError, matching_rule, parse
+from cyborg.drivers.rules import ERASE, KEYS, Rule, RuleSyntaxError, matching_rule, parse
 from cyborg.drivers.sysfs import PciFunction
 
 HEX4 = st.integers(0, 0xFFFF).map(lambda n: f"{n:04x}")
@@ -126,6 +126,7 @@ def test_matching_rule_first_match_applies() -> None:
         ("vendor=8086,resource_class=gpu", "resource_class=gpu", "one of FPGA, PGPU, VGPU"),
         ("vendor=8086,traits=CUSTOM_A|b", "traits=CUSTOM_A|b", "standard traits or CUSTOM_NAME"),
         ("vendor=8086,action=burn", "action=burn", "one of offer, skip"),
+        ("vendor=144d,erase=purge", "erase=purge", "the driver generic does not erase devices"),
     ],
 )
 def test_parse_invalid_rule_raises(text: str, rejected_text: str, expected: str) -> None:
@@ -178,6 +179,19 @@ def test_parse_kernel_driver_names_are_validated() -> None:
     for wrong in ("a/b", "|", "!nvidia"):
         with pytest.raises(RuleSyntaxError, match="names of kernel drivers"):
             parse(f"address=*,kernel_driver={wrong}")
+
+
+def test_parse_erase_keeps_the_order_of_preference() -> None:
+    keys = (*KEYS, ERASE)
+    assert parse("address=*", keys).erase == ()
+    assert parse("address=*,erase=block | purge|block", keys).erase == ("block", "purge")
+    for wrong in ("shred", "!purge", "purge|", "PURGE"):
+        with pytest.raises(RuleSyntaxError, match="purge, clear, sanitize, crypto, block"):
+            parse(f"address=*,erase={wrong}", keys)
+    with pytest.raises(RuleSyntaxError, match="at least one of vendor"):
+        parse("erase=purge", keys)
+    with pytest.raises(RuleSyntaxError, match="kernel_driver, erase"):
+        parse("address=*,colour=red", keys)
 
 
 GPU = PciFunction("0000:6e:00.0", "10de", "2235", "030200")

@@ -96,6 +96,6 @@ def test_process_that_replays_has_no_privileged_functions() -> None:
     deny_host_work(make_conf(agent={"replay": FILE}))
     try:
         with pytest.raises(DriverFailed, match="this process replays a capture"):
-            nvme.erase("0000:5e:00.0", 1.0)
+            nvme.erase("0000:5e:00.0", 1.0, ["sanitize, block erase"])
     finally:
         privileged.deny_calls(None)

@@ -23,6 +23,7 @@ from cyborg.testing.host_tree import HostTree
 from cyborg.tests.unit.drivers.simulated_nvme import ListedController
 
 DRIVE, QAT, RAID = "0000:01:00.0", "0000:02:00.0", "0000:03:00.0"
+ANY = [method.value for method in Method]
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def calls() -> list[tuple[str, float]]:
 
 
 def make_driver(host: HostTree, calls: list[tuple[str, float]], **options: Any) -> NvmeDriver:
-    def erase(address: str, timeout: float) -> Mapping[str, Any]:
+    def erase(address: str, timeout: float, methods: Sequence[str]) -> Mapping[str, Any]:
         calls.append((address, timeout))
         return {"method": "sanitize, crypto erase", "namespaces": 1, "samples": 16}
 
@@ -184,25 +185,25 @@ class TestPrivileged:
     @pytest.mark.parametrize("address", ["", "../0000:01:00.0", "0000:01:00.0\n", "nvme0"])
     def test_erase_malformed_address_is_invalid(self, address: str) -> None:
         with pytest.raises(Invalid):
-            privileged.erase(address, 1.0)
+            privileged.erase(address, 1.0, ANY)
 
     @pytest.mark.parametrize("timeout", [0.0, -1.0, 1e9, float("nan")])
     def test_erase_timeout_out_of_range_fails(self, timeout: float) -> None:
         with pytest.raises(DriverFailed, match="out of range"):
-            privileged.erase(DRIVE, timeout)
+            privileged.erase(DRIVE, timeout, ANY)
 
     def test_erase_missing_function_has_nothing_to_erase(self) -> None:
-        assert privileged.erase("0000:09:00.0", 1.0)["method"] is None
+        assert privileged.erase("0000:09:00.0", 1.0, ANY)["method"] is None
 
     @pytest.mark.parametrize("address", [QAT, RAID])
     def test_erase_other_device_is_refused(self, address: str) -> None:
         with pytest.raises(DriverFailed, match="is not an NVMe controller"):
-            privileged.erase(address, 1.0)
+            privileged.erase(address, 1.0, ANY)
 
     def test_erase_drive_with_virtual_functions_is_refused(self, host: HostTree) -> None:
         host.enable_virtual_functions(DRIVE, 2, "a80a", "010802")
         with pytest.raises(DriverFailed, match="has virtual functions, which others may use"):
-            privileged.erase(DRIVE, 1.0)
+            privileged.erase(DRIVE, 1.0, ANY)
 
     def test_wait_for_sanitize_ends_a_media_verification(
         self, monkeypatch: pytest.MonkeyPatch
@@ -241,7 +242,7 @@ class TestPrivileged:
     def test_erase_drive_of_the_host_is_refused(self, host: HostTree) -> None:
         host.mount("nvme0n1", "/srv")
         with pytest.raises(DriverFailed, match="nvme0n1 holds the file system /srv"):
-            privileged.erase(DRIVE, 1.0)
+            privileged.erase(DRIVE, 1.0, ANY)
 
     def test_erase_drive_of_a_process_is_refused(self, host: HostTree, tmp_path: Path) -> None:
         """A group that cannot be opened is in use; nothing is written to the driver's files."""
@@ -251,18 +252,18 @@ class TestPrivileged:
         )
         (tmp_path / "dev/vfio/17").mkdir(parents=True)  # a folder cannot be opened to write
         with pytest.raises(DriverFailed, match="may still be used by a process"):
-            privileged.erase(address, 1.0)
+            privileged.erase(address, 1.0, ANY)
         assert not (folder / "driver_override").exists()
 
     def test_erase_drive_of_another_kernel_driver_is_refused(self, host: HostTree) -> None:
         address = "0000:05:00.0"
         host.add_function(address, "144d", "a80a", "010802", kernel_driver="pci-stub")
         with pytest.raises(DriverFailed, match="bound to the kernel driver pci-stub"):
-            privileged.erase(address, 1.0)
+            privileged.erase(address, 1.0, ANY)
 
     def test_erase_drive_without_device_node_fails(self) -> None:
         with pytest.raises(DriverFailed, match="has no live NVMe device"):
-            privileged.erase(DRIVE, 1.0)
+            privileged.erase(DRIVE, 1.0, ANY)
 
     @pytest.mark.parametrize(
         ("size", "count"),

@@ -250,7 +250,7 @@ def test_denied_privileged_functions_fail_for_all(monkeypatch: pytest.MonkeyPatc
     privileged.deny_calls("a test")
     try:
         calls: list[Callable[[], Any]] = [
-            lambda: nvme.erase(DRIVE, 1.0),
+            lambda: nvme.erase(DRIVE, 1.0, ["sanitize, block erase"]),
             lambda: qat.set_services(QAT, "dc"),
             lambda: mdev.create(GPU, "nvidia-593", "x"),
             lambda: mdev.remove(GPU, "nvidia-593", "x"),

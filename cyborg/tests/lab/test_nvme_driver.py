@@ -16,7 +16,7 @@ SECRETS = 3 * 4096
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Return the device, what was left of the data of a tenant, and classes by capacity."""
+    """Return the results of the program ``erase``."""
     disk: Path = tmp_path_factory.mktemp("disk") / "disk.raw"
     disk.write_bytes(bytes(SIZE))
     devices = [*guest.IOMMU, *guest.ROOT_PORT, *guest.NVME]
@@ -59,3 +59,24 @@ def test_drive_with_partitions_is_not_offered_until_they_are_erased(results: Any
 
 def test_class_by_capacity_stays_while_the_kernel_does_not_show_the_capacity(results: Any) -> None:
     assert results[2] == ["CUSTOM_NVME_SSD_16_8MB"] * 3
+
+
+@pytest.mark.parametrize("policy", ["purge", "block|crypto"])
+def test_drive_without_a_permitted_method_is_neither_scheduled_nor_erased(
+    results: Any, policy: str
+) -> None:
+    """QEMU's controller supports only Format NVM with user data erase."""
+    reason, error, lines, secrets = results[5][policy]
+    assert "can be erased only by: format, user data erase. Permit that with erase=clear" in reason
+    assert error == reason
+    assert lines == []
+    assert secrets == SECRETS
+
+
+def test_drive_is_erased_by_the_second_choice_of_its_rule(results: Any) -> None:
+    reason, error, lines, secrets = results[5]["block|clear"]
+    assert (reason, error, secrets) == (None, "", 0)
+    (line,) = lines
+    assert line.startswith(
+        "Erased 1 namespaces by format, user data erase (policy erase=block|clear), verified: "
+    )

@@ -3,11 +3,13 @@
 
 Four times: bound to the nvme kernel driver, bound to vfio-pci, bound to nothing, and while the host
 uses the drive. Also print its resource class by capacity in the first three cases, and why it is
-not offered, with its partitions, before and after the erasure of a partition table.
+not offered, with its partitions, before and after the erasure of a partition table. Last, erase it
+with rules that permit other methods and the method of QEMU's controller.
 """
 
 import fcntl
 import json
+import logging
 import os
 import subprocess
 from pathlib import Path
@@ -82,6 +84,30 @@ def describe() -> list[Any]:
     ]
 
 
+def erase_by_rule(policy: str) -> list[Any]:
+    """Erase the drive with a rule; return the reason not to schedule it, the error, the log, data.
+
+    The data are how often those of a tenant can be found.
+    """
+    write_pattern()
+    driver = NvmeDriver("nvme0", {"devices": [f"class=0108,erase={policy}"], "check_iommu": False})
+    (device,) = driver.discover()
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("cyborg.drivers.nvme")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        driver.sanitise(WorkItem("nvme0", device.address, device.address, device.address))
+        error = ""
+    except DriverFailed as exc:
+        error = exc.message
+    finally:
+        logger.removeHandler(handler)
+    return [device.undeliverable_reason, error, lines, count_secrets()]
+
+
 def main() -> None:
     """Print the results."""
     subprocess.run(["modprobe", "-a", "nvme", "vfio-pci"], check=True)
@@ -120,7 +146,8 @@ def main() -> None:
     tables = [describe()]
     driver.sanitise(item)
     tables.append(describe())
-    result = [device.to_dict(), results, classes, tables, drivers]
+    policies = {name: erase_by_rule(name) for name in ("purge", "block|crypto", "block|clear")}
+    result = [device.to_dict(), results, classes, tables, drivers, policies]
     print("RESULT " + json.dumps(result))  # noqa: T201
 
 

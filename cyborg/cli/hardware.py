@@ -83,6 +83,12 @@ class Adopt(job_command.JobCommand, of=HARDWARE):
         field_argument("host", help="name of the host, as in service-list"),
         field_argument("address", help="address of the device, such as 0000:3b:00.0"),
         field_argument("--backend", required=True, help="name of a backend of this host"),
+        field_argument(
+            "--force",
+            action="store_true",
+            default=None,
+            help="also if the host uses the device: accept the uses that the driver finds now",
+        ),
     )
 
     def start_job(self, args: argparse.Namespace) -> Mapping[str, Any]:

@@ -34,6 +34,7 @@ __all__ = [
     "ProgramInterface",
     "SanitiseInterface",
     "SetupInterface",
+    "UseInterface",
     "VolatileMemory",
 ]
 
@@ -182,6 +183,18 @@ class PrepareInterface(Protocol):
         """Undo ``prepare`` and clean up, also after an incomplete ``prepare``.
 
         Succeed for a handle or device that no longer exists or was never prepared.
+        """
+
+
+@runtime_checkable
+class UseInterface(Protocol):
+    """Interface of a driver that finds out whether the host uses a device."""
+
+    def check_unused(self, address: str) -> None:
+        """Raise DriverFailed if the host uses the PCI function at an address now.
+
+        The agent calls it before it attaches a handle to a running server, from another thread than
+        that of the discovery, whose result may be older than the use.
         """
 
 

@@ -9,7 +9,7 @@ functions that the host itself uses, such as its boot disk, are shown but never 
 (``host_use.check``). PCI functions that Nova cannot attach are shown but not scheduled (``iommu``).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,7 +24,6 @@ from cyborg.core.inventory.health import Measurement
 from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
 from cyborg.core.naming import make_custom_name
-from cyborg.core.text import join_limited
 from cyborg.drivers import (
     alveo,
     health,
@@ -37,11 +36,10 @@ from cyborg.drivers import (
     topology,
 )
 from cyborg.drivers.base import Driver, Option
-from cyborg.drivers.host_use.check import used_functions
-from cyborg.drivers.host_use.networks import NetworkUse
 from cyborg.drivers.iommu import IommuFacts
 from cyborg.drivers.pci import gpu_obstacles, remarks
 from cyborg.drivers.pci.disk_history import DiskHistory
+from cyborg.drivers.pci.host_uses import Exceptions, HostUses
 from cyborg.drivers.pci.offers import (
     Description,
     Offer,
@@ -74,8 +72,9 @@ class PciDriver(Driver):
             "the class code), address (a pattern), numa_node; a|b means either, !a means not a; "
             "functions (whole, vf or all; of GPUs whole is the default). Keys that set properties: "
             "type, resource_class, traits, action (offer, skip), kernel_driver (a|b: the device is "
-            "unhealthy without one of these). The option can be repeated. The first rule that "
-            "matches a device applies; a device that matches no rule is ignored.",
+            "unhealthy without one of these), active_port (offer: a network port that is up with a "
+            "link is offered; withhold is the default). The option can be repeated. The first rule "
+            "that matches a device applies; a device that matches no rule is ignored.",
         ),
         Option(
             "health",
@@ -99,6 +98,7 @@ class PciDriver(Driver):
         ),
         reset.OPTION,
         *managed.OPTIONS,
+        managed.IN_USE,
     )
 
     def __init__(
@@ -126,6 +126,7 @@ class PciDriver(Driver):
         self._readers = health.HealthReader(self._sysfs, checks, log)
         self._managed = managed.read_options(self)
         self._disks = DiskHistory(self._sysfs, lambda: self.memory)
+        self._uses = HostUses(self.sysfs_root, self._managed.in_use, lambda: self.memory)
         self._resetter = reset.Resetter(self)
         self._layouts = sriov.Layouts(
             self._sysfs, sriov.Settings(), self._offered_class, sriov.refuse
@@ -134,7 +135,6 @@ class PciDriver(Driver):
         self._kernel_drivers: dict[str, dict[str, frozenset[str]]] = {}
         self._rules: list[rules.Rule] = []
         self._remarks: tuple[str, ...] = ()
-        self._network_uses: dict[str, NetworkUse] = {}
         self._managers: Mapping[str, str] = {}  # programs that have GPUs open, by address
         # Functions in use by the host at the last discovery, with reasons.
         self._used: dict[str, str] = {}
@@ -170,11 +170,7 @@ class PciDriver(Driver):
         found = pci_classes.default_type_and_class(
             function.vendor, function.product, function.class_code
         )
-        return (found[0], pci_classes.GPU_VF) if self._is_gpu_vf(function) else found
-
-    @staticmethod
-    def _is_gpu_vf(function: PciFunction) -> bool:
-        return function.physfn is not None and pci_classes.is_gpu(function)
+        return (found[0], pci_classes.GPU_VF) if pci_classes.is_gpu_vf(function) else found
 
     def select(self, function: PciFunction) -> rules.Rule | None:
         """Return the rule for a PCI function; None if only an adoption makes it offered."""
@@ -200,8 +196,22 @@ class PciDriver(Driver):
 
     def find_used(self, functions: Mapping[str, PciFunction]) -> dict[str, str]:
         """Return the PCI functions that the host uses: a text with the reason by address."""
-        shared = [f.address for f in functions.values() if self.is_shared(f)]
-        return used_functions(self.sysfs_root, self._network_uses, functions, shared=shared)
+        rules_by_address = {f.address: self.select(f) for f in functions.values()}
+        return self._uses.find(
+            functions,
+            Exceptions(
+                frozenset(f.address for f in functions.values() if self.is_shared(f)),
+                frozenset(a for a, r in rules_by_address.items() if r and r.offers_active_port),
+            ),
+        )
+
+    def check_unused(self, address: str) -> None:
+        """Raise DriverFailed if the host uses a PCI function now; the use may have just begun."""
+        functions = {function.address: function for function in self._sysfs.pci_functions()}
+        # Not that of a subclass: it may change what a discovery in another thread reads.
+        used = PciDriver.find_used(self, functions)
+        if (reason := used.get(str(PciAddress.parse(address)))) is not None:
+            raise DriverFailed(f"{address} cannot be given to a server: {reason}")
 
     def sanitise(self, item: WorkItem) -> None:
         """Reset the PCI function of a handle according to the option ``reset``."""
@@ -223,8 +233,12 @@ class PciDriver(Driver):
         return self._remarks
 
     def check_adoption(self, addresses: Sequence[str]) -> None:
-        """Raise DriverFailed if an address has no PCI function that can be offered."""
+        """Raise DriverFailed if an address has no PCI function that can be offered.
+
+        The uses of a function in ``adopt_in_use`` are accepted, as far as that is possible.
+        """
         functions = {f.address: f for f in self._sysfs.pci_functions()}
+        self._uses.forget(addresses)
         used = self.find_used(functions)
         for address in addresses:
             if (reason := self._unadoptable(address, functions, used)) is not None:
@@ -271,7 +285,10 @@ class PciDriver(Driver):
             )
             for card, offers in cards
         ]
-        self._remarks += self._reset_remarks(o for _, offers in cards for o in offers)
+        self._remarks += remarks.describe_unresettable(
+            self._sysfs,
+            (o for _, offers in cards for o in offers if self.needs_iommu(o.function)),
+        )
         self._topology.forget_others({card.address: None for card, _ in cards})
         self._kernel_drivers = {
             card.address: {
@@ -315,23 +332,6 @@ class PciDriver(Driver):
             obstacle = describe_host_use(offer.withheld)
         return replace(offer, obstacle=obstacle or self.find_obstacle(offer.function))
 
-    def _reset_remarks(self, offers: Iterable[Offer]) -> tuple[str, ...]:
-        """Return a warning about PCI functions that are offered but cannot be reset, if any."""
-        addresses = [
-            offer.function.address
-            for offer in offers
-            if (offer.withheld, offer.obstacle) == (None, None)
-            and self.needs_iommu(offer.function)
-            and not topology.can_reset(self._sysfs, offer.function.address)
-        ]
-        if not addresses:
-            return ()
-        names = join_limited(addresses, remarks.MAX_ADDRESSES)
-        return (
-            f"the kernel has no method to reset {names}: a server may find data of the previous "
-            "server",
-        )
-
     def _collect_remarks(
         self, functions: Mapping[str, PciFunction], used: Mapping[str, str]
     ) -> tuple[str, ...]:
@@ -366,7 +366,7 @@ class PciDriver(Driver):
             make_custom_name(f"PCI_VENDOR_{vendor}"),
             make_custom_name(f"PCI_PRODUCT_{vendor}_{product}"),
         }
-        if self._is_gpu_vf(function) and not self.is_shared(function):
+        if pci_classes.is_gpu_vf(function) and not self.is_shared(function):
             traits.add(pci_classes.GPU_VF)
         return Offer(
             function,
@@ -407,7 +407,7 @@ class PciDriver(Driver):
             return "it is a bridge, and bridges are never offered"
         if not self.is_candidate(function):
             return f"the driver {self.name} does not offer devices of class {function.class_code}"
-        return f"the host uses it: {used[address]}" if address in used else None
+        return self._uses.describe_refusal(address, used)
 
     def _device(self, card: PciFunction, offers: Sequence[Offer]) -> Device | None:
         """Return the device of a card; log a warning and return None if the device is invalid."""

@@ -5,9 +5,9 @@ A driver supports this if its options include ``OPTIONS``. The service then adds
 of these lists, removes it from the other list, and recreates the backend.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from cyborg.core.address import PciAddress
 from cyborg.core.errors import Invalid
@@ -30,13 +30,27 @@ OPTIONS = (
     ),
 )
 
+IN_USE = Option(
+    "adopt_in_use",
+    "list",
+    (),
+    "PCI addresses like those of adopt, of devices that the host uses. The uses that the first "
+    "discovery finds are accepted; another use withholds the device. A disk that holds something "
+    "in use is never offered.",
+)
+"""Option of drivers that find out whether the host uses a device."""
+
 
 @dataclass(frozen=True, slots=True)
 class ManagedDevices:
-    """Addresses of adopted and released devices in the kernel's notation."""
+    """Addresses of adopted and released devices in the kernel's notation.
+
+    ``in_use`` are those of the adopted devices that the host may use.
+    """
 
     adopted: tuple[str, ...]
     released: tuple[str, ...]
+    in_use: tuple[str, ...] = ()
 
     def decision(self, address: str, parent: str | None = None) -> bool | None:
         """Return True for an adopted device, False for a released one, and None for any other.
@@ -59,15 +73,25 @@ class AdoptionInterface(Protocol):
     def check_adoption(self, addresses: Sequence[str]) -> None:
         """Raise DriverFailed if one of these addresses has no device that can be offered.
 
-        The agent calls this with the addresses that a change adds to ``adopt``, before the first
-        discovery of the changed backend. Devices that were adopted before are not checked.
+        The agent calls this with the addresses that a change adds to ``adopt`` or ``adopt_in_use``,
+        before the first discovery of the changed backend. Devices that were adopted before are not
+        checked.
         """
 
 
-def adopted_addresses(driver: Driver | None) -> frozenset[str]:
-    """Return the canonical addresses in the option ``adopt`` of a driver."""
-    values = () if driver is None else driver.options.get("adopt", ())
-    return frozenset(_canonical(value) for value in values)
+def added_addresses(driver: Driver, previous: Driver | None) -> list[str]:
+    """Return the canonical addresses that a driver adopts and its predecessor did not adopt so."""
+    return sorted({address for _, address in _adoptions(driver) - _adoptions(previous)})
+
+
+def _adoptions(driver: Driver | None) -> frozenset[tuple[str, str]]:
+    """Return the addresses that a driver adopts, each with the name of the option."""
+    options: Mapping[str, Any] = {} if driver is None else driver.options
+    return frozenset(
+        (option, _canonical(value))
+        for option in ("adopt", IN_USE.name)
+        for value in options.get(option, ())
+    )
 
 
 def _canonical(address: str) -> str:
@@ -79,15 +103,19 @@ def _canonical(address: str) -> str:
 
 def read_options(driver: Driver) -> ManagedDevices:
     """Return the adopted and released devices from a driver's options. Raise Misconfigured."""
-    adopted, released = (_addresses(driver, option.name) for option in OPTIONS)
-    if conflicts := sorted(set(adopted) & set(released)):
-        raise driver.misconfigured("release", conflicts[0], "no address that is also in adopt")
-    return ManagedDevices(adopted, released)
+    adopted, released, in_use = (
+        _addresses(driver, option) for option in ("adopt", "release", IN_USE.name)
+    )
+    if conflicts := sorted({*adopted, *in_use} & set(released)):
+        raise driver.misconfigured(
+            "release", conflicts[0], "no address that is also in adopt or adopt_in_use"
+        )
+    return ManagedDevices((*adopted, *in_use), released, in_use)
 
 
 def _addresses(driver: Driver, option: str) -> tuple[str, ...]:
     addresses: list[str] = []
-    for text in driver.options[option]:
+    for text in driver.options.get(option, ()):
         try:
             addresses.append(str(PciAddress.parse(text)))
         except Invalid as exc:

@@ -55,6 +55,11 @@ def is_gpu(function: PciFunction) -> bool:
     return type_ is DeviceType.GPU
 
 
+def is_gpu_vf(function: PciFunction) -> bool:
+    """Return whether a PCI function is a virtual function of a GPU."""
+    return function.physfn is not None and is_gpu(function)
+
+
 def default_type_and_class(vendor: str, product: str, class_code: str) -> tuple[DeviceType, str]:
     """Return the default type and resource class of a PCI function; a rule overrides them."""
     if (vendor, product) in _OTHERS:

@@ -19,7 +19,8 @@ Keys that set properties of the matched functions::
 
     type=QAT  resource_class=CUSTOM_QAT  traits=CUSTOM_A|CUSTOM_B  action=offer|skip
     kernel_driver=vfio-pci|nvidia        the function is unhealthy while bound to another driver
-    erase=purge|clear    how the driver nvme erases the function: see ErasePolicy
+    erase=purge|clear                    how the driver nvme erases the function: see ErasePolicy
+    active_port=offer|withhold           whether a network port that is up with a link is offered
 
 A rule matches if all its keys match. In a list of rules the first one that matches applies. There
 is no key for the current kernel driver, because it changes while a server uses the function.
@@ -47,11 +48,12 @@ MATCHERS = (
     "numa_node",
 )
 SCOPE = "functions"
-RESULTS = ("type", "resource_class", "traits", "action", "kernel_driver")
+RESULTS = ("type", "resource_class", "traits", "action", "kernel_driver", "active_port")
 KEYS = (*MATCHERS, SCOPE, *RESULTS)
 ERASE = "erase"
 """Key that only the driver nvme has."""
 _ACTIONS = ("offer", "skip")
+_ACTIVE_PORTS = ("offer", "withhold")
 _SCOPES = ("whole", "vf", "all")
 _ID = re.compile(r"^[0-9a-f]{4}$")
 _CLASS = re.compile(r"^[0-9a-f]{1,6}$")
@@ -100,7 +102,8 @@ class Rule:
 
     An empty ``kernel_drivers`` permits any kernel driver, or none. ``scope`` is the value of the
     key ``functions``, None without it. ``erase`` is in the order of preference, and empty without
-    the key.
+    the key. With ``offers_active_port``, a network port that is up with a link does not count as
+    used by the host.
     """
 
     vendor: Values | None = None
@@ -117,6 +120,7 @@ class Rule:
     kernel_drivers: frozenset[str] = frozenset()
     scope: str | None = None
     erase: tuple[ErasePolicy, ...] = ()
+    offers_active_port: bool = False
 
     def matches(self, function: PciFunction) -> bool:
         """Return whether every key of the rule matches the PCI function."""
@@ -178,6 +182,7 @@ def parse(text: str, keys: Collection[str] = KEYS, driver: str = "generic") -> R
         kernel_drivers=_drivers(pairs.get("kernel_driver")),
         scope=scope,
         erase=_erase(pairs.get(ERASE)),
+        offers_active_port=_active_port(pairs.get("active_port")),
     )
 
 
@@ -301,3 +306,9 @@ def _action(value: str | None) -> bool:
     if value is not None and value not in _ACTIONS:
         raise RuleSyntaxError(f"action={value}", f"one of {', '.join(_ACTIONS)}")
     return value == "skip"
+
+
+def _active_port(value: str | None) -> bool:
+    if value is not None and value not in _ACTIVE_PORTS:
+        raise RuleSyntaxError(f"active_port={value}", f"one of {', '.join(_ACTIVE_PORTS)}")
+    return value == "offer"

@@ -378,9 +378,10 @@ class ConductorAPI(Protocol):
         ``status`` is enabled or disabled; None changes nothing. Raise Invalid, NotFound, Conflict.
         """
 
-    def hardware_adopt(self, host: str, address: str, backend: str) -> dict[str, Any]:
+    def hardware_adopt(self, host: str, address: str, backend: str, force: bool) -> dict[str, Any]:
         """Make a backend manage a device that its rules exclude; return ``{"uuid": of the job}``.
 
+        ``force`` accepts the uses of the device by the host that its driver finds then.
         Raise Invalid, NotFound, Conflict.
         """
 

@@ -17,7 +17,7 @@ KEYS = frozenset(
     {
         *("source", "functions", "disks", "volumes", "mounts", "swaps", "interfaces"),
         *("displays", "nvidia_minors", "nodes", "modules", "noiommu_groups"),
-        *("without_iommu", "expected"),
+        *("without_iommu", "active_port", "expected"),
     }
 )
 
@@ -33,6 +33,12 @@ def load_machine(name: str) -> Mapping[str, Any]:
     if unknown := sorted(facts.keys() - KEYS):
         raise ValueError(f"{name}: unknown keys {', '.join(unknown)}")
     return facts
+
+
+def rule_of_machine(facts: Mapping[str, Any]) -> str:
+    """Return the rule with which a driver selects all devices of a machine."""
+    ports = facts.get("active_port")
+    return "address=*,functions=all" + (f",active_port={ports}" if ports else "")
 
 
 def build_machine(facts: Mapping[str, Any], folder: Path) -> HostTree:

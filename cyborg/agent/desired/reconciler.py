@@ -235,10 +235,9 @@ class BackendReconciler(LoopThread):
         previous = self._registry.get(backend.name)
         if previous is not None:
             backend.copy_health_from(previous)
-        added = managed.adopted_addresses(driver)
-        added -= managed.adopted_addresses(None if previous is None else previous.driver)
+        added = managed.added_addresses(driver, None if previous is None else previous.driver)
         if added and isinstance(driver, managed.AdoptionInterface):
-            backend.set_precheck(partial(driver.check_adoption, sorted(added)))
+            backend.set_precheck(partial(driver.check_adoption, added))
 
         def on_done(state: BackendState) -> None:
             states.append(state)

@@ -50,12 +50,15 @@ class GuestDevices:
         sleep: Callable[[float], None] = time.sleep,
         is_known: Callable[[Arq], bool] = lambda arq: True,
         is_pending: Callable[[], bool] = lambda: False,
+        check_unused: Callable[[Arq], None] = lambda arq: None,
     ) -> None:
         """``detach_timeout`` is the time for one request to a guest, in seconds.
 
         ``is_known`` is whether a backend of this host has the device of an ARQ; ``is_pending`` is
-        whether a backend may discover further devices soon.
+        whether a backend may discover further devices soon. ``check_unused`` raises DriverFailed if
+        the host uses the device of an ARQ.
         """
+        self._check_unused = check_unused
         self._is_pending = is_pending
         self._is_known = is_known
         self._hypervisor = hypervisor
@@ -249,6 +252,7 @@ class GuestDevices:
                 raise NotRunning(f"server {instance} does not run on this host")
             if os_acc.find_alias(arq, domain.running) is not None:
                 return False
+            self._check_unused(arq)
             self._hypervisor.attach(instance, os_acc.attach(arq))
             return True
 

@@ -8,7 +8,7 @@ from oslo_config import cfg
 
 from cyborg.agent.backends.backend import Backend
 from cyborg.agent.guests.devices import GuestDevices
-from cyborg.agent.guests.known_handles import make_check, make_pending_check
+from cyborg.agent.guests.known_handles import make_check, make_pending_check, make_use_check
 from cyborg.agent.guests.libvirt_hypervisor import LibvirtHypervisor
 from cyborg.agent.guests.reasserter import Reasserter
 from cyborg.rpc.contract import ConductorAPI
@@ -47,6 +47,7 @@ def make_guests(
         options.detach_timeout,
         is_known=is_known,
         is_pending=make_pending_check(backends),
+        check_unused=make_use_check(backends),
     )
     reasserter = Reasserter(
         conf.host, epoch, conductor, devices, hypervisor.watch, options.reassert_interval

@@ -11,6 +11,7 @@ from cyborg.agent.backends.backend import Backend
 from cyborg.core.inventory.device import HandleType
 from cyborg.core.inventory.report import BackendStatus
 from cyborg.core.naming import handle_uuid
+from cyborg.drivers.base import UseInterface
 
 
 def make_check(host: str, backends: Sequence[Backend]) -> Callable[[Mapping[str, Any]], bool]:
@@ -33,6 +34,25 @@ def make_check(host: str, backends: Sequence[Backend]) -> Callable[[Mapping[str,
         )
 
     return is_known
+
+
+def make_use_check(backends: Sequence[Backend]) -> Callable[[Mapping[str, Any]], None]:
+    """Return a function that raises DriverFailed if the host uses the device of an ARQ now."""
+
+    def check_unused(arq: Mapping[str, Any]) -> None:
+        if arq["attach_handle_type"] != HandleType.PCI:
+            return  # for example a mediated device, which exists only for its server
+        info = dict(arq["attach_handle_info"])
+        for backend in backends:
+            if not isinstance(backend.driver, UseInterface):
+                continue
+            for device in backend.snapshot.devices:
+                for deployable in device.deployables:
+                    for handle in deployable.handles:
+                        if dict(handle.info) == info:
+                            backend.driver.check_unused(handle.address)
+
+    return check_unused
 
 
 def make_pending_check(backends: Sequence[Backend]) -> Callable[[], bool]:

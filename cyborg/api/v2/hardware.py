@@ -61,11 +61,15 @@ _NAME = types.Text(min_length=1)
 
 
 class HardwareAdopt(types.JsonObject):
-    """A device that a backend of its host must manage although its rules do not match it."""
+    """A device that a backend of its host must manage although its rules do not match it.
+
+    ``force`` accepts the uses of the device by the host.
+    """
 
     host = wtypes.wsattr(_NAME, mandatory=True)
     address = wtypes.wsattr(types.Text(120, min_length=1), mandatory=True)
     backend = wtypes.wsattr(_NAME, mandatory=True)
+    force = wtypes.wsattr(bool, default=False)
 
 
 HARDWARE = Collection(
@@ -83,7 +87,9 @@ class Controller(Resource):
     @HARDWARE.operation("POST hardware", "adopt", body=HardwareAdopt, **jobs.STARTS_JOB)
     def adopt(self, request: RequestContext, body: HardwareAdopt) -> Any:
         """Adopt a device into a backend; a job does it in the background."""
-        result = self.context.conductor.hardware_adopt(body.host, body.address, body.backend)
+        result = self.context.conductor.hardware_adopt(
+            body.host, body.address, body.backend, body.force
+        )
         return jobs.serialize_created(request, Kind.UPDATE, result)
 
     @HARDWARE.operation("DELETE hardware/{uuid}", "release", **jobs.STARTS_JOB)

@@ -222,16 +222,17 @@ class Drivers:
         store.update_arguments(tx, job["id"], arguments, self._now())
         return uuid
 
-    def adopt(self, host: str, address: str, backend: str) -> dict[str, Any]:
+    def adopt(self, host: str, address: str, backend: str, force: bool) -> dict[str, Any]:
         """Make a backend manage a device that its rules exclude.
 
+        With ``force``, the uses of the device by the host are accepted that its driver finds then.
         Raise Invalid, NotFound, and Conflict if the driver has no options to adopt devices.
         """
         return self._manage(
             check_text("host", host),
             check_text("backend", backend),
             read_address(address),
-            True,
+            "adopt_in_use" if force else "adopt",
         )
 
     def release(self, uuid: str) -> dict[str, Any]:
@@ -245,10 +246,10 @@ class Drivers:
         row = self._uow.run(lambda tx: devices.by_uuid(tx, device))
         if row is None:
             raise NotFound(f"no hardware {device}", uuid=device)
-        return self._manage(row["host"], row["backend"], row["address"], False, device)
+        return self._manage(row["host"], row["backend"], row["address"], "release", device)
 
     def _manage(
-        self, host: str, backend: str, address: str, adopt: bool, device: str | None = None
+        self, host: str, backend: str, address: str, option: str, device: str | None = None
     ) -> dict[str, Any]:
         def write(tx: sa.Connection) -> str:
             targets = TargetResolver.of_backend(tx, host, backend)
@@ -258,13 +259,13 @@ class Drivers:
                 holders = devices.holders(tx, device)
                 ensure_unused(holders, devices.count_dirty_handles(tx, device), address, host)
             host_driver = targets.host_driver(target.service_id)
-            if not {"adopt", "release"} <= {option.name for option in host_driver.options}:
+            if option not in {known.name for known in host_driver.options}:
+                action = desired_state.MANAGED_OPTIONS[option]
                 raise Conflict(
-                    f"driver {targets.driver} cannot adopt or release single devices: it has no "
-                    "options adopt and release",
+                    f"driver {targets.driver} cannot {action}: it has no option {option}",
                     driver=targets.driver,
                 )
-            config = desired_state.adopt_release_options(target.config, address, adopt=adopt)
+            config = desired_state.managed_options(target.config, address, option)
             config = targets.parse(host_driver, config)
             arguments = {"config": config, "status": None, "reload": False}
             return self._add(tx, job, Kind.UPDATE, targets.driver, arguments, [target.step()])

@@ -19,6 +19,12 @@ from cyborg.core.validation import string
 
 MAX_BACKENDS = 256  # of one host
 MAX_ERROR = 1000
+MANAGED_OPTIONS: Mapping[str, str] = {
+    "adopt": "adopt single devices",
+    "adopt_in_use": "adopt devices that the host uses",
+    "release": "release single devices",
+}
+"""The options of a driver that are lists of addresses, and what each makes the driver do."""
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,254}$")
 
 
@@ -80,15 +86,15 @@ def parse_backend_name(name: Any) -> str:
     return name
 
 
-def adopt_release_options(
-    config: Mapping[str, Any], address: str, *, adopt: bool
-) -> dict[str, list[str]]:
-    """Return the options that make a backend adopt the device at an address, or release it."""
-    # Unchanged lists are left out: a desired option hides its value in the configuration file.
-    target, other = ("adopt", "release") if adopt else ("release", "adopt")
-    lists = {target: sorted({*config.get(target, ()), address})}
-    if address in (current := config.get(other, ())):
-        lists[other] = [listed for listed in current if listed != address]
+def managed_options(config: Mapping[str, Any], address: str, option: str) -> dict[str, list[str]]:
+    """Return the options of a backend with an address in one of the lists ``MANAGED_OPTIONS``.
+
+    Unchanged lists are left out: a desired option hides its value in the configuration file.
+    """
+    lists = {option: sorted({*config.get(option, ()), address})}
+    for other in MANAGED_OPTIONS:
+        if other != option and address in (current := config.get(other, ())):
+            lists[other] = [listed for listed in current if listed != address]
     return lists
 
 

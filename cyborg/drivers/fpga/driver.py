@@ -185,7 +185,7 @@ class FpgaDriver(PciDriver):
         searches for the image with this property and, if the region shows an interface id, with the
         property ``accel:region_id`` of the region.
         """
-        self._check_unused(item.handle)
+        self.check_unused(item.handle)
         bitstream, function = item.accel.get("bitstream_id"), item.accel.get("function_id")
         if bitstream is not None and function is not None:
             raise DriverFailed("the device profile has both accel:bitstream_id and function_id")
@@ -270,14 +270,6 @@ class FpgaDriver(PciDriver):
             },
             bitstream_id=None if record is None else record.image,
         )
-
-    def _check_unused(self, address: str) -> None:
-        """Raise DriverFailed if the host uses a PCI function now; the use may have just begun."""
-        handle = parse_address(address)
-        functions = {function.address: function for function in self._sysfs.pci_functions()}
-        used = super().find_used(functions)
-        if (reason := used.get(handle)) is not None:
-            raise DriverFailed(f"{handle} cannot be given to a server: {reason}")
 
 
 def _parse_image(text: str) -> str:

@@ -263,7 +263,7 @@ class GpuDriver(PciDriver):
         Nova created, can have begun since the discovery.
         """
         if is_pci_address(item.handle):
-            self._check_unused(item.handle)
+            self.check_unused(item.handle)
             return
         try:
             slot = Slot.parse(item.handle)
@@ -307,7 +307,7 @@ class GpuDriver(PciDriver):
             device=item.device,
         )
 
-    def _check_unused(self, address: str) -> None:
+    def check_unused(self, address: str) -> None:
         """Raise DriverFailed if the host uses a PCI function or it has mediated devices."""
         address = str(PciAddress.parse(address))
         functions = {function.address: function for function in self._sysfs.pci_functions()}

@@ -6,7 +6,7 @@ This protects the host against rules that select too much.
 
 import contextlib
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from cyborg.core.address import PciAddress
@@ -30,6 +30,8 @@ def used_functions(
     *,
     interfaces: bool = True,
     shared: Collection[str] = (),
+    checked_ports: Collection[str] = (),
+    is_accepted: Callable[[str, str], bool] = lambda address, reason: False,
 ) -> dict[str, str]:
     """Return a dict from the address of each PCI function that the host uses to the reason.
 
@@ -39,19 +41,21 @@ def used_functions(
     that starts again, or whose neighbor does, has no routes. ``functions`` are those of the bus, by
     address; they are read if it is None. If ``interfaces`` is False, network interfaces do not
     count as a use. For the addresses ``shared``, mediated devices and open device
-    nodes do not count: servers and the host use these functions at the same time.
+    nodes do not count: servers and the host use these functions at the same time. For the addresses
+    ``checked_ports``, a network port that is up with a link counts. A use that ``is_accepted`` for
+    an address does not count; it is not asked about the uses of disks, which are never accepted.
     """
     sysfs = Sysfs(sysfs_root)
     if functions is None:
         functions = {function.address: function for function in sysfs.pci_functions()}
     networks = NetworkReader(sysfs, rtnetlink.read(sysfs_root) if interfaces else NetworkFacts())
-    found: dict[str, str] = {}
     sharing = mediated_parents(sysfs_root) | ProcessReader(
         sysfs, processes.read(sysfs_root)
     ).used_functions(interfaces=interfaces)
+    found = DiskReader(sysfs).used_functions()
+    known = {} if known is None else known
     for reasons in (
-        DiskReader(sysfs).used_functions(),
-        _network_functions(networks, {} if known is None else known) if interfaces else {},
+        _network_functions(networks, known, checked_ports) if interfaces else {},
         networks.unread_functions() if interfaces else {},
         networks.functions_without_interface(functions) if interfaces else {},
         platform_functions(functions),
@@ -61,24 +65,30 @@ def used_functions(
         {address: reason for address, reason in sharing.items() if address not in shared},
     ):
         for address, reason in reasons.items():
-            found.setdefault(address, reason)
+            if address not in found and not is_accepted(address, reason.removesuffix(_ENDED)):
+                found[address] = reason
     return found
 
 
-def _network_functions(networks: NetworkReader, known: dict[str, NetworkUse]) -> dict[str, str]:
+def _network_functions(
+    networks: NetworkReader, known: dict[str, NetworkUse], checked_ports: Collection[str]
+) -> dict[str, str]:
     """Return the PCI functions whose network interfaces the host uses; update ``known``.
 
     An interface that has lost its use, and is still up, may get it again in a moment. A server that
     has the function takes the interface away, so what is known of it ends.
     """
-    uses = networks.uses()
+    uses, active = networks.uses(), networks.active_ports(checked_ports)
     found = {address: str(use) for address, use in uses.items()}
     for address, use in list(known.items()):
         if address not in uses:
             if networks.is_active(use.interface, address):
-                found[address] = f"{use}{_ENDED}"
+                found[address] = str(use) if use == active.get(address) else f"{use}{_ENDED}"
             else:
                 known.pop(address, None)
+    for address, use in active.items():
+        if address not in found:
+            found[address], known[address] = str(use), use
     known.update(uses)
     return found
 

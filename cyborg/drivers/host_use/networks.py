@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """PCI functions whose network interfaces the host uses."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
@@ -17,6 +17,9 @@ STUBS = frozenset({"pci-stub", "xen-pciback"})
 """Kernel drivers that create no device: they keep a function for a guest."""
 USER_SPACE = frozenset({"uio_pci_generic", "igb_uio"})
 """Kernel drivers for a driver in user space, such as one of DPDK or SPDK."""
+
+ACTIVE_PORT = "is up with a link; set it down or, if it is for servers, active_port=offer in a rule"
+"""How the host uses a port about which nothing else is known."""
 
 _UP = 0x1  # IFF_UP of <linux/if.h>
 
@@ -55,6 +58,24 @@ class NetworkReader:
                 for address in addresses:
                     found.setdefault(address, NetworkUse(name, reason))
         return found
+
+    def active_ports(self, addresses: Collection[str]) -> dict[str, NetworkUse]:
+        """Return those of these physical functions with an interface that is up with a link.
+
+        Somebody has set it up, perhaps for what no reader finds: packet sockets, XDP, another
+        network stack. ``carrier`` is 1 with a link, and cannot be read while the interface is down
+        (``Documentation/ABI/testing/sysfs-class-net`` of the Linux kernel).
+        """
+        if self._facts.error is not None:
+            return {}  # ``unread_functions`` returns them
+        return {
+            address: NetworkUse(name, ACTIVE_PORT)
+            for name, functions in self._functions.items()
+            if self._is_up(name) and self._sysfs.read_text(f"class/net/{name}/carrier") == "1"
+            for address in functions[:1]
+            if address in addresses
+            and self._sysfs.read_link(f"bus/pci/devices/{address}/physfn") is None
+        }
 
     def unread_functions(self) -> dict[str, str]:
         """Return the functions with an interface that is up, if not all facts could be read."""

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Warnings about rules that offer nothing."""
+"""Warnings about rules that offer nothing, and about functions that cannot be reset."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from cyborg.core.text import join_limited
-from cyborg.drivers import pci_classes
+from cyborg.drivers import pci_classes, topology
+from cyborg.drivers.pci.offers import Offer
 from cyborg.drivers.rules import Rule, matching_index, matching_rule
-from cyborg.drivers.sysfs import PciFunction
+from cyborg.drivers.sysfs import PciFunction, Sysfs
 
 MAX_ADDRESSES = 5  # of functions in a remark
 
@@ -57,3 +58,19 @@ def describe_parted_gpus(
         f"{names} is not offered, because it has virtual functions: a rule with functions=vf "
         "offers these"
     ]
+
+
+def describe_unresettable(sysfs: Sysfs, offers: Iterable[Offer]) -> tuple[str, ...]:
+    """Return a warning about PCI functions that are offered but cannot be reset, if any."""
+    addresses = [
+        offer.function.address
+        for offer in offers
+        if (offer.withheld, offer.obstacle) == (None, None)
+        and not topology.can_reset(sysfs, offer.function.address)
+    ]
+    if not addresses:
+        return ()
+    return (
+        f"the kernel has no method to reset {join_limited(addresses, MAX_ADDRESSES)}: a server may "
+        "find data of the previous server",
+    )

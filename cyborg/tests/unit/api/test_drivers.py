@@ -236,7 +236,14 @@ CONFIG = {"rule": ["a", "b"], "num_devices": 2, "ratio": 0.5, "quick": True, "ro
         (
             *("POST", "/v2/hardware", {"host": "a", "address": "0000:01:00.0", "backend": "gen0"}),
             *("update", "hardware_adopt"),
-            {"host": "a", "address": "0000:01:00.0", "backend": "gen0"},
+            {"host": "a", "address": "0000:01:00.0", "backend": "gen0", "force": False},
+        ),
+        (
+            "POST",
+            "/v2/hardware",
+            {"host": "a", "address": "0000:01:00.0", "backend": "gen0", "force": True},
+            *("update", "hardware_adopt"),
+            {"host": "a", "address": "0000:01:00.0", "backend": "gen0", "force": True},
         ),
         (
             *("DELETE", f"/v2/hardware/{UUID.upper()}", None, "update", "hardware_release"),

@@ -141,6 +141,14 @@ def test_wait_reads_many_steps_once_at_the_end(service: Service, cyborg: Run) ->
             "hardware-adopt a 0000:01:00.0 --backend x",
             ("POST", "/hardware", {"host": "a", "address": "0000:01:00.0", "backend": "x"}),
         ),
+        (
+            "hardware-adopt a 0000:01:00.0 --backend x --force",
+            (
+                "POST",
+                "/hardware",
+                {"host": "a", "address": "0000:01:00.0", "backend": "x", "force": True},
+            ),
+        ),
         (f"hardware-release {JOB}", ("DELETE", f"/hardware/{JOB}", None)),
     ],
 )

@@ -52,7 +52,7 @@ def test_machine_offers_what_its_operator_expects(name: str, tmp_path: Path) -> 
     root = machine.build_machine(facts, tmp_path).root
     found: list[dict[str, Any]] = []
     for driver, class_ in DRIVERS.items():
-        backend = class_(driver, {"devices": ["address=*,functions=all"]}, root)
+        backend = class_(driver, {"devices": [machine.rule_of_machine(facts)]}, root)
         found += [describe(driver, device) for device in backend.discover()]
     # generic for what no driver of a family has, and only the functions that the table names.
     cards = {row["device"] for row in facts["expected"] if row["driver"] == "generic"}

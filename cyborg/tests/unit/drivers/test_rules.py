@@ -190,7 +190,7 @@ def test_parse_erase_keeps_the_order_of_preference() -> None:
             parse(f"address=*,erase={wrong}", keys)
     with pytest.raises(RuleSyntaxError, match="at least one of vendor"):
         parse("erase=purge", keys)
-    with pytest.raises(RuleSyntaxError, match="kernel_driver, erase"):
+    with pytest.raises(RuleSyntaxError, match="kernel_driver, active_port, erase"):
         parse("address=*,colour=red", keys)
 
 

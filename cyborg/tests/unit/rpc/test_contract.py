@@ -55,7 +55,7 @@ GOLDEN = {
         "driver_install": "1.0 (driver, backend, hosts, config)",
         "driver_uninstall": "1.0 (driver, backend, hosts, drain, force)",
         "driver_update": "1.0 (driver, backend, hosts, config, status, reload)",
-        "hardware_adopt": "1.0 (host, address, backend)",
+        "hardware_adopt": "1.0 (host, address, backend, force)",
         "hardware_release": "1.0 (uuid)",
         "hello": "1.0 (host, epoch, endpoint, status, drivers, digest, versions, "
         "[observed_generation], [boot_id])",

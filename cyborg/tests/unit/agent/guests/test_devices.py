@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,10 +10,12 @@ from cyborg import os_acc
 from cyborg.agent.backends.backend import Backend
 from cyborg.agent.guests.devices import GuestDevice, GuestDevices, NotRunning
 from cyborg.agent.guests.hypervisor import Domain, GuestBusy
-from cyborg.agent.guests.known_handles import make_check, make_pending_check
+from cyborg.agent.guests.known_handles import make_check, make_pending_check, make_use_check
 from cyborg.core.errors import CyborgError, DriverFailed, Invalid, NotFound, Unavailable, WrongState
 from cyborg.core.inventory.device import AttachHandle, HandleType
 from cyborg.core.naming import handle_uuid
+from cyborg.drivers.generic import GenericDriver
+from cyborg.testing.host_tree import HostTree
 from cyborg.tests.fixtures.hosts.fake_hypervisor import (
     OTHER,
     SERVER,
@@ -28,6 +31,30 @@ def hypervisor() -> FakeHypervisor:
     hypervisor = FakeHypervisor()
     hypervisor.start(SERVER)
     return hypervisor
+
+
+def test_plug_refuses_a_device_that_the_host_has_begun_to_use(
+    hypervisor: FakeHypervisor, tmp_path: Path
+) -> None:
+    """The discovery that offered the device is older than the use."""
+    arq = make_arq(1)
+    address = "0000:3d:01.1"
+    host = HostTree(tmp_path)
+    host.add_function(address, "8086", "1572", "020000", kernel_driver="i40e", iommu_group="7")
+    host.add_interface("eth0", address, flags=0x1002)
+    backend = Backend(
+        GenericDriver("b0", {"devices": ["address=*"]}, host.root), 3600, 3600, lambda: None
+    )
+    discover(backend)
+    devices = GuestDevices(hypervisor, 1.0, check_unused=make_use_check([backend]))
+    host.add_route("eth0")
+    with pytest.raises(DriverFailed, match=f"{address} cannot be given to a server: eth0 has the"):
+        devices.plug(SERVER, [arq])
+    assert hypervisor.count(SERVER) == 0
+    host.remove_routes()
+    (host.root / "class/net/eth0").rename(tmp_path / "eth0")  # bound to VFIO
+    (host.root / "bus/pci/devices" / address / "driver").unlink()
+    assert devices.plug(SERVER, [arq]) == 1
 
 
 def test_plug_attaches_what_is_missing(hypervisor: FakeHypervisor) -> None:
@@ -162,6 +189,15 @@ PCI_INFO = {"domain": "0000", "bus": "3d", "device": "01", "function": "1"}
 MDEV_INFO = {"parent": "mtty", "asked_type": "mtty-2"}
 
 
+def discover(backend: Backend) -> None:
+    """Let a backend discover once."""
+    found = threading.Event()
+    backend.rediscover(lambda state: found.set())
+    backend.start()
+    assert found.wait(LONG)
+    backend.stop()
+
+
 @pytest.mark.parametrize(
     ("type_", "info", "changes", "expected"),
     [
@@ -180,12 +216,8 @@ def test_known_device_is_one_of_a_backend(
     (deployable,) = card().deployables
     device = replace(card(), deployables=(replace(deployable, handles=(handle,)),))
     backend = Backend(ScriptedDriver("b0", devices=[device]), 3600, 3600, lambda: None)
-    found = threading.Event()
     assert make_pending_check([backend])()
-    backend.rediscover(lambda state: found.set())
-    backend.start()
-    assert found.wait(LONG)
-    backend.stop()
+    discover(backend)
     assert backend.snapshot.devices == (device,)
     arq = {
         **make_arq(1),

@@ -291,7 +291,7 @@ def test_second_job_for_a_driver_is_refused(sqlite_env: Cloud) -> None:
 
 def test_adopt_and_release_change_the_configuration(cloud: Cloud) -> None:
     cloud.enable("c1", "fake")
-    cloud.drivers.adopt("c1", "0000:77:00.0", "fake")
+    cloud.drivers.adopt("c1", "0000:77:00.0", "fake", False)
     cloud.run()
     assert cloud.agents["c1"].running["fake"][1] == {"adopt": ["0000:77:00.0"]}
     (device,) = rows.read(cloud.engine, schema.devices, host="c1")
@@ -305,7 +305,7 @@ def test_adopt_and_release_change_the_configuration(cloud: Cloud) -> None:
         "adopt": ["0000:77:00.0"],
         "release": [device["address"]],
     }
-    cloud.drivers.adopt("c1", device["address"], "fake")
+    cloud.drivers.adopt("c1", device["address"], "fake", False)
     cloud.run()
     assert cloud.agents["c1"].running["fake"][1]["release"] == []
 
@@ -338,10 +338,10 @@ def test_install_with_the_backend_name_of_another_driver_is_refused(sqlite_env: 
     sqlite_env.enable("c1", "fake", "other")
     with pytest.raises(Conflict, match="backend fake of host c1 has driver other"):
         install(sqlite_env)
-    with pytest.raises(Conflict, match="cannot adopt or release"):
-        sqlite_env.drivers.adopt("c1", "0000:77:00.0", "fake")
+    with pytest.raises(Conflict, match="cannot adopt single devices: it has no option adopt"):
+        sqlite_env.drivers.adopt("c1", "0000:77:00.0", "fake", False)
     with pytest.raises(NotFound, match="host c1 has no backend nope"):
-        sqlite_env.drivers.adopt("c1", "0000:77:00.0", "nope")
+        sqlite_env.drivers.adopt("c1", "0000:77:00.0", "nope", False)
 
 
 @pytest.mark.parametrize("changes", [{}, {"status": "absent"}, {"status": 7}])

@@ -100,14 +100,14 @@ def test_update_with_null_resets_options_to_the_file(sqlite_env: Cloud) -> None:
 def test_adopt_with_an_invalid_address_is_refused(sqlite_env: Cloud) -> None:
     sqlite_env.enable("c1", "fake")
     with pytest.raises(Invalid):
-        sqlite_env.drivers.adopt("c1", "a\tb", "fake")
-    sqlite_env.drivers.adopt("c1", "0A:00.0", "fake")
+        sqlite_env.drivers.adopt("c1", "a\tb", "fake", False)
+    sqlite_env.drivers.adopt("c1", "0A:00.0", "fake", False)
     sqlite_env.run()
     assert sqlite_env.agents["c1"].running["fake"][1]["adopt"] == ["0000:0a:00.0"]
     update(sqlite_env, config={"adopt": [f"x{n}" for n in range(256)]})
     sqlite_env.run()
     with pytest.raises(Invalid, match="adopt: found"):
-        sqlite_env.drivers.adopt("c1", "0000:0b:00.0", "fake")
+        sqlite_env.drivers.adopt("c1", "0000:0b:00.0", "fake", False)
 
 
 def test_install_over_the_limit_of_backend_names_is_refused(sqlite_env: Cloud) -> None:

@@ -76,11 +76,16 @@ def test_parse_backend_name_invalid_is_rejected(name: Any) -> None:
         desired_state.parse_backend_name(name)
 
 
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=8))
-def test_adopt_release_options_last_change_wins(changes: list[tuple[str, bool]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.sampled_from([*desired_state.MANAGED_OPTIONS])),
+        max_size=8,
+    )
+)
+def test_managed_options_last_change_wins(changes: list[tuple[str, str]]) -> None:
     config: dict[str, list[str]] = {}
-    for address, adopt in changes:
-        config = {**config, **desired_state.adopt_release_options(config, address, adopt=adopt)}
+    for address, option in changes:
+        config = {**config, **desired_state.managed_options(config, address, option)}
     last = dict(changes)
-    assert set(config.get("adopt", [])) == {a for a, adopt in last.items() if adopt}
-    assert set(config.get("release", [])) == {a for a, adopt in last.items() if not adopt}
+    for option in desired_state.MANAGED_OPTIONS:
+        assert set(config.get(option, [])) == {a for a, found in last.items() if found == option}

@@ -178,7 +178,7 @@ def test_used_functions_port_of_bridge_without_addresses(
 
 def test_discover_interface_that_lost_its_link_is_not_offered(host: HostTree) -> None:
     host.add_interface("eth0", A)
-    host.add_interface("eth1", B)
+    host.add_interface("eth1", B, carrier="0")
     host.add_route("eth0")
     driver = GenericDriver("gen0", {"devices": ["address=*"]}, host.root)
 
@@ -274,7 +274,8 @@ def test_discover_boot_disk_and_nic_are_shown_but_not_offered(host: HostTree) ->
     assert devices[B].vendor_board_info == {NOT_OFFERED: "eth0 has the default route"}
     assert devices[C].vendor_board_info == {}
     assert driver.remarks == (
-        f"{A} cannot be adopted: the host uses it: vda holds the root file system",
+        f"{A} cannot be adopted: the host uses it: vda holds the root file system; end this use "
+        "or force the adoption",
     )
 
 

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Uses of a function by the host that an operator overrides: active ports, adoption by force."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cyborg.core.errors import DriverFailed
+from cyborg.core.wire.board_info import NOT_OFFERED
+from cyborg.drivers.base import VolatileMemory
+from cyborg.drivers.generic import GenericDriver
+from cyborg.drivers.host_use.networks import ACTIVE_PORT
+from cyborg.testing.host_tree import HostTree
+
+NIC, GPU, DRIVE, VF = "0000:01:00.0", "0000:02:00.0", "0000:03:00.0", "0000:01:10.0"
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> HostTree:
+    """Return a host with a NIC whose link is up, a GPU and a drive."""
+    host = HostTree(tmp_path)
+    host.add_function(NIC, "8086", "1572", "020000", kernel_driver="i40e", parent="pci0000:01")
+    host.add_interface("eth0", NIC)
+    host.add_function(GPU, "10de", "2330", "030200", kernel_driver="nvidia")
+    host.add_nvidia_gpu(GPU, 0)
+    host.add_function(DRIVE, "144d", "a80a", "010802", kernel_driver="nvme", parent="pci0000:03")
+    host.add_disk("nvme0n1", f"pci0000:03/{DRIVE}/nvme/nvme0")
+    return host
+
+
+def make_driver(host: HostTree, memory: VolatileMemory | None = None, **options: Any) -> Any:
+    options = {"devices": ["address=*,functions=all"], **options}
+    driver = GenericDriver("gen0", options, host.root)
+    driver.memory = memory or VolatileMemory()
+    return driver
+
+
+def find_reasons(driver: GenericDriver) -> dict[str, str | None]:
+    """Return why each device is not offered, None if it is, by address."""
+    return {d.address: d.vendor_board_info.get(NOT_OFFERED) for d in driver.discover()}
+
+
+def set_interface(host: HostTree, **files: str) -> None:
+    for name, text in files.items():
+        (host.root / "class/net/eth0" / name).write_text(f"{text}\n")
+
+
+def test_active_port_is_used_until_it_is_down(host: HostTree) -> None:
+    driver = make_driver(host)
+    assert find_reasons(driver)[NIC] == f"eth0 {ACTIVE_PORT}"
+    set_interface(host, carrier="0")
+    assert find_reasons(driver)[NIC] == (
+        f"eth0 {ACTIVE_PORT}; this ended, but the interface is still up: set it down to free it"
+    )
+    assert find_reasons(make_driver(host))[NIC] is None, "without a link"
+    set_interface(host, carrier="1", flags="0x1002")
+    assert find_reasons(driver)[NIC] is None
+
+
+def test_active_port_of_a_rule_for_servers_is_offered(host: HostTree) -> None:
+    driver = make_driver(host, devices=["class=02,active_port=offer"])
+    assert find_reasons(driver) == {NIC: None}
+    host.add_route("eth0")
+    assert find_reasons(driver) == {NIC: "eth0 has the default route"}
+    driver = make_driver(host, devices=["class=02,active_port=withhold"])
+    assert find_reasons(driver) == {NIC: "eth0 has the default route"}
+
+
+def test_active_port_of_a_virtual_function_is_offered(host: HostTree) -> None:
+    host.add_function(VF, "8086", "154c", "020000", kernel_driver="iavf", parent="pci0000:01")
+    host.add_virtual_function(VF, NIC)
+    host.add_interface("eth1", VF)
+    (device,) = [d for d in make_driver(host).discover() if d.address == NIC]
+    assert [handle.address for part in device.deployables for handle in part.handles] == [VF]
+
+
+def test_adoption_by_force_accepts_the_uses_of_then(host: HostTree) -> None:
+    memory = VolatileMemory()
+    driver = make_driver(host, memory, adopt_in_use=[NIC])
+    driver.check_adoption([NIC])
+    assert find_reasons(driver)[NIC] is None
+    # The agent starts again, then another use begins and ends.
+    driver = make_driver(host, memory, adopt_in_use=[NIC])
+    assert find_reasons(driver)[NIC] is None
+    host.add_route("eth0")
+    assert find_reasons(driver)[NIC] == "eth0 has the default route"
+    set_interface(host, flags="0x1002")
+    host.remove_routes()
+    assert find_reasons(driver)[NIC] is None
+    set_interface(host, flags="0x1003", carrier="0")
+    set_interface(host, carrier="1")
+    assert find_reasons(driver)[NIC] is None, "the accepted use"
+
+
+def test_second_adoption_by_force_accepts_the_new_use(host: HostTree) -> None:
+    memory = VolatileMemory()
+    driver = make_driver(host, memory, adopt_in_use=[NIC])
+    assert find_reasons(driver)[NIC] is None
+    host.add_route("eth0")
+    driver = make_driver(host, memory, adopt_in_use=[NIC])
+    assert find_reasons(driver)[NIC] == "eth0 has the default route"
+    driver.check_adoption([NIC])
+    assert find_reasons(driver)[NIC] is None
+
+
+def test_accepted_use_is_that_of_one_model(host: HostTree) -> None:
+    memory = VolatileMemory()
+    assert find_reasons(make_driver(host, memory, adopt_in_use=[NIC]))[NIC] is None
+    (host.root / "bus/pci/devices" / NIC / "device").write_text("0x1592\n")
+    found = find_reasons(make_driver(host, memory, adopt_in_use=[NIC]))
+    assert found[NIC] == f"eth0 {ACTIVE_PORT}", "another card is in the slot"
+
+
+def test_another_program_withholds_an_adopted_gpu(host: HostTree) -> None:
+    host.open_node("/dev/nvidia0", "exporter")
+    driver = make_driver(host, adopt_in_use=[GPU])
+    assert find_reasons(driver)[GPU] is None
+    host.open_node("/dev/nvidia0", "python3")
+    assert find_reasons(driver)[GPU] == "the process python3 has /dev/nvidia0 open"
+
+
+def test_adoption_without_force_names_the_use_and_the_remedy(host: HostTree) -> None:
+    text = f"{NIC} cannot be adopted: the host uses it: eth0 {ACTIVE_PORT}; end this use or force"
+    with pytest.raises(DriverFailed, match=re.escape(text)):
+        make_driver(host, adopt=[NIC]).check_adoption([NIC])
+
+
+def test_use_of_a_disk_is_never_accepted(host: HostTree) -> None:
+    host.mount("nvme0n1", "/srv")
+    driver = make_driver(host, adopt_in_use=[DRIVE])
+    with pytest.raises(
+        DriverFailed, match=r"nvme0n1 holds the file system /srv; end this use first$"
+    ):
+        driver.check_adoption([DRIVE])
+    assert find_reasons(driver)[DRIVE] == "nvme0n1 holds the file system /srv"
+
+
+@pytest.mark.parametrize("stored", ["", "{}", "[1]", '{"model": "8086:1572"}', "[" * 100_000])
+def test_damaged_memory_counts_as_none(host: HostTree, stored: str) -> None:
+    memory = VolatileMemory()
+    memory.put(f"accepted uses {NIC}", stored)
+    assert find_reasons(make_driver(host, memory, adopt_in_use=[NIC]))[NIC] is None
+
+
+def test_check_unused_raises_for_a_use_that_has_just_begun(host: HostTree) -> None:
+    driver = make_driver(host, devices=["address=*,active_port=offer"])
+    driver.check_unused(NIC)
+    host.add_route("eth0")
+    with pytest.raises(DriverFailed, match=f"{NIC} cannot be given to a server: eth0 has the def"):
+        driver.check_unused(NIC)

@@ -25,7 +25,7 @@ from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
 from cyborg.core.naming import make_custom_name
 from cyborg.drivers import (
-    alveo,
+    fpga_management,
     health,
     hwdb,
     managed,
@@ -315,7 +315,7 @@ class PciDriver(Driver):
             self._disks.adopt(function)
             return offer
         reason = self._disks.find_reason(function)
-        reason = alveo.describe_management(function, functions) or reason
+        reason = fpga_management.describe_management(function, functions) or reason
         if reason is not None:
             self._used[function.address] = reason
         return replace(offer, withheld=reason)

@@ -24,7 +24,7 @@ _BY_CLASS: Mapping[str, tuple[DeviceType, str]] = {
     "12": (DeviceType.OTHER, "CUSTOM_ACCELERATOR"),
 }
 _BY_MAKER: Mapping[tuple[str, str], tuple[DeviceType, str]] = {
-    # Intel's co-processors are QuickAssist, except those of _OTHERS.
+    # Intel's co-processors are QuickAssist, except those of _BY_PRODUCT.
     ("8086", "0b40"): (DeviceType.QAT, "CUSTOM_QAT"),
     # Makers whose processing accelerators are all of one type. From the MI300X on, AMD's GPUs for
     # computing have this class (``lspci -nn`` shows [1200] for 1002:74a1, and [0380] for the
@@ -35,15 +35,29 @@ _BY_MAKER: Mapping[tuple[str, str], tuple[DeviceType, str]] = {
 }
 
 
-_OTHERS = frozenset(
-    {
-        # Intel's Dynamic Load Balancer (DLB): ``drivers/event/dlb2/pf/dlb2_main.h`` of DPDK.
-        *(("8086", product) for product in ("2710", "2711", "2714", "2715")),
-        # AMD's PTDMA copies memory: ``drivers/dma/amd/ptdma/ptdma-pci.c`` of Linux.
-        ("1022", "1498"),
-    }
-)
-"""Devices whose class code says something else than what they are."""
+_BY_PRODUCT: Mapping[tuple[str, str], tuple[DeviceType, str]] = {
+    # ``idxd_pci_tbl`` of ``drivers/dma/idxd/init.c`` of Linux: Data Streaming Accelerators, and
+    # In-Memory Analytics Accelerators.
+    **{
+        ("8086", product): (DeviceType.OTHER, make_custom_name("DSA"))
+        for product in ("0b25", "11fb", "1212")
+    },
+    **{
+        ("8086", product): (DeviceType.OTHER, make_custom_name("IAA"))
+        for product in ("0cfe", "1216", "b02d", "fd2d")
+    },
+    # Co-processors that are neither: Intel's Dynamic Load Balancer (``drivers/event/dlb2/pf/
+    # dlb2_main.h`` of DPDK), and AMD's PTDMA, which copies memory (``drivers/dma/amd/ptdma/
+    # ptdma-pci.c`` of Linux).
+    **{
+        (vendor, product): (DeviceType.OTHER, make_custom_name(f"PCI_{vendor}_{product}"))
+        for vendor, product in (
+            *(("8086", product) for product in ("2710", "2711", "2714", "2715")),
+            ("1022", "1498"),
+        )
+    },
+}
+"""Devices whose class code does not say what they are."""
 
 GPU_VF = make_custom_name("GPU_VF")
 """Resource class, and trait, of a virtual function of a GPU: it is never like a whole card."""
@@ -62,10 +76,10 @@ def is_gpu_vf(function: PciFunction) -> bool:
 
 def default_type_and_class(vendor: str, product: str, class_code: str) -> tuple[DeviceType, str]:
     """Return the default type and resource class of a PCI function; a rule overrides them."""
-    if (vendor, product) in _OTHERS:
-        return DeviceType.OTHER, make_custom_name(f"PCI_{vendor}_{product}")
+    if (defaults := _BY_PRODUCT.get((vendor, product))) is not None:
+        return defaults
     for length in (4, 2):
         code = class_code[:length]
-        if (defaults := _BY_MAKER.get((vendor, code)) or _BY_CLASS.get(code)) is not None:
-            return defaults
+        if (found := _BY_MAKER.get((vendor, code)) or _BY_CLASS.get(code)) is not None:
+            return found
     return DeviceType.OTHER, make_custom_name(f"PCI_{vendor}_{product}")

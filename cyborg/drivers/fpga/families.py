@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Known FPGA cards, by the ids of their PCI functions.
 
-Sources: ``drivers/fpga/dfl-pci.c`` of Linux for Intel; ``alveo`` for AMD.
+Sources: ``drivers/fpga/dfl-pci.c`` of Linux for Intel; ``fpga_management`` for AMD and AWS.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from cyborg.drivers import alveo
+from cyborg.drivers import fpga_management
 
 INTEL = "8086"
+AWS = "1d0f"
 
 
 class ProgrammerName(StrEnum):
@@ -52,8 +53,21 @@ FAMILIES: Mapping[tuple[str, str], Family] = {
     **_intel("Intel DFL N6000", ProgrammerName.DFL, "bcce", "bccf"),
     **_intel("Intel integrated FPGA", ProgrammerName.DFL, "bcbd", "bcbf", "bcc0", "bcc1"),
     **{
-        (alveo.VENDOR, product): Family(name, ProgrammerName.XBMGMT, has_management=True)
-        for product, name in alveo.USER_FUNCTIONS.items()
+        (fpga_management.VENDOR, product): Family(name, ProgrammerName.XBMGMT, has_management=True)
+        for product, name in fpga_management.USER_FUNCTIONS.items()
+    },
+    # Its tools, ami_tool and v80-smi, write the flash of the card.
+    **{
+        (fpga_management.VENDOR, product): Family(fpga_management.V80, ProgrammerName.NONE)
+        for product in fpga_management.V80_USER_FUNCTIONS
+    },
+    # The function of an image that is cleared, and those of Amazon's examples. AWS loads images by
+    # their names, not from files.
+    **{(AWS, product): Family("AWS F1", ProgrammerName.NONE) for product in ("1042",)},
+    **{(AWS, product): Family("AWS F2", ProgrammerName.NONE) for product in ("9048",)},
+    **{
+        (AWS, product): Family("AWS image", ProgrammerName.NONE)
+        for product in ("f000", "f001", "f002", "f004", "f010", "f011")
     },
 }
 """Families by vendor and product id of the functions that are offered."""

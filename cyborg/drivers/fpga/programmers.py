@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from cyborg.core.errors import DriverFailed
+from cyborg.drivers.fpga import pacsign
 from cyborg.drivers.fpga.families import ProgrammerName
 from cyborg.drivers.fpga.gbs import read_header
 from cyborg.drivers.fpga.regions import Region
@@ -151,6 +152,7 @@ class DflProgrammer:
     def load(self, target: Target, image: Image, control: Control, timeout: float) -> None:
         """Load a GBS file; the kernel limits the time."""
         region, header = target.region, read_header(image.path)
+        pacsign.check_image(image.path, header.offset)
         if header.interface_id != region.interface_id:
             raise DriverFailed(
                 f"the file of the image is for the interface id {header.interface_id}, that of the "
@@ -165,11 +167,13 @@ class DflProgrammer:
 class ToolProgrammer:
     """Programmer that runs a tool of a vendor.
 
-    With ``management`` the tool gets the address of the management function.
+    With ``management`` the tool gets the address of the management function. With ``gbs`` the image
+    must be a GBS file: given another file, ``fpgasupdate`` writes the flash of the card.
     """
 
     tool: str
     management: bool = False
+    gbs: bool = False
     kernel_driver: str | None = None
 
     def find_obstacle(self, target: Target) -> str | None:
@@ -185,6 +189,8 @@ class ToolProgrammer:
 
     def load(self, target: Target, image: Image, control: Control, timeout: float) -> None:
         """Run the tool; ``timeout`` is in seconds."""
+        if self.gbs:
+            pacsign.check_image(image.path, read_header(image.path).offset)
         address = (target.management or "") if self.management else target.card
         control.run_tool(self.tool, address, str(image.path), image.size, timeout)
 
@@ -192,8 +198,8 @@ class ToolProgrammer:
 PROGRAMMERS: Mapping[ProgrammerName, Programmer] = {
     ProgrammerName.FIRMWARE: FirmwareProgrammer(),
     ProgrammerName.DFL: DflProgrammer(),
-    ProgrammerName.FPGASUPDATE: ToolProgrammer("fpgasupdate"),
-    ProgrammerName.FPGACONF: ToolProgrammer("fpgaconf"),
+    ProgrammerName.FPGASUPDATE: ToolProgrammer("fpgasupdate", gbs=True),
+    ProgrammerName.FPGACONF: ToolProgrammer("fpgaconf", gbs=True),
     ProgrammerName.XBMGMT: ToolProgrammer("xbmgmt", management=True),
     ProgrammerName.XBUTIL: ToolProgrammer("xbutil", kernel_driver="xocl"),
 }

@@ -10,6 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from cyborg.core.errors import CyborgError, TimedOut
+from cyborg.drivers.host_use import vendor_nodes
 
 PROC = Path("/proc")
 MAX_SECONDS = 5.0
@@ -25,7 +26,8 @@ NODE = re.compile(
     r"|hl(?:_controlD)?[0-9]+|infiniband/(?:uverbs|umad|issm)[0-9]+"
     r"|vfio/(?:noiommu-)?[0-9]+|vfio/devices/vfio[0-9]+"
     r"|(?:dsa|iax)/wq[0-9]+\.[0-9]+|dfl-(?:fme|port)\.[0-9]+"
-    r"|(?:nvme|ng)[0-9][0-9np]*|sg[0-9]+|n?st[0-9]+[alm]?|(?:s|v|xv|h)d[a-z]+[0-9]*))"
+    r"|(?:nvme|ng)[0-9][0-9np]*|sg[0-9]+|n?st[0-9]+[alm]?|(?:s|v|xv|h)d[a-z]+[0-9]*"
+    rf"|{vendor_nodes.PATTERN}))"
 )
 """Nodes of devices, also those of a container below another folder. A node of the device mapper or
 of MD is not among them: ``holders`` in sysfs shows the devices below it."""

@@ -13,14 +13,22 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from cyborg.core.errors import CyborgError
 from cyborg.core.inventory.delivery import is_vfio
-from cyborg.drivers.host_use import open_nodes
+from cyborg.drivers.host_use import open_nodes, vendor_nodes
 from cyborg.drivers.host_use.disks import DiskReader
-from cyborg.drivers.sysfs import LOCAL_ROOT, Sysfs, functions_on, notify_facts, read_file
+from cyborg.drivers.sysfs import (
+    LOCAL_ROOT,
+    PciFunction,
+    Sysfs,
+    functions_on,
+    notify_facts,
+    read_file,
+)
 
 FILE = "proc/open_devices.json"
 """Path of the facts below the directory that contains ``sys``. The kernel has no such file."""
@@ -40,6 +48,7 @@ The names are those of ``/proc/PID/comm``: 15 characters.
 IGNORED = frozenset(
     {
         *GPU_MANAGERS,
+        *vendor_nodes.MANAGERS,
         # The managers of vGPUs.
         "nvidia-vgpu-mgr",
         "nvidia-vgpud",
@@ -73,19 +82,20 @@ def _is_vmm(program: str) -> bool:
     return program in _VMMS or program.startswith("qemu-system")
 
 
-_CLASSES = {
-    "dri/": "drm",
-    "accel/": "accel",
-    "infiniband/uverbs": "infiniband_verbs",
-    "infiniband/umad": "infiniband_mad",
-    "infiniband/issm": "infiniband_mad",
-    "uio": "uio",
-    "sg": "scsi_generic",
-    "st": "scsi_tape",
-    "nst": "scsi_tape",
-    "hl": "habanalabs",  # of Gaudi, before its driver moved to accel
+_CLASSES: Mapping[str, tuple[str, ...]] = {
+    "dri/": ("drm",),
+    "accel/": ("accel",),
+    "infiniband/uverbs": ("infiniband_verbs",),
+    "infiniband/umad": ("infiniband_mad",),
+    "infiniband/issm": ("infiniband_mad",),
+    "uio": ("uio",),
+    "sg": ("scsi_generic",),
+    "st": ("scsi_tape",),
+    "nst": ("scsi_tape",),
+    "hl": ("habanalabs",),  # of Gaudi, before its driver moved to accel
+    **vendor_nodes.CLASSES,
 }
-"""The class in sysfs of the nodes whose path in ``/dev`` begins so. The name is the last part."""
+"""The classes in sysfs of the nodes whose path in ``/dev`` begins so."""
 _BUSES = {"dsa/wq": "dsa", "iax/wq": "dsa", "dfl-fme.": "platform", "dfl-port.": "platform"}
 """The bus in sysfs of the nodes whose path in ``/dev`` begins so: work queues of Intel DSA and IAA
 (``sysfs-driver-dma-idxd``), and engines and ports of an FPGA (``sysfs-platform-dfl-fme``)."""
@@ -106,6 +116,22 @@ class ProcessFacts:
 
     programs: Mapping[str, Sequence[str]] = field(default_factory=dict)
     error: str | None = None
+
+
+def _places_in_sysfs(path: str) -> list[str]:
+    """Return the paths in sysfs that a node may have, by its path in ``/dev``; empty if unknown.
+
+    The name there is the last part or, if the kernel driver names the node so, the whole path with
+    exclamation marks instead of slashes.
+    """
+    names = dict.fromkeys((path.rpartition("/")[2], path.replace("/", "!")))
+    for prefix, classes in _CLASSES.items():
+        if path.startswith(prefix):
+            return [f"class/{class_}/{name}" for class_ in classes for name in names]
+    for prefix, bus in _BUSES.items():
+        if path.startswith(prefix):
+            return [f"bus/{bus}/devices/{name}" for name in names]
+    return []
 
 
 def read(sysfs_root: Path) -> ProcessFacts:
@@ -148,6 +174,7 @@ class ProcessReader:
     def __init__(self, sysfs: Sysfs, facts: ProcessFacts) -> None:
         self._sysfs = sysfs
         self._facts = facts
+        self._functions: Sequence[PciFunction] | None = None
 
     def used_functions(self, *, interfaces: bool = True) -> dict[str, str]:
         """Return the PCI functions whose device nodes are open: a reason by address.
@@ -181,12 +208,10 @@ class ProcessReader:
             if _VFIO_DEVICE.fullmatch(name):
                 return self._functions_below(f"class/vfio-dev/{name}")
             return self._functions_of_group(name.removeprefix("noiommu-"))
-        for prefix, class_ in _CLASSES.items():
-            if path.startswith(prefix):
-                return self._functions_below(f"class/{class_}/{name}")
-        for prefix, bus in _BUSES.items():
-            if path.startswith(prefix):
-                return self._functions_below(f"bus/{bus}/devices/{name}")
+        if places := _places_in_sysfs(path):
+            return list(chain.from_iterable(self._functions_below(place) for place in places))
+        if (addresses := vendor_nodes.find_functions(path, self._all_functions())) is not None:
+            return addresses
         if self._sysfs.list_names(f"class/block/{name}"):
             return DiskReader(self._sysfs).functions_of_disk(name)
         if _NVME.fullmatch(path):
@@ -218,6 +243,11 @@ class ProcessReader:
             if is_vfio(self._sysfs.read_link(f"bus/pci/devices/{address}/driver"))
         ]
 
+    def _all_functions(self) -> Sequence[PciFunction]:
+        if self._functions is None:
+            self._functions = tuple(self._sysfs.pci_functions())
+        return self._functions
+
     def _functions_below(self, path: str) -> list[str]:
         # The first is the device itself; those above it are bridges.
         return functions_on(self._sysfs.resolve(path) or self._sysfs.root)[:1]
@@ -239,11 +269,12 @@ class ProcessReader:
 
         The kernel gives a group of VFIO to one process only.
         """
-        folders = {(prefix.rpartition("/")[0], class_) for prefix, class_ in _CLASSES.items()}
+        folders = {(p.rpartition("/")[0], c) for p, classes in _CLASSES.items() for c in classes}
         folders |= {("", class_) for class_ in ("nvme", "nvme-generic", "block")}
         for folder, class_ in sorted(folders):
             for name in self._sysfs.list_names(f"class/{class_}"):
-                node = f"/dev/{folder}/{name}" if folder else f"/dev/{name}"
+                path = name.replace("!", "/")
+                node = f"/dev/{folder}/{path}" if folder and "/" not in path else f"/dev/{path}"
                 if open_nodes.NODE.fullmatch(node):
                     yield node
         for prefix, bus in _BUSES.items():
@@ -252,5 +283,6 @@ class ProcessReader:
                 # Both kinds of work queues are on one bus: the wrong node does not exist.
                 if name.startswith(start):
                     yield f"/dev/{folder}/{name}" if folder else f"/dev/{name}"
+        yield from vendor_nodes.list_nodes(self._all_functions())
         for _, minor in self._nvidia_minors():
             yield f"/dev/nvidia{minor}"

@@ -70,8 +70,11 @@ def test_discover_plain_function_is_one_handle(tree: SysfsTree) -> None:
     ("vendor", "product", "class_code", "type_", "resource_class"),
     [
         ("10de", "20b5", "030200", DeviceType.GPU, "PGPU"),
-        ("10ee", "5000", "120000", DeviceType.OTHER, "CUSTOM_ACCELERATOR"),
+        ("10ee", "5001", "120000", DeviceType.OTHER, "CUSTOM_ACCELERATOR"),
         ("8086", "7d1d", "120000", DeviceType.OTHER, "CUSTOM_ACCELERATOR"),
+        ("8086", "0b25", "088000", DeviceType.OTHER, "CUSTOM_DSA"),
+        ("8086", "1216", "088000", DeviceType.OTHER, "CUSTOM_IAA"),
+        ("8086", "2710", "0b4000", DeviceType.OTHER, "CUSTOM_PCI_8086_2710"),
         ("1002", "74a1", "120000", DeviceType.GPU, "PGPU"),
         ("1002", "740f", "038000", DeviceType.GPU, "PGPU"),
         ("1da3", "1020", "120000", DeviceType.AICHIP, "CUSTOM_AICHIP"),

@@ -485,7 +485,8 @@ def test_tool_gets_arguments_and_its_error_is_shown(
     monkeypatch.setattr(fpga, "_TOOL_FOLDERS", (str(tmp_path), "/bin"))
     vendor, product = ("10ee", "5001") if card == USER else ("8086", "09c4")
     properties = {"vendor_id": vendor, "product_id": product}
-    images.add(THIRD, b"x", **properties, **({} if card == USER else {"region_id": INTERFACE}))
+    content = b"x" if card == USER else make_gbs(INTERFACE, NEW_FUNCTION)
+    images.add(THIRD, content, **properties, **({} if card == USER else {"region_id": INTERFACE}))
     driver = make_driver(kernel, images, programmer=programmer)
     with pytest.raises(DriverFailed, match=f"{tool} failed with 3: broken"):
         program(driver, THIRD, card)

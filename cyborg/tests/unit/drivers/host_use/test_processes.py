@@ -19,7 +19,7 @@ from cyborg.drivers.replay.recorder import Recorder
 from cyborg.drivers.sysfs import LOCAL_ROOT, Sysfs, observed_by
 from cyborg.testing.host_tree import HostTree
 
-A, B = "0000:01:00.0", "0000:02:00.0"
+A, B, C = "0000:01:00.0", "0000:02:00.0", "0000:03:00.0"
 NOBODY = 65534
 
 
@@ -86,6 +86,65 @@ def test_function_with_open_node_is_used(host: HostTree, node: str) -> None:
     assert used_functions(host.root) == {A: f"the process train.py has {node} open"}
     host.close_nodes()
     assert used_functions(host.root) == {}
+
+
+@pytest.mark.parametrize(
+    ("node", "class_", "entry"),
+    [
+        ("/dev/tenstorrent/0", "tenstorrent", "tenstorrent!0"),
+        ("/dev/hailo0", "hailo_chardev", "hailo0"),
+        ("/dev/h1x-0", "hailo1x", "h1x-0"),
+        ("/dev/xclmgmt256", "xrt_mgmt", "xclmgmt256"),
+        ("/dev/xdma0_user", "xdma", "xdma0_user"),
+        ("/dev/qdma01000-MM-0", "qdma-vf", "qdma01000-MM-0"),
+        ("/dev/hisi_zip-0", "uacce", "hisi_zip-0"),
+        ("/dev/apex_0", "apex", "apex_0"),
+    ],
+)
+def test_function_with_a_node_of_its_maker_is_used(
+    tmp_path: Path, node: str, class_: str, entry: str
+) -> None:
+    host = HostTree(tmp_path)
+    host.add_function(A, "1e52", "401e", "120000", kernel_driver="driver")
+    host.add_class_device(A, class_, entry)
+    assert open_nodes.NODE.fullmatch(node)
+    host.open_node(node, "serve")
+    assert used_functions(host.root) == {A: f"the process serve has {node} open"}
+    (host.proc / "open_devices.json").write_text("{")
+    assert f"{node} may be open" in used_functions(host.root)[A]
+
+
+@pytest.mark.parametrize(
+    ("vendor", "product", "node", "manager"),
+    [
+        ("19e5", "d802", "/dev/davinci_manager", "npu-smi"),
+        ("cabc", "0370", "/dev/cambricon_dev0", "cnmon"),
+        ("1d0f", "7164", "/dev/neuron3", "neuron-top"),
+        ("1ed2", "0000", "/dev/npu0pe0-1", "furiosa-smi"),
+        ("1ed2", "0001", "/dev/rngd/npu0pe0", "furiosa-smi"),
+        ("1eff", "1220", "/dev/rbln1", "rbln-stat"),
+        ("1fe9", "0100", "/dev/memx0", "nvme"),
+        ("1d95", "0001", "/dev/ipu0_ex", "nvme"),
+        ("1ed5", "0222", "/dev/mtgpu.0", "mthreads-gmi"),
+        ("10ee", "50b4", "/dev/ami0", "ami_tool"),
+    ],
+)
+def test_node_without_a_device_counts_for_all_functions_of_its_maker(
+    tmp_path: Path, vendor: str, product: str, node: str, manager: str
+) -> None:
+    host = HostTree(tmp_path)
+    host.add_function(A, vendor, product, "120000", kernel_driver="driver")
+    host.add_function(B, vendor, product, "120000", kernel_driver="vfio-pci")
+    host.add_function(C, vendor, "ffff", "010802", kernel_driver="driver")
+    others = {C} if vendor not in ("19e5", "1d0f", "10ee") else set()
+    assert open_nodes.NODE.fullmatch(node)
+    host.open_node(node, manager, "serve")
+    reason = f"the process serve has {node} open"
+    assert used_functions(host.root) == dict.fromkeys({A} | others, reason)
+    host.open_node(node, manager)
+    assert used_functions(host.root) == {}
+    (host.proc / "open_devices.json").write_text("{")
+    assert set(used_functions(host.root)) == {A} | others
 
 
 @pytest.mark.parametrize("name", ["17", "noiommu-17", "devices/vfio0"])

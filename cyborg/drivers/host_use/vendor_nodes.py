@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Device nodes of accelerators whose kernel drivers are not part of Linux, by maker.
+
+Some drivers give a node a device in sysfs below the PCI function. Others do not: there, an open
+node counts for all functions of the maker that are bound to a kernel driver. Sources: the drivers
+that the table names; ``uacce_alloc`` of ``drivers/misc/uacce/uacce.c`` of Linux for Kunpeng.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from cyborg.core.inventory.delivery import is_vfio
+from cyborg.drivers.sysfs import PciFunction
+
+CLASSES: Mapping[str, tuple[str, ...]] = {
+    "tenstorrent/": ("tenstorrent",),  # chardev.c of tt-kmd
+    "hailo": ("hailo_chardev",),  # hailort-drivers from 4.23 on
+    "h1x-": ("hailo1x",),  # hailort-drivers from 5.3 on
+    "xclmgmt": ("xrt_mgmt",),  # mgmt-core.c of XRT
+    "xdma": ("xdma",),  # xdma_cdev.c of AMD's dma_ip_drivers
+    "qdma": ("qdma-pf", "qdma-vf"),  # cdev.c of AMD's dma_ip_drivers
+    "hisi_": ("uacce",),  # SEC, HPRE and ZIP of Kunpeng
+    "apex_": ("apex",),  # gasket_core.c of Coral
+}
+"""The classes in sysfs of the nodes whose path in ``/dev`` begins so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """PCI functions of a maker; all of its vendor id and class prefix if ``products`` is empty."""
+
+    vendor: str
+    class_code: str = ""
+    products: frozenset[str] = frozenset()
+
+    def has(self, function: PciFunction) -> bool:
+        """Return whether a PCI function is one of them and has a kernel driver of the host."""
+        return (
+            function.vendor == self.vendor
+            and function.class_code.startswith(self.class_code)
+            and (not self.products or function.product in self.products)
+            and function.kernel_driver is not None
+            and not is_vfio(function.kernel_driver)
+        )
+
+
+MAKERS: Mapping[str, Maker] = {
+    # Programs close /dev/davinci0 again, and work by /dev/davinci_manager (uda_user_kernel_api.c
+    # and trs_dev_drv.c of Huawei's CANN driver).
+    "davinci": Maker("19e5", "12"),
+    "cambricon": Maker("cabc"),  # cnhost_dev.c of Cambricon
+    "neuron": Maker(  # neuron_cdev.c and the PCI ids of AWS
+        "1d0f",
+        products=frozenset(
+            {"7064", "7065", "7066", "7067", "7164", "7264", "7364", "7564", "7565"}
+        ),
+    ),
+    "memx": Maker("1fe9"),  # memx_cascade_pciemain.c of MemryX
+    "npu": Maker("1ed2"),  # warboy.rs of FuriosaAI's device-api
+    "rngd/npu": Maker("1ed2"),  # rngd.rs
+    "rbln": Maker("1eff"),  # rebellionsInfoProvider.go of Rebellions
+    "ipu": Maker("1d95"),  # of Graphcore
+    "mtgpu": Maker("1ed5"),  # of Moore Threads
+    "ami": Maker("10ee", products=frozenset({"50b4", "50bc"})),  # ami_cdev.c of AMD's AMR
+    "slash_": Maker("10ee", products=frozenset({"50b4", "50b5", "50b6", "50bd", "50c1", "50c2"})),
+}
+"""The makers of the nodes whose path in ``/dev`` begins so, without a device in sysfs."""
+
+PATTERN = "|".join(
+    (
+        r"tenstorrent/[0-9]+|hailo[0-9]+|h1x-[0-9]+|xclmgmt[0-9]+|xdma[0-9]+_[a-z0-9_]+",
+        r"qdma[0-9a-f]+-[A-Z]+-[0-9]+|hisi_[a-z0-9]+-[0-9]+|apex_[0-9]+",
+        r"davinci(?:[0-9]+|_manager(?:_docker)?)|cambricon(?:_dev[0-9]+|_ctl|-caps/[a-z0-9_-]+)",
+        r"neuron[0-9]+|memx[0-9]+(?:_feature)?|npu[0-9]+(?:pe[0-9]+(?:-[0-9]+)?|_mgmt)?",
+        r"rngd/npu[0-9]+(?:pe[0-9]+(?:-[0-9]+)?|mgmt|bar[0-9])|rbln[0-9]+|mtgpu\.?[0-9]+",
+        r"ipu[0-9]+(?:_ex|_mailbox|_mem)?|ami[0-9]+|slash_[a-z]+_?[a-z]*[0-9]*",
+    )
+)
+"""Regular expression of the paths of these nodes below ``/dev``."""
+
+MANAGERS = frozenset(
+    {
+        *("npu-smi", "cnmon", "neuron-ls", "neuron-monitor", "neuron-top", "rbln-stat"),
+        *("furiosa-smi", "tt-smi", "mthreads-gmi", "ami_tool", "v80-smi"),
+    }
+)
+"""Programs that only read the state of these devices, as ``/proc/PID/comm`` names them."""
+
+
+def find_functions(path: str, functions: Iterable[PciFunction]) -> list[str] | None:
+    """Return the addresses of the functions that a node may give access to, by its path in /dev.
+
+    Return None if the path is not that of a maker in ``MAKERS``.
+    """
+    for prefix, maker in MAKERS.items():
+        if path.startswith(prefix):
+            return [function.address for function in functions if maker.has(function)]
+    return None
+
+
+def list_nodes(functions: Iterable[PciFunction]) -> list[str]:
+    """Return a node for each maker in ``MAKERS`` of which the host has a function."""
+    present = list(functions)
+    return [
+        f"/dev/{prefix}"
+        for prefix, maker in MAKERS.items()
+        if any(maker.has(function) for function in present)
+    ]

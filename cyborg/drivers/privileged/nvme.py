@@ -313,10 +313,11 @@ def _read(descriptor: int, offset: int, buffer: mmap.mmap) -> bytes:
 
 @contextlib.contextmanager
 def _bound_to_nvme(folder: Path) -> Iterator[None]:
-    """Bind the function to the nvme driver, and in the end to the driver that it had.
+    """Bind the function to the nvme driver, and in the end to vfio-pci if it was bound to that.
 
     libvirt binds it to nvme when a server is deleted, except if the function was bound to vfio-pci
-    before the server used it. Without the second step, the host would read and keep such a drive.
+    before the server used it. Without the second step, the host would read and keep such a drive. A
+    function without a driver stays with nvme: libvirt may be about to bind it.
     """
     driver = Sysfs(folder).read_link("driver")
     if driver == _KERNEL_DRIVER:
@@ -334,17 +335,17 @@ def _bound_to_nvme(folder: Path) -> Iterator[None]:
         _bind(folder, _KERNEL_DRIVER)
         yield
     finally:
-        if (error := _bind_again(folder, driver)) is not None:
+        if driver is not None and (error := _bind_again(folder, driver)) is not None:
             # The result of the erasure matters more.
             LOG.warning("%s was not bound to %s again: %s", folder.name, driver, error)
 
 
-def _bind_again(folder: Path, driver: str | None) -> str | None:
-    """Bind a function from nvme to the driver that it had, or to none; return an error, if any."""
+def _bind_again(folder: Path, driver: str) -> str | None:
+    """Bind a function from nvme to the driver that it had; return an error, if any."""
     try:
         if Sysfs(folder).read_link("driver") == _KERNEL_DRIVER:
             (folder / "driver/unbind").write_text(folder.name)
-        if driver is not None and folder.exists():
+        if folder.exists():
             _bind(folder, driver)
     except OSError as exc:
         return str(exc)

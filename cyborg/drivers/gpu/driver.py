@@ -35,7 +35,7 @@ from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
 from cyborg.core.naming import handle_uuid, make_custom_name
 from cyborg.core.wire.board_info import NOT_OFFERED
-from cyborg.drivers import hwdb, pci_classes
+from cyborg.drivers import hwdb, pci_classes, reset
 from cyborg.drivers.base import Option
 from cyborg.drivers.generic import Description, PciDriver
 from cyborg.drivers.gpu import mig
@@ -59,6 +59,7 @@ from cyborg.drivers.gpu.nvml import (
 )
 from cyborg.drivers.gpu.rules import MdevRule
 from cyborg.drivers.host_use.check import mediated_parents
+from cyborg.drivers.reset import ResetPolicy
 from cyborg.drivers.rules import Rule, RuleSyntaxError
 from cyborg.drivers.sysfs import PciFunction
 
@@ -80,7 +81,11 @@ class GpuDriver(PciDriver):
     SUPPORT_LEVEL = Support.SUPPORTED
     UEVENT_SUBSYSTEMS = frozenset({"pci", "mdev"})
     OPTIONS = (
-        *PciDriver.OPTIONS,
+        # The memory of a GPU still has the data of a server until a reset.
+        *(
+            replace(option, default=str(ResetPolicy.REQUIRED)) if option == reset.OPTION else option
+            for option in PciDriver.OPTIONS
+        ),
         Option(
             "mdev_types",
             "multi",

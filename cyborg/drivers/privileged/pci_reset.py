@@ -16,6 +16,7 @@ from cyborg.core.inventory.delivery import is_vfio
 from cyborg.drivers.host_use.check import used_functions
 from cyborg.drivers.privileged import CONTEXT, vfio
 from cyborg.drivers.privileged.attributes import write as _write
+from cyborg.drivers.privileged.reset_check import answers, set_mark
 from cyborg.drivers.reset import find_current_obstacle
 from cyborg.drivers.sysfs import PciFunction, Sysfs
 
@@ -27,10 +28,12 @@ _UNNAMED = "reset"  # before Linux 5.15 the methods have no names
 def reset(address: str) -> str | None:
     """Reset the PCI function at an address; return its reset methods, the preferred one first.
 
-    The methods are one text, separated by blanks. Return None if the PCI function does not exist.
-    Raise DriverFailed without a reset if the host or a process uses the PCI function, if it is
-    bound to a kernel driver that does not permit a reset, or if it has virtual functions. Raise
-    DriverFailed also if the kernel fails to reset it.
+    The methods are one text, separated by blanks; "; checked" follows if ``reset_check`` has seen
+    that the function was reset. Return None if the PCI function does not exist. Raise DriverFailed
+    without a reset if the host or a process uses the PCI function, if it is bound to a kernel
+    driver that does not permit a reset, or if it has virtual functions. Raise DriverFailed also if
+    the kernel fails to reset it, if the reset had no effect, and if the function does not answer
+    afterwards.
     """
     parsed = str(PciAddress.parse(address))
     sysfs = Sysfs(_SYS)
@@ -43,7 +46,10 @@ def reset(address: str) -> str | None:
     folder = _SYS / "bus/pci/devices" / parsed
     with _group_held(function):
         try:
+            mark = set_mark(folder / "config")
             _write(folder / "reset", "1")
+            is_ready = answers(folder / "config")
+            is_unchanged = is_ready and mark is not None and mark.is_left()
         except OSError as exc:
             if sysfs.pci_function(parsed) is None:
                 return None
@@ -51,7 +57,15 @@ def reset(address: str) -> str | None:
                 f"{parsed} could not be reset: {exc.strerror} "
                 f"({sysfs.read_text(folder / 'reset_method') or _UNNAMED})"
             ) from exc
-    return sysfs.read_text(folder / "reset_method") or _UNNAMED
+    methods = sysfs.read_text(folder / "reset_method") or _UNNAMED
+    if not is_ready:
+        raise DriverFailed(f"{parsed} does not answer after its reset ({methods})")
+    if is_unchanged:
+        raise DriverFailed(
+            f"the reset of {parsed} had no effect ({methods}): a register kept its value; choose "
+            "another method in its reset_method"
+        )
+    return methods if mark is None else f"{methods}; checked"
 
 
 @contextlib.contextmanager

@@ -14,7 +14,14 @@ SHARED = (
     *("-device", "edu,addr=1a.0,multifunction=on"),
     *("-device", "edu,addr=1a.1"),
 )
-DEVICES = (*guest.IOMMU, *guest.ROOT_PORT, *guest.NVME, *guest.EDU, *SHARED)
+DEVICES = (
+    *guest.IOMMU,
+    *guest.ROOT_PORT,
+    *guest.NVME,
+    *guest.EDU,
+    *guest.EDU_BEHIND_PORT,
+    *SHARED,
+)
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,8 @@ DRIVE_PROGRAM = "virtual_functions"
 def devices(drive_programs: Mapping[str, str]) -> list[Any]:
     """Return the devices in the guest before and after the creation of two VFs.
 
-    Then those before vfio-pci is loaded, the functions of each IOMMU group, and errors of resets.
+    Then those before vfio-pci is loaded, the functions of each IOMMU group, errors of resets,
+    and what their check says.
     """
     devices: list[Any] = guest.read_result(drive_programs[DRIVE_PROGRAM])
     return devices
@@ -84,6 +85,14 @@ def test_virtual_function_is_reset_unless_a_process_uses_it(devices: list[Any]) 
     assert resets["vfio-pci"] == ""
     assert "may still be used by a process: /dev/vfio/" in resets["in use"]
     assert resets["free again"] == ""
+
+
+def test_reset_of_a_function_with_msi_is_checked(devices: list[Any]) -> None:
+    """The kernel resets the bus of the function; QEMU clears the register, the kernel leaves it."""
+    found = devices[5]
+    assert (found["marked"], found["left"]) == (True, False)
+    assert found["with MSI"] == "bus; checked"
+    assert "; checked" not in found["without MSI"]
 
 
 def test_functions_that_must_not_or_cannot_be_reset(devices: list[Any]) -> None:

@@ -2,7 +2,7 @@
 """Print the devices that the generic driver finds before and after two VFs are created.
 
 Then the devices before the driver vfio-pci is loaded, with the kernel's own names of the groups,
-and the results of resets.
+and the results of resets and of their check.
 """
 
 import json
@@ -13,7 +13,9 @@ from typing import Any
 
 from cyborg.core.errors import DriverFailed
 from cyborg.core.jobs.job import WorkItem
+from cyborg.drivers import privileged
 from cyborg.drivers.generic import GenericDriver
+from cyborg.drivers.privileged import pci_reset, reset_check
 from cyborg.tests.lab.programs.drive import load_driver
 
 
@@ -60,6 +62,25 @@ def reset_functions(drive: Path) -> dict[str, str]:
     return found
 
 
+def check_resets(drive: Path) -> dict[str, Any]:
+    """Return what the privileged reset says of a function with MSI, and without, and its mark."""
+    functions = {path.name: path for path in Path("/sys/bus/pci/devices").iterdir()}
+    edu = next(
+        path
+        for path in functions.values()
+        if (path / "device").read_text() == "0x11e8\n" and (path / "reset").exists()
+    )
+    mark = reset_check.set_mark(edu / "config")
+    assert mark is not None
+    privileged.call_in_process_as_root()
+    return {
+        "marked": mark.is_left(),
+        "with MSI": pci_reset.reset(edu.name),
+        "left": mark.is_left(),
+        "without MSI": pci_reset.reset((drive / "virtfn0").resolve().name),
+    }
+
+
 def main() -> None:
     """Print the lists and the groups."""
     driver = GenericDriver("gen0", {"devices": ["class=0108", "vendor=1234,product=11e8"]})
@@ -70,8 +91,8 @@ def main() -> None:
     (drive / "sriov_drivers_autoprobe").write_text("0")
     (drive / "sriov_numvfs").write_text("2")
     after, members = discover(driver), groups()
-    resets = reset_functions(drive)
-    print("RESULT " + json.dumps([before, after, unloaded, members, resets]))  # noqa: T201
+    resets, checked = reset_functions(drive), check_resets(drive)
+    print("RESULT " + json.dumps([before, after, unloaded, members, resets, checked]))  # noqa: T201
 
 
 main()

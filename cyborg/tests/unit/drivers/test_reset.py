@@ -12,7 +12,7 @@ from cyborg.core.errors import DriverFailed, Invalid, Misconfigured
 from cyborg.core.inventory.device import Ability
 from cyborg.core.jobs.job import JobKind, JobSpec, WorkItem
 from cyborg.drivers.crypto.driver import CryptoDriver
-from cyborg.drivers.generic import GenericDriver
+from cyborg.drivers.generic import GenericDriver, PciDriver
 from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.nvme import NvmeDriver
 from cyborg.drivers.privileged import CONTEXT, pci_reset
@@ -79,9 +79,11 @@ def item(address: str) -> WorkItem:
 
 
 @pytest.mark.parametrize("driver", [GenericDriver, CryptoDriver, GpuDriver])
-def test_abilities_sanitises_only_with_resets(driver: type[GenericDriver], host: Host) -> None:
+def test_abilities_sanitises_only_with_resets(driver: type[PciDriver], host: Host) -> None:
+    """The memory of a GPU has data of a server, so its default is to require a reset."""
     root = host.tree.root
-    assert Ability.SANITISES not in driver("cards", {}, root).abilities
+    by_default = Ability.SANITISES in driver("cards", {}, root).abilities
+    assert by_default is (driver is GpuDriver)
     assert Ability.SANITISES not in driver("cards", {"reset": "never"}, root).abilities
     for reset in ("if_possible", "required"):
         assert Ability.SANITISES in driver("cards", {"reset": reset}, root).abilities

@@ -156,7 +156,8 @@ def test_discover_card_that_a_manager_keeps_open_is_not_deliverable(tmp_path: Pa
         host.add_function(address, "10de", "2330", "030200", kernel_driver="nvidia")
         host.add_nvidia_gpu(address, number)
     host.open_node("/dev/nvidia1", "nvidia-persiste")
-    driver = GpuDriver("gpus", {"devices": ["vendor=10de"]}, host.root)
+    options = {"devices": ["vendor=10de"], "reset": "if_possible"}
+    driver = GpuDriver("gpus", options, host.root)
     first, second = driver.discover()
     assert first.deliverable
     assert not second.deliverable

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Check that a reset of a PCI function happened: a register that a reset clears must lose a mark.
+
+The kernel reports success for each method that returns, and restores the registers that it knows
+(``pci_restore_state`` of ``drivers/pci/pci.c``). It does not restore the Message Data of MSI while
+MSI is disabled (``__pci_restore_msi_state`` of ``drivers/pci/msi/msi.c``), and no driver uses that
+register then. A reset sets it to its default ("PCI Express Base Specification", 6.6.2 and 7.7.1).
+Functions without MSI, such as most virtual functions, cannot be checked in this way.
+
+Offsets, all little-endian: capabilities begin at the byte in 0x34 if bit 4 of the Status register
+(0x06) is set; each has its id and the address of the next one. MSI has id 5, Message Control at 2
+(bit 0: enabled, bit 7: addresses have 64 bits), and Message Data at 8 or, with 64 bits, at 12.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+STATUS, CAPABILITIES = 0x06, 0x34
+_HAS_CAPABILITIES = 0x10
+_MSI = 0x05
+_ENABLED, _IS_64_BIT = 0x01, 0x80
+_MAX_CAPABILITIES = 48  # in 192 bytes, each of four bytes at least
+_SIZE = 256
+MARK = 0xC0DE
+_HEADER = 64  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A mark in the configuration space of a function, at byte ``offset`` of ``config``."""
+
+    config: Path
+    offset: int
+
+    def is_left(self) -> bool:
+        """Return whether the register still has the mark."""
+        return _read(self.config, self.offset, 2) == MARK.to_bytes(2, "little")
+
+
+def find_message_data(config: bytes) -> int | None:
+    """Return the offset of the Message Data of MSI; None without MSI, or while it is enabled."""
+    if len(config) < _SIZE or not config[STATUS] & _HAS_CAPABILITIES:
+        return None
+    offset = config[CAPABILITIES] & 0xFC
+    for _ in range(_MAX_CAPABILITIES):
+        if offset < 0x40:
+            return None
+        if config[offset] == _MSI:
+            control = config[offset + 2]
+            data = offset + (12 if control & _IS_64_BIT else 8)
+            return None if control & _ENABLED or data + 2 > _SIZE else data
+        offset = config[offset + 1] & 0xFC
+    return None
+
+
+def set_mark(config: Path) -> Mark | None:
+    """Set a mark in a function, by its file ``config`` in sysfs; None if that is not possible.
+
+    Raise OSError if the file cannot be read or written.
+    """
+    if not config.exists():
+        return None
+    offset = find_message_data(_read(config, 0, _SIZE))
+    if offset is None:
+        return None
+    mark = Mark(config, offset)
+    _write(config, offset, MARK.to_bytes(2, "little"))
+    return mark if mark.is_left() else None
+
+
+def answers(config: Path) -> bool:
+    """Return whether a function answers on the bus; reads without an answer give ones.
+
+    The whole header is read: the ids of a virtual function are ones too.
+    """
+    return not config.exists() or _read(config, 0, _HEADER) != b"\xff" * _HEADER
+
+
+def _read(path: Path, offset: int, size: int) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return os.pread(descriptor, size, offset)
+    finally:
+        os.close(descriptor)
+
+
+def _write(path: Path, offset: int, content: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        os.pwrite(descriptor, content, offset)
+    finally:
+        os.close(descriptor)

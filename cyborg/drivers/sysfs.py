@@ -130,13 +130,14 @@ class Sysfs:
 
     def read_bytes(self, path: str | Path, size: int = MAX_BYTES) -> bytes | None:
         """Return the first bytes of an attribute, up to ``size``; None if it cannot be read."""
-        content, error = self._read(self.root / path, size)
+        # Strings: a discovery reads thousands of attributes, and a Path costs more than its read.
+        content, error = self._read(os.path.join(self.root, path), size)
         if (observer := _OBSERVER.get()) is not None:
             observer.on_read(self.root / path, content, error)
         return content
 
     @staticmethod
-    def _read(path: Path, size: int) -> tuple[bytes | None, int]:
+    def _read(path: str, size: int) -> tuple[bytes | None, int]:
         """Return the first bytes of a file, or None and the error number."""
         try:
             handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -179,7 +180,7 @@ class Sysfs:
         if (observer := _OBSERVER.get()) is not None:
             observer.on_list(self.root / path)
         try:
-            return sorted(os.listdir(self.root / path))
+            return sorted(os.listdir(os.path.join(self.root, path)))
         except OSError:
             return []
 
@@ -197,7 +198,7 @@ class Sysfs:
         if (observer := _OBSERVER.get()) is not None:
             observer.on_link(self.root / path)
         try:
-            return os.readlink(self.root / path)
+            return os.readlink(os.path.join(self.root, path))
         except OSError:
             return None
 
@@ -228,28 +229,28 @@ class Sysfs:
 
     def pci_function(self, address: str) -> PciFunction | None:
         """Return the PCI function at an address; None if there is none."""
-        folder = Path("bus/pci/devices") / address
-        vendor = self._hex(folder / "vendor", 4)
-        product = self._hex(folder / "device", 4)
-        class_code = self._hex(folder / "class", 6)
+        folder = f"bus/pci/devices/{address}"
+        vendor = self._hex(f"{folder}/vendor", 4)
+        product = self._hex(f"{folder}/device", 4)
+        class_code = self._hex(f"{folder}/class", 6)
         if vendor is None or product is None or class_code is None:
             return None
-        numa = self.read_int(folder / "numa_node")
+        numa = self.read_int(f"{folder}/numa_node")
         return PciFunction(
             address=address,
             vendor=vendor,
             product=product,
             class_code=class_code,
-            revision=self._hex(folder / "revision", 2),
-            subsystem_vendor=self._hex(folder / "subsystem_vendor", 4),
-            subsystem_product=self._hex(folder / "subsystem_device", 4),
-            kernel_driver=self.read_link(folder / "driver"),
-            iommu_group=self.read_link(folder / "iommu_group"),
+            revision=self._hex(f"{folder}/revision", 2),
+            subsystem_vendor=self._hex(f"{folder}/subsystem_vendor", 4),
+            subsystem_product=self._hex(f"{folder}/subsystem_device", 4),
+            kernel_driver=self.read_link(f"{folder}/driver"),
+            iommu_group=self.read_link(f"{folder}/iommu_group"),
             # The kernel reports -1 if the firmware does not provide the node.
             numa_node=None if numa is None or numa < 0 else numa,
-            physfn=self.read_link(folder / "physfn"),
-            numvfs=self.read_int(folder / "sriov_numvfs") or 0,
-            totalvfs=self.read_int(folder / "sriov_totalvfs") or 0,
+            physfn=self.read_link(f"{folder}/physfn"),
+            numvfs=self.read_int(f"{folder}/sriov_numvfs") or 0,
+            totalvfs=self.read_int(f"{folder}/sriov_totalvfs") or 0,
         )
 
     def pci_path(self, address: str) -> tuple[str | None, list[str]]:
@@ -269,6 +270,6 @@ class Sysfs:
         roots = [p.removeprefix("pci") for p in parts if _ROOT.fullmatch(p)]
         return (roots[0] if roots else None), path
 
-    def _hex(self, path: Path, digits: int) -> str | None:
+    def _hex(self, path: str, digits: int) -> str | None:
         value = self.read_int(path)
         return None if value is None or value < 0 else f"{value:0{digits}x}"[-digits:]

@@ -44,6 +44,7 @@ class Recorder:
         self._root = root
         self._folders: dict[str, _Folder] = {}
         self._targets: dict[str, str | None] = {}
+        self._places: dict[str, str | None] = {}
         self.unreadable: dict[str, str] = {}
 
     @property
@@ -109,6 +110,14 @@ class Recorder:
 
         Return None for a path that does not exist in the tree.
         """
+        text = os.fspath(path)
+        if text not in self._places:
+            self._places[text] = self._resolve(path)
+        place = self._places[text]
+        return place if place and os.path.lexists(self._root / place) else None
+
+    def _resolve(self, path: Path) -> str | None:
+        """Return a path without links, relative to the root; record the links on it."""
         try:
             parts = [p for p in os.fspath(path.relative_to(self._root)).split("/") if p]
         except ValueError:
@@ -133,8 +142,7 @@ class Recorder:
             if links > _MAX_LINKS:
                 return None
             parts = [*target.split("/"), *parts]
-        place = "/".join(found)
-        return place if place and os.path.lexists(self._root / place) else None
+        return "/".join(found)
 
     def _target(self, place: str) -> str | None:
         """Return the relative target of a link and record it; None if it is no link."""

@@ -6,7 +6,10 @@ import inspect
 import json
 import re
 import sys
+from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any, get_args
 
 from cyborg.core.drivers import registry
@@ -232,11 +235,7 @@ def imports_only_core_and_drivers(env: Environment) -> None:
     for name in own:
         if name != driver.__module__ and not name.startswith(f"{package}."):
             continue
-        try:
-            tree = ast.parse(inspect.getsource(sys.modules[name]))
-        except (OSError, TypeError, SyntaxError):
-            continue  # compiled or created at run time: there is no source
-        for imported in _imported_names(tree):
+        for imported in _imported_names(sys.modules[name]):
             is_cyborg = imported == "cyborg" or imported.startswith("cyborg.")
             if imported.startswith(_FORBIDDEN_IMPORTS) or (
                 is_cyborg and not imported.startswith(_ALLOWED_IMPORTS)
@@ -244,8 +243,14 @@ def imports_only_core_and_drivers(env: Environment) -> None:
                 raise RuleViolated(f"{name} imports {imported}")
 
 
-def _imported_names(tree: ast.AST) -> list[str]:
+@lru_cache(maxsize=256)
+def _imported_names(module: ModuleType) -> Sequence[str]:
+    """Return the names that the source of a module imports; none without a source."""
     found: list[str] = []
+    try:
+        tree = ast.parse(inspect.getsource(module))
+    except (OSError, TypeError, SyntaxError):
+        return found  # compiled or created at run time
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]

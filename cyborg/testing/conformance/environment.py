@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ _CHANGES = {
 _CONNECTS = {"socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg"}
 # Without effect on the host; find_library of the standard library runs ldconfig.
 _HARMLESS = ("/dev/null", "/proc/self/", "/proc/thread-self/", "/sbin/ldconfig")
+_DESCRIPTORS = "/proc/self/fd"
 _COMPILED = "__pycache__"  # the interpreter writes there when it imports a module
 
 
@@ -69,7 +71,11 @@ class DriverUnderTest:
 
 @dataclass(slots=True)
 class CallResult:
-    """Result of a call. If ``timed_out`` is true, the call may still be running."""
+    """Result of a call. If ``timed_out`` is true, the call may still be running.
+
+    ``descriptors`` is the number of open file descriptors of the process after a discovery, and 0
+    after another call or without ``/proc``.
+    """
 
     value: Any = None
     error: BaseException | None = None
@@ -78,6 +84,7 @@ class CallResult:
     effects: list[str] = field(default_factory=list)
     reads: list[str] = field(default_factory=list)
     leaked_threads: list[str] = field(default_factory=list)
+    descriptors: int = 0
 
 
 class _EffectRecorder:
@@ -138,15 +145,18 @@ def _wait_for_exit(existing: set[threading.Thread]) -> list[threading.Thread]:
 
 
 class Environment:
-    """Calls of a driver under test. Only the result of the first discovery is cached.
+    """Calls of a driver under test. The discoveries of the first object are cached.
 
-    All objects of the driver share one memory, as they do after a restart of the agent.
+    A host has many functions, and a discovery is the longest call, so the rules for ``discover``
+    share these discoveries. All objects of the driver share one memory, as they do after a restart
+    of the agent.
     """
 
     def __init__(self, subject: DriverUnderTest) -> None:
         self.subject = subject
         self._memory = VolatileMemory()
-        self._first: tuple[Driver, CallResult] | None = None
+        self._first: Driver | None = None
+        self._discoveries: list[CallResult] = []
 
     def call(self, act: Callable[[], Any]) -> CallResult:
         """Call a function in a new thread, as the agent does, and record its effects."""
@@ -197,13 +207,29 @@ class Environment:
         chosen = dict(self.subject.options if options is None else options)
         return self.call(lambda: self.subject.driver(backend, chosen, root))
 
+    @cached_property
+    def undiscovered(self) -> Driver:
+        """An object that never discovers, for questions about abilities. Raise RuleBlocked."""
+        return self.create()
+
     @property
     def first_discovery(self) -> tuple[Driver, CallResult]:
         """Return the first object and the result of its first discovery. Raise RuleBlocked."""
+        return self.discovery(0)
+
+    def discovery(self, index: int) -> tuple[Driver, CallResult]:
+        """Return the first object and the result of its discovery number ``index``, from 0.
+
+        Make the discoveries up to this one unless they were made. Raise RuleBlocked if the object
+        cannot be created.
+        """
         if self._first is None:
-            driver = self.create()
-            self._first = driver, self.call(driver.discover)
-        return self._first
+            self._first = self.create()
+        while len(self._discoveries) <= index:
+            call = self.call(self._first.discover)
+            call.descriptors = _count_descriptors()
+            self._discoveries.append(call)
+        return self._first, self._discoveries[index]
 
     def discovered_devices(self) -> tuple[Driver, list[Device]]:
         """Return the first object and its devices. Raise RuleBlocked if the discovery failed."""
@@ -259,6 +285,10 @@ class Environment:
             f" {path}" in effect or f"'{path}" in effect
             for path in (*_HARMLESS, *self.subject.allow)
         )
+
+
+def _count_descriptors() -> int:
+    return len(os.listdir(_DESCRIPTORS)) if os.path.isdir(_DESCRIPTORS) else 0
 
 
 def require_devices(call: CallResult) -> list[Device]:

@@ -112,7 +112,7 @@ class Check:
         rule, subject = self.rule, self._env.subject
         if rule.needs_class and subject.external:
             return "the driver is an external process"
-        if rule.protocol is not None and not isinstance(self._env.create(), rule.protocol):
+        if rule.protocol is not None and not isinstance(self._env.undiscovered, rule.protocol):
             return f"the driver does not implement {rule.protocol.__name__}"
         if rule.ability is not None and not self._claims(rule.ability):
             return f"the driver does not claim the ability {rule.ability}"
@@ -123,7 +123,7 @@ class Check:
         return None
 
     def _claims(self, ability: Ability) -> bool:
-        driver = self._env.create()
+        driver = self._env.undiscovered
         try:
             claimed = ability in driver.abilities
         except Exception as exc:

@@ -110,7 +110,9 @@ def partition_is_discovered(env: Environment) -> None:
             for suffix, observer in (("", driver), (" by another object", env.create())):
                 _require_layout(env.rediscover(observer), item, expected, f"after {call}{suffix}")
     finally:
-        env.call(lambda: driver.partition(item, original.name))
+        restored = env.call(lambda: driver.partition(item, original.name))
+    if restored.timed_out or restored.error is not None:
+        raise RuleViolated(f"partition() back to {original.name} {describe_failure(restored)}")
     _require_layout(env.rediscover(driver), item, original, "after partition() back")
 
 

@@ -9,11 +9,13 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
+from cyborg.core.errors import DriverFailed
 from cyborg.core.inventory.device import Ability, Device
+from cyborg.core.jobs.job import WorkItem
 from cyborg.drivers import base
 from cyborg.drivers.crypto.driver import CryptoDriver
 from cyborg.drivers.fake import FakeDriver
@@ -131,6 +133,39 @@ def test_check_slow_method_fails(method: str, rule: str, root: Path) -> None:
     assert f"{method}()" in result.reason or "layouts()" in result.reason
     # The time that it took: more on a busy machine.
     assert re.search(r"has not returned after [0-9.]+ s", result.reason)
+
+
+def test_partition_that_cannot_be_undone_fails_with_the_reason(root: Path) -> None:
+    class Divides(Good):
+        __module__ = Good.__module__  # this test module has forbidden imports
+
+        def partition(self, item: WorkItem, layout: str) -> None:
+            if layout == "whole":
+                raise DriverFailed("vf_counts does not permit whole")
+            super().partition(item, layout)
+
+    checks = conformance(Divides, sysfs_root=root, work=True)
+    (check,) = (check for check in checks if str(check) == "partition_is_discovered")
+    result = check.run()
+    assert result.outcome is Outcome.FAILED
+    reason = "raised DriverFailed: vf_counts does not permit whole"
+    assert result.reason == f"partition() back to whole {reason}"
+
+
+def test_rules_for_discover_share_the_discoveries_of_one_object(root: Path) -> None:
+    class Counts(Good):
+        __module__ = Good.__module__  # this test module has forbidden imports
+        calls: ClassVar[list[tuple[str, Path]]] = []
+
+        def discover(self) -> Sequence[Device]:
+            self.calls.append((self.backend, self.sysfs_root))
+            return super().discover()
+
+    results = run_rules(Counts, sysfs_root=root)
+    assert reasons_by_rule(results, *FAILURES) == {}
+    # Three by the first object; another object, another backend, and an empty host.
+    assert [root == path for _, path in Counts.calls].count(True) == 5
+    assert len(Counts.calls) == 6
 
 
 def test_bad_drivers_cover_exactly_all_rules() -> None:

@@ -29,9 +29,14 @@ def machine_names() -> list[str]:
 
 def load_machine(name: str) -> Mapping[str, Any]:
     """Return the facts of the machine with this name. Raise ValueError for unknown keys."""
-    facts: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text())
+    return read_machine(FOLDER / f"{name}.json")
+
+
+def read_machine(path: Path) -> Mapping[str, Any]:
+    """Return the facts of the machine in a file. Raise ValueError for unknown keys, or OSError."""
+    facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     if unknown := sorted(facts.keys() - KEYS):
-        raise ValueError(f"{name}: unknown keys {', '.join(unknown)}")
+        raise ValueError(f"{path.stem}: unknown keys {', '.join(unknown)}")
     return facts
 
 

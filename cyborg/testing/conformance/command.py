@@ -8,12 +8,22 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from cyborg.agent.backends.factory import NAMESPACE, options_of
 from cyborg.core.errors import Misconfigured, TimedOut
 from cyborg.core.external import protocol
 from cyborg.testing.conformance.environment import DriverUnderTest, Environment
+from cyborg.testing.conformance.hosts import (
+    HostResults,
+    find_hosts,
+    format_hosts,
+    options_of_host,
+    packaged_hosts,
+    run_rules_on_tree,
+    sysfs_of,
+)
 from cyborg.testing.conformance.kit import (
     Outcome,
     Result,
@@ -32,6 +42,8 @@ def main(argv: list[str] | None = None) -> int:
             sys.stdout.write(f"{rule.name}  {rule.sentence} [{rule.source}]\n")
         return 0
     try:
+        if args.capture or args.all_captures:
+            return _test_on_hosts(args)
         results = _test_external(args) if args.socket else _test_class(args)
     except (Misconfigured, TimedOut) as exc:
         sys.stderr.write(f"cyborg.testing.conformance: {exc.message}\n")
@@ -40,6 +52,38 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.write(f"{line}\n")
     failures = (Outcome.FAILED, Outcome.BLOCKED)
     return 1 if any(result.outcome in failures for result in results) else 0
+
+
+def _test_on_hosts(args: argparse.Namespace) -> int:
+    """Test a driver on each host, print a line for each, and return the exit code."""
+    if args.socket or args.work or args.image is not None or args.sysfs_root != "/sys":
+        raise Misconfigured(
+            "--capture tests a driver class on trees without hardware; omit --socket, --work, "
+            "--image and --sysfs-root"
+        )
+    driver, entry_point = _load(args.driver)
+    given = _options(driver, args.option)
+    files = packaged_hosts() if args.all_captures else []
+    found: list[HostResults] = []
+    for path in [*files, *find_hosts(args.capture)]:
+        with sysfs_of(path) as root:
+            options = given or options_of_host(driver, root)
+            if options:
+                _check_options(driver, options, str(root))
+            found.append(
+                run_rules_on_tree(
+                    driver,
+                    options,
+                    path.name,
+                    root,
+                    limit=args.limit,
+                    allow=args.allow,
+                    entry_point=entry_point,
+                )
+            )
+    for line in format_hosts(found):
+        sys.stdout.write(f"{line}\n")
+    return 1 if any(item.failures for item in found) else 0
 
 
 def _test_class(args: argparse.Namespace) -> list[Result]:
@@ -125,6 +169,20 @@ def _parser() -> argparse.ArgumentParser:
         help="also run rules that change this host: set it up, use a handle, partition a device",
     )
     add("--image", metavar="UUID", help="also program this image into a device of this host")
+    add(
+        "--capture",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="PATH",
+        help="test on this capture of a host, description of a machine, or folder with these, "
+        "instead of this host; repeatable",
+    )
+    add(
+        "--all-captures",
+        action="store_true",
+        help="test on all captures and machines of this package",
+    )
     add("--list", action="store_true", help="print the rules and exit")
     return parser
 

@@ -20,7 +20,9 @@ from cyborg.core.inventory.device import Device
 from cyborg.core.log import get_logger
 from cyborg.drivers import health, hwdb
 from cyborg.drivers.base import Driver, MeasureInterface, PartitionInterface
+from cyborg.drivers.generic import PciDriver
 from cyborg.drivers.gpu.nvml import NoNvml, Nvml, NvmlLibrary, is_known
+from cyborg.drivers.pci_classes import is_gpu
 from cyborg.drivers.sysfs import Sysfs, observed_by
 
 LOG = get_logger(__name__)
@@ -242,12 +244,19 @@ def record_host(
 def _option_sets(driver: type[Driver], sysfs: Sysfs) -> Iterator[dict[str, Any]]:
     """Yield the options for each run of a driver.
 
-    A parent of mediated devices is discovered as a parent, and in another run as a whole.
+    A parent of mediated devices is discovered as a parent, and in another run as a whole. A GPU
+    with virtual functions is discovered without them, and in another run with them: a driver reads
+    more about the layouts of a card whose virtual functions it offers.
     """
     options = options_for_capture(driver, sysfs)
     yield options
     if options.get("mdev_types"):
-        yield {**options, "mdev_types": []}
+        options = {**options, "mdev_types": []}
+        yield options
+    if issubclass(driver, PciDriver) and any(
+        function.physfn is not None and is_gpu(function) for function in sysfs.pci_functions()
+    ):
+        yield {**options, "devices": ["address=*,functions=all"]}
 
 
 def _run(driver: Driver) -> None:

@@ -2,7 +2,8 @@
 """The conformance kit with every installed driver on every capture and described machine.
 
 The kit runs on the replay of a capture that the recorder makes of the host, so a file that a driver
-reads and that the recorder omits is found too: the devices differ, or a rule fails.
+reads and that the recorder omits is found too: devices, measurements or layouts differ, or a rule
+fails.
 """
 
 import json
@@ -15,7 +16,7 @@ import pytest
 
 from cyborg.agent.backends.catalogue import NAMESPACE
 from cyborg.core.inventory.device import Device
-from cyborg.drivers.base import Driver
+from cyborg.drivers.base import Driver, MeasureInterface, PartitionInterface
 from cyborg.drivers.replay.files import save_capture
 from cyborg.drivers.replay.recorder import record_host
 from cyborg.testing import captures, machine
@@ -49,6 +50,17 @@ def options_for(driver: type[Driver], root: Path) -> dict[str, Any]:
     return options
 
 
+def observe(driver: type[Driver], root: Path) -> tuple[Sequence[Device], Any, Any]:
+    """Return the devices of a host, their measurements and their layouts."""
+    backend = driver("conformance", options_for(driver, root), root)
+    devices = list(backend.discover())
+    measured = backend.measure(devices) if isinstance(backend, MeasureInterface) else None
+    layouts = None
+    if isinstance(backend, PartitionInterface):
+        layouts = [backend.layouts(device) for device in devices]
+    return devices, measured, layouts
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", packaged_hosts(), ids=lambda path: path.stem)
 def test_drivers_pass_all_rules_on_the_capture_of_a_host(path: Path, tmp_path: Path) -> None:
@@ -58,8 +70,7 @@ def test_drivers_pass_all_rules_on_the_capture_of_a_host(path: Path, tmp_path: P
         assert errors == []
         save_capture(capture, tmp_path / "host.jsonl")
         for driver in DRIVERS:
-            backend = driver("conformance", options_for(driver, root), root)
-            expected[driver.name] = list(backend.discover())
+            expected[driver.name] = observe(driver, root)
     failures: dict[tuple[str, str], str] = {}
     discovered: dict[str, Sequence[Device]] = {}
     with sysfs_of(tmp_path / "host.jsonl") as root:
@@ -68,10 +79,11 @@ def test_drivers_pass_all_rules_on_the_capture_of_a_host(path: Path, tmp_path: P
             found = run_rules_on_tree(driver, options, path.stem, root, entry_point=driver.name)
             failures |= {(driver.name, r.rule.name): r.reason for r in found.failures}
             discovered[driver.name] = found.devices
+            assert observe(driver, root) == expected[driver.name]
+            assert found.devices == expected[driver.name][0]
             skipped = {r.rule.name for r in found.results if r.outcome is Outcome.SKIPPED}
             assert skipped <= {r.name for r in RULES if r.changes_host or r.ability or r.protocol}
     assert failures == {}
-    assert discovered == expected
     addresses = {
         (name, device.address)
         for name, devices in discovered.items()

@@ -25,6 +25,7 @@ from cyborg.drivers.replay.files import load_capture, save_capture
 from cyborg.drivers.replay.host import ReplayedHost
 from cyborg.drivers.replay.recorder import record_host
 from cyborg.testing import captures
+from cyborg.testing.machine import build_machine, load_machine
 from cyborg.tests.unit.drivers.crypto.simulated_qat import make_host
 from cyborg.tests.unit.drivers.fpga import simulated_fpga
 from cyborg.tests.unit.drivers.gpu.simulated_gpu import SimulatedKernel
@@ -103,6 +104,25 @@ def test_replay_shows_parents_of_mediated_devices(tmp_path: Path) -> None:
         assert replayed == GpuDriver("gpu", options, kernel.root).discover()
         slots = [len(d.handles) for device in replayed for d in device.deployables]
         assert slots == [4, 2]
+    finally:
+        host.close()
+
+
+def test_replay_shows_layouts_of_a_gpu_with_virtual_functions(tmp_path: Path) -> None:
+    root = build_machine(load_machine("gpu-a40-sriov"), tmp_path).root
+    capture, errors = record_host([GenericDriver], "test", root)
+    assert errors == []
+    host = ReplayedHost(capture)
+    try:
+        options = {"devices": ["address=*,functions=all"], "vf_counts": ["2"]}
+        replayed = host.create_driver(GenericDriver, "generic", options)
+        backend = GenericDriver("generic", options, root)
+        devices = backend.discover()
+        assert replayed.discover() == devices
+        assert isinstance(replayed, GenericDriver)
+        layouts = [layout.name for device in devices for layout in backend.layouts(device)]
+        assert layouts == ["vfs-32", "vfs-2"]
+        assert [n.name for device in devices for n in replayed.layouts(device)] == layouts
     finally:
         host.close()
 

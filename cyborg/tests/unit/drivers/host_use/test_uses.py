@@ -10,7 +10,8 @@ from cyborg.core.errors import DriverFailed
 from cyborg.core.wire.board_info import NOT_OFFERED
 from cyborg.drivers.generic import GenericDriver
 from cyborg.testing.host_tree import HostTree
-from cyborg.tests.unit.drivers.host_use.uses import USES, A, Use
+from cyborg.tests.unit.drivers.host_use.steps import A, Use
+from cyborg.tests.unit.drivers.host_use.uses import USES
 
 PAGE = Path(__file__).parents[5] / "doc/source/admin/host-use.rst"
 

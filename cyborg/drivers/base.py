@@ -20,6 +20,7 @@ from cyborg.core.errors import Misconfigured
 from cyborg.core.inventory.device import Ability, Device, DeviceType, Layout
 from cyborg.core.inventory.health import Measurement
 from cyborg.core.jobs.job import WorkItem
+from cyborg.drivers.host_use.domains import ReadDomains, read_nothing
 from cyborg.drivers.images import ImageStore, NoImageStore
 
 __all__ = [
@@ -108,6 +109,7 @@ class Driver(abc.ABC):
         """
         self.backend = backend
         self.memory: Memory = VolatileMemory()  # the agent sets one that survives a restart
+        self.read_domains: ReadDomains = read_nothing  # the agent sets one that reads libvirt
         self.options: dict[str, Any] = {o.name: o.default for o in self.OPTIONS} | dict(options)
         self.sysfs_root = Path(sysfs_root)
 

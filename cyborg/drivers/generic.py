@@ -36,6 +36,7 @@ from cyborg.drivers import (
     topology,
 )
 from cyborg.drivers.base import Driver, Option
+from cyborg.drivers.host_use import domains
 from cyborg.drivers.iommu import IommuFacts
 from cyborg.drivers.pci import gpu_obstacles, remarks
 from cyborg.drivers.pci.disk_history import DiskHistory
@@ -48,7 +49,7 @@ from cyborg.drivers.pci.offers import (
     build_deployables,
     describe_withheld,
 )
-from cyborg.drivers.sysfs import PciFunction, Sysfs
+from cyborg.drivers.sysfs import LOCAL_ROOT, PciFunction, Sysfs
 
 __all__ = ["Description", "GenericDriver", "PciDriver"]
 
@@ -203,6 +204,7 @@ class PciDriver(Driver):
                 frozenset(f.address for f in functions.values() if self.is_shared(f)),
                 frozenset(a for a, r in rules_by_address.items() if r and r.offers_active_port),
             ),
+            self.read_domains,
         )
 
     def check_unused(self, address: str) -> None:
@@ -476,13 +478,9 @@ class GenericDriver(PciDriver):
         DriverFailed.
         """
         super().__init__(backend, options, sysfs_root, lookup, kernel_log)
-        local = self.sysfs_root == Path("/sys")
-        self._layouts = sriov.Layouts(
-            self._sysfs,
-            sriov.read_options(self, allow_network=self.CHANGES_USED_INTERFACES),
-            self._offered_class,
-            set_count or (sriov.set_count if local else sriov.refuse),
-        )
+        settings = sriov.read_options(self, allow_network=self.CHANGES_USED_INTERFACES)
+        change = set_count or (sriov.set_count if self.sysfs_root == LOCAL_ROOT else sriov.refuse)
+        self._layouts = sriov.Layouts(self._sysfs, settings, self._offered_class, change)
 
     @property
     def abilities(self) -> frozenset[Ability]:
@@ -495,5 +493,6 @@ class GenericDriver(PciDriver):
 
     def partition(self, item: WorkItem, layout: str) -> None:
         """Change the number of virtual functions; see ``privileged.sriov.set_count``."""
+        domains.check_unused(self._sysfs, self.read_domains, item.device)
         self._layouts.apply(item.device, layout)
         LOG.info("Layout %s applied", layout, backend=self.backend, device=item.device)

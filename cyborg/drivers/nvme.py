@@ -28,6 +28,7 @@ from cyborg.core.naming import make_custom_name
 from cyborg.drivers import hwdb, reset, rules
 from cyborg.drivers.base import Option
 from cyborg.drivers.generic import Description, PciDriver
+from cyborg.drivers.host_use import domains
 from cyborg.drivers.nvme_admin import Method, find_mismatch, permitted_methods, read_methods
 from cyborg.drivers.sysfs import PciFunction
 
@@ -165,6 +166,7 @@ class NvmeDriver(PciDriver):
             return
         policies = self._policies(function)
         methods = [method.value for method in permitted_methods(policies)]
+        domains.check_unused(self._sysfs, self.read_domains, address)
         result = self._erase(address, self.options["erase_timeout"], methods)
         if result["method"] is None:
             return  # it disappeared a moment ago

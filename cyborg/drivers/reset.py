@@ -119,6 +119,7 @@ class Resetter:
         self.policy = ResetPolicy(value)
         self._backend = driver.backend
         self._sysfs = Sysfs(driver.sysfs_root)
+        self._driver = driver
         local = driver.sysfs_root == LOCAL_ROOT
         self._run = run or (_reset_on_this_host if local else _refuse)
 
@@ -140,7 +141,7 @@ class Resetter:
         function = self._sysfs.pci_function(address)
         if function is None or not self.enabled:
             return
-        used = used_functions(self._sysfs.root)
+        used = used_functions(self._sysfs.root, domains=self._driver.read_domains)
         obstacle = find_current_obstacle(self._sysfs, function, used)
         if obstacle is not None and self.policy is ResetPolicy.IF_POSSIBLE:
             LOG.info("PCI function not reset: %s", obstacle, backend=self._backend, device=address)

@@ -21,6 +21,7 @@ class HostTree(SysfsTree):
         self._interface_uses: dict[str, str] = {}
         self._tunnels: dict[str, str] = {}
         self._open_nodes: dict[str, list[str]] = {}
+        self._domains: dict[str, str] = {}
         self._signatures: dict[str, str] = {}
         self._disk_errors: dict[str, str] = {}
         self._devices = 0
@@ -34,6 +35,7 @@ class HostTree(SysfsTree):
         (self.proc / "self/net/rtnetlink.json").write_text(json.dumps(facts))
         opened = {"programs": self._open_nodes}
         (self.proc / "open_devices.json").write_text(json.dumps(opened))
+        (self.proc / "libvirt_domains.json").write_text(json.dumps({"users": self._domains}))
         found = {"signatures": self._signatures, "errors": self._disk_errors}
         (self.proc / "disk_signatures.json").write_text(json.dumps(found))
 
@@ -162,6 +164,13 @@ class HostTree(SysfsTree):
     def close_nodes(self) -> None:
         """Close all device nodes."""
         self._open_nodes.clear()
+        self.write()
+
+    def give_to_domain(self, function: str, domain: str | None) -> None:
+        """Let a domain of libvirt have a function, or none."""
+        self._domains.pop(function, None)
+        if domain is not None:
+            self._domains[function] = domain
         self.write()
 
     def add_class_device(self, function: str, class_: str, name: str) -> Path:

@@ -32,6 +32,7 @@ from cyborg.drivers import hwdb
 from cyborg.drivers.crypto import algorithms, services
 from cyborg.drivers.crypto.families import QAT, VIRTIO, family_of
 from cyborg.drivers.generic import Description, PciDriver
+from cyborg.drivers.host_use import domains
 from cyborg.drivers.sysfs import PciFunction
 
 LOG = get_logger(__name__)
@@ -221,6 +222,7 @@ class CryptoDriver(PciDriver):
             raise DriverFailed(
                 f"{address} has no layout {layout!r}: expected one of {', '.join(services.LAYOUTS)}"
             )
+        domains.check_unused(self._sysfs, self.read_domains, address)
         self._changing.add(address)
         try:
             self._set_services(address, layout)

@@ -14,6 +14,7 @@ from cyborg.core.errors import Invalid
 from cyborg.drivers.host_use import processes, rtnetlink
 from cyborg.drivers.host_use.disks import DiskReader
 from cyborg.drivers.host_use.displays import DisplayReader
+from cyborg.drivers.host_use.domains import ReadDomains, find_used, read_nothing
 from cyborg.drivers.host_use.networks import USER_SPACE, NetworkReader, NetworkUse
 from cyborg.drivers.host_use.platform import platform_functions
 from cyborg.drivers.host_use.processes import ProcessReader
@@ -32,6 +33,7 @@ def used_functions(
     shared: Collection[str] = (),
     checked_ports: Collection[str] = (),
     is_accepted: Callable[[str, str], bool] = lambda address, reason: False,
+    domains: ReadDomains = read_nothing,
 ) -> dict[str, str]:
     """Return a dict from the address of each PCI function that the host uses to the reason.
 
@@ -44,6 +46,7 @@ def used_functions(
     nodes do not count: servers and the host use these functions at the same time. For the addresses
     ``checked_ports``, a network port that is up with a link counts. A use that ``is_accepted`` for
     an address does not count; it is not asked about the uses of disks, which are never accepted.
+    ``domains`` returns the functions that domains of libvirt have on this host; by default none.
     """
     sysfs = Sysfs(sysfs_root)
     if functions is None:
@@ -61,6 +64,7 @@ def used_functions(
         platform_functions(functions),
         _user_space_functions(functions),
         _queue_functions(sysfs),
+        find_used(sysfs_root, domains, functions),
         DisplayReader(sysfs).used_functions(),
         {address: reason for address, reason in sharing.items() if address not in shared},
     ):

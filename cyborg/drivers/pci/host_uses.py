@@ -14,6 +14,7 @@ from pathlib import Path
 from cyborg.core.log import get_logger
 from cyborg.drivers.base import Memory
 from cyborg.drivers.host_use.check import used_functions
+from cyborg.drivers.host_use.domains import ReadDomains, read_nothing
 from cyborg.drivers.host_use.networks import NetworkUse
 from cyborg.drivers.sysfs import PciFunction
 
@@ -48,8 +49,16 @@ class HostUses:
         self._memory = memory
         self._networks: dict[str, NetworkUse] = {}
 
-    def find(self, functions: Mapping[str, PciFunction], exceptions: Exceptions) -> dict[str, str]:
-        """Return the PCI functions that the host uses: a text with the reason by address."""
+    def find(
+        self,
+        functions: Mapping[str, PciFunction],
+        exceptions: Exceptions,
+        domains: ReadDomains = read_nothing,
+    ) -> dict[str, str]:
+        """Return the PCI functions that the host uses: a text with the reason by address.
+
+        ``domains`` returns the functions that domains of libvirt have on this host.
+        """
         adopted = {address: functions[address] for address in self._in_use & functions.keys()}
         accepted = {address: self._load(function) for address, function in adopted.items()}
         first: dict[str, set[str]] = {a: set() for a, uses in accepted.items() if uses is None}
@@ -66,6 +75,7 @@ class HostUses:
             shared=exceptions.shared,
             checked_ports=functions.keys() - exceptions.free_ports,
             is_accepted=is_accepted,
+            domains=domains,
         )
         for address, uses in first.items():
             self._store(functions[address], uses)

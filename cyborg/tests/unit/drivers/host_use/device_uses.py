@@ -86,6 +86,16 @@ def _screen(host: HostTree) -> None:
     host.add_display(A, "card0-DP-1", enabled=False)
 
 
+def _domain(name: str, add: Step) -> Use:
+    return Use(
+        name,
+        "it is used by the domain guest1 of libvirt",
+        add,
+        lambda host: host.give_to_domain(A, "guest1"),
+        lambda host: host.give_to_domain(A, None),
+    )
+
+
 def _platform(name: str, reason: str, vendor: str, product: str, class_code: str) -> Use:
     return Use(name, reason, make_function(vendor, product, class_code), lambda host: None, None)
 
@@ -139,6 +149,14 @@ DEVICE_USES: Sequence[Use] = (
         _with_bus("platform", "dfl-port.0", make_function("8086", "0b2b", "120000", "dfl-pci")),
     ),
     _open("/dev/vfio/1000", "spdk_tgt", _vfio_drive, "a VFIO group of SPDK or DPDK"),
+    *(
+        _domain(name, add)
+        for name, add in (
+            ("a PCI device of a domain of libvirt, running or not (<hostdev>)", _gpu),
+            ("a network function of a domain (<interface type='hostdev'>)", add_nic),
+            ("a drive of a domain (<disk type='nvme'>)", add_drive),
+        )
+    ),
     Use(
         "uio_pci_generic or igb_uio",
         "it is bound to uio_pci_generic, for a driver in user space",

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PCI functions that domains of libvirt have, although no accelerator request has them for these.
+
+Such a domain was made with virsh, or by Nova for a PCI passthrough request or an SR-IOV port of its
+own. A domain that is defined and does not run has nothing open: only libvirt knows its devices
+("Domain XML format" of libvirt, sections "Host device assignment", "PCI passthrough of host network
+devices" and "Hard drives, floppy disks, CDROMs").
+
+The agent reads libvirt, and knows which domains are servers with accelerator requests. A tree that
+is not /sys has the functions as a file: so does a capture.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
+
+from cyborg.core.address import PciAddress
+from cyborg.core.errors import DriverFailed, Invalid
+from cyborg.core.text import sanitize
+from cyborg.drivers.sysfs import LOCAL_ROOT, Sysfs, notify_facts, read_file
+
+FILE = "proc/libvirt_domains.json"
+"""Path of the facts below the directory that contains ``sys``. The kernel has no such file."""
+MAX_BYTES = 1024 * 1024
+MAX_NAME = 100
+"""Characters of the name of a domain that are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class DomainFacts:
+    """Names of the domains that have a PCI function, by the address of the function.
+
+    ``error``: why the domains could not be read, None if they were.
+    """
+
+    users: Mapping[str, str] = field(default_factory=dict)
+    error: str | None = None
+
+
+ReadDomains = Callable[[], DomainFacts]
+"""Function that returns the facts of this host; it raises nothing, and takes seconds at most."""
+
+
+def read_nothing() -> DomainFacts:
+    """Return no facts, as on a host without libvirt."""
+    return DomainFacts()
+
+
+def parse_functions(xml: str) -> frozenset[str]:
+    """Return the addresses of the PCI functions of the host that the XML of a domain names.
+
+    These are those of ``<hostdev type='pci'>``, of ``<interface type='hostdev'>``, and of
+    ``<disk type='nvme'>``. Skip an element that names no address: that of a network with a pool of
+    functions has none until the domain runs. Raise ValueError if the text is no XML.
+    """
+    try:
+        root = ElementTree.fromstring(xml)  # noqa: S314  libvirt has written it
+    except (ElementTree.ParseError, LookupError) as exc:
+        raise ValueError(f"no XML: {exc}") from exc
+    return frozenset(_addresses(root.iterfind("devices/*")))
+
+
+def _addresses(devices: Iterable[Element]) -> Iterator[str]:
+    for device in devices:
+        kind = device.get("type")
+        is_function = (device.tag, kind) in (
+            ("hostdev", "pci"),
+            ("interface", "hostdev"),
+            ("disk", "nvme"),
+        )
+        source = device.find("source/address")
+        if not is_function or source is None or source.get("type", "pci") != "pci":
+            continue
+        parts = (source.get(name) for name in ("domain", "bus", "slot", "function"))
+        try:
+            # libvirt writes 0x3d; it reads decimal numbers too, and a domain that is missing.
+            yield str(PciAddress(*(int(part or "0", 0) for part in parts)))
+        except (Invalid, ValueError):
+            continue
+
+
+def read(sysfs_root: Path, read_local: ReadDomains = read_nothing) -> DomainFacts:
+    """Return the facts of this host, or of the tree that ``sysfs_root`` is in.
+
+    ``read_local`` returns the facts of this host. A tree without the file has none. The error of a
+    failed read is in the result.
+    """
+    if sysfs_root != LOCAL_ROOT:
+        try:
+            return _load(json.loads(read_file(sysfs_root.parent / FILE, MAX_BYTES)))
+        except FileNotFoundError:
+            return DomainFacts()
+        except (OSError, RecursionError, TypeError, ValueError) as exc:
+            return DomainFacts(error=f"{FILE}: {exc}")
+    facts = read_local()
+    # The names of domains may be those of customers, and are no facts of the hardware.
+    names = {name: f"domain{n}" for n, name in enumerate(sorted(set(facts.users.values())), 1)}
+    users = {address: names[name] for address, name in facts.users.items()}
+    notify_facts(FILE, json.dumps(asdict(DomainFacts(users, facts.error))).encode())
+    return facts
+
+
+def _load(facts: Any) -> DomainFacts:
+    """Return facts from JSON. Raise TypeError if they are malformed."""
+    loaded = DomainFacts(**facts)
+    users = loaded.users
+    if not isinstance(users, dict) or not all(isinstance(name, str) for name in users.values()):
+        raise TypeError("users: expected an object of texts")
+    if not isinstance(loaded.error, str | None):
+        raise TypeError("error: expected a text or null")
+    return loaded
+
+
+def find_used(
+    sysfs_root: Path, read_local: ReadDomains, functions: Iterable[str]
+) -> dict[str, str]:
+    """Return the PCI functions that domains have: a reason by address.
+
+    ``functions`` are the addresses of the host. Each counts as used if the domains cannot be read.
+    """
+    facts = read(sysfs_root, read_local)
+    found = {
+        address: f"it is used by the domain {sanitize(name, MAX_NAME)} of libvirt"
+        for address, name in facts.users.items()
+    }
+    if facts.error is not None:
+        for address in functions:
+            found.setdefault(address, f"a domain of libvirt may have it: {facts.error}")
+    return found
+
+
+def check_unused(sysfs: Sysfs, read_local: ReadDomains, address: str) -> None:
+    """Raise DriverFailed if a domain has the PCI function at an address, or a virtual one of it."""
+    functions = [
+        function.address
+        for function in sysfs.pci_functions()
+        if address in (function.address, function.physfn)
+    ]
+    used = find_used(sysfs.root, read_local, functions)
+    for function in functions:
+        if function in used:
+            raise DriverFailed(f"{function} cannot be changed now: {used[function]}")

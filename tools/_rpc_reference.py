@@ -36,6 +36,7 @@ CALLERS = dict.fromkeys(
         "discovery_done",
         "get_desired_backends",
         "get_guest_devices",
+        "find_function_owners",
         "report_backend_outcomes",
         "job_done",
     ],

@@ -43,6 +43,7 @@ from cyborg.conductor.instances.watcher import InstanceWatcher
 from cyborg.conductor.inventory.accelerators import Accelerators
 from cyborg.conductor.inventory.attributes import Attributes
 from cyborg.conductor.inventory.devices import Devices
+from cyborg.conductor.inventory.function_owners import FunctionOwners
 from cyborg.conductor.inventory.tombstones import Tombstones
 from cyborg.conductor.jobs.completion import JobResult
 from cyborg.conductor.jobs.dispatcher import JobDispatcher
@@ -95,6 +96,7 @@ class Conductor:
     driver_lookup: DriverLookup
     drivers: Drivers
     failure_detector: FailureDetector
+    function_owners: FunctionOwners
     guest_devices: GuestDevices
     hosts: Hosts
     instance_watcher: InstanceWatcher | None
@@ -303,6 +305,7 @@ def build_conductor(
         driver_lookup=driver_lookup,
         drivers=Drivers(conf, uow, rollout_task.wake, publisher_task.wake, find=driver_lookup.find),
         failure_detector=failure_detector,
+        function_owners=FunctionOwners(uow),
         guest_devices=guest_devices,
         hosts=hosts,
         instance_watcher=watcher,

@@ -411,6 +411,14 @@ class ConductorAPI(Protocol):
         device. Raise Invalid, Stale.
         """
 
+    def find_function_owners(self, host: str, functions: Sequence[Plain]) -> dict[str, Any]:
+        """Return which PCI functions of a host, that its guests have, belong to ARQs.
+
+        Each function is ``{"instance": uuid of the guest, "address"}``. The answer is ``{"owners":
+        [owner]}`` in the same order. An owner is "instance" if an ARQ of this instance owns the
+        function, "other" if any other ARQ does, or None. Raise Invalid.
+        """
+
     def get_desired_backends(self, host: str, epoch: str) -> dict[str, Any]:
         """Return the desired state of a host (``core.drivers.desired_state.DesiredHostState``).
 

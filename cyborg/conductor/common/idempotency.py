@@ -70,6 +70,7 @@ IDEMPOTENT_METHODS = frozenset(
         "discovery_done",
         "get_desired_backends",
         "get_guest_devices",
+        "find_function_owners",
         "limits_get",
         "report_backend_outcomes",
         "job_done",

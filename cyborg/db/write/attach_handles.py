@@ -29,6 +29,15 @@ class HandleRow(TypedDict):
     device: str
 
 
+class OwnedHandleRow(TypedDict):
+    """A handle that an ARQ owns; ``instance_uuid`` is None under a lease, and for a host."""
+
+    address: str
+    type: str
+    info: dict[str, Any]
+    instance_uuid: str | None
+
+
 class OwnerRow(ArqRow):
     """An ARQ that owns a handle, and the row id of the handle."""
 
@@ -54,6 +63,18 @@ def of_host(tx: sa.Connection, host: str) -> list[HandleRow]:
         .where(devices.c.host == host)
     )
     return fetch_all(HandleRow, tx.execute(query))
+
+
+def owned(tx: sa.Connection, host: str) -> list[OwnedHandleRow]:
+    """Return the handles of a host that ARQs own."""
+    query = (
+        sa.select(handles.c.address, handles.c.type, handles.c.info, arqs.c.instance_uuid)
+        .join(arqs, arqs.c.id == handles.c.arq_id)
+        .join(deployables, deployables.c.id == handles.c.deployable_id)
+        .join(devices, devices.c.id == deployables.c.device_id)
+        .where(devices.c.host == host)
+    )
+    return fetch_all(OwnedHandleRow, tx.execute(query))
 
 
 def to_handle(row: HandleRow) -> AttachHandle:

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decision which PCI functions of guests are of servers of this service, and which are not.
+
+A guest is a server of this service for a function if an ARQ of its instance owns the function. The
+decision must hold in these moments:
+
+* An ARQ is bound before the guest is defined. So guests are read first, and owners after that.
+* An ARQ can be released before the definition of its guest is changed: Nova leaves a function that
+  is detached in the definition of a stopped server, and writes a new definition at its next start.
+  So a guest that had a function with an ARQ once has it without any claim until its definition
+  changes, and the function is not withheld.
+* The conductor may not answer. Then a function is withheld only if the guest had it without an ARQ
+  at the last answer: a function whose owner is unknown may be of a server, and would be shown as
+  lost if it was withheld.
+* A function of another ARQ is not withheld: a device with an owner stays with its owner.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+MAX_FUNCTIONS = 4096
+"""Functions of guests of one host; further ones are not asked for."""
+
+
+class FunctionOwner(StrEnum):
+    """Owner of a PCI function of a guest, as the conductor answers; None means no owner."""
+
+    INSTANCE = "instance"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """A guest of the host: the uuid of its instance, its name, its PCI functions by address.
+
+    The functions are those with which it runs now, and those with which it would start.
+    """
+
+    uuid: str
+    name: str
+    functions: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class GuestRecord:
+    """What is known of a guest with PCI functions.
+
+    ``owned``: functions for which its instance had an ARQ. ``foreign``: functions which it had
+    without any ARQ at the last answer of a conductor. Both only as long as the guest has them.
+    """
+
+    name: str
+    owned: frozenset[str] = frozenset()
+    foreign: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class GuestDecision:
+    """Records of the guests by uuid; ``unknown`` is whether a function has no known owner."""
+
+    records: Mapping[str, GuestRecord] = field(default_factory=dict)
+    unknown: bool = False
+
+    @property
+    def withheld(self) -> dict[str, str]:
+        """Return the functions that must not be offered: the name of the guest by address."""
+        return {
+            address: record.name
+            for _, record in sorted(self.records.items())
+            for address in sorted(record.foreign)
+        }
+
+
+Owners = Mapping[tuple[str, str], FunctionOwner | None]
+"""Owners of the functions of guests, by the uuid of the guest and the address of the function."""
+
+
+def list_questions(
+    guests: Iterable[Guest], known: Mapping[str, GuestRecord]
+) -> list[tuple[str, str]]:
+    """Return the functions whose owner must be asked for: uuid of the guest, and address.
+
+    Those that a guest had with an ARQ are known. Others are asked for each time: a use ends.
+    """
+    found = [
+        (guest.uuid, address)
+        for guest in guests
+        for address in sorted(guest.functions - _record(known, guest).owned)
+    ]
+    return found[:MAX_FUNCTIONS]
+
+
+def decide(
+    guests: Iterable[Guest], known: Mapping[str, GuestRecord], owners: Owners | None
+) -> GuestDecision:
+    """Return what is known of the guests from now; ``known`` is the last result.
+
+    ``owners`` has the answers to the questions, None if the conductor did not answer.
+    """
+    records: dict[str, GuestRecord] = {}
+    unknown = False
+    for guest in guests:
+        if not guest.functions:
+            continue
+        before = _record(known, guest)
+        owned, foreign = before.owned & guest.functions, set[str]()
+        for address in guest.functions - owned:
+            if owners is None or (guest.uuid, address) not in owners:
+                unknown = True
+                if address in before.foreign:
+                    foreign.add(address)
+            elif owners[guest.uuid, address] is FunctionOwner.INSTANCE:
+                owned |= {address}
+            elif owners[guest.uuid, address] is None:
+                foreign.add(address)
+        records[guest.uuid] = GuestRecord(guest.name, owned, frozenset(foreign))
+    return GuestDecision(records, unknown)
+
+
+def _record(known: Mapping[str, GuestRecord], guest: Guest) -> GuestRecord:
+    return known.get(guest.uuid, GuestRecord(guest.name))

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which functions of guests are withheld: of servers with ARQs, of others, and in between."""
+
+from collections.abc import Mapping
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cyborg.core.inventory.guest_functions import (
+    MAX_FUNCTIONS,
+    FunctionOwner,
+    Guest,
+    GuestDecision,
+    GuestRecord,
+    Owners,
+    decide,
+    list_questions,
+)
+
+SERVER, OTHER = "5f0d6f3c-6a8e-4a39-9b7a-0d5f6f3c6a8e", "9a1d6f3c-6a8e-4a39-9b7a-0d5f6f3c6a8e"
+A, B = "0000:01:00.0", "0000:02:00.0"
+NOTHING: Mapping[str, GuestRecord] = {}
+
+
+def guest(*functions: str, uuid: str = SERVER) -> Guest:
+    return Guest(uuid, f"name-{uuid[:4]}", frozenset(functions))
+
+
+def owner(value: FunctionOwner | None, address: str = A, uuid: str = SERVER) -> Owners:
+    return {(uuid, address): value}
+
+
+def test_function_of_a_guest_without_an_arq_is_withheld_until_the_guest_ends() -> None:
+    decision = decide([guest(A)], NOTHING, owner(None))
+    assert (decision.withheld, decision.unknown) == ({A: "name-5f0d"}, False)
+    assert list_questions([guest(A)], decision.records) == [(SERVER, A)]
+    again = decide([guest(A)], decision.records, owner(None))
+    assert again == decision
+    assert decide([guest()], again.records, {}) == GuestDecision()
+    assert decide([], again.records, {}) == GuestDecision()
+
+
+def test_server_with_an_arq_keeps_its_function() -> None:
+    bound = decide([guest(A)], NOTHING, owner(FunctionOwner.INSTANCE))
+    assert (bound.withheld, bound.unknown) == ({}, False)
+    assert list_questions([guest(A)], bound.records) == []
+    # Neither a restart of the agent nor a conductor that does not answer changes this.
+    assert decide([guest(A)], bound.records, None) == bound
+
+
+def test_function_that_is_released_before_its_guest_changes_is_not_withheld() -> None:
+    bound = decide([guest(A)], NOTHING, owner(FunctionOwner.INSTANCE))
+    assert decide([guest(A)], bound.records, owner(None)).withheld == {}
+    # Its next definition has no such function: the record ends.
+    changed = decide([guest()], bound.records, {})
+    assert changed.records == {}
+    assert decide([guest(A)], changed.records, owner(None)).withheld == {A: "name-5f0d"}
+
+
+def test_unknown_owner_neither_withholds_nor_frees_a_function() -> None:
+    unknown = decide([guest(A)], NOTHING, None)
+    assert (unknown.withheld, unknown.unknown) == ({}, True)
+    known = decide([guest(A)], unknown.records, owner(None))
+    away = decide([guest(A, B)], known.records, None)
+    assert (away.withheld, away.unknown) == ({A: "name-5f0d"}, True)
+    bound = decide([guest(A, B)], away.records, {**owner(None), **owner(FunctionOwner.INSTANCE, B)})
+    assert (bound.withheld, bound.unknown) == ({A: "name-5f0d"}, False)
+
+
+def test_function_of_another_arq_stays_with_its_owner() -> None:
+    """Such as that of a host, of a context without an instance, or a guest with a wrong XML."""
+    decision = decide([guest(A)], NOTHING, owner(FunctionOwner.OTHER))
+    assert (decision.withheld, decision.unknown) == ({}, False)
+    assert list_questions([guest(A)], decision.records) == [(SERVER, A)]
+    assert decide([guest(A)], decision.records, owner(None)).withheld == {A: "name-5f0d"}
+
+
+def test_function_of_two_guests_is_withheld_for_the_one_without_an_arq() -> None:
+    guests = [guest(A), guest(A, uuid=OTHER)]
+    bound = decide(
+        guests, NOTHING, {**owner(FunctionOwner.INSTANCE), (OTHER, A): FunctionOwner.OTHER}
+    )
+    assert bound.withheld == {}
+    released = decide(guests, bound.records, {(OTHER, A): None})
+    assert released.withheld == {A: "name-9a1d"}
+
+
+def test_questions_have_a_limit_and_the_rest_is_unknown() -> None:
+    many = guest(
+        *(f"0000:{n >> 8:02x}:{n >> 3 & 31:02x}.{n & 7}" for n in range(MAX_FUNCTIONS + 1))
+    )
+    questions = list_questions([many], NOTHING)
+    assert len(questions) == MAX_FUNCTIONS
+    decision = decide([many], NOTHING, dict.fromkeys(questions))
+    assert (len(decision.withheld), decision.unknown) == (MAX_FUNCTIONS, True)
+
+
+FUNCTIONS = st.frozensets(st.sampled_from([A, B, "0000:03:00.0"]))
+ANSWERS = st.sampled_from([None, *FunctionOwner])
+
+
+@given(
+    steps=st.lists(
+        st.tuples(FUNCTIONS, st.one_of(st.none(), st.lists(ANSWERS, min_size=3, max_size=3)))
+    )
+)
+def test_no_function_of_an_arq_is_ever_withheld(
+    steps: list[tuple[frozenset[str], list[FunctionOwner | None] | None]],
+) -> None:
+    """It is withheld only after an answer that nothing owns it, and while a guest has it."""
+    known = NOTHING
+    for functions, answers in steps:
+        guests = [guest(*functions)]
+        questions = list_questions(guests, known)
+        owners = None if answers is None else dict(zip(questions, answers, strict=False))
+        decision = decide(guests, known, owners)
+        for address in decision.withheld:
+            assert address in functions
+            if owners is not None:
+                assert owners[SERVER, address] is None
+        assert decision.unknown is (owners is None and bool(questions))
+        assert all(not record.owned & record.foreign for record in decision.records.values())
+        known = decision.records

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PCI functions of the domains of libvirt, read by its Python binding: nothing is changed.
+
+A connection that only reads needs no privileges: libvirt's default policy lets each user of the
+host see its domains ("Connection authentication" of libvirt's documentation, ``unix_sock_ro_perms``
+and ``auth_unix_ro`` of libvirtd.conf). It is opened for each read, so that a restart of the daemon
+needs no care.
+"""
+
+import importlib
+from types import ModuleType
+from typing import Any
+
+from cyborg.agent.guests.timed_calls import TimedCalls
+from cyborg.core.errors import Unavailable
+from cyborg.core.inventory.guest_functions import Guest
+from cyborg.core.log import get_logger
+from cyborg.drivers.host_use.domains import parse_functions
+
+LOG = get_logger(__name__)
+
+MAX_SECONDS = 5.0
+"""Seconds for one read: a discovery waits for it."""
+
+
+def find_library() -> ModuleType | None:
+    """Return libvirt's Python binding; None if it cannot be loaded, with a line in the log."""
+    try:
+        return importlib.import_module("libvirt")
+    except ImportError as exc:
+        reason = str(exc)
+    LOG.info(
+        "Devices of domains of libvirt are not known, because its Python binding cannot be loaded "
+        "(%s): install cyborg[live], or set [libvirt] read_domains = false on a host without "
+        "libvirt",
+        reason,
+    )
+    return None
+
+
+class LibvirtDomains:
+    """Domains of one libvirt connection."""
+
+    def __init__(self, uri: str, library: ModuleType, max_seconds: float = MAX_SECONDS) -> None:
+        self._uri = uri
+        self._libvirt: Any = library
+        self._calls = TimedCalls(f"libvirt ({uri})", max_seconds)
+        # The binding also prints each error.
+        self._libvirt.registerErrorHandler(lambda context, error: None, None)
+
+    def read(self) -> list[Guest]:
+        """Return the running and defined domains with a PCI function of the host.
+
+        Raise TimedOut and Unavailable.
+        """
+        try:
+            return self._calls.run(self._read)
+        except (self._libvirt.libvirtError, ValueError) as exc:
+            raise Unavailable(f"libvirt at {self._uri} cannot be read now: {exc}") from exc
+
+    def _read(self) -> list[Guest]:
+        connection = self._libvirt.openReadOnly(self._uri)
+        try:
+            guests = [self._describe(domain) for domain in connection.listAllDomains(0)]
+        finally:
+            connection.close()
+        return [guest for guest in guests if guest is not None and guest.functions]
+
+    def _describe(self, domain: Any) -> Guest | None:
+        """Return a guest; None if it has ended since."""
+        libvirt = self._libvirt
+        try:
+            functions = parse_functions(domain.XMLDesc(0))
+            if domain.isActive() and domain.isPersistent():
+                functions |= parse_functions(domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE))
+            return Guest(domain.UUIDString(), domain.name(), functions)
+        except libvirt.libvirtError as exc:
+            if exc.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
+                return None
+            raise

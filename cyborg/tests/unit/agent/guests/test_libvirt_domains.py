@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Domains of libvirt's driver ``test``, in memory of this process, and a library that fails."""
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cyborg.agent.guests.libvirt_domains import LibvirtDomains, find_library
+from cyborg.core.errors import TimedOut, Unavailable
+from cyborg.core.inventory.guest_functions import Guest
+
+requires_binding = pytest.mark.requires("libvirt_python")
+
+URI = "test:///default"
+SERVER = "7a3c6b0e-1f0d-4b0e-9f43-5a1b2c3d4e5f"
+A, B = "0000:01:00.0", "0000:02:00.0"
+
+
+def render(*buses: int) -> str:
+    devices = "".join(
+        "<hostdev mode='subsystem' type='pci' managed='yes'><source>"
+        f"<address domain='0x0000' bus='{bus:#04x}' slot='0x00' function='0x0'/></source></hostdev>"
+        for bus in buses
+    )
+    return (
+        f"<domain type='test'><name>guest1</name><uuid>{SERVER}</uuid><memory>1024</memory>"
+        f"<os><type>hvm</type></os><devices>{devices}</devices></domain>"
+    )
+
+
+@pytest.fixture
+def connection() -> Iterator[Any]:
+    library: Any = find_library()
+    connection = library.open(URI)
+    yield connection
+    for domain in connection.listAllDomains():
+        if domain.UUIDString() == SERVER:
+            if domain.isPersistent():
+                domain.undefine()
+            if domain.isActive():
+                domain.destroy()
+    connection.close()
+
+
+def read(**more: Any) -> list[Guest]:
+    library = find_library()
+    assert library is not None
+    return LibvirtDomains(URI, library, **more).read()
+
+
+@requires_binding
+def test_domain_has_its_functions_while_it_is_defined_or_runs(connection: Any) -> None:
+    assert read() == []
+    domain = connection.defineXML(render(1))
+    assert read() == [Guest(SERVER, "guest1", frozenset({A}))]
+    domain.create()
+    # The next start has another device.
+    connection.defineXML(render(2))
+    assert read() == [Guest(SERVER, "guest1", frozenset({A, B}))]
+    domain.destroy()
+    assert read() == [Guest(SERVER, "guest1", frozenset({B}))]
+    connection.defineXML(render())
+    assert read() == []
+    domain.undefine()
+    connection.createXML(render(1))
+    assert read() == [Guest(SERVER, "guest1", frozenset({A}))]
+
+
+class OtherLibrary:
+    """libvirt's binding with another function to open a connection."""
+
+    def __init__(self, open_connection: Any) -> None:
+        self._library: Any = find_library()
+        self.openReadOnly = open_connection
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._library, name)
+
+    def make_error(self, code: str) -> Exception:
+        """Return an error of libvirt."""
+        error: Any = self._library.libvirtError("failed")
+        error.err = (getattr(self._library, code), 0, "failed", 2, "", "", "", 0, 0)
+        found: Exception = error
+        return found
+
+
+class Domains:
+    """A connection with one domain, whose description raises an error."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self._error = error
+        self.is_closed = False
+
+    def listAllDomains(self, flags: int) -> list[Any]:
+        """Return this object as the domain."""
+        return [self]
+
+    def XMLDesc(self, flags: int) -> str:
+        """Fail, or return a text that is no XML."""
+        if self._error is not None:
+            raise self._error
+        return "<domain"
+
+    def close(self) -> None:
+        """Record the call."""
+        self.is_closed = True
+
+
+@requires_binding
+def test_domain_that_ended_meanwhile_is_skipped() -> None:
+    library = OtherLibrary(None)
+    domains = Domains(library.make_error("VIR_ERR_NO_DOMAIN"))
+    library.openReadOnly = lambda uri: domains
+    assert LibvirtDomains(URI, library).read() == []  # type: ignore[arg-type]
+    assert domains.is_closed
+
+
+@requires_binding
+@pytest.mark.parametrize("is_xml", [True, False])
+def test_domain_that_cannot_be_described_is_an_error(is_xml: bool) -> None:
+    library = OtherLibrary(None)
+    domains = Domains(library.make_error("VIR_ERR_INTERNAL_ERROR") if is_xml else None)
+    library.openReadOnly = lambda uri: domains
+    with pytest.raises(Unavailable, match="libvirt at test:///default cannot be read now: "):
+        LibvirtDomains(URI, library).read()  # type: ignore[arg-type]
+    assert domains.is_closed
+
+
+@requires_binding
+def test_host_without_a_daemon_is_an_error() -> None:
+    library = find_library()
+    assert library is not None
+    with pytest.raises(Unavailable, match="cannot be read now"):
+        LibvirtDomains("qemu+unix:///system?socket=/absent", library).read()
+
+
+@requires_binding
+def test_daemon_that_hangs_fails_in_time_and_at_once_after_that() -> None:
+    answer = threading.Event()
+
+    def open_connection(uri: str) -> Any:
+        assert answer.wait(30.0)
+        return Domains(None)
+
+    library: Any = OtherLibrary(open_connection)
+    domains = LibvirtDomains(URI, library, max_seconds=0.05)
+    with pytest.raises(TimedOut, match="did not answer in"):
+        domains.read()
+    begin = time.monotonic()
+    with pytest.raises(Unavailable, match="has not answered for"):
+        domains.read()
+    assert time.monotonic() - begin < 1.0
+    answer.set()
+
+
+def test_host_without_the_binding_has_one_line_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "libvirt", None)
+    caplog.set_level(logging.INFO)
+    assert find_library() is None
+    assert "install cyborg[live], or set [libvirt] read_domains = false" in caplog.text

@@ -19,7 +19,8 @@ from cyborg.agent.desired.reconciler import BackendReconciler
 from cyborg.agent.desired.state_file import StateFile
 from cyborg.agent.endpoint import AgentEndpoint
 from cyborg.agent.external import driver as external
-from cyborg.agent.guests.factory import LiveGuests, make_guests
+from cyborg.agent.guests.factory import LiveGuests, make_function_users, make_guests
+from cyborg.agent.guests.function_users import FunctionUsers
 from cyborg.agent.images.factory import ClosableImageStore, make_image_store
 from cyborg.agent.jobs.checkpoint import BOOT_ID, Checkpoint, read_boot_id
 from cyborg.agent.jobs.queue import JobQueue
@@ -32,7 +33,9 @@ from cyborg.core.errors import Unavailable
 from cyborg.core.hosts import service
 from cyborg.core.log import get_logger
 from cyborg.drivers.base import Driver
+from cyborg.drivers.host_use.domains import read_nothing
 from cyborg.drivers.replay.host import ReplayedHost
+from cyborg.drivers.sysfs import LOCAL_ROOT
 from cyborg.rpc.contract import ConductorAPI
 from cyborg.rpc.server import Server, make_server
 from cyborg.rpc.transport import Transport
@@ -72,6 +75,7 @@ class AgentService:
         self._reporter: Reporter | None = None
         self._jobs: JobQueue | None = None
         self._guests: LiveGuests | None = None
+        self._function_users: FunctionUsers | None = None
         self._uevent_watcher: UeventWatcher | None = None
         self._external: external.ExternalDriverHost | None = None
         self._images: ClosableImageStore | None = None
@@ -90,14 +94,10 @@ class AgentService:
         state_dir = Path(conf.state_path, "agent")
         self.replayed = open_replay(conf)
         images = self._images = make_image_store(conf)
-        if self.replayed is None:
-            factory = DriverFactory(conf, catalogue, self._sysfs_root, images)
-        else:
-            self._sysfs_root, self._boot_id = self.replayed.sysfs_root, self.replayed.boot_id
-            create = self.replayed.create_driver
+        if self.replayed is not None:
             # An agent of the same name that manages this machine has other backends and jobs.
             state_dir = state_dir / "replay"
-            factory = DriverFactory(conf, catalogue, self._sysfs_root, images, create, state_dir)
+        factory = self._make_factory(catalogue, images, state_dir)
         identity_provider = HostIdentityProvider(conf)
         state_file = StateFile(state_dir / f"backends-{conf.host}.json", self._boot_id)
         needs_setup = set(state_file.backends) if state_file.rebooted_since_setup else set()
@@ -161,7 +161,7 @@ class AgentService:
         if conf.agent.watch_uevents and self.replayed is not None:
             if self.replayed.capture.uevents:
                 self._uevent_watcher = UeventWatcher(registry, self.replayed.uevents.open)
-        elif conf.agent.watch_uevents and Path(self._sysfs_root) == Path("/sys"):
+        elif conf.agent.watch_uevents and Path(self._sysfs_root) == LOCAL_ROOT:
             self._uevent_watcher = UeventWatcher(registry)
         if self._uevent_watcher is not None:
             # Before the first discovery, so that no change between the two is missed.
@@ -173,6 +173,8 @@ class AgentService:
         reconciler.start()
         if guests is not None:
             guests.reasserter.start()
+        if self._function_users is not None:
+            self._function_users.start()
         self._server_thread = threading.Thread(
             target=self._start_server, name="agent-server", daemon=True
         )
@@ -187,8 +189,7 @@ class AgentService:
         """Scan for installed drivers and rediscover all backends."""
         if self._catalogue is not None:
             self._catalogue.scan()
-        for backend in self._registry:
-            backend.rediscover()
+        self._rediscover_all()
 
     def wait_ready(self, seconds: float | None = None) -> bool:
         """Wait until the RPC server has started; return whether it has."""
@@ -207,7 +208,10 @@ class AgentService:
         end = time.monotonic() + STOP_TIMEOUT
         # First the threads that start work in others.
         reasserter = None if self._guests is None else self._guests.reasserter
-        threads = (reasserter, self._reconciler, self._uevent_watcher, self._jobs, self._reporter)
+        threads = (
+            *(reasserter, self._function_users, self._reconciler, self._uevent_watcher),
+            *(self._jobs, self._reporter),
+        )
         started: list[Any] = [thread for thread in threads if thread is not None]
         for thread in started:
             thread.stop()
@@ -265,6 +269,29 @@ class AgentService:
         if self._uevent_watcher is not None:
             self._uevent_watcher.refresh()
         self._wake()
+
+    def _make_factory(
+        self, catalogue: DriverCatalogue, images: ClosableImageStore | None, state_dir: Path
+    ) -> DriverFactory:
+        """Return the factory of the drivers of this host, or of the host that is replayed."""
+        conf = self._conf
+        if self.replayed is not None:
+            self._sysfs_root, self._boot_id = self.replayed.sysfs_root, self.replayed.boot_id
+            create = self.replayed.create_driver
+            return DriverFactory(conf, catalogue, self._sysfs_root, images, create, state_dir)
+        # Only this host itself has guests.
+        if Path(self._sysfs_root) == LOCAL_ROOT:
+            path = state_dir / f"guests-{conf.host}.json"
+            self._function_users = make_function_users(
+                conf, self._conductor, path, self._rediscover_all
+            )
+        users = self._function_users
+        read_domains = read_nothing if users is None else users.read
+        return DriverFactory(conf, catalogue, self._sysfs_root, images, read_domains=read_domains)
+
+    def _rediscover_all(self) -> None:
+        for backend in self._registry:
+            backend.rediscover()
 
     def _on_hello(self, name: str) -> None:
         backend = self._registry.get(name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of the agent for running guests."""
+"""Options of the agent for the guests of its host."""
 
 from typing import Any
 
@@ -13,6 +13,14 @@ OPTIONS = [
         help="Whether this agent attaches devices to running guests, and detaches them, for "
         "attachments in the mode live. Needs the extra 'live' of the package, and an agent whose "
         "user may change all domains of libvirt.",
+    ),
+    cfg.BoolOpt(
+        "read_domains",
+        default=True,
+        help="Whether this agent reads the domains of libvirt, running or only defined, and offers "
+        "no PCI function that a domain has without an accelerator request. It needs libvirt's "
+        "Python binding (the extra 'live' of the package) and libvirt's read-only socket; without "
+        "the binding nothing is read. Disable this on a host without libvirt.",
     ),
     cfg.StrOpt(
         "connection_uri",

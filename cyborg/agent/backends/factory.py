@@ -25,6 +25,7 @@ from cyborg.core.inventory.device import Device
 from cyborg.core.jobs.job import WorkItem
 from cyborg.core.log import get_logger
 from cyborg.drivers.base import ABILITY_INTERFACES, Driver, Option
+from cyborg.drivers.host_use.domains import ReadDomains, read_nothing
 from cyborg.drivers.images import ImageStore, NoImageStore
 
 __all__ = ["NAMESPACE", "DriverFactory", "load_drivers", "options_of"]
@@ -73,14 +74,16 @@ class DriverFactory:
         images: ImageStore | None = None,
         create: CreateDriver | None = None,
         state_dir: Path | None = None,
+        read_domains: ReadDomains = read_nothing,
     ) -> None:
         """Read the configured backends. Raise Misconfigured if they are invalid.
 
         The drivers use ``images``, and store their state below ``state_dir``. ``create`` creates
         the object of a driver class, for example for a replayed host; the default passes
-        ``sysfs_root`` to the class.
+        ``sysfs_root`` to the class. ``read_domains`` returns the devices of domains of libvirt.
         """
         self._images = NoImageStore() if images is None else images
+        self._read_domains = read_domains
         self._conf = conf
         self._catalogue = catalogue
         self._new_driver: CreateDriver = create or (
@@ -285,6 +288,7 @@ class DriverFactory:
         instance.settings = list_settings(driver.OPTIONS, values, sources)
         instance.host = str(self._conf.host)
         instance.images = self._images
+        instance.read_domains = self._read_domains
         instance.memory = self._memory.of(driver.name)
         if instance.backend != backend:
             raise DriverFailed(

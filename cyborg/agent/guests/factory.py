@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Create the objects for running guests, if the configuration enables them."""
+"""Create the objects for the guests of this host, if the configuration enables them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from oslo_config import cfg
 
 from cyborg.agent.backends.backend import Backend
 from cyborg.agent.guests.devices import GuestDevices
+from cyborg.agent.guests.function_users import FunctionUsers, RecordFile
 from cyborg.agent.guests.known_handles import make_check, make_pending_check, make_use_check
+from cyborg.agent.guests.libvirt_domains import LibvirtDomains, find_library
 from cyborg.agent.guests.libvirt_hypervisor import LibvirtHypervisor
 from cyborg.agent.guests.reasserter import Reasserter
 from cyborg.rpc.contract import ConductorAPI
@@ -53,3 +56,19 @@ def make_guests(
         conf.host, epoch, conductor, devices, hypervisor.watch, options.reassert_interval
     )
     return LiveGuests(hypervisor, devices, reasserter)
+
+
+def make_function_users(
+    conf: cfg.ConfigOpts, conductor: ConductorAPI, path: Path, rediscover: Callable[[], object]
+) -> FunctionUsers | None:
+    """Return the reader of the devices of guests; None if they are not read.
+
+    ``path`` is the file with what is known of them. ``rediscover`` starts a discovery of all
+    backends.
+    """
+    options = conf.libvirt
+    library = find_library() if options.read_domains else None
+    if library is None:
+        return None
+    domains = LibvirtDomains(options.connection_uri, library)
+    return FunctionUsers(conf.host, conductor, domains.read, RecordFile(path), rediscover)

@@ -35,6 +35,8 @@ LOG = get_logger(__name__)
 
 MAX_AGE = 1.0
 """Seconds for which facts are kept: the backends of an agent discover at about the same time."""
+RECHECK = 300.0
+"""Seconds until the owners of functions of running servers are asked for again."""
 MAX_SECONDS = 5.0
 """Seconds for an answer of a conductor."""
 FIRST_RETRY, LAST_RETRY = 2.0, 60.0  # seconds until a question is repeated
@@ -129,6 +131,7 @@ class FunctionUsers(LoopThread):
         self._end = float("-inf")  # of the present facts
         self._facts = DomainFacts()
         self._guests: Sequence[Guest] | None = None
+        self._recheck_at = float("-inf")
         self._is_unknown = False  # the owner of a function
         self._needs_discovery = False  # a discovery was told the unknown owner
         self._backoff = Backoff(FIRST_RETRY, LAST_RETRY)
@@ -165,8 +168,11 @@ class FunctionUsers(LoopThread):
         records = self._file.records
         # Guests that were never listed, as libvirt does not answer, keep their last record.
         if self._guests is not None:
-            questions = list_questions(self._guests, records)
-            decision = decide(self._guests, records, self._ask(questions))
+            is_due = self._clock() >= self._recheck_at
+            owners = self._ask(list_questions(self._guests, records, all_running=is_due))
+            if is_due and owners is not None:
+                self._recheck_at = self._clock() + RECHECK
+            decision = decide(self._guests, records, owners)
             self._file.store(decision.records)
             self._is_unknown = decision.unknown
             users = decision.withheld

@@ -70,10 +70,13 @@ class LibvirtDomains:
         """Return a guest; None if it has ended since."""
         libvirt = self._libvirt
         try:
-            functions = parse_functions(domain.XMLDesc(0))
-            if domain.isActive() and domain.isPersistent():
-                functions |= parse_functions(domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE))
-            return Guest(domain.UUIDString(), domain.name(), functions)
+            running = domain.isActive()
+            now = parse_functions(domain.XMLDesc(0))
+            later = frozenset[str]()
+            if running and domain.isPersistent():
+                later = parse_functions(domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE))
+            running_functions = now if running else frozenset()
+            return Guest(domain.UUIDString(), domain.name(), now | later, running_functions)
         except libvirt.libvirtError as exc:
             if exc.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
                 return None

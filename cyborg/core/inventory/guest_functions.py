@@ -7,8 +7,8 @@ decision must hold in these moments:
 * An ARQ is bound before the guest is defined. So guests are read first, and owners after that.
 * An ARQ can be released before the definition of its guest is changed: Nova leaves a function that
   is detached in the definition of a stopped server, and writes a new definition at its next start.
-  So a guest that had a function with an ARQ once has it without any claim until its definition
-  changes, and the function is not withheld.
+  So a definition with a function for which its instance had an ARQ does not withhold the function.
+  A guest that still runs with it does: this is asked again from time to time.
 * The conductor may not answer. Then a function is withheld only if the guest had it without an ARQ
   at the last answer: a function whose owner is unknown may be of a server, and would be shown as
   lost if it was withheld.
@@ -34,20 +34,23 @@ class FunctionOwner(StrEnum):
 class Guest:
     """A guest of the host: the uuid of its instance, its name, its PCI functions by address.
 
-    The functions are those with which it runs now, and those with which it would start.
+    ``running`` are the functions with which it runs now, ``functions`` also those with which it
+    would start.
     """
 
     uuid: str
     name: str
     functions: frozenset[str]
+    running: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class GuestRecord:
     """What is known of a guest with PCI functions.
 
-    ``owned``: functions for which its instance had an ARQ. ``foreign``: functions which it had
-    without any ARQ at the last answer of a conductor. Both only as long as the guest has them.
+    ``owned``: functions for which its instance had an ARQ. ``foreign``: functions that nothing but
+    the guest had at the last answer of a conductor. Both only as long as the guest has them; a
+    function in both had an ARQ, and the guest still ran with it without one.
     """
 
     name: str
@@ -77,17 +80,18 @@ Owners = Mapping[tuple[str, str], FunctionOwner | None]
 
 
 def list_questions(
-    guests: Iterable[Guest], known: Mapping[str, GuestRecord]
+    guests: Iterable[Guest], known: Mapping[str, GuestRecord], *, all_running: bool = False
 ) -> list[tuple[str, str]]:
     """Return the functions whose owner must be asked for: uuid of the guest, and address.
 
-    Those that a guest had with an ARQ are known. Others are asked for each time: a use ends.
+    Those that a guest had with an ARQ are known; with ``all_running`` those of running guests are
+    asked for too. Others are asked for each time: they may have got an owner.
     """
-    found = [
-        (guest.uuid, address)
-        for guest in guests
-        for address in sorted(guest.functions - _record(known, guest).owned)
-    ]
+    found: list[tuple[str, str]] = []
+    for guest in guests:
+        record = _record(known, guest)
+        again = guest.running if all_running else guest.running & record.foreign
+        found += [(guest.uuid, a) for a in sorted((guest.functions - record.owned) | again)]
     return found[:MAX_FUNCTIONS]
 
 
@@ -104,17 +108,18 @@ def decide(
         if not guest.functions:
             continue
         before = _record(known, guest)
-        owned, foreign = before.owned & guest.functions, set[str]()
-        for address in guest.functions - owned:
+        owned = before.owned & guest.functions
+        foreign = before.foreign & guest.functions - (owned - guest.running)
+        for address in guest.functions:
             if owners is None or (guest.uuid, address) not in owners:
-                unknown = True
-                if address in before.foreign:
-                    foreign.add(address)
-            elif owners[guest.uuid, address] is FunctionOwner.INSTANCE:
+                unknown |= address not in owned
+                continue
+            owner = owners[guest.uuid, address]
+            if owner is FunctionOwner.INSTANCE:
                 owned |= {address}
-            elif owners[guest.uuid, address] is None:
-                foreign.add(address)
-        records[guest.uuid] = GuestRecord(guest.name, owned, frozenset(foreign))
+            is_used = owner is None and (address not in owned or address in guest.running)
+            foreign = foreign | {address} if is_used else foreign - {address}
+        records[guest.uuid] = GuestRecord(guest.name, owned, foreign)
     return GuestDecision(records, unknown)
 
 

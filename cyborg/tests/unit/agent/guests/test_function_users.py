@@ -114,6 +114,19 @@ def test_server_from_its_bind_to_its_end(host: Host) -> None:
     assert host.questions == [[A]]
 
 
+def test_server_that_runs_on_without_its_arq_is_found_within_minutes(host: Host) -> None:
+    host.owners = {A: "instance"}
+    host.guests = [Guest(SERVER, "guest1", frozenset({A}), frozenset({A}))]
+    for _ in range(5):
+        assert host.discover() == {}
+    assert host.questions == [[A]]
+    host.owners = {}
+    assert host.discover() == {A: "guest1"}
+    host.guests = [guest(A)]
+    assert host.discover() == {}
+    assert host.questions == [[A]] * 2
+
+
 def test_backends_share_one_read(host: Host) -> None:
     host.guests = [guest(A)]
     for _ in range(3):

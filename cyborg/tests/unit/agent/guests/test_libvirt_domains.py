@@ -61,14 +61,14 @@ def test_domain_has_its_functions_while_it_is_defined_or_runs(connection: Any) -
     domain.create()
     # The next start has another device.
     connection.defineXML(render(2))
-    assert read() == [Guest(SERVER, "guest1", frozenset({A, B}))]
+    assert read() == [Guest(SERVER, "guest1", frozenset({A, B}), frozenset({A}))]
     domain.destroy()
     assert read() == [Guest(SERVER, "guest1", frozenset({B}))]
     connection.defineXML(render())
     assert read() == []
     domain.undefine()
     connection.createXML(render(1))
-    assert read() == [Guest(SERVER, "guest1", frozenset({A}))]
+    assert read() == [Guest(SERVER, "guest1", frozenset({A}), frozenset({A}))]
 
 
 class OtherLibrary:
@@ -99,6 +99,10 @@ class Domains:
     def listAllDomains(self, flags: int) -> list[Any]:
         """Return this object as the domain."""
         return [self]
+
+    def isActive(self) -> bool:
+        """Return that the domain runs."""
+        return True
 
     def XMLDesc(self, flags: int) -> str:
         """Fail, or return a text that is no XML."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which functions of guests are withheld: of servers with ARQs, of others, and in between."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,8 +22,8 @@ A, B = "0000:01:00.0", "0000:02:00.0"
 NOTHING: Mapping[str, GuestRecord] = {}
 
 
-def guest(*functions: str, uuid: str = SERVER) -> Guest:
-    return Guest(uuid, f"name-{uuid[:4]}", frozenset(functions))
+def guest(*functions: str, uuid: str = SERVER, running: Collection[str] = ()) -> Guest:
+    return Guest(uuid, f"name-{uuid[:4]}", frozenset(functions), frozenset(running))
 
 
 def owner(value: FunctionOwner | None, address: str = A, uuid: str = SERVER) -> Owners:
@@ -55,6 +55,22 @@ def test_function_that_is_released_before_its_guest_changes_is_not_withheld() ->
     changed = decide([guest()], bound.records, {})
     assert changed.records == {}
     assert decide([guest(A)], changed.records, owner(None)).withheld == {A: "name-5f0d"}
+
+
+def test_guest_that_runs_on_without_its_arq_withholds_the_function() -> None:
+    running = guest(A, running=[A])
+    bound = decide([running], NOTHING, owner(FunctionOwner.INSTANCE))
+    assert list_questions([running], bound.records) == []
+    assert list_questions([running], bound.records, all_running=True) == [(SERVER, A)]
+    assert decide([running], bound.records, owner(FunctionOwner.INSTANCE)) == bound
+    released = decide([running], bound.records, owner(None))
+    assert (released.withheld, released.unknown) == ({A: "name-5f0d"}, False)
+    # Until it stops, or has an ARQ again, as the next answer says.
+    assert list_questions([running], released.records) == [(SERVER, A)]
+    assert decide([running], released.records, None) == released
+    assert decide([guest(A)], released.records, None).withheld == {}
+    assert decide([running], released.records, owner(FunctionOwner.INSTANCE)).withheld == {}
+    assert decide([running], released.records, owner(FunctionOwner.OTHER)).withheld == {}
 
 
 def test_unknown_owner_neither_withholds_nor_frees_a_function() -> None:
@@ -100,24 +116,26 @@ ANSWERS = st.sampled_from([None, *FunctionOwner])
 
 
 @given(
+    is_running=st.booleans(),
     steps=st.lists(
         st.tuples(FUNCTIONS, st.one_of(st.none(), st.lists(ANSWERS, min_size=3, max_size=3)))
-    )
+    ),
 )
 def test_no_function_of_an_arq_is_ever_withheld(
+    is_running: bool,
     steps: list[tuple[frozenset[str], list[FunctionOwner | None] | None]],
 ) -> None:
     """It is withheld only after an answer that nothing owns it, and while a guest has it."""
     known = NOTHING
     for functions, answers in steps:
-        guests = [guest(*functions)]
+        guests = [guest(*functions, running=functions if is_running else ())]
         questions = list_questions(guests, known)
         owners = None if answers is None else dict(zip(questions, answers, strict=False))
         decision = decide(guests, known, owners)
         for address in decision.withheld:
             assert address in functions
             if owners is not None:
-                assert owners[SERVER, address] is None
+                assert owners[SERVER, address] is None, "asked for each time"
         assert decision.unknown is (owners is None and bool(questions))
-        assert all(not record.owned & record.foreign for record in decision.records.values())
+        assert is_running or not any(r.owned & r.foreign for r in decision.records.values())
         known = decision.records

@@ -36,7 +36,7 @@ IN_USE = Option(
     (),
     "PCI addresses like those of adopt, of devices that the host uses. The uses that the first "
     "discovery finds are accepted; another use withholds the device. A disk that holds something "
-    "in use is never offered.",
+    "in use, and a device of a domain of libvirt, are never offered.",
 )
 """Option of drivers that find out whether the host uses a device."""
 

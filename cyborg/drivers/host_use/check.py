@@ -45,7 +45,8 @@ def used_functions(
     count as a use. For the addresses ``shared``, mediated devices and open device
     nodes do not count: servers and the host use these functions at the same time. For the addresses
     ``checked_ports``, a network port that is up with a link counts. A use that ``is_accepted`` for
-    an address does not count; it is not asked about the uses of disks, which are never accepted.
+    an address does not count; it is not asked about the uses of disks and of domains, which are
+    never accepted.
     ``domains`` returns the functions that domains of libvirt have on this host; by default none.
     """
     sysfs = Sysfs(sysfs_root)
@@ -55,7 +56,7 @@ def used_functions(
     sharing = mediated_parents(sysfs_root) | ProcessReader(
         sysfs, processes.read(sysfs_root)
     ).used_functions(interfaces=interfaces)
-    found = DiskReader(sysfs).used_functions()
+    found = find_used(sysfs_root, domains, functions) | DiskReader(sysfs).used_functions()
     known = {} if known is None else known
     for reasons in (
         _network_functions(networks, known, checked_ports) if interfaces else {},
@@ -64,7 +65,6 @@ def used_functions(
         platform_functions(functions),
         _user_space_functions(functions),
         _queue_functions(sysfs),
-        find_used(sysfs_root, domains, functions),
         DisplayReader(sysfs).used_functions(),
         {address: reason for address, reason in sharing.items() if address not in shared},
     ):

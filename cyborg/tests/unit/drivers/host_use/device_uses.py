@@ -135,6 +135,17 @@ DEVICE_USES: Sequence[Use] = (
         _with_class("habanalabs", "hl0", make_function("1da3", "1020", "120000", "habanalabs")),
     ),
     _open(
+        "/dev/tenstorrent/0",
+        "vllm",
+        _with_class("tenstorrent", "tenstorrent!0", make_function("1e52", "401e", "120000", "tt")),
+    ),
+    _open(
+        "/dev/davinci_manager",
+        "python3",
+        make_function("19e5", "d802", "120000", "devdrv_device_driver"),
+    ),
+    _open("/dev/neuron0", "python3", make_function("1d0f", "7164", "088000", "neuron")),
+    _open(
         "/dev/infiniband/uverbs0",
         "ib_write_bw",
         _with_class(

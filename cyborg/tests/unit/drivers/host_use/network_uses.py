@@ -4,6 +4,7 @@
 from collections.abc import Sequence
 
 from cyborg.drivers.host_use import rtnetlink
+from cyborg.drivers.host_use.networks import ACTIVE_PORT
 from cyborg.drivers.host_use.rtnetlink import Link, Route
 from cyborg.testing.host_tree import HostTree
 from cyborg.tests.unit.drivers.host_use.steps import Use, add_nic, set_up
@@ -97,6 +98,13 @@ NETWORK_USES: Sequence[Use] = (
         "vxlan0",
         addressed=[2],
         is_master=False,
+    ),
+    Use(
+        "a network port that is up with a link",
+        f"eth0 {ACTIVE_PORT}",
+        add_nic,
+        lambda host: set_up(host, "eth0", True),
+        _end_network,
     ),
     Use(
         "an interface of a container or vDPA device",

@@ -137,6 +137,14 @@ def test_use_of_a_disk_is_never_accepted(host: HostTree) -> None:
     assert find_reasons(driver)[DRIVE] == "nvme0n1 holds the file system /srv"
 
 
+def test_use_by_a_domain_of_libvirt_is_never_accepted(host: HostTree) -> None:
+    host.give_to_domain(GPU, "desktop")
+    driver = make_driver(host, adopt_in_use=[GPU])
+    assert find_reasons(driver)[GPU] == "it is used by the domain desktop of libvirt"
+    with pytest.raises(DriverFailed, match=r"domain desktop of libvirt; end this use first$"):
+        driver.check_adoption([GPU])
+
+
 @pytest.mark.parametrize("stored", ["", "{}", "[1]", '{"model": "8086:1572"}', "[" * 100_000])
 def test_damaged_memory_counts_as_none(host: HostTree, stored: str) -> None:
     memory = VolatileMemory()

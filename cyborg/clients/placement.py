@@ -141,12 +141,17 @@ class Placement(ServiceClient):
         found = answer.json()["allocations"]
         return {str(consumer): dict(item["resources"]) for consumer, item in found.items()}
 
-    def consumer_project(self, consumer: str) -> str | None:
-        """Return the project of a consumer's allocations, None if it has no allocations."""
+    def allocations_of(self, consumer: str) -> tuple[str | None, frozenset[str]]:
+        """Return the project of a consumer, and the providers of its allocations.
+
+        The project is None if the consumer has no allocations.
+        """
         answer = self._call("GET", f"/allocations/{quote(consumer, safe='')}", 404)
         body = {} if answer.status_code == 404 else answer.json()
-        project = body.get("project_id")
-        return str(project) if project and body.get("allocations") else None
+        project, allocations = body.get("project_id"), body.get("allocations")
+        if not project or not allocations:
+            return None, frozenset()
+        return str(project), frozenset(map(str, allocations))
 
     def allocation_candidates(self, query: str, limit: int) -> dict[str, Any]:
         """Return up to ``limit`` allocation candidates; the size of the answer grows with it.

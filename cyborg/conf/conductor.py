@@ -197,6 +197,14 @@ OPTIONS = [
         "disables this.",
     ),
     cfg.FloatOpt(
+        "cordon_grace",
+        default=600.0,
+        min=0.0,
+        help="Seconds after a cordon, such as by cyborg device-disable, a maintenance window or "
+        "the change of a driver or layout, in which a server still gets a device that Placement "
+        "had allocated to it before: Nova would otherwise set it to ERROR. 0 refuses such servers.",
+    ),
+    cfg.FloatOpt(
         "device_cordon_time",
         default=600.0,
         min=1.0,

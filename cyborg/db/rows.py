@@ -38,6 +38,7 @@ class DeviceColumns(TypedDict):
     reboot_required: bool
     status: str
     cordoned: bool
+    cordoned_since: datetime | None
     draining: bool
     abilities: list[str]
     deliverable: bool

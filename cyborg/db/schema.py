@@ -142,12 +142,13 @@ devices = _table(
     # The driver's reason for the health, and the time of the last change.
     sa.Column("health_reason", sa.String(255)),
     sa.Column("health_since", Moment, nullable=False, default=utcnow()),
-    sa.Column("setup_required", sa.Boolean, nullable=False),
-    sa.Column("reboot_required", sa.Boolean, nullable=False),
+    *(sa.Column(f"{name}_required", sa.Boolean, nullable=False) for name in ("setup", "reboot")),
     # Set by the operator: enabled or maintaining. No report changes it.
     sa.Column("status", sa.String(32), nullable=False, default="enabled"),
     # The backend is disabled, being uninstalled or cordoned, or a partition job drains the device.
     sa.Column("cordoned", sa.Boolean, nullable=False, default=False),
+    # Since when its status or cordon keeps new binds away; None if its backend cannot be used.
+    sa.Column("cordoned_since", Moment),
     # The host no longer reports the device, but a handle of it is bound.
     sa.Column("draining", sa.Boolean, nullable=False, default=False),
     # The abilities of its driver: ``core.inventory.device.Ability``.
@@ -348,8 +349,7 @@ providers = _table(
     sa.Column("revision", sa.BigInteger, nullable=False, default=1),
     sa.Column("published_revision", sa.BigInteger, nullable=False, default=0),
     sa.Column("stale_since", Moment, index=True),
-    sa.Column("next_try_at", Moment),
-    sa.Column("lease_until", Moment),
+    *(sa.Column(name, Moment) for name in ("next_try_at", "lease_until")),
     # When Placement was last known to have the desired state; None for a stale provider.
     sa.Column("verified_at", Moment, index=True),
     # When its contents in Placement were last compared or written; its generation, parent then.

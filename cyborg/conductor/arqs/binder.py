@@ -16,7 +16,7 @@ from cyborg.conductor.arqs.claim_plan import BindContext, BindResult
 from cyborg.conductor.arqs.claims import ClaimLost
 from cyborg.conductor.arqs.context_states import record_refusal
 from cyborg.conductor.arqs.limits import LimitEnforcer, run_with_limits
-from cyborg.conductor.arqs.ownership import OwnerLookup
+from cyborg.conductor.arqs.ownership import InstanceAllocations, OwnerLookup
 from cyborg.conductor.notifications.arq_events import ArqEventRecorder
 from cyborg.core.arq.orphans import providers_to_check
 from cyborg.core.errors import CyborgError, NoHandle, Unavailable
@@ -81,15 +81,15 @@ class Binder:
         return replace(context, now=self._now())
 
     def make_instance_context(self, instance: str, project: str | None) -> BindContext:
-        """Return the context of a bind; query the project of the instance if it is None."""
-        verified, owner = True, None
+        """Return the context of a bind; without ``project``, ask Placement about the instance."""
+        verified, found = True, InstanceAllocations()
         context = self.make_context()
         if project is None and self._owners is not None:
             error: str | None = None
             started = time.monotonic()
             try:
                 with tracing.child_span("bind.find_project"):
-                    owner = self._owners.find_project(instance)
+                    found = self._owners.find_allocations(instance)
             except Unavailable as exc:
                 error = exc.message
             self._metrics.observe(BIND_SECONDS, time.monotonic() - started, "owner")
@@ -99,8 +99,14 @@ class Binder:
                     error,
                     instance=instance,
                 )
-            verified = owner is not None
-        return replace(context, project=owner, owner_verified=verified)
+            verified = found.project is not None
+        return replace(
+            context,
+            project=found.project,
+            owner_verified=verified,
+            allocated=found.providers,
+            cordon_grace=self._conf.conductor.cordon_grace,
+        )
 
     def run(
         self,

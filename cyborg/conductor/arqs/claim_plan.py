@@ -19,6 +19,7 @@ from cyborg.core.arq.profile import count_units, parse_group
 from cyborg.core.arq.selection import Demand, describe_rejection, make_no_handle_error
 from cyborg.core.arq.states import ArqState
 from cyborg.core.inventory.device import CLEANING_ABILITIES, Ability
+from cyborg.core.inventory.device_state import honours_allocation
 from cyborg.core.jobs.job import JobKind, WorkItem
 from cyborg.db.write import arqs as store
 from cyborg.db.write import handle_claims, jobs
@@ -35,7 +36,8 @@ class BindContext:
     the bind must find, if the caller knows it. ``check_host`` is whether the agent of the host must
     be up and Placement must have the providers, as explanations say; Nova, which has chosen the
     host, binds without this. ``handle`` is the uuid of the only handle that may be claimed, None
-    for any.
+    for any. ``allocated`` are the providers of which Placement has an allocation of the instance,
+    and ``cordon_grace`` is the time in seconds for which these are honoured after a cordon.
     """
 
     now: datetime
@@ -46,6 +48,8 @@ class BindContext:
     epoch: int | None = None
     check_host: bool = False
     handle: str | None = None
+    allocated: frozenset[str] = frozenset()
+    cordon_grace: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +132,23 @@ def claim_planned(
         wait=wait,
         handle=context.handle,
         check_host=context.check_host,
+        honoured={row["provider"] for row in plan.deployables if _is_honoured(row, context)},
     )
     if plan.to_prepare:
         _enqueue_prepare_job(tx, ids.values(), plan, chosen, instance, subject, context)
     by_provider = {row["provider"]: row for row in plan.deployables}
     of_arqs = {demand.arq_uuid: by_provider[demand.provider] for demand in plan.demands}
     entries.record_claimed(tx, updated, chosen, of_arqs, context.now)
+
+
+def _is_honoured(row: handle_claims.ClaimedProviderRow, context: BindContext) -> bool:
+    """Return whether the instance may get a handle of a provider although it is cordoned."""
+    return honours_allocation(
+        row["cordoned_since"],
+        context.now,
+        context.cordon_grace,
+        allocated=row["provider"] in context.allocated,
+    )
 
 
 def _enqueue_prepare_job(

@@ -21,6 +21,7 @@ from cyborg.core.arq.selection import (
     put_first,
 )
 from cyborg.core.errors import NoHandle, NotFound
+from cyborg.core.inventory.device_state import ENABLED
 from cyborg.core.naming import OWNER_TRAIT
 from cyborg.db import provider_states
 from cyborg.db.write import handle_claims
@@ -49,14 +50,17 @@ def claim(
     wait: bool,
     handle: str | None = None,
     check_host: bool = False,
+    honoured: Collection[str] = (),
 ) -> dict[str, FreeHandleRow]:
     """Claim, for each demand, a free handle of the demanded provider; return them by ARQ uuid.
 
     ``needs_cleaning`` has the uuids of the providers whose handles must be cleaned after use. The
     column ``needs_cleaning`` of such a handle is set with the claim. ``handle`` is the uuid of the
     only handle to claim. With ``check_host``, Placement must have the providers: the caller has
-    called ``check_available`` before. Raise NoHandle, NotFound or ClaimLost.
+    called ``check_available`` before. ``honoured`` are the uuids of the providers whose cordon does
+    not count. Raise NoHandle, NotFound or ClaimLost.
     """
+    deployables = [_without_cordon(r) if r["provider"] in honoured else r for r in deployables]
     units = Counter(demand.provider for demand in demands)
     needs_info = {demand.provider for demand in demands if REQUIRED_INFO[demand.target]}
     # The other ARQs must leave the handles with the info to later servers: choose among all.
@@ -84,7 +88,13 @@ def claim(
         raise _explain_no_handle(tx, demands, deployables, handle, check_host=check_host) from None
     owners = {handle_id: ids[arq] for arq, handle_id in chosen.items()}
     dirty = [item.handle_id for item in free_handles if item.provider in needs_cleaning]
-    claimed = handle_claims.claim(tx, owners, needs_cleaning=dirty, published=check_host)
+    claimed = handle_claims.claim(
+        tx,
+        owners,
+        needs_cleaning=dirty,
+        published=check_host,
+        honoured=[row["deployable_id"] for row in deployables if row["provider"] in honoured],
+    )
     if claimed != len(owners):
         raise ClaimLost
     return {arq: rows[handle_id] for arq, handle_id in chosen.items()}
@@ -206,6 +216,11 @@ def _list_rejections(
                 exc.details["reasons"][demand.arq_uuid].append(none)
         return exc
     return ClaimLost()  # a handle was released since the first query, or was not locked by it
+
+
+def _without_cordon(row: ClaimedProviderRow) -> ClaimedProviderRow:
+    """Return the data of a provider as if its device were not cordoned."""
+    return {**row, "device_status": ENABLED, "cordoned": False}
 
 
 def _to_candidate(

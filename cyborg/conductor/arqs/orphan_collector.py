@@ -293,7 +293,9 @@ class OrphanCollector:
     def _assign_owners(self, found: Classification, stats: RoundStats) -> None:
         """Determine and write the projects of ARQs whose instances have an allocation."""
         instances = sorted({arq.instance for arq in found.unowned})
-        projects = {instance: self._owners.find_project(instance) for instance in instances}
+        projects = {
+            instance: self._owners.find_allocations(instance).project for instance in instances
+        }
         now = self._now()
 
         def write(tx: sa.Connection) -> int:

@@ -5,6 +5,7 @@ A bound ARQ belongs to the project of its instance, not to the project of the to
 administrator who evacuates a host must not become the owner of the ARQs there.
 """
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from cyborg.clients.placement import Placement
@@ -14,28 +15,38 @@ INCOMPLETE_CONSUMER_PROJECT = "00000000-0000-0000-0000-000000000000"
 """Project in Placement of a consumer that was created without a project."""
 
 
+@dataclass(frozen=True, slots=True)
+class InstanceAllocations:
+    """What Placement has of an instance: its project, None if unknown, and the providers."""
+
+    project: str | None = None
+    providers: frozenset[str] = frozenset()
+
+
 class OwnerLookup(Protocol):
     """Interface of ``OwnerResolver``."""
 
-    def find_project(self, instance: str) -> str | None:
-        """Return the project of an instance, None if it has no allocation. Raise Unavailable."""
+    def find_allocations(self, instance: str) -> InstanceAllocations:
+        """Return the allocations of an instance. Raise Unavailable."""
 
 
 class OwnerResolver:
-    """Lookup of the projects of instances; not cached, because allocations change."""
+    """Lookup of the allocations of instances; not cached, because they change."""
 
     def __init__(self, placement: Placement) -> None:
         self._placement = placement
 
-    def find_project(self, instance: str) -> str | None:
-        """Return the project of an instance, None if it has no allocation or no project.
+    def find_allocations(self, instance: str) -> InstanceAllocations:
+        """Return the allocations of an instance; without a project if Placement has none.
 
         Raise Unavailable for any error of Placement.
         """
         try:
-            project = self._placement.consumer_project(instance)
+            project, providers = self._placement.allocations_of(instance)
         except Unavailable:
             raise
         except CyborgError as exc:
             raise Unavailable(exc.message) from exc
-        return None if project == INCOMPLETE_CONSUMER_PROJECT else project
+        if project == INCOMPLETE_CONSUMER_PROJECT:
+            project = None
+        return InstanceAllocations(project, providers)

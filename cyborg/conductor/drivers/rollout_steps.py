@@ -150,7 +150,7 @@ class StepExecutor:
 
     def _apply_cordon(self, tx: sa.Connection, hosts: Collection[str]) -> bool:
         """Apply the cordons of backends to the devices of hosts; return whether any changed."""
-        if not hosts or not desired_backends.sync_cordon(tx, hosts):
+        if not hosts or not desired_backends.sync_cordon(tx, hosts, self._now()):
             return False
         providers.mark_stale_of_hosts(tx, sorted(hosts), self._now())
         return True

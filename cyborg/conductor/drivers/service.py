@@ -321,5 +321,5 @@ class Drivers:
         desired_backends.lock_agents(tx, {target.service_id for target in found})
         desired_backends.cordon(tx, driver, desired_backends.find(tx, driver=driver), keys)
         hosts = sorted({target.host for target in found})
-        desired_backends.sync_cordon(tx, hosts)
+        desired_backends.sync_cordon(tx, hosts, self._now())
         providers.mark_stale_of_hosts(tx, hosts, self._now())

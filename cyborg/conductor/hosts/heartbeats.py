@@ -355,7 +355,7 @@ def _sync_cordons(tx: sa.Connection, host: str, cordons: Sequence[str], now: dat
 
     Return the number of changed providers.
     """
-    if not cordons or not wanted_store.sync_cordon(tx, [host]):
+    if not cordons or not wanted_store.sync_cordon(tx, [host], now):
         return 0
     return providers.mark_stale_of_hosts(tx, [host], now)
 

@@ -57,7 +57,7 @@ class Devices:
 
         def write(tx: sa.Connection) -> bool:
             windows.lock_status(tx, device)
-            changed = store.set_status(tx, device, status)
+            changed = store.set_status(tx, device, status, now)
             if changed is None:
                 raise NotFound(f"no device {device}", device=device)
             if status == MAINTAINING:

@@ -117,7 +117,7 @@ def _apply_plan(
     writer.write(steps, target)
     device_custody.record_changes(tx, host, state, steps, writer.added, now)
     if has_overrides and any(_backend_changed(state, step) for step in steps):
-        desired_backends.sync_cordon(tx, [host])
+        desired_backends.sync_cordon(tx, [host], now)
     remarks += device_events.record_removed_devices(tx, state, steps, notifications)
     remarks += device_events.record_health_changes(tx, host, state, steps, notifications)
     stale = {

@@ -62,7 +62,7 @@ def advance(
         if not jobs.end_drain(tx, job["id"], owner, arguments, now):
             return JobResult()
         layout_change.close(tx, uuid, rows, job["id"])
-        desired_backends.sync_cordon(tx, [job["host"]])
+        desired_backends.sync_cordon(tx, [job["host"]], now)
         return JobResult(1, jobs=1, providers=layout_change.mark_stale(tx, rows, now))
     if job["deadline"] is not None and now >= job["deadline"]:
         return _fail(tx, job, owner, f"not drained in time: {waits.message}", now, notifications)
@@ -93,6 +93,6 @@ def end(
 ) -> JobResult:
     """End a job whose device drains, and uncordon the device. The caller has locked the job."""
     jobs.end(tx, [job["id"]], state, error)
-    desired_backends.sync_cordon(tx, [job["host"]])
+    desired_backends.sync_cordon(tx, [job["host"]], now)
     rows = store.lock_device(tx, job["subject"])
     return JobResult(1, providers=layout_change.mark_stale(tx, rows, now))

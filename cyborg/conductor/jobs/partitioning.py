@@ -114,6 +114,6 @@ class Partitions:
         if obstacle is None:
             layout_change.close(tx, uuid, rows, job)
         else:
-            desired_backends.sync_cordon(tx, [row["host"]])
+            desired_backends.sync_cordon(tx, [row["host"]], now)
         layout_change.mark_stale(tx, rows, now)
         return jobs.uuids(tx, [job])[0]

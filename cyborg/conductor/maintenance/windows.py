@@ -89,7 +89,7 @@ class MaintenanceWindows:
                 is_auto = window.successor is SuccessorMode.AUTO
                 values["successor"] = window.successor if is_auto else None
             is_new = store.put(tx, window.device, status, values)
-            if device_store.set_status(tx, window.device, MAINTAINING):
+            if device_store.set_status(tx, window.device, MAINTAINING, now):
                 providers.mark_stale_of_device(tx, window.device, now)
             if is_new:
                 self._record_event(tx, window.device, Event.MAINTENANCE_STARTED)
@@ -203,8 +203,9 @@ class MaintenanceWindows:
         window = store.find(tx, device)
         if window is None or not store.delete(tx, device, due_by):
             return False
-        if device_store.set_status(tx, device, window["next_status"]):
-            providers.mark_stale_of_device(tx, device, self._now())
+        now = self._now()
+        if device_store.set_status(tx, device, window["next_status"], now):
+            providers.mark_stale_of_device(tx, device, now)
         self._record_event(tx, device, Event.MAINTENANCE_ENDED)
         return True
 

@@ -4,6 +4,7 @@
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from datetime import datetime, timedelta
 from typing import Any
 
 from cyborg.core.described_enum import DescribedEnum
@@ -35,6 +36,9 @@ class DeviceCondition(DescribedEnum):
     HOST_DOWN = "host_down", "The agent of its host is marked down."
     DRAINING = "draining", "No longer present on the host; bound handles stay."
 
+
+CORDONS = frozenset({DeviceCondition.MAINTAINING, DeviceCondition.BACKEND_DISABLED})
+"""Conditions that only keep new servers away: the device works, and bound handles stay bound."""
 
 ENABLED = "enabled"
 """Status of a device that is not disabled by an operator; the other one is ``maintaining``."""
@@ -83,6 +87,22 @@ class DeviceStatus:
     def schedulable(self) -> bool:
         """Return whether handles of the device can be allocated; otherwise they are reserved."""
         return not self.reasons
+
+
+def honours_allocation(
+    cordoned_since: datetime | None, now: datetime, grace: float, *, allocated: bool
+) -> bool:
+    """Return whether an instance may get a handle of a device in spite of its cordon.
+
+    That is so if the instance has its allocation of the provider in Placement: the cordon reserves
+    the whole inventory there, so the allocation was there first. ``grace``, in seconds, begins with
+    the cordon. ``cordoned_since`` is None if the device is not cordoned, or cannot be used.
+    """
+    return (
+        allocated
+        and cordoned_since is not None
+        and now - cordoned_since <= timedelta(seconds=grace)
+    )
 
 
 # Cached: the devices of a list differ in few facts.

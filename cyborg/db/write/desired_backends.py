@@ -21,8 +21,10 @@ from cyborg.core.drivers.desired_state import (
 )
 from cyborg.core.hosts.service import AGENT
 from cyborg.core.inventory.device import CLEANING_ABILITIES
+from cyborg.core.inventory.device_state import ENABLED
 from cyborg.core.jobs.job import DRAINS, JobKind, JobState
 from cyborg.db import bulk
+from cyborg.db.columns import Moment
 from cyborg.db.rows import fetch_all, fetch_first
 from cyborg.db.schema import attach_handles, backends, deployables, devices, jobs, services
 from cyborg.db.schema import desired_backends as table
@@ -300,33 +302,41 @@ def record_outcomes(tx: sa.Connection, service_id: int, outcomes: Sequence[Backe
         )
 
 
-def sync_cordon(tx: sa.Connection, hosts: Collection[str]) -> int:
+def sync_cordon(tx: sa.Connection, hosts: Collection[str], now: datetime) -> int:
     """Cordon or uncordon each device of these hosts, as the state of its backend requires.
 
     A device is cordoned if the desired status of its backend is not ENABLED, if its backend is
     cordoned and its handles need host work, or if it drains for another layout. Any other device is
-    uncordoned. Return the number of devices that changed; the caller must mark their providers
-    stale.
+    uncordoned. ``cordoned_since`` is ``now`` for a device that is cordoned, and None if its backend
+    is being removed or does not work. Return the number of devices that changed; the caller must
+    mark their providers stale.
     """
-    disabled = sa.exists().where(
+    backend = sa.and_(
         table.c.service_id == services.c.id,
         services.c.binary == AGENT,
         services.c.host == devices.c.host,
         table.c.backend == devices.c.backend,
-        table.c.status != str(DesiredStatus.ENABLED),
     )
+    disabled = sa.exists().where(backend, table.c.status != str(DesiredStatus.ENABLED))
+    removed = sa.exists().where(backend, table.c.status == str(DesiredStatus.ABSENT))
     changed = 0
     for chunk in bulk.chunks(sorted(hosts)):
         on_hosts = devices.c.host.in_(chunk)
-        cordoned = sa.or_(
-            disabled,
-            devices.c.id.in_(_cordoned(tx, chunk)),
-            devices.c.uuid.in_(_draining(tx, chunk)),
+        failing = devices.c.id.in_(_cordoned(tx, chunk))
+        cordoned = sa.or_(disabled, failing, devices.c.uuid.in_(_draining(tx, chunk)))
+        since = sa.case(
+            (sa.or_(removed, failing), None),
+            else_=sa.func.coalesce(devices.c.cordoned_since, sa.literal(now, Moment)),
         )
+        kept = sa.case((devices.c.status != ENABLED, devices.c.cordoned_since), else_=None)
         to_cordon = sa.update(devices).where(on_hosts, sa.not_(devices.c.cordoned), cordoned)
         to_uncordon = sa.update(devices).where(on_hosts, devices.c.cordoned, sa.not_(cordoned))
-        changed += tx.execute(to_cordon.values(cordoned=True)).rowcount
-        changed += tx.execute(to_uncordon.values(cordoned=False)).rowcount
+        to_close = sa.update(devices).where(
+            on_hosts, devices.c.cordoned_since.is_not(None), sa.or_(removed, failing)
+        )
+        changed += tx.execute(to_cordon.values(cordoned=True, cordoned_since=since)).rowcount
+        changed += tx.execute(to_uncordon.values(cordoned=False, cordoned_since=kept)).rowcount
+        tx.execute(to_close.values(cordoned_since=None))
     return changed
 
 

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from cyborg.core.inventory.device import Device, DeviceType, Health, Layout, load_abilities
 from cyborg.core.inventory.tombstone import Tombstone
 from cyborg.db import bulk
+from cyborg.db.columns import Moment
 from cyborg.db.rows import DeviceColumns, StoredRow, fetch_all, fetch_first
 from cyborg.db.schema import arqs, attach_handles, deployables, devices
 
@@ -245,7 +246,7 @@ def open_due(tx: sa.Connection, now: datetime, limit: int) -> list[str]:
     return [row.uuid for row in found]
 
 
-def set_status(tx: sa.Connection, uuid: str, status: str) -> bool | None:
+def set_status(tx: sa.Connection, uuid: str, status: str, now: datetime) -> bool | None:
     """Set the operator's status of a device; enabling a device ends its failing condition.
 
     Its failed prepare jobs no longer count. Return whether this changed the device, None if it does
@@ -255,7 +256,14 @@ def set_status(tx: sa.Connection, uuid: str, status: str) -> bool | None:
     differs, values = devices.c.status != status, dict[str, Any](status=status)
     if status == ENABLED:
         differs = sa.or_(differs, devices.c.failing, devices.c.failed_prepares > 0)
-        values |= {**_OPENED, "failed_prepares": 0}
+        since = sa.case((devices.c.cordoned, devices.c.cordoned_since), else_=None)
+        values |= {**_OPENED, "failed_prepares": 0, "cordoned_since": since}
+    else:
+        # That of a cordon, which may exclude what the status alone permits, stays.
+        since = sa.case(
+            (devices.c.cordoned, devices.c.cordoned_since), else_=sa.literal(now, Moment)
+        )
+        values["cordoned_since"] = since
     changed = tx.execute(sa.update(devices).where(same_uuid, differs).values(**values)).rowcount
     if changed:
         return True

@@ -53,6 +53,7 @@ class ClaimedProviderRow(TypedDict):
     failing: bool
     deliverable: bool
     cordoned: bool
+    cordoned_since: datetime | None
     numa_node: int | None
 
 
@@ -173,19 +174,25 @@ def claim(
     *,
     needs_cleaning: Collection[int] = (),
     published: bool = False,
+    honoured: Collection[int] = (),
 ) -> int:
     """Assign each handle to its ARQ in ``owners``, by row id; return how many were assigned.
 
     Set ``needs_cleaning`` of these handles: whatever the result of the host work, they are cleaned
     before their next claim. The guard checks the device again: if the device was cordoned after the
     candidates were read, its handle is not assigned. With ``published``, nor is one of a provider
-    that Placement does not have.
+    that Placement does not have. For the deployables ``honoured``, given by row ids, the cordon of
+    a device that can be used does not count.
     """
-    if len(owners) == 1 and not published:
+    if len(owners) == 1 and not published and not honoured:
         ((handle_id, arq_id),) = owners.items()
         one = {"old_id": handle_id, "new_arq_id": arq_id, "new_dirty": handle_id in needs_cleaning}
         return tx.execute(_CLAIM_ONE, one).rowcount
-    guard = [handles.c.id.in_(sorted(owners)), *_UNCLAIMED, _SCHEDULABLE]
+    schedulable: sa.ColumnElement[bool] = _SCHEDULABLE
+    if honoured:
+        is_honoured = handles.c.deployable_id.in_(sorted(honoured))
+        schedulable = sa.or_(_SCHEDULABLE, sa.and_(is_honoured, _USABLE))
+    guard = [handles.c.id.in_(sorted(owners)), *_UNCLAIMED, schedulable]
     if published:
         guard.append(_PUBLISHED_HANDLE)
     values: dict[str, Any] = {"arq_id": sa.case(owners, value=handles.c.id)}
@@ -275,6 +282,7 @@ _PROVIDERS = (
         devices.c.failing,
         devices.c.deliverable,
         devices.c.cordoned,
+        devices.c.cordoned_since,
         devices.c.numa_node,
     )
     .join(devices, devices.c.id == deployables.c.device_id)
@@ -303,7 +311,7 @@ _PUBLISHED = sa.exists(
 _PUBLISHED_HANDLE = sa.exists(
     sa.select(deployables.c.id).where(deployables.c.id == handles.c.deployable_id, _PUBLISHED)
 )
-_SCHEDULABLE = sa.exists(
+_DEVICE_OF_HANDLE = (
     sa.select(deployables.c.id)
     .join(devices, devices.c.id == deployables.c.device_id)
     .where(
@@ -311,14 +319,17 @@ _SCHEDULABLE = sa.exists(
         deployables.c.job_id.is_(None),
         sa.not_(deployables.c.draining),
         sa.not_(devices.c.draining),
-        devices.c.status == "enabled",
-        sa.not_(devices.c.cordoned),
         devices.c.health != Health.UNHEALTHY,
         sa.not_(devices.c.setup_required),
         sa.not_(devices.c.reboot_required),
         sa.not_(devices.c.failing),
         devices.c.deliverable,
     )
+)
+_USABLE = sa.exists(_DEVICE_OF_HANDLE.where(devices.c.cordoned_since.is_not(None)))
+"""The device is cordoned, and could be used otherwise."""
+_SCHEDULABLE = sa.exists(
+    _DEVICE_OF_HANDLE.where(devices.c.status == "enabled", sa.not_(devices.c.cordoned))
 )
 """The device is schedulable: the guard of a claim, equal to ``core.inventory.device_state``.
 

@@ -11,7 +11,8 @@ import sqlalchemy as sa
 from cyborg.conductor.arqs.arqs import Arqs
 from cyborg.conductor.arqs.orphan_collector import OrphanCollector, RoundStats
 from cyborg.conductor.arqs.ownership import OwnerResolver
-from cyborg.core.errors import Unavailable
+from cyborg.conductor.inventory.devices import Devices
+from cyborg.core.errors import NoHandle, Unavailable
 from cyborg.db import schema
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.tests.fixtures.databases import rows
@@ -25,7 +26,7 @@ __all__ = ["node", "placement_adapter"]
 class UnreachablePlacement:
     """An unreachable Placement."""
 
-    def consumer_project(self, consumer: str) -> str | None:
+    def allocations_of(self, consumer: str) -> tuple[str | None, frozenset[str]]:
         raise Unavailable("Placement is away")
 
 
@@ -69,6 +70,20 @@ class Cloud(PublishedCard):
 @pytest.fixture
 def cloud(engine: sa.Engine, node: Node) -> Cloud:
     return Cloud(engine, node)
+
+
+def test_server_in_build_gets_its_device_after_a_cordon(cloud: Cloud) -> None:
+    """With the calls of Nova's conductor: the allocation, then the cordon, then the bind."""
+    building, late = str(uuid4()), str(uuid4())
+    cloud.allocate(building, "project-1")
+    (device,) = rows.read(cloud.engine, schema.devices)
+    Devices(UnitOfWork(cloud.engine)).set_status(device["uuid"], "maintaining")
+    cloud.bind(cloud.requests, cloud.create("project-1"), building)
+    assert cloud.of(building)["state"] == "Bound"
+    with pytest.raises(NoHandle, match="under maintenance"):
+        cloud.bind(cloud.requests, cloud.create("project-1"), late)
+    with pytest.raises(NoHandle, match="under maintenance"):
+        cloud.bind(cloud.blind, cloud.create("project-1"), str(uuid4()))
 
 
 def test_leaked_device_is_released_and_offered_again(cloud: Cloud) -> None:

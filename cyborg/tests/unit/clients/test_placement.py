@@ -171,7 +171,7 @@ def test_make_with_an_unusable_section_is_rejected() -> None:
     assert placement.make(make_conf(placement={"endpoint_override": "http://127.0.0.1:1"}))
 
 
-def test_allocations_and_consumer_project(node: Node) -> None:
+def test_allocations_of_a_provider_and_of_a_consumer(node: Node) -> None:
     uuid = create_provider(node)
     assert node.placement.allocations(uuid) == {}
     assert node.placement.allocations(str(uuid4())) is None
@@ -180,11 +180,11 @@ def test_allocations_and_consumer_project(node: Node) -> None:
     node.placement.set_inventories(uuid, provider.generation, {"CUSTOM_P": {"total": 2}})
     consumer = node.allocate(uuid, "CUSTOM_P")
     assert node.placement.allocations(uuid) == {consumer: {"CUSTOM_P": 1}}
-    assert node.placement.consumer_project(consumer) == "p"
-    assert node.placement.consumer_project(str(uuid4())) is None
+    assert node.placement.allocations_of(consumer) == ("p", {uuid})
+    assert node.placement.allocations_of(str(uuid4())) == (None, frozenset())
     assert node.client.delete(f"/allocations/{consumer}").status_code == 204
     assert node.placement.allocations(uuid) == {}
-    assert node.placement.consumer_project(consumer) is None
+    assert node.placement.allocations_of(consumer) == (None, frozenset())
 
 
 def test_allocation_queries_raise_the_usual_errors() -> None:
@@ -194,4 +194,4 @@ def test_allocation_queries_raise_the_usual_errors() -> None:
     with pytest.raises(Unavailable, match="503 to GET /resource_providers/u/allocations"):
         client.allocations("u")
     with pytest.raises(TimedOut):
-        client.consumer_project("u")
+        client.allocations_of("u")

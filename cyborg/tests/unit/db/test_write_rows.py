@@ -101,6 +101,7 @@ FINDERS: Mapping[type, Callable[[sa.Connection], Any]] = {
     arqs.BoundHandleRow: lambda tx: arqs.lock_bound_without_job(tx, HOST),
     arqs.ArqStateRow: lambda tx: arqs.other_arqs_of_instance(tx, INSTANCE, []),
     attach_handles.HandleRow: lambda tx: attach_handles.of_host(tx, HOST),
+    attach_handles.OwnedHandleRow: lambda tx: attach_handles.owned(tx, HOST),
     attach_handles.OwnerRow: lambda tx: attach_handles.owners(tx, [1, 2]),
     attachments.AttachmentRow: lambda tx: attachments.lock(tx, instance=INSTANCE),
     guest_devices.GuestDeviceRow: lambda tx: guest_devices.of_attachment(tx, 1),

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from cyborg.conductor.arqs.arqs import Arqs
 from cyborg.conductor.arqs.limits import LimitEnforcer, StaticLimits, make_source
+from cyborg.conductor.arqs.ownership import InstanceAllocations
 from cyborg.conductor.service import ConductorService
 from cyborg.core.arq.limits import Limits
 from cyborg.core.errors import Misconfigured, OverLimit, Unavailable
@@ -33,8 +34,8 @@ class Owners:
     def __init__(self, project: str | None) -> None:
         self.project = project
 
-    def find_project(self, instance: str) -> str | None:
-        return self.project
+    def find_allocations(self, instance: str) -> InstanceAllocations:
+        return InstanceAllocations(self.project)
 
 
 def make_arqs(

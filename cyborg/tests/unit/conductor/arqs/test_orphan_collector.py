@@ -11,7 +11,11 @@ import sqlalchemy as sa
 from cyborg.clients.nova import Nova
 from cyborg.conductor.arqs import orphan_collector as module
 from cyborg.conductor.arqs.orphan_collector import OrphanCollector, RoundStats
-from cyborg.conductor.arqs.ownership import INCOMPLETE_CONSUMER_PROJECT, OwnerResolver
+from cyborg.conductor.arqs.ownership import (
+    INCOMPLETE_CONSUMER_PROJECT,
+    InstanceAllocations,
+    OwnerResolver,
+)
 from cyborg.core.errors import Unavailable
 from cyborg.db import schema
 from cyborg.db.unit_of_work import UnitOfWork
@@ -256,11 +260,13 @@ def test_owner_is_assigned_from_placement(env: Env) -> None:
     assert env.self_heal_counts()["owners_verified"] == 1
 
 
-def test_find_project_returns_project_of_allocations(sqlite_env: Env) -> None:
+def test_find_allocations_returns_project_and_providers(sqlite_env: Env) -> None:
     uuid = sqlite_env.add_bound_arq(sqlite_env.add_card())
     resolver = OwnerResolver(sqlite_env.placement)
-    assert resolver.find_project(sqlite_env.row(uuid)["instance_uuid"]) == "project-1"
-    assert resolver.find_project(str(uuid4())) is None
+    row = sqlite_env.row(uuid)
+    found = resolver.find_allocations(row["instance_uuid"])
+    assert found == InstanceAllocations("project-1", frozenset({row["device_rp_uuid"]}))
+    assert resolver.find_allocations(str(uuid4())) == InstanceAllocations()
 
 
 def test_expired_unbound_arqs_are_deleted(engine: sa.Engine, node: Node) -> None:

@@ -8,6 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.conductor.arqs.arqs import Arqs
+from cyborg.conductor.arqs.ownership import InstanceAllocations
 from cyborg.conductor.contexts.device_contexts import DeviceContexts
 from cyborg.conductor.device_profiles import DeviceProfiles
 from cyborg.conductor.notifications.notifications import NotificationBuilder
@@ -347,10 +348,10 @@ class Owners:
     def __init__(self, project: str | None) -> None:
         self.project = project
 
-    def find_project(self, instance: str) -> str:
+    def find_allocations(self, instance: str) -> InstanceAllocations:
         if self.project is None:
             raise Unavailable("Placement is away")
-        return self.project
+        return InstanceAllocations(self.project)
 
 
 def test_context_is_not_bound_to_an_instance_of_unknown_project(env: ContextEnv) -> None:

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from cyborg.conductor.arqs.arqs import Arqs
 from cyborg.conductor.arqs.limits import LimitEnforcer
+from cyborg.conductor.arqs.ownership import InstanceAllocations
 from cyborg.conductor.contexts import leases
 from cyborg.core.arq.limits import Limits
 from cyborg.core.errors import (
@@ -132,9 +133,9 @@ def test_lease_that_ends_during_a_query_is_not_bound(sqlite_env: ContextEnv) -> 
     env = sqlite_env
 
     class Owners:
-        def find_project(self, instance: str) -> str | None:
+        def find_allocations(self, instance: str) -> InstanceAllocations:
             env.advance(60)
-            return PROJECT
+            return InstanceAllocations(PROJECT)
 
     env.arqs = Arqs(env.conf, env.uow, owners=Owners(), now=env.now)
     env.leases = env.new_leases()

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from cyborg.conductor.arqs.arqs import Arqs
 from cyborg.conductor.arqs.context_states import record_refusal
+from cyborg.conductor.arqs.ownership import InstanceAllocations
 from cyborg.conductor.jobs.restore import enqueue_restores
 from cyborg.core.errors import (
     Conflict,
@@ -371,8 +372,8 @@ def test_instance_of_another_project_is_refused(sqlite_engine: sa.Engine) -> Non
     env = ContextEnv(sqlite_engine)
 
     class Owners:
-        def find_project(self, instance: str) -> str | None:
-            return "project-2"
+        def find_allocations(self, instance: str) -> InstanceAllocations:
+            return InstanceAllocations("project-2")
 
     env.arqs = Arqs(env.conf, env.uow, owners=Owners(), now=env.now)
     env.leases = env.new_leases()

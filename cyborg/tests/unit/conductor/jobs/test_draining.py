@@ -177,7 +177,7 @@ def test_report_changes_a_device_that_drains(env: DrainEnv) -> None:
     env.report(2)
     assert len(rows.read(env.engine, schema.attach_handles, draining=False)) == 2
     assert env.device()["cordoned"]
-    env.uow.run(lambda tx: desired_backends.sync_cordon(tx, [env.card.host]))
+    env.uow.run(lambda tx: desired_backends.sync_cordon(tx, [env.card.host], env.now()))
     assert env.device()["cordoned"], "a change of a backend of the host does not open it"
     assert env.job(job)["state"] == JobState.OPEN
 

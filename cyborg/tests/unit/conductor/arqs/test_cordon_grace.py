@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A bind of an instance that Placement served before a cordon of its device, on each database."""
+
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import sqlalchemy as sa
+
+from cyborg.conductor.arqs.arqs import Arqs
+from cyborg.conductor.arqs.ownership import InstanceAllocations
+from cyborg.conductor.inventory.devices import Devices
+from cyborg.core.errors import NoHandle
+from cyborg.core.inventory.device_state import honours_allocation
+from cyborg.db import schema
+from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.db.write import desired_backends
+from cyborg.tests.fixtures.databases import rows
+from cyborg.tests.fixtures.databases.publisher_setup import Clock
+from cyborg.tests.fixtures.machine.options import make_conf
+
+PROJECT = "project-1"
+START = Clock().now
+
+
+class Allocations:
+    """The allocations of Placement: those of every instance."""
+
+    def __init__(self, *providers: str) -> None:
+        self.providers = frozenset(providers)
+
+    def find_allocations(self, instance: str) -> InstanceAllocations:
+        return InstanceAllocations(PROJECT, self.providers)
+
+
+class Env:
+    """A card, and the services of a conductor; ``advance`` lets time pass."""
+
+    def __init__(self, engine: sa.Engine, **card: Any) -> None:
+        self.engine = engine
+        self.clock = Clock()
+        self.uow = UnitOfWork(engine)
+        self.conf = make_conf()
+        self.profile = rows.insert_profile(engine)
+        self.card = rows.insert_card(engine, handles=4, **card)
+        self.devices = Devices(self.uow, now=self.clock)
+        (self.device,) = rows.read(engine, schema.devices)
+
+    def set_status(self, status: str) -> None:
+        self.devices.set_status(self.device["uuid"], status)
+
+    def set_backend(self, status: str | None) -> None:
+        """Set the desired status of the card's backend; None removes its desired state."""
+        table = schema.desired_backends
+        with self.engine.begin() as tx:
+            tx.execute(sa.delete(table))
+        if status is not None:
+            (agent,) = rows.read(self.engine, schema.services) or [{}]
+            id_ = agent.get("id") or rows.insert_agent(self.engine, self.card.host)
+            rows.insert(
+                self.engine,
+                table,
+                service_id=id_,
+                backend=self.device["backend"],
+                driver="fake",
+                status=status,
+                config={},
+                generation=1,
+            )
+        self.uow.run(lambda tx: desired_backends.sync_cordon(tx, [self.card.host], self.clock.now))
+
+    def bind(self, *allocated: str, number: int = 1) -> None:
+        """Bind new ARQs to a new instance; ``allocated`` are the providers of its allocation."""
+        arqs = Arqs(self.conf, self.uow, owners=Allocations(*allocated), now=self.clock)
+        instance = str(uuid4())
+        requests = [
+            {
+                "request": rows.insert_arq(self.engine, self.profile),
+                "hostname": self.card.host,
+                "device_rp_uuid": self.card.provider,
+                "instance_uuid": instance,
+            }
+            for _ in range(number)
+        ]
+        arqs.bind(requests, None)
+
+    def count_owned(self) -> int:
+        handles = rows.read(self.engine, schema.attach_handles)
+        return sum(handle["arq_id"] is not None for handle in handles)
+
+    def advance(self, seconds: float) -> None:
+        self.clock.now += timedelta(seconds=seconds)
+
+
+@pytest.fixture
+def env(engine: sa.Engine) -> Env:
+    return Env(engine)
+
+
+@pytest.mark.parametrize(
+    ("since", "seconds", "allocated", "expected"),
+    [
+        (START, 0, True, True),
+        (START, 600, True, True),
+        (START, 601, True, False),
+        (START, 0, False, False),
+        (None, 0, True, False),
+        (START + timedelta(seconds=5), 0, True, True),  # the clock of another conductor
+    ],
+)
+def test_honours_allocation(since: Any, seconds: float, allocated: bool, expected: bool) -> None:
+    now = START + timedelta(seconds=seconds)
+    assert honours_allocation(since, now, 600.0, allocated=allocated) is expected
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_server_in_build_gets_its_device_after_it_was_disabled(env: Env, number: int) -> None:
+    env.set_status("maintaining")
+    env.bind(env.card.provider, number=number)
+    assert env.count_owned() == number
+    with pytest.raises(NoHandle, match="device is under maintenance"):
+        env.bind(str(uuid4()))
+    env.advance(601)
+    with pytest.raises(NoHandle, match="device is under maintenance"):
+        env.bind(env.card.provider)
+    env.set_status("enabled")
+    env.bind()
+    assert env.count_owned() == number + 1
+
+
+def test_driver_that_is_disabled_keeps_new_servers_away_only(env: Env) -> None:
+    env.set_backend("disabled")
+    env.bind(env.card.provider)
+    with pytest.raises(NoHandle, match="its driver is disabled"):
+        env.bind()
+    # It is removed: nobody could clean the device.
+    env.set_backend("absent")
+    with pytest.raises(NoHandle, match="its driver is disabled"):
+        env.bind(env.card.provider)
+    env.set_backend(None)
+    env.bind()
+    assert env.count_owned() == 2
+
+
+def test_grace_begins_with_the_first_cordon(env: Env) -> None:
+    env.set_backend("disabled")
+    env.advance(500)
+    env.set_status("maintaining")
+    env.advance(200)
+    with pytest.raises(NoHandle):
+        env.bind(env.card.provider)
+    env.set_backend(None)
+    with pytest.raises(NoHandle, match="under maintenance"):
+        env.bind(env.card.provider)
+    env.set_status("enabled")
+    assert rows.read(env.engine, schema.devices)[0]["cordoned_since"] is None
+
+
+@pytest.mark.parametrize(
+    "fault", [{"health": "unhealthy"}, {"draining": True}, {"deliverable": False}]
+)
+def test_device_that_cannot_be_used_is_refused(
+    sqlite_engine: sa.Engine, fault: dict[str, Any]
+) -> None:
+    env = Env(sqlite_engine, **fault)
+    env.set_status("maintaining")
+    with pytest.raises(NoHandle):
+        env.bind(env.card.provider)
+    assert env.count_owned() == 0
+
+
+def test_device_that_is_being_programmed_is_refused(sqlite_engine: sa.Engine) -> None:
+    env = Env(sqlite_engine)
+    env.set_status("maintaining")
+    values = {"host": env.card.host, "subject": "s", "arguments": {}, "next_try_at": START}
+    job = rows.insert(sqlite_engine, schema.jobs, kind="program", **values)
+    with sqlite_engine.begin() as tx:
+        tx.execute(sa.update(schema.deployables).values(job_id=job))
+    with pytest.raises(NoHandle, match="being programmed"):
+        env.bind(env.card.provider)
+
+
+def test_grace_of_0_refuses(sqlite_engine: sa.Engine) -> None:
+    env = Env(sqlite_engine)
+    env.conf.set_override("cordon_grace", 0.0, "conductor")
+    env.set_status("maintaining")
+    env.advance(0.001)
+    with pytest.raises(NoHandle):
+        env.bind(env.card.provider)

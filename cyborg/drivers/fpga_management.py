@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """FPGA cards with several functions: one manages the card, the others are for users.
 
-Whoever has the management function can load another image into the card, write its flash, and reset
+A user of the management function can load another image into the card, write its flash, and reset
 it. Sources:
 
 * AMD (Xilinx): the tables of management and user functions in

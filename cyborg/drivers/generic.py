@@ -9,7 +9,7 @@ functions that the host itself uses, such as its boot disk, are shown but never 
 (``host_use.check``). PCI functions that Nova cannot attach are shown but not scheduled (``iommu``).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,7 +17,6 @@ from typing import Any, ClassVar
 from cyborg.core.address import PciAddress
 from cyborg.core.drivers.registry import Support
 from cyborg.core.errors import DriverFailed, Invalid
-from cyborg.core.inventory import capability
 from cyborg.core.inventory.delivery import describe_host_use
 from cyborg.core.inventory.device import Ability, Device, DeviceType, Layout
 from cyborg.core.inventory.health import Measurement
@@ -45,9 +44,7 @@ from cyborg.drivers.pci.offers import (
     Description,
     Offer,
     apply_obstacles,
-    board_info,
-    build_deployables,
-    describe_withheld,
+    build_device,
 )
 from cyborg.drivers.sysfs import LOCAL_ROOT, PciFunction, Sysfs
 
@@ -188,7 +185,8 @@ class PciDriver(Driver):
         """
         obstacle = gpu_obstacles.find_obstacle(self._sysfs, function, self._managers)
         if obstacle is None and self._resetter.policy is reset.ResetPolicy.REQUIRED:
-            obstacle = reset.find_obstacle(self._sysfs, function)
+            accepted = self._uses.overridden.get(function.address)
+            obstacle = reset.find_obstacle(self._sysfs, function, accepted)
         return obstacle
 
     def is_shared(self, function: PciFunction) -> bool:
@@ -197,23 +195,35 @@ class PciDriver(Driver):
 
     def find_used(self, functions: Mapping[str, PciFunction]) -> dict[str, str]:
         """Return the PCI functions that the host uses: a text with the reason by address."""
-        rules_by_address = {f.address: self.select(f) for f in functions.values()}
-        return self._uses.find(
-            functions,
-            Exceptions(
-                frozenset(f.address for f in functions.values() if self.is_shared(f)),
-                frozenset(a for a, r in rules_by_address.items() if r and r.offers_active_port),
-            ),
-            self.read_domains,
+        return self._uses.find(functions, self._exceptions(functions), self.read_domains)
+
+    def _exceptions(self, functions: Mapping[str, PciFunction]) -> Exceptions:
+        """Return what does not count as a use by the host."""
+        # Not ``select``, which records what it has selected.
+        ports = (f for f in functions.values() if self._rule_offers_port(f))
+        return Exceptions(
+            frozenset(f.address for f in functions.values() if self.is_shared(f)),
+            frozenset(f.address for f in ports),
         )
+
+    def _rule_offers_port(self, function: PciFunction) -> bool:
+        rule = rules.matching_rule(self._rules, function)
+        return rule is not None and rule.offers_active_port
 
     def check_unused(self, address: str) -> None:
         """Raise DriverFailed if the host uses a PCI function now; the use may have just begun."""
         functions = {function.address: function for function in self._sysfs.pci_functions()}
+        address = str(PciAddress.parse(address))
         # Not that of a subclass: it may change what a discovery in another thread reads.
-        used = PciDriver.find_used(self, functions)
-        if (reason := used.get(str(PciAddress.parse(address)))) is not None:
+        reason = PciDriver.find_used(self, functions).get(address)
+        function = functions.get(address)
+        if reason is None and function is not None and not self._is_adopted(function):
+            reason = self._disks.find_contents(function)
+        if reason is not None:
             raise DriverFailed(f"{address} cannot be given to a server: {reason}")
+
+    def _is_adopted(self, function: PciFunction) -> bool:
+        return self._managed.decision(function.address, function.physfn) is True
 
     def sanitise(self, item: WorkItem) -> None:
         """Reset the PCI function of a handle according to the option ``reset``."""
@@ -234,17 +244,19 @@ class PciDriver(Driver):
         """
         return self._remarks
 
-    def check_adoption(self, addresses: Sequence[str]) -> None:
-        """Raise DriverFailed if an address has no PCI function that can be offered.
-
-        The uses of a function in ``adopt_in_use`` are accepted, as far as that is possible.
-        """
+    def check_adoption(self, addresses: Sequence[str], forced: Collection[str] = ()) -> None:
+        """Raise DriverFailed if an address has no PCI function that can be offered."""
         functions = {f.address: f for f in self._sysfs.pci_functions()}
-        self._uses.forget(addresses)
+        exceptions = self._exceptions(functions)
+        self._uses.accept(forced, functions, exceptions)
         used = self.find_used(functions)
         for address in addresses:
             if (reason := self._unadoptable(address, functions, used)) is not None:
-                raise DriverFailed(f"{address} cannot be adopted: {reason}")
+                can_force = self._uses.can_be_accepted(address, functions, exceptions)
+                remedy = f"; end this use {'or force the adoption' if can_force else 'first'}"
+                raise DriverFailed(
+                    f"{address} cannot be adopted: {reason}{remedy if address in used else ''}"
+                )
 
     def discover(self) -> Sequence[Device]:
         """Return a device for each card that is offered as a whole or as virtual functions.
@@ -313,7 +325,7 @@ class PciDriver(Driver):
         if offer.withheld:
             self._disks.note_use(function, offer.withheld)
             return offer
-        if self._managed.decision(function.address, function.physfn):
+        if self._is_adopted(function):
             self._disks.adopt(function)
             return offer
         reason = self._disks.find_reason(function)
@@ -351,7 +363,7 @@ class PciDriver(Driver):
         for address in self._managed.adopted:
             if (reason := self._unadoptable(address, functions, used)) is not None:
                 found.append(f"{address} cannot be adopted: {reason}")
-        return tuple(found)
+        return (*found, *self._uses.describe_missing(functions))
 
     def _offer(self, function: PciFunction, withheld: str | None) -> Offer | None:
         if not self.is_candidate(function):
@@ -409,39 +421,23 @@ class PciDriver(Driver):
             return "it is a bridge, and bridges are never offered"
         if not self.is_candidate(function):
             return f"the driver {self.name} does not offer devices of class {function.class_code}"
-        return self._uses.describe_refusal(address, used)
+        return f"the host uses it: {used[address]}" if address in used else None
 
     def _device(self, card: PciFunction, offers: Sequence[Offer]) -> Device | None:
         """Return the device of a card; log a warning and return None if the device is invalid."""
-        names = self._lookup(card.address)
         description = self.describe(card)
         layout, layout_traits = self._layouts.describe(card)
         place = self._topology.read(card)
-        if description.firmware:
-            place["firmware_version"] = description.firmware
-        obstacles = [offer.obstacle for offer in offers]
-        deliverable = None in obstacles
         try:
-            return Device(
-                address=card.address,
-                type=offers[0].type,
-                vendor=card.vendor,
-                model=names.model or f"{card.vendor}:{card.product}",
+            return build_device(
+                card,
+                offers,
+                description,
+                self._lookup(card.address),
+                place,
                 backend=self.backend,
-                std_board_info=board_info(card, names) | layout | dict(description.info),
-                serial=description.serial,
-                vendor_board_info=describe_withheld(card, offers)
-                | capability.to_board_info(description.tree),
-                numa_node=card.numa_node,
-                deliverable=deliverable,
-                undeliverable_reason=None if deliverable else obstacles[0],
-                topology=place,
-                deployables=build_deployables(
-                    card,
-                    offers,
-                    description,
-                    layout_traits | topology.traits(card, place),
-                ),
+                layout=layout,
+                traits=layout_traits | topology.traits(card, place),
             )
         except Invalid as exc:
             error = exc.message

@@ -5,9 +5,9 @@ A driver supports this if its options include ``OPTIONS``. The service then adds
 of these lists, removes it from the other list, and recreates the backend.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 from cyborg.core.address import PciAddress
 from cyborg.core.errors import Invalid
@@ -34,9 +34,10 @@ IN_USE = Option(
     "adopt_in_use",
     "list",
     (),
-    "PCI addresses like those of adopt, of devices that the host uses. The uses that the first "
-    "discovery finds are accepted; another use withholds the device. A disk that holds something "
-    "in use, and a device of a domain of libvirt, are never offered.",
+    "PCI addresses like those of adopt, of devices that the host uses, set by cyborg "
+    "hardware-adopt --force: it adds the time after an @. The uses that it finds are accepted; "
+    "another use withholds the device. Storage, and a device of a domain of libvirt, are never "
+    "offered while in use.",
 )
 """Option of drivers that find out whether the host uses a device."""
 
@@ -45,12 +46,13 @@ IN_USE = Option(
 class ManagedDevices:
     """Addresses of adopted and released devices in the kernel's notation.
 
-    ``in_use`` are those of the adopted devices that the host may use.
+    ``in_use`` has those of the adopted devices that the host may use, each with the mark of its
+    adoption.
     """
 
     adopted: tuple[str, ...]
     released: tuple[str, ...]
-    in_use: tuple[str, ...] = ()
+    in_use: Mapping[str, str] = field(default_factory=dict)
 
     def decision(self, address: str, parent: str | None = None) -> bool | None:
         """Return True for an adopted device, False for a released one, and None for any other.
@@ -70,35 +72,41 @@ class ManagedDevices:
 class AdoptionInterface(Protocol):
     """Interface of a driver that checks whether a device can be adopted."""
 
-    def check_adoption(self, addresses: Sequence[str]) -> None:
+    def check_adoption(self, addresses: Sequence[str], forced: Collection[str] = ()) -> None:
         """Raise DriverFailed if one of these addresses has no device that can be offered.
 
         The agent calls this with the addresses that a change adds to ``adopt`` or ``adopt_in_use``,
         before the first discovery of the changed backend. Devices that were adopted before are not
-        checked.
+        checked. The uses of those in ``forced`` are accepted, as far as that is possible.
         """
 
 
-def added_addresses(driver: Driver, previous: Driver | None) -> list[str]:
-    """Return the canonical addresses that a driver adopts and its predecessor did not adopt so."""
-    return sorted({address for _, address in _adoptions(driver) - _adoptions(previous)})
+def added_addresses(driver: Driver, previous: Driver | None) -> tuple[list[str], list[str]]:
+    """Return the canonical addresses that a driver adopts and its predecessor did not adopt so.
+
+    The second list has those that were added by force. Without a predecessor there are none: an
+    agent that starts does not know that an operator has just decided so.
+    """
+    added = _entries(driver, "adopt") - _entries(previous, "adopt")
+    forced: frozenset[str] = frozenset()
+    if previous is not None:
+        forced = _entries(driver, IN_USE.name) - _entries(previous, IN_USE.name)
+    addresses = sorted({entry.partition("@")[0] for entry in forced})
+    return sorted({*added, *addresses}), addresses
 
 
-def _adoptions(driver: Driver | None) -> frozenset[tuple[str, str]]:
-    """Return the addresses that a driver adopts, each with the name of the option."""
-    options: Mapping[str, Any] = {} if driver is None else driver.options
-    return frozenset(
-        (option, _canonical(value))
-        for option in ("adopt", IN_USE.name)
-        for value in options.get(option, ())
-    )
+def _entries(driver: Driver | None, option: str) -> frozenset[str]:
+    """Return the entries of an option of a driver, with canonical addresses and marks."""
+    values = () if driver is None else driver.options.get(option, ())
+    return frozenset(_canonical(value) for value in values)
 
 
-def _canonical(address: str) -> str:
+def _canonical(entry: str) -> str:
+    address, separator, mark = entry.partition("@")
     try:
-        return str(PciAddress.parse(address))
+        return f"{PciAddress.parse(address)}{separator}{mark}"
     except Invalid:
-        return address
+        return entry
 
 
 def read_options(driver: Driver) -> ManagedDevices:
@@ -110,14 +118,18 @@ def read_options(driver: Driver) -> ManagedDevices:
         raise driver.misconfigured(
             "release", conflicts[0], "no address that is also in adopt or adopt_in_use"
         )
-    return ManagedDevices((*adopted, *in_use), released, in_use)
+    marks = {
+        _canonical(entry).partition("@")[0]: entry.partition("@")[2]
+        for entry in driver.options.get(IN_USE.name, ())
+    }
+    return ManagedDevices((*adopted, *in_use), released, marks)
 
 
 def _addresses(driver: Driver, option: str) -> tuple[str, ...]:
     addresses: list[str] = []
     for text in driver.options.get(option, ()):
         try:
-            addresses.append(str(PciAddress.parse(text)))
+            addresses.append(str(PciAddress.parse(text.partition("@")[0])))
         except Invalid as exc:
             raise driver.misconfigured(option, text, "PCI addresses such as 0000:3d:00.0") from exc
     return tuple(addresses)

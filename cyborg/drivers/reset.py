@@ -58,13 +58,30 @@ Reset = Callable[[str], str | None]
 """Reset of the function at an address; returns the methods, None if the function disappeared."""
 
 
-def find_obstacle(sysfs: Sysfs, function: PciFunction) -> str | None:
-    """Return why an unused PCI function cannot be reset, with a remedy; None if it can."""
+_WITH_BUS = frozenset({"bus", "slot"})
+"""Methods that reset all functions of a bus: the kernel refuses them for one of several."""
+
+
+def find_obstacle(sysfs: Sysfs, function: PciFunction, accepted: str | None = None) -> str | None:
+    """Return why an unused PCI function cannot be reset, with a remedy; None if it can.
+
+    ``accepted`` is a use by the host that an adoption by force has accepted.
+    """
     driver = function.kernel_driver
+    if accepted is not None:
+        return (
+            f"it cannot be reset while the host uses it: {accepted}; end this use, or set the "
+            "option reset to if_possible"
+        )
     if not topology.can_reset(sysfs, function.address):
         return (
             "the kernel has no method to reset it: enable one in its reset_method, use another "
             "device, or set the option reset to if_possible"
+        )
+    if (other := _other_on_bus(sysfs, function.address)) is not None:
+        return (
+            f"the kernel can only reset it together with {other}, which is on the same bus, and so "
+            "not alone: use another device, or set the option reset to if_possible"
         )
     if not is_vfio(driver) and driver not in RESETTABLE_DRIVERS:
         return (
@@ -74,6 +91,20 @@ def find_obstacle(sysfs: Sysfs, function: PciFunction) -> str | None:
     if function.numvfs:
         return "a reset would remove its virtual functions: remove them on the host"
     return None
+
+
+def _other_on_bus(sysfs: Sysfs, address: str) -> str | None:
+    """Return another function of the bus if a function can only be reset with its bus, or None.
+
+    The kernel lists these methods before it has found the other functions, and fails later
+    (``pci_parent_bus_reset`` and ``pci_dev_reset_slot_function`` of ``drivers/pci/pci.c``).
+    """
+    methods = set((sysfs.read_text(f"bus/pci/devices/{address}/reset_method") or "").split())
+    if not methods or methods - _WITH_BUS:
+        return None
+    bus = address.rpartition(":")[0]
+    others = (f.address for f in sysfs.pci_functions() if f.address != address)
+    return next((other for other in others if other.rpartition(":")[0] == bus), None)
 
 
 def find_current_obstacle(

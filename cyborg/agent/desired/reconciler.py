@@ -235,9 +235,10 @@ class BackendReconciler(LoopThread):
         previous = self._registry.get(backend.name)
         if previous is not None:
             backend.copy_health_from(previous)
-        added = managed.added_addresses(driver, None if previous is None else previous.driver)
+        before = None if previous is None else previous.driver
+        added, forced = managed.added_addresses(driver, before)
         if added and isinstance(driver, managed.AdoptionInterface):
-            backend.set_precheck(partial(driver.check_adoption, added))
+            backend.set_precheck(partial(driver.check_adoption, added, forced))
 
         def on_done(state: BackendState) -> None:
             states.append(state)

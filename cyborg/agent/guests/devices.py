@@ -244,6 +244,10 @@ class GuestDevices:
 
     def _attach(self, instance: str, arq: Arq) -> bool:
         """Attach a device; return False if the running guest has it already."""
+        domain = self._hypervisor.describe(instance)
+        running = None if domain is None else domain.running
+        if running is not None and os_acc.find_alias(arq, running) is None:
+            self._check_unused(arq)  # without the lock: it reads files of all processes
         with self._lock:
             if arq["uuid"] in self._withdrawn:
                 raise WrongState(f"the device of ARQ {arq['uuid']} was detached from the guest")
@@ -252,7 +256,6 @@ class GuestDevices:
                 raise NotRunning(f"server {instance} does not run on this host")
             if os_acc.find_alias(arq, domain.running) is not None:
                 return False
-            self._check_unused(arq)
             self._hypervisor.attach(instance, os_acc.attach(arq))
             return True
 

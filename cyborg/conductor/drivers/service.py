@@ -41,6 +41,9 @@ from cyborg.db.write.rollouts import NewStep
 
 LOG = get_logger(__name__)
 
+FORCED = "adopt_in_use"
+"""Option of devices that are adopted although their hosts use them."""
+
 MAX_ATTEMPTS = 3  # to record a job while others change the same driver
 
 OpenJob = JobRow | tuple[int, str]
@@ -232,7 +235,7 @@ class Drivers:
             check_text("host", host),
             check_text("backend", backend),
             read_address(address),
-            "adopt_in_use" if force else "adopt",
+            FORCED if force else "adopt",
         )
 
     def release(self, uuid: str) -> dict[str, Any]:
@@ -265,7 +268,8 @@ class Drivers:
                     f"driver {targets.driver} cannot {action}: it has no option {option}",
                     driver=targets.driver,
                 )
-            config = desired_state.managed_options(target.config, address, option)
+            mark = self._now().isoformat(timespec="seconds") if option == FORCED else ""
+            config = desired_state.managed_options(target.config, address, option, mark)
             config = targets.parse(host_driver, config)
             arguments = {"config": config, "status": None, "reload": False}
             return self._add(tx, job, Kind.UPDATE, targets.driver, arguments, [target.step()])

@@ -86,15 +86,22 @@ def parse_backend_name(name: Any) -> str:
     return name
 
 
-def managed_options(config: Mapping[str, Any], address: str, option: str) -> dict[str, list[str]]:
+def managed_options(
+    config: Mapping[str, Any], address: str, option: str, mark: str = ""
+) -> dict[str, list[str]]:
     """Return the options of a backend with an address in one of the lists ``MANAGED_OPTIONS``.
 
-    Unchanged lists are left out: a desired option hides its value in the configuration file.
+    A ``mark`` follows the address after ``@``, so that a repetition changes the option. Unchanged
+    lists are left out: a desired option hides its value in the configuration file.
     """
-    lists = {option: sorted({*config.get(option, ()), address})}
-    for other in MANAGED_OPTIONS:
-        if other != option and address in (current := config.get(other, ())):
-            lists[other] = [listed for listed in current if listed != address]
+    lists: dict[str, list[str]] = {}
+    for name in MANAGED_OPTIONS:
+        current = list(config.get(name, ()))
+        others = [listed for listed in current if listed.partition("@")[0] != address]
+        if name == option:
+            lists[name] = sorted({*others, f"{address}@{mark}" if mark else address})
+        elif others != current:
+            lists[name] = others
     return lists
 
 

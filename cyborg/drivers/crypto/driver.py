@@ -7,7 +7,7 @@ kernel uses. Each set of services of a QAT device of the fourth generation is a 
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -143,9 +143,9 @@ class CryptoDriver(PciDriver):
         self._kernel_used = self._find_kernel_used(served)
         return super().find_used(functions)
 
-    def check_adoption(self, addresses: Sequence[str]) -> None:
+    def check_adoption(self, addresses: Sequence[str], forced: Collection[str] = ()) -> None:
         """Raise DriverFailed also for an accelerator with which the kernel computes."""
-        super().check_adoption(addresses)
+        super().check_adoption(addresses, forced)
         for address in addresses:
             if (reason := self._kernel_used.get(address)) is not None:
                 raise DriverFailed(f"{address} cannot be adopted: {reason}")

@@ -23,7 +23,7 @@ from cyborg.drivers.rules import Rule, RuleSyntaxError
 from cyborg.drivers.sysfs import PciFunction
 
 DEFAULT_CLASS = "VGPU"
-_FORBIDDEN = ("action", "kernel_driver", rules.ERASE)
+_FORBIDDEN = ("action", "kernel_driver", "active_port", rules.ERASE)
 _PARENT_KEYS = ("resource_class", "traits")
 _OWN_KEYS = ("type", "parent", "max_per_card")
 _NUMBER = re.compile(r"[1-9][0-9]{0,2}")

@@ -6,7 +6,7 @@ This protects the host against rules that select too much.
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from cyborg.core.address import PciAddress
@@ -15,12 +15,13 @@ from cyborg.drivers.host_use import processes, rtnetlink
 from cyborg.drivers.host_use.disks import DiskReader
 from cyborg.drivers.host_use.displays import DisplayReader
 from cyborg.drivers.host_use.domains import ReadDomains, find_used, read_nothing
-from cyborg.drivers.host_use.networks import USER_SPACE, NetworkReader, NetworkUse
+from cyborg.drivers.host_use.networks import USER_SPACE, IsAccepted, NetworkReader, NetworkUse
 from cyborg.drivers.host_use.platform import platform_functions
 from cyborg.drivers.host_use.processes import ProcessReader
 from cyborg.drivers.host_use.rtnetlink import NetworkFacts
 from cyborg.drivers.sysfs import PciFunction, Sysfs, functions_on
 
+_STORAGE = "01"  # class of controllers of storage
 _ENDED = "; this ended, but the interface is still up: set it down to free it"
 
 
@@ -32,7 +33,7 @@ def used_functions(
     interfaces: bool = True,
     shared: Collection[str] = (),
     checked_ports: Collection[str] = (),
-    is_accepted: Callable[[str, str], bool] = lambda address, reason: False,
+    is_accepted: IsAccepted = lambda address, reason: False,
     domains: ReadDomains = read_nothing,
 ) -> dict[str, str]:
     """Return a dict from the address of each PCI function that the host uses to the reason.
@@ -45,44 +46,55 @@ def used_functions(
     count as a use. For the addresses ``shared``, mediated devices and open device
     nodes do not count: servers and the host use these functions at the same time. For the addresses
     ``checked_ports``, a network port that is up with a link counts. A use that ``is_accepted`` for
-    an address does not count; it is not asked about the uses of disks and of domains, which are
-    never accepted.
+    an address does not count; it is asked about each use, except those of disks, of controllers of
+    storage, and of domains, which are never accepted.
     ``domains`` returns the functions that domains of libvirt have on this host; by default none.
     """
     sysfs = Sysfs(sysfs_root)
     if functions is None:
         functions = {function.address: function for function in sysfs.pci_functions()}
+    storage = {a for a, function in functions.items() if function.class_code.startswith(_STORAGE)}
+
+    def accepts(address: str, reason: str) -> bool:
+        return address not in storage and is_accepted(address, reason.removesuffix(_ENDED))
+
     networks = NetworkReader(sysfs, rtnetlink.read(sysfs_root) if interfaces else NetworkFacts())
-    sharing = mediated_parents(sysfs_root) | ProcessReader(
-        sysfs, processes.read(sysfs_root)
-    ).used_functions(interfaces=interfaces)
+    open_now = ProcessReader(sysfs, processes.read(sysfs_root)).used_functions(
+        interfaces=interfaces,
+        is_accepted=lambda address, reason: address in shared or accepts(address, reason),
+    )
+    mediated = mediated_parents(sysfs_root)
     found = find_used(sysfs_root, domains, functions) | DiskReader(sysfs).used_functions()
     known = {} if known is None else known
     for reasons in (
-        _network_functions(networks, known, checked_ports) if interfaces else {},
+        _network_functions(networks, known, checked_ports, accepts) if interfaces else {},
         networks.unread_functions() if interfaces else {},
         networks.functions_without_interface(functions) if interfaces else {},
         platform_functions(functions),
         _user_space_functions(functions),
         _queue_functions(sysfs),
         DisplayReader(sysfs).used_functions(),
-        {address: reason for address, reason in sharing.items() if address not in shared},
+        open_now,
+        {address: reason for address, reason in mediated.items() if address not in shared},
     ):
         for address, reason in reasons.items():
-            if address not in found and not is_accepted(address, reason.removesuffix(_ENDED)):
+            if address not in found and not accepts(address, reason):
                 found[address] = reason
     return found
 
 
 def _network_functions(
-    networks: NetworkReader, known: dict[str, NetworkUse], checked_ports: Collection[str]
+    networks: NetworkReader,
+    known: dict[str, NetworkUse],
+    checked_ports: Collection[str],
+    accepts: IsAccepted,
 ) -> dict[str, str]:
     """Return the PCI functions whose network interfaces the host uses; update ``known``.
 
     An interface that has lost its use, and is still up, may get it again in a moment. A server that
     has the function takes the interface away, so what is known of it ends.
     """
-    uses, active = networks.uses(), networks.active_ports(checked_ports)
+    uses, active = networks.uses(accepts), networks.active_ports(checked_ports, accepts)
     found = {address: str(use) for address, use in uses.items()}
     for address, use in list(known.items()):
         if address not in uses:
@@ -100,7 +112,7 @@ def _network_functions(
 def _queue_functions(sysfs: Sysfs) -> dict[str, str]:
     """Return the PCI functions of Intel DSA and IAA with an enabled work queue: a reason each.
 
-    Whoever enabled it, the kernel or a program may submit work to it
+    The kernel or a program may submit work to it, whatever enabled it
     (``Documentation/ABI/stable/sysfs-driver-dma-idxd`` of the Linux kernel).
     """
     found: dict[str, str] = {}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """PCI functions whose network interfaces the host uses."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
@@ -22,6 +22,10 @@ ACTIVE_PORT = "is up with a link; set it down or, if it is for servers, active_p
 """How the host uses a port about which nothing else is known."""
 
 _UP = 0x1  # IFF_UP of <linux/if.h>
+
+
+IsAccepted = Callable[[str, str], bool]
+"""Return whether an operator has accepted a use of a function: its address and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,32 +54,43 @@ class NetworkReader:
         for upper, lower in facts.lower.items():
             self._tunnels.setdefault(lower, []).append(upper)
 
-    def uses(self) -> dict[str, NetworkUse]:
-        """Return how the host uses the network interfaces of PCI functions, by address."""
+    def uses(self, is_accepted: IsAccepted) -> dict[str, NetworkUse]:
+        """Return how the host uses the network interfaces of PCI functions, by address.
+
+        Of each function it is the first use that is not accepted.
+        """
         found: dict[str, NetworkUse] = {}
         for name, addresses in self._functions.items():
             if (reason := self._find_use(name, 0)) is not None:
+                use = NetworkUse(name, reason)
                 for address in addresses:
-                    found.setdefault(address, NetworkUse(name, reason))
+                    if address not in found and not is_accepted(address, str(use)):
+                        found[address] = use
         return found
 
-    def active_ports(self, addresses: Collection[str]) -> dict[str, NetworkUse]:
+    def active_ports(
+        self, addresses: Collection[str], is_accepted: IsAccepted
+    ) -> dict[str, NetworkUse]:
         """Return those of these physical functions with an interface that is up with a link.
 
-        Somebody has set it up, perhaps for what no reader finds: packet sockets, XDP, another
+        The host has set it up, perhaps for what no reader finds: packet sockets, XDP, another
         network stack. ``carrier`` is 1 with a link, and cannot be read while the interface is down
         (``Documentation/ABI/testing/sysfs-class-net`` of the Linux kernel).
         """
         if self._facts.error is not None:
             return {}  # ``unread_functions`` returns them
-        return {
-            address: NetworkUse(name, ACTIVE_PORT)
-            for name, functions in self._functions.items()
-            if self._is_up(name) and self._sysfs.read_text(f"class/net/{name}/carrier") == "1"
-            for address in functions[:1]
-            if address in addresses
-            and self._sysfs.read_link(f"bus/pci/devices/{address}/physfn") is None
-        }
+        found: dict[str, NetworkUse] = {}
+        for name, functions in self._functions.items():
+            if not self._is_up(name) or self._sysfs.read_text(f"class/net/{name}/carrier") != "1":
+                continue
+            use = NetworkUse(name, ACTIVE_PORT)
+            for address in functions[:1]:
+                is_virtual = self._sysfs.read_link(f"bus/pci/devices/{address}/physfn") is not None
+                if address not in addresses or address in found or is_virtual:
+                    continue
+                if not is_accepted(address, str(use)):
+                    found[address] = use
+        return found
 
     def unread_functions(self) -> dict[str, str]:
         """Return the functions with an interface that is up, if not all facts could be read."""

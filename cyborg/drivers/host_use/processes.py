@@ -11,7 +11,7 @@ A tree that is not /sys has the open nodes as a file: so does a capture.
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -176,11 +176,17 @@ class ProcessReader:
         self._facts = facts
         self._functions: Sequence[PciFunction] | None = None
 
-    def used_functions(self, *, interfaces: bool = True) -> dict[str, str]:
+    def used_functions(
+        self,
+        *,
+        interfaces: bool = True,
+        is_accepted: Callable[[str, str], bool] = lambda address, reason: False,
+    ) -> dict[str, str]:
         """Return the PCI functions whose device nodes are open: a reason by address.
 
         Each function with a device node counts as used if the processes could not be read. If
-        ``interfaces`` is False, nodes of network cards do not count.
+        ``interfaces`` is False, nodes of network cards do not count. The reason is the first that
+        is not accepted.
         """
         found: dict[str, str] = {}
         for node, programs in sorted(self._facts.programs.items()):
@@ -189,13 +195,18 @@ class ProcessReader:
                 used_by = [name for name in used_by if not _is_vmm(name)]
             if used_by and (interfaces or not node.startswith(_RDMA)):
                 for address in self.functions_of(node):
-                    found.setdefault(address, f"the process {used_by[0]} has {node} open")
+                    reasons = (f"the process {program} has {node} open" for program in used_by)
+                    reason = next((r for r in reasons if not is_accepted(address, r)), None)
+                    if reason is not None:
+                        found.setdefault(address, reason)
         if self._facts.error is not None:
             for node in self.nodes():
                 if not interfaces and node.startswith(_RDMA):
                     continue
+                reason = f"{node} may be open: {self._facts.error}"
                 for address in self.functions_of(node):
-                    found.setdefault(address, f"{node} may be open: {self._facts.error}")
+                    if not is_accepted(address, reason):
+                        found.setdefault(address, reason)
         return found
 
     def functions_of(self, node: str) -> list[str]:

@@ -128,6 +128,19 @@ class DiskHistory:
         self._store(function.address, after)
         return reason
 
+    def find_contents(self, function: PciFunction) -> str | None:
+        """Return what the disks of a function hold now that withholds it, or None.
+
+        Nothing is stored: this is for another thread than that of the discovery.
+        """
+        if not function.class_code.startswith((_STORAGE, *_BUSES)):
+            return None
+        facts = signatures.read(self._sysfs.root)
+        contents = signatures.contents_by_function(self._sysfs, facts).get(function.address)
+        known = self._load(self._memory().get(_key(function.address)))
+        serial = self._read_controller(function.address, "serial")
+        return None if contents is None else decide(function, serial, contents, known)[0]
+
     def adopt(self, function: PciFunction) -> None:
         """Remember that servers may have, and overwrite, what is on the disks of a function."""
         if function.class_code.startswith((_STORAGE, *_BUSES)):

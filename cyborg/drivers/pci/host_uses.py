@@ -1,21 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Uses of PCI functions by the host that withhold them from servers, and what overrides them.
 
-Two decisions of an operator override a use: a rule with ``active_port=offer``, and the option
-``adopt_in_use``. The latter accepts the uses that the first discovery finds, not those that begin
-later: an operator who gives away a NIC whose link is up has not given away the default route.
+Two decisions of an operator override a use: a rule with ``active_port=offer``, and an adoption by
+force. The latter accepts the uses that it finds, not those that begin later: an operator who gives
+away a NIC whose link is up has not given away the default route. What was accepted is stored with
+the mark of the adoption; without that record nothing is accepted.
 """
 
 import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cyborg.core.log import get_logger
 from cyborg.drivers.base import Memory
 from cyborg.drivers.host_use.check import used_functions
 from cyborg.drivers.host_use.domains import ReadDomains, read_nothing
-from cyborg.drivers.host_use.networks import NetworkUse
+from cyborg.drivers.host_use.networks import IsAccepted, NetworkUse
 from cyborg.drivers.sysfs import PciFunction
 
 LOG = get_logger(__name__)
@@ -37,17 +39,19 @@ class Exceptions:
 class HostUses:
     """The uses of PCI functions by the host, as one backend sees them.
 
-    ``in_use`` are the addresses of the option ``adopt_in_use``. ``memory`` returns the memory of
-    the driver, which has the accepted uses.
+    ``marks`` has the mark of the adoption of each address in the option ``adopt_in_use``.
+    ``memory`` returns the memory of the driver, which has the accepted uses.
     """
 
     def __init__(
-        self, sysfs_root: Path, in_use: Collection[str], memory: Callable[[], Memory]
+        self, sysfs_root: Path, marks: Mapping[str, str], memory: Callable[[], Memory]
     ) -> None:
         self._root = sysfs_root
-        self._in_use = frozenset(in_use)
+        self._marks = marks
         self._memory = memory
         self._networks: dict[str, NetworkUse] = {}
+        self.overridden: Mapping[str, str] = {}
+        """An accepted use of each function that has one, as the last ``find`` has seen them."""
 
     def find(
         self,
@@ -59,16 +63,66 @@ class HostUses:
 
         ``domains`` returns the functions that domains of libvirt have on this host.
         """
-        adopted = {address: functions[address] for address in self._in_use & functions.keys()}
-        accepted = {address: self._load(function) for address, function in adopted.items()}
-        first: dict[str, set[str]] = {a: set() for a, uses in accepted.items() if uses is None}
+        adopted = self._marks.keys() & functions.keys()
+        accepted = {address: self._load(functions[address]) or () for address in adopted}
+        overridden: dict[str, str] = {}
 
         def is_accepted(address: str, reason: str) -> bool:
-            if address in first:
-                first[address].add(reason)
-            return address in first or reason in (accepted.get(address) or ())
+            if reason not in accepted.get(address, ()):
+                return False
+            overridden.setdefault(address, reason)
+            return True
 
-        found = used_functions(
+        found = self._read(functions, exceptions, domains, is_accepted)
+        self.overridden = overridden
+        return found
+
+    def accept(
+        self,
+        addresses: Collection[str],
+        functions: Mapping[str, PciFunction],
+        exceptions: Exceptions,
+    ) -> None:
+        """Accept the uses that the host makes now of functions that are adopted by force.
+
+        Functions of which the host makes another use that cannot be accepted are not changed. What
+        earlier adoptions accepted stays: the backend with them may go on.
+        """
+        uses: dict[str, set[str]] = {address: set() for address in addresses}
+
+        def is_accepted(address: str, reason: str) -> bool:
+            uses.get(address, set()).add(reason)
+            return True
+
+        left = self._read(functions, exceptions, read_nothing, is_accepted)
+        for address, reasons in uses.items():
+            if address in functions and address not in left:
+                self._store(functions[address], reasons)
+
+    def can_be_accepted(
+        self, address: str, functions: Mapping[str, PciFunction], exceptions: Exceptions
+    ) -> bool:
+        """Return whether an adoption by force would accept all present uses of a function."""
+        left = self._read(functions, exceptions, read_nothing, lambda *_: True)
+        return address not in self._marks and address not in left
+
+    def describe_missing(self, functions: Mapping[str, PciFunction]) -> list[str]:
+        """Return a warning for each function whose accepted uses are not known (any more)."""
+        return [
+            f"{address} was adopted by force, and the uses that were accepted then are not known: "
+            "repeat cyborg hardware-adopt --force"
+            for address in sorted(self._marks.keys() & functions.keys())
+            if self._load(functions[address]) is None
+        ]
+
+    def _read(
+        self,
+        functions: Mapping[str, PciFunction],
+        exceptions: Exceptions,
+        domains: ReadDomains,
+        is_accepted: IsAccepted,
+    ) -> dict[str, str]:
+        return used_functions(
             self._root,
             self._networks,
             functions,
@@ -77,33 +131,26 @@ class HostUses:
             is_accepted=is_accepted,
             domains=domains,
         )
-        for address, uses in first.items():
-            self._store(functions[address], uses)
-        return found
 
-    def describe_refusal(self, address: str, used: Mapping[str, str]) -> str | None:
-        """Return why a PCI function in use is not adopted, with a remedy; None if not in use."""
-        if (reason := used.get(address)) is None:
-            return None
-        remedy = "first" if address in self._in_use else "or force the adoption"
-        return f"the host uses it: {reason}; end this use {remedy}"
+    def _load(self, function: PciFunction) -> Collection[str] | None:
+        """Return the accepted uses of a PCI function; None if they are not known."""
+        uses = self._load_all(function).get(self._marks[function.address])
+        return uses if isinstance(uses, list) else None
 
-    def forget(self, addresses: Collection[str]) -> None:
-        """Forget the accepted uses of PCI functions: the next discovery accepts those of then."""
-        for address in addresses:
-            self._memory().put(_key(address), None)
-
-    def _load(self, function: PciFunction) -> frozenset[str] | None:
-        """Return the accepted uses of a PCI function; None before its first discovery."""
+    def _load_all(self, function: PciFunction) -> dict[str, Any]:
+        """Return what the adoptions of a PCI function have accepted, by mark, the last one last."""
         try:
             stored = json.loads(self._memory().get(_key(function.address)) or "")
-            model, uses = stored["model"], frozenset(stored["uses"])
+            adoptions = stored["adoptions"] if stored["model"] == _model(function) else {}
         except (RecursionError, TypeError, KeyError, ValueError):
-            return None
-        return uses if model == _model(function) else frozenset()
+            return {}
+        return adoptions if isinstance(adoptions, dict) else {}
 
     def _store(self, function: PciFunction, uses: Collection[str]) -> None:
-        value = {"model": _model(function), "uses": sorted(uses)}
+        mark = self._marks[function.address]
+        others = [(m, u) for m, u in self._load_all(function).items() if m != mark]
+        adoptions = {**dict(others[-1:]), mark: sorted(uses)}
+        value = {"model": _model(function), "adoptions": adoptions}
         self._memory().put(_key(function.address), json.dumps(value))
         for use in sorted(uses):
             LOG.warning("Adopted although the host uses it: %s", use, device=function.address)

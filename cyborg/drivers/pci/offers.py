@@ -11,6 +11,7 @@ from cyborg.core.inventory.device import (
     MAX_TEXT,
     AttachHandle,
     Deployable,
+    Device,
     DeviceType,
     HandleType,
 )
@@ -55,6 +56,43 @@ class Description:
     tree: Mapping[str, Any] = field(default_factory=dict)
     traits: frozenset[str] = frozenset()
     handle_info: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+
+def build_device(
+    card: PciFunction,
+    offers: Sequence[Offer],
+    description: Description,
+    names: hwdb.Names,
+    place: Mapping[str, str],
+    *,
+    backend: str,
+    layout: Mapping[str, str],
+    traits: frozenset[str],
+) -> Device:
+    """Return the device of a card. Raise Invalid if its data are invalid.
+
+    ``place`` is its topology, ``layout`` the board info of its layout; all its deployables have
+    ``traits``.
+    """
+    obstacles = [offer.obstacle for offer in offers]
+    deliverable = None in obstacles
+    firmware = {"firmware_version": description.firmware} if description.firmware else {}
+    return Device(
+        address=card.address,
+        type=offers[0].type,
+        vendor=card.vendor,
+        model=names.model or f"{card.vendor}:{card.product}",
+        backend=backend,
+        std_board_info={**board_info(card, names), **layout, **description.info},
+        serial=description.serial,
+        vendor_board_info=describe_withheld(card, offers)
+        | capability.to_board_info(description.tree),
+        numa_node=card.numa_node,
+        deliverable=deliverable,
+        undeliverable_reason=None if deliverable else obstacles[0],
+        topology={**place, **firmware},
+        deployables=build_deployables(card, offers, description, traits),
+    )
 
 
 def describe_withheld(card: PciFunction, offers: Sequence[Offer]) -> dict[str, str]:

@@ -317,7 +317,7 @@ def _bound_to_nvme(folder: Path) -> Iterator[None]:
 
     libvirt binds it to nvme when a server is deleted, except if the function was bound to vfio-pci
     before the server used it. Without the second step, the host would read and keep such a drive. A
-    function without a driver stays with nvme: libvirt may be about to bind it.
+    function without a driver stays with nvme once it is erased: libvirt may be about to bind it.
     """
     driver = Sysfs(folder).read_link("driver")
     if driver == _KERNEL_DRIVER:
@@ -331,21 +331,24 @@ def _bound_to_nvme(folder: Path) -> Iterator[None]:
     if driver is not None:
         _check_group_is_unused(folder)
         (folder / "driver/unbind").write_text(folder.name)
+    erased = False
     try:
         _bind(folder, _KERNEL_DRIVER)
         yield
+        erased = True
     finally:
-        if driver is not None and (error := _bind_again(folder, driver)) is not None:
+        stays = driver is None and erased
+        if not stays and (error := _bind_again(folder, driver)) is not None:
             # The result of the erasure matters more.
             LOG.warning("%s was not bound to %s again: %s", folder.name, driver, error)
 
 
-def _bind_again(folder: Path, driver: str) -> str | None:
-    """Bind a function from nvme to the driver that it had; return an error, if any."""
+def _bind_again(folder: Path, driver: str | None) -> str | None:
+    """Bind a function from nvme to the driver that it had, or to none; return an error, if any."""
     try:
         if Sysfs(folder).read_link("driver") == _KERNEL_DRIVER:
             (folder / "driver/unbind").write_text(folder.name)
-        if folder.exists():
+        if driver is not None and folder.exists():
             _bind(folder, driver)
     except OSError as exc:
         return str(exc)

@@ -16,7 +16,7 @@ from cyborg.core.inventory.delivery import is_vfio
 from cyborg.drivers.host_use.check import used_functions
 from cyborg.drivers.privileged import CONTEXT, vfio
 from cyborg.drivers.privileged.attributes import write as _write
-from cyborg.drivers.privileged.reset_check import answers, set_mark
+from cyborg.drivers.privileged.reset_check import CHECKED, answers, set_mark
 from cyborg.drivers.reset import find_current_obstacle
 from cyborg.drivers.sysfs import PciFunction, Sysfs
 
@@ -44,20 +44,20 @@ def reset(address: str) -> str | None:
     if obstacle is not None:
         raise DriverFailed(f"{parsed} cannot be reset: {obstacle}")
     folder = _SYS / "bus/pci/devices" / parsed
+    methods = sysfs.read_text(folder / "reset_method") or _UNNAMED
     with _group_held(function):
+        mark = None
+        # With lockdown the kernel refuses writes to the configuration space, and permits resets.
+        with contextlib.suppress(OSError):
+            mark = set_mark(folder / "config") if CHECKED.issuperset(methods.split()) else None
         try:
-            mark = set_mark(folder / "config")
             _write(folder / "reset", "1")
             is_ready = answers(folder / "config")
             is_unchanged = is_ready and mark is not None and mark.is_left()
         except OSError as exc:
             if sysfs.pci_function(parsed) is None:
                 return None
-            raise DriverFailed(
-                f"{parsed} could not be reset: {exc.strerror} "
-                f"({sysfs.read_text(folder / 'reset_method') or _UNNAMED})"
-            ) from exc
-    methods = sysfs.read_text(folder / "reset_method") or _UNNAMED
+            raise DriverFailed(f"{parsed} could not be reset: {exc.strerror} ({methods})") from exc
     if not is_ready:
         raise DriverFailed(f"{parsed} does not answer after its reset ({methods})")
     if is_unchanged:

@@ -204,6 +204,26 @@ def test_discover_required_withholds_what_cannot_be_reset(host: Host) -> None:
     assert all(device.deployables for device in found.values()), "their providers stay"
 
 
+@pytest.mark.parametrize(
+    ("methods", "neighbour", "can_reset"),
+    [
+        ("bus", "0000:3d:00.1", False),
+        ("slot bus", "0000:3d:01.0", False),
+        ("flr bus", "0000:3d:00.1", True),
+        ("bus", "0000:40:00.0", True),
+    ],
+)
+def test_discover_required_withholds_what_can_only_be_reset_with_others(
+    host: Host, methods: str, neighbour: str, can_reset: bool
+) -> None:
+    """Such as a GPU with an audio function."""
+    host.tree.add_function(neighbour, "10de", "10f9", "040300", iommu_group="9")
+    (host.tree.bus / FREE / "reset_method").write_text(f"{methods}\n")
+    found = {device.address: device for device in make_driver(host, "required").discover()}
+    assert found[FREE].deliverable is can_reset
+    assert can_reset or neighbour in str(found[FREE].undeliverable_reason)
+
+
 @pytest.mark.parametrize("policy", ["never", "if_possible"])
 def test_discover_otherwise_offers_what_cannot_be_reset(host: Host, policy: str) -> None:
     host.disable_methods(FREE)

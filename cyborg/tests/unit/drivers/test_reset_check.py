@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check that a reset happened, on files like the configuration space of functions."""
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,26 @@ def test_function_that_does_not_answer_after_its_reset_fails(
     act_as_kernel(monkeypatch, config, b"\xff" * 256)
     with pytest.raises(DriverFailed, match=f"{ADDRESS} does not answer after its reset"):
         pci_reset.reset(ADDRESS)
+
+
+def test_lockdown_forbids_the_mark_and_not_the_reset(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, offset: int, content: bytes) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(reset_check, "_write", refuse)
+    act_as_kernel(monkeypatch, config, None)
+    assert pci_reset.reset(ADDRESS) == "flr"
+
+
+@pytest.mark.parametrize("methods", ["device_specific", "device_specific flr", "acpi"])
+def test_method_that_leaves_the_configuration_space_is_not_checked(
+    config: Path, monkeypatch: pytest.MonkeyPatch, methods: str
+) -> None:
+    (config.parent / "reset_method").write_text(f"{methods}\n")
+    act_as_kernel(monkeypatch, config, None)
+    assert pci_reset.reset(ADDRESS) == methods
 
 
 def test_function_without_msi_is_reset_without_a_check(

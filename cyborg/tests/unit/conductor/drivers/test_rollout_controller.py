@@ -340,6 +340,8 @@ def test_install_with_the_backend_name_of_another_driver_is_refused(sqlite_env: 
         install(sqlite_env)
     with pytest.raises(Conflict, match="cannot adopt single devices: it has no option adopt"):
         sqlite_env.drivers.adopt("c1", "0000:77:00.0", "fake", False)
+    with pytest.raises(Conflict, match="cannot adopt devices that the host uses: it has no option"):
+        sqlite_env.drivers.adopt("c1", "0000:77:00.0", "fake", True)
     with pytest.raises(NotFound, match="host c1 has no backend nope"):
         sqlite_env.drivers.adopt("c1", "0000:77:00.0", "nope", False)
 

@@ -274,8 +274,7 @@ def test_discover_boot_disk_and_nic_are_shown_but_not_offered(host: HostTree) ->
     assert devices[B].vendor_board_info == {NOT_OFFERED: "eth0 has the default route"}
     assert devices[C].vendor_board_info == {}
     assert driver.remarks == (
-        f"{A} cannot be adopted: the host uses it: vda holds the root file system; end this use "
-        "or force the adoption",
+        f"{A} cannot be adopted: the host uses it: vda holds the root file system",
     )
 
 

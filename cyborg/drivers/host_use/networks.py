@@ -13,8 +13,12 @@ ETHERNET, INFINIBAND = "0200", "0207"
 """Classes of controllers. The kernel drivers of Ethernet controllers create network interfaces,
 those of InfiniBand do so only while the module ``ib_ipoib`` is loaded."""
 MAX_DEPTH = 16  # of stacked network devices
-STUBS = frozenset({"pci-stub", "xen-pciback"})
-"""Kernel drivers that create no device: they keep a function for a guest."""
+STUBS = frozenset({"pci-stub", "pciback"})
+"""Kernel drivers that create no device: they keep a function for a guest.
+
+``drivers/pci/pci-stub.c`` and ``drivers/xen/xen-pciback/pci_stub.c`` of Linux: the module of Xen is
+xen-pciback, its driver pciback (``PCISTUB_DRIVER_NAME``).
+"""
 USER_SPACE = frozenset({"uio_pci_generic", "igb_uio"})
 """Kernel drivers for a driver in user space, such as one of DPDK or SPDK."""
 

@@ -390,6 +390,7 @@ def test_used_functions_without_facts_is_each_interface_that_is_up(host: HostTre
         ("020000", None, False),
         ("020000", "vfio-pci", False),
         ("020000", "pci-stub", False),
+        ("020000", "pciback", False),
         ("020700", "mlx5_core", False),  # without IPoIB
         ("010802", "nvme", False),
     ],

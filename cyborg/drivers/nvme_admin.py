@@ -8,9 +8,11 @@ Specification, revision 2.2, annex A.1, says that a sanitize operation purges as
 defines it. The policies are stricter than Rev. 1: a user data erase, whose means the controller
 chooses, counts as Clear only. ``sanitize`` permits only what purges in the sense of IEEE 2883.
 
-Commands and data structures are those of the NVM Express Base Specification, revision 2.0: Identify
-(5.17), Get Log Page (5.16), Sanitize (5.24) and Format NVM (5.14), and the media verification after
-a sanitize operation of revision 2.1. ``<linux/nvme_ioctl.h>`` of the kernel defines ``struct
+Commands and data structures are those of the NVM Express Base Specification, revision 2.3: Format
+NVM (5.2.10), Get Log Page (5.2.12), Sanitize Status (5.2.12.1.36), Identify (5.2.13), Sanitize
+(5.2.22), Controller List (4.6.1) and Secondary Controller List (5.2.13.3.2). ``src/nvme/types.h``
+of libnvme has the structures with the offsets that are read here, ``include/linux/nvme.h`` of Linux
+the opcodes and the values of CNS. ``<linux/nvme_ioctl.h>`` of the kernel defines ``struct
 nvme_passthru_cmd`` and the ioctl.
 """
 
@@ -92,11 +94,11 @@ _SANITIZE_STATES = {
     2: SanitizeState.RUNNING,
     3: SanitizeState.FAILED,
     4: SanitizeState.DONE,  # and all blocks are deallocated
-    5: SanitizeState.VERIFYING,
 }
-# The state in byte 36 (revision 2.1; libnvme: nvme_sanitize_ssi); the status may be "in progress".
+"""States by Sanitize Operation Status; 5 to 7 are reserved."""
+# Sanitize State in bits 3:0 of byte 36 (since revision 2.1); the status is then "in progress".
 _MEDIA_VERIFICATION = 5
-_END_VERIFICATION = 5  # the sanitize action
+_END_VERIFICATION = 5  # the sanitize action Exit Media Verification State
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,12 @@ it. Sources:
   ``src/runtime_src/core/pcie/driver/linux/xocl/devices.h`` of AMD's XRT. Shells of 2021 to 2023 are
   in the releases of that time only (5011 to 501d in 2021.2; 5009, 500d, 5059, 5061 in 2023.2). A
   card with its golden image (d000 and others, ``XBB_MFG``) has no user function.
-* AMD V80: ``hw/amd_v80_gen5x8_25.1/src/bd/create_bd_design.tcl`` of AMD's AVED, and
-  ``docs/explanation/pcie-topology.rst`` of SLASH.
-* AWS F1 and F2: ``sdk/userspace/include/hal/fpga_common.h`` of aws-fpga. Images are loaded through
-  the mailbox of the management function.
+* AMD V80 and V80P: ``hw/amd_v80_gen5x8_25.1/src/bd/create_bd_design.tcl`` and
+  ``sw/AMI/driver/ami_pcie.h`` of AMD's AVED, and ``driver/slash_config.h`` of SLASH; 50bd, 50c1 and
+  50c2 are in the latter's branch ``dev``.
+* AWS F1 and F2: ``sdk/userspace/include/hal/fpga_common.h`` of aws-fpga (1041 and 9248), and
+  ``src/runtime_src/core/pcie/driver/aws/kernel/mgmt/mgmt-core.c`` of XRT (1040). Images are loaded
+  through the mailbox of the management function.
 * Intel N3000: ``drivers/fpga/dfl-pci.c`` of Linux; 8086:0b30 has the interface that writes the
   flash. The functions for users are the FEC accelerator (0d8f) and the network ports.
 """

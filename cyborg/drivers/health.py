@@ -4,7 +4,7 @@
 Each check returns a measurement. It returns None if the health is unknown, because a file is
 missing or the PCI function is suspended. A suspended PCI function is not resumed. Each check names
 the kernel document of the files that it reads, in ``Documentation/ABI/testing`` unless stated
-otherwise.
+otherwise. ``power/runtime_status`` is described in ``sysfs-devices-power``.
 """
 
 from collections.abc import Collection, Mapping
@@ -101,8 +101,8 @@ class HealthReader:
 def check_bus(sysfs: Sysfs, folder: Path) -> Measurement | None:
     """Return unhealthy if the configuration space reads as 0xff: the function does not respond.
 
-    ``sysfs-bus-pci``, ``config``. A virtual function is not checked: its vendor id reads as 0xffff,
-    according to the SR-IOV specification.
+    ``Documentation/PCI/sysfs-pci.rst``, ``config``. A virtual function is not checked: its vendor
+    id reads as 0xffff (``vfio_config_init`` of ``drivers/vfio/pci/vfio_pci_config.c`` replaces it).
     """
     if sysfs.read_link(folder / "physfn") is not None:
         return None
@@ -119,8 +119,9 @@ def check_bus(sysfs: Sysfs, folder: Path) -> Measurement | None:
 def check_link(sysfs: Sysfs, folder: Path) -> Measurement | None:
     """Return unhealthy if the link is down. A link narrower than the maximum is healthy.
 
-    ``sysfs-bus-pci``, ``current_link_speed`` and related files. Many cards are in narrow slots. The
-    speed is not reported: an idle card lowers it to save power.
+    ``current_link_speed_show`` and the functions next to it in ``drivers/pci/pci-sysfs.c`` write
+    the files. Many cards are in narrow slots. The speed is not reported: an idle card lowers it to
+    save power.
     """
     widest = sysfs.read_int(folder / "max_link_width")
     fastest = sysfs.read_text(folder / "max_link_speed")
@@ -144,9 +145,9 @@ def check_link(sysfs: Sysfs, folder: Path) -> Measurement | None:
 def check_link_width(sysfs: Sysfs, folder: Path) -> Measurement | None:
     """Return unhealthy if the link has fewer lanes than both the function and its slot support.
 
-    ``sysfs-bus-pci``, ``current_link_width`` and ``max_link_width``. The files of the slot are in
-    the folder of the bridge above the function. The speed is not checked: an idle card lowers it to
-    save power.
+    ``current_link_width_show`` and ``max_link_width_show`` of ``drivers/pci/pci-sysfs.c`` write the
+    files. Those of the slot are in the folder of the bridge above the function. The speed is not
+    checked: an idle card lowers it to save power.
     """
     # The entry of the bus is a link, so ".." is the bridge and not the bus.
     maxima = [sysfs.read_int(at / "max_link_width") for at in (folder, folder / "..")]
@@ -208,7 +209,10 @@ def check_kernel_driver(
 
 
 def _hwmons(sysfs: Sysfs, folder: Path) -> list[Path]:
-    """Return the sensor folders of a PCI function; for an NVMe drive, of its controller."""
+    """Return the sensor folders of a PCI function; for an NVMe drive, of its controller.
+
+    ``nvme_hwmon_init`` of ``drivers/nvme/host/hwmon.c``: the sensors belong to the controller.
+    """
     below = [folder, *(folder / "nvme" / name for name in sysfs.list_names(folder / "nvme"))]
     at = [(where / "hwmon", name) for where in below for name in sysfs.list_names(where / "hwmon")]
     # The sensors of the controller are directly in its folder.

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vendor and model names of PCI devices from udev's hardware database."""
+"""Vendor and model names of PCI devices from udev's hardware database.
+
+``hwdb.d/20-pci-vendor-model.hwdb`` of systemd has ``ID_VENDOR_FROM_DATABASE`` and
+``ID_MODEL_FROM_DATABASE``; it is made from the PCI id database (pci.ids).
+"""
 
 import functools
 from collections.abc import Callable

@@ -2,8 +2,10 @@
 """Facts about the IOMMU and VFIO of a host, read once for each discovery.
 
 Sources: ``iommu_group`` of a PCI function and ``/sys/kernel/iommu_groups``
-(``Documentation/ABI/testing/sysfs-kernel-iommu_groups``), ``/sys/bus/pci/drivers``,
-``/sys/module``, and the indices of kmod in ``/lib/modules`` (modules.dep(5)).
+(``Documentation/ABI/testing/sysfs-kernel-iommu_groups``), ``/sys/bus/pci/drivers``
+(``Documentation/ABI/testing/sysfs-bus-pci``), ``/sys/module``
+(``Documentation/ABI/testing/sysfs-module``), and in ``/lib/modules`` the indices ``modules.dep``
+(modules.dep(5) of kmod) and ``modules.builtin`` (``Documentation/kbuild/kbuild.rst``).
 """
 
 from collections.abc import Collection, Iterable
@@ -23,7 +25,7 @@ DENYLIST = frozenset(
     )
 )
 """Vendor and product ids that vfio-pci refuses: ``vfio_pci_dev_in_denylist`` of the kernel's
-``drivers/vfio/pci/vfio_pci.c``."""
+``drivers/vfio/pci/vfio_pci.c``, whose parameter ``disable_denylist`` switches the list off."""
 
 MAX_INDEX_BYTES = 16 * 1024 * 1024  # of modules.dep; that of a distribution has less than one MiB
 _DIRECT = "direct"  # a region that must be mapped 1:1, unlike one that is direct-relaxable

@@ -2,9 +2,12 @@
 """Reader of NVIDIA Xid errors in the kernel log.
 
 ``Documentation/ABI/testing/dev-kmsg`` of the Linux kernel describes the format of the log. Reading
-it may need a privilege (``kernel.dmesg_restrict``). NVIDIA's "Xid Errors", chapter "Xid catalog",
-describes the meaning of each Xid and the required action. An example of a line in the log is
-``NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, GPU has fallen off the bus.``
+it may need a privilege (``dmesg_restrict`` of ``Documentation/admin-guide/sysctl/kernel.rst``).
+NVIDIA's "Xid Errors", chapter "Analyzing Xid Errors with the Xid Catalog", describes the meaning of
+each Xid and the required action. An example of a line in the log is
+``NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, GPU has fallen off the bus.``; the comments of
+``kern_gpu_error_cont_ga100.c`` of NVIDIA's open kernel modules have such lines, and ``nverror.h``
+there has the names of most codes.
 """
 
 import os
@@ -61,7 +64,8 @@ LASTING_XIDS = frozenset({54})
 """Xids of the machine that no recovery of the GPU ends."""
 RECOVERY_XID = 154
 """The Xid of drivers from R565 on with the required recovery action of the GPU, such as ``154, GPU
-recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)``. "None" means no action."""
+recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)``. "None" means no action
+(``GPU_RECOVERY_ACTION_CHANGED`` in ``gpu.c`` of NVIDIA's open kernel modules)."""
 
 MAX_RECORDS = 100_000  # per read of the log; the kernel's buffer holds fewer
 _RECORD = 8192  # bytes: more than the maximum size of a record

@@ -8,6 +8,9 @@ If the agent can read which methods a controller supports, one that supports no 
 is not scheduled. The methods are stored in the memory of the backend, because they can be read only
 while the kernel's nvme driver is bound.
 
+Sources in Linux: ``drivers/nvme/host/sysfs.c`` (``state``, ``serial``, ``model``, ``firmware_rev``)
+and ``Documentation/ABI/stable/sysfs-block`` (``queue/rotational``).
+
 With ``class_by_capacity`` the resource class depends on medium and capacity. The kernel shows both
 only while its nvme driver is bound, and not while a server uses the controller. So the class is
 stored in the memory of the backend.
@@ -54,7 +57,9 @@ _ERASE_HELP = (
     "used. A device that supports none of them is not scheduled, or stays unavailable after its "
     "first use."
 )
-_SECTOR = 512  # bytes; the unit of "size" in /sys/class/block, whatever the block size is
+# Bytes; the unit of "size" in /sys/class/block, whatever the block size is: part_size_show of
+# block/genhd.c and SECTOR_SIZE of include/linux/blk_types.h of Linux.
+_SECTOR = 512
 
 
 def _erase(address: str, timeout: float, methods: Sequence[str]) -> Mapping[str, Any]:

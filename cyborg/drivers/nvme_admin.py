@@ -4,8 +4,8 @@
 ``permitted_methods`` translates the policy of an operator, the key ``erase`` of a rule. NIST SP
 800-88 Rev. 1 (2014), table A-8, lists both secure erase settings of Format NVM as Purge; Sanitize
 did not exist then. Rev. 2 (2025) has no commands: it refers to IEEE 2883. The NVM Express Base
-Specification, revision 2.2, annex A.1, says that a sanitize operation purges as IEEE 2883-2022
-defines it. The policies are stricter than Rev. 1: a user data erase, whose means the controller
+Specification, revision 2.3, 8.1.26, says that a sanitize operation purges as IEEE Std 2883 defines
+it. The policies are stricter than Rev. 1: a user data erase, whose means the controller
 chooses, counts as Clear only. ``sanitize`` permits only what purges in the sense of IEEE 2883.
 
 Commands and data structures are those of the NVM Express Base Specification, revision 2.3: Format

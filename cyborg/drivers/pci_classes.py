@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Default device type and resource class of a PCI function, derived from its class code.
 
-Class codes are defined in the "PCI Code and ID Assignment Specification" of the PCI-SIG, section 1.
-A rule of a driver can override these defaults.
+Class codes are defined in the "PCI Code and ID Assignment Specification" of the PCI-SIG, section 1;
+the PCI id database (pci.ids) lists them below "List of known device classes", and the names of all
+ids. A rule of a driver can override these defaults.
 """
 
 from collections.abc import Mapping
@@ -36,8 +37,9 @@ _BY_MAKER: Mapping[tuple[str, str], tuple[DeviceType, str]] = {
 
 
 _BY_PRODUCT: Mapping[tuple[str, str], tuple[DeviceType, str]] = {
-    # ``idxd_pci_tbl`` of ``drivers/dma/idxd/init.c`` of Linux: Data Streaming Accelerators, and
-    # In-Memory Analytics Accelerators.
+    # ``idxd_pci_tbl`` of ``drivers/dma/idxd/init.c`` of Linux, whose ids are in its ``registers.h``
+    # and in ``include/linux/pci_ids.h``: Data Streaming Accelerators, and In-Memory Analytics
+    # Accelerators.
     **{
         ("8086", product): (DeviceType.OTHER, make_custom_name("DSA"))
         for product in ("0b25", "11fb", "1212")
@@ -46,8 +48,8 @@ _BY_PRODUCT: Mapping[tuple[str, str], tuple[DeviceType, str]] = {
         ("8086", product): (DeviceType.OTHER, make_custom_name("IAA"))
         for product in ("0cfe", "1216", "b02d", "fd2d")
     },
-    # Co-processors that are neither: Intel's Dynamic Load Balancer (``drivers/event/dlb2/pf/
-    # dlb2_main.h`` of DPDK), and AMD's PTDMA, which copies memory (``drivers/dma/amd/ptdma/
+    # Co-processors that are neither: Intel's Dynamic Load Balancer (``drivers/event/dlb2/pf/base/
+    # dlb2_hw_types.h`` of DPDK), and AMD's PTDMA, which copies memory (``drivers/dma/amd/ptdma/
     # ptdma-pci.c`` of Linux).
     **{
         (vendor, product): (DeviceType.OTHER, make_custom_name(f"PCI_{vendor}_{product}"))

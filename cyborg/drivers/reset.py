@@ -9,7 +9,7 @@ This module resets the function once more, by the attribute ``reset``, and detec
 ``reset_method``. The kernel tries the methods in their order (``__pci_reset_function_locked`` of
 ``drivers/pci/pci.c``) and refuses a bus reset while the bus has another function
 (``pci_parent_bus_reset``). It waits at most 60 s for the function (``PCIE_RESET_READY_POLL_MS`` of
-``drivers/pci/pci.h``).
+``drivers/pci/pci.c``).
 """
 
 from collections.abc import Callable, Mapping

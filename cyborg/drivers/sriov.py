@@ -49,7 +49,7 @@ NUMVFS = "sriov_numvfs"
 NOT_SELECTED = "no rule selects it; its virtual functions are offered in another layout"
 """Why a physical function is shown that is not offered itself."""
 
-MAX_VFS = 0xFFFF  # the registers have 16 bits
+MAX_VFS = 0xFFFF  # the registers have 16 bits (PCI_SRIOV_NUM_VF of pci_regs.h of Linux)
 _NAME = re.compile(r"vfs-(0|[1-9][0-9]{0,4})")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,4}")
 _PRODUCT = re.compile(r"(0x)?[0-9a-f]{1,4}")

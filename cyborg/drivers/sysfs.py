@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reader of sysfs with bounded reads, no privileges, and tolerance of devices that disappear.
 
-``Documentation/ABI/testing/sysfs-bus-pci`` of the Linux kernel describes the files.
+Sources in Linux: ``Documentation/PCI/sysfs-pci.rst`` (ids, class and ``config`` of a PCI function),
+``Documentation/ABI/testing/sysfs-bus-pci`` (``driver``, ``numa_node``, ``physfn``,
+``sriov_numvfs``, ``sriov_totalvfs``) and ``Documentation/ABI/testing/sysfs-kernel-iommu_groups``.
+``pci_iov_add_virtfn`` of ``drivers/pci/iov.c`` adds virtual functions one by one, and
+``sriov_enable`` sets their number after the last one.
 """
 
 import contextlib
@@ -20,7 +24,7 @@ from cyborg.core.errors import Invalid
 
 LOCAL_ROOT = Path("/sys")
 """The tree of this machine; others are simulated or replayed."""
-MAX_BYTES = 4096  # of one attribute: sysfs returns at most one page
+MAX_BYTES = 4096  # of one attribute: at most one page (Documentation/filesystems/sysfs.rst)
 _ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 MAX_SCANS = 3  # of the bus while virtual functions are created or removed
 
@@ -81,7 +85,8 @@ def observed_by(observer: ReadObserver) -> Iterator[None]:
 def read_file(path: Path, size: int) -> bytes:
     """Return the first ``size`` bytes of a file outside of sysfs; read several times if needed.
 
-    One read of a file in ``/proc`` can return fewer bytes than the file has. Raise OSError.
+    One read of a file in ``/proc`` can return fewer bytes than the file has (``seq_read_iter`` of
+    ``fs/seq_file.c`` of Linux). Raise OSError.
     """
     try:
         with open(path, "rb") as file:
@@ -108,7 +113,7 @@ def functions_on(path: Path) -> list[str]:
     """Return the addresses of the PCI functions on a sysfs path, the last one on the path first.
 
     The first address is the device itself. The others are bridges or, for NVMe drives behind Intel
-    VMD, a controller that is not a bridge.
+    VMD, a controller that is not a bridge (``drivers/pci/controller/vmd.c`` of Linux).
     """
     found: list[str] = []
     for part in reversed(path.parts):
@@ -246,7 +251,7 @@ class Sysfs:
             subsystem_product=self._hex(f"{folder}/subsystem_device", 4),
             kernel_driver=self.read_link(f"{folder}/driver"),
             iommu_group=self.read_link(f"{folder}/iommu_group"),
-            # The kernel reports -1 if the firmware does not provide the node.
+            # -1 if the firmware does not provide the node (numa_node_show of pci-sysfs.c).
             numa_node=None if numa is None or numa < 0 else numa,
             physfn=self.read_link(f"{folder}/physfn"),
             numvfs=self.read_int(f"{folder}/sriov_numvfs") or 0,

@@ -13,8 +13,9 @@ The topology is a map with these keys; an unknown key is omitted:
 The map does not have the current width and speed of the link: an idle device lowers the speed, and
 so the report of the host would change all the time.
 
-``Documentation/ABI/testing/sysfs-bus-pci`` of the Linux kernel describes the files of the link and
-``reset_method``, ``Documentation/ABI/testing/sysfs-devices-power`` ``runtime_status``.
+Sources in Linux: ``max_link_width_show`` and ``max_link_speed_show`` of
+``drivers/pci/pci-sysfs.c``; ``Documentation/ABI/testing/sysfs-bus-pci`` (``reset_method``) and
+``sysfs-devices-power`` (``runtime_status``).
 """
 
 from collections.abc import Mapping
@@ -26,7 +27,9 @@ from cyborg.drivers.sysfs import PciFunction, Sysfs
 NO_WIDTH = (None, 0, 63, 255)
 """Values of a width for a function without its own link, such as an integrated one.
 
-63 is read from a function without power (D3cold), all of whose registers read as ones.
+63 is read from a function without power (D3cold), all of whose registers read as ones: the width
+has six bits (``PCI_EXP_LNKCAP_MLW`` of ``include/uapi/linux/pci_regs.h``). 255 is
+``PCIE_LNK_WIDTH_UNKNOWN`` of ``include/linux/pci.h``.
 """
 
 ACTIVE = (None, "active", "unsupported")
@@ -98,5 +101,8 @@ def can_reset(sysfs: Sysfs, address: str) -> bool:
 
 
 def is_unknown_speed(speed: str | None) -> bool:
-    """Return whether a link speed is missing, or ``Unknown`` as the kernel writes it."""
+    """Return whether a link speed is missing, or ``Unknown``.
+
+    ``pci_speed_string`` of ``drivers/pci/probe.c`` of Linux writes the speeds.
+    """
     return speed is None or speed.startswith("Unknown")

@@ -10,6 +10,10 @@ Sources of the ids, and of the names of the kernel drivers:
 * virtio-crypto: device type 20 of the virtio specification 1.2, section 5; its PCI id is 0x1040
   plus the type, section 4.1.2;
 * AMD CCP and PSP: the table in ``drivers/crypto/ccp/sp-pci.c`` of Linux.
+
+The names of modules are those of the Makefiles of these drivers, the names of algorithms their
+``cra_driver_name`` (``qat_algs.c`` and ``qat_asym_algs.c``, ``virtio_crypto_skcipher_algs.c`` and
+``virtio_crypto_akcipher_algs.c``, ``ccp-crypto-*.c``). 4949 is in pci.ids.
 """
 
 import re

@@ -3,7 +3,8 @@
 
 ``Documentation/ABI/testing/sysfs-driver-qat`` of Linux describes the attribute: services are
 separated by ``;``, their order has no meaning, a 4xxx device has at most two, and ``dcc`` is never
-combined.
+combined. ``adf_cfg_services.c`` and ``adf_cfg_strings.h`` of
+``drivers/crypto/intel/qat/qat_common`` have all names, ``decomp`` too.
 """
 
 from collections.abc import Mapping
@@ -15,7 +16,8 @@ SERVICES = frozenset({"sym", "asym", "dc", "dcc", "decomp"})
 LAYOUTS: Mapping[str, str] = {
     "asym": "asym",
     "asym;dc": "asym;dc",
-    # The first kernels with the attribute (Linux 6.0) accept only "sym;asym" and "dc".
+    # The first kernels with the attribute (Linux 6.0) accept only "sym;asym" and "dc"
+    # (services_operations of adf_sysfs.c).
     "asym;sym": "sym;asym",
     "dc": "dc",
     "dc;sym": "dc;sym",

@@ -47,8 +47,9 @@ def split(
     """Return the deployables of a card, each with the number of its region.
 
     ``count`` is the number of regions. Return an empty list if it is not known which PCI function
-    uses which region. If there are as many virtual functions as ports, virtual function ``n`` has
-    port ``n`` (``dfl_fpga_cdev_config_ports_vf`` of ``drivers/fpga/dfl.c``).
+    uses which region. A virtual function has one port (``Documentation/fpga/dfl.rst``, "FPGA
+    virtualization"; ``dfl_fpga_cdev_config_ports_vf`` of ``drivers/fpga/dfl.c``). If there are as
+    many as ports, virtual function ``n`` is taken to have port ``n``: Linux does not say it.
     """
     if count == 1:
         return [(0, deployable) for deployable in card.deployables]

@@ -53,7 +53,8 @@ class FpgaDriver(PciDriver):
     version = "1.0"
     DEVICE_TYPE = DeviceType.FPGA
     SUPPORT_LEVEL = Support.SUPPORTED
-    # The regions of a card appear after its PCI function.
+    # The regions of a card appear after its PCI function: classes of fpga-mgr.c and fpga-region.c,
+    # and the bus of dfl.c, in drivers/fpga of Linux.
     UEVENT_SUBSYSTEMS = PciDriver.UEVENT_SUBSYSTEMS | {"fpga_manager", "fpga_region", "dfl"}
     OPTIONS = (
         *PciDriver.OPTIONS,

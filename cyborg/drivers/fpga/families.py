@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Known FPGA cards, by the ids of their PCI functions.
 
-Sources: ``drivers/fpga/dfl-pci.c`` of Linux for Intel; ``fpga_management`` for AMD and AWS.
+Sources: ``drivers/fpga/dfl-pci.c`` of Linux for Intel; ``fpga_management`` for AMD. For AWS,
+``src/runtime_src/core/pcie/driver/linux/xocl/devices.h`` of XRT has 1042, 9048, f010 and f011, and
+``hdk/cl/examples`` of aws-fpga the others.
 """
 
 from collections.abc import Mapping
@@ -48,7 +50,8 @@ FAMILIES: Mapping[tuple[str, str], Family] = {
     # The physical function, then the virtual ones.
     **_intel("Intel PAC Arria 10", ProgrammerName.DFL, "09c4", "09c5"),
     **_intel("Intel PAC D5005", ProgrammerName.DFL, "0b2b", "0b2c"),
-    # fpgasupdate writes the flash of an N3000: the new function needs a restart of the card.
+    # fpgasupdate writes the flash of an N3000: the new function needs a restart of the card
+    # (doc/src/fpga_tools/fpgasupdate/fpgasupdate.md of OPAE).
     **_intel("Intel PAC N3000", ProgrammerName.NONE, "0b30"),
     **_intel("Intel DFL N6000", ProgrammerName.DFL, "bcce", "bccf"),
     **_intel("Intel integrated FPGA", ProgrammerName.DFL, "bcbd", "bcbf", "bcc0", "bcc1"),

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replacement of the image of a region, with the previous image restored after a failure.
 
-Only one image is loaded at a time on each card.
+Only one image is loaded at a time on each card. Sources in Linux:
+``Documentation/ABI/testing/sysfs-class-fpga-manager`` (``state``; the names of errors end with
+"error") and ``Documentation/admin-guide/sysctl/kernel.rst`` (``random/boot_id``).
 """
 
 import threading

@@ -6,9 +6,9 @@
                  has none
 ``dfl``          ioctl ``DFL_FPGA_FME_PORT_PR`` of ``include/uapi/linux/fpga-dfl.h``
 ``fpgasupdate``  the tools of OPAE, also for images signed for the card
-``fpgaconf``
+``fpgaconf``     (``doc/src/fpga_tools`` of opae-sdk)
 ``xbmgmt``       the tools of XRT: with the management function, or the user function while it is
-``xbutil``       bound to the kernel driver xocl
+``xbutil``       bound to the kernel driver xocl (``XOCL_MODULE_NAME`` of ``xocl_drv.h`` of XRT)
 """
 
 from collections.abc import Mapping

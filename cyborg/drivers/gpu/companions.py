@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other PCI functions of a graphics card, such as its audio controller."""
+"""Other PCI functions of a graphics card, such as its audio controller.
+
+The PCI id database (pci.ids) has the classes, and such functions of NVIDIA, as 10de:1ad7 (UCSI).
+"""
 
 from collections.abc import Iterable, Mapping
 

@@ -26,7 +26,8 @@ TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}")
 """Names of types: one component of a path, never ``..``."""
 
 MAX_SLOTS = 256
-"""Slots of one parent; ``vfio_ap`` of s390, which is no GPU driver, reports 65536 instances."""
+"""Slots of one parent; ``vfio_ap`` of s390, which is no GPU driver, reports 65536 instances
+(``MAX_ZDEV_ENTRIES_EXT`` in ``drivers/s390/crypto/vfio_ap_ops.c`` of Linux)."""
 
 DEVICES = Path("bus/mdev/devices")
 _SLOT = re.compile(rf"({PARENT.pattern})/({TYPE.pattern})/(0|[1-9][0-9]{{0,2}})")
@@ -103,7 +104,10 @@ def is_present(sysfs_root: Path, device: str) -> bool:
 
 
 def types_folder(parent: str) -> Path:
-    """Return the folder with the types of a parent, relative to the root of sysfs."""
+    """Return the folder with the types of a parent, relative to the root of sysfs.
+
+    ``mdev_register_parent`` of ``drivers/vfio/mdev/mdev_core.c`` links it in ``class/mdev_bus``.
+    """
     bus = "bus/pci/devices" if is_pci_address(parent) else "class/mdev_bus"
     return Path(bus) / parent / "mdev_supported_types"
 

@@ -8,7 +8,8 @@ NVIDIA documents the functions in the NVML API Reference Guide: ``nvmlDeviceGetU
 
 NVML opens the device node of a GPU and keeps it open until ``nvmlShutdown``. While the node is
 open, libvirt cannot unbind the GPU from its kernel driver, which it must do when a server gets the
-GPU. So NVML is closed after each reading, and each GPU is read once.
+GPU. So NVML is closed after each reading, and each GPU is read once. ``nv_pci_remove_helper`` of
+``nv-pci.c`` of NVIDIA's open kernel modules waits until nobody has the node open.
 """
 
 import contextlib
@@ -38,7 +39,8 @@ NVIDIA = "10de"
 KERNEL_DRIVER = "nvidia"
 """Kernel driver with which NVML knows a GPU."""
 
-_MODES = {0: "disabled", 1: "enabled"}  # nvmlEnableState_t, NVML_DEVICE_MIG_DISABLE and _ENABLE
+# nvmlEnableState_t, NVML_DEVICE_MIG_DISABLE and _ENABLE; pynvml.py of nvidia-ml-py has the values.
+_MODES = {0: "disabled", 1: "enabled"}
 
 
 @dataclass(frozen=True, slots=True)

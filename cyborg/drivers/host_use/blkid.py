@@ -2,8 +2,10 @@
 """Signatures on a disk, as libblkid finds them on the disk itself.
 
 libblkid belongs to util-linux and is on each host with udev, which uses it too. Its header
-``blkid.h`` documents the values below. ``ctypes`` calls it: the program ``blkid`` has the same exit
-code for a disk without a signature and for one that it could not read.
+``blkid.h`` (``libblkid/src/blkid.h.in``) documents the values below, and the comments of
+``libblkid/src/superblocks/superblocks.c`` and ``partitions/partitions.c`` TYPE, USAGE and PTTYPE.
+``ctypes`` calls it: the program ``blkid`` has the same exit code for a disk without a signature and
+for one that it could not read.
 """
 
 import ctypes

@@ -4,6 +4,14 @@
 This reads the mounts and swap areas of the agent's own namespaces in ``/proc``. It does not detect
 file systems whose devices the kernel does not list there, such as ZFS, nor disks that are mounted
 only in another mount namespace: ``signatures`` finds what is on these.
+
+Sources in Linux: ``Documentation/filesystems/proc.rst`` (``mountinfo``), ``swap_show`` of
+``mm/swapfile.c``, ``mangle_path`` of ``fs/seq_file.c`` (octal escapes),
+``Documentation/ABI/testing/sysfs-dev`` (``/sys/dev/block``), ``bd_link_disk_holder`` of
+``block/holder.c`` (``holders``, ``slaves``), ``btrfs_sysfs_add_fsid`` of ``fs/btrfs/sysfs.c``,
+``Documentation/ABI/testing/sysfs-block-dm`` (``dm/name``), ``kobject_set_name_vargs`` of
+``lib/kobject.c`` ("!" for "/" in names), and ``drivers/nvme/host`` (``core.c`` and ``multipath.c``)
+for the names of NVMe devices.
 """
 
 import os
@@ -81,9 +89,10 @@ class DiskReader:
     def _kernel_users(self) -> Iterable[tuple[str, str]]:
         """Yield the paths of block devices that the kernel itself uses, and what it uses them for.
 
-        Sources: ``drivers/block/loop.c`` and ``zram`` of Linux; ``/sys/kernel/config``, if it is
-        mounted there, has the targets of NVMe (``nvmet/configfs.c``) and of SCSI
-        (``target_core_iblock.c``).
+        Sources in Linux: ``Documentation/ABI/testing/sysfs-block-loop`` (``backing_file``) and
+        ``sysfs-block-zram`` (``backing_dev``); ``/sys/kernel/config``, if it is mounted there, has
+        the targets of NVMe (``drivers/nvme/target/configfs.c``) and of SCSI (``udev_path`` of
+        ``drivers/target/target_core_configfs.c``).
         """
         files = [
             (f"class/block/{name}/{attribute}", f"the data of {name}")
@@ -162,8 +171,10 @@ class DiskReader:
         """Return the functions of the Fibre Channel port of a controller of NVMe over Fabrics.
 
         The address of such a controller has ``host_traddr=nn-NODE:pn-PORT``
-        (``nvme_fc_parse_traddr`` of ``drivers/nvme/host/fc.c`` of Linux), and ``fc_host`` the names
-        of each port. With TCP and RDMA the interface has an address, which is a use of its own.
+        (``nvmf_get_address`` of ``drivers/nvme/host/fabrics.c`` and ``nvme_fc_parse_traddr`` of
+        ``fc.c`` of Linux), and ``fc_host`` the ``port_name`` of each port
+        (``drivers/scsi/scsi_transport_fc.c``). With TCP and RDMA the interface has an address,
+        which is a use of its own.
         """
         if self._sysfs.read_text(controller / "transport") != "fc":
             return []

@@ -28,8 +28,9 @@ class DisplayReader:
 
         Sources: ``Documentation/gpu/vgaarbiter.rst`` (the default VGA device),
         ``drivers/pci/pci-sysfs.c`` (``boot_vga``), ``Documentation/fb/framebuffer.rst``,
-        ``Documentation/admin-guide/sysfs-rules.rst`` (a class device is below its device) and
-        ``drivers/gpu/drm/drm_sysfs.c`` (``enabled`` of a connector) of the Linux kernel.
+        ``Documentation/admin-guide/sysfs-rules.rst`` (a class device is below its device),
+        ``drivers/gpu/drm/drm_sysfs.c`` (names of cards, ``enabled`` of a connector) and
+        ``drivers/video/fbdev/core/fbsysfs.c`` (names of framebuffers) of the Linux kernel.
         """
         cards = self._displays_of("drm", _CARD)
         framebuffers = self._displays_of("graphics", _FRAMEBUFFER)

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PCI functions whose network interfaces the host uses."""
+"""PCI functions whose network interfaces the host uses.
+
+Sources in Linux: ``Documentation/ABI/testing/sysfs-class-net`` (``flags``, ``carrier``) and
+``netdev_adjacent_sysfs_add`` and ``__netdev_adjacent_dev_insert`` of ``net/core/dev.c`` (the links
+``upper_*`` and ``master``).
+"""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -11,7 +16,8 @@ from cyborg.drivers.sysfs import PciFunction, Sysfs, functions_on
 
 ETHERNET, INFINIBAND = "0200", "0207"
 """Classes of controllers. The kernel drivers of Ethernet controllers create network interfaces,
-those of InfiniBand do so only while the module ``ib_ipoib`` is loaded."""
+those of InfiniBand do so only while the module ``ib_ipoib`` (``drivers/infiniband/ulp/ipoib``) is
+loaded. The PCI id database (pci.ids) has the classes."""
 MAX_DEPTH = 16  # of stacked network devices
 STUBS = frozenset({"pci-stub", "pciback"})
 """Kernel drivers that create no device: they keep a function for a guest.
@@ -20,7 +26,11 @@ STUBS = frozenset({"pci-stub", "pciback"})
 xen-pciback, its driver pciback (``PCISTUB_DRIVER_NAME``).
 """
 USER_SPACE = frozenset({"uio_pci_generic", "igb_uio"})
-"""Kernel drivers for a driver in user space, such as one of DPDK or SPDK."""
+"""Kernel drivers for a driver in user space, such as one of DPDK or SPDK.
+
+``drivers/uio/uio_pci_generic.c`` of Linux, and ``igb_uio`` of DPDK's dpdk-kmods
+(``doc/guides/linux_gsg/linux_drivers.rst`` of DPDK).
+"""
 
 ACTIVE_PORT = "is up with a link; set it down or, if it is for servers, active_port=offer in a rule"
 """How the host uses a port about which nothing else is known."""

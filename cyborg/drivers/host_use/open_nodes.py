@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Search for the processes that have device nodes open, in ``/proc``."""
+"""Search for the processes that have device nodes open, in ``/proc``.
+
+``Documentation/filesystems/proc.rst`` of Linux describes ``/proc/PID/fd``, ``comm``, ``stat`` and
+the mount option ``hidepid``.
+"""
 
 import contextlib
 import os
@@ -30,7 +34,12 @@ NODE = re.compile(
     rf"|{vendor_nodes.PATTERN}))"
 )
 """Nodes of devices, also those of a container below another folder. A node of the device mapper or
-of MD is not among them: ``holders`` in sysfs shows the devices below it."""
+of MD is not among them: ``holders`` in sysfs shows the devices below it.
+
+The modules ``processes`` and ``vendor_nodes`` name the sources of most of them. Of VFIO:
+``vfio_devnode`` of ``drivers/vfio/group.c`` and ``vfio_device_devnode`` of
+``drivers/vfio/device_cdev.c``. Of disks and tapes: ``Documentation/admin-guide/devices.txt``.
+"""
 
 
 class SharedScan:

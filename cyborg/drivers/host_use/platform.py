@@ -20,14 +20,15 @@ _MANAGEMENT = frozenset(
         ("19e5", "1711"),
     }
 )
-"""Displays of management controllers: the tables of ``ast/ast_drv.c``, ``mgag200/mgag200_drv.c``
-(without the cards of 1998) and ``hisilicon/hibmc/hibmc_drm_drv.c`` in ``drivers/gpu/drm`` of Linux.
+"""Displays of management controllers: the tables of ``ast/ast_drv.c`` (ids in ``ast_drv.h``),
+``mgag200/mgag200_drv.c`` (without the cards of 1998) and ``hisilicon/hibmc/hibmc_drm_drv.c`` in
+``drivers/gpu/drm`` of Linux.
 """
 
 
 _SWITCHES = frozenset(("1000", product) for product in ("00b2", "c010", "c012", "c030", "c034"))
 """Management endpoints of the PCIe switches of Broadcom, and other functions of these switches, by
-the names of the PCI id database. Their bridges have the class of bridges."""
+the names of the PCI id database (pci.ids). Their bridges have the class of bridges."""
 _SWITCHTEC = ("11f8", "0580")
 """Maker and class of the management endpoints of the switches of Microchip
 (``drivers/pci/switch/switchtec.c`` of Linux)."""

@@ -42,7 +42,9 @@ GPU_MANAGERS = {
 }
 """Programs that manage GPUs and keep their nodes open, also those of GPUs that compute for nobody.
 
-The names are those of ``/proc/PID/comm``: 15 characters.
+The names are those of ``/proc/PID/comm``: 15 characters (``TASK_COMM_LEN`` of
+``include/linux/sched.h`` of Linux). NVIDIA documents the programs: the manual page
+nvidia-persistenced(1), the "Fabric Manager User Guide", and ``nvidia-dcgm.service.in`` of DCGM.
 """
 
 IGNORED = frozenset(
@@ -95,10 +97,17 @@ _CLASSES: Mapping[str, tuple[str, ...]] = {
     "hl": ("habanalabs",),  # of Gaudi, before its driver moved to accel
     **vendor_nodes.CLASSES,
 }
-"""The classes in sysfs of the nodes whose path in ``/dev`` begins so."""
+"""The classes in sysfs of the nodes whose path in ``/dev`` begins so.
+
+Sources in Linux: ``drivers/gpu/drm/drm_sysfs.c``, ``drivers/accel/drm_accel.c``,
+``drivers/infiniband/core/uverbs_main.c`` and ``user_mad.c``, ``drivers/uio/uio.c``,
+``drivers/scsi/sg.c`` and ``st.c``, and ``drivers/misc/habanalabs/common/device.c`` of Linux 6.1.
+"""
 _BUSES = {"dsa/wq": "dsa", "iax/wq": "dsa", "dfl-fme.": "platform", "dfl-port.": "platform"}
 """The bus in sysfs of the nodes whose path in ``/dev`` begins so: work queues of Intel DSA and IAA
-(``sysfs-driver-dma-idxd``), and engines and ports of an FPGA (``sysfs-platform-dfl-fme``)."""
+(``Documentation/ABI/stable/sysfs-driver-dma-idxd``, ``drivers/dma/idxd/cdev.c``), and engines and
+ports of an FPGA (``Documentation/ABI/testing/sysfs-platform-dfl-fme`` and
+``sysfs-platform-dfl-port``)."""
 _RDMA, _VFIO = "/dev/infiniband/", "/dev/vfio/"
 _VFIO_DEVICE = re.compile(r"vfio[0-9]+")
 _NVIDIA = re.compile(r"nvidia([0-9]{1,4})")
@@ -247,7 +256,10 @@ class ProcessReader:
         return {address: list(names) for address, names in found.items()}
 
     def _functions_of_group(self, group: str) -> list[str]:
-        """Return the functions of an IOMMU group that VFIO has; the others are not used by it."""
+        """Return the functions of an IOMMU group that VFIO has; the others are not used by it.
+
+        ``Documentation/ABI/testing/sysfs-kernel-iommu_groups`` of Linux describes the group.
+        """
         return [
             address
             for address in self._sysfs.list_names(f"kernel/iommu_groups/{group}/devices")
@@ -266,8 +278,9 @@ class ProcessReader:
     def _nvidia_minors(self) -> Iterator[tuple[str, str]]:
         """Yield the address and the minor number of each GPU of the kernel driver nvidia.
 
-        Source: README of the NVIDIA driver for Linux, "The /proc/driver/nvidia Interface". The
-        nodes have no device in sysfs.
+        Sources: README of the NVIDIA driver for Linux, "The /proc/driver/nvidia Interface", and
+        ``nv_procfs_read_gpu_info`` of ``nv-procfs.c`` of NVIDIA's open kernel modules. The nodes
+        have no device in sysfs.
         """
         proc = Sysfs(self._sysfs.root.parent / "proc")
         for address in proc.list_names("driver/nvidia/gpus"):

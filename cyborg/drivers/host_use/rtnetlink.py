@@ -4,7 +4,7 @@
 ``/proc/net/route`` has only the main table of IPv4, and one next hop of a route. rtnetlink has all
 tables, VRFs included, and all next hops, and needs no privileges
 (``Documentation/userspace-api/netlink`` of the Linux kernel, rtnetlink(7), and
-``include/uapi/linux/rtnetlink.h`` for the values below).
+``include/uapi/linux/rtnetlink.h`` and ``if_link.h`` for the values below).
 
 A tree that is not /sys has the facts as a file, without addresses: so does a capture.
 """

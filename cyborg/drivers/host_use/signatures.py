@@ -4,9 +4,12 @@
 A disk with a signature may hold data of the host although nothing uses the disk now: a volume group
 that is not active, a pool of ZFS, an OSD of Ceph, a half of a mirror. udev probes each disk when it
 appears, and again after a program wrote to it, and stores the result in ``/run/udev/data``: the
-properties ``ID_PART_TABLE_TYPE``, ``ID_FS_TYPE``, ``ID_FS_USAGE`` and ``ID_FS_AMBIVALENT``
-(``src/udev/udev-builtin-blkid.c`` of systemd). Where udev has no record of a disk, as in a
-container, or no signature in it, the disk itself is probed.
+properties ``ID_PART_TABLE_TYPE``, ``ID_FS_TYPE`` and ``ID_FS_USAGE``
+(``src/udev/udev-builtin-blkid.c`` of systemd; ``handle_db_line`` and ``device_get_device_id`` of
+``src/libsystemd/sd-device/sd-device.c`` for the format and the name of a record). For a disk with
+several signatures systemd stores none, ``blkid -o udev`` of util-linux, which a rule may call,
+``ID_FS_AMBIVALENT`` (blkid(8)). Where udev has no record of a disk, as in a container, or no
+signature in it, the disk itself is probed.
 
 A tree that is not /sys has the signatures as a file: so does a capture.
 """
@@ -35,7 +38,7 @@ _KINDS = {
     "raid": "a part of a volume",
     "crypto": "encrypted data",
 }
-"""What a disk holds, by the value USAGE of libblkid."""
+"""What a disk holds, by the value USAGE of libblkid (``superblocks.c`` of util-linux)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,11 @@ class DiskContents:
 
 
 def whole_disks(sysfs: Sysfs) -> Iterator[str]:
-    """Yield the names of the disks of a host, without partitions and without volumes of disks."""
+    """Yield the names of the disks of a host, without partitions and without volumes of disks.
+
+    Sources in Linux: ``Documentation/ABI/stable/sysfs-block`` (``hidden``),
+    ``block/partitions/core.c`` (``partition``), ``block/genhd.c`` (``size``, ``removable``).
+    """
     for name in sysfs.list_names("class/block"):
         folder = sysfs.resolve(f"class/block/{name}", strict=True)
         # Volumes and loop devices are in virtual/block; a drive with several controllers is in

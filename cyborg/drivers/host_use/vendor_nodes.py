@@ -2,8 +2,15 @@
 """Device nodes of accelerators whose kernel drivers are not part of Linux, by maker.
 
 Some drivers give a node a device in sysfs below the PCI function. Others do not: there, an open
-node counts for all functions of the maker that are bound to a kernel driver. Sources: the drivers
-that the table names; ``uacce_alloc`` of ``drivers/misc/uacce/uacce.c`` of Linux for Kunpeng.
+node counts for all functions of the maker that are bound to a kernel driver.
+
+Sources: the files that the tables name, in the repositories tenstorrent/tt-kmd,
+hailo-ai/hailort-drivers, Xilinx/XRT, Xilinx/dma_ip_drivers, google/gasket-driver, hicann/driver,
+jklincn/cambricon-mlu-driver, aws-neuron/aws-neuron-driver, memryx/mx3_driver_pub,
+furiosa-ai/device-api, rebellions-sw/rbln-k8s-device-plugin, dixyes/mtgpu-drv, Xilinx/amr and
+Xilinx/SLASH on GitHub; for Kunpeng ``uacce_alloc`` of ``drivers/misc/uacce/uacce.c`` and
+``qm_alloc_uacce`` of ``drivers/crypto/hisilicon/qm.c`` of Linux; for the vendor ids pci.ids. The
+driver of Graphcore's Poplar SDK is not public: its names are those that users report.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,11 +21,11 @@ from cyborg.drivers.sysfs import PciFunction
 
 CLASSES: Mapping[str, tuple[str, ...]] = {
     "tenstorrent/": ("tenstorrent",),  # chardev.c of tt-kmd
-    "hailo": ("hailo_chardev",),  # hailort-drivers from 4.23 on
-    "h1x-": ("hailo1x",),  # hailort-drivers from 5.3 on
+    "hailo": ("hailo_chardev",),  # linux/pcie/src/pcie.c of hailort-drivers from 4.23 on
+    "h1x-": ("hailo1x",),  # the same file from 5.3 on
     "xclmgmt": ("xrt_mgmt",),  # mgmt-core.c of XRT
     "xdma": ("xdma",),  # xdma_cdev.c of AMD's dma_ip_drivers
-    "qdma": ("qdma-pf", "qdma-vf"),  # cdev.c of AMD's dma_ip_drivers
+    "qdma": ("qdma-pf", "qdma-vf"),  # cdev.c and version.h of AMD's dma_ip_drivers
     "hisi_": ("uacce",),  # SEC, HPRE and ZIP of Kunpeng
     "apex_": ("apex",),  # gasket_core.c of Coral
 }
@@ -48,8 +55,8 @@ MAKERS: Mapping[str, Maker] = {
     # Programs close /dev/davinci0 again, and work by /dev/davinci_manager (uda_user_kernel_api.c
     # and trs_dev_drv.c of Huawei's CANN driver).
     "davinci": Maker("19e5", "12"),
-    "cambricon": Maker("cabc"),  # cnhost_dev.c of Cambricon
-    "neuron": Maker(  # neuron_cdev.c and the PCI ids of AWS
+    "cambricon": Maker("cabc"),  # cnhost_dev_sysfs.c of Cambricon
+    "neuron": Maker(  # neuron_device.h of AWS, and pci.ids
         "1d0f",
         products=frozenset(
             {"7064", "7065", "7066", "7067", "7164", "7264", "7364", "7564", "7565"}
@@ -60,8 +67,9 @@ MAKERS: Mapping[str, Maker] = {
     "rngd/npu": Maker("1ed2"),  # rngd.rs
     "rbln": Maker("1eff"),  # rebellionsInfoProvider.go of Rebellions
     "ipu": Maker("1d95"),  # of Graphcore
-    "mtgpu": Maker("1ed5"),  # of Moore Threads
+    "mtgpu": Maker("1ed5"),  # mtgpu_defs.h and mtgpu_core.o_binary of Moore Threads
     "ami": Maker("10ee", products=frozenset({"50b4", "50bc"})),  # ami_cdev.c of AMD's AMR
+    # slash_config.h of SLASH
     "slash_": Maker("10ee", products=frozenset({"50b4", "50b5", "50b6", "50bd", "50c1", "50c2"})),
 }
 """The makers of the nodes whose path in ``/dev`` begins so, without a device in sysfs."""

@@ -28,7 +28,8 @@ CLASS = "02"
 """Base class code of network controllers; ``pci_classes`` names the specification."""
 
 PHYSICAL_NETWORK = "physical_network"
-"""Key of the attach handle info that Nova reads (``get_arq_pci_device_profile``)."""
+"""Key of the attach handle info that Nova reads (``get_arq_pci_device_profile`` of its
+``nova/accelerator/cyborg.py``)."""
 
 REPRESENTOR = "representor"
 """Key of the attach handle info with the representor of a virtual function."""
@@ -168,7 +169,10 @@ class NicDriver(GenericDriver):
         return None if known is None else known.network
 
     def _read_info(self, card: PciFunction, network: str | None) -> dict[str, str]:
-        """Return the board info of a card; keys that are unknown now have their last values."""
+        """Return the board info of a card; keys that are unknown now have their last values.
+
+        ``Documentation/ABI/testing/sysfs-class-net``: ``speed`` is in Mbit/s.
+        """
         names = self._names(card.address)
         speeds = (self._sysfs.read_int(f"class/net/{name}/speed") for name in names)
         speed = next((speed for speed in speeds if speed is not None and speed > 0), None)
@@ -187,8 +191,8 @@ class NicDriver(GenericDriver):
     def _measure_carrier(self, address: str) -> Measurement | None:
         """Return unhealthy if an interface is up and has no link; None if no interface is up.
 
-        ``Documentation/ABI/testing/sysfs-class-net``: ``carrier`` cannot be read while an interface
-        is down.
+        ``Documentation/ABI/testing/sysfs-class-net`` describes ``flags`` and ``carrier``, which
+        cannot be read while an interface is down (``carrier_show`` of ``net/core/net-sysfs.c``).
         """
         found: Measurement | None = None
         for name in self._names(address):

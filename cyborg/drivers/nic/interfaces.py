@@ -6,9 +6,13 @@ the switch, and the port has a network interface on the host: the representor. S
 representor to a PCI function. Its ``phys_switch_id`` equals the ``phys_switch_id`` of the card's
 interface, and its ``phys_port_name`` has the numbers of the physical and the virtual function, such
 as ``pf0vf3`` (``Documentation/networking/representors.rst`` and ``switchdev.rst``,
-``Documentation/ABI/testing/sysfs-class-net`` of the Linux kernel). The number of the physical
-function is the function number of its PCI address (``esw/devlink_port.c`` of ``mlx5_core`` and
+``Documentation/ABI/testing/sysfs-class-net``, and ``__devlink_port_phys_port_name_get`` of
+``net/devlink/port.c`` of the Linux kernel). The number of the physical function is the function
+number of its PCI address (``esw/devlink_port.c`` of ``mlx5_core`` and
 ``ice_devlink_create_vf_port`` of ``ice``).
+
+``Documentation/ABI/testing/sysfs-bus-pci`` describes the links ``virtfnN``;
+``register_virtio_device`` of ``drivers/virtio/virtio.c`` gives a virtio device its name.
 """
 
 import re

@@ -18,9 +18,11 @@ EXPECTED = (
     "NETWORK:ADDRESS or NETWORK:INTERFACE, such as physnet1:0000:3b:00.0 or physnet2:ens1f1, each "
     "card once"
 )
-# Neutron allows 64 characters; a comma and a colon separate the entries and their parts here.
+# Neutron allows 64 characters (PHYSICAL_NETWORK_MAX_LEN of provider_net.py of neutron-lib); a comma
+# and a colon separate the entries and their parts here.
 _NETWORK = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-# IFNAMSIZ of <linux/if.h> with the end of the text is 16; "/" and white space are not allowed.
+# IFNAMSIZ of <linux/if.h> with the end of the text is 16; "/", ":" and white space are not allowed
+# (dev_valid_name of net/core/dev.c of Linux).
 _INTERFACE = re.compile(r"[A-Za-z0-9_.-]{1,15}")
 
 

@@ -18,8 +18,10 @@ from cyborg.drivers.host_use import signatures
 from cyborg.drivers.host_use.signatures import DiskContents
 from cyborg.drivers.sysfs import PciFunction, Sysfs
 
-_STORAGE, _NVME = "01", "0108"  # classes: all controllers of disks, and those that are disks
-_BUSES = ("0c03", "0c04")  # USB and Fibre Channel, which may have disks too
+# Classes, as pci.ids lists them: all controllers of disks, and those that are disks; then USB and
+# Fibre Channel, which may have disks too.
+_STORAGE, _NVME = "01", "0108"
+_BUSES = ("0c03", "0c04")
 _HOLDS = " holds "  # in each reason of ``host_use.disks``
 _REMEDY = "erase it, for example with wipefs, or adopt the device"
 

@@ -5,6 +5,9 @@ An agent without privileges calls them in a second process. oslo.privsep starts 
 ``[cyborg_privileged] helper_command``, and it has only the Linux capabilities that CONTEXT lists.
 An agent that runs as root calls the Python functions in its own process. They validate every
 argument, and build every path from validated values.
+
+Sources of the capabilities: capabilities(7); proc(5) for the links in ``/proc/PID/fd`` of other
+processes, and ``nvme_cmd_allowed`` of ``drivers/nvme/host/ioctl.c`` of Linux for admin commands.
 """
 
 import functools

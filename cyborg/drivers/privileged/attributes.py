@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes of sysfs attributes, for the privileged functions.
 
-The caller must have validated the path.
+The caller must have validated the path. sysfs expects the whole value in the first write
+(``Documentation/filesystems/sysfs.rst`` of Linux).
 """
 
 import os

@@ -26,7 +26,8 @@ from cyborg.drivers.privileged import CONTEXT
 from cyborg.drivers.privileged.attributes import write as _write
 from cyborg.drivers.sysfs import Sysfs
 
-MAX_IMAGE = 2**31 - 1  # bytes: the limit of a file that the kernel reads (kernel_read_file)
+# Bytes: INT_MAX is the limit of fw_get_filesystem_firmware (drivers/base/firmware_loader/main.c).
+MAX_IMAGE = 2**31 - 1
 MAX_PORTS = 256
 MAX_TIMEOUT = 3600.0
 _KILL_TIMEOUT = 10.0  # seconds until a killed process has ended; none in the kernel does
@@ -35,7 +36,7 @@ _SYS, _DEV, _FIRMWARE = Path("/sys"), Path("/dev"), Path("/lib/firmware")
 _SEARCH_PATH = Path("module/firmware_class/parameters/path")
 _MANAGER, _FME = re.compile(r"fpga[0-9]{1,6}"), re.compile(r"dfl-fme\.[0-9]{1,6}")
 _PATH = re.compile(r"(/[^/\x00-\x1f\x7f]+)+")
-_READ_ERRORS = "firmware request error"
+_READ_ERRORS = "firmware request error"  # a state of sysfs-class-fpga-manager
 
 # _IO(DFL_FPGA_MAGIC, DFL_FME_BASE + 0) of fpga-dfl.h: _IO has neither a direction nor a size
 # (include/uapi/asm-generic/ioctl.h), so the number is the magic number and the number of the call.
@@ -132,8 +133,8 @@ def run_tool(tool: str, address: str, path: str, size: int, timeout: float) -> N
 def _arguments(tool: str, function: PciAddress, path: str) -> list[str]:
     """Return the arguments of a tool.
 
-    Sources: the manual pages of ``fpgasupdate`` and ``fpgaconf`` in OPAE, and of ``xbmgmt`` and
-    ``xbutil`` in XRT.
+    Sources: ``doc/src/fpga_tools/fpgasupdate/fpgasupdate.md`` and ``fpgaconf/fpgaconf.md`` of OPAE,
+    ``src/runtime_src/doc/toc/xbmgmt.rst`` of XRT, and ``SubCmdProgram.cpp`` of its xbutil2.
     """
     match tool:
         case "fpgasupdate":
@@ -153,7 +154,8 @@ def _arguments(tool: str, function: PciAddress, path: str) -> list[str]:
 
 
 def _run(command: list[str], timeout: float) -> None:
-    # XRT finds its libraries by its setup script, or by this variable.
+    # XRT finds its libraries by its setup script (src/runtime_src/tools/scripts/setup.sh), or by
+    # this variable.
     environment = {
         "PATH": ":".join(_TOOL_FOLDERS),
         "LANG": "C.UTF-8",
@@ -267,9 +269,10 @@ def _copied(source: int, path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _open_engine(name: str) -> Iterator[int]:
-    """Open the device node of a management engine.
+    """Open the device node of a management engine, which has the name of the platform device.
 
-    Raise DriverFailed if the node is absent or belongs to another device.
+    ``dfl_get_devt`` of ``drivers/fpga/dfl.c`` of Linux gives it its number. Raise DriverFailed if
+    the node is absent or belongs to another device.
     """
     path = _DEV / name
     numbers = Sysfs(_SYS).read_text(Path("bus/platform/devices") / name / "dev")

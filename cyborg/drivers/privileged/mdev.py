@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Creation and removal of mediated devices: the only privileged functions of the gpu driver.
 
-``Documentation/ABI/testing/sysfs-bus-vfio-mdev`` of the Linux kernel describes the files.
+``Documentation/ABI/testing/sysfs-bus-vfio-mdev`` of the Linux kernel describes the files. A removal
+waits for the processes that use the device (``vfio_unregister_group_dev`` of
+``drivers/vfio/vfio_main.c``).
 """
 
 import errno
@@ -108,7 +110,8 @@ def _find_use(device: str) -> str | None:
 
     A group that cannot be opened may be in use. If VFIO has a group but its device node is missing,
     as in a container without ``/dev/vfio``, the use cannot be determined. ``class/vfio`` lists the
-    groups of VFIO, and a device of VFIO has a folder ``vfio-dev``. A device without a group has no
+    groups of VFIO (``drivers/vfio/group.c``), and a device of VFIO has a folder ``vfio-dev``
+    (``Documentation/ABI/testing/sysfs-devices-vfio-dev``). A device without a group has no
     VFIO driver, or the kernel has no groups (``CONFIG_VFIO_GROUP``); the kernel then waits with the
     removal until no process uses the device.
     """

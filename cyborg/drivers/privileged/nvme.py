@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Erasure of an NVMe controller: the only privileged operation of the nvme driver.
 
-The kernel describes the sysfs files in ``Documentation/ABI/testing/sysfs-bus-pci`` and
-``sysfs-bus-pci-drivers``; ``<linux/nvme_ioctl.h>`` defines the admin commands.
+Sources in Linux: ``Documentation/ABI/testing/sysfs-bus-pci`` (``unbind``, ``driver_override``),
+``drivers_probe_store`` of ``drivers/base/bus.c``, ``drivers/nvme/host/sysfs.c`` (``state``,
+``nsid``), ``drivers/nvme/host/core.c`` and ``multipath.c`` (names of disks and paths), and
+``<linux/nvme_ioctl.h>``, which defines the admin commands.
 """
 
 import contextlib
@@ -46,7 +48,7 @@ _SHORTEST_FORMAT = 10.0
 _BIND_TIMEOUT = 15.0  # seconds until the kernel driver has created its devices
 _POLL_INTERVAL = 0.2
 _SAMPLES = 16  # of each namespace
-_SAMPLE_BYTES = 65536  # a multiple of the logical blocks that Linux supports
+_SAMPLE_BYTES = 65536  # a multiple of the logical blocks of Linux (blk_validate_block_size)
 _BLKRRPART = 0x125F  # <linux/fs.h>: read the partition table again
 _CONTROLLER = re.compile(r"nvme[0-9]+")
 _NAMESPACE = re.compile(r"nvme([0-9]+)(?:c[0-9]+)?n([0-9]+)")
@@ -121,7 +123,8 @@ def _erase_bound(found: PciFunction, end: float, permitted: Sequence[Method]) ->
             f"{function} has not all block devices of its namespaces",
         )
         with contextlib.ExitStack() as open_disks:
-            # O_EXCL: the kernel refuses it while a disk is mounted or part of another device.
+            # O_EXCL: the kernel refuses it while a disk is mounted or part of another device
+            # (open(2) of the manual pages).
             flags = os.O_RDWR | os.O_EXCL | os.O_DIRECT
             descriptors = [
                 open_disks.enter_context(_open(_DEV / disk, flags, _SYS / "class/block" / disk))
@@ -285,7 +288,7 @@ def _lock(descriptor: int) -> bool | None:
     """Lock a disk; return None while another program has locked it.
 
     From then on udev does not read it, so neither LVM nor MD activates what a server left there
-    ("Locking Block Device Access" of systemd). What they activated before makes the exclusive
+    (``docs/BLOCK_DEVICE_LOCKING.md`` of systemd). What they activated before makes the exclusive
     opening fail.
     """
     try:
@@ -361,7 +364,7 @@ def _bind(folder: Path, driver: str) -> None:
     try:
         (_SYS / "bus/pci/drivers_probe").write_text(folder.name)
     finally:
-        # The kernel shows an unset override as "(null)".
+        # The kernel shows an unset override as "(null)" (driver_override_show).
         previous = "" if override in (None, "(null)") else override
         (folder / "driver_override").write_text(f"{previous}\n")
 

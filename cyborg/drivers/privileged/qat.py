@@ -3,8 +3,9 @@
 
 The kernel describes ``qat/state`` and ``qat/cfg_services`` in
 ``Documentation/ABI/testing/sysfs-driver-qat``, and ``sriov_numvfs`` in ``sysfs-bus-pci``. A device
-that is stopped loses its virtual functions (``adf_dev_shutdown`` in ``adf_init.c``). The kernel
-refuses with EBUSY to stop a device with which it computes (``adf_sysfs.c``).
+that is stopped loses its virtual functions (``adf_dev_stop``, in older kernels
+``adf_dev_shutdown``, of ``drivers/crypto/intel/qat/qat_common/adf_init.c``). The kernel refuses
+with EBUSY to stop a device with which it computes (``state_store`` of ``adf_sysfs.c``).
 """
 
 import os

@@ -10,6 +10,7 @@ Functions without MSI, such as most virtual functions, cannot be checked in this
 Offsets, all little-endian: capabilities begin at the byte in 0x34 if bit 4 of the Status register
 (0x06) is set; each has its id and the address of the next one. MSI has id 5, Message Control at 2
 (bit 0: enabled, bit 7: addresses have 64 bits), and Message Data at 8 or, with 64 bits, at 12.
+``include/uapi/linux/pci_regs.h`` of Linux has these values.
 """
 
 import os

@@ -9,7 +9,10 @@ _GROUP = re.compile(r"[0-9]{1,9}")
 
 
 def group_path(dev: Path, group: str | None) -> Path | None:
-    """Return the device node of an IOMMU group; None if ``group`` is not the number of a group."""
+    """Return the device node of an IOMMU group; None if ``group`` is not the number of a group.
+
+    ``vfio_devnode`` of ``drivers/vfio/group.c`` of Linux names it.
+    """
     if group is None or not _GROUP.fullmatch(group):
         return None
     return dev / "vfio" / group

@@ -166,7 +166,7 @@ def check_link_width(sysfs: Sysfs, folder: Path) -> Measurement | None:
 def check_temperature(sysfs: Sysfs, folder: Path) -> Measurement | None:
     """Return unhealthy if a sensor is at or above its critical temperature (millidegrees Celsius).
 
-    ``Documentation/hwmon/sysfs-interface.rst``: ``temp*_input`` and ``temp*_crit``.
+    ``sysfs-class-hwmon``: ``temp*_input`` and ``temp*_crit``.
     """
     hot: list[str] = []
     measured = False

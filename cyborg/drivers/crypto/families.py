@@ -7,8 +7,8 @@ Sources of the ids, and of the names of the kernel drivers:
   ``include/linux/pci_ids.h`` of Linux. The ids of 200xx and d15xx, which Linux does not support,
   are those of Intel's own driver (``adf_accel_devices.h``), and of DPDK for their virtual functions
   (``drivers/common/qat/qat_device.c``);
-* virtio-crypto: device type 20 of the virtio specification 1.2, section 5; its PCI id is 0x1040
-  plus the type, section 4.1.2;
+* virtio-crypto: device type 20 of the virtio specification 1.2, section 5, and of
+  ``include/uapi/linux/virtio_ids.h``; its PCI id is 0x1040 plus the type, section 4.1.2;
 * AMD CCP and PSP: the table in ``drivers/crypto/ccp/sp-pci.c`` of Linux.
 
 The names of modules are those of the Makefiles of these drivers, the names of algorithms their

@@ -58,8 +58,12 @@ Reset = Callable[[str], str | None]
 """Reset of the function at an address; returns the methods, None if the function disappeared."""
 
 
-_WITH_BUS = frozenset({"bus", "slot"})
-"""Methods that reset all functions of a bus: the kernel refuses them for one of several."""
+_WITH_BUS = frozenset({"bus", "cxl_bus"})
+"""Methods that reset all functions of a bus: the kernel refuses them for one of several.
+
+``pci_reset_bus_function`` of ``drivers/pci/pci.c``, which tries the slot before the bus and which
+``cxl_reset_bus_function`` calls. ``pci_reset_fn_methods`` there has the names of all methods.
+"""
 
 
 def find_obstacle(sysfs: Sysfs, function: PciFunction, accepted: str | None = None) -> str | None:

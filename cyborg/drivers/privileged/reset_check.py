@@ -24,9 +24,10 @@ _ENABLED, _IS_64_BIT = 0x01, 0x80
 _MAX_CAPABILITIES = 48  # in 192 bytes, each of four bytes at least
 _SIZE = 256
 MARK = 0xC0DE
-CHECKED = frozenset({"flr", "af_flr", "pm", "bus", "slot", "cxl_bus"})
-"""Methods that reset the configuration space too. Those of one kind of device, and of ACPI, may
-leave it: their effect cannot be seen there."""
+CHECKED = frozenset({"flr", "af_flr", "pm", "bus", "cxl_bus"})
+"""Methods that reset the configuration space too, by the names in ``pci_reset_fn_methods`` of
+``drivers/pci/pci.c``. Those of one kind of device, and of ACPI, may leave it: their effect cannot be
+seen there."""
 _HEADER = 64  # bytes
 
 

@@ -208,7 +208,7 @@ def test_discover_required_withholds_what_cannot_be_reset(host: Host) -> None:
     ("methods", "neighbour", "can_reset"),
     [
         ("bus", "0000:3d:00.1", False),
-        ("slot bus", "0000:3d:01.0", False),
+        ("cxl_bus bus", "0000:3d:01.0", False),
         ("flr bus", "0000:3d:00.1", True),
         ("bus", "0000:40:00.0", True),
     ],

@@ -3,8 +3,8 @@
 
 Such a domain was made with virsh, or by Nova for a PCI passthrough request or an SR-IOV port of its
 own. A domain that is defined and does not run has nothing open: only libvirt knows its devices
-("Domain XML format" of libvirt, sections "Host device assignment", "PCI passthrough of host network
-devices" and "Hard drives, floppy disks, CDROMs").
+("Domain XML format" of libvirt, which is its ``docs/formatdomain.rst``, sections "Host device
+assignment", "PCI passthrough of host network devices" and "Hard drives, floppy disks, CDROMs").
 
 The agent reads libvirt, and knows which domains are servers with accelerator requests. A tree that
 is not /sys has the functions as a file: so does a capture.

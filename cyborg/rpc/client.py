@@ -5,10 +5,12 @@ import inspect
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 import oslo_messaging
 from oslo_config import cfg
+from oslo_context.context import RequestContext
 
 from cyborg import tracing
 from cyborg.core.errors import TimedOut, Unavailable
@@ -23,6 +25,7 @@ from cyborg.rpc.contract import (
     Contract,
 )
 from cyborg.rpc.faults import FAULTS
+from cyborg.rpc.repetition import DEDUPLICATED_METHODS
 from cyborg.rpc.transport import Transport
 from cyborg.telemetry.families import RPC_CLIENT_CALLS, RPC_CLIENT_SECONDS
 
@@ -32,15 +35,46 @@ LOG = get_logger(__name__)
 _RETRIES = 1
 
 SERVER_WAIT = 4.0
-"""Seconds that a call waits for a server to listen: as long as a conductor takes to restart."""
+"""Seconds that a call waits for a server to listen."""
+
+RESTART_WAIT = 20.0
+"""Seconds that a call which an API makes for its caller waits for a conductor to listen.
+
+A conductor that was killed is started again by its service manager, and needs seconds itself.
+Nova sets a server to ERROR if it gets an error earlier.
+"""
+
+REPEAT_AFTER = 10.0
+"""Seconds without an answer after which such a call is sent again: its conductor may have ended."""
 
 SERVER_PAUSE = 0.5
 """Seconds between two checks for a server."""
 
 _NOT_SENT = object()
 """Result of a call that no queue took. A server may answer with any other value, also with None."""
+_NO_ANSWER = object()
+"""Result of a call that was not answered in time."""
 
 _pause = threading.Event().wait
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call, of which one or more copies are sent.
+
+    ``end`` is the time until which it waits for a server, in monotonic seconds. ``may_be_executed``
+    is set after a copy without an answer.
+    """
+
+    method: str
+    values: Mapping[str, Any]
+    target: Mapping[str, Any]
+    queue: str
+    subject: str
+    context: RequestContext
+    is_repeatable: bool = False
+    may_be_executed: bool = False
+    end: float | None = None
 
 
 class Client:
@@ -92,37 +126,57 @@ class Client:
         values = {key: value for key, value in arguments.items() if key not in left_out}
         target = {"version": version} | ({"server": server} if server else {})
         queue = self._topic + (f".{server}" if server else "")
-        client = self._oslo.prepare(**target)
-        end = time.monotonic() + min(SERVER_WAIT, self._conf.rpc.timeout)
-        while (body := self._send(client, queue, subject, method, values, end)) is _NOT_SENT:
-            # The queue was deleted since its server answered, perhaps with its exchange. The call
-            # was not carried out.
+        call = _Call(method, values, target, queue, subject, context.for_call())
+        call.is_repeatable = self._contract is CONDUCTOR and method in DEDUPLICATED_METHODS
+        deadline = time.monotonic() + self._conf.rpc.timeout
+        body = self._send_copy(call, deadline)
+        while body is _NOT_SENT or body is _NO_ANSWER:
+            if body is _NO_ANSWER:
+                call.may_be_executed = True
+                if not call.is_repeatable or time.monotonic() >= deadline:
+                    raise TimedOut(f"{subject} did not answer in {self._conf.rpc.timeout:g} s")
+                LOG.warning("%s has no answer yet, sending it again", subject)
+            # The queue was deleted since its server answered, perhaps with its exchange, and the
+            # call was not carried out; or the server that took it may have ended.
             self._transport.forget_answer(queue)
             _pause(SERVER_PAUSE)
+            body = self._send_copy(call, deadline)
         self._transport.record_answer(queue)
         return envelope.unwrap(body, subject)
 
-    def _send(
-        self,
-        client: Any,
-        queue: str,
-        subject: str,
-        method: str,
-        values: Mapping[str, Any],
-        end: float,
-    ) -> Any:
+    def _send_copy(self, call: "_Call", deadline: float) -> Any:
+        """Do what ``_send`` does; raise TimedOut if a server may have executed an earlier copy."""
+        try:
+            return self._send(call, deadline)
+        except TimedOut:
+            raise
+        except Unavailable as exc:
+            if not call.may_be_executed:
+                raise
+            raise TimedOut(f"{exc.message}; an earlier copy may have been carried out") from exc
+
+    def _send(self, call: "_Call", deadline: float) -> Any:
         """Send a call and return the body of its answer; _NOT_SENT if no queue took the call.
 
-        After ``end``, in monotonic seconds, raise Unavailable instead of returning _NOT_SENT.
+        Return _NO_ANSWER if no answer came in time. Raise Unavailable if no server listens for a
+        time, and TimedOut.
         """
+        subject, queue = call.subject, call.queue
         sent = publishing.SentCounter()
+        now = time.monotonic()
+        if call.end is None or call.may_be_executed:
+            wait = RESTART_WAIT if call.is_repeatable else SERVER_WAIT
+            call.end = min(now + wait, max(deadline, now))
         try:
-            self._await_server(queue, subject, end)
-            ctxt = context.current()
-            LOG.debug("Calling %s", subject, context=ctxt)
-            return client.call(ctxt, method, **values)
-        except oslo_messaging.MessagingTimeout as exc:
-            raise TimedOut(f"{subject} did not answer in {self._conf.rpc.timeout:g} s") from exc
+            self._await_server(queue, subject, call.end)
+            timeout = self._conf.rpc.timeout
+            if call.is_repeatable:
+                timeout = min(REPEAT_AFTER, max(deadline - time.monotonic(), 1.0))
+            client = self._oslo.prepare(timeout=timeout, **call.target)
+            LOG.debug("Calling %s", subject, context=call.context)
+            return client.call(call.context, call.method, **call.values)
+        except oslo_messaging.MessagingTimeout:
+            return _NO_ANSWER
         except oslo_messaging.RemoteError as exc:
             raise Unavailable(
                 f"{subject} was rejected by the server: {exc.exc_type}; check the server's version"
@@ -130,7 +184,7 @@ class Client:
         except oslo_messaging.MessageUndeliverable as exc:
             if sent.count > 1:  # only the last copy was returned
                 raise self._unconfirmed_error(subject) from exc
-            if time.monotonic() >= end:
+            if time.monotonic() >= call.end:
                 raise self._no_server_error(subject) from exc
             return _NOT_SENT
         except FAULTS as exc:

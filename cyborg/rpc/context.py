@@ -43,6 +43,19 @@ class CallContext(context.RequestContext):
     trace_context: str | None = None
 
 
+class OutgoingContext(context.RequestContext):
+    """Context of a call to send: all copies of the call have the id ``new_call_id``."""
+
+    new_call_id: str | None = None
+
+
+def for_call() -> context.RequestContext:
+    """Return the current context with the id of a new call."""
+    found: OutgoingContext = OutgoingContext.from_dict(current().to_dict(), overwrite=False)
+    found.new_call_id = uuid4().hex
+    return found
+
+
 def current() -> context.RequestContext:
     """Return the context of the request that this thread serves, or a context of the service."""
     return context.get_current() or context.RequestContext(overwrite=False)
@@ -78,7 +91,8 @@ class CallSerializer(ContextSerializer):
 
     def serialize_context(self, ctxt: context.RequestContext) -> dict[str, Any]:
         """Return the context with a new call id; called once for a call and all its copies."""
-        values = super().serialize_context(ctxt) | {CALL_ID: uuid4().hex}
+        call_id = getattr(ctxt, "new_call_id", None) or uuid4().hex
+        values = super().serialize_context(ctxt) | {CALL_ID: call_id}
         trace_context = tracing.current_context()
         return values if trace_context is None else values | {TRACE_CONTEXT: trace_context}
 

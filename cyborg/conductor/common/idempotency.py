@@ -19,65 +19,9 @@ from cyborg.core.errors import CyborgError, TimedOut, Unavailable
 from cyborg.core.log import get_logger
 from cyborg.db import idempotency, old_rows
 from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.rpc.repetition import DEDUPLICATED_METHODS
 
 LOG = get_logger(__name__)
-
-DEDUPLICATED_METHODS = frozenset(
-    {
-        "device_context_create",
-        "device_context_update",
-        "device_context_delete",
-        "device_context_pre_bind",
-        "device_context_bind",
-        "device_context_unbind",
-        "device_profile_create",
-        "device_profile_delete",
-        "accelerator_update",
-        "attribute_create",
-        "attribute_delete",
-        "arq_create",
-        "arq_bind",
-        "arq_unbind",
-        "arq_delete",
-        "attachment_create",
-        "attachment_delete",
-        "device_set_status",
-        "device_maintain",
-        "device_end_maintenance",
-        "device_set_layout",
-        "deployable_program",
-        "outbox_retry",
-        "outbox_delete",
-        "service_delete",
-        "host_forget",
-        "audit_create",
-        "discovery_create",
-        "driver_install",
-        "driver_uninstall",
-        "driver_update",
-        "hardware_adopt",
-        "hardware_release",
-        "job_cancel",
-    }
-)
-"""Methods whose effect and answer are recorded for each call; a copy gets the same answer."""
-
-IDEMPOTENT_METHODS = frozenset(
-    {
-        "hello",
-        "report",
-        "service_hello",
-        "discovery_done",
-        "get_desired_backends",
-        "get_guest_devices",
-        "find_function_owners",
-        "limits_get",
-        "report_backend_outcomes",
-        "job_done",
-        "device_context_candidates",
-    }
-)
-"""Methods that may be repeated: each reads, or reports a state identified by an epoch or a uuid."""
 
 # Seconds for which a copy of a call is recognised, at least. The broker drops old calls before.
 MIN_RETENTION = 600.0

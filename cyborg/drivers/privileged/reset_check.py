@@ -26,8 +26,8 @@ _SIZE = 256
 MARK = 0xC0DE
 CHECKED = frozenset({"flr", "af_flr", "pm", "bus", "cxl_bus"})
 """Methods that reset the configuration space too, by the names in ``pci_reset_fn_methods`` of
-``drivers/pci/pci.c``. Those of one kind of device, and of ACPI, may leave it: their effect cannot be
-seen there."""
+``drivers/pci/pci.c``. Those of one kind of device, and of ACPI, may leave it: their effect cannot
+be seen there."""
 _HEADER = 64  # bytes
 
 

@@ -9,6 +9,7 @@ import json
 import os
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import openstack
@@ -158,6 +159,24 @@ def test_conductor_killed_does_not_stop_the_service(running: Cloud, sdk: Any) ->
         creation = sdk.post("/device_profiles", json=body)
         assert creation.status_code == 201, creation.text
         sdk.delete_device_profile(creation.json()["uuid"], ignore_missing=False)
+    running.daemons["conductor-2"].start()
+
+
+def test_calls_wait_until_killed_conductors_are_started_again(running: Cloud, sdk: Any) -> None:
+    """As a service manager does it; meanwhile nothing listens for more than four seconds."""
+    for name in ("conductor-1", "conductor-2"):
+        running.daemons[name].kill()
+
+    def create(number: int) -> int:
+        body = [{"name": f"waits-{number}", "groups": [{"resources:FPGA": "1"}]}]
+        return int(sdk.post("/device_profiles", json=body).status_code)
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = [pool.submit(create, number) for number in range(4)]
+        done, _ = wait(answers, timeout=6)
+        assert not done
+        running.daemons["conductor-1"].start()
+        assert [answer.result() for answer in answers] == [201] * 4
     running.daemons["conductor-2"].start()
 
 

@@ -71,7 +71,7 @@ def test_call_without_a_server_is_unavailable_within_seconds(
     env: tuple[Bus, Bus, Proxy], rabbit_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus, _, _ = env
-    monkeypatch.setattr(client_module, "SERVER_WAIT", 1.0)
+    monkeypatch.setattr(client_module, "RESTART_WAIT", 1.0)
     queue = _queue(bus, rabbit_url)
     queue.declare()
     try:
@@ -96,7 +96,7 @@ def test_call_waits_for_a_restarting_conductor(
     waiting, echo = threading.Event(), Echo()
     # With 60, the queue counts as served, but the broker has deleted it with its last consumer.
     monkeypatch.setattr("cyborg.rpc.transport.ANSWER_FRESH", fresh)
-    monkeypatch.setattr(client_module, "SERVER_WAIT", 15.0)
+    monkeypatch.setattr(client_module, "RESTART_WAIT", 15.0)
     monkeypatch.setattr(client_module, "_pause", lambda seconds: waiting.set())
     client = bus.conductor()
     agents = direct.serving("agent", Echo()) if agent else contextlib.nullcontext()
@@ -115,7 +115,7 @@ def test_call_to_a_deleted_queue_is_unavailable_within_seconds(
 ) -> None:
     bus, direct, _ = env
     monkeypatch.setattr("cyborg.rpc.transport.ANSWER_FRESH", 60.0)
-    monkeypatch.setattr(client_module, "SERVER_WAIT", 1.0)
+    monkeypatch.setattr(client_module, "RESTART_WAIT", 1.0)
     client = bus.conductor()
     # An agent keeps the exchange.
     with direct.serving("agent", Echo()):
@@ -201,6 +201,7 @@ def test_limits_of_a_call_are_seconds() -> None:
     assert 0 < publishing.QUERY_TIMEOUT <= 3
     assert 0 < publishing.CONFIRM_TIMEOUT <= 5
     assert 0 < client_module.SERVER_WAIT <= 4
+    assert 0 < client_module.RESTART_WAIT <= 20
 
 
 def test_heartbeat_default_is_short_and_configurable(rabbit_url: str) -> None:

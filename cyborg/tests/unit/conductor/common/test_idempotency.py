@@ -12,8 +12,6 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.conductor.common.idempotency import (
-    DEDUPLICATED_METHODS,
-    IDEMPOTENT_METHODS,
     PURGE_BATCH,
     CallRecords,
     IdempotentEndpoint,
@@ -32,6 +30,7 @@ from cyborg.rpc.context import (
     current,
 )
 from cyborg.rpc.contract import CONDUCTOR
+from cyborg.rpc.repetition import DEDUPLICATED_METHODS, IDEMPOTENT_METHODS
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
 from cyborg.tests.fixtures.machine.options import make_conf

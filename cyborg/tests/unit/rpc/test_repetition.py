@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A call whose conductor ends before it answers is sent again, as a copy of the same call."""
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from cyborg.core.errors import TimedOut, Unavailable
+from cyborg.rpc import client as client_module
+from cyborg.tests.fixtures.bus.broker import Bus, open_bus
+
+pytestmark = pytest.mark.services
+
+SLACK = 20.0  # additional seconds for a busy machine
+
+
+class Conductor:
+    """Endpoint that records the ids of calls; the first ``silent`` calls get no answer."""
+
+    def __init__(self, silent: int = 0) -> None:
+        self.ids: list[str] = []
+        self.silent = silent
+        self.end = threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        def answer(ctxt: Any, **arguments: Any) -> Any:
+            self.ids.append(ctxt.call_id)
+            if len(self.ids) <= self.silent:
+                self.end.wait(SLACK)
+            return arguments
+
+        return answer
+
+
+@pytest.fixture
+def bus(rabbit_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bus]:
+    monkeypatch.setattr(client_module, "REPEAT_AFTER", 1.0)
+    options = {"topic": f"test-{uuid4().hex[:12]}", "timeout": 4.0}
+    with open_bus(rabbit_url, rpc=options) as found:
+        yield found
+
+
+def test_call_without_an_answer_is_repeated_with_its_id(bus: Bus) -> None:
+    conductor = Conductor(silent=1)
+    with bus.serving("conductor", conductor):
+        assert bus.conductor().discovery_create("h")["host"] == "h"
+        conductor.end.set()
+    first, second = conductor.ids
+    assert first == second
+
+
+def test_calls_have_different_ids(bus: Bus) -> None:
+    conductor = Conductor()
+    with bus.serving("conductor", conductor):
+        for _ in range(2):
+            bus.conductor().discovery_create("h")
+    assert len(set(conductor.ids)) == 2
+
+
+def test_call_that_is_never_answered_ends_at_the_timeout(bus: Bus) -> None:
+    conductor = Conductor(silent=100)
+    with bus.serving("conductor", conductor):
+        started = time.monotonic()
+        with pytest.raises(TimedOut, match=r"did not answer in 4 s"):
+            bus.conductor().discovery_create("h")
+        assert time.monotonic() - started < 4.0 + SLACK
+        conductor.end.set()
+    assert 2 <= len(conductor.ids) <= 4
+    assert len(set(conductor.ids)) == 1
+
+
+def test_call_of_an_agent_is_sent_once(bus: Bus) -> None:
+    """It is large, and the agent repeats it by itself."""
+    conductor = Conductor(silent=100)
+    with bus.serving("conductor", conductor):
+        with pytest.raises(TimedOut):
+            bus.conductor().get_desired_backends("h", str(uuid4()))
+        conductor.end.set()
+    assert len(conductor.ids) == 1
+
+
+def test_call_with_an_unanswered_copy_is_not_certainly_undone(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = client_module.Client.__new__(client_module.Client)
+
+    def fail(call: Any, deadline: float) -> Any:
+        raise Unavailable("no cyborg-conductor listens")
+
+    monkeypatch.setattr(client, "_send", fail)
+    call = client_module._Call("m", {}, {}, "q", "conductor.m", None)  # type: ignore[arg-type]
+    with pytest.raises(Unavailable) as found:
+        client._send_copy(call, 0.0)
+    assert not isinstance(found.value, TimedOut)
+    call.may_be_executed = True
+    with pytest.raises(TimedOut, match="an earlier copy may have been carried out"):
+        client._send_copy(call, 0.0)

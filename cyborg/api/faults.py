@@ -15,6 +15,7 @@ import webob
 from pecan.hooks import PecanHook
 from webob import exc
 
+from cyborg.api.identity import ENVIRON, Caller
 from cyborg.core import errors
 from cyborg.core.log import get_logger
 
@@ -69,13 +70,18 @@ def http_status(error: Exception) -> int:
     return error.status_int if isinstance(error, exc.WSGIHTTPException) else 500
 
 
-def client_message(error: Exception, status: int, request_id: str) -> str:
+def client_message(
+    error: Exception, status: int, request_id: str, *, elevated: bool = False
+) -> str:
     """Return the message for the client.
 
-    For a server error it has no details, only the request id to find them in the log.
+    For a server error it has no details, only the request id to find them in the log. An
+    ``elevated`` caller, who administers the cloud, is told which component is unavailable.
     """
     if status >= 500:
         message = _UNAVAILABLE_MESSAGES.get(status, "internal error")
+        if elevated and isinstance(error, errors.Unavailable):
+            message += f": {error.message}"
         return f"{message} (request {request_id})"
     if isinstance(error, errors.CyborgError):
         return error.message
@@ -119,7 +125,13 @@ def _path_fields(path: str) -> dict[str, Any]:
 def error_response(error: Exception, environ: Mapping[str, Any]) -> webob.Response:
     """Return the response to a failed request."""
     status = http_status(error)
-    message = client_message(error, status, environ.get("openstack.request_id", "-"))
+    caller: Caller | None = environ.get(ENVIRON)
+    message = client_message(
+        error,
+        status,
+        environ.get("openstack.request_id", "-"),
+        elevated=caller is not None and caller.is_elevated,
+    )
     response = webob.Response(
         body=error_body(status, message),
         status=status,

@@ -26,6 +26,7 @@ DESCRIPTIONS: Mapping[str, str] = {
     "model": "The model.",
     "driver": "The name of the driver.",
     "backend": "The name of the backend.",
+    "force": "Whether the uses of the device by its host are accepted.",
     "device_uuid": "The uuid of the device.",
     "device_id": "The uuid of the device.",
     "deployable_uuid": "The uuid of the deployable.",

@@ -29,8 +29,6 @@ def test_statuses_cover_all_error_kinds() -> None:
     [
         (errors.CyborgError(SECRET), 500),
         (errors.DriverFailed(SECRET), 500),
-        (errors.Unavailable(SECRET), 503),
-        (errors.TimedOut(SECRET), 504),
         (ZeroDivisionError(SECRET), 500),
         (KeyError(SECRET), 500),
     ],
@@ -49,6 +47,20 @@ def test_server_error_shows_request_id_only(
     # The service that raised an error of ours has logged its traceback.
     has_traceback = not isinstance(error, errors.CyborgError)
     assert any(record.exc_info for record in caplog.records) is has_traceback
+
+
+@pytest.mark.parametrize(("error", "status"), [(errors.Unavailable, 503), (errors.TimedOut, 504)])
+def test_administrator_is_told_which_component_is_unavailable(
+    api: ApiEnv, error: type[errors.CyborgError], status: int
+) -> None:
+    api.conductor.error = error("Placement at http://placement does not answer")
+    answer = api.call("POST", "/v2/device_profiles", PROFILE)
+    assert answer.status_int == status
+    assert ": Placement at http://placement does not answer (request" in error_message(answer)
+    assert answer.headers["X-Openstack-Request-Id"] in error_message(answer)
+    for_member = faults.client_message(error("Placement is away"), status, "req-1")
+    assert "Placement" not in for_member
+    assert "(request req-1)" in for_member
 
 
 @pytest.mark.parametrize(
@@ -104,4 +116,4 @@ def test_database_without_tables_is_503(api: ApiEnv) -> None:
     schema.metadata.drop_all(api.engine)
     answer = api.call("GET", "/v2/devices")
     assert answer.status_int == 503
-    assert "dbsync" not in answer.text
+    assert "dbsync" in answer.text, "this caller is an administrator"

@@ -180,7 +180,7 @@ def test_allocations_of_a_provider_and_of_a_consumer(node: Node) -> None:
     node.placement.set_inventories(uuid, provider.generation, {"CUSTOM_P": {"total": 2}})
     consumer = node.allocate(uuid, "CUSTOM_P")
     assert node.placement.allocations(uuid) == {consumer: {"CUSTOM_P": 1}}
-    assert node.placement.allocations_of(consumer) == ("p", {uuid})
+    assert node.placement.allocations_of(consumer) == ("p", frozenset({uuid}))
     assert node.placement.allocations_of(str(uuid4())) == (None, frozenset())
     assert node.client.delete(f"/allocations/{consumer}").status_code == 204
     assert node.placement.allocations(uuid) == {}

@@ -195,7 +195,7 @@ def bind_to_user_space(host: HostTree) -> str:
 def test_use_of_storage_is_never_accepted(host: HostTree, use: Any) -> None:
     reason = use(host)
     for forced in ([], [DRIVE]):
-        option = {"adopt_in_use": [f"{DRIVE}@1"]} if forced else {"adopt": [DRIVE]}
+        option: dict[str, Any] = {"adopt_in_use": [f"{DRIVE}@1"]} if forced else {"adopt": [DRIVE]}
         driver = make_driver(host, **option)
         with pytest.raises(DriverFailed, match=f"{reason}; end this use first$"):
             driver.check_adoption([DRIVE], forced)

@@ -141,8 +141,8 @@ class Placement(ServiceClient):
         found = answer.json()["allocations"]
         return {str(consumer): dict(item["resources"]) for consumer, item in found.items()}
 
-    def allocations_of(self, consumer: str) -> tuple[str | None, frozenset[str]]:
-        """Return the project of a consumer, and the providers of its allocations.
+    def allocations_of(self, consumer: str) -> tuple[str | None, dict[str, int]]:
+        """Return the project of a consumer, and the units of its allocations by provider.
 
         The project is None if the consumer has no allocations.
         """
@@ -150,8 +150,9 @@ class Placement(ServiceClient):
         body = {} if answer.status_code == 404 else answer.json()
         project, allocations = body.get("project_id"), body.get("allocations")
         if not project or not allocations:
-            return None, frozenset()
-        return str(project), frozenset(map(str, allocations))
+            return None, {}
+        units = {str(uuid): sum(item["resources"].values()) for uuid, item in allocations.items()}
+        return str(project), units
 
     def allocation_candidates(self, query: str, limit: int) -> dict[str, Any]:
         """Return up to ``limit`` allocation candidates; the size of the answer grows with it.

@@ -44,8 +44,15 @@ A conductor that was killed is started again by its service manager, and needs s
 Nova sets a server to ERROR if it gets an error earlier.
 """
 
-REPEAT_AFTER = 10.0
-"""Seconds without an answer after which such a call is sent again: its conductor may have ended."""
+REPEAT_AFTER = 15.0
+"""Seconds without an answer after which such a call is sent again: its conductor may have ended.
+
+A copy costs what the call costs, so a slow conductor must have its time: with the default timeout
+a call is sent twice at most.
+"""
+
+MAX_RESTART_WAITS = 4
+"""Calls of a process that wait so long at a time: others need its threads, such as reads."""
 
 SERVER_PAUSE = 0.5
 """Seconds between two checks for a server."""
@@ -55,7 +62,15 @@ _NOT_SENT = object()
 _NO_ANSWER = object()
 """Result of a call that was not answered in time."""
 
+_PATIENT = threading.BoundedSemaphore(MAX_RESTART_WAITS)
 _pause = threading.Event().wait
+
+
+def _uncertain(call: "_Call", error: Unavailable) -> Unavailable:
+    """Return the error of a call, which says whether an earlier copy may have been executed."""
+    if not call.may_be_executed:
+        return error
+    return TimedOut(f"{error.message}; an earlier copy may have been carried out")
 
 
 @dataclass(slots=True)
@@ -142,7 +157,12 @@ class Client:
             _pause(SERVER_PAUSE)
             body = self._send_copy(call, deadline)
         self._transport.record_answer(queue)
-        return envelope.unwrap(body, subject)
+        try:
+            return envelope.unwrap(body, subject)
+        except TimedOut:
+            raise
+        except Unavailable as exc:
+            raise _uncertain(call, exc) from exc
 
     def _send_copy(self, call: "_Call", deadline: float) -> Any:
         """Do what ``_send`` does; raise TimedOut if a server may have executed an earlier copy."""
@@ -151,9 +171,7 @@ class Client:
         except TimedOut:
             raise
         except Unavailable as exc:
-            if not call.may_be_executed:
-                raise
-            raise TimedOut(f"{exc.message}; an earlier copy may have been carried out") from exc
+            raise _uncertain(call, exc) from exc
 
     def _send(self, call: "_Call", deadline: float) -> Any:
         """Send a call and return the body of its answer; _NOT_SENT if no queue took the call.
@@ -201,10 +219,19 @@ class Client:
         Without a server the message would stay in the queue. The caller would wait for the whole
         timeout and not know whether the call was carried out.
         """
-        while not self._transport.has_server(queue):
-            if time.monotonic() >= end:
-                raise self._no_server_error(subject)
-            _pause(SERVER_PAUSE)
+        patient = False
+        soon = time.monotonic() + SERVER_WAIT
+        try:
+            while not self._transport.has_server(queue):
+                now = time.monotonic()
+                if now >= soon and not patient:
+                    patient = _PATIENT.acquire(blocking=False)
+                if now >= end or (now >= soon and not patient):
+                    raise self._no_server_error(subject)
+                _pause(SERVER_PAUSE)
+        finally:
+            if patient:
+                _PATIENT.release()
 
     def _no_server_error(self, subject: str) -> Unavailable:
         return Unavailable(

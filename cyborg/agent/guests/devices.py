@@ -244,20 +244,22 @@ class GuestDevices:
 
     def _attach(self, instance: str, arq: Arq) -> bool:
         """Attach a device; return False if the running guest has it already."""
-        domain = self._hypervisor.describe(instance)
-        running = None if domain is None else domain.running
-        if running is not None and os_acc.find_alias(arq, running) is None:
-            self._check_unused(arq)  # without the lock: it reads files of all processes
-        with self._lock:
-            if arq["uuid"] in self._withdrawn:
-                raise WrongState(f"the device of ARQ {arq['uuid']} was detached from the guest")
-            domain = self._hypervisor.describe(instance)
-            if domain is None or domain.running is None:
-                raise NotRunning(f"server {instance} does not run on this host")
-            if os_acc.find_alias(arq, domain.running) is not None:
-                return False
-            self._hypervisor.attach(instance, os_acc.attach(arq))
-            return True
+        is_checked = False
+        while True:
+            with self._lock:
+                if arq["uuid"] in self._withdrawn:
+                    raise WrongState(f"the device of ARQ {arq['uuid']} was detached from the guest")
+                domain = self._hypervisor.describe(instance)
+                if domain is None or domain.running is None:
+                    raise NotRunning(f"server {instance} does not run on this host")
+                if os_acc.find_alias(arq, domain.running) is not None:
+                    return False
+                if is_checked:
+                    self._hypervisor.attach(instance, os_acc.attach(arq))
+                    return True
+            # Without the lock: it reads the open files of all processes.
+            self._check_unused(arq)
+            is_checked = True
 
     def _withdraw(self, arqs: Sequence[Arq]) -> None:
         with self._lock:

@@ -84,8 +84,8 @@ class Binder:
         """Return the context of a bind; without ``project``, ask Placement about the instance."""
         verified, found = True, InstanceAllocations()
         context = self.make_context()
+        error: str | None = None
         if project is None and self._owners is not None:
-            error: str | None = None
             started = time.monotonic()
             try:
                 with tracing.child_span("bind.find_project"):
@@ -104,8 +104,10 @@ class Binder:
             context,
             project=found.project,
             owner_verified=verified,
-            allocated=found.providers,
+            allocated=found.units,
             cordon_grace=self._conf.conductor.cordon_grace,
+            owner_missing=not verified and error is None,
+            owner_error=error,
         )
 
     def run(

@@ -89,6 +89,7 @@ def bind(
         instance=instance,
         host_work=bool(plan.to_prepare),
         owner_verified=verified,
+        owner_missing=context.owner_missing,
         check_host=context.check_host,
     )
     first_slot = _first_slot(tx, rows, instance, append=append)
@@ -138,7 +139,14 @@ def _consume_lease(
     leases.check_target(todo, requests_by_uuid)
     projects = _changed_projects(todo, requests_by_uuid, context)
     verified = _is_verified(todo, requests_by_uuid, context)
-    found = lock_contexts(tx, todo, projects, instance=instance, owner_verified=verified)
+    found = lock_contexts(
+        tx,
+        todo,
+        projects,
+        instance=instance,
+        owner_verified=verified,
+        owner_missing=context.owner_missing,
+    )
     first_slot = _first_slot(tx, rows, instance, append=append)
     try:
         return leases.consume(tx, todo, found, instance, first_slot, context)

@@ -4,8 +4,9 @@
 A bind to an instance and the lease of a device context use this.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 import sqlalchemy as sa
@@ -18,8 +19,9 @@ from cyborg.core.arq.predicates import Failure, Predicate
 from cyborg.core.arq.profile import count_units, parse_group
 from cyborg.core.arq.selection import Demand, describe_rejection, make_no_handle_error
 from cyborg.core.arq.states import ArqState
+from cyborg.core.errors import Unavailable
 from cyborg.core.inventory.device import CLEANING_ABILITIES, Ability
-from cyborg.core.inventory.device_state import honours_allocation
+from cyborg.core.inventory.device_state import is_in_grace
 from cyborg.core.jobs.job import JobKind, WorkItem
 from cyborg.db.write import arqs as store
 from cyborg.db.write import handle_claims, jobs
@@ -36,8 +38,10 @@ class BindContext:
     the bind must find, if the caller knows it. ``check_host`` is whether the agent of the host must
     be up and Placement must have the providers, as explanations say; Nova, which has chosen the
     host, binds without this. ``handle`` is the uuid of the only handle that may be claimed, None
-    for any. ``allocated`` are the providers of which Placement has an allocation of the instance,
+    for any. ``allocated`` are the units that Placement has allocated to the instance, by provider,
     and ``cordon_grace`` is the time in seconds for which these are honoured after a cordon.
+    ``owner_missing`` is whether Placement answered, and has no allocation of the instance;
+    ``owner_error`` is why it did not answer.
     """
 
     now: datetime
@@ -48,8 +52,10 @@ class BindContext:
     epoch: int | None = None
     check_host: bool = False
     handle: str | None = None
-    allocated: frozenset[str] = frozenset()
+    allocated: Mapping[str, int] = field(default_factory=dict)
     cordon_grace: float = 0.0
+    owner_missing: bool = False
+    owner_error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +138,7 @@ def claim_planned(
         wait=wait,
         handle=context.handle,
         check_host=context.check_host,
-        honoured={row["provider"] for row in plan.deployables if _is_honoured(row, context)},
+        honoured=_find_honoured(tx, plan, context, instance),
     )
     if plan.to_prepare:
         _enqueue_prepare_job(tx, ids.values(), plan, chosen, instance, subject, context)
@@ -141,13 +147,32 @@ def claim_planned(
     entries.record_claimed(tx, updated, chosen, of_arqs, context.now)
 
 
-def _is_honoured(row: handle_claims.ClaimedProviderRow, context: BindContext) -> bool:
-    """Return whether the instance may get a handle of a provider although it is cordoned."""
-    return honours_allocation(
-        row["cordoned_since"],
-        context.now,
-        context.cordon_grace,
-        allocated=row["provider"] in context.allocated,
+def _find_honoured(
+    tx: sa.Connection, plan: ClaimPlan, context: BindContext, instance: str | None
+) -> frozenset[str]:
+    """Return the providers whose cordon does not count, because Placement served the instance.
+
+    What the instance has already counts: an allocation is served once. Raise Unavailable if the
+    allocations decide and Placement did not answer.
+    """
+    cordoned = {
+        row["provider"]: row["deployable_id"]
+        for row in plan.deployables
+        if is_in_grace(row["cordoned_since"], context.now, context.cordon_grace)
+    }
+    if not cordoned or instance is None:
+        return frozenset()
+    if context.owner_error is not None:
+        raise Unavailable(
+            f"it is unknown whether the instance was served before its device was cordoned: "
+            f"{context.owner_error}"
+        )
+    owned = handle_claims.count_owned(tx, cordoned.values(), instance)
+    wanted = Counter(demand.provider for demand in plan.demands)
+    return frozenset(
+        provider
+        for provider, id_ in cordoned.items()
+        if owned.get(id_, 0) + wanted[provider] <= context.allocated.get(provider, 0)
     )
 
 

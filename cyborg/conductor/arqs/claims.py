@@ -81,11 +81,15 @@ def claim(
         # Without ``wait``, handles may be locked out of order: waiting now could be a deadlock.
         if not wait:
             raise ClaimLost
-        raise _explain_no_handle(tx, demands, deployables, handle, check_host=check_host)
+        raise _explain_no_handle(
+            tx, demands, deployables, handle, check_host=check_host, honoured=honoured
+        )
     try:
         chosen = choose_handles(demands, free_handles, _RANDOM)
     except NoHandle:
-        raise _explain_no_handle(tx, demands, deployables, handle, check_host=check_host) from None
+        raise _explain_no_handle(
+            tx, demands, deployables, handle, check_host=check_host, honoured=honoured
+        ) from None
     owners = {handle_id: ids[arq] for arq, handle_id in chosen.items()}
     dirty = [item.handle_id for item in free_handles if item.provider in needs_cleaning]
     claimed = handle_claims.claim(
@@ -148,6 +152,7 @@ def _explain_no_handle(
     handle: str | None,
     *,
     check_host: bool,
+    honoured: Collection[str],
 ) -> Exception:
     """Return the NoHandle error, with the reasons why each handle cannot be claimed.
 
@@ -156,7 +161,12 @@ def _explain_no_handle(
     error = _list_rejections(tx, demands, deployables, handle)
     if handle is not None or not isinstance(error, NoHandle):
         return error
-    states = _read_states(tx, demands, check_host=check_host)
+    states = [
+        replace(state, facts=replace(state.facts, status=ENABLED, cordoned=False))
+        if state.uuid in honoured
+        else state
+        for state in _read_states(tx, demands, check_host=check_host)
+    ]
     failures = find_claim_failures(demands, states)
     return put_first(error.details["reasons"], failures, demands, _count_handles(states))
 

@@ -52,6 +52,7 @@ def claim_contexts(
     instance: str | None,
     host_work: bool,
     owner_verified: bool,
+    owner_missing: bool,
     check_host: bool = False,
 ) -> None:
     """Bind the contexts of locked ARQs to an instance or a host, before handles are claimed.
@@ -59,7 +60,14 @@ def claim_contexts(
     Raise what ``lock_contexts`` raises, WrongState if a context is in use or in error, and, with
     ``check_host``, ClaimLost if the agent of the host is down.
     """
-    contexts = lock_contexts(tx, rows, projects, instance=instance, owner_verified=owner_verified)
+    contexts = lock_contexts(
+        tx,
+        rows,
+        projects,
+        instance=instance,
+        owner_verified=owner_verified,
+        owner_missing=owner_missing,
+    )
     if not contexts:
         return
     state = ContextState.BINDING if host_work else ContextState.BOUND
@@ -78,12 +86,14 @@ def lock_contexts(
     *,
     instance: str | None,
     owner_verified: bool,
+    owner_missing: bool,
 ) -> dict[int, store.ContextRow]:
     """Return the contexts of locked ARQs by row id, locked, if an instance may have them.
 
     ``projects`` has the new project of each ARQ whose project would change. ``owner_verified`` is
-    False if the project of the instance is not known. Raise Unavailable in this case, and Conflict
-    if ARQs of a context are missing in the call or the instance belongs to another project.
+    False if the project of the instance is not known. In this case raise Conflict if Placement has
+    no allocation of it (``owner_missing``), otherwise Unavailable. Raise Conflict also if ARQs of a
+    context are missing in the call or the instance belongs to another project.
     """
     given = _count_by_context(rows)
     if not given:
@@ -95,11 +105,18 @@ def lock_contexts(
                 f"device context {_name(tx, context_id)} has {count} ARQs and the call has "
                 f"{given[context_id]} of them: bind all in one call"
             )
+    if not owner_verified and owner_missing:
+        raise Conflict(
+            f"Placement has no allocation of instance {instance}, so its project is unknown, and a "
+            "device context can only be bound to an instance of its project: let Nova schedule the "
+            "server, or give the project_id",
+            instance=instance,
+        )
     if not owner_verified:
         raise Unavailable(
-            f"the project of instance {instance} is unknown, since Placement does not answer or "
-            "has no allocation of it, and a device context can only be bound to an instance of "
-            "its project: retry, or give the project_id"
+            f"the project of instance {instance} is unknown, since Placement does not answer, and "
+            "a device context can only be bound to an instance of its project: retry, or give the "
+            "project_id"
         )
     contexts = {context["id"]: context for context in store.lock(tx, given)}
     for row in rows:

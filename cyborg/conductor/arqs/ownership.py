@@ -5,7 +5,8 @@ A bound ARQ belongs to the project of its instance, not to the project of the to
 administrator who evacuates a host must not become the owner of the ARQs there.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from cyborg.clients.placement import Placement
@@ -17,10 +18,10 @@ INCOMPLETE_CONSUMER_PROJECT = "00000000-0000-0000-0000-000000000000"
 
 @dataclass(frozen=True, slots=True)
 class InstanceAllocations:
-    """What Placement has of an instance: its project, None if unknown, and the providers."""
+    """What Placement has of an instance: its project, None if unknown, and units by provider."""
 
     project: str | None = None
-    providers: frozenset[str] = frozenset()
+    units: Mapping[str, int] = field(default_factory=dict)
 
 
 class OwnerLookup(Protocol):
@@ -42,11 +43,11 @@ class OwnerResolver:
         Raise Unavailable for any error of Placement.
         """
         try:
-            project, providers = self._placement.allocations_of(instance)
+            project, units = self._placement.allocations_of(instance)
         except Unavailable:
             raise
         except CyborgError as exc:
             raise Unavailable(exc.message) from exc
         if project == INCOMPLETE_CONSUMER_PROJECT:
             project = None
-        return InstanceAllocations(project, providers)
+        return InstanceAllocations(project, units)

@@ -326,4 +326,6 @@ class Drivers:
         desired_backends.cordon(tx, driver, desired_backends.find(tx, driver=driver), keys)
         hosts = sorted({target.host for target in found})
         desired_backends.sync_cordon(tx, hosts, self._now())
+        # From now on nobody could prepare or clean a device for a server in build.
+        devices.end_grace(tx, [(target.host, target.backend) for target in found])
         providers.mark_stale_of_hosts(tx, hosts, self._now())

@@ -37,9 +37,6 @@ class DeviceCondition(DescribedEnum):
     DRAINING = "draining", "No longer present on the host; bound handles stay."
 
 
-CORDONS = frozenset({DeviceCondition.MAINTAINING, DeviceCondition.BACKEND_DISABLED})
-"""Conditions that only keep new servers away: the device works, and bound handles stay bound."""
-
 ENABLED = "enabled"
 """Status of a device that is not disabled by an operator; the other one is ``maintaining``."""
 
@@ -89,20 +86,14 @@ class DeviceStatus:
         return not self.reasons
 
 
-def honours_allocation(
-    cordoned_since: datetime | None, now: datetime, grace: float, *, allocated: bool
-) -> bool:
-    """Return whether an instance may get a handle of a device in spite of its cordon.
+def is_in_grace(cordoned_since: datetime | None, now: datetime, grace: float) -> bool:
+    """Return whether servers may still get handles of a cordoned device that they were allocated.
 
-    That is so if the instance has its allocation of the provider in Placement: the cordon reserves
-    the whole inventory there, so the allocation was there first. ``grace``, in seconds, begins with
-    the cordon. ``cordoned_since`` is None if the device is not cordoned, or cannot be used.
+    A cordon reserves the whole inventory in Placement, so an allocation there was made before it.
+    ``grace``, in seconds, begins with the cordon. ``cordoned_since`` is None if the device is not
+    cordoned, or cannot be used.
     """
-    return (
-        allocated
-        and cordoned_since is not None
-        and now - cordoned_since <= timedelta(seconds=grace)
-    )
+    return cordoned_since is not None and now - cordoned_since <= timedelta(seconds=grace)
 
 
 # Cached: the devices of a list differ in few facts.

@@ -246,6 +246,17 @@ def open_due(tx: sa.Connection, now: datetime, limit: int) -> list[str]:
     return [row.uuid for row in found]
 
 
+def end_grace(tx: sa.Connection, backends: Collection[tuple[str, str]]) -> None:
+    """Let no server in build get a device of these cordoned backends, given as (host, name)."""
+    by_name: dict[str, list[str]] = {}
+    for host, name in backends:
+        by_name.setdefault(name, []).append(host)
+    for name, hosts in sorted(by_name.items()):
+        for chunk in bulk.chunks(sorted(hosts)):
+            selected = sa.and_(devices.c.host.in_(chunk), devices.c.backend == name)
+            tx.execute(sa.update(devices).where(selected).values(cordoned_since=None))
+
+
 def set_status(tx: sa.Connection, uuid: str, status: str, now: datetime) -> bool | None:
     """Set the operator's status of a device; enabling a device ends its failing condition.
 

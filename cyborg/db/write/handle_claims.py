@@ -20,8 +20,8 @@ from cyborg.core.hosts.service import AGENT
 from cyborg.core.inventory.device import Health
 from cyborg.db import failed_restores
 from cyborg.db.rows import fetch_all
+from cyborg.db.schema import arqs, deployables, devices, jobs, services
 from cyborg.db.schema import attach_handles as handles
-from cyborg.db.schema import deployables, devices, jobs, services
 from cyborg.db.schema import providers as published_providers
 from cyborg.db.write import providers as publishing
 
@@ -199,6 +199,21 @@ def claim(
     if needs_cleaning:
         values["needs_cleaning"] = handles.c.id.in_(sorted(needs_cleaning))
     return tx.execute(sa.update(handles).where(*guard).values(**values)).rowcount
+
+
+def count_owned(
+    tx: sa.Connection, deployable_ids: Collection[int], instance: str
+) -> dict[int, int]:
+    """Return how many handles of each deployable an instance owns, by the deployable's row id."""
+    query = (
+        sa.select(handles.c.deployable_id, sa.func.count())
+        .join(arqs, arqs.c.id == handles.c.arq_id)
+        .where(
+            handles.c.deployable_id.in_(sorted(deployable_ids)), arqs.c.instance_uuid == instance
+        )
+        .group_by(handles.c.deployable_id)
+    )
+    return {row[0]: row[1] for row in tx.execute(query)}
 
 
 def lock_schedulable(tx: sa.Connection, arq_ids: Collection[int]) -> int:

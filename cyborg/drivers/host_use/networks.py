@@ -6,7 +6,7 @@ Sources in Linux: ``Documentation/ABI/testing/sysfs-class-net`` (``flags``, ``ca
 ``upper_*`` and ``master``).
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
@@ -75,7 +75,7 @@ class NetworkReader:
         """
         found: dict[str, NetworkUse] = {}
         for name, addresses in self._functions.items():
-            if (reason := self._find_use(name, 0)) is not None:
+            for reason in self._find_uses(name, 0):
                 use = NetworkUse(name, reason)
                 for address in addresses:
                     if address not in found and not is_accepted(address, str(use)):
@@ -138,12 +138,12 @@ class NetworkReader:
         """Return whether a PCI function has this network interface, and it is up."""
         return address in self._functions.get(name, ()) and self._is_up(name)
 
-    def _find_use(self, name: str, depth: int) -> str | None:
-        """Return how the host uses an interface; None if it does not."""
+    def _find_uses(self, name: str, depth: int) -> Iterator[str]:
+        """Yield how the host uses an interface, the most important use first."""
         if name in self._facts.reasons:
-            return self._facts.reasons[name]
+            yield self._facts.reasons[name]
         if depth == MAX_DEPTH:
-            return None
+            return
         folder = f"class/net/{name}"
         uppers = [
             link.removeprefix("upper_")
@@ -152,17 +152,18 @@ class NetworkReader:
         ]
         uppers += self._tunnels.get(name, [])
         for upper in uppers:
-            if (reason := self._find_use(upper, depth + 1)) is not None:
-                return f"is below {upper}, which {reason}" if depth == 0 else reason
+            for reason in self._find_uses(upper, depth + 1):
+                yield f"is below {upper}, which {reason}" if depth == 0 else reason
         master = self._sysfs.read_link(f"{folder}/master")
         # The carrier is ignored: a NIC must not be offered while its switch restarts.
         if not self._is_up(name):
-            return None
+            return
         if master is not None:
-            return f"is an active port of {master}"
+            yield f"is an active port of {master}"
         # For example a macvtap of a server, which has no address on the host.
-        active = [upper for upper in uppers if self._is_up(upper)]
-        return f"is below {active[0]}" if active else None
+        for upper in filter(self._is_up, uppers):
+            if upper != master:
+                yield f"is below {upper}"
 
     def _is_up(self, name: str) -> bool:
         return bool((self._sysfs.read_int(f"class/net/{name}/flags") or 0) & _UP)

@@ -22,6 +22,9 @@ from cyborg.drivers.sysfs import PciFunction
 
 LOG = get_logger(__name__)
 
+MAX_ADOPTIONS = 8
+"""Earlier adoptions of a function whose accepted uses are kept: the last ones may have failed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Exceptions:
@@ -149,7 +152,7 @@ class HostUses:
     def _store(self, function: PciFunction, uses: Collection[str]) -> None:
         mark = self._marks[function.address]
         others = [(m, u) for m, u in self._load_all(function).items() if m != mark]
-        adoptions = {**dict(others[-1:]), mark: sorted(uses)}
+        adoptions = {**dict(others[-MAX_ADOPTIONS:]), mark: sorted(uses)}
         value = {"model": _model(function), "adoptions": adoptions}
         self._memory().put(_key(function.address), json.dumps(value))
         for use in sorted(uses):

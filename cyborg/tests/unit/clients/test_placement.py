@@ -180,11 +180,11 @@ def test_allocations_of_a_provider_and_of_a_consumer(node: Node) -> None:
     node.placement.set_inventories(uuid, provider.generation, {"CUSTOM_P": {"total": 2}})
     consumer = node.allocate(uuid, "CUSTOM_P")
     assert node.placement.allocations(uuid) == {consumer: {"CUSTOM_P": 1}}
-    assert node.placement.allocations_of(consumer) == ("p", frozenset({uuid}))
-    assert node.placement.allocations_of(str(uuid4())) == (None, frozenset())
+    assert node.placement.allocations_of(consumer) == ("p", {uuid: 1})
+    assert node.placement.allocations_of(str(uuid4())) == (None, {})
     assert node.client.delete(f"/allocations/{consumer}").status_code == 204
     assert node.placement.allocations(uuid) == {}
-    assert node.placement.allocations_of(consumer) == (None, frozenset())
+    assert node.placement.allocations_of(consumer) == (None, {})
 
 
 def test_allocation_queries_raise_the_usual_errors() -> None:

@@ -9,10 +9,14 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.conductor.arqs.arqs import Arqs
+from cyborg.conductor.arqs.binding import bind
+from cyborg.conductor.arqs.claim_plan import BindContext
 from cyborg.conductor.arqs.ownership import InstanceAllocations
 from cyborg.conductor.inventory.devices import Devices
-from cyborg.core.errors import NoHandle
-from cyborg.core.inventory.device_state import honours_allocation
+from cyborg.core.arq.arqs import BindRequest
+from cyborg.core.arq.orphans import providers_to_check
+from cyborg.core.errors import NoHandle, Unavailable
+from cyborg.core.inventory.device_state import is_in_grace
 from cyborg.db import schema
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import desired_backends
@@ -25,13 +29,15 @@ START = Clock().now
 
 
 class Allocations:
-    """The allocations of Placement: those of every instance."""
+    """The allocations of Placement: those of every instance, None if Placement is away."""
 
-    def __init__(self, *providers: str) -> None:
-        self.providers = frozenset(providers)
+    def __init__(self, units: dict[str, int] | None) -> None:
+        self.units = units
 
     def find_allocations(self, instance: str) -> InstanceAllocations:
-        return InstanceAllocations(PROJECT, self.providers)
+        if self.units is None:
+            raise Unavailable("Placement is away")
+        return InstanceAllocations(PROJECT, self.units)
 
 
 class Env:
@@ -70,10 +76,13 @@ class Env:
             )
         self.uow.run(lambda tx: desired_backends.sync_cordon(tx, [self.card.host], self.clock.now))
 
-    def bind(self, *allocated: str, number: int = 1) -> None:
-        """Bind new ARQs to a new instance; ``allocated`` are the providers of its allocation."""
-        arqs = Arqs(self.conf, self.uow, owners=Allocations(*allocated), now=self.clock)
-        instance = str(uuid4())
+    def bind(
+        self, *allocated: str, number: int = 1, units: int | None = 1, instance: str | None = None
+    ) -> str:
+        """Bind new ARQs to an instance; ``units`` of each provider are allocated to it."""
+        placement = None if units is None else dict.fromkeys(allocated, units)
+        arqs = Arqs(self.conf, self.uow, owners=Allocations(placement), now=self.clock)
+        instance = instance or str(uuid4())
         requests = [
             {
                 "request": rows.insert_arq(self.engine, self.profile),
@@ -84,6 +93,7 @@ class Env:
             for _ in range(number)
         ]
         arqs.bind(requests, None)
+        return instance
 
     def count_owned(self) -> int:
         handles = rows.read(self.engine, schema.attach_handles)
@@ -99,25 +109,23 @@ def env(engine: sa.Engine) -> Env:
 
 
 @pytest.mark.parametrize(
-    ("since", "seconds", "allocated", "expected"),
+    ("since", "seconds", "expected"),
     [
-        (START, 0, True, True),
-        (START, 600, True, True),
-        (START, 601, True, False),
-        (START, 0, False, False),
-        (None, 0, True, False),
-        (START + timedelta(seconds=5), 0, True, True),  # the clock of another conductor
+        (START, 0, True),
+        (START, 600, True),
+        (START, 601, False),
+        (None, 0, False),
+        (START + timedelta(seconds=5), 0, True),  # the clock of another conductor
     ],
 )
-def test_honours_allocation(since: Any, seconds: float, allocated: bool, expected: bool) -> None:
-    now = START + timedelta(seconds=seconds)
-    assert honours_allocation(since, now, 600.0, allocated=allocated) is expected
+def test_is_in_grace(since: Any, seconds: float, expected: bool) -> None:
+    assert is_in_grace(since, START + timedelta(seconds=seconds), 600.0) is expected
 
 
 @pytest.mark.parametrize("number", [1, 3])
 def test_server_in_build_gets_its_device_after_it_was_disabled(env: Env, number: int) -> None:
     env.set_status("maintaining")
-    env.bind(env.card.provider, number=number)
+    env.bind(env.card.provider, number=number, units=number)
     assert env.count_owned() == number
     with pytest.raises(NoHandle, match="device is under maintenance"):
         env.bind(str(uuid4()))
@@ -188,3 +196,44 @@ def test_grace_of_0_refuses(sqlite_engine: sa.Engine) -> None:
     env.advance(0.001)
     with pytest.raises(NoHandle):
         env.bind(env.card.provider)
+
+
+def test_allocation_is_served_once(env: Env) -> None:
+    """The instance has no other unit in Placement, and later servers none at all."""
+    env.set_status("maintaining")
+    with pytest.raises(NoHandle, match="under maintenance"):
+        env.bind(env.card.provider, number=2, units=1)
+    instance = env.bind(env.card.provider)
+    arq = rows.insert_arq(env.engine, env.profile)
+    request = BindRequest(arq, env.card.host, env.card.provider, instance)
+    context = BindContext(
+        now=env.clock.now,
+        prepare_timeout=60.0,
+        allocated={env.card.provider: 1},
+        cordon_grace=600.0,
+    )
+    with pytest.raises(NoHandle, match="under maintenance"):  # such as by an attachment
+        env.uow.run(lambda tx: bind(tx, [request], None, context, wait=True, append=True))
+    assert env.count_owned() == 1
+
+
+def test_bind_without_an_answer_of_placement_is_unavailable(sqlite_engine: sa.Engine) -> None:
+    env = Env(sqlite_engine)
+    env.bind(units=None)
+    env.set_status("maintaining")
+    with pytest.raises(Unavailable, match="before its device was cordoned: Placement is away"):
+        env.bind(units=None)
+    env.advance(601)
+    with pytest.raises(NoHandle):
+        env.bind(units=None)
+
+
+def test_full_device_in_grace_says_that_its_handles_are_taken(sqlite_engine: sa.Engine) -> None:
+    """Orphans are searched only then."""
+    env = Env(sqlite_engine)
+    env.bind(number=4)
+    env.set_status("maintaining")
+    with pytest.raises(NoHandle, match="handle is taken") as found:
+        env.bind(env.card.provider)
+    assert "maintenance" not in found.value.message
+    assert list(providers_to_check(found.value.details["reasons"])) == [env.card.provider]

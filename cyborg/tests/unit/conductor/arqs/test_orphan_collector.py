@@ -265,7 +265,7 @@ def test_find_allocations_returns_project_and_providers(sqlite_env: Env) -> None
     resolver = OwnerResolver(sqlite_env.placement)
     row = sqlite_env.row(uuid)
     found = resolver.find_allocations(row["instance_uuid"])
-    assert found == InstanceAllocations("project-1", frozenset({row["device_rp_uuid"]}))
+    assert found == InstanceAllocations("project-1", {row["device_rp_uuid"]: 1})
     assert resolver.find_allocations(str(uuid4())) == InstanceAllocations()
 
 

@@ -8,7 +8,6 @@ import pytest
 import sqlalchemy as sa
 
 from cyborg.conductor.arqs.arqs import Arqs
-from cyborg.conductor.arqs.ownership import InstanceAllocations
 from cyborg.conductor.contexts.device_contexts import DeviceContexts
 from cyborg.conductor.device_profiles import DeviceProfiles
 from cyborg.conductor.notifications.notifications import NotificationBuilder
@@ -21,7 +20,6 @@ from cyborg.core.errors import (
     NoHandle,
     NotFound,
     ServiceTokenRequired,
-    Unavailable,
     WrongState,
 )
 from cyborg.db import schema
@@ -340,46 +338,6 @@ def test_instance_of_another_project_is_refused(env: ContextEnv) -> None:
     with pytest.raises(Conflict, match="belongs to project other"):
         env.arqs.bind(items, None)
     assert (env.state(context), env.handles()) == ("unbound", {"free": 4})
-
-
-class Owners:
-    """Double of Placement: the project of each instance, None for no answer."""
-
-    def __init__(self, project: str | None) -> None:
-        self.project = project
-
-    def find_allocations(self, instance: str) -> InstanceAllocations:
-        if self.project is None:
-            raise Unavailable("Placement is away")
-        return InstanceAllocations(self.project)
-
-
-def test_context_is_not_bound_to_an_instance_of_unknown_project(env: ContextEnv) -> None:
-    context, owners = env.create(), Owners(None)
-    env.arqs = Arqs(env.conf, env.uow, owners=owners, now=env.now)
-    with pytest.raises(Unavailable, match="project of instance"):
-        env.boot(context)
-    assert (env.state(context), env.handles()) == ("unbound", {"free": 4})
-    owners.project = "other"
-    with pytest.raises(Conflict, match="belongs to project other"):
-        env.boot(context)
-    owners.project = PROJECT
-    env.boot(context)
-    assert env.state(context) == "bound"
-
-
-def test_request_names_the_project_while_placement_is_away(sqlite_env: ContextEnv) -> None:
-    env = sqlite_env
-    context = env.create()
-    env.arqs = Arqs(env.conf, env.uow, owners=Owners(None), now=env.now)
-    request = {
-        "hostname": env.card.host,
-        "device_rp_uuid": env.card.provider,
-        "instance_uuid": str(uuid4()),
-        "project_id": PROJECT,
-    }
-    env.arqs.bind([{"request": arq, **request} for arq in env.read_arqs(context)], None)
-    assert env.state(context) == "bound"
 
 
 def test_project_of_a_context_never_changes(env: ContextEnv) -> None:

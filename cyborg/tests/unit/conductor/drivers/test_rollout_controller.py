@@ -346,6 +346,19 @@ def test_install_with_the_backend_name_of_another_driver_is_refused(sqlite_env: 
         sqlite_env.drivers.adopt("c1", "0000:77:00.0", "nope", False)
 
 
+def test_uninstallation_serves_no_server_in_build(cloud: Cloud) -> None:
+    """The number of bound handles must not rise while it waits for their release."""
+    cloud.enable("c1", "fake")
+    cloud.drivers.adopt("c1", "0000:77:00.0", "fake", False)
+    cloud.run()
+    update(cloud, status="disabled")
+    cloud.run()
+    assert [d["cordoned_since"] is None for d in rows.read(cloud.engine, schema.devices)] == [False]
+    uninstall(cloud, drain=True)
+    (device,) = rows.read(cloud.engine, schema.devices)
+    assert (device["cordoned"], device["cordoned_since"]) == (True, None)
+
+
 @pytest.mark.parametrize("changes", [{}, {"status": "absent"}, {"status": 7}])
 def test_update_without_changes_is_refused(sqlite_env: Cloud, changes: dict[str, Any]) -> None:
     sqlite_env.enable("c1", "fake")

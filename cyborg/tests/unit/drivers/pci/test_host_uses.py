@@ -168,6 +168,17 @@ def test_use_of_another_interface_withholds_the_device(host: HostTree) -> None:
     assert find_reasons(driver)[NIC] == "eth1 has the default route"
 
 
+def test_use_above_an_interface_withholds_the_device(host: HostTree) -> None:
+    """The address of the interface was accepted, not the default route of its VLAN."""
+    host.add_route("eth0", "has an address of the host")
+    driver = adopt(host, VolatileMemory(), NIC)
+    assert find_reasons(driver)[NIC] is None
+    host.add_interface("eth0.100")
+    host.stack_interfaces("eth0.100", "eth0", master=False)
+    host.add_route("eth0.100")
+    assert find_reasons(driver)[NIC] == "eth0 is below eth0.100, which has the default route"
+
+
 def test_adoption_without_force_names_the_use_and_the_remedy(host: HostTree) -> None:
     text = f"{NIC} cannot be adopted: the host uses it: eth0 {ACTIVE_PORT}; end this use or force"
     with pytest.raises(DriverFailed, match=re.escape(text)):

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A device context is bound to an instance of its project only, as Placement knows it."""
+
+from uuid import uuid4
+
+import pytest
+import sqlalchemy as sa
+
+from cyborg.conductor.arqs.arqs import Arqs
+from cyborg.conductor.arqs.ownership import InstanceAllocations
+from cyborg.core.errors import Conflict, Unavailable
+from cyborg.tests.fixtures.hosts.context_work import PROJECT, ContextEnv
+
+
+@pytest.fixture
+def env(engine: sa.Engine) -> ContextEnv:
+    return ContextEnv(engine)
+
+
+@pytest.fixture
+def sqlite_env(sqlite_engine: sa.Engine) -> ContextEnv:
+    return ContextEnv(sqlite_engine)
+
+
+class Owners:
+    """Double of Placement: the project of each instance, None for no answer."""
+
+    def __init__(self, project: str | None) -> None:
+        self.project = project
+
+    def find_allocations(self, instance: str) -> InstanceAllocations:
+        if self.project is None:
+            raise Unavailable("Placement is away")
+        return InstanceAllocations(self.project)
+
+
+def test_context_is_not_bound_to_an_instance_of_unknown_project(env: ContextEnv) -> None:
+    context, owners = env.create(), Owners(None)
+    env.arqs = Arqs(env.conf, env.uow, owners=owners, now=env.now)
+    with pytest.raises(Unavailable, match="project of instance"):
+        env.boot(context)
+    assert (env.state(context), env.handles()) == ("unbound", {"free": 4})
+    owners.project = "other"
+    with pytest.raises(Conflict, match="belongs to project other"):
+        env.boot(context)
+    owners.project = PROJECT
+    env.boot(context)
+    assert env.state(context) == "bound"
+
+
+def test_context_is_not_bound_to_an_instance_without_an_allocation(env: ContextEnv) -> None:
+    """To retry would not help."""
+    context, owners = env.create(), Owners("")
+    owners.find_allocations = lambda instance: InstanceAllocations()  # type: ignore[method-assign]
+    env.arqs = Arqs(env.conf, env.uow, owners=owners, now=env.now)
+    with pytest.raises(Conflict, match="Placement has no allocation of instance"):
+        env.bind(env.card, *env.read_arqs(context))
+    assert (env.state(context), env.handles()) == ("unbound", {"free": 4})
+
+
+def test_request_names_the_project_while_placement_is_away(sqlite_env: ContextEnv) -> None:
+    env = sqlite_env
+    context = env.create()
+    env.arqs = Arqs(env.conf, env.uow, owners=Owners(None), now=env.now)
+    request = {
+        "hostname": env.card.host,
+        "device_rp_uuid": env.card.provider,
+        "instance_uuid": str(uuid4()),
+        "project_id": PROJECT,
+    }
+    env.arqs.bind([{"request": arq, **request} for arq in env.read_arqs(context)], None)
+    assert env.state(context) == "bound"

@@ -2,7 +2,8 @@
 """Owners of the PCI functions that the guests of a host have.
 
 An agent asks before it offers or withholds such a function. It sends the functions that it found,
-and the answer has no uuid: a sender that uses the name of another host learns no instances.
+and the answer has no uuid. A sender that uses the name of another host learns which functions of
+that host have an owner, and, for an instance whose uuid it knows, whether this is the owner.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,12 +36,24 @@ class FunctionOwners:
         def read(tx: sa.Connection) -> list[OwnedHandleRow]:
             return attach_handles.owned(tx, host)
 
-        instances = {
-            address: row["instance_uuid"]
-            for row in self._uow.run(read)
-            if (address := _address_of(row)) is not None
-        }
+        instances = _list_instances(self._uow.run(read))
         return {"owners": [_owner(instances, instance, at) for instance, at in pairs]}
+
+
+def _list_instances(rows: Sequence[OwnedHandleRow]) -> dict[str, str | None]:
+    """Return the instance of each function that an ARQ needs, None if it is of no guest.
+
+    No guest may have the parent of a mediated device, or the physical function of a virtual one.
+    """
+    instances: dict[str, str | None] = {}
+    for row in rows:
+        if row["type"] in (HandleType.PCI, HandleType.MDEV):
+            instances |= {row["device"]: None}
+        if row["type"] == HandleType.MDEV:
+            instances |= {_address_of(row): None}
+    # A function that is offered as a whole has the address of its card.
+    functions = [row for row in rows if row["type"] == HandleType.PCI]
+    return instances | {_address_of(row): row["instance_uuid"] for row in functions}
 
 
 def _owner(
@@ -70,13 +83,11 @@ def _parse(functions: Any) -> list[tuple[str, str]]:
     return found
 
 
-def _address_of(row: OwnedHandleRow) -> str | None:
-    """Return the address of the PCI function of a handle; None for another handle.
+def _address_of(row: OwnedHandleRow) -> str:
+    """Return the address of the PCI function of a handle; for a mediated device, of its parent.
 
     The address of a handle is that of its function, except for some external drivers.
     """
-    if row["type"] != HandleType.PCI:
-        return None  # the info of a mediated device is that of its parent
     info = row["info"]
     text = "{}:{}:{}.{}".format(*(info.get(k) for k in ("domain", "bus", "device", "function")))
     try:

@@ -30,9 +30,13 @@ class HandleRow(TypedDict):
 
 
 class OwnedHandleRow(TypedDict):
-    """A handle that an ARQ owns; ``instance_uuid`` is None under a lease, and for a host."""
+    """A handle that an ARQ owns; ``instance_uuid`` is None under a lease, and for a host.
+
+    ``device`` is the address of its card.
+    """
 
     address: str
+    device: str
     type: str
     info: dict[str, Any]
     instance_uuid: str | None
@@ -68,7 +72,13 @@ def of_host(tx: sa.Connection, host: str) -> list[HandleRow]:
 def owned(tx: sa.Connection, host: str) -> list[OwnedHandleRow]:
     """Return the handles of a host that ARQs own."""
     query = (
-        sa.select(handles.c.address, handles.c.type, handles.c.info, arqs.c.instance_uuid)
+        sa.select(
+            handles.c.address,
+            devices.c.address.label("device"),
+            handles.c.type,
+            handles.c.info,
+            arqs.c.instance_uuid,
+        )
         .join(arqs, arqs.c.id == handles.c.arq_id)
         .join(deployables, deployables.c.id == handles.c.deployable_id)
         .join(devices, devices.c.id == deployables.c.device_id)

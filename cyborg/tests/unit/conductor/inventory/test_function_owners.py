@@ -20,16 +20,20 @@ SERVER, OTHER = str(uuid4()), str(uuid4())
 
 @pytest.fixture
 def owners(engine: sa.Engine) -> FunctionOwners:
-    """Six handles: of a server, free, under a lease, of an external driver, of mdev, elsewhere."""
+    """Handles of a server, free, leased, of an external driver, of mdev, elsewhere, of a VF."""
     rows.insert_card(engine, handles=5)
     rows.insert_card(engine, "compute-2", "0000:02:00.0", handles=1)
+    rows.insert_card(engine, address="0000:03:00.0", handles=1)
     profile = rows.insert_profile(engine)
-    kinds = ("PCI", "PCI", "PCI", "PCI", "MDEV", "PCI")
-    instances = (SERVER, None, None, SERVER, SERVER, SERVER)
-    addresses = [f"0000:01:00.{n}" for n in range(3)] + ["port-3", "mdev", "0000:02:00.0"]
+    kinds = ("PCI", "PCI", "PCI", "PCI", "MDEV", "PCI", "PCI")
+    instances = (SERVER, None, None, SERVER, SERVER, SERVER, SERVER)
+    addresses = [f"0000:01:00.{n}" for n in range(3)]
+    addresses += ["port-3", "mdev", "0000:02:00.0", "0000:03:02.1"]
     handles = sorted(rows.read(engine, schema.attach_handles), key=lambda row: row["id"])
     for number, handle in enumerate(handles):
         values: dict[str, Any] = {"type": kinds[number], "address": addresses[number]}
+        if number == 6:
+            values["info"] = {"domain": "0000", "bus": "03", "device": "02", "function": "1"}
         if number != 1:
             instance = instances[number]
             rows.insert_arq(
@@ -49,13 +53,17 @@ def owners(engine: sa.Engine) -> FunctionOwners:
         ("compute-1", SERVER, "0000:01:00.1", None),
         ("compute-1", SERVER, "0000:01:00.2", "other"),
         ("compute-1", SERVER, "0000:01:00.3", "instance"),
-        ("compute-1", SERVER, "0000:01:00.4", None),
+        ("compute-1", SERVER, "0000:01:00.4", "other"),
+        ("compute-1", SERVER, "0000:03:02.1", "instance"),
+        ("compute-1", SERVER, "0000:03:00.0", "other"),
+        ("compute-1", SERVER, "0000:03:02.2", None),
         ("compute-1", SERVER, "0000:02:00.0", None),
         ("compute-3", SERVER, "0000:01:00.0", None),
     ],
     ids=[
         *("same instance", "other spelling", "other instance", "free", "lease", "address in info"),
-        *("mediated device", "other host", "unknown host"),
+        *("parent of a mediated device", "virtual", "its physical", "its free sibling"),
+        *("other host", "unknown host"),
     ],
 )
 def test_owner_of_a_function(

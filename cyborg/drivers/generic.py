@@ -212,6 +212,7 @@ class PciDriver(Driver):
 
     def check_unused(self, address: str) -> None:
         """Raise DriverFailed if the host uses a PCI function now; the use may have just begun."""
+        self.read_domains(fresh=True)
         functions = {function.address: function for function in self._sysfs.pci_functions()}
         address = str(PciAddress.parse(address))
         # Not that of a subclass: it may change what a discovery in another thread reads.
@@ -271,7 +272,8 @@ class PciDriver(Driver):
         self._managers = gpu_obstacles.find_managers(self._sysfs, functions.values())
         self._remarks = self._collect_remarks(functions, used)
         self._disks.read()
-        iommu = IommuFacts(self._sysfs, functions.values())
+        guests = domains.find_used(self.sysfs_root, self.read_domains, functions.values())
+        iommu = IommuFacts(self._sysfs, functions.values(), guests=guests)
         whole: list[Offer] = []  # functions that are offered as a whole
         by_physfn: dict[str, list[Offer]] = {}
         for function in functions.values():
@@ -363,7 +365,8 @@ class PciDriver(Driver):
         for address in self._managed.adopted:
             if (reason := self._unadoptable(address, functions, used)) is not None:
                 found.append(f"{address} cannot be adopted: {reason}")
-        return (*found, *self._uses.describe_missing(functions))
+        found += self._uses.describe_missing(functions)
+        return (*found, *self.read_domains().remarks)
 
     def _offer(self, function: PciFunction, withheld: str | None) -> Offer | None:
         if not self.is_candidate(function):

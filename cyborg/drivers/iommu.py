@@ -35,13 +35,19 @@ class IommuFacts:
     """IOMMU groups of the PCI functions of a host, and whether it has a VFIO driver."""
 
     def __init__(
-        self, sysfs: Sysfs, functions: Iterable[PciFunction], host_root: Path | None = None
+        self,
+        sysfs: Sysfs,
+        functions: Iterable[PciFunction],
+        host_root: Path | None = None,
+        guests: Collection[str] = (),
     ) -> None:
         """Read the facts of a host; ``functions`` are all its PCI functions.
 
         ``host_root`` is the root directory of the host, by default the parent directory of sysfs.
+        ``guests`` are the addresses of the functions that domains of libvirt have.
         """
         self._sysfs = sysfs
+        self._guests = guests
         # By group, of those that were asked for.
         self._mapped: dict[str, bool] = {}
         self._others: dict[str, tuple[GroupMember, ...]] = {}  # devices that are not PCI functions
@@ -101,6 +107,7 @@ class IommuFacts:
                         same_card=_slot(other.address) == _slot(function.address),
                         offered=other.address in offered,
                         used=other.address in used,
+                        guest=other.address in self._guests,
                     )
                     for other in group
                     if other.address != function.address

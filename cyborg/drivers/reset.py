@@ -14,6 +14,7 @@ This module resets the function once more, by the attribute ``reset``, and detec
 
 from collections.abc import Callable, Mapping
 from enum import StrEnum
+from functools import partial
 
 from cyborg.core.address import PciAddress
 from cyborg.core.drivers.options import Option
@@ -176,7 +177,8 @@ class Resetter:
         function = self._sysfs.pci_function(address)
         if function is None or not self.enabled:
             return
-        used = used_functions(self._sysfs.root, domains=self._driver.read_domains)
+        read_domains = partial(self._driver.read_domains, fresh=True)
+        used = used_functions(self._sysfs.root, domains=read_domains)
         obstacle = find_current_obstacle(self._sysfs, function, used)
         if obstacle is not None and self.policy is ResetPolicy.IF_POSSIBLE:
             LOG.info("PCI function not reset: %s", obstacle, backend=self._backend, device=address)

@@ -138,10 +138,10 @@ class FunctionUsers(LoopThread):
         self._is_failure_logged = False  # of a read: once, as the host may have no libvirt
         self._owner_log = RateLimitedLogger(clock, LOG)
 
-    def read(self) -> DomainFacts:
+    def read(self, *, fresh: bool = False) -> DomainFacts:
         """Return the functions that guests have without an ARQ; they are at most MAX_AGE old."""
         with self._lock:
-            if self._clock() >= self._end:
+            if fresh or self._clock() >= self._end:
                 self._update()
             if self._is_unknown and not self._needs_discovery:
                 self._needs_discovery = True

@@ -24,7 +24,8 @@ class GroupMember:
 
     ``class_code`` has six digits; it is empty for a device that is not on the PCI bus.
     ``same_card`` is set if it is a PCI function of the same card. ``offered`` is set if it is
-    an attach handle too, so that another instance may get it, and ``used`` if the host uses it.
+    an attach handle too, so that another instance may get it, ``used`` if the host uses it, and
+    ``guest`` if a domain of libvirt has it, which then has the group when it runs.
     """
 
     address: str
@@ -33,6 +34,7 @@ class GroupMember:
     same_card: bool = False
     offered: bool = False
     used: bool = False
+    guest: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,8 @@ def find_obstacle(facts: FunctionFacts) -> str | None:
         # Nobody shall take a function from the host that the host uses.
         if any(other.same_card for other in blocking) and not any(o.used for o in blocking):
             remedy = "bind these to vfio-pci and do not offer them, or use a slot with ACS"
+        if any(other.guest for other in blocking):
+            remedy = "take these from the domain, or use a slot with ACS"
         return f"it shares IOMMU group {facts.iommu_group} with {names}: {remedy}"
     return describe_host_use(facts.host_use)
 
@@ -122,11 +126,12 @@ def _blocks(other: GroupMember) -> bool:
     if driver is not None and driver not in _HARMLESS and not is_vfio(driver):
         return True
     # The group goes to one instance. What is not offered goes with it, such as the audio function
-    # of a GPU; what is offered may be allocated to another instance.
-    return other.offered
+    # of a GPU; what is offered may be allocated to another instance, and a guest has the group.
+    return other.offered or other.guest
 
 
 def _format(other: GroupMember) -> str:
     uses = [*([other.kernel_driver] if other.kernel_driver else [])]
     uses += ["offered too"] if other.offered else []
+    uses += ["used by a domain of libvirt"] if other.guest else []
     return f"{other.address} ({', '.join(uses)})" if uses else other.address

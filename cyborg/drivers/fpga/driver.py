@@ -38,6 +38,7 @@ from cyborg.drivers.fpga.programmers import Control, HostControl, NoControl
 from cyborg.drivers.fpga.records import RecordStore
 from cyborg.drivers.fpga.regions import CardRegions, Region, read_regions
 from cyborg.drivers.generic import Description, PciDriver
+from cyborg.drivers.host_use import domains
 from cyborg.drivers.sysfs import PciFunction
 
 LOG = get_logger(__name__)
@@ -215,6 +216,7 @@ class FpgaDriver(PciDriver):
 
     def program(self, item: WorkItem, image: str) -> None:
         """Load an image into the region of a deployable, unless the region has the image."""
+        domains.check_unused(self._sysfs, self.read_domains, parse_address(item.device))
         self._load(item, _parse_image(image))
 
     def _load(self, item: WorkItem, image: str | None, function_id: str | None = None) -> None:

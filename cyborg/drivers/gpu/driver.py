@@ -58,6 +58,7 @@ from cyborg.drivers.gpu.nvml import (
     short_name,
 )
 from cyborg.drivers.gpu.rules import MdevRule
+from cyborg.drivers.host_use import domains
 from cyborg.drivers.host_use.check import mediated_parents
 from cyborg.drivers.reset import ResetPolicy
 from cyborg.drivers.rules import Rule, RuleSyntaxError
@@ -315,6 +316,7 @@ class GpuDriver(PciDriver):
     def check_unused(self, address: str) -> None:
         """Raise DriverFailed if the host uses a PCI function or it has mediated devices."""
         address = str(PciAddress.parse(address))
+        self.read_domains(fresh=True)
         functions = {function.address: function for function in self._sysfs.pci_functions()}
         # A parent of mdev_types can have been given to a server before the rule existed.
         used = mediated_parents(self.sysfs_root) | self.find_used(functions)
@@ -394,6 +396,7 @@ class GpuDriver(PciDriver):
             raise DriverFailed(
                 f"{item.device} has no layout {layout!r}: expected {', '.join(names) or mig.FIXED}"
             )
+        domains.check_unused(self._sysfs, self.read_domains, item.device)
         try:
             with _changes_excluded():
                 self._control.set_instances(item.device, profile)

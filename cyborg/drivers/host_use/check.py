@@ -11,6 +11,7 @@ from pathlib import Path
 
 from cyborg.core.address import PciAddress
 from cyborg.core.errors import Invalid
+from cyborg.core.inventory.delivery import is_vfio
 from cyborg.drivers.host_use import processes, rtnetlink
 from cyborg.drivers.host_use.disks import DiskReader
 from cyborg.drivers.host_use.displays import DisplayReader
@@ -43,11 +44,12 @@ def used_functions(
     a network manager may have removed its addresses until the link is back, and a routing daemon
     that starts again, or whose neighbor does, has no routes. ``functions`` are those of the bus, by
     address; they are read if it is None. If ``interfaces`` is False, network interfaces do not
-    count as a use. For the addresses ``shared``, mediated devices and open device
-    nodes do not count: servers and the host use these functions at the same time. For the addresses
-    ``checked_ports``, a network port that is up with a link counts. A use that ``is_accepted`` for
-    an address does not count; it is asked about each use, except those of disks, of controllers of
-    storage, and of domains, which are never accepted.
+    count as a use. For the addresses ``shared``, mediated devices and open device nodes do not
+    count: servers and the host use these functions at the same time. Nor does a domain while the
+    kernel driver is not that of VFIO: it does not run, and servers may have the mediated devices.
+    For the addresses ``checked_ports``, a network port that is up with a link counts. A use that
+    ``is_accepted`` for an address does not count; it is asked about each use, except those of
+    disks, of controllers of storage, and of domains, which are never accepted.
     ``domains`` returns the functions that domains of libvirt have on this host; by default none.
     """
     sysfs = Sysfs(sysfs_root)
@@ -64,7 +66,11 @@ def used_functions(
         is_accepted=lambda address, reason: address in shared or accepts(address, reason),
     )
     mediated = mediated_parents(sysfs_root)
-    found = find_used(sysfs_root, domains, functions) | DiskReader(sysfs).used_functions()
+    found = {
+        address: reason
+        for address, reason in find_used(sysfs_root, domains, functions.values()).items()
+        if address not in shared or is_vfio(functions[address].kernel_driver)
+    } | DiskReader(sysfs).used_functions()
     known = {} if known is None else known
     for reasons in (
         _network_functions(networks, known, checked_ports, accepts) if interfaces else {},

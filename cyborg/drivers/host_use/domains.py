@@ -11,17 +11,18 @@ is not /sys has the functions as a file: so does a capture.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 from cyborg.core.address import PciAddress
 from cyborg.core.errors import DriverFailed, Invalid
 from cyborg.core.text import sanitize
-from cyborg.drivers.sysfs import LOCAL_ROOT, Sysfs, notify_facts, read_file
+from cyborg.drivers.sysfs import LOCAL_ROOT, PciFunction, Sysfs, notify_facts, read_file
 
 FILE = "proc/libvirt_domains.json"
 """Path of the facts below the directory that contains ``sys``. The kernel has no such file."""
@@ -34,18 +35,27 @@ MAX_NAME = 100
 class DomainFacts:
     """Names of the domains that have a PCI function, by the address of the function.
 
-    ``error``: why the domains could not be read, None if they were.
+    ``error``: why the domains of a tree could not be read, None if they were. ``remarks``: warnings
+    about the read of this host, for the remarks of the backends.
     """
 
     users: Mapping[str, str] = field(default_factory=dict)
     error: str | None = None
+    remarks: Sequence[str] = ()
 
 
-ReadDomains = Callable[[], DomainFacts]
-"""Function that returns the facts of this host; it raises nothing, and takes seconds at most."""
+class ReadDomains(Protocol):
+    """Function that returns the facts of this host."""
+
+    def __call__(self, *, fresh: bool = False) -> DomainFacts:
+        """Return the facts; raise nothing, and take seconds at most.
+
+        ``fresh`` is for a check before host work: libvirt is read and the owners are asked now. The
+        next calls without it return the same facts for a time.
+        """
 
 
-def read_nothing() -> DomainFacts:
+def read_nothing(*, fresh: bool = False) -> DomainFacts:
     """Return no facts, as on a host without libvirt."""
     return DomainFacts()
 
@@ -100,7 +110,7 @@ def read(sysfs_root: Path, read_local: ReadDomains = read_nothing) -> DomainFact
     # The names of domains may be those of customers, and are no facts of the hardware.
     names = {name: f"domain{n}" for n, name in enumerate(sorted(set(facts.users.values())), 1)}
     users = {address: names[name] for address, name in facts.users.items()}
-    notify_facts(FILE, json.dumps(asdict(DomainFacts(users, facts.error))).encode())
+    notify_facts(FILE, json.dumps({"users": users, "error": facts.error}).encode())
     return facts
 
 
@@ -116,31 +126,38 @@ def _load(facts: Any) -> DomainFacts:
 
 
 def find_used(
-    sysfs_root: Path, read_local: ReadDomains, functions: Iterable[str]
+    sysfs_root: Path, read_local: ReadDomains, functions: Iterable[PciFunction]
 ) -> dict[str, str]:
-    """Return the PCI functions that domains have: a reason by address.
+    """Return the PCI functions that domains have, and their virtual functions: a reason by address.
 
-    ``functions`` are the addresses of the host. Each counts as used if the domains cannot be read.
+    ``functions`` are those of the host. Each counts as used if the domains of a tree cannot be
+    read. A domain with the physical function takes its virtual ones away when it starts.
     """
     facts = read(sysfs_root, read_local)
     found = {
         address: f"it is used by the domain {sanitize(name, MAX_NAME)} of libvirt"
         for address, name in facts.users.items()
     }
-    if facts.error is not None:
-        for address in functions:
-            found.setdefault(address, f"a domain of libvirt may have it: {facts.error}")
+    for function in functions:
+        if (name := facts.users.get(function.physfn or "")) is not None:
+            found.setdefault(
+                function.address,
+                f"its physical function {function.physfn} is used by the domain "
+                f"{sanitize(name, MAX_NAME)} of libvirt",
+            )
+        if facts.error is not None:
+            found.setdefault(function.address, f"a domain of libvirt may have it: {facts.error}")
     return found
 
 
 def check_unused(sysfs: Sysfs, read_local: ReadDomains, address: str) -> None:
     """Raise DriverFailed if a domain has the PCI function at an address, or a virtual one of it."""
     functions = [
-        function.address
+        function
         for function in sysfs.pci_functions()
         if address in (function.address, function.physfn)
     ]
-    used = find_used(sysfs.root, read_local, functions)
+    used = find_used(sysfs.root, partial(read_local, fresh=True), functions)
     for function in functions:
-        if function in used:
-            raise DriverFailed(f"{function} cannot be changed now: {used[function]}")
+        if (reason := used.get(function.address)) is not None:
+            raise DriverFailed(f"{function.address} cannot be changed now: {reason}")

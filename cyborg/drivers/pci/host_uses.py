@@ -31,8 +31,8 @@ class Exceptions:
     """What does not count as a use by the host.
 
     For the addresses ``shared``, these are open device nodes and mediated devices, because servers
-    and the host use the function at the same time; for ``free_ports``, a network port that is up
-    with a link.
+    and the host use the function at the same time, and domains that do not run; for ``free_ports``,
+    a network port that is up with a link.
     """
 
     shared: frozenset[str] = frozenset()

@@ -342,6 +342,14 @@ def test_partition_unknown_layout_is_refused(host: HostTree, layout: str) -> Non
     assert (host.bus / QAT / "qat/cfg_services").read_text() == "sym;asym\n"
 
 
+def test_partition_of_a_device_that_a_domain_has_is_refused(host: HostTree) -> None:
+    driver = SimulatedCryptoDriver("c", ALL, host.root)
+    host.give_to_domain(QAT, "guest1")
+    with pytest.raises(DriverFailed, match="it is used by the domain guest1 of libvirt"):
+        driver.partition(WorkItem("c", QAT, ""), "dc")
+    assert (host.bus / QAT / "qat/cfg_services").read_text() == "sym;asym\n"
+
+
 @pytest.mark.parametrize("address", ["0000:0f:00.0", "qat0", "../x"])
 def test_partition_missing_device_fails(host: HostTree, address: str) -> None:
     with pytest.raises(DriverFailed):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Discovery by the fpga driver, and its work on handles; the lab runs it on a real kernel."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -327,3 +328,12 @@ def test_card_with_more_virtual_functions_than_regions_cannot_be_programmed(
     with pytest.raises(DriverFailed, match=r"2 virtual functions for 1 region\(s\)"):
         make_driver(kernel, images).program(item(handle=""), IMAGE)
     assert kernel.writes == []
+
+
+def test_program_card_of_a_domain_is_refused(kernel: SimulatedKernel) -> None:
+    kernel.add_plain_card()
+    path = kernel.root.parent / "proc/libvirt_domains.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({"users": {PLAIN: "guest1"}}))
+    with pytest.raises(DriverFailed, match="it is used by the domain guest1 of libvirt"):
+        make_driver(kernel).program(WorkItem("fpgas", PLAIN, PLAIN), IMAGE)

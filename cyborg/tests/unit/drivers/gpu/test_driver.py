@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gpu driver on a simulated kernel; the lab runs it on a real one."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -225,6 +226,20 @@ def test_discover_rule_without_parent_is_a_remark(kernel: SimulatedKernel) -> No
         f"rule 'vendor=8086,type={SMALL}' matches no parent of this host",
         "rule 'parent=mtty,type=mtty-2' matches no parent of this host",
     )
+
+
+def test_discover_parent_keeps_slots_until_a_domain_runs(kernel: SimulatedKernel) -> None:
+    driver = make_driver(kernel, RULE)
+    path = kernel.root.parent / "proc/libvirt_domains.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({"users": {CARD: "guest1"}}))
+    assert handles(driver) == [slot(n) for n in range(4)]
+    link = kernel.bus / CARD / "driver"
+    link.unlink(missing_ok=True)
+    link.symlink_to("../../../bus/pci/drivers/vfio-pci")
+    card = discover(driver)[CARD]
+    assert card.deployables == ()
+    assert "domain guest1" in card.vendor_board_info[NOT_OFFERED]
 
 
 def test_discover_released_parent_is_not_offered(kernel: SimulatedKernel) -> None:

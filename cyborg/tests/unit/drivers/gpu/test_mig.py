@@ -2,6 +2,7 @@
 """MIG layouts on a simulated kernel and a simulated NVML, with the real binding of NVML."""
 
 import ctypes
+import json
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -176,6 +177,17 @@ def test_partition_again_changes_nothing(kernel: MigKernel, library: ctypes.CDLL
     driver.partition(item(), SMALL)
     make_driver(kernel).partition(item(), SMALL)
     assert current(driver) == [SMALL]
+
+
+def test_partition_of_a_card_that_a_domain_has_is_refused(
+    kernel: MigKernel, library: ctypes.CDLL
+) -> None:
+    path = kernel.root.parent / "proc/libvirt_domains.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({"users": {CARD: "guest1"}}))
+    with pytest.raises(DriverFailed, match="it is used by the domain guest1 of libvirt"):
+        make_driver(kernel).partition(item(), SMALL)
+    assert library.count_instances(19) == 0
 
 
 @pytest.mark.slow

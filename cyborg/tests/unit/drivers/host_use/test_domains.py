@@ -12,11 +12,12 @@ from cyborg.core.errors import DriverFailed
 from cyborg.core.jobs.job import WorkItem
 from cyborg.core.wire.board_info import NOT_OFFERED
 from cyborg.drivers.generic import GenericDriver
+from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.host_use import domains
 from cyborg.drivers.host_use.domains import DomainFacts
 from cyborg.drivers.nvme import NvmeDriver
 from cyborg.drivers.replay.recorder import Recorder
-from cyborg.drivers.sysfs import LOCAL_ROOT, observed_by
+from cyborg.drivers.sysfs import LOCAL_ROOT, Sysfs, observed_by
 from cyborg.testing.host_tree import HostTree
 
 A, B = "0000:01:00.0", "0000:02:00.0"
@@ -83,6 +84,19 @@ def test_parse_functions_malformed_xml(text: str) -> None:
         domains.parse_functions(text)
 
 
+class Reader:
+    """A reader of this host that counts the fresh reads."""
+
+    def __init__(self, facts: DomainFacts) -> None:
+        self.facts = facts
+        self.fresh = 0
+
+    def __call__(self, *, fresh: bool = False) -> DomainFacts:
+        """Return the facts."""
+        self.fresh += fresh
+        return self.facts
+
+
 @pytest.fixture
 def host(tmp_path: Path) -> HostTree:
     tree = HostTree(tmp_path)
@@ -96,21 +110,21 @@ def host(tmp_path: Path) -> HostTree:
 )
 def test_malformed_file_of_a_tree_counts_as_used(host: HostTree, content: str) -> None:
     (host.proc / "libvirt_domains.json").write_text(content)
-    used = domains.find_used(host.root, domains.read_nothing, [A, B])
+    used = domains.find_used(host.root, domains.read_nothing, Sysfs(host.root).pci_functions())
     assert set(used) == {A, B}
     assert used[A].startswith("a domain of libvirt may have it: proc/libvirt_domains.json: ")
 
 
 def test_tree_without_file_has_no_domain(host: HostTree) -> None:
     (host.proc / "libvirt_domains.json").unlink()
-    assert domains.read(host.root, lambda: DomainFacts({A: "guest1"})) == DomainFacts()
+    assert domains.read(host.root, Reader(DomainFacts({A: "guest1"}))) == DomainFacts()
 
 
 def test_capture_has_the_functions_without_the_names_of_domains() -> None:
     recorder = Recorder(Path("/"))
     facts = DomainFacts({A: "payroll", B: "payroll", "0000:03:00.0": "accounts"})
     with observed_by(recorder):
-        assert domains.read(LOCAL_ROOT, lambda: facts) == facts
+        assert domains.read(LOCAL_ROOT, Reader(facts)) == facts
     recorded: Mapping[str, Any] = json.loads(
         recorder.folders["proc"].files["libvirt_domains.json"] or b""
     )
@@ -122,7 +136,7 @@ def test_capture_has_the_functions_without_the_names_of_domains() -> None:
 
 def test_reason_has_a_printable_short_name(host: HostTree) -> None:
     host.give_to_domain(A, "a\tb" + "c" * 500)
-    (reason,) = domains.find_used(host.root, domains.read_nothing, [A]).values()
+    (reason,) = domains.find_used(host.root, domains.read_nothing, ()).values()
     assert reason == f"it is used by the domain a b{'c' * 97} of libvirt"
 
 
@@ -130,9 +144,10 @@ def test_driver_passes_its_reader_on(monkeypatch: pytest.MonkeyPatch, host: Host
     """The facts of the agent count on this host, which the tree here stands for."""
     monkeypatch.setattr(domains, "LOCAL_ROOT", host.root)
     driver = GenericDriver("g", {"devices": ["address=*"], "check_iommu": False}, host.root)
-    driver.read_domains = lambda: DomainFacts({B: "guest1"})
+    driver.read_domains = Reader(DomainFacts({B: "guest1"}, remarks=("libvirt is away",)))
     reasons = {d.address: d.vendor_board_info.get(NOT_OFFERED) for d in driver.discover()}
     assert reasons == {A: None, B: "it is used by the domain guest1 of libvirt"}
+    assert driver.remarks == ("libvirt is away",)
 
 
 def test_drive_of_a_domain_is_not_erased(host: HostTree) -> None:
@@ -188,3 +203,62 @@ def test_card_keeps_the_virtual_functions_that_a_stopped_domain_has(host: HostTr
     host.give_to_domain(virtual[1], None)
     driver.partition(WorkItem("g", B, ""), "vfs-4")
     assert counts == [4]
+
+
+def test_virtual_functions_of_a_card_that_a_domain_has_are_not_offered(host: HostTree) -> None:
+    virtual = host.enable_virtual_functions(B, 2, class_code="020000")
+    driver = GenericDriver("g", {"devices": ["class=02"], "check_iommu": False}, host.root)
+    host.give_to_domain(B, "guest1")
+    (card,) = driver.discover()
+    assert card.vendor_board_info[NOT_OFFERED] == (
+        f"{virtual[0]}, {virtual[1]}: its physical function {B} is used by the domain guest1 of "
+        "libvirt"
+    )
+    with pytest.raises(DriverFailed, match=f"its physical function {B} is used by"):
+        driver.check_unused(virtual[0])
+    host.give_to_domain(B, None)
+    (card,) = driver.discover()
+    assert len(card.deployables[0].handles) == 2
+
+
+def test_function_in_the_group_of_a_domain_cannot_be_attached(host: HostTree) -> None:
+    other = "0000:03:00.0"
+    host.add_function(other, "8086", "1572", "020000", kernel_driver="vfio-pci", iommu_group="7")
+    for address in (A, B):
+        link = host.bus / address / "iommu_group"
+        link.unlink()
+        link.symlink_to("../../../kernel/iommu_groups/7")
+    driver = GenericDriver("g", {"devices": [f"address={B}", f"address={other}"]}, host.root)
+    host.give_to_domain(A, "guest1")
+    host.give_to_domain(B, "guest1")
+    device = driver.discover()[1]
+    assert (device.address, device.deliverable) == (other, False)
+    assert device.undeliverable_reason == (
+        f"it shares IOMMU group 7 with {A} (vfio-pci, used by a domain of libvirt), {B} (vfio-pci, "
+        "used by a domain of libvirt): take these from the domain, or use a slot with ACS"
+    )
+    host.give_to_domain(A, None)
+    host.give_to_domain(B, None)
+    host.remove_function(B)
+    assert driver.discover()[0].deliverable
+
+
+def test_checks_before_host_work_read_now(host: HostTree, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(domains, "LOCAL_ROOT", host.root)
+    (host.bus / B / "reset").write_text("")
+    read = Reader(DomainFacts())
+    driver = GenericDriver("g", {"devices": ["class=02"], "reset": "required"}, host.root)
+    driver.set_reset(lambda address: "flr")
+    driver.read_domains = read
+    driver.discover()
+    assert read.fresh == 0
+    driver.sanitise(WorkItem("g", B, B, B))
+    assert read.fresh == 1
+    driver.check_unused(B)
+    assert read.fresh == 2
+    domains.check_unused(Sysfs(host.root), read, B)
+    assert read.fresh == 3
+    gpus = GpuDriver("g", {"devices": ["class=03"]}, host.root)
+    gpus.read_domains = read
+    gpus.check_unused(B)
+    assert read.fresh == 4

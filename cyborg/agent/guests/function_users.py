@@ -3,13 +3,16 @@
 
 ``core.inventory.guest_functions`` decides. A discovery waits for a read of the guests and for the
 answer of a conductor: seconds at most, because each has a timeout, and while a call hangs, further
-ones fail at once. A thread repeats the question while the owner of a function is unknown.
+ones fail at once. A thread repeats both while the guests cannot be read, or the owner of a function
+is unknown, and then starts a discovery. While the guests cannot be read, what is known of them
+stays; the functions of unknown guests are offered, and each backend has a remark.
 """
 
 import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +20,10 @@ from cyborg.agent import atomic_file
 from cyborg.agent.guests.timed_calls import TimedCalls
 from cyborg.core.errors import CyborgError
 from cyborg.core.inventory.guest_functions import (
+    MAX_FUNCTIONS,
     FunctionOwner,
     Guest,
+    GuestDecision,
     GuestRecord,
     Owners,
     decide,
@@ -33,13 +38,18 @@ from cyborg.threads.rate_limited_log import RateLimitedLogger
 
 LOG = get_logger(__name__)
 
-MAX_AGE = 1.0
-"""Seconds for which facts are kept: the backends of an agent discover at about the same time."""
+MAX_AGE = 30.0
+"""Seconds for which facts are kept: the backends of an agent discover at different times."""
 RECHECK = 300.0
-"""Seconds until the owners of functions of running servers are asked for again."""
+"""Seconds until the owners of known functions are asked for again."""
 MAX_SECONDS = 5.0
 """Seconds for an answer of a conductor."""
-FIRST_RETRY, LAST_RETRY = 2.0, 60.0  # seconds until a question is repeated
+FIRST_RETRY, LAST_RETRY = 2.0, 60.0  # seconds until a read and a question are repeated
+UNREAD = (
+    "the domains of libvirt cannot be read, so devices of unknown guests may be offered: see the "
+    "log of the agent; set [libvirt] read_domains = false on a host without libvirt"
+)
+"""Remark of the backends; it is the same on identical hosts, so it has no error."""
 
 
 class RecordFile:
@@ -128,34 +138,35 @@ class FunctionUsers(LoopThread):
         self._clock = clock
         self._calls = TimedCalls("conductor", max_seconds)
         self._lock = threading.Lock()
-        self._end = float("-inf")  # of the present facts
+        self._read_at = self._recheck_at = float("-inf")
         self._facts = DomainFacts()
-        self._guests: Sequence[Guest] | None = None
-        self._recheck_at = float("-inf")
+        self._is_unread = False  # the list of guests
         self._is_unknown = False  # the owner of a function
-        self._needs_discovery = False  # a discovery was told the unknown owner
+        self._needs_discovery = False  # a discovery was told incomplete facts
         self._backoff = Backoff(FIRST_RETRY, LAST_RETRY)
-        self._is_failure_logged = False  # of a read: once, as the host may have no libvirt
         self._owner_log = RateLimitedLogger(clock, LOG)
 
     def read(self, *, fresh: bool = False) -> DomainFacts:
-        """Return the functions that guests have without an ARQ; they are at most MAX_AGE old."""
+        """Return the functions that guests have without an ARQ; they are at most MAX_AGE old.
+
+        With ``fresh``, they are of now, and the owners of all functions of running guests too.
+        """
         with self._lock:
-            if fresh or self._clock() >= self._end:
-                self._update()
-            if self._is_unknown and not self._needs_discovery:
+            if fresh or self._clock() >= self._read_at + MAX_AGE:
+                self._update(recheck=fresh)
+            if self._is_incomplete and not self._needs_discovery:
                 self._needs_discovery = True
                 self.wake()
             return self._facts
 
     def run_once(self) -> float | None:
-        """Repeat the question for unknown owners; return the seconds until the next one."""
+        """Read and ask again while the facts are incomplete; return the seconds until then."""
         with self._lock:
             if not self._needs_discovery:
                 return None
-            if self._is_unknown and self._clock() >= self._end:
+            if self._is_incomplete and self._clock() >= self._read_at + FIRST_RETRY:
                 self._update()
-            self._needs_discovery = self._is_unknown
+            self._needs_discovery = self._is_incomplete
             if self._needs_discovery:
                 return self._backoff.next_delay()
         self._backoff.reset()
@@ -163,54 +174,70 @@ class FunctionUsers(LoopThread):
         self._rediscover()
         return None
 
-    def _update(self) -> None:
-        self._list_guests()
-        records = self._file.records
-        # Guests that were never listed, as libvirt does not answer, keep their last record.
-        if self._guests is not None:
-            is_due = self._clock() >= self._recheck_at
-            owners = self._ask(list_questions(self._guests, records, all_running=is_due))
-            if is_due and owners is not None:
-                self._recheck_at = self._clock() + RECHECK
-            decision = decide(self._guests, records, owners)
-            self._file.store(decision.records)
-            self._is_unknown = decision.unknown
-            users = decision.withheld
-        else:
-            users = {a: r.name for r in records.values() for a in sorted(r.foreign)}
-        self._facts = DomainFacts(users)
-        self._end = self._clock() + MAX_AGE
+    @property
+    def _is_incomplete(self) -> bool:
+        return self._is_unread or self._is_unknown
 
-    def _list_guests(self) -> None:
+    def _update(self, *, recheck: bool = False) -> None:
+        guests = self._list_guests()
+        if guests is not None:
+            self._decide(guests, recheck=recheck or self._clock() >= self._recheck_at)
+        self._facts = DomainFacts(
+            GuestDecision(self._file.records).withheld, remarks=(UNREAD,) * self._is_unread
+        )
+        self._read_at = self._clock()
+
+    def _decide(self, guests: Sequence[Guest], *, recheck: bool) -> None:
+        """Store what is known of the guests from now."""
+        records = self._file.records
+        questions = list_questions(guests, records, recheck=recheck)
+        owners = self._ask(questions)
+        if recheck and len(owners) == len(questions):
+            self._recheck_at = self._clock() + RECHECK
+        decision = decide(guests, records, owners)
+        if decision.withheld.keys() - GuestDecision(records).withheld.keys():
+            # Their ARQs may have ended together with their guests, after these were listed.
+            present = self._list_guests()
+            if present is None:
+                return
+            decision = decide(present, records, owners)
+        self._file.store(decision.records)
+        self._is_unknown = decision.unknown
+
+    def _list_guests(self) -> Sequence[Guest] | None:
+        """Return the guests, None if they cannot be read."""
         try:
-            self._guests = self._read_guests()
+            guests = self._read_guests()
         except CyborgError as exc:
             failure = exc.message
         else:
-            if self._is_failure_logged:
+            if self._is_unread:
                 LOG.info("The guests of this host can be read again", host=self._host)
-            self._is_failure_logged = False
-            return
-        if not self._is_failure_logged:
+            self._is_unread = False
+            return guests
+        if not self._is_unread:  # once, as the host may have no libvirt
             LOG.warning(
                 "Cannot read the guests of this host, devices of unknown guests may be offered: %s;"
                 " set [libvirt] read_domains = false on a host without libvirt",
                 failure,
                 host=self._host,
             )
-        self._is_failure_logged = True
+        self._is_unread = True
+        return None
 
-    def _ask(self, questions: Sequence[tuple[str, str]]) -> Owners | None:
-        """Return the owners of functions; None if no conductor answers."""
+    def _ask(self, questions: Sequence[tuple[str, str]]) -> Owners:
+        """Return the owners of functions, as far as a conductor answers."""
         if not questions:
             return {}
-        functions = [{"instance": uuid, "address": address} for uuid, address in questions]
+        found: dict[tuple[str, str], FunctionOwner | None] = {}
         try:
-            answer = self._calls.run(
-                lambda: self._conductor.find_function_owners(self._host, functions)
-            )
-            owners = [None if value is None else FunctionOwner(value) for value in answer["owners"]]
-            found = dict(zip(questions, owners, strict=True))
+            for begin in range(0, len(questions), MAX_FUNCTIONS):
+                part = questions[begin : begin + MAX_FUNCTIONS]
+                functions = [{"instance": uuid, "address": address} for uuid, address in part]
+                call = partial(self._conductor.find_function_owners, self._host, functions)
+                answer = self._calls.run(call)["owners"]
+                owners = [None if value is None else FunctionOwner(value) for value in answer]
+                found |= dict(zip(part, owners, strict=True))
         except CyborgError as exc:
             failure = exc.message
         except (KeyError, TypeError, ValueError) as exc:
@@ -220,7 +247,7 @@ class FunctionUsers(LoopThread):
             return found
         self._owner_log.warn(
             "Cannot ask the conductor for the owners of %d devices that guests have, retrying: %s",
-            len(questions),
+            len(questions) - len(found),
             failure,
         )
-        return None
+        return found

@@ -8,7 +8,9 @@ decision must hold in these moments:
 * An ARQ can be released before the definition of its guest is changed: Nova leaves a function that
   is detached in the definition of a stopped server, and writes a new definition at its next start.
   So a definition with a function for which its instance had an ARQ does not withhold the function.
-  A guest that still runs with it does: this is asked again from time to time.
+  A guest that still runs with it does: this is asked again from time to time, and before host work.
+* An ARQ can be released, and its guest end, between both reads. So the guests are read again before
+  a function is withheld that was not.
 * The conductor may not answer. Then a function is withheld only if the guest had it without an ARQ
   at the last answer: a function whose owner is unknown may be of a server, and would be shown as
   lost if it was withheld.
@@ -20,7 +22,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 MAX_FUNCTIONS = 4096
-"""Functions of guests of one host; further ones are not asked for."""
+"""Functions in one question to the conductor."""
 
 
 class FunctionOwner(StrEnum):
@@ -35,13 +37,14 @@ class Guest:
     """A guest of the host: the uuid of its instance, its name, its PCI functions by address.
 
     ``running`` are the functions with which it runs now, ``functions`` also those with which it
-    would start.
+    would start. Those of a guest that is not readable are unknown.
     """
 
     uuid: str
     name: str
     functions: frozenset[str]
     running: frozenset[str] = frozenset()
+    is_readable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,39 +83,44 @@ Owners = Mapping[tuple[str, str], FunctionOwner | None]
 
 
 def list_questions(
-    guests: Iterable[Guest], known: Mapping[str, GuestRecord], *, all_running: bool = False
+    guests: Iterable[Guest], known: Mapping[str, GuestRecord], *, recheck: bool = False
 ) -> list[tuple[str, str]]:
     """Return the functions whose owner must be asked for: uuid of the guest, and address.
 
-    Those that a guest had with an ARQ are known; with ``all_running`` those of running guests are
-    asked for too. Others are asked for each time: they may have got an owner.
+    Those that a guest had with an ARQ are known, and so are those that it had without one. With
+    ``recheck`` those of running guests and the latter are asked for too: an ARQ may have been
+    deleted, or made. Those of another ARQ are asked for each time: it may end.
     """
     found: list[tuple[str, str]] = []
     for guest in guests:
         record = _record(known, guest)
-        again = guest.running if all_running else guest.running & record.foreign
-        found += [(guest.uuid, a) for a in sorted((guest.functions - record.owned) | again)]
-    return found[:MAX_FUNCTIONS]
+        functions = guest.functions - record.owned - (frozenset() if recheck else record.foreign)
+        functions |= guest.running if recheck else frozenset()
+        found += [(guest.uuid, address) for address in sorted(functions)]
+    return found
 
 
 def decide(
-    guests: Iterable[Guest], known: Mapping[str, GuestRecord], owners: Owners | None
+    guests: Iterable[Guest], known: Mapping[str, GuestRecord], owners: Owners
 ) -> GuestDecision:
     """Return what is known of the guests from now; ``known`` is the last result.
 
-    ``owners`` has the answers to the questions, None if the conductor did not answer.
+    ``owners`` has the answers to the questions, none of those that the conductor did not answer.
     """
     records: dict[str, GuestRecord] = {}
     unknown = False
     for guest in guests:
+        before = _record(known, guest)
+        if not guest.is_readable:
+            records |= {guest.uuid: before} if guest.uuid in known else {}
+            continue
         if not guest.functions:
             continue
-        before = _record(known, guest)
         owned = before.owned & guest.functions
         foreign = before.foreign & guest.functions - (owned - guest.running)
         for address in guest.functions:
-            if owners is None or (guest.uuid, address) not in owners:
-                unknown |= address not in owned
+            if (guest.uuid, address) not in owners:
+                unknown |= address not in owned | foreign
                 continue
             owner = owners[guest.uuid, address]
             if owner is FunctionOwner.INSTANCE:

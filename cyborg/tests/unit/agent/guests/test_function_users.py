@@ -4,15 +4,24 @@
 import json
 import logging
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cyborg.agent.guests import factory
-from cyborg.agent.guests.function_users import FIRST_RETRY, FunctionUsers, RecordFile
+from cyborg.agent.guests import factory, function_users
+from cyborg.agent.guests.function_users import (
+    FIRST_RETRY,
+    MAX_AGE,
+    RECHECK,
+    UNREAD,
+    FunctionUsers,
+    RecordFile,
+)
 from cyborg.core.errors import CyborgError, TimedOut, Unavailable
 from cyborg.core.inventory.guest_functions import Guest, GuestRecord
+from cyborg.drivers.host_use.domains import DomainFacts
 from cyborg.tests.fixtures.machine.options import make_conf
 from cyborg.tests.fixtures.machine.processes import wait_until
 
@@ -37,6 +46,7 @@ class Host:
         self.discoveries = 0
         self.now = 0.0
         self.reads = 0
+        self.on_question: Callable[[], object] = lambda: None
         self.restart()
 
     def restart(self, **more: Any) -> None:
@@ -57,6 +67,7 @@ class Host:
         if self.conductor_error is not None:
             raise self.conductor_error
         self.questions.append([f["address"] for f in functions])
+        self.on_question()
         if self.answer is not None:
             return self.answer
         return {"owners": [self.owners.get(f["address"]) for f in functions]}
@@ -88,9 +99,12 @@ def host(tmp_path: Path) -> Host:
 def test_guest_without_an_arq_has_its_function_until_it_ends(host: Host) -> None:
     assert (host.discover(), host.questions) == ({}, [])
     host.guests = [guest(A)]
+    for _ in range(4):
+        assert host.discover() == {A: "guest1"}
+    assert host.questions == [[A]]
+    host.now += RECHECK
     assert host.discover() == {A: "guest1"}
-    assert host.discover() == {A: "guest1"}
-    assert host.questions == [[A], [A]]
+    assert host.questions == [[A]] * 2
     host.guests = []
     assert host.discover() == {}
     assert json.loads(host.path.read_text()) == {}
@@ -128,11 +142,57 @@ def test_server_that_runs_on_without_its_arq_is_found_within_minutes(host: Host)
 
 
 def test_backends_share_one_read(host: Host) -> None:
-    host.guests = [guest(A)]
+    host.guests, host.owners = [guest(A)], {A: "other"}
     for _ in range(3):
-        assert dict(host.users.read().users) == {A: "guest1"}
-        host.now += 0.2
+        assert dict(host.users.read().users) == {}
+        host.now += MAX_AGE / 3
     assert (host.reads, host.questions) == (1, [[A]])
+    assert dict(host.users.read().users) == {}
+    assert (host.reads, host.questions) == (2, [[A]] * 2)
+
+
+def test_check_before_host_work_finds_a_guest_that_runs_on_without_its_arq(host: Host) -> None:
+    host.owners = {A: "instance"}
+    host.guests = [Guest(SERVER, "guest1", frozenset({A}), frozenset({A}))]
+    assert host.discover() == {}
+    host.owners = {}
+    assert dict(host.users.read().users) == {}
+    assert dict(host.users.read(fresh=True).users) == {A: "guest1"}
+    assert host.questions == [[A]] * 2
+    # The discovery after it has the same facts.
+    assert dict(host.users.read().users) == {A: "guest1"}
+    host.guests = []
+    assert dict(host.users.read(fresh=True).users) == {}
+
+
+def test_guest_that_ends_with_its_arq_before_the_answer_is_not_withheld(host: Host) -> None:
+    host.guests = [guest(A)]
+    host.on_question = host.guests.clear
+    assert host.discover() == {}
+    assert json.loads(host.path.read_text() if host.path.exists() else "{}") == {}
+
+
+def test_new_function_is_not_withheld_without_a_second_look_at_its_guest(host: Host) -> None:
+    def fail() -> None:
+        host.guest_error = Unavailable("libvirt has stopped")
+
+    host.guests, host.on_question = [guest(A)], fail
+    assert host.discover() == {}
+    host.guest_error, host.on_question = None, lambda: None
+    assert host.users.run_once() == FIRST_RETRY
+    host.now += FIRST_RETRY
+    assert (host.users.run_once(), host.discoveries) == (None, 1)
+    assert dict(host.users.read().users) == {A: "guest1"}
+
+
+def test_many_functions_are_asked_for_in_several_calls(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(function_users, "MAX_FUNCTIONS", 2)
+    many = [f"0000:01:00.{n}" for n in range(3)]
+    host.guests = [guest(*many)]
+    assert host.discover() == dict.fromkeys(many, "guest1")
+    assert host.questions == [many[:2], many[2:]]
 
 
 def test_conductor_that_is_away_is_asked_again_and_then_all_discover(
@@ -153,6 +213,11 @@ def test_conductor_that_is_away_is_asked_again_and_then_all_discover(
     assert "Asking for the owners of devices of guests recovered" in caplog.text
     # Nothing to ask: a wake-up changes nothing.
     assert (host.users.run_once(), host.discoveries) == (None, 1)
+    # The next failure is retried soon again.
+    host.guests.append(guest(B, uuid=OTHER))
+    host.conductor_error = Unavailable("no conductor listens")
+    assert host.discover() == {A: "guest1"}
+    assert host.users.run_once() == FIRST_RETRY
 
 
 def test_owner_that_another_discovery_learns_makes_all_discover(host: Host) -> None:
@@ -163,13 +228,16 @@ def test_owner_that_another_discovery_learns_makes_all_discover(host: Host) -> N
     assert (host.users.run_once(), host.discoveries) == (None, 1)
 
 
-def test_thread_starts_with_the_first_unknown_owner(host: Host) -> None:
+def test_thread_starts_with_the_first_unknown_owner(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(function_users, "FIRST_RETRY", 0.01)
+    host.restart()
     host.guests, host.conductor_error = [guest(A)], Unavailable("no conductor listens")
     host.users.start()
     assert host.discover() == {}
     host.conductor_error = None
     host.now += 60.0
-    host.users.wake()
     wait_until("all backends discover", lambda: host.discoveries)
     host.users.stop()
     assert host.users.join(30.0)
@@ -189,17 +257,27 @@ def test_guests_that_cannot_be_read_keep_their_functions(
 ) -> None:
     host.guests = [guest(A)]
     assert host.discover() == {A: "guest1"}
+    assert host.users.read().remarks == ()
     host.guest_error = Unavailable("libvirt does not answer")
+    # Nothing is asked, and nothing is decided.
+    host.owners = {A: "other"}
+    host.now += RECHECK
     assert host.discover() == {A: "guest1"}
+    assert host.questions == [[A]]
+    assert host.users.read().remarks == (UNREAD,)
     host.restart()
     caplog.clear()
     for _ in range(3):
         assert host.discover() == {A: "guest1"}
     assert caplog.text.count("Cannot read the guests of this host") == 1
     assert "libvirt does not answer; set [libvirt] read_domains = false" in caplog.text
+    assert host.users.run_once() == FIRST_RETRY
     host.guest_error, host.guests = None, []
     caplog.set_level(logging.INFO)
-    assert host.discover() == {}
+    # The thread reads again, and each backend discovers.
+    host.now += FIRST_RETRY
+    assert (host.users.run_once(), host.discoveries) == (None, 1)
+    assert host.users.read() == DomainFacts()
     assert "The guests of this host can be read again" in caplog.text
 
 

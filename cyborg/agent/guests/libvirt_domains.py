@@ -4,13 +4,15 @@
 A connection that only reads needs no privileges: libvirt's default policy lets each user of the
 host see its domains ("Connection authentication" of libvirt's documentation, ``unix_sock_ro_perms``
 and ``auth_unix_ro`` of libvirtd.conf). It is opened for each read, so that a restart of the daemon
-needs no care.
+needs no care. One domain that cannot be described does not hide the others.
 """
 
 import importlib
 from types import ModuleType
 from typing import Any
+from urllib.parse import urlsplit
 
+from cyborg.agent.guests.libvirt_events import keep_alive
 from cyborg.agent.guests.timed_calls import TimedCalls
 from cyborg.core.errors import Unavailable
 from cyborg.core.inventory.guest_functions import Guest
@@ -21,6 +23,7 @@ LOG = get_logger(__name__)
 
 MAX_SECONDS = 5.0
 """Seconds for one read: a discovery waits for it."""
+_THIS_HOST = (None, "", "localhost", "127.0.0.1", "::1")
 
 
 def find_library() -> ModuleType | None:
@@ -42,8 +45,11 @@ class LibvirtDomains:
     """Domains of one libvirt connection."""
 
     def __init__(self, uri: str, library: ModuleType, max_seconds: float = MAX_SECONDS) -> None:
+        """``max_seconds`` is for one read."""
         self._uri = uri
         self._libvirt: Any = library
+        self._max_seconds = max_seconds
+        self._broken: set[str] = set()  # uuids of domains that cannot be described
         self._calls = TimedCalls(f"libvirt ({uri})", max_seconds)
         # The binding also prints each error.
         self._libvirt.registerErrorHandler(lambda context, error: None, None)
@@ -51,9 +57,14 @@ class LibvirtDomains:
     def read(self) -> list[Guest]:
         """Return the running and defined domains with a PCI function of the host.
 
-        Raise TimedOut and Unavailable.
+        Raise TimedOut, and Unavailable, also for the URI of another host: its devices are not those
+        of this one.
         """
         try:
+            if (host := urlsplit(self._uri).hostname) not in _THIS_HOST:
+                raise Unavailable(
+                    f"[libvirt] connection_uri {self._uri} names another host, {host}"
+                )
             return self._calls.run(self._read)
         except (self._libvirt.libvirtError, ValueError) as exc:
             raise Unavailable(f"libvirt at {self._uri} cannot be read now: {exc}") from exc
@@ -61,10 +72,36 @@ class LibvirtDomains:
     def _read(self) -> list[Guest]:
         connection = self._libvirt.openReadOnly(self._uri)
         try:
-            guests = [self._describe(domain) for domain in connection.listAllDomains(0)]
+            keep_alive(self._libvirt, connection, self._max_seconds)
+            found = [self._find(connection, domain) for domain in connection.listAllDomains(0)]
         finally:
             connection.close()
-        return [guest for guest in guests if guest is not None and guest.functions]
+        return [
+            guest
+            for guest in found
+            if guest is not None and (guest.functions or not guest.is_readable)
+        ]
+
+    def _find(self, connection: Any, domain: Any) -> Guest | None:
+        """Return a guest, which may not be readable; None if it has ended since."""
+        uuid = domain.UUIDString()
+        try:
+            guest = self._describe(domain)
+        except (self._libvirt.libvirtError, ValueError) as exc:
+            if not connection.isAlive():
+                raise
+            failure = str(exc)
+        else:
+            self._broken.discard(uuid)
+            return guest
+        if uuid not in self._broken:
+            LOG.warning(
+                "Cannot read the domain %s of libvirt, its last known devices stay withheld: %s",
+                uuid,
+                failure,
+            )
+        self._broken.add(uuid)
+        return Guest(uuid, "", frozenset(), is_readable=False)
 
     def _describe(self, domain: Any) -> Guest | None:
         """Return a guest; None if it has ended since."""

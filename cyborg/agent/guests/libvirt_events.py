@@ -2,6 +2,7 @@
 """The event loop of libvirt. Connections receive events only if the process runs this loop."""
 
 import functools
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from cyborg.threads.rate_limited_log import RateLimitedLogger
 
 LOG = get_logger(__name__)
 
+KEEPALIVE = 5  # seconds between two questions to the daemon
 TICK = 1000  # milliseconds; libvirt waits without end if nothing is due
 PAUSE = 0.5  # seconds after an error of the loop
 
@@ -26,6 +28,17 @@ def start_event_loop(libvirt: Any) -> threading.Thread:
     )
     thread.start()
     return thread
+
+
+def keep_alive(libvirt: Any, connection: Any, seconds: float) -> None:
+    """Let a connection end if its daemon does not answer; ``seconds`` is the limit of a call."""
+    # More than one call may take: otherwise the call ends, and the daemon executes it later.
+    max_unanswered = math.ceil(seconds / KEEPALIVE) + 1
+    try:
+        connection.setKeepAlive(KEEPALIVE, max_unanswered)
+    except libvirt.libvirtError as exc:
+        # Drivers inside this process, such as that of the tests, have no daemon to ask.
+        LOG.debug("A connection to libvirt has no keepalive: %s", exc)
 
 
 def run_events(libvirt: Any, sleep: Callable[[float], None] = time.sleep) -> None:

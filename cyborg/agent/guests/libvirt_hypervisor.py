@@ -2,14 +2,13 @@
 """Guests of libvirt, by its Python binding: the extra ``live`` of the package."""
 
 import importlib
-import math
 import threading
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, TypeVar
 
 from cyborg.agent.guests.hypervisor import DeviceAbsent, Domain, GuestBusy
-from cyborg.agent.guests.libvirt_events import start_event_loop
+from cyborg.agent.guests.libvirt_events import keep_alive, start_event_loop
 from cyborg.agent.guests.timed_calls import TimedCalls
 from cyborg.core.errors import CyborgError, DriverFailed, Misconfigured, NotFound, Unavailable
 from cyborg.core.log import get_logger
@@ -17,8 +16,6 @@ from cyborg.core.log import get_logger
 LOG = get_logger(__name__)
 
 T = TypeVar("T")
-
-KEEPALIVE = 5  # seconds between two questions to the daemon
 
 
 def load_library() -> ModuleType:
@@ -52,8 +49,7 @@ class LibvirtHypervisor:
         self._uri = uri
         self._on_start = on_start
         self._calls = TimedCalls(f"libvirt ({uri})", timeout)
-        # More than one call may take: otherwise the call ends, and the daemon executes it later.
-        self._max_unanswered = math.ceil(timeout / KEEPALIVE) + 1
+        self._timeout = timeout
         self._connection: Any = None
         self._callback = 0  # of the events of the connection
         self._closed = threading.Event()
@@ -133,11 +129,7 @@ class LibvirtHypervisor:
         start_event_loop(libvirt)
         self._disconnect()  # it is lost: without this call its callback is kept
         connection = libvirt.open(self._uri)
-        try:
-            connection.setKeepAlive(KEEPALIVE, self._max_unanswered)
-        except libvirt.libvirtError as exc:
-            # Drivers inside this process, such as that of the tests, have no daemon to ask.
-            LOG.debug("The connection %s has no keepalive: %s", self._uri, exc)
+        keep_alive(libvirt, connection, self._timeout)
         self._callback = connection.domainEventRegisterAny(
             None, libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, self._on_event, None
         )

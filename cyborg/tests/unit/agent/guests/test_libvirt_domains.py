@@ -17,7 +17,7 @@ from cyborg.core.inventory.guest_functions import Guest
 requires_binding = pytest.mark.requires("libvirt_python")
 
 URI = "test:///default"
-SERVER = "7a3c6b0e-1f0d-4b0e-9f43-5a1b2c3d4e5f"
+SERVER, OTHER = "7a3c6b0e-1f0d-4b0e-9f43-5a1b2c3d4e5f", "9a1d6f3c-6a8e-4a39-9b7a-0d5f6f3c6a8e"
 A, B = "0000:01:00.0", "0000:02:00.0"
 
 
@@ -40,9 +40,10 @@ def connection() -> Iterator[Any]:
     yield connection
     for domain in connection.listAllDomains():
         if domain.UUIDString() == SERVER:
+            is_running = domain.isActive()
             if domain.isPersistent():
                 domain.undefine()
-            if domain.isActive():
+            if is_running:
                 domain.destroy()
     connection.close()
 
@@ -90,15 +91,30 @@ class OtherLibrary:
 
 
 class Domains:
-    """A connection with one domain, whose description raises an error."""
+    """A connection with ``others`` and a domain whose description raises an error."""
 
-    def __init__(self, error: Exception | None) -> None:
+    def __init__(self, error: Exception | None, *others: Any, is_alive: bool = True) -> None:
         self._error = error
+        self._others = others
+        self._is_alive = is_alive
+        self.keepalive: tuple[int, int] | None = None
         self.is_closed = False
 
     def listAllDomains(self, flags: int) -> list[Any]:
-        """Return this object as the domain."""
-        return [self]
+        """Return this object as the first domain."""
+        return [self, *self._others]
+
+    def setKeepAlive(self, interval: int, count: int) -> None:
+        """Record the values."""
+        self.keepalive = interval, count
+
+    def isAlive(self) -> bool:
+        """Return whether the connection is alive."""
+        return self._is_alive
+
+    def UUIDString(self) -> str:
+        """Return the uuid of the domain."""
+        return OTHER
 
     def isActive(self) -> bool:
         """Return that the domain runs."""
@@ -126,13 +142,40 @@ def test_domain_that_ended_meanwhile_is_skipped() -> None:
 
 @requires_binding
 @pytest.mark.parametrize("is_xml", [True, False])
-def test_domain_that_cannot_be_described_is_an_error(is_xml: bool) -> None:
+def test_domain_that_cannot_be_described_does_not_hide_the_others(
+    connection: Any, caplog: pytest.LogCaptureFixture, is_xml: bool
+) -> None:
     library = OtherLibrary(None)
-    domains = Domains(library.make_error("VIR_ERR_INTERNAL_ERROR") if is_xml else None)
+    other = connection.defineXML(render(1))
+    domains = Domains(library.make_error("VIR_ERR_INTERNAL_ERROR") if is_xml else None, other)
+    library.openReadOnly = lambda uri: domains
+    reader = LibvirtDomains(URI, library)  # type: ignore[arg-type]
+    for _ in range(2):
+        assert reader.read() == [
+            Guest(OTHER, "", frozenset(), is_readable=False),
+            Guest(SERVER, "guest1", frozenset({A})),
+        ]
+    assert caplog.text.count(f"Cannot read the domain {OTHER} of libvirt") == 1
+    assert domains.is_closed
+    assert domains.keepalive == (5, 2)
+
+
+@requires_binding
+def test_connection_that_ends_meanwhile_is_an_error() -> None:
+    library = OtherLibrary(None)
+    domains = Domains(library.make_error("VIR_ERR_RPC"), is_alive=False)
     library.openReadOnly = lambda uri: domains
     with pytest.raises(Unavailable, match="libvirt at test:///default cannot be read now: "):
         LibvirtDomains(URI, library).read()  # type: ignore[arg-type]
     assert domains.is_closed
+
+
+@requires_binding
+def test_libvirt_of_another_host_is_not_read() -> None:
+    library = OtherLibrary(lambda uri: pytest.fail("opened"))
+    domains = LibvirtDomains("qemu+ssh://root@compute-2/system", library)  # type: ignore[arg-type]
+    with pytest.raises(Unavailable, match="names another host, compute-2"):
+        domains.read()
 
 
 @requires_binding

@@ -416,7 +416,8 @@ class ConductorAPI(Protocol):
 
         Each function is ``{"instance": uuid of the guest, "address"}``. The answer is ``{"owners":
         [owner]}`` in the same order. An owner is "instance" if an ARQ of this instance owns the
-        function, "other" if any other ARQ does, or None. Raise Invalid.
+        function, "other" if any other ARQ does, or needs it for a virtual function or a mediated
+        device of it, or None. Raise Invalid.
         """
 
     def get_desired_backends(self, host: str, epoch: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,7 @@ class FunctionUsers(LoopThread):
         self._lock = threading.Lock()
         self._read_at = self._recheck_at = float("-inf")
         self._facts = DomainFacts()
+        self._unanswered: dict[str, str] = {}  # guests by functions that run without an answer
         self._is_unread = False  # the list of guests
         self._is_unknown = False  # the owner of a function
         self._needs_discovery = False  # a discovery was told incomplete facts
@@ -149,7 +151,8 @@ class FunctionUsers(LoopThread):
     def read(self, *, fresh: bool = False) -> DomainFacts:
         """Return the functions that guests have without an ARQ; they are at most MAX_AGE old.
 
-        With ``fresh``, they are of now, and the owners of all functions of running guests too.
+        With ``fresh``, they are of now, and the owners of all functions of running guests too. One
+        whose owner the conductor does not tell then counts, for this caller: host work can wait.
         """
         with self._lock:
             if fresh or self._clock() >= self._read_at + MAX_AGE:
@@ -157,6 +160,8 @@ class FunctionUsers(LoopThread):
             if self._is_incomplete and not self._needs_discovery:
                 self._needs_discovery = True
                 self.wake()
+            if fresh:
+                return replace(self._facts, users={**self._unanswered, **self._facts.users})
             return self._facts
 
     def run_once(self) -> float | None:
@@ -192,6 +197,9 @@ class FunctionUsers(LoopThread):
         records = self._file.records
         questions = list_questions(guests, records, recheck=recheck)
         owners = self._ask(questions)
+        self._unanswered = {
+            a: g.name for g in guests for a in g.running if (g.uuid, a) not in owners
+        }
         if recheck and len(owners) == len(questions):
             self._recheck_at = self._clock() + RECHECK
         decision = decide(guests, records, owners)

@@ -10,7 +10,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from cyborg.agent.guests import function_users
 from cyborg.agent.guests.function_users import FunctionUsers, RecordFile
 from cyborg.agent.guests.libvirt_domains import LibvirtDomains, find_library
 from cyborg.agent.guests.libvirt_events import start_event_loop
@@ -57,7 +56,7 @@ def find_function(class_code: str) -> str:
 def main() -> None:
     """Print the results."""
     subprocess.run(["modprobe", "-a", "vfio-pci"], check=True)
-    open_nodes.MAX_AGE = function_users.MAX_AGE = 0.0
+    open_nodes.MAX_AGE = 0.0
     embedded_libvirt.prepare()
     library: Any = find_library()
     start_event_loop(library)

@@ -165,6 +165,17 @@ def test_check_before_host_work_finds_a_guest_that_runs_on_without_its_arq(host:
     assert dict(host.users.read(fresh=True).users) == {}
 
 
+def test_host_work_waits_for_the_conductor_while_a_guest_runs(host: Host) -> None:
+    host.owners = {A: "instance"}
+    host.guests = [Guest(SERVER, "guest1", frozenset({A, B}), frozenset({A}))]
+    assert host.discover() == {B: "guest1"}
+    host.conductor_error = Unavailable("no conductor listens")
+    assert dict(host.users.read(fresh=True).users) == {A: "guest1", B: "guest1"}
+    assert dict(host.users.read().users) == {B: "guest1"}
+    host.conductor_error = None
+    assert dict(host.users.read(fresh=True).users) == {B: "guest1"}
+
+
 def test_guest_that_ends_with_its_arq_before_the_answer_is_not_withheld(host: Host) -> None:
     host.guests = [guest(A)]
     host.on_question = host.guests.clear

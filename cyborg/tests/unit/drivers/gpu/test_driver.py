@@ -18,7 +18,6 @@ from cyborg.drivers.gpu.driver import GpuDriver
 from cyborg.drivers.gpu.mdev import MAX_SLOTS, read_types
 from cyborg.drivers.privileged import mdev
 from cyborg.drivers.sysfs import Sysfs
-from cyborg.testing.host_tree import HostTree
 from cyborg.tests.unit.drivers.gpu.simulated_gpu import SimulatedGpuDriver, SimulatedKernel
 
 CARD, AUDIO, USB, WHOLE = "0000:3d:00.0", "0000:3d:00.1", "0000:3d:00.2", "0000:5e:00.0"
@@ -498,12 +497,3 @@ def test_parent_needs_no_iommu_and_no_vfio_pci(kernel: SimulatedKernel) -> None:
     assert devices[CARD].deliverable
     assert sum(len(part.handles) for part in devices[CARD].deployables) == 4
     assert "vfio-pci is neither loaded nor installed" in str(devices[WHOLE].undeliverable_reason)
-
-
-def test_rule_for_mediated_devices_does_not_select_other_functions(tmp_path: Path) -> None:
-    """Such as the switches of the same maker, which are no parents without a type."""
-    host = HostTree(tmp_path)
-    host.add_function("0000:3d:00.0", "10de", "1af1", "068000", kernel_driver="nvidia")
-    driver = GpuDriver("gpus", {"mdev_types": ["vendor=10de,type=nvidia-222"]}, host.root)
-    assert driver.discover() == []
-    assert driver.remarks == ("rule 'vendor=10de,type=nvidia-222' matches no parent of this host",)

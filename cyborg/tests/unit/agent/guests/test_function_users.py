@@ -353,7 +353,7 @@ def test_file_that_cannot_be_written_is_written_later(
 
 
 @pytest.mark.requires("libvirt_python")
-def test_option_disables_the_reader(host: Host) -> None:
+def test_option_disables_the_reader(host: Host, connection: Any) -> None:
     unused: Any = None
     enabled = make_conf(libvirt={"connection_uri": "test:///default"})
     users = factory.make_function_users(enabled, unused, host.path, lambda: None)

@@ -5,7 +5,6 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -31,21 +30,6 @@ def render(*buses: int) -> str:
         f"<domain type='test'><name>guest1</name><uuid>{SERVER}</uuid><memory>1024</memory>"
         f"<os><type>hvm</type></os><devices>{devices}</devices></domain>"
     )
-
-
-@pytest.fixture
-def connection() -> Iterator[Any]:
-    library: Any = find_library()
-    connection = library.open(URI)
-    yield connection
-    for domain in connection.listAllDomains():
-        if domain.UUIDString() == SERVER:
-            is_running = domain.isActive()
-            if domain.isPersistent():
-                domain.undefine()
-            if is_running:
-                domain.destroy()
-    connection.close()
 
 
 def read(**more: Any) -> list[Guest]:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A whole agent whose libvirt has a domain with a device, and a conductor that answers late."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 from cyborg.agent import service as services
 from cyborg.agent.backends.factory import options_of
 from cyborg.agent.guests import function_users
-from cyborg.agent.guests.libvirt_domains import find_library
 from cyborg.agent.service import AgentService
 from cyborg.core.errors import Unavailable
 from cyborg.core.wire.board_info import NOT_OFFERED
@@ -47,13 +45,8 @@ class Conductor:
 
 
 @pytest.fixture
-def domain() -> Iterator[Any]:
-    library: Any = find_library()
-    connection = library.open(URI)
-    domain = connection.defineXML(DOMAIN)
-    yield domain
-    domain.undefine()
-    connection.close()
+def domain(connection: Any) -> Any:
+    return connection.defineXML(DOMAIN)
 
 
 @pytest.mark.requires("libvirt_python")

@@ -101,8 +101,8 @@ class HealthReader:
 def check_bus(sysfs: Sysfs, folder: Path) -> Measurement | None:
     """Return unhealthy if the configuration space reads as 0xff: the function does not respond.
 
-    ``Documentation/PCI/sysfs-pci.rst``, ``config``. A virtual function is not checked: its vendor
-    id reads as 0xffff (``vfio_config_init`` of ``drivers/vfio/pci/vfio_pci_config.c`` replaces it).
+    ``Documentation/PCI/sysfs-pci.rst``, ``config``. A virtual function is not checked: its ids
+    read as 0xffff (``init_pci_cap_basic_perm`` of ``drivers/vfio/pci/vfio_pci_config.c``).
     """
     if sysfs.read_link(folder / "physfn") is not None:
         return None

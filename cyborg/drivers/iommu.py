@@ -52,8 +52,9 @@ class IommuFacts:
         self._mapped: dict[str, bool] = {}
         self._others: dict[str, tuple[GroupMember, ...]] = {}  # devices that are not PCI functions
         self._groups: dict[str, list[PciFunction]] = {}
-        # Without an IOMMU, VFIO makes groups that no hypervisor can use
-        # (vfio_noiommu_group_alloc of drivers/vfio/group.c).
+        # Without an IOMMU, VFIO makes groups of PCI functions that no hypervisor can use. It gives
+        # the same name to those of mediated devices (vfio_noiommu_group_alloc of
+        # drivers/vfio/group.c), which have no PCI function.
         self._made_up = {
             name
             for name in sysfs.list_names("kernel/iommu_groups")

@@ -143,7 +143,8 @@ def _predict_addresses(sysfs: Sysfs, card: PciFunction, count: int) -> list[str]
     stride = sysfs.read_int(folder / "sriov_stride") or 0
     at = PciAddress.parse(card.address)
     first = (at.bus << 8 | at.device << 3 | at.function) + offset
-    # The registers are undefined while there is no virtual function.
+    # The registers are undefined while there is no virtual function, and may change with their
+    # number (pci_iov_set_numvfs): this is a forecast.
     if not offset or (count > 1 and not stride) or first + (count - 1) * stride > MAX_VFS:
         return [card.address] * count
     ids = [first + number * stride for number in range(count)]

@@ -353,6 +353,9 @@ def _bind_again(folder: Path, driver: str | None) -> str | None:
             (folder / "driver/unbind").write_text(folder.name)
         if driver is not None and folder.exists():
             _bind(folder, driver)
+            # The write succeeds also if the probe of the driver fails.
+            if Sysfs(folder).read_link("driver") != driver:
+                return "its probe failed, see the kernel log"
     except OSError as exc:
         return str(exc)
     return None

@@ -43,7 +43,15 @@ def running(
     folder = tmp_path_factory.mktemp(f"cloud-{request.param}")
     with (
         fresh_database(request.param, folder) as url,
-        make_and_run_cloud(folder, url, rabbit_url, HOSTS, HANDLES, unforked=SCRIPTS) as cloud,
+        make_and_run_cloud(
+            folder,
+            url,
+            rabbit_url,
+            HOSTS,
+            HANDLES,
+            unforked=SCRIPTS,
+            options={"rpc": {"timeout": 60}},
+        ) as cloud,
     ):
         yield cloud
 
@@ -173,7 +181,7 @@ def test_calls_wait_until_killed_conductors_are_started_again(running: Cloud, sd
 
     with ThreadPoolExecutor(4) as pool:
         answers = [pool.submit(create, number) for number in range(4)]
-        done, _ = wait(answers, timeout=6)
+        done, _ = wait(answers, timeout=5)
         assert not done
         running.daemons["conductor-1"].start()
         assert [answer.result() for answer in answers] == [201] * 4

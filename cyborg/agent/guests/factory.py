@@ -12,7 +12,6 @@ from cyborg.agent.guests.devices import GuestDevices
 from cyborg.agent.guests.function_users import FunctionUsers, RecordFile
 from cyborg.agent.guests.known_handles import make_check, make_pending_check, make_use_check
 from cyborg.agent.guests.libvirt_domains import LibvirtDomains, find_library
-from cyborg.agent.guests.libvirt_events import start_event_loop
 from cyborg.agent.guests.libvirt_hypervisor import LibvirtHypervisor
 from cyborg.agent.guests.reasserter import Reasserter
 from cyborg.rpc.contract import ConductorAPI
@@ -71,6 +70,5 @@ def make_function_users(
     library = find_library() if options.read_domains else None
     if library is None:
         return None
-    start_event_loop(library)  # for the keepalive of connections
     domains = LibvirtDomains(options.connection_uri, library)
     return FunctionUsers(conf.host, conductor, domains.read, RecordFile(path), rediscover)

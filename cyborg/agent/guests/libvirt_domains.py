@@ -4,7 +4,8 @@
 A connection that only reads needs no privileges: libvirt's default policy lets each user of the
 host see its domains ("Connection authentication" of libvirt's documentation, ``unix_sock_ro_perms``
 and ``auth_unix_ro`` of libvirtd.conf). It is opened for each read, so that a restart of the daemon
-needs no care. One domain that cannot be described does not hide the others.
+needs no care. One of this host needs no keepalive, and so no thread for libvirt's events. One
+domain that cannot be described does not hide the others.
 """
 
 import importlib
@@ -12,7 +13,6 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
-from cyborg.agent.guests.libvirt_events import keep_alive
 from cyborg.agent.guests.timed_calls import TimedCalls
 from cyborg.core.errors import Unavailable
 from cyborg.core.inventory.guest_functions import Guest
@@ -72,7 +72,6 @@ class LibvirtDomains:
     def _read(self) -> list[Guest]:
         connection = self._libvirt.openReadOnly(self._uri)
         try:
-            keep_alive(self._libvirt, connection, self._max_seconds)
             found = [self._find(connection, domain) for domain in connection.listAllDomains(0)]
         finally:
             connection.close()

@@ -81,16 +81,11 @@ class Domains:
         self._error = error
         self._others = others
         self._is_alive = is_alive
-        self.keepalive: tuple[int, int] | None = None
         self.is_closed = False
 
     def listAllDomains(self, flags: int) -> list[Any]:
         """Return this object as the first domain."""
         return [self, *self._others]
-
-    def setKeepAlive(self, interval: int, count: int) -> None:
-        """Record the values."""
-        self.keepalive = interval, count
 
     def isAlive(self) -> bool:
         """Return whether the connection is alive."""
@@ -141,7 +136,6 @@ def test_domain_that_cannot_be_described_does_not_hide_the_others(
         ]
     assert caplog.text.count(f"Cannot read the domain {OTHER} of libvirt") == 1
     assert domains.is_closed
-    assert domains.keepalive == (5, 2)
 
 
 @requires_binding

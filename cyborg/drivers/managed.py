@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from cyborg.core.address import PciAddress
+from cyborg.core.drivers.desired_state import ADOPT_IN_USE
 from cyborg.core.errors import Invalid
 from cyborg.drivers.base import Driver, Option
 
@@ -31,7 +32,7 @@ OPTIONS = (
 )
 
 IN_USE = Option(
-    "adopt_in_use",
+    ADOPT_IN_USE,
     "list",
     (),
     "PCI addresses like those of adopt, of devices that the host uses, set by cyborg "

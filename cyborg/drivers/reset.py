@@ -108,8 +108,8 @@ def _other_on_bus(sysfs: Sysfs, address: str) -> str | None:
     if not methods or methods - _WITH_BUS:
         return None
     bus = address.rpartition(":")[0]
-    others = (f.address for f in sysfs.pci_functions() if f.address != address)
-    return next((other for other in others if other.rpartition(":")[0] == bus), None)
+    names = sysfs.list_names("bus/pci/devices")
+    return next((n for n in names if n != address and n.rpartition(":")[0] == bus), None)
 
 
 def find_current_obstacle(

@@ -66,13 +66,6 @@ _PATIENT = threading.BoundedSemaphore(MAX_RESTART_WAITS)
 _pause = threading.Event().wait
 
 
-def _uncertain(call: "_Call", error: Unavailable) -> Unavailable:
-    """Return the error of a call, which says whether an earlier copy may have been executed."""
-    if not call.may_be_executed:
-        return error
-    return TimedOut(f"{error.message}; an earlier copy may have been carried out")
-
-
 @dataclass(slots=True)
 class _Call:
     """A call, of which one or more copies are sent.
@@ -144,8 +137,23 @@ class Client:
         call = _Call(method, values, target, queue, subject, context.for_call())
         call.is_repeatable = self._contract is CONDUCTOR and method in DEDUPLICATED_METHODS
         deadline = time.monotonic() + self._conf.rpc.timeout
-        body = self._send_copy(call, deadline)
-        while body is _NOT_SENT or body is _NO_ANSWER:
+        return self._finish(call, deadline)
+
+    def _finish(self, call: "_Call", deadline: float) -> Any:
+        """Return the result of a call; its error says if an earlier copy may have been executed."""
+        try:
+            return self._deliver(call, deadline)
+        except TimedOut:
+            raise
+        except Unavailable as exc:
+            if not call.may_be_executed:
+                raise
+            raise TimedOut(f"{exc.message}; an earlier copy may have been carried out") from exc
+
+    def _deliver(self, call: "_Call", deadline: float) -> Any:
+        """Send copies of a call until one is answered; return its result. Raise its error."""
+        queue, subject = call.queue, call.subject
+        while (body := self._send(call, deadline)) is _NOT_SENT or body is _NO_ANSWER:
             if body is _NO_ANSWER:
                 call.may_be_executed = True
                 if not call.is_repeatable or time.monotonic() >= deadline:
@@ -155,23 +163,8 @@ class Client:
             # call was not carried out; or the server that took it may have ended.
             self._transport.forget_answer(queue)
             _pause(SERVER_PAUSE)
-            body = self._send_copy(call, deadline)
         self._transport.record_answer(queue)
-        try:
-            return envelope.unwrap(body, subject)
-        except TimedOut:
-            raise
-        except Unavailable as exc:
-            raise _uncertain(call, exc) from exc
-
-    def _send_copy(self, call: "_Call", deadline: float) -> Any:
-        """Do what ``_send`` does; raise TimedOut if a server may have executed an earlier copy."""
-        try:
-            return self._send(call, deadline)
-        except TimedOut:
-            raise
-        except Unavailable as exc:
-            raise _uncertain(call, exc) from exc
+        return envelope.unwrap(body, subject)
 
     def _send(self, call: "_Call", deadline: float) -> Any:
         """Send a call and return the body of its answer; _NOT_SENT if no queue took the call.

@@ -4,11 +4,11 @@
 Without this check, a message to this agent could give a guest any PCI function of the host.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cyborg.agent.backends.backend import Backend
-from cyborg.core.inventory.device import HandleType
+from cyborg.core.inventory.device import AttachHandle, Deployable, HandleType
 from cyborg.core.inventory.report import BackendStatus
 from cyborg.core.naming import handle_uuid
 from cyborg.drivers.base import UseInterface
@@ -28,9 +28,7 @@ def make_check(host: str, backends: Sequence[Backend]) -> Callable[[Mapping[str,
                 or uuid == handle_uuid(host, deployable.address, handle.address)
             )
             for backend in backends
-            for device in backend.snapshot.devices
-            for deployable in device.deployables
-            for handle in deployable.handles
+            for deployable, handle in _handles(backend)
         )
 
     return is_known
@@ -44,15 +42,20 @@ def make_use_check(backends: Sequence[Backend]) -> Callable[[Mapping[str, Any]],
             return  # for example a mediated device, which exists only for its server
         info = dict(arq["attach_handle_info"])
         for backend in backends:
-            if not isinstance(backend.driver, UseInterface):
-                continue
-            for device in backend.snapshot.devices:
-                for deployable in device.deployables:
-                    for handle in deployable.handles:
-                        if dict(handle.info) == info:
-                            backend.driver.check_unused(handle.address)
+            if isinstance(backend.driver, UseInterface):
+                for _, handle in _handles(backend):
+                    if dict(handle.info) == info:
+                        backend.driver.check_unused(handle.address)
 
     return check_unused
+
+
+def _handles(backend: Backend) -> Iterator[tuple[Deployable, AttachHandle]]:
+    """Yield the handles that a backend has discovered, each with its deployable."""
+    for device in backend.snapshot.devices:
+        for deployable in device.deployables:
+            for handle in deployable.handles:
+                yield deployable, handle
 
 
 def make_pending_check(backends: Sequence[Backend]) -> Callable[[], bool]:

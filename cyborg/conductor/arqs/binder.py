@@ -106,7 +106,6 @@ class Binder:
             owner_verified=verified,
             allocated=found.units,
             cordon_grace=self._conf.conductor.cordon_grace,
-            owner_missing=not verified and error is None,
             owner_error=error,
         )
 

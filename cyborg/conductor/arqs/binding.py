@@ -89,7 +89,7 @@ def bind(
         instance=instance,
         host_work=bool(plan.to_prepare),
         owner_verified=verified,
-        owner_missing=context.owner_missing,
+        owner_error=context.owner_error,
         check_host=context.check_host,
     )
     first_slot = _first_slot(tx, rows, instance, append=append)
@@ -145,7 +145,7 @@ def _consume_lease(
         projects,
         instance=instance,
         owner_verified=verified,
-        owner_missing=context.owner_missing,
+        owner_error=context.owner_error,
     )
     first_slot = _first_slot(tx, rows, instance, append=append)
     try:

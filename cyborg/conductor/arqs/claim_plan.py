@@ -40,8 +40,7 @@ class BindContext:
     host, binds without this. ``handle`` is the uuid of the only handle that may be claimed, None
     for any. ``allocated`` are the units that Placement has allocated to the instance, by provider,
     and ``cordon_grace`` is the time in seconds for which these are honoured after a cordon.
-    ``owner_missing`` is whether Placement answered, and has no allocation of the instance;
-    ``owner_error`` is why it did not answer.
+    ``owner_error`` is why Placement did not answer about the instance.
     """
 
     now: datetime
@@ -54,7 +53,6 @@ class BindContext:
     handle: str | None = None
     allocated: Mapping[str, int] = field(default_factory=dict)
     cordon_grace: float = 0.0
-    owner_missing: bool = False
     owner_error: str | None = None
 
 

@@ -52,7 +52,7 @@ def claim_contexts(
     instance: str | None,
     host_work: bool,
     owner_verified: bool,
-    owner_missing: bool,
+    owner_error: str | None,
     check_host: bool = False,
 ) -> None:
     """Bind the contexts of locked ARQs to an instance or a host, before handles are claimed.
@@ -66,7 +66,7 @@ def claim_contexts(
         projects,
         instance=instance,
         owner_verified=owner_verified,
-        owner_missing=owner_missing,
+        owner_error=owner_error,
     )
     if not contexts:
         return
@@ -86,14 +86,14 @@ def lock_contexts(
     *,
     instance: str | None,
     owner_verified: bool,
-    owner_missing: bool,
+    owner_error: str | None,
 ) -> dict[int, store.ContextRow]:
     """Return the contexts of locked ARQs by row id, locked, if an instance may have them.
 
     ``projects`` has the new project of each ARQ whose project would change. ``owner_verified`` is
-    False if the project of the instance is not known. In this case raise Conflict if Placement has
-    no allocation of it (``owner_missing``), otherwise Unavailable. Raise Conflict also if ARQs of a
-    context are missing in the call or the instance belongs to another project.
+    False if the project of the instance is not known. In this case raise Unavailable if Placement
+    did not answer (``owner_error``), otherwise Conflict: it has no allocation. Raise Conflict also
+    if ARQs of a context are missing in the call or the instance belongs to another project.
     """
     given = _count_by_context(rows)
     if not given:
@@ -105,7 +105,7 @@ def lock_contexts(
                 f"device context {_name(tx, context_id)} has {count} ARQs and the call has "
                 f"{given[context_id]} of them: bind all in one call"
             )
-    if not owner_verified and owner_missing:
+    if not owner_verified and owner_error is None:
         raise Conflict(
             f"Placement has no allocation of instance {instance}, so its project is unknown, and a "
             "device context can only be bound to an instance of its project: let Nova schedule the "

@@ -41,8 +41,6 @@ from cyborg.db.write.rollouts import NewStep
 
 LOG = get_logger(__name__)
 
-FORCED = "adopt_in_use"
-"""Option of devices that are adopted although their hosts use them."""
 
 MAX_ATTEMPTS = 3  # to record a job while others change the same driver
 
@@ -235,7 +233,7 @@ class Drivers:
             check_text("host", host),
             check_text("backend", backend),
             read_address(address),
-            FORCED if force else "adopt",
+            desired_state.ADOPT_IN_USE if force else "adopt",
         )
 
     def release(self, uuid: str) -> dict[str, Any]:
@@ -268,7 +266,11 @@ class Drivers:
                     f"driver {targets.driver} cannot {action}: it has no option {option}",
                     driver=targets.driver,
                 )
-            mark = self._now().isoformat(timespec="seconds") if option == FORCED else ""
+            mark = (
+                self._now().isoformat(timespec="seconds")
+                if option == desired_state.ADOPT_IN_USE
+                else ""
+            )
             config = desired_state.managed_options(target.config, address, option, mark)
             config = targets.parse(host_driver, config)
             arguments = {"config": config, "status": None, "reload": False}

@@ -19,9 +19,11 @@ from cyborg.core.validation import string
 
 MAX_BACKENDS = 256  # of one host
 MAX_ERROR = 1000
+ADOPT_IN_USE = "adopt_in_use"
+"""Option of devices that are adopted although their hosts use them."""
 MANAGED_OPTIONS: Mapping[str, str] = {
     "adopt": "adopt single devices",
-    "adopt_in_use": "adopt devices that the host uses",
+    ADOPT_IN_USE: "adopt devices that the host uses",
     "release": "release single devices",
 }
 """The options of a driver that are lists of addresses, and what each makes the driver do."""

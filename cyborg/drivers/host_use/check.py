@@ -61,7 +61,8 @@ def used_functions(
         return address not in storage and is_accepted(address, reason.removesuffix(_ENDED))
 
     networks = NetworkReader(sysfs, rtnetlink.read(sysfs_root) if interfaces else NetworkFacts())
-    open_now = ProcessReader(sysfs, processes.read(sysfs_root)).used_functions(
+    reader = ProcessReader(sysfs, processes.read(sysfs_root), functions.values())
+    open_now = reader.used_functions(
         interfaces=interfaces,
         is_accepted=lambda address, reason: address in shared or accepts(address, reason),
     )

@@ -11,7 +11,7 @@ A tree that is not /sys has the open nodes as a file: so does a capture.
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -180,10 +180,16 @@ def _load(facts: Any) -> ProcessFacts:
 class ProcessReader:
     """Reader of the PCI functions that processes use."""
 
-    def __init__(self, sysfs: Sysfs, facts: ProcessFacts) -> None:
+    def __init__(
+        self,
+        sysfs: Sysfs,
+        facts: ProcessFacts,
+        functions: Collection[PciFunction] | None = None,
+    ) -> None:
+        """``functions`` are those of the bus; they are read when they are needed if it is None."""
         self._sysfs = sysfs
         self._facts = facts
-        self._functions: Sequence[PciFunction] | None = None
+        self._functions = functions
 
     def used_functions(
         self,
@@ -230,8 +236,8 @@ class ProcessReader:
             return self._functions_of_group(name.removeprefix("noiommu-"))
         if places := _places_in_sysfs(path):
             return list(chain.from_iterable(self._functions_below(place) for place in places))
-        if (addresses := vendor_nodes.find_functions(path, self._all_functions())) is not None:
-            return addresses
+        if (maker := vendor_nodes.find_maker(path)) is not None:
+            return [f.address for f in self._all_functions() if maker.has(f)]
         if self._sysfs.list_names(f"class/block/{name}"):
             return DiskReader(self._sysfs).functions_of_disk(name)
         if _NVME.fullmatch(path):
@@ -266,7 +272,7 @@ class ProcessReader:
             if is_vfio(self._sysfs.read_link(f"bus/pci/devices/{address}/driver"))
         ]
 
-    def _all_functions(self) -> Sequence[PciFunction]:
+    def _all_functions(self) -> Collection[PciFunction]:
         if self._functions is None:
             self._functions = tuple(self._sysfs.pci_functions())
         return self._functions

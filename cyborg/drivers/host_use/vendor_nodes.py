@@ -95,15 +95,9 @@ MANAGERS = frozenset(
 """Programs that only read the state of these devices, as ``/proc/PID/comm`` names them."""
 
 
-def find_functions(path: str, functions: Iterable[PciFunction]) -> list[str] | None:
-    """Return the addresses of the functions that a node may give access to, by its path in /dev.
-
-    Return None if the path is not that of a maker in ``MAKERS``.
-    """
-    for prefix, maker in MAKERS.items():
-        if path.startswith(prefix):
-            return [function.address for function in functions if maker.has(function)]
-    return None
+def find_maker(path: str) -> Maker | None:
+    """Return the maker of a node in ``MAKERS``, by its path in /dev; None for any other node."""
+    return next((maker for prefix, maker in MAKERS.items() if path.startswith(prefix)), None)
 
 
 def list_nodes(functions: Iterable[PciFunction]) -> list[str]:

@@ -94,8 +94,8 @@ def test_call_with_an_unanswered_copy_is_not_certainly_undone(
     monkeypatch.setattr(client, "_send", fail)
     call = client_module._Call("m", {}, {}, "q", "conductor.m", None)  # type: ignore[arg-type]
     with pytest.raises(Unavailable) as found:
-        client._send_copy(call, 0.0)
+        client._finish(call, 0.0)
     assert not isinstance(found.value, TimedOut)
     call.may_be_executed = True
     with pytest.raises(TimedOut, match="an earlier copy may have been carried out"):
-        client._send_copy(call, 0.0)
+        client._finish(call, 0.0)

@@ -24,7 +24,7 @@ from cyborg.tests.fixtures.bus.malformed import MalformedMessage, wrapped
 from cyborg.tests.fixtures.machine import prerequisites
 from cyborg.tests.fixtures.machine.processes import wait_until
 
-PAGE = Path(cyborg.__file__).parents[1] / "doc" / "source" / "admin" / "security.rst"
+PAGE = Path(cyborg.__file__).parents[1] / "doc/source/admin/security.rst"
 HOST = "compute-1"
 USERS = ("cyborg-conductor", "cyborg-api", "cyborg-compute-1")
 PASSWORD = "secret"

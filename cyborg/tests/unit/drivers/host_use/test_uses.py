@@ -47,8 +47,15 @@ def test_use_is_refused_and_ends(use: Use, tmp_path: Path) -> None:
 
 
 def test_page_has_each_use_with_its_reason() -> None:
+    """Kinds of data and nodes in /dev are lists below the table."""
     text = PAGE.read_text()
+    words = " ".join(text.split())
+    offered, _, never = text.partition("\nNever offered:\n")
     for use in USES:
-        row = text.partition(f"   * - {use.name}\n")[2].partition("   * - ")[0]
-        assert f"     - {use.reason}\n" in row, use.name
-        assert ("never" in row.splitlines()[1]) is (use.end is None), use.name
+        if data := re.fullmatch(r"nvme0n1 holds (.*); erase it, .* or adopt the device", use.reason):
+            assert f'"{data[1]}"' in words, use.name
+        elif node := re.fullmatch(r"(/dev/\S+) open", use.name):
+            assert f"``{node[1]}``" in words, use.name
+        else:
+            row = f"   * - {use.name}\n     - {use.reason}\n"
+            assert row in (never if use.end is None else offered), use.name

@@ -28,7 +28,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIST = Path("tools/mutants/mutants.toml")
-TESTS = "cyborg/tests/"
 JOBS = 2
 RUN_TIMEOUT = 300.0  # seconds for the tests of one defect
 STOP_TIMEOUT = 30.0  # seconds in which pytest drops the databases of an interrupted test
@@ -328,15 +327,6 @@ def describe(outcome: Outcome) -> str:
     return f"found by {outcome.failed} ({outcome.seconds:.0f} s)"
 
 
-def make_table(mutants: Sequence[Mutant]) -> str:
-    """Return the rows of the table in doc/source/contributor/testing.rst."""
-    rows = []
-    for mutant in mutants:
-        tests = ", ".join(f"``{test.removeprefix(TESTS)}``" for test in mutant.tests)
-        rows += [f"   * - ``{mutant.name}``", f"     - {mutant.defect}", f"     - {tests}"]
-    return "\n".join(rows) + "\n"
-
-
 def run_mutants(mutants: Sequence[Mutant], workers: int) -> int:
     """Run the tests of the mutants, print the results, and return the exit status."""
     begin = time.monotonic()
@@ -364,9 +354,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="a defect; by default all")
     parser.add_argument("--list", action="store_true", help="list the defects and run no test")
     parser.add_argument(
-        "--table", action="store_true", help="write the table of testing.rst and run no test"
-    )
-    parser.add_argument(
         "--jobs", type=int, default=JOBS, help="runs at the same time (%(default)s)"
     )
     options = parser.parse_args(arguments)
@@ -377,9 +364,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         mutants = [mutant for mutant in mutants if mutant.name in options.names]
     if options.list:
         print(*(f"{mutant.name}: {mutant.defect}" for mutant in mutants), sep="\n")
-        return 0
-    if options.table:
-        print(make_table(mutants), end="")
         return 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     return run_mutants(mutants, max(1, min(options.jobs, len(mutants))))

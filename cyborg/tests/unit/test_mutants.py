@@ -13,7 +13,6 @@ import pytest
 import cyborg
 
 ROOT = Path(cyborg.__file__).parents[1]
-PAGE = ROOT / "doc" / "source" / "contributor" / "testing.rst"
 LOG = "ERROR    cyborg.db:claims.py:3 the claim is lost\n"
 FOUND = "FAILED a/test_b.py::test_c[x y] - assert 1 == 2\n1 failed, 3 passed in 0.12s"
 
@@ -59,12 +58,6 @@ def test_named_tests_exist(mutant: Any) -> None:
     for test in mutant.tests:
         path, _, name = test.partition("::")
         assert name.partition("[")[0] in list_functions(ROOT / path)
-
-
-def test_page_has_the_table() -> None:
-    assert TOOL.make_table(MUTANTS) in PAGE.read_text(encoding="utf-8"), (
-        "copy the output of `tools/dev mutants --table` into doc/source/contributor/testing.rst"
-    )
 
 
 PATCH = (

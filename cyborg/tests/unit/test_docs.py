@@ -30,7 +30,6 @@ from cyborg.drivers.nic.driver import NicDriver
 from cyborg.drivers.nvme import NvmeDriver
 from cyborg.drivers.rules import KEYS
 from cyborg.policies import list_rules
-from cyborg.rpc.contract import CONTRACTS
 from cyborg.testing import captures
 from cyborg.testing.conformance.kit import Outcome, run_rules
 from cyborg.testing.sysfs_tree import SysfsTree
@@ -155,14 +154,6 @@ def test_docs_have_arq_state_with_description(state: states.ArqState) -> None:
     description = re.escape(state.description)
     text = page("contributor/architecture")
     assert re.search(rf"^``{state}`` +{description}$", text, re.MULTILINE)
-
-
-@pytest.mark.parametrize("name", sorted(CONTRACTS))
-def test_docs_have_rpc_methods(name: str) -> None:
-    contract, text = CONTRACTS[name], page("contributor/rpc")
-    assert f"\n{name} {contract.version}\n" in text
-    for method, signature in contract.methods.items():
-        assert f"\n``{method}({', '.join(signature.arguments)})``\n" in text
 
 
 def test_docs_have_api_routes() -> None:

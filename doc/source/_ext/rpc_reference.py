@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generator of the RPC reference page from the declarations in the code.
-
-``python tools/_rpc_reference.py`` replaces the text between the two marks in
-``doc/source/contributor/rpc.rst``. A test fails if the page is not up to date.
-"""
+"""Sphinx directive ``rpc-reference``: the methods of the RPC contract, from the code."""
 
 import inspect
 import textwrap
-from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
 
 from cyborg.rpc.contract import (
     CONTRACTS,
@@ -18,9 +18,6 @@ from cyborg.rpc.contract import (
     Method,
 )
 
-PAGE = Path(__file__).parents[1] / "doc" / "source" / "contributor" / "rpc.rst"
-BEGIN = ".. what follows is written by tools/_rpc_reference.py\n"
-END = ".. here ends what is written by tools/_rpc_reference.py\n"
 WIDTH = 116
 
 CLIENTS = {"conductor": ConductorAPI, "agent": AgentAPI}
@@ -45,7 +42,7 @@ CALLERS = dict.fromkeys(
 
 
 def text() -> str:
-    """Return the generated part of the page, without its marks."""
+    """Return the sections of the methods."""
     return "\n".join(_contract(contract) for contract in CONTRACTS.values())
 
 
@@ -81,12 +78,15 @@ def _size(method: Method) -> str:
     )
 
 
-def written(page: str) -> str:
-    """Return the page with its generated part replaced."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{text()}\n{END}{after}"
+class RpcReference(SphinxDirective):
+    """The sections of the methods."""
+
+    def run(self) -> list[nodes.Node]:
+        """Return the sections."""
+        return self.parse_text_to_nodes(text(), allow_section_headings=True)
 
 
-if __name__ == "__main__":
-    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Register the directive."""
+    app.add_directive("rpc-reference", RpcReference)
+    return {"version": "1", "parallel_read_safe": True}

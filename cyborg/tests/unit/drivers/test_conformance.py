@@ -184,13 +184,6 @@ def test_rules_have_a_sentence_and_a_documented_source() -> None:
         assert inspect.getdoc(getattr(source, member) if member else source), rule.name
 
 
-def test_guide_lists_all_rules() -> None:
-    guide = Path(base.__file__).parents[2] / "doc/source/contributor/drivers.rst"
-    rules = guide.read_text(encoding="utf-8").partition("Requirement")[2]
-    rows = re.findall(r"^``(\w+)`` +(\S.*)$", rules, re.MULTILINE)
-    assert rows == [(rule.name, rule.sentence) for rule in RULES]
-
-
 def effects(path: Path) -> dict[str, tuple[Callable[[], Any], str]]:
     """Return effects by kind: a function that causes it, and the start of its description."""
 

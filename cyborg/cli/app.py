@@ -2,6 +2,7 @@
 """The ``cyborg`` command: global options and REST client; the commands are entry points."""
 
 import argparse
+import contextlib
 import logging
 import sys
 from importlib import metadata
@@ -9,6 +10,7 @@ from typing import Any
 
 from cyborg.cli.commands import USAGE_NOTE, CommandManager
 from cyborg.cli.common import base
+from cyborg.cli.common.redaction import HIDDEN, RedactedStream, find_secrets
 from cyborg.cli.common.rest import DEFAULT_MICROVERSION, DEFAULT_TIMEOUT, RestClient
 
 LOG = logging.getLogger(__name__)
@@ -64,6 +66,15 @@ class CyborgApp(base.RestApp):
                 root.removeHandler(handler)
                 handler.close()
 
+    def run_subcommand(self, argv: list[str]) -> int:
+        """Run a command. The message about an unknown one repeats all words, but no secret."""
+        try:
+            self.command_manager.find_command(argv)
+        except ValueError:
+            secrets = {*find_secrets(argv), *find_secrets(self._argv)}
+            argv = [HIDDEN if {word, word.partition("=")[2]} & secrets else word for word in argv]
+        return super().run_subcommand(argv)
+
     def configure_logging(self) -> None:
         """Log warnings and errors of Cyborg to stderr; with --debug log everything."""
         super().configure_logging()
@@ -85,8 +96,22 @@ def main(argv: list[str] | None = None) -> int:
         # The words are not printed: one can be a password.
         sys.stderr.write("cyborg: the command line is not UTF-8\n")
         return 2
+    with contextlib.ExitStack() as stack:
+        if secrets := list(find_secrets(arguments)):
+            stream: Any = RedactedStream(sys.stderr, secrets)
+            stack.enter_context(contextlib.redirect_stderr(stream))
+        return _run(arguments)
+
+
+def _run(arguments: list[str]) -> int:
     from openstack import exceptions
 
+    if arguments and arguments[0].partition("=")[0] == "--service-token":
+        sys.stderr.write(
+            "cyborg: --service-token follows the command, as in: cyborg arq-unbind ARQ "
+            "--service-token TOKEN\n"
+        )
+        return 2
     try:
         application = CyborgApp(arguments)
     except exceptions.ConfigException as exc:

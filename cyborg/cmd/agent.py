@@ -19,6 +19,7 @@ from oslo_log import log
 import cyborg.conf
 from cyborg.agent.backends.replay import deny_host_work
 from cyborg.agent.service import AgentService
+from cyborg.compat.log_setup import set_up_logging
 from cyborg.core.errors import Misconfigured
 from cyborg.core.log import get_logger
 from cyborg.rpc.client import make_conductor_client
@@ -40,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             prog="cyborg-agent",
             version=metadata.version("cyborg"),
         )
-        log.setup(conf, "cyborg")
+        set_up_logging(conf, "cyborg-agent")
         share_configuration(conf)
         transport = make_transport(conf)
         service = AgentService(conf, make_conductor_client(transport, conf), transport)
@@ -51,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Misconfigured as exc:
         print(f"cyborg-agent: {exc.message}", file=sys.stderr)  # noqa: T201
         return 1
-    except (cfg.Error, log.LogConfigError) as exc:
+    except cfg.Error as exc:
         print(f"cyborg-agent: {exc}", file=sys.stderr)  # noqa: T201
         return 1
     signals.wait()

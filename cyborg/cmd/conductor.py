@@ -10,6 +10,7 @@ from oslo_log import log
 from oslo_service import backend
 
 from cyborg import conf as options
+from cyborg.compat.log_setup import set_up_logging
 from cyborg.conductor.service import ConductorService
 from cyborg.core.errors import Misconfigured
 from cyborg.threads.heap import exclude_startup_objects
@@ -31,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             prog="cyborg-conductor",
             version=metadata.version("cyborg"),
         )
-        log.setup(conf, "cyborg")
+        set_up_logging(conf, "cyborg-conductor")
         # Checked before workers start: the launcher would restart a failing worker for ever.
         ConductorService(conf).open()
     except (Misconfigured, cfg.Error) as exc:
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         def start(self) -> None:
             """Start with the current options: after SIGHUP a new worker gets reloaded options."""
-            log.setup(conf, "cyborg")
+            set_up_logging(conf, "cyborg-conductor")
             super().start()
             exclude_startup_objects()
 

@@ -18,6 +18,7 @@ from oslo_log import log
 
 from cyborg import conf as options
 from cyborg.cmd import dbsync_import, dbsync_purge
+from cyborg.compat.log_setup import set_up_logging
 from cyborg.core.errors import CyborgError, Unavailable
 from cyborg.db import errors, migrate
 from cyborg.db.engine import make_engine
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             prog="cyborg-dbsync",
             version=metadata.version("cyborg"),
         )
-        log.setup(conf, "cyborg")
+        set_up_logging(conf, "cyborg-dbsync")
         if not conf.debug:
             # Their log lines would duplicate the output of this command.
             for name in ("alembic", "oslo_db"):

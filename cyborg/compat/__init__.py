@@ -9,6 +9,7 @@ CHECKED: Mapping[str, str] = {
     "kombu": "5.7.0",
     "openstack-placement": "16.0.0",
     "oslo.limit": "2.12.0",
+    "oslo.log": "8.3.2",
     "oslo.messaging": "18.3.1",
     "oslo.policy": "6.0.1",
     "pecan": "1.8.0",

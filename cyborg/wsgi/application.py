@@ -16,6 +16,7 @@ from cyborg import conf as options
 from cyborg.api import auth
 from cyborg.api.app import Api, make_app
 from cyborg.api.heartbeat import Heartbeat
+from cyborg.compat.log_setup import set_up_logging
 from cyborg.core.errors import Misconfigured
 from cyborg.db.reader import Reader
 from cyborg.rpc.client import make_conductor_client
@@ -46,7 +47,7 @@ def configure(arguments: Sequence[str]) -> cfg.ConfigOpts:
     tracing.check_config(conf)
     if conf.api.metrics_port:
         _import_metrics_server()
-    log.setup(conf, "cyborg")
+    set_up_logging(conf, "cyborg-api")
     return conf
 
 

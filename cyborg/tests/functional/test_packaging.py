@@ -16,6 +16,7 @@ import requests
 from oslo_config import cfg
 from oslo_log import log
 
+from cyborg.compat.log_setup import set_up_logging
 from cyborg.tests.fixtures.clouds.web_servers import ROOT, gunicorn, serving
 from cyborg.tests.fixtures.machine.processes import BIN, wait_until
 
@@ -104,10 +105,10 @@ def test_user_and_directories_are_created(tmp_path: Path) -> None:
 def test_daemon_continues_in_the_new_log(tmp_path: Path) -> None:
     conf = cfg.ConfigOpts()
     log.register_options(conf)
-    conf(["--log-dir", str(tmp_path), "--log-file", "cyborg-agent.log"], project="cyborg")
+    conf(["--log-dir", str(tmp_path)], project="cyborg")
     handlers, level = list(logging.root.handlers), logging.root.level
     try:
-        log.setup(conf, "cyborg")
+        set_up_logging(conf, "cyborg-agent")
         logger = logging.getLogger("cyborg.rotation")
         logger.info("before")
         group = grp.getgrgid(os.getegid()).gr_name

@@ -55,6 +55,7 @@ NAMES = [
     ("openstack-placement", "placement.objects.resource_class:_RESOURCE_CLASSES_SYNCED"),
     ("oslo.limit", "oslo_limit.limit:CONF"),
     ("oslo.limit", "oslo_limit.limit:_SDK_CONNECTION"),
+    ("oslo.log", "oslo_log.handlers:_get_binary_name"),
     ("oslo.messaging", "oslo_messaging._drivers.amqpdriver:ACK_REQUEUE_EVERY_SECONDS_MAX"),
     ("oslo.messaging", "oslo_messaging._drivers.common:PURPOSE_SEND"),
     ("oslo.messaging", "oslo_messaging._drivers.impl_rabbit:rabbit_opts"),

@@ -26,13 +26,21 @@ from typing import Any
 import microversion_parse
 from webob import exc
 
+from cyborg.core.log import get_logger
+from cyborg.threads.rate_limited_log import LOG_INTERVAL, RateLimitedLogger
+
 SERVICE_TYPE = "accelerator"
 MINIMUM = (2, 0)
 MAXIMUM = (2, 6)
 VERSIONS = tuple(f"2.{minor}" for minor in range(MINIMUM[1], MAXIMUM[1] + 1))
 FIRST, LATEST = VERSIONS[0], VERSIONS[-1]
 
+LOG = get_logger(__name__)
+
 ENVIRON = "cyborg.version"
+
+_HEADER = "OpenStack-API-Version"
+_BARE_VERSION_LOG = RateLimitedLogger(logger=LOG)
 
 Version = tuple[int, int]
 
@@ -40,28 +48,42 @@ Version = tuple[int, int]
 def requested_version(environ: Mapping[str, Any]) -> Version:
     """Return the microversion that a request asks for.
 
-    Without the header, or if it names only other services, this is the first version. Raise
-    HTTPNotAcceptable if the version is unknown or malformed.
+    Without the header, or if it names only other services, this is the first version. As in
+    OpenStack Cyborg, a version without the service type is accepted, and logged as a warning, and
+    ``latest`` in any case. Raise HTTPNotAcceptable if the version is unknown or malformed.
     """
-    header = environ.get("HTTP_OPENSTACK_API_VERSION")
-    if header is None:
+    header = environ.get("HTTP_OPENSTACK_API_VERSION") or ""
+    entries = [entry.split() for entry in header.split(",") if entry.strip()]
+    text = microversion_parse.get_version({_HEADER: header}, SERVICE_TYPE)
+    if text is None and (bare := [words[0] for words in entries if len(words) == 1]):
+        text = bare[-1]
+    # The parser ignores entries that are not "<service> <version>", as if they were absent.
+    elif text is None and any(len(words) > 2 for words in entries):
+        raise _refuse(header, "is malformed")
+    if text is None:
         return MINIMUM
     try:
-        version = microversion_parse.extract_version(
-            {"openstack-api-version": _check_format(header)}, SERVICE_TYPE, VERSIONS
+        version = microversion_parse.parse_version_string(
+            LATEST if text.lower() == "latest" else text
         )
-    except (ValueError, TypeError):
-        raise exc.HTTPNotAcceptable(
-            f"OpenStack-API-Version: {header[:60]!r} is not supported, expected {FIRST} to {LATEST}"
-        ) from None
+    except TypeError:
+        raise _refuse(header, "is malformed") from None
+    if str(version) not in VERSIONS:
+        raise _refuse(header, f"names no version from {FIRST} to {LATEST}")
+    if [text] in entries:
+        _BARE_VERSION_LOG.warn(
+            "%s: %r lacks the service type, taken as '%s %s'; the next such header within %g s is "
+            "not logged",
+            *(_HEADER, header[:60], SERVICE_TYPE, version, LOG_INTERVAL),
+        )
     return version.major, version.minor
 
 
-def _check_format(header: str) -> str:
-    # The parser ignores entries that are not "<service> <version>", as if they were absent.
-    if any(len(entry.split()) != 2 for entry in header.split(",") if entry.strip()):
-        raise ValueError(header)
-    return header
+def _refuse(header: str, reason: str) -> exc.HTTPNotAcceptable:
+    return exc.HTTPNotAcceptable(
+        f"{_HEADER}: {header[:60]!r} {reason}, expected for example '{SERVICE_TYPE} {LATEST}' or "
+        f"'{SERVICE_TYPE} latest'"
+    )
 
 
 class MicroversionHeaders:
@@ -78,10 +100,10 @@ class MicroversionHeaders:
         def start(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
             major, minor = environ.get(ENVIRON, MINIMUM)
             version_headers = [
-                ("Vary", "OpenStack-API-Version"),
+                ("Vary", _HEADER),
                 ("OpenStack-API-Minimum-Version", f"{SERVICE_TYPE} {FIRST}"),
                 ("OpenStack-API-Maximum-Version", f"{SERVICE_TYPE} {LATEST}"),
-                ("OpenStack-API-Version", f"{SERVICE_TYPE} {major}.{minor}"),
+                (_HEADER, f"{SERVICE_TYPE} {major}.{minor}"),
             ]
             return start_response(status, [*headers, *version_headers], *more)
 

@@ -70,8 +70,21 @@ def test_head_and_options_are_answered(site: Site) -> None:
         ("accelerator 2.7", None),
         ("accelerator 1.9", None),
         ("accelerator", None),
-        ("2.3", None),
+        # The forms that OpenStack Cyborg accepts.
+        ("2.3", "2.3"),
+        ("2.3 ", "2.3"),
+        ("latest", "2.6"),
+        ("Latest", "2.6"),
+        ("Accelerator LATEST", "2.6"),
+        ("accelerator  2.3", "2.3"),
+        ("compute 2.90 beta, accelerator 2.3", "2.3"),
+        ("compute 2.90, 2.3", "2.3"),
+        ("2.7", None),
+        ("2.3.1", None),
+        ("two", None),
         ("accelerator two", None),
+        ("accelerator 2.3 beta", None),
+        ("compute 2.90 beta", None),
     ],
 )
 def test_microversions_are_negotiated(site: Site, header: str | None, version: str | None) -> None:

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 from oslo_utils import timeutils
 
+from cyborg.api import versions
 from cyborg.api.heartbeat import BINARY, Heartbeat
 from cyborg.api.request_context import Request
 from cyborg.core.errors import Unavailable
 from cyborg.db import schema
 from cyborg.tests.fixtures.clouds.api import ApiEnv, error_message
 from cyborg.tests.fixtures.databases import rows
+from cyborg.threads.rate_limited_log import RateLimitedLogger
 
 
 @pytest.mark.parametrize("mount", ["", "/accelerator", "/a/b"])
@@ -171,3 +173,41 @@ def test_agent_marked_down_shows_down_since(api: ApiEnv) -> None:
     for kind in ("daemon", "backend"):
         (service,) = api.get(f"/v2/services?kind={kind}")["services"]
         assert service["down_since"] == since.replace(tzinfo=UTC).isoformat()
+
+
+@pytest.mark.parametrize(
+    ("header", "reason"),
+    [
+        ("accelerator 9.9", "names no version from 2.0 to 2.6"),
+        ("9.9", "names no version from 2.0 to 2.6"),
+        ("accelerator", "is malformed"),
+        ("accelerator 2.6 beta", "is malformed"),
+        ("2.6beta", "is malformed"),
+    ],
+)
+def test_refused_version_names_the_header_and_the_right_form(
+    api: ApiEnv, header: str, reason: str
+) -> None:
+    answer = api.call("GET", "/v2/devices", HTTP_OPENSTACK_API_VERSION=header)
+    assert answer.status_int == 406
+    assert error_message(answer) == (
+        f"OpenStack-API-Version: {header!r} {reason}, expected for example 'accelerator 2.6' or "
+        "'accelerator latest'"
+    )
+
+
+def test_version_without_service_type_is_accepted_with_one_warning(
+    api: ApiEnv, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(versions, "_BARE_VERSION_LOG", RateLimitedLogger(logger=versions.LOG))
+    for _ in range(2):
+        answer = api.call("GET", "/v2/devices", HTTP_OPENSTACK_API_VERSION="2.1")
+        assert answer.status_int == 200
+        assert answer.headers["OpenStack-API-Version"] == "accelerator 2.1"
+    (record,) = [record for record in caplog.records if record.name == versions.__name__]
+    assert "'2.1' lacks the service type, taken as 'accelerator 2.1'" in record.getMessage()
+    for header in ("accelerator 2.1", "compute 2.1, accelerator 2.1", "compute latest"):
+        caplog.clear()
+        monkeypatch.setattr(versions, "_BARE_VERSION_LOG", RateLimitedLogger(logger=versions.LOG))
+        assert api.call("GET", "/v2/devices", HTTP_OPENSTACK_API_VERSION=header).status_int == 200
+        assert not caplog.records

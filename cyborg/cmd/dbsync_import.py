@@ -4,7 +4,7 @@
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -12,8 +12,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from cyborg.core.errors import Conflict, Invalid
-from cyborg.core.migration import import_plan
-from cyborg.core.migration.import_plan import Drop
+from cyborg.core.migration import import_plan, reference
+from cyborg.core.migration.host_plan import ImportPlanner
+from cyborg.core.migration.import_plan import HostImport
+from cyborg.core.migration.reference import Drop
 from cyborg.core.text import abbreviate
 from cyborg.db import errors, migrate
 from cyborg.db.reference import reader, writer
@@ -44,6 +46,17 @@ class ImportReport:
         """Return how many objects are not taken."""
         return sum(drop.kind == kind for drop in self.drops)
 
+    def check(self, planned: Mapping[str, int]) -> None:
+        """Raise Conflict unless each row is planned to be taken, or dropped."""
+        for kind in reference.KINDS:
+            taken, dropped = planned.get(kind, 0), self.dropped(kind)
+            if self.found[kind] != taken + dropped:
+                raise Conflict(
+                    f"the source has {self.found[kind]} rows of kind {kind}, of which {taken} are "
+                    f"taken and {dropped} dropped: it was changed meanwhile. Stop the former "
+                    "services and import again"
+                )
+
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain values."""
         return {
@@ -56,7 +69,7 @@ class ImportReport:
                     "present": self.present(kind),
                     "dropped": self.dropped(kind),
                 }
-                for kind in import_plan.KINDS
+                for kind in reference.KINDS
             },
             "dropped": [
                 {"kind": drop.kind, "name": drop.name, "reason": drop.reason} for drop in self.drops
@@ -104,40 +117,41 @@ def import_database(
     rolled back.
     """
     uow = UnitOfWork(engine)
-    report = ImportReport(reader.check_revision(connection))
-    profile_rows = reader.read_profiles(connection)
+    report = ImportReport(reader.check_revision(connection), found=reader.count_rows(connection))
+    profile_rows, malformed = reader.read_profiles(connection)
     profiles, drops = import_plan.plan_profiles(profile_rows)
-    report.found[import_plan.PROFILE] = len(profile_rows)
-    report.drops += drops
+    planned = Counter({reference.PROFILE: len(profiles)})
+    report.drops += [*malformed, *drops]
     profile_ids = _write(
         uow,
         lambda tx: writer.write_profiles(tx, list(profiles.values())),
         report,
         dry_run=dry_run,
     )
+    planner = ImportPlanner(profiles)
     hosts = reader.read_hosts(connection)
     report.hosts = len(hosts)
-    for number, host in enumerate(hosts, 1):
+    for number, (host, ids) in enumerate(hosts.items(), 1):
         progress(number, len(hosts), host)
-        rows = reader.read_host(connection, host)
-        plan = import_plan.plan_host(host, rows, profiles)
-        report.found.update(_count(plan))
+        plan = planner.plan(host, reader.read_host(connection, ids))
+        planned += plan.count_taken()
         report.drops += plan.drops
-
         now = uow.clock()
 
-        def work(
-            tx: sa.Connection, plan: import_plan.HostImport = plan, now: datetime = now
-        ) -> Any:
+        def work(tx: sa.Connection, plan: HostImport = plan, now: datetime = now) -> Any:
             # In a dry run the profiles of the source are not there: they are inserted again.
             ids = profile_ids if not dry_run else writer.write_profiles(tx, [*profiles.values()])[0]
             return None, writer.write_host(tx, plan, ids, now)
 
-        _write(uow, work, report, dry_run=dry_run)
-    for uuid, state in reader.read_unbound(connection):
-        report.found[import_plan.ARQ] += 1
-        reason = f"its state is {state}: Nova creates another one or deletes it"
-        report.drops.append(Drop(import_plan.ARQ, uuid, reason))
+        try:
+            _write(uow, work, report, dry_run=dry_run)
+        except errors.FAILURES as exc:
+            raise Conflict(
+                f"host {host} cannot be imported, and the hosts after it are not: the database "
+                f"refuses its rows: {errors.reason(exc)}"
+            ) from exc
+    report.drops += planner.plan("", reader.read_orphans(connection)).drops
+    report.check(planned)
     return report
 
 
@@ -172,18 +186,6 @@ def _write(
     return value
 
 
-def _count(plan: import_plan.HostImport) -> Counter[str]:
-    """Return how many objects of a host are taken or dropped, by kind."""
-    found = Counter(drop.kind for drop in plan.drops)
-    identities = [i for device in plan.devices for i in device.deployables.values()]
-    found[import_plan.DEVICE] += len(plan.devices)
-    found[import_plan.DEPLOYABLE] += len(identities)
-    found[import_plan.ATTRIBUTE] += sum(len(i.attributes) for i in identities)
-    found[import_plan.HANDLE] += sum(len(device.handles) for device in plan.devices)
-    found[import_plan.ARQ] += len(plan.arqs)
-    return found
-
-
 def _make_source(text: str) -> sa.Engine:
     try:
         url = sa.make_url(text)
@@ -201,7 +203,7 @@ def _print_table(report: ImportReport, *, dry_run: bool) -> None:
     header = ("object", "found", verb, "there already", "dropped")
     rows = [
         (kind, report.found[kind], report.taken[kind], report.present(kind), report.dropped(kind))
-        for kind in import_plan.KINDS
+        for kind in reference.KINDS
     ]
     widths = [max(len(str(row[i])) for row in (header, *rows)) for i in range(len(header))]
     for row in (header, *rows):

@@ -1,45 +1,66 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read the rows of a database of OpenStack Cyborg, host by host; nothing is written there."""
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import fields
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
 from cyborg.core.errors import Conflict, NotFound
 from cyborg.core.migration import reference
+from cyborg.core.migration.reference import (
+    ArqRow,
+    AttributeRow,
+    ControlPathRow,
+    DeployableRow,
+    DeviceRow,
+    Drop,
+    HandleRow,
+    HostRows,
+    ProfileRow,
+    Row,
+)
 from cyborg.db import bulk
 
-T = TypeVar("T")
+R = TypeVar("R", bound=Row)
 
 _tables = sa.MetaData()
 
 
 def _table(name: str, *names: str) -> sa.Table:
     # Without types: the values are those of the driver, and no schema is created from them.
-    return sa.Table(name, _tables, *(sa.Column(column) for column in ("id", *names)))
+    return sa.Table(name, _tables, *(sa.Column(column) for column in ("id", "uuid", *names)))
 
 
+# The columns have the order of the fields of the rows.
 devices = _table(
     "devices",
-    *("uuid", "type", "vendor", "model", "std_board_info", "vendor_board_info", "hostname"),
-    *("status", "device_state"),
+    *("type", "vendor", "model", "std_board_info", "vendor_board_info", "hostname", "status"),
+    "device_state",
 )
 control_paths = _table("controlpath_ids", "device_id", "cpid_info")
-deployables = _table(
-    "deployables",
-    *("uuid", "device_id", "parent_id", "name", "rp_uuid", "driver_name", "bitstream_id"),
-)
-attributes = _table("attributes", "uuid", "deployable_id", "key", "value")
-handles = _table("attach_handles", "uuid", "deployable_id", "attach_type", "attach_info", "in_use")
-profiles = _table("device_profiles", "uuid", "name", "description", "profile_json")
+deployables = _table("deployables", "device_id", "parent_id", "name", "rp_uuid", "bitstream_id")
+attributes = _table("attributes", "deployable_id", "key", "value")
+handles = _table("attach_handles", "deployable_id", "attach_type", "attach_info")
+profiles = _table("device_profiles", "name", "description", "profile_json")
 arqs = _table(
     "extended_accelerator_requests",
-    *("uuid", "project_id", "state", "device_profile_id", "device_profile_group_id"),
-    *("hostname", "instance_uuid", "attach_handle_id"),
+    *("project_id", "state", "device_profile_id", "device_profile_group_id", "hostname"),
+    *("instance_uuid", "attach_handle_id"),
 )
 _version = sa.Table("alembic_version", _tables, sa.Column("version_num"))
+
+TABLES: Mapping[type[Row], sa.Table] = {
+    ProfileRow: profiles,
+    DeviceRow: devices,
+    ControlPathRow: control_paths,
+    DeployableRow: deployables,
+    AttributeRow: attributes,
+    HandleRow: handles,
+    ArqRow: arqs,
+}
 
 
 def check_revision(connection: sa.Connection) -> str:
@@ -61,96 +82,123 @@ def check_revision(connection: sa.Connection) -> str:
     return revision
 
 
-def read_hosts(connection: sa.Connection) -> Sequence[str]:
-    """Return the names of all hosts with devices, in their order."""
-    query = sa.select(devices.c.hostname).distinct().order_by(devices.c.hostname)
-    return [str(name) for name in connection.scalars(query)]
+def count_rows(connection: sa.Connection) -> Counter[str]:
+    """Return the number of rows by kind."""
+    return Counter(
+        {
+            kind.KIND: connection.scalar(sa.select(sa.func.count()).select_from(table)) or 0
+            for kind, table in TABLES.items()
+        }
+    )
 
 
-def read_profiles(connection: sa.Connection) -> list[reference.ProfileRow]:
-    """Return all device profiles."""
-    columns = (profiles.c[n] for n in ("id", "uuid", "name", "description", "profile_json"))
-    return _load(reference.ProfileRow, connection, sa.select(*columns))
+def read_hosts(connection: sa.Connection) -> dict[str, list[int]]:
+    """Return the row ids of the devices of each host, by its name; the name "" is no name."""
+    # Grouped here: MySQL takes names that differ in case only for equal.
+    hosts: dict[str, list[int]] = {}
+    query = sa.select(devices.c.id, devices.c.hostname).order_by(devices.c.id)
+    for id_, name in connection.execute(query):
+        hosts.setdefault(name if isinstance(name, str) else "", []).append(id_)
+    return dict(sorted(hosts.items()))
 
 
-def read_host(connection: sa.Connection, host: str) -> reference.HostRows:
-    """Return the rows of one host, in a number of statements that does not depend on theirs."""
-    found = _read_devices(connection, host)
-    own = list(
-        _load_chunks(
-            reference.DeployableRow, connection, deployables, "device_id", [d.id for d in found]
+def read_profiles(connection: sa.Connection) -> tuple[list[ProfileRow], list[Drop]]:
+    """Return all device profiles, and the malformed ones among them."""
+    loader = _Loader(connection)
+    loader.load(ProfileRow)
+    return loader.rows(ProfileRow), loader.drops
+
+
+def read_host(connection: sa.Connection, ids: Collection[int]) -> HostRows:
+    """Return the rows of devices, in a number of statements that does not depend on theirs."""
+    loader = _Loader(connection)
+    loader.load(DeviceRow, devices.c.id, ids)
+    loader.load(ControlPathRow, control_paths.c.device_id, ids)
+    loader.load_parts(loader.load(DeployableRow, deployables.c.device_id, ids))
+    return loader.to_host_rows()
+
+
+def read_orphans(connection: sa.Connection) -> HostRows:
+    """Return the rows whose device, deployable or attach handle does not exist, with their parts.
+
+    A request without an attach handle is one of them.
+    """
+    loader = _Loader(connection)
+    loader.load(ControlPathRow, where=_lacks(control_paths.c.device_id, devices))
+    loader.load(AttributeRow, where=_lacks(attributes.c.deployable_id, deployables))
+    found = loader.load(HandleRow, where=_lacks(handles.c.deployable_id, deployables))
+    loader.load(ArqRow, arqs.c.attach_handle_id, found)
+    loader.load_parts(loader.load(DeployableRow, where=_lacks(deployables.c.device_id, devices)))
+    loader.load(ArqRow, where=_lacks(arqs.c.attach_handle_id, handles))
+    return loader.to_host_rows()
+
+
+def _lacks(key: sa.Column[Any], parent: sa.Table) -> sa.ColumnElement[bool]:
+    """Return the condition that no row of a table has the id in column ``key``."""
+    return ~sa.exists().where(parent.c.id == key)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loader:
+    """Loads rows, and collects them by table."""
+
+    connection: sa.Connection
+    found: dict[type[Row], list[Any]] = field(default_factory=dict)
+    drops: list[Drop] = field(default_factory=list)
+
+    def load(
+        self,
+        kind: type[Row],
+        key: sa.Column[Any] | None = None,
+        ids: Collection[int] = (),
+        *,
+        where: sa.ColumnElement[bool] | None = None,
+    ) -> list[int]:
+        """Load the rows whose column ``key`` is one of ``ids``, or all; return their row ids."""
+        table = TABLES[kind]
+        query = sa.select(*self._columns(table)).order_by(table.c.id)
+        if key is not None:
+            queries = [query.where(key.in_(chunk)) for chunk in bulk.chunks(ids)]
+        else:
+            queries = [query if where is None else query.where(where)]
+        loaded = []
+        for part in queries:
+            for values in self.connection.execute(part):
+                loaded.append(values[0])
+                row = reference.load_row(kind, values)
+                if isinstance(row, Drop):
+                    self.drops.append(row)
+                else:
+                    self.found.setdefault(kind, []).append(row)
+        return loaded
+
+    def load_parts(self, ids: Collection[int]) -> None:
+        """Load attributes, handles and ARQs of the deployables with these row ids."""
+        self.load(AttributeRow, attributes.c.deployable_id, ids)
+        own = self.load(HandleRow, handles.c.deployable_id, ids)
+        self.load(ArqRow, arqs.c.attach_handle_id, own)
+
+    def _columns(self, table: sa.Table) -> list[sa.ColumnElement[Any]]:
+        if table is devices and not self._has_state():
+            return [c for c in table.c if c.name != "device_state"] + [sa.null()]
+        return list(table.c)
+
+    def _has_state(self) -> bool:
+        names = {column["name"] for column in sa.inspect(self.connection).get_columns(devices.name)}
+        return "device_state" in names
+
+    def rows(self, kind: type[R]) -> list[R]:
+        """Return the rows of a table."""
+        return self.found.get(kind, [])
+
+    def to_host_rows(self) -> HostRows:
+        """Return what was loaded."""
+        return HostRows(
+            tuple(self.rows(DeviceRow)),
+            tuple(self.rows(ControlPathRow)),
+            tuple(self.rows(DeployableRow)),
+            tuple(self.rows(AttributeRow)),
+            tuple(self.rows(HandleRow)),
+            tuple(self.rows(ArqRow)),
+            tuple(self.drops),
         )
-    )
-    ids = [deployable.id for deployable in own]
-    of_handle = ("id", "uuid", "deployable_id", "attach_type", "attach_info", "in_use")
-    own_handles = list(
-        _load_chunks(reference.HandleRow, connection, handles, "deployable_id", ids, of_handle)
-    )
-    of_attribute = ("uuid", "deployable_id", "key", "value")
-    return reference.HostRows(
-        tuple(found),
-        tuple(own),
-        tuple(
-            _load_chunks(
-                reference.AttributeRow, connection, attributes, "deployable_id", ids, of_attribute
-            )
-        ),
-        tuple(own_handles),
-        tuple(
-            _load_chunks(
-                reference.ArqRow,
-                connection,
-                arqs,
-                "attach_handle_id",
-                [handle.id for handle in own_handles],
-            )
-        ),
-    )
-
-
-def read_unbound(connection: sa.Connection) -> list[tuple[str, str]]:
-    """Return uuid and state of the ARQs without a handle."""
-    query = sa.select(arqs.c.uuid, arqs.c.state).where(arqs.c.attach_handle_id.is_(None))
-    return [(str(row.uuid), str(row.state)) for row in connection.execute(query)]
-
-
-def _read_devices(connection: sa.Connection, host: str) -> list[reference.DeviceRow]:
-    has_state = any(
-        column["name"] == "device_state"
-        for column in sa.inspect(connection).get_columns(devices.name)
-    )
-    first = (
-        sa.select(control_paths.c.cpid_info)
-        .where(control_paths.c.device_id == devices.c.id)
-        .order_by(control_paths.c.id)
-        .limit(1)
-        .scalar_subquery()
-    )
-    names = ("id", "uuid", "type", "vendor", "model", "std_board_info", "vendor_board_info")
-    state = devices.c.device_state if has_state else sa.null()
-    query = sa.select(
-        *(devices.c[name] for name in names), devices.c.hostname, devices.c.status, state, first
-    )
-    query = query.where(devices.c.hostname == host).order_by(devices.c.id)
-    return _load(reference.DeviceRow, connection, query)
-
-
-def _load_chunks(
-    kind: type[T],
-    connection: sa.Connection,
-    table: sa.Table,
-    key: str,
-    ids: Collection[int],
-    columns: Sequence[str] = (),
-) -> Iterator[T]:
-    """Yield the rows of a table whose column ``key`` is one of ``ids``, ordered by id."""
-    chosen = [table.c[name] for name in columns] if columns else list(table.c)
-    for chunk in bulk.chunks(ids):
-        query = sa.select(*chosen).where(table.c[key].in_(chunk)).order_by(table.c.id)
-        yield from _load(kind, connection, query)
-
-
-def _load(kind: type[T], connection: sa.Connection, query: sa.Select[Any]) -> list[T]:
-    """Return rows as values; the columns have the order of the fields."""
-    assert len(query.selected_columns) == len(fields(kind))  # type: ignore[arg-type]
-    return [kind(*row) for row in connection.execute(query)]

@@ -11,7 +11,7 @@ from cyborg.core import naming
 from cyborg.core.custody.record import Entry, Event
 from cyborg.core.errors import Conflict
 from cyborg.core.inventory.tombstone import DeployableTombstone, Tombstone
-from cyborg.core.migration import import_plan
+from cyborg.core.migration import reference
 from cyborg.core.migration.import_plan import (
     HostImport,
     ImportedArq,
@@ -57,7 +57,7 @@ def write_profiles(
         )
     bulk.insert(tx, table, new)
     found = {row.uuid: row.id for row in tx.execute(sa.select(table.c.id, table.c.uuid))}
-    return {p.id: found[p.uuid] for p in profiles}, Counter({import_plan.PROFILE: len(new)})
+    return {p.id: found[p.uuid] for p in profiles}, Counter({reference.PROFILE: len(new)})
 
 
 def write_host(
@@ -130,16 +130,10 @@ def _write_devices(
     )
     _write_providers(tx, host, new, now)
     records.add(tx, [_to_entry(host, device) for device in new], now)
-    return Counter(
-        {
-            import_plan.DEVICE: len(new),
-            import_plan.DEPLOYABLE: len(own),
-            import_plan.ATTRIBUTE: sum(
-                len(i.attributes) for d in new for i in d.deployables.values()
-            ),
-            import_plan.HANDLE: sum(len(d.handles) for d in new),
-        }
-    )
+    counts: Counts = Counter()
+    for device in new:
+        counts.update(device.rows)
+    return counts
 
 
 def _write_handles(
@@ -249,7 +243,7 @@ def _write_arqs(
         for (deployable, address), uuid in device.handles.items()
     }
     records.add(tx, [_to_claim(plan.host, arq, addresses[arq.handle]) for arq in new], now)
-    return Counter({import_plan.ARQ: len(new)})
+    return Counter({reference.ARQ: len(new)})
 
 
 def _verify(tx: sa.Connection, plan: HostImport) -> None:

@@ -233,7 +233,7 @@ def test_database_is_taken_over_and_nothing_changes_in_placement(
     generations = publish_as_before(cloud, nodes)
     total = {"device": HOSTS * CARDS, "deployable": HOSTS * CARDS, "device profile": 1}
     total |= {"attach handle": HOSTS * CARDS * HANDLES, "accelerator request": BOUND}
-    total |= {"attribute": HOSTS * CARDS}  # those of operators
+    total |= {"control path": HOSTS * CARDS, "attribute": HOSTS * CARDS * 4}
 
     empty = snapshot(engine)
     assert run("import", "--from", url, "--dry-run", "-f", "json") == 0

@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 
 from cyborg.core.errors import Invalid
 from cyborg.core.inventory.device import DeviceType, HandleType
-from cyborg.core.migration import import_plan
-from cyborg.core.migration.import_plan import HostImport, parse_pci_info, plan_host, plan_profiles
+from cyborg.core.migration import reference
+from cyborg.core.migration.host_plan import ImportPlanner
+from cyborg.core.migration.import_plan import HostImport, parse_pci_info, plan_profiles
 from cyborg.core.migration.reference import (
     ArqRow,
     AttributeRow,
+    ControlPathRow,
     DeployableRow,
     DeviceRow,
     HandleRow,
@@ -33,26 +35,25 @@ def make_uuid(number: int) -> str:
 
 
 DEVICE = DeviceRow(
-    1, make_uuid(1), "GPU", "10de", "T4", '{"product_id": 1}', "text", HOST, "enabled", None, INFO
+    1, make_uuid(1), "GPU", "10de", "T4", '{"product_id": 1}', "text", HOST, "enabled", None
 )
-DEPLOYABLE = DeployableRow(
-    2, make_uuid(2), 1, None, f"{HOST}_0000:3b:00.0", make_uuid(20), "nvidia", None
-)
+PATH = ControlPathRow(7, make_uuid(7), 1, INFO)
+DEPLOYABLE = DeployableRow(2, make_uuid(2), 1, None, f"{HOST}_0000:3b:00.0", make_uuid(20), None)
 ATTRIBUTES = (
-    AttributeRow(make_uuid(30), 2, "rc", "PGPU"),
-    AttributeRow(make_uuid(31), 2, "trait0", "OWNER_CYBORG"),
-    AttributeRow(make_uuid(32), 2, "trait1", "CUSTOM_T4"),
-    AttributeRow(make_uuid(33), 2, "site", "row 7"),
+    AttributeRow(30, make_uuid(30), 2, "rc", "PGPU"),
+    AttributeRow(31, make_uuid(31), 2, "trait0", "OWNER_CYBORG"),
+    AttributeRow(32, make_uuid(32), 2, "trait1", "CUSTOM_T4"),
+    AttributeRow(33, make_uuid(33), 2, "site", "row 7"),
 )
-HANDLE = HandleRow(4, make_uuid(4), 2, "PCI", INFO, True)
+HANDLE = HandleRow(4, make_uuid(4), 2, "PCI", INFO)
 ARQ = ArqRow(5, make_uuid(5), "project-1", "Bound", 6, 0, HOST, make_uuid(50), 4)
-ROWS = HostRows((DEVICE,), (DEPLOYABLE,), ATTRIBUTES, (HANDLE,), (ARQ,))
+ROWS = HostRows((DEVICE,), (PATH,), (DEPLOYABLE,), ATTRIBUTES, (HANDLE,), (ARQ,))
 PROFILE = ProfileRow(6, make_uuid(6), "gpu", None, '{"groups": [{"resources:PGPU": "1"}]}')
 
 
 def plan(rows: HostRows = ROWS, profile: ProfileRow = PROFILE) -> HostImport:
     profiles, _ = plan_profiles([profile])
-    return plan_host(HOST, rows, profiles)
+    return ImportPlanner(profiles).plan(HOST, rows)
 
 
 def reasons(found: HostImport) -> dict[str, str]:
@@ -88,23 +89,21 @@ def test_rows_become_what_an_agent_reports() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "kind", "reason"),
+    ("changes", "reason"),
     [
-        ({"control_path": None}, import_plan.DEVICE, "no row in controlpath_ids"),
-        ({"control_path": "{}"}, import_plan.DEVICE, "no PCI address in JSON"),
-        ({"type": "TPU"}, import_plan.DEVICE, "its type 'TPU' is unknown"),
-        ({"uuid": "x"}, import_plan.DEVICE, "'x' is not a uuid"),
+        ({"id": 2}, "no row in controlpath_ids"),
+        ({"type": "TPU"}, "its type 'TPU' is unknown"),
+        ({"status": "broken"}, "its status 'broken' is unknown, expected enabled or maintaining"),
+        ({"uuid": "x"}, "'x' is not a uuid"),
     ],
 )
 def test_device_that_cannot_be_taken_is_dropped_with_its_parts(
-    changes: dict[str, Any], kind: str, reason: str
+    changes: dict[str, Any], reason: str
 ) -> None:
     found = plan(replace(ROWS, devices=(replace(DEVICE, **changes),)))
     assert (found.devices, found.arqs) == ((), ())
-    assert reason in reasons(found)[kind]
-    assert set(reasons(found)) == {
-        *(import_plan.DEVICE, import_plan.DEPLOYABLE, import_plan.HANDLE, import_plan.ARQ)
-    }
+    assert reason in reasons(found)[reference.DEVICE]
+    assert set(reasons(found)) == set(reference.KINDS) - {reference.PROFILE}
 
 
 @pytest.mark.parametrize(
@@ -121,57 +120,67 @@ def test_deployable_that_cannot_be_taken_is_dropped_with_its_handles(
     found = plan(replace(ROWS, deployables=(replace(DEPLOYABLE, **changes),)))
     (device,) = found.devices
     assert (device.value.deployables, device.handles, found.arqs) == ((), {}, ())
-    assert reason in reasons(found)[import_plan.DEPLOYABLE]
-    assert "was not taken" in reasons(found)[import_plan.HANDLE]
-    assert "its attach handle was not taken" in reasons(found)[import_plan.ARQ]
+    assert reason in reasons(found)[reference.DEPLOYABLE]
+    assert "was not taken" in reasons(found)[reference.HANDLE]
+    assert f"its attach handle {HANDLE.uuid} was not taken" in reasons(found)[reference.ARQ]
 
 
 def test_deployable_without_resource_class_is_dropped() -> None:
     found = plan(replace(ROWS, attributes=ATTRIBUTES[1:]))
-    assert "no resource class" in reasons(found)[import_plan.DEPLOYABLE]
+    assert "no resource class" in reasons(found)[reference.DEPLOYABLE]
 
 
 def test_invalid_trait_is_dropped_alone() -> None:
-    attributes = (*ATTRIBUTES, AttributeRow(make_uuid(34), 2, "trait2", "no trait"))
+    attributes = (*ATTRIBUTES, AttributeRow(34, make_uuid(34), 2, "trait2", "no trait"))
     found = plan(replace(ROWS, attributes=attributes))
-    assert reasons(found) == {import_plan.ATTRIBUTE: "'no trait' is no trait of Placement"}
+    assert reasons(found) == {reference.ATTRIBUTE: "'no trait' is no trait of Placement"}
     assert len(found.arqs) == 1
 
 
 def test_long_attribute_is_dropped_alone() -> None:
-    attributes = (*ATTRIBUTES, AttributeRow(make_uuid(34), 2, "note", "x" * 256))
+    attributes = (*ATTRIBUTES, AttributeRow(34, make_uuid(34), 2, "note", "x" * 256))
     found = plan(replace(ROWS, attributes=attributes))
-    reason = "its key or value is longer than 255 characters"
-    assert reasons(found) == {import_plan.ATTRIBUTE: reason}
+    assert set(reasons(found)) == {reference.ATTRIBUTE}
+    assert "expected a string of 1 to 255" in reasons(found)[reference.ATTRIBUTE]
 
 
 def test_mediated_device_is_dropped_with_its_request() -> None:
     found = plan(replace(ROWS, handles=(replace(HANDLE, type="MDEV"),)))
-    assert "uuid of a mediated device" in reasons(found)[import_plan.HANDLE]
+    assert "uuid of a mediated device" in reasons(found)[reference.HANDLE]
     assert found.arqs == ()
 
 
 def test_second_object_at_an_address_is_dropped() -> None:
     second = replace(DEVICE, id=11, uuid=make_uuid(11))
     copy = replace(HANDLE, id=14, uuid=make_uuid(14))
-    found = plan(replace(ROWS, devices=(DEVICE, second), handles=(HANDLE, copy)))
-    assert len(found.devices) == 1
-    assert "another device of the host" in reasons(found)[import_plan.DEVICE]
-    assert "another handle" in reasons(found)[import_plan.HANDLE]
+    path = replace(PATH, id=17, uuid=make_uuid(17), device_id=11)
+    found = plan(
+        replace(
+            ROWS,
+            devices=(second, DEVICE),
+            control_paths=(PATH, path),
+            handles=(copy, HANDLE),
+        )
+    )
+    assert [device.uuid for device in found.devices] == [DEVICE.uuid], "a server uses it"
+    assert reasons(found) == {
+        kind: f"its PCI address 0000:3b:00.0 is that of {kind} {uuid} of host {HOST} as well"
+        for kind, uuid in ((reference.DEVICE, DEVICE.uuid), (reference.HANDLE, HANDLE.uuid))
+    } | {reference.CONTROL_PATH: f"its device {second.uuid} was not taken"}
 
 
 @pytest.mark.parametrize("state", ["Initial", "BindStarted", "BindFailed", "Unbound", "Deleting"])
 def test_request_that_is_not_bound_is_dropped(state: str) -> None:
     found = plan(replace(ROWS, arqs=(replace(ARQ, state=state),)))
     assert found.arqs == ()
-    assert f"its state is {state}" in reasons(found)[import_plan.ARQ]
+    assert f"its state is {state}" in reasons(found)[reference.ARQ]
 
 
 def test_profile_that_is_not_valid_is_dropped_with_its_requests() -> None:
     profile = replace(PROFILE, text='{"groups": [{"resources:PGPU": "0"}]}')
     _, drops = plan_profiles([profile])
     assert [drop.name for drop in drops] == ["gpu"]
-    assert "its device profile was not taken" in reasons(plan(profile=profile))[import_plan.ARQ]
+    assert "its device profile was not taken" in reasons(plan(profile=profile))[reference.ARQ]
 
 
 @pytest.mark.parametrize(
@@ -212,8 +221,7 @@ def test_each_handle_and_request_is_taken_or_dropped(
     kinds: list[tuple[str, str]], state: str
 ) -> None:
     handles = tuple(
-        HandleRow(100 + n, str(uuid4()), 2, kind, info, True)
-        for n, (kind, info) in enumerate(kinds)
+        HandleRow(100 + n, str(uuid4()), 2, kind, info) for n, (kind, info) in enumerate(kinds)
     )
     arqs = tuple(
         replace(ARQ, id=200 + n, uuid=str(uuid4()), handle_id=handle.id, state=state)

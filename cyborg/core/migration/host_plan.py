@@ -1,0 +1,345 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which rows of a host an import takes, and why it drops the others.
+
+A device is identified by its host and PCI address, a deployable by the part of its name after the
+host, a handle by its PCI address: the same values that an agent of this service reports, so that
+its first report adopts what was imported. The uuids of all objects and of the resource providers
+stay the same.
+
+Each row is taken or dropped, and no two taken rows have an identity that the schema of this service
+allows once. Of two such rows the one that a server uses is taken, otherwise the first.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from cyborg.core import naming
+from cyborg.core.errors import Invalid
+from cyborg.core.inventory.device import AttachHandle, Deployable, Device
+from cyborg.core.inventory.report import MAX_PROVIDER_NAME
+from cyborg.core.inventory.tombstone import Attribute
+from cyborg.core.migration import reference
+from cyborg.core.migration.import_plan import (
+    BACKEND,
+    HostImport,
+    ImportedArq,
+    ImportedDeployable,
+    ImportedDevice,
+    ImportedProfile,
+    load_texts,
+    parse_device_type,
+    parse_handle,
+    parse_pci_info,
+)
+from cyborg.core.migration.reference import (
+    ArqRow,
+    AttributeRow,
+    ControlPathRow,
+    DeployableRow,
+    DeviceRow,
+    Drop,
+    HandleRow,
+    HostRows,
+    Row,
+)
+from cyborg.core.text import abbreviate
+from cyborg.core.validation import check_text, parse_uuid
+
+_CLASS_KEY, _TRAIT_KEY = "rc", "trait"
+
+R = TypeVar("R", bound=Row)
+T = TypeVar("T")
+Identity = tuple[str, str, str]
+"""Where a value is unique (a host, or everywhere), what it is, and the value."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportPlanner:
+    """Plans one host after another; what one of them has taken is not taken again."""
+
+    profiles: Mapping[int, ImportedProfile]
+    _owners: dict[Identity, str] = field(default_factory=dict)
+
+    def plan(self, host: str, rows: HostRows) -> HostImport:
+        """Return what is taken from the rows of one host; rows without a host are all dropped."""
+        return _HostPlanner(host, rows, self.profiles, self._owners).plan()
+
+
+@dataclass(slots=True)
+class _HostPlanner:
+    """The state of a plan: what has been taken so far, by the ids of the source."""
+
+    host: str
+    rows: HostRows
+    profiles: Mapping[int, ImportedProfile]
+    owners: dict[Identity, str]
+    # By kind and id: the rows that are taken, and those that are not.
+    taken: set[tuple[str, int]] = field(default_factory=set)
+    drops: dict[tuple[str, int], Drop] = field(default_factory=dict)
+    # Of each taken handle: its uuid, the resource class and the provider of its deployable.
+    handles: dict[int, tuple[str, str, str]] = field(default_factory=dict)
+    uuids: dict[tuple[str, int], str] = field(default_factory=dict)  # of all possible parents
+    paths_of: Mapping[int, list[ControlPathRow]] = field(default_factory=dict)
+    deployables_of: Mapping[int, list[DeployableRow]] = field(default_factory=dict)
+    attributes_of: Mapping[int, list[AttributeRow]] = field(default_factory=dict)
+    handles_of: Mapping[int, list[HandleRow]] = field(default_factory=dict)
+
+    def plan(self) -> HostImport:
+        """Return the plan."""
+        rows = self.rows
+        # What a server uses comes first.
+        bound = {arq.handle_id for arq in rows.arqs if arq.state == reference.BOUND}
+        handles = sorted(rows.handles, key=lambda row: row.id not in bound)
+        used = {row.deployable_id for row in handles if row.id in bound}
+        deployables = sorted(rows.deployables, key=lambda row: row.id not in used)
+        in_use = {row.device_id for row in deployables if row.id in used}
+        self.paths_of = _group(rows.control_paths, lambda row: row.device_id)
+        self.deployables_of = _group(deployables, lambda row: row.device_id)
+        self.attributes_of = _group(rows.attributes, lambda row: row.deployable_id)
+        self.handles_of = _group(handles, lambda row: row.deployable_id)
+        devices = [
+            self._add_parts(row, device)
+            for row in sorted(rows.devices, key=lambda row: row.id not in in_use)
+            if (device := self._try(self._device, row)) is not None
+        ]
+        # Of two requests of one handle the newer one is taken: the older may have been left behind.
+        arqs = {
+            row.id: arq
+            for row in sorted(rows.arqs, key=lambda row: (row.host != self.host, -row.id))
+            if (arq := self._try(self._arq, row)) is not None
+        }
+        self._drop_others()
+        return HostImport(
+            self.host,
+            tuple(devices),
+            tuple(arq for _, arq in sorted(arqs.items())),
+            (*rows.drops, *self.drops.values()),
+        )
+
+    def _try(self, parse: Callable[[R], T], row: R) -> T | None:
+        """Take a row, or drop it if it cannot be parsed."""
+        try:
+            value = parse(row)
+        except Invalid as exc:
+            self._drop(row, exc.message)
+            return None
+        self.taken.add((row.KIND, row.id))
+        return value
+
+    def _device(self, row: DeviceRow) -> ImportedDevice:
+        """Return a device without deployables."""
+        check_text("host", self.host)
+        if not (paths := self.paths_of.get(row.id)):
+            raise Invalid("it has no row in controlpath_ids, so its PCI address is unknown")
+        if row.status not in reference.STATUSES:
+            raise Invalid(
+                f"its status {abbreviate(row.status)!r} is unknown, expected "
+                f"{' or '.join(sorted(reference.STATUSES))}"
+            )
+        device = Device(
+            address=str(parse_pci_info(paths[0].info)),
+            type=parse_device_type(row.type),
+            vendor=row.vendor,
+            model=row.model,
+            backend=BACKEND,
+            std_board_info=load_texts(row.std_board_info),
+            vendor_board_info=load_texts(row.vendor_board_info),
+        )
+        uuid = parse_uuid(row.uuid, "uuid")
+        self._claim(row, ("", "uuid", uuid), (self.host, "PCI address", device.address))
+        self.taken.add((paths[0].KIND, paths[0].id))
+        for path in paths[1:]:
+            self._drop(path, f"its device has the control path {paths[0].uuid}")
+        dirty = row.state not in reference.CLEAN_STATES
+        return ImportedDevice(uuid, row.status, dirty, device, {}, {}, {})
+
+    def _add_parts(self, row: DeviceRow, device: ImportedDevice) -> ImportedDevice:
+        """Return a device with those of its deployables and handles that are taken."""
+        rows = Counter({reference.DEVICE: 1, reference.CONTROL_PATH: 1})
+        values: list[tuple[DeployableRow, Deployable]] = []
+        addresses: dict[int | None, str] = {}
+        identities: dict[str, ImportedDeployable] = {}
+        uuids: dict[tuple[str, str], str] = {}
+        for deployable in self.deployables_of.get(row.id, []):
+            if (found := self._try(self._deployable, deployable)) is None:
+                continue
+            value, identity = found
+            traits, attributes = self._attributes(deployable)
+            handles: list[AttachHandle] = []
+            for handle in self.handles_of.get(deployable.id, []):
+                if (parsed := self._try(self._handle, handle)) is not None:
+                    uuid, attach_handle = parsed
+                    uuids[value.address, attach_handle.address] = uuid
+                    handles.append(attach_handle)
+                    self.handles[handle.id] = uuid, value.resource_class, identity.provider
+            values.append((deployable, replace(value, traits=traits, handles=tuple(handles))))
+            addresses[deployable.id] = value.address
+            identities[value.address] = replace(identity, attributes=attributes)
+            rows[reference.ATTRIBUTE] += sum(
+                (a.KIND, a.id) in self.taken for a in self.attributes_of.get(deployable.id, [])
+            )
+        rows.update({reference.DEPLOYABLE: len(values), reference.HANDLE: len(uuids)})
+        # A deployable whose parent is not taken has none.
+        complete = tuple(
+            replace(value, parent=addresses.get(deployable.parent_id))
+            for deployable, value in values
+        )
+        return replace(
+            device,
+            value=replace(device.value, deployables=complete),
+            deployables=identities,
+            handles=uuids,
+            rows=rows,
+        )
+
+    def _deployable(self, row: DeployableRow) -> tuple[Deployable, ImportedDeployable]:
+        """Return a deployable and its identity, without parent, traits, handles and attributes."""
+        classes = [a for a in self.attributes_of.get(row.id, []) if a.key == _CLASS_KEY]
+        if not classes or not naming.is_accelerator_class(classes[0].value):
+            raise Invalid(f"its attribute {_CLASS_KEY} is no resource class of accelerators")
+        if row.provider is None:
+            raise Invalid("it has no resource provider in Placement")
+        self._check_ancestors(row)
+        value = Deployable(
+            self._address(row.name), classes[0].value, bitstream_id=row.bitstream_id or None
+        )
+        uuid = parse_uuid(row.uuid, "uuid")
+        provider = parse_uuid(row.provider, "rp_uuid")
+        self._claim(row, ("", "uuid", uuid), ("", "provider", provider), ("", "name", row.name))
+        return value, ImportedDeployable(uuid, provider, ())
+
+    def _check_ancestors(self, row: DeployableRow) -> None:
+        rows = {d.id: d for d in self.deployables_of[row.device_id]}
+        seen = {row.id}
+        above = rows.get(row.parent_id or 0)
+        while above is not None:
+            if above.id in seen:
+                raise Invalid("it is its own ancestor, or a deployable above it is")
+            seen.add(above.id)
+            above = rows.get(above.parent_id or 0)
+
+    def _address(self, name: str) -> str:
+        prefix = naming.provider_name(self.host, "")
+        if not name.startswith(prefix) or name == prefix:
+            raise Invalid(
+                f"its name {abbreviate(name)!r} does not begin with {prefix!r}: the agent reports "
+                "it under another name"
+            )
+        if len(name) > MAX_PROVIDER_NAME:
+            raise Invalid(f"its name is longer than {MAX_PROVIDER_NAME} characters")
+        return name.removeprefix(prefix)
+
+    def _attributes(self, owner: DeployableRow) -> tuple[frozenset[str], tuple[Attribute, ...]]:
+        """Take the attributes of a deployable: return its traits, and those of operators."""
+        traits: set[str] = set()
+        attributes: list[Attribute] = []
+        class_known = False
+        for row in self.attributes_of.get(owner.id, []):
+            if row.key == _CLASS_KEY and class_known:
+                self._drop(row, "its deployable has another resource class")
+            elif row.key == _CLASS_KEY:
+                class_known = True
+                self.taken.add((row.KIND, row.id))
+            elif row.key.startswith(_TRAIT_KEY):
+                if (trait := self._try(_parse_trait, row)) is not None:
+                    traits.add(trait)
+            elif (attribute := self._try(self._attribute, row)) is not None:
+                attributes.append(attribute)
+        return frozenset(traits - {naming.OWNER_TRAIT}), tuple(attributes)
+
+    def _attribute(self, row: AttributeRow) -> Attribute:
+        attribute = Attribute(
+            parse_uuid(row.uuid, "uuid"), check_text("key", row.key), check_text("value", row.value)
+        )
+        self._claim(
+            row, ("", "uuid", attribute.uuid), (f"deployable {row.deployable_id}", "key", row.key)
+        )
+        return attribute
+
+    def _handle(self, row: HandleRow) -> tuple[str, AttachHandle]:
+        handle, uuid = parse_handle(row), parse_uuid(row.uuid, "uuid")
+        self._claim(row, ("", "uuid", uuid), (self.host, "PCI address", handle.address))
+        return uuid, handle
+
+    def _arq(self, row: ArqRow) -> ImportedArq:
+        if row.state != reference.BOUND:
+            raise Invalid(
+                f"its state is {abbreviate(row.state)}: Nova creates another one or deletes it"
+            )
+        if row.instance is None or row.handle_id is None:
+            raise Invalid(
+                f"it is {reference.BOUND} and has no "
+                f"{'instance' if row.instance is None else 'attach handle'}"
+            )
+        if row.handle_id not in self.handles:
+            raise Invalid(self._explain(reference.HANDLE, row.handle_id))
+        profile = self.profiles.get(row.profile_id)
+        if profile is None:
+            raise Invalid("its device profile was not taken")
+        if not 0 <= row.group_id < len(profile.groups):
+            raise Invalid(f"its device profile {profile.name} has no group {row.group_id}")
+        handle, resource_class, provider = self.handles[row.handle_id]
+        arq = ImportedArq(
+            parse_uuid(row.uuid, "uuid"),
+            None if row.project is None else check_text("project_id", row.project),
+            profile.id,
+            profile.name,
+            row.group_id,
+            profile.groups[row.group_id],
+            resource_class,
+            provider,
+            parse_uuid(row.instance, "instance_uuid"),
+            handle,
+        )
+        self._claim(row, ("", "uuid", arq.uuid), ("", "attach handle", handle))
+        return arq
+
+    def _claim(self, row: Row, *identities: Identity) -> None:
+        """Record the identities of a row; raise Invalid if another row has one of them."""
+        keys = [(f"{row.KIND} {scope}", what, value) for scope, what, value in identities]
+        for key in keys:
+            if (owner := self.owners.get(key)) is not None:
+                raise Invalid(f"its {key[1]} {abbreviate(key[2])} is that of {owner} as well")
+        self.owners.update(dict.fromkeys(keys, f"{row.KIND} {row.uuid} of host {self.host}"))
+
+    def _drop(self, row: Row, reason: str) -> None:
+        """Record the first reason for which a row is dropped."""
+        self.drops.setdefault((row.KIND, row.id), reference.drop_row(row, reason))
+
+    def _drop_others(self) -> None:
+        """Drop the rows that were not reached, since their parent was not taken."""
+        rows = self.rows
+        parts: list[tuple[Row, str, int]] = [
+            *((row, reference.DEVICE, row.device_id) for row in rows.control_paths),
+            *((row, reference.DEVICE, row.device_id) for row in rows.deployables),
+            *((row, reference.DEPLOYABLE, row.deployable_id) for row in rows.attributes),
+            *((row, reference.DEPLOYABLE, row.deployable_id) for row in rows.handles),
+        ]
+        for row, kind, parent in parts:
+            if (row.KIND, row.id) not in self.taken:
+                self._drop(row, self._explain(kind, parent))
+
+    def _explain(self, kind: str, id_: int) -> str:
+        """Return why a row is dropped whose parent has this kind and row id."""
+        if not self.uuids:
+            rows: tuple[Row, ...] = (*self.rows.devices, *self.rows.deployables, *self.rows.handles)
+            self.uuids.update({(row.KIND, row.id): row.uuid for row in rows})
+        if (uuid := self.uuids.get((kind, id_))) is not None:
+            return f"its {kind} {uuid} was not taken"
+        return f"its {kind}, row {id_}, does not exist or is malformed"
+
+
+def _parse_trait(row: AttributeRow) -> str:
+    if not naming.is_trait(row.value):
+        raise Invalid(f"{abbreviate(row.value)!r} is no trait of Placement")
+    return row.value
+
+
+def _group(rows: Iterable[R], key: Callable[[R], int]) -> Mapping[int, list[R]]:
+    """Return the rows by the ids of their parents."""
+    groups: dict[int, list[R]] = defaultdict(list)
+    for row in rows:
+        groups[key(row)].append(row)
+    return groups

@@ -16,6 +16,7 @@ from cyborg.core.drivers import registry
 from cyborg.core.drivers.registry import MAX_ENTRIES, MAX_ERROR, DriverEntry, Support
 from cyborg.core.errors import CyborgError, DriverFailed, NotFound
 from cyborg.core.log import get_logger
+from cyborg.core.migration.reference_drivers import describe_counterpart
 from cyborg.core.text import sanitize
 from cyborg.drivers.base import ABILITY_INTERFACES, Driver
 
@@ -149,6 +150,8 @@ def unknown_driver(name: str, installed: Sequence[str]) -> NotFound:
     """Return the error for a driver that is not installed here."""
     near = difflib.get_close_matches(name, installed, n=3)
     hint = f" (did you mean {' or '.join(near)}?)" if near else ""
+    if (counterpart := describe_counterpart(name)) is not None:
+        hint = f", {counterpart}"
     return NotFound(
         f"found {name!r}{hint}; expected one of the drivers of {NAMESPACE}: "
         f"{', '.join(installed) or 'none is installed'}",

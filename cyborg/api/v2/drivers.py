@@ -21,7 +21,7 @@ from cyborg.api.request_context import RequestContext
 from cyborg.api.v2 import jobs
 from cyborg.core.drivers import options as option
 from cyborg.core.drivers.desired_state import DesiredStatus
-from cyborg.core.drivers.driver import closest_names, format_hint
+from cyborg.core.drivers.driver import describe_unknown
 from cyborg.core.drivers.registry import Support
 from cyborg.core.drivers.rollout import Kind
 from cyborg.core.errors import Invalid, NotFound
@@ -249,8 +249,7 @@ class Controller(Resource):
         with self.context.reader.connect() as connection:
             row = read.get(connection, key, host, now=now)
             if row is None:
-                suggestion = format_hint(closest_names(key, read.names(connection)))
-                raise NotFound(f"no agent has a driver {key[: types.MAX_SHOWN]!r}{suggestion}")
+                raise NotFound(describe_unknown(key, read.names(connection)))
             name = row["name"]
             if host is not None and not row["num_hosts"]:
                 raise NotFound(f"host {host[: types.MAX_SHOWN]!r} has no driver {name!r}")

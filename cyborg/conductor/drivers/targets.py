@@ -13,7 +13,12 @@ import sqlalchemy as sa
 from cyborg.core.drivers import desired_state
 from cyborg.core.drivers import options as option
 from cyborg.core.drivers.desired_state import DesiredStatus
-from cyborg.core.drivers.driver import closest_names, driver_uuid, format_hint
+from cyborg.core.drivers.driver import (
+    closest_names,
+    describe_unknown,
+    driver_uuid,
+    format_hint,
+)
 from cyborg.core.drivers.options import Option
 from cyborg.core.drivers.rollout import StepState
 from cyborg.core.errors import Conflict, NotFound
@@ -110,7 +115,7 @@ class TargetResolver:
             name = key
         if name is None:
             near = closest_names(key, names)
-            raise NotFound(f"no agent has a driver {key[:255]!r}{format_hint(near)}", near=near)
+            raise NotFound(describe_unknown(key, names), near=near)
         self.driver = name
         installed = read.installations(tx, name)
         self._host_drivers = {

@@ -7,6 +7,8 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from cyborg.core.migration.reference_drivers import describe_counterpart
+
 # A namespace of our own: a driver has no row, and every API must return the same uuid for it.
 _DRIVERS = uuid.UUID("0b0d5a6c-5d3e-5c57-8f4f-6a8a1c9d2e70")
 MAX_SUGGESTIONS = 3
@@ -50,6 +52,13 @@ def closest_names(name: str, names: Iterable[str]) -> list[str]:
 def format_hint(alike: Sequence[str]) -> str:
     """Return the end of an error message with suggestions; empty if there are none."""
     return f"; did you mean {' or '.join(alike)}?" if alike else ""
+
+
+def describe_unknown(name: str, names: Iterable[str]) -> str:
+    """Return the message for a driver that no agent has; ``names`` are those of the others."""
+    counterpart = describe_counterpart(name)
+    hint = format_hint(closest_names(name, names)) if counterpart is None else f", {counterpart}"
+    return f"no agent has a driver {name[:255]!r}{hint}"
 
 
 def _numbers(version: str | None) -> list[int]:

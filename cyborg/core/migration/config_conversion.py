@@ -11,6 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from cyborg.core.migration.reference_drivers import COUNTERPARTS
+
 Settings = Mapping[str, Mapping[str, Sequence[str]]]
 """The values of each option by section and name; an option that is repeated has several."""
 
@@ -29,19 +31,6 @@ BUS = frozenset(
 
 SERVICES = frozenset({"glance", "nova", "placement"})
 """Sections with the credentials for other services, which keystoneauth reads in both services."""
-
-DRIVERS: Mapping[str, str] = {
-    "fake_driver": "fake",
-    "inspur_fpga_driver": "fpga",
-    "inspur_nvme_ssd_driver": "nvme",
-    "intel_fpga_driver": "fpga",
-    "intel_nic_driver": "nic",
-    "intel_qat_driver": "crypto",
-    "nvidia_gpu_driver": "gpu",
-    "pci_driver": "generic",
-    "xilinx_fpga_driver": "fpga",
-}
-"""The driver of this service for each entry point of the other one."""
 
 RENAMED: Mapping[tuple[str, str], tuple[str, str]] = {
     ("api", "api_workers"): ("api", "workers"),
@@ -144,7 +133,7 @@ def _convert_option(
 def _convert_drivers(result: Conversion, values: Sequence[str]) -> None:
     backends: list[str] = []
     for name in _split(values):
-        backend = DRIVERS.get(name)
+        backend = COUNTERPARTS.get(name)
         if backend is None:
             result.notes.append(
                 f"[agent] enabled_drivers: {name} has no counterpart; the driver generic offers "

@@ -15,6 +15,7 @@ from cyborg.agent.backends.catalogue import DriverCatalogue
 from cyborg.core.drivers.desired_state import DesiredBackend, DesiredStatus
 from cyborg.core.errors import DriverFailed, Misconfigured
 from cyborg.core.inventory.device import Ability
+from cyborg.core.migration.reference_drivers import COUNTERPARTS
 from cyborg.drivers.fake import FakeDriver
 from cyborg.drivers.generic import GenericDriver
 
@@ -69,6 +70,15 @@ num_handles = 2
             "[agent]\nenabled_drivers = genric",
             r"\[agent\] enabled_drivers: found 'genric' \(did you mean generic or nic\?\); "
             r"expected one of the drivers of cyborg\.accelerator\.driver: .*fake, .*generic",
+        ),
+        *(
+            (
+                f"[agent]\nenabled_drivers = {name}",
+                f"enabled_drivers: found '{name}', which is a driver of OpenStack Cyborg and "
+                + (f"is the driver '{own}' here" if own else "has no counterpart")
+                + "; convert the configuration file with cyborg-status convert-config",
+            )
+            for name, own in COUNTERPARTS.items()
         ),
         (
             "[agent]\nenabled_backends = x\n[x]\ndriver = nothing_like_it",

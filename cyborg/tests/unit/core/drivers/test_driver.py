@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from cyborg.core.drivers.driver import (
     closest_names,
     common_version,
+    describe_unknown,
     driver_uuid,
     newest_row,
     version_of,
@@ -47,6 +48,14 @@ def test_common_version() -> None:
 def test_closest_names_and_format_hint() -> None:
     assert closest_names("genric", ["fake", "generic"]) == ["generic"]
     assert closest_names("x" * 5000, ["fake"]) == []
+
+
+def test_describe_unknown_names_counterpart_of_reference_driver() -> None:
+    assert describe_unknown("genric", ["generic"]).endswith("; did you mean generic?")
+    assert describe_unknown("intel_qat_driver", ["crypto"]) == (
+        "no agent has a driver 'intel_qat_driver', which is a driver of OpenStack Cyborg and is "
+        "the driver 'crypto' here; convert the configuration file with cyborg-status convert-config"
+    )
 
 
 @pytest.mark.parametrize(

@@ -48,11 +48,11 @@ def test_option_without_counterpart_is_dropped_with_the_reason(
 
 
 def test_drivers_have_other_names_and_rules() -> None:
-    names = "nvidia_gpu_driver, xilinx_fpga_driver,intel_fpga_driver,huawei_ascend_driver"
+    names = "nvidia_gpu_driver, xilinx_fpga_driver,intel_fpga_driver,nvmf_spdk_driver"
     found = run({"agent": {"enabled_drivers": [names]}})
     assert found.settings["agent"] == {"enabled_drivers": ["gpu,fpga"]}
     assert found.settings["gpu"] == {"devices": ["vendor=10de,class=03"]}
-    assert any("huawei_ascend_driver has no counterpart" in note for note in found.notes)
+    assert any("nvmf_spdk_driver has no counterpart" in note for note in found.notes)
     assert any("[fpga] needs rules" in note for note in found.notes)
 
 

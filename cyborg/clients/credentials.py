@@ -14,6 +14,7 @@ def describe(conf: cfg.ConfigOpts, section: str) -> str:
     Return only the section if the authentication plug-in has no user. Never return a password or
     token.
     """
+    section = conf[section].auth_section or section
     for name in _NAMES:
         try:
             value = conf[section][name]

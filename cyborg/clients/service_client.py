@@ -24,10 +24,12 @@ def load_adapter(conf: cfg.ConfigOpts, section: str) -> adapter.Adapter:
     ``request_timeout``. Raise Misconfigured if the section is unusable.
     """
     try:
+        if (shared := conf[section].auth_section) is not None:
+            loading.register_auth_conf_options(conf, shared)
         auth = loading.load_auth_from_conf_options(conf, section)
         session = loading.load_session_from_conf_options(conf, section, auth=auth)
         loaded = loading.load_adapter_from_conf_options(conf, section, session=session, auth=auth)
-    except (ks.ClientException, cfg.Error, ValueError) as exc:
+    except (ks.ClientException, cfg.Error, TypeError, ValueError) as exc:
         raise Misconfigured(f"[{section}]: {exc}", option=f"{section}.auth_type") from exc
     if session.timeout is None:
         # The timeout of a request does not apply to the request for its token. Without one, a

@@ -4,13 +4,14 @@
 import socket
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cyborg.clients import nova, placement
 from cyborg.clients.service_client import load_adapter
-from cyborg.core.errors import Unavailable
+from cyborg.core.errors import Misconfigured, Unavailable
 from cyborg.testing.fake_keystone import FakeKeystone, serve_keystone
 from cyborg.testing.fake_nova import FakeNova
 from cyborg.tests.fixtures.machine.options import make_conf
@@ -62,6 +63,26 @@ def test_password_rejected_by_keystone_names_user_and_section(
     assert "correct the user, the password" in message
     assert PASSWORD not in message
     assert raised.value.details == {"status": 401}
+
+
+def test_credentials_of_another_section(keystone: FakeKeystone, tmp_path: Path) -> None:
+    file = tmp_path / "cyborg.conf"
+    login = "username = cyborg\npassword = x\nuser_domain_name = Default\n"
+    file.write_text(
+        f"[keystone_authtoken]\nauth_type = password\nauth_url = {keystone.url}/v3\n{login}"
+        "[nova]\nauth_section = keystone_authtoken\n"
+    )
+    conf = make_conf()
+    conf(["--config-file", str(file)], project="cyborg", default_config_dirs=[])
+    with pytest.raises(
+        Unavailable, match=r"refused user 'cyborg' of \[keystone_authtoken\] \(401\)"
+    ):
+        nova.make(conf).get_server("host")
+
+
+def test_invalid_interface_names_the_section() -> None:
+    with pytest.raises(Misconfigured, match=r"\[nova\]: 'x' is not a valid value for valid_in"):
+        nova.make(make_conf(nova={"valid_interfaces": ["x"]}))
 
 
 def test_token_rejected_by_nova_names_the_section(fake_nova: FakeNova) -> None:

@@ -13,7 +13,7 @@ from oslo_config import cfg, iniparser
 from oslo_policy import policy
 from oslo_upgradecheck.upgradecheck import Code, Result
 
-from cyborg.cmd.status_convert import Parser, known_options
+from cyborg.cmd.status_convert import Parser
 from cyborg.conf import opts
 from cyborg.core.errors import Misconfigured
 from cyborg.core.hosts.service import AGENT as AGENT_BINARY
@@ -185,9 +185,8 @@ def _is_understood(name: Any, rule: Any) -> bool:
 
 def check_options(files: Sequence[str]) -> Result:
     """Look for renamed and unknown options in the sections of this service."""
-    known, declared = known_options(), _declared_options()
-    for section, options in declared.items():
-        known.setdefault(section, set()).update(option.dest for option in options)
+    declared = _declared_options()
+    known = {section: {option.dest for option in listed} for section, listed in declared.items()}
     renamed = _renamed_options(declared)
     # Libraries have options of their own in [DEFAULT], auth plugins in the sections of services.
     closed = {name for name in known if name != "DEFAULT" and "auth_type" not in known[name]}

@@ -2,18 +2,29 @@
 """``cyborg-status convert-config``: convert a configuration file of OpenStack Cyborg."""
 
 import argparse
+import importlib
+import itertools
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 
+from keystoneauth1 import loading
 from oslo_config import cfg, iniparser
-from oslo_log import log
 
-from cyborg import conf as options
-from cyborg.core.migration import config_conversion
+from cyborg.conf import opts as own_options
+from cyborg.core.migration import config_conversion, config_tables
 
 VERB = "convert-config"
+LIBRARIES = (
+    *("keystonemiddleware.auth_token", "oslo.log", "oslo.messaging", "oslo.policy"),
+    "oslo.middleware.http_proxy_to_wsgi",
+)
+"""Namespaces of the options of libraries that the services use."""
+# Of oslo.service, whose own list imports eventlet.
+SERVICE_OPTIONS = (cfg.IntOpt("graceful_shutdown_timeout", min=0), cfg.BoolOpt("log_options"))
 
 
 class Parser(iniparser.BaseParser):
@@ -57,19 +68,45 @@ def main(argv: Sequence[str]) -> int:
         return 1
     for note in result.notes:
         sys.stderr.write(f"{note}\n")
+    counts = ", ".join(f"{count} {kind}" for kind, count in result.counts.items())
+    sys.stderr.write(f"cyborg-status: options: {counts}\n")
     return 0
 
 
-def known_options() -> dict[str, set[str]]:
-    """Return the names of the options of this service by section."""
-    conf = cfg.ConfigOpts()
-    options.register(conf)
-    log.register_options(conf)
-    conf([], project="cyborg", default_config_files=[], default_config_dirs=[])
-    known: dict[str, set[str]] = {"DEFAULT": set(config_conversion.BUS)}
-    for name, value in conf.items():
-        if isinstance(value, cfg.ConfigOpts.GroupAttr):
-            known[name] = set(value)
-        else:
-            known["DEFAULT"].add(name)
+def known_options() -> dict[str, dict[str, Callable[[str], object]]]:
+    """Return the options of this service and of the installed libraries, by section and name.
+
+    Each has the function that parses a value.
+    """
+    known: dict[str, dict[str, Callable[[str], object]]] = {}
+    for section, listed in (*own_options.list_opts(), *_library_options(), *_credentials()):
+        for option in listed:
+            names = {(section, name) for name in (option.name, option.dest)}
+            names |= {(old.group or section, old.name) for old in option.deprecated_opts}
+            for place, name in names:
+                known.setdefault(place, {})[name] = option.type
+    if find_spec("memcache") is None:  # with this option and without it, each request fails
+        for name in ("memcached_servers", "memcache_servers"):
+            known.get("keystone_authtoken", {}).pop(name, None)
     return known
+
+
+def _library_options() -> Iterator[tuple[str, Sequence[cfg.Opt]]]:
+    """Yield the options of the libraries that are installed."""
+    importlib.import_module("cyborg.rpc")  # so that oslo.messaging does not import eventlet
+    yield "DEFAULT", SERVICE_OPTIONS
+    for name in LIBRARIES:
+        for point in entry_points(group="oslo.config.opts", name=name):
+            for group, listed in point.load()():
+                yield str(getattr(group, "name", group) or "DEFAULT"), listed
+
+
+def _credentials() -> Iterator[tuple[str, Sequence[cfg.Opt]]]:
+    """Yield the options of all plug-ins of keystoneauth, for each section with credentials."""
+    shared = loading.get_auth_common_conf_options()
+    plugins = itertools.chain.from_iterable(
+        map(loading.get_auth_plugin_conf_options, loading.get_available_plugin_names())
+    )
+    listed = [*shared, *plugins]
+    for section in ("keystone_authtoken", *config_tables.SERVICES):
+        yield section, listed

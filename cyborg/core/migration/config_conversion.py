@@ -1,197 +1,382 @@
 # SPDX-License-Identifier: Apache-2.0
 """Convert the configuration of OpenStack Cyborg, releases 12 to 17.
 
-Options of libraries, and options with the same name and meaning, are kept. The others are renamed,
-converted to rules of drivers, or dropped with a reason.
+Each option of the former file has one outcome: it is converted, or a note says what to write
+instead, why it is not needed, or which line the operator must write by hand.
 """
 
-import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+from cyborg.core.migration import device_rules
+from cyborg.core.migration.config_tables import (
+    LIBRARIES,
+    LOG_OPTIONS,
+    NOT_NEEDED,
+    RENAMED,
+    REPLACED,
+    SECTIONS,
+    SERVICES,
+    TLS_OF_API,
+    Kind,
+)
+from cyborg.core.migration.device_rules import Rules
 from cyborg.core.migration.reference_drivers import COUNTERPARTS
 
 Settings = Mapping[str, Mapping[str, Sequence[str]]]
 """The values of each option by section and name; an option that is repeated has several."""
 
-LIBRARIES = frozenset(
-    {
-        *("keystone_authtoken", "oslo_messaging_notifications", "oslo_messaging_rabbit"),
-        *("oslo_middleware", "oslo_policy"),
-    }
-)
-"""Sections of libraries that both services use."""
+Known = Mapping[str, Mapping[str, Callable[[str], object]]]
+"""The options of this service and of its libraries, by section and name.
 
-BUS = frozenset(
-    {"control_exchange", "executor_thread_pool_size", "rpc_response_timeout", "transport_url"}
-)
-"""Options of oslo.messaging in the section ``DEFAULT``."""
+Each has the function that parses a value, and raises ValueError for an invalid one.
+"""
 
-SERVICES = frozenset({"glance", "nova", "placement"})
-"""Sections with the credentials for other services, which keystoneauth reads in both services."""
+_DEFAULT = "DEFAULT"
+_GPU, _NIC, _VGPU = "gpu_devices", "x710_static", "vgpu_"
+_UNKNOWN = "neither service has such an option: it had no effect"
+_REFERENCE = re.compile(r"\$(?:(\$)|\{?(?:([A-Za-z_]\w*)\.)?([A-Za-z_]\w*)\}?)")
+_BUS_SCHEMES = ("rabbit", "kombu+memory")
+_TRUE = ("true", "1", "yes", "on")  # as oslo.config parses a BoolOpt
+_CREDENTIALS = ("auth_type", "auth_section", "auth_plugin")
 
-RENAMED: Mapping[tuple[str, str], tuple[str, str]] = {
-    ("api", "api_workers"): ("api", "workers"),
-}
 
-REASONS: Mapping[tuple[str, str], str] = {
-    ("api", "api_paste_config"): "the middleware of the API cannot be configured",
-    ("api", "enable_ssl_api"): "a reverse proxy terminates TLS: see the installation guide",
-    ("database", "mysql_engine"): "the tables use InnoDB",
-    ("DEFAULT", "bind_timeout"): "[conductor] has options for the times of host work",
-    ("DEFAULT", "fatal_exception_format_errors"): "it was for tests",
-    ("DEFAULT", "periodic_interval"): "[agent] discovery_interval is the nearest option",
-    ("DEFAULT", "thread_pool_size"): "[DEFAULT] executor_thread_pool_size is the nearest option",
-    ("gpu_devices", "filter_sriov_vfs"): (
-        "rules of the option devices offer no virtual function of a GPU without functions=vf"
-    ),
-}
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What becomes of an option of the former file; ``note`` is empty if there is nothing to say.
 
-_PCI, _GPU, _NVME, _VGPU = "pci", "gpu_devices", "nvme", "vgpu_"
-_SPEC_KEYS = {"vendor_id": "vendor", "product_id": "product", "address": "address"}
-_VALUE = re.compile(r"[0-9A-Za-z:.*?]+")
-_NO_OPTION = "this service has no such option"
+    No note has the value of an option that may hold a password.
+    """
+
+    kind: Kind
+    section: str
+    name: str
+    note: str = ""
 
 
 @dataclass(slots=True)
 class Conversion:
-    """The converted options, and notes: what was dropped or must be checked, and why."""
+    """The new settings, the outcome of each option, and ``added``: options without a former one."""
 
     settings: dict[str, dict[str, list[str]]] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
+    added: list[Outcome] = field(default_factory=list)
+
+    @property
+    def notes(self) -> list[str]:
+        """Return the notes, what is to be done by hand first.
+
+        The options of a section with the same note share one.
+        """
+        names: dict[tuple[Kind, str, str], list[str]] = {}
+        for outcome in (*self.outcomes, *self.added):
+            if outcome.note:
+                place = (outcome.kind, outcome.section, outcome.note)
+                names.setdefault(place, []).append(outcome.name)
+        order = (Kind.BY_HAND, Kind.REPLACED, Kind.NOT_NEEDED, Kind.CONVERTED)
+        return [
+            f"{kind}: [{section}] {', '.join(found)}: {note}"
+            for (kind, section, note), found in sorted(
+                names.items(), key=lambda item: order.index(item[0][0])
+            )
+        ]
+
+    @property
+    def counts(self) -> dict[Kind, int]:
+        """Return how many options of the former file have an outcome of each kind."""
+        kinds = [outcome.kind for outcome in self.outcomes]
+        return {kind: kinds.count(kind) for kind in Kind}
 
     def set(self, section: str, name: str, values: Sequence[str]) -> None:
         """Add values of an option."""
         self.settings.setdefault(section, {}).setdefault(name, []).extend(values)
 
-    def drop(self, section: str, name: str, reason: str) -> None:
-        """Note that an option is dropped."""
-        self.notes.append(f"[{section}] {name} is dropped: {reason}")
-
     def render(self) -> str:
-        """Return the text of a configuration file; the notes are comments at its begin."""
-        lines = [f"# {note}" for note in self.notes]
-        for section in sorted(self.settings, key=lambda name: (name != "DEFAULT", name)):
+        """Return the text of a configuration file; the notes are comments at its beginning."""
+        # A line break in a value would end a comment.
+        lines = [f"# {' '.join(note.split())}" for note in self.notes]
+        for section in sorted(self.settings, key=lambda name: (name != _DEFAULT, name)):
             lines += ["", f"[{section}]"]
             for name, values in sorted(self.settings[section].items()):
-                lines += [f"{name} = {value}" for value in values]
+                lines += [f"{name} = {value}".replace("\n", "\n    ") for value in values]
         return "\n".join(lines).lstrip("\n") + "\n"
 
 
-def convert(settings: Settings, known: Mapping[str, Collection[str]]) -> Conversion:
-    """Return the converted configuration.
-
-    ``known`` has the names of the options of this service by section, with those of ``BUS`` and of
-    the log in the section ``DEFAULT``.
-    """
-    result = Conversion()
-    for section, options in settings.items():
-        for name, values in options.items():
-            _convert_option(result, known, section, name, values)
-    _convert_vgpus(result, settings)
-    backends = result.settings.get("agent", {}).get("enabled_drivers", [""])[0].split(",")
-    for backend in sorted({"crypto", "fpga", "nic", "nvme"} & set(backends)):
-        if backend not in result.settings:
-            result.notes.append(
-                f"[{backend}] needs rules: this service offers no device that no rule selects"
-            )
-    return result
+def convert(settings: Settings, known: Known) -> Conversion:
+    """Return the converted configuration."""
+    return _Converter(settings, known).run()
 
 
-def _convert_option(
-    result: Conversion,
-    known: Mapping[str, Collection[str]],
-    section: str,
-    name: str,
-    values: Sequence[str],
-) -> None:
-    place = (section, name)
-    if section in LIBRARIES | SERVICES:
-        result.set(section, name, values)
-    elif place in RENAMED:
-        result.set(*RENAMED[place], values)
-    elif place == ("agent", "enabled_drivers"):
-        _convert_drivers(result, values)
-    elif place == (_PCI, "passthrough_whitelist"):
-        _convert_specs(result, "generic", place, values)
-    elif place == (_NVME, "device_spec"):
-        _convert_specs(result, "nvme", place, values)
-    elif section == _GPU and name == "enabled_vgpu_types":
-        pass  # with the sections of the types
-    elif section.startswith(_VGPU) and name == "device_addresses":
-        pass
-    elif place in REASONS:
-        result.drop(section, name, REASONS[place])
-    elif name in known.get(section, ()):
-        result.set(section, name, values)
-    else:
-        result.drop(section, name, _NO_OPTION)
+class _Converter:
+    def __init__(self, settings: Settings, known: Known) -> None:
+        self._known = known
+        self._result = Conversion()
+        # oslo.config finds a section, except DEFAULT, in lower case.
+        self._former: dict[str, dict[str, list[str]]] = {}
+        for section, options in settings.items():
+            lower = section if section == _DEFAULT else section.lower()
+            for name, values in options.items():
+                self._former.setdefault(lower, {}).setdefault(name, []).extend(values)
+        self._addresses: set[str] = set()  # of cards with a type of mediated devices
+        self._special: Mapping[tuple[str, str], Callable[[Sequence[str]], tuple[Kind, str]]] = {
+            (_DEFAULT, "transport_url"): self._convert_bus,
+            ("oslo_messaging_notifications", "transport_url"): self._convert_notifications,
+            ("database", "connection"): lambda values: self._convert_database("connection", values),
+            ("database", "slave_connection"): lambda values: self._convert_database(
+                "slave_connection", values
+            ),
+            ("oslo_policy", "policy_file"): self._convert_policy,
+            ("api", "enable_ssl_api"): self._convert_tls,
+            ("agent", "enabled_drivers"): self._convert_drivers,
+            ("pci", "passthrough_whitelist"): lambda values: self._add_rules(
+                "generic", device_rules.convert_specs("generic", values)
+            ),
+            ("nvme", "erase_timeout"): self._convert_erase_timeout,
+            ("nvme", "device_spec"): lambda values: self._add_rules(
+                "nvme", device_rules.convert_specs("nvme", values)
+            ),
+            (_GPU, "enabled_vgpu_types"): self._convert_mdev_types,
+            (_GPU, "filter_sriov_vfs"): self._convert_filter,
+            ("nic_devices", "enabled_nic_types"): self._convert_nic_types,
+            (_NIC, "physical_device_mappings"): self._convert_networks,
+            (_NIC, "function_device_mappings"): self._convert_functions,
+            (_NIC, "device_addresses"): self._convert_nic_addresses,
+            ("glance", "verify_glance_signatures"): self._convert_signatures,
+        }
 
+    def run(self) -> Conversion:
+        for section, options in self._former.items():
+            for name, values in options.items():
+                kind, note = self._convert(section, name, values)
+                self._result.outcomes.append(Outcome(kind, section, name, note))
+        self._add_credentials()
+        return self._result
 
-def _convert_drivers(result: Conversion, values: Sequence[str]) -> None:
-    backends: list[str] = []
-    for name in _split(values):
-        backend = COUNTERPARTS.get(name)
-        if backend is None:
-            result.notes.append(
-                f"[agent] enabled_drivers: {name} has no counterpart; the driver generic offers "
-                "any PCI function"
-            )
-        elif backend not in backends:
-            backends.append(backend)
-    result.set("agent", "enabled_drivers", [",".join(backends)])
-    if "gpu" in backends:
-        # The other driver offers every display controller of NVIDIA as a whole, and virtual
-        # functions too, unless filter_sriov_vfs is set; a rule here offers no virtual function.
-        result.set("gpu", "devices", ["vendor=10de,class=03"])
-    if "fake" in backends:
-        result.set("agent", "allow_reference_drivers", ["true"])
+    def _convert(self, section: str, name: str, values: Sequence[str]) -> tuple[Kind, str]:
+        place = (section, name)
+        if place in RENAMED:
+            place = section, name = RENAMED[place]
+        if (special := self._special.get(place)) is not None:
+            return special(values)
+        if section.startswith(_VGPU) and name == "device_addresses":
+            return self._convert_mdev_addresses(section)
+        if place in NOT_NEEDED:
+            return Kind.NOT_NEEDED, NOT_NEEDED[place]
+        if section in SECTIONS:
+            return SECTIONS[section]
+        if place in REPLACED and (place[0] == _DEFAULT or not self._is_known(section, name)):
+            return Kind.REPLACED, REPLACED[place]
+        if self._is_known(section, name):
+            return self._keep(section, name, values)
+        if section in LIBRARIES | SERVICES or place in LOG_OPTIONS:
+            return Kind.NOT_NEEDED, "the installed library has no such option"
+        return Kind.NOT_NEEDED, _UNKNOWN
 
+    def _is_known(self, section: str, name: str) -> bool:
+        """Return whether the service or a library has an option.
 
-def _convert_specs(
-    result: Conversion, backend: str, place: tuple[str, str], values: Sequence[str]
-) -> None:
-    """Convert JSON objects that select PCI functions to rules."""
-    for value in values:
-        try:
-            loaded = json.loads(value)
-        except ValueError:
-            result.drop(*place, f"{value} is no JSON")
-            continue
-        for spec in loaded if isinstance(loaded, list) else [loaded]:
-            rule = _make_rule(spec)
-            if rule is None:
-                result.drop(*place, f"{json.dumps(spec)} has no rule with the same meaning")
-                continue
-            result.set(backend, "devices", [rule])
-            if ignored := sorted(set(spec) - set(_SPEC_KEYS)):
-                result.notes.append(
-                    f"[{backend}] devices = {rule}: the keys {', '.join(ignored)} are dropped"
+        A host without a library, such as that of an agent, does not know its options: all are kept.
+        """
+        if section not in self._known:
+            return section in LIBRARIES
+        return name in self._known[section]
+
+    def _keep(self, section: str, name: str, values: Sequence[str]) -> tuple[Kind, str]:
+        """Keep the values of an option, unless this service would not start with them."""
+        for value in values:
+            if (reference := self._find_unknown_reference(section, value)) is not None:
+                # This directory has a default, and nothing of the former service in it is used.
+                kind = Kind.REPLACED if name == "state_path" else Kind.BY_HAND
+                return kind, (
+                    f"its value refers to ${reference}, which this service does not have: write "
+                    f"[{section}] {name}"
                 )
+            parse = self._known.get(section, {}).get(name)
+            if parse is None or "$" in value:
+                continue
+            try:
+                parse(value)
+            except ValueError as exc:
+                return Kind.BY_HAND, f"{exc}: write [{section}] {name}"
+        self._result.set(section, name, values)
+        return Kind.CONVERTED, ""
 
-
-def _make_rule(spec: Any) -> str | None:
-    if not isinstance(spec, dict):
+    def _find_unknown_reference(self, section: str, value: str) -> str | None:
+        """Return the first option that a value refers to, as ``$name``, and that does not exist."""
+        for escaped, group, name in _REFERENCE.findall(value):
+            sections = [group] if group else [section, _DEFAULT]
+            if not escaped and not any(name in self._known.get(found, ()) for found in sections):
+                return f"{group}.{name}" if group else str(name)
         return None
-    parts = []
-    for key, name in _SPEC_KEYS.items():
-        value = spec.get(key, "*")
-        if not isinstance(value, str) or not _VALUE.fullmatch(value):
-            return None
-        if value != "*":
-            parts.append(f"{name}={value}")
-    return ",".join(parts) or None
 
+    def _convert_bus(self, values: Sequence[str]) -> tuple[Kind, str]:
+        if not values[-1].startswith(_BUS_SCHEMES):
+            return Kind.BY_HAND, (
+                "the message broker is RabbitMQ: write [DEFAULT] transport_url = "
+                "rabbit://USER:PASSWORD@HOST:5672/"
+            )
+        return self._keep(_DEFAULT, "transport_url", values)
 
-def _convert_vgpus(result: Conversion, settings: Settings) -> None:
-    for mdev_type in _split(settings.get(_GPU, {}).get("enabled_vgpu_types", ())):
-        section = settings.get(f"{_VGPU}{mdev_type}", {})
-        addresses = _split(section.get("device_addresses", ()))
-        rules = [f"address={address},type={mdev_type}" for address in addresses]
-        result.set("gpu", "mdev_types", rules or [f"vendor=10de,type={mdev_type}"])
+    def _convert_notifications(self, values: Sequence[str]) -> tuple[Kind, str]:
+        section, name = "oslo_messaging_notifications", "transport_url"
+        if values[-1] and not values[-1].startswith(_BUS_SCHEMES):
+            return Kind.BY_HAND, (
+                "notifications go to [DEFAULT] transport_url; for another message broker install "
+                f"the library of its driver, then write [{section}] {name} as before"
+            )
+        return self._keep(section, name, values)
+
+    def _convert_database(self, name: str, values: Sequence[str]) -> tuple[Kind, str]:
+        url = values[-1]
+        # The services need this driver, and set init_command themselves.
+        url = re.sub(r"^(mysql|mariadb)(\+\w+)?:", "mysql+pymysql:", url)
+        url = re.sub(r"([?&])init_command=[^&]*&?", r"\1", url).rstrip("?&")
+        kind, note = self._keep("database", name, [url])
+        if kind is Kind.CONVERTED:
+            kind, note = (
+                Kind.BY_HAND,
+                ("it names the database of OpenStack Cyborg: write the new, empty database"),
+            )
+        return kind, note
+
+    def _convert_policy(self, values: Sequence[str]) -> tuple[Kind, str]:
+        kind, note = self._keep("oslo_policy", "policy_file", values)
+        return kind, note or "check its rules by cyborg-status upgrade check: some names differ"
+
+    def _convert_tls(self, values: Sequence[str]) -> tuple[Kind, str]:
+        return (Kind.BY_HAND if _is_true(values) else Kind.NOT_NEEDED), TLS_OF_API
+
+    def _convert_drivers(self, values: Sequence[str]) -> tuple[Kind, str]:
+        backends: list[str] = []
+        by_hand: list[str] = []
+        for name in _split(values[-1:]):
+            backend = COUNTERPARTS.get(name)
+            if backend is None:
+                by_hand.append(
+                    f"{name} has no counterpart: to offer its devices without host work, write "
+                    "[generic] devices = RULE"
+                )
+                continue
+            if backend not in backends:
+                backends.append(backend)
+            rules = device_rules.DRIVER_RULES.get(name, ())
+            if rules and not (backend == "nic" and self._nic_addresses()):
+                self._result.set(backend, "devices", rules)
+        if backends:
+            self._result.set("agent", "enabled_drivers", [",".join(backends)])
+        if "fake" in backends:
+            self._result.set("agent", "allow_reference_drivers", ["true"])
+        return (Kind.BY_HAND if by_hand else Kind.CONVERTED), "; ".join(by_hand)
+
+    def _add_rules(self, backend: str, found: Rules, name: str = "devices") -> tuple[Kind, str]:
+        if found.rules:
+            self._result.set(backend, name, found.rules)
+        kind = Kind.BY_HAND if found.by_hand else Kind.CONVERTED
+        return kind, "; ".join([*found.by_hand, *found.remarks])
+
+    def _convert_erase_timeout(self, values: Sequence[str]) -> tuple[Kind, str]:
+        if not re.fullmatch(r"[0-9]{2,5}", values[-1]) or not 30 <= int(values[-1]) <= 86400:
+            return Kind.BY_HAND, "write [nvme] erase_timeout = SECONDS, from 30 to 86400"
+        self._result.set("nvme", "erase_timeout", values[-1:])
+        return Kind.CONVERTED, ""
+
+    def _mdev_types(self) -> list[str]:
+        return _split(self._former.get(_GPU, {}).get("enabled_vgpu_types", ())[-1:])
+
+    def _convert_mdev_types(self, values: Sequence[str]) -> tuple[Kind, str]:
+        by_hand: list[str] = []
+        for mdev_type in self._mdev_types():
+            section = self._former.get(f"{_VGPU}{mdev_type}".lower(), {})
+            addresses = _split(section.get("device_addresses", ())[-1:])
+            found = device_rules.convert_mdev_type(mdev_type, addresses, self._addresses)
+            self._add_rules("gpu", found, "mdev_types")
+            by_hand += found.by_hand
+        return (Kind.BY_HAND if by_hand else Kind.CONVERTED), "; ".join(by_hand)
+
+    def _convert_mdev_addresses(self, section: str) -> tuple[Kind, str]:
+        if section in {f"{_VGPU}{mdev_type}".lower() for mdev_type in self._mdev_types()}:
+            return Kind.CONVERTED, ""
+        return Kind.NOT_NEEDED, "[gpu_devices] enabled_vgpu_types does not name the type"
+
+    def _convert_filter(self, values: Sequence[str]) -> tuple[Kind, str]:
+        if _is_true(values):
+            return Kind.CONVERTED, ""
+        return Kind.REPLACED, (
+            "virtual functions are not offered as whole GPUs; to offer them as CUSTOM_GPU_VF, "
+            "write [gpu] devices = vendor=10de,class=0300|0302,functions=vf"
+        )
+
+    def _convert_nic_types(self, values: Sequence[str]) -> tuple[Kind, str]:
+        return Kind.NOT_NEEDED, "the driver has one section, [nic]"
+
+    def _has_nic_section(self) -> bool:
+        types = self._former.get("nic_devices", {}).get("enabled_nic_types", ())
+        return _NIC in _split(types[-1:])
+
+    def _nic_addresses(self) -> list[str]:
+        values = self._former.get(_NIC, {}).get("device_addresses", ())
+        return _split(values[-1:]) if self._has_nic_section() else []
+
+    def _convert_nic_option(self, convert: Callable[[], tuple[Kind, str]]) -> tuple[Kind, str]:
+        if not self._has_nic_section():
+            return Kind.NOT_NEEDED, f"[nic_devices] enabled_nic_types does not name {_NIC}"
+        return convert()
+
+    def _convert_nic_addresses(self, values: Sequence[str]) -> tuple[Kind, str]:
+        return self._convert_nic_option(
+            lambda: self._add_rules(
+                "nic", device_rules.convert_nic_addresses(self._nic_addresses())
+            )
+        )
+
+    def _convert_networks(self, values: Sequence[str]) -> tuple[Kind, str]:
+        found = device_rules.convert_networks(_split(values[-1:]))
+        found.rules = [",".join(found.rules)] if found.rules else []
+        return self._convert_nic_option(lambda: self._add_rules("nic", found, "physical_networks"))
+
+    def _convert_functions(self, values: Sequence[str]) -> tuple[Kind, str]:
+        found = device_rules.convert_functions(_split(values[-1:]))
+        return self._convert_nic_option(lambda: self._add_rules("nic", found))
+
+    def _convert_signatures(self, values: Sequence[str]) -> tuple[Kind, str]:
+        if not _is_true(values):
+            return self._keep("glance", "require_signature", values)
+        if not _split(self._former["glance"].get("default_trusted_certificate_ids", ())[-1:]):
+            return Kind.BY_HAND, (
+                "write [glance] require_signature = true and [glance] trusted_certificates, the "
+                "uuids of the certificates of the signers"
+            )
+        self._keep("glance", "require_signature", values)
+        return Kind.CONVERTED, "it needs the extra signatures"
+
+    def _add_credentials(self) -> None:
+        """Use the credentials of the service where the conductor has none; it would not start."""
+        if "connection" not in self._former.get("database", {}):
+            return  # the file of an agent
+        own = self._former.get("keystone_authtoken", {})
+        has_own = any(name in own for name in _CREDENTIALS)
+        for section in ("placement", "nova"):
+            options = self._former.get(section, {})
+            if any(name in options for name in (*_CREDENTIALS, "endpoint_override")):
+                continue
+            if has_own:
+                self._result.set(section, "auth_section", ["keystone_authtoken"])
+                kind, note = Kind.CONVERTED, "added: the credentials of [keystone_authtoken]"
+            else:
+                kind, note = Kind.BY_HAND, f"write [{section}] auth_type and its credentials"
+            self._result.added.append(Outcome(kind, section, "auth_section", note))
+        strategy = self._former.get(_DEFAULT, {}).get("auth_strategy", ["keystone"])[-1]
+        if not has_own and strategy == "keystone":
+            note = "write [keystone_authtoken] auth_type and the credentials of the service"
+            self._result.added.append(
+                Outcome(Kind.BY_HAND, "keystone_authtoken", "auth_type", note)
+            )
 
 
 def _split(values: Sequence[str]) -> list[str]:
     return [item.strip() for value in values for item in value.split(",") if item.strip()]
+
+
+def _is_true(values: Sequence[str]) -> bool:
+    return values[-1].strip().lower() in _TRUE

@@ -6,9 +6,7 @@ neither stored nor logged, and the token is in the response only: there is no co
 """
 
 import json
-import threading
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -20,6 +18,7 @@ from webob import exc
 
 from cyborg.api.auth import KEYSTONE_TIMEOUT
 from cyborg.api.body import BodyReader
+from cyborg.api.console.throttle import Throttle, client_key
 from cyborg.api.middleware import JSON, check_content_length
 from cyborg.core.errors import Invalid, Misconfigured, Unavailable
 from cyborg.core.validation import check_text
@@ -27,21 +26,8 @@ from cyborg.core.validation import check_text
 MAX_BODY = 8192
 """Maximum number of bytes of a request."""
 
-MAX_CONCURRENT = 2
-"""Maximum number of calls of keystone at the same time in one process.
-
-Other sign-ins get 429. Without the limit, a keystone that hangs would block every thread of the
-API, and anybody could try passwords as fast as keystone compares them.
-"""
-
-MAX_BODIES = 4
-"""Maximum number of sign-ins whose body is read at the same time in one process."""
-
 BODY_TIMEOUT = 3.0
 """Seconds to receive the body of a client that is not authenticated."""
-
-RETRY_SECONDS = 2
-"""Seconds after which a client may repeat a sign-in that got 429."""
 
 MAX_VALUE = 1024
 """Maximum number of characters of a user name, a password or another value."""
@@ -61,8 +47,7 @@ class SignIn:
 
     def __init__(self, conf: cfg.ConfigOpts) -> None:
         self._conf = conf
-        self._calls = threading.BoundedSemaphore(MAX_CONCURRENT)
-        self._bodies = threading.BoundedSemaphore(MAX_BODIES)
+        self._throttle = Throttle()
         self._read_body = BodyReader(self._answer, conf, BODY_TIMEOUT)
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -77,12 +62,13 @@ class SignIn:
             raise exc.HTTPLengthRequired("sign-in: send Content-Length")
         # The client is not authenticated, and may send the body slowly: it must not keep others
         # from keystone, nor block more than a few threads.
-        with _slot(self._bodies):
+        with self._throttle.admit(client_key(environ.get("REMOTE_ADDR"))):
             return self._read_body(environ, start_response)
 
     def _answer(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         credentials = _parse(environ["wsgi.input"].read())
-        with _slot(self._calls):
+        user = (credentials["user_domain"].casefold(), credentials["user"].casefold())
+        with self._throttle.call(client_key(environ.get("REMOTE_ADDR")), user):
             document = self._authenticate(keystone_url(self._conf), credentials)
         response = webob.Response(body=json.dumps(document).encode(), status=201, content_type=JSON)
         response.headers["Cache-Control"] = "no-store"
@@ -133,20 +119,6 @@ class SignIn:
         public = self._conf.keystone_authtoken.www_authenticate_uri
         challenge = f'Keystone uri="{public}"' if public else "Keystone"
         return exc.HTTPUnauthorized(text, headers={"WWW-Authenticate": challenge})
-
-
-@contextmanager
-def _slot(slots: threading.Semaphore) -> Iterator[None]:
-    """Take one of the slots. Raise HTTPTooManyRequests if there is none."""
-    if not slots.acquire(blocking=False):
-        raise exc.HTTPTooManyRequests(
-            "too many sign-ins at the same time, retry in a few seconds",
-            headers={"Retry-After": str(RETRY_SECONDS)},
-        )
-    try:
-        yield
-    finally:
-        slots.release()
 
 
 def _is_rejection(status: int) -> bool:

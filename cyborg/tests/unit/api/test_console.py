@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from cyborg.api.console import files, sign_in
+from cyborg.api.console import files, sign_in, throttle
 from cyborg.testing.fake_keystone import FakeKeystone
 from cyborg.tests.fixtures.clouds.api import ApiEnv, error_message
 from cyborg.tests.fixtures.machine.options import make_conf
@@ -179,7 +179,7 @@ def test_client_that_sends_its_body_slowly_delays_no_other_one(
         headers = {"Content-Type": "application/json"}
         keystone_console.call("POST", "/ui/sign-in", headers=headers, **environ)
 
-    threads = [threading.Thread(target=send_slowly) for _ in range(sign_in.MAX_CONCURRENT)]
+    threads = [threading.Thread(target=send_slowly) for _ in range(throttle.MAX_CALLS)]
     for thread in threads:
         thread.start()
         assert started.acquire(timeout=30)
@@ -259,9 +259,10 @@ def test_sign_ins_beyond_the_limit_are_429(
         return {}
 
     monkeypatch.setattr(sign_in.SignIn, "_authenticate", wait)
+    monkeypatch.setattr(throttle, "QUEUE_TIMEOUT", 0)
     threads = [
         threading.Thread(target=keystone_console.call, args=("POST", "/ui/sign-in", CREDENTIALS))
-        for _ in range(sign_in.MAX_CONCURRENT)
+        for _ in range(throttle.MAX_CALLS)
     ]
     for thread in threads:
         thread.start()
@@ -273,3 +274,33 @@ def test_sign_ins_beyond_the_limit_are_429(
     for thread in threads:
         thread.join()
     assert keystone_console.call("POST", "/ui/sign-in", CREDENTIALS).status_int == 201
+
+
+def test_sign_ins_beside_two_loops_of_wrong_passwords_all_succeed(
+    keystone_console: ApiEnv, fake_keystone: FakeKeystone
+) -> None:
+    stop = threading.Event()
+    wrong = {**CREDENTIALS, "user": "bob", "password": "wrong"}
+    statuses: list[int] = []
+
+    def try_passwords(address: str) -> None:
+        while not stop.is_set():
+            answer = keystone_console.call("POST", "/ui/sign-in", wrong, REMOTE_ADDR=address)
+            statuses.append(answer.status_int)
+
+    loops = [threading.Thread(target=try_passwords, args=[f"192.0.2.{n}"]) for n in (1, 2)]
+    for loop in loops:
+        loop.start()
+    try:
+        found = [
+            keystone_console.call(
+                "POST", "/ui/sign-in", CREDENTIALS, REMOTE_ADDR=f"198.51.100.{number}"
+            ).status_int
+            for number in range(20)
+        ]
+    finally:
+        stop.set()
+        for loop in loops:
+            loop.join()
+    assert found == [201] * 20
+    assert set(statuses) == {401, 429}

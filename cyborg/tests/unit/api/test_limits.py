@@ -92,6 +92,11 @@ def test_create_over_a_limit_is_forbidden(
     )
     # An administrator creates the requests of other projects to evacuate a host.
     assert create("admin").status_int == 201
+    # A context stays in the project of its creator, whoever that is.
+    admin = {"X-Auth-Token": fake_keystone.issue_token(["admin"], "project-1"), **LATEST}
+    context = api.call("POST", "/v2/device_contexts", {"resources": {"FPGA": 1}}, admin)
+    assert context.status_int == 403
+    assert "project project-1 uses 5 units of FPGA" in error_message(context)
 
 
 def test_bind_over_a_limit_is_forbidden(limited_api: ApiEnv) -> None:

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Limits of the sign-ins of clients that are not authenticated yet, in one process.
+
+Nobody can keep others out: an address has one sign-in at a time, the others wait for a call of
+keystone in the order of their arrival, and who sends wrong passwords waits longer each time.
+"""
+
+import ipaddress
+import math
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+
+from webob import exc
+
+from cyborg.api.auth import is_local
+
+MAX_CALLS = 2
+"""Maximum number of calls of keystone at the same time.
+
+Without the limit, a keystone that hangs would block every thread of the API, and anybody could try
+passwords as fast as keystone compares them.
+"""
+
+MAX_SIGN_INS = 4
+"""Maximum number of sign-ins at the same time: those that send a body, wait, or call keystone."""
+
+QUEUE_TIMEOUT = 6.0
+"""Maximum seconds to wait for a call of keystone, a little more than one call may take."""
+
+FREE_FAILURES = 3
+"""Failures without a wait: everybody mistypes a password."""
+
+MAX_WAIT = 60
+"""Maximum seconds between two attempts of one user or address."""
+
+FORGET_AFTER = 600.0
+"""Seconds after the last failure until the failures of a user or an address are forgotten."""
+
+MAX_KEYS = 4096
+"""Maximum number of users and addresses that are remembered; the oldest are forgotten first."""
+
+_IPV6_PREFIX = 64
+
+
+def client_key(address: str | None) -> str | None:
+    """Return the key of a client's address, None for a peer on this machine, which is a proxy.
+
+    Of several forwarded addresses, the last one is that of the proxy's client: a client can send
+    the others. A client has a whole network of IPv6 addresses.
+    """
+    last = (address or "").rpartition(",")[2].strip()
+    if is_local(last):
+        return None
+    try:
+        parsed = ipaddress.ip_address(last)
+    except ValueError:
+        return last
+    if parsed.version == 6 and parsed.ipv4_mapped is None:
+        return str(ipaddress.ip_network((parsed, _IPV6_PREFIX), strict=False))
+    return str(getattr(parsed, "ipv4_mapped", None) or parsed)
+
+
+class Failures:
+    """The failed attempts of users and addresses, and how long these must wait."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._found: OrderedDict[Hashable, tuple[int, float]] = OrderedDict()
+
+    def add(self, key: Hashable) -> None:
+        """Count a failure."""
+        number, _ = self._recent(key)
+        self._found[key] = (number + 1, self._clock())
+        self._found.move_to_end(key)
+        if len(self._found) > MAX_KEYS:
+            self._found.popitem(last=False)
+
+    def remove(self, key: Hashable) -> None:
+        """Forget the failures of a key."""
+        self._found.pop(key, None)
+
+    def seconds_to_wait(self, key: Hashable) -> float:
+        """Return the seconds until the next attempt, 0 or less if there is no wait."""
+        number, at = self._recent(key)
+        if number < FREE_FAILURES:
+            return 0
+        wait: int = min(MAX_WAIT, 2 ** min(number - FREE_FAILURES, 10))
+        return at + wait - self._clock()
+
+    def _recent(self, key: Hashable) -> tuple[int, float]:
+        number, at = self._found.get(key, (0, 0.0))
+        return (number, at) if self._clock() < at + FORGET_AFTER else (0, 0.0)
+
+
+class Throttle:
+    """Admits sign-ins to keystone."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._calls = threading.BoundedSemaphore(MAX_CALLS)
+        self._sign_ins = threading.BoundedSemaphore(MAX_SIGN_INS)
+        self._lock = threading.Lock()
+        self._failures = Failures(clock)
+        self._addresses: set[str] = set()
+        self._known = OrderedDict[tuple[Hashable, str], None]()
+
+    @contextmanager
+    def admit(self, client: str | None) -> Iterator[None]:
+        """Admit one sign-in of a client's address until the end of the block.
+
+        A body that does not arrive in time is a failure of the address, as a wrong password is.
+        Raise HTTPTooManyRequests.
+        """
+        if client is None:
+            with _slot(self._sign_ins, timeout=0):
+                yield
+            return
+        with self._lock:
+            _check_wait(self._failures.seconds_to_wait(client), "of this address")
+            if client in self._addresses:
+                raise _too_many("a sign-in of this address is under way", 1)
+            self._addresses.add(client)
+        try:
+            with _slot(self._sign_ins, timeout=0):
+                yield
+        except (exc.HTTPUnauthorized, exc.HTTPRequestTimeout):
+            with self._lock:
+                self._failures.add(client)
+            raise
+        finally:
+            with self._lock:
+                self._addresses.discard(client)
+
+    @contextmanager
+    def call(self, client: str | None, user: Hashable) -> Iterator[None]:
+        """Admit one call of keystone for a user, which waits for its turn.
+
+        Wrong passwords that others send do not delay a user at an address that has signed in.
+        Raise HTTPTooManyRequests.
+        """
+        with self._lock:
+            if client is None or (user, client) not in self._known:
+                _check_wait(self._failures.seconds_to_wait(user), "of this user")
+        with _slot(self._calls, QUEUE_TIMEOUT):
+            try:
+                yield
+            except exc.HTTPUnauthorized:
+                with self._lock:
+                    self._failures.add(user)
+                    self._known.pop((user, client or ""), None)
+                raise
+        with self._lock:
+            self._failures.remove(user)
+            if client is not None:
+                self._known[user, client] = None
+                if len(self._known) > MAX_KEYS:
+                    self._known.popitem(last=False)
+
+
+@contextmanager
+def _slot(slots: threading.Semaphore, timeout: float) -> Iterator[None]:
+    """Take one of the slots. Raise HTTPTooManyRequests if there is none in time."""
+    if not slots.acquire(timeout=timeout):
+        raise _too_many("too many sign-ins at the same time", 2)
+    try:
+        yield
+    finally:
+        slots.release()
+
+
+def _check_wait(seconds: float, owner: str) -> None:
+    if seconds > 0:
+        raise _too_many(f"too many failed sign-ins {owner}", math.ceil(seconds))
+
+
+def _too_many(reason: str, seconds: int) -> exc.HTTPTooManyRequests:
+    return exc.HTTPTooManyRequests(
+        f"{reason}, retry in {seconds} s", headers={"Retry-After": str(seconds)}
+    )

@@ -8,10 +8,13 @@ import sys
 from importlib import metadata
 from typing import Any
 
-from cyborg.cli.commands import USAGE_NOTE, CommandManager
+from cliff.help import HelpExit
+
+from cyborg.cli.commands import CommandManager
 from cyborg.cli.common import base
 from cyborg.cli.common.redaction import HIDDEN, RedactedStream, find_secrets
 from cyborg.cli.common.rest import DEFAULT_MICROVERSION, DEFAULT_TIMEOUT, RestClient
+from cyborg.cli.help.screen import USAGE, write_screen
 
 LOG = logging.getLogger(__name__)
 
@@ -25,7 +28,7 @@ class CyborgApp(base.RestApp):
     def __init__(self, argv: list[str]) -> None:
         self._argv = argv
         super().__init__(
-            description=f"Manage the accelerators of an OpenStack cloud. {USAGE_NOTE}",
+            description="Options before the command; 'cyborg --help' lists the commands.",
             version=metadata.version("cyborg"),
             command_manager=CommandManager("cyborg.cli", convert_underscores=False),
             # "cyborg device-list --help" must print the help of device-list.
@@ -42,7 +45,13 @@ class CyborgApp(base.RestApp):
         from openstack import config
 
         # No abbreviations: the set of options depends on the authentication plug-in.
-        parser = super().build_option_parser(description, version, {"allow_abbrev": False})
+        arguments = {"allow_abbrev": False, "usage": USAGE}
+        parser = super().build_option_parser(description, version, arguments)
+        parser.add_argument(
+            "--help-auth",
+            action="store_true",
+            help="Show these options, which depend on --os-auth-type, and exit.",
+        )
         config.OpenStackConfig().register_argparse_arguments(parser, self._argv, ["accelerator"])
         parser.set_defaults(os_accelerator_api_version=None, timeout=None)
         for action in parser._actions:
@@ -53,6 +62,16 @@ class CyborgApp(base.RestApp):
             if action.dest == "os_accelerator_api_version":
                 action.help = f"Requested microversion of the API, default {DEFAULT_MICROVERSION}"
         return parser
+
+    def print_help_if_requested(self) -> None:
+        """Print the commands for --help, or the options before a command for --help-auth."""
+        if self.options.help_auth:
+            self.parser.print_help(self.stdout)
+        elif self.options.deferred_help:
+            write_screen(self.stdout)
+        else:
+            return
+        raise HelpExit
 
     def run(self, argv: list[str]) -> int:
         """Run one command and restore the logging configuration of the process."""

@@ -7,15 +7,20 @@ from typing import Any
 from cliff import commandmanager
 from stevedore import named
 
-USAGE_NOTE = (
-    "Every command can be written with spaces, the noun first: 'cyborg device list' is "
-    "'cyborg device-list', and 'cyborg driver install' is 'cyborg install-driver'."
-)
+from cyborg.cli.help.table import COMMANDS
+
 MAX_WORDS = 4  # of a command
-# Commands whose spelling with spaces is not a permutation of their words.
-ALIASES = {"service-discover": "discover-services", "audit-create": "audit"}
-# Not declared in setup.cfg: openstack has its own command, also for the commands of our plug-in.
-COMPLETE = metadata.EntryPoint("complete", "cyborg.cli.completion.command:Complete", "cyborg.cli")
+ALIASES = {
+    entry.openstack.replace(" ", "-"): entry.name
+    for entry in COMMANDS.values()
+    if " " in entry.openstack
+}
+"""The names of the commands by their spelling in ``openstack accelerator``."""
+# Not declared in setup.cfg: openstack has its own commands, also for the commands of our plug-in.
+OWN_COMMANDS = {
+    name: metadata.EntryPoint(name, f"cyborg.cli.{path}", "cyborg.cli")
+    for name, path in (("complete", "completion.command:Complete"), ("help", "help.screen:Help"))
+}
 
 
 class CommandManager(commandmanager.CommandManager):
@@ -29,9 +34,9 @@ class CommandManager(commandmanager.CommandManager):
         self.commands.update((entry.name, entry) for entry in unloaded.list_entry_points())
 
     def add_command(self, name: str, command_class: Any) -> None:
-        """Add a command of cliff; the command ``complete`` is our own, for more shells."""
-        if name == COMPLETE.name:
-            self.commands[name] = COMPLETE
+        """Add a command of cliff, unless there is one of our own with its name."""
+        if name in OWN_COMMANDS:
+            self.commands[name] = OWN_COMMANDS[name]
         else:
             super().add_command(name, command_class)
 
@@ -48,5 +53,5 @@ class CommandManager(commandmanager.CommandManager):
 
     def _name(self, arguments: list[str]) -> str | None:
         joined, rotated = "-".join(arguments), "-".join([arguments[-1], *arguments[:-1]])
-        names = (joined, rotated, ALIASES.get(joined))
+        names = (joined, rotated, ALIASES.get(joined, ""))
         return next((name for name in names if name in self.commands), None)

@@ -17,6 +17,7 @@ from cliff import command
 import cyborg
 from cyborg.cli.common.errors import CommandError
 from cyborg.cli.common.rest import DEFAULT_MICROVERSION
+from cyborg.cli.help.table import COMMANDS
 from cyborg.osc import plugin
 
 ROOT = Path(cyborg.__file__).parent.parent
@@ -28,13 +29,21 @@ def entries() -> dict[str, metadata.EntryPoint]:
     return {entry.name: entry for entry in metadata.entry_points(group=GROUP)}
 
 
-def test_installed_commands_match_setup_cfg() -> None:
+@pytest.mark.static
+def test_setup_cfg_has_the_commands_of_the_table() -> None:
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     if not setup.has_section("entry_points"):
         pytest.skip("not run from a source tree")
-    lines = setup["entry_points"][GROUP].strip().splitlines()
-    assert {line.partition("=")[0].strip() for line in lines} == set(entries())
+    plugin_names = [entry.entry_point for entry in COMMANDS.values() if entry.is_own]
+    for group, points in (
+        ("cyborg.cli", {name: f"cyborg.cli.{entry.path}" for name, entry in COMMANDS.items()}),
+        (GROUP, {name: f"cyborg.osc.commands:{name}" for name in plugin_names}),
+    ):
+        expected = "\n".join(f"{name} = {path}" for name, path in sorted(points.items()))
+        assert setup["entry_points"][group].strip() == expected
+        installed = {entry.name: entry.value for entry in metadata.entry_points(group=group)}
+        assert installed == points, "install the project again"
 
 
 @pytest.mark.parametrize("name", sorted(entries()))
@@ -46,40 +55,12 @@ def test_every_command_is_based_on_cyborg_command(name: str) -> None:
     assert plugin_command.__doc__ == base.__doc__
 
 
-# Commands whose words are in another order, or have another noun, in ``openstack accelerator``.
-OTHER_NAMES = {
-    "accelerator-list": "list",
-    "accelerator-show": "show",
-    "accelerator-update": "set",
-    "attach-host": "host attachment create",
-    "attach-instance": "attachment create",
-    "attribute-create": "device attribute create",
-    "attribute-delete": "device attribute delete",
-    "attribute-list": "device attribute list",
-    "audit": "audit create",
-    "detach-host": "host attachment delete",
-    "detach-instance": "attachment delete",
-    "device-custody": "device custody show",
-    "discover-services": "service discover",
-    "install-driver": "driver install",
-    "uninstall-driver": "driver uninstall",
-    "update-driver": "driver update",
-}
-
-
-def test_every_command_of_cyborg_is_a_command_of_openstack() -> None:
-    """python-cyborgclient has some of them, and this plug-in has the others."""
-    own = {entry.name for entry in metadata.entry_points(group="cyborg.cli")}
-    installed = {*entries(), *metadata.entry_points(group="openstack.accelerator.v2").names}
-    assert len(own) > 60
-    assert set(OTHER_NAMES) <= own
-    names = {name: OTHER_NAMES.get(name, name.replace("-", " ")) for name in own}
-    missing = {
-        name
-        for name, words in names.items()
-        if f"accelerator_{words.replace(' ', '_')}" not in installed
-    }
-    assert missing == set()
+def test_commands_of_others_are_installed_with_python_cyborgclient() -> None:
+    """This plug-in has all commands that the other clients do not have."""
+    others = metadata.entry_points(group="openstack.accelerator.v2").names
+    foreign = {entry.entry_point for entry in COMMANDS.values() if not entry.is_own}
+    assert foreign <= others
+    assert not others & set(entries())
 
 
 @pytest.mark.slow

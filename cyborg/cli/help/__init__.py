@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All commands by task, and the help screen that shows them."""

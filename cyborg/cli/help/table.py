@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of all commands: task, noun, class, and spelling in ``openstack accelerator``.
+
+The entry points of setup.cfg repeat it, since they are static; a test compares them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class CommandEntry:
+    """A command of ``cyborg``.
+
+    ``path`` is its class, such as ``devices:List``, below ``cyborg.cli``. ``openstack`` has its
+    words after ``openstack accelerator``; without ``is_own`` they are a command of
+    python-openstackclient or python-cyborgclient, which this plug-in does not replace.
+    """
+
+    name: str
+    path: str
+    openstack: str
+    is_own: bool
+
+    @property
+    def entry_point(self) -> str:
+        """Return the name of the entry point of the plug-in of ``openstack``."""
+        return f"accelerator_{self.openstack.replace(' ', '_')}"
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """The commands of one noun for one task; ``text`` says what they are for."""
+
+    noun: str
+    text: str
+    commands: Sequence[CommandEntry]
+
+
+def _topic(noun: str, text: str, *lines: str) -> Topic:
+    """Return a topic; each line has the name, the path, and the words in ``openstack``.
+
+    By default the words are those of the name. Words in parentheses are a command of others.
+    """
+    entries = []
+    for line in lines:
+        name, path, *words = line.split(maxsplit=2)
+        spelling = words[0] if words else name.replace("-", " ")
+        entries.append(CommandEntry(name, path, spelling.strip("()"), spelling[0] != "("))
+    return Topic(noun, text, entries)
+
+
+TASKS: Mapping[str, Sequence[Topic]] = {
+    "See": (
+        _topic(
+            "top|topology",
+            "cloud at a glance; hosts as trees",
+            "top views.top:Top",
+            "topology views.topology:Topology",
+        ),
+        _topic(
+            "device",
+            "devices, and why one is not offered",
+            "device-list devices:List (device list)",
+            "device-show devices:Show (device show)",
+            "device-custody custody:Custody device custody show",
+        ),
+        _topic(
+            "accelerator",
+            "what can be attached, and its owner",
+            "accelerator-list accelerators:List list",
+            "accelerator-show accelerators:Show show",
+        ),
+        _topic(
+            "arq",
+            "accelerator requests of servers",
+            "arq-list arqs:List (arq list)",
+            "arq-show arqs:Show (arq show)",
+        ),
+        _topic(
+            "attachment",
+            "accelerators added to servers",
+            "attachment-list attachments:List",
+            "attachment-show attachments:Show",
+        ),
+        _topic(
+            "device context",
+            "requests of their own",
+            "device-context-list device_contexts:List",
+            "device-context-show device_contexts:Show",
+            "device-context-explain device_contexts:Explain",
+            "device-context-candidates device_contexts:Candidates",
+        ),
+        _topic(
+            "device profile",
+            "what flavors request",
+            "device-profile-list device_profiles:List (device profile list)",
+            "device-profile-show device_profiles:Show (device profile show)",
+            "device-profile-explain device_profiles:Explain",
+            "device-profile-capacity device_profiles:Capacity",
+        ),
+        _topic("limits", "limits of a project and their use", "limits-show limits:Show"),
+        _topic("service", "daemons, agents and backends", "service-list services:List"),
+        _topic(
+            "driver",
+            "drivers with their hosts and options",
+            "driver-list drivers:List",
+            "driver-show drivers:Show",
+        ),
+        _topic("hardware", "all devices of the hosts", "hardware-list hardware:List"),
+        _topic("job", "work on hosts", "job-list jobs:List", "job-show jobs:Show"),
+    ),
+    "Use": (
+        _topic(
+            "device profile",
+            "what flavors request",
+            "device-profile-create device_profiles:Create (device profile create)",
+            "device-profile-delete device_profiles:Delete (device profile delete)",
+        ),
+        _topic(
+            "device context",
+            "reserve and bind them",
+            "device-context-create device_contexts:Create",
+            "device-context-set device_contexts:Set",
+            "device-context-pre-bind device_contexts:PreBind",
+            "device-context-bind device_contexts:Bind",
+            "device-context-unbind device_contexts:Unbind",
+            "device-context-delete device_contexts:Delete",
+        ),
+        _topic(
+            "attach",
+            "add accelerators to a server or host",
+            "attach-instance attachments:Attach attachment create",
+            "attach-host attachments:AttachHost host attachment create",
+        ),
+        _topic(
+            "detach",
+            "take them away",
+            "detach-instance attachments:Detach attachment delete",
+            "detach-host attachments:DetachHost host attachment delete",
+        ),
+        _topic("accelerator", "name, tags", "accelerator-update accelerators:Update set"),
+        _topic(
+            "arq",
+            "the calls that Nova makes",
+            "arq-create arqs:Create (arq create)",
+            "arq-bind arqs:Bind (arq bind)",
+            "arq-unbind arqs:Unbind (arq unbind)",
+            "arq-delete arqs:Delete (arq delete)",
+        ),
+    ),
+    "Operate": (
+        _topic(
+            "device",
+            "offer devices or not",
+            "device-enable devices:Enable (device enable)",
+            "device-disable devices:Disable (device disable)",
+            "device-maintain devices:Maintain",
+        ),
+        _topic(
+            "device layout",
+            "partition devices",
+            "device-layout-list layouts:List",
+            "device-layout-set layouts:Set",
+        ),
+        _topic(
+            "driver",
+            "drivers of hosts at run time",
+            "install-driver drivers:Install driver install",
+            "update-driver drivers:Update driver update",
+            "uninstall-driver drivers:Uninstall driver uninstall",
+        ),
+        _topic(
+            "hardware",
+            "devices that the rules exclude",
+            "hardware-adopt hardware:Adopt",
+            "hardware-release hardware:Release",
+        ),
+        _topic(
+            "deployable",
+            "parts of devices; images of FPGAs",
+            "deployable-list deployables:List (deployable list)",
+            "deployable-program deployables:Program (deployable program)",
+        ),
+        _topic(
+            "attribute",
+            "traits and facts of your own",
+            "attribute-list attributes:List (device attribute list)",
+            "attribute-create attributes:Create (device attribute create)",
+            "attribute-delete attributes:Delete (device attribute delete)",
+        ),
+        _topic(
+            "service",
+            "find devices now",
+            "discover-services discoveries:Create service discover",
+        ),
+    ),
+    "Repair": (
+        _topic("audit", "compare hosts, Placement and Nova", "audit audit:Audit audit create"),
+        _topic("job", "end work that waits", "job-cancel jobs:Cancel"),
+        _topic(
+            "outbox",
+            "messages to other services",
+            "outbox-list outbox:List",
+            "outbox-retry outbox:Retry",
+            "outbox-delete outbox:Delete",
+        ),
+        _topic("service", "daemons that are gone", "service-delete services:Delete"),
+        _topic("host", "hosts that left for good", "host-forget services:ForgetHost"),
+    ),
+}
+"""The topics of each task, in the order of the help screen."""
+
+COMMANDS: Mapping[str, CommandEntry] = {
+    entry.name: entry for topics in TASKS.values() for topic in topics for entry in topic.commands
+}
+"""All commands by name."""

@@ -2,7 +2,7 @@
 """``cyborg arq-*``: accelerator requests (ARQs) from creation to release."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -10,6 +10,7 @@ from cyborg.cli.common import base, formatting, listing
 from cyborg.cli.common.base import argument, field_argument
 from cyborg.cli.common.collection import Collection
 from cyborg.cli.common.errors import CommandError
+from cyborg.cli.common.preview import Change, plan
 from cyborg.cli.common.service_token import SERVICE_TOKEN, ServiceTokenCommand
 from cyborg.cli.deployables import DEPLOYABLES
 
@@ -36,6 +37,7 @@ ARQS = Collection(
 class Create(listing.Lister, of=ARQS):
     """Create the accelerator requests of a device profile, one for each requested unit."""
 
+    OPTIONS = (listing.LONG,)
     ARGUMENTS = (
         field_argument("profile", to="device_profile_name", help="name of the device profile"),
     )
@@ -73,6 +75,7 @@ def _patch(verb: str, fields: Mapping[str, str | None]) -> list[dict[str, str]]:
 class Bind(ServiceTokenCommand, listing.Lister, of=ARQS):
     """Bind requests to an instance: all of them or, if one fails, none."""
 
+    OPTIONS = (listing.LONG, base.DRY_RUN)
     ARGUMENTS = (
         argument("arq", nargs="+", help="uuid of a request"),
         argument("--host", required=True, help="name of the host, as in device-list"),
@@ -91,6 +94,11 @@ class Bind(ServiceTokenCommand, listing.Lister, of=ARQS):
         ),
         SERVICE_TOKEN,
     )
+
+    def preview(self, args: argparse.Namespace) -> list[Change]:
+        """Return the requests."""
+        rows = ARQS.read_each(self.app.rest, self.find_uuids(args))
+        return [plan("bind", ARQS.noun, row) for row in rows]
 
     def read_rows(self, args: argparse.Namespace) -> Any:
         """Bind the requests with one call; return the requests of the instance."""
@@ -116,7 +124,13 @@ class Bind(ServiceTokenCommand, listing.Lister, of=ARQS):
 class Unbind(ServiceTokenCommand, of=ARQS):
     """Unbind requests from their instance; they can be bound again."""
 
+    OPTIONS = (base.DRY_RUN,)
     ARGUMENTS = (argument("arq", nargs="+", help="uuid of a request"), SERVICE_TOKEN)
+
+    def preview(self, args: argparse.Namespace) -> list[Change]:
+        """Return the requests."""
+        rows = ARQS.read_each(self.app.rest, self.find_uuids(args))
+        return [plan("unbind", ARQS.noun, row) for row in rows]
 
     def take_action(self, args: argparse.Namespace) -> None:
         """Unbind the requests with one call."""
@@ -129,18 +143,32 @@ class Unbind(ServiceTokenCommand, of=ARQS):
 class Delete(ServiceTokenCommand, of=ARQS):
     """Delete accelerator requests by uuid, or all requests of an instance."""
 
+    OPTIONS = (base.DRY_RUN,)
     ARGUMENTS = (
         argument("arq", nargs="*", help="uuid of a request"),
         argument("--instance", help="delete all requests of this instance"),
         SERVICE_TOKEN,
     )
 
+    def preview(self, args: argparse.Namespace) -> list[Change]:
+        """Return the requests."""
+        _check_selection(args)
+        if args.arq:
+            rows: Iterable[Mapping[str, Any]] = ARQS.read_each(self.app.rest, self.find_uuids(args))
+        else:
+            rows = ARQS.list_all(self.app.rest, instance=args.instance)
+        return [plan("delete", ARQS.noun, row) for row in rows]
+
     def take_action(self, args: argparse.Namespace) -> None:
         """Delete the requests with one call."""
-        if bool(args.arq) == bool(args.instance):
-            raise CommandError("either uuids of requests or --instance is required")
+        _check_selection(args)
         if args.arq:
             query = {"arqs": ",".join(self.find_uuids(args))}
         else:
             query = {"instance": args.instance}
         self.call(args, "DELETE", ARQS.path, None, params=query)
+
+
+def _check_selection(args: argparse.Namespace) -> None:
+    if bool(args.arq) == bool(args.instance):
+        raise CommandError("either uuids of requests or --instance is required")

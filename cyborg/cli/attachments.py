@@ -7,13 +7,12 @@ from functools import partial
 from typing import Any, ClassVar
 from urllib.parse import urlencode
 
-from cliff import show
-
 from cyborg.cli.accelerators import ACCELERATORS
-from cyborg.cli.common import base, formatting, listing
+from cyborg.cli.common import base, formatting, listing, tables
 from cyborg.cli.common.base import argument, field_argument
 from cyborg.cli.common.collection import Collection
 from cyborg.cli.common.errors import CommandError
+from cyborg.cli.common.preview import Change, plan
 from cyborg.cli.common.progress import Progress
 from cyborg.cli.device_contexts import CONTEXTS
 from cyborg.core.attachments.attachment import (
@@ -105,7 +104,7 @@ class Show(base.Show, of=ATTACHMENTS):
     ARGUMENTS = (argument("attachment", help="uuid of the attachment"),)
 
 
-class _Attach(base.WaitCommand, show.ShowOne):
+class _Attach(base.WaitCommand, tables.ShowOne):
     """Base of the commands that attach; their arguments are the fields of the request."""
 
     OPTIONS = _WAIT
@@ -163,19 +162,28 @@ class AttachHost(_Attach, of=ATTACHMENTS):
 class _Detach(base.WaitCommand):
     """Base of the commands that detach; ``TARGET`` is the first argument and a query parameter."""
 
-    OPTIONS = _WAIT
+    OPTIONS = (*_WAIT, base.DRY_RUN)
     TARGET: ClassVar[str]
+
+    def preview(self, args: argparse.Namespace) -> list[Change]:
+        """Return the attachments."""
+        _check_selection(args)
+        rest, target = self.app.rest, getattr(args, self.TARGET)
+        selected: Set[str] | None = None
+        if args.attachment is not None:
+            selected = {ATTACHMENTS.find_uuid(rest, args.attachment)}
+        elif args.accelerator is not None:
+            selected = self._find_holders(target, ACCELERATORS.find_uuid(rest, args.accelerator))
+        rows = ATTACHMENTS.list_all(rest, **{self.TARGET: target})
+        found = [row for row in rows if selected is None or row["uuid"] in selected]
+        return [plan("detach", ATTACHMENTS.noun, row) for row in found]
 
     def take_action(self, args: argparse.Namespace) -> None:
         """Start to detach, and wait with --wait."""
+        _check_selection(args)
         target = getattr(args, self.TARGET)
         query = {"reboot": "true"} if getattr(args, "reboot", False) else {}
         selected: Set[str] | None = None  # None: all of the server
-        for name in ("attachment", "accelerator"):
-            if getattr(args, name) == "":
-                raise CommandError(f"--{name} is empty: give a uuid")
-        if args.attachment is not None and args.accelerator is not None:
-            raise CommandError("give either --attachment or --accelerator, not both")
         if args.accelerator is not None:
             accelerator = ACCELERATORS.find_uuid(self.app.rest, args.accelerator)
             query["accelerator"] = accelerator
@@ -245,6 +253,15 @@ class DetachHost(_Detach, of=ATTACHMENTS):
 
     TARGET = "host"
     ARGUMENTS = (_HOST, *_ATTACHED)
+
+
+def _check_selection(args: argparse.Namespace) -> None:
+    """Raise CommandError if the arguments do not select attachments."""
+    for name in ("attachment", "accelerator"):
+        if getattr(args, name) == "":
+            raise CommandError(f"--{name} is empty: give a uuid")
+    if args.attachment is not None and args.accelerator is not None:
+        raise CommandError("give either --attachment or --accelerator, not both")
 
 
 def _measure(row: Mapping[str, Any]) -> Progress:

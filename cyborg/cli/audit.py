@@ -7,7 +7,7 @@ from typing import Any
 
 from cliff import lister
 
-from cyborg.cli.common import base, formatting, listing
+from cyborg.cli.common import base, formatting, listing, tables
 from cyborg.cli.common.base import field_argument
 from cyborg.cli.common.collection import Collection
 from cyborg.cli.common.progress import Progress
@@ -42,6 +42,7 @@ class Audit(base.WaitCommand, listing.Lister, of=AUDITS):
     summary and the advice for each kind of difference are written to stderr.
     """
 
+    OPTIONS = (listing.LONG,)
     ARGUMENTS = (
         field_argument("--host", help="only this host"),
         field_argument("--repair", action="store_true", help="perform all repairs that are safe"),
@@ -73,19 +74,19 @@ class Audit(base.WaitCommand, listing.Lister, of=AUDITS):
         if "nova" not in audit["sources"]:
             self.app.LOG.warning("Nova is not configured, its servers were not compared")
         self._audit = audit
-        structured = parsed_args.formatter in ("json", "yaml")
         # Scripts get all fields; for people the advice is below the table.
-        return self.build_rows(parsed_args, audit["findings"], LONG if structured else SHORT)
+        return self.build_rows(parsed_args, audit["findings"])
 
     def produce_output(self, parsed_args: argparse.Namespace, column_names: Any, data: Any) -> int:
         """Print the table, wrapped to the terminal width, and the summary."""
         rows = list(data)
         self._generate_columns_and_selector(parsed_args, column_names)
-        if parsed_args.formatter == "table" and not parsed_args.max_width:
+        if parsed_args.formatter == "table":
             # Wrapped instead of truncated: explanations are sentences.
-            parsed_args.max_width = listing.terminal_width(self.app.stdout) or 0
+            tables.limit_width(parsed_args, self.app.stdout)
+        self.formatter = tables.choose_formatter(parsed_args, self.formatter)
         status = 0
-        if rows or parsed_args.formatter in ("json", "yaml"):
+        if rows or parsed_args.formatter in tables.STRUCTURED:
             status = lister.Lister.produce_output(self, parsed_args, column_names, rows)
         for line in format_summary(self._audit):
             self.app.stderr.write(f"{line}\n")

@@ -11,7 +11,9 @@ from cyborg.cli.common.collection import Collection
 
 SHORT = formatting.columns_of("uuid, name, groups")
 LONG = formatting.columns_of("description, created_at, updated_at", after=SHORT)
-PROFILES = Collection("/device_profiles", SHORT, LONG, nouns="device profiles")
+PROFILES = Collection(
+    "/device_profiles", SHORT, LONG, nouns="device profiles", object_key="device_profile"
+)
 
 
 class Create(base.Create, of=PROFILES):
@@ -46,11 +48,6 @@ class Show(base.Show, of=PROFILES):
     """Show one device profile."""
 
     ARGUMENTS = (argument("profile", help="name or uuid of the profile"),)
-
-    def take_action(self, args: argparse.Namespace) -> Any:
-        """Return the profile."""
-        response = self.app.rest.call("GET", self.find_path(args))
-        return PROFILES.build_object(response["device_profile"])
 
 
 class Delete(base.CallEach, of=PROFILES):

@@ -109,6 +109,7 @@ class Enable(_SetStatus):
     """Enable devices for new requests."""
 
     SUFFIX = "/enable"
+    ACTION = "enable"
 
 
 class Maintain(base.Command, of=DEVICES):
@@ -154,3 +155,4 @@ class Disable(_SetStatus):
     """Disable devices for new requests; bound requests stay bound."""
 
     SUFFIX = "/disable"
+    ACTION = "disable"

@@ -2,8 +2,8 @@
 """``cyborg driver-*`` and ``{install,uninstall,update}-driver``: drivers and their backends."""
 
 import argparse
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
 from urllib.parse import urlencode
 
 from cyborg.cli.common import base, config_args, formatting, job_command, listing
@@ -19,7 +19,9 @@ from cyborg.cli.common.driver_cells import (
     hosts_with_status,
 )
 from cyborg.cli.common.errors import CommandError
+from cyborg.cli.common.preview import Change
 from cyborg.core.inventory.device import DeviceType
+from cyborg.core.text import sanitize
 
 SHORT = formatting.columns_of("name=Driver, type, version, support, hosts")
 FIELDS = formatting.columns_of("name=Driver, uuid, type, version, support, hosts")
@@ -84,9 +86,37 @@ class Show(base.Show, of=DRIVERS):
         return formatting.build_object(HOST_DETAIL, {**row, **cells, "settings": settings})
 
 
-class Install(job_command.JobCommand, of=DRIVERS):
+class _DriverJob(job_command.JobCommand, of=DRIVERS):
+    """Base of the commands that change the backends of a driver on many hosts."""
+
+    OPTIONS = (*job_command.WAIT_ARGUMENTS, base.DRY_RUN)
+    ACTION: ClassVar[str]
+
+    def preview(self, args: argparse.Namespace) -> Iterator[Change]:
+        """Yield the backends. Raise CommandError if there is none."""
+        rest, path = self.app.rest, self.find_path(args)
+        pages = [rest.read_whole(path, "hosts", host=host) for host in args.host or (None,)]
+        changes = [
+            Change(self.ACTION, "backend", None, sanitize(text))
+            for page in pages
+            for text in self.find_backends(args, page)
+        ]
+        if not changes:
+            raise CommandError(f"no host has such a backend of driver {pages[0]['name']}")
+        yield from changes
+
+    def find_backends(self, args: argparse.Namespace, driver: Mapping[str, Any]) -> Iterator[str]:
+        """Yield the backends to change as text, such as ``gpus on compute-1 (READY)``."""
+        for host in hosts_with_status(driver):
+            name = host["backend"]
+            if name is not None and args.backend in (None, name):
+                yield f"{name} on {host['host']} ({host['status']})"
+
+
+class Install(_DriverJob):
     """Install a driver as a backend on hosts that have the driver package."""
 
+    ACTION = "install"
     ARGUMENTS = (
         _DRIVER,
         *job_command.target_arguments(
@@ -96,6 +126,12 @@ class Install(job_command.JobCommand, of=DRIVERS):
         config_args.CONFIG,
     )
 
+    def find_backends(self, args: argparse.Namespace, driver: Mapping[str, Any]) -> Iterator[str]:
+        """Yield the new backend of each host."""
+        name = args.backend or driver["name"]
+        for host in dict.fromkeys(entry["host"] for entry in driver["hosts"]):
+            yield f"{name} on {host}"
+
     def start_job(self, args: argparse.Namespace) -> Mapping[str, Any]:
         """Start the job that installs the driver, and return it."""
         body = {"driver": self.find_uuids(args)[0], **self.read_fields(args)}
@@ -104,9 +140,10 @@ class Install(job_command.JobCommand, of=DRIVERS):
         return self.call("POST", DRIVERS.path, body)
 
 
-class Uninstall(job_command.JobCommand, of=DRIVERS):
+class Uninstall(_DriverJob):
     """Uninstall a driver from hosts; rejected while any of its devices is in use."""
 
+    ACTION = "uninstall"
     ARGUMENTS = (
         _DRIVER,
         *job_command.target_arguments(*_ON_ALL),
@@ -130,9 +167,10 @@ class Uninstall(job_command.JobCommand, of=DRIVERS):
         return self.call("DELETE", self.find_path(args) + (f"?{urlencode(query)}" if query else ""))
 
 
-class Update(job_command.JobCommand, of=DRIVERS):
+class Update(_DriverJob):
     """Update the backends of a driver, one host at a time; stop at the first failure."""
 
+    ACTION = "update"
     ARGUMENTS = (
         _DRIVER,
         *job_command.target_arguments(*_ON_ALL),

@@ -97,4 +97,5 @@ class Cancel(base.CallEach, of=JOBS):
     Steps in progress are finished. Backends and devices that were only cordoned are uncordoned.
     """
 
+    ACTION = "cancel"
     ARGUMENTS = (argument("job", nargs="+", help="uuid of an open job"),)

@@ -5,12 +5,11 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cliff import lister
-
 from cyborg.cli.common import base, formatting, job_command, listing
 from cyborg.cli.common.base import argument, field_argument
 from cyborg.cli.common.collection import Collection
 from cyborg.cli.common.errors import CommandError
+from cyborg.cli.common.preview import Change, plan
 from cyborg.cli.devices import DEVICES
 from cyborg.cli.jobs import JOBS
 from cyborg.core.jobs.job import JobState
@@ -18,6 +17,7 @@ from cyborg.core.jobs.job import JobState
 SHORT = formatting.columns_of("name, offers, traits, current")
 LAYOUTS = Collection("/devices", SHORT, SHORT, nouns="layouts")
 RESULT = formatting.columns_of("device, hostname=Host, address, job, state, error")
+RESULTS = Collection("/devices", RESULT, nouns="devices")
 
 
 class List(listing.Lister, of=LAYOUTS):
@@ -34,14 +34,14 @@ class List(listing.Lister, of=LAYOUTS):
         ]
 
 
-class Set(base.WaitCommand, lister.Lister, of=DEVICES):
+class Set(base.WaitCommand, listing.Lister, of=RESULTS):
     """Apply a layout to unused devices or, with --drain, to devices once they are unused.
 
     Each device has its own job; an error of one device does not stop the others. The exit status is
     1 if a job cannot be created or, with --wait, does not succeed.
     """
 
-    OPTIONS = job_command.WAIT_ARGUMENTS
+    OPTIONS = (*job_command.WAIT_ARGUMENTS, base.DRY_RUN)
     ARGUMENTS = (
         argument("layout", help="name of the layout, as in device-layout-list"),
         argument("device", nargs="*", help="uuid of a device; or give one of the options below"),
@@ -57,17 +57,23 @@ class Set(base.WaitCommand, lister.Lister, of=DEVICES):
         ),
     )
 
+    def preview(self, args: argparse.Namespace) -> list[Change]:
+        """Return the devices. Raise CommandError if there is none."""
+        devices = self._find_devices(args)
+        if not devices:
+            raise _no_device(args)
+        return [plan(f"set layout {args.layout} of", "device", row) for row in devices]
+
     def take_action(self, args: argparse.Namespace) -> Any:
         """Start the jobs, wait with --wait, and return a row for each device."""
         rows = [self._start(args, device) for device in self._find_devices(args)]
         if args.wait:
             rows = [self._wait(row, args.within) for row in rows]
         if not rows:
-            raise CommandError(f"no matching device can have the layout {args.layout}")
+            raise _no_device(args)
         if any(row["error"] for row in rows):
             self._status = 1
-        names = tuple(heading for heading, _ in RESULT)
-        return names, [tuple(row[key] for _, key in RESULT) for row in rows]
+        return self.build_rows(args, rows)
 
     def _find_devices(self, args: argparse.Namespace) -> Sequence[Mapping[str, Any]]:
         """Return the devices to change: the given devices, or those that the options select.
@@ -116,3 +122,7 @@ class Set(base.WaitCommand, lister.Lister, of=DEVICES):
         job = self.wait(path, job_command.job_progress, title, within, show_counts=False)
         error = job["error"] if job["state"] != JobState.DONE else None
         return {**row, "state": job["state"], "error": error}
+
+
+def _no_device(args: argparse.Namespace) -> CommandError:
+    return CommandError(f"no matching device can have the layout {args.layout}")

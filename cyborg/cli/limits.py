@@ -7,6 +7,7 @@ from typing import Any
 from cyborg.cli.common import formatting, listing
 from cyborg.cli.common.base import field_argument
 from cyborg.cli.common.collection import Collection
+from cyborg.cli.common.watch import WATCH
 from cyborg.core.arq.limits import UNLIMITED
 
 COUNTED = {
@@ -24,7 +25,7 @@ class Show(listing.Lister, of=LIMITS):
     The first rows have the numbers of accelerator requests, attachments and device contexts.
     """
 
-    OPTIONS = ()
+    OPTIONS = (WATCH,)
     ARGUMENTS = (
         field_argument(
             "--project",

@@ -7,7 +7,7 @@ from cyborg.cli.common.collection import Collection
 
 SHORT = formatting.columns_of("uuid, kind, subject, state, attempts, error")
 LONG = formatting.columns_of("created_at, updated_at, next_try_at, payload", after=SHORT)
-OUTBOX = Collection("/outbox", SHORT, LONG, nouns="messages")
+OUTBOX = Collection("/outbox", SHORT, LONG, nouns="messages", has_objects=False)
 _MESSAGES = argument("message", nargs="+", help="uuid of a dead letter")
 
 
@@ -30,7 +30,7 @@ class Retry(base.CallEach, of=OUTBOX):
     """Retry the delivery of dead letters."""
 
     ARGUMENTS = (_MESSAGES,)
-    METHOD, SUFFIX = "POST", "/retry"
+    METHOD, SUFFIX, ACTION = "POST", "/retry", "retry"
 
 
 class Delete(base.CallEach, of=OUTBOX):

@@ -3,20 +3,23 @@
 
 import argparse
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cliff import columns, show
+from cliff import columns
 
-from cyborg.cli.common import base, formatting, listing
+from cyborg.cli.common import base, formatting, listing, tables
 from cyborg.cli.common.base import argument, field_argument
 from cyborg.cli.common.collection import Collection
+from cyborg.cli.common.errors import CommandError
+from cyborg.cli.common.preview import Change, plan
+from cyborg.cli.devices import DEVICES
 from cyborg.core.hosts.liveness import Liveness
 
 UNKNOWN = "UNKNOWN"
 SHORT = formatting.columns_of("uuid, binary=Service, host, state, status, backends")
 LONG = formatting.columns_of("kind, last_seen_at, down_since, created_at", after=SHORT)
-SERVICES = Collection("/services", SHORT, LONG)
+SERVICES = Collection("/services", SHORT, LONG, has_objects=False)
 HOST_COLUMNS = formatting.columns_of(
     "host, services, devices, accelerator_requests, tombstones, resource_providers"
 )
@@ -122,7 +125,7 @@ class List(listing.Lister, of=SERVICES):
         return self.build_rows(args, [_format_row(row, kind) for row in rows])
 
 
-class ForgetHost(base.Command, show.ShowOne, of=HOSTS):
+class ForgetHost(base.Command, tables.ShowOne, of=HOSTS):
     """Remove a host that left for good, with its devices and its resource providers.
 
     Its daemons must be down. The number of removed objects of each kind is shown; the resource
@@ -138,6 +141,25 @@ class ForgetHost(base.Command, show.ShowOne, of=HOSTS):
             "allocated of its resource providers in Placement",
         ),
     )
+
+    OPTIONS = (base.DRY_RUN,)
+
+    def preview(self, args: argparse.Namespace) -> Iterator[Change]:
+        """Yield the daemons and devices of the host, and with --force the requests."""
+        rest = self.app.rest
+        services = SERVICES.list_all(rest, host=args.host, kind="daemon")
+        devices = DEVICES.list_all(rest, hostname=args.host)
+        if not services and not devices:
+            raise CommandError(f"nothing is stored of host {args.host}")
+        for row in services:
+            yield plan("delete", "service", row)
+        for row in devices:
+            yield plan("delete", "device", row)
+        for row in rest.list_all("/accelerators", "accelerators", host=args.host):
+            if row["arq_uuid"] is not None:
+                request = {"uuid": row["arq_uuid"], "instance_uuid": row["instance_uuid"]}
+                action = "delete" if args.force else "be refused for"
+                yield plan(action, "accelerator request", request)
 
     def take_action(self, args: argparse.Namespace) -> Any:
         """Remove the host and return the numbers."""

@@ -20,10 +20,10 @@ class _PluginCommand:
 
     app: Any
 
-    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+    def run(self, parsed_args: argparse.Namespace) -> int:
         """Set the REST client and run the command."""
         self.app.rest = self.app.client_manager.cyborg
-        return super().take_action(parsed_args)  # type: ignore[misc]
+        return int(super().run(parsed_args))  # type: ignore[misc]
 
 
 def __getattr__(name: str) -> type[command.Command]:

@@ -2,16 +2,17 @@
 """Bases of the commands: a command declares its collection and its arguments."""
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cliff import app, command, show
+from cliff import app, command
 
-from cyborg.cli.common import progress
+from cyborg.cli.common import progress, tables
 from cyborg.cli.common.collection import Collection
 from cyborg.cli.common.duration import parse_seconds
 from cyborg.cli.common.errors import CommandError
+from cyborg.cli.common.preview import Change, plan, write_changes
 from cyborg.cli.common.rest import RestClient
 
 POLL_INTERVAL = 0.5  # seconds
@@ -67,6 +68,11 @@ def within_argument(seconds: float, help_text: str) -> Argument:
     )
 
 
+DRY_RUN = argument(
+    "--dry-run", action="store_true", help="only show which objects would be changed"
+)
+
+
 class RestApp(app.App):
     """An application with a REST client: ``cyborg``, or ``openstack`` with our plug-in."""
 
@@ -90,6 +96,17 @@ class Command(command.Command):
         super().__init_subclass__()
         if of is not None:
             cls.COLLECTION = of
+
+    def run(self, parsed_args: argparse.Namespace) -> int:
+        """Run the command, or with --dry-run only show what it would change."""
+        if not getattr(parsed_args, "dry_run", False):
+            return int(super().run(parsed_args))
+        write_changes(self.app.stdout, parsed_args, self.preview(parsed_args))
+        return 0
+
+    def preview(self, args: argparse.Namespace) -> Iterable[Change]:
+        """Return what the command would change, for the option DRY_RUN. Raise CommandError."""
+        raise NotImplementedError
 
     def get_epilog(self) -> str:
         """Return the text below the options."""
@@ -131,15 +148,16 @@ class Command(command.Command):
         return self.COLLECTION.object_path(self.find_uuids(args)[0])
 
 
-class Show(Command, show.ShowOne):
+class Show(Command, tables.ShowOne):
     """Base of the commands that show the object that the first argument names."""
 
     def take_action(self, args: argparse.Namespace) -> Any:
         """Return the object."""
-        return self.COLLECTION.build_object(self.app.rest.call("GET", self.find_path(args)))
+        (uuid,) = self.find_uuids(args)
+        return self.COLLECTION.build_object(self.COLLECTION.read_one(self.app.rest, uuid))
 
 
-class Create(Command, show.ShowOne):
+class Create(Command, tables.ShowOne):
     """Base of the commands that create an object and show it."""
 
     def take_action(self, args: argparse.Namespace) -> Any:
@@ -155,8 +173,15 @@ class Create(Command, show.ShowOne):
 class CallEach(Command):
     """Base of the commands that call the service for each object that the first argument names."""
 
+    OPTIONS = (DRY_RUN,)
     METHOD = "DELETE"
     SUFFIX = ""  # of the path of an object
+    ACTION = "delete"  # for people
+
+    def preview(self, args: argparse.Namespace) -> Iterable[Change]:
+        """Return a change for each object. Raise CommandError if one of them does not exist."""
+        rows = self.COLLECTION.read_each(self.app.rest, self.find_uuids(args))
+        return [plan(self.ACTION, self.COLLECTION.noun, row) for row in rows]
 
     def take_action(self, args: argparse.Namespace) -> None:
         """Call the service for each object. Raise CommandError at the end if a call failed."""

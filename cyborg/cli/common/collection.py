@@ -32,6 +32,8 @@ class Collection:
     key: str = ""  # of the rows in a response; by default the last segment of the path
     nouns: str = ""  # in messages; by default the key
     format_row: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
+    object_key: str = ""  # of the object in the response for one object; by default it is the body
+    has_objects: bool = True  # whether the service has a path for one object
 
     @property
     def rows_key(self) -> str:
@@ -45,6 +47,25 @@ class Collection:
     def list_all(self, rest: RestClient, **filters: Any) -> list[dict[str, Any]]:
         """Return all objects that match the filters; a filter with the value None is omitted."""
         return rest.list_all(self.path, self.rows_key, **filters)
+
+    @property
+    def noun(self) -> str:
+        """Return the name of one object, such as ``device profile``."""
+        return (self.nouns or self.rows_key).replace("_", " ").removesuffix("s")
+
+    def read_one(self, rest: RestClient, key: str) -> Mapping[str, Any]:
+        """Return an object by its uuid or name. Raise CommandError."""
+        body: Mapping[str, Any] = rest.call("GET", self.object_path(key))
+        return body[self.object_key] if self.object_key else body
+
+    def read_each(self, rest: RestClient, keys: Iterable[str]) -> list[Mapping[str, Any]]:
+        """Return objects by their uuids or names. Raise CommandError if one does not exist."""
+        if self.has_objects:
+            return [self.read_one(rest, key) for key in keys]
+        by_uuid = {row["uuid"]: row for row in self.list_all(rest)}
+        if missing := [key for key in keys if key not in by_uuid]:
+            raise CommandError(f"no {self.noun} {missing[0]}")
+        return [by_uuid[key] for key in keys]
 
     def find_uuids(self, rest: RestClient, texts: Iterable[str], field: str = "uuid") -> list[str]:
         """Return for each text the uuid that begins with it; list the objects once if needed.

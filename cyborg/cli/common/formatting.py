@@ -35,6 +35,7 @@ UUID_LENGTH = 36  # characters
 MAX_JSON_DEPTH = 100  # nested brackets of parsed JSON
 UUID_PREFIXES = (8, 13, 18)  # lengths of abbreviated uuids, which end before a dash
 _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?\+00:00")
+_JSON_FIELDS = frozenset({"std_board_info", "vendor_board_info", "attributes_list"})
 _PCI = frozenset({"domain", "bus", "device", "function"})
 
 
@@ -103,6 +104,8 @@ def to_text(value: Any) -> str:
         return " ".join(f"{k}={_nested_text(v)}" for k, v in value.items())
     if isinstance(value, list | tuple):
         return ", ".join(to_text(v) for v in value)
+    if isinstance(value, bool):
+        return str(value).lower()
     return "" if value is None else str(value)
 
 
@@ -147,22 +150,29 @@ def _depth(text: str) -> int:
     return max_depth
 
 
+def read_value(row: Mapping[str, Any], key: str) -> Any:
+    """Return a value of an object, parsed if the service has it as the text of a JSON object.
+
+    Any other text is unchanged, although the name of a user can look like JSON.
+    """
+    value = row.get(key)
+    return _parse_json(value) if key in _JSON_FIELDS else value
+
+
 def to_cell(value: Any, digits: int = UUID_LENGTH) -> Any:
     """Return a value in the form that cliff can print: a plain value or a cell.
 
-    A string that is JSON is parsed first. ``digits`` is the number of displayed characters of a
-    uuid.
+    ``digits`` is the number of displayed characters of a uuid.
     """
-    value = _parse_json(value)
     if isinstance(value, columns.FormattableColumn):
         return value
     if isinstance(value, str):
         if UUID.fullmatch(value) and digits < UUID_LENGTH:
             return Text(value, value[:digits])
         return Time(value) if _TIME.fullmatch(value) else value
-    # None must be null in JSON and an empty cell in tables, not "None".
-    is_scalar = value is not None and not isinstance(value, Mapping | list | tuple)
-    return value if is_scalar else Structure(value)
+    # In tables, None is an empty cell and a boolean has the spelling of JSON.
+    is_plain = value is not None and not isinstance(value, bool | Mapping | list | tuple)
+    return value if is_plain else Structure(value)
 
 
 def uuid_digits(values: Iterable[Any]) -> int:
@@ -177,4 +187,5 @@ def uuid_digits(values: Iterable[Any]) -> int:
 
 def build_object(shown: Columns, row: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[Any, ...]]:
     """Return headings and values for a ShowOne."""
-    return tuple(heading for heading, _ in shown), tuple(to_cell(row.get(key)) for _, key in shown)
+    values = (to_cell(read_value(row, key)) for _, key in shown)
+    return tuple(heading for heading, _ in shown), tuple(values)

@@ -2,12 +2,10 @@
 """Base of the commands that start a job, show it, and optionally wait for its end."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cliff import show
-
-from cyborg.cli.common import base, formatting
+from cyborg.cli.common import base, formatting, tables
 from cyborg.cli.common.base import Argument, argument, field_argument
 from cyborg.cli.common.progress import Progress
 from cyborg.cli.jobs import JOBS, build_job, describe_failure, format_step
@@ -41,13 +39,13 @@ def job_progress(job: Mapping[str, Any]) -> Progress:
     return Progress(done, total, pending if job["state"] == JobState.OPEN else None, lines)
 
 
-class JobCommand(base.WaitCommand, show.ShowOne):
+class JobCommand(base.WaitCommand, tables.ShowOne):
     """Base class of commands that start a job, and wait for its end with --wait.
 
     With --wait the exit status is 1 if the job did not succeed.
     """
 
-    OPTIONS = WAIT_ARGUMENTS
+    OPTIONS: Sequence[Argument] = WAIT_ARGUMENTS
 
     def start_job(self, args: argparse.Namespace) -> Mapping[str, Any]:
         """Start the job and return it. Raise CommandError."""

@@ -2,41 +2,73 @@
 """Base of the list commands: short tables that fit the terminal, and complete long tables."""
 
 import argparse
-import os
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
 from cliff import columns, lister
 
-from cyborg.cli.common import base, formatting
+from cyborg.cli.common import base, formatting, live, tables
+from cyborg.cli.common.watch import WATCH, Listed, Watcher
 
 MIN_COLUMN_WIDTH = 8  # characters that a truncated column keeps
-_STRUCTURED = ("json", "yaml")  # formats that show an empty list
+
+
+LONG = base.argument(
+    "--long",
+    action="store_true",
+    help="show all fields and full uuids, with a table for each object if they do not fit",
+)
 
 
 class Lister(base.Command, lister.Lister):
     """Base class of list commands.
 
     Without ``--long`` the table has the short columns of the collection, abbreviated uuids, and one
-    line per row: on a terminal, cells that do not fit are truncated with an ellipsis. Output to a
-    pipe or a file is never truncated. ``-c`` accepts all long columns. ``UNCUT_COLUMNS`` are never
+    line per row; cells that do not fit the terminal are truncated with an ellipsis. With
+    ``--long`` nothing is truncated: a table that is too wide is shown as one table for each object.
+    JSON and YAML have the long columns; ``-c`` accepts all of them. ``UNCUT_COLUMNS`` are never
     truncated.
     """
 
     UNCUT_COLUMNS: Sequence[str] = ("State", "Status")
-    OPTIONS: Sequence[base.Argument] = (
-        base.argument(
-            "--long",
-            action="store_true",
-            help="show all fields and full uuids, without truncation to the terminal width",
-        ),
-    )
+    OPTIONS: Sequence[base.Argument] = (LONG, WATCH)
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Add the arguments; ``long`` is False in a command that has no option --long."""
         parser = super().get_parser(prog_name)
-        parser.set_defaults(long=False)
+        parser.set_defaults(long=False, watch=None)
         return parser
+
+    def run(self, parsed_args: argparse.Namespace) -> int:
+        """Run the command; with --watch until the user quits."""
+        if parsed_args.watch is None:
+            return int(super().run(parsed_args))
+        watcher = Watcher(
+            lambda: self.take_action(parsed_args), functools.partial(self._write, parsed_args)
+        )
+        stdout = self.app.stdout
+        if parsed_args.formatter == "table" and live.is_interactive(stdout):
+            return watcher.refresh(stdout, f"{self.app.NAME} {self.cmd_name}", parsed_args.watch)
+        watcher.repeat(stdout, parsed_args.watch, self.app.LOG.error)
+        return 0
+
+    def _write(
+        self, parsed_args: argparse.Namespace, listed: Listed, out: TextIO, max_width: int
+    ) -> None:
+        """Write a list to a stream, which also gets the messages about it if it is a view."""
+        args = argparse.Namespace(**vars(parsed_args))
+        args.max_width = max_width or parsed_args.max_width
+        formatter: Any = self._formatter_plugins[args.formatter].obj
+        self.formatter = formatter
+        streams = self.app.stdout, self.app.stderr
+        self.app.stdout = out
+        if max_width:
+            self.app.stderr = out
+        try:
+            self.produce_output(args, *listed)
+        finally:
+            self.app.stdout, self.app.stderr = streams
 
     def take_action(self, args: argparse.Namespace) -> Any:
         """Return the table."""
@@ -59,11 +91,12 @@ class Lister(base.Command, lister.Lister):
             short or collection.short,
             long or collection.long or short or collection.short,
         )
-        shown = long if args.long or args.columns else short
+        is_long = args.long or args.columns or args.formatter in tables.STRUCTURED
+        shown = long if is_long else short
         objects = [collection.format_row(row) for row in rows]
         columns = []
         for _, key in shown:
-            values = [row.get(key) for row in objects]
+            values = [formatting.read_value(row, key) for row in objects]
             digits = formatting.UUID_LENGTH if args.long else formatting.uuid_digits(values)
             columns.append([formatting.to_cell(value, digits) for value in values])
         return tuple(heading for heading, _ in shown), list(zip(*columns, strict=True))
@@ -76,39 +109,42 @@ class Lister(base.Command, lister.Lister):
     ) -> int:
         """Print the rows; without rows print a message on stderr."""
         rows = [tuple(row) for row in data]
+        self.formatter = tables.choose_formatter(parsed_args, self.formatter)
         # Reject an unknown column even without rows.
-        self._generate_columns_and_selector(parsed_args, column_names)
-        if not rows and parsed_args.formatter not in _STRUCTURED:
+        _, selector = self._generate_columns_and_selector(parsed_args, column_names)
+        if not rows and parsed_args.formatter not in tables.STRUCTURED:
             self.app.stderr.write(f"no {self.COLLECTION.nouns or self.COLLECTION.rows_key}\n")
             # cliff would print an empty line for a table.
             if not getattr(parsed_args, "print_empty", False) and parsed_args.formatter == "table":
                 return 0
-        if parsed_args.formatter == "table" and not parsed_args.long and rows:
-            rows = self._fit_rows(parsed_args, column_names, rows)
+        if parsed_args.formatter == "table" and rows:
+            shown = selector or [True] * len(column_names)
+            width = tables.limit_width(parsed_args, self.app.stdout)
+            if not parsed_args.long:
+                elastic = [name not in self.UNCUT_COLUMNS for name in column_names]
+                ellipsis = _ellipsis(self.app.stdout)
+                rows = fit_table(column_names, rows, shown, elastic, width, ellipsis)
+            if table_width(column_names, rows, shown) > width:
+                by_object: Any = tables.ObjectFormatter(self.formatter)
+                self.formatter = by_object
         return int(super().produce_output(parsed_args, column_names, rows))
 
-    def _fit_rows(
-        self, args: argparse.Namespace, names: Sequence[str], rows: Sequence[Sequence[Any]]
-    ) -> list[tuple[Any, ...]]:
-        width = args.max_width if args.max_width > 0 else terminal_width(self.app.stdout)
-        _, selector = self._generate_columns_and_selector(args, names)
-        visible = [bool(flag) for flag in selector] if selector else [True] * len(names)
-        elastic = [name not in self.UNCUT_COLUMNS for name in names]
-        return fit_table(names, rows, visible, elastic, width, _ellipsis(self.app.stdout))
 
-
-def terminal_width(stdout: TextIO) -> int | None:
-    """Return the width of the terminal in characters; None if the output is not a terminal.
-
-    The environment variable COLUMNS takes precedence.
-    """
-    text = os.environ.get("COLUMNS", "")
-    if text.isdigit() and int(text) > 0:
-        return int(text)
-    try:
-        return os.get_terminal_size(stdout.fileno()).columns or None
-    except (OSError, ValueError, AttributeError):
-        return None
+def table_width(
+    names: Sequence[str], rows: Sequence[Sequence[Any]], visible: Sequence[bool]
+) -> int:
+    """Return the width of a table, in columns of the terminal."""
+    widths = (
+        max(
+            tables.text_width(line)
+            for text in (name, *(_text(row[number]) for row in rows))
+            for line in text.splitlines() or ("",)
+        )
+        for number, name in enumerate(names)
+        if visible[number]
+    )
+    # A column takes its text, two blanks and a border; the table has one more border.
+    return sum(width + 3 for width in widths) + 1
 
 
 def fit_table(
@@ -116,27 +152,27 @@ def fit_table(
     rows: Sequence[Sequence[Any]],
     visible: Sequence[bool],
     elastic: Sequence[bool],
-    width: int | None,
+    width: int,
     ellipsis: str = "…",
 ) -> list[tuple[Any, ...]]:
     """Truncate rows to one line each, so that the table is at most ``width`` wide if possible.
 
     The widest ``elastic`` columns are truncated first, to at least MIN_COLUMN_WIDTH. Uuids and
-    times are never truncated. With the width None nothing is truncated.
+    times are never truncated.
     """
     texts = [[_one_line(value) for value in row] for row in rows]
     widths = [
-        max(len(name), *(len(row[number]) for row in texts)) for number, name in enumerate(names)
+        max(tables.text_width(text) for text in (name, *(row[number] for row in texts)))
+        for number, name in enumerate(names)
     ]
     truncatable = [
         number
         for number, shows in enumerate(visible)
         if shows and elastic[number] and not any(_is_fixed(row[number]) for row in rows)
     ]
-    # A column takes its text, two blanks and a border; the table has one more border.
-    excess = sum(widths[n] + 3 for n, shows in enumerate(visible) if shows) + 1 - (width or 0)
+    excess = sum(widths[n] + 3 for n, shows in enumerate(visible) if shows) + 1 - width
     limits = list(widths)
-    while width and excess > 0 and truncatable:
+    while excess > 0 and truncatable:
         widest = max(truncatable, key=lambda number: limits[number])
         if limits[widest] <= max(MIN_COLUMN_WIDTH, len(names[widest])):
             break
@@ -151,9 +187,12 @@ def fit_table(
     ]
 
 
+def _text(value: Any) -> str:
+    return value.human_readable() if isinstance(value, columns.FormattableColumn) else str(value)
+
+
 def _one_line(value: Any) -> str:
-    text = value.human_readable() if isinstance(value, columns.FormattableColumn) else str(value)
-    return ", ".join(line.strip() for line in text.splitlines())
+    return ", ".join(line.strip() for line in _text(value).splitlines())
 
 
 def _is_fixed(value: Any) -> bool:
@@ -164,9 +203,11 @@ def _is_fixed(value: Any) -> bool:
 
 
 def _truncate(value: Any, text: str, limit: int, ellipsis: str) -> Any:
-    if len(text) > limit:
-        text = text[: limit - len(ellipsis)].rstrip() + ellipsis
-    elif not isinstance(value, columns.FormattableColumn) or "\n" not in value.human_readable():
+    if tables.text_width(text) > limit:
+        while tables.text_width(text) > limit - len(ellipsis):
+            text = text[:-1]
+        text = text.rstrip() + ellipsis
+    elif "\n" not in _text(value):
         return value
     raw = value.machine_readable() if isinstance(value, columns.FormattableColumn) else value
     return formatting.Text(raw, text)

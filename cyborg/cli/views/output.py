@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, TextIO
 
 from cyborg.cli.common.base import argument
-from cyborg.cli.views.text import Glyphs, choose_glyphs, is_terminal, output_width
+from cyborg.cli.common.tables import is_terminal
+from cyborg.cli.views.text import Glyphs, choose_glyphs, output_width
 
 if TYPE_CHECKING:
     from rich.text import Text

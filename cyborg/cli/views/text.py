@@ -43,14 +43,6 @@ def choose_glyphs(stream: TextIO) -> Glyphs:
     return UNICODE
 
 
-def is_terminal(stream: TextIO) -> bool:
-    """Return whether an output is a terminal; an output without a file is none."""
-    try:
-        return os.isatty(stream.fileno())
-    except (OSError, ValueError, AttributeError):
-        return False
-
-
 def output_width(stream: TextIO) -> int:
     """Return the width of a terminal, DEFAULT_WIDTH for other output; within the limits."""
     try:

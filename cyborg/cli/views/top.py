@@ -6,33 +6,15 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from cyborg.cli.common import base
+from cyborg.cli.common import base, live
 from cyborg.cli.common.base import argument
-from cyborg.cli.views import live, output
+from cyborg.cli.common.watch import DEFAULT_INTERVAL, parse_interval
+from cyborg.cli.views import output
 from cyborg.cli.views.status import Snapshot, build_lines, fetch_snapshot
 from cyborg.cli.views.text import Glyphs, build_line, choose_glyphs, format_age
 
 if TYPE_CHECKING:
     from rich.text import Text
-
-MIN_INTERVAL, DEFAULT_INTERVAL, MAX_INTERVAL = 0.5, 2.0, 3600.0
-
-
-def parse_interval(text: str) -> float:
-    """Parse a refresh interval in seconds. Raise ArgumentTypeError.
-
-    >>> parse_interval("2")
-    2.0
-    """
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not MIN_INTERVAL <= value <= MAX_INTERVAL:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a number of seconds from {MIN_INTERVAL:g} to {MAX_INTERVAL:g}"
-        )
-    return value
 
 
 class Top(base.Command):

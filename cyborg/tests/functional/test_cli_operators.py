@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Input and output of operators: addresses, short uuids, commands with spaces, empty lists."""
 
+import json
 import re
 
 import pytest
@@ -24,13 +25,45 @@ def test_address_is_a_string_in_each_format(cyborg: Client, format_: str) -> Non
         assert "domain" not in out
 
 
-def test_piped_output_has_one_untruncated_line_per_row(
+def test_piped_output_has_one_line_per_row_of_80_columns(
     cyborg: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     out, _ = cyborg.run("outbox-list")
-    assert "after twelve tries" in out
+    assert "after twelve tries" not in out
     assert len(out.splitlines()) == 5
+    assert len(out.splitlines()[0]) <= 80
+    whole, _ = cyborg.run("outbox-list --long")
+    assert "after twelve tries" in " ".join(whole.replace("|", " ").split())
+    assert max(map(len, whole.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_no_table_is_wider_than_the_terminal(
+    cyborg: Client, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    device = cyborg.field("device-list")
+    for command in ("device-list", "service-list", "job-list", "driver-list", "accelerator-list"):
+        for option in ("", " --long", " -c UUID -c Host -c Created"):
+            if option and command == "driver-list":
+                continue
+            out, _ = cyborg.run(command + option)
+            assert max(map(len, out.splitlines())) <= width, out
+    for command in (f"device-show {device}", "driver-show fake"):
+        out, _ = cyborg.run(command)
+        assert max(map(len, out.splitlines())) <= width, out
+
+
+@pytest.mark.parametrize("format_", ["value", "csv", "shell", "table"])
+def test_text_has_no_python_values(cyborg: Client, format_: str) -> None:
+    device = cyborg.field("device-list")
+    commands = [] if format_ == "csv" else [f"device-show {device}"]
+    if format_ != "shell":
+        commands += ["device-list --long", "arq-list --long", "service-list --long"]
+    for command in commands:
+        out, _ = cyborg.run(f"{command} -f {format_}")
+        assert not re.search(r"\b(None|True|False)\b", out), out
 
 
 def test_empty_list_prints_a_message(cyborg: Client) -> None:
@@ -87,3 +120,48 @@ def test_service_delete_removes_a_lost_host(cyborg: Client) -> None:
     assert cyborg.run(f"service-list --host {LOST_HOST}") == ("", "no services\n")
     assert cyborg.run(f"device-list --host {LOST_HOST}") == ("", "no devices\n")
     assert "compute-2" not in cyborg.run("deployable-list --long")[0]
+
+
+def test_dry_run_names_the_objects_and_changes_nothing(cyborg: Client) -> None:
+    device = cyborg.field("device-list --address 0000:0c:00.0")
+    arq = cyborg.field(f"arq-list --instance {INSTANCE}")
+    context = cyborg.field("device-context-list")
+    message = cyborg.field("outbox-list")
+    agent = cyborg.field("service-list --sort-column Service")
+    profile = cyborg.field("device-profile-list --sort-column Name")
+    lists = ("device-list", "arq-list", "device-context-list", "outbox-list", "service-list")
+    before = [cyborg.run(name) for name in lists]
+    for command, expected in (
+        (f"device-disable {device[:8]}", f"would disable device {device} (FPGA, "),
+        (f"device-enable {device}", f"would enable device {device} (FPGA, "),
+        (f"arq-delete {arq}", f"would delete accelerator request {arq} ("),
+        (f"arq-delete --instance {INSTANCE}", f"would delete accelerator request {arq} ("),
+        (f"arq-unbind {arq}", f"would unbind accelerator request {arq} ("),
+        (f"device-context-delete {context}", f"would delete device context {context} (gzip"),
+        (f"device-profile-delete {profile}", f"would delete device profile {profile} (one-fpga)"),
+        (f"outbox-delete {message}", f"would delete message {message} (nova-event, "),
+        (f"service-delete {agent}", f"would delete service {agent} (cyborg-agent, "),
+        (f"host-forget {HOST}", f"\nwould delete device {device} (FPGA, "),
+        ("uninstall-driver fake --backend second", f"would uninstall backend second on {HOST} ("),
+        ("update-driver fake --reload", f"would update backend fake on {HOST} (READY)"),
+        ("install-driver generic", f"would install backend generic on {HOST}"),
+    ):
+        out, _ = cyborg.run(f"{command} --dry-run")
+        assert expected in f"\n{out}", command
+    assert [cyborg.run(name) for name in lists] == before
+    changes = json.loads(cyborg.run(f"host-forget {HOST} --force --dry-run -f json")[0])
+    assert {change["kind"] for change in changes} == {"service", "device", "accelerator request"}
+    assert cyborg.run(f"detach-instance {device} --dry-run")[0] == "nothing would be changed\n"
+
+
+def test_dry_run_of_an_unknown_object_fails(cyborg: Client) -> None:
+    for command in (
+        f"service-delete {INSTANCE}",
+        f"outbox-retry {INSTANCE}",
+        f"device-disable {INSTANCE}",
+        "host-forget none-such",
+        "uninstall-driver fake --backend none-such",
+    ):
+        out, err = cyborg.run(f"{command} --dry-run", code=1)
+        assert out == ""
+        assert err.startswith("no"), err

@@ -43,6 +43,7 @@ _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _SHORT = re.compile(r"(?<![\w.:-])[0-9a-f]{8}(?![\w.:-])")
 # An age in a view depends on the speed of the machine; format_age() has doctests.
 _AGE = re.compile(r"(?<=oldest for )\d+ (?:s|min|h|d)\b")
+_HASH = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:\+00:00|Z)")
 
 
@@ -56,6 +57,7 @@ class Stable:
         """Return a text of the same width, with the same uuids in the same places."""
         text = _UUID.sub(lambda m: self._number(m[0]) + m[0][8:].translate(_DIGITS), text)
         text = _SHORT.sub(lambda m: self._number(m[0]), text)
+        text = _HASH.sub("0" * 64, text)
         text = re.sub(r"\d{4} s ago", "3600 s ago", text)
         # The abbreviated name of the hidden profile of a device context.
         text = re.sub(r"ctx-[0-9a-f-]+~", lambda m: f"ctx-{'0' * (len(m[0]) - 5)}~", text)

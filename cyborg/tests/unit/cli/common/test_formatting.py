@@ -24,10 +24,17 @@ def test_to_text_pci_address_is_joined() -> None:
     assert formatting.to_cell(handle).machine_readable() == handle
 
 
-def test_to_cell_text_like_json_is_unchanged() -> None:
-    assert formatting.to_cell("{not json") == "{not json"
-    for text in ("[" * 4096, '{"a":' * 800, "[" * 900 + "]" * 900):
-        assert formatting.to_cell(text) == text
+def test_only_text_that_the_service_makes_from_json_is_parsed() -> None:
+    for text in ("{not json", "[" * 4096, '{"a":' * 800, "[" * 900 + "]" * 900):
+        assert formatting.read_value({"std_board_info": text}, "std_board_info") == text
+    assert formatting.read_value({"std_board_info": "[1]"}, "std_board_info") == [1]
+    assert formatting.read_value({"description": "[1]"}, "description") == "[1]"
+
+
+def test_to_cell_boolean_has_the_spelling_of_json() -> None:
+    assert formatting.to_cell(True).human_readable() == "true"
+    assert formatting.to_cell(True).machine_readable() is True
+    assert formatting.to_text({"a": [False]}) == "a=(false)"
 
 
 def test_build_object_missing_field_is_empty() -> None:

@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from cyborg.cli.common import formatting, listing
+from cyborg.cli.common import formatting, listing, tables
 
 UUID = "a0000000-0000-4000-8000-00000000000a"
 NAMES = ("UUID", "Host", "State", "Error")
@@ -16,14 +16,13 @@ def width_of(rows: list[tuple[object, ...]]) -> int:
     return sum(width + 3 for width in widths) + 1
 
 
-def fit(row: tuple[object, ...], width: int | None) -> list[tuple[object, ...]]:
+def fit(row: tuple[object, ...], width: int) -> list[tuple[object, ...]]:
     return listing.fit_table(NAMES, [row], [True] * 4, [True, True, False, True], width, "~")
 
 
 def test_fit_table_within_width_is_unchanged() -> None:
     row = (UUID, "compute-1", "up", "")
     assert fit(row, 80) == [row]
-    assert fit((UUID, "h" * 200, "up", ""), None) == [(UUID, "h" * 200, "up", "")]
 
 
 def test_fit_table_only_widest_columns_are_truncated() -> None:
@@ -44,6 +43,16 @@ def test_fit_table_columns_keep_minimum_width() -> None:
     assert str(cut[1]) == "compute~"
 
 
+def test_fit_table_counts_columns_of_wide_characters() -> None:
+    rows = fit((formatting.Text(UUID, UUID[:8]), "\u5361" * 40, "up", ""), 60)
+    assert listing.table_width(NAMES, rows, [True] * 4) in (59, 60)
+
+
+def test_table_width_is_that_of_the_widest_lines() -> None:
+    rows = [("a", "bb\nbbbb", None, formatting.Text(1, "c"))]
+    assert listing.table_width(("A", "B", "C", "D"), rows, [True, True, False, True]) == 16
+
+
 def test_fit_table_joins_lines() -> None:
     (cut,) = fit((UUID, formatting.Text(None, "a\n  b\nc"), "up", ""), 80)
     assert str(cut[1]) == "a, b, c"
@@ -51,8 +60,8 @@ def test_fit_table_joins_lines() -> None:
 
 def test_terminal_width_uses_columns_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
-    assert listing.terminal_width(io.StringIO()) is None
+    assert tables.terminal_width(io.StringIO()) == tables.DEFAULT_WIDTH
     monkeypatch.setenv("COLUMNS", "0")
-    assert listing.terminal_width(io.StringIO()) is None
+    assert tables.terminal_width(io.StringIO()) == tables.DEFAULT_WIDTH
     monkeypatch.setenv("COLUMNS", "100")
-    assert listing.terminal_width(io.StringIO()) == 100
+    assert tables.terminal_width(io.StringIO()) == 100

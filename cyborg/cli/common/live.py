@@ -17,7 +17,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Generic, TextIO, TypeVar
 
 from cyborg.cli.common.errors import CommandError
-from cyborg.cli.views.text import is_terminal
+from cyborg.cli.common.tables import is_terminal
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from cyborg.agent.backends.loaded_code import LoadedCode
 from cyborg.core.drivers import registry
 from cyborg.core.drivers.registry import MAX_ENTRIES, MAX_ERROR, DriverEntry, Support
 from cyborg.core.errors import CyborgError, DriverFailed, NotFound
@@ -38,6 +39,8 @@ class DriverCatalogue:
         self._drivers: dict[str, tuple[DriverEntry, type[Driver] | None]] = {}
         self._pending_imports: dict[EntryPoint, _Import] = {}  # unfinished at the last scan
         self._logged_count = 0
+        self._code = LoadedCode()
+        self._changes: dict[str, str] = {}  # of installed code that is not loaded, by driver
         self.scan()
 
     @property
@@ -59,6 +62,14 @@ class DriverCatalogue:
             raise DriverFailed(f"driver {name} cannot be loaded: {entry.error}")
         return driver
 
+    def check_code(self, name: str) -> None:
+        """Raise DriverFailed if the last scan found other code of a driver than is loaded."""
+        if (change := self._changes.get(name)) is not None:
+            raise DriverFailed(
+                f"driver {name}: {change}; only a restart of cyborg-agent on this host loads the "
+                "installed code"
+            )
+
     def scan(self) -> None:
         """Scan for installed drivers; modules that are already imported are not reloaded."""
         with self._lock:
@@ -74,8 +85,13 @@ class DriverCatalogue:
                 LOG.error("Driver scan failed, keeping the previous list: %s", error)
                 return
             found: dict[str, tuple[DriverEntry, type[Driver] | None]] = {}
+            changes: dict[str, str] = {}
             for name in sorted(points.names):
-                entry, driver = self._inspect(name, set(points.select(name=name)))
+                candidates = set(points.select(name=name))
+                entry, driver = self._inspect(name, candidates)
+                changed = map(self._code.find_change, candidates)
+                if change := next(filter(None, changed), None):
+                    changes[name] = change
                 previous = self._drivers.get(name, (None, None))[0]
                 if entry.error is not None and entry != previous:
                     LOG.error("Driver cannot be loaded: %s", entry.error, driver=name)
@@ -88,7 +104,7 @@ class DriverCatalogue:
                     MAX_ENTRIES,
                 )
             self._logged_count = len(found)
-            self._drivers = found
+            self._drivers, self._changes = found, changes
 
     def _inspect(
         self, name: str, points: set[EntryPoint]
@@ -123,6 +139,7 @@ class DriverCatalogue:
                 f"importing {point.module} takes longer than {self._import_timeout:g} s"
             )
         self._pending_imports.pop(point, None)
+        self._code.record(point, loaded=pending.error is None)
         if pending.error is not None:
             raise pending.error
         return pending.loaded

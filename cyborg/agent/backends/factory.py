@@ -129,6 +129,14 @@ class DriverFactory:
         """Scan for newly installed drivers."""
         self._catalogue.scan()
 
+    def check_code(self, backend: str, desired: DesiredBackend | None) -> None:
+        """Raise DriverFailed if the loaded code of a backend's driver is not the installed code.
+
+        The configuration file names the driver of a backend without a desired state.
+        """
+        name = self._configured[backend][0] if desired is None else desired.driver
+        self._catalogue.check_code(name)
+
     def from_config(self, backend: str) -> Driver:
         """Return the driver of a backend with its configured options.
 

@@ -199,6 +199,7 @@ class BackendReconciler(LoopThread):
             return None
         error: str | None
         try:
+            self._factory.check_code(planned.backend, planned.desired)
             if planned.desired is None:
                 driver = self._factory.from_config(planned.backend)
             else:

@@ -38,11 +38,13 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     """Put a driver where it can be imported."""
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    def put(name: str, code: str | None, thing: str = "Made") -> None:
+    def put(name: str, code: str | None, thing: str = "Made", *, version: str = "1.0") -> None:
         module = f"cyborg_test_{name}_{tmp_path.name}".replace("-", "_")
         package = tmp_path / f"{name}-1.0.dist-info"
         package.mkdir(exist_ok=True)
-        (package / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (package / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
         (package / "entry_points.txt").write_text(f"[{NAMESPACE}]\n{name} = {module}:{thing}\n")
         if code is not None:
             (tmp_path / f"{module}.py").write_text(code)
@@ -134,9 +136,38 @@ def test_scan_broken_driver_does_not_affect_others(
 def test_scan_repaired_driver_is_loaded(install: Install) -> None:
     install("made", "import nothing_like_it_anywhere")
     catalogue = DriverCatalogue()
-    install("made", HEAD + BODY)
+    install("made", HEAD + BODY, version="1.1")
     catalogue.scan()
     assert catalogue.driver("made").version == "3"
+    catalogue.check_code("made")
+
+
+@pytest.mark.parametrize(
+    ("upgrade", "error"),
+    [
+        ({"version": "1.1"}, "version 1.1 of its package is installed, version 1.0 is loaded"),
+        ({"code": HEAD + BODY.replace("return []", "return [1]")}, "the installed file /"),
+        ({"code": "import nothing_like_it_anywhere"}, "differs from the loaded code"),
+    ],
+)
+def test_check_code_after_an_upgrade_names_the_restart(
+    install: Install, upgrade: dict[str, str], error: str
+) -> None:
+    install("made", HEAD + BODY)
+    catalogue = DriverCatalogue()
+    install("made", HEAD + BODY)
+    catalogue.scan()
+    catalogue.check_code("made")  # the same code, installed again
+    install("made", **{"code": HEAD + BODY, **upgrade})
+    catalogue.scan()
+    with pytest.raises(DriverFailed, match="only a restart of cyborg-agent on this host") as raised:
+        catalogue.check_code("made")
+    assert error in raised.value.message
+    catalogue.check_code("generic")
+    assert catalogue.driver("made").version == "3", "the loaded code still releases handles"
+    install("made", HEAD + BODY)
+    catalogue.scan()
+    catalogue.check_code("made")
 
 
 @pytest.mark.slow

@@ -186,6 +186,34 @@ def device_health(host: ReconcilerHost) -> list[Health]:
 
 
 @pytest.mark.slow
+def test_reload_after_an_upgrade_of_the_package_fails_and_names_the_restart(
+    start_host: StartHost,
+    conductor: ConductorDouble,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    package = tmp_path / "upgraded-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: upgraded\nVersion: 1.0\n")
+    points = "[cyborg.accelerator.driver]\nupgraded = cyborg_test_upgraded:Upgraded\n"
+    (package / "entry_points.txt").write_text(points)
+    code = "from cyborg.drivers.fake import FakeDriver\nclass Upgraded(FakeDriver):\n"
+    code += "    name = 'upgraded'\n"
+    (tmp_path / "cyborg_test_upgraded.py").write_text(code)
+    host = start_host()
+    assert host.reconcile_to(conductor.set_desired("f1", driver="upgraded")) == {"f1": None}
+    assert host.reconcile_to(conductor.set_desired("f1", driver="upgraded")) == {"f1": None}
+    running = host.registry[0]
+    (tmp_path / "cyborg_test_upgraded.py").write_text("import no_such_module\n")
+    (error,) = host.reconcile_to(conductor.set_desired("f1", driver="upgraded")).values()
+    assert "only a restart of cyborg-agent on this host loads the installed code" in str(error)
+    assert host.registry[0] is running
+    host.reconcile_to(conductor.set_desired("f1", DesiredStatus.ABSENT, driver="upgraded"))
+    assert host.removed_driver("f1") is not None, "the loaded code still releases handles"
+
+
+@pytest.mark.slow
 def test_removed_driver_of_removed_backend_is_returned(
     start_host: StartHost, conductor: ConductorDouble, tmp_path: Path
 ) -> None:

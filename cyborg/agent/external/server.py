@@ -33,7 +33,7 @@ class RegistrationServer(socketserver.UnixStreamServer):
     """HTTP server between ``start`` and ``stop``; ``handle_hello`` answers each hello.
 
     If ``handle_hello`` raises Unavailable, the HTTP status is 429; for any other CyborgError it is
-    400.
+    400. A body over MAX_REQUEST gets 413.
     """
 
     request_queue_size = 64
@@ -166,6 +166,10 @@ class RegistrationServer(socketserver.UnixStreamServer):
         )
 
 
+class _TooLarge(Invalid):
+    """The body exceeds MAX_REQUEST."""
+
+
 class _Request(BaseHTTPRequestHandler):
     """Handler of ``POST /hello``, the only request."""
 
@@ -180,6 +184,8 @@ class _Request(BaseHTTPRequestHandler):
                 self._answer(404, {"error": f"unknown path {self.path[:80]}; expected POST /hello"})
                 return
             self._answer(200, server.handle_hello(self._body()))
+        except _TooLarge as exc:
+            self._answer(413, {"error": exc.message})
         except Unavailable as exc:
             self._answer(429, {"error": exc.message})
         except CyborgError as exc:
@@ -196,9 +202,28 @@ class _Request(BaseHTTPRequestHandler):
 
     def _body(self) -> Any:
         length = self.headers.get("Content-Length", "")
-        if not length.isascii() or not length.isdigit() or int(length[:10]) > MAX_REQUEST:
-            raise Invalid(f"expected a Content-Length of 0 to {MAX_REQUEST}, found {length[:40]!r}")
+        expected = f"expected a Content-Length of 0 to {MAX_REQUEST}, found {length[:40]!r}"
+        if not length.isascii() or not length.isdigit():
+            raise Invalid(expected)
+        if int(length[:10]) > MAX_REQUEST:
+            raise _TooLarge(expected)
+        self._body_read = True
         return protocol.decode(self.rfile.read(int(length)))
+
+    _body_read = False
+
+    def finish(self) -> None:
+        """Discard a body that was not read, until the peer closes or the request times out.
+
+        A peer may send its whole body before it reads. If the socket were closed with unread data,
+        the peer would get a reset instead of the answer.
+        """
+        if not self._body_read:
+            with contextlib.suppress(OSError):
+                self.connection.shutdown(socket.SHUT_WR)
+                while self.connection.recv(MAX_REQUEST):
+                    pass
+        super().finish()
 
     def _answer(self, status: int, body: dict[str, Any]) -> None:
         if status != 200:

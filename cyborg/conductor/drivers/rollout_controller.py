@@ -236,7 +236,13 @@ class RolloutController:
             return RolloutUpdate()
         now, kind, arguments = self._now(), Kind(row["kind"]), row["arguments"]
         rows = store.steps_of_job(tx, row["id"])
+        forced = _forced_backends(arguments)
         in_progress = [step for step in rows if step["state"] == StepState.IN_PROGRESS]
+        # An update waits for its deadline instead: a change that stops its host must not go on.
+        lost = [step for step in in_progress if step["down"] and kind is not Kind.UPDATE]
+        if lost and (left := self._step_executor.leave(tx, kind, lost, forced)) is not None:
+            store.reschedule(tx, row["id"], now)
+            return RolloutUpdate((), left, requeue=True)
         if overdue := [step for step in in_progress if _is_overdue(step, now)][:MAX_OVERDUE]:
             seconds = self._conf.conductor.driver_timeout
             error = f"the agent did not report an outcome within {seconds:g} s"
@@ -250,7 +256,6 @@ class RolloutController:
         # Only an uninstallation waits for the release of bound handles.
         pending = [(s["host"], s["backend"]) for s in rows if s["state"] in PENDING_STATES]
         bound = store.count_handles_in_use(tx, pending) if kind is Kind.UNINSTALL else {}
-        forced = _forced_backends(arguments)
         steps = [
             Step(
                 s["host"],

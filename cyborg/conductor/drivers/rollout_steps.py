@@ -96,6 +96,29 @@ class StepExecutor:
             changed |= self._remove_backend(tx, host, backend, now)
         return host_generations, changed
 
+    def leave(
+        self,
+        tx: sa.Connection,
+        kind: Kind,
+        steps: Sequence[store.StepRow],
+        forced: Collection[tuple[str, str]] | None,
+    ) -> bool | None:
+        """Make steps in progress whose agents were marked down wait for the return of the agents.
+
+        ``forced`` are the backends, by host and name, whose removal does not wait; None means all.
+        Return whether devices have changed, None if no agent is down.
+        """
+        agents = desired_backends.lock_agents(tx, agent_ids(steps))
+        down = {id_ for id_, agent in agents.items() if agent["down_since"] is not None}
+        lost = [step for step in steps if step["service_id"] in down]
+        changed = False
+        for step in lost:
+            store.update_step(tx, step["id"], StepState.PENDING_AGENT, deadline=None)
+            key = step["host"], step["backend"]
+            if kind is Kind.UNINSTALL and (forced is None or key in forced):
+                changed |= self._remove_backend(tx, *key, self._now())
+        return changed if lost else None
+
     def _remove_backend(self, tx: sa.Connection, host: str, backend: str, now: datetime) -> bool:
         keep_tombstones = self._conf.conductor.tombstone_ttl > 0
         outcome = report_handler.remove_backend(

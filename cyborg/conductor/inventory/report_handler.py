@@ -20,7 +20,7 @@ from cyborg.core.inventory import plan
 from cyborg.core.inventory.boot_check import BootCheck
 from cyborg.core.inventory.device import Device
 from cyborg.core.inventory.plan import Add, Change, Key, Remove, Step, Stored
-from cyborg.core.inventory.report import BackendStatus, Report
+from cyborg.core.inventory.report import BackendState, BackendStatus, Report
 from cyborg.core.log import Remark
 from cyborg.core.text import join_limited
 from cyborg.db.write import attach_handles, desired_backends, programming, providers
@@ -58,10 +58,12 @@ def record_report(
     devices from them. ``has_overrides`` is whether operators have set desired backends of the host.
     """
     state = sync.read_host_state(tx, report.host)
-    relevant = _exclude_failed_backends(state.stored, report, state.programming)
+    kept = _kept_devices(state, report.devices)
     # A device in programming may leave the bus or be reported incompletely, and must not become
     # schedulable before the end. It stays unchanged; its host is asked for a report at the end.
-    devices = [device for device in report.devices if device.address not in state.programming]
+    excluded = state.programming | kept.keys()
+    devices = [device for device in report.devices if device.address not in excluded]
+    relevant = _exclude_failed_backends(state.stored, report.backends, devices, state.programming)
     result = _apply_plan(
         tx,
         report.host,
@@ -73,6 +75,7 @@ def record_report(
         keep_tombstones=keep_tombstones,
         has_overrides=has_overrides,
     )
+    result = replace(result, remarks=(*result.remarks, *kept.values()))
     if any(row["boot_check"] == BootCheck.AWAITING_REPORT for row in state.devices.values()):
         programming.end_boot_checks(tx, report.host, {device.address for device in devices})
     if not state.partitioned:
@@ -171,8 +174,31 @@ def remove_backend(
     return replace(result, abandoned=len(state.abandoned), remarks=(*result.remarks, remark))
 
 
+def _kept_devices(state: HostState, devices: Sequence[Device]) -> dict[str, Remark]:
+    """Return a remark for each device, by address, that another backend reports too early.
+
+    A device with prepared handles stays with the backend that prepared them: no other driver can
+    clean them. When they are clean, the next report moves the device.
+    """
+    prepared = {key[1] for key in state.prepared}
+    kept = {}
+    for device in devices:
+        if device.address in prepared:
+            owner = state.devices[device.address]["backend"]
+            if owner != device.backend:
+                text = (
+                    f"device stays with backend {owner}, which prepared handles of it, until they "
+                    f"are clean; backend {device.backend} reports it too"
+                )
+                kept[device.address] = Remark(text, {"device": device.address})
+    return kept
+
+
 def _exclude_failed_backends(
-    stored: Mapping[Key, Stored], report: Report, programming: Collection[str]
+    stored: Mapping[Key, Stored],
+    backends: Sequence[BackendState],
+    devices: Sequence[Device],
+    programming: Collection[str],
 ) -> dict[Key, Stored]:
     """Return the stored records that the report may change.
 
@@ -181,8 +207,8 @@ def _exclude_failed_backends(
     a failed backend. After its restart the agent knows none of them, so their absence does not mean
     that they were removed.
     """
-    failed = {b.name for b in report.backends if b.status is not BackendStatus.READY}
-    reported = {device.address for device in report.devices}
+    failed = {b.name for b in backends if b.status is not BackendStatus.READY}
+    reported = {device.address for device in devices}
     kept = set(programming) | {
         key[1]
         for key, record in stored.items()

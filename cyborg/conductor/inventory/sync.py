@@ -48,7 +48,8 @@ class HostState:
     ids: dict[Key, int] = field(default_factory=dict)
     counts: dict[Key, int] = field(default_factory=dict)
     bound: set[Key] = field(default_factory=set)
-    dirty: set[Key] = field(default_factory=set)  # keys of ``bound`` without an owner
+    prepared: set[Key] = field(default_factory=set)  # keys of ``bound`` that need cleaning
+    dirty: set[Key] = field(default_factory=set)  # keys of ``prepared`` without an owner
     abandoned: set[Key] = field(default_factory=set)  # keys of ``dirty`` removed without cleaning
     programming: set[str] = field(default_factory=set)  # addresses of devices
     partitioned: set[int] = field(default_factory=set)  # row ids of deployables whose job has ended
@@ -91,8 +92,10 @@ def read_host_state(tx: sa.Connection, host: str) -> HostState:
         state.ids[key] = handle["id"]
         if handle["arq_id"] is not None or handle["needs_cleaning"]:
             state.bound.add(key)
-        if handle["arq_id"] is None and handle["needs_cleaning"]:
-            state.dirty.add(key)
+        if handle["needs_cleaning"]:
+            state.prepared.add(key)
+            if handle["arq_id"] is None:
+                state.dirty.add(key)
     return state
 
 

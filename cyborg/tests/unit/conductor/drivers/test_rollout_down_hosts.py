@@ -177,6 +177,39 @@ def test_failure_of_two_jobs_at_the_return_restores_the_state_before_both(down: 
     assert down.agents["c1"].running == {"fake": ("fake", {})}
 
 
+@pytest.mark.parametrize("force", [True, False])
+def test_uninstall_follows_a_host_that_is_marked_down_during_its_step(
+    cloud: Cloud, force: bool
+) -> None:
+    install(cloud)
+    cloud.run()
+    cloud.agents["c1"].unreachable = True
+    job = uninstall(cloud, force=force)
+    cloud.run(rounds=3)
+    assert cloud.job(job)[0] == "pending"
+    assert cloud.job(job)[2]["c1"] == "in_progress"
+    cloud.mark_down("c1")
+    cloud.run(rounds=6)
+    steps = {"c1": "pending_agent", **dict.fromkeys(HOSTS[1:], "done")}
+    assert cloud.job(job) == ("done", None, steps), "it does not wait for its deadline"
+    assert devices(cloud, "c1") == ([] if force else [("fake", True, False)])
+    return_host(cloud)
+    assert cloud.job(job) == ("done", None, dict.fromkeys(HOSTS, "done"))
+    assert devices(cloud, "c1") == []
+
+
+def test_update_of_a_host_that_stops_during_its_step_goes_no_further(sqlite_env: Cloud) -> None:
+    install(sqlite_env)
+    sqlite_env.run()
+    sqlite_env.agents["c1"].unreachable = True
+    job = update(sqlite_env, config={"count": 3})
+    sqlite_env.run(rounds=3)
+    sqlite_env.mark_down("c1")
+    sqlite_env.run(seconds=10.0)
+    steps = {"c1": "rolled_back", **dict.fromkeys(HOSTS[1:], "skipped")}
+    assert sqlite_env.job(job)[::2] == ("failed", steps)
+
+
 def test_failed_removal_at_the_return_restores_the_backend(down: Cloud) -> None:
     job = uninstall(down, force=True)
     down.run()

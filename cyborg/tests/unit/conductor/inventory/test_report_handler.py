@@ -3,6 +3,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import sqlalchemy as sa
 from oslo_utils import timeutils
 
@@ -226,6 +227,41 @@ def test_failed_backend_keeps_its_devices(engine: sa.Engine) -> None:
     host.backends = [READY]
     host.send(hosts)
     assert not rows.read(engine, schema.devices)
+
+
+@pytest.mark.parametrize("stopped", ["failed", "removed"])
+def test_device_with_a_prepared_handle_stays_with_the_backend_that_prepared_it(
+    engine: sa.Engine, caplog: pytest.LogCaptureFixture, stopped: str
+) -> None:
+    hosts, host = make_hosts(engine), Host()
+    other = BackendState("gen0", "generic", BackendStatus.READY)
+    host.backends = [READY, other]
+    host.send(hosts, card(0), card(1))
+    request = bind_handle(engine)
+    rows.update(engine, schema.attach_handles, 1, needs_cleaning=True)
+    # The agent has restarted: the first backend has no devices, so the second one reports them.
+    failed = replace(READY, status=BackendStatus.ERROR, error="no driver has registered")
+    host.backends = [failed, other] if stopped == "failed" else [other]
+    found = [card(n, backend="gen0") for n in range(2)]
+    host.send(hosts, *found)
+    assert [(d["backend"], d["draining"]) for d in rows.read(engine, schema.devices)] == [
+        ("fake", stopped == "removed"),
+        ("gen0", False),
+    ]
+    assert "device stays with backend fake, which prepared handles of it" in caplog.text
+    with engine.begin() as tx:
+        (released,) = handle_claims.release(tx, [request], timeutils.utcnow())
+    assert (released["address"], released["backend"]) == ("0000", "fake")
+    host.backends = [READY, other]
+    host.send(hosts, *found)
+    assert {d["backend"] for d in rows.read(engine, schema.devices)} == {"fake", "gen0"}
+    rows.update(engine, schema.attach_handles, 1, needs_cleaning=False)
+    assert hosts.sweep() == 1, "its report moves the device"
+    host.send(hosts, *found)
+    assert [(d["backend"], d["draining"]) for d in rows.read(engine, schema.devices)] == [
+        ("gen0", False),
+        ("gen0", False),
+    ]
 
 
 def test_moved_deployable_keeps_its_provider_name(engine: sa.Engine) -> None:

@@ -2,6 +2,7 @@
 """Client of Nova: send external events for ARQs, and query servers."""
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
@@ -25,7 +26,7 @@ _FINAL_CODES = frozenset({ACCEPTED, NOT_FOUND, NO_HOST_YET})
 
 _PATH = "/os-server-external-events"
 _PAGE = 1000  # servers per response, the maximum of Nova by default
-_PAGES = 20  # maximum number of pages for one host
+_PAGES = 20  # maximum number of pages of one list
 
 
 class Nova(ServiceClient):
@@ -52,8 +53,23 @@ class Nova(ServiceClient):
         ``host`` is Nova's name of the host. Requires permission to list all servers. Raise
         Unavailable, TimedOut, Invalid.
         """
+        return self._list_servers(f"host={quote(host, safe='')}", f"on host {host}")
+
+    def deleted_servers(self, since: datetime) -> frozenset[str]:
+        """Return the uuids of the servers that were deleted after ``since``, of all projects.
+
+        ``since`` is naive UTC. Requires permission to list all servers. Raise Unavailable,
+        TimedOut, Invalid.
+        """
+        # "changes-since" and "deleted" of Nova's API reference, "List Servers".
+        text = f"{since.isoformat(timespec='seconds')}Z"
+        return self._list_servers(
+            f"deleted=true&changes-since={quote(text, safe='')}", f"deleted since {text}"
+        )
+
+    def _list_servers(self, query: str, description: str) -> frozenset[str]:
         found: set[str] = set()
-        base = f"/servers?all_tenants=1&host={quote(host, safe='')}&limit={_PAGE}"
+        base = f"/servers?all_tenants=1&{query}&limit={_PAGE}"
         path = base
         for _ in range(_PAGES):
             uuids = _server_uuids(self._read(path))
@@ -63,7 +79,7 @@ class Nova(ServiceClient):
             if not new:
                 return frozenset(found)
             path = f"{base}&marker={quote(uuids[-1], safe='')}"
-        raise Unavailable(f"Nova lists more than {len(found)} servers on host {host}, the maximum")
+        raise Unavailable(f"Nova lists more than {len(found)} servers {description}, the maximum")
 
     def get_server(self, uuid: str) -> Instance | None:
         """Return a server, None if it does not exist. Raise Unavailable, TimedOut, Invalid."""

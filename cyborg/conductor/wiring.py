@@ -38,7 +38,9 @@ from cyborg.conductor.hosts.failure_detector import FailureDetector
 from cyborg.conductor.hosts.heartbeats import Hosts
 from cyborg.conductor.hosts.host_removal import HostRemoval
 from cyborg.conductor.hosts.services import Services
+from cyborg.conductor.instances import deletion_scan
 from cyborg.conductor.instances import watcher as instance_watcher
+from cyborg.conductor.instances.deletion_scan import DeletionScan
 from cyborg.conductor.instances.watcher import InstanceWatcher
 from cyborg.conductor.inventory.accelerators import Accelerators
 from cyborg.conductor.inventory.attributes import Attributes
@@ -279,7 +281,7 @@ def build_conductor(
         attachment_task,
         PeriodicTask("clock", INTERVAL, uow.clock.measure),
         PeriodicTask("custody", options.custody_seal_interval, custody_sealer.run_once),
-        *_watcher_tasks(watcher),
+        *_watcher_tasks(watcher, uow, nova),
         *_compute_node_tasks(conf, uow, placement, publisher_task.wake),
     ]
     if interval := options.orphan_scan_interval:
@@ -364,13 +366,19 @@ def _releases_orphans(conf: cfg.ConfigOpts) -> bool:
 def _make_watcher(
     conf: cfg.ConfigOpts, make: Callable[[], InstanceWatcher]
 ) -> InstanceWatcher | None:
-    return make() if conf.nova.notifications and _releases_orphans(conf) else None
+    return make() if _releases_orphans(conf) else None
 
 
-def _watcher_tasks(watcher: InstanceWatcher | None) -> list[PeriodicTask]:
+def _watcher_tasks(
+    watcher: InstanceWatcher | None, uow: UnitOfWork, nova: Nova
+) -> list[PeriodicTask]:
     if watcher is None:
         return []
-    return [PeriodicTask("instances", instance_watcher.INTERVAL, watcher.run_once)]
+    scan = DeletionScan(uow, nova, watcher.check)
+    return [
+        PeriodicTask("instances", instance_watcher.INTERVAL, watcher.run_once),
+        PeriodicTask("deletion scan", deletion_scan.INTERVAL, scan.run_once),
+    ]
 
 
 def _compute_node_tasks(

@@ -8,6 +8,7 @@ class CorrectiveAction(DescribedEnum):
     """Kinds of corrective actions: values of the self-heal counters."""
 
     ORPHAN_SCANS = "orphan_scans", "All bound ARQs were compared with Placement's allocations."
+    DELETION_SCANS = "deletion_scans", "Nova was asked for the servers that were deleted lately."
     ORPHANS_SUSPECTED = (
         "orphans_suspected",
         "A bound ARQ whose instance has no allocation was found.",

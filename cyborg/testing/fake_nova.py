@@ -35,7 +35,8 @@ class FakeNova:
     ``requested_paths`` are the paths of all GET requests. ``actions`` are the actions of each
     server, the newest first; ``reboots`` are the servers of all requests for a reboot, with its
     type. A reboot ends at once, with ``task`` as the task state of the server and ``result`` as the
-    result of its event. The requests are those of the user OWN_USER.
+    result of its event. The requests are those of the user OWN_USER. ``deleted`` are the servers
+    that were deleted lately.
     """
 
     def __init__(self) -> None:
@@ -56,6 +57,7 @@ class FakeNova:
         self.reboot_status = 202
         self.task: str | None = None
         self.result: str | None = "Success"
+        self.deleted: set[str] = set()
 
     def add_server(
         self, uuid: str, host: str | None, status: str = "ACTIVE", **fields: Any
@@ -142,6 +144,9 @@ class FakeNova:
 
     def _list(self, query: dict[str, str]) -> list[str]:
         assert query.get("all_tenants", "1") == "1"
+        if query.get("deleted") == "true":
+            assert query["changes-since"].endswith("Z")
+            return sorted(self.deleted)[: self.page_size if "marker" not in query else 0]
         host = query.get("host")
         uuids = [
             uuid

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check the ARQs of the instances that Nova's notifications name, and release what is left.
+"""Check the ARQs of the instances that Nova's notifications or lists name; release what is left.
 
 A notification only starts the check now, instead of in the next round of the orphan collector. The
 answers of Placement and Nova decide what is released. So a forged, late or repeated notification
@@ -123,6 +123,12 @@ class InstanceWatcher:
         if result == Added.DROPPED:
             self._warn_dropped()
         self._count(result)
+
+    def check(self, instance: str) -> None:
+        """Queue an instance for a check now."""
+        now = self._clock()
+        if self._queue.add(Hint(instance, now, now)) is Added.DROPPED:
+            self._warn_dropped()
 
     def refuse(self, reason: str) -> None:
         """Count and log a malformed notification."""
@@ -294,8 +300,8 @@ class InstanceWatcher:
 
     def _warn_dropped(self) -> None:
         self._dropped_log.warn(
-            "Too many instances wait for a check after a notification of Nova; the orphan "
-            "collector checks the instances of further notifications"
+            "Too many instances wait for a check after their deletion or a notification of Nova; "
+            "the orphan collector checks further ones"
         )
 
     def _count(self, result: str) -> None:

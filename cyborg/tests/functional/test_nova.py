@@ -7,12 +7,14 @@ gave to a guest when it was started.
 
 import json
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import pytest
 
 from cyborg.cli import app
+from cyborg.clients.nova import Nova
 from cyborg.tests.fixtures.clouds.keystone_cloud import HOST
 from cyborg.tests.fixtures.clouds.nova_cloud import MICROVERSION, NovaCloud, nova_cloud
 from cyborg.tests.fixtures.machine import tutorial
@@ -78,9 +80,14 @@ def boot_with_profile(servers: Servers) -> tuple[str, str]:
 
 
 def test_server_with_a_device_profile_is_built_and_deleted(servers: Servers) -> None:
+    began = datetime.now(UTC).replace(tzinfo=None) - timedelta(seconds=1)
+    kept, _ = boot_with_profile(servers)
     server, _ = boot_with_profile(servers)
     assert servers.has_devices(server, 1), servers.devices(server)
     servers.delete(server)
+    deleted = Nova(servers.cloud.compute("admin"), PATIENCE).deleted_servers(began)
+    assert {kept, server} & deleted == {server}
+    servers.delete(kept)
 
 
 def test_server_waits_for_the_event_of_its_context(servers: Servers, cyborg: Run) -> None:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import threading
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -102,6 +103,16 @@ def test_servers_on_host_reads_all_pages(fake_nova: FakeNova) -> None:
     assert client(fake_nova).servers_on_host("compute 1") == {"a", "b", "c", "d"}
     assert client(fake_nova).servers_on_host("no-such-host") == frozenset()
     assert fake_nova.requested_paths[0] == "/v2.1/servers?all_tenants=1&host=compute%201&limit=1000"
+
+
+def test_deleted_servers_are_listed_since_a_time(fake_nova: FakeNova) -> None:
+    fake_nova.deleted = {"a", "b"}
+    fake_nova.add_server("c", "h")
+    since = datetime(2026, 1, 2, 3, 4, 5, 6)
+    assert client(fake_nova).deleted_servers(since) == {"a", "b"}
+    assert fake_nova.requested_paths[0] == (
+        "/v2.1/servers?all_tenants=1&deleted=true&changes-since=2026-01-02T03%3A04%3A05Z&limit=1000"
+    )
 
 
 def test_servers_on_host_with_too_many_pages_is_unavailable(

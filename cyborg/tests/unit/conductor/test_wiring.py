@@ -85,7 +85,8 @@ def test_end_of_a_job_wakes_tasks_with_new_work(sqlite_engine: sa.Engine) -> Non
         ({"notifications": True}, None, True),
         ({"notifications": True}, 0.0, False),
         ({"notifications": True, "send_events": False}, None, False),
-        ({}, None, False),
+        ({}, None, True),
+        ({}, 0.0, False),
     ],
 )
 def test_instances_are_watched_if_orphans_are_released(
@@ -95,5 +96,8 @@ def test_instances_are_watched_if_orphans_are_released(
     client: Any = SimpleNamespace(with_timeout=lambda seconds: None)
     conductor = build_conductor(conf, UnitOfWork(sqlite_engine), NO_CALLS, client, client)
     assert (conductor.instance_watcher is not None) is watches
-    assert ("instances" in [task.name for task in conductor.tasks]) is watches
+    names = {task.name for task in conductor.tasks}
+    assert names & {"instances", "deletion scan"} == (
+        {"instances", "deletion scan"} if watches else set()
+    )
     conductor.stop()

@@ -7,7 +7,7 @@ serialized by it, and the OpenAPI document is generated from it.
 
 import functools
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import wsme.exc
@@ -15,6 +15,7 @@ from wsme import types as wtypes
 from wsme.rest import json as wsme_json
 
 from cyborg.core.errors import Invalid, NotFound
+from cyborg.core.timestamps import to_iso
 from cyborg.core.validation import parse_uuid
 
 MAX_SHOWN = 60
@@ -246,4 +247,4 @@ def _isoformat(value: datetime | str | None) -> str | None:
     # Times in the database are naive UTC; times from RPC results are already strings.
     if value is None or isinstance(value, str):
         return value
-    return value.replace(tzinfo=UTC).isoformat()
+    return to_iso(value)

@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from importlib import metadata
 from typing import Any
 
@@ -18,6 +18,7 @@ from oslo_config import cfg
 from cyborg.conductor.metrics import read_totals
 from cyborg.core.arq.states import ArqState
 from cyborg.core.errors import CyborgError
+from cyborg.core.timestamps import to_iso, to_text
 from cyborg.db import errors
 from cyborg.db.read.totals import Counts, Totals, count
 from cyborg.db.reader import Reader
@@ -61,7 +62,7 @@ def main(conf: cfg.ConfigOpts, argv: Sequence[str]) -> int:
         sys.stderr.write(f"cyborg-status: database error: {errors.reason(exc)}\n")
         return 2
     items = list(pending_items(conf, counts, totals, now))
-    actions = [{**row, "last_at": _isoformat(row["last_at"])} for row in totals.self_heal_actions]
+    actions = [{**row, "last_at": to_iso(row["last_at"])} for row in totals.self_heal_actions]
     if conf.command.format == "json":
         document = {"actions": actions, "pending": [item.to_dict() for item in items]}
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
@@ -120,12 +121,8 @@ def _verbs(parsers: Any) -> None:
     parser.add_argument("-f", "--format", choices=("table", "json"), default="table")
 
 
-def _isoformat(time: datetime) -> str:
-    return time.replace(microsecond=0, tzinfo=UTC).isoformat()
-
-
 def _print_tables(actions: Sequence[dict[str, Any]], items: Sequence[PendingItem]) -> None:
-    rows = [(row["kind"], row["count"], row["last_at"]) for row in actions]
+    rows = [(row["kind"], row["count"], to_text(row["last_at"])) for row in actions]
     _print_table(("Action", "Count", "Last"), rows)
     sys.stdout.write("\n")
     _print_table(

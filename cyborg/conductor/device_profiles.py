@@ -9,12 +9,12 @@ from uuid import uuid4
 import sqlalchemy as sa
 from oslo_db import exception as db_exc
 
-from cyborg.conductor.common.timestamps import to_iso
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.arq.device_contexts import HIDDEN_PREFIX, is_hidden_profile_name
 from cyborg.core.arq.profile import parse_groups, parse_name
 from cyborg.core.errors import Conflict, InUse, Invalid, NotFound
 from cyborg.core.text import join_limited
+from cyborg.core.timestamps import to_iso
 from cyborg.core.validation import check_text, parse_uuid
 from cyborg.core.wire.notification import Event
 from cyborg.db.read import device_profiles as read

@@ -21,6 +21,7 @@ from cyborg.api.body import BodyReader
 from cyborg.api.console.throttle import Throttle, client_key
 from cyborg.api.middleware import JSON, check_content_length
 from cyborg.core.errors import Invalid, Misconfigured, Unavailable
+from cyborg.core.timestamps import to_iso
 from cyborg.core.validation import check_text
 
 MAX_BODY = 8192
@@ -111,7 +112,7 @@ class SignIn:
         expires = access.expires
         return {
             "token": token,
-            "expires_at": None if expires is None else expires.isoformat(),
+            "expires_at": None if expires is None else to_iso(expires),
         }
 
     def _rejection(self, text: str) -> exc.HTTPUnauthorized:

@@ -9,13 +9,13 @@ from uuid import uuid4
 import sqlalchemy as sa
 
 from cyborg.conductor.arqs.context_states import expiry, follow_arqs
-from cyborg.conductor.common.timestamps import to_iso
 from cyborg.conductor.notifications.arq_events import ArqEventRecorder
 from cyborg.core.arq.context_states import LEASED, USABLE
 from cyborg.core.arq.leases import ContextFacts, lost_lease, stale_lease
 from cyborg.core.arq.profile import Group, expand_slots
 from cyborg.core.arq.states import ArqState
 from cyborg.core.errors import WrongState
+from cyborg.core.timestamps import to_iso
 from cyborg.db.write import arqs as store
 from cyborg.db.write import handle_claims
 from cyborg.db.write.attachments import records as attachments

@@ -21,7 +21,6 @@ from cyborg.conductor.attachments.host_check import is_on_other_host
 from cyborg.conductor.attachments.limit import check_limit
 from cyborg.conductor.attachments.live_hosts import check_live
 from cyborg.conductor.attachments.repeated_requests import check_same, schedule_reboot
-from cyborg.conductor.common.timestamps import to_iso
 from cyborg.core.arq import attach_target
 from cyborg.core.arq.context_states import LEASED
 from cyborg.core.arq.device_contexts import merge_config
@@ -53,6 +52,7 @@ from cyborg.core.attachments.selector import (
     parse_selector,
 )
 from cyborg.core.errors import Conflict, CyborgError, Invalid, NotFound, WrongState
+from cyborg.core.timestamps import to_iso
 from cyborg.core.validation import check_optional_text, parse_uuid
 from cyborg.db.read import accelerators
 from cyborg.db.unit_of_work import UnitOfWork

@@ -27,7 +27,6 @@ from cyborg.conductor.arqs.limits import (
 )
 from cyborg.conductor.arqs.project_lock import lock_project, run_with_lock
 from cyborg.conductor.arqs.release import ReleaseResult
-from cyborg.conductor.common.timestamps import to_iso
 from cyborg.conductor.notifications.arq_events import ArqEventRecorder
 from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.arq.attach_target import find_target
@@ -49,6 +48,7 @@ from cyborg.core.attachments.selector import attached_error
 from cyborg.core.attachments.successor import describe_work
 from cyborg.core.errors import Invalid, NotFound, OverLimit, Unavailable, WrongState
 from cyborg.core.log import get_logger
+from cyborg.core.timestamps import to_iso
 from cyborg.core.validation import check_integer, check_optional_text, parse_uuid
 from cyborg.core.wire.notification import Event
 from cyborg.db.unit_of_work import UnitOfWork

@@ -9,7 +9,7 @@ the heartbeats of agents: through the broker, to any conductor, into the databas
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
@@ -19,6 +19,7 @@ from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core.hosts import liveness
 from cyborg.core.log import get_logger
 from cyborg.core.text import join_limited
+from cyborg.core.timestamps import to_iso
 from cyborg.core.wire.notification import Event
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import outbox, providers
@@ -150,7 +151,7 @@ def mark_up(
 def _payload(row: store.DownAgentRow, last_seen_at: datetime) -> dict[str, Any]:
     """Return the payload of the notification that an agent is down or up; its times are UTC."""
     timestamps = {
-        name: time_.replace(tzinfo=UTC).isoformat()
+        name: to_iso(time_)
         for name, time_ in (("last_seen_at", last_seen_at), ("down_since", row["down_since"]))
         if time_ is not None
     }

@@ -7,9 +7,9 @@ from uuid import uuid4
 import sqlalchemy as sa
 from oslo_db import exception as db_exc
 
-from cyborg.conductor.common.timestamps import to_iso
 from cyborg.core.errors import Conflict, NotFound
 from cyborg.core.log import get_logger
+from cyborg.core.timestamps import to_iso
 from cyborg.core.validation import check_text, parse_uuid
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write import deployables

@@ -5,7 +5,7 @@ Nothing is written if ``[oslo_messaging_notifications] driver`` is not set.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Protocol
 from uuid import uuid4
 
@@ -14,6 +14,7 @@ from oslo_config import cfg
 from oslo_context import context
 
 from cyborg.conductor.notifications.outbox_worker import Channel, OutboxWorker
+from cyborg.core.timestamps import to_iso
 from cyborg.core.wire.notification import OPTIONAL_FIELDS, SCHEMAS, Event
 from cyborg.db.read import deployables, devices
 from cyborg.db.unit_of_work import UnitOfWork
@@ -58,7 +59,7 @@ class NotificationBuilder:
             return []
         caller = context.get_current()
         request_id = None if caller is None else caller.request_id
-        occurred_at = self._now().replace(tzinfo=UTC).isoformat()
+        occurred_at = to_iso(self._now())
         schema = SCHEMAS[event.partition(".")[0]]
         return [
             (

@@ -18,6 +18,7 @@ from typing import Any
 
 from cyborg.core.arq.predicates import MATCHING, Failure, Predicate
 from cyborg.core.text import join_limited
+from cyborg.core.timestamps import to_iso, to_text
 
 MAX_REASONS = 32  # of one refusal
 MAX_SHOWN = 8  # in a text
@@ -60,8 +61,8 @@ class FailedGroup:
 class ContextFailure:
     """What failed, when, and on which host; ``groups`` are the reasons of a refusal.
 
-    ``code`` is the first predicate that failed, or one of the codes of this module. ``at`` is naive
-    UTC in ISO 8601. ``hostname`` is None if it is not known, ``job`` the uuid of the failed job.
+    ``code`` is the first predicate that failed, or one of the codes of this module. ``at`` is in
+    ISO 8601. ``hostname`` is None if it is not known, ``job`` the uuid of the failed job.
     ``detail`` is the reason with what the owner may not know, None if there is nothing of this.
     """
 
@@ -84,7 +85,7 @@ class ContextFailure:
             return self.reason
         texts = [_describe(group) for group in self.groups]
         shown = join_limited(list(dict.fromkeys(texts)), MAX_SHOWN, separator="; ")
-        return f"refused at {self.at} UTC: {shown or self.reason}"
+        return f"refused at {to_text(self.at)}: {shown or self.reason}"
 
 
 def make_refusal(
@@ -100,10 +101,10 @@ def make_refusal(
     """
     groups = _failed_groups(reasons)
     if not groups:
-        return ContextFailure(_to_iso(now), REFUSED, message[:MAX_TEXT])
+        return ContextFailure(to_iso(now), REFUSED, message[:MAX_TEXT])
     names = {hosts[group.provider] for group in groups if group.provider in hosts}
     return ContextFailure(
-        _to_iso(now),
+        to_iso(now),
         groups[0].code,
         groups[0].reason,
         hostname=min(names, default=None),
@@ -155,7 +156,7 @@ def make_job_failure(
     """
     reason = hide_names(error, {*names, *([hostname] if hostname else [])}, requested)
     detail = None if reason == error else error
-    return ContextFailure(_to_iso(now), code, reason, hostname=hostname, job=job, detail=detail)
+    return ContextFailure(to_iso(now), code, reason, hostname=hostname, job=job, detail=detail)
 
 
 def hide_names(text: str, names: Collection[str], requested: Collection[str] = ()) -> str:
@@ -168,10 +169,6 @@ def hide_names(text: str, names: Collection[str], requested: Collection[str] = (
     known = [re.escape(name) for name in sorted(filter(None, names), key=len, reverse=True)]
     patterns = [_PATHS, *(rf"(?<![\w.:-]){name}(?![\w-])" for name in known), _ADDRESSES]
     return re.sub("|".join(patterns), replace, text)
-
-
-def _to_iso(now: datetime) -> str:
-    return now.replace(microsecond=0, tzinfo=None).isoformat()
 
 
 def _number(value: object) -> int | None:

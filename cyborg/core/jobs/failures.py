@@ -15,6 +15,7 @@ from datetime import datetime
 from cyborg.core.arq import attach_target
 from cyborg.core.codec import Serializable
 from cyborg.core.jobs.job import JobKind, WorkItem
+from cyborg.core.timestamps import to_iso, to_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,8 @@ class Failure(Serializable):
 
     def describe(self) -> str:
         """Return a text for people."""
-        return f"{self.kind} of {self.subject} failed at {self.at}, job {self.job}: {self.error}"
+        at = to_text(self.at)
+        return f"{self.kind} of {self.subject} failed at {at}, job {self.job}: {self.error}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +70,7 @@ def find_failed_item(
 
 def build_failure(kind: JobKind, job: str, item: WorkItem, error: str, now: datetime) -> Failure:
     """Return the failure of an item of a job at ``now``, in UTC."""
-    at = f"{now.replace(microsecond=0, tzinfo=None).isoformat()}Z"
-    return Failure(kind, job, describe_subject(item), error, at)
+    return Failure(kind, job, describe_subject(item), error, to_iso(now))
 
 
 def counts(item: WorkItem) -> bool:

@@ -122,7 +122,8 @@ def test_failed_restore_is_shown_since_2_5(api: ApiEnv) -> None:
 
 
 def test_failing_device_is_shown_since_2_5(api: ApiEnv) -> None:
-    failure = {"kind": "prepare", "job": "j", "subject": "s", "error": "it broke", "at": "now"}
+    failure = {"kind": "prepare", "job": "j", "subject": "s", "error": "it broke"}
+    failure["at"] = "2026-01-01T00:00:00.000000+00:00"
     facts: dict[str, Any] = {
         "failing": True,
         "retry_at": datetime(2026, 1, 1),
@@ -133,7 +134,7 @@ def test_failing_device_is_shown_since_2_5(api: ApiEnv) -> None:
     assert (device["state"], device["state_reasons"]) == ("failing", ["failing"])
     assert device["job_errors"] == [
         "closed until 2026-01-01T00:00:00Z, because 3 prepare jobs failed in a row",
-        "prepare of s failed at now, job j: it broke",
+        "prepare of s failed at 2026-01-01T00:00:00Z, job j: it broke",
     ]
     (device,) = api.get("/v2/devices", "2.4")["devices"]
     assert (device["state"], "job_errors" in device) == ("unhealthy", False)

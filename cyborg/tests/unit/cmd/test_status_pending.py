@@ -78,13 +78,13 @@ def test_pending_shows_actions_and_pending_items(env: Env) -> None:
     assert code == 0
     lines = [line.split() for line in text.splitlines()]
     assert ["Action", "Count", "Last"] in lines
-    assert ["orphans_released", "3", "2026-01-02T03:04:05+00:00"] in lines
+    assert ["orphans_released", "3", "2026-01-02T03:04:05Z"] in lines
     (events,) = (line for line in lines if line[:1] == ["messages"])
     assert events[:4] == ["messages", "nova-event,", "pending", "1"]
     assert 100 <= int(events[4]) < 200
     _, text = env.run("--format", "json")
     assert json.loads(text)["actions"] == [
-        {"kind": "orphans_released", "count": 3, "last_at": "2026-01-02T03:04:05+00:00"}
+        {"kind": "orphans_released", "count": 3, "last_at": "2026-01-02T03:04:05.000006+00:00"}
     ]
 
 

@@ -21,6 +21,7 @@ from cyborg.core.errors import (
     ServiceTokenRequired,
     WrongState,
 )
+from cyborg.core.timestamps import to_iso, to_text
 from cyborg.db import schema
 from cyborg.db.write import handle_claims, orphans
 from cyborg.tests.fixtures.databases import rows
@@ -45,7 +46,7 @@ def test_context_is_reserved_then_bound_then_unbound(env: ContextEnv) -> None:
     context, instance = env.create(), str(uuid4())
     row = env.reserve(context)
     assert (row["state"], row["epoch"], row["hostname"]) == ("reserved", 1, env.card.host)
-    assert row["expires_at"] == (env.now() + timedelta(seconds=600)).isoformat() + "+00:00"
+    assert row["expires_at"] == to_iso(env.now() + timedelta(seconds=600))
     assert {(arq["state"], arq["instance_uuid"], arq["instance_slot"]) for arq in arqs_of(env)} == {
         ("Bound", None, None)
     }
@@ -209,14 +210,14 @@ def test_refused_reservation_is_kept_until_the_next_lease(env: ContextEnv) -> No
     row = env.row(second)
     error = row["error"]
     assert (row["state"], row["epoch"]) == ("unbound", 0)
-    assert f"refused at {env.now().replace(microsecond=0, tzinfo=None).isoformat()} UTC" in error
+    assert f"refused at {to_text(to_iso(env.now()))}: " in error
     assert error.endswith(
-        "UTC: group 0: handle is taken (2 handles); group 0: claimed by another "
+        "Z: group 0: handle is taken (2 handles); group 0: claimed by another "
         "request of this call (2 handles)"
     )
     failure = row["failure"]
     assert (failure["code"], failure["hostname"]) == ("taken", env.card.host)
-    assert failure["at"] == env.now().replace(microsecond=0).isoformat()
+    assert failure["at"] == to_iso(env.now())
     assert failure["groups"][0] == {
         "group": 0,
         "provider": env.card.provider,

@@ -62,7 +62,8 @@ def test_message_has_subject_time_and_request_id() -> None:
     kind, subject, payload = first
     assert (kind, subject, second[1]) == (NOTIFICATION, "u", "v")
     body = payload["payload"]
-    assert (body["occurred_at"], body["request_id"]) == ("2026-01-01T00:00:00+00:00", "req-x")
+    assert body["occurred_at"] == "2026-01-01T00:00:00.000000+00:00"
+    assert body["request_id"] == "req-x"
     assert body["notification_id"] != second[2]["payload"]["notification_id"]
 
 

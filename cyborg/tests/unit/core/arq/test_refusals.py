@@ -12,9 +12,10 @@ from cyborg.core.arq.refusals import (
     make_job_failure,
     make_refusal,
 )
+from cyborg.core.timestamps import to_iso, to_text
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678)
-AT = "2026-01-02T03:04:05"
+AT = to_iso(NOW)
 
 
 def reason(
@@ -38,7 +39,7 @@ def test_refusal_hides_details_of_devices_and_shows_those_of_the_request() -> No
     }
     refusal = make_refusal("", reasons, {"p": "compute-1"}, NOW)
     assert refusal.text == (
-        f"refused at {AT} UTC: group 0: trait missing: CUSTOM_A (2 handles); "
+        f"refused at {to_text(AT)}: group 0: trait missing: CUSTOM_A (2 handles); "
         "group 0: handle cannot be attached to the target of the group (1 handles)"
     )
     assert (refusal.code, refusal.hostname) == ("trait_missing", "compute-1")
@@ -50,7 +51,7 @@ def test_refusal_hides_details_of_devices_and_shows_those_of_the_request() -> No
 def test_text_of_a_refusal_names_neither_host_nor_provider() -> None:
     reasons = {"a": [reason("p-1", Predicate.TAKEN, "", 3)]}
     text = make_refusal("", reasons, {"p-1": "compute-1"}, NOW).text
-    assert text == f"refused at {AT} UTC: group 0: handle is taken (3 handles)"
+    assert text == f"refused at {to_text(AT)}: group 0: handle is taken (3 handles)"
 
 
 def test_refusal_of_many_arqs_counts_handles_once() -> None:
@@ -69,7 +70,7 @@ def test_refusal_of_many_groups_is_bounded() -> None:
 
 def test_refusal_without_reasons_has_the_message() -> None:
     refusal = make_refusal("claimed concurrently", {}, {}, NOW)
-    assert refusal.text == f"refused at {AT} UTC: claimed concurrently"
+    assert refusal.text == f"refused at {to_text(AT)}: claimed concurrently"
     assert refusal.code == "refused"
 
 

@@ -84,12 +84,14 @@ class Binder:
         """Return the context of a bind; without ``project``, ask Placement about the instance."""
         verified, found = True, InstanceAllocations()
         context = self.make_context()
+        units: Mapping[str, int] | None = None
         error: str | None = None
         if project is None and self._owners is not None:
             started = time.monotonic()
             try:
                 with tracing.child_span("bind.find_project"):
                     found = self._owners.find_allocations(instance)
+                    units = found.units
             except Unavailable as exc:
                 error = exc.message
             self._metrics.observe(BIND_SECONDS, time.monotonic() - started, "owner")
@@ -104,7 +106,7 @@ class Binder:
             context,
             project=found.project,
             owner_verified=verified,
-            allocated=found.units,
+            allocated=units,
             cordon_grace=self._conf.conductor.cordon_grace,
             owner_error=error,
         )

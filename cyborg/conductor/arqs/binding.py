@@ -147,6 +147,7 @@ def _consume_lease(
         owner_verified=verified,
         owner_error=context.owner_error,
     )
+    leases.check_allocated(todo, instance, context.allocated)
     first_slot = _first_slot(tx, rows, instance, append=append)
     try:
         return leases.consume(tx, todo, found, instance, first_slot, context)

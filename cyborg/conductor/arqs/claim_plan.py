@@ -6,7 +6,7 @@ A bind to an instance and the lease of a device context use this.
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import sqlalchemy as sa
@@ -39,7 +39,8 @@ class BindContext:
     be up and Placement must have the providers, as explanations say; Nova, which has chosen the
     host, binds without this. ``handle`` is the uuid of the only handle that may be claimed, None
     for any. ``allocated`` are the units that Placement has allocated to the instance, by provider,
-    and ``cordon_grace`` is the time in seconds for which these are honoured after a cordon.
+    None if it was not asked or did not answer, and ``cordon_grace`` is the time in seconds for
+    which these are honoured after a cordon.
     ``owner_error`` is why Placement did not answer about the instance.
     """
 
@@ -51,7 +52,7 @@ class BindContext:
     epoch: int | None = None
     check_host: bool = False
     handle: str | None = None
-    allocated: Mapping[str, int] = field(default_factory=dict)
+    allocated: Mapping[str, int] | None = None
     cordon_grace: float = 0.0
     owner_error: str | None = None
 
@@ -160,6 +161,7 @@ def _find_honoured(
     }
     if not cordoned or instance is None:
         return frozenset()
+    allocated = context.allocated or {}
     if context.owner_error is not None:
         raise Unavailable(
             f"it is unknown whether the instance was served before its device was cordoned: "
@@ -170,7 +172,7 @@ def _find_honoured(
     return frozenset(
         provider
         for provider, id_ in cordoned.items()
-        if owned.get(id_, 0) + wanted[provider] <= context.allocated.get(provider, 0)
+        if owned.get(id_, 0) + wanted[provider] <= allocated.get(provider, 0)
     )
 
 

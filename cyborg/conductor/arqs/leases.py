@@ -6,6 +6,7 @@ instance, while the lease lasts. The epoch of a context rises with each lease. I
 token: a caller with an earlier epoch can neither renew nor bind.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
@@ -102,6 +103,27 @@ def check_target(rows: Sequence[store.ArqRow], requests_by_uuid: Mapping[str, Bi
                 request=row["uuid"],
                 hostname=row["hostname"],
                 provider=row["device_rp_uuid"],
+            )
+
+
+def check_allocated(
+    rows: Sequence[store.ArqRow], instance: str, allocated: Mapping[str, int] | None
+) -> None:
+    """Raise Conflict unless Placement has allocated the units of the lease to the instance.
+
+    Otherwise Placement would offer the units to another server, and the orphan collector would
+    unbind the ARQs later. ``allocated`` has the units by provider, None if they are not known.
+    """
+    if allocated is None:
+        return
+    for provider, units in sorted(Counter(row["device_rp_uuid"] for row in rows).items()):
+        if (found := allocated.get(str(provider), 0)) < units:
+            raise Conflict(
+                f"Placement has allocated {found} of {units} units of resource provider {provider} "
+                f"to instance {instance}: allocate the units of the lease to the instance, then "
+                "bind again",
+                instance=instance,
+                provider=provider,
             )
 
 

@@ -27,11 +27,12 @@ class Owners:
 
     def __init__(self, project: str | None) -> None:
         self.project = project
+        self.units: dict[str, int] = {}
 
     def find_allocations(self, instance: str) -> InstanceAllocations:
         if self.project is None:
             raise Unavailable("Placement is away")
-        return InstanceAllocations(self.project)
+        return InstanceAllocations(self.project, self.units)
 
 
 def test_context_is_not_bound_to_an_instance_of_unknown_project(env: ContextEnv) -> None:
@@ -56,6 +57,25 @@ def test_context_is_not_bound_to_an_instance_without_an_allocation(env: ContextE
     with pytest.raises(Conflict, match="Placement has no allocation of instance"):
         env.bind(env.card, *env.read_arqs(context))
     assert (env.state(context), env.handles()) == ("unbound", {"free": 4})
+
+
+@pytest.mark.parametrize("units", [{}, {"other": 2}, {"card": 1}])
+def test_lease_is_not_bound_without_an_allocation_at_its_provider(
+    env: ContextEnv, units: dict[str, int]
+) -> None:
+    """Neither by a call for the context nor by Nova; the lease stays, and serves later."""
+    context, owners, instance = env.create(), Owners(PROJECT), str(uuid4())
+    env.arqs = Arqs(env.conf, env.uow, owners=owners, now=env.now)
+    env.leases = env.new_leases()
+    env.reserve(context)
+    owners.units = {env.card.provider if name == "card" else name: n for name, n in units.items()}
+    with pytest.raises(Conflict, match=f"of 2 units of resource provider {env.card.provider} to"):
+        env.bind_lease(context, instance, epoch=1)
+    with pytest.raises(Conflict, match="allocate the units of the lease to the instance"):
+        env.bind(env.card, *env.read_arqs(context))
+    assert env.state(context) == "reserved"
+    owners.units = {env.card.provider: 2}
+    assert env.bind_lease(context, instance, epoch=1)["state"] == "bound"
 
 
 def test_request_names_the_project_while_placement_is_away(sqlite_env: ContextEnv) -> None:

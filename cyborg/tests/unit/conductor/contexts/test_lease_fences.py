@@ -135,7 +135,7 @@ def test_lease_that_ends_during_a_query_is_not_bound(sqlite_env: ContextEnv) -> 
     class Owners:
         def find_allocations(self, instance: str) -> InstanceAllocations:
             env.advance(60)
-            return InstanceAllocations(PROJECT)
+            return InstanceAllocations(PROJECT, {env.card.provider: 2})
 
     env.arqs = Arqs(env.conf, env.uow, owners=Owners(), now=env.now)
     env.leases = env.new_leases()

@@ -27,6 +27,9 @@ _FINAL_CODES = frozenset({ACCEPTED, NOT_FOUND, NO_HOST_YET})
 _PATH = "/os-server-external-events"
 _PAGE = 1000  # servers per response, the maximum of Nova by default
 _PAGES = 20  # maximum number of pages of one list
+_BUILDING = ("BUILD", "REBUILD")
+"""Statuses of servers whose ARQs Nova may be about to bind."""
+_OFFLOADED = "SHELVED_OFFLOADED"
 
 
 class Nova(ServiceClient):
@@ -80,6 +83,25 @@ class Nova(ServiceClient):
                 return frozenset(found)
             path = f"{base}&marker={quote(uuids[-1], safe='')}"
         raise Unavailable(f"Nova lists more than {len(found)} servers {description}, the maximum")
+
+    def is_building(self, project: str) -> bool:
+        """Return whether a server of a project is being built, unshelved or rebuilt.
+
+        Requires permission to list all servers. Raise Unavailable, TimedOut, Invalid.
+        """
+        # Nova selects by status; a server that is unshelved has the status of a shelved one.
+        statuses = "".join(f"&status={status}" for status in (*_BUILDING, _OFFLOADED))
+        query = f"all_tenants=1&project_id={quote(project, safe='')}{statuses}&limit={_PAGE}"
+        body = self._read(f"/servers/detail?{query}")
+        try:
+            servers = [(row["status"], row["OS-EXT-STS:task_state"]) for row in body["servers"]]
+        except (KeyError, TypeError) as exc:
+            raise Unavailable(f"unexpected response from Nova: no list of servers: {exc}") from exc
+        # A full page may not be the last one.
+        return len(servers) >= _PAGE or any(
+            status in _BUILDING or (status == _OFFLOADED and task is not None)
+            for status, task in servers
+        )
 
     def get_server(self, uuid: str) -> Instance | None:
         """Return a server, None if it does not exist. Raise Unavailable, TimedOut, Invalid."""

@@ -242,6 +242,15 @@ OPTIONS = [
         "for an unshelved or evacuated server, so it needs no old requests. The value must "
         "be longer than the scheduling of a server may take. 0 disables the deletion.",
     ),
+    cfg.FloatOpt(
+        "dropped_ttl",
+        default=300.0,
+        min=0.0,
+        help="Seconds after which an unchanged request without a handle is deleted while Nova "
+        "builds no server of its project. Nova binds a request within seconds of its creation; one "
+        "that it has dropped blocks the deletion of its device profile. Increase this to bind "
+        "requests by hand. 0 leaves them to unbound_ttl.",
+    ),
     cfg.IntOpt(
         "max_project_arqs",
         default=1000,

@@ -147,11 +147,13 @@ class FakeNova:
         if query.get("deleted") == "true":
             assert query["changes-since"].endswith("Z")
             return sorted(self.deleted)[: self.page_size if "marker" not in query else 0]
-        host = query.get("host")
+        host, project = query.get("host"), query.get("project_id")
         uuids = [
             uuid
             for uuid, server in self.servers.items()
-            if self._can_see(uuid) and host in (None, server["OS-EXT-SRV-ATTR:host"])
+            if self._can_see(uuid)
+            and host in (None, server["OS-EXT-SRV-ATTR:host"])
+            and project in (None, server.get("tenant_id"))
         ]
         begin = sorted(uuids).index(query["marker"]) + 1 if "marker" in query else 0
         return sorted(uuids)[begin : begin + self.page_size]

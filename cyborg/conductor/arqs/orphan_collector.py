@@ -53,6 +53,7 @@ LOG = get_logger(__name__)
 PAGE = 500  # ARQs read, or deleted, in one transaction
 MAX_RELEASED = 2000  # orphans of one round without Nova; the next round releases the rest
 MAX_EXPIRED_PAGES = 20  # pages of one round
+MAX_PROJECTS = 50  # projects with unbound ARQs, queried in Nova in one round
 MAX_NOVA_FAILURES = 3  # failed queries of Nova after which a round queries it no more
 MAX_NAMED = 10  # instances listed in one log line
 MAX_QUERIES = 500  # instances of orphans, and of failed binds, queried in Nova in one round
@@ -394,7 +395,46 @@ class OrphanCollector:
             stats.expired += count
             if count < PAGE:
                 break
+        self._expire_dropped(stats, now)
         self._expire_failed(stats, query, unbound_before, now)
+
+    def _expire_dropped(self, stats: RoundStats, now: datetime) -> None:
+        """Delete ARQs that Nova has created and will not bind.
+
+        Nova binds an ARQ within seconds of its creation. Nobody knows for which instance it was, so
+        Nova must build no server of its project.
+        """
+        nova, seconds = self._nova, self._conf.conductor.dropped_ttl
+        if nova is None or not seconds:
+            return
+        unbound_before = now - timedelta(seconds=seconds)
+        projects = self._uow.run(
+            lambda tx: store.projects_of_expired(tx, unbound_before, MAX_PROJECTS)
+        )
+        idle: list[str] = []
+        error: str | None = None
+        try:
+            if projects and nova.lists_all_projects():
+                for project in projects:
+                    if self._stopped.is_set():
+                        return
+                    if not nova.is_building(project):
+                        idle.append(project)
+        except CyborgError as exc:
+            error = exc.message
+        if error is not None:
+            LOG.warning(
+                "Cannot query Nova about unbound ARQs, retrying in the next scan: %s", error
+            )
+        if not idle:
+            return
+
+        def write(tx: sa.Connection) -> int:
+            count = store.delete_expired(tx, unbound_before, PAGE, idle)
+            self_heal.increment(tx, CorrectiveAction.UNBOUND_EXPIRED, count, now)
+            return count
+
+        stats.expired += self._uow.run(write)
 
     def _expire_failed(
         self, stats: RoundStats, query: InstanceQuery, failed_before: datetime, now: datetime

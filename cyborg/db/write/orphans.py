@@ -134,18 +134,42 @@ def assign_project(tx: sa.Connection, ids: Collection[int], instance: str, proje
     ).rowcount
 
 
-def delete_expired(tx: sa.Connection, cutoff: datetime, limit: int) -> int:
+def delete_expired(
+    tx: sa.Connection, cutoff: datetime, limit: int, projects: Collection[str] | None = None
+) -> int:
     """Delete up to ``limit`` ARQs without an instance, unchanged since ``cutoff``.
 
-    Return the number of deleted ARQs.
+    With ``projects``, only those of these projects that belong to no attachment. Return the number
+    of deleted ARQs.
     """
     old = sa.and_(arqs.c.state.in_(EXPIRING), _unchanged_since(cutoff), _OWN_LIFE)
+    if projects is not None:
+        old = sa.and_(old, arqs.c.project_id.in_(sorted(projects)), arqs.c.attachment_id.is_(None))
     query = sa.select(arqs.c.id).where(old).order_by(arqs.c.created_at, arqs.c.id).limit(limit)
     ids = tx.scalars(query).all()
     if not ids:
         return 0
     # The state is checked again: a concurrent bind may have changed it.
     return tx.execute(sa.delete(arqs).where(arqs.c.id.in_(ids), old)).rowcount
+
+
+def projects_of_expired(tx: sa.Connection, cutoff: datetime, limit: int) -> list[str]:
+    """Return up to ``limit`` projects that have ARQs of ``delete_expired``."""
+    query = (
+        sa.select(arqs.c.project_id)
+        .where(
+            arqs.c.state.in_(EXPIRING),
+            _unchanged_since(cutoff),
+            _OWN_LIFE,
+            arqs.c.project_id.is_not(None),
+            arqs.c.attachment_id.is_(None),
+        )
+        .group_by(arqs.c.project_id)
+        # The oldest first: a project that builds all the time must not hide the others.
+        .order_by(sa.func.max(arqs.c.created_at).desc())
+        .limit(limit)
+    )
+    return [str(project) for project in tx.scalars(query)]
 
 
 def failed_binds(tx: sa.Connection, cutoff: datetime, limit: int) -> list[FailedBindRow]:

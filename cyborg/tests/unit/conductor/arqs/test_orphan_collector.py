@@ -312,6 +312,46 @@ def test_ttl_of_zero_keeps_arqs(sqlite_engine: sa.Engine, node: Node) -> None:
     assert env.row(uuid)["state"] == "Initial"
 
 
+def test_dropped_arqs_are_deleted_in_minutes_while_nova_builds_nothing(
+    engine: sa.Engine, node: Node, fake_nova: FakeNova
+) -> None:
+    env = Env(engine, node, Nova(fake_nova.adapter()))
+    young = START + timedelta(seconds=2 * INTERVAL + 60)
+    dropped, late, building, unowned = (
+        rows.insert_arq(engine, env.profile, created_at=created_at, project_id=project)
+        for project, created_at in (("a", START), ("a", young), ("b", START), (None, START))
+    )
+    server = str(uuid4())
+    fake_nova.add_server(server, None, "BUILD", tenant_id="b")
+    fake_nova.add_server(str(uuid4()), "h", tenant_id="a")
+    fake_nova.add_server(str(uuid4()), None, "SHELVED_OFFLOADED", tenant_id="a")
+    fake_nova.is_admin = False
+    assert env.run_after(INTERVAL + 1).expired == 0
+    fake_nova.is_admin, fake_nova.status = True, 503
+    assert env.run_after().expired == 0
+    fake_nova.status = 200
+    left = [{late, building, unowned}, {building, unowned}, {unowned}]
+    for expected in left:
+        assert env.run_after().expired == 1
+        assert {row["uuid"] for row in rows.read(engine, schema.arqs)} == expected
+        fake_nova.servers[server]["status"] = "SHELVED_OFFLOADED"
+        fake_nova.servers[server]["OS-EXT-STS:task_state"] = "spawning"
+        if expected is left[1]:
+            fake_nova.servers[server]["status"] = "ERROR"
+    assert dropped not in set.union(*left)
+
+
+def test_dropped_arqs_are_kept_without_nova_and_with_a_ttl_of_zero(
+    sqlite_engine: sa.Engine, node: Node, fake_nova: FakeNova
+) -> None:
+    env = Env(sqlite_engine, node, Nova(fake_nova.adapter()), dropped_ttl=0)
+    rows.insert_arq(sqlite_engine, env.profile, created_at=START, project_id="a")
+    assert env.run_after(3600).expired == 0
+    env.nova = None
+    env.collector = env.new_collector()
+    assert env.run_after().expired == 0
+
+
 @pytest.mark.parametrize("nova", ["away", "there"])
 def test_failed_arq_expires_only_without_its_instance(
     engine: sa.Engine, node: Node, fake_nova: FakeNova, nova: str

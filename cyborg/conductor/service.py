@@ -25,6 +25,7 @@ from cyborg.core.log import get_logger
 from cyborg.db.engine import make_engine, wait_until_ready
 from cyborg.db.errors import FAILURES
 from cyborg.db.reader import Reader
+from cyborg.db.stalls import INTERVAL, StallDetector, make_detector
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.rpc.client import make_agent_client, make_conductor_client
 from cyborg.rpc.contract import CONDUCTOR
@@ -201,7 +202,8 @@ class ConductorService:
         if not wait_until_ready(engine, self._stopping, LOG):
             return
         agents = make_agent_client(transport, self._conf)
-        uow = UnitOfWork(engine)
+        stalls = self._detect_stalls()
+        uow = UnitOfWork(engine, stalls=stalls)
         conductor = build_conductor(
             self._conf,
             uow,
@@ -226,6 +228,14 @@ class ConductorService:
                 process_owner(self._conf.host),
                 host=self._conf.host,
             )
+
+    def _detect_stalls(self) -> StallDetector | None:
+        """Start to watch the database server, if it is one."""
+        if not self._own_engine or self._engine is None or self._engine.dialect.name == "sqlite":
+            return None
+        stalls = make_detector(self._conf)
+        self._start_loops([PeriodicTask("database", INTERVAL, stalls.run_once)])
+        return stalls
 
     def _notification_counts(self) -> dict[str, int]:
         watcher = None if self.conductor is None else self.conductor.instance_watcher

@@ -50,11 +50,12 @@ OPTIONS = [
         default=10.0,
         min=2.0,
         help="Seconds to wait for the next byte of the database's response before the connection "
-        "counts as lost and the transaction fails. A statement waits for a row lock for "
-        "half of this time and is then retried. The database cancels a statement at nine "
-        "tenths of this time, and a transaction that is idle for one and a half times as "
-        "long, but at least 15 seconds. The same parameters of [database] connection as for "
-        "[api] database_timeout take precedence. cyborg-dbsync has no such limits.",
+        "counts as lost and the transaction fails. If a new connection gets no response "
+        "either, this takes 4 seconds only. A statement waits for a row lock for half of this time "
+        "and is then retried. The database cancels a statement at nine tenths of this time, "
+        "and a transaction that is idle for one and a half times as long, but at least 15 seconds. "
+        "The same parameters of [database] connection as for [api] database_timeout take precedence. "
+        "cyborg-dbsync has no such limits.",
     ),
     cfg.FloatOpt(
         "publish_timeout",

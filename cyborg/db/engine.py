@@ -22,7 +22,7 @@ from oslo_db.sqlalchemy import engines, exc_filters
 from cyborg.compat import mysql_columns
 from cyborg.core.errors import Misconfigured, Unavailable
 from cyborg.core.log import FieldLogger, drop_tracebacks
-from cyborg.db import driver_waits, errors, timeouts
+from cyborg.db import errors, timeouts
 from cyborg.db.timeouts import Timeouts
 from cyborg.threads.backoff import Backoff
 from cyborg.threads.rate_limited_log import RateLimitedLogger
@@ -84,7 +84,7 @@ class ConnectionTuning(sa.engine.CreateEnginePlugin):
             if time.monotonic() - record.info.get(_RETURNED_AT, float("inf")) < IDLE_SECONDS:
                 return
             try:
-                with driver_waits.temporary_timeout(connection, PING_SECONDS):
+                with timeouts.temporary_timeout(connection, PING_SECONDS):
                     alive = engine.dialect.do_ping(connection)
             except engine.dialect.loaded_dbapi.Error:
                 alive = False
@@ -113,13 +113,17 @@ sa.dialects.plugins.register(_READ_ONLY_PLUGIN, __name__, ReadOnlyTuning.__name_
 
 
 def make_engine(
-    conf: cfg.ConfigOpts, *, read_only: bool = False, bounded: bool = True
+    conf: cfg.ConfigOpts,
+    *,
+    read_only: bool = False,
+    bounded: bool = True,
+    limits: Timeouts | None = None,
 ) -> sa.Engine:
     """Return an engine for ``[database] connection``. Raise Misconfigured.
 
     If ``read_only`` is True, the database rejects every change, each statement sees the data
     committed at its start, and ``slave_connection`` is used if set. If ``bounded`` is False,
-    statements have no time limit: migrations need this.
+    statements have no time limit: migrations need this. ``limits`` replace those of ``conf``.
     """
     text = (conf.database.slave_connection if read_only else None) or conf.database.connection
     if not text:
@@ -135,7 +139,8 @@ def make_engine(
     if url.get_driver_name() == "pymysql":
         mysql_columns.install()
     seconds = conf.api.database_timeout if read_only else conf.conductor.database_timeout
-    limits = Timeouts(seconds) if bounded else None
+    if bounded:
+        limits = limits or Timeouts(seconds)
     engine: sa.Engine = engines.create_engine(
         _tuned(url, read_only, limits)
         .update_query_dict({"plugin": _READ_ONLY_PLUGIN if read_only else _PLUGIN})
@@ -146,7 +151,7 @@ def make_engine(
         **{name: conf.database[name] for name in _SERVER},
     )
     if limits is not None:
-        driver_waits.limit_engine(engine, limits)
+        timeouts.limit_engine(engine, limits)
     return engine
 
 

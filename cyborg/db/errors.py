@@ -15,6 +15,9 @@ from oslo_db import exception as oslo
 
 from cyborg.core.errors import Unavailable
 
+NO_ANSWER = "the database does not answer"
+"""Message of Unavailable if no connection to the database works."""
+
 FAILURES = (oslo.DBError, sa.exc.SQLAlchemyError)
 """All exceptions that SQLAlchemy and oslo.db raise."""
 
@@ -69,7 +72,7 @@ def to_unavailable(error: BaseException) -> Unavailable | None:
             "or decrease [database] max_pool_size and max_overflow of the services"
         )
     if isinstance(error, oslo.DBConnectionError | sa.exc.TimeoutError | sa.exc.InterfaceError):
-        return Unavailable("the database does not answer")
+        return Unavailable(NO_ANSWER)
     if not isinstance(_wrapped(error), sa.exc.OperationalError):
         return None
     if _number(error) in _READ_ONLY_NUMBERS:
@@ -81,7 +84,7 @@ def to_unavailable(error: BaseException) -> Unavailable | None:
             "database authentication failed: check the user and password of [database] connection"
         )
     if _is_down(error):
-        return Unavailable("the database does not answer")
+        return Unavailable(NO_ANSWER)
     return None
 
 

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from oslo_config import cfg
 
 from cyborg import tracing
-from cyborg.db import driver_waits, errors
+from cyborg.db import errors, timeouts
 from cyborg.db.clock import DatabaseClock
 from cyborg.db.engine import make_engine
 from cyborg.db.schema import services
@@ -51,7 +51,7 @@ class Reader:
         """
         with self.connect() as connection:
             driver = connection.connection.driver_connection
-            with driver_waits.temporary_timeout(driver, seconds):
+            with timeouts.temporary_timeout(driver, seconds):
                 connection.execute(sa.select(services.c.id).where(sa.false()))
 
     def close(self) -> None:

@@ -4,7 +4,7 @@
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -14,6 +14,7 @@ from cyborg.core.errors import TimedOut
 from cyborg.db import errors, idempotency
 from cyborg.db.clock import DatabaseClock
 from cyborg.db.reader import Reader
+from cyborg.db.stalls import StallDetector
 from cyborg.threads.backoff import JITTER
 
 T = TypeVar("T")
@@ -38,8 +39,11 @@ class UnitOfWork:
         engine: sa.Engine,
         sleep: Callable[[float], object] = _pause,
         clock: DatabaseClock | None = None,
+        stalls: StallDetector | None = None,
     ) -> None:
+        """``stalls`` fails the transactions of a database that does not answer, if it is given."""
         self._engine = engine
+        self._stalls = stalls
         self.clock = clock or Reader(engine).clock
         self._sleep = sleep
         # SQLite allows one writer; a blocked one sleeps and polls, which takes up to a second under
@@ -83,13 +87,23 @@ class UnitOfWork:
         ):
             return self._run_with_retries(work)
 
+    @contextlib.contextmanager
+    def _begin(self) -> Iterator[sa.Connection]:
+        if self._stalls is None:
+            with self._engine.begin() as tx:
+                yield tx
+            return
+        with self._stalls.watch() as watched, self._engine.begin() as tx:
+            watched.connection = tx.connection.driver_connection
+            yield tx
+
     def _run_with_retries(self, work: Callable[[sa.Connection], T]) -> T:
         started_at = time.monotonic()
         attempt = 1
         while True:
             committing = False
             try:
-                with self._sqlite_write_lock, self._engine.begin() as tx:
+                with self._sqlite_write_lock, self._begin() as tx:
                     answer = work(tx)
                     committing = True
                 return answer

@@ -53,9 +53,12 @@ pytestmark = [pytest.mark.services, pytest.mark.timeout(1200)]
 class Prober:
     """Poll one URL in a separate thread, as a client or a load balancer does."""
 
-    def __init__(self, url: str, pause: float) -> None:
+    def __init__(self, url: str, pause: float, profile: str | None = None) -> None:
+        """With ``profile``, create this device profile again and again, instead of reading."""
         self._url = url
         self._pause = pause
+        self._method = "GET" if profile is None else "POST"
+        self._body: Any = profile and [{"name": profile, "groups": [{"resources:FPGA": "1"}]}]
         self._stopped = threading.Event()
         self.answers: list[tuple[float, float, int | None]] = []  # start, seconds, status
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -76,8 +79,8 @@ class Prober:
         while not self._stopped.wait(self._pause):
             began = time.monotonic()
             try:
-                status: int | None = requests.get(
-                    self._url, headers=_HEADERS, timeout=20
+                status: int | None = requests.request(
+                    self._method, self._url, json=self._body, headers=_HEADERS, timeout=20
                 ).status_code
             except requests.RequestException:
                 status = None
@@ -154,6 +157,7 @@ class Env:
             seconds = max(seconds, HEARTBEAT_SECONDS)
         health = Prober(f"{self.cloud.endpoint}/healthcheck", 0.25)
         reads = [Prober(f"{self.cloud.endpoint}/v2/devices", 0.25) for _ in range(2)]
+        writes = Prober(f"{self.cloud.endpoint}/v2/device_profiles", 0.25, "written")
         # No fault reaches this one: it measures how slow the machine is.
         control = Prober(self._direct, 0.25)
         time.sleep(2.0)
@@ -171,7 +175,7 @@ class Env:
         refused: list[str] = []
         disabled = self.set_status("disable", refused)
         wait_until("the API is healthy for two seconds", lambda: health.healthy_for(2.0))
-        for prober in (health, *reads, control):
+        for prober in (health, *reads, writes, control):
             prober.stop()
         assert {status for _, _, status in control.answers} == {200}
         longest_control = max(duration for _, duration, _ in control.answers)
@@ -183,6 +187,8 @@ class Env:
             "slack": round(SLACK + LOAD_FACTOR * longest_control, 2),
             "get_longest": round(max(duration for _, duration, _ in answers), 2),
             "get_statuses": sorted({status for _, _, status in answers}, key=str),
+            "write_longest": round(max(duration for _, duration, _ in writes.answers), 2),
+            "write_statuses": sorted({status for _, _, status in writes.answers}, key=str),
             "sick_after": _unhealthy_after(health.answers, began),
             "well_after": _healthy_after(health.answers, ended),
             "disable_after": round(disabled, 2),
@@ -284,6 +290,9 @@ def test_database_fault_is_detected_and_recovery_is_seen(env: Env, fault: Fault)
     observed = env.inject_fault("database", fault)
     assert set(observed["get_statuses"]) <= {200, 503}, observed
     assert observed["get_longest"] < GET_SECONDS + observed["slack"], observed
+    # Within the same time as a read, also in the conductor; a commit may be without an answer.
+    assert set(observed["write_statuses"]) <= {201, 409, 503, 504}, observed
+    assert observed["write_longest"] < GET_SECONDS + observed["slack"], observed
     assert observed["sick_after"] is not None, observed
     assert observed["sick_after"] < HEALTH_SECONDS + observed["slack"], observed
     _check_return(env, observed)

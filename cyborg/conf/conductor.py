@@ -54,8 +54,8 @@ OPTIONS = [
         "either, this takes 4 seconds only. A statement waits for a row lock for half of this time "
         "and is then retried. The database cancels a statement at nine tenths of this time, "
         "and a transaction that is idle for one and a half times as long, but at least 15 seconds. "
-        "The same parameters of [database] connection as for [api] database_timeout take precedence. "
-        "cyborg-dbsync has no such limits.",
+        "The same parameters of [database] connection as for [api] database_timeout take "
+        "precedence. cyborg-dbsync has no such limits.",
     ),
     cfg.FloatOpt(
         "publish_timeout",

@@ -52,7 +52,9 @@ def test_page_has_each_use_with_its_reason() -> None:
     words = " ".join(text.split())
     offered, _, never = text.partition("\nNever offered:\n")
     for use in USES:
-        if data := re.fullmatch(r"nvme0n1 holds (.*); erase it, .* or adopt the device", use.reason):
+        if data := re.fullmatch(
+            r"nvme0n1 holds (.*); erase it, .* or adopt the device", use.reason
+        ):
             assert f'"{data[1]}"' in words, use.name
         elif node := re.fullmatch(r"(/dev/\S+) open", use.name):
             assert f"``{node[1]}``" in words, use.name

@@ -100,8 +100,6 @@ def test_api_page_examples_match_the_service(endpoint: str) -> None:
 
         if "/jobs/" in path:
             response = wait_until("the job ends", partial(answer_if, _finished, ask))
-        elif "/discoveries/" in path:
-            response = wait_until("the discovery ends", partial(answer_if, _ended, ask))
         elif path.endswith("/deployables"):
             response = wait_until("Placement is told", partial(answer_if, _in_sync, ask))
         else:
@@ -113,10 +111,6 @@ def test_api_page_examples_match_the_service(endpoint: str) -> None:
             )
         else:
             assert not response.content, place
-
-
-def _ended(answer: requests.Response) -> requests.Response | None:
-    return answer if answer.json().get("state") != "IN-PROGRESS" else None
 
 
 def _finished(answer: requests.Response) -> requests.Response | None:

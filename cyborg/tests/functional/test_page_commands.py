@@ -6,7 +6,9 @@ The pages are those of PREPARATIONS; their blocks name this test in ``.. run-by:
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +26,7 @@ PREPARATIONS = {
     "admin/services": "true",
     "admin/views": "true",
 }
-SETTINGS = {
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "DEFAULT": {"host": "compute-1"},
     "agent": {"enabled_backends": "gpus,qat", "replay": captures.FOLDER / "qat-4xxx.jsonl"},
     "conductor": {"hello_interval": 0.5, "publish_interval": 0.5, "jobs_interval": 0.5},

@@ -98,8 +98,8 @@ def hardware_table() -> dict[str, str]:
     """Return what the table of supported hardware says about proofs, by driver."""
     _, _, body = page("admin/hardware").partition(".. list-table::")
     rows = [re.split(r"^     - ", row, flags=re.MULTILINE) for row in body.split("\n   * - ")[2:]]
-    assert {len(cells) for cells in rows} == {5}
-    return {cells[0].strip().strip("`"): " ".join(cells[3].split()) for cells in rows}
+    assert {len(cells) for cells in rows} == {4}
+    return {cells[0].strip().strip("`"): " ".join(cells[2].split()) for cells in rows}
 
 
 def test_docs_of_hardware_have_each_driver_with_its_proofs() -> None:

@@ -2,9 +2,11 @@
 """``cyborg device-custody``: who held the handles of a device, and how they were cleaned."""
 
 import argparse
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from cyborg.cli.common import formatting, listing
 from cyborg.cli.common.base import argument, field_argument
@@ -12,12 +14,23 @@ from cyborg.cli.common.collection import Collection
 from cyborg.cli.common.errors import CommandError
 from cyborg.cli.common.rest import RestClient
 from cyborg.cli.devices import DEVICES
-from cyborg.core.custody.chain import Fault, Link, SealedRecord, check_records, check_tip
+from cyborg.core.custody.chain import Link, SealedRecord
+from cyborg.core.custody.keys import Keys, parse_keys
 from cyborg.core.custody.record import Event, Record
+from cyborg.core.custody.verify import (
+    Head,
+    Log,
+    NewRecord,
+    format_anchors,
+    parse_anchors,
+    verify,
+)
+from cyborg.core.errors import Invalid
 from cyborg.core.text import sanitize
 
 SHORT = formatting.columns_of("sequence=No., recorded_at=Time, event, instance, details")
 LONG = formatting.columns_of("arq=ARQ, project, handle, hostname=Host, uuid, hash", after=SHORT)
+T = TypeVar("T")
 _OWN_COLUMNS = ("arq", "instance", "project", "handle")
 
 
@@ -50,56 +63,145 @@ class Custody(listing.Lister, of=CUSTODY):
     """List the custody records of a device, also of a removed device.
 
     Each record has the hash of the previous record. With --verify, all hashes are computed again
-    and the command fails if a hash differs.
+    and the command fails if a hash differs, or a record is missing or was not written by a
+    conductor.
     """
 
     UNCUT_COLUMNS = ("Event",)
     ARGUMENTS = (
-        argument("device", help="uuid of the device; of a removed one, the whole uuid"),
+        argument(
+            "device",
+            nargs="?",
+            help="uuid of the device; of a removed one, the whole uuid. Without it, --verify and "
+            "--export-anchor are about all devices, and those of --anchor",
+        ),
         field_argument("--event", choices=[event.value for event in Event], help="only this event"),
         argument("--verify", action="store_true", help="check the hash chain of the device"),
+        argument(
+            "--key-file",
+            metavar="FILE",
+            help="with --verify, also check the signatures, with the keys of the conductors",
+        ),
+        argument(
+            "--anchor",
+            metavar="FILE",
+            help="with --verify, also compare with the last hashes of an earlier --export-anchor",
+        ),
+        argument("--export-anchor", metavar="FILE", help="write the last hash to a new file"),
     )
 
     def read_rows(self, args: argparse.Namespace) -> list[dict[str, Any]]:
-        """Return the records."""
+        """Return the records; none without a device."""
         rest = self.app.rest
-        path = f"{DEVICES.object_path(DEVICES.find_uuid(rest, args.device))}/custody"
-        if args.verify:
-            self.app.stderr.write(_verify_log(rest, path))
+        if (args.key_file or args.anchor) and not args.verify:
+            raise CommandError("--key-file and --anchor need --verify")
+        if not (args.device or args.verify or args.export_anchor):
+            raise CommandError("name a device, or give --verify or --export-anchor for all devices")
+        if args.verify or args.export_anchor:
+            self._check_logs(rest, args)
+        if not args.device:
+            return []
+        path = _path(DEVICES.find_uuid(rest, args.device))
         return rest.list_all(path, "custody", **self.read_fields(args))
 
+    def produce_output(self, parsed_args: argparse.Namespace, *output: Any) -> int:
+        """Print the records; without a device there are none to print."""
+        return super().produce_output(parsed_args, *output) if parsed_args.device else 0
 
-def _verify_log(rest: RestClient, path: str) -> str:
-    """Read a whole custody log and check its hashes; return a message with the result.
+    def _check_logs(self, rest: RestClient, args: argparse.Namespace) -> None:
+        keys = _read_file(args.key_file, parse_keys) if args.key_file else None
+        anchors = _read_file(args.anchor, parse_anchors) if args.anchor else {}
+        if args.device:
+            uuids = [DEVICES.find_uuid(rest, args.device)]
+        else:
+            uuids = sorted({row["uuid"] for row in DEVICES.list_all(rest)} | set(anchors))
+        tips: dict[str, Link] = {}
+        broken = 0
+        for uuid in uuids:
+            try:
+                if args.verify:
+                    message, tip = verify_log(rest, uuid, keys, anchors.get(uuid))
+                    self.app.stderr.write(message if args.device else f"device {uuid}: {message}")
+                else:
+                    head = _read_head(rest, uuid)
+                    tip = None if head is None else head.tip
+            except CommandError as exc:
+                if args.device:
+                    raise
+                broken += 1
+                self.app.stderr.write(f"device {uuid}: {exc}\n")
+                continue
+            if tip is not None:
+                tips[uuid] = tip
+        if broken:
+            raise CommandError(f"{broken} of {len(uuids)} custody logs are not proved")
+        if args.export_anchor:
+            _write_anchors(args.export_anchor, tips)
 
-    Raise CommandError if a hash differs or a record is missing.
+
+def verify_log(
+    rest: RestClient, device: str, keys: Keys | None = None, anchor: Link | None = None
+) -> tuple[str, Link | None]:
+    """Read a whole custody log and check it; return a message with the result, and the last link.
+
+    Raise CommandError for a fault.
     """
-    one = {"limit": 1}
-    before = rest.call("GET", path, params=one)["chain"]
-    rows = rest.list_all(path, "custody")
-    after = rest.call("GET", path, params=one)["chain"]
-    if before is None or after is None:
-        return "no record is in the chain yet\n"
-    # Records may be added at the end and deleted at the start while the pages are read. The end of
-    # before and the start of after enclose the records that every page has.
-    base = Link(after["base_sequence"], after["base_hash"])
-    return _verify(base, Link(before["sequence"], before["hash"]), rows)
-
-
-def _verify(base: Link, tip: Link, rows: Sequence[Mapping[str, Any]]) -> str:
-    sealed = [row for row in rows if row["sequence"] is not None]
-    in_chain = sorted(
-        (row for row in sealed if base.sequence < row["sequence"] <= tip.sequence),
-        key=lambda row: int(row["sequence"]),
+    before = _read_head(rest, device)
+    rows = rest.list_all(_path(device), "custody")
+    after = _read_head(rest, device)
+    sealed = sorted(
+        (_to_sealed_record(row) for row in rows if row["sequence"] is not None),
+        key=lambda sealed: sealed.record.sequence,
     )
-    reached = check_records(base, map(_to_sealed_record, in_chain))
-    fault = reached if isinstance(reached, Fault) else check_tip(reached, tip)
+    new = [
+        NewRecord(_to_sealed_record(row).record, row.get("signature"))
+        for row in rows
+        if row["sequence"] is None
+    ]
+    reached, fault = verify(Log(before, sealed, after, new), keys, anchor=anchor)
     if fault is not None:
         raise CommandError(f"the chain is broken: {fault.explanation}")
-    return (
-        f"records {base.sequence + 1} to {tip.sequence} are unchanged; the last hash is "
-        f"{tip.hash}\n"
+    if after is None:
+        return "no record is in the chain yet\n", None
+    message = (
+        f"records {after.base.sequence + 1} to {reached.sequence} are unchanged; the last hash is "
+        f"{reached.hash}\n"
     )
+    if keys is None or not after.signature:
+        missing = "give --key-file" if after.signature else "the conductors have no key"
+        message += f"not proved: that a conductor wrote them ({missing})\n"
+    if anchor is not None and anchor.sequence < after.base.sequence:
+        message += f"record {anchor.sequence} of the anchor was deleted after its retention\n"
+    return message, reached
+
+
+def _path(uuid: str) -> str:
+    return f"{DEVICES.object_path(uuid)}/custody"
+
+
+def _read_file(name: str, parse: Callable[[str], T]) -> T:
+    try:
+        return parse(Path(name).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, Invalid) as exc:
+        raise CommandError(f"cannot read {name}: {exc}") from exc
+
+
+def _write_anchors(name: str, tips: Mapping[str, Link]) -> None:
+    document = {"time": datetime.now(UTC).isoformat(), "chains": format_anchors(tips)}
+    try:
+        with Path(name).open("x", encoding="utf-8") as file:
+            file.write(json.dumps(document, indent=1) + "\n")
+    except OSError as exc:
+        raise CommandError(f"cannot write {name}: {exc}") from exc
+
+
+def _read_head(rest: RestClient, device: str) -> Head | None:
+    chain = rest.call("GET", _path(device), params={"limit": 1})["chain"]
+    if chain is None:
+        return None
+    tip = Link(chain["sequence"], chain["hash"])
+    base = Link(chain["base_sequence"], chain["base_hash"])
+    return Head(device, tip, base, chain.get("signature"))
 
 
 def _to_sealed_record(row: Mapping[str, Any]) -> SealedRecord:
@@ -107,10 +209,10 @@ def _to_sealed_record(row: Mapping[str, Any]) -> SealedRecord:
     record = Record(
         uuid=row["uuid"],
         device=row["device_uuid"],
-        sequence=row["sequence"],
+        sequence=row["sequence"] or 0,
         time=time,
         host=row["hostname"],
         event=row["event"],
         details=row["details"],
     )
-    return SealedRecord(record, row["hash"])
+    return SealedRecord(record, row["hash"] or "")

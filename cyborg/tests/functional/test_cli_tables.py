@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import cyborg
 from cyborg.tests.fixtures.clouds.filled_service import INSTANCE, Client, filled_service
 from cyborg.tests.fixtures.machine.processes import wait_until
 
@@ -170,8 +171,46 @@ def test_device_custody_verify_computes_the_hashes(filled_service: Client) -> No
     listed = json.loads(filled_service.run(f"{command} --long -f json")[0])
     _, message = filled_service.run(f"{command} --verify --event claimed")
     last = listed[-1]
-    expected = f"records 1 to {last['No.']} are unchanged; the last hash is {last['Hash']}\n"
-    assert message == expected
+    assert message == (
+        f"records 1 to {last['No.']} are unchanged; the last hash is {last['Hash']}\n"
+        "not proved: that a conductor wrote them (the conductors have no key)\n"
+    )
+
+
+def test_device_custody_anchors_of_all_devices(filled_service: Client, tmp_path: Path) -> None:
+    device = custody_command(filled_service).split()[1]
+    anchors, later = tmp_path / "anchors.json", tmp_path / "later.json"
+    assert filled_service.run(f"device-custody --export-anchor {anchors}") == ("", "")
+    chains = json.loads(anchors.read_text())["chains"]
+    assert device in chains
+    _, error = filled_service.run(f"device-custody --export-anchor {anchors}", code=1)
+    assert "File exists" in error
+    verify = f"device-custody {device} --verify --anchor"
+    assert "are unchanged" in filled_service.run(f"{verify} {anchors}")[1]
+    chains[device]["sequence"] += 1
+    later.write_text(json.dumps({"chains": chains | {INSTANCE: chains[device]}}))
+    _, error = filled_service.run(f"{verify} {later}", code=1)
+    assert "but the anchor has its record" in error
+    _, error = filled_service.run(f"device-custody --verify --anchor {later}", code=1)
+    assert f"device {INSTANCE}: no device" in error
+    assert "custody logs are not proved" in error
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("", "name a device, or give --verify or --export-anchor"),
+        ("--anchor x", "--key-file and --anchor need --verify"),
+        ("--verify --key-file /none", "cannot read /none"),
+        ("--verify --key-file setup.py", "line 2 is not a key"),
+        ("--verify --anchor setup.py", "expected a JSON object"),
+    ],
+)
+def test_device_custody_names_a_wrong_argument(
+    filled_service: Client, options: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(cyborg.__file__).parents[1])
+    assert message in filled_service.run(f"device-custody {options}", code=1)[1]
 
 
 def test_device_profile_explain_of_host_has_owners_and_remedies(filled_service: Client) -> None:

@@ -41,14 +41,15 @@ def make_rows(number: int) -> list[dict[str, Any]]:
     for sequence in range(1, number + 1):
         microsecond = 120_000 if sequence % 2 else 0  # the service omits a fraction of 0
         time = datetime(2026, 1, 2, 3, 4, sequence, microsecond)
-        record = Record(str(sequence), DEVICE, sequence, time, "c1", "claimed", {"ü": sequence})
+        event = "claimed" if sequence > 1 else "device_added"
+        record = Record(str(sequence), DEVICE, sequence, time, "c1", event, {"ü": sequence})
         previous = compute_hash(record, previous)
         rows.append(
             {
                 "uuid": record.uuid,
                 "device_uuid": DEVICE,
                 "hostname": "c1",
-                "event": "claimed",
+                "event": event,
                 "recorded_at": f"{time.isoformat()}+00:00",
                 "details": record.details,
                 "sequence": sequence,
@@ -69,18 +70,22 @@ def make_chain(rows: list[dict[str, Any]], last: int, base: int = 0) -> dict[str
 
 
 def verify(rows: list[dict[str, Any]], *chains: dict[str, Any] | None) -> str:
-    return custody._verify_log(cast(RestClient, LogDouble(rows, list(chains))), PATH)
+    return custody.verify_log(cast(RestClient, LogDouble(rows, list(chains))), DEVICE)[0]
 
 
 def test_verify_unchanged_log_names_the_last_hash() -> None:
     rows = make_rows(4)
     chain = make_chain(rows, 4)
-    expected = f"records 1 to 4 are unchanged; the last hash is {rows[3]['hash']}\n"
-    assert verify(rows, chain, chain) == expected
+    assert verify(rows, chain, chain) == (
+        f"records 1 to 4 are unchanged; the last hash is {rows[3]['hash']}\n"
+        "not proved: that a conductor wrote them (the conductors have no key)\n"
+    )
 
 
 def test_verify_log_without_sealed_records_says_so() -> None:
-    assert verify([], None, None) == "no record is in the chain yet\n"
+    (_, new) = make_rows(1)
+    assert verify([new], None, None) == "no record is in the chain yet\n"
+    assert verify([new], None, make_chain(make_rows(1), 1)).startswith("records 1 to 0 are")
 
 
 def test_verify_ignores_changes_at_the_ends_while_pages_are_read() -> None:

@@ -27,6 +27,7 @@ from cyborg.db.errors import FAILURES
 from cyborg.db.reader import Reader
 from cyborg.db.stalls import INTERVAL, StallDetector, make_detector
 from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.db.write.custody import keys as custody_keys
 from cyborg.rpc.client import make_agent_client, make_conductor_client
 from cyborg.rpc.contract import CONDUCTOR
 from cyborg.rpc.faults import FAULTS
@@ -101,6 +102,7 @@ class ConductorService:
             self._nova = nova_client.make(self._conf)
         if self._engine is None:
             self._engine = make_engine(self._conf)
+        self._engine = custody_keys.attach(self._engine, custody_keys.load(self._conf))
         if self._transport is None:
             self._transport = make_transport(self._conf)
         if self._notifier is None:

@@ -284,7 +284,14 @@ OPTIONS = [
         default=5.0,
         min=0.1,
         help="Seconds between two searches for new custody records, which are then added to the "
-        "hash chain of their device. A record that is changed before is not found by an audit.",
+        "hash chain of their device.",
+    ),
+    cfg.StrOpt(
+        "custody_key_file",
+        help="File with the keys that sign what conductors write into custody logs: one key in "
+        "hexadecimal in each line, of which the first signs and all check. All conductors need "
+        "the same keys. Without this file, changes are found that do not compute the hashes of a "
+        "chain again.",
     ),
     cfg.IntOpt(
         "custody_retention",

@@ -30,16 +30,20 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 
-from cyborg.db import attachment_schema, columns
+from cyborg.db import columns
 from cyborg.db.clock import utcnow
 from cyborg.db.columns import Json, Moment, Text
 from cyborg.db.columns import foreign_key as _foreign_key
 from cyborg.db.columns import table as _table
 from cyborg.db.columns import uuid_column as _uuid
 from cyborg.db.columns import work_table as _work_table
+from cyborg.db.tables import attachments as _attachments
+from cyborg.db.tables import custody as _custody
 
 metadata = columns.metadata
-attachments = attachment_schema.attachments
+attachments = _attachments.attachments
+custody_records = _custody.custody_records
+custody_heads = _custody.custody_heads
 
 services = _table(
     "services",
@@ -457,44 +461,6 @@ idempotency_keys = _table(
     sa.Column("key", sa.String(64), nullable=False, unique=True),
     # {"ok": response} or {"error": the error that the call returned after a change}.
     sa.Column("response", Json, nullable=False),
-)
-
-# Events of the custody logs: ``core.custody``. A row is inserted, and sealed once: sequence and
-# hash are None until a conductor has put the record into the chain of its device.
-custody_records = _table(
-    "custody_records",
-    _uuid(),
-    # No foreign key: the log of a device outlives the device.
-    sa.Column("device_uuid", sa.String(36), nullable=False),
-    sa.Column("host", sa.String(255), nullable=False),
-    sa.Column("event", sa.String(32), nullable=False),
-    sa.Column("recorded_at", Moment, nullable=False),
-    sa.Column("details", Json, nullable=False),
-    sa.Column("sequence", sa.BigInteger),
-    sa.Column("hash", sa.String(64)),
-    sa.UniqueConstraint("device_uuid", "sequence"),
-    # Finds the records to seal, in the order of their ids.
-    sa.Index(None, "sequence", "id"),
-    # Finds the hosts, and the devices of a host, for the audit.
-    sa.Index(None, "host", "device_uuid"),
-)
-
-# The ends of each chain: ``core.custody.chain``.
-custody_heads = _table(
-    "custody_heads",
-    sa.Column("device_uuid", sa.String(36), nullable=False, unique=True),
-    sa.Column("host", sa.String(255), nullable=False, index=True),
-    # The last record.
-    sa.Column("sequence", sa.BigInteger, nullable=False, default=0),
-    sa.Column("hash", sa.String(64), nullable=False),
-    # The last record that was removed after its retention, and the time of the next one.
-    sa.Column("base_sequence", sa.BigInteger, nullable=False, default=0),
-    sa.Column("base_hash", sa.String(64), nullable=False),
-    sa.Column("oldest_at", Moment, index=True),
-    # Where the next audit continues, and the time of the last audit.
-    sa.Column("checked_sequence", sa.BigInteger, nullable=False, default=0),
-    sa.Column("checked_hash", sa.String(64), nullable=False),
-    sa.Column("checked_at", Moment, nullable=False, default=utcnow()),
 )
 
 TABLES: Sequence[sa.Table] = tuple(metadata.sorted_tables)

@@ -59,6 +59,7 @@ DESCRIPTIONS: Mapping[str, str] = {
     "free": "The number that is free.",
     "sequence": "The number of the record in the chain.",
     "hash": "The hash of the record.",
+    "signature": "The signature of the conductor that wrote it, or null.",
     "device_context": "The uuid of the device context, or null.",
     "device_profile": "The name of the device profile, or null.",
     "accelerator": "The uuid of the accelerator, or null.",

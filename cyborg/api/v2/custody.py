@@ -22,7 +22,8 @@ class CustodyRecord(types.JsonObject):
     """A record of a custody log.
 
     ``details`` depends on ``event``. ``sequence`` and ``hash`` are null until a conductor has added
-    the record to the chain of the device.
+    the record to the chain of the device; until then ``signature`` is that of the conductor that
+    wrote the record, if it has a key.
     """
 
     uuid = wtypes.wsattr(types.Uuid(), mandatory=True)
@@ -33,19 +34,22 @@ class CustodyRecord(types.JsonObject):
     details = wtypes.wsattr(types.Validated("object", dict), mandatory=True)
     sequence = wtypes.wsattr(int)
     hash = wtypes.wsattr(str)
+    signature = wtypes.wsattr(str)
 
 
 class CustodyChain(types.JsonObject):
     """The ends of the hash chain of a device.
 
     ``sequence`` and ``hash`` are values of the last record in the chain. ``base_sequence`` and
-    ``base_hash`` are values of the last record that was deleted because of its age.
+    ``base_hash`` are values of the last record that was deleted because of its age. ``signature``
+    is that of the conductor that wrote them, if it has a key.
     """
 
     sequence = wtypes.wsattr(int, mandatory=True)
     hash = wtypes.wsattr(str, mandatory=True)
     base_sequence = wtypes.wsattr(int, mandatory=True)
     base_hash = wtypes.wsattr(str, mandatory=True)
+    signature = wtypes.wsattr(str)
 
 
 class CustodyLog(types.JsonObject):

@@ -5,17 +5,20 @@ If the limit ends the check of a chain early, the next audit of the host continu
 ended. After a complete check, the next audit checks the chain from the start again.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 
 from oslo_config import cfg
 
 from cyborg.core.audit.model import Finding, Kind
-from cyborg.core.custody.chain import Fault, Link, SealedRecord, check_records, check_tip
+from cyborg.core.custody.chain import Fault, Link, SealedRecord
+from cyborg.core.custody.keys import Keys
+from cyborg.core.custody.verify import Head, Log, find_forged, serialize_progress, verify
 from cyborg.db.read import custody as read
 from cyborg.db.read.custody import ChainRow
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write.custody import chains
+from cyborg.db.write.custody.keys import keys_of
 
 PAGE_SIZE = 500  # records that are read together
 MAX_RECORDS = 20_000  # of all chains of a host in one audit: about ten seconds
@@ -43,104 +46,117 @@ class ChainChecker:
         self._late = max(MIN_LATE, LATE_INTERVALS * interval)
 
     def check(self, host: str, renew_lease: Callable[[], None]) -> list[Finding]:
-        """Return the broken chains and the unsealed old records of a host.
+        """Return the broken chains, the forged records and the unsealed old records of a host.
 
         ``renew_lease`` is called before each page; it raises if the audit must end.
         """
         findings: list[Finding] = []
         progress: dict[str, Link] = {}
         left = self._max_records
+        keys = self._uow.run(keys_of)
         for row in self._uow.run(lambda tx: read.chains_of_host(tx, host, MAX_CHAINS)):
             if left <= 0:
                 break
-            reached, fault = self._check_chain(row, left, renew_lease)
-            left -= max(1, reached.sequence - _start(row).sequence)
-            if fault is not None and self._is_confirmed(row, fault, renew_lease):
-                explanation = f"custody log: {fault.explanation}"
-                findings.append(
-                    Finding(host, Kind.CUSTODY_BROKEN, f"device {row['device_uuid']}", explanation)
-                )
+            device, start = row["device_uuid"], _find_start(row, keys)
+            reached, fault = self._check_chain(row, start, left, keys, renew_lease)
+            left -= max(1, reached.sequence - (start or read.base(row)).sequence)
+            if fault is not None and (
+                confirmed := self._confirm(device, fault, start, keys, renew_lease)
+            ):
+                findings.append(_broken(host, device, confirmed))
             if fault is not None or reached.sequence >= row["sequence"]:
                 # The next audit begins at the start: after a fault to report it until it is
                 # repaired, otherwise to find records that are changed after their check.
                 reached = read.base(row)
-            progress[row["device_uuid"]] = reached
+            progress[device] = reached
         if progress:
             now = self._now()
             self._uow.run(lambda tx: chains.save_progress(tx, progress, now))
         renew_lease()
-        return [*findings, *self._missing_heads(host), *self._late_records(host)]
+        return [
+            *findings,
+            *self._missing_heads(host),
+            *self._forged_records(host, keys),
+            *self._late_records(host),
+        ]
 
     def _check_chain(
-        self, row: ChainRow, limit: int, renew_lease: Callable[[], None]
+        self,
+        row: ChainRow,
+        start: Link | None,
+        limit: int,
+        keys: Keys,
+        renew_lease: Callable[[], None],
     ) -> tuple[Link, Fault | None]:
-        """Check up to about ``limit`` records; return the last checked record and any fault."""
-        position = start = _start(row)
-        while position.sequence - start.sequence < limit:
+        """Check up to about ``limit`` records; return the last checked record and any fault.
+
+        Records that were sealed or deleted after ``row`` was read may look like a fault.
+        """
+        head = read.to_head(row)
+        log = Log(head, self._read_records(row["device_uuid"], start, limit, renew_lease), head)
+        whole = row["sequence"] - (start or head.base).sequence <= limit
+        return verify(log, keys, start=start, complete=whole)
+
+    def _confirm(
+        self,
+        device: str,
+        fault: Fault,
+        start: Link | None,
+        keys: Keys,
+        renew_lease: Callable[[], None],
+    ) -> Fault | None:
+        """Check a chain again, with its head as it is after its records; return any fault."""
+
+        def read_head() -> Head | None:
+            row = self._uow.run(lambda tx: read.chain(tx, device))
+            return None if row is None else read.to_head(row)
+
+        before = read_head()
+        records = list(self._read_records(device, start, self._max_records, renew_lease))
+        after = read_head()
+        if before is None and after is None:
+            # Retention deletes the head after the last record; SQL may delete the head alone.
+            return fault if records else None
+        whole = len(records) < self._max_records
+        return verify(Log(before, records, after), keys, start=start, complete=whole)[1]
+
+    def _read_records(
+        self, device: str, start: Link | None, limit: int, renew_lease: Callable[[], None]
+    ) -> Iterator[SealedRecord]:
+        """Yield the sealed records of a chain after ``start`` in pages, at least ``limit``."""
+        after, count = None if start is None else start.sequence, 0
+        while count < limit:
             renew_lease()
             page = self._uow.run(
-                lambda tx, after=position.sequence: read.sealed_after(  # type: ignore[misc]
-                    tx, row["device_uuid"], after, PAGE_SIZE
-                )
+                lambda tx, after=after: read.sealed_after(tx, device, after, PAGE_SIZE)  # type: ignore[misc]
             )
-            # Records that were sealed after the head was read are left to the next audit.
-            known = [sealed for sealed in page if sealed.record.sequence <= row["sequence"]]
-            result = check_records(position, known)
-            if isinstance(result, Fault):
-                return position, result
-            position = result
-            if len(page) < PAGE_SIZE or len(known) < len(page):
-                fault = check_tip(position, read.tip(row))
-                return position, fault or self._check_end(row, page[len(known) :])
-        # The limit is reached, perhaps with the last record.
-        at_end = position.sequence >= row["sequence"]
-        return position, check_tip(position, read.tip(row)) if at_end else None
-
-    def _check_end(self, row: ChainRow, later: Sequence[SealedRecord]) -> Fault | None:
-        """Return a fault if the chain has records after the last one in its head, else None.
-
-        ``later`` are the records that were read after this last one. They are no fault if they were
-        sealed after ``row`` was read.
-        """
-        if not later:
-            return None
-        current = self._uow.run(lambda tx: read.chain(tx, row["device_uuid"]))
-        first = later[0]
-        if current is None or current["sequence"] >= first.record.sequence:
-            return None
-        return check_tip(Link(first.record.sequence, first.hash), read.tip(current))
-
-    def _is_confirmed(self, row: ChainRow, fault: Fault, renew_lease: Callable[[], None]) -> bool:
-        """Check a chain again; return whether the fault is found at the same record again.
-
-        If it is not found again, there is no fault: the first records of the chain were deleted, at
-        the end of their retention, while the chain was read.
-        """
-        current = self._uow.run(lambda tx: read.chain(tx, row["device_uuid"]))
-        if current is None:
-            # Retention deletes the head after the last record; SQL may delete the head alone.
-            return bool(self._uow.run(lambda tx: read.sealed_after(tx, row["device_uuid"], 0, 1)))
-        same_start: ChainRow = {
-            **current,
-            "checked_sequence": row["checked_sequence"],
-            "checked_hash": row["checked_hash"],
-        }
-        again = self._check_chain(same_start, self._max_records, renew_lease)[1]
-        # The text may differ, because new records may have been sealed.
-        return again is not None and again.sequence == fault.sequence
+            yield from page
+            if len(page) < PAGE_SIZE:
+                return
+            after, count = page[-1].record.sequence, count + len(page)
 
     def _missing_heads(self, host: str) -> list[Finding]:
         """Return findings for devices with sealed records but no head, or with no record at all."""
         headless = self._uow.run(lambda tx: read.devices_without_head(tx, host, MAX_CHAINS))
         empty = self._uow.run(lambda tx: read.devices_without_log(tx, host, MAX_CHAINS))
-        explanations = [
-            (headless, "its records are in a chain, but its row in custody_heads is missing"),
-            (empty, "all its records and its row in custody_heads are missing"),
-        ]
         return [
-            Finding(host, Kind.CUSTODY_BROKEN, f"device {uuid}", f"custody log: {explanation}")
-            for uuids, explanation in explanations
-            for uuid in uuids
+            _broken(host, uuid, fault)
+            for uuid in (*headless, *empty)
+            if (fault := self._find_fault_without_head(uuid))
+        ]
+
+    def _find_fault_without_head(self, device: str) -> Fault | None:
+        records = self._uow.run(lambda tx: read.sealed_after(tx, device, None, 1))
+        return verify(Log(None, records, None), None)[1]
+
+    def _forged_records(self, host: str, keys: Keys) -> list[Finding]:
+        if not keys.secrets:
+            return []
+        records = self._uow.run(lambda tx: read.new_records(tx, host, MAX_CHAINS))
+        return [
+            _broken(host, new.record.device, fault)
+            for new in records
+            if (fault := find_forged([new], keys, 0))
         ]
 
     def _late_records(self, host: str) -> list[Finding]:
@@ -157,11 +173,18 @@ class ChainChecker:
         ]
 
 
-def _start(row: ChainRow) -> Link:
-    """Return the record after which the check of a chain begins.
+def _broken(host: str, device: str, fault: Fault) -> Finding:
+    explanation = f"custody log: {fault.explanation}"
+    return Finding(host, Kind.CUSTODY_BROKEN, f"device {device}", explanation)
 
-    After an incomplete check it is the last checked record, else the base of the chain.
+
+def _find_start(row: ChainRow, keys: Keys) -> Link | None:
+    """Return the record after which the check of a chain begins, None for its start.
+
+    After an incomplete check it is the last checked record.
     """
-    if row["base_sequence"] < row["checked_sequence"] < row["sequence"]:
-        return Link(row["checked_sequence"], row["checked_hash"])
-    return read.base(row)
+    reached = Link(row["checked_sequence"], row["checked_hash"])
+    if not row["base_sequence"] < reached.sequence < row["sequence"]:
+        return None
+    data = serialize_progress(row["device_uuid"], reached)
+    return reached if keys.find_fault(data, row["checked_signature"]) is None else None

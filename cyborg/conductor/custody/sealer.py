@@ -10,6 +10,7 @@ Records that a killed conductor has not sealed are sealed by the next round of a
 import contextlib
 import threading
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 import sqlalchemy as sa
@@ -17,12 +18,14 @@ from oslo_config import cfg
 from oslo_db import exception as db_exc
 
 from cyborg.core.custody.chain import Fault, Link, check_records, compute_hash
-from cyborg.core.custody.record import Record
+from cyborg.core.custody.verify import serialize_new
 from cyborg.core.errors import Conflict
 from cyborg.core.log import get_logger
 from cyborg.db.read import custody as read
 from cyborg.db.unit_of_work import UnitOfWork
 from cyborg.db.write.custody import chains
+from cyborg.db.write.custody.keys import keys_of
+from cyborg.threads.rate_limited_log import RateLimitedLogger
 
 LOG = get_logger(__name__)
 
@@ -46,25 +49,30 @@ class CustodySealer:
         self._uow = uow
         self._now = now or uow.clock
         self._stopped = threading.Event()
-        # Devices whose chain was changed by hand: their records must not fill the next batches.
+        # Devices whose chain was changed by hand, and the row ids of records that no conductor
+        # wrote: they must not fill the next batches.
         self._failed: set[str] = set()
+        self._refused: set[int] = set()
+        self._refusals = RateLimitedLogger(logger=LOG)
 
     def run_once(self) -> int:
-        """Seal all records that are committed; return their number.
+        """Seal all records that conductors wrote and committed; return their number.
 
         If the records of a device cannot be sealed, skip the device until the records of all other
-        devices are sealed; then retry.
+        devices are sealed; then retry. A record that no conductor wrote stays as it is: the audit
+        reports it.
         """
         count = 0
         for _ in range(MAX_BATCHES):
             if self._stopped.is_set():
                 break
-            known = len(self._failed)
+            known = len(self._failed) + len(self._refused)
             sealed = self._seal_batch()
             count += sealed
-            at_end = not sealed and len(self._failed) == known
-            if at_end or len(self._failed) >= MAX_FAILED:
+            skipped = len(self._failed) + len(self._refused)
+            if (not sealed and skipped == known) or skipped >= MAX_FAILED:
                 self._failed.clear()
+                self._refused.clear()
                 break
         return count
 
@@ -87,7 +95,9 @@ class CustodySealer:
         self._stopped.set()
 
     def _seal_batch(self) -> int:
-        hosts = self._uow.run(lambda tx: chains.unsealed_devices(tx, BATCH_SIZE, self._failed))
+        hosts = self._uow.run(
+            lambda tx: chains.unsealed_devices(tx, BATCH_SIZE, self._failed, self._refused)
+        )
         if not hosts:
             return 0
         try:
@@ -95,14 +105,14 @@ class CustodySealer:
         except db_exc.DBDuplicateEntry:
             return 0  # another conductor seals the first records of a device: retry in a round
         with contextlib.suppress(db_exc.DBDuplicateEntry, Conflict):
-            return self._uow.run(lambda tx: _seal(tx, hosts))
+            return self._seal(hosts)
         # A chain was changed by hand. The others must not wait for its repair.
         return sum(self._seal_one(uuid) for uuid in hosts)
 
     def _seal_one(self, uuid: str) -> int:
         error: Exception
         try:
-            return self._uow.run(lambda tx: _seal(tx, [uuid]))
+            return self._seal([uuid])
         except (db_exc.DBDuplicateEntry, Conflict) as exc:
             error = exc
         self._failed.add(uuid)
@@ -114,43 +124,61 @@ class CustodySealer:
         )
         return 0
 
+    def _seal(self, device_uuids: Collection[str]) -> int:
+        sealed, refused = self._uow.run(lambda tx: _seal(tx, device_uuids, self._refused))
+        for id_, (device, reason) in refused.items():
+            self._refused.add(id_)
+            self._refusals.warn(
+                "Refused a custody record that no conductor wrote: %s (row %d of custody_records). "
+                "Audit the host of the device",
+                reason,
+                id_,
+                device=device,
+            )
+        return sealed
 
-def _seal(tx: sa.Connection, device_uuids: Collection[str]) -> int:
-    """Seal unsealed records of devices; return their number.
 
-    Skip devices whose heads another transaction has locked.
+def _seal(
+    tx: sa.Connection, device_uuids: Collection[str], refused: Collection[int] = ()
+) -> tuple[int, dict[int, tuple[str, str]]]:
+    """Seal unsealed records of devices; return their number, and the records that are refused.
+
+    Skip devices whose heads another transaction has locked, and the row ids ``refused``. The
+    returned records are those that no conductor wrote: their device and the reason by row id.
+    Raise Conflict if no conductor wrote the head of a device.
     """
     locked = {head["device_uuid"]: head for head in chains.lock_heads(tx, device_uuids)}
     if not locked:
-        return 0
+        return 0, {}
+    for head in locked.values():
+        if reason := chains.find_fault(tx, head):
+            raise Conflict(f"its row in custody_heads is not one that a conductor wrote: {reason}")
+    keys = keys_of(tx)
     tips = {uuid: Link(head["sequence"], head["hash"]) for uuid, head in locked.items()}
     oldest = {uuid: head["oldest_at"] for uuid, head in locked.items()}
     links: dict[int, Link] = {}
-    for row in chains.unsealed(tx, locked, BATCH_SIZE):
+    forged: dict[int, tuple[str, str]] = {}
+    for row in chains.unsealed(tx, locked, BATCH_SIZE, refused):
         uuid = row["device_uuid"]
         previous = tips[uuid]
-        record = Record(
-            uuid=row["uuid"],
-            device=uuid,
-            sequence=previous.sequence + 1,
-            time=row["recorded_at"],
-            host=row["host"],
-            event=row["event"],
-            details=row["details"],
-        )
+        record = chains.to_record(row)
+        if keys.secrets and (reason := keys.find_fault(serialize_new(record), row["signature"])):
+            forged[row["id"]] = uuid, reason
+            continue
+        record = replace(record, sequence=previous.sequence + 1)
         tips[uuid] = links[row["id"]] = Link(record.sequence, compute_hash(record, previous.hash))
         oldest[uuid] = oldest[uuid] or record.time
     if not links:
-        return 0
+        return 0, forged
     if (sealed := chains.seal(tx, links)) != len(links):
         raise Conflict(f"{len(links) - sealed} custody records were changed while being sealed")
-    changed = [uuid for uuid in locked if tips[uuid].sequence != locked[uuid]["sequence"]]
-    chains.advance(
-        tx,
-        {locked[uuid]["id"]: tips[uuid] for uuid in changed},
-        {locked[uuid]["id"]: time for uuid in changed if (time := oldest[uuid]) is not None},
-    )
-    return sealed
+    changed = [
+        (head, tips[uuid])
+        for uuid, head in locked.items()
+        if tips[uuid].sequence != head["sequence"]
+    ]
+    chains.advance(tx, changed, {uuid: time for uuid, time in oldest.items() if time is not None})
+    return sealed, forged
 
 
 def _purge(tx: sa.Connection, uuid: str, cutoff: datetime) -> int:
@@ -162,6 +190,8 @@ def _purge(tx: sa.Connection, uuid: str, cutoff: datetime) -> int:
     if not heads:
         return 0  # its records are being sealed; retry in the next sweep
     head = heads[0]
+    if chains.find_fault(tx, head):
+        return 0  # evidence of a change; the audit reports it
     base = Link(head["base_sequence"], head["base_hash"])
     oldest_at: datetime | None = None
     for sealed in read.sealed_after(tx, uuid, base.sequence, PURGE_LIMIT + 1):

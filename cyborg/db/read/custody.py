@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 from cyborg.core.custody.chain import Link, SealedRecord
 from cyborg.core.custody.record import Record
+from cyborg.core.custody.verify import Head, NewRecord
 from cyborg.db import paging
 from cyborg.db.paging import Page
 from cyborg.db.rows import fetch_all, fetch_first
@@ -31,6 +32,7 @@ class RecordRow(TypedDict):
     details: dict[str, Any]
     sequence: int | None
     hash: str | None
+    signature: str | None
 
 
 class ChainRow(TypedDict):
@@ -41,8 +43,10 @@ class ChainRow(TypedDict):
     hash: str
     base_sequence: int
     base_hash: str
+    signature: str | None
     checked_sequence: int
     checked_hash: str
+    checked_signature: str | None
 
 
 class LateRow(TypedDict):
@@ -93,12 +97,16 @@ def chains_of_host(connection: sa.Connection, host: str, limit: int) -> list[Cha
 
 
 def sealed_after(
-    connection: sa.Connection, device_uuid: str, sequence: int, limit: int
+    connection: sa.Connection, device_uuid: str, sequence: int | None, limit: int
 ) -> list[SealedRecord]:
-    """Return up to ``limit`` sealed records of a device after a sequence number, in order."""
+    """Return up to ``limit`` sealed records of a device after a sequence number, in order.
+
+    None is before every number, also one that no conductor gave.
+    """
+    later = table.c.sequence.is_not(None) if sequence is None else table.c.sequence > sequence
     query = (
         sa.select(*COLUMNS)
-        .where(table.c.device_uuid == device_uuid, table.c.sequence > sequence)
+        .where(table.c.device_uuid == device_uuid, later)
         .order_by(table.c.sequence)
         .limit(limit)
     )
@@ -107,14 +115,14 @@ def sealed_after(
 
 
 def devices_without_head(connection: sa.Connection, host: str, limit: int) -> Sequence[str]:
-    """Return the uuids of up to ``limit`` devices with sealed records of a host, but no head.
+    """Return the uuids of up to ``limit`` devices with sealed records of a host, but no head of it.
 
-    Such a head was deleted by hand: a head exists before the first record is sealed, and is deleted
-    after the last record.
+    Such a head was deleted or changed by hand: a head exists before the first record is sealed, and
+    is deleted after the last record.
     """
     recorded = sa.select(table.c.device_uuid).where(table.c.host == host).distinct().subquery()
     uuid = recorded.c.device_uuid
-    query = sa.select(uuid).where(sa.not_(_has_head(uuid))).order_by(uuid).limit(limit)
+    query = sa.select(uuid).where(sa.not_(_has_head(uuid, host))).order_by(uuid).limit(limit)
     headless = connection.scalars(query).all()
     if not headless:
         return ()
@@ -134,13 +142,24 @@ def devices_without_log(connection: sa.Connection, host: str, limit: int) -> Seq
     """
     recorded = sa.exists().where(table.c.device_uuid == devices.c.uuid)
     query = sa.select(devices.c.uuid).where(
-        devices.c.host == host, sa.not_(_has_head(devices.c.uuid)), sa.not_(recorded)
+        devices.c.host == host, sa.not_(_has_head(devices.c.uuid, host)), sa.not_(recorded)
     )
     return connection.scalars(query.order_by(devices.c.uuid).limit(limit)).all()
 
 
-def _has_head(uuid: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
-    return sa.exists().where(custody_heads.c.device_uuid == uuid)
+def _has_head(uuid: sa.ColumnElement[str], host: str) -> sa.ColumnElement[bool]:
+    # An audit reads the heads of a host.
+    return sa.exists().where(custody_heads.c.device_uuid == uuid, custody_heads.c.host == host)
+
+
+def new_records(connection: sa.Connection, host: str, limit: int) -> list[NewRecord]:
+    """Return up to ``limit`` records of a host that are not sealed, the newest first."""
+    query = sa.select(*COLUMNS).where(table.c.sequence.is_(None), table.c.host == host)
+    rows = connection.execute(query.order_by(table.c.id.desc()).limit(limit))
+    return [
+        NewRecord(to_sealed_record(row).record, row["signature"])
+        for row in fetch_all(RecordRow, rows)
+    ]
 
 
 def late(connection: sa.Connection, host: str, cutoff: datetime) -> list[LateRow]:
@@ -170,6 +189,11 @@ def to_sealed_record(row: RecordRow) -> SealedRecord:
         details=row["details"],
     )
     return SealedRecord(record, row["hash"] or "")
+
+
+def to_head(row: ChainRow) -> Head:
+    """Return the ends of a chain as a value."""
+    return Head(row["device_uuid"], tip(row), base(row), row["signature"])
 
 
 def tip(row: ChainRow) -> Link:

@@ -444,26 +444,26 @@ def _create_custody_tables() -> None:
         sa.Column("details", sa.JSON(), nullable=False),
         sa.Column("sequence", sa.BigInteger()),
         sa.Column("hash", sa.String(64)),
+        sa.Column("signature", sa.String(80)),
         _unique("custody_records", "uuid"),
         _unique("custody_records", "device_uuid", "sequence"),
     )
     _index("custody_records", "sequence", "id")
     _index("custody_records", "host", "device_uuid")
+    ends = ("", "base_", "checked_")
     _table(
         "custody_heads",
         sa.Column("device_uuid", sa.String(36), nullable=False),
         sa.Column("host", sa.String(255), nullable=False),
-        sa.Column("sequence", sa.BigInteger(), nullable=False),
-        sa.Column("hash", sa.String(64), nullable=False),
-        sa.Column("base_sequence", sa.BigInteger(), nullable=False),
-        sa.Column("base_hash", sa.String(64), nullable=False),
+        *(sa.Column(f"{end}sequence", sa.BigInteger(), nullable=False) for end in ends),
+        *(sa.Column(f"{end}hash", sa.String(64), nullable=False) for end in ends),
+        *(sa.Column(f"{end}signature", sa.String(80)) for end in ("", "checked_")),
         sa.Column("oldest_at", MOMENT),
-        sa.Column("checked_sequence", sa.BigInteger(), nullable=False),
-        sa.Column("checked_hash", sa.String(64), nullable=False),
         sa.Column("checked_at", MOMENT, nullable=False),
+        sa.Column("anchored_at", MOMENT, nullable=False),
         _unique("custody_heads", "device_uuid"),
     )
-    _index_each("custody_heads", "host", "oldest_at")
+    _index_each("custody_heads", "anchored_at", "host", "oldest_at")
 
 
 def _table(name: str, *columns: Any) -> None:

@@ -14,11 +14,14 @@ from typing import Any, TypedDict
 import sqlalchemy as sa
 
 from cyborg.core.custody.chain import START, Link
+from cyborg.core.custody.record import Record
+from cyborg.core.custody.verify import Head, find_head_fault, serialize_head, serialize_progress
 from cyborg.db import bulk
 from cyborg.db.rows import fetch_all
 from cyborg.db.schema import custody_heads as heads
 from cyborg.db.schema import custody_records as table
 from cyborg.db.schema import devices
+from cyborg.db.write.custody.keys import keys_of
 
 
 class UnsealedRow(TypedDict):
@@ -31,6 +34,7 @@ class UnsealedRow(TypedDict):
     event: str
     recorded_at: datetime
     details: dict[str, Any]
+    signature: str | None
 
 
 class HeadRow(TypedDict):
@@ -42,19 +46,22 @@ class HeadRow(TypedDict):
     hash: str
     base_sequence: int
     base_hash: str
+    signature: str | None
     oldest_at: datetime | None
 
 
 def unsealed_devices(
-    tx: sa.Connection, limit: int, excluded: Collection[str] = ()
+    tx: sa.Connection, limit: int, excluded: Collection[str] = (), refused: Collection[int] = ()
 ) -> dict[str, str]:
     """Return the devices of the oldest ``limit`` unsealed records, as {device uuid: host}.
 
-    ``excluded`` are the uuids of devices to leave out.
+    ``excluded`` are the uuids of devices, and ``refused`` the row ids of records, to leave out.
     """
     query = sa.select(table.c.device_uuid, table.c.host).where(_UNSEALED)
     if excluded:
         query = query.where(table.c.device_uuid.not_in(sorted(excluded)))
+    if refused:
+        query = query.where(table.c.id.not_in(sorted(refused)))
     rows = tx.execute(query.order_by(table.c.id).limit(limit))
     return {row.device_uuid: row.host for row in rows}
 
@@ -70,7 +77,10 @@ def add_heads(tx: sa.Connection, hosts: Mapping[str, str]) -> int:
     missing = sorted(set(hosts) - set(existing))
     if missing:
         start = {"hash": START.hash, "base_hash": START.hash, "checked_hash": START.hash}
-        rows = [{"device_uuid": uuid, "host": hosts[uuid], **start} for uuid in missing]
+        rows = [
+            {"device_uuid": uuid, "host": hosts[uuid], **start, **_sign(tx, uuid, START, START)}
+            for uuid in missing
+        ]
         bulk.insert(tx, heads, rows)
     return len(missing)
 
@@ -80,10 +90,18 @@ def lock_heads(tx: sa.Connection, device_uuids: Collection[str]) -> list[HeadRow
     return fetch_all(HeadRow, tx.execute(_LOCK_HEADS, {"devices": sorted(device_uuids)}))
 
 
-def unsealed(tx: sa.Connection, device_uuids: Collection[str], limit: int) -> list[UnsealedRow]:
-    """Return up to ``limit`` unsealed records of devices whose heads the caller has locked."""
+def unsealed(
+    tx: sa.Connection, device_uuids: Collection[str], limit: int, refused: Collection[int] = ()
+) -> list[UnsealedRow]:
+    """Return up to ``limit`` unsealed records of devices whose heads the caller has locked.
+
+    ``refused`` are the row ids of records to leave out.
+    """
     values = {"devices": sorted(device_uuids), "max_records": limit}
-    return fetch_all(UnsealedRow, tx.execute(_FIND_UNSEALED, values))
+    query = _FIND_UNSEALED
+    if refused:
+        query = query.where(table.c.id.not_in(sorted(refused)))
+    return fetch_all(UnsealedRow, tx.execute(query, values))
 
 
 def seal(tx: sa.Connection, links: Mapping[int, Link]) -> int:
@@ -99,20 +117,28 @@ def seal(tx: sa.Connection, links: Mapping[int, Link]) -> int:
         chosen = table.c.id.in_(sorted(links))
         not_sealed = sa.func.coalesce(table.c.sequence, START.sequence) == START.sequence
         update = sa.update(table).where(chosen, table.c.id == given.c.id, not_sealed)
-        values = {"sequence": given.c.sequence, "hash": given.c.hash}
+        # Without its own signature, a copy of the row cannot be sealed once more.
+        values = {"sequence": given.c.sequence, "hash": given.c.hash, "signature": None}
         count += tx.execute(update.values(values)).rowcount
     return count
 
 
-def advance(tx: sa.Connection, tips: Mapping[int, Link], oldest: Mapping[int, datetime]) -> None:
-    """Update the heads of chains; the caller has locked the heads.
+def advance(
+    tx: sa.Connection, changed: Sequence[tuple[HeadRow, Link]], oldest: Mapping[str, datetime]
+) -> None:
+    """Update heads, each with its new last record; the caller has locked the heads.
 
-    ``tips`` has the last record, and ``oldest`` the time of the first record, of each chain by the
-    row id of its head.
+    ``oldest`` has the time of the first record of each chain by the uuid of its device.
     """
     rows = [
-        {"id": id_, "sequence": tip.sequence, "hash": tip.hash, "oldest_at": oldest.get(id_)}
-        for id_, tip in tips.items()
+        {
+            "id": head["id"],
+            "sequence": tip.sequence,
+            "hash": tip.hash,
+            "oldest_at": oldest.get(head["device_uuid"]),
+            **_sign(tx, head["device_uuid"], tip, Link(head["base_sequence"], head["base_hash"])),
+        }
+        for head, tip in changed
     ]
     bulk.update(tx, heads, rows)
 
@@ -140,21 +166,42 @@ def delete_prefix(tx: sa.Connection, head: HeadRow, base: Link, oldest_at: datet
     tx.execute(
         sa.update(heads)
         .where(heads.c.id == head["id"])
-        .values(base_sequence=base.sequence, base_hash=base.hash, oldest_at=oldest_at)
+        .values(
+            base_sequence=base.sequence,
+            base_hash=base.hash,
+            oldest_at=oldest_at,
+            **_sign(tx, head["device_uuid"], Link(head["sequence"], head["hash"]), base),
+        )
     )
     return deleted
+
+
+def find_fault(tx: sa.Connection, head: HeadRow) -> str | None:
+    """Return why a head was not written by a conductor, None if it was."""
+    return find_head_fault(to_head(head), keys_of(tx))
+
+
+def to_head(row: HeadRow) -> Head:
+    """Return the ends of a chain as a value."""
+    tip, base = Link(row["sequence"], row["hash"]), Link(row["base_sequence"], row["base_hash"])
+    return Head(row["device_uuid"], tip, base, row["signature"])
 
 
 def save_progress(tx: sa.Connection, reached: Mapping[str, Link], now: datetime) -> None:
     """Record where the next audit of chains continues, by the uuid of the device."""
     sequences = {uuid: link.sequence for uuid, link in reached.items()}
     hashes = {uuid: link.hash for uuid, link in reached.items()}
+    keys = keys_of(tx)
+    signatures = {uuid: keys.sign(serialize_progress(uuid, link)) for uuid, link in reached.items()}
     tx.execute(
         sa.update(heads)
         .where(heads.c.device_uuid.in_(sorted(reached)))
         .values(
             checked_sequence=sa.case(sequences, value=heads.c.device_uuid),
             checked_hash=sa.case(hashes, value=heads.c.device_uuid),
+            checked_signature=sa.case(signatures, value=heads.c.device_uuid)
+            if keys.secrets
+            else None,
             checked_at=now,
         )
     )
@@ -178,6 +225,71 @@ def delete_empty_heads(tx: sa.Connection, cutoff: datetime) -> int:
     ).rowcount
 
 
+def lock_unanchored(tx: sa.Connection, cutoff: datetime, limit: int) -> list[HeadRow]:
+    """Lock and return up to ``limit`` heads whose last notification was before ``cutoff``.
+
+    Skip heads that another transaction has locked.
+    """
+    query = (
+        sa.select(*(heads.c[name] for name in HeadRow.__annotations__))
+        .where(heads.c.anchored_at < cutoff)
+        .order_by(heads.c.anchored_at)
+        .limit(limit)
+        .with_for_update(skip_locked=True)
+    )
+    return fetch_all(HeadRow, tx.execute(query))
+
+
+def mark_anchored(tx: sa.Connection, ids: Sequence[int], now: datetime) -> None:
+    """Record the time of the notification with the last records of chains, by row id."""
+    tx.execute(sa.update(heads).where(heads.c.id.in_(ids)).values(anchored_at=now))
+
+
+def next_devices(tx: sa.Connection, after: str, limit: int) -> Sequence[str]:
+    """Return the uuids of up to ``limit`` devices with a head after a uuid, in order."""
+    query = sa.select(heads.c.device_uuid).where(heads.c.device_uuid > after)
+    return tx.scalars(query.order_by(heads.c.device_uuid).limit(limit)).all()
+
+
+def sign_head(tx: sa.Connection, head: HeadRow) -> None:
+    """Replace the signature of a head, which the caller has locked."""
+    ends = to_head(head)
+    values = _sign(tx, ends.device, ends.tip, ends.base)
+    tx.execute(sa.update(heads).where(heads.c.id == head["id"]).values(values))
+
+
+def new_records_after(tx: sa.Connection, last: int, limit: int) -> list[UnsealedRow]:
+    """Return up to ``limit`` records that are in no chain, after a row id, in order."""
+    query = _UNSEALED_ROWS.where(_UNSEALED, table.c.id > last).order_by(table.c.id).limit(limit)
+    return fetch_all(UnsealedRow, tx.execute(query))
+
+
+def to_record(row: UnsealedRow) -> Record:
+    """Return a record that is in no chain as a value, with the sequence number 0."""
+    return Record(
+        uuid=row["uuid"],
+        device=row["device_uuid"],
+        sequence=0,
+        time=row["recorded_at"],
+        host=row["host"],
+        event=row["event"],
+        details=row["details"],
+    )
+
+
+def save_signatures(tx: sa.Connection, signatures: Mapping[int, str]) -> None:
+    """Write the signatures of records that are in no chain, by row id."""
+    bulk.update(
+        tx, table, [{"id": id_, "signature": signature} for id_, signature in signatures.items()]
+    )
+
+
+def _sign(tx: sa.Connection, device: str, tip: Link, base: Link) -> dict[str, str]:
+    """Return the column with the signature of a head; without keys none, so none is removed."""
+    signature = keys_of(tx).sign(serialize_head(device, tip, base))
+    return {} if signature is None else {"signature": signature}
+
+
 _UNSEALED = table.c.sequence.is_(None)
 _DEVICES: sa.BindParameter[Any] = sa.bindparam("devices", expanding=True)
 # Built once: SQLAlchemy needs more time to build such a statement than a database to run it.
@@ -187,9 +299,9 @@ _LOCK_HEADS = (
     .order_by(heads.c.device_uuid)
     .with_for_update(skip_locked=True)
 )
+_UNSEALED_ROWS = sa.select(*(table.c[name] for name in UnsealedRow.__annotations__))
 _FIND_UNSEALED = (
-    sa.select(*(table.c[name] for name in UnsealedRow.__annotations__))
-    .where(_UNSEALED, table.c.device_uuid.in_(_DEVICES))
+    _UNSEALED_ROWS.where(_UNSEALED, table.c.device_uuid.in_(_DEVICES))
     .order_by(table.c.id)
     .limit(sa.bindparam("max_records", type_=sa.Integer))
 )

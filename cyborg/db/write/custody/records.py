@@ -12,11 +12,13 @@ from uuid import uuid4
 
 import sqlalchemy as sa
 
-from cyborg.core.custody.record import Entry
+from cyborg.core.custody.record import Entry, Record
+from cyborg.core.custody.verify import serialize_new
 from cyborg.db import bulk
 from cyborg.db.rows import fetch_all, fetch_first
 from cyborg.db.schema import attach_handles as handles
 from cyborg.db.schema import custody_records, deployables, devices
+from cyborg.db.write.custody.keys import keys_of
 
 
 class HandleRow(TypedDict):
@@ -45,21 +47,23 @@ def add(tx: sa.Connection, entries: Collection[Entry], now: datetime) -> None:
 
     The changes lock what they change, so a later event of the same handle gets a higher row id.
     """
-    bulk.insert(
-        tx,
-        custody_records,
-        [
-            {
-                "uuid": str(uuid4()),
-                "device_uuid": entry.device,
-                "host": entry.host,
-                "event": str(entry.event),
-                "recorded_at": now,
-                "details": dict(entry.details),
-            }
-            for entry in entries
-        ],
-    )
+    keys = keys_of(tx)
+    rows = []
+    for entry in entries:
+        record = Record(
+            str(uuid4()), entry.device, 0, now, entry.host, str(entry.event), dict(entry.details)
+        )
+        row = {
+            "uuid": record.uuid,
+            "device_uuid": record.device,
+            "host": record.host,
+            "event": record.event,
+            "recorded_at": now,
+            "details": record.details,
+        }
+        signature = keys.sign(serialize_new(record)) if keys.secrets else None
+        rows.append(row if signature is None else {**row, "signature": signature})
+    bulk.insert(tx, custody_records, rows)
 
 
 def handles_of_arqs(tx: sa.Connection, arq_ids: Collection[int]) -> list[HandleRow]:

@@ -11,11 +11,14 @@ import sqlalchemy as sa
 
 from cyborg.conductor.custody import sealer as sealer_module
 from cyborg.conductor.custody.sealer import CustodySealer
-from cyborg.core.custody.chain import START, Fault, Link, check_records, check_tip
+from cyborg.core.custody.chain import START, Fault, Link, check_records
+from cyborg.core.custody.keys import parse_keys
 from cyborg.core.custody.record import Entry, Event
+from cyborg.core.custody.verify import Log, verify
 from cyborg.db import schema
 from cyborg.db.read import custody as read
 from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.db.write.custody import keys as custody_keys
 from cyborg.db.write.custody import records
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.counting import count_statements
@@ -24,6 +27,7 @@ from cyborg.tests.fixtures.machine.options import make_conf
 
 NOW = datetime(2026, 5, 1, 12, 0, 0, 123456)
 DAY = timedelta(days=1)
+KEYS = parse_keys("ab" * 32)
 DEVICES = ("11111111-0000-4000-8000-000000000000", "22222222-0000-4000-8000-000000000000")
 
 
@@ -34,6 +38,7 @@ class Env:
         self.engine = engine
         self.uow = UnitOfWork(engine)
         self.time = NOW
+        self._added: set[str] = set()
         self.sealer = self.new_sealer()
 
     def new_sealer(self, retention: int = 10) -> CustodySealer:
@@ -41,7 +46,7 @@ class Env:
         return CustodySealer(conf, self.uow, now=lambda: self.time)
 
     def add(self, *devices: str) -> None:
-        """Record an event of each device."""
+        """Record an event of each device, the first one of a device as ``device_added``."""
         details = {
             "handle": str(uuid4()),
             "instance": None,
@@ -49,7 +54,11 @@ class Env:
             "n": 7,
             "accel": {"a": "b"},
         }
-        entries = [Entry(device, "compute-1", Event.CLAIMED, details) for device in devices]
+        entries = []
+        for device in devices:
+            event = Event.CLAIMED if device in self._added else Event.DEVICE_ADDED
+            entries.append(Entry(device, "compute-1", event, details))
+            self._added.add(device)
         self.uow.run(lambda tx: records.add(tx, entries, self.time))
 
     def chain(self, device: str) -> Sequence[Any]:
@@ -64,19 +73,19 @@ class Env:
         return len(rows.read(self.engine, schema.custody_records, sequence=None))
 
     def find_fault(self, device: str) -> Fault | None:
-        head = self.head(device)
-        reached = check_records(read.base(head), self.chain(device))
-        return reached if isinstance(reached, Fault) else check_tip(reached, read.tip(head))
+        head = read.to_head(self.head(device))
+        log = Log(head, self.chain(device), head)
+        return verify(log, self.uow.run(custody_keys.keys_of))[1]
 
 
 @pytest.fixture
 def env(engine: sa.Engine) -> Env:
-    return Env(engine)
+    return Env(custody_keys.attach(engine, KEYS))
 
 
 @pytest.fixture
 def sqlite_env(sqlite_engine: sa.Engine) -> Env:
-    return Env(sqlite_engine)
+    return Env(custody_keys.attach(sqlite_engine, KEYS))
 
 
 def test_run_once_seals_each_device_in_the_order_of_its_records(env: Env) -> None:
@@ -159,7 +168,10 @@ def test_record_that_commits_late_is_sealed_after_later_ones(env: Env) -> None:
         env.add(DEVICES[0])
         assert env.sealer.run_once() == 1
     assert env.sealer.run_once() == 1
-    assert [sealed.record.event for sealed in env.chain(DEVICES[0])] == ["claimed", "released"]
+    assert [sealed.record.event for sealed in env.chain(DEVICES[0])] == [
+        "device_added",
+        "released",
+    ]
     assert env.find_fault(DEVICES[0]) is None
 
 
@@ -175,6 +187,50 @@ def test_broken_chain_does_not_delay_other_devices(
     assert env.find_fault(DEVICES[1]) is None
     assert env.unsealed() == 1
     assert "Cannot seal custody records" in caplog.text
+
+
+def test_forged_records_do_not_delay_those_of_a_conductor(
+    sqlite_env: Env, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sealer_module, "BATCH_SIZE", 3)
+    forged = {"device_uuid": DEVICES[0], "host": "compute-1", "event": "cleaned", "details": {}}
+    sqlite_env.add(DEVICES[0])
+    (genuine,) = rows.read(sqlite_env.engine, schema.custody_records)
+    for number in range(7):
+        # The signature of another record proves nothing.
+        signature = genuine["signature"] if number else None
+        rows.insert(
+            sqlite_env.engine,
+            schema.custody_records,
+            **forged,
+            recorded_at=NOW,
+            signature=signature,
+        )
+    sqlite_env.add(DEVICES[0], DEVICES[1])
+    assert sqlite_env.sealer.run_once() == 3
+    assert sqlite_env.sealer.run_once() == 0
+    assert sqlite_env.unsealed() == 7
+    assert [sqlite_env.find_fault(device) for device in DEVICES] == [None, None]
+    refusals = [line for line in caplog.messages if "Refused a custody record" in line]
+    assert len(refusals) == 1  # a minute
+    assert (
+        rows.read(sqlite_env.engine, schema.custody_records, id=genuine["id"])[0]["signature"]
+        is None
+    )
+
+
+def test_keys_add_no_statement(sqlite_engine: sa.Engine) -> None:
+    counts = []
+    for engine in (sqlite_engine, custody_keys.attach(sqlite_engine, KEYS)):
+        env = Env(engine)
+        device = str(uuid4())
+        with count_statements(sqlite_engine) as count:
+            env.add(device, device)
+            env.sealer.run_once()
+            env.time += 20 * DAY
+            env.sealer.sweep()
+        counts.append(len(count))
+    assert counts[0] == counts[1]
 
 
 @pytest.mark.parametrize("max_failed", [2, 1])

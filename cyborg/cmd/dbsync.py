@@ -17,11 +17,12 @@ from oslo_config import cfg
 from oslo_log import log
 
 from cyborg import conf as options
-from cyborg.cmd import dbsync_import, dbsync_purge
+from cyborg.cmd import dbsync_custody, dbsync_import, dbsync_purge
 from cyborg.compat.log_setup import set_up_logging
 from cyborg.core.errors import CyborgError, Unavailable
 from cyborg.db import errors, migrate
 from cyborg.db.engine import make_engine
+from cyborg.db.write.custody import keys as custody_keys
 from cyborg.threads.backoff import Backoff
 
 CLI_OPTIONS = [
@@ -95,13 +96,14 @@ def _verbs(parsers: Any) -> None:
     )
     parser.set_defaults(
         run=lambda engine, conf: dbsync_import.run(
-            engine,
+            custody_keys.attach(engine, custody_keys.load(conf)),
             conf.verb.source,
             dry_run=conf.verb.dry_run,
             as_json=conf.verb.format == "json",
         )
     )
     dbsync_purge.add_parser(parsers)
+    dbsync_custody.add_parser(parsers)
 
 
 def _version(engine: sa.Engine) -> None:

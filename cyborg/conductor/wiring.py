@@ -54,6 +54,7 @@ from cyborg.conductor.jobs.programming import Programs
 from cyborg.conductor.jobs.reapply import LostValues
 from cyborg.conductor.maintenance.windows import MaintenanceWindows
 from cyborg.conductor.notifications.arq_events import ArqEventRecorder
+from cyborg.conductor.notifications.custody_anchors import CustodyAnchors
 from cyborg.conductor.notifications.notifications import NotificationBuilder, create_worker
 from cyborg.conductor.notifications.outbox import DeadLetters, create_nova_worker
 from cyborg.conductor.notifications.outbox_worker import OutboxWorker
@@ -264,6 +265,7 @@ def build_conductor(
             "dead letters": dead_letters.sweep,
             "audits": audits.sweep,
             "custody records": custody_sealer.sweep,
+            "custody anchors": CustodyAnchors(uow, notices, uow.clock).sweep,
             "attachments": attachment_runner.sweep,
             "maintenance windows": windows.sweep,
         },

@@ -132,6 +132,10 @@ class Event(DescribedEnum):
         "device_context.unbind.end",
         "A device context is unbound and can be bound again.",
     )
+    CUSTODY_ANCHORED = (
+        "custody.anchor.end",
+        "The last records of custody logs, once a day, to be kept outside of the database.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +213,7 @@ SCHEMAS: Mapping[str, Schema] = {
                 "error",
             ),
         ),
+        Schema("custody", "1.0", ("uuid", "chains")),
     )
 }
 

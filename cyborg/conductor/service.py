@@ -95,6 +95,7 @@ class ConductorService:
     def open(self) -> None:
         """Create the clients of other services without connecting. Raise Misconfigured."""
         tracing.check_config(self._conf)
+        keys = custody_keys.load(self._conf)
         self._limits = make_source(self._conf)
         if self._placement is None:
             self._placement = placement_client.make(self._conf)
@@ -102,7 +103,7 @@ class ConductorService:
             self._nova = nova_client.make(self._conf)
         if self._engine is None:
             self._engine = make_engine(self._conf)
-        self._engine = custody_keys.attach(self._engine, custody_keys.load(self._conf))
+        self._engine = custody_keys.attach(self._engine, keys)
         if self._transport is None:
             self._transport = make_transport(self._conf)
         if self._notifier is None:

@@ -166,15 +166,21 @@ def test_device_custody_json_is_stable(filled_service: Client) -> None:
     compare("device-custody.json", Stable().text(text))
 
 
-def test_device_custody_verify_computes_the_hashes(filled_service: Client) -> None:
+def test_device_custody_verify_computes_hashes_and_signatures(
+    filled_service: Client, tmp_path: Path
+) -> None:
     command = custody_command(filled_service)
     listed = json.loads(filled_service.run(f"{command} --long -f json")[0])
     _, message = filled_service.run(f"{command} --verify --event claimed")
     last = listed[-1]
-    assert message == (
-        f"records 1 to {last['No.']} are unchanged; the last hash is {last['Hash']}\n"
-        "not proved: that a conductor wrote them (the conductors have no key)\n"
-    )
+    unchanged = f"records 1 to {last['No.']} are unchanged; the last hash is {last['Hash']}\n"
+    assert message == (f"{unchanged}not proved: that a conductor wrote them (give --key-file)\n")
+    _, message = filled_service.run(f"{command} --verify --key-file {filled_service.key_file}")
+    assert message == unchanged
+    other = tmp_path / "other.key"
+    other.write_text("cd" * 32)
+    _, error = filled_service.run(f"{command} --verify --key-file {other}", code=1)
+    assert "which is not in the key file" in error
 
 
 def test_device_custody_anchors_of_all_devices(filled_service: Client, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -15,10 +16,12 @@ import sqlalchemy as sa
 
 from cyborg.conductor.custody.sealer import CustodySealer
 from cyborg.core.custody.chain import check_records
+from cyborg.core.custody.verify import find_head_fault
 from cyborg.core.errors import NoHandle
 from cyborg.db import schema
 from cyborg.db.read import custody as read
 from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.db.write.custody import keys as custody_keys
 from cyborg.tests.fixtures.databases import rows
 from cyborg.tests.fixtures.databases.custody import check_chain
 from cyborg.tests.fixtures.databases.databases import engine_of
@@ -71,10 +74,13 @@ import sqlalchemy as sa
 from cyborg.conductor.custody.sealer import CustodySealer
 from cyborg.db.engine import make_engine
 from cyborg.db.unit_of_work import UnitOfWork
+from cyborg.db.write.custody import keys
 from cyborg.tests.fixtures.machine.options import make_conf
 
-conf = make_conf(database={"connection": sys.argv[1]})
-engine = make_engine(conf)
+conf = make_conf(
+    database={"connection": sys.argv[1]}, conductor={"custody_key_file": sys.argv[3]}
+)
+engine = keys.attach(make_engine(conf), keys.load(conf))
 
 def before(connection, cursor, statement, *rest):
     if sys.argv[2] in statement:
@@ -100,18 +106,24 @@ CustodySealer(conf, UnitOfWork(engine)).run_once()
     "point",
     ["FROM custody_records", "INSERT INTO custody_heads", "UPDATE custody_records", "COMMIT"],
 )
-def test_killed_sealer_leaves_a_chain_that_another_continues(database_url: str, point: str) -> None:
+def test_killed_sealer_leaves_a_chain_that_another_continues(
+    database_url: str, point: str, tmp_path: Path
+) -> None:
+    key_file = tmp_path / "custody.key"
+    key_file.write_text("ab" * 32)
+    keys = custody_keys.load(make_conf(conductor={"custody_key_file": str(key_file)}))
     with engine_of(database_url) as engine:
         schema.metadata.create_all(engine)
-        env = Env(engine)
+        signing = custody_keys.attach(engine, keys)
+        env = Env(signing)
         card = rows.insert_card(engine, handles=4)
         for uuid in env.make(3):
             boot_and_delete(env, card, uuid)
-        words = [sys.executable, "-c", SEAL_AND_DIE, database_url, point]
+        words = [sys.executable, "-c", SEAL_AND_DIE, database_url, point, str(key_file)]
         process = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
         assert process.returncode == -signal.SIGKILL, process.stderr
         assert len(rows.read(engine, schema.custody_records, sequence=None)) == 6
-        sealer = CustodySealer(make_conf(), UnitOfWork(engine))
+        sealer = CustodySealer(make_conf(), UnitOfWork(signing))
         # A server may need a moment to find that the connection is lost and to release its locks.
         wait_until("the records are sealed", lambda: sealer.run_once() or is_sealed(engine))
         (device,) = rows.read(engine, schema.devices)
@@ -121,6 +133,7 @@ def test_killed_sealer_leaves_a_chain_that_another_continues(database_url: str, 
         assert head is not None
         assert check_records(read.base(head), records) == read.tip(head)
         assert head["sequence"] == 6
+        assert find_head_fault(read.to_head(head), keys) is None
 
 
 def is_sealed(engine: sa.Engine) -> bool:

@@ -169,6 +169,7 @@ def test_stop_while_waiting_for_the_database_succeeds(tmp_path: Any, node: Node)
         ({"placement": {"auth_type": "nonsense"}}, "placement"),
         ({"nova": {"auth_type": "nonsense"}}, "nova"),
         ({"placement": {"endpoint_override": "http://127.0.0.1:1"}}, "connection"),
+        ({"conductor": {"custody_key_file": "/none"}}, "custody_key_file.* /none"),
     ],
     ids=str,
 )

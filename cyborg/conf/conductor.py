@@ -5,6 +5,8 @@ from typing import Any
 
 from oslo_config import cfg
 
+from cyborg.core.inventory.reference_names import RELEASES
+
 GROUP = "conductor"
 OPTIONS = [
     cfg.IntOpt("workers", default=1, min=1, help="Number of conductor processes."),
@@ -260,6 +262,19 @@ OPTIONS = [
         "are rejected with 403. Calls at the same moment can exceed the limit if they create more "
         "than 512 requests. A request without a project does not count. -1 disables the limit.",
     ),
+    cfg.StrOpt(
+        "reference_traits",
+        default="none",
+        choices=[
+            ("none", "The names of this service only."),
+            *((str(n), f"Also those of OpenStack Cyborg {n}.") for n in RELEASES),
+        ],
+        help="Release of OpenStack Cyborg whose traits devices have in addition, so that device "
+        "profiles of a migrated cloud still find them. Its resource class replaces that of this "
+        "service where it was another: CUSTOM_QAT of Intel C62x (CUSTOM_CRYPTO), and CUSTOM_SSD of "
+        "Inspur drives (CUSTOM_NVME). After a change, each agent reports its devices again. Set "
+        "the same value for all conductors.",
+    ),
     cfg.FloatOpt(
         "tombstone_ttl",
         default=2592000.0,
@@ -348,3 +363,9 @@ def register(conf: cfg.ConfigOpts) -> None:
 def list_opts() -> list[tuple[str, list[Any]]]:
     """Return the options for the sample file and the documentation."""
     return [(GROUP, OPTIONS)]
+
+
+def reference_release(conf: cfg.ConfigOpts) -> int | None:
+    """Return the release whose names are published in addition, None for none."""
+    value: str = conf.conductor.reference_traits
+    return None if value == "none" else int(value)

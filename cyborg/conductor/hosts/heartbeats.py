@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Heartbeats of daemons, and reports of agents on the inventory of their hosts."""
 
+import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -17,10 +18,12 @@ from cyborg.conductor.hosts.heartbeat_interval import HeartbeatInterval
 from cyborg.conductor.inventory import report_handler
 from cyborg.conductor.jobs import abandon, cancellation, restore
 from cyborg.conductor.notifications.notifications import NotificationBuilder
+from cyborg.conf.conductor import reference_release
 from cyborg.core.arq.states import ServiceStatus
 from cyborg.core.drivers.registry import fingerprint
 from cyborg.core.errors import Conflict, Invalid, Stale
 from cyborg.core.hosts.service import AGENT, has_rebooted
+from cyborg.core.inventory.reference_names import add_reference_names
 from cyborg.core.inventory.report import Report, parse_backends
 from cyborg.core.log import get_logger
 from cyborg.core.text import join_limited
@@ -89,7 +92,7 @@ class Hosts:
         changed, the host has rebooted, and its bound handles are prepared again. Raise Invalid.
         """
         host, epoch = check_text("host", host), parse_uuid(epoch, "epoch")
-        digest = check_text("digest", digest, 64) if digest else None
+        digest = self._digest(check_text("digest", digest, 64)) if digest else None
         fields: store.HeartbeatFields = {
             "endpoint": check_text("endpoint", endpoint) if endpoint else None,
             "status": check_text("status", status, 32),
@@ -347,7 +350,21 @@ class Hosts:
     def _parse_report(self, body: Mapping[str, Any]) -> Report:
         inventory = Report.load(body)
         inventory.check_limits()
-        return replace(inventory, epoch=parse_uuid(inventory.epoch, "epoch"))
+        if (release := reference_release(self._conf)) is not None:
+            devices = tuple(add_reference_names(d, release) for d in inventory.devices)
+            inventory = replace(inventory, devices=devices)
+        return replace(
+            inventory,
+            epoch=parse_uuid(inventory.epoch, "epoch"),
+            digest=self._digest(inventory.digest),
+        )
+
+    def _digest(self, reported: str) -> str:
+        """Return the digest to store: it changes with the option that changes reported devices."""
+        release = reference_release(self._conf)
+        if release is None:
+            return reported
+        return hashlib.sha256(f"{release} {reported}".encode()).hexdigest()
 
 
 def _sync_cordons(tx: sa.Connection, host: str, cordons: Sequence[str], now: datetime) -> int:

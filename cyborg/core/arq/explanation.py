@@ -21,6 +21,7 @@ from cyborg.core.arq.profile import Group, expand_slots
 from cyborg.core.errors import Conflict
 from cyborg.core.inventory.device import Layout
 from cyborg.core.inventory.device_state import DeviceFacts
+from cyborg.core.inventory.reference_names import find_counterpart
 from cyborg.core.text import join_limited
 
 MAX_HOLDERS_SHOWN = 3  # in a text
@@ -300,7 +301,9 @@ def _device_failures(demand: GroupDemand, provider: ProviderState) -> Iterator[F
             )
             yield fail(Predicate.OTHER_LAYOUT, f"of {requested}, {names}")
         else:
-            yield fail(Predicate.RESOURCE_CLASS, provider.resource_class)
+            is_same = find_counterpart(requested) == provider.resource_class
+            remark = f" ({requested} of OpenStack Cyborg)" if is_same else ""
+            yield fail(Predicate.RESOURCE_CLASS, f"{provider.resource_class}{remark}")
     if failure := find_trait_failure(
         demand.required, demand.forbidden, provider.traits, provider.numa_node
     ):

@@ -13,6 +13,7 @@ from functools import lru_cache
 from cyborg.core import naming
 from cyborg.core.described_enum import DescribedEnum
 from cyborg.core.inventory.device_state import DeviceCondition, DeviceFacts, evaluate
+from cyborg.core.inventory.reference_names import find_counterpart
 
 
 class Predicate(DescribedEnum):
@@ -200,7 +201,9 @@ def _fail_missing(trait: str, numa_node: int | None) -> Failure:
     required = naming.parse_numa_trait(trait)
     # A device on the required node without the trait: its driver does not report the trait.
     if required is None or required == numa_node:
-        return fail(Predicate.TRAIT_MISSING, trait)
+        ours = find_counterpart(trait)
+        remark = "" if ours is None else f" (of OpenStack Cyborg, here {ours})"
+        return fail(Predicate.TRAIT_MISSING, f"{trait}{remark}")
     node = "the node of the device is unknown" if numa_node is None else f"device has {numa_node}"
     return fail(Predicate.NUMA_NODE, f"{node}, the group requires {required}")
 

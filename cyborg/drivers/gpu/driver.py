@@ -443,6 +443,8 @@ class GpuDriver(PciDriver):
     ) -> Deployable:
         """Return the deployable of a parent, with the properties of ``template``."""
         attributes = {"mdev_type": plan.type}
+        if plan.type_name:
+            attributes["mdev_name"] = plan.type_name
         if plan.others:
             attributes["mdevs_of_others"] = str(plan.others)
         return replace(

@@ -11,6 +11,7 @@ from oslo_utils import timeutils
 from cyborg.conductor.hosts.heartbeats import Hosts
 from cyborg.core.drivers.options import Setting, Source
 from cyborg.core.errors import Conflict, Invalid, Stale
+from cyborg.core.inventory.device import DeviceType
 from cyborg.core.inventory.report import BackendState, BackendStatus
 from cyborg.db import schema
 from cyborg.db.unit_of_work import UnitOfWork
@@ -72,6 +73,21 @@ def test_heartbeat_after_restart_with_same_digest_requests_no_report(engine: sa.
     assert host.hello(hosts)["report"] is True
     host.report(hosts)
     assert len(rows.read(engine, schema.attach_handles)) == 3
+
+
+def test_option_for_reference_traits_requests_reports_anew(sqlite_engine: sa.Engine) -> None:
+    host, uow = Host(), UnitOfWork(sqlite_engine)
+    device = replace(
+        card(), type=DeviceType.GPU, std_board_info={"vendor_id": "10de", "product_id": "1eb8"}
+    )
+    for release, is_known in (("none", False), ("12", True), ("17", True), ("none", False)):
+        hosts = Hosts(make_conf(conductor={"reference_traits": release}), uow)
+        host.devices = [device]
+        assert host.hello(hosts)["report"] is True
+        host.report(hosts)
+        assert host.hello(hosts)["report"] is False
+        (row,) = rows.read(sqlite_engine, schema.deployables)
+        assert ("CUSTOM_NVIDIA_1EB8" in row["traits"]) is is_known
 
 
 def test_report_of_a_previous_epoch_is_refused(engine: sa.Engine) -> None:

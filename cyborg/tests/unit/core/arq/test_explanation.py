@@ -98,6 +98,21 @@ def test_each_predicate_of_provider_is_found(predicate: Predicate) -> None:
     assert find_first_failure(DEMAND, replace(FITTING, **change)) == Failure(predicate, text)
 
 
+def test_name_of_openstack_cyborg_has_its_counterpart_in_the_reason() -> None:
+    demand = GroupDemand(0, {"CUSTOM_QAT": 1}, frozenset({"CUSTOM_NVIDIA_1EB8"}), frozenset())
+    provider = replace(FITTING, resource_class="CUSTOM_CRYPTO")
+    assert find_first_failure(demand, provider) == Failure(
+        Predicate.RESOURCE_CLASS,
+        "resource class differs: CUSTOM_CRYPTO (CUSTOM_QAT of OpenStack Cyborg)",
+    )
+    demand = replace(demand, units={"VGPU": 1})
+    assert find_first_failure(demand, FITTING) == Failure(
+        Predicate.TRAIT_MISSING,
+        "trait missing: CUSTOM_NVIDIA_1EB8 (of OpenStack Cyborg, here "
+        "CUSTOM_PCI_PRODUCT_10DE_1EB8)",
+    )
+
+
 @pytest.mark.parametrize("predicate", FACTS)
 def test_each_condition_of_device_is_found(predicate: Predicate) -> None:
     provider = replace(FITTING, facts=DeviceFacts(**FACTS[predicate]))

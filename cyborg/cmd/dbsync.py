@@ -19,6 +19,7 @@ from oslo_log import log
 from cyborg import conf as options
 from cyborg.cmd import dbsync_custody, dbsync_import, dbsync_purge
 from cyborg.compat.log_setup import set_up_logging
+from cyborg.conf.conductor import reference_release
 from cyborg.core.errors import CyborgError, Unavailable
 from cyborg.db import errors, migrate
 from cyborg.db.engine import make_engine
@@ -98,6 +99,7 @@ def _verbs(parsers: Any) -> None:
         run=lambda engine, conf: dbsync_import.run(
             custody_keys.attach(engine, custody_keys.load(conf)),
             conf.verb.source,
+            reference_release(conf),
             dry_run=conf.verb.dry_run,
             as_json=conf.verb.format == "json",
         )

@@ -15,6 +15,7 @@ from cyborg.core.errors import Conflict, Invalid
 from cyborg.core.migration import import_plan, reference
 from cyborg.core.migration.host_plan import ImportPlanner
 from cyborg.core.migration.import_plan import HostImport
+from cyborg.core.migration.profile_check import find_unserved_names
 from cyborg.core.migration.reference import Drop
 from cyborg.core.text import abbreviate
 from cyborg.db import errors, migrate
@@ -37,6 +38,8 @@ class ImportReport:
     found: Counter[str] = field(default_factory=Counter)
     taken: Counter[str] = field(default_factory=Counter)
     drops: list[Drop] = field(default_factory=list)
+    unserved: dict[str, Mapping[str, str]] = field(default_factory=dict)
+    """By the name of a device profile: the names that no device will have, with what to do."""
 
     def present(self, kind: str) -> int:
         """Return how many objects had been taken by an earlier import."""
@@ -74,11 +77,18 @@ class ImportReport:
             "dropped": [
                 {"kind": drop.kind, "name": drop.name, "reason": drop.reason} for drop in self.drops
             ],
+            "unserved_profiles": [
+                {"name": name, "missing": dict(missing)} for name, missing in self.unserved.items()
+            ],
         }
 
 
-def run(engine: sa.Engine, source_url: str, *, dry_run: bool, as_json: bool) -> None:
+def run(
+    engine: sa.Engine, source_url: str, release: int | None, *, dry_run: bool, as_json: bool
+) -> None:
     """Import a database and print what was taken.
+
+    ``release`` is that of ``[conductor] reference_traits``, None for none.
 
     Raise Invalid for a URL that cannot be used, NotFound and Conflict for a source or a target that
     cannot be imported, and Unavailable if a database does not answer.
@@ -94,7 +104,7 @@ def run(engine: sa.Engine, source_url: str, *, dry_run: bool, as_json: bool) -> 
             raise Invalid("--from is the database of this service; expected the former one")
         with errors.translate(), source.connect() as connection:
             progress = _show_nothing if as_json else _show_progress
-            report = import_database(connection, engine, progress, dry_run=dry_run)
+            report = import_database(connection, engine, progress, release, dry_run=dry_run)
     finally:
         source.dispose()
     if as_json:
@@ -107,6 +117,7 @@ def import_database(
     connection: sa.Connection,
     engine: sa.Engine,
     progress: Callable[[int, int, str], None],
+    release: int | None = None,
     *,
     dry_run: bool,
 ) -> ImportReport:
@@ -129,12 +140,14 @@ def import_database(
         dry_run=dry_run,
     )
     planner = ImportPlanner(profiles)
+    names: set[str] = set()
     hosts = reader.read_hosts(connection)
     report.hosts = len(hosts)
     for number, (host, ids) in enumerate(hosts.items(), 1):
         progress(number, len(hosts), host)
         plan = planner.plan(host, reader.read_host(connection, ids))
         planned += plan.count_taken()
+        names |= plan.find_names()
         report.drops += plan.drops
         now = uow.clock()
 
@@ -152,6 +165,11 @@ def import_database(
             ) from exc
     report.drops += planner.plan("", reader.read_orphans(connection)).drops
     report.check(planned)
+    report.unserved = {
+        profile.name: missing
+        for profile in profiles.values()
+        if (missing := find_unserved_names(profile.groups, names, (), release))
+    }
     return report
 
 
@@ -213,6 +231,9 @@ def _print_table(report: ImportReport, *, dry_run: bool) -> None:
         _print(f"dropped {drop.kind} {drop.name}: {abbreviate(drop.reason, MAX_REASON)}")
     if (more := len(report.drops) - MAX_DROPS) > 0:
         _print(f"{more} more dropped objects: -f json names all")
+    for profile, missing in report.unserved.items():
+        for name, remedy in missing.items():
+            _print(f"device profile {profile}: no device will have {name}: {remedy}")
 
 
 def _show_progress(number: int, total: int, host: str) -> None:

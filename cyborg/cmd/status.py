@@ -70,19 +70,15 @@ class Checks(UpgradeCommands):
 
     def _work(self) -> Result:
         """Check for dead letters and failing resource providers, which an upgrade does not fix."""
+        return self._read(self._check_work)
+
+    @staticmethod
+    def _check_work(connection: sa.Connection) -> Result:
         dead = sa.select(sa.func.count()).select_from(outbox).where(outbox.c.state == "dead")
         stale = (
             sa.select(sa.func.count()).select_from(providers).where(providers.c.error.is_not(None))
         )
-        try:
-            reader = Reader(self._conf)
-            try:
-                with reader.connect() as connection:
-                    messages, failing = connection.scalar(dead), connection.scalar(stale)
-            finally:
-                reader.close()
-        except (CyborgError, *errors.FAILURES):
-            return Result(Code.WARNING, "Unknown: the database cannot be read.")
+        messages, failing = connection.scalar(dead), connection.scalar(stale)
         if not messages and not failing:
             return Result(Code.SUCCESS)
         return Result(
@@ -113,11 +109,19 @@ class Checks(UpgradeCommands):
 
     def _daemons(self) -> Result:
         """Check that the daemons that have sent heartbeats can work with this release."""
+        return self._read(status_checks.check_daemons)
+
+    def _profiles(self) -> Result:
+        """Check that the device profiles name traits and resource classes that devices have."""
+        return self._read(lambda tx: status_checks.check_profiles(tx, self._conf))
+
+    def _read(self, check: Callable[[sa.Connection], Result]) -> Result:
+        """Return the result of a check of the database."""
         try:
             reader = Reader(self._conf)
             try:
                 with reader.connect() as connection:
-                    return status_checks.check_daemons(connection)
+                    return check(connection)
             finally:
                 reader.close()
         except (CyborgError, *errors.FAILURES):
@@ -155,6 +159,7 @@ class Checks(UpgradeCommands):
             ("Database schema", _database),
             ("Unfinished work", _work),
             ("Daemons", _daemons),
+            ("Device profiles", _profiles),
             ("Placement", _placement),
             ("Policy file", _policy),
             ("Policy rules", _policy_rules),

@@ -15,15 +15,21 @@ from oslo_upgradecheck.upgradecheck import Code, Result
 
 from cyborg.cmd.status_convert import Parser
 from cyborg.conf import opts
+from cyborg.conf.conductor import reference_release
+from cyborg.core.arq.profile import parse_groups
 from cyborg.core.errors import Misconfigured
 from cyborg.core.hosts.service import AGENT as AGENT_BINARY
+from cyborg.core.migration import import_plan
+from cyborg.core.migration.profile_check import find_unserved_names
 from cyborg.core.text import join_limited
+from cyborg.db.read import deployables, device_profiles
 from cyborg.db.schema import services
 from cyborg.policies import list_rules
 from cyborg.policies.enforcer import make_enforcer
 from cyborg.rpc.contract import AGENT, CONDUCTOR
 
 MAX_NAMED = 5  # objects that one result names
+MAX_PROFILES = 50  # each of them needs a change
 PREFIX = "cyborg:"
 """Prefix of the policy rules of this service; others are those of the operator."""
 DEFAULT_POLICY_FILE = "policy.yaml"
@@ -67,6 +73,26 @@ def check_daemons(connection: sa.Connection) -> Result:
             "the conductors first.",
         )
     return Result(Code.SUCCESS)
+
+
+def check_profiles(connection: sa.Connection, conf: cfg.ConfigOpts) -> Result:
+    """Look for device profiles with a trait or resource class that no device has."""
+    reported, offered = deployables.read_names(connection, import_plan.BACKEND)
+    if not reported and not offered:
+        return Result(Code.SUCCESS)
+    release = reference_release(conf)
+    found = [
+        f"{row['name']}: " + "; ".join(f"{name} ({remedy})" for name, remedy in missing.items())
+        for row in device_profiles.find(connection)
+        if (missing := find_unserved_names(parse_groups(row["groups"]), offered, reported, release))
+    ]
+    if not found:
+        return Result(Code.SUCCESS)
+    return Result(
+        Code.WARNING,
+        "Device profiles with a trait or resource class that no device has, whose servers end in "
+        f"'No valid host': {join_limited(found, MAX_PROFILES, separator='. ')}.",
+    )
 
 
 def check_service_tokens(conf: cfg.ConfigOpts) -> Result:

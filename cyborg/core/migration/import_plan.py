@@ -97,6 +97,11 @@ class HostImport:
             counts.update(device.rows)
         return counts
 
+    def find_names(self) -> set[str]:
+        """Return the traits and resource classes of the devices."""
+        values = [value for device in self.devices for value in device.value.deployables]
+        return {value.resource_class for value in values}.union(*(v.traits for v in values))
+
 
 def plan_profiles(
     rows: Sequence[ProfileRow],

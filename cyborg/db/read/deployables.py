@@ -133,3 +133,20 @@ def _attributes(connection: sa.Connection, found: sa.Select[Any]) -> dict[int, d
     for deployable, key, value in connection.execute(query):
         values.setdefault(deployable, {})[key] = value
     return values
+
+
+def read_names(connection: sa.Connection, imported: str) -> tuple[set[str], set[str]]:
+    """Return the traits and resource classes of all devices, also of their other layouts.
+
+    The second set is that of the devices of backend ``imported``, the first that of all others.
+    """
+    query = sa.select(
+        devices.c.backend, table.c.resource_class, table.c.traits, devices.c.layouts
+    ).join(devices, devices.c.id == table.c.device_id)
+    reported, offered = set[str](), set[str]()
+    for row in connection.execute(query):
+        names = offered if row.backend == imported else reported
+        names |= {row.resource_class, *row.traits}
+        for layout in row.layouts:
+            names |= {*layout["offers"], *layout.get("traits", ())}
+    return reported, offered

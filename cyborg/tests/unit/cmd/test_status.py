@@ -75,6 +75,24 @@ def test_check_dead_letters_are_warning(config: Path, capsys: pytest.CaptureFixt
     assert rows["Unfinished work"]["details"].startswith("1 message(s)")
 
 
+@pytest.mark.slow
+def test_check_profile_with_a_trait_of_no_device_is_warning(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dbsync.main(["--config-file", str(config), "upgrade"])
+    engine = sa.create_engine(f"sqlite:///{config.parent}/cyborg.db")
+    group = {"resources:PGPU": "1", "trait:CUSTOM_NVIDIA_1EB8": "required"}
+    table_rows.insert_profile(engine, groups=[group], name="t4")
+    assert check(config, capsys)[1]["Device profiles"]["result"] == 0, "nothing was reported yet"
+    table_rows.insert_card(engine)
+    _, rows = check(config, capsys)
+    engine.dispose()
+    assert rows["Device profiles"]["result"] == 1
+    details = " ".join(rows["Device profiles"]["details"].split())
+    assert "t4: CUSTOM_NVIDIA_1EB8 (a name of OpenStack Cyborg: set [conductor]" in details
+    assert "CUSTOM_PCI_PRODUCT_10DE_1EB8" in details
+
+
 def test_check_missing_options_are_failures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,8 +18,8 @@ from cyborg.conductor.notifications.notifications import NotificationBuilder
 from cyborg.core import naming
 from cyborg.core.inventory import plan
 from cyborg.core.inventory.boot_check import BootCheck
-from cyborg.core.inventory.device import Device
-from cyborg.core.inventory.plan import Add, Change, Key, Remove, Step, Stored
+from cyborg.core.inventory.device import AttachHandle, Device, HandleType
+from cyborg.core.inventory.plan import Add, Change, Key, Record, Remove, Step, Stored
 from cyborg.core.inventory.report import BackendState, BackendStatus, Report
 from cyborg.core.log import Remark
 from cyborg.core.text import join_limited
@@ -100,11 +100,14 @@ def _apply_plan(
 ) -> ReportResult:
     steps: Sequence[Step] = plan.plan(devices, relevant, state.bound)
     removals = {state.ids[s.key] for s in steps if isinstance(s, Remove) and s.key[0] == HANDLE}
+    bound = state.bound
     if owned := attach_handles.lock(tx, removals):
         # Claimed since they were read. The locks prevent further claims, so the new plan is valid.
-        claimed = {key for key, id_ in state.ids.items() if key[0] == HANDLE and id_ in owned}
-        steps = plan.plan(devices, relevant, state.bound | claimed)
+        bound = bound | {k for k, id_ in state.ids.items() if k[0] == HANDLE and id_ in owned}
+        steps = plan.plan(devices, relevant, bound)
     steps, remarks = _defer_conflicting_addresses(state.stored, steps)
+    steps, deferred = _defer_owned_functions(state.stored, steps, bound)
+    remarks += deferred
     if not steps:
         return ReportResult(0, "no changes", remarks)
     target = plan.apply(state.stored, steps)
@@ -251,6 +254,40 @@ def _defer_conflicting_addresses(
     if not remarks:
         return steps, remarks
     return [step for step in steps if step.key not in new or not conflicts(step)], remarks
+
+
+def _defer_owned_functions(
+    stored: Mapping[Key, Stored], steps: Sequence[Step], bound: Collection[Key]
+) -> tuple[Sequence[Step], list[Remark]]:
+    """Skip new handles of PCI functions that have an owner through a draining handle.
+
+    The function moved to another deployable, for example since an imported host had one for each
+    virtual function. It must not get a second owner. When it is released, the host reports again.
+    """
+    owned = {
+        key[3]: key[2]
+        for key, record in plan.apply(stored, steps).items()
+        if key in bound and record.draining and _is_function(record.value)
+    }
+    deferred = {
+        step.key
+        for step in steps
+        if isinstance(step, Add) and step.key[-1] in owned and _is_function(step.value)
+    }
+    remarks = [
+        Remark(
+            f"handle {key[3]} of deployable {key[2]} is ignored until the handle of deployable "
+            f"{owned[key[3]]} with this address is released",
+            {"device": key[1]},
+        )
+        for key in sorted(deferred)
+    ]
+    return [step for step in steps if step.key not in deferred], remarks
+
+
+def _is_function(value: Record) -> bool:
+    """Return whether a record is the handle of a PCI function."""
+    return isinstance(value, AttachHandle) and value.type is HandleType.PCI
 
 
 def _backend_changed(state: HostState, step: Step) -> bool:

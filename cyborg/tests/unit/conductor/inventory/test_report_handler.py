@@ -278,6 +278,37 @@ def test_moved_deployable_keeps_its_provider_name(engine: sa.Engine) -> None:
     assert draining["draining"]
 
 
+def test_function_that_moves_has_no_second_handle_before_its_release(
+    sqlite_engine: sa.Engine,
+) -> None:
+    # As after an import from OpenStack Cyborg, which had a deployable for each virtual function.
+    hosts, host = make_hosts(sqlite_engine), Host()
+    functions = [AttachHandle(f"0000:00:00.{n}", HandleType.PCI) for n in (1, 2)]
+    parts = tuple(
+        replace(card().deployables[0], address=handle.address, handles=(handle,))
+        for handle in functions
+    )
+    host.send(hosts, card(deployables=parts))
+    owner = bind_handle(sqlite_engine)
+    whole = replace(card().deployables[0], handles=tuple(functions))
+
+    def free() -> list[str]:
+        found = rows.read(sqlite_engine, schema.attach_handles)
+        return [h["address"] for h in found if not h["draining"] and h["arq_id"] is None]
+
+    host.send(hosts, card(deployables=(whole,)))
+    assert free() == ["0000:00:00.2"]
+    host.report(hosts)
+    assert free() == ["0000:00:00.2"]
+    with sqlite_engine.begin() as tx:
+        handle_claims.release(tx, [owner], timeutils.utcnow())
+    assert hosts.sweep() == 1
+    host.send(hosts, card(deployables=(whole,)))
+    assert free() == ["0000:00:00.2", "0000:00:00.1"]
+    (deployable,) = rows.read(sqlite_engine, schema.deployables)
+    assert deployable["num_accelerators"] == 2
+
+
 def test_new_handles_of_existing_device_are_counted(engine: sa.Engine) -> None:
     hosts, host = make_hosts(engine), Host()
     host.send(hosts, card(0, 2))

@@ -28,7 +28,7 @@ from cyborg.db.engine import make_engine
 from cyborg.tests.fixtures.clouds import reference_cyborg
 from cyborg.tests.fixtures.clouds.api import ApiEnv
 from cyborg.tests.fixtures.clouds.reference_cyborg import Call, ReferenceCyborg
-from cyborg.tests.fixtures.databases import publisher_setup, rows
+from cyborg.tests.fixtures.databases import former_profiles, publisher_setup, rows
 from cyborg.tests.fixtures.databases.databases import fresh_database
 from cyborg.tests.fixtures.databases.placement import Node, placement_adapter
 from cyborg.tests.fixtures.databases.publisher_setup import Clock
@@ -275,6 +275,27 @@ def test_database_is_taken_over_and_nothing_changes_in_placement(
     )
     verifier.run_once()
     assert read_generations(cloud, nodes) == generations
+
+
+def test_profiles_of_a_release_are_served_with_reference_traits(
+    target: Any, placement_adapter: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, engine = target
+    calls: list[Call] = [
+        (name, "device_profile_create", {"uuid": str(uuid4()), "name": name, "profile_json": text})
+        for name, text in former_profiles.make_profiles().items()
+    ]
+    python = reference_cyborg.install(NEWEST)
+    with fresh_database("mysql", tmp_path) as url:
+        made = ReferenceCyborg(python, url.partition("?")[0], tmp_path)
+        made.upgrade()
+        made.fill(calls)
+        capsys.readouterr()
+        assert run("import", "--from", url) == 0
+    shown = capsys.readouterr().out
+    for name in former_profiles.CARDS:
+        assert f"device profile {name}: no device will have " in shown
+    former_profiles.check_served_with_reference_traits(engine, placement_adapter)
 
 
 def publish_as_before(cloud: FormerCloud, nodes: dict[str, Node]) -> dict[str, int]:

@@ -68,6 +68,8 @@ def write_host(
     ``profile_ids`` maps the ids of profiles in the source to row ids. Raise Conflict if the host
     has another device at one of the addresses: its agent has reported before the import.
     """
+    if not plan.devices:
+        return Counter()  # perhaps for the name of the host, which no statement could have
     stored = {row["uuid"]: row["address"] for row in devices.of_host(tx, plan.host)}
     addresses = {address: uuid for uuid, address in stored.items()}
     new = [device for device in plan.devices if device.uuid not in stored]
